@@ -1,0 +1,1 @@
+//! C types of libibverbs and librdmacm, generated once, with layout assertions.

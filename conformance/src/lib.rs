@@ -1,0 +1,1 @@
+//! Harness for running unmodified programs.

@@ -1,0 +1,1 @@
+//! Connection manager: what rdma_cm means, independent of its C names.

@@ -1,0 +1,1 @@
+//! The loop: sockets, clock and RNIC; who makes progress and when.

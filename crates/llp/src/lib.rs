@@ -1,0 +1,1 @@
+//! Lower layer: the system calls that carry data.

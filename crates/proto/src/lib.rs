@@ -1,0 +1,1 @@
+//! iWARP protocol machines without sockets or clock.

@@ -1,0 +1,1 @@
+//! The RNIC: protection domains, memory regions, queue pairs, completion queues.

@@ -1,0 +1,1 @@
+//! Virtual clock and seeded network for protocol tests.

@@ -1,0 +1,1 @@
+//! iWARP wire formats: MPA, DDP, RDMAP, Terminate, CRC32c.

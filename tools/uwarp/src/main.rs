@@ -1,0 +1,3 @@
+//! The `uwarp` command.
+
+fn main() {}
