@@ -1,0 +1,290 @@
+//! DDP segment headers (RFC 5041 section 4).
+//!
+//! ```text
+//! tagged, T=1, 14 bytes                  untagged, T=0, 18 bytes
+//! +-+-+-------+---+---------------+      +-+-+-------+---+---------------+
+//! |T|L| Rsvd  |DV |    RsvdULP    |      |T|L| Rsvd  |DV |    RsvdULP    |
+//! +-+-+-------+---+---------------+      +-+-+-------+---+---------------+
+//! |             STag              |      |     RsvdULP, four bytes       |
+//! +-------------------------------+      +-------------------------------+
+//! |         TO, eight bytes       |      |              QN               |
+//! +-------------------------------+      +-------------------------------+
+//!                                        |              MSN              |
+//!                                        +-------------------------------+
+//!                                        |              MO               |
+//!                                        +-------------------------------+
+//! ```
+
+use core::fmt;
+
+use crate::{be32, be64};
+
+/// The only DDP version there is.
+pub const DV: u8 = 1;
+
+/// Untagged queue of the Send family and of immediate data.
+pub const QN_SEND: u32 = 0;
+/// Untagged queue of Read Requests and Atomic Requests.
+pub const QN_READ_REQUEST: u32 = 1;
+/// Untagged queue of the Terminate message.
+pub const QN_TERMINATE: u32 = 2;
+/// Untagged queue of Atomic Responses (RFC 7306).
+pub const QN_ATOMIC_RESPONSE: u32 = 3;
+
+mod field {
+    use core::ops::Range;
+    pub const CONTROL: usize = 0;
+    pub const RSVDULP: usize = 1;
+
+    pub const STAG: Range<usize> = 2..6;
+    pub const TO: Range<usize> = 6..14;
+
+    pub const RSVDULP32: Range<usize> = 2..6;
+    pub const QN: Range<usize> = 6..10;
+    pub const MSN: Range<usize> = 10..14;
+    pub const MO: Range<usize> = 14..18;
+
+    pub const CONTROL_T: u8 = 0x80;
+    pub const CONTROL_L: u8 = 0x40;
+    pub const CONTROL_DV: u8 = 0x03;
+}
+
+/// Why bytes are not a DDP header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Error {
+    /// The segment ends before its header does.
+    Truncated,
+    /// Another DDP version. Which of the two error codes that is depends on the buffer model.
+    BadVersion {
+        /// The T bit.
+        tagged: bool,
+        /// What the version field says.
+        dv: u8,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Truncated => f.write_str("DDP segment shorter than its header"),
+            Error::BadVersion { dv, .. } => write!(f, "DDP version {dv}, expected {DV}"),
+        }
+    }
+}
+
+impl core::error::Error for Error {}
+
+/// Header of a segment that names its buffer: RDMA Write and Read Response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tagged {
+    /// Last segment of its message.
+    pub last: bool,
+    /// Steering tag of the target's buffer.
+    pub stag: u32,
+    /// Tagged offset: where in that buffer this segment's payload begins.
+    pub to: u64,
+    /// The upper layer's byte: RDMAP's control field.
+    pub rsvdulp: u8,
+}
+
+impl Tagged {
+    /// Bytes on the wire.
+    pub const LEN: usize = 14;
+
+    /// Writes the header with version [`DV`].
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        out[field::CONTROL] = field::CONTROL_T | last_bit(self.last) | DV;
+        out[field::RSVDULP] = self.rsvdulp;
+        out[field::STAG].copy_from_slice(&self.stag.to_be_bytes());
+        out[field::TO].copy_from_slice(&self.to.to_be_bytes());
+    }
+
+    /// The header as bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+
+    fn read(header: &[u8; Self::LEN]) -> Self {
+        Tagged {
+            last: header[field::CONTROL] & field::CONTROL_L != 0,
+            stag: be32(&header[field::STAG]),
+            to: be64(&header[field::TO]),
+            rsvdulp: header[field::RSVDULP],
+        }
+    }
+}
+
+/// `Tagged L stag=0x1 to=0x2 ulp=0x40`
+impl fmt::Display for Tagged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Tagged{} stag={:#x} to={:#x} ulp={:#04x}",
+            last_text(self.last),
+            self.stag,
+            self.to,
+            self.rsvdulp
+        )
+    }
+}
+
+/// Header of a segment that goes into the buffer a queue hands out: everything but Write and Read Response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Untagged {
+    /// Last segment of its message.
+    pub last: bool,
+    /// The upper layer's first byte: RDMAP's control field.
+    pub rsvdulp: u8,
+    /// The upper layer's other four bytes: RDMAP's Invalidate STag.
+    pub rsvdulp32: u32,
+    /// Queue number, `QN_*`.
+    pub qn: u32,
+    /// Message sequence number, counted for each queue from 1 and wrapping to 0.
+    pub msn: u32,
+    /// Message offset: where in the message this segment's payload begins.
+    pub mo: u32,
+}
+
+impl Untagged {
+    /// Bytes on the wire.
+    pub const LEN: usize = 18;
+
+    /// Writes the header with version [`DV`].
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        out[field::CONTROL] = last_bit(self.last) | DV;
+        out[field::RSVDULP] = self.rsvdulp;
+        out[field::RSVDULP32].copy_from_slice(&self.rsvdulp32.to_be_bytes());
+        out[field::QN].copy_from_slice(&self.qn.to_be_bytes());
+        out[field::MSN].copy_from_slice(&self.msn.to_be_bytes());
+        out[field::MO].copy_from_slice(&self.mo.to_be_bytes());
+    }
+
+    /// The header as bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+
+    fn read(header: &[u8; Self::LEN]) -> Self {
+        Untagged {
+            last: header[field::CONTROL] & field::CONTROL_L != 0,
+            rsvdulp: header[field::RSVDULP],
+            rsvdulp32: be32(&header[field::RSVDULP32]),
+            qn: be32(&header[field::QN]),
+            msn: be32(&header[field::MSN]),
+            mo: be32(&header[field::MO]),
+        }
+    }
+}
+
+/// `Untagged L qn=0 msn=1 mo=0 ulp=0x43/0x0`
+impl fmt::Display for Untagged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Untagged{} qn={} msn={} mo={} ulp={:#04x}/{:#x}",
+            last_text(self.last),
+            self.qn,
+            self.msn,
+            self.mo,
+            self.rsvdulp,
+            self.rsvdulp32
+        )
+    }
+}
+
+/// Either header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Header {
+    /// T=1.
+    Tagged(Tagged),
+    /// T=0.
+    Untagged(Untagged),
+}
+
+impl Header {
+    /// Bytes of the longest header.
+    pub const MAX_LEN: usize = Untagged::LEN;
+
+    /// Reads the header at the start of a segment; returns it with its length, where the payload begins.
+    ///
+    /// The version is looked at before the length: another version may have a header of another length.
+    pub fn parse(segment: &[u8]) -> Result<(Header, usize), Error> {
+        let &control = segment.first().ok_or(Error::Truncated)?;
+        let tagged = control & field::CONTROL_T != 0;
+        let dv = control & field::CONTROL_DV;
+        if dv != DV {
+            return Err(Error::BadVersion { tagged, dv });
+        }
+        if tagged {
+            let header = segment.first_chunk().ok_or(Error::Truncated)?;
+            Ok((Header::Tagged(Tagged::read(header)), Tagged::LEN))
+        } else {
+            let header = segment.first_chunk().ok_or(Error::Truncated)?;
+            Ok((Header::Untagged(Untagged::read(header)), Untagged::LEN))
+        }
+    }
+
+    /// Length of the header that begins with this byte, whatever its version.
+    pub const fn len_for(control: u8) -> usize {
+        if control & field::CONTROL_T != 0 { Tagged::LEN } else { Untagged::LEN }
+    }
+
+    /// Writes the header at the start of `out` and returns its length.
+    ///
+    /// # Panics
+    /// When `out` is shorter than [`Header::len`].
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let len = self.len();
+        match self {
+            Header::Tagged(header) => out[..len].copy_from_slice(&header.to_bytes()),
+            Header::Untagged(header) => out[..len].copy_from_slice(&header.to_bytes()),
+        }
+        len
+    }
+
+    /// Bytes on the wire: 14 or 18.
+    #[allow(clippy::len_without_is_empty)]
+    pub const fn len(&self) -> usize {
+        match self {
+            Header::Tagged(_) => Tagged::LEN,
+            Header::Untagged(_) => Untagged::LEN,
+        }
+    }
+
+    /// Last segment of its message.
+    pub const fn last(&self) -> bool {
+        match self {
+            Header::Tagged(header) => header.last,
+            Header::Untagged(header) => header.last,
+        }
+    }
+
+    /// The upper layer's byte: RDMAP's control field.
+    pub const fn rsvdulp(&self) -> u8 {
+        match self {
+            Header::Tagged(header) => header.rsvdulp,
+            Header::Untagged(header) => header.rsvdulp,
+        }
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Header::Tagged(header) => header.fmt(f),
+            Header::Untagged(header) => header.fmt(f),
+        }
+    }
+}
+
+const fn last_bit(last: bool) -> u8 {
+    if last { field::CONTROL_L } else { 0 }
+}
+
+const fn last_text(last: bool) -> &'static str {
+    if last { " L" } else { "" }
+}

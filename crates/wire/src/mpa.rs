@@ -1,0 +1,319 @@
+//! MPA: request and reply frames (RFC 5044 section 7.1, RFC 6581 section 6), enhanced set-up data (RFC 6581
+//! section 9), FPDU lengths and markers (RFC 5044 section 4).
+
+use core::fmt;
+
+use crate::{Truncated, be16, head};
+
+/// Opens a request frame: `MPA ID Req Frame`.
+pub const KEY_REQ: [u8; 16] = *b"MPA ID Req Frame";
+/// Opens a reply frame: `MPA ID Rep Frame`.
+pub const KEY_REP: [u8; 16] = *b"MPA ID Rep Frame";
+/// Bytes of a request or reply frame before its private data.
+pub const FRAME_LEN: usize = 20;
+/// Most bytes of private data in a frame, the enhanced set-up data included (RFC 5044 section 7.1.1).
+pub const MAX_PRIVATE_DATA: usize = 512;
+
+/// M: the sender of this frame wants markers in what it receives.
+pub const FLAG_M: u8 = 0x80;
+/// C: the sender of this frame wants CRCs.
+pub const FLAG_C: u8 = 0x40;
+/// R: connection rejected; in replies only.
+pub const FLAG_R: u8 = 0x20;
+/// S: private data begins with [`Enhanced`] (RFC 6581).
+pub const FLAG_S: u8 = 0x10;
+/// Reserved in the RFCs; Linux siw asks its own kind for segmentation offload with it.
+pub const FLAG_SIW_GSO: u8 = 0x08;
+/// Reserved in the RFCs; a uwarp initiator sets it in its request.
+pub const FLAG_UWARP_A: u8 = 0x04;
+/// Reserved in the RFCs; a uwarp responder answers [`FLAG_UWARP_A`] with this bit and without A. Peers that echo a
+/// request's flags (siw does) therefore do not look like uwarp.
+pub const FLAG_UWARP_B: u8 = 0x02;
+
+/// ULPDU length field that opens an FPDU.
+pub const FPDU_HDR_LEN: usize = 2;
+/// CRC field that closes an FPDU; present even when CRCs are off.
+pub const CRC_LEN: usize = 4;
+/// Distance from the first byte of one marker to the first byte of the next.
+pub const MARKER_SPACING: usize = 512;
+/// Bytes of a marker.
+pub const MARKER_LEN: usize = Marker::LEN;
+/// IRD or ORD value that says: no automatic negotiation, the consumer sees to it (RFC 6581 section 9.1).
+pub const NO_AUTO: u16 = 0x3FFF;
+
+/// Zero bytes between the ULPDU and the CRC: they make header and ULPDU a multiple of four.
+pub const fn pad_len(ulpdu_len: usize) -> usize {
+    FPDU_HDR_LEN.wrapping_sub(ulpdu_len) & 3
+}
+
+/// Bytes of a whole FPDU without markers: length field, ULPDU, pad, CRC.
+///
+/// `ulpdu_len` is meant to be a value of the 16 bit length field; lengths near `usize::MAX` overflow.
+pub const fn fpdu_len(ulpdu_len: usize) -> usize {
+    FPDU_HDR_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
+}
+
+mod field {
+    use core::ops::Range;
+    pub const KEY: Range<usize> = 0..16;
+    pub const FLAGS: usize = 16;
+    pub const REVISION: usize = 17;
+    pub const PD_LENGTH: Range<usize> = 18..20;
+
+    pub const IRD: Range<usize> = 0..2;
+    pub const ORD: Range<usize> = 2..4;
+    pub const HIGH_FLAG: u16 = 0x8000;
+    pub const LOW_FLAG: u16 = 0x4000;
+    pub const DEPTH: u16 = 0x3FFF;
+
+    pub const FPDUPTR: Range<usize> = 2..4;
+}
+
+/// Which of the two set-up frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FrameKind {
+    /// From the initiator.
+    Request,
+    /// From the responder.
+    Reply,
+}
+
+/// Why bytes are not a set-up frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetupError {
+    /// Fewer than [`FRAME_LEN`] bytes, and what is there agrees with a key so far.
+    Truncated,
+    /// Neither key: whatever talks there, it is not MPA.
+    BadKey,
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SetupError::Truncated => "MPA set-up frame cut short",
+            SetupError::BadKey => "not an MPA set-up frame: wrong key",
+        })
+    }
+}
+
+impl core::error::Error for SetupError {}
+
+/// The fixed part of a request or reply frame. Revision, reserved flags and private data length are reported as
+/// they are: whether they are acceptable is the set-up machine's decision, which has to know what to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SetupFrame {
+    /// From the key.
+    pub kind: FrameKind,
+    /// All eight flag bits, `FLAG_*`.
+    pub flags: u8,
+    /// MPA revision: 1 (RFC 5044) or 2 (RFC 6581); 0 is the RDMA Consortium's.
+    pub revision: u8,
+    /// Bytes of private data behind the frame, as claimed: at most [`MAX_PRIVATE_DATA`] is legal.
+    pub private_data_len: u16,
+}
+
+impl SetupFrame {
+    /// Same as [`FRAME_LEN`].
+    pub const LEN: usize = FRAME_LEN;
+
+    /// Reads the fixed part. Too few bytes that already contradict both keys are [`SetupError::BadKey`], so
+    /// that a stranger that speaks HTTP is turned away at its first bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, SetupError> {
+        let key = &bytes[..bytes.len().min(KEY_REQ.len())];
+        let kind = if KEY_REQ.starts_with(key) {
+            FrameKind::Request
+        } else if KEY_REP.starts_with(key) {
+            FrameKind::Reply
+        } else {
+            return Err(SetupError::BadKey);
+        };
+        let frame = bytes.first_chunk::<FRAME_LEN>().ok_or(SetupError::Truncated)?;
+        Ok(SetupFrame {
+            kind,
+            flags: frame[field::FLAGS],
+            revision: frame[field::REVISION],
+            private_data_len: be16(&frame[field::PD_LENGTH]),
+        })
+    }
+
+    /// Writes the fixed part, flags as they are.
+    pub fn emit(&self, out: &mut [u8; FRAME_LEN]) {
+        out[field::KEY].copy_from_slice(match self.kind {
+            FrameKind::Request => &KEY_REQ,
+            FrameKind::Reply => &KEY_REP,
+        });
+        out[field::FLAGS] = self.flags;
+        out[field::REVISION] = self.revision;
+        out[field::PD_LENGTH].copy_from_slice(&self.private_data_len.to_be_bytes());
+    }
+
+    /// The fixed part as bytes.
+    pub fn to_bytes(&self) -> [u8; FRAME_LEN] {
+        let mut out = [0; FRAME_LEN];
+        self.emit(&mut out);
+        out
+    }
+
+    /// [`FLAG_M`]
+    pub const fn markers(&self) -> bool {
+        self.flags & FLAG_M != 0
+    }
+
+    /// [`FLAG_C`]
+    pub const fn crc(&self) -> bool {
+        self.flags & FLAG_C != 0
+    }
+
+    /// [`FLAG_R`]
+    pub const fn reject(&self) -> bool {
+        self.flags & FLAG_R != 0
+    }
+
+    /// [`FLAG_S`]
+    pub const fn enhanced(&self) -> bool {
+        self.flags & FLAG_S != 0
+    }
+}
+
+/// `Request rev=2 flags=CS pd=4`; reserved bits as siw's `g`, uwarp's `a` and `b`, and `x` for the last.
+impl fmt::Display for SetupFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            FrameKind::Request => "Request",
+            FrameKind::Reply => "Reply",
+        };
+        write!(f, "{kind} rev={} flags=", self.revision)?;
+        if self.flags == 0 {
+            f.write_str("-")?;
+        }
+        for (bit, letter) in (0..8).rev().zip(["M", "C", "R", "S", "g", "a", "b", "x"]) {
+            if self.flags & (1 << bit) != 0 {
+                f.write_str(letter)?;
+            }
+        }
+        write!(f, " pd={}", self.private_data_len)
+    }
+}
+
+/// Enhanced set-up data, the first four bytes of private data when [`FLAG_S`] is set (RFC 6581 section 9).
+///
+/// ```text
+///  0                   1                   2                   3
+///  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+/// +-+-+---------------------------+-+-+---------------------------+
+/// |A|B|            IRD            |C|D|            ORD            |
+/// +-+-+---------------------------+-+-+---------------------------+
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Enhanced {
+    /// Inbound read depth, 14 bits; [`NO_AUTO`] leaves it to the consumer.
+    pub ird: u16,
+    /// Outbound read depth, 14 bits; [`NO_AUTO`] leaves it to the consumer.
+    pub ord: u16,
+    /// A: peer-to-peer model. Without it the three RTR bits mean nothing (section 9.2: to be ignored).
+    pub a_p2p: bool,
+    /// B: a zero-length Send may be the ready-to-receive indication.
+    pub b_send_rtr: bool,
+    /// C: a zero-length Write may be it.
+    pub c_write_rtr: bool,
+    /// D: a zero-length Read may be it.
+    pub d_read_rtr: bool,
+}
+
+impl Enhanced {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+
+    /// Reads the first four bytes of private data.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
+        let data = head::<{ Self::LEN }>(bytes)?;
+        let (ird, ord) = (be16(&data[field::IRD]), be16(&data[field::ORD]));
+        Ok(Enhanced {
+            ird: ird & field::DEPTH,
+            ord: ord & field::DEPTH,
+            a_p2p: ird & field::HIGH_FLAG != 0,
+            b_send_rtr: ird & field::LOW_FLAG != 0,
+            c_write_rtr: ord & field::HIGH_FLAG != 0,
+            d_read_rtr: ord & field::LOW_FLAG != 0,
+        })
+    }
+
+    /// Writes four bytes. A depth above 14 bits is written as 0x3FFE, the greatest real one: cutting bits off
+    /// would say something small, and all ones would say [`NO_AUTO`].
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        let word = |depth: u16, high: bool, low: bool| {
+            let depth = if depth > field::DEPTH { NO_AUTO - 1 } else { depth };
+            let high = if high { field::HIGH_FLAG } else { 0 };
+            let low = if low { field::LOW_FLAG } else { 0 };
+            (depth | high | low).to_be_bytes()
+        };
+        out[field::IRD].copy_from_slice(&word(self.ird, self.a_p2p, self.b_send_rtr));
+        out[field::ORD].copy_from_slice(&word(self.ord, self.c_write_rtr, self.d_read_rtr));
+    }
+
+    /// The four bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+}
+
+/// `ird=1 ord=1 p2p rtr=send,write,read`
+impl fmt::Display for Enhanced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ird={} ord={}", self.ird, self.ord)?;
+        if self.a_p2p {
+            f.write_str(" p2p")?;
+        }
+        let mut separator = " rtr=";
+        for (set, name) in [(self.b_send_rtr, "send"), (self.c_write_rtr, "write"), (self.d_read_rtr, "read")]
+        {
+            if set {
+                write!(f, "{separator}{name}")?;
+                separator = ",";
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A marker (RFC 5044 section 4.2): 16 reserved bits, then the distance back to the FPDU's length field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Marker {
+    /// Bytes from the first byte of the ULPDU length field to the first byte of this marker, markers between
+    /// them counted; a multiple of four. 0: the marker stands before an FPDU and belongs to it.
+    pub fpduptr: u16,
+}
+
+impl Marker {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+    const PTR_MASK: u16 = !3;
+
+    /// Reads a marker; the low two bits of the pointer count as zero, as section 4.2 demands.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
+        let marker = head::<{ Self::LEN }>(bytes)?;
+        Ok(Marker { fpduptr: be16(&marker[field::FPDUPTR]) & Self::PTR_MASK })
+    }
+
+    /// Writes a marker, the low two bits of the pointer as zero.
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        *out = [0; Self::LEN];
+        out[field::FPDUPTR].copy_from_slice(&(self.fpduptr & Self::PTR_MASK).to_be_bytes());
+    }
+
+    /// The four bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+}
+
+/// `Marker ptr=12`
+impl fmt::Display for Marker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Marker ptr={}", self.fpduptr)
+    }
+}

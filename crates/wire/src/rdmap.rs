@@ -1,0 +1,555 @@
+//! RDMAP: control byte, opcode table and message headers (RFC 5040 section 4, RFC 7306 sections 4 to 6).
+
+use core::fmt;
+
+use crate::ddp::{QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
+use crate::{Truncated, be32, be64, head};
+
+/// RDMAP version that is sent. RFC 5040 also calls 0 valid, the RDMA Consortium's; whether it is accepted is a
+/// matter of the connection, not of the header.
+pub const RV: u8 = 1;
+
+/// Opcode of [`Ack`]. The registry keeps 0xF for experiments (RFC 6580 section 3.4), so no later RFC will collide.
+pub const UWARP_ACK: u8 = 0x0F;
+
+/// Untagged queue of [`Ack`]; far from the registry's queues, which are handed out from 0 upwards.
+pub const QN_UWARP_ACK: u32 = 0x7557_0000;
+
+/// RDMAP message type, four bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Opcode {
+    /// RDMA Write.
+    Write,
+    /// RDMA Read Request.
+    ReadRequest,
+    /// RDMA Read Response.
+    ReadResponse,
+    /// Send.
+    Send,
+    /// Send with Invalidate.
+    SendInvalidate,
+    /// Send with Solicited Event.
+    SendSe,
+    /// Send with Solicited Event and Invalidate.
+    SendSeInvalidate,
+    /// Terminate.
+    Terminate,
+    /// Immediate Data (RFC 7306).
+    Immediate,
+    /// Immediate Data with Solicited Event (RFC 7306).
+    ImmediateSe,
+    /// Atomic Request (RFC 7306).
+    AtomicRequest,
+    /// Atomic Response (RFC 7306).
+    AtomicResponse,
+    /// Acknowledgement between two uwarp ends; toward anyone else it is an unexpected opcode.
+    UwarpAck,
+    /// Nobody's, 0xC to 0xE.
+    Unknown(u8),
+}
+
+impl Opcode {
+    /// From the low four bits of `code`.
+    pub const fn from_code(code: u8) -> Self {
+        match code & 0x0F {
+            0x0 => Opcode::Write,
+            0x1 => Opcode::ReadRequest,
+            0x2 => Opcode::ReadResponse,
+            0x3 => Opcode::Send,
+            0x4 => Opcode::SendInvalidate,
+            0x5 => Opcode::SendSe,
+            0x6 => Opcode::SendSeInvalidate,
+            0x7 => Opcode::Terminate,
+            0x8 => Opcode::Immediate,
+            0x9 => Opcode::ImmediateSe,
+            0xA => Opcode::AtomicRequest,
+            0xB => Opcode::AtomicResponse,
+            UWARP_ACK => Opcode::UwarpAck,
+            other => Opcode::Unknown(other),
+        }
+    }
+
+    /// The four bits.
+    pub const fn code(self) -> u8 {
+        match self {
+            Opcode::Write => 0x0,
+            Opcode::ReadRequest => 0x1,
+            Opcode::ReadResponse => 0x2,
+            Opcode::Send => 0x3,
+            Opcode::SendInvalidate => 0x4,
+            Opcode::SendSe => 0x5,
+            Opcode::SendSeInvalidate => 0x6,
+            Opcode::Terminate => 0x7,
+            Opcode::Immediate => 0x8,
+            Opcode::ImmediateSe => 0x9,
+            Opcode::AtomicRequest => 0xA,
+            Opcode::AtomicResponse => 0xB,
+            Opcode::UwarpAck => UWARP_ACK,
+            Opcode::Unknown(code) => code & 0x0F,
+        }
+    }
+
+    /// This opcode's row of [`OPCODES`]; `None` for [`Opcode::Unknown`].
+    pub const fn info(self) -> Option<&'static OpcodeInfo> {
+        match self {
+            Opcode::UwarpAck => Some(&OPCODES[12]),
+            Opcode::Unknown(_) => None,
+            standard => Some(&OPCODES[standard.code() as usize]),
+        }
+    }
+
+    /// Name in the table, or `Unknown`.
+    pub const fn name(self) -> &'static str {
+        match self.info() {
+            Some(info) => info.name,
+            None => "Unknown",
+        }
+    }
+}
+
+/// The name in the table, `Unknown(0xc)` where there is none.
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Opcode::Unknown(code) => write!(f, "Unknown({code:#x})"),
+            known => f.write_str(known.name()),
+        }
+    }
+}
+
+/// What an opcode implies; a row of [`OPCODES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpcodeInfo {
+    /// The opcode.
+    pub opcode: Opcode,
+    /// Short name for traces.
+    pub name: &'static str,
+    /// Uses the tagged buffer model.
+    pub tagged: bool,
+    /// Untagged queue number; `None` when tagged.
+    pub queue: Option<u32>,
+    /// Bytes of RDMAP header behind the DDP header; for Terminate the part that is always there.
+    pub header_len: usize,
+    /// Carries an Invalidate STag.
+    pub invalidates: bool,
+    /// Wakes a completion channel armed for solicited events.
+    pub solicited: bool,
+    /// Consumes a receive and completes it at the target.
+    pub delivers_receive: bool,
+    /// Where it is defined.
+    pub rfc: &'static str,
+}
+
+/// Every opcode there is, in the order of the codes (RFC 5040 figures 4 and 5, RFC 7306 figures 2 and 3).
+pub const OPCODES: [OpcodeInfo; 13] = {
+    const RFC5040: OpcodeInfo = OpcodeInfo {
+        opcode: Opcode::Write,
+        name: "",
+        tagged: false,
+        queue: None,
+        header_len: 0,
+        invalidates: false,
+        solicited: false,
+        delivers_receive: false,
+        rfc: "RFC 5040",
+    };
+    const SEND: OpcodeInfo = OpcodeInfo { queue: Some(QN_SEND), delivers_receive: true, ..RFC5040 };
+    const RFC7306: OpcodeInfo = OpcodeInfo { rfc: "RFC 7306", ..RFC5040 };
+    const IMMEDIATE: OpcodeInfo =
+        OpcodeInfo { queue: Some(QN_SEND), delivers_receive: true, header_len: Immediate::LEN, ..RFC7306 };
+    [
+        OpcodeInfo { opcode: Opcode::Write, name: "Write", tagged: true, ..RFC5040 },
+        OpcodeInfo {
+            opcode: Opcode::ReadRequest,
+            name: "ReadReq",
+            queue: Some(QN_READ_REQUEST),
+            header_len: ReadRequest::LEN,
+            ..RFC5040
+        },
+        OpcodeInfo { opcode: Opcode::ReadResponse, name: "ReadResp", tagged: true, ..RFC5040 },
+        OpcodeInfo { opcode: Opcode::Send, name: "Send", ..SEND },
+        OpcodeInfo { opcode: Opcode::SendInvalidate, name: "SendInv", invalidates: true, ..SEND },
+        OpcodeInfo { opcode: Opcode::SendSe, name: "SendSE", solicited: true, ..SEND },
+        OpcodeInfo {
+            opcode: Opcode::SendSeInvalidate,
+            name: "SendSEInv",
+            solicited: true,
+            invalidates: true,
+            ..SEND
+        },
+        OpcodeInfo {
+            opcode: Opcode::Terminate,
+            name: "Terminate",
+            queue: Some(QN_TERMINATE),
+            header_len: crate::terminate::Header::LEN,
+            ..RFC5040
+        },
+        OpcodeInfo { opcode: Opcode::Immediate, name: "Imm", ..IMMEDIATE },
+        OpcodeInfo { opcode: Opcode::ImmediateSe, name: "ImmSE", solicited: true, ..IMMEDIATE },
+        OpcodeInfo {
+            opcode: Opcode::AtomicRequest,
+            name: "AtomicReq",
+            queue: Some(QN_READ_REQUEST),
+            header_len: AtomicRequest::LEN,
+            ..RFC7306
+        },
+        OpcodeInfo {
+            opcode: Opcode::AtomicResponse,
+            name: "AtomicResp",
+            queue: Some(QN_ATOMIC_RESPONSE),
+            header_len: AtomicResponse::LEN,
+            ..RFC7306
+        },
+        OpcodeInfo {
+            opcode: Opcode::UwarpAck,
+            name: "Ack",
+            queue: Some(QN_UWARP_ACK),
+            header_len: Ack::LEN,
+            rfc: "uwarp",
+            ..RFC5040
+        },
+    ]
+};
+
+/// The RDMAP control field, one byte: two bits of version, two reserved, four of opcode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Control {
+    /// Two bits; [`RV`] is sent.
+    pub version: u8,
+    /// Four bits.
+    pub opcode: Opcode,
+}
+
+impl Control {
+    /// Version [`RV`] with this opcode.
+    pub const fn new(opcode: Opcode) -> Self {
+        Control { version: RV, opcode }
+    }
+
+    /// From the byte that DDP carries as RsvdULP. Total: a wrong version or opcode is for the caller to report.
+    pub const fn parse(byte: u8) -> Self {
+        Control { version: byte >> 6, opcode: Opcode::from_code(byte) }
+    }
+
+    /// The byte for DDP's RsvdULP.
+    pub const fn to_byte(self) -> u8 {
+        (self.version & 0x03) << 6 | self.opcode.code()
+    }
+}
+
+/// The opcode's name, with `rv=0` before it when the version is not [`RV`].
+impl fmt::Display for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.version != RV {
+            write!(f, "rv={} ", self.version)?;
+        }
+        self.opcode.fmt(f)
+    }
+}
+
+mod field {
+    use core::ops::Range;
+    pub mod read {
+        use super::Range;
+        pub const SINK_STAG: Range<usize> = 0..4;
+        pub const SINK_TO: Range<usize> = 4..12;
+        pub const SIZE: Range<usize> = 12..16;
+        pub const SOURCE_STAG: Range<usize> = 16..20;
+        pub const SOURCE_TO: Range<usize> = 20..28;
+    }
+    pub mod atomic {
+        use super::Range;
+        pub const OPERATION: usize = 3;
+        pub const REQUEST_ID: Range<usize> = 4..8;
+        pub const STAG: Range<usize> = 8..12;
+        pub const TO: Range<usize> = 12..20;
+        pub const ADD_SWAP_DATA: Range<usize> = 20..28;
+        pub const ADD_SWAP_MASK: Range<usize> = 28..36;
+        pub const COMPARE_DATA: Range<usize> = 36..44;
+        pub const COMPARE_MASK: Range<usize> = 44..52;
+
+        pub const RESPONSE_ID: Range<usize> = 0..4;
+        pub const ORIGINAL: Range<usize> = 4..12;
+    }
+}
+
+/// Header of an RDMA Read Request (RFC 5040 section 4.4): where to read and where to put it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReadRequest {
+    /// STag of the requester's buffer, returned in the Read Response.
+    pub sink_stag: u32,
+    /// Where in that buffer the data goes.
+    pub sink_to: u64,
+    /// Bytes to read; 0 is legal, and then the source is not to be checked.
+    pub size: u32,
+    /// STag of the responder's buffer.
+    pub source_stag: u32,
+    /// Where in that buffer the data is.
+    pub source_to: u64,
+}
+
+impl ReadRequest {
+    /// Bytes on the wire.
+    pub const LEN: usize = 28;
+
+    /// Reads the header behind the DDP header.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
+        use field::read::*;
+        let header = head::<{ Self::LEN }>(bytes)?;
+        Ok(ReadRequest {
+            sink_stag: be32(&header[SINK_STAG]),
+            sink_to: be64(&header[SINK_TO]),
+            size: be32(&header[SIZE]),
+            source_stag: be32(&header[SOURCE_STAG]),
+            source_to: be64(&header[SOURCE_TO]),
+        })
+    }
+
+    /// Writes the header.
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        use field::read::*;
+        out[SINK_STAG].copy_from_slice(&self.sink_stag.to_be_bytes());
+        out[SINK_TO].copy_from_slice(&self.sink_to.to_be_bytes());
+        out[SIZE].copy_from_slice(&self.size.to_be_bytes());
+        out[SOURCE_STAG].copy_from_slice(&self.source_stag.to_be_bytes());
+        out[SOURCE_TO].copy_from_slice(&self.source_to.to_be_bytes());
+    }
+
+    /// The header as bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+}
+
+/// `ReadReq sink=0x1/0x1000 src=0x2/0x2000 size=64`
+impl fmt::Display for ReadRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ReadReq sink={:#x}/{:#x} src={:#x}/{:#x} size={}",
+            self.sink_stag, self.sink_to, self.source_stag, self.source_to, self.size
+        )
+    }
+}
+
+/// What an Atomic Request does (RFC 7306 figure 5), four bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AtomicOp {
+    /// Adds, in the fields that the mask cuts the 64 bits into.
+    FetchAdd,
+    /// Compares under one mask and swaps under another.
+    CmpSwap,
+    /// 1 is reserved, 3 to 15 are unassigned.
+    Unknown(u8),
+}
+
+impl AtomicOp {
+    /// From the low four bits of `code`.
+    pub const fn from_code(code: u8) -> Self {
+        match code & 0x0F {
+            0x0 => AtomicOp::FetchAdd,
+            0x2 => AtomicOp::CmpSwap,
+            other => AtomicOp::Unknown(other),
+        }
+    }
+
+    /// The four bits.
+    pub const fn code(self) -> u8 {
+        match self {
+            AtomicOp::FetchAdd => 0x0,
+            AtomicOp::CmpSwap => 0x2,
+            AtomicOp::Unknown(code) => code & 0x0F,
+        }
+    }
+}
+
+/// Header of an Atomic Request (RFC 7306 section 5.2.1). All 52 bytes are there for each operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AtomicRequest {
+    /// What to do.
+    pub operation: AtomicOp,
+    /// Chosen by the requester, returned in the response.
+    pub request_id: u32,
+    /// STag of the responder's buffer.
+    pub stag: u32,
+    /// Offset in it; the address it names must be a multiple of 8.
+    pub to: u64,
+    /// Add Data or Swap Data.
+    pub add_swap_data: u64,
+    /// Add Mask or Swap Mask. For an ordinary fetch-and-add 0, for an ordinary compare-and-swap all ones.
+    pub add_swap_mask: u64,
+    /// 0 for FetchAdd.
+    pub compare_data: u64,
+    /// All ones for FetchAdd.
+    pub compare_mask: u64,
+}
+
+impl AtomicRequest {
+    /// Bytes on the wire.
+    pub const LEN: usize = 52;
+
+    /// Reads the header behind the DDP header.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
+        use field::atomic::*;
+        let header = head::<{ Self::LEN }>(bytes)?;
+        Ok(AtomicRequest {
+            operation: AtomicOp::from_code(header[OPERATION]),
+            request_id: be32(&header[REQUEST_ID]),
+            stag: be32(&header[STAG]),
+            to: be64(&header[TO]),
+            add_swap_data: be64(&header[ADD_SWAP_DATA]),
+            add_swap_mask: be64(&header[ADD_SWAP_MASK]),
+            compare_data: be64(&header[COMPARE_DATA]),
+            compare_mask: be64(&header[COMPARE_MASK]),
+        })
+    }
+
+    /// Writes the header.
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        use field::atomic::*;
+        *out = [0; Self::LEN];
+        out[OPERATION] = self.operation.code();
+        out[REQUEST_ID].copy_from_slice(&self.request_id.to_be_bytes());
+        out[STAG].copy_from_slice(&self.stag.to_be_bytes());
+        out[TO].copy_from_slice(&self.to.to_be_bytes());
+        out[ADD_SWAP_DATA].copy_from_slice(&self.add_swap_data.to_be_bytes());
+        out[ADD_SWAP_MASK].copy_from_slice(&self.add_swap_mask.to_be_bytes());
+        out[COMPARE_DATA].copy_from_slice(&self.compare_data.to_be_bytes());
+        out[COMPARE_MASK].copy_from_slice(&self.compare_mask.to_be_bytes());
+    }
+
+    /// The header as bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+}
+
+/// `AtomicReq FetchAdd id=1 target=0x2/0x2000 data=0x1/0x0` with compare data and mask for CmpSwap
+impl fmt::Display for AtomicRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "AtomicReq {:?} id={} target={:#x}/{:#x} data={:#x}/{:#x}",
+            self.operation, self.request_id, self.stag, self.to, self.add_swap_data, self.add_swap_mask
+        )?;
+        if self.operation != AtomicOp::FetchAdd {
+            write!(f, " compare={:#x}/{:#x}", self.compare_data, self.compare_mask)?;
+        }
+        Ok(())
+    }
+}
+
+/// Header of an Atomic Response (RFC 7306 section 5.2.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AtomicResponse {
+    /// From the request.
+    pub request_id: u32,
+    /// What stood there before.
+    pub original: u64,
+}
+
+impl AtomicResponse {
+    /// Bytes on the wire.
+    pub const LEN: usize = 12;
+
+    /// Reads the header behind the DDP header.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
+        use field::atomic::*;
+        let header = head::<{ Self::LEN }>(bytes)?;
+        Ok(AtomicResponse { request_id: be32(&header[RESPONSE_ID]), original: be64(&header[ORIGINAL]) })
+    }
+
+    /// Writes the header.
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        use field::atomic::*;
+        out[RESPONSE_ID].copy_from_slice(&self.request_id.to_be_bytes());
+        out[ORIGINAL].copy_from_slice(&self.original.to_be_bytes());
+    }
+
+    /// The header as bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+}
+
+/// `AtomicResp id=1 original=0x7`
+impl fmt::Display for AtomicResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AtomicResp id={} original={:#x}", self.request_id, self.original)
+    }
+}
+
+/// The eight bytes of an Immediate Data message (RFC 7306 section 6.2), opaque to RDMAP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Immediate {
+    /// In the order of the wire.
+    pub data: [u8; 8],
+}
+
+impl Immediate {
+    /// Bytes on the wire.
+    pub const LEN: usize = 8;
+
+    /// Reads the data behind the DDP header.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
+        Ok(Immediate { data: *head(bytes)? })
+    }
+
+    /// Writes the data.
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        *out = self.data;
+    }
+
+    /// The data.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        self.data
+    }
+}
+
+/// `Imm 0x0000000012345678`
+impl fmt::Display for Immediate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Imm {:#018x}", u64::from_be_bytes(self.data))
+    }
+}
+
+/// Acknowledgement between two uwarp ends: how far placement has come. Cumulative, so a later one replaces an earlier
+/// one, and it needs no buffer of the receiver's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ack {
+    /// Messages of the receiver of this frame that its sender has placed since the connection began.
+    pub completed: u64,
+}
+
+impl Ack {
+    /// Bytes on the wire.
+    pub const LEN: usize = 8;
+
+    /// Reads the header behind the DDP header.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
+        Ok(Ack { completed: u64::from_be_bytes(*head(bytes)?) })
+    }
+
+    /// Writes the header.
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        *out = self.to_bytes();
+    }
+
+    /// The header as bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        self.completed.to_be_bytes()
+    }
+}
+
+/// `Ack completed=7`
+impl fmt::Display for Ack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ack completed={}", self.completed)
+    }
+}

@@ -1,0 +1,472 @@
+//! The Terminate message: layer, type and code of the error that ended a stream, and the headers it struck
+//! (RFC 5040 section 4.8; codes also from RFC 5041 section 7.2, RFC 5044 section 8, RFC 6581 section 8).
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +-------+-------+---------------+-+-+-+-------------------------+
+//! | Layer | EType |  Error Code   |M|D|R|        Reserved         |
+//! +-------+-------+---------------+-+-+-+-------------------------+
+//! | DDP Segment Length, if any    |                               |
+//! +-------------------------------+                               +
+//! |          Terminated DDP header, if any: 14 or 18 bytes        |
+//! +---------------------------------------------------------------+
+//! |          Terminated RDMAP header, if any: 28 bytes            |
+//! +---------------------------------------------------------------+
+//! ```
+
+use core::fmt;
+
+use crate::rdmap::ReadRequest;
+use crate::{Truncated, be16, ddp, head};
+
+mod field {
+    use core::ops::Range;
+    pub const LAYER_ETYPE: usize = 0;
+    pub const CODE: usize = 1;
+    pub const HDRCT: usize = 2;
+
+    pub const SEGMENT_LEN: Range<usize> = 0..2;
+
+    pub const HDRCT_M: u8 = 0x80;
+    pub const HDRCT_D: u8 = 0x40;
+    pub const HDRCT_R: u8 = 0x20;
+}
+
+/// RDMAP layer, error type 1: what a peer's STag or offset did wrong (RFC 5040 figure 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RemoteProtection {
+    /// 0x00
+    InvalidStag,
+    /// 0x01
+    BaseOrBounds,
+    /// 0x02
+    AccessRights,
+    /// 0x03
+    StagNotAssociated,
+    /// 0x04
+    ToWrap,
+    /// 0x09; the same code stands under [`RemoteOperation`], and RFC 5040 does not say which to use.
+    StagCannotBeInvalidated,
+    /// 0xFF
+    Unspecified,
+}
+
+/// RDMAP layer, error type 2: what a peer's message did wrong (RFC 5040 figure 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RemoteOperation {
+    /// 0x05
+    InvalidVersion,
+    /// 0x06
+    UnexpectedOpcode,
+    /// 0x07; also the answer to an atomic operation on an unaligned address (RFC 7306 section 8.2).
+    CatastrophicStream,
+    /// 0x08
+    CatastrophicGlobal,
+    /// 0x09
+    StagCannotBeInvalidated,
+    /// 0xFF
+    Unspecified,
+}
+
+/// DDP layer, error type 1 (RFC 5041 section 7.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TaggedBuffer {
+    /// 0x00
+    InvalidStag,
+    /// 0x01
+    BaseOrBounds,
+    /// 0x02
+    StagNotAssociated,
+    /// 0x03
+    ToWrap,
+    /// 0x04
+    InvalidVersion,
+}
+
+/// DDP layer, error type 2 (RFC 5041 section 7.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UntaggedBuffer {
+    /// 0x01
+    InvalidQn,
+    /// 0x02: there was no receive for the message.
+    NoBuffer,
+    /// 0x03
+    MsnRange,
+    /// 0x04
+    InvalidMo,
+    /// 0x05
+    TooLong,
+    /// 0x06
+    InvalidVersion,
+}
+
+/// MPA, which is the lower layer here: error type 0 (RFC 5044 section 8, RFC 6581 section 8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mpa {
+    /// 0x01
+    ConnectionLost,
+    /// 0x02
+    Crc,
+    /// 0x03
+    MarkerMismatch,
+    /// 0x04
+    InvalidSetupFrame,
+    /// 0x05 (RFC 6581)
+    LocalCatastrophic,
+    /// 0x06 (RFC 6581)
+    InsufficientIrd,
+    /// 0x07 (RFC 6581)
+    NoMatchingRtr,
+}
+
+/// Layer, type and code of an error in one value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TerminateError {
+    /// Layer 0, type 0. Any code may come with it; it is sent as 0.
+    LocalCatastrophic,
+    /// Layer 0, type 1.
+    RemoteProtection(RemoteProtection),
+    /// Layer 0, type 2.
+    RemoteOperation(RemoteOperation),
+    /// Layer 1, type 0, code 0.
+    DdpLocalCatastrophic,
+    /// Layer 1, type 1.
+    TaggedBuffer(TaggedBuffer),
+    /// Layer 1, type 2.
+    UntaggedBuffer(UntaggedBuffer),
+    /// Layer 2, type 0.
+    Mpa(Mpa),
+    /// Not in any RFC.
+    Unknown {
+        /// Four bits.
+        layer: u8,
+        /// Four bits.
+        etype: u8,
+        /// Eight bits.
+        code: u8,
+    },
+}
+
+/// Layer of an RDMAP error.
+pub const LAYER_RDMAP: u8 = 0;
+/// Layer of a DDP error.
+pub const LAYER_DDP: u8 = 1;
+/// Layer of an MPA error.
+pub const LAYER_LLP: u8 = 2;
+
+/// Every error that an RFC names, with its codes and a sentence: the table that [`TerminateError::codes`],
+/// [`TerminateError::from_codes`] and `Display` read.
+pub const ERRORS: [(TerminateError, (u8, u8, u8), &str); 33] = {
+    use TerminateError as E;
+    [
+        (E::LocalCatastrophic, (0, 0, 0x00), "the peer's RNIC failed"),
+        (E::RemoteProtection(RemoteProtection::InvalidStag), (0, 1, 0x00), "invalid STag"),
+        (E::RemoteProtection(RemoteProtection::BaseOrBounds), (0, 1, 0x01), "base or bounds violation"),
+        (E::RemoteProtection(RemoteProtection::AccessRights), (0, 1, 0x02), "access rights violation"),
+        (
+            E::RemoteProtection(RemoteProtection::StagNotAssociated),
+            (0, 1, 0x03),
+            "STag not associated with the stream",
+        ),
+        (E::RemoteProtection(RemoteProtection::ToWrap), (0, 1, 0x04), "tagged offset wraps"),
+        (
+            E::RemoteProtection(RemoteProtection::StagCannotBeInvalidated),
+            (0, 1, 0x09),
+            "STag cannot be invalidated",
+        ),
+        (E::RemoteProtection(RemoteProtection::Unspecified), (0, 1, 0xFF), "unspecified protection error"),
+        (E::RemoteOperation(RemoteOperation::InvalidVersion), (0, 2, 0x05), "invalid RDMAP version"),
+        (E::RemoteOperation(RemoteOperation::UnexpectedOpcode), (0, 2, 0x06), "unexpected opcode"),
+        (
+            E::RemoteOperation(RemoteOperation::CatastrophicStream),
+            (0, 2, 0x07),
+            "catastrophic error of this stream",
+        ),
+        (
+            E::RemoteOperation(RemoteOperation::CatastrophicGlobal),
+            (0, 2, 0x08),
+            "catastrophic error of the whole RNIC",
+        ),
+        (
+            E::RemoteOperation(RemoteOperation::StagCannotBeInvalidated),
+            (0, 2, 0x09),
+            "STag cannot be invalidated",
+        ),
+        (E::RemoteOperation(RemoteOperation::Unspecified), (0, 2, 0xFF), "unspecified operation error"),
+        (E::DdpLocalCatastrophic, (1, 0, 0x00), "the peer's DDP layer failed"),
+        (E::TaggedBuffer(TaggedBuffer::InvalidStag), (1, 1, 0x00), "invalid STag"),
+        (E::TaggedBuffer(TaggedBuffer::BaseOrBounds), (1, 1, 0x01), "base or bounds violation"),
+        (
+            E::TaggedBuffer(TaggedBuffer::StagNotAssociated),
+            (1, 1, 0x02),
+            "STag not associated with the stream",
+        ),
+        (E::TaggedBuffer(TaggedBuffer::ToWrap), (1, 1, 0x03), "tagged offset wraps"),
+        (E::TaggedBuffer(TaggedBuffer::InvalidVersion), (1, 1, 0x04), "invalid DDP version"),
+        (E::UntaggedBuffer(UntaggedBuffer::InvalidQn), (1, 2, 0x01), "invalid queue number"),
+        (E::UntaggedBuffer(UntaggedBuffer::NoBuffer), (1, 2, 0x02), "no receive buffer for the message"),
+        (E::UntaggedBuffer(UntaggedBuffer::MsnRange), (1, 2, 0x03), "message sequence number out of range"),
+        (E::UntaggedBuffer(UntaggedBuffer::InvalidMo), (1, 2, 0x04), "invalid message offset"),
+        (E::UntaggedBuffer(UntaggedBuffer::TooLong), (1, 2, 0x05), "message longer than the receive buffer"),
+        (E::UntaggedBuffer(UntaggedBuffer::InvalidVersion), (1, 2, 0x06), "invalid DDP version"),
+        (E::Mpa(Mpa::ConnectionLost), (2, 0, 0x01), "TCP connection closed, terminated or lost"),
+        (E::Mpa(Mpa::Crc), (2, 0, 0x02), "CRC mismatch"),
+        (E::Mpa(Mpa::MarkerMismatch), (2, 0, 0x03), "marker and ULPDU length disagree"),
+        (E::Mpa(Mpa::InvalidSetupFrame), (2, 0, 0x04), "invalid MPA request or reply frame"),
+        (E::Mpa(Mpa::LocalCatastrophic), (2, 0, 0x05), "set-up failed at the peer"),
+        (E::Mpa(Mpa::InsufficientIrd), (2, 0, 0x06), "insufficient inbound read depth"),
+        (E::Mpa(Mpa::NoMatchingRtr), (2, 0, 0x07), "no matching ready-to-receive option"),
+    ]
+};
+
+/// Which of the struck headers a Terminate carries (RFC 5040 figure 10).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Includes {
+    /// DDP segment length and DDP header, if a segment was struck and its header was received whole.
+    pub ddp: bool,
+    /// RDMAP header, if the segment was a Read Request.
+    pub rdmap: bool,
+}
+
+impl TerminateError {
+    /// Layer, type, code; only the low four bits of an unknown layer and type count.
+    pub fn codes(self) -> (u8, u8, u8) {
+        match self {
+            TerminateError::Unknown { layer, etype, code } => (layer & 0x0F, etype & 0x0F, code),
+            known => ERRORS.iter().find(|row| row.0 == known).map_or((0, 0, 0), |row| row.1),
+        }
+    }
+
+    /// The error with these codes; only the low four bits of layer and type count.
+    pub fn from_codes(layer: u8, etype: u8, code: u8) -> Self {
+        let (layer, etype) = (layer & 0x0F, etype & 0x0F);
+        if (layer, etype) == (LAYER_RDMAP, 0) {
+            return TerminateError::LocalCatastrophic;
+        }
+        ERRORS
+            .iter()
+            .find(|row| row.1 == (layer, etype, code))
+            .map_or(TerminateError::Unknown { layer, etype, code }, |row| row.0)
+    }
+
+    /// Which headers a Terminate with this error carries when they are at hand.
+    ///
+    /// RFC 5040 contradicts itself about the RDMAP header: figure 10 wants it with each remote protection error,
+    /// the text only for a Read Request, and a Send with Invalidate has none. Here: remote protection error,
+    /// and a Read Request.
+    pub const fn includes(self) -> Includes {
+        match self {
+            TerminateError::RemoteProtection(_) => Includes { ddp: true, rdmap: true },
+            TerminateError::RemoteOperation(_)
+            | TerminateError::TaggedBuffer(_)
+            | TerminateError::UntaggedBuffer(_) => Includes { ddp: true, rdmap: false },
+            TerminateError::LocalCatastrophic
+            | TerminateError::DdpLocalCatastrophic
+            | TerminateError::Mpa(_)
+            | TerminateError::Unknown { .. } => Includes { ddp: false, rdmap: false },
+        }
+    }
+
+    /// Name of the layer.
+    pub fn layer_name(self) -> &'static str {
+        match self.codes().0 {
+            LAYER_RDMAP => "RDMAP",
+            LAYER_DDP => "DDP",
+            LAYER_LLP => "MPA",
+            _ => "unknown layer",
+        }
+    }
+}
+
+/// `MPA: CRC mismatch (2/0/02)`: layer, sentence, and the codes as layer/type/code in hexadecimal.
+impl fmt::Display for TerminateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (layer, etype, code) = self.codes();
+        let sentence = ERRORS.iter().find(|row| row.0 == *self).map_or("unknown error", |row| row.2);
+        write!(f, "{}: {sentence} ({layer:x}/{etype:x}/{code:02x})", self.layer_name())
+    }
+}
+
+/// The four bytes that every Terminate has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Header {
+    /// What happened.
+    pub error: TerminateError,
+    /// M: the DDP segment length is valid.
+    pub m: bool,
+    /// D: the DDP header is included.
+    pub d: bool,
+    /// R: the RDMAP header is included.
+    pub r: bool,
+}
+
+impl Header {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+
+    /// Reads the four bytes behind the DDP header.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
+        let header = head::<{ Self::LEN }>(bytes)?;
+        let layer_etype = header[field::LAYER_ETYPE];
+        let hdrct = header[field::HDRCT];
+        Ok(Header {
+            error: TerminateError::from_codes(layer_etype >> 4, layer_etype & 0x0F, header[field::CODE]),
+            m: hdrct & field::HDRCT_M != 0,
+            d: hdrct & field::HDRCT_D != 0,
+            r: hdrct & field::HDRCT_R != 0,
+        })
+    }
+
+    /// Writes the four bytes.
+    pub fn emit(&self, out: &mut [u8; Self::LEN]) {
+        let (layer, etype, code) = self.error.codes();
+        *out = [0; Self::LEN];
+        out[field::LAYER_ETYPE] = layer << 4 | etype;
+        out[field::CODE] = code;
+        for (set, bit) in [(self.m, field::HDRCT_M), (self.d, field::HDRCT_D), (self.r, field::HDRCT_R)] {
+            if set {
+                out[field::HDRCT] |= bit;
+            }
+        }
+    }
+
+    /// The four bytes.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        self.emit(&mut out);
+        out
+    }
+}
+
+/// A whole Terminate message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Terminate<'a> {
+    /// What happened, and what the sender says it includes.
+    pub header: Header,
+    /// Length of the struck DDP segment, header and payload; to be believed only when `header.m`.
+    pub ddp_segment_len: Option<u16>,
+    /// The struck DDP header, 14 or 18 bytes.
+    pub ddp_header: Option<&'a [u8]>,
+    /// The struck Read Request's header, 28 bytes.
+    pub rdmap_header: Option<&'a [u8]>,
+}
+
+impl<'a> Terminate<'a> {
+    /// Bytes of the longest Terminate.
+    pub const MAX_LEN: usize = Header::LEN + SEGMENT_LEN_LEN + ddp::Untagged::LEN + ReadRequest::LEN;
+
+    /// A Terminate for `error` that struck `segment`, with as much of the segment as RFC 5040 allows with this
+    /// error. `segment` holds at least the headers of the DDP segment of `segment_len` bytes; `None` when the error
+    /// has nothing to do with an incoming segment.
+    pub fn new(error: TerminateError, segment: Option<(&'a [u8], u16)>) -> Self {
+        let mut terminate = Terminate {
+            header: Header { error, m: false, d: false, r: false },
+            ddp_segment_len: None,
+            ddp_header: None,
+            rdmap_header: None,
+        };
+        let includes = error.includes();
+        let Some((bytes, segment_len)) = segment.filter(|_| includes.ddp) else { return terminate };
+        let Some((ddp_header, payload)) = split_ddp_header(bytes) else { return terminate };
+        terminate.header.m = true;
+        terminate.header.d = true;
+        terminate.ddp_segment_len = Some(segment_len);
+        terminate.ddp_header = Some(ddp_header);
+        if includes.rdmap && is_read_request(ddp_header) {
+            terminate.rdmap_header = payload.get(..ReadRequest::LEN);
+            terminate.header.r = terminate.rdmap_header.is_some();
+        }
+        terminate
+    }
+
+    /// Reads the message behind the DDP header. Only the first four bytes are needed: when the headers that M, D
+    /// and R promise are cut short they are `None`, because the reason matters more than its illustration.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Truncated> {
+        let header = Header::parse(bytes)?;
+        let mut terminate = Terminate { header, ddp_segment_len: None, ddp_header: None, rdmap_header: None };
+        let mut rest = &bytes[Header::LEN..];
+        // "MUST be valid if the M bit is set ... MUST be present when the D bit is set": so it is there with either.
+        if header.m || header.d {
+            let Some((len, after)) = rest.split_at_checked(SEGMENT_LEN_LEN) else { return Ok(terminate) };
+            terminate.ddp_segment_len = Some(be16(&len[field::SEGMENT_LEN]));
+            rest = after;
+        }
+        if header.d {
+            let Some((ddp_header, after)) = split_ddp_header(rest) else { return Ok(terminate) };
+            terminate.ddp_header = Some(ddp_header);
+            rest = after;
+        }
+        if header.r {
+            terminate.rdmap_header = rest.get(..ReadRequest::LEN);
+        }
+        Ok(terminate)
+    }
+
+    /// Bytes on the wire.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        let segment_len = if self.has_segment_len() { SEGMENT_LEN_LEN } else { 0 };
+        Header::LEN
+            + segment_len
+            + self.ddp_header.map_or(0, <[u8]>::len)
+            + self.rdmap_header.map_or(0, <[u8]>::len)
+    }
+
+    /// Writes the message at the start of `out` and returns its length. D and R are set for what is there, M when
+    /// `header.m` and there is a length.
+    ///
+    /// # Panics
+    /// When `out` is shorter than [`Terminate::len`].
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let header = Header {
+            error: self.header.error,
+            m: self.header.m && self.ddp_segment_len.is_some(),
+            d: self.ddp_header.is_some(),
+            r: self.rdmap_header.is_some(),
+        };
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        put(&header.to_bytes());
+        if self.has_segment_len() {
+            put(&self.ddp_segment_len.unwrap_or(0).to_be_bytes());
+        }
+        put(self.ddp_header.unwrap_or(&[]));
+        put(self.rdmap_header.unwrap_or(&[]));
+        at
+    }
+
+    fn has_segment_len(&self) -> bool {
+        self.ddp_header.is_some() || (self.header.m && self.ddp_segment_len.is_some())
+    }
+}
+
+/// `Terminate MPA: CRC mismatch (2/0/02)`, with ` segment=64` and the struck headers where they are included.
+impl fmt::Display for Terminate<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Terminate {}", self.header.error)?;
+        if let (true, Some(len)) = (self.header.m, self.ddp_segment_len) {
+            write!(f, " segment={len}")?;
+        }
+        if let Some(Ok((header, _))) = self.ddp_header.map(ddp::Header::parse) {
+            write!(f, " [{}]", crate::text::Segment { header, payload: self.rdmap_header.unwrap_or(&[]) })?;
+        }
+        Ok(())
+    }
+}
+
+const SEGMENT_LEN_LEN: usize = 2;
+
+/// Cuts a DDP header off by its T bit; its version does not matter, a wrong one may be what is being reported.
+fn split_ddp_header(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    bytes.split_at_checked(ddp::Header::len_for(*bytes.first()?))
+}
+
+fn is_read_request(ddp_header: &[u8]) -> bool {
+    use crate::rdmap::{Control, Opcode};
+    matches!(ddp::Header::parse(ddp_header), Ok((ddp::Header::Untagged(header), _))
+        if Control::parse(header.rsvdulp).opcode == Opcode::ReadRequest)
+}
