@@ -1,0 +1,1 @@
+//! `<rdma/rdma_cma.h>` and `<rdma/rsocket.h>`.
