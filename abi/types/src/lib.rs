@@ -11,3 +11,12 @@ pub mod kern;
 pub mod private;
 pub mod rdmacm;
 pub mod verbs;
+
+/// bindgen asserts the offsets of members with a name only; these have none in C.
+const _: () = {
+    use std::mem::offset_of;
+    ["Offset of field: ibv_send_wr::anon_1"][offset_of!(verbs::ibv_send_wr, anon_1) - 36usize];
+    ["Offset of field: ibv_send_wr::anon_2"][offset_of!(verbs::ibv_send_wr, anon_2) - 80usize];
+    ["Offset of field: ibv_wc::anon_1"][offset_of!(verbs::ibv_wc, anon_1) - 24usize];
+    ["Offset of field: rdma_addr::anon_2"][offset_of!(rdmacm::rdma_addr, anon_2) - 128usize];
+};
