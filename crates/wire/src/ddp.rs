@@ -92,6 +92,7 @@ impl Tagged {
     pub const LEN: usize = 14;
 
     /// Writes the header with version [`DV`].
+    #[inline]
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         out[field::CONTROL] = field::CONTROL_T | last_bit(self.last) | DV;
         out[field::RSVDULP] = self.rsvdulp;
@@ -100,12 +101,14 @@ impl Tagged {
     }
 
     /// The header as bytes.
+    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         self.emit(&mut out);
         out
     }
 
+    #[inline]
     fn read(header: &[u8; Self::LEN]) -> Self {
         Tagged {
             last: header[field::CONTROL] & field::CONTROL_L != 0,
@@ -152,6 +155,7 @@ impl Untagged {
     pub const LEN: usize = 18;
 
     /// Writes the header with version [`DV`].
+    #[inline]
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         out[field::CONTROL] = last_bit(self.last) | DV;
         out[field::RSVDULP] = self.rsvdulp;
@@ -162,12 +166,14 @@ impl Untagged {
     }
 
     /// The header as bytes.
+    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         self.emit(&mut out);
         out
     }
 
+    #[inline]
     fn read(header: &[u8; Self::LEN]) -> Self {
         Untagged {
             last: header[field::CONTROL] & field::CONTROL_L != 0,
@@ -212,6 +218,7 @@ impl Header {
     /// Reads the header at the start of a segment; returns it with its length, where the payload begins.
     ///
     /// The version is looked at before the length: another version may have a header of another length.
+    #[inline]
     pub fn parse(segment: &[u8]) -> Result<(Header, usize), Error> {
         let &control = segment.first().ok_or(Error::Truncated)?;
         let tagged = control & field::CONTROL_T != 0;
@@ -229,6 +236,7 @@ impl Header {
     }
 
     /// Length of the header that begins with this byte, whatever its version.
+    #[inline]
     pub const fn len_for(control: u8) -> usize {
         if control & field::CONTROL_T != 0 { Tagged::LEN } else { Untagged::LEN }
     }
@@ -237,6 +245,7 @@ impl Header {
     ///
     /// # Panics
     /// When `out` is shorter than [`Header::len`].
+    #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let len = self.len();
         match self {
@@ -247,6 +256,7 @@ impl Header {
     }
 
     /// Bytes on the wire: 14 or 18.
+    #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub const fn len(&self) -> usize {
         match self {
@@ -256,6 +266,7 @@ impl Header {
     }
 
     /// Last segment of its message.
+    #[inline]
     pub const fn last(&self) -> bool {
         match self {
             Header::Tagged(header) => header.last,
@@ -264,6 +275,7 @@ impl Header {
     }
 
     /// The upper layer's byte: RDMAP's control field.
+    #[inline]
     pub const fn rsvdulp(&self) -> u8 {
         match self {
             Header::Tagged(header) => header.rsvdulp,

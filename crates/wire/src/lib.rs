@@ -47,24 +47,28 @@ impl fmt::Display for Truncated {
 impl core::error::Error for Truncated {}
 
 /// The first `N` bytes, or [`Truncated`].
+#[inline]
 fn head<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], Truncated> {
     bytes.first_chunk::<N>().ok_or(Truncated)
 }
 
 // These three are called with constant ranges of arrays only, so the length check in `copy_from_slice` is
 // decided by the compiler.
+#[inline]
 fn be16(bytes: &[u8]) -> u16 {
     let mut array = [0; 2];
     array.copy_from_slice(bytes);
     u16::from_be_bytes(array)
 }
 
+#[inline]
 fn be32(bytes: &[u8]) -> u32 {
     let mut array = [0; 4];
     array.copy_from_slice(bytes);
     u32::from_be_bytes(array)
 }
 
+#[inline]
 fn be64(bytes: &[u8]) -> u64 {
     let mut array = [0; 8];
     array.copy_from_slice(bytes);

@@ -50,6 +50,7 @@ pub enum Opcode {
 
 impl Opcode {
     /// From the low four bits of `code`.
+    #[inline]
     pub const fn from_code(code: u8) -> Self {
         match code & 0x0F {
             0x0 => Opcode::Write,
@@ -70,6 +71,7 @@ impl Opcode {
     }
 
     /// The four bits.
+    #[inline]
     pub const fn code(self) -> u8 {
         match self {
             Opcode::Write => 0x0,
@@ -90,6 +92,7 @@ impl Opcode {
     }
 
     /// This opcode's row of [`OPCODES`]; `None` for [`Opcode::Unknown`].
+    #[inline]
     pub const fn info(self) -> Option<&'static OpcodeInfo> {
         match self {
             Opcode::UwarpAck => Some(&OPCODES[12]),
@@ -141,7 +144,7 @@ pub struct OpcodeInfo {
 }
 
 /// Every opcode there is, in the order of the codes (RFC 5040 figures 4 and 5, RFC 7306 figures 2 and 3).
-pub const OPCODES: [OpcodeInfo; 13] = {
+pub static OPCODES: [OpcodeInfo; 13] = {
     const RFC5040: OpcodeInfo = OpcodeInfo {
         opcode: Opcode::Write,
         name: "",
@@ -222,16 +225,19 @@ pub struct Control {
 
 impl Control {
     /// Version [`RV`] with this opcode.
+    #[inline]
     pub const fn new(opcode: Opcode) -> Self {
         Control { version: RV, opcode }
     }
 
     /// From the byte that DDP carries as RsvdULP. Total: a wrong version or opcode is for the caller to report.
+    #[inline]
     pub const fn parse(byte: u8) -> Self {
         Control { version: byte >> 6, opcode: Opcode::from_code(byte) }
     }
 
     /// The byte for DDP's RsvdULP.
+    #[inline]
     pub const fn to_byte(self) -> u8 {
         (self.version & 0x03) << 6 | self.opcode.code()
     }
@@ -293,6 +299,7 @@ impl ReadRequest {
     pub const LEN: usize = 28;
 
     /// Reads the header behind the DDP header.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         use field::read::*;
         let header = head::<{ Self::LEN }>(bytes)?;
@@ -306,6 +313,7 @@ impl ReadRequest {
     }
 
     /// Writes the header.
+    #[inline]
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         use field::read::*;
         out[SINK_STAG].copy_from_slice(&self.sink_stag.to_be_bytes());
@@ -316,6 +324,7 @@ impl ReadRequest {
     }
 
     /// The header as bytes.
+    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         self.emit(&mut out);
@@ -391,6 +400,7 @@ impl AtomicRequest {
     pub const LEN: usize = 52;
 
     /// Reads the header behind the DDP header.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         use field::atomic::*;
         let header = head::<{ Self::LEN }>(bytes)?;
@@ -407,6 +417,7 @@ impl AtomicRequest {
     }
 
     /// Writes the header.
+    #[inline]
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         use field::atomic::*;
         *out = [0; Self::LEN];
@@ -421,6 +432,7 @@ impl AtomicRequest {
     }
 
     /// The header as bytes.
+    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         self.emit(&mut out);
@@ -457,6 +469,7 @@ impl AtomicResponse {
     pub const LEN: usize = 12;
 
     /// Reads the header behind the DDP header.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         use field::atomic::*;
         let header = head::<{ Self::LEN }>(bytes)?;
@@ -464,6 +477,7 @@ impl AtomicResponse {
     }
 
     /// Writes the header.
+    #[inline]
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         use field::atomic::*;
         out[RESPONSE_ID].copy_from_slice(&self.request_id.to_be_bytes());
@@ -471,6 +485,7 @@ impl AtomicResponse {
     }
 
     /// The header as bytes.
+    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         self.emit(&mut out);
@@ -497,16 +512,19 @@ impl Immediate {
     pub const LEN: usize = 8;
 
     /// Reads the data behind the DDP header.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         Ok(Immediate { data: *head(bytes)? })
     }
 
     /// Writes the data.
+    #[inline]
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         *out = self.data;
     }
 
     /// The data.
+    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         self.data
     }
@@ -532,16 +550,19 @@ impl Ack {
     pub const LEN: usize = 8;
 
     /// Reads the header behind the DDP header.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         Ok(Ack { completed: u64::from_be_bytes(*head(bytes)?) })
     }
 
     /// Writes the header.
+    #[inline]
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         *out = self.to_bytes();
     }
 
     /// The header as bytes.
+    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         self.completed.to_be_bytes()
     }

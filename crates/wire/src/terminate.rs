@@ -31,6 +31,10 @@ mod field {
     pub const HDRCT_M: u8 = 0x80;
     pub const HDRCT_D: u8 = 0x40;
     pub const HDRCT_R: u8 = 0x20;
+
+    pub const SIW_M: u8 = 0x01;
+    pub const SIW_D: u8 = 0x02;
+    pub const SIW_R: u8 = 0x04;
 }
 
 /// RDMAP layer, error type 1: what a peer's STag or offset did wrong (RFC 5040 figure 9).
@@ -157,7 +161,7 @@ pub const LAYER_LLP: u8 = 2;
 
 /// Every error that an RFC names, with its codes and a sentence: the table that [`TerminateError::codes`],
 /// [`TerminateError::from_codes`] and `Display` read.
-pub const ERRORS: [(TerminateError, (u8, u8, u8), &str); 33] = {
+pub static ERRORS: [(TerminateError, (u8, u8, u8), &str); 33] = {
     use TerminateError as E;
     [
         (E::LocalCatastrophic, (0, 0, 0x00), "the peer's RNIC failed"),
@@ -306,19 +310,42 @@ impl Header {
     pub const LEN: usize = 4;
 
     /// Reads the four bytes behind the DDP header.
+    ///
+    /// Linux siw lays them out with C bit-fields and, on little-endian machines, sends the two halves of the first byte
+    /// swapped and M, D, R as the lowest bits of the third. Such a header is recognised and read as it was meant:
+    /// - M, D or R where the RFC puts them: the RFC's order. The lowest three bits instead, which the RFC wants zero: siw's.
+    /// - Neither, and the RFC's reading is an error that comes with a DDP header or none that exists, while siw's
+    ///   is an error that comes without: siw's.
+    ///
+    /// What remains is read as the RFC says, so siw's "invalid RDMAP version" and "unexpected opcode" show as the
+    /// MPA errors 5 and 6.
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         let header = head::<{ Self::LEN }>(bytes)?;
-        let layer_etype = header[field::LAYER_ETYPE];
+        let (high, low) = (header[field::LAYER_ETYPE] >> 4, header[field::LAYER_ETYPE] & 0x0F);
+        let code = header[field::CODE];
         let hdrct = header[field::HDRCT];
-        Ok(Header {
-            error: TerminateError::from_codes(layer_etype >> 4, layer_etype & 0x0F, header[field::CODE]),
-            m: hdrct & field::HDRCT_M != 0,
-            d: hdrct & field::HDRCT_D != 0,
-            r: hdrct & field::HDRCT_R != 0,
-        })
+        let rfc = TerminateError::from_codes(high, low, code);
+        let siw = TerminateError::from_codes(low, high, code);
+        let is_siw = if hdrct & (field::HDRCT_M | field::HDRCT_D | field::HDRCT_R) != 0 {
+            false
+        } else if hdrct & (field::SIW_M | field::SIW_D | field::SIW_R) != 0 {
+            true
+        } else {
+            match (rfc, siw) {
+                (_, TerminateError::Unknown { .. }) => false,
+                (TerminateError::Unknown { .. }, _) => true,
+                _ => rfc.includes().ddp && !siw.includes().ddp,
+            }
+        };
+        let (error, m, d, r) = if is_siw {
+            (siw, field::SIW_M, field::SIW_D, field::SIW_R)
+        } else {
+            (rfc, field::HDRCT_M, field::HDRCT_D, field::HDRCT_R)
+        };
+        Ok(Header { error, m: hdrct & m != 0, d: hdrct & d != 0, r: hdrct & r != 0 })
     }
 
-    /// Writes the four bytes.
+    /// Writes the four bytes, in the RFC's order always.
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         let (layer, etype, code) = self.error.codes();
         *out = [0; Self::LEN];
@@ -344,7 +371,8 @@ impl Header {
 pub struct Terminate<'a> {
     /// What happened, and what the sender says it includes.
     pub header: Header,
-    /// Length of the struck DDP segment, header and payload; to be believed only when `header.m`.
+    /// Length of the struck DDP segment, header and payload (RFC 5040 section 7.1 calls it ULP PDU Length; siw sends
+    /// the payload's alone); to be believed only when `header.m`.
     pub ddp_segment_len: Option<u16>,
     /// The struck DDP header, 14 or 18 bytes.
     pub ddp_header: Option<&'a [u8]>,
@@ -452,7 +480,8 @@ impl fmt::Display for Terminate<'_> {
             write!(f, " segment={len}")?;
         }
         if let Some(Ok((header, _))) = self.ddp_header.map(ddp::Header::parse) {
-            write!(f, " [{}]", crate::text::Segment { header, payload: self.rdmap_header.unwrap_or(&[]) })?;
+            let rdmap_header = self.rdmap_header.unwrap_or(&[]);
+            write!(f, " [{}]", crate::text::Headers { header, rdmap_header })?;
         }
         Ok(())
     }

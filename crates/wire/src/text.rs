@@ -11,7 +11,9 @@
 use core::fmt;
 
 use crate::ddp::{self, Header};
-use crate::rdmap::{Ack, AtomicRequest, AtomicResponse, Control, Immediate, Opcode, ReadRequest};
+use crate::rdmap::{
+    Ack, AtomicRequest, AtomicResponse, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
+};
 use crate::terminate::Terminate;
 
 /// A DDP segment that prints as one line without a line break.
@@ -33,47 +35,74 @@ impl<'a> Segment<'a> {
 
 impl fmt::Display for Segment<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let control = Control::parse(self.header.rsvdulp());
-        let last = if self.header.last() { " L" } else { "" };
-        match self.header {
-            Header::Tagged(header) => {
-                write!(f, "{control}{last} stag={:#x} to={:#x}", header.stag, header.to)?;
-            }
-            Header::Untagged(header) => {
-                write!(f, "{control}{last} qn={} msn={} mo={}", header.qn, header.msn, header.mo)?;
-                if control.opcode.info().is_some_and(|info| info.invalidates) {
-                    write!(f, " inv={:#x}", header.rsvdulp32)?;
-                }
-                if header.mo == 0 && self.write_body(f, control.opcode)? {
-                    return Ok(());
-                }
-            }
+        write_header(f, &self.header)?;
+        if !write_rdmap_header(f, &self.header, self.payload)? {
+            write!(f, " len={}", self.payload.len())?;
         }
-        write!(f, " len={}", self.payload.len())
+        Ok(())
     }
 }
 
-impl Segment<'_> {
-    /// Prints the RDMAP header that stands in the payload, its first word left out (the line has it already).
-    /// False when the opcode has none or it is cut short.
-    fn write_body(&self, f: &mut fmt::Formatter<'_>, opcode: Opcode) -> Result<bool, fmt::Error> {
-        let payload = self.payload;
-        let written = match opcode {
-            Opcode::ReadRequest => ReadRequest::parse(payload).ok().map(|body| after_name(f, &body)),
-            Opcode::Terminate => Terminate::parse(payload).ok().map(|body| after_name(f, &body)),
-            Opcode::Immediate | Opcode::ImmediateSe => {
-                Immediate::parse(payload).ok().map(|body| after_name(f, &body))
+/// The headers of a segment whose payload is not there, as a Terminate quotes them.
+pub(crate) struct Headers<'a> {
+    pub(crate) header: Header,
+    pub(crate) rdmap_header: &'a [u8],
+}
+
+impl fmt::Display for Headers<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_header(f, &self.header)?;
+        write_rdmap_header(f, &self.header, self.rdmap_header).map(drop)
+    }
+}
+
+fn write_header(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
+    let control = Control::parse(header.rsvdulp());
+    let last = if header.last() { " L" } else { "" };
+    write!(f, "{control}{last}")?;
+    match header {
+        Header::Tagged(header) => write!(f, " stag={:#x} to={:#x}", header.stag, header.to),
+        Header::Untagged(header) => {
+            write!(f, " qn={} msn={} mo={}", Queue(header.qn), header.msn, header.mo)?;
+            if control.opcode.info().is_some_and(|info| info.invalidates) {
+                write!(f, " inv={:#x}", header.rsvdulp32)?;
             }
-            Opcode::AtomicRequest => AtomicRequest::parse(payload).ok().map(|body| after_name(f, &body)),
-            Opcode::AtomicResponse => AtomicResponse::parse(payload).ok().map(|body| after_name(f, &body)),
-            Opcode::UwarpAck => Ack::parse(payload).ok().map(|body| after_name(f, &body)),
-            _ => None,
-        };
-        written.transpose().map(|done| done.is_some())
+            Ok(())
+        }
     }
 }
 
-/// Writes what `body` displays after its first word.
+/// Prints the RDMAP header of an untagged message, its first word left out because the line has it already. False
+/// when the message has none, or it is cut short, or this is not the message's first segment.
+fn write_rdmap_header(f: &mut fmt::Formatter<'_>, header: &Header, bytes: &[u8]) -> Result<bool, fmt::Error> {
+    let Header::Untagged(ddp::Untagged { mo: 0, rsvdulp, .. }) = *header else { return Ok(false) };
+    let written = match Control::parse(rsvdulp).opcode {
+        Opcode::ReadRequest => ReadRequest::parse(bytes).ok().map(|header| after_name(f, &header)),
+        Opcode::Terminate => Terminate::parse(bytes).ok().map(|header| after_name(f, &header)),
+        Opcode::Immediate | Opcode::ImmediateSe => {
+            Immediate::parse(bytes).ok().map(|header| after_name(f, &header))
+        }
+        Opcode::AtomicRequest => AtomicRequest::parse(bytes).ok().map(|header| after_name(f, &header)),
+        Opcode::AtomicResponse => AtomicResponse::parse(bytes).ok().map(|header| after_name(f, &header)),
+        Opcode::UwarpAck => Ack::parse(bytes).ok().map(|header| after_name(f, &header)),
+        _ => None,
+    };
+    Ok(written.transpose()?.is_some())
+}
+
+/// A queue number; uwarp's own by name, because its number says nothing to a reader.
+struct Queue(u32);
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            QN_UWARP_ACK => f.write_str("ack"),
+            number => write!(f, "{number}"),
+        }
+    }
+}
+
+/// Writes what `body` displays from its first space on.
 fn after_name(f: &mut fmt::Formatter<'_>, body: &dyn fmt::Display) -> fmt::Result {
     struct SkipWord<'a, 'b> {
         out: &'a mut fmt::Formatter<'b>,
