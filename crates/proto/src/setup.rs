@@ -1,0 +1,275 @@
+//! MPA connection set-up (RFC 5044 section 7, RFC 6581): who speaks first, what the two ends agree on.
+//!
+//! ```text
+//!   Initiator                                         Responder
+//!   Initiator::new ── poll_transmit ── Request ─────▶ handle_input ──▶ Request to the program
+//!                                                     accept / reject
+//!   Accepted | Rejected ◀── handle_input ── Reply ─── poll_transmit ── Negotiated
+//!        │
+//!        └── ready-to-receive indication (the first FPDU, sent by whoever moves the stream) ──▶
+//! ```
+//!
+//! Neither machine knows a socket or a clock. `want()` says how many bytes of the stream the machine takes
+//! next, and the caller reads no more than these: the byte behind a frame is the stream's first FPDU and belongs to
+//! somebody else. Time limits are the caller's (RFC 5044 section 7.1.2 rule 10).
+//!
+//! What the RFCs leave open is decided here:
+//! - An initiator always asks for the peer-to-peer model with a Write or Read indication, because the plain model
+//!   makes the responder wait for the first FPDU, and a server that speaks first would wait for ever. It never
+//!   offers a Send: that would eat one of the program's receives.
+//! - A responder raises its IRD to what the initiator asks for, as far as the device goes: read depth costs us nothing,
+//!   and programs give small numbers without meaning them.
+//! - Two uwarp ends know each other by reserved flag bits: see [`peer`].
+
+mod initiator;
+pub mod peer;
+mod reader;
+mod responder;
+
+pub use initiator::{Initiator, InitiatorConfig, Outcome, Rejection};
+pub use peer::PeerData;
+pub use responder::{AcceptParams, Request, Responder, ResponderPolicy};
+
+use thiserror::Error;
+use uwarp_wire::ddp;
+use uwarp_wire::mpa::{self, Enhanced, FrameKind};
+use uwarp_wire::rdmap::{Control, Opcode};
+use uwarp_wire::terminate::{Mpa, Terminate, TerminateError};
+
+/// MPA revision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Revision {
+    /// RFC 5044.
+    One = 1,
+    /// RFC 6581.
+    Two = 2,
+}
+
+impl Revision {
+    /// The number on the wire; revisions that we do not speak are `None`.
+    pub const fn from_wire(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::One),
+            2 => Some(Self::Two),
+            _ => None,
+        }
+    }
+
+    /// The number on the wire.
+    pub const fn to_wire(self) -> u8 {
+        self as u8
+    }
+}
+
+/// The ready-to-receive indication of the peer-to-peer model, seen from one end (RFC 6581 section 9.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rtr {
+    /// Client-server model: nobody sends one.
+    None,
+    /// We send a zero-length RDMA Write before anything else.
+    SendWrite,
+    /// We send a zero-length RDMA Read before anything else.
+    SendRead,
+    /// We wait for the peer's: a zero-length Write or Read. It may also show itself with a real message first.
+    Expect,
+}
+
+/// Read depths of one end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Depths {
+    /// Inbound: RDMA Reads and atomics of the peer that may be outstanding here.
+    pub ird: u16,
+    /// Outbound: RDMA Reads and atomics of ours that may be outstanding there.
+    pub ord: u16,
+    /// `false`: this end sees to depths by other means; frames say 0x3FFF and the numbers stay as they are.
+    pub negotiate: bool,
+}
+
+impl Depths {
+    /// Depths to be negotiated.
+    pub const fn negotiated(ird: u16, ord: u16) -> Self {
+        Self { ird, ord, negotiate: true }
+    }
+
+    /// Depths as they go into a frame.
+    fn to_wire(self) -> (u16, u16) {
+        if self.negotiate { (self.ird, self.ord) } else { (mpa::NO_AUTO, mpa::NO_AUTO) }
+    }
+}
+
+/// What both ends agreed on: all that the stream has to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Whether we sent the request.
+    pub initiator: bool,
+    /// MPA revision of the frames.
+    pub revision: Revision,
+    /// CRCs are generated and checked, in both directions.
+    pub crc: bool,
+    /// The peer wants markers in what we send.
+    pub send_markers: bool,
+    /// The peer puts markers into what we receive, because we asked.
+    pub receive_markers: bool,
+    /// Our inbound read depth.
+    pub ird: u16,
+    /// Our outbound read depth, at most the peer's inbound one where that is known.
+    pub ord: u16,
+    /// Ready-to-receive indication.
+    pub rtr: Rtr,
+    /// What the peer said of its depths and model, to be handed to the program (RFC 6581 section 9.1); `None` without
+    /// enhanced set-up.
+    pub peer_enhanced: Option<Enhanced>,
+    /// The peer is uwarp.
+    pub peer_is_uwarp: bool,
+    /// What the uwarp peer says of itself. A responder learns it from the ready-to-receive indication only, see
+    /// [`PeerData::from_rtr`].
+    pub peer: Option<PeerData>,
+    /// What goes into STag and tagged offset of our ready-to-receive Write, see [`PeerData::to_rtr`]: zero toward strangers.
+    pub rtr_stag_to: (u32, u64),
+    /// The reply's private data for the program (initiator); empty at the responder, which had it in [`Request`].
+    pub private_data: Vec<u8>,
+}
+
+/// Why set-up failed. Except for [`SetupError::Misuse`] the connection is to be closed after what
+/// `poll_transmit` still gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum SetupError {
+    /// Invalid bytes: not an MPA frame.
+    #[error("not an MPA frame: wrong key")]
+    BadKey,
+    /// Invalid bytes: a request where a reply was due (both ends initiate), or the other way round.
+    #[error("MPA {0:?} frame where the other kind was due")]
+    WrongKind(FrameKind),
+    /// Invalid bytes: more private data than the RFC allows.
+    #[error("{0} bytes of private data announced; at most 512 are legal")]
+    PrivateDataTooLong(u16),
+    /// Invalid bytes: enhanced set-up announced, but no room for it.
+    #[error("enhanced set-up announced, but the private data is too short for it")]
+    EnhancedMissing,
+    /// Peer incompatible: a revision that we do not speak.
+    #[error("MPA revision {0} is not supported")]
+    Revision(u8),
+    /// Peer incompatible: it answered an enhanced request without enhanced set-up (RFC 6581 section 10 forbids
+    /// it). It took our four bytes of enhanced data for the program's.
+    #[error("the peer does not speak enhanced set-up")]
+    NotEnhanced,
+    /// Peer incompatible: it wants more outstanding Reads than this end can serve.
+    #[error("the peer needs an inbound read depth of {wanted}, at most {limit} can be had")]
+    InsufficientIrd {
+        /// The responder's ORD.
+        wanted: u16,
+        /// Our limit.
+        limit: u16,
+    },
+    /// Peer incompatible: no ready-to-receive indication that both know.
+    #[error("no ready-to-receive indication in common")]
+    NoMatchingRtr,
+    /// The peer closed the connection in the middle of set-up.
+    #[error("connection closed during set-up")]
+    Closed {
+        /// Not one byte of a frame had arrived.
+        silent: bool,
+    },
+    /// The program's private data does not fit into the frame.
+    #[error("{len} bytes of private data do not fit; at most {max} do")]
+    PrivateDataLimit {
+        /// What was given.
+        len: usize,
+        /// What fits.
+        max: usize,
+    },
+    /// API misuse: a call out of order. Nothing has changed.
+    #[error("call out of order")]
+    Misuse,
+}
+
+impl SetupError {
+    /// The Terminate that the peer is told with. Errors in a frame itself are answered by closing the connection at once
+    /// (RFC 5044 section 8, code 4), for there is no stream yet whose framing both ends agree on.
+    pub const fn terminate(self) -> Option<TerminateError> {
+        match self {
+            Self::InsufficientIrd { .. } => Some(TerminateError::Mpa(Mpa::InsufficientIrd)),
+            Self::NoMatchingRtr => Some(TerminateError::Mpa(Mpa::NoMatchingRtr)),
+            Self::BadKey
+            | Self::WrongKind(_)
+            | Self::PrivateDataTooLong(_)
+            | Self::EnhancedMissing
+            | Self::Revision(_)
+            | Self::NotEnhanced
+            | Self::Closed { .. }
+            | Self::PrivateDataLimit { .. }
+            | Self::Misuse => None,
+        }
+    }
+}
+
+/// Most bytes of the program's private data in a frame with these properties.
+pub const fn private_data_limit(enhanced: bool, peer_data: bool) -> usize {
+    let mut limit = mpa::MAX_PRIVATE_DATA;
+    if enhanced {
+        limit -= Enhanced::LEN;
+    }
+    if peer_data {
+        limit -= PeerData::LEN;
+    }
+    limit
+}
+
+/// A frame in bytes: fixed part, enhanced data, the program's data, ours.
+fn frame(
+    kind: FrameKind,
+    mut flags: u8,
+    revision: Revision,
+    enhanced: Option<Enhanced>,
+    private_data: &[u8],
+    peer: Option<PeerData>,
+) -> Result<Vec<u8>, SetupError> {
+    let max = private_data_limit(enhanced.is_some(), peer.is_some());
+    let too_long = SetupError::PrivateDataLimit { len: private_data.len(), max };
+    if private_data.len() > max {
+        return Err(too_long);
+    }
+    let mut body = Vec::with_capacity(mpa::FRAME_LEN + mpa::MAX_PRIVATE_DATA);
+    if let Some(enhanced) = enhanced {
+        flags |= mpa::FLAG_S;
+        body.extend_from_slice(&enhanced.to_bytes());
+    }
+    body.extend_from_slice(private_data);
+    if let Some(peer) = peer {
+        body.extend_from_slice(&peer.to_bytes());
+    }
+    let private_data_len = u16::try_from(body.len()).map_err(|_| too_long)?;
+    let fixed = mpa::SetupFrame { kind, flags, revision: revision.to_wire(), private_data_len };
+    let mut bytes = fixed.to_bytes().to_vec();
+    bytes.append(&mut body);
+    Ok(bytes)
+}
+
+/// A stream whose only FPDU is a Terminate.
+fn terminate_fpdu(error: TerminateError, crc: bool, markers: bool) -> Vec<u8> {
+    let message = Terminate::new(error, None);
+    let header = ddp::Untagged {
+        last: true,
+        rsvdulp: Control::new(Opcode::Terminate).to_byte(),
+        rsvdulp32: 0,
+        qn: ddp::QN_TERMINATE,
+        msn: 1,
+        mo: 0,
+    };
+    let ulpdu_len = ddp::Untagged::LEN + message.len();
+    let mut out = Vec::with_capacity(mpa::MARKER_LEN + mpa::fpdu_len(ulpdu_len));
+    if markers {
+        out.extend_from_slice(&mpa::Marker { fpduptr: 0 }.to_bytes());
+    }
+    out.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(0).to_be_bytes());
+    out.extend_from_slice(&header.to_bytes());
+    let at = out.len();
+    out.resize(at + message.len() + mpa::pad_len(ulpdu_len), 0);
+    message.emit(&mut out[at..]);
+    let sum = if crc { uwarp_wire::crc::to_wire(uwarp_wire::crc::crc32c(&out)) } else { [0; mpa::CRC_LEN] };
+    out.extend_from_slice(&sum);
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,290 @@
+//! The end that sends the request.
+
+use uwarp_wire::mpa::{self, Enhanced, FrameKind};
+
+use super::reader::{FrameReader, Received};
+use super::{Depths, Negotiated, PeerData, Revision, Rtr, SetupError, frame, terminate_fpdu};
+
+/// What an initiator asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InitiatorConfig {
+    /// Revision of the request. One has neither depths nor the peer-to-peer model.
+    pub revision: Revision,
+    /// Ask for CRCs; without, they are off unless the responder wants them.
+    pub crc: bool,
+    /// Ask the responder to put markers into what it sends.
+    pub markers: bool,
+    /// Our read depths before negotiation.
+    pub depths: Depths,
+    /// The most inbound read depth that this end can serve, for a responder that insists on more than was offered.
+    pub max_ird: u16,
+    /// Say that we are uwarp, and this once the peer is known to be it too. `None`: keep to the RFCs' bits.
+    /// Needs revision two.
+    pub peer: Option<PeerData>,
+    /// Put `peer` into the request as well. A stranger then sees twelve bytes more than the program gave.
+    pub peer_in_request: bool,
+}
+
+impl InitiatorConfig {
+    /// Whether the request sets bit A.
+    const fn shows_itself(&self) -> bool {
+        self.peer.is_some() && matches!(self.revision, Revision::Two)
+    }
+
+    /// What to try next on a new TCP connection when a peer hung up on a request of this kind: first the
+    /// same without reserved bits (a peer may be stricter than RFC 5044, which says not to check them), then revision one
+    /// (RFC 6581 section 10).
+    fn plainer(self) -> Option<Self> {
+        match self.revision {
+            Revision::Two if self.shows_itself() => Some(Self { peer: None, peer_in_request: false, ..self }),
+            Revision::Two => Some(Self { revision: Revision::One, ..self }),
+            Revision::One => None,
+        }
+    }
+}
+
+/// How the responder answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The stream begins with the next byte in each direction.
+    Accepted(Negotiated),
+    /// The program at the other end does not want the connection.
+    Rejected(Rejection),
+}
+
+/// A reply with the reject bit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// The responder's read depths, to be handed to the program (RFC 6581 section 9.1).
+    pub enhanced: Option<Enhanced>,
+    /// The responding program's private data.
+    pub private_data: Vec<u8>,
+}
+
+/// Sends a request and waits for the reply.
+#[derive(Debug)]
+pub struct Initiator {
+    config: InitiatorConfig,
+    transmit: Option<Vec<u8>>,
+    reader: FrameReader,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    AwaitReply,
+    Done,
+    Failed(SetupError),
+}
+
+impl Initiator {
+    /// A machine whose request waits in [`Initiator::poll_transmit`].
+    pub fn new(config: InitiatorConfig, private_data: &[u8]) -> Result<Self, SetupError> {
+        let shows_itself = config.shows_itself();
+        let peer = config.peer.filter(|_| shows_itself && config.peer_in_request);
+        let mut flags = 0;
+        for (set, bit) in [
+            (config.crc, mpa::FLAG_C),
+            (config.markers, mpa::FLAG_M),
+            (shows_itself, mpa::FLAG_UWARP_A),
+            (peer.is_some(), mpa::FLAG_UWARP_B),
+        ] {
+            if set {
+                flags |= bit;
+            }
+        }
+        let enhanced = (config.revision == Revision::Two).then(|| {
+            let (ird, ord) = config.depths.to_wire();
+            Enhanced {
+                ird,
+                ord,
+                a_p2p: true,
+                b_send_rtr: false,
+                c_write_rtr: true,
+                d_read_rtr: offers_read(&config),
+            }
+        });
+        let request = frame(FrameKind::Request, flags, config.revision, enhanced, private_data, peer)?;
+        Ok(Self {
+            config,
+            transmit: Some(request),
+            reader: FrameReader::new(FrameKind::Reply),
+            state: State::AwaitReply,
+        })
+    }
+
+    /// Bytes to send, if any. Ask again after each call of this machine.
+    pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
+        self.transmit.take()
+    }
+
+    /// How many bytes to read next at most; 0 when the machine takes no more.
+    pub fn want(&self) -> usize {
+        if self.state == State::AwaitReply { self.reader.want() } else { 0 }
+    }
+
+    /// Takes at most `want()` bytes of the stream. `None`: more are needed.
+    pub fn handle_input(&mut self, input: &[u8]) -> Result<Option<Outcome>, SetupError> {
+        if self.state != State::AwaitReply {
+            return Err(SetupError::Misuse);
+        }
+        let result = match self.reader.push(input) {
+            Ok(None) => return Ok(None),
+            Ok(Some(received)) => self.reply(received),
+            Err(SetupError::Misuse) => return Err(SetupError::Misuse),
+            Err(error) => Err(Failure::from(error)),
+        };
+        self.transmit = None;
+        match result {
+            Ok(outcome) => {
+                self.state = State::Done;
+                Ok(Some(outcome))
+            }
+            Err(failure) => {
+                self.state = State::Failed(failure.error);
+                self.transmit = failure.terminate;
+                Err(failure.error)
+            }
+        }
+    }
+
+    /// The peer closed or reset the connection before the reply was whole.
+    pub fn handle_close(&mut self) -> SetupError {
+        if self.state != State::AwaitReply {
+            return SetupError::Misuse;
+        }
+        let error = SetupError::Closed { silent: self.reader.is_empty() };
+        self.state = State::Failed(error);
+        self.transmit = None;
+        error
+    }
+
+    /// After a failure: what to try on a new TCP connection to the same peer, if the failure looks like one of
+    /// a peer that did not understand the request.
+    pub fn fallback(&self) -> Option<InitiatorConfig> {
+        match self.state {
+            State::Failed(SetupError::Closed { silent: true }) => self.config.plainer(),
+            State::Failed(SetupError::NotEnhanced) => Some(InitiatorConfig {
+                revision: Revision::One,
+                peer: None,
+                peer_in_request: false,
+                ..self.config
+            }),
+            _ => None,
+        }
+    }
+
+    fn reply(&self, received: Received) -> Result<Outcome, Failure> {
+        let Received { frame, mut private_data } = received;
+        let config = &self.config;
+        let revision = Revision::from_wire(frame.revision)
+            .filter(|revision| *revision <= config.revision)
+            .ok_or(SetupError::Revision(frame.revision))?;
+        // In revision one the S bit is reserved and means nothing.
+        let says_enhanced = revision == Revision::Two && frame.enhanced();
+        if frame.reject() {
+            // Rejections are taken with any content: siw sets S in some that carry no data.
+            let enhanced = Enhanced::parse(&private_data).ok().filter(|_| says_enhanced);
+            if enhanced.is_some() {
+                private_data.drain(..Enhanced::LEN);
+            }
+            return Ok(Outcome::Rejected(Rejection { enhanced, private_data }));
+        }
+        let mut negotiated = Negotiated {
+            initiator: true,
+            revision,
+            crc: config.crc || frame.crc(),
+            send_markers: frame.markers(),
+            receive_markers: config.markers,
+            ird: config.depths.ird,
+            ord: config.depths.ord,
+            rtr: Rtr::None,
+            peer_enhanced: None,
+            peer_is_uwarp: false,
+            peer: None,
+            rtr_stag_to: (0, 0),
+            private_data: Vec::new(),
+        };
+        if config.revision == Revision::Two {
+            if !says_enhanced {
+                return Err(SetupError::NotEnhanced.into());
+            }
+            let enhanced = Enhanced::parse(&private_data).map_err(|_| SetupError::EnhancedMissing)?;
+            private_data.drain(..Enhanced::LEN);
+            // From here on both ends know how the stream is framed, so errors are told with a Terminate.
+            agree(config, enhanced, &mut negotiated).map_err(|error| Failure {
+                error,
+                terminate: error
+                    .terminate()
+                    .map(|reason| terminate_fpdu(reason, negotiated.crc, negotiated.send_markers)),
+            })?;
+            if let Some(ours) =
+                config.peer.filter(|_| answers_uwarp(frame.flags) && negotiated.rtr == Rtr::SendWrite)
+                && let Some((data, peer)) = split_peer_data(&private_data)
+            {
+                negotiated.peer_is_uwarp = true;
+                negotiated.peer = Some(peer);
+                negotiated.rtr_stag_to = ours.agreed_with(peer).to_rtr();
+                private_data.truncate(data);
+            }
+        }
+        negotiated.private_data = private_data;
+        Ok(Outcome::Accepted(negotiated))
+    }
+}
+
+/// A Read as the indication needs an outbound read depth.
+fn offers_read(config: &InitiatorConfig) -> bool {
+    config.depths.ord > 0
+}
+
+/// Depths and indication from the reply's enhanced data (RFC 6581 sections 9.1 and 9.2).
+fn agree(config: &InitiatorConfig, reply: Enhanced, negotiated: &mut Negotiated) -> Result<(), SetupError> {
+    negotiated.peer_enhanced = Some(reply);
+    if config.depths.negotiate {
+        if reply.ord != mpa::NO_AUTO {
+            if reply.ord > config.max_ird.max(config.depths.ird) {
+                return Err(SetupError::InsufficientIrd { wanted: reply.ord, limit: config.max_ird });
+            }
+            negotiated.ird = config.depths.ird.max(reply.ord);
+        }
+        if reply.ird != mpa::NO_AUTO {
+            negotiated.ord = config.depths.ord.min(reply.ird);
+        }
+    }
+    // A responder that answers the peer-to-peer model without it breaks a MUST, but has told us what it will do (Chelsio's
+    // driver with its `peer2peer` switched off): wait for our first FPDU. So be it.
+    negotiated.rtr = if !reply.a_p2p {
+        Rtr::None
+    } else if reply.c_write_rtr {
+        Rtr::SendWrite
+    } else if reply.d_read_rtr && offers_read(config) {
+        Rtr::SendRead
+    } else {
+        return Err(SetupError::NoMatchingRtr);
+    };
+    Ok(())
+}
+
+/// B without A: an echo of our own flags is no answer.
+fn answers_uwarp(flags: u8) -> bool {
+    flags & (mpa::FLAG_UWARP_A | mpa::FLAG_UWARP_B) == mpa::FLAG_UWARP_B
+}
+
+/// Length of the program's data, and the peer data behind it.
+pub(super) fn split_peer_data(private_data: &[u8]) -> Option<(usize, PeerData)> {
+    let (data, peer) = private_data.split_last_chunk::<{ PeerData::LEN }>()?;
+    Some((data.len(), PeerData::parse(peer)?))
+}
+
+/// An error, and what the peer is told of it.
+struct Failure {
+    error: SetupError,
+    terminate: Option<Vec<u8>>,
+}
+
+impl From<SetupError> for Failure {
+    fn from(error: SetupError) -> Self {
+        Self { error, terminate: None }
+    }
+}

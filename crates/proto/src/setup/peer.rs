@@ -1,0 +1,143 @@
+//! How two uwarp ends know each other, and what they tell each other (docs/adr/002-uwarp-peers-know-each-other.md).
+//!
+//! A uwarp initiator sets the reserved bit A in its request and changes nothing else, so a stranger sees exactly
+//! the program's private data. A uwarp responder answers with the reserved bit B and without A (a peer that
+//! echoes a request's flags does not look like uwarp) and puts its [`PeerData`] behind the program's private data. The
+//! initiator answers with its own in the STag and tagged offset of the ready-to-receive Write, which has no payload
+//! and whose STag and offset therefore mean nothing to anybody else (RFC 5040 section 5.1 with RFC 6581 section 9.2).
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +---------------+---------------+-----+---------+---------------+
+//! |    Version    |   Features    |Retry|  Timer  |       0       |   STag of the Write
+//! +---------------+---------------+-----+---------+---------------+
+//! |       0       |               Queue pair number               |   tagged offset
+//! +---------------+-----------------------------------------------+   of the Write
+//! |                               0                               |
+//! +---------------------------------------------------------------+
+//! ```
+//!
+//! A request may carry it too, behind the program's data, with A and B both set: for programs that pass queue pair
+//! numbers through the connection manager and do not run against strangers anyway.
+
+/// The protocol between two uwarp ends that this code speaks. Two ends use the lower of their versions.
+///
+/// 1: FPDUs of up to [`crate::tx::UWARP_MULPDU`] bytes, placement acknowledgements where wished.
+pub const VERSION: u8 = 1;
+
+/// What a uwarp end says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PeerData {
+    /// Highest version that the sender speaks; in the ready-to-receive Write the version in use.
+    pub version: u8,
+    /// The sender wants its messages acknowledged when they are placed.
+    pub placement_acks: bool,
+    /// How often the sender of this wishes its peer to retry when it has no receive posted: 0 to 6, or 7 without end.
+    pub rnr_retry: u8,
+    /// The sender's minimum RNR timer, a 5-bit code (0 is 655 ms).
+    pub min_rnr_timer: u8,
+    /// The sender's queue pair number, 24 bits; 0 when it is not said.
+    pub qpn: u32,
+}
+
+mod field {
+    pub const VERSION: usize = 0;
+    pub const FEATURES: usize = 1;
+    pub const RNR: usize = 2;
+    pub const QPN: core::ops::Range<usize> = 5..8;
+
+    pub const FEATURE_PLACEMENT_ACKS: u8 = 0x01;
+    pub const RETRY_SHIFT: u8 = 5;
+    pub const TIMER_MASK: u8 = 0x1F;
+}
+
+impl PeerData {
+    /// Bytes on the wire.
+    pub const LEN: usize = 12;
+
+    /// Data of this version with nothing wished.
+    pub const fn new() -> Self {
+        Self { version: VERSION, placement_acks: false, rnr_retry: 7, min_rnr_timer: 0, qpn: 0 }
+    }
+
+    /// Reads twelve bytes. Bits that version 1 does not know are ignored; a version of 0 is nobody's.
+    pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
+        let [_, _, _, _, _, q0, q1, q2, ..] = *bytes;
+        (bytes[field::VERSION] != 0).then_some(Self {
+            version: bytes[field::VERSION],
+            placement_acks: bytes[field::FEATURES] & field::FEATURE_PLACEMENT_ACKS != 0,
+            rnr_retry: bytes[field::RNR] >> field::RETRY_SHIFT,
+            min_rnr_timer: bytes[field::RNR] & field::TIMER_MASK,
+            qpn: u32::from_be_bytes([0, q0, q1, q2]),
+        })
+    }
+
+    /// The twelve bytes. Numbers that are too large for their field lose their upper bits.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[field::VERSION] = self.version;
+        if self.placement_acks {
+            out[field::FEATURES] |= field::FEATURE_PLACEMENT_ACKS;
+        }
+        out[field::RNR] = self.rnr_retry << field::RETRY_SHIFT | self.min_rnr_timer & field::TIMER_MASK;
+        let [_, qpn @ ..] = self.qpn.to_be_bytes();
+        out[field::QPN].copy_from_slice(&qpn);
+        out
+    }
+
+    /// STag and tagged offset of a ready-to-receive Write that carries this.
+    pub fn to_rtr(&self) -> (u32, u64) {
+        let [a, b, c, d, rest @ ..] = self.to_bytes();
+        (u32::from_be_bytes([a, b, c, d]), u64::from_be_bytes(rest))
+    }
+
+    /// What the ready-to-receive Write with this STag and offset says. `None`: its sender is no uwarp end, although
+    /// it set our bit in its request; treat it as a stranger.
+    pub fn from_rtr(stag: u32, to: u64) -> Option<Self> {
+        let mut bytes = [0; Self::LEN];
+        let (head, tail) = bytes.split_at_mut(4);
+        head.copy_from_slice(&stag.to_be_bytes());
+        tail.copy_from_slice(&to.to_be_bytes());
+        Self::parse(&bytes)
+    }
+
+    /// This end's data in the version that both ends speak.
+    pub fn agreed_with(self, peer: PeerData) -> Self {
+        Self { version: self.version.min(peer.version), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn golden_bytes() {
+        let data =
+            PeerData { version: 1, placement_acks: true, rnr_retry: 7, min_rnr_timer: 12, qpn: 0x8005_01 };
+        assert_eq!(data.to_bytes(), [1, 1, 0xEC, 0, 0, 0x80, 0x05, 0x01, 0, 0, 0, 0]);
+        assert_eq!(data.to_rtr(), (0x0101_EC00, 0x0080_0501_0000_0000));
+    }
+
+    #[test]
+    fn a_strangers_ready_to_receive_write_says_nothing() {
+        assert_eq!(PeerData::from_rtr(0, 0), None);
+    }
+
+    proptest! {
+        #[test]
+        fn round_trip(version in 1u8.., placement_acks: bool, rnr_retry in 0u8..8, min_rnr_timer in 0u8..32, qpn in 0u32..1 << 24) {
+            let data = PeerData { version, placement_acks, rnr_retry, min_rnr_timer, qpn };
+            prop_assert_eq!(PeerData::parse(&data.to_bytes()), Some(data));
+            let (stag, to) = data.to_rtr();
+            prop_assert_eq!(PeerData::from_rtr(stag, to), Some(data));
+        }
+
+        #[test]
+        fn any_bytes(bytes: [u8; PeerData::LEN]) {
+            let _ = PeerData::parse(&bytes);
+        }
+    }
+}

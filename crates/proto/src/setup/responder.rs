@@ -1,0 +1,257 @@
+//! The end that answers.
+
+use uwarp_wire::mpa::{self, Enhanced, FrameKind};
+
+use super::initiator::split_peer_data;
+use super::reader::{FrameReader, Received};
+use super::{Depths, Negotiated, PeerData, Revision, Rtr, SetupError, frame, private_data_limit};
+
+/// What a responder goes by before it knows who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponderPolicy {
+    /// Highest revision that is answered. One: a request of revision two is treated as a responder of RFC 5044's time
+    /// would, so the connection ends.
+    pub max_revision: Revision,
+    /// Ask for CRCs; without, they are off unless the initiator wants them.
+    pub crc: bool,
+    /// Ask the initiator to put markers into what it sends.
+    pub markers: bool,
+    /// Answer a uwarp initiator as uwarp.
+    pub know_peers: bool,
+    /// The most inbound read depth that this end can serve.
+    pub max_ird: u16,
+}
+
+/// A request, for the program to accept or reject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Its revision.
+    pub revision: Revision,
+    /// The initiator's read depths and model; `None` without enhanced set-up.
+    pub enhanced: Option<Enhanced>,
+    /// The initiator says that it is uwarp.
+    pub peer_is_uwarp: bool,
+    /// What it says of itself, if it said it here.
+    pub peer: Option<PeerData>,
+    /// The initiating program's private data.
+    pub private_data: Vec<u8>,
+}
+
+/// Terms on which a request is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AcceptParams {
+    /// Our read depths. The inbound one is raised to what the initiator asks for, at most to the policy's limit.
+    pub depths: Depths,
+    /// What a uwarp initiator is told.
+    pub peer: PeerData,
+}
+
+/// Waits for a request and answers it.
+#[derive(Debug)]
+pub struct Responder {
+    policy: ResponderPolicy,
+    transmit: Option<Vec<u8>>,
+    reader: FrameReader,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    AwaitRequest,
+    AwaitDecision(Asked),
+    Done,
+}
+
+/// What the answer depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Asked {
+    revision: Revision,
+    crc: bool,
+    markers: bool,
+    enhanced: Option<Enhanced>,
+    uwarp: bool,
+    peer: Option<PeerData>,
+}
+
+impl Responder {
+    /// A machine that waits for a request.
+    pub fn new(policy: ResponderPolicy) -> Self {
+        Self {
+            policy,
+            transmit: None,
+            reader: FrameReader::new(FrameKind::Request),
+            state: State::AwaitRequest,
+        }
+    }
+
+    /// Bytes to send, if any. Ask again after each call of this machine.
+    pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
+        self.transmit.take()
+    }
+
+    /// How many bytes to read next at most; 0 when the machine takes no more.
+    pub fn want(&self) -> usize {
+        if self.state == State::AwaitRequest { self.reader.want() } else { 0 }
+    }
+
+    /// Whether not a byte has arrived.
+    pub fn is_silent(&self) -> bool {
+        self.state == State::AwaitRequest && self.reader.is_empty()
+    }
+
+    /// Takes at most `want()` bytes of the stream. `None`: more are needed. After `Some` comes [`Responder::accept`] or
+    /// [`Responder::reject`]; after an error the connection is to be closed without an answer (RFC 5044 section
+    /// 7.1.2 rule 2).
+    pub fn handle_input(&mut self, input: &[u8]) -> Result<Option<Request>, SetupError> {
+        if self.state != State::AwaitRequest {
+            return Err(SetupError::Misuse);
+        }
+        let received = match self.reader.push(input) {
+            Ok(None) => return Ok(None),
+            Ok(Some(received)) => received,
+            Err(SetupError::Misuse) => return Err(SetupError::Misuse),
+            Err(error) => {
+                self.state = State::Done;
+                return Err(error);
+            }
+        };
+        self.state = State::Done;
+        let (asked, private_data) = self.request(received)?;
+        self.state = State::AwaitDecision(asked);
+        Ok(Some(Request {
+            revision: asked.revision,
+            enhanced: asked.enhanced,
+            peer_is_uwarp: asked.uwarp,
+            peer: asked.peer,
+            private_data,
+        }))
+    }
+
+    /// Most bytes of private data that an answer to the request at hand holds.
+    pub fn private_data_limit(&self) -> usize {
+        let enhanced = matches!(self.state, State::AwaitDecision(asked) if asked.enhanced.is_some());
+        private_data_limit(enhanced, false)
+    }
+
+    /// Accepts. The stream begins in each direction behind the reply, which waits in [`Responder::poll_transmit`].
+    ///
+    /// With private data so long that ours does not fit behind it, a uwarp initiator is answered as a stranger.
+    pub fn accept(&mut self, params: AcceptParams, private_data: &[u8]) -> Result<Negotiated, SetupError> {
+        let State::AwaitDecision(asked) = self.state else { return Err(SetupError::Misuse) };
+        let uwarp = asked.uwarp && private_data.len() <= private_data_limit(true, true);
+        let mut negotiated = Negotiated {
+            initiator: false,
+            revision: asked.revision,
+            crc: self.policy.crc || asked.crc,
+            send_markers: asked.markers,
+            receive_markers: self.policy.markers,
+            ird: params.depths.ird,
+            ord: params.depths.ord,
+            rtr: Rtr::None,
+            peer_enhanced: asked.enhanced,
+            peer_is_uwarp: uwarp,
+            peer: asked.peer.filter(|_| uwarp),
+            rtr_stag_to: (0, 0),
+            private_data: Vec::new(),
+        };
+        let reply = asked.enhanced.map(|request| self.agree(params.depths, request, uwarp, &mut negotiated));
+        let mut flags = 0;
+        for (set, bit) in
+            [(negotiated.crc, mpa::FLAG_C), (self.policy.markers, mpa::FLAG_M), (uwarp, mpa::FLAG_UWARP_B)]
+        {
+            if set {
+                flags |= bit;
+            }
+        }
+        let peer = uwarp.then_some(params.peer);
+        self.transmit = Some(frame(FrameKind::Reply, flags, asked.revision, reply, private_data, peer)?);
+        self.state = State::Done;
+        Ok(negotiated)
+    }
+
+    /// Rejects. After the reply, which waits in [`Responder::poll_transmit`], the connection is of no more use.
+    pub fn reject(&mut self, private_data: &[u8]) -> Result<(), SetupError> {
+        let State::AwaitDecision(asked) = self.state else { return Err(SetupError::Misuse) };
+        let mut flags = mpa::FLAG_R;
+        if self.policy.crc || asked.crc {
+            flags |= mpa::FLAG_C;
+        }
+        // An enhanced request gets an enhanced answer, a rejection too (RFC 6581 section 10). We have no depths to say.
+        let reply = asked.enhanced.map(|request| Enhanced {
+            ird: request.ord,
+            ord: request.ird,
+            a_p2p: request.a_p2p,
+            b_send_rtr: false,
+            ..indications(request)
+        });
+        self.transmit = Some(frame(FrameKind::Reply, flags, asked.revision, reply, private_data, None)?);
+        self.state = State::Done;
+        Ok(())
+    }
+
+    fn request(&self, received: Received) -> Result<(Asked, Vec<u8>), SetupError> {
+        let Received { frame, mut private_data } = received;
+        let revision = Revision::from_wire(frame.revision)
+            .filter(|revision| *revision <= self.policy.max_revision)
+            .ok_or(SetupError::Revision(frame.revision))?;
+        // The R bit of a request and reserved bits are not checked (RFC 5044 section 7.1.1); S is reserved in revision one.
+        let enhanced = if revision == Revision::Two && frame.enhanced() {
+            let enhanced = Enhanced::parse(&private_data).map_err(|_| SetupError::EnhancedMissing)?;
+            private_data.drain(..Enhanced::LEN);
+            Some(enhanced)
+        } else {
+            None
+        };
+        // A request of ours always looks like this, which keeps away most of those who set a reserved bit by mistake.
+        let uwarp = self.policy.know_peers
+            && frame.flags & mpa::FLAG_UWARP_A != 0
+            && enhanced.is_some_and(|enhanced| enhanced.a_p2p && enhanced.c_write_rtr);
+        let mut peer = None;
+        if uwarp
+            && frame.flags & mpa::FLAG_UWARP_B != 0
+            && let Some((data, said)) = split_peer_data(&private_data)
+        {
+            private_data.truncate(data);
+            peer = Some(said);
+        }
+        let asked = Asked { revision, crc: frame.crc(), markers: frame.markers(), enhanced, uwarp, peer };
+        Ok((asked, private_data))
+    }
+
+    /// Depths and indication for the reply (RFC 6581 sections 9.1 and 9.2).
+    fn agree(&self, depths: Depths, request: Enhanced, uwarp: bool, negotiated: &mut Negotiated) -> Enhanced {
+        let mut reply = Enhanced { a_p2p: request.a_p2p, ..Enhanced::default() };
+        if request.a_p2p {
+            negotiated.rtr = Rtr::Expect;
+            let offered = indications(request);
+            reply.c_write_rtr = offered.c_write_rtr;
+            // Between uwarp ends the Write carries what the initiator says of itself.
+            reply.d_read_rtr = offered.d_read_rtr && !uwarp;
+        }
+        reply.ird = if !depths.negotiate || request.ord == mpa::NO_AUTO {
+            mpa::NO_AUTO
+        } else {
+            let for_rtr = u16::from(reply.d_read_rtr);
+            negotiated.ird = depths.ird.max(request.ord.min(self.policy.max_ird)).max(for_rtr);
+            negotiated.ird
+        };
+        reply.ord = if !depths.negotiate || request.ird == mpa::NO_AUTO {
+            mpa::NO_AUTO
+        } else {
+            negotiated.ord = depths.ord.min(request.ird);
+            negotiated.ord
+        };
+        reply
+    }
+}
+
+/// The indications that a reply names: those asked for that we know, or else all that we know, so that the initiator
+/// can say what is wrong (RFC 6581 section 9.2).
+fn indications(request: Enhanced) -> Enhanced {
+    let neither = !request.c_write_rtr && !request.d_read_rtr;
+    Enhanced {
+        c_write_rtr: request.a_p2p && (request.c_write_rtr || neither),
+        d_read_rtr: request.a_p2p && (request.d_read_rtr || neither),
+        ..Enhanced::default()
+    }
+}
