@@ -1,1 +1,27 @@
-//! The RNIC: protection domains, memory regions, queue pairs, completion queues.
+//! The RNIC: protection domains, memory regions, queue pairs and completion queues.
+//!
+//! No sockets and no clock live here. A queue pair ([`qp::QpCore`]) turns work requests into bytes to
+//! send ([`out::OutQueue`]) and received bytes into placements and completions; `uwarp-driver` moves the
+//! bytes. Names are those of the verbs (and of RFC 5040/5041 where the verbs have none).
+//!
+//! `unsafe` is allowed in [`mem`] only: the one module that touches registered memory.
+
+#![deny(unsafe_code)]
+
+pub mod cq;
+pub mod error;
+pub mod event;
+pub mod mem;
+pub mod mr;
+pub mod out;
+pub mod pd;
+pub mod qp;
+pub mod trace;
+pub mod wr;
+
+pub use cq::Cq;
+pub use error::VerbsError;
+pub use event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
+pub use mr::{Access, Mr};
+pub use pd::Pd;
+pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};

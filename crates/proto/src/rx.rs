@@ -1,0 +1,145 @@
+//! Receiving: DDP segments checked against the stream's state (RFC 5041 section 7, RFC 5040 section 7.2).
+//!
+//! [`RxState::check`] looks, [`RxState::commit`] moves on. Between the two the owner places the payload; if
+//! it cannot yet (no receive is posted), it leaves the segment and checks it again later.
+
+use uwarp_wire::ddp::{self, Header, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
+use uwarp_wire::rdmap::{Control, Opcode, QN_UWARP_ACK, RV};
+use uwarp_wire::terminate::{Mpa, RemoteOperation, TaggedBuffer, TerminateError, UntaggedBuffer};
+
+/// A segment that passed every check that needs no memory region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// The header as it came.
+    pub header: Header,
+    /// The RDMAP operation.
+    pub opcode: Opcode,
+    /// Bytes of DDP header; the rest of the ULPDU is payload.
+    pub header_len: usize,
+    /// Payload bytes.
+    pub payload_len: usize,
+}
+
+impl Segment {
+    /// Whether this is the last segment of its message.
+    pub fn last(&self) -> bool {
+        self.header.last()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Queue {
+    /// MSN of the message in progress or expected next; starts at 1 and wraps (RFC 5041 section 5.3).
+    msn: u32,
+    /// Bytes of it already placed.
+    mo: u32,
+    /// Its operation, once its first segment came.
+    opcode: Option<Opcode>,
+}
+
+impl Queue {
+    const START: Self = Self { msn: 1, mo: 0, opcode: None };
+}
+
+/// What a stream's untagged queues expect next.
+#[derive(Debug)]
+pub struct RxState {
+    queues: [Queue; 4],
+    uwarp_peer: bool,
+}
+
+impl RxState {
+    /// A stream that starts now. `uwarp_peer`: the peer may use our own operations.
+    pub fn new(uwarp_peer: bool) -> Self {
+        Self { queues: [Queue::START; 4], uwarp_peer }
+    }
+
+    /// Checks a segment of `ulpdu_len` bytes whose header is at the start of `ulpdu` (at least
+    /// [`ddp::Untagged::LEN`] bytes of it, or all if it is shorter).
+    pub fn check(&self, ulpdu: &[u8], ulpdu_len: usize) -> Result<Segment, TerminateError> {
+        let (header, header_len) = Header::parse(ulpdu).map_err(|e| match e {
+            // No DDP code exists for a ULPDU shorter than its header: the length field was wrong.
+            ddp::Error::Truncated => TerminateError::Mpa(Mpa::MarkerMismatch),
+            ddp::Error::BadVersion { tagged: true, .. } => TerminateError::TaggedBuffer(TaggedBuffer::InvalidVersion),
+            ddp::Error::BadVersion { tagged: false, .. } => TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidVersion),
+        })?;
+        let payload_len = ulpdu_len.checked_sub(header_len).ok_or(TerminateError::Mpa(Mpa::MarkerMismatch))?;
+        let control = Control::parse(header.rsvdulp());
+        if control.version != RV {
+            return Err(TerminateError::RemoteOperation(RemoteOperation::InvalidVersion));
+        }
+        let opcode = control.opcode;
+        let segment = Segment { header, opcode, header_len, payload_len };
+        match header {
+            Header::Tagged(h) => {
+                if !matches!(opcode, Opcode::Write | Opcode::ReadResponse) {
+                    return Err(TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode));
+                }
+                let len = u64::try_from(payload_len).unwrap_or(u64::MAX);
+                if h.to.checked_add(len).is_none() {
+                    return Err(TerminateError::TaggedBuffer(TaggedBuffer::ToWrap));
+                }
+            }
+            Header::Untagged(h) => {
+                let queue = self.queue(h.qn).ok_or(TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidQn))?;
+                let fits = match opcode {
+                    Opcode::Send | Opcode::SendInvalidate | Opcode::SendSe | Opcode::SendSeInvalidate => {
+                        h.qn == QN_SEND
+                    }
+                    Opcode::ReadRequest => h.qn == QN_READ_REQUEST,
+                    Opcode::Terminate => h.qn == QN_TERMINATE,
+                    Opcode::UwarpAck => h.qn == QN_UWARP_ACK && self.uwarp_peer,
+                    _ => false,
+                };
+                if !fits || queue.opcode.is_some_and(|o| o != opcode) {
+                    return Err(TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode));
+                }
+                if h.msn != queue.msn {
+                    return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::MsnRange));
+                }
+                let len = u32::try_from(payload_len).map_err(|_| TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong))?;
+                if h.mo != queue.mo || h.mo.checked_add(len).is_none() {
+                    return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidMo));
+                }
+            }
+        }
+        Ok(segment)
+    }
+
+    /// Moves on past a segment that [`check`](Self::check) accepted and whose payload is placed.
+    pub fn commit(&mut self, segment: &Segment) {
+        let Header::Untagged(h) = segment.header else { return };
+        let Some(queue) = self.queue_mut(h.qn) else { return };
+        if h.last {
+            *queue = Queue { msn: queue.msn.wrapping_add(1), ..Queue::START };
+        } else {
+            let len = u32::try_from(segment.payload_len).unwrap_or(u32::MAX);
+            *queue = Queue { mo: queue.mo.saturating_add(len), opcode: Some(segment.opcode), ..*queue };
+        }
+    }
+
+    /// Makes the next message of every queue expect this MSN, for tests near the wrap.
+    #[doc(hidden)]
+    pub fn set_msn(&mut self, msn: u32) {
+        self.queues = [Queue { msn, ..Queue::START }; 4];
+    }
+
+    fn index(&self, qn: u32) -> Option<usize> {
+        match qn {
+            QN_SEND => Some(0),
+            QN_READ_REQUEST => Some(1),
+            QN_TERMINATE => Some(2),
+            QN_UWARP_ACK if self.uwarp_peer => Some(3),
+            _ => None,
+        }
+    }
+
+    fn queue(&self, qn: u32) -> Option<&Queue> {
+        self.queues.get(self.index(qn)?)
+    }
+
+    fn queue_mut(&mut self, qn: u32) -> Option<&mut Queue> {
+        let index = self.index(qn)?;
+        self.queues.get_mut(index)
+    }
+}

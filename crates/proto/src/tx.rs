@@ -1,0 +1,141 @@
+//! Sending: messages cut into DDP segments (RFC 5041 section 5).
+
+use uwarp_wire::ddp::{Header, QN_SEND, Tagged, Untagged};
+use uwarp_wire::mpa;
+use uwarp_wire::rdmap::{Control, Opcode};
+
+/// A message to send, without its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// RDMA Write or RDMA Read Response: payload goes to `stag` from `to` on.
+    Tagged {
+        /// [`Opcode::Write`] or [`Opcode::ReadResponse`].
+        opcode: Opcode,
+        /// Data sink STag.
+        stag: u32,
+        /// Data sink tagged offset of the first byte.
+        to: u64,
+    },
+    /// A message to one of the peer's queues.
+    Untagged {
+        /// The operation.
+        opcode: Opcode,
+        /// Queue number.
+        qn: u32,
+        /// Message sequence number.
+        msn: u32,
+        /// The Invalidate STag of Send with Invalidate, else zero.
+        invalidate: u32,
+    },
+}
+
+impl Message {
+    /// A Send of any kind.
+    pub fn send(msn: u32, solicited: bool, invalidate: Option<u32>) -> Self {
+        let opcode = match (solicited, invalidate.is_some()) {
+            (false, false) => Opcode::Send,
+            (true, false) => Opcode::SendSe,
+            (false, true) => Opcode::SendInvalidate,
+            (true, true) => Opcode::SendSeInvalidate,
+        };
+        Self::Untagged { opcode, qn: QN_SEND, msn, invalidate: invalidate.unwrap_or(0) }
+    }
+
+    /// Length of the DDP header of its segments.
+    pub fn header_len(&self) -> usize {
+        match self {
+            Self::Tagged { .. } => Tagged::LEN,
+            Self::Untagged { .. } => Untagged::LEN,
+        }
+    }
+}
+
+/// Cuts one message into segments.
+#[derive(Debug, Clone, Copy)]
+pub struct Segmenter {
+    message: Message,
+    total: u32,
+    done: u32,
+    step: u32,
+    started: bool,
+    announce: bool,
+}
+
+/// One segment: its header, and which part of the message's payload follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutSegment {
+    /// DDP header with the RDMAP control octet.
+    pub header: Header,
+    /// Offset of the payload in the message.
+    pub offset: u32,
+    /// Payload bytes.
+    pub len: u32,
+}
+
+impl Segmenter {
+    /// `total` bytes in segments whose ULPDU is at most `mulpdu` bytes. With `balanced`, segments are of about equal
+    /// size, so that a message just above the limit does not end in a tiny one (worth it where segments are
+    /// received straight into place); without, each is as large as it may be.
+    pub fn new(message: Message, total: u32, mulpdu: usize, balanced: bool) -> Self {
+        let max = u32::try_from(mulpdu.saturating_sub(message.header_len()).max(64)).unwrap_or(u32::MAX) & !3;
+        let step = if balanced && total > max {
+            let parts = total.div_ceil(max);
+            total.div_ceil(parts).next_multiple_of(4).min(max)
+        } else {
+            max
+        };
+        Self { message, total, done: 0, step, started: false, announce: false }
+    }
+
+    /// Puts an empty segment first. It lets a receiver that knows of it (another uwarp end) check STag and offset by that
+    /// segment's CRC, and receive the payload behind straight into place.
+    pub fn announced(self) -> Self {
+        Self { announce: self.total > 0, ..self }
+    }
+
+    /// Whether all segments were taken.
+    pub fn finished(&self) -> bool {
+        self.started && self.done == self.total
+    }
+
+    /// The next segment; a message of no bytes has one.
+    pub fn next_segment(&mut self) -> Option<OutSegment> {
+        if self.finished() {
+            return None;
+        }
+        self.started = true;
+        let offset = self.done;
+        let step = if std::mem::take(&mut self.announce) { 0 } else { self.step };
+        let len = step.min(self.total - self.done);
+        self.done += len;
+        let last = self.done == self.total;
+        let header = match self.message {
+            Message::Tagged { opcode, stag, to } => Header::Tagged(Tagged {
+                last,
+                stag,
+                to: to.wrapping_add(u64::from(offset)),
+                rsvdulp: Control::new(opcode).to_byte(),
+            }),
+            Message::Untagged { opcode, qn, msn, invalidate } => Header::Untagged(Untagged {
+                last,
+                rsvdulp: Control::new(opcode).to_byte(),
+                rsvdulp32: invalidate,
+                qn,
+                msn,
+                mo: offset,
+            }),
+        };
+        Some(OutSegment { header, offset, len })
+    }
+}
+
+/// Largest ULPDU between two uwarp ends, in bytes: 64 KiB less room for what a later revision may add.
+pub const UWARP_MULPDU: usize = 64_768;
+
+/// Largest ULPDU for a path whose effective maximum segment size is `emss` bytes: one FPDU a TCP segment (RFC 5044
+/// section 4.5, with `markers`: room for those that fall into one segment).
+pub fn mulpdu_for_emss(emss: usize, markers: bool) -> usize {
+    let markers = if markers { mpa::MARKER_LEN * emss.div_ceil(mpa::MARKER_SPACING) } else { 0 };
+    let overhead = mpa::FPDU_HDR_LEN + mpa::CRC_LEN + markers + emss % 4;
+    emss.saturating_sub(overhead).clamp(128, UWARP_MULPDU)
+}

@@ -1,0 +1,215 @@
+//! Completion queues.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::error::VerbsError;
+use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
+use crate::wr::{Wc, WcStatus};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Armed {
+    No,
+    /// For completions of solicited Sends and for errors.
+    Solicited,
+    Any,
+}
+
+struct Inner {
+    ring: VecDeque<Wc>,
+    depth: usize,
+    armed: Armed,
+    overflowed: bool,
+}
+
+/// A completion queue: a bounded ring, and whether the next entry makes an event.
+pub struct Cq {
+    inner: Mutex<Inner>,
+    cookie: u64,
+    completions: Option<Arc<dyn CompletionSink>>,
+    async_sink: Arc<dyn AsyncSink>,
+    /// Polls in a row that found nothing; kept for whoever decides on progress.
+    empty_polls: AtomicU32,
+}
+
+impl std::fmt::Debug for Cq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cq").field("cookie", &self.cookie).finish_non_exhaustive()
+    }
+}
+
+impl Cq {
+    /// A queue of `depth` entries. `cookie` names it in events.
+    pub fn new(
+        depth: u32,
+        cookie: u64,
+        completions: Option<Arc<dyn CompletionSink>>,
+        async_sink: Arc<dyn AsyncSink>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            // The ring grows on use: an idle queue of 16,384 entries costs nothing.
+            inner: Mutex::new(Inner {
+                ring: VecDeque::new(),
+                depth: depth.max(1) as usize,
+                armed: Armed::No,
+                overflowed: false,
+            }),
+            cookie,
+            completions,
+            async_sink,
+            empty_polls: AtomicU32::new(0),
+        })
+    }
+
+    /// Entries it holds at most.
+    pub fn depth(&self) -> u32 {
+        u32::try_from(self.inner.lock().depth).unwrap_or(u32::MAX)
+    }
+
+    /// Takes up to `max` completions, oldest first; returns how many. Makes no progress of its own.
+    pub fn poll(&self, max: usize, mut sink: impl FnMut(Wc)) -> usize {
+        let mut inner = self.inner.lock();
+        let n = inner.ring.len().min(max);
+        for wc in inner.ring.drain(..n) {
+            sink(wc);
+        }
+        n
+    }
+
+    /// Whether completions wait.
+    pub fn is_empty(&self) -> bool {
+        self.inner.lock().ring.is_empty()
+    }
+
+    /// Whether a completion did not fit. Such a queue stays broken (`ibv_poll_cq` fails on it).
+    pub fn overflowed(&self) -> bool {
+        self.inner.lock().overflowed
+    }
+
+    /// Makes the next completion (or the next solicited or failed one) an event. Completions that are there already make
+    /// none: the program polls after arming, as the man page says. Arming for any outweighs arming for solicited.
+    pub fn arm(&self, solicited_only: bool) {
+        let mut inner = self.inner.lock();
+        inner.armed = match (inner.armed, solicited_only) {
+            (Armed::Any, _) | (_, false) => Armed::Any,
+            _ => Armed::Solicited,
+        };
+    }
+
+    /// Changes the depth; refused when more entries wait than would fit.
+    pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
+        let mut inner = self.inner.lock();
+        if (depth as usize) < inner.ring.len() || depth == 0 {
+            return Err(VerbsError::Invalid("more completions wait than the queue would hold"));
+        }
+        inner.depth = depth as usize;
+        Ok(())
+    }
+
+    /// Adds a completion. `solicited`: it completes a receive of a Send with Solicited Event.
+    ///
+    /// Returns false when the queue is full: the completion is lost, an asynchronous event says so once, and the
+    /// caller's queue pair has to go to the error state.
+    pub fn push(&self, wc: Wc, solicited: bool) -> bool {
+        let event = {
+            let mut inner = self.inner.lock();
+            if inner.ring.len() >= inner.depth {
+                let first = !std::mem::replace(&mut inner.overflowed, true);
+                drop(inner);
+                if first {
+                    self.async_sink.async_event(AsyncEvent { kind: EventKind::CqErr, cookie: self.cookie });
+                }
+                return false;
+            }
+            let event = match inner.armed {
+                Armed::No => false,
+                Armed::Any => true,
+                Armed::Solicited => solicited || wc.status != WcStatus::Success,
+            };
+            if event {
+                inner.armed = Armed::No;
+            }
+            inner.ring.push_back(wc);
+            event
+        };
+        if event && let Some(sink) = &self.completions {
+            sink.completion_event(self.cookie);
+        }
+        true
+    }
+
+    /// Counts an empty poll and says how many there were in a row; a poll that found something starts anew.
+    pub fn note_poll(&self, found: bool) -> u32 {
+        if found {
+            self.empty_polls.store(0, Ordering::Relaxed);
+            return 0;
+        }
+        // Not atomic as a whole: two pollers may lose a count, which costs one more empty poll.
+        let n = self.empty_polls.load(Ordering::Relaxed).saturating_add(1);
+        self.empty_polls.store(n, Ordering::Relaxed);
+        n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wr::WcOpcode;
+    use std::sync::atomic::AtomicUsize;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+    impl AsyncSink for Count {
+        fn async_event(&self, _: AsyncEvent) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    impl CompletionSink for Count {
+        fn completion_event(&self, _: u64) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn wc(status: WcStatus) -> Wc {
+        Wc::new(1, status, WcOpcode::Recv, 1)
+    }
+
+    #[test]
+    fn overflow_is_told_once() {
+        let events = Arc::new(Count::default());
+        let cq = Cq::new(2, 0, None, events.clone());
+        assert!(cq.push(wc(WcStatus::Success), false));
+        assert!(cq.push(wc(WcStatus::Success), false));
+        assert!(!cq.push(wc(WcStatus::Success), false));
+        assert!(!cq.push(wc(WcStatus::Success), false));
+        assert_eq!(events.0.load(Ordering::Relaxed), 1);
+        assert!(cq.overflowed());
+        assert_eq!(cq.poll(10, |_| ()), 2);
+    }
+
+    #[test]
+    fn arming_both_kinds() {
+        let events = Arc::new(Count::default());
+        let count = || events.0.load(Ordering::Relaxed);
+        let cq = Cq::new(16, 0, Some(events.clone()), Arc::new(Count::default()));
+        cq.push(wc(WcStatus::Success), false);
+        assert_eq!(count(), 0);
+        cq.arm(true);
+        cq.push(wc(WcStatus::Success), false);
+        assert_eq!(count(), 0);
+        cq.push(wc(WcStatus::Success), true);
+        assert_eq!(count(), 1);
+        cq.push(wc(WcStatus::Success), true);
+        assert_eq!(count(), 1);
+        cq.arm(true);
+        cq.push(wc(WcStatus::WrFlushErr), false);
+        assert_eq!(count(), 2);
+        cq.arm(false);
+        cq.arm(true);
+        cq.push(wc(WcStatus::Success), false);
+        assert_eq!(count(), 3);
+    }
+}

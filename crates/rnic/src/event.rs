@@ -1,0 +1,46 @@
+//! What the RNIC tells its owner: completion events and asynchronous events.
+
+/// Asynchronous event kinds; the numbers are the verbs' own.
+#[repr(u32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum EventKind {
+    CqErr = 0,
+    QpFatal = 1,
+    QpReqErr = 2,
+    QpAccessErr = 3,
+    CommEst = 4,
+    SqDrained = 5,
+    PathMig = 6,
+    PathMigErr = 7,
+    DeviceFatal = 8,
+    PortActive = 9,
+    PortErr = 10,
+    SrqErr = 14,
+    SrqLimitReached = 15,
+    QpLastWqeReached = 16,
+}
+
+/// An asynchronous event and the object it concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub kind: EventKind,
+    /// The cookie that the owner gave the object it happened to.
+    pub cookie: u64,
+}
+
+/// Takes asynchronous events. Called with a queue pair's or completion queue's lock held: must not
+/// block and must not call back into the object.
+pub trait AsyncSink: Send + Sync {
+    /// An event happened.
+    fn async_event(&self, event: AsyncEvent);
+}
+
+/// Takes completion events, at most one for each time a completion queue is armed. Called without the
+/// completion queue's lock, but possibly with a queue pair's: must not block and must not call back
+/// into a queue pair.
+pub trait CompletionSink: Send + Sync {
+    /// The completion queue with this cookie has a new completion of the kind it was armed for.
+    fn completion_event(&self, cookie: u64);
+}

@@ -1,0 +1,375 @@
+//! Memory regions and the table of their STags.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use bitflags::bitflags;
+use parking_lot::RwLock;
+use uwarp_wire::terminate::{RemoteProtection, TaggedBuffer, TerminateError};
+
+use crate::error::VerbsError;
+use crate::mem::MemSeg;
+use crate::pd::Pd;
+
+bitflags! {
+    /// Rights to a region or queue pair; the bits are the verbs' own.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Access: u32 {
+        /// Local work requests may write it.
+        const LOCAL_WRITE = 1;
+        /// The peer may write it.
+        const REMOTE_WRITE = 1 << 1;
+        /// The peer may read it.
+        const REMOTE_READ = 1 << 2;
+        /// The peer may use atomics on it.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to it.
+        const MW_BIND = 1 << 4;
+        /// Offsets count from zero instead of from the address.
+        const ZERO_BASED = 1 << 5;
+        /// Pages need not be there at registration.
+        const ON_DEMAND = 1 << 6;
+        /// A hint about huge pages.
+        const HUGETLB = 1 << 7;
+        /// Flush to global visibility (RFC-less; accepted, no effect).
+        const FLUSH_GLOBAL = 1 << 8;
+        /// Flush to persistence (accepted, no effect).
+        const FLUSH_PERSISTENT = 1 << 9;
+        /// A hint that ordering does not matter.
+        const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+/// Why a stretch of memory may not be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessError {
+    /// No region has this STag.
+    InvalidStag,
+    /// Outside the region.
+    Bounds,
+    /// The region does not grant the right.
+    Rights,
+    /// The region belongs to another protection domain.
+    WrongPd,
+}
+
+impl AccessError {
+    /// The Terminate for an RDMA Write or Read Response that failed the check (RFC 5041 section 7.2; rights are
+    /// RDMAP's to report, RFC 5040 section 4.8).
+    pub fn for_tagged(self) -> TerminateError {
+        match self {
+            Self::InvalidStag => TerminateError::TaggedBuffer(TaggedBuffer::InvalidStag),
+            Self::Bounds => TerminateError::TaggedBuffer(TaggedBuffer::BaseOrBounds),
+            Self::WrongPd => TerminateError::TaggedBuffer(TaggedBuffer::StagNotAssociated),
+            Self::Rights => TerminateError::RemoteProtection(RemoteProtection::AccessRights),
+        }
+    }
+
+    /// The Terminate for an RDMA Read Request that failed the check (RFC 5040 section 7.2).
+    pub fn for_read_request(self) -> TerminateError {
+        match self {
+            Self::InvalidStag => TerminateError::RemoteProtection(RemoteProtection::InvalidStag),
+            Self::Bounds => TerminateError::RemoteProtection(RemoteProtection::BaseOrBounds),
+            Self::WrongPd => TerminateError::RemoteProtection(RemoteProtection::StagNotAssociated),
+            Self::Rights => TerminateError::RemoteProtection(RemoteProtection::AccessRights),
+        }
+    }
+}
+
+/// A registered memory region. `stag` is both its local and its remote key.
+#[derive(Debug)]
+pub struct Mr {
+    stag: u32,
+    pd: Arc<Pd>,
+    addr: u64,
+    iova: u64,
+    len: u64,
+    access: Access,
+    valid: AtomicBool,
+    /// Receives and sends that use the memory at this moment.
+    users: AtomicU32,
+}
+
+/// Proof that a region was valid when a use of its memory began; deregistration waits for its drop.
+#[derive(Debug)]
+pub struct MrUse(Arc<Mr>);
+
+impl Drop for MrUse {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Mr {
+    /// Registers `len` bytes at `addr`, which work requests and peers name by offsets from `iova` on.
+    ///
+    /// Fails with `Invalid` when rights contradict each other (remote write or atomics without local write) or the
+    /// range wraps. Whether the memory is mapped is for the caller to check.
+    pub fn register(pd: &Arc<Pd>, addr: u64, len: u64, iova: u64, access: Access) -> Result<Arc<Self>, VerbsError> {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+            return Err(VerbsError::Invalid("remote write or atomic rights need local write"));
+        }
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        // The whole address space is written as 0 and 2^64-1.
+        if addr.checked_add(len).is_none() || iova.checked_add(len).is_none() {
+            return Err(VerbsError::Invalid("the range wraps around the address space"));
+        }
+        let make = |stag| {
+            Arc::new(Self {
+                stag,
+                pd: pd.clone(),
+                addr,
+                iova,
+                len,
+                access,
+                valid: AtomicBool::new(true),
+                users: AtomicU32::new(0),
+            })
+        };
+        TABLE.insert(make)
+    }
+
+    /// Its STag: local key and remote key.
+    pub fn stag(&self) -> u32 {
+        self.stag
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Address, length in bytes, and first offset.
+    pub fn range(&self) -> (u64, u64, u64) {
+        (self.addr, self.len, self.iova)
+    }
+
+    /// Its rights.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Takes the key back and waits until no receive or send uses the memory any more (microseconds: no use
+    /// lasts longer than one system call). Doing it twice does nothing.
+    pub fn deregister(&self) {
+        if self.invalidate() {
+            while self.users.load(Ordering::Acquire) != 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Takes the key back without waiting, as a Send with Invalidate does. Says whether it was valid.
+    pub fn invalidate(&self) -> bool {
+        TABLE.remove(self.stag);
+        self.valid.swap(false, Ordering::SeqCst)
+    }
+
+    /// Changes domain, range or rights. The old key dies; the new region has a new one.
+    pub fn reregister(
+        &self,
+        pd: Option<&Arc<Pd>>,
+        range: Option<(u64, u64, u64)>,
+        access: Option<Access>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let (addr, len, iova) = range.unwrap_or((self.addr, self.len, self.iova));
+        let new = Self::register(pd.unwrap_or(&self.pd), addr, len, iova, access.unwrap_or(self.access))?;
+        self.deregister();
+        Ok(new)
+    }
+
+    /// Checks a use of `len` bytes from offset `to` on.
+    pub fn check(&self, pd: u32, to: u64, len: usize, need: Access) -> Result<MemSeg, AccessError> {
+        if self.pd.id() != pd {
+            return Err(AccessError::WrongPd);
+        }
+        let offset = to.checked_sub(self.iova).ok_or(AccessError::Bounds)?;
+        if offset > self.len || len as u64 > self.len - offset {
+            return Err(AccessError::Bounds);
+        }
+        if !self.access.contains(need) {
+            return Err(AccessError::Rights);
+        }
+        Ok(MemSeg { addr: self.addr + offset, len })
+    }
+
+    /// Begins a use of the memory; `None` when the key was taken back.
+    pub fn enter(self: &Arc<Self>) -> Option<MrUse> {
+        // Counted first, looked at second; deregistration does it the other way round, so one of the two sees.
+        self.users.fetch_add(1, Ordering::SeqCst);
+        let guard = MrUse(self.clone());
+        self.valid.load(Ordering::SeqCst).then_some(guard)
+    }
+}
+
+/// Finds regions by STag. Keeps the last one found: most streams use one or two.
+#[derive(Debug, Default)]
+pub struct MrCache {
+    last: Option<Arc<Mr>>,
+}
+
+impl MrCache {
+    /// The region with this STag.
+    pub fn find(&mut self, stag: u32) -> Option<&Arc<Mr>> {
+        let hit = self.last.as_ref().is_some_and(|mr| mr.stag == stag && mr.valid.load(Ordering::Acquire));
+        if !hit {
+            self.last = TABLE.find(stag);
+        }
+        self.last.as_ref()
+    }
+
+    /// Finds the region, checks the use and begins it.
+    pub fn enter(
+        &mut self,
+        stag: u32,
+        pd: u32,
+        to: u64,
+        len: usize,
+        need: Access,
+    ) -> Result<(MemSeg, MrUse), AccessError> {
+        let mr = self.find(stag).ok_or(AccessError::InvalidStag)?;
+        let seg = mr.check(pd, to, len, need)?;
+        let guard = mr.enter().ok_or(AccessError::InvalidStag)?;
+        Ok((seg, guard))
+    }
+}
+
+/// Invalidates the region with this STag if it belongs to `pd`, for Send with Invalidate and local invalidation.
+pub fn invalidate(stag: u32, pd: u32) -> Result<(), AccessError> {
+    let mr = TABLE.find(stag).ok_or(AccessError::InvalidStag)?;
+    if mr.pd.id() != pd {
+        return Err(AccessError::WrongPd);
+    }
+    mr.invalidate();
+    Ok(())
+}
+
+/// STags are drawn at random, so that knowing one says nothing about another (RFC 5042 section 5.1).
+struct Table {
+    map: RwLock<HashMap<u32, Arc<Mr>, BuildHasherDefault<StagHasher>>>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| Table { map: RwLock::default() });
+
+impl Table {
+    fn insert(&self, make: impl FnOnce(u32) -> Arc<Mr>) -> Result<Arc<Mr>, VerbsError> {
+        let mut map = self.map.write();
+        // Bounded: at a million regions one draw in 4,000 is taken.
+        for _ in 0..64 {
+            let stag = random_u32()?;
+            // 0 is what peers write for "no STag", all ones for none too.
+            if stag != 0 && stag != u32::MAX && !map.contains_key(&stag) {
+                let mr = make(stag);
+                map.insert(stag, mr.clone());
+                return Ok(mr);
+            }
+        }
+        Err(VerbsError::NoResources("STags"))
+    }
+
+    fn find(&self, stag: u32) -> Option<Arc<Mr>> {
+        self.map.read().get(&stag).cloned()
+    }
+
+    fn remove(&self, stag: u32) {
+        self.map.write().remove(&stag);
+    }
+}
+
+/// Random bits from the system, fetched some at a time.
+pub fn random_u32() -> Result<u32, VerbsError> {
+    const AT_ONCE: usize = 64;
+    thread_local! {
+        static STOCK: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+    }
+    STOCK
+        .try_with(|stock| {
+            let mut stock = stock.borrow_mut();
+            if stock.is_empty() {
+                let mut bytes = [0u8; 4 * AT_ONCE];
+                getrandom::fill(&mut bytes).ok()?;
+                let words = bytes.chunks_exact(4).filter_map(|c| c.first_chunk().copied().map(u32::from_ne_bytes));
+                stock.extend(words);
+            }
+            stock.pop()
+        })
+        .ok()
+        .flatten()
+        .ok_or(VerbsError::NoResources("random numbers"))
+}
+
+/// The keys are random already.
+#[derive(Default)]
+struct StagHasher(u64);
+
+impl Hasher for StagHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*b);
+        }
+    }
+
+    fn write_u32(&mut self, stag: u32) {
+        self.0 = u64::from(stag).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Access {
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
+    }
+
+    #[test]
+    fn bounds_are_exact() {
+        let pd = Pd::new();
+        let mr = Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap();
+        let check = |to, len| mr.check(pd.id(), to, len, Access::REMOTE_WRITE);
+        assert!(check(0x1000, 64).is_ok());
+        assert!(check(0x1040, 0).is_ok());
+        assert_eq!(check(0x1000, 65), Err(AccessError::Bounds));
+        assert_eq!(check(0xfff, 1), Err(AccessError::Bounds));
+        assert_eq!(check(0x1041, 0), Err(AccessError::Bounds));
+        assert_eq!(check(u64::MAX, 1), Err(AccessError::Bounds));
+        assert_eq!(mr.check(pd.id() + 1, 0x1000, 1, Access::REMOTE_READ), Err(AccessError::WrongPd));
+        assert_eq!(mr.check(pd.id(), 0x1000, 1, Access::REMOTE_ATOMIC), Err(AccessError::Rights));
+    }
+
+    #[test]
+    fn whole_address_space_and_zero_length() {
+        let pd = Pd::new();
+        let mr = Mr::register(&pd, 0, u64::MAX, 0, Access::LOCAL_WRITE | Access::ON_DEMAND).unwrap();
+        assert!(mr.check(pd.id(), u64::MAX - 8, 8, Access::LOCAL_WRITE).is_ok());
+        let mr = Mr::register(&pd, 0x1000, 0, 0x1000, Access::LOCAL_WRITE).unwrap();
+        assert!(mr.check(pd.id(), 0x1000, 0, Access::empty()).is_ok());
+        assert_eq!(mr.check(pd.id(), 0x1000, 1, Access::empty()), Err(AccessError::Bounds));
+    }
+
+    #[test]
+    fn remote_write_needs_local_write() {
+        let pd = Pd::new();
+        assert!(matches!(Mr::register(&pd, 0, 1, 0, Access::REMOTE_WRITE), Err(VerbsError::Invalid(_))));
+    }
+
+    #[test]
+    fn a_dead_key_is_not_found_again() {
+        let pd = Pd::new();
+        let mr = Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap();
+        let mut cache = MrCache::default();
+        assert!(cache.find(mr.stag()).is_some());
+        let guard = cache.enter(mr.stag(), pd.id(), 0x1000, 1, Access::REMOTE_READ).unwrap();
+        drop(guard);
+        mr.deregister();
+        assert!(cache.find(mr.stag()).is_none());
+        assert!(mr.enter().is_none());
+    }
+}

@@ -1,0 +1,266 @@
+//! Bytes on their way to the socket: staged ones, and references to registered memory.
+
+use std::collections::VecDeque;
+
+use crate::mem::{self, MemSeg};
+
+/// One run of bytes. A run is part of one FPDU, or holds whole small ones.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    bytes: Bytes,
+    /// An FPDU ends with this run.
+    ends_fpdu: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Bytes {
+    Staged { start: usize, len: usize },
+    Memory(MemSeg),
+}
+
+impl Run {
+    fn len(&self) -> usize {
+        match self.bytes {
+            Bytes::Staged { len, .. } => len,
+            Bytes::Memory(seg) => seg.len,
+        }
+    }
+}
+
+/// The send side of a stream between segmentation and the kernel. Empty, it holds no memory.
+#[derive(Debug, Default)]
+pub struct OutQueue {
+    staged: Vec<u8>,
+    runs: VecDeque<Run>,
+    /// Bytes of the first run that the kernel has taken.
+    head_taken: usize,
+    /// The run before the first one belonged to the same FPDU.
+    mid_fpdu: bool,
+    queued: u64,
+    taken: u64,
+}
+
+impl OutQueue {
+    /// Stream bytes queued since the start.
+    pub fn queued(&self) -> u64 {
+        self.queued
+    }
+
+    /// Stream bytes that the kernel has taken since the start.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Bytes waiting.
+    pub fn waiting(&self) -> usize {
+        usize::try_from(self.queued - self.taken).unwrap_or(usize::MAX)
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.queued == self.taken
+    }
+
+    /// Runs waiting: how many pieces a gathering system call would be given.
+    pub fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Gives the staging buffer to write to; what it appends is queued by the following [`Self::staged`].
+    pub fn stage(&mut self) -> &mut Vec<u8> {
+        if self.staged.capacity() == 0 {
+            self.staged = pool::take();
+        }
+        &mut self.staged
+    }
+
+    /// Queues what was appended to the staging buffer from `start` on.
+    ///
+    /// `whole`: these are whole FPDUs (they may join the run before them). Otherwise `ends_fpdu` says whether an FPDU ends here.
+    pub fn staged(&mut self, start: usize, whole: bool, ends_fpdu: bool) {
+        let len = self.staged.len().saturating_sub(start);
+        if len == 0 {
+            return;
+        }
+        self.queued += len as u64;
+        if whole
+            && let Some(Run { bytes: Bytes::Staged { start: s, len: l }, ends_fpdu: true }) = self.runs.back_mut()
+            && *s + *l == start
+        {
+            *l += len;
+            return;
+        }
+        self.runs.push_back(Run { bytes: Bytes::Staged { start, len }, ends_fpdu: whole || ends_fpdu });
+    }
+
+    /// Queues registered memory, part of an FPDU that does not end here.
+    pub fn memory(&mut self, seg: MemSeg) {
+        if seg.len > 0 {
+            self.queued += seg.len as u64;
+            self.runs.push_back(Run { bytes: Bytes::Memory(seg), ends_fpdu: false });
+        }
+    }
+
+    /// The bytes waiting, as addresses for a gathering system call; at most `max` pieces are handed to `sink`.
+    pub fn gather(&self, max: usize, mut sink: impl FnMut(MemSeg)) -> usize {
+        let mut skip = self.head_taken;
+        let mut bytes = 0;
+        for run in self.runs.iter().take(max) {
+            let seg = match run.bytes {
+                Bytes::Memory(seg) => seg,
+                Bytes::Staged { start, len } => {
+                    let staged = self.staged.get(start..start + len).unwrap_or(&[]);
+                    MemSeg { addr: staged.as_ptr().expose_provenance() as u64, len: staged.len() }
+                }
+            };
+            let seg = seg.part(skip, seg.len);
+            skip = 0;
+            bytes += seg.len;
+            sink(seg);
+        }
+        bytes
+    }
+
+    /// The kernel has taken `n` more bytes.
+    pub fn take(&mut self, n: usize) {
+        self.taken += n as u64;
+        let mut n = self.head_taken + n;
+        while let Some(run) = self.runs.front() {
+            if n < run.len() {
+                break;
+            }
+            n -= run.len();
+            self.mid_fpdu = !run.ends_fpdu;
+            self.runs.pop_front();
+        }
+        self.head_taken = n;
+        if self.runs.is_empty() {
+            self.release();
+        }
+    }
+
+    /// Drops what the stream can do without, so that a Terminate may follow at once: all but the FPDU the kernel has
+    /// taken a part of. That one is copied, for the work request it belongs to is about to be flushed.
+    pub fn cut(&mut self) {
+        let keep = if self.head_taken > 0 || self.mid_fpdu {
+            self.runs.iter().position(|r| r.ends_fpdu).map_or(self.runs.len(), |i| i + 1)
+        } else {
+            0
+        };
+        self.runs.truncate(keep);
+        let mut copy = pool::take();
+        self.gather(usize::MAX, |seg| mem::copy_out(seg, &mut copy));
+        self.release();
+        self.staged = copy;
+        self.staged(0, true, true);
+    }
+
+    fn release(&mut self) {
+        self.runs.clear();
+        self.head_taken = 0;
+        self.mid_fpdu = false;
+        self.queued = self.taken;
+        pool::give(std::mem::take(&mut self.staged));
+    }
+}
+
+/// Staging buffers of queue pairs that have nothing to send, kept for the next one: an idle queue pair has none.
+pub(crate) mod pool {
+    use std::cell::RefCell;
+
+    const KEPT: usize = 8;
+    const START: usize = 16 * 1024;
+    const LARGEST_KEPT: usize = 512 * 1024;
+
+    thread_local! {
+        static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(crate) fn take() -> Vec<u8> {
+        let kept = BUFFERS.try_with(|b| b.borrow_mut().pop()).ok().flatten();
+        kept.unwrap_or_else(|| Vec::with_capacity(START))
+    }
+
+    pub(crate) fn give(mut buffer: Vec<u8>) {
+        if buffer.capacity() == 0 || buffer.capacity() > LARGEST_KEPT {
+            return;
+        }
+        buffer.clear();
+        // A thread that is ending has no store any more; the buffer is freed.
+        let _ = BUFFERS.try_with(|b| {
+            let mut b = b.borrow_mut();
+            if b.len() < KEPT {
+                b.push(buffer);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drain(q: &mut OutQueue) -> Vec<u8> {
+        let mut v = Vec::new();
+        q.gather(usize::MAX, |s| mem::copy_out(s, &mut v));
+        q.take(v.len());
+        v
+    }
+
+    fn push(q: &mut OutQueue, bytes: &[u8]) {
+        let start = q.stage().len();
+        q.stage().extend_from_slice(bytes);
+        q.staged(start, true, true);
+    }
+
+    fn push_large(q: &mut OutQueue, head: &[u8], body: &[u8], tail: &[u8]) {
+        let start = q.stage().len();
+        q.stage().extend_from_slice(head);
+        q.staged(start, false, false);
+        q.memory(MemSeg { addr: body.as_ptr().expose_provenance() as u64, len: body.len() });
+        let start = q.stage().len();
+        q.stage().extend_from_slice(tail);
+        q.staged(start, false, true);
+    }
+
+    #[test]
+    fn small_fpdus_join_into_one_run() {
+        let mut q = OutQueue::default();
+        push(&mut q, b"abc");
+        push(&mut q, b"def");
+        assert_eq!(q.runs(), 1);
+        push_large(&mut q, b"H", b"body", b"T");
+        push(&mut q, b"xyz");
+        assert_eq!(q.runs(), 5);
+        assert_eq!(drain(&mut q), b"abcdefHbodyTxyz");
+        assert!(q.is_empty());
+        assert_eq!((q.queued(), q.taken()), (15, 15));
+    }
+
+    #[test]
+    fn partial_takes_resume_in_the_middle() {
+        let mut q = OutQueue::default();
+        push(&mut q, b"abc");
+        push_large(&mut q, b"H", b"body", b"T");
+        q.take(5);
+        let mut v = Vec::new();
+        q.gather(usize::MAX, |s| mem::copy_out(s, &mut v));
+        assert_eq!(v, b"odyT");
+        assert_eq!(q.waiting(), 4);
+    }
+
+    #[test]
+    fn cut_keeps_the_fpdu_that_is_partly_out() {
+        let mut q = OutQueue::default();
+        push_large(&mut q, b"H", b"body", b"T");
+        push(&mut q, b"next");
+        q.take(1);
+        q.cut();
+        push(&mut q, b"term");
+        assert_eq!(drain(&mut q), b"bodyTterm");
+        push(&mut q, b"whole");
+        q.cut();
+        push(&mut q, b"term");
+        assert_eq!(drain(&mut q), b"term");
+    }
+}

@@ -1,0 +1,147 @@
+//! What happens when something is wrong: Terminate out and in, flushing, and what the program is told.
+
+use uwarp_proto::tx::Message;
+use uwarp_wire::ddp::QN_TERMINATE;
+use uwarp_wire::rdmap::Opcode;
+use uwarp_wire::terminate::{RemoteOperation, Terminate, TerminateError, UntaggedBuffer};
+
+use super::queues::Phase;
+use super::transmit::wc_opcode;
+use super::{Disconnect, QpCore, QpState};
+use crate::event::EventKind;
+use crate::wr::{Wc, WcOpcode, WcStatus};
+
+/// The completion status of the work request that a peer's Terminate speaks of (verbs' names for RFC 5040's and 5041's
+/// errors).
+pub(super) fn status_for(error: TerminateError) -> WcStatus {
+    match error {
+        TerminateError::RemoteProtection(_) | TerminateError::TaggedBuffer(_) => WcStatus::RemAccessErr,
+        TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer) => WcStatus::RnrRetryExcErr,
+        TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong)
+        | TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode) => WcStatus::RemInvReqErr,
+        TerminateError::RemoteOperation(_)
+        | TerminateError::LocalCatastrophic
+        | TerminateError::DdpLocalCatastrophic => WcStatus::RemOpErr,
+        TerminateError::UntaggedBuffer(_) => WcStatus::BadRespErr,
+        TerminateError::Mpa(_) | TerminateError::Unknown { .. } => WcStatus::FatalErr,
+    }
+}
+
+/// The asynchronous event of the end that found the error, by what the peer did.
+fn event_for(error: TerminateError) -> EventKind {
+    match error {
+        TerminateError::RemoteProtection(_) | TerminateError::TaggedBuffer(_) => EventKind::QpAccessErr,
+        TerminateError::UntaggedBuffer(_) | TerminateError::RemoteOperation(_) => EventKind::QpReqErr,
+        _ => EventKind::QpFatal,
+    }
+}
+
+impl QpCore {
+    /// The peer did something wrong (or we cannot go on): a Terminate goes out, the queue pair fails. Only the first
+    /// reason counts. `struck` is the DDP segment it was found in, headers at least, with its length.
+    pub(super) fn fail(&mut self, error: TerminateError, struck: Option<(&[u8], u16)>) {
+        let Some(stream) = &mut self.stream else { return };
+        if stream.closing.is_some() {
+            return;
+        }
+        tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
+        stream.out.cut();
+        let terminate = Terminate::new(error, struck);
+        let mut bytes = [0u8; Terminate::MAX_LEN];
+        let len = terminate.emit(&mut bytes);
+        let message = Message::Untagged { opcode: Opcode::Terminate, qn: QN_TERMINATE, msn: 1, invalidate: 0 };
+        stream.emit_message(message, bytes.get(..len).unwrap_or(&[]));
+        self.flush(Disconnect::Sent(error), None);
+        self.event(event_for(error));
+    }
+
+    /// The peer sent a Terminate. `read`: it speaks of our Read Request with this MSN.
+    pub(super) fn peer_terminated(&mut self, error: TerminateError, read: Option<u32>) {
+        tracing::warn!(qpn = self.qpn, %error, "the peer terminated the stream");
+        let Some(stream) = &mut self.stream else { return };
+        stream.out.cut();
+        let by_msn = |msn| stream.reads.iter().find(|s| s.msn == msn).and_then(|s| s.slot);
+        let blamed = match read {
+            Some(msn) => by_msn(msn),
+            // Without a header to tell, the oldest that is not complete.
+            None => self.sq.front().map(|_| self.sq.head),
+        };
+        if let Some(slot) = blamed.and_then(|n| self.sq.slot_mut(n)) {
+            slot.phase = Phase::Failed(status_for(error));
+        }
+        self.flush(Disconnect::Terminated(error), Some(error));
+        self.event(EventKind::QpFatal);
+    }
+
+    /// A work request of our own cannot be carried out, and all earlier ones are complete.
+    pub(super) fn local_failure(&mut self, status: WcStatus) {
+        tracing::debug!(qpn = self.qpn, ?status, "a send work request failed");
+        // RFC 5040 section 7.1: an error found while creating a request is told to the peer instead of the request.
+        if self.stream.as_ref().is_some_and(|s| s.closing.is_none()) {
+            self.fail(TerminateError::LocalCatastrophic, None);
+        } else {
+            self.flush(Disconnect::LocalClosed, None);
+        }
+    }
+
+    /// The lower layer broke.
+    pub fn connection_lost(&mut self, why: Disconnect) {
+        if self.closing().is_some() {
+            return;
+        }
+        self.flush(why, None);
+        self.event(EventKind::QpFatal);
+    }
+
+    /// The owner wants the stream closed; what was posted and not sent is flushed.
+    pub fn close(&mut self) {
+        if self.closing().is_none() {
+            self.flush(Disconnect::LocalClosed, None);
+        }
+    }
+
+    /// To the error state: every work request that is not done completes, in order, with a flush error or with the failure it
+    /// was marked with.
+    pub(super) fn flush(&mut self, why: Disconnect, cause: Option<TerminateError>) {
+        self.attr.state = QpState::Err;
+        self.attr.sq_draining = false;
+        if let Some(stream) = &mut self.stream {
+            stream.closing.get_or_insert(why);
+            stream.tx.stop();
+            stream.direct = None;
+            stream.stalled = false;
+            if !matches!(why, Disconnect::Sent(_)) {
+                // What remains names memory that the program gets back now.
+                stream.out.cut();
+            }
+            stream.reads.clear();
+            stream.requests.clear();
+        }
+        let vendor_err = cause.map_or(0, |e| {
+            let (layer, etype, code) = e.codes();
+            u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code)
+        });
+        let (taken, acks, acked) =
+            self.stream.as_ref().map_or((0, false, 0), |s| (s.out.taken(), s.params.placement_acks, s.acked));
+        while let Some(slot) = self.sq.pop() {
+            let status = match slot.phase {
+                Phase::Done => WcStatus::Success,
+                Phase::Sent { end, message } if end <= taken && (!acks || message <= acked) => WcStatus::Success,
+                Phase::Failed(status) => status,
+                _ => WcStatus::WrFlushErr,
+            };
+            let signaled = self.attr.sq_sig_all || slot.flags.contains(crate::wr::SendFlags::SIGNALED);
+            if status == WcStatus::Success && !signaled {
+                continue;
+            }
+            let mut wc = Wc::new(slot.wr_id, status, wc_opcode(slot.op), self.qpn);
+            if matches!(slot.phase, Phase::Failed(_)) {
+                wc.vendor_err = vendor_err;
+            }
+            self.complete_send(wc);
+        }
+        while let Some(slot) = self.rq.pop() {
+            self.complete_recv(Wc::new(slot.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv, self.qpn), false);
+        }
+    }
+}

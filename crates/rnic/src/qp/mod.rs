@@ -1,0 +1,576 @@
+//! Reliable connected queue pairs.
+//!
+//! [`QpCore`] is a machine without sockets or clock. Its owner holds a lock around it and
+//!
+//! 1. hands it work requests ([`QpCore::post_send`], [`QpCore::post_recv`]);
+//! 2. asks it to cut them into FPDUs ([`QpCore::build`]), takes bytes from [`QpCore::out`] and says how many the
+//!    lower layer took ([`QpCore::taken`]);
+//! 3. asks where the next received bytes should go ([`QpCore::rx_plan`]), and hands them in
+//!    ([`QpCore::direct_received`], [`QpCore::handle_input`]);
+//! 4. looks whether the stream is to be closed ([`QpCore::closing`]) and whether it is established
+//!    ([`QpCore::take_established`]).
+//!
+//! `transmit` is the way out, `receive` the way in, `errors` what happens when something is wrong.
+
+mod errors;
+mod queues;
+mod receive;
+mod state;
+mod transmit;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uwarp_proto::framer::{Framer, MarkerInserter};
+use uwarp_proto::rx::RxState;
+use uwarp_proto::tx::{self, UWARP_MULPDU};
+use uwarp_wire::terminate::TerminateError;
+
+use crate::cq::Cq;
+use crate::error::VerbsError;
+use crate::event::{AsyncEvent, AsyncSink, EventKind};
+use crate::mr::{Access, MrCache, MrUse};
+use crate::out::OutQueue;
+use crate::pd::Pd;
+use crate::wr::{RecvWr, SendFlags, SendWr, Wc, WcStatus};
+
+pub use queues::MAX_MESSAGE;
+pub use receive::RxPlan;
+pub use state::QpState;
+
+/// How many work requests and scatter/gather elements a queue pair holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QpCaps {
+    /// Send work requests outstanding.
+    pub max_send_wr: u32,
+    /// Receive work requests outstanding.
+    pub max_recv_wr: u32,
+    /// Elements of a send work request.
+    pub max_send_sge: u32,
+    /// Elements of a receive work request.
+    pub max_recv_sge: u32,
+    /// Bytes that may be posted inline.
+    pub max_inline_data: u32,
+}
+
+/// What a queue pair is made from.
+pub struct QpInit {
+    /// Its protection domain.
+    pub pd: Arc<Pd>,
+    /// Where its sends complete.
+    pub send_cq: Arc<Cq>,
+    /// Where its receives complete.
+    pub recv_cq: Arc<Cq>,
+    /// Its sizes.
+    pub caps: QpCaps,
+    /// Every send makes a completion.
+    pub sq_sig_all: bool,
+    /// Names it in asynchronous events.
+    pub cookie: u64,
+    /// Takes its asynchronous events.
+    pub async_sink: Arc<dyn AsyncSink>,
+}
+
+/// Attributes of a queue pair, as a query shows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct QpAttr {
+    pub state: QpState,
+    pub caps: QpCaps,
+    /// Rights that the queue pair grants its peer, on top of the regions'.
+    pub access: Access,
+    pub dest_qp_num: u32,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    /// RDMA Reads this end has outstanding at most (ORD).
+    pub max_rd_atomic: u16,
+    /// RDMA Reads the peer may have outstanding (IRD).
+    pub max_dest_rd_atomic: u16,
+    pub min_rnr_timer: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub port_num: u8,
+    pub pkey_index: u16,
+    pub sq_draining: bool,
+    pub sq_sig_all: bool,
+}
+
+/// Changes to a queue pair; `None` leaves as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub struct QpModify {
+    pub state: Option<QpState>,
+    /// What the program thinks the state is.
+    pub cur_state: Option<QpState>,
+    pub access: Option<Access>,
+    pub dest_qp_num: Option<u32>,
+    pub rq_psn: Option<u32>,
+    pub sq_psn: Option<u32>,
+    pub max_rd_atomic: Option<u8>,
+    pub max_dest_rd_atomic: Option<u8>,
+    pub min_rnr_timer: Option<u8>,
+    pub timeout: Option<u8>,
+    pub retry_cnt: Option<u8>,
+    pub rnr_retry: Option<u8>,
+    pub port_num: Option<u8>,
+    pub pkey_index: Option<u16>,
+    pub sqd_async_notify: Option<bool>,
+}
+
+/// Ready-to-receive frame of RFC 6581's peer-to-peer connections, by which the initiator speaks first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rtr {
+    /// None was negotiated.
+    None,
+    /// Initiator: send a zero-length RDMA Write first.
+    SendWrite,
+    /// Initiator: send a zero-length RDMA Read Request first.
+    SendRead,
+    /// Responder: the first FPDU that arrives is one.
+    Expect,
+}
+
+/// What was negotiated for a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamParams {
+    /// This end sent the MPA request.
+    pub initiator: bool,
+    /// CRCs are generated and checked.
+    pub crc: bool,
+    /// The peer asked for markers.
+    pub send_markers: bool,
+    /// We asked for markers.
+    pub receive_markers: bool,
+    /// RDMA Reads the peer may have outstanding.
+    pub ird: u16,
+    /// RDMA Reads this end may have outstanding.
+    pub ord: u16,
+    /// The peer is a uwarp end: large FPDUs, our own operations.
+    pub peer_is_uwarp: bool,
+    /// Effective maximum segment size of the path, in bytes; what FPDUs toward strangers are cut to.
+    pub emss: u32,
+    /// Ready-to-receive frame.
+    pub rtr: Rtr,
+    /// Responder: nothing may be sent before the first FPDU arrived (RFC 5044 section 7.1.2).
+    pub wait_first_fpdu: bool,
+    /// How long to wait before the first FPDU; some peers are not listening yet when their reply arrives.
+    pub first_fpdu_delay: Duration,
+    /// How long a Send waits for a receive to be posted; `None`: for ever.
+    pub rnr_timeout: Option<Duration>,
+    /// Sends and Writes complete when the peer acknowledged their placement (uwarp peers only).
+    pub placement_acks: bool,
+    /// Stage and check every FPDU before placing it.
+    pub strict: bool,
+}
+
+impl Default for StreamParams {
+    fn default() -> Self {
+        Self {
+            initiator: true,
+            crc: true,
+            send_markers: false,
+            receive_markers: false,
+            ird: 16,
+            ord: 16,
+            peer_is_uwarp: false,
+            emss: 1460,
+            rtr: Rtr::None,
+            wait_first_fpdu: false,
+            first_fpdu_delay: Duration::ZERO,
+            rnr_timeout: None,
+            placement_acks: false,
+            strict: false,
+        }
+    }
+}
+
+/// Why a stream ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disconnect {
+    /// The peer closed its side.
+    PeerClosed,
+    /// This side asked for it.
+    LocalClosed,
+    /// The peer sent a Terminate.
+    Terminated(TerminateError),
+    /// We sent a Terminate.
+    Sent(TerminateError),
+    /// The connection broke.
+    Reset,
+    /// The peer did not do its part in time.
+    Timeout,
+}
+
+/// A queue pair without its socket.
+pub struct QpCore {
+    qpn: u32,
+    pd: Arc<Pd>,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    cookie: u64,
+    async_sink: Arc<dyn AsyncSink>,
+    attr: QpAttr,
+    /// The program set the access rights itself.
+    access_set: bool,
+    notify_sqd: bool,
+
+    sq: queues::SendQueue,
+    rq: queues::RecvQueue,
+    local: MrCache,
+    remote: MrCache,
+    /// Something could not be told to a full completion queue.
+    cq_overflow: bool,
+
+    stream: Option<Stream>,
+}
+
+/// State of the connection, made anew for each.
+struct Stream {
+    params: StreamParams,
+    mulpdu: usize,
+    out: OutQueue,
+    tx: transmit::Tx,
+    framer: Option<Framer>,
+    rx: RxState,
+    direct: Option<receive::Direct>,
+    /// Reads of ours that wait for responses, oldest first.
+    reads: VecDeque<receive::ReadSink>,
+    /// Reads of the peer's that wait for our responses.
+    requests: VecDeque<receive::ReadSource>,
+    /// A Send arrived and no receive was posted.
+    stalled: bool,
+    /// Receives that are still to be sized to end at the next header.
+    exact_reads: u8,
+    /// STag and offset at which the Write in progress goes on.
+    write_continues: Option<(u32, u64)>,
+    first_fpdu_seen: bool,
+    established: Established,
+    /// Messages of the peer that are placed, and how many of them it was told of.
+    placed: u64,
+    placed_told: u64,
+    /// Messages of ours that the peer has placed.
+    acked: u64,
+    closing: Option<Disconnect>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Established {
+    NotYet,
+    Untold,
+    Told,
+}
+
+impl QpCore {
+    /// A queue pair in RESET.
+    pub fn new(qpn: u32, init: QpInit) -> Self {
+        let caps = init.caps;
+        Self {
+            qpn,
+            pd: init.pd,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            cookie: init.cookie,
+            async_sink: init.async_sink,
+            attr: QpAttr {
+                state: QpState::Reset,
+                caps,
+                access: Access::empty(),
+                dest_qp_num: 0,
+                rq_psn: 0,
+                sq_psn: 0,
+                max_rd_atomic: 0,
+                max_dest_rd_atomic: 0,
+                min_rnr_timer: 0,
+                timeout: 0,
+                retry_cnt: 0,
+                rnr_retry: 0,
+                port_num: 1,
+                pkey_index: 0,
+                sq_draining: false,
+                sq_sig_all: init.sq_sig_all,
+            },
+            access_set: false,
+            notify_sqd: false,
+            sq: queues::SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data),
+            rq: queues::RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge),
+            local: MrCache::default(),
+            remote: MrCache::default(),
+            cq_overflow: false,
+            stream: None,
+        }
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// Its state.
+    pub fn state(&self) -> QpState {
+        self.attr.state
+    }
+
+    /// All its attributes.
+    pub fn query(&self) -> QpAttr {
+        self.attr
+    }
+
+    /// Its completion queues: for sends, for receives.
+    pub fn cqs(&self) -> (&Arc<Cq>, &Arc<Cq>) {
+        (&self.send_cq, &self.recv_cq)
+    }
+
+    /// Changes attributes and state. All or nothing.
+    pub fn modify(&mut self, change: &QpModify) -> Result<(), VerbsError> {
+        let from = self.attr.state;
+        if change.cur_state.is_some_and(|s| s != from) {
+            return Err(VerbsError::Invalid("the queue pair is not in the state the program names"));
+        }
+        let to = change.state.unwrap_or(from);
+        if change.state.is_some() && !from.may_become(to) {
+            return Err(VerbsError::Invalid("no such state transition"));
+        }
+        if matches!(to, QpState::Rtr | QpState::Rts) && from != to && self.stream.is_none() {
+            return Err(VerbsError::NotSupported("a queue pair gets its connection from rdma_cm"));
+        }
+        if change.port_num.is_some_and(|p| p != 1) {
+            return Err(VerbsError::Invalid("the device has one port, number 1"));
+        }
+        let attr = &mut self.attr;
+        if let Some(access) = change.access {
+            attr.access = access;
+            self.access_set = true;
+        }
+        set(&mut attr.dest_qp_num, change.dest_qp_num);
+        set(&mut attr.rq_psn, change.rq_psn);
+        set(&mut attr.sq_psn, change.sq_psn);
+        if self.stream.is_none() {
+            set(&mut attr.max_rd_atomic, change.max_rd_atomic.map(u16::from));
+            set(&mut attr.max_dest_rd_atomic, change.max_dest_rd_atomic.map(u16::from));
+        }
+        set(&mut attr.min_rnr_timer, change.min_rnr_timer);
+        set(&mut attr.timeout, change.timeout);
+        set(&mut attr.retry_cnt, change.retry_cnt);
+        set(&mut attr.rnr_retry, change.rnr_retry);
+        set(&mut attr.port_num, change.port_num);
+        set(&mut attr.pkey_index, change.pkey_index);
+        if from != to {
+            self.enter(to, change.sqd_async_notify.unwrap_or(false));
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, to: QpState, notify_sqd: bool) {
+        match to {
+            QpState::Reset => {
+                self.sq.clear();
+                self.rq.clear();
+                if let Some(stream) = &mut self.stream {
+                    stream.closing.get_or_insert(Disconnect::LocalClosed);
+                }
+                self.attr.state = QpState::Reset;
+                self.attr.access = Access::empty();
+                self.access_set = false;
+            }
+            QpState::Err => self.flush(Disconnect::LocalClosed, None),
+            QpState::Sqd => {
+                self.attr.state = QpState::Sqd;
+                self.attr.sq_draining = true;
+                self.notify_sqd = notify_sqd;
+                self.check_drained();
+            }
+            other => {
+                self.attr.state = other;
+                self.attr.sq_draining = false;
+            }
+        }
+    }
+
+    /// In SQD: says so once everything that was started is done.
+    fn check_drained(&mut self) {
+        let sent = self.stream.as_ref().is_none_or(|s| s.out.is_empty() && s.tx.idle() && s.reads.is_empty());
+        if self.attr.sq_draining && sent {
+            self.attr.sq_draining = false;
+            if std::mem::take(&mut self.notify_sqd) {
+                self.event(EventKind::SqDrained);
+            }
+        }
+    }
+
+    /// Queues a send work request; [`Self::build`] starts it.
+    pub fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
+        if !self.attr.state.may_post_send() {
+            return Err(VerbsError::Invalid("the queue pair is not ready to send"));
+        }
+        if self.attr.state == QpState::Err {
+            self.check_post(wr)?;
+            let opcode = transmit::wc_opcode(wr.op);
+            self.complete_send(Wc::new(wr.wr_id, WcStatus::WrFlushErr, opcode, self.qpn));
+            return Ok(());
+        }
+        self.sq.post(wr)
+    }
+
+    fn check_post(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
+        if wr.sges.len() > self.attr.caps.max_send_sge as usize {
+            return Err(VerbsError::Invalid("more scatter/gather elements than the queue pair was made for"));
+        }
+        Ok(())
+    }
+
+    /// Queues a receive work request. The owner calls [`Self::handle_input`] again when [`Self::stalled`].
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
+        if !self.attr.state.may_post_recv() {
+            return Err(VerbsError::Invalid("the queue pair is in RESET"));
+        }
+        if self.attr.state == QpState::Err {
+            let wc = Wc::new(wr.wr_id, WcStatus::WrFlushErr, crate::wr::WcOpcode::Recv, self.qpn);
+            self.complete_recv(wc, false);
+            return Ok(());
+        }
+        self.rq.post(wr)
+    }
+
+    /// Gives the queue pair a stream and moves it to RTS.
+    pub fn attach(&mut self, params: StreamParams) -> Result<(), VerbsError> {
+        if !matches!(self.attr.state, QpState::Reset | QpState::Init) || self.stream.is_some() {
+            return Err(VerbsError::Invalid("the queue pair is connected already or in error"));
+        }
+        let mulpdu = if params.peer_is_uwarp {
+            UWARP_MULPDU
+        } else {
+            tx::mulpdu_for_emss(params.emss as usize, params.send_markers)
+        };
+        self.attr.max_rd_atomic = params.ord;
+        self.attr.max_dest_rd_atomic = params.ird;
+        if !self.access_set {
+            self.attr.access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        }
+        self.attr.state = QpState::Rts;
+        let inserter = params.send_markers.then(MarkerInserter::default);
+        let mut stream = Stream {
+            params,
+            mulpdu,
+            out: OutQueue::default(),
+            tx: transmit::Tx::new(inserter, !params.wait_first_fpdu),
+            framer: Some(Framer::new(params.crc, params.receive_markers)),
+            rx: RxState::new(params.peer_is_uwarp),
+            direct: None,
+            reads: VecDeque::new(),
+            requests: VecDeque::new(),
+            stalled: false,
+            exact_reads: 0,
+            write_continues: None,
+            first_fpdu_seen: false,
+            established: Established::NotYet,
+            placed: 0,
+            placed_told: 0,
+            acked: 0,
+            closing: None,
+        };
+        stream.begin();
+        self.stream = Some(stream);
+        Ok(())
+    }
+
+    /// Forgets the stream, after its socket was closed or handed to whoever drains it.
+    pub fn detach(&mut self) {
+        self.stream = None;
+    }
+
+    /// Whether the queue pair has a stream.
+    pub fn attached(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// Why the stream is to be closed, once it is: send what [`Self::out`] still has, shut down, drain, close.
+    pub fn closing(&self) -> Option<Disconnect> {
+        self.stream.as_ref().and_then(|s| s.closing)
+    }
+
+    /// Whether the connection became usable since the last call: for the responder, the first FPDU arrived.
+    pub fn take_established(&mut self) -> bool {
+        match &mut self.stream {
+            Some(s) if s.established == Established::Untold => {
+                s.established = Established::Told;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a Send waits for a receive to be posted; nothing is to be read meanwhile.
+    pub fn stalled(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| s.stalled)
+    }
+
+    /// How long such a wait may last.
+    pub fn rnr_timeout(&self) -> Option<Duration> {
+        self.stream.as_ref().and_then(|s| s.params.rnr_timeout)
+    }
+
+    /// Whether the send queue and everything cut from it is gone to the lower layer and completed.
+    pub fn send_idle(&self) -> bool {
+        self.sq.is_empty() && self.stream.as_ref().is_none_or(|s| s.out.is_empty() && s.tx.idle())
+    }
+
+    /// Bytes waiting for the lower layer.
+    pub fn out(&mut self) -> Option<&mut OutQueue> {
+        self.stream.as_mut().map(|s| &mut s.out)
+    }
+
+    fn event(&self, kind: EventKind) {
+        self.async_sink.async_event(AsyncEvent { kind, cookie: self.cookie });
+    }
+
+    fn complete_send(&mut self, wc: Wc) {
+        if !self.send_cq.push(wc, false) {
+            self.cq_overflow = true;
+        }
+    }
+
+    fn complete_recv(&mut self, wc: Wc, solicited: bool) {
+        if !self.recv_cq.push(wc, solicited) {
+            self.cq_overflow = true;
+        }
+    }
+
+    /// Makes the completions of the oldest send work requests that are done.
+    fn retire(&mut self) {
+        while let Some(slot) = self.sq.front() {
+            let status = match slot.phase {
+                queues::Phase::Done => WcStatus::Success,
+                queues::Phase::Sent { end, message } => {
+                    let Some(s) = &self.stream else { return };
+                    if end > s.out.taken() || (s.params.placement_acks && message > s.acked) {
+                        return;
+                    }
+                    WcStatus::Success
+                }
+                queues::Phase::Failed(status) => return self.local_failure(status),
+                queues::Phase::Posted | queues::Phase::Reading => return,
+            };
+            let signaled = self.attr.sq_sig_all || slot.flags.contains(SendFlags::SIGNALED);
+            let mut wc = Wc::new(slot.wr_id, status, transmit::wc_opcode(slot.op), self.qpn);
+            wc.byte_len = slot.total;
+            self.sq.pop();
+            if signaled {
+                self.complete_send(wc);
+            }
+        }
+        if self.attr.sq_draining {
+            self.check_drained();
+        }
+    }
+}
+
+fn set<T>(place: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *place = value;
+    }
+}
+
+/// Regions in use by a receive that is under way; kept only for the length of a system call.
+type Pins = Vec<MrUse>;

@@ -1,0 +1,321 @@
+//! The work queues: bounded rings of work requests and their scatter/gather lists.
+//!
+//! Both grow on use, so that an idle queue pair costs little whatever depth it was made for; in steady state posting allocates
+//! nothing.
+
+use std::collections::VecDeque;
+
+use crate::error::VerbsError;
+use crate::mem::{self, MemSeg};
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
+
+/// Largest message in bytes (reported as the port's `max_msg_sz`).
+pub const MAX_MESSAGE: u32 = 0x7FFF_FFFF;
+
+/// How far a send work request has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Posted,
+    /// Cut into segments; done when the stream byte `end` is taken and message number `message` is acknowledged
+    /// (where acknowledgements are in use).
+    Sent { end: u64, message: u64 },
+    /// An RDMA Read Request is out.
+    Reading,
+    Done,
+    /// Fails, but earlier ones complete first.
+    Failed(WcStatus),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SqSlot {
+    pub wr_id: u64,
+    pub op: SendOp,
+    pub flags: SendFlags,
+    pub phase: Phase,
+    pub total: u32,
+    pub sges: u16,
+    pub first_sge: u64,
+}
+
+/// The send queue. Slots are named by their number since the start.
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    slots: VecDeque<SqSlot>,
+    sges: VecDeque<Sge>,
+    sge_base: u64,
+    /// Inline bytes of each slot, at its number modulo the depth; made when first needed.
+    inline: Vec<u8>,
+    /// Number of the oldest slot.
+    pub head: u64,
+    /// Number of the first slot that is not cut into segments.
+    pub next: u64,
+    depth: u32,
+    max_sge: u32,
+    max_inline: u32,
+}
+
+impl SendQueue {
+    pub fn new(depth: u32, max_sge: u32, max_inline: u32) -> Self {
+        Self {
+            slots: VecDeque::new(),
+            sges: VecDeque::new(),
+            sge_base: 0,
+            inline: Vec::new(),
+            head: 0,
+            next: 0,
+            depth,
+            max_sge,
+            max_inline,
+        }
+    }
+
+    pub fn end(&self) -> u64 {
+        self.head + self.slots.len() as u64
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Work requests that are not cut into segments wait.
+    pub fn has_unsent(&self) -> bool {
+        self.next < self.end()
+    }
+
+    pub fn slot(&self, number: u64) -> Option<&SqSlot> {
+        self.slots.get(usize::try_from(number.checked_sub(self.head)?).ok()?)
+    }
+
+    pub fn slot_mut(&mut self, number: u64) -> Option<&mut SqSlot> {
+        self.slots.get_mut(usize::try_from(number.checked_sub(self.head)?).ok()?)
+    }
+
+    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
+        if self.slots.len() >= self.depth as usize {
+            return Err(VerbsError::QueueFull);
+        }
+        if wr.sges.len() > self.max_sge as usize {
+            return Err(VerbsError::Invalid("more scatter/gather elements than the queue pair was made for"));
+        }
+        let total = total_len(wr.sges)?;
+        let first_sge = self.sge_base + self.sges.len() as u64;
+        let mut sges = wr.sges.len();
+        if wr.flags.contains(SendFlags::INLINE) {
+            if matches!(wr.op, SendOp::Read { .. } | SendOp::LocalInvalidate { .. }) {
+                return Err(VerbsError::Invalid("inline data goes with Send and RDMA Write only"));
+            }
+            if total > self.max_inline {
+                return Err(VerbsError::Invalid("more inline data than the queue pair was made for"));
+            }
+            self.store_inline(wr.sges);
+            sges = 0;
+        } else {
+            self.sges.extend(wr.sges);
+        }
+        self.slots.push_back(SqSlot {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            flags: wr.flags,
+            phase: Phase::Posted,
+            total,
+            sges: u16::try_from(sges).unwrap_or(u16::MAX),
+            first_sge,
+        });
+        Ok(())
+    }
+
+    fn store_inline(&mut self, sges: &[Sge]) {
+        let size = self.max_inline as usize;
+        if self.inline.is_empty() {
+            self.inline = vec![0; size * self.depth as usize];
+        }
+        let at = self.inline_at(self.end());
+        let mut bytes = crate::out::pool::take();
+        for sge in sges {
+            mem::copy_out(MemSeg { addr: sge.addr, len: sge.length as usize }, &mut bytes);
+        }
+        if let Some(place) = self.inline.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(&bytes);
+        }
+        crate::out::pool::give(bytes);
+    }
+
+    fn inline_at(&self, number: u64) -> usize {
+        usize::try_from(number % u64::from(self.depth.max(1))).unwrap_or(0) * self.max_inline as usize
+    }
+
+    /// The inline bytes of a slot that was posted with that flag.
+    pub fn inline_bytes(&self, number: u64, total: u32) -> &[u8] {
+        let at = self.inline_at(number);
+        self.inline.get(at..at + total as usize).unwrap_or(&[])
+    }
+
+    /// The scatter/gather list of a slot.
+    pub fn sges(&self, slot: &SqSlot) -> impl Iterator<Item = &Sge> + use<'_> {
+        let at = usize::try_from(slot.first_sge - self.sge_base).unwrap_or(usize::MAX);
+        let end = at.saturating_add(slot.sges.into()).min(self.sges.len());
+        self.sges.range(at.min(end)..end)
+    }
+
+    /// Drops the oldest slot.
+    pub fn pop(&mut self) -> Option<SqSlot> {
+        let slot = self.slots.pop_front()?;
+        self.sges.drain(..usize::from(slot.sges).min(self.sges.len()));
+        self.sge_base += u64::from(slot.sges);
+        self.head += 1;
+        self.next = self.next.max(self.head);
+        Some(slot)
+    }
+
+    pub fn front(&self) -> Option<&SqSlot> {
+        self.slots.front()
+    }
+
+    pub fn clear(&mut self) {
+        while self.pop().is_some() {}
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RqSlot {
+    pub wr_id: u64,
+    pub total: u32,
+    sges: u16,
+}
+
+/// The receive queue.
+#[derive(Debug)]
+pub(super) struct RecvQueue {
+    slots: VecDeque<RqSlot>,
+    sges: VecDeque<Sge>,
+    depth: u32,
+    max_sge: u32,
+}
+
+impl RecvQueue {
+    pub fn new(depth: u32, max_sge: u32) -> Self {
+        Self { slots: VecDeque::new(), sges: VecDeque::new(), depth, max_sge }
+    }
+
+    pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
+        if self.slots.len() >= self.depth as usize {
+            return Err(VerbsError::QueueFull);
+        }
+        if wr.sges.len() > self.max_sge as usize {
+            return Err(VerbsError::Invalid("more scatter/gather elements than the queue pair was made for"));
+        }
+        let total = total_len(wr.sges)?;
+        self.sges.extend(wr.sges);
+        let sges = u16::try_from(wr.sges.len()).unwrap_or(u16::MAX);
+        self.slots.push_back(RqSlot { wr_id: wr.wr_id, total, sges });
+        Ok(())
+    }
+
+    pub fn front(&self) -> Option<&RqSlot> {
+        self.slots.front()
+    }
+
+    /// The scatter list of the oldest receive.
+    pub fn front_sges(&self) -> impl Iterator<Item = &Sge> + use<'_> {
+        let n = self.slots.front().map_or(0, |s| usize::from(s.sges)).min(self.sges.len());
+        self.sges.range(..n)
+    }
+
+    pub fn pop(&mut self) -> Option<RqSlot> {
+        let slot = self.slots.pop_front()?;
+        self.sges.drain(..usize::from(slot.sges).min(self.sges.len()));
+        Some(slot)
+    }
+
+    pub fn clear(&mut self) {
+        self.slots.clear();
+        self.sges.clear();
+    }
+}
+
+fn total_len(sges: &[Sge]) -> Result<u32, VerbsError> {
+    let total: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
+    u32::try_from(total)
+        .ok()
+        .filter(|t| *t <= MAX_MESSAGE)
+        .ok_or(VerbsError::Invalid("the message is longer than the port's max_msg_sz"))
+}
+
+/// The parts of a scatter/gather list that hold bytes `offset` to `offset + len` of the message: address, length, key.
+pub(super) fn slice_sges<'a>(
+    sges: impl Iterator<Item = &'a Sge>,
+    offset: u32,
+    len: u32,
+) -> impl Iterator<Item = (u64, usize, u32)> {
+    let mut skip = offset;
+    let mut left = len;
+    sges.filter_map(move |sge| {
+        if skip >= sge.length {
+            skip -= sge.length;
+            return None;
+        }
+        let n = (sge.length - skip).min(left);
+        let at = sge.addr.wrapping_add(u64::from(skip));
+        skip = 0;
+        left -= n;
+        (n > 0).then_some((at, n as usize, sge.lkey))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sge(addr: u64, length: u32) -> Sge {
+        Sge { addr, length, lkey: 7 }
+    }
+
+    #[test]
+    fn slices_cross_elements_and_skip_empty_ones() {
+        let list = [sge(100, 4), sge(0, 0), sge(200, 8), sge(300, 2)];
+        let parts = |o, l| slice_sges(list.iter(), o, l).map(|(a, n, _)| (a, n)).collect::<Vec<_>>();
+        assert_eq!(parts(0, 14), [(100, 4), (200, 8), (300, 2)]);
+        assert_eq!(parts(3, 2), [(103, 1), (200, 1)]);
+        assert_eq!(parts(12, 2), [(300, 2)]);
+        assert_eq!(parts(4, 0), []);
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_recovers() {
+        let mut q = SendQueue::new(2, 2, 16);
+        let list = [sge(1, 2), sge(3, 4)];
+        let wr = SendWr {
+            wr_id: 1,
+            op: SendOp::Send { invalidate: None },
+            flags: SendFlags::empty(),
+            sges: &list,
+        };
+        q.post(&wr).unwrap();
+        q.post(&wr).unwrap();
+        assert_eq!(q.post(&wr), Err(VerbsError::QueueFull));
+        q.pop();
+        q.post(&wr).unwrap();
+        let slot = *q.slot(2).unwrap();
+        assert_eq!(q.sges(&slot).copied().collect::<Vec<_>>(), list);
+        let three = [list[0]; 3];
+        q.pop();
+        assert!(matches!(q.post(&SendWr { sges: &three, ..wr }), Err(VerbsError::Invalid(_))));
+    }
+
+    #[test]
+    fn inline_bytes_are_taken_at_once() {
+        let mut q = SendQueue::new(2, 2, 16);
+        let mut data = *b"hello";
+        let list = [sge(data.as_ptr().expose_provenance() as u64, 5)];
+        let wr = SendWr {
+            wr_id: 1,
+            op: SendOp::Send { invalidate: None },
+            flags: SendFlags::INLINE,
+            sges: &list,
+        };
+        q.post(&wr).unwrap();
+        data = *b"XXXXX";
+        assert_eq!(q.inline_bytes(0, 5), b"hello");
+        assert_eq!(&data, b"XXXXX");
+    }
+}

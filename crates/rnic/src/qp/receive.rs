@@ -1,0 +1,602 @@
+//! The way in: received bytes are framed, checked, placed and completed.
+//!
+//! Two ways of placing. *Staged*: the whole FPDU lies in the owner's buffer, its CRC is checked, then the payload is copied
+//! into place. *Direct*: only the start of a large FPDU was received; if where it goes is beyond doubt before its CRC has
+//! been seen, the rest is received straight into place and the CRC checked afterwards. Beyond doubt are a Send and a Read
+//! Response, whose place follows from what we expect, and a Write that continues one whose earlier segment had a good CRC
+//! (uwarp ends begin a large Write with an empty segment for that purpose). A CRC that then turns out wrong costs the
+//! connection, and bytes inside the announced message are undefined, as they are with any broken connection.
+
+use smallvec::SmallVec;
+use uwarp_proto::framer::Step;
+use uwarp_proto::rx::Segment;
+use uwarp_wire::crc::{self, Crc32c};
+use uwarp_wire::ddp::{Header, QN_READ_REQUEST};
+use uwarp_wire::mpa;
+use uwarp_wire::rdmap::{Ack, Opcode, ReadRequest};
+use uwarp_wire::terminate::{
+    Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
+};
+
+use super::queues::{Phase, slice_sges};
+use super::transmit::DIRECT;
+use super::{Disconnect, Established, Pins, QpCore};
+use crate::mem::{self, MemSeg};
+use crate::mr::{self, Access, MrCache};
+use crate::trace;
+use crate::wr::{SendOp, Wc, WcFlags, WcOpcode, WcStatus};
+
+/// Bytes to receive behind a directly placed payload: pad and CRC of this FPDU, an empty announcing segment, and the
+/// header of the next large one.
+const TAIL: usize = 44;
+/// After a direct placement this many receives are sized to end at the next header, to stay direct.
+const EXACT_READS: u8 = 8;
+
+/// Where the next received bytes belong.
+#[derive(Debug)]
+pub enum RxPlan {
+    /// Into the owner's buffer, behind what [`QpCore::handle_input`] left over; at most `max` bytes in all.
+    Stage {
+        /// Left-over bytes included.
+        max: usize,
+    },
+    /// Into registered memory first (`place`), then up to `tail` bytes into the owner's buffer. Report with
+    /// [`QpCore::direct_received`].
+    Direct {
+        /// Where to; in use until reported.
+        place: SmallVec<[MemSeg; 4]>,
+        /// Bytes wanted behind.
+        tail: usize,
+    },
+    /// Nothing is to be received now.
+    Stop,
+}
+
+/// A large FPDU that is being received straight into place.
+#[derive(Debug)]
+pub(super) struct Direct {
+    segment: Segment,
+    ulpdu_len: usize,
+    placed: usize,
+    crc: Crc32c,
+    pins: Pins,
+}
+
+/// Where the response to a read of ours goes.
+#[derive(Debug)]
+pub(super) struct ReadSink {
+    /// Slot of the send queue; none for a ready-to-receive frame.
+    pub slot: Option<u64>,
+    pub stag: u32,
+    pub total: u32,
+    pub received: u32,
+    pub msn: u32,
+}
+
+impl ReadSink {
+    pub fn new(slot: u64, stag: u32, total: u32, msn: u32) -> Self {
+        Self { slot: Some(slot), stag, total, received: 0, msn }
+    }
+
+    pub fn rtr() -> Self {
+        Self { slot: None, stag: 0, total: 0, received: 0, msn: 1 }
+    }
+}
+
+/// What a read of the peer's asked for.
+#[derive(Debug)]
+pub(super) struct ReadSource {
+    pub sink_stag: u32,
+    pub sink_to: u64,
+    pub size: u32,
+    pub stag: u32,
+    pub to: u64,
+}
+
+enum Placed {
+    Done,
+    /// A Send for which no receive is posted.
+    NoReceive,
+}
+
+/// The local memory for a receive is not what the program said.
+enum Fault {
+    Peer(TerminateError),
+    /// The receive at hand completes with this status; the peer is told of a local failure.
+    Receive(WcStatus, TerminateError),
+    /// The read at hand fails.
+    Read(WcStatus),
+}
+
+impl From<TerminateError> for Fault {
+    fn from(e: TerminateError) -> Self {
+        Self::Peer(e)
+    }
+}
+
+impl QpCore {
+    /// Where the next received bytes should go. `left_over` bytes are in the owner's buffer already, unconsumed.
+    /// `buffer` is the size of that buffer.
+    pub fn rx_plan(&mut self, left_over: &[u8], buffer: usize) -> RxPlan {
+        let Some(stream) = &mut self.stream else { return RxPlan::Stop };
+        if stream.closing.is_some() {
+            // What comes now is only to be drained.
+            return RxPlan::Stage { max: buffer };
+        }
+        if stream.stalled {
+            return RxPlan::Stop;
+        }
+        let Some(mut direct) = stream.direct.take() else {
+            if stream.exact_reads > 0 {
+                stream.exact_reads -= 1;
+                let need = match left_over.first_chunk::<2>() {
+                    Some(len) => mpa::fpdu_len(usize::from(u16::from_be_bytes(*len))),
+                    None => 0,
+                };
+                return RxPlan::Stage { max: (need + TAIL).clamp(left_over.len() + TAIL, buffer) };
+            }
+            return RxPlan::Stage { max: buffer };
+        };
+        let left = direct.segment.payload_len - direct.placed;
+        let trailer = mpa::pad_len(direct.ulpdu_len) + mpa::CRC_LEN;
+        let tail = trailer + TAIL - mpa::CRC_LEN;
+        let mut place = SmallVec::new();
+        if left > 0 {
+            // Checked anew for every receive: the region may have been taken back in between.
+            match self.locate(&direct.segment, direct.placed, left, &mut place, &mut direct.pins) {
+                Ok(()) => {}
+                Err(fault) => {
+                    self.fault(fault, None);
+                    return RxPlan::Stop;
+                }
+            }
+        }
+        if let Some(stream) = &mut self.stream {
+            stream.direct = Some(direct);
+        }
+        if place.is_empty() { RxPlan::Stage { max: buffer.min(tail) } } else { RxPlan::Direct { place, tail } }
+    }
+
+    /// `n` bytes were received into the places of the last [`RxPlan::Direct`] (zero if it failed).
+    pub fn direct_received(&mut self, place: &[MemSeg], n: usize) {
+        let Some(direct) = self.stream.as_mut().and_then(|s| s.direct.as_mut()) else { return };
+        let mut left = n;
+        for seg in place {
+            let got = seg.part(0, left);
+            mem::crc_over(got, &mut direct.crc);
+            left -= got.len;
+        }
+        direct.placed += n;
+        direct.pins.clear();
+    }
+
+    /// Takes received bytes; returns how many are done with. The rest begins the next call's input.
+    pub fn handle_input(&mut self, input: &[u8]) -> usize {
+        let mut used = 0;
+        while let Some(stream) = &mut self.stream {
+            if stream.closing.is_some() {
+                return input.len();
+            }
+            let rest = input.get(used..).unwrap_or(&[]);
+            if stream.direct.is_some() {
+                match self.finish_direct(rest) {
+                    Some(n) => used += n,
+                    None => break,
+                }
+                continue;
+            }
+            if rest.is_empty() {
+                break;
+            }
+            let Some(mut framer) = stream.framer.take() else { break };
+            let (advance, more) = match framer.next(rest) {
+                Err(e) => {
+                    self.fail(e, None);
+                    (rest.len(), false)
+                }
+                Ok(Step::Incomplete { .. }) => {
+                    let markers = framer.has_markers();
+                    (if markers { 0 } else { self.begin_direct(rest) }, false)
+                }
+                Ok(Step::Fpdu { ulpdu, consumed }) => match self.segment(ulpdu) {
+                    Placed::Done => (consumed, true),
+                    Placed::NoReceive => {
+                        framer.rewind(consumed);
+                        (0, false)
+                    }
+                },
+            };
+            if let Some(stream) = &mut self.stream {
+                stream.framer = Some(framer);
+                used += advance;
+            }
+            if !more {
+                break;
+            }
+        }
+        if self.cq_overflow {
+            self.cq_overflow = false;
+            self.fail(TerminateError::LocalCatastrophic, None);
+        }
+        used
+    }
+
+    /// Looks again at input that was left because no receive was posted.
+    pub fn unstall(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.stalled = false;
+        }
+    }
+
+    /// One whole FPDU's ULPDU.
+    fn segment(&mut self, ulpdu: &[u8]) -> Placed {
+        let Some(stream) = &mut self.stream else { return Placed::Done };
+        let struck = Some((ulpdu, u16::try_from(ulpdu.len()).unwrap_or(u16::MAX)));
+        let segment = match stream.rx.check(ulpdu, ulpdu.len()) {
+            Ok(segment) => segment,
+            Err(e) => {
+                self.fail(e, struck);
+                return Placed::Done;
+            }
+        };
+        trace::segment(trace::Way::In, &segment.header, segment.payload_len);
+        let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
+        let done = match segment.opcode {
+            Opcode::ReadRequest => self.read_request(&segment, payload).map_err(Fault::Peer),
+            Opcode::Terminate => {
+                self.terminated(payload);
+                return Placed::Done;
+            }
+            Opcode::UwarpAck => self.acknowledged(payload).map_err(Fault::Peer),
+            Opcode::Write | Opcode::ReadResponse => self.place(&segment, payload),
+            // The four Sends; nothing else passed the check.
+            _ => {
+                if self.rq.front().is_none() {
+                    if let Some(stream) = &mut self.stream {
+                        stream.stalled = true;
+                    }
+                    return Placed::NoReceive;
+                }
+                self.place(&segment, payload)
+            }
+        };
+        match done.and_then(|()| self.finish(&segment)) {
+            Ok(()) => {}
+            Err(fault) => self.fault(fault, struck),
+        }
+        Placed::Done
+    }
+
+    /// Copies staged payload to where it belongs.
+    fn place(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), Fault> {
+        let mut place = SmallVec::<[MemSeg; 4]>::new();
+        let mut pins = Pins::new();
+        self.locate(segment, 0, payload.len(), &mut place, &mut pins)?;
+        let mut rest = payload;
+        for seg in place {
+            let n = mem::copy_in(seg, rest);
+            rest = rest.get(n..).unwrap_or(&[]);
+        }
+        Ok(())
+    }
+
+    /// Finds and checks the memory for payload bytes `skip` to `skip + len` of a segment.
+    fn locate(
+        &mut self,
+        segment: &Segment,
+        skip: usize,
+        len: usize,
+        place: &mut SmallVec<[MemSeg; 4]>,
+        pins: &mut Pins,
+    ) -> Result<(), Fault> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let pd = self.pd.id();
+        match (segment.opcode, segment.header) {
+            (Opcode::Write, Header::Tagged(h)) => {
+                if len == 0 {
+                    return Ok(());
+                }
+                if !self.attr.access.contains(Access::REMOTE_WRITE) {
+                    return Err(Fault::Peer(TerminateError::RemoteProtection(RemoteProtection::AccessRights)));
+                }
+                let to = h.to.wrapping_add(skip as u64);
+                let (seg, pin) = self
+                    .remote
+                    .enter(h.stag, pd, to, len, Access::REMOTE_WRITE)
+                    .map_err(|e| Fault::Peer(e.for_tagged()))?;
+                place.push(seg);
+                pins.push(pin);
+                Ok(())
+            }
+            (Opcode::ReadResponse, Header::Tagged(h)) => {
+                let sink = stream
+                    .reads
+                    .front()
+                    .filter(|s| s.stag == h.stag)
+                    .ok_or(TerminateError::TaggedBuffer(TaggedBuffer::InvalidStag))?;
+                // A sink's offsets count from zero. Responses come in order; anything else would be placed over or
+                // beyond what was asked for.
+                let whole = u32::try_from(segment.payload_len).ok();
+                let end = whole.and_then(|n| sink.received.checked_add(n)).filter(|end| *end <= sink.total);
+                let last_fits = end.is_some_and(|end| segment.last() == (end == sink.total));
+                if h.to != u64::from(sink.received) || !last_fits {
+                    return Err(TerminateError::TaggedBuffer(TaggedBuffer::BaseOrBounds).into());
+                }
+                let Some(slot) = sink.slot.and_then(|n| self.sq.slot(n)) else { return Ok(()) };
+                let offset = sink.received.saturating_add(u32::try_from(skip).unwrap_or(u32::MAX));
+                let len = u32::try_from(len).unwrap_or(u32::MAX);
+                let parts = slice_sges(self.sq.sges(slot), offset, len);
+                pin_local(&mut self.local, pd, parts, place, pins).map_err(|()| Fault::Read(WcStatus::LocProtErr))
+            }
+            (_, Header::Untagged(h)) => {
+                let Some(recv) = self.rq.front() else {
+                    return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer).into());
+                };
+                let end = u64::from(h.mo) + segment.payload_len as u64;
+                if end > u64::from(recv.total) {
+                    let e = TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong);
+                    return Err(Fault::Receive(WcStatus::LocLenErr, e));
+                }
+                let offset = h.mo.saturating_add(u32::try_from(skip).unwrap_or(u32::MAX));
+                let len = u32::try_from(len).unwrap_or(u32::MAX);
+                let parts = slice_sges(self.rq.front_sges(), offset, len);
+                pin_local(&mut self.local, pd, parts, place, pins)
+                    .map_err(|()| Fault::Receive(WcStatus::LocProtErr, TerminateError::DdpLocalCatastrophic))
+            }
+            _ => Err(TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode).into()),
+        }
+    }
+
+    /// A segment is placed and its CRC was good.
+    fn finish(&mut self, segment: &Segment) -> Result<(), Fault> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        stream.rx.commit(segment);
+        if !stream.first_fpdu_seen {
+            stream.first_fpdu_seen = true;
+            stream.tx.open = true;
+            if stream.established == Established::NotYet {
+                stream.established = Established::Untold;
+            }
+        }
+        match (segment.opcode, segment.header) {
+            (Opcode::Write, Header::Tagged(h)) => {
+                stream.write_continues =
+                    (!segment.last()).then(|| (h.stag, h.to.wrapping_add(segment.payload_len as u64)));
+                if segment.last() {
+                    stream.placed += 1;
+                }
+            }
+            (Opcode::ReadResponse, _) => {
+                if let Some(sink) = stream.reads.front_mut() {
+                    sink.received = sink.received.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
+                }
+                if segment.last()
+                    && let Some(sink) = stream.reads.pop_front()
+                    && let Some(number) = sink.slot
+                {
+                    self.read_done(number);
+                }
+            }
+            (
+                Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
+                Header::Untagged(h),
+            ) if h.last => {
+                stream.placed += 1;
+                let byte_len = h.mo.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
+                let solicited = matches!(segment.opcode, Opcode::SendSe | Opcode::SendSeInvalidate);
+                let invalidate = matches!(segment.opcode, Opcode::SendInvalidate | Opcode::SendSeInvalidate);
+                if invalidate {
+                    mr::invalidate(h.rsvdulp32, self.pd.id()).map_err(|e| {
+                        Fault::Peer(match e {
+                            mr::AccessError::WrongPd => {
+                                TerminateError::RemoteProtection(RemoteProtection::StagNotAssociated)
+                            }
+                            _ => TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated),
+                        })
+                    })?;
+                }
+                if let Some(recv) = self.rq.pop() {
+                    let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.qpn);
+                    wc.byte_len = byte_len;
+                    if invalidate {
+                        wc.flags = WcFlags::WITH_INV;
+                        wc.imm_or_inv = h.rsvdulp32;
+                    }
+                    self.complete_recv(wc, solicited);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn read_done(&mut self, number: u64) {
+        if let Some(slot) = self.sq.slot_mut(number) {
+            slot.phase = Phase::Done;
+            if let SendOp::Read { invalidate_local: true, .. } = slot.op {
+                let key = self.sq.slot(number).and_then(|s| self.sq.sges(s).next()).map(|sge| sge.lkey);
+                if let Some(key) = key {
+                    // The key was good when the read began; that it is gone already is what was wanted.
+                    let _ = mr::invalidate(key, self.pd.id());
+                }
+            }
+        }
+        self.retire();
+    }
+
+    fn read_request(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), TerminateError> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        if !segment.last() || payload.len() != ReadRequest::LEN {
+            return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong));
+        }
+        let Ok(request) = ReadRequest::parse(payload) else {
+            return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
+        };
+        // A zero-length read is allowed whatever was negotiated: it is a ready-to-receive frame, or asks whether all before
+        // it is placed. It still takes a place while others wait.
+        if stream.requests.len() >= usize::from(stream.params.ird).max(1) {
+            return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer));
+        }
+        if request.size > 0 {
+            if !self.attr.access.contains(Access::REMOTE_READ) {
+                return Err(TerminateError::RemoteProtection(RemoteProtection::AccessRights));
+            }
+            if request.source_to.checked_add(u64::from(request.size)).is_none()
+                || request.sink_to.checked_add(u64::from(request.size)).is_none()
+            {
+                return Err(TerminateError::RemoteProtection(RemoteProtection::ToWrap));
+            }
+            let need = Access::REMOTE_READ;
+            self.remote
+                .enter(request.source_stag, self.pd.id(), request.source_to, request.size as usize, need)
+                .map_err(mr::AccessError::for_read_request)?;
+        }
+        stream.requests.push_back(ReadSource {
+            sink_stag: request.sink_stag,
+            sink_to: request.sink_to,
+            size: request.size,
+            stag: request.source_stag,
+            to: request.source_to,
+        });
+        Ok(())
+    }
+
+    fn acknowledged(&mut self, payload: &[u8]) -> Result<(), TerminateError> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let Ok(ack) = Ack::parse(payload) else {
+            return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
+        };
+        stream.acked = stream.acked.max(ack.completed);
+        self.retire();
+        Ok(())
+    }
+
+    fn terminated(&mut self, payload: &[u8]) {
+        match Terminate::parse(payload) {
+            Ok(terminate) => {
+                let read = terminate.ddp_header.and_then(|h| Header::parse(h).ok()).and_then(|(h, _)| match h {
+                    Header::Untagged(h) if h.qn == QN_READ_REQUEST => Some(h.msn),
+                    _ => None,
+                });
+                self.peer_terminated(terminate.header.error, read);
+            }
+            Err(_) => self.peer_terminated(TerminateError::LocalCatastrophic, None),
+        }
+    }
+
+    /// Tries to receive the rest of the incomplete FPDU at the start of `input` straight into place. Returns how many bytes
+    /// of the input are done with: all of them or none.
+    fn begin_direct(&mut self, input: &[u8]) -> usize {
+        let Some(stream) = &mut self.stream else { return 0 };
+        if !stream.params.peer_is_uwarp || stream.params.strict {
+            return 0;
+        }
+        let Some((len, ulpdu)) = input.split_first_chunk::<2>() else { return 0 };
+        let ulpdu_len = usize::from(u16::from_be_bytes(*len));
+        if ulpdu_len < DIRECT as usize || ulpdu.len() < Header::MAX_LEN || ulpdu.len() >= ulpdu_len {
+            return 0;
+        }
+        // Whatever is wrong with it is dealt with when it is whole and its CRC was seen.
+        let Ok(segment) = stream.rx.check(ulpdu, ulpdu_len) else { return 0 };
+        let certain = match (segment.opcode, segment.header) {
+            (Opcode::Write, Header::Tagged(h)) => stream.write_continues == Some((h.stag, h.to)),
+            (Opcode::ReadResponse, _) => true,
+            (_, Header::Untagged(_)) => self.rq.front().is_some(),
+            _ => false,
+        };
+        if !certain {
+            return 0;
+        }
+        let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
+        let mut place = SmallVec::<[MemSeg; 4]>::new();
+        let mut pins = Pins::new();
+        if self.locate(&segment, 0, payload.len(), &mut place, &mut pins).is_err() {
+            return 0;
+        }
+        trace::segment(trace::Way::In, &segment.header, segment.payload_len);
+        let mut rest = payload;
+        for seg in place {
+            let n = mem::copy_in(seg, rest);
+            rest = rest.get(n..).unwrap_or(&[]);
+        }
+        pins.clear();
+        let mut crc = Crc32c::new();
+        crc.update(input);
+        let Some(stream) = &mut self.stream else { return 0 };
+        stream.direct = Some(Direct { segment, ulpdu_len, placed: payload.len(), crc, pins });
+        stream.exact_reads = EXACT_READS;
+        input.len()
+    }
+
+    /// The end of a directly placed FPDU: pad and CRC. `None` while they are not there.
+    fn finish_direct(&mut self, input: &[u8]) -> Option<usize> {
+        let stream = self.stream.as_mut()?;
+        let direct = stream.direct.as_ref()?;
+        let pad = mpa::pad_len(direct.ulpdu_len);
+        let trailer = input.get(..pad + mpa::CRC_LEN)?;
+        if direct.placed < direct.segment.payload_len {
+            return None;
+        }
+        let direct = stream.direct.take()?;
+        let (pad, sum) = trailer.split_at(pad);
+        let checks = stream.framer.as_ref().is_some_and(uwarp_proto::framer::Framer::checks_crc);
+        if checks {
+            let mut crc = direct.crc;
+            crc.update(pad);
+            if crc::to_wire(crc.finish()) != sum {
+                self.fail(TerminateError::Mpa(Mpa::Crc), None);
+                return Some(trailer.len());
+            }
+        }
+        if let Err(fault) = self.finish(&direct.segment) {
+            self.fault(fault, None);
+        }
+        Some(trailer.len())
+    }
+
+    fn fault(&mut self, fault: Fault, struck: Option<(&[u8], u16)>) {
+        match fault {
+            Fault::Peer(e) => self.fail(e, struck),
+            Fault::Receive(status, e) => {
+                if let Some(recv) = self.rq.pop() {
+                    let wc = Wc::new(recv.wr_id, status, WcOpcode::Recv, self.qpn);
+                    self.complete_recv(wc, false);
+                }
+                self.fail(e, struck);
+            }
+            Fault::Read(status) => {
+                if let Some(number) =
+                    self.stream.as_ref().and_then(|s| s.reads.front()).and_then(|sink| sink.slot)
+                    && let Some(slot) = self.sq.slot_mut(number)
+                {
+                    slot.phase = Phase::Failed(status);
+                }
+                self.fail(TerminateError::LocalCatastrophic, None);
+            }
+        }
+    }
+
+    /// The peer closed its sending side. `partial`: in the middle of an FPDU.
+    pub fn peer_closed(&mut self, partial: bool) {
+        let closing = self.closing().is_some();
+        if !closing {
+            let why = if partial { Disconnect::Reset } else { Disconnect::PeerClosed };
+            self.flush(why, None);
+        }
+    }
+}
+
+fn pin_local(
+    cache: &mut MrCache,
+    pd: u32,
+    parts: impl Iterator<Item = (u64, usize, u32)>,
+    place: &mut SmallVec<[MemSeg; 4]>,
+    pins: &mut Pins,
+) -> Result<(), ()> {
+    for (addr, len, key) in parts {
+        let (seg, pin) = cache.enter(key, pd, addr, len, Access::LOCAL_WRITE).map_err(|_| ())?;
+        place.push(seg);
+        pins.push(pin);
+    }
+    Ok(())
+}

@@ -1,0 +1,466 @@
+//! The way out: work requests and the peer's RDMA Reads become FPDUs.
+
+use uwarp_proto::framer::MarkerInserter;
+use uwarp_proto::tx::{Message, OutSegment, Segmenter};
+use uwarp_wire::crc::{self, Crc32c};
+use uwarp_wire::ddp::{Header, QN_READ_REQUEST};
+use uwarp_wire::mpa;
+use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, ReadRequest};
+
+use super::queues::{Phase, slice_sges};
+use super::receive::ReadSink;
+use super::{QpCore, QpState, Rtr, Stream};
+use crate::mem::{self, MemSeg};
+use crate::mr::{self, Access, MrCache};
+use crate::trace;
+use crate::wr::{SendFlags, SendOp, WcOpcode, WcStatus};
+
+/// Payload from this size on is referenced, not copied.
+const BY_REFERENCE: u32 = 8 * 1024;
+/// Payload from this size on is worth receiving straight into place.
+pub(super) const DIRECT: u32 = 16 * 1024;
+/// How far cutting runs ahead of the lower layer: enough for a full system call, little enough that the CRC's bytes are
+/// still in cache when the kernel copies them.
+const AHEAD_BYTES: usize = 256 * 1024;
+const AHEAD_RUNS: usize = 128;
+
+/// The message being cut, and what the untagged queues are numbered to.
+#[derive(Debug)]
+pub(super) struct Tx {
+    markers: Option<MarkerInserter>,
+    current: Option<Current>,
+    /// The responder may send: the first FPDU arrived.
+    pub open: bool,
+    send_msn: u32,
+    read_msn: u32,
+    ack_msn: u32,
+    /// Sends and Writes cut so far.
+    messages: u64,
+    /// A work request failed locally; no later one starts.
+    held: bool,
+    /// A read response went out last: the send queue has its turn.
+    sq_turn: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Current {
+    segmenter: Segmenter,
+    source: Source,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    /// The scatter/gather list of this slot of the send queue.
+    Slot(u64),
+    /// Memory that the peer reads.
+    Region { stag: u32, to: u64 },
+}
+
+impl Tx {
+    pub fn new(markers: Option<MarkerInserter>, open: bool) -> Self {
+        Self {
+            markers,
+            current: None,
+            open,
+            send_msn: 0,
+            read_msn: 0,
+            ack_msn: 0,
+            messages: 0,
+            held: false,
+            sq_turn: false,
+        }
+    }
+
+    /// No message is half cut.
+    pub fn idle(&self) -> bool {
+        self.current.is_none()
+    }
+
+    /// Forgets the message being cut.
+    pub fn stop(&mut self) {
+        self.current = None;
+        self.held = true;
+    }
+}
+
+/// The completion opcode of an operation.
+pub(super) fn wc_opcode(op: SendOp) -> WcOpcode {
+    match op {
+        SendOp::Send { .. } => WcOpcode::Send,
+        SendOp::Write { .. } => WcOpcode::RdmaWrite,
+        SendOp::Read { .. } => WcOpcode::RdmaRead,
+        SendOp::LocalInvalidate { .. } => WcOpcode::LocalInv,
+    }
+}
+
+impl Stream {
+    /// Queues the ready-to-receive frame, if this end owes one.
+    pub(super) fn begin(&mut self) {
+        match self.params.rtr {
+            Rtr::SendWrite => {
+                let mut s = Segmenter::new(Message::Tagged { opcode: Opcode::Write, stag: 0, to: 0 }, 0, 128, false);
+                if let Some(segment) = s.next_segment() {
+                    self.emit_staged(&segment, |_| ());
+                }
+                self.established = super::Established::Untold;
+            }
+            Rtr::SendRead => {
+                self.emit_read_request(ReadRequest {
+                    sink_stag: 0,
+                    sink_to: 0,
+                    size: 0,
+                    source_stag: 0,
+                    source_to: 0,
+                });
+                self.reads.push_back(ReadSink::rtr());
+            }
+            Rtr::None if self.params.initiator => self.established = super::Established::Untold,
+            // Without peer-to-peer the first FPDU may be long in coming; what is posted waits, but the connection is up.
+            Rtr::None => self.established = super::Established::Untold,
+            Rtr::Expect => {}
+        }
+    }
+
+    /// Puts one FPDU into the staging buffer; `payload` appends its `segment.len` payload bytes.
+    fn emit_staged(&mut self, segment: &OutSegment, payload: impl FnOnce(&mut Vec<u8>)) {
+        trace::segment(trace::Way::Out, &segment.header, segment.len as usize);
+        let header_len = segment.header.len();
+        let ulpdu_len = header_len + segment.len as usize;
+        let buf = self.out.stage();
+        let start = buf.len();
+        buf.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(u16::MAX).to_be_bytes());
+        push_header(buf, &segment.header);
+        payload(buf);
+        // A payload that came out short would break the framing for good.
+        buf.resize(start + mpa::FPDU_HDR_LEN + ulpdu_len + mpa::pad_len(ulpdu_len), 0);
+        match &mut self.tx.markers {
+            None => {
+                let covered = buf.get(start..).unwrap_or(&[]);
+                let sum = if self.params.crc { crc::to_wire(crc::crc32c(covered)) } else { [0; mpa::CRC_LEN] };
+                buf.extend_from_slice(&sum);
+            }
+            Some(markers) => {
+                let covered = buf.split_off(start);
+                markers.emit(&covered, self.params.crc, buf);
+            }
+        }
+        self.out.staged(start, true, true);
+    }
+
+    /// Queues one FPDU whose payload stays where it is.
+    fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) {
+        trace::segment(trace::Way::Out, &segment.header, segment.len as usize);
+        let ulpdu_len = segment.header.len() + segment.len as usize;
+        let buf = self.out.stage();
+        let start = buf.len();
+        buf.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(u16::MAX).to_be_bytes());
+        push_header(buf, &segment.header);
+        let mut crc = Crc32c::new();
+        if self.params.crc {
+            crc.update(buf.get(start..).unwrap_or(&[]));
+        }
+        self.out.staged(start, false, false);
+        for piece in pieces {
+            if self.params.crc {
+                mem::crc_over(*piece, &mut crc);
+            }
+            self.out.memory(*piece);
+        }
+        let buf = self.out.stage();
+        let start = buf.len();
+        buf.resize(start + mpa::pad_len(ulpdu_len), 0);
+        let sum = if self.params.crc {
+            crc.update(buf.get(start..).unwrap_or(&[]));
+            crc::to_wire(crc.finish())
+        } else {
+            [0; mpa::CRC_LEN]
+        };
+        buf.extend_from_slice(&sum);
+        self.out.staged(start, false, true);
+    }
+
+    fn emit_read_request(&mut self, request: ReadRequest) {
+        self.tx.read_msn = self.tx.read_msn.wrapping_add(1);
+        let message = Message::Untagged {
+            opcode: Opcode::ReadRequest,
+            qn: QN_READ_REQUEST,
+            msn: self.tx.read_msn,
+            invalidate: 0,
+        };
+        self.emit_message(message, &request.to_bytes());
+    }
+
+    /// Queues a short message of our own making as one FPDU.
+    pub(super) fn emit_message(&mut self, message: Message, bytes: &[u8]) {
+        let len = u32::try_from(bytes.len()).unwrap_or(0);
+        if let Some(segment) = Segmenter::new(message, len, 1024, false).next_segment() {
+            self.emit_staged(&segment, |buf| buf.extend_from_slice(bytes));
+        }
+    }
+
+    /// Tells the peer how many of its messages are placed.
+    fn emit_ack(&mut self) {
+        if self.params.placement_acks && self.placed != self.placed_told && self.tx.open {
+            self.placed_told = self.placed;
+            self.tx.ack_msn = self.tx.ack_msn.wrapping_add(1);
+            let message = Message::Untagged {
+                opcode: Opcode::UwarpAck,
+                qn: QN_UWARP_ACK,
+                msn: self.tx.ack_msn,
+                invalidate: 0,
+            };
+            let ack = Ack { completed: self.placed };
+            self.emit_message(message, &ack.to_bytes());
+        }
+    }
+
+    fn far_ahead(&self) -> bool {
+        self.out.waiting() >= AHEAD_BYTES || self.out.runs() >= AHEAD_RUNS
+    }
+
+    fn segmenter(&self, message: Message, total: u32) -> Segmenter {
+        Segmenter::new(message, total, self.mulpdu, self.params.peer_is_uwarp)
+    }
+}
+
+fn push_header(buf: &mut Vec<u8>, header: &Header) {
+    let mut bytes = [0u8; Header::MAX_LEN];
+    let len = header.emit(&mut bytes);
+    buf.extend_from_slice(bytes.get(..len).unwrap_or(&[]));
+}
+
+impl QpCore {
+    /// Cuts work into FPDUs until enough is ahead of the lower layer or there is none. Call after posting, after
+    /// [`Self::taken`], and after input.
+    pub fn build(&mut self) {
+        loop {
+            let Some(stream) = &mut self.stream else { return };
+            if stream.closing.is_some() || !stream.tx.open {
+                return;
+            }
+            if stream.far_ahead() {
+                return;
+            }
+            if let Some(mut current) = stream.tx.current.take() {
+                if let Some(segment) = current.segmenter.next_segment() {
+                    match current.source {
+                        Source::Slot(number) => self.emit_slot_segment(number, &segment),
+                        Source::Region { stag, to } => self.emit_region_segment(stag, to, &segment),
+                    }
+                }
+                let Some(stream) = &mut self.stream else { return };
+                if current.segmenter.finished() {
+                    if let Source::Slot(number) = current.source {
+                        self.slot_cut(number);
+                    }
+                } else if !stream.tx.held {
+                    stream.tx.current = Some(current);
+                }
+                continue;
+            }
+            stream.emit_ack();
+            let sq_ready = !stream.tx.held && self.attr.state == QpState::Rts && self.sq.has_unsent();
+            let response = !stream.requests.is_empty();
+            let progressed = if response && !(sq_ready && stream.tx.sq_turn) {
+                stream.tx.sq_turn = true;
+                self.start_response()
+            } else if sq_ready {
+                stream.tx.sq_turn = false;
+                self.start_work_request() || (response && self.start_response())
+            } else {
+                false
+            };
+            if !progressed {
+                return;
+            }
+        }
+    }
+
+    /// The lower layer took `n` bytes of [`Self::out`].
+    pub fn taken(&mut self, n: usize) {
+        if let Some(stream) = &mut self.stream {
+            stream.out.take(n);
+        }
+        self.retire();
+    }
+
+    fn start_response(&mut self) -> bool {
+        let Some(stream) = &mut self.stream else { return false };
+        let Some(request) = stream.requests.pop_front() else { return false };
+        let message =
+            Message::Tagged { opcode: Opcode::ReadResponse, stag: request.sink_stag, to: request.sink_to };
+        stream.tx.current = Some(Current {
+            segmenter: stream.segmenter(message, request.size),
+            source: Source::Region { stag: request.stag, to: request.to },
+        });
+        true
+    }
+
+    /// Starts the next work request, if its turn has come. False when it has to wait.
+    fn start_work_request(&mut self) -> bool {
+        let number = self.sq.next;
+        let Some(slot) = self.sq.slot(number).copied() else { return false };
+        let Some(stream) = &mut self.stream else { return false };
+        if slot.flags.contains(SendFlags::FENCE) && !stream.reads.is_empty() {
+            return false;
+        }
+        match slot.op {
+            SendOp::Send { invalidate } => {
+                stream.tx.send_msn = stream.tx.send_msn.wrapping_add(1);
+                let solicited = slot.flags.contains(SendFlags::SOLICITED);
+                let message = Message::send(stream.tx.send_msn, solicited, invalidate);
+                let segmenter = stream.segmenter(message, slot.total);
+                stream.tx.current = Some(Current { segmenter, source: Source::Slot(number) });
+            }
+            SendOp::Write { stag, to } => {
+                let message = Message::Tagged { opcode: Opcode::Write, stag, to };
+                let mut segmenter = stream.segmenter(message, slot.total);
+                if stream.params.peer_is_uwarp && slot.total >= DIRECT {
+                    segmenter = segmenter.announced();
+                }
+                stream.tx.current = Some(Current { segmenter, source: Source::Slot(number) });
+            }
+            SendOp::Read { stag, to, .. } => {
+                if stream.reads.len() >= usize::from(stream.params.ord) {
+                    // No read depth at all can never be mended by waiting.
+                    if stream.params.ord == 0 {
+                        self.hold(number, WcStatus::LocQpOpErr);
+                        return true;
+                    }
+                    return false;
+                }
+                return self.start_read(number, stag, to, slot.total);
+            }
+            SendOp::LocalInvalidate { stag } => {
+                self.sq.next += 1;
+                match mr::invalidate(stag, self.pd.id()) {
+                    Ok(()) => self.mark(number, Phase::Done),
+                    Err(_) => self.hold(number, WcStatus::MwBindErr),
+                }
+                self.retire();
+                return true;
+            }
+        }
+        self.sq.next += 1;
+        true
+    }
+
+    fn start_read(&mut self, number: u64, stag: u32, to: u64, total: u32) -> bool {
+        // The sink is checked before the request goes out: a response that cannot be placed would cost the connection.
+        let Some(slot) = self.sq.slot(number).copied() else { return false };
+        let pd = self.pd.id();
+        let local = &mut self.local;
+        let bad = self.sq.sges(&slot).any(|sge| {
+            let len = sge.length as usize;
+            len > 0 && local.enter(sge.lkey, pd, sge.addr, len, Access::LOCAL_WRITE).is_err()
+        });
+        if bad {
+            self.hold(number, WcStatus::LocProtErr);
+            return true;
+        }
+        let Ok(sink_stag) = mr::random_u32() else {
+            self.hold(number, WcStatus::LocQpOpErr);
+            return true;
+        };
+        let Some(stream) = &mut self.stream else { return false };
+        stream.emit_read_request(ReadRequest {
+            sink_stag,
+            sink_to: 0,
+            size: total,
+            source_stag: stag,
+            source_to: to,
+        });
+        let msn = stream.tx.read_msn;
+        stream.reads.push_back(ReadSink::new(number, sink_stag, total, msn));
+        self.sq.next += 1;
+        self.mark(number, Phase::Reading);
+        true
+    }
+
+    /// All segments of a slot are queued.
+    fn slot_cut(&mut self, number: u64) {
+        let Some(stream) = &mut self.stream else { return };
+        stream.tx.messages += 1;
+        let phase = Phase::Sent { end: stream.out.queued(), message: stream.tx.messages };
+        // A slot that failed on the way keeps its failure.
+        if self.sq.slot(number).is_some_and(|s| s.phase == Phase::Posted) {
+            self.mark(number, phase);
+        }
+    }
+
+    fn mark(&mut self, number: u64, phase: Phase) {
+        if let Some(slot) = self.sq.slot_mut(number) {
+            slot.phase = phase;
+        }
+    }
+
+    /// The work request fails by its own fault: no later one starts, earlier ones complete, then the queue pair fails.
+    fn hold(&mut self, number: u64, status: WcStatus) {
+        self.mark(number, Phase::Failed(status));
+        if let Some(stream) = &mut self.stream {
+            stream.tx.stop();
+        }
+        self.retire();
+    }
+
+    fn emit_slot_segment(&mut self, number: u64, segment: &OutSegment) {
+        let Some(slot) = self.sq.slot(number).copied() else { return };
+        let Some(stream) = &mut self.stream else { return };
+        if slot.flags.contains(SendFlags::INLINE) {
+            let bytes = self.sq.inline_bytes(number, slot.total);
+            let at = segment.offset as usize;
+            let part = bytes.get(at..at + segment.len as usize).unwrap_or(&[]);
+            stream.emit_staged(segment, |buf| buf.extend_from_slice(part));
+            return;
+        }
+        let parts = slice_sges(self.sq.sges(&slot), segment.offset, segment.len);
+        let ok = emit_parts(stream, segment, parts, &mut self.local, self.pd.id(), Access::empty());
+        if ok.is_err() {
+            self.hold(number, WcStatus::LocProtErr);
+        }
+    }
+
+    fn emit_region_segment(&mut self, stag: u32, to: u64, segment: &OutSegment) {
+        let Some(stream) = &mut self.stream else { return };
+        let at = to.wrapping_add(u64::from(segment.offset));
+        let part = (segment.len > 0).then_some((at, segment.len as usize, stag));
+        // Checked when the request came, and again here: the region may have gone since.
+        let need = Access::REMOTE_READ;
+        if let Err(e) = emit_parts(stream, segment, part.into_iter(), &mut self.remote, self.pd.id(), need) {
+            self.fail(e.for_read_request(), None);
+        }
+    }
+}
+
+/// Queues one FPDU whose payload lies in the given parts (address, length, key) of registered memory.
+fn emit_parts(
+    stream: &mut Stream,
+    segment: &OutSegment,
+    parts: impl Iterator<Item = (u64, usize, u32)>,
+    cache: &mut MrCache,
+    pd: u32,
+    need: Access,
+) -> Result<(), mr::AccessError> {
+    let by_reference = segment.len >= BY_REFERENCE && stream.tx.markers.is_none();
+    // Up to a few pieces without allocation; a longer list is rare and pays for it.
+    let mut pieces = Pieces::default();
+    let mut pins = Pieces::default();
+    for (addr, len, key) in parts {
+        let (seg, pin) = cache.enter(key, pd, addr, len, need)?;
+        pieces.push(seg);
+        pins.push(pin);
+    }
+    if by_reference {
+        stream.emit_by_reference(segment, pieces.as_slice());
+    } else {
+        stream.emit_staged(segment, |buf| {
+            for piece in pieces.as_slice() {
+                mem::copy_out(*piece, buf);
+            }
+        });
+    }
+    Ok(())
+}
+
+/// A list that is nearly always of one or two.
+type Pieces<T> = smallvec::SmallVec<[T; 2]>;

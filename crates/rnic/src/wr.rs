@@ -1,0 +1,192 @@
+//! Work requests and work completions, in the verbs' own shapes.
+
+use bitflags::bitflags;
+
+/// One piece of local memory: `length` bytes at virtual address `addr`, named by a region's key.
+///
+/// The layout is that of a verbs scatter/gather element, so a program's list is read in place.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sge {
+    /// Address within the region (its I/O virtual address).
+    pub addr: u64,
+    /// Bytes; zero is allowed.
+    pub length: u32,
+    /// Local key of the region.
+    pub lkey: u32,
+}
+
+bitflags! {
+    /// Flags of a send work request; the bits are the verbs' own.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct SendFlags: u32 {
+        /// Start only when all earlier RDMA Reads of this queue have completed.
+        const FENCE = 1;
+        /// Make a work completion when done.
+        const SIGNALED = 1 << 1;
+        /// Ask for a solicited event at the receiver.
+        const SOLICITED = 1 << 2;
+        /// Take the bytes at once; the buffers may be reused when the post returns and need no key.
+        const INLINE = 1 << 3;
+    }
+}
+
+/// What a send work request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SendOp {
+    /// Send (RFC 5040 section 5.3), with an STag to invalidate at the receiver if given.
+    Send {
+        /// Remote STag that the receiver invalidates on delivery.
+        invalidate: Option<u32>,
+    },
+    /// RDMA Write (RFC 5040 section 5.1).
+    Write {
+        /// Remote STag.
+        stag: u32,
+        /// Remote tagged offset.
+        to: u64,
+    },
+    /// RDMA Read (RFC 5040 section 5.2); the scatter list is the sink.
+    Read {
+        /// Remote source STag.
+        stag: u32,
+        /// Remote source tagged offset.
+        to: u64,
+        /// Invalidate the first local key when done (iWARP's Read with Invalidate Local).
+        invalidate_local: bool,
+    },
+    /// Invalidate a local STag.
+    LocalInvalidate {
+        /// The STag.
+        stag: u32,
+    },
+}
+
+/// A send work request, its scatter/gather list borrowed from the program.
+#[derive(Debug, Clone, Copy)]
+pub struct SendWr<'a> {
+    /// The program's cookie.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// How.
+    pub flags: SendFlags,
+    /// Local memory.
+    pub sges: &'a [Sge],
+}
+
+/// A receive work request.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvWr<'a> {
+    /// The program's cookie.
+    pub wr_id: u64,
+    /// Local memory.
+    pub sges: &'a [Sge],
+}
+
+/// Work completion status; the numbers are the verbs' own.
+#[repr(u32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum WcStatus {
+    Success = 0,
+    LocLenErr = 1,
+    LocQpOpErr = 2,
+    LocEecOpErr = 3,
+    LocProtErr = 4,
+    WrFlushErr = 5,
+    MwBindErr = 6,
+    BadRespErr = 7,
+    LocAccessErr = 8,
+    RemInvReqErr = 9,
+    RemAccessErr = 10,
+    RemOpErr = 11,
+    RetryExcErr = 12,
+    RnrRetryExcErr = 13,
+    RemAbortErr = 16,
+    FatalErr = 19,
+    RespTimeoutErr = 20,
+    GeneralErr = 21,
+}
+
+/// What completed; the numbers are the verbs' own.
+#[repr(u32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum WcOpcode {
+    Send = 0,
+    RdmaWrite = 1,
+    RdmaRead = 2,
+    CompSwap = 3,
+    FetchAdd = 4,
+    BindMw = 5,
+    LocalInv = 6,
+    Recv = 1 << 7,
+    RecvRdmaWithImm = (1 << 7) + 1,
+}
+
+bitflags! {
+    /// Flags of a work completion; the bits are the verbs' own.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct WcFlags: u32 {
+        /// A global routing header precedes the payload (UD).
+        const GRH = 1;
+        /// `imm_or_inv` holds immediate data in network byte order.
+        const WITH_IMM = 1 << 1;
+        /// `imm_or_inv` holds the STag that was invalidated, in host byte order.
+        const WITH_INV = 1 << 3;
+    }
+}
+
+/// A work completion. The layout is that of the verbs' structure, so it is copied to the program as it is.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wc {
+    /// Cookie of the work request.
+    pub wr_id: u64,
+    /// Outcome.
+    pub status: WcStatus,
+    /// Which operation. Not defined when `status` is an error, but filled in all the same.
+    pub opcode: WcOpcode,
+    /// Ours: the Terminate's layer, type and code as `0x00LTCC` where one was involved.
+    pub vendor_err: u32,
+    /// Bytes received or read.
+    pub byte_len: u32,
+    /// Immediate data or invalidated STag, by `flags`.
+    pub imm_or_inv: u32,
+    /// Local queue pair number.
+    pub qp_num: u32,
+    /// Remote queue pair number (UD).
+    pub src_qp: u32,
+    /// Which optional members hold something.
+    pub flags: WcFlags,
+    /// UD only.
+    pub pkey_index: u16,
+    /// UD only.
+    pub slid: u16,
+    /// UD only.
+    pub sl: u8,
+    /// UD only.
+    pub dlid_path_bits: u8,
+}
+
+impl Wc {
+    /// A completion with nothing but identity, operation and outcome.
+    pub fn new(wr_id: u64, status: WcStatus, opcode: WcOpcode, qp_num: u32) -> Self {
+        Self {
+            wr_id,
+            status,
+            opcode,
+            vendor_err: 0,
+            byte_len: 0,
+            imm_or_inv: 0,
+            qp_num,
+            src_qp: 0,
+            flags: WcFlags::empty(),
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+}
