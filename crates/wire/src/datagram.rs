@@ -139,3 +139,55 @@ impl fmt::Display for Header {
         write!(f, " inc={:#x}", self.incarnation)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn golden_bytes() {
+        let header = Header {
+            flags: FLAG_IMMEDIATE,
+            source_qpn: 0x02_0304,
+            destination_qpn: 0x06_0708,
+            qkey: 0x090A_0B0C,
+            immediate: 0x0D0E_0F10,
+            incarnation: 0x1112_1314,
+        };
+        let bytes = [1, 2, 3, 4, 0x80, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20];
+        assert_eq!(header.to_bytes(), bytes);
+        assert_eq!(Header::parse(&bytes), Ok(header));
+        assert_eq!(
+            header.to_string(),
+            "UD src=0x20304 dst=0x60708 qkey=0x90a0b0c imm=0xd0e0f10 inc=0x11121314"
+        );
+        let reliable = Header { flags: FLAG_RELIABLE, ..header };
+        assert_eq!(reliable.immediate(), None);
+        assert_eq!(reliable.to_string(), "RD src=0x20304 dst=0x60708 qkey=0x90a0b0c inc=0x11121314");
+    }
+
+    #[test]
+    fn queue_pair_numbers_do_not_spill_into_their_neighbours() {
+        let header = Header {
+            flags: 0,
+            source_qpn: u32::MAX,
+            destination_qpn: u32::MAX,
+            qkey: 0,
+            immediate: 0,
+            incarnation: 0,
+        };
+        let bytes = header.to_bytes();
+        assert_eq!(bytes[..8], [VERSION, 0xFF, 0xFF, 0xFF, 0, 0xFF, 0xFF, 0xFF]);
+        assert_eq!(Header::parse(&bytes).unwrap().destination_qpn, QPN_MULTICAST);
+    }
+
+    #[test]
+    fn version_before_length() {
+        assert_eq!(Header::parse(&[2]), Err(Error::BadVersion(2)));
+        assert_eq!(Header::parse(&[1]), Err(Error::Truncated));
+        assert_eq!(Header::parse(&[]), Err(Error::Truncated));
+        assert_eq!(Header::parse(&[1; 19]), Err(Error::Truncated));
+    }
+}

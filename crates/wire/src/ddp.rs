@@ -300,3 +300,70 @@ const fn last_bit(last: bool) -> u8 {
 const fn last_text(last: bool) -> &'static str {
     if last { " L" } else { "" }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+
+    /// The header in RFC 5044 figure 5, which is also what siw sends first.
+    #[test]
+    fn untagged() {
+        let bytes = [0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0xEE];
+        let (header, len) = Header::parse(&bytes).unwrap();
+        assert_eq!(len, 18);
+        let expected = Untagged { last: true, rsvdulp: 0x43, rsvdulp32: 0, qn: QN_SEND, msn: 1, mo: 0 };
+        assert_eq!(header, Header::Untagged(expected));
+        assert_eq!(expected.to_bytes(), bytes[..18]);
+        assert_eq!(header.to_string(), "Untagged L qn=0 msn=1 mo=0 ulp=0x43/0x0");
+        assert!(header.last());
+        assert_eq!(header.rsvdulp(), 0x43);
+
+        let header = Untagged {
+            last: false,
+            rsvdulp: 0x44,
+            rsvdulp32: 0x0102_0304,
+            qn: 0x0506_0708,
+            msn: 0x090A_0B0C,
+            mo: 0x0D0E_0F10,
+        };
+        let bytes = [0x01, 0x44, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
+        assert_eq!(header.to_bytes(), bytes);
+        assert_eq!(Header::parse(&bytes), Ok((Header::Untagged(header), 18)));
+    }
+
+    #[test]
+    fn tagged() {
+        let header = Tagged { last: true, stag: 0x0102_0304, to: 0x0506_0708_090A_0B0C, rsvdulp: 0x40 };
+        let bytes = [0xC1, 0x40, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        assert_eq!(header.to_bytes(), bytes);
+        assert_eq!(Header::parse(&bytes), Ok((Header::Tagged(header), 14)));
+        assert_eq!(header.to_string(), "Tagged L stag=0x1020304 to=0x5060708090a0b0c ulp=0x40");
+
+        let middle = Tagged { last: false, ..header };
+        assert_eq!(middle.to_bytes()[0], 0x81);
+        assert!(!Header::Tagged(middle).last());
+    }
+
+    #[test]
+    fn reserved_bits_are_ignored() {
+        let mut bytes = Tagged { last: true, stag: 1, to: 2, rsvdulp: 3 }.to_bytes();
+        let clean = Header::parse(&bytes);
+        bytes[0] |= 0x3C;
+        assert_eq!(Header::parse(&bytes), clean);
+    }
+
+    /// A segment of another version is that, however short it is.
+    #[test]
+    fn version_before_length() {
+        for (control, tagged, dv) in [(0x00, false, 0), (0x42, false, 2), (0x80, true, 0), (0xFF, true, 3)] {
+            assert_eq!(Header::parse(&[control]), Err(Error::BadVersion { tagged, dv }));
+        }
+        assert_eq!(Header::parse(&[]), Err(Error::Truncated));
+        assert_eq!(Header::parse(&[0x01]), Err(Error::Truncated));
+        assert_eq!(Header::parse(&[0xC1; 13]), Err(Error::Truncated));
+        assert_eq!(Header::parse(&[0x41; 17]), Err(Error::Truncated));
+        assert_eq!(Error::BadVersion { tagged: true, dv: 2 }.to_string(), "DDP version 2, expected 1");
+    }
+}

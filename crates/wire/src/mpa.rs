@@ -317,3 +317,107 @@ impl fmt::Display for Marker {
         write!(f, "Marker ptr={}", self.fpduptr)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+
+    fn frame(key: &[u8; 16], rest: [u8; 4]) -> [u8; FRAME_LEN] {
+        let mut frame = [0; FRAME_LEN];
+        frame[..16].copy_from_slice(key);
+        frame[16..].copy_from_slice(&rest);
+        frame
+    }
+
+    /// The keys as RFC 6581 section 6 prints them.
+    #[test]
+    fn keys() {
+        let req =
+            [0x4D, 0x50, 0x41, 0x20, 0x49, 0x44, 0x20, 0x52, 0x65, 0x71, 0x20, 0x46, 0x72, 0x61, 0x6D, 0x65];
+        let rep =
+            [0x4D, 0x50, 0x41, 0x20, 0x49, 0x44, 0x20, 0x52, 0x65, 0x70, 0x20, 0x46, 0x72, 0x61, 0x6D, 0x65];
+        assert_eq!((KEY_REQ, KEY_REP), (req, rep));
+    }
+
+    /// Frames that Linux siw was seen to send.
+    #[test]
+    fn frames_of_siw() {
+        let cases = [
+            ([0x10, 0x02, 0x00, 0x04], "Request rev=2 flags=S pd=4"),
+            ([0x50, 0x02, 0x00, 0x04], "Request rev=2 flags=CS pd=4"),
+            ([0x00, 0x01, 0x00, 0x00], "Request rev=1 flags=- pd=0"),
+            ([0x18, 0x02, 0x00, 0x04], "Request rev=2 flags=Sg pd=4"),
+        ];
+        for (rest, text) in cases {
+            let bytes = frame(&KEY_REQ, rest);
+            let parsed = SetupFrame::parse(&bytes).unwrap();
+            assert_eq!(parsed.to_string(), text);
+            assert_eq!(parsed.to_bytes(), bytes);
+        }
+        for (bytes, text) in [
+            ([0x00, 0x01, 0x00, 0x01], "ird=1 ord=1"),
+            ([0x80, 0x01, 0xC0, 0x01], "ird=1 ord=1 p2p rtr=write,read"),
+            ([0x80, 0x01, 0x40, 0x01], "ird=1 ord=1 p2p rtr=read"),
+        ] {
+            let parsed = Enhanced::parse(&bytes).unwrap();
+            assert_eq!(parsed.to_string(), text);
+            assert_eq!(parsed.to_bytes(), bytes);
+        }
+    }
+
+    #[test]
+    fn flags() {
+        let reply = SetupFrame::parse(&frame(&KEY_REP, [0xE2, 2, 0x02, 0x00])).unwrap();
+        assert_eq!(reply.kind, FrameKind::Reply);
+        assert!(reply.markers() && reply.crc() && reply.reject() && !reply.enhanced());
+        assert_eq!(usize::from(reply.private_data_len), MAX_PRIVATE_DATA);
+        assert_eq!(reply.flags & (FLAG_UWARP_A | FLAG_UWARP_B), FLAG_UWARP_B);
+        assert_eq!(reply.to_string(), "Reply rev=2 flags=MCRb pd=512");
+        let all = FLAG_M | FLAG_C | FLAG_R | FLAG_S | FLAG_SIW_GSO | FLAG_UWARP_A | FLAG_UWARP_B;
+        assert_eq!(all, 0xFE);
+    }
+
+    #[test]
+    fn strangers_are_known_by_their_first_bytes() {
+        assert_eq!(SetupFrame::parse(b"GET / HTTP/1.1\r\n"), Err(SetupError::BadKey));
+        assert_eq!(SetupFrame::parse(b"G"), Err(SetupError::BadKey));
+        assert_eq!(SetupFrame::parse(b""), Err(SetupError::Truncated));
+        assert_eq!(SetupFrame::parse(b"MPA ID Re"), Err(SetupError::Truncated));
+        assert_eq!(SetupFrame::parse(b"MPA ID Rex"), Err(SetupError::BadKey));
+        assert_eq!(SetupFrame::parse(&frame(&KEY_REQ, [0; 4])[..19]), Err(SetupError::Truncated));
+        assert_eq!(SetupFrame::parse(b"MPA ID Req framE\0\x01\0\0"), Err(SetupError::BadKey));
+    }
+
+    #[test]
+    fn a_depth_that_does_not_fit_stays_large_and_is_not_no_auto() {
+        let bytes = Enhanced { ird: 0x4000, ord: u16::MAX, a_p2p: true, ..Default::default() }.to_bytes();
+        assert_eq!(bytes, [0xBF, 0xFE, 0x3F, 0xFE]);
+        let bytes = Enhanced { ird: NO_AUTO, ord: NO_AUTO, ..Default::default() }.to_bytes();
+        assert_eq!(bytes, [0x3F, 0xFF, 0x3F, 0xFF]);
+    }
+
+    #[test]
+    fn lengths() {
+        assert_eq!([0, 1, 2, 3, 4, 5, 6].map(pad_len), [2, 1, 0, 3, 2, 1, 0]);
+        // RFC 5044 figure 5 without its marker; siw's bad-CRC Terminate; the longest there can be.
+        assert_eq!([42, 22, 65535].map(fpdu_len), [48, 28, 65544]);
+        for len in 0..2000 {
+            assert_eq!(fpdu_len(len) % 4, 0);
+            assert!(pad_len(len) < 4);
+        }
+    }
+
+    /// RFC 5044 figures 4 and 6.
+    #[test]
+    fn markers() {
+        assert_eq!(Marker::parse(&[0, 0, 0, 0x0C]), Ok(Marker { fpduptr: 12 }));
+        assert_eq!(Marker { fpduptr: 0x14 }.to_bytes(), [0, 0, 0, 0x14]);
+        // Reserved bits and the two low bits do not count.
+        assert_eq!(Marker::parse(&[0xFF, 0xFF, 0x01, 0xFF]), Ok(Marker { fpduptr: 0x01FC }));
+        assert_eq!(Marker { fpduptr: 0x0203 }.to_bytes(), [0, 0, 0x02, 0x00]);
+        assert_eq!(Marker::parse(&[0; 3]), Err(Truncated));
+        assert_eq!(Marker { fpduptr: 8 }.to_string(), "Marker ptr=8");
+    }
+}

@@ -574,3 +574,96 @@ impl fmt::Display for Ack {
         write!(f, "Ack completed={}", self.completed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn control_bytes() {
+        // Send, Terminate and Read Request as siw sends them.
+        for (byte, opcode) in [(0x43, Opcode::Send), (0x47, Opcode::Terminate), (0x41, Opcode::ReadRequest)] {
+            assert_eq!(Control::parse(byte), Control::new(opcode));
+            assert_eq!(Control::new(opcode).to_byte(), byte);
+        }
+        assert_eq!(Control::parse(0x73), Control::new(Opcode::Send), "reserved bits are ignored");
+        assert_eq!(Control::parse(0x00), Control { version: 0, opcode: Opcode::Write });
+        assert_eq!(Control::parse(0xCD), Control { version: 3, opcode: Opcode::Unknown(0xD) });
+        assert_eq!(Control::parse(0x4F).to_string(), "Ack");
+        assert_eq!(Control::parse(0x8C).to_string(), "rv=2 Unknown(0xc)");
+    }
+
+    #[test]
+    fn read_request() {
+        let header = ReadRequest {
+            sink_stag: 0x0102_0304,
+            sink_to: 0x0506_0708_090A_0B0C,
+            size: 0x0D0E_0F10,
+            source_stag: 0x1112_1314,
+            source_to: 0x1516_1718_191A_1B1C,
+        };
+        let bytes: [u8; 28] = core::array::from_fn(|i| i as u8 + 1);
+        assert_eq!(header.to_bytes(), bytes);
+        assert_eq!(ReadRequest::parse(&bytes), Ok(header));
+        assert_eq!(ReadRequest::parse(&bytes[..27]), Err(Truncated));
+        assert_eq!(
+            header.to_string(),
+            "ReadReq sink=0x1020304/0x5060708090a0b0c src=0x11121314/0x15161718191a1b1c size=219025168"
+        );
+    }
+
+    #[test]
+    fn atomic_request() {
+        let header = AtomicRequest {
+            operation: AtomicOp::CmpSwap,
+            request_id: 0x0506_0708,
+            stag: 0x090A_0B0C,
+            to: 0x0D0E_0F10_1112_1314,
+            add_swap_data: 0x1516_1718_191A_1B1C,
+            add_swap_mask: 0x1D1E_1F20_2122_2324,
+            compare_data: 0x2526_2728_292A_2B2C,
+            compare_mask: 0x2D2E_2F30_3132_3334,
+        };
+        let mut bytes: [u8; 52] = core::array::from_fn(|i| i as u8 + 1);
+        bytes[..4].copy_from_slice(&[0, 0, 0, 2]);
+        assert_eq!(header.to_bytes(), bytes);
+        bytes[..4].copy_from_slice(&[0xFF, 0xFF, 0xFF, 0xF2]);
+        assert_eq!(AtomicRequest::parse(&bytes), Ok(header), "reserved bits are ignored");
+        bytes[3] = 1;
+        assert_eq!(AtomicRequest::parse(&bytes).unwrap().operation, AtomicOp::Unknown(1));
+        assert_eq!(AtomicRequest::parse(&bytes[..51]), Err(Truncated));
+        let add = AtomicRequest { operation: AtomicOp::FetchAdd, add_swap_mask: 0, ..header };
+        assert_eq!(
+            add.to_string(),
+            "AtomicReq FetchAdd id=84281096 target=0x90a0b0c/0xd0e0f1011121314 data=0x15161718191a1b1c/0x0"
+        );
+    }
+
+    #[test]
+    fn short_headers() {
+        let response = AtomicResponse { request_id: 0x0102_0304, original: 0x0506_0708_090A_0B0C };
+        let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        assert_eq!(response.to_bytes(), bytes);
+        assert_eq!(AtomicResponse::parse(&bytes), Ok(response));
+        assert_eq!(AtomicResponse::parse(&bytes[..11]), Err(Truncated));
+
+        let immediate = Immediate { data: [1, 2, 3, 4, 5, 6, 7, 8] };
+        assert_eq!(Immediate::parse(&bytes), Ok(immediate));
+        assert_eq!(Immediate::parse(&bytes[..7]), Err(Truncated));
+        assert_eq!(immediate.to_string(), "Imm 0x0102030405060708");
+
+        let ack = Ack { completed: 0x0102_0304_0506_0708 };
+        assert_eq!(ack.to_bytes(), bytes[..8]);
+        assert_eq!(Ack::parse(&bytes), Ok(ack));
+        assert_eq!(Ack::parse(&bytes[..7]), Err(Truncated));
+    }
+
+    /// uwarp's own queue is not one that the registry is likely to reach.
+    #[test]
+    fn ack_is_apart() {
+        assert_eq!(QN_UWARP_ACK.to_be_bytes(), *b"uW\0\0");
+        assert_eq!(Opcode::UwarpAck.code(), UWARP_ACK);
+    }
+}

@@ -312,13 +312,14 @@ impl Header {
     /// Reads the four bytes behind the DDP header.
     ///
     /// Linux siw lays them out with C bit-fields and, on little-endian machines, sends the two halves of the first byte
-    /// swapped and M, D, R as the lowest bits of the third. Such a header is recognised and read as it was meant:
-    /// - M, D or R where the RFC puts them: the RFC's order. The lowest three bits instead, which the RFC wants zero: siw's.
-    /// - Neither, and the RFC's reading is an error that comes with a DDP header or none that exists, while siw's
-    ///   is an error that comes without: siw's.
+    /// swapped and M, D, R as the lowest bits of the third. A header is read in siw's order when all of this holds:
+    /// - M, D and R are clear where the RFC puts them;
+    /// - siw's order gives an error that exists;
+    /// - the RFC's order gives none that exists; or siw's M, D or R is set, which the RFC wants zero; or the RFC's error
+    ///   is one that comes with a DDP header and siw's is one that does not.
     ///
-    /// What remains is read as the RFC says, so siw's "invalid RDMAP version" and "unexpected opcode" show as the
-    /// MPA errors 5 and 6.
+    /// The price: a remote operation error 5, 6 or 7 that some peer sends without the DDP header it should bring shows as the MPA
+    /// error of that number; and siw's own 5 and 6 (RDMAP version, opcode), sent so, do as well.
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         let header = head::<{ Self::LEN }>(bytes)?;
         let (high, low) = (header[field::LAYER_ETYPE] >> 4, header[field::LAYER_ETYPE] & 0x0F);
@@ -326,16 +327,13 @@ impl Header {
         let hdrct = header[field::HDRCT];
         let rfc = TerminateError::from_codes(high, low, code);
         let siw = TerminateError::from_codes(low, high, code);
-        let is_siw = if hdrct & (field::HDRCT_M | field::HDRCT_D | field::HDRCT_R) != 0 {
-            false
-        } else if hdrct & (field::SIW_M | field::SIW_D | field::SIW_R) != 0 {
-            true
-        } else {
-            match (rfc, siw) {
-                (_, TerminateError::Unknown { .. }) => false,
-                (TerminateError::Unknown { .. }, _) => true,
-                _ => rfc.includes().ddp && !siw.includes().ddp,
-            }
+        let rfc_bits = hdrct & (field::HDRCT_M | field::HDRCT_D | field::HDRCT_R) != 0;
+        let siw_bits = hdrct & (field::SIW_M | field::SIW_D | field::SIW_R) != 0;
+        let is_siw = match (rfc, siw) {
+            _ if rfc_bits => false,
+            (_, TerminateError::Unknown { .. }) => false,
+            (TerminateError::Unknown { .. }, _) => true,
+            _ => siw_bits || (rfc.includes().ddp && !siw.includes().ddp),
         };
         let (error, m, d, r) = if is_siw {
             (siw, field::SIW_M, field::SIW_D, field::SIW_R)
@@ -498,4 +496,160 @@ fn is_read_request(ddp_header: &[u8]) -> bool {
     use crate::rdmap::{Control, Opcode};
     matches!(ddp::Header::parse(ddp_header), Ok((ddp::Header::Untagged(header), _))
         if Control::parse(header.rsvdulp).opcode == Opcode::ReadRequest)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+    use crate::text::Segment;
+
+    const CRC: TerminateError = TerminateError::Mpa(Mpa::Crc);
+
+    /// A Write, a Send with Invalidate and a Read Request as whole segments.
+    const WRITE: [u8; 16] = [0xC1, 0x40, 0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0x10, 0, 0xAA, 0xBB];
+    const SEND_INVALIDATE: [u8; 18] = [0x41, 0x44, 0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0];
+    const READ: [u8; 46] = [
+        0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, // DDP
+        0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 64, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 10,
+    ];
+
+    fn emitted(terminate: Terminate<'_>) -> std::vec::Vec<u8> {
+        let mut out = std::vec![0; terminate.len()];
+        assert_eq!(terminate.emit(&mut out), out.len());
+        assert_eq!(Terminate::parse(&out), Ok(terminate));
+        out
+    }
+
+    #[test]
+    fn golden_bytes() {
+        assert_eq!(emitted(Terminate::new(CRC, None)), [0x20, 0x02, 0, 0]);
+        assert_eq!(Terminate::new(CRC, None).to_string(), "Terminate MPA: CRC mismatch (2/0/02)");
+
+        let bounds = TerminateError::TaggedBuffer(TaggedBuffer::BaseOrBounds);
+        let terminate = Terminate::new(bounds, Some((&WRITE, 16)));
+        let mut bytes = std::vec![0x11, 0x01, 0xC0, 0, 0, 16];
+        bytes.extend(&WRITE[..14]);
+        assert_eq!(emitted(terminate), bytes);
+        assert_eq!(
+            terminate.to_string(),
+            "Terminate DDP: base or bounds violation (1/1/01) segment=16 [Write L stag=0x1234 to=0x1000]"
+        );
+
+        let stag = TerminateError::RemoteProtection(RemoteProtection::InvalidStag);
+        let terminate = Terminate::new(stag, Some((&READ, 46)));
+        let mut bytes = std::vec![0x01, 0x00, 0xE0, 0, 0, 46];
+        bytes.extend(READ);
+        assert_eq!(emitted(terminate), bytes);
+        assert_eq!(bytes.len(), Terminate::MAX_LEN);
+        assert_eq!(
+            terminate.to_string(),
+            "Terminate RDMAP: invalid STag (0/1/00) segment=46 \
+             [ReadReq L qn=1 msn=2 mo=0 sink=0x7/0x8 src=0x9/0xa size=64]"
+        );
+    }
+
+    /// RFC 5040 figure 10, and the text where it contradicts the figure.
+    #[test]
+    fn what_is_included() {
+        let protection = TerminateError::RemoteProtection(RemoteProtection::AccessRights);
+        let operation = TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode);
+        let untagged = TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer);
+        let shape = |error, segment: &[u8]| {
+            let terminate = Terminate::new(error, Some((segment, 1000)));
+            let Header { m, d, r, .. } = terminate.header;
+            assert_eq!((m, d, r), (d, terminate.ddp_header.is_some(), terminate.rdmap_header.is_some()));
+            (terminate.ddp_header.map_or(0, <[u8]>::len), terminate.rdmap_header.map_or(0, <[u8]>::len))
+        };
+        assert_eq!(shape(protection, &READ), (18, 28));
+        assert_eq!(shape(protection, &SEND_INVALIDATE), (18, 0));
+        assert_eq!(shape(protection, &READ[..45]), (18, 0), "Read Request cut short");
+        assert_eq!(shape(operation, &READ), (18, 0));
+        assert_eq!(shape(operation, &WRITE), (14, 0));
+        assert_eq!(shape(untagged, &SEND_INVALIDATE), (18, 0));
+        assert_eq!(shape(untagged, &SEND_INVALIDATE[..17]), (0, 0), "DDP header cut short");
+        assert_eq!(shape(untagged, &[]), (0, 0));
+        assert_eq!(shape(CRC, &READ), (0, 0));
+        assert_eq!(shape(TerminateError::LocalCatastrophic, &READ), (0, 0));
+        assert_eq!(shape(TerminateError::DdpLocalCatastrophic, &READ), (0, 0));
+    }
+
+    /// A DDP header of a version that we do not know is still quoted.
+    #[test]
+    fn quotes_a_header_of_another_version() {
+        let mut write = WRITE;
+        write[0] = 0xC2;
+        let version = TerminateError::TaggedBuffer(TaggedBuffer::InvalidVersion);
+        let terminate = Terminate::new(version, Some((&write, 16)));
+        assert_eq!(terminate.ddp_header, Some(&write[..14]));
+        emitted(terminate);
+        assert_eq!(terminate.to_string(), "Terminate DDP: invalid DDP version (1/1/04) segment=16");
+    }
+
+    #[test]
+    fn headers_cut_short_leave_the_reason() {
+        let whole = emitted(Terminate::new(
+            TerminateError::RemoteProtection(RemoteProtection::ToWrap),
+            Some((&READ, 46)),
+        ));
+        for cut in 4..whole.len() {
+            let terminate = Terminate::parse(&whole[..cut]).unwrap();
+            assert_eq!(terminate.header.error, TerminateError::RemoteProtection(RemoteProtection::ToWrap));
+            assert_eq!(terminate.ddp_segment_len.is_some(), cut >= 6);
+            assert_eq!(terminate.ddp_header.is_some(), cut >= 24);
+            assert_eq!(terminate.rdmap_header, None);
+        }
+        for cut in 0..4 {
+            assert_eq!(Terminate::parse(&whole[..cut]), Err(Truncated));
+        }
+    }
+
+    /// siw's answer to a bad CRC, seen on the wire, as a whole ULPDU.
+    #[test]
+    fn siw_bad_crc() {
+        let ulpdu = [0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0x02, 0x02, 0x00, 0x00];
+        assert_eq!(
+            Segment::parse(&ulpdu).unwrap().to_string(),
+            "Terminate L qn=2 msn=1 mo=0 MPA: CRC mismatch (2/0/02)"
+        );
+        assert_eq!(Terminate::parse(&ulpdu[18..]), Ok(Terminate::new(CRC, None)));
+    }
+
+    #[test]
+    fn siw_order() {
+        let error = |bytes: [u8; 4]| Header::parse(&bytes).unwrap().error;
+        // Seen: wrong key, ORD too large.
+        assert_eq!(error([0x02, 0x04, 0, 0]), TerminateError::Mpa(Mpa::InvalidSetupFrame));
+        assert_eq!(error([0x02, 0x06, 0, 0]), TerminateError::Mpa(Mpa::InsufficientIrd));
+        assert_eq!(error([0x01, 0x00, 0, 0]), TerminateError::DdpLocalCatastrophic);
+        // M and D at the bottom of the third byte: a Read Request of an STag that is not there.
+        let read = Header::parse(&[0x10, 0x00, 0x07, 0]).unwrap();
+        let error_of_read = TerminateError::RemoteProtection(RemoteProtection::InvalidStag);
+        assert_eq!(read, Header { error: error_of_read, m: true, d: true, r: true });
+        let send = Header::parse(&[0x21, 0x02, 0x03, 0]).unwrap();
+        let error_of_send = TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer);
+        assert_eq!(send, Header { error: error_of_send, m: true, d: true, r: false });
+    }
+
+    /// Every error in the RFC's order with the headers it brings is read in the RFC's order.
+    #[test]
+    fn rfc_order_is_never_taken_for_siw() {
+        for &(error, ..) in &ERRORS {
+            let d = error.includes().ddp;
+            let header = Header { error, m: d, d, r: false };
+            assert_eq!(Header::parse(&header.to_bytes()), Ok(header));
+        }
+    }
+
+    #[test]
+    fn unknown_codes_survive() {
+        let header = Header::parse(&[0xF3, 0x77, 0xE0, 0]).unwrap();
+        let error = TerminateError::Unknown { layer: 15, etype: 3, code: 0x77 };
+        assert_eq!(header, Header { error, m: true, d: true, r: true });
+        assert_eq!(header.to_bytes(), [0xF3, 0x77, 0xE0, 0]);
+        assert_eq!(error.to_string(), "unknown layer: unknown error (f/3/77)");
+        assert_eq!(TerminateError::from_codes(1, 3, 0).to_string(), "DDP: unknown error (1/3/00)");
+        assert_eq!(TerminateError::from_codes(0, 0, 0x42), TerminateError::LocalCatastrophic);
+    }
 }

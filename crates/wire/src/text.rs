@@ -124,3 +124,74 @@ fn after_name(f: &mut fmt::Formatter<'_>, body: &dyn fmt::Display) -> fmt::Resul
     }
     fmt::write(&mut SkipWord { out: f, skipping: true }, format_args!("{body}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::string::{String, ToString};
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::ddp::{Tagged, Untagged};
+    use crate::rdmap::AtomicOp;
+    use crate::terminate::{Mpa, TerminateError};
+
+    fn untagged(opcode: Opcode, rsvdulp32: u32, mo: u32, payload: &[u8]) -> String {
+        let qn = opcode.info().and_then(|info| info.queue).unwrap_or(9);
+        let rsvdulp = Control::new(opcode).to_byte();
+        let header = Header::Untagged(Untagged { last: true, rsvdulp, rsvdulp32, qn, msn: 1, mo });
+        Segment { header, payload }.to_string()
+    }
+
+    fn tagged(opcode: Opcode, last: bool, payload: &[u8]) -> String {
+        let rsvdulp = Control::new(opcode).to_byte();
+        let header = Header::Tagged(Tagged { last, stag: 0x1234, to: 0x7F00, rsvdulp });
+        Segment { header, payload }.to_string()
+    }
+
+    #[test]
+    fn lines() {
+        let read = ReadRequest { sink_stag: 1, sink_to: 0, size: 64, source_stag: 2, source_to: 0x7F00 };
+        let atomic = AtomicRequest {
+            operation: AtomicOp::CmpSwap,
+            request_id: 7,
+            stag: 2,
+            to: 0x7F00,
+            add_swap_data: 5,
+            add_swap_mask: u64::MAX,
+            compare_data: 4,
+            compare_mask: u64::MAX,
+        };
+        let terminate = Terminate::new(TerminateError::Mpa(Mpa::Crc), None);
+        let mut reason = [0; 4];
+        terminate.emit(&mut reason);
+        let lines: Vec<String> = [
+            untagged(Opcode::Send, 0, 0, &[0; 16]),
+            untagged(Opcode::SendSeInvalidate, 0x1234, 1024, &[0; 16]),
+            tagged(Opcode::Write, true, &[0; 64]),
+            tagged(Opcode::ReadResponse, false, &[]),
+            untagged(Opcode::ReadRequest, 0, 0, &read.to_bytes()),
+            untagged(Opcode::ReadRequest, 0, 0, &read.to_bytes()[..27]),
+            untagged(Opcode::Terminate, 0, 0, &reason),
+            untagged(Opcode::ImmediateSe, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 9]),
+            untagged(Opcode::AtomicRequest, 0, 0, &atomic.to_bytes()),
+            untagged(Opcode::AtomicResponse, 0, 0, &[0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 4]),
+            untagged(Opcode::UwarpAck, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 3]),
+            untagged(Opcode::Unknown(0xC), 0, 0, &[0; 5]),
+        ]
+        .into();
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        Send L qn=0 msn=1 mo=0 len=16
+        SendSEInv L qn=0 msn=1 mo=1024 inv=0x1234 len=16
+        Write L stag=0x1234 to=0x7f00 len=64
+        ReadResp stag=0x1234 to=0x7f00 len=0
+        ReadReq L qn=1 msn=1 mo=0 sink=0x1/0x0 src=0x2/0x7f00 size=64
+        ReadReq L qn=1 msn=1 mo=0 len=27
+        Terminate L qn=2 msn=1 mo=0 MPA: CRC mismatch (2/0/02)
+        ImmSE L qn=0 msn=1 mo=0 0x0000000000000009
+        AtomicReq L qn=1 msn=1 mo=0 CmpSwap id=7 target=0x2/0x7f00 data=0x5/0xffffffffffffffff compare=0x4/0xffffffffffffffff
+        AtomicResp L qn=3 msn=1 mo=0 id=7 original=0x4
+        Ack L qn=ack msn=1 mo=0 completed=3
+        Unknown(0xc) L qn=9 msn=1 mo=0 len=5
+        ");
+    }
+}
