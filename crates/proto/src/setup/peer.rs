@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let data =
-            PeerData { version: 1, placement_acks: true, rnr_retry: 7, min_rnr_timer: 12, qpn: 0x8005_01 };
+            PeerData { version: 1, placement_acks: true, rnr_retry: 7, min_rnr_timer: 12, qpn: 0x0080_0501 };
         assert_eq!(data.to_bytes(), [1, 1, 0xEC, 0, 0, 0x80, 0x05, 0x01, 0, 0, 0, 0]);
         assert_eq!(data.to_rtr(), (0x0101_EC00, 0x0080_0501_0000_0000));
     }
