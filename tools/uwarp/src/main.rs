@@ -1,3 +1,34 @@
-//! The `uwarp` command.
+//! The `uwarp` command: runs unmodified RDMA programs over uwarp, shows its devices, and finds what would stop a
+//! program.
 
-fn main() {}
+#![deny(unsafe_code)]
+
+mod cli;
+mod devices;
+mod doctor;
+mod elf;
+mod interfaces;
+mod libdir;
+mod man;
+mod program;
+mod run;
+#[allow(unsafe_code)]
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    match cli::Cli::parse().command {
+        cli::Command::Run(args) => run::run(&args),
+        cli::Command::Devices(args) => devices::run(&args),
+        cli::Command::Doctor(args) => doctor::run(&args),
+        cli::Command::Man => man::print(),
+    }
+}
+
+/// Prints an error of the command itself, in the form all of them have.
+fn complain(sentence: &dyn std::fmt::Display) {
+    anstream::eprintln!("uwarp: {sentence}");
+}

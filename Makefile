@@ -1,0 +1,73 @@
+# make          builds the installable tree at dist/
+# make demo     runs real, unmodified RDMA programs over it
+# make test     runs the whole test suite; this is what CI runs
+# make install  copies dist/ to PREFIX (default /usr/local)
+# make bench    measures, beside raw TCP sockets in the same run
+# make siw      runs everything that can be run against the Linux kernel's own iWARP, and prints a table
+# make fuzz     fuzzes whatever reads network bytes, FUZZ_SECONDS (default 60) for each target
+# make clean
+#
+# Each of them installs what the machine lacks, and says so. CARGO_TARGET_DIR is heeded; DIST and PREFIX may be set.
+
+DIST ?= dist
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
+FUZZ ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
+BENCH ?= latency bandwidth rate
+
+export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+export UWARP_DIST := $(abspath $(DIST))
+# rustup puts it there, and a shell that has not read its profile does not know.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+CARGO_TEST = cargo test --locked
+
+.PHONY: dist demo test install bench siw fuzz clean help
+.NOTPARALLEL:
+
+dist:
+	@scripts/setup build
+	cargo build --release --locked -p uwarp -p uwarp-abi
+	@scripts/make-dist $(CARGO_TARGET_DIR)/release $(UWARP_DIST)
+	@echo "Built $(UWARP_DIST). Try: $(DIST)/bin/uwarp doctor"
+
+demo: dist
+	@scripts/setup demo
+	@scripts/demo $(UWARP_DIST)
+
+# Cheap first: what a look at the text finds, then what one process finds, then whole programs.
+test:
+	@scripts/setup build demo test siw
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO_TEST) --workspace --exclude uwarp-conformance
+	@$(MAKE) --no-print-directory dist
+	scripts/check-symbols $(UWARP_DIST)/lib/uwarp/libuwarp.so
+	$(CARGO_TEST) -p uwarp-conformance
+
+# Builds nothing, so that it can be run as another user than make.
+install:
+	@[ -e $(UWARP_DIST)/bin/uwarp ] || { echo "There is no $(DIST)/bin/uwarp to install; run make first." >&2; exit 1; }
+	mkdir -p $(DESTDIR)$(PREFIX)
+	cp -a --no-preserve=ownership $(UWARP_DIST)/. $(DESTDIR)$(PREFIX)
+
+bench: dist
+	@for what in $(BENCH); do $(UWARP_DIST)/bin/uwarp bench $$what || exit 1; done
+
+siw: dist
+	@scripts/setup demo siw
+	SIW=full $(CARGO_TEST) -p uwarp-conformance --test siw
+
+fuzz:
+	@scripts/setup build fuzz
+	@for target in $(FUZZ); do \
+	    echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
+	    fuzz/run $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
+
+clean:
+	rm -rf $(UWARP_DIST)
+	cargo clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile

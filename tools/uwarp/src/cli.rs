@@ -1,0 +1,290 @@
+//! The command line, and the environment variable behind each option of `uwarp run`.
+//!
+//! `--help` and the man page are made from this file. The library itself reads only the environment, so that it can be
+//! used without the command.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use clap::builder::BoolishValueParser;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Where the library is, for the command; the library does not read it.
+pub const LIBDIR_VARIABLE: &str = "UWARP_LIBDIR";
+
+/// RDMA on any Linux box: a software RNIC in a library
+#[derive(Parser)]
+#[command(name = "uwarp", version = env!("UWARP_VERSION"), long_version = LONG_VERSION.as_str())]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "{}\nwire: iWARP over TCP (RFC 5040, 5041, 5044, 6581), MPA revisions 1 and 2; \
+         between uwarp ends protocol version {}",
+        env!("UWARP_VERSION"),
+        uwarp_proto::setup::peer::VERSION
+    )
+});
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run an unmodified RDMA program over uwarp
+    #[command(override_usage = "uwarp run [OPTIONS] -- PROGRAM [ARGS]...")]
+    Run(RunArgs),
+    /// Show the devices that programs see under uwarp
+    Devices(DevicesArgs),
+    /// Find what would stop a program from running over uwarp, and say the remedy
+    Doctor(DoctorArgs),
+    /// Print the man page as roff
+    #[command(hide = true)]
+    Man,
+}
+
+#[derive(Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub picture: PictureOptions,
+    #[command(flatten)]
+    pub options: RunOptions,
+    /// The program and its arguments; `--` before it keeps its options apart from those of uwarp
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub program: Vec<OsString>,
+}
+
+#[derive(Args)]
+pub struct DevicesArgs {
+    #[command(flatten)]
+    pub picture: PictureOptions,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A program to look at; it is not run
+    #[arg(value_name = "PROGRAM", last = true, num_args = 0..)]
+    pub program: Vec<OsString>,
+}
+
+/// What the device looks like to programs. The wire is iWARP whatever is chosen.
+#[derive(Args, Default)]
+pub struct PictureOptions {
+    /// Show the device as an iWARP RNIC, as RoCE v2 or as InfiniBand [default: iwarp]
+    #[arg(long = "as", value_name = "VIEW", env = "UWARP_VIEW", hide_env_values = true)]
+    pub view: Option<View>,
+    /// Show one device with all addresses, or one for each interface [default: one]
+    #[arg(long, value_name = "HOW", env = "UWARP_DEVICES", hide_env_values = true)]
+    pub devices: Option<DeviceModel>,
+}
+
+#[derive(Args, Default)]
+pub struct RunOptions {
+    /// Log to standard error: error, warn, info, debug or trace, or a filter such as warn,uwarp_cm=debug [default:
+    /// warn]
+    #[arg(long, value_name = "LEVEL", env = "UWARP_LOG", hide_env_values = true)]
+    pub log: Option<String>,
+    /// Write a trace of every iWARP segment to FILE; `-` is standard error
+    #[arg(long, value_name = "FILE", env = "UWARP_TRACE", hide_env_values = true)]
+    pub trace: Option<PathBuf>,
+    /// Ask for a CRC over every FPDU; off takes effect where the peer agrees [default: on]
+    #[arg(long, value_name = "on|off", env = "UWARP_CRC", hide_env_values = true)]
+    pub crc: Option<Switch>,
+    /// Ask peers for MPA markers in what they send
+    #[arg(long, env = "UWARP_MARKERS", hide_env_values = true, value_parser = BoolishValueParser::new())]
+    pub markers: bool,
+    /// The MPA revision to begin connections with [default: 2]
+    #[arg(long, value_name = "1|2", env = "UWARP_MPA_REVISION", hide_env_values = true,
+          value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub mpa_revision: Option<u8>,
+    /// Check every FPDU before any byte of it is placed, at the price of one more copy
+    #[arg(long, env = "UWARP_STRICT", hide_env_values = true, value_parser = BoolishValueParser::new())]
+    pub strict: bool,
+    /// Serve peers from a thread that sleeps, or from one that spins and wants a core for itself [default: auto]
+    #[arg(long, value_name = "HOW", env = "UWARP_PROGRESS", hide_env_values = true)]
+    pub progress: Option<Progress>,
+    /// The ports that queue pairs may listen on, for firewalls [default: any]
+    #[arg(long, value_name = "FIRST-LAST", env = "UWARP_PORT_RANGE", hide_env_values = true)]
+    pub port_range: Option<PortRange>,
+}
+
+/// `--as`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum View {
+    /// RNIC, transport iWARP
+    Iwarp,
+    /// Channel adapter, link layer Ethernet, GID type RoCE v2
+    Roce,
+    /// Channel adapter, link layer InfiniBand
+    Ib,
+}
+
+/// `--devices`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceModel {
+    /// uwarp0 with every address
+    One,
+    /// uwarp0, uwarp1 and so on
+    PerInterface,
+}
+
+/// `--crc`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+/// `--progress`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Progress {
+    /// A thread that sleeps until it is needed
+    Auto,
+    /// A thread that never sleeps
+    Spin,
+}
+
+/// `--port-range`: two ports, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    pub first: u16,
+    pub last: u16,
+}
+
+impl FromStr for PortRange {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let malformed = "write two port numbers, such as 20000-20015";
+        let (first, last) = text.split_once('-').ok_or(malformed)?;
+        let port = |text: &str| text.trim().parse::<u16>().map_err(|_| malformed);
+        let range = PortRange { first: port(first)?, last: port(last)? };
+        match range {
+            PortRange { first: 0, .. } => Err("port 0 is no port"),
+            PortRange { first, last } if first > last => Err("the first port is above the last"),
+            _ => Ok(range),
+        }
+    }
+}
+
+impl PictureOptions {
+    /// What the library is to read in its environment; options that were not given leave no variable.
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+        [("UWARP_VIEW", self.view.map(word)), ("UWARP_DEVICES", self.devices.map(word))]
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect()
+    }
+}
+
+impl RunOptions {
+    /// See [`PictureOptions::environment`].
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+        // The program may change its directory before the library opens the file.
+        let trace = self.trace.as_ref().map(|file| match file.as_os_str() == "-" {
+            true => "-".into(),
+            false => std::path::absolute(file).unwrap_or_else(|_| file.clone()).into_os_string(),
+        });
+        [
+            ("UWARP_LOG", self.log.as_ref().map(OsString::from)),
+            ("UWARP_TRACE", trace),
+            ("UWARP_CRC", self.crc.map(word)),
+            ("UWARP_MARKERS", self.markers.then(|| "1".into())),
+            ("UWARP_MPA_REVISION", self.mpa_revision.map(|revision| revision.to_string().into())),
+            ("UWARP_STRICT", self.strict.then(|| "1".into())),
+            ("UWARP_PROGRESS", self.progress.map(word)),
+            (
+                "UWARP_PORT_RANGE",
+                self.port_range.map(|range| format!("{}-{}", range.first, range.last).into()),
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+    }
+}
+
+fn word(value: impl ValueEnum) -> OsString {
+    value.to_possible_value().map(|value| value.get_name().into()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory, FromArgMatches};
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// Parses as the command does, but whatever the environment of this test says.
+    fn parse_run(line: &[&str]) -> RunArgs {
+        let command = Cli::command().mut_subcommand("run", |run| run.mut_args(|option| option.env(None)));
+        let matches = command.try_get_matches_from(["uwarp", "run"].iter().chain(line)).unwrap();
+        let Command::Run(args) = Cli::from_arg_matches(&matches).unwrap().command else { unreachable!() };
+        args
+    }
+
+    #[test]
+    fn every_option_of_run_reaches_the_variable_it_names() {
+        let given: &[(&str, &[&str], &str)] = &[
+            ("UWARP_VIEW", &["--as", "roce"], "roce"),
+            ("UWARP_DEVICES", &["--devices", "per-interface"], "per-interface"),
+            ("UWARP_LOG", &["--log", "uwarp_cm=debug"], "uwarp_cm=debug"),
+            ("UWARP_TRACE", &["--trace", "-"], "-"),
+            ("UWARP_TRACE", &["--trace", "/a/b"], "/a/b"),
+            ("UWARP_CRC", &["--crc", "off"], "off"),
+            ("UWARP_MARKERS", &["--markers"], "1"),
+            ("UWARP_MPA_REVISION", &["--mpa-revision", "1"], "1"),
+            ("UWARP_STRICT", &["--strict"], "1"),
+            ("UWARP_PROGRESS", &["--progress", "spin"], "spin"),
+            ("UWARP_PORT_RANGE", &["--port-range", "20000-20015"], "20000-20015"),
+        ];
+        for (name, words, value) in given {
+            let args = parse_run(&[words, &["--", "rping", "-s"][..]].concat());
+            assert_eq!(args.program, ["rping", "-s"]);
+            let environment: Vec<_> =
+                args.picture.environment().into_iter().chain(args.options.environment()).collect();
+            assert_eq!(environment, [(*name, OsString::from(value))], "{words:?}");
+        }
+        let run = Cli::command().find_subcommand("run").unwrap().clone();
+        for option in run.get_arguments().filter(|option| option.get_long().is_some()) {
+            if option.get_id() == "help" {
+                continue;
+            }
+            let variable = option.get_env().unwrap_or_else(|| panic!("{option} has no variable"));
+            assert!(given.iter().any(|(name, ..)| *name == variable), "{option} is not in the table above");
+        }
+    }
+
+    #[test]
+    fn trace_file_is_made_absolute() {
+        let options = RunOptions { trace: Some("t.txt".into()), ..Default::default() };
+        let [(_, value)] = options.environment().try_into().unwrap();
+        assert!(PathBuf::from(value).is_absolute());
+    }
+
+    #[test]
+    fn programs_keep_their_own_options_without_a_double_dash() {
+        let args = parse_run(&["--crc", "off", "rping", "--log", "-s"]);
+        assert_eq!(args.program, ["rping", "--log", "-s"]);
+    }
+
+    #[test]
+    fn port_ranges_that_make_no_sense_are_refused() {
+        for text in ["", "5", "5-", "-5", "0-9", "9-5", "1-65536", "a-b", "1-2-3"] {
+            assert!(text.parse::<PortRange>().is_err(), "{text}");
+        }
+        assert_eq!("7-7".parse(), Ok(PortRange { first: 7, last: 7 }));
+    }
+}

@@ -1,0 +1,203 @@
+//! Does this host give what the library needs: descriptors, sockets, an interface, cores, ports?
+
+use std::env;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::process::{Resource, getrlimit};
+use rustix::system::uname;
+
+use super::Check;
+use crate::cli::PortRange;
+use crate::interfaces;
+
+/// Queue pairs that share one port, and so one listener.
+const QUEUE_PAIRS_PER_PORT: u32 = 256;
+
+pub fn checks() -> Vec<Check> {
+    vec![descriptors(), memory(), kernel(), loopback(), interface(), buffers(), cores(), ports()]
+}
+
+fn descriptors() -> Check {
+    let limit = getrlimit(Resource::Nofile);
+    let words = |limit: Option<u64>| limit.map_or("no limit".to_owned(), |limit| limit.to_string());
+    let found = format!(
+        "{} now, {} for programs under `uwarp run`; each connection takes one",
+        words(limit.current),
+        words(limit.maximum)
+    );
+    let remedy = "raise the hard limit: LimitNOFILE= of a systemd unit, --ulimit nofile= of a container, or \
+                  /etc/security/limits.conf";
+    match limit.maximum.unwrap_or(u64::MAX) {
+        0..64 => Check::fail("descriptors", found, remedy),
+        64..4096 => Check::warn("descriptors", found, remedy),
+        _ => Check::ok("descriptors", found),
+    }
+}
+
+fn memory() -> Check {
+    Check::ok("memory", "registered memory is not locked, so the limit on locked memory does not matter")
+}
+
+/// Where a sandbox refuses one of these, nothing works.
+fn kernel() -> Check {
+    let name = "kernel";
+    let release = uname().release().to_string_lossy().into_owned();
+    let refusal = epoll::create(epoll::CreateFlags::CLOEXEC)
+        .map_err(|error| ("epoll_create1", error))
+        .and_then(|_| eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| ("eventfd2", error)));
+    match refusal {
+        Ok(_) => {
+            Check::ok(name, format!("Linux {release}, epoll and eventfd are allowed; no module is needed"))
+        }
+        Err((call, error)) => Check::fail(
+            name,
+            format!("Linux {release} refuses {call}: {error}"),
+            "a sandbox (seccomp) forbids it; run outside of it or allow the call",
+        ),
+    }
+}
+
+fn loopback() -> Check {
+    let name = "loopback";
+    let through = |address: SocketAddr| -> io::Result<()> {
+        let listener = TcpListener::bind(address)?;
+        TcpStream::connect(listener.local_addr()?)?;
+        Ok(())
+    };
+    let v4 = through((Ipv4Addr::LOCALHOST, 0).into());
+    let v6 = through((Ipv6Addr::LOCALHOST, 0).into());
+    match (v4, v6) {
+        (Ok(()), Ok(())) => Check::ok(name, "TCP connections over 127.0.0.1 and ::1 work"),
+        (Ok(()), Err(error)) => {
+            Check::ok(name, format!("TCP over 127.0.0.1 works; there is no IPv6 here ({error})"))
+        }
+        (Err(error), _) => Check::fail(
+            name,
+            format!("no TCP connection over 127.0.0.1: {error}"),
+            "in a fresh network namespace: ip link set lo up",
+        ),
+    }
+}
+
+fn interface() -> Check {
+    let name = "interface";
+    let interfaces = match interfaces::list() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            return Check::fail(name, format!("cannot list interfaces: {error}"), "allow netlink sockets");
+        }
+    };
+    let words: Vec<_> = interfaces
+        .iter()
+        .filter(|interface| interface.is_usable())
+        .flat_map(|interface| interface.addresses.iter().map(move |address| (interface, address)))
+        .filter(|(_, address)| !interfaces::is_link_local(address))
+        .map(|(interface, address)| format!("{address} ({})", interface.name))
+        .collect();
+    match words[..] {
+        [] => Check::warn(
+            name,
+            "no interface but loopback is up with an address: peers can only be on this host",
+            "for other hosts, bring one up: ip link set NAME up; ip address add ADDRESS/PREFIX dev NAME",
+        ),
+        _ => Check::ok(
+            name,
+            format!("{}; peers must reach it as it is, without address translation", words.join(", ")),
+        ),
+    }
+}
+
+/// TCP sizes its buffers by itself, up to these limits.
+fn buffers() -> Check {
+    const WANTED: u64 = 1 << 20;
+    let name = "buffers";
+    let limit = |variable: &str| {
+        let text = fs::read_to_string(format!("/proc/sys/net/{variable}")).ok()?;
+        text.split_whitespace().last()?.parse::<u64>().ok()
+    };
+    let small: Vec<_> = ["ipv4.tcp_wmem", "ipv4.tcp_rmem"]
+        .into_iter()
+        .map(|variable| (variable, limit(&variable.replace('.', "/"))))
+        .filter(|(_, limit)| limit.is_some_and(|limit| limit < WANTED))
+        .collect();
+    let kib =
+        |variable: &str| limit(variable).map_or("?".to_owned(), |bytes| format!("{} KiB", bytes / 1024));
+    let found = format!(
+        "TCP grows its buffers up to {} for sending and {} for receiving",
+        kib("ipv4/tcp_wmem"),
+        kib("ipv4/tcp_rmem")
+    );
+    match small[..] {
+        [] => Check::ok(name, found),
+        _ => {
+            let commands: Vec<_> = small
+                .iter()
+                .map(|(variable, _)| format!("sysctl -w net.{variable}='4096 131072 6291456'"))
+                .collect();
+            Check::warn(name, format!("{found}, which bounds throughput"), commands.join("; "))
+        }
+    }
+}
+
+fn cores() -> Check {
+    let name = "cores";
+    match thread::available_parallelism().map(usize::from) {
+        Err(error) => Check::warn(name, format!("cannot count them: {error}"), "nothing depends on it"),
+        Ok(1) => Check::warn(
+            name,
+            "one core for two programs that poll: each waits for the other's time slice",
+            "prefer events (-e with perftest) to polling, or give more cores",
+        ),
+        Ok(count @ 2..4) => Check::ok(
+            name,
+            format!("{count}: enough for two programs that poll; leave UWARP_PROGRESS at auto"),
+        ),
+        Ok(count) => {
+            Check::ok(name, format!("{count}: UWARP_PROGRESS=spin is worth a try where latency counts"))
+        }
+    }
+}
+
+fn ports() -> Check {
+    let name = "ports";
+    let text = env::var("UWARP_PORT_RANGE").unwrap_or_default();
+    // A value that is no range is a finding of the check of settings.
+    if let Ok(PortRange { first, last }) = text.parse() {
+        // A look at the first few tells a range that is taken or forbidden from one that works.
+        let sample: Vec<_> = (first..=last).take(64).collect();
+        let refusals: Vec<_> = sample
+            .iter()
+            .filter_map(|&port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).err())
+            .collect();
+        let free = sample.len().saturating_sub(refusals.len());
+        let found = format!("{free} of the first {} in UWARP_PORT_RANGE={text} are free", sample.len());
+        return match refusals.first() {
+            Some(error) if free == 0 => Check::fail(
+                name,
+                format!("{found}: {error}"),
+                "choose ports above 1023 that nothing listens on",
+            ),
+            _ => {
+                Check::ok(name, format!("{found}; {QUEUE_PAIRS_PER_PORT} queue pairs of a process share one"))
+            }
+        };
+    }
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let bounds: Vec<u32> = range.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [first, last] = bounds[..] else {
+        return Check::ok(name, "any that the kernel gives; UWARP_PORT_RANGE narrows them for a firewall");
+    };
+    let found = format!("any from {first} to {last}; UWARP_PORT_RANGE narrows them for a firewall");
+    match last.saturating_sub(first) {
+        0..1000 => Check::warn(
+            name,
+            format!("the kernel gives only ports from {first} to {last}, and each connection takes one"),
+            "sysctl -w net.ipv4.ip_local_port_range='32768 60999'",
+        ),
+        _ => Check::ok(name, found),
+    }
+}

@@ -1,0 +1,155 @@
+//! Is the library there, whole, and does it answer?
+
+use std::env;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Check;
+use crate::elf::Facts;
+use crate::libdir::{DEVELOPMENT_NAMES, LIBRARY, NoLibrary, SONAMES};
+
+/// The table from which the library is linked: its version nodes stand in brackets, one a line.
+const SYMBOLS: &str = include_str!("../../../../abi/symbols.txt");
+
+const REBUILD: &str = "build it again: make clean && make";
+
+pub fn checks(libdir: &Result<PathBuf, NoLibrary>) -> Vec<Check> {
+    match libdir {
+        Err(reason) => vec![Check::fail("library", reason.found.clone(), reason.remedy.clone())],
+        Ok(libdir) => vec![files(libdir), versions(libdir), device()],
+    }
+}
+
+/// All names lead to one file: the loader then takes it once, under whatever name it is asked for first.
+fn files(libdir: &Path) -> Check {
+    let name = "library";
+    let library = libdir.join(LIBRARY);
+    let Ok(target) = library.canonicalize() else {
+        return Check::fail(name, format!("there is no {}", library.display()), REBUILD);
+    };
+    let astray = |names: &[&'static str]| {
+        names.iter().find(|name| libdir.join(name).canonicalize().ok() != Some(target.clone())).copied()
+    };
+    if let Some(link) = astray(&SONAMES) {
+        return Check::fail(
+            name,
+            format!("{} does not lead to {LIBRARY}", libdir.join(link).display()),
+            REBUILD,
+        );
+    }
+    if let Some(link) = astray(&DEVELOPMENT_NAMES) {
+        let found = format!("{} does not lead to {LIBRARY}", libdir.join(link).display());
+        return Check::warn(name, found, format!("some programs load that name first; {REBUILD}"));
+    }
+    let size = fs::metadata(&target).map_or(0, |file| file.len());
+    Check::ok(
+        name,
+        format!("{} ({} KiB), under the names of libibverbs and librdmacm", target.display(), size / 1024),
+    )
+}
+
+fn versions(libdir: &Path) -> Check {
+    let name = "versions";
+    let library = libdir.join(LIBRARY);
+    let versions = match Facts::read(&library) {
+        Ok(Some(facts)) => facts.versions,
+        Ok(None) => return Check::fail(name, format!("{} is no shared library", library.display()), REBUILD),
+        Err(error) => {
+            return Check::fail(name, format!("cannot read {}: {error}", library.display()), REBUILD);
+        }
+    };
+    let wanted = wanted_versions();
+    let missing: Vec<_> =
+        wanted.iter().filter(|wanted| !versions.iter().any(|version| version == *wanted)).copied().collect();
+    match missing[..] {
+        [] => Check::ok(
+            name,
+            format!("all {} symbol versions of libibverbs and librdmacm are defined", wanted.len()),
+        ),
+        _ => Check::fail(name, format!("the library does not define {}", missing.join(", ")), REBUILD),
+    }
+}
+
+fn wanted_versions() -> Vec<&'static str> {
+    SYMBOLS.lines().filter_map(|line| line.trim().strip_prefix('[')?.split([' ', ']']).next()).collect()
+}
+
+/// Asks the library in a process of its own, so that one that crashes or hangs is a finding and not the end.
+fn device() -> Check {
+    let name = "device";
+    let report = "please report it, with what UWARP_LOG=debug uwarp devices prints";
+    let child = env::current_exe().and_then(|me| {
+        Command::new(me)
+            .args(["devices", "--json"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+    });
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            return Check::fail(name, format!("cannot start `uwarp devices`: {error}"), "run it by hand");
+        }
+    };
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+            Ok(None) | Err(_) => {
+                // It may have ended meanwhile; either way it is gone after this.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Check::fail(name, "the library did not list its devices within 10 seconds", report);
+            }
+        }
+    };
+    let (mut answer, mut complaint) = (String::new(), String::new());
+    let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut answer));
+    if let Some(mut pipe) = child.stderr.take() {
+        // Only to show it; what it cannot show is not missed.
+        let _ = pipe.read_to_string(&mut complaint);
+    }
+    if !status.success() || !matches!(read, Some(Ok(_))) {
+        let last = complaint.lines().last().unwrap_or("it printed nothing").trim_start_matches("uwarp: ");
+        return Check::fail(name, format!("`uwarp devices` ended with {status}: {last}"), report);
+    }
+    shown(name, &answer).unwrap_or_else(|| Check::fail(name, "the library shows no device", report))
+}
+
+fn shown(name: &'static str, answer: &str) -> Option<Check> {
+    let answer: serde_json::Value = serde_json::from_str(answer).ok()?;
+    let devices = answer.get("devices")?.as_array()?;
+    let words = |device: &serde_json::Value| {
+        let view = device.get("view").and_then(|view| view.as_str()).unwrap_or("no");
+        let gid = device
+            .pointer("/ports/0/gids/0/address")
+            .and_then(|address| address.as_str())
+            .unwrap_or("no address");
+        Some(format!("{} ({view} view, {gid})", device.get("name")?.as_str()?))
+    };
+    let found: Vec<_> = devices.iter().filter_map(words).collect();
+    (!found.is_empty()).then(|| Check::ok(name, format!("programs see {}", found.join(", "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_come_from_the_table_of_symbols() {
+        let versions = wanted_versions();
+        for version in ["IBVERBS_1.0", "IBVERBS_1.18", "IBVERBS_PRIVATE_34", "RDMACM_1.0", "RDMACM_1.5"] {
+            assert_eq!(
+                versions.iter().filter(|node| **node == version).count(),
+                1,
+                "{version} in {versions:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Will this program load the library?
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use super::Check;
+use crate::elf::Facts;
+use crate::libdir::{LIBRARY, SONAMES};
+use crate::program::{self, Caller};
+use crate::run;
+
+pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
+    let path = match program::find(name) {
+        Ok(path) => path,
+        Err(reason) => return vec![Check::fail("program", reason.to_string(), reason.remedy())],
+    };
+    let file = program::behind_script(&path);
+    let mut checks = vec![kind(&path, &file, libdir), rights(&file)];
+    if let Some(libdir) = libdir
+        && let Ok(Some(facts)) = Facts::read(&file)
+        && let Some(loader) = facts.interpreter.as_deref().filter(|loader| is_glibc(loader))
+    {
+        checks.push(libraries(&file, &facts, loader, libdir));
+    }
+    checks
+}
+
+/// Can the loader give it shared libraries at all, and ones of the kind the library is?
+fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
+    let name = "program";
+    let shown = match path == file {
+        true => path.display().to_string(),
+        false => format!("{} (a script for {})", path.display(), file.display()),
+    };
+    let facts = match Facts::read(file) {
+        Ok(Some(facts)) => facts,
+        Ok(None) => {
+            return Check::fail(
+                name,
+                format!("{shown} is neither an ELF program nor a script"),
+                "check the file",
+            );
+        }
+        Err(error) => {
+            return Check::fail(
+                name,
+                format!("cannot read {shown}: {error}"),
+                "check the file and its permissions",
+            );
+        }
+    };
+    if facts.is_static() {
+        let remedy = "link it against the shared libibverbs";
+        return Check::fail(name, format!("{shown} is linked statically and loads no library"), remedy);
+    }
+    if let Some(loader) = facts.interpreter.as_deref().filter(|loader| !is_glibc(loader)) {
+        let found = format!("{shown} uses the loader {}; the library is built for glibc", loader.display());
+        return Check::fail(name, found, "build the program for glibc");
+    }
+    let library = libdir.and_then(|libdir| Facts::read(&libdir.join(LIBRARY)).ok()?);
+    if library.is_some_and(|library| !library.same_kind(&facts)) {
+        let found = format!("{shown} is a {}-bit program of another kind than the library", facts.bits);
+        return Check::fail(
+            name,
+            found,
+            "build the program for the processor type of uwarp, or uwarp for its",
+        );
+    }
+    Check::ok(name, format!("{shown}, {} bit, dynamically linked", facts.bits))
+}
+
+fn is_glibc(loader: &Path) -> bool {
+    loader
+        .file_name()
+        .and_then(OsStr::to_str)
+        .is_some_and(|name| name.starts_with("ld-linux") || name.starts_with("ld64"))
+}
+
+fn rights(file: &Path) -> Check {
+    let name = "rights";
+    match program::secure_execution(file, Caller::current()) {
+        Some(reason) => Check::fail(
+            name,
+            format!("the loader ignores LD_LIBRARY_PATH, because {reason}"),
+            run::secure_remedy(file),
+        ),
+        None => Check::ok(name, "it gains no rights by being run, so the loader heeds LD_LIBRARY_PATH"),
+    }
+}
+
+/// Asks the loader, which knows best: it lists what it would load, without running the program.
+fn libraries(file: &Path, facts: &Facts, loader: &Path, libdir: &Path) -> Check {
+    let name = "libraries";
+    let listing = Command::new(loader)
+        .arg("--list")
+        .arg(file)
+        // Without it, symbol versions that are missing are passed over.
+        .env("LD_WARN", "1")
+        .env("LD_LIBRARY_PATH", run::library_path(libdir, env::var_os("LD_LIBRARY_PATH")))
+        .output();
+    let listing = match listing {
+        Ok(listing) => listing,
+        Err(error) => {
+            return Check::fail(name, format!("cannot run {}: {error}", loader.display()), "install libc6");
+        }
+    };
+    let resolved = resolved(&String::from_utf8_lossy(&listing.stdout));
+    if let Some((soname, other)) = ours_missed(&resolved, libdir) {
+        let why = match run::rpath_to_other_library(file, facts, libdir) {
+            Some(_) => {
+                format!("an RPATH in the program; remove it: patchelf --remove-rpath {}", file.display())
+            }
+            None => "an RPATH in one of the libraries it loads, or LD_PRELOAD; `LD_DEBUG=libs` shows which"
+                .to_owned(),
+        };
+        return Check::fail(
+            name,
+            format!("it picks up {soname} from {}", other.display()),
+            format!("the cause is {why}"),
+        );
+    }
+    if let Some(complaint) = complaint(&listing, &resolved) {
+        return Check::fail(
+            name,
+            complaint,
+            "the program does not start without uwarp either; install what is missing",
+        );
+    }
+    match resolved.iter().any(|(soname, _)| is_ours(soname)) {
+        true => Check::ok(name, format!("it takes libibverbs and librdmacm from {}", libdir.display())),
+        false => Check::ok(
+            name,
+            "it names neither libibverbs nor librdmacm; what it loads or starts later finds uwarp",
+        ),
+    }
+}
+
+/// Name and path of each library in what `ld.so --list` prints; no path for one that it does not find.
+fn resolved(listing: &str) -> Vec<(String, Option<PathBuf>)> {
+    let line = |line: &str| {
+        let (soname, rest) = line.trim().split_once(" => ")?;
+        let path = rest.rsplit_once(" (").map(|(path, _)| PathBuf::from(path));
+        Some((soname.to_owned(), path))
+    };
+    listing.lines().filter_map(line).collect()
+}
+
+fn is_ours(soname: &str) -> bool {
+    soname == LIBRARY || SONAMES.contains(&soname)
+}
+
+/// One line can stand for both names, because the loader knows the file again.
+fn ours_missed<'a>(resolved: &'a [(String, Option<PathBuf>)], libdir: &Path) -> Option<(&'a str, &'a Path)> {
+    resolved
+        .iter()
+        .filter(|(soname, _)| is_ours(soname))
+        .filter_map(|(soname, path)| Some((soname.as_str(), path.as_deref()?)))
+        .find(|(_, path)| {
+            path.parent().and_then(|parent| parent.canonicalize().ok()).as_deref() != Some(libdir)
+        })
+}
+
+fn complaint(listing: &Output, resolved: &[(String, Option<PathBuf>)]) -> Option<String> {
+    if let Some((soname, _)) = resolved.iter().find(|(_, path)| path.is_none()) {
+        return Some(format!("the loader does not find {soname}"));
+    }
+    // It exits with 0 even when a version is missing.
+    let words = String::from_utf8_lossy(&listing.stderr);
+    let missing = words.lines().find(|line| line.contains("not found"));
+    let said = missing.or_else(|| words.lines().next().filter(|_| !listing.status.success()));
+    said.map(|line| format!("the loader says: {}", line.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listing_is_read_as_the_loader_prints_it() {
+        let listing = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibibverbs.so.1 => /u/libibverbs.so.1 (0x00007f11)\n\
+                       \tlibnone.so.3 => not found\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f12)\n";
+        assert_eq!(
+            resolved(listing),
+            [
+                ("libibverbs.so.1".to_owned(), Some(PathBuf::from("/u/libibverbs.so.1"))),
+                ("libnone.so.3".to_owned(), None)
+            ]
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! Does the environment say what its owner means?
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use clap::CommandFactory;
+
+use super::Check;
+use crate::cli::{Cli, LIBDIR_VARIABLE};
+use crate::libdir::SONAMES;
+
+pub fn checks(libdir: Option<&Path>) -> Vec<Check> {
+    let variables = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    vec![
+        settings(variables.filter(|(name, _)| name.starts_with("UWARP_")).collect()),
+        loader_path(libdir, env::var_os("LD_LIBRARY_PATH"), env::var_os("LD_PRELOAD")),
+    ]
+}
+
+/// Every variable is judged as the option it stands for would be.
+fn settings(mut variables: Vec<(String, OsString)>) -> Check {
+    let name = "settings";
+    variables.sort();
+    // Options fall back to their variables; here each is to be judged alone.
+    let options = Cli::command()
+        .find_subcommand("run")
+        .cloned()
+        .unwrap_or_default()
+        .mut_args(|option| option.env(None));
+    let with_variables = Cli::command().find_subcommand("run").cloned().unwrap_or_default();
+    for (variable, value) in &variables {
+        if variable == LIBDIR_VARIABLE {
+            continue;
+        }
+        let Some(option) =
+            with_variables.get_arguments().find(|option| option.get_env() == Some(OsStr::new(variable)))
+        else {
+            let remedy = "it has no effect; `uwarp run --help` lists the variables";
+            return Check::warn(name, format!("there is no setting {variable}"), remedy);
+        };
+        let Some(long) = option.get_long() else { continue };
+        let refusal = match option.get_action().takes_values() {
+            true => {
+                let mut word = OsString::from(format!("--{long}="));
+                word.push(value);
+                let line = [OsStr::new("run"), &word, OsStr::new("--"), OsStr::new("program")];
+                options.clone().try_get_matches_from(line).err().map(|error| explanation(&error.to_string()))
+            }
+            false => (!is_boolean(value)).then(|| "neither 1 nor 0".to_owned()),
+        };
+        if let Some(refusal) = refusal {
+            let found = format!("{variable}={} is not understood: {refusal}", value.display());
+            return Check::fail(name, found, format!("correct it, or unset {variable}"));
+        }
+    }
+    match variables.len() {
+        0 => Check::ok(name, "no UWARP_ variable is set: everything at its default"),
+        _ => {
+            let words: Vec<_> =
+                variables.iter().map(|(name, value)| format!("{name}={}", value.display())).collect();
+            Check::ok(name, words.join(" "))
+        }
+    }
+}
+
+/// What clap's message says behind "error: ".
+fn explanation(message: &str) -> String {
+    let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+}
+
+fn is_boolean(value: &OsStr) -> bool {
+    value.to_str().is_some_and(|value| {
+        ["1", "0", "true", "false", "yes", "no", "on", "off"].contains(&value.to_ascii_lowercase().as_str())
+    })
+}
+
+/// What is set outside `uwarp run` decides for programs that are started without it.
+fn loader_path(libdir: Option<&Path>, search: Option<OsString>, preload: Option<OsString>) -> Check {
+    let name = "loader";
+    let preload = preload.unwrap_or_default().to_string_lossy().into_owned();
+    let preloaded = preload
+        .split([':', ' '])
+        .find(|entry| Path::new(entry).file_name().and_then(OsStr::to_str).is_some_and(is_soname));
+    if let Some(library) = preloaded {
+        let found = format!("LD_PRELOAD names {library}, which comes before LD_LIBRARY_PATH");
+        return Check::fail(name, found, "take it out of LD_PRELOAD");
+    }
+    let search = search.unwrap_or_default();
+    let mut holders = env::split_paths(&search).filter_map(|directory| holds_library(&directory));
+    match (holders.next(), libdir) {
+        (Some(first), Some(libdir)) if first == libdir => {
+            Check::ok(name, "LD_LIBRARY_PATH leads to uwarp: programs run over it without `uwarp run`")
+        }
+        (Some(first), _) => Check::warn(
+            name,
+            format!("LD_LIBRARY_PATH leads to another libibverbs or librdmacm in {}", first.display()),
+            "`uwarp run` puts its own directory first; without it, set LD_LIBRARY_PATH so",
+        ),
+        (None, _) => Check::ok(name, "LD_LIBRARY_PATH and LD_PRELOAD name no other libibverbs or librdmacm"),
+    }
+}
+
+fn is_soname(file: &str) -> bool {
+    SONAMES.iter().any(|soname| file.starts_with(soname))
+}
+
+fn holds_library(directory: &Path) -> Option<PathBuf> {
+    SONAMES.iter().any(|soname| directory.join(soname).exists()).then(|| directory.canonicalize().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Status;
+
+    fn settings_of(variables: &[(&str, &str)]) -> Check {
+        settings(variables.iter().map(|(name, value)| (name.to_string(), value.into())).collect())
+    }
+
+    #[test]
+    fn settings_are_judged_as_options_are() {
+        for (variable, value, status) in [
+            ("UWARP_VIEW", "roce", Status::Ok),
+            ("UWARP_VIEW", "rxe", Status::Fail),
+            ("UWARP_STRICT", "1", Status::Ok),
+            ("UWARP_STRICT", "perhaps", Status::Fail),
+            ("UWARP_PORT_RANGE", "9-5", Status::Fail),
+            ("UWARP_MPA_REVISION", "3", Status::Fail),
+            ("UWARP_LIBDIR", "/anywhere", Status::Ok),
+            ("UWARP_VEIW", "roce", Status::Warn),
+        ] {
+            assert_eq!(settings_of(&[(variable, value)]).status, status, "{variable}={value}");
+        }
+        let found = settings_of(&[("UWARP_VIEW", "rxe"), ("UWARP_CRC", "on")]).found;
+        assert!(found.contains("iwarp, roce, ib"), "{found}");
+    }
+
+    #[test]
+    fn the_first_directory_with_the_library_decides() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let (ours, other, empty) = (root.join("ours"), root.join("other"), root.join("empty"));
+        for directory in [&ours, &other, &empty] {
+            std::fs::create_dir(directory).unwrap();
+        }
+        std::fs::write(ours.join(SONAMES[0]), "").unwrap();
+        std::fs::write(other.join(SONAMES[1]), "").unwrap();
+        let status = |directories: &[&PathBuf]| {
+            loader_path(Some(&ours), Some(env::join_paths(directories).unwrap()), None).status
+        };
+        assert_eq!(status(&[]), Status::Ok);
+        assert_eq!(status(&[&empty, &ours, &other]), Status::Ok);
+        assert_eq!(status(&[&empty, &other, &ours]), Status::Warn);
+        let preload = Some("/usr/lib/libibverbs.so.1.14.44.0 /x.so".into());
+        assert_eq!(loader_path(Some(&ours), None, preload).status, Status::Fail);
+    }
+}

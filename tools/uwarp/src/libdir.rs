@@ -1,0 +1,60 @@
+//! Where the library is.
+
+use std::env;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::cli::LIBDIR_VARIABLE;
+
+/// The one file of the library.
+pub const LIBRARY: &str = "libuwarp.so";
+/// The names under which programs ask for it.
+pub const SONAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+/// The names that programs which load it themselves may try first, where a development package is installed.
+pub const DEVELOPMENT_NAMES: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
+
+/// Why no library directory can be used, and what to do about it.
+#[derive(Debug)]
+pub struct NoLibrary {
+    pub found: String,
+    pub remedy: String,
+}
+
+impl fmt::Display for NoLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}. {}", self.found, self.remedy)
+    }
+}
+
+/// The directory that is to stand first in `LD_LIBRARY_PATH`: `UWARP_LIBDIR`, or `../lib/uwarp` seen from the executable.
+pub fn find() -> Result<PathBuf, NoLibrary> {
+    let no_library = |found: String, remedy: &str| Err(NoLibrary { found, remedy: remedy.to_owned() });
+    let directory = match env::var_os(LIBDIR_VARIABLE).filter(|value| !value.is_empty()) {
+        Some(value) => PathBuf::from(value),
+        None => match env::current_exe().and_then(|path| path.canonicalize()) {
+            Ok(executable) => {
+                executable.parent().and_then(Path::parent).unwrap_or(Path::new("/")).join("lib/uwarp")
+            }
+            Err(error) => {
+                return no_library(format!("cannot find my own executable: {error}"), "Set UWARP_LIBDIR");
+            }
+        },
+    };
+    let directory = match directory.canonicalize() {
+        Ok(directory) if directory.join(SONAMES[0]).exists() => directory,
+        _ => {
+            return no_library(
+                format!("there is no {} in {}", SONAMES[0], directory.display()),
+                "Build with `make` and use dist/bin/uwarp, or set UWARP_LIBDIR to the directory that has it",
+            );
+        }
+    };
+    // The loader splits LD_LIBRARY_PATH at two of these and expands the third; nothing quotes them.
+    if directory.as_os_str().as_encoded_bytes().iter().any(|byte| b":;$".contains(byte)) {
+        return no_library(
+            format!("the loader cannot search {}: its path has a `:`, `;` or `$` in it", directory.display()),
+            "Move uwarp to a directory without them",
+        );
+    }
+    Ok(directory)
+}

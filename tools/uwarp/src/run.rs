@@ -1,0 +1,167 @@
+//! `uwarp run`: sets the environment up and becomes the program.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::cli::RunArgs;
+use crate::complain;
+use crate::elf::{self, Facts};
+use crate::libdir::{self, SONAMES};
+use crate::program::{self, Caller};
+
+/// Exit status where `uwarp run` itself fails, as env(1) and nice(1) have it; 126 and 127 speak of the program.
+const OWN_FAILURE: u8 = 125;
+
+/// Every queue pair holds a descriptor. The hard limit may be a thousand million where containers set it, and programs
+/// that close every descriptor below the soft limit would then take minutes to start; this many are enough.
+const DESCRIPTORS_WANTED: u64 = 1 << 20;
+
+/// Does not return where the program starts.
+pub fn run(args: &RunArgs) -> ExitCode {
+    let Some((name, program_args)) = args.program.split_first() else {
+        complain(&"no program given");
+        return ExitCode::from(OWN_FAILURE);
+    };
+    let libdir = match libdir::find() {
+        Ok(directory) => directory,
+        Err(reason) => {
+            complain(&reason);
+            return ExitCode::from(OWN_FAILURE);
+        }
+    };
+    let path = match program::find(name) {
+        Ok(path) => path,
+        Err(reason) => {
+            complain(&format_args!("{reason}; {}", reason.remedy()));
+            return ExitCode::from(reason.exit_status());
+        }
+    };
+    for warning in warnings(&path, &libdir) {
+        complain(&format_args!("warning: {warning}"));
+    }
+    raise_descriptor_limit();
+    let error = Command::new(&path)
+        .arg0(name)
+        .args(program_args)
+        .env("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH")))
+        .envs(args.picture.environment())
+        .envs(args.options.environment())
+        .exec();
+    complain(&format_args!(
+        "cannot execute {}: {error}. `uwarp doctor -- {}` looks closer",
+        path.display(),
+        path.display()
+    ));
+    ExitCode::from(126)
+}
+
+/// The library directory in front of what was there, without an empty entry: that would mean the current directory.
+pub fn library_path(libdir: &Path, inherited: Option<OsString>) -> OsString {
+    let mut value = libdir.as_os_str().to_owned();
+    for entry in env::split_paths(&inherited.unwrap_or_default()) {
+        if !entry.as_os_str().is_empty() && entry != libdir {
+            value.push(":");
+            value.push(entry);
+        }
+    }
+    value
+}
+
+/// The soft limit as far up as the hard one lets it; never down.
+fn raise_descriptor_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_WANTED);
+    if current.is_some_and(|soft| soft < wanted) {
+        // A refusal leaves the limit as it was; many programs never need more.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
+    }
+}
+
+/// What would let the program miss the library, without a word from the loader.
+fn warnings(path: &Path, libdir: &Path) -> Vec<String> {
+    let file = program::behind_script(path);
+    let mut warnings = Vec::new();
+    if let Some(reason) = program::secure_execution(&file, Caller::current()) {
+        warnings.push(format!(
+            "the loader ignores LD_LIBRARY_PATH for {}, because {reason}. {}",
+            file.display(),
+            secure_remedy(&file)
+        ));
+    }
+    let Ok(Some(facts)) = Facts::read(&file) else { return warnings };
+    if facts.is_static() {
+        warnings.push(format!(
+            "{} is linked statically, so it does not load the library. Link it against the shared libibverbs",
+            file.display()
+        ));
+    }
+    if let Some(other) = rpath_to_other_library(&file, &facts, libdir) {
+        warnings.push(format!(
+            "{} has an RPATH that leads to {} before LD_LIBRARY_PATH is looked at. Remove it: patchelf --remove-rpath {}",
+            file.display(),
+            other.display(),
+            file.display()
+        ));
+    }
+    warnings
+}
+
+/// What to do about a program that gains rights.
+pub fn secure_remedy(file: &Path) -> &'static str {
+    match file.file_name().and_then(OsStr::to_str) {
+        Some("sudo" | "su" | "doas" | "pkexec") => "Turn it round: sudo uwarp run -- PROGRAM",
+        _ => "Run a copy of it: cp drops these rights, and RDMA over uwarp needs none",
+    }
+}
+
+/// The library that an RPATH leads to, where it is not ours.
+pub fn rpath_to_other_library(file: &Path, facts: &Facts, libdir: &Path) -> Option<std::path::PathBuf> {
+    facts
+        .rpath
+        .iter()
+        .flat_map(|entry| SONAMES.map(|soname| elf::expand_origin(entry, file).join(soname)))
+        .find(|library| library.canonicalize().is_ok_and(|library| library.parent() != Some(libdir)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn library_path_begins_with_ours_and_gains_no_empty_entry() {
+        for (inherited, expected) in [
+            (None, "/u"),
+            (Some(""), "/u"),
+            (Some("/a:/b"), "/u:/a:/b"),
+            (Some(":/a:"), "/u:/a"),
+            (Some("/a:/u"), "/u:/a"),
+        ] {
+            assert_eq!(library_path("/u".as_ref(), inherited.map(OsString::from)), expected, "{inherited:?}");
+        }
+    }
+
+    #[test]
+    fn rpath_matters_only_where_it_holds_another_library() {
+        let directory = tempfile::tempdir().unwrap();
+        let (ours, other, empty) =
+            (directory.path().join("u"), directory.path().join("o"), directory.path().join("e"));
+        for path in [&ours, &other, &empty] {
+            std::fs::create_dir(path).unwrap();
+        }
+        std::fs::write(ours.join("libuwarp.so"), "").unwrap();
+        std::os::unix::fs::symlink("libuwarp.so", ours.join(SONAMES[0])).unwrap();
+        std::fs::write(other.join(SONAMES[1]), "").unwrap();
+        let found = |entries: &[&Path]| {
+            let rpath = entries.iter().map(|path| path.to_str().unwrap().to_owned()).collect();
+            let facts = Facts { rpath, ..Default::default() };
+            rpath_to_other_library("/bin/sh".as_ref(), &facts, &ours.canonicalize().unwrap())
+        };
+        assert_eq!(found(&[&ours, &empty]), None);
+        assert_eq!(found(&[&empty, &other]), Some(other.join(SONAMES[1])));
+    }
+}

@@ -1,0 +1,168 @@
+//! `uwarp doctor` finds what it is there to find. The library here is a stand-in from the C compiler: whole on the
+//! outside, with symbols that answer nothing.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+fn cc(arguments: &[&str]) {
+    let status = Command::new("cc").args(arguments).status();
+    assert!(status.expect("cc is needed, as for any build of this project").success(), "{arguments:?}");
+}
+
+fn write(path: PathBuf, content: &str) -> String {
+    fs::write(&path, content).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// A libuwarp.so that defines a symbol of each library, and every version but those in `without`.
+fn library(directory: &Path, without: &[&str]) {
+    let source = write(
+        directory.join("library.c"),
+        "void *ibv_get_device_list(int *n) { *n = 0; return 0; }\nint rdma_listen(void) { return -1; }\n",
+    );
+    let nodes = include_str!("../../../abi/symbols.txt").lines().filter_map(|line| line.strip_prefix('['));
+    let map: String = nodes
+        .filter_map(|line| line.split([' ', ']']).next())
+        .filter(|version| !without.contains(version))
+        .map(|version| match version {
+            "IBVERBS_1.1" => "IBVERBS_1.1 { global: ibv_get_device_list; local: *; };\n".to_owned(),
+            "RDMACM_1.0" => "RDMACM_1.0 { global: rdma_listen; };\n".to_owned(),
+            _ => format!("{version} {{ }};\n"),
+        })
+        .collect();
+    let script = format!("-Wl,--version-script={}", write(directory.join("map"), &map));
+    let output = directory.join("libuwarp.so");
+    cc(&["-shared", "-fPIC", "-Wl,-soname,libuwarp.so", &script, "-o", output.to_str().unwrap(), &source]);
+    for name in ["libibverbs.so.1", "librdmacm.so.1", "libibverbs.so", "librdmacm.so"] {
+        symlink("libuwarp.so", directory.join(name)).unwrap();
+    }
+}
+
+/// A libibverbs of somebody else, and a program linked against it.
+fn program(directory: &Path, flags: &[&str]) -> String {
+    let source = write(directory.join("other.c"), "void *ibv_get_device_list(int *n) { return n; }\n");
+    let map = write(directory.join("other.map"), "IBVERBS_1.1 { global: *; };\n");
+    let other = directory.join("libibverbs.so.1").to_str().unwrap().to_owned();
+    let script = format!("-Wl,--version-script={map}");
+    cc(&["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &script, "-o", &other, &source]);
+    let source = write(
+        directory.join("main.c"),
+        "void *ibv_get_device_list(int *);\nint main(void) { int n; return ibv_get_device_list(&n) != 0; }\n",
+    );
+    let program = directory.join("program").to_str().unwrap().to_owned();
+    cc(&[flags, &["-o", &program, &source, &other]].concat());
+    program
+}
+
+/// What doctor says about one check, and its exit status.
+fn check(
+    libdir: &Path,
+    name: &str,
+    variables: &[(&str, &str)],
+    program: &[&str],
+) -> (String, String, Option<i32>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UWARP_")) {
+        command.env_remove(name);
+    }
+    command.env_remove("LD_LIBRARY_PATH").env("UWARP_LIBDIR", libdir).envs(variables.iter().copied());
+    let output =
+        command.args(["doctor", "--json", "--"]).args(program).stdin(Stdio::null()).output().unwrap();
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = answer["checks"].as_array().unwrap();
+    let found =
+        checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name} in {answer}"));
+    let word = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+    (word("status"), format!("{} {}", word("found"), word("remedy")), output.status.code())
+}
+
+#[test]
+fn whole_library_passes_and_its_silence_about_devices_fails() {
+    let libdir = tempfile::tempdir().unwrap();
+    library(libdir.path(), &[]);
+    assert_eq!(check(libdir.path(), "library", &[], &[]).0, "ok");
+    assert_eq!(check(libdir.path(), "versions", &[], &[]).0, "ok");
+    let (status, words, code) = check(libdir.path(), "device", &[], &[]);
+    assert_eq!((status.as_str(), code), ("fail", Some(1)));
+    assert!(words.contains("ibv_free_device_list"), "the loader's own words: {words}");
+}
+
+#[test]
+fn missing_version_and_astray_link_are_named() {
+    let libdir = tempfile::tempdir().unwrap();
+    library(libdir.path(), &["IBVERBS_1.14"]);
+    let (status, words, _) = check(libdir.path(), "versions", &[], &[]);
+    assert!(status == "fail" && words.contains("IBVERBS_1.14"), "{words}");
+    let link = libdir.path().join("librdmacm.so.1");
+    fs::remove_file(&link).unwrap();
+    fs::write(&link, "").unwrap();
+    let (status, words, _) = check(libdir.path(), "library", &[], &[]);
+    assert!(status == "fail" && words.contains("librdmacm.so.1"), "{words}");
+}
+
+#[test]
+fn program_that_takes_ours_passes() {
+    let (libdir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    library(libdir.path(), &[]);
+    // A RUNPATH comes after LD_LIBRARY_PATH, so it does no harm.
+    let runpath = format!("-Wl,--enable-new-dtags,-rpath,{}", elsewhere.path().display());
+    let program = program(elsewhere.path(), &[&runpath]);
+    let (status, words, _) = check(libdir.path(), "libraries", &[], &[&program]);
+    assert!(status == "ok" && words.contains("it takes libibverbs"), "{words}");
+}
+
+#[test]
+fn rpath_to_another_library_is_found() {
+    let (libdir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    library(libdir.path(), &[]);
+    let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", elsewhere.path().display());
+    let program = program(elsewhere.path(), &[&rpath]);
+    let (status, words, _) = check(libdir.path(), "libraries", &[], &[&program]);
+    assert!(status == "fail" && words.contains("RPATH in the program"), "{words}");
+}
+
+#[test]
+fn program_that_does_not_start_at_all_is_told_apart() {
+    let (libdir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    library(libdir.path(), &["IBVERBS_1.1"]);
+    let program = program(elsewhere.path(), &[]);
+    let (status, words, _) = check(libdir.path(), "libraries", &[], &[&program]);
+    assert!(status == "fail" && words.contains("IBVERBS_1.1"), "{words}");
+}
+
+#[test]
+fn static_missing_and_foreign_programs_are_named() {
+    let libdir = tempfile::tempdir().unwrap();
+    library(libdir.path(), &[]);
+    let source = write(libdir.path().join("static.c"), "int main(void) { return 0; }\n");
+    let program = libdir.path().join("static").to_str().unwrap().to_owned();
+    cc(&["-static", "-o", &program, &source]);
+    let (status, words, _) = check(libdir.path(), "program", &[], &[&program]);
+    assert!(status == "fail" && words.contains("statically"), "{words}");
+    let (status, words, _) = check(libdir.path(), "program", &[("PATH", "/nowhere")], &["rping"]);
+    assert!(status == "fail" && words.contains("rdmacm-utils"), "{words}");
+    // The class byte of an ELF file: 1 is 32 bit.
+    let mut bytes = fs::read(&program).unwrap();
+    bytes[4] = 1;
+    fs::write(&program, bytes).unwrap();
+    assert_eq!(check(libdir.path(), "program", &[], &[&program]).0, "fail");
+}
+
+#[test]
+fn settings_and_ports_of_the_environment_are_judged() {
+    let libdir = tempfile::tempdir().unwrap();
+    library(libdir.path(), &[]);
+    let (status, words, _) = check(libdir.path(), "settings", &[("UWARP_CRC", "perhaps")], &[]);
+    assert!(status == "fail" && words.contains("UWARP_CRC=perhaps"), "{words}");
+    let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let range = format!("{port}-{port}");
+    let (status, words, _) = check(libdir.path(), "ports", &[("UWARP_PORT_RANGE", &range)], &[]);
+    assert!(status == "fail" && words.contains("0 of the first 1"), "{words}");
+    drop(taken);
+    assert_eq!(check(libdir.path(), "ports", &[("UWARP_PORT_RANGE", &range)], &[]).0, "ok");
+}

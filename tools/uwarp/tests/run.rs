@@ -1,0 +1,167 @@
+//! `uwarp run` as a user meets it: what it does to a program's environment, and what it says when it cannot.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A directory that has the library's names, which is all that `run` itself asks for.
+fn library_directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("libuwarp.so"), "").unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        symlink("libuwarp.so", directory.path().join(name)).unwrap();
+    }
+    directory
+}
+
+/// The command with an environment of its own.
+fn uwarp(libdir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UWARP_")) {
+        command.env_remove(name);
+    }
+    command.env("UWARP_LIBDIR", libdir).env_remove("LD_LIBRARY_PATH").stdin(Stdio::null());
+    command
+}
+
+fn run<S: AsRef<OsStr>>(libdir: &Path, words: &[S]) -> Output {
+    uwarp(libdir).arg("run").args(words).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[track_caller]
+fn assert_refused(output: &Output, status: i32, words: &[&str]) {
+    let complaint = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{complaint}");
+    assert!(complaint.starts_with("uwarp: "), "{complaint}");
+    for word in words {
+        assert!(complaint.contains(word), "{word:?} is not in: {complaint}");
+    }
+}
+
+/// A small C program, for what only a real ELF file shows.
+fn compiled(directory: &Path, flags: &[&str]) -> PathBuf {
+    let (source, program) = (directory.join("program.c"), directory.join("program"));
+    fs::write(&source, "int main(void) { return 7; }\n").unwrap();
+    let status = Command::new("cc").args(flags).arg("-o").arg(&program).arg(&source).status();
+    assert!(status.expect("cc is needed, as for any build of this project").success());
+    program
+}
+
+#[test]
+fn program_sees_library_path_and_settings() {
+    let libdir = library_directory();
+    let output = uwarp(libdir.path())
+        .env("LD_LIBRARY_PATH", "/elsewhere")
+        .env("UWARP_PROGRESS", "spin")
+        .args(["run", "--as", "roce", "--markers", "--trace", "trace.txt", "--", "env"])
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let variables: Vec<_> = text(&output.stdout).lines().collect();
+    let here = std::env::current_dir().unwrap();
+    for wanted in [
+        format!("LD_LIBRARY_PATH={}:/elsewhere", libdir.path().canonicalize().unwrap().display()),
+        "UWARP_VIEW=roce".to_owned(),
+        "UWARP_MARKERS=1".to_owned(),
+        "UWARP_PROGRESS=spin".to_owned(),
+        format!("UWARP_TRACE={}", here.join("trace.txt").display()),
+    ] {
+        assert!(variables.contains(&wanted.as_str()), "{wanted} is not in {variables:#?}");
+    }
+    assert!(!variables.iter().any(|line| line.starts_with("UWARP_STRICT")));
+}
+
+#[test]
+fn program_keeps_its_name_arguments_and_exit_status() {
+    let libdir = library_directory();
+    let output = run(libdir.path(), &["--", "sh", "-c", "echo $0 $1; exit 42", "zero", "--one"]);
+    assert_eq!((text(&output.stdout), output.status.code()), ("zero --one\n", Some(42)));
+}
+
+#[test]
+fn descriptor_limit_goes_up_to_the_hard_one() {
+    let libdir = library_directory();
+    let line = format!(
+        "ulimit -n 300; ulimit -Sn 100; UWARP_LIBDIR={} exec {} run -- sh -c 'ulimit -Sn; ulimit -Hn'",
+        libdir.path().display(),
+        env!("CARGO_BIN_EXE_uwarp")
+    );
+    let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+    assert_eq!(text(&output.stdout), "300\n300\n");
+}
+
+#[test]
+fn missing_program_is_127_with_its_package() {
+    let libdir = library_directory();
+    assert_refused(&run(libdir.path(), &["--", "no-such-program"]), 127, &["no-such-program", "PATH"]);
+    assert_refused(
+        &run(libdir.path(), &["--", "./rping"]),
+        127,
+        &["no file ./rping", "apt-get install rdmacm-utils"],
+    );
+}
+
+#[test]
+fn file_that_cannot_be_executed_is_126() {
+    let libdir = library_directory();
+    let plain = libdir.path().join("plain");
+    fs::write(&plain, "").unwrap();
+    assert_refused(&run(libdir.path(), &[&plain]), 126, &["not executable", "chmod +x"]);
+    assert_refused(&run(libdir.path(), &[libdir.path()]), 126, &["is a directory"]);
+    fs::write(&plain, "#!/no/such/interpreter\n").unwrap();
+    fs::set_permissions(&plain, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_refused(&run(libdir.path(), &[&plain]), 126, &["cannot execute", "uwarp doctor"]);
+}
+
+#[test]
+fn missing_library_is_125_with_the_way_out() {
+    let empty = tempfile::tempdir().unwrap();
+    assert_refused(&run(empty.path(), &["--", "true"]), 125, &["libibverbs.so.1", "make", "UWARP_LIBDIR"]);
+    let odd = empty.path().join("a:b");
+    fs::create_dir(&odd).unwrap();
+    fs::write(odd.join("libibverbs.so.1"), "").unwrap();
+    assert_refused(&run(&odd, &["--", "true"]), 125, &["`:`", "Move"]);
+}
+
+#[test]
+fn options_that_make_no_sense_are_2() {
+    let libdir = library_directory();
+    for words in [
+        &["--as", "rxe", "--", "true"][..],
+        &["--port-range", "9-5", "--", "true"],
+        &["--mpa-revision", "3", "--", "true"],
+        &[],
+    ] {
+        assert_eq!(run(libdir.path(), words).status.code(), Some(2), "{words:?}");
+    }
+}
+
+#[test]
+fn static_program_runs_with_a_warning() {
+    let libdir = library_directory();
+    let program = compiled(libdir.path(), &["-static"]);
+    assert_refused(&run(libdir.path(), &[&program]), 7, &["warning", "statically"]);
+}
+
+#[test]
+fn rpath_to_another_library_is_warned_of() {
+    let (libdir, other) = (library_directory(), library_directory());
+    let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", other.path().display());
+    let program = compiled(libdir.path(), &[&rpath]);
+    let output = run(libdir.path(), &[&program]);
+    assert_refused(&output, 7, &["warning", "RPATH", other.path().to_str().unwrap(), "patchelf"]);
+}
+
+#[test]
+fn dynamic_program_runs_without_a_word() {
+    let libdir = library_directory();
+    let program = compiled(libdir.path(), &[]);
+    let output = run(libdir.path(), &[&program]);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(7), ""));
+}
