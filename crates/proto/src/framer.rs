@@ -230,7 +230,7 @@ mod tests {
         v.extend_from_slice(&[0, 0, 0, 1]);
         v.extend_from_slice(&[0; 4]);
         v.extend_from_slice(&[0; 24]);
-        v.extend_from_slice(&[0x84, 0x92, 0x58, 0x98]);
+        v.extend_from_slice(&[0x52, 0x23, 0x99, 0x83]);
         let mut f = Framer::new(true, true);
         match f.next(&v) {
             Ok(Step::Fpdu { ulpdu, consumed }) => {

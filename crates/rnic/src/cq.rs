@@ -1,10 +1,10 @@
 //! Completion queues.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
@@ -25,6 +25,12 @@ struct Inner {
     overflowed: bool,
 }
 
+/// Something whose progress may bring completions to a queue: a queue pair with its socket.
+pub trait Feeder: Send + Sync {
+    /// Looks for input and for room to send, without blocking. Does nothing if another thread is at it.
+    fn feed(&self);
+}
+
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
 pub struct Cq {
     inner: Mutex<Inner>,
@@ -33,6 +39,7 @@ pub struct Cq {
     async_sink: Arc<dyn AsyncSink>,
     /// Polls in a row that found nothing; kept for whoever decides on progress.
     empty_polls: AtomicU32,
+    feeders: RwLock<Vec<Weak<dyn Feeder>>>,
 }
 
 impl std::fmt::Debug for Cq {
@@ -61,6 +68,7 @@ impl Cq {
             completions,
             async_sink,
             empty_polls: AtomicU32::new(0),
+            feeders: RwLock::new(Vec::new()),
         })
     }
 
@@ -137,6 +145,33 @@ impl Cq {
         };
         if event && let Some(sink) = &self.completions {
             sink.completion_event(self.cookie);
+        }
+        true
+    }
+
+    /// Adds a feeder; ones that are gone are forgotten.
+    pub fn add_feeder(&self, feeder: Weak<dyn Feeder>) {
+        let mut feeders = self.feeders.write();
+        feeders.retain(|f| f.strong_count() > 0);
+        feeders.push(feeder);
+    }
+
+    /// Removes a feeder.
+    pub fn remove_feeder(&self, feeder: &Weak<dyn Feeder>) {
+        self.feeders.write().retain(|f| f.strong_count() > 0 && !f.ptr_eq(feeder));
+    }
+
+    /// Lets the feeders look, if there are at most `few` of them. With more, says no: it is cheaper to ask the
+    /// system which of them have anything.
+    pub fn feed(&self, few: usize) -> bool {
+        let feeders = self.feeders.read();
+        if feeders.len() > few {
+            return false;
+        }
+        for feeder in feeders.iter() {
+            if let Some(feeder) = feeder.upgrade() {
+                feeder.feed();
+            }
         }
         true
     }

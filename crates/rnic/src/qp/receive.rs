@@ -576,6 +576,11 @@ impl QpCore {
         }
     }
 
+    /// No receive was posted in the time the peer allows (DESIGN.md, "Missing receive buffer").
+    pub fn receive_missing(&mut self) {
+        self.fail(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer), None);
+    }
+
     /// The peer closed its sending side. `partial`: in the middle of an FPDU.
     pub fn peer_closed(&mut self, partial: bool) {
         let closing = self.closing().is_some();

@@ -1,0 +1,162 @@
+//! Event queues with a descriptor: completion channels and the like.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::io::Errno;
+
+use crate::engine::Engine;
+use crate::fork;
+
+/// Why no event was returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChannelError {
+    /// The descriptor is non-blocking and there is no event (`EAGAIN`).
+    WouldBlock,
+    /// A signal handler that does not restart calls has run (`EINTR`).
+    Interrupted,
+}
+
+#[derive(Default)]
+struct Queue {
+    events: VecDeque<u64>,
+    /// The descriptor is readable.
+    raised: bool,
+}
+
+/// A queue of events, each a cookie of the object it is about. Its descriptor is readable while events wait.
+pub struct Channel {
+    engine: Arc<Engine>,
+    queue: Mutex<Queue>,
+    descriptor: OwnedFd,
+    /// A thread that blocks on this channel sleeps on the sockets.
+    leading: AtomicBool,
+}
+
+thread_local! {
+    /// The channel this thread blocks on, by address: events it brings about itself need no descriptor.
+    static BLOCKED_ON: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Channel {
+    /// A new channel on the process's engine.
+    pub fn new(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
+        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        fork::track(descriptor.as_raw_fd());
+        Ok(Arc::new(Self {
+            engine: engine.clone(),
+            queue: Mutex::default(),
+            descriptor,
+            leading: AtomicBool::new(false),
+        }))
+    }
+
+    /// The descriptor, for `poll` and the like. The program may set `O_NONBLOCK` on it, which [`Self::get`] honours.
+    pub fn fd(&self) -> RawFd {
+        self.descriptor.as_raw_fd()
+    }
+
+    /// Queues an event.
+    pub fn push(&self, cookie: u64) {
+        let mut queue = self.queue.lock();
+        queue.events.push_back(cookie);
+        if BLOCKED_ON.get() == std::ptr::from_ref(self).addr() {
+            return;
+        }
+        self.raise(&mut queue);
+        drop(queue);
+        if self.leading.load(Ordering::SeqCst) {
+            self.engine.wake();
+        }
+    }
+
+    fn raise(&self, queue: &mut Queue) {
+        if !queue.raised {
+            queue.raised = true;
+            // Cannot block: the counter is 0 or 1.
+            let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn pop(&self) -> Option<u64> {
+        let mut queue = self.queue.lock();
+        let event = queue.events.pop_front();
+        if queue.events.is_empty() {
+            if queue.raised {
+                queue.raised = false;
+                let mut count = [0u8; 8];
+                // Cannot block: it was written and nobody else reads.
+                let _ = rustix::io::read(&self.descriptor, &mut count);
+            }
+        } else if event.is_some() {
+            self.raise(&mut queue);
+        }
+        event
+    }
+
+    /// The oldest event. Blocks until there is one, unless the descriptor is non-blocking; meanwhile the calling thread
+    /// serves the sockets.
+    pub fn get(&self) -> Result<u64, ChannelError> {
+        if let Some(event) = self.pop() {
+            return Ok(event);
+        }
+        if fork::nonblocking(self.fd()) {
+            self.engine.poll_once();
+            return self.pop().ok_or(ChannelError::WouldBlock);
+        }
+        loop {
+            let waited = match self.engine.lead() {
+                Some(leader) => {
+                    self.leading.store(true, Ordering::SeqCst);
+                    BLOCKED_ON.set(std::ptr::from_ref(self).addr());
+                    // An event pushed before `leading` was set woke nobody: look before sleeping.
+                    let result = if self.queue.lock().events.is_empty() { leader.wait() } else { Ok(()) };
+                    BLOCKED_ON.set(0);
+                    self.leading.store(false, Ordering::SeqCst);
+                    result
+                }
+                None => {
+                    let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
+                    rustix::event::poll(&mut fds, None).map(|_| ())
+                }
+            };
+            if let Some(event) = self.pop() {
+                return Ok(event);
+            }
+            if waited == Err(Errno::INTR) && !fork::interruptions_restart() {
+                return Err(ChannelError::Interrupted);
+            }
+        }
+    }
+
+    /// Drops the queued events with this cookie (its object is going away); returns how many there were.
+    pub fn remove(&self, cookie: u64) -> usize {
+        let mut queue = self.queue.lock();
+        let before = queue.events.len();
+        queue.events.retain(|e| *e != cookie);
+        let removed = before - queue.events.len();
+        if queue.events.is_empty() && queue.raised {
+            queue.raised = false;
+            let mut count = [0u8; 8];
+            // Cannot block: it was written and nobody else reads.
+            let _ = rustix::io::read(&self.descriptor, &mut count);
+        }
+        removed
+    }
+
+    /// Whether no event waits.
+    pub fn is_empty(&self) -> bool {
+        self.queue.lock().events.is_empty()
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        fork::untrack(self.descriptor.as_raw_fd());
+    }
+}

@@ -1,0 +1,141 @@
+//! What the environment says. Read once.
+
+use std::ops::RangeInclusive;
+use std::sync::OnceLock;
+
+/// How the device presents itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum View {
+    /// RNIC, transport iWARP.
+    #[default]
+    Iwarp,
+    /// Transport InfiniBand, link layer Ethernet.
+    Roce,
+    /// Transport and link layer InfiniBand.
+    Ib,
+}
+
+/// Settings; every one has an environment variable and an option of `uwarp run`.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `UWARP_VIEW`: iwarp, roce or ib.
+    pub view: View,
+    /// `UWARP_CRC`: off says we can do without; CRCs are off only when the peer says so too.
+    pub crc: bool,
+    /// `UWARP_MARKERS`: ask peers for markers.
+    pub markers: bool,
+    /// `UWARP_MPA_REVISION`: the highest MPA revision used, 1 or 2.
+    pub mpa_revision: u8,
+    /// `UWARP_STRICT`: stage and check every FPDU before placing it.
+    pub strict: bool,
+    /// `UWARP_PROGRESS=spin`: the background thread never sleeps.
+    pub spin: bool,
+    /// `UWARP_PORT_RANGE`: ports for queue pair numbers.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// `UWARP_DEVICES=per-interface`.
+    pub device_per_interface: bool,
+    /// `UWARP_PEER=off`: use no reserved bits to find out whether the peer is uwarp.
+    pub find_uwarp_peers: bool,
+}
+
+impl Config {
+    /// The settings of this process.
+    pub fn get() -> &'static Self {
+        static CONFIG: OnceLock<Config> = OnceLock::new();
+        CONFIG.get_or_init(|| Self::from_lookup(|name| std::env::var(name).ok()))
+    }
+
+    /// Settings from any lookup of names. What cannot be understood is reported and left at its default.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
+        let odd = |name: &str, value: &str, allowed: &str| {
+            tracing::warn!("{name}={value} is not understood and ignored; allowed: {allowed}");
+        };
+        let switch = |name: &str, default: bool| match lookup(name).as_deref() {
+            None | Some("") => default,
+            Some("1" | "on" | "yes" | "true") => true,
+            Some("0" | "off" | "no" | "false") => false,
+            Some(other) => {
+                odd(name, other, "on, off");
+                default
+            }
+        };
+        let view = match lookup("UWARP_VIEW").as_deref() {
+            None | Some("" | "iwarp") => View::Iwarp,
+            Some("roce") => View::Roce,
+            Some("ib") => View::Ib,
+            Some(other) => {
+                odd("UWARP_VIEW", other, "iwarp, roce, ib");
+                View::Iwarp
+            }
+        };
+        let mpa_revision = match lookup("UWARP_MPA_REVISION").as_deref() {
+            None | Some("" | "2") => 2,
+            Some("1") => 1,
+            Some(other) => {
+                odd("UWARP_MPA_REVISION", other, "1, 2");
+                2
+            }
+        };
+        let spin = match lookup("UWARP_PROGRESS").as_deref() {
+            None | Some("" | "auto") => false,
+            Some("spin") => true,
+            Some(other) => {
+                odd("UWARP_PROGRESS", other, "auto, spin");
+                false
+            }
+        };
+        let ports = lookup("UWARP_PORT_RANGE").filter(|v| !v.is_empty()).and_then(|value| {
+            let range = value.split_once('-').and_then(|(a, b)| {
+                let (a, b) = (a.trim().parse().ok()?, b.trim().parse().ok()?);
+                (1 <= a && a <= b).then_some(a..=b)
+            });
+            if range.is_none() {
+                odd("UWARP_PORT_RANGE", &value, "FIRST-LAST, such as 40000-40100");
+            }
+            range
+        });
+        let device_per_interface = match lookup("UWARP_DEVICES").as_deref() {
+            None | Some("" | "one") => false,
+            Some("per-interface") => true,
+            Some(other) => {
+                odd("UWARP_DEVICES", other, "one, per-interface");
+                false
+            }
+        };
+        Self {
+            view,
+            crc: switch("UWARP_CRC", true),
+            markers: switch("UWARP_MARKERS", false),
+            mpa_revision,
+            strict: switch("UWARP_STRICT", false),
+            spin,
+            ports,
+            device_per_interface,
+            find_uwarp_peers: switch("UWARP_PEER", true),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Config {
+        Config::from_lookup(|n| pairs.iter().find(|(k, _)| *k == n).map(|(_, v)| (*v).to_owned()))
+    }
+
+    #[test]
+    fn defaults_are_the_standard() {
+        let c = from(&[]);
+        assert!(c.crc && !c.markers && !c.strict && !c.spin && c.find_uwarp_peers);
+        assert_eq!((c.view, c.mpa_revision, c.ports), (View::Iwarp, 2, None));
+    }
+
+    #[test]
+    fn nonsense_leaves_the_default() {
+        let c = from(&[("UWARP_CRC", "maybe"), ("UWARP_MPA_REVISION", "7"), ("UWARP_PORT_RANGE", "9-3")]);
+        assert!(c.crc);
+        assert_eq!((c.mpa_revision, c.ports), (2, None));
+        assert_eq!(from(&[("UWARP_PORT_RANGE", "40000-40100")]).ports, Some(40000..=40100));
+    }
+}

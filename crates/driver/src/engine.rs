@@ -1,0 +1,383 @@
+//! One epoll instance, its background thread, its timers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::io::Errno;
+use slab::Slab;
+
+use crate::config::Config;
+use crate::fork;
+
+/// What a descriptor is ready for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Readiness {
+    /// Bytes, a connection or the end of the stream can be read.
+    pub readable: bool,
+    /// There is room to send, or a connection attempt has ended.
+    pub writable: bool,
+    /// Error or hang-up; reading tells which.
+    pub hangup: bool,
+}
+
+/// Something that is served when its descriptor is ready or its time has come.
+///
+/// Calls come from whichever thread makes progress, possibly from two at once and possibly for nothing; they must not block.
+pub trait Source: Send + Sync {
+    /// The descriptor became ready.
+    fn ready(&self, readiness: Readiness);
+    /// The timer set with [`Engine::set_timer`] ran out.
+    fn timeout(&self);
+    /// The process exits: begin to close what can be closed without loss.
+    fn exit(&self) {}
+}
+
+/// Names a registered source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(u64);
+
+impl Token {
+    const WAKE: Self = Self(u64::MAX);
+
+    fn new(index: usize, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | (index as u64 & 0xFFFF_FFFF))
+    }
+
+    fn index(self) -> usize {
+        (self.0 & 0xFFFF_FFFF) as usize
+    }
+}
+
+struct Slot {
+    token: Token,
+    source: Arc<dyn Source>,
+    fd: Option<RawFd>,
+}
+
+#[derive(Default)]
+struct Timers {
+    order: BTreeSet<(Instant, Token)>,
+    of: HashMap<Token, Instant>,
+}
+
+/// The engine of this process.
+pub struct Engine {
+    epoll: OwnedFd,
+    /// Level-triggered: makes one waiter look around.
+    wake: OwnedFd,
+    sources: RwLock<Slab<Slot>>,
+    generation: AtomicU64,
+    timers: Mutex<Timers>,
+    start: Instant,
+    /// When a thread last polled in earnest, in nanoseconds since `start`.
+    earnest: AtomicU64,
+    /// Until when the background thread sleeps at most, in nanoseconds since `start`.
+    background_until: AtomicU64,
+    /// A thread blocks on a channel and waits here rather than on the channel's own descriptor.
+    leader: AtomicBool,
+}
+
+/// A poll counts as recent for this long.
+const RECENT: Duration = Duration::from_micros(20);
+/// First and longest sleep of the background thread beside a thread that polls in earnest.
+const STAND_BACK: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(200));
+const FOREVER: u64 = u64::MAX;
+
+impl Engine {
+    pub(crate) fn start() -> io::Result<Arc<Self>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(Token::WAKE.0), epoll::EventFlags::IN)?;
+        fork::track(epoll.as_raw_fd());
+        fork::track(wake.as_raw_fd());
+        let engine = Arc::new(Self {
+            epoll,
+            wake,
+            sources: RwLock::default(),
+            generation: AtomicU64::new(1),
+            timers: Mutex::default(),
+            start: Instant::now(),
+            earnest: AtomicU64::new(0),
+            background_until: AtomicU64::new(0),
+            leader: AtomicBool::new(false),
+        });
+        let weak = Arc::downgrade(&engine);
+        // The program's signals are the program's: its own threads take them.
+        fork::with_signals_blocked(|| {
+            std::thread::Builder::new().name("uwarp-progress".into()).spawn(move || background(&weak))
+        })?;
+        Ok(engine)
+    }
+
+    /// Registers a descriptor, edge-triggered for input, room and hang-up. If it is ready already, a call follows.
+    pub fn register(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
+        let token = self.insert(source, Some(fd));
+        fork::track(fd);
+        use epoll::EventFlags as F;
+        let flags = F::IN | F::OUT | F::RDHUP | F::ET;
+        if let Err(e) = epoll::add(&self.epoll, borrow(&fd), epoll::EventData::new_u64(token.0), flags) {
+            self.remove(token);
+            return Err(e.into());
+        }
+        Ok(token)
+    }
+
+    /// A token for a source that has only a timer.
+    pub fn new_token(&self, source: Arc<dyn Source>) -> Token {
+        self.insert(source, None)
+    }
+
+    fn insert(&self, source: Arc<dyn Source>, fd: Option<RawFd>) -> Token {
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed) as u32 & 0x7FFF_FFFF;
+        let mut sources = self.sources.write();
+        let entry = sources.vacant_entry();
+        let token = Token::new(entry.key(), generation);
+        entry.insert(Slot { token, source, fd });
+        token
+    }
+
+    fn remove(&self, token: Token) -> Option<Slot> {
+        let mut sources = self.sources.write();
+        let slot = sources.get(token.index()).filter(|s| s.token == token).map(|_| token.index());
+        let slot = slot.map(|index| sources.remove(index))?;
+        if let Some(fd) = slot.fd {
+            fork::untrack(fd);
+        }
+        Some(slot)
+    }
+
+    /// Forgets a source: before its descriptor is closed or handed on. No call begins after this returns; one that another
+    /// thread has begun may still run.
+    pub fn deregister(&self, token: Token) {
+        self.set_timer(token, None);
+        if let Some(slot) = self.remove(token)
+            && let Some(fd) = slot.fd
+        {
+            // Fails only when the descriptor is closed already.
+            let _ = epoll::delete(&self.epoll, borrow(&fd));
+        }
+    }
+
+    /// Makes the system report a descriptor again that was left with work to do.
+    pub fn rearm(&self, token: Token) {
+        let fd = self.sources.read().get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd);
+        if let Some(fd) = fd {
+            use epoll::EventFlags as F;
+            let flags = F::IN | F::OUT | F::RDHUP | F::ET;
+            let data = epoll::EventData::new_u64(token.0);
+            // Fails only when the descriptor is closed already.
+            let _ = epoll::modify(&self.epoll, borrow(&fd), data, flags);
+        }
+    }
+
+    /// Sets, moves or clears the timer of a source.
+    pub fn set_timer(&self, token: Token, at: Option<Instant>) {
+        let mut timers = self.timers.lock();
+        let old = match at {
+            Some(at) => timers.of.insert(token, at),
+            None => timers.of.remove(&token),
+        };
+        if let Some(old) = old {
+            timers.order.remove(&(old, token));
+        }
+        let Some(at) = at else { return };
+        timers.order.insert((at, token));
+        drop(timers);
+        if self.nanos(at) < self.background_until.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// All registered sources.
+    pub(crate) fn sources(&self) -> Vec<Arc<dyn Source>> {
+        self.sources.read().iter().map(|(_, s)| s.source.clone()).collect()
+    }
+
+    /// Makes a waiting thread look around.
+    pub fn wake(&self) {
+        // A full counter is as good as a written one.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn nanos(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.start).as_nanos()).unwrap_or(FOREVER - 1)
+    }
+
+    /// A thread is polling in earnest: the background thread may stand back for a while.
+    pub(crate) fn note_earnest(&self) {
+        self.earnest.store(self.nanos(Instant::now()), Ordering::Relaxed);
+    }
+
+    fn polled_within(&self, span: Duration) -> bool {
+        let last = self.earnest.load(Ordering::Relaxed);
+        let now = self.nanos(Instant::now());
+        last != 0 && now.saturating_sub(last) < u64::try_from(span.as_nanos()).unwrap_or(0)
+    }
+
+    /// Serves what is ready now.
+    pub fn poll_once(&self) {
+        // Nobody hears of an interruption that kept nobody waiting.
+        let _ = self.wait_once(Some(Duration::ZERO), false);
+    }
+
+    /// Waits for something to be ready, at most until the next timer or `limit`, and serves it. Says whether the wake
+    /// descriptor was among it.
+    fn wait_once(&self, limit: Option<Duration>, background: bool) -> Result<bool, Errno> {
+        let deadline = self.timers.lock().order.first().map(|(at, _)| *at);
+        let mut timeout = limit;
+        if let Some(at) = deadline {
+            let left = at.saturating_duration_since(Instant::now());
+            timeout = Some(timeout.map_or(left, |t| t.min(left)));
+        }
+        if background {
+            let until = timeout.map_or(FOREVER, |t| self.nanos(Instant::now() + t));
+            self.background_until.store(until, Ordering::SeqCst);
+            // A timer set before the store was seen by nobody: look again.
+            let first = self.timers.lock().order.first().map(|(at, _)| *at);
+            if first != deadline {
+                timeout = Some(Duration::ZERO);
+            }
+        }
+        let mut events = smallvec::SmallVec::<[epoll::Event; 64]>::new();
+        let spec = timeout.map(|t| Timespec {
+            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: t.subsec_nanos().into(),
+        });
+        let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
+        let (ready, _) = epoll::wait(&self.epoll, &mut raw[..], spec.as_ref())?;
+        events.extend(ready.iter().copied());
+        let mut woken = false;
+        for event in events {
+            let token = Token(event.data.u64());
+            if token == Token::WAKE {
+                woken = true;
+                continue;
+            }
+            let flags = event.flags;
+            use epoll::EventFlags as F;
+            let hangup = flags.intersects(F::ERR | F::HUP | F::RDHUP);
+            let readiness = Readiness {
+                readable: flags.contains(F::IN) || hangup,
+                writable: flags.contains(F::OUT) || hangup,
+                hangup,
+            };
+            if let Some(source) = self.find(token) {
+                source.ready(readiness);
+            }
+        }
+        if deadline.is_some_and(|at| at <= Instant::now()) {
+            self.run_timers();
+        }
+        Ok(woken)
+    }
+
+    fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
+        self.sources.read().get(token.index()).filter(|s| s.token == token).map(|s| s.source.clone())
+    }
+
+    fn run_timers(&self) {
+        let now = Instant::now();
+        loop {
+            let mut timers = self.timers.lock();
+            let Some(&(at, token)) = timers.order.first().filter(|(at, _)| *at <= now) else { return };
+            timers.order.remove(&(at, token));
+            timers.of.remove(&token);
+            drop(timers);
+            if let Some(source) = self.find(token) {
+                source.timeout();
+            }
+        }
+    }
+
+    fn drain_wake(&self) {
+        let mut count = [0u8; 8];
+        // Empty when another thread was faster.
+        let _ = rustix::io::read(&self.wake, &mut count);
+    }
+
+    /// Becomes the one thread that sleeps here for a channel. `None`: another one does.
+    pub(crate) fn lead(&self) -> Option<Leader<'_>> {
+        (!self.leader.swap(true, Ordering::SeqCst)).then_some(Leader { engine: self })
+    }
+}
+
+/// The right to sleep on the sockets in place of the background thread.
+pub(crate) struct Leader<'a> {
+    engine: &'a Engine,
+}
+
+impl Leader<'_> {
+    /// Sleeps until something was ready, and serves it.
+    pub(crate) fn wait(&self) -> Result<(), Errno> {
+        if self.engine.wait_once(None, false)? {
+            self.engine.drain_wake();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        let engine = self.engine;
+        engine.leader.store(false, Ordering::SeqCst);
+        // A wake-up for an early timer may have come here; the background thread sleeps too long then.
+        let first = engine.timers.lock().order.first().map(|(at, _)| *at);
+        if first.is_some_and(|at| engine.nanos(at) < engine.background_until.load(Ordering::SeqCst)) {
+            engine.wake();
+        }
+    }
+}
+
+/// The background thread: serves the program's peers while no thread of the program does.
+fn background(engine: &Weak<Engine>) {
+    let mut nap = STAND_BACK.0;
+    while let Some(engine) = engine.upgrade() {
+        if fork::forked() {
+            return;
+        }
+        if Config::get().spin {
+            engine.poll_once();
+            std::hint::spin_loop();
+            continue;
+        }
+        // Woken beside a thread that polls: every further wake-up would cost that thread a part of its latency.
+        if engine.polled_within(RECENT.max(nap)) {
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(STAND_BACK.1);
+            continue;
+        }
+        nap = STAND_BACK.0;
+        match engine.wait_once(None, true) {
+            Ok(false) => {}
+            Ok(true) => {
+                engine.drain_wake();
+                if engine.leader.load(Ordering::SeqCst) {
+                    // It may have been meant for the thread that is about to sleep here for a channel.
+                    engine.wake();
+                    std::thread::yield_now();
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(e) => {
+                tracing::error!("the progress thread cannot wait: {e}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+fn borrow(fd: &RawFd) -> BorrowedFd<'_> {
+    fork::borrow(*fd)
+}
+
+impl AsFd for Engine {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

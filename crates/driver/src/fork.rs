@@ -1,0 +1,114 @@
+//! Forks, signals and descriptors by number: what needs the system's C interface.
+
+// Reason: handlers for fork, signal masks, and descriptors that are known by number.
+#![allow(unsafe_code)]
+
+use std::collections::HashSet;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, Once};
+
+use parking_lot::Mutex;
+
+static FORKED: AtomicBool = AtomicBool::new(false);
+/// Descriptors that a forked child has to close. Locked over a fork.
+static DESCRIPTORS: LazyLock<Mutex<HashSet<RawFd>>> = LazyLock::new(Mutex::default);
+
+/// Whether this process is a child forked after the device was opened. Its queue pairs are its parent's.
+pub fn forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// Installs the handlers, once.
+pub(crate) fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        LazyLock::force(&DESCRIPTORS);
+        // SAFETY: the handlers are functions of this object, which is never unloaded (linked with -z nodelete).
+        let rc = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
+        if rc != 0 {
+            tracing::warn!("no fork handler could be installed; a forked child keeps copies of the sockets");
+        }
+    });
+}
+
+extern "C" fn before() {
+    std::mem::forget(DESCRIPTORS.lock());
+}
+
+extern "C" fn parent() {
+    // SAFETY: `before` locked it in this thread and forgot the guard.
+    unsafe { DESCRIPTORS.force_unlock() }
+}
+
+extern "C" fn child() {
+    FORKED.store(true, Ordering::Relaxed);
+    // SAFETY: `before` locked it in the thread that this one is a copy of, so nobody else has it and it is whole.
+    for fd in unsafe { &mut *DESCRIPTORS.data_ptr() }.drain() {
+        // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing here uses
+        // the descriptor again: every verb answers an error from now on.
+        unsafe { libc::close(fd) };
+    }
+    // SAFETY: as above.
+    unsafe { DESCRIPTORS.force_unlock() }
+}
+
+/// Remembers a descriptor for a forked child to close.
+pub(crate) fn track(fd: RawFd) {
+    DESCRIPTORS.lock().insert(fd);
+}
+
+/// Forgets it.
+pub(crate) fn untrack(fd: RawFd) {
+    DESCRIPTORS.lock().remove(&fd);
+}
+
+/// A descriptor whose owner keeps it open while it is registered.
+pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: used only inside one call of the engine, on a descriptor that its owner registered and closes only after
+    // deregistering it; the kernel answers EBADF otherwise.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Runs `f` (which starts a thread) with all signals blocked, so that the thread never takes one of the program's.
+pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: the sets are initialised by sigfillset and pthread_sigmask before they are read.
+    unsafe {
+        let mut all = std::mem::zeroed::<libc::sigset_t>();
+        let mut old = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let result = f();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        result
+    }
+}
+
+/// Whether every signal handler of the program asks for interrupted calls to be restarted. Tells a blocking call that was
+/// interrupted whether the program expects to hear of it, as a blocking `read` would.
+pub(crate) fn interruptions_restart() -> bool {
+    (1..=libc::SIGRTMAX()).all(|signal| {
+        // SAFETY: only queries; `action` is written by the call before it is read.
+        unsafe {
+            let mut action = std::mem::zeroed::<libc::sigaction>();
+            if libc::sigaction(signal, std::ptr::null(), &raw mut action) != 0 {
+                return true;
+            }
+            let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+            !handled || action.sa_flags & libc::SA_RESTART != 0
+        }
+    })
+}
+
+/// Runs `f` when the process exits normally.
+pub(crate) fn at_exit(f: extern "C" fn()) {
+    // SAFETY: `f` is a function of this object, which is never unloaded.
+    if unsafe { libc::atexit(f) } != 0 {
+        tracing::warn!("no exit handler could be installed; close connections before exiting");
+    }
+}
+
+/// Whether a descriptor has `O_NONBLOCK` set, by the program.
+pub(crate) fn nonblocking(fd: RawFd) -> bool {
+    rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|f| f.contains(rustix::fs::OFlags::NONBLOCK))
+}

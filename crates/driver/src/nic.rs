@@ -1,0 +1,116 @@
+//! The device: limits, addresses, and the one engine behind it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use uwarp_rnic::VerbsError;
+use uwarp_rnic::qp::MAX_MESSAGE;
+
+use crate::engine::Engine;
+use crate::fork;
+use crate::qpn::Numbers;
+
+/// What the device holds at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Limits {
+    pub max_mr_size: u64,
+    pub max_qp: u32,
+    pub max_qp_wr: u32,
+    pub max_sge: u32,
+    pub max_sge_rd: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_mr: u32,
+    pub max_pd: u32,
+    pub max_qp_rd_atom: u32,
+    pub max_inline: u32,
+    pub max_message: u32,
+}
+
+const LIMITS: Limits = Limits {
+    max_mr_size: u64::MAX,
+    max_qp: 64 * 1024,
+    max_qp_wr: 32 * 1024,
+    max_sge: 32,
+    max_sge_rd: 32,
+    max_cq: 64 * 1024,
+    max_cqe: 4 * 1024 * 1024,
+    max_mr: 1024 * 1024,
+    max_pd: 64 * 1024,
+    max_qp_rd_atom: 128,
+    max_inline: 1024,
+    max_message: MAX_MESSAGE,
+};
+
+/// The device of this process.
+pub struct Nic {
+    engine: Arc<Engine>,
+    pub(crate) numbers: Numbers,
+}
+
+static NIC: Mutex<Option<Arc<Nic>>> = Mutex::new(None);
+
+impl Nic {
+    /// The device; the first call starts its engine and thread. Fails when the system gives no descriptors or threads, or in a
+    /// forked child of a process that had it open.
+    pub fn open() -> Result<Arc<Self>, VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        let mut nic = NIC.lock();
+        if let Some(nic) = &*nic {
+            return Ok(nic.clone());
+        }
+        fork::install();
+        let engine = Engine::start().map_err(|e| {
+            tracing::error!("cannot start: {e}");
+            VerbsError::NoResources("descriptors or threads")
+        })?;
+        let new = Arc::new(Self { engine, numbers: Numbers::default() });
+        *nic = Some(new.clone());
+        fork::at_exit(close_all);
+        Ok(new)
+    }
+
+    /// The device, if it is open.
+    pub fn get() -> Option<Arc<Self>> {
+        if fork::forked() { None } else { NIC.lock().clone() }
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// The device's limits.
+    pub fn limits(&self) -> &'static Limits {
+        &LIMITS
+    }
+
+    /// The host's addresses, in the order of the GID table: the default route's interface first, loopback only if
+    /// nothing else is up.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        crate::address::list().into_iter().map(|a| a.ip).collect()
+    }
+}
+
+/// At exit: what was accepted from the program goes out, and unread bytes do not turn the close into a reset.
+extern "C" fn close_all() {
+    /// Longest delay of an exit by a peer that takes nothing.
+    const LIMIT: Duration = Duration::from_secs(2);
+    if fork::forked() {
+        return;
+    }
+    // `try_lock`: another thread may have been ended while it held it.
+    let Some(nic) = NIC.try_lock().and_then(|n| n.clone()) else { return };
+    let engine = nic.engine();
+    let end = Instant::now() + LIMIT;
+    crate::qp::shut_down_all(engine);
+    while crate::qp::open_streams() > 0 && Instant::now() < end {
+        engine.poll_once();
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}

@@ -1,0 +1,603 @@
+//! A queue pair with its socket.
+//!
+//! One lock holds the pair together. Whoever has it moves bytes; whoever wants it and finds it taken leaves a mark
+//! (`kick`), and the holder looks once more after letting go, so that no readiness is lost.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use rustix::io::Errno;
+use uwarp_llp::tcp::{self, Piece};
+use uwarp_rnic::cq::Feeder;
+use uwarp_rnic::mem::MemSeg;
+use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, RxPlan, StreamParams};
+use uwarp_rnic::{RecvWr, SendWr, VerbsError};
+
+use crate::engine::{Engine, Readiness, Source, Token};
+use crate::fork;
+use crate::nic::Nic;
+
+/// Hears of what becomes of a stream. Called without the queue pair's lock; must not block.
+pub trait StreamObserver: Send + Sync {
+    /// Both sides are up: for the responder, the initiator's first FPDU arrived. Once at most.
+    fn established(&self);
+    /// The stream is over; the queue pair is in the error state and its work requests are flushed. Once at most.
+    fn disconnected(&self, why: Disconnect);
+}
+
+/// Bytes moved for one queue pair before another has its turn.
+const TURN: usize = 512 * 1024;
+/// Size of a thread's receive buffer.
+const STAGE: usize = 128 * 1024;
+/// Pieces handed to one sending call.
+const PIECES: usize = 64;
+/// How long what was posted may take to go out after a disconnect.
+const SEND_LIMIT: Duration = Duration::from_secs(2);
+/// How long input is drained after the end of our stream was sent.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+
+thread_local! {
+    static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGE].into_boxed_slice());
+}
+
+/// Streams that are not closed yet, in the whole process.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) fn open_streams() -> usize {
+    OPEN.load(Ordering::Relaxed)
+}
+
+struct Inner {
+    core: QpCore,
+    conn: Option<Conn>,
+    destroyed: bool,
+}
+
+struct Conn {
+    fd: OwnedFd,
+    token: Token,
+    observer: Arc<dyn StreamObserver>,
+    /// Received and not taken by the core yet: part of an FPDU, or Sends that wait for receives.
+    left_over: Vec<u8>,
+    /// The kernel has room.
+    writable: bool,
+    /// Nothing may be sent before.
+    hold_until: Option<Instant>,
+    /// The stall for want of a receive ends the stream then.
+    rnr_deadline: Option<Instant>,
+    /// The program disconnects; until then posted work still goes out.
+    send_deadline: Option<Instant>,
+    closing: Option<Closing>,
+}
+
+struct Closing {
+    fin_sent: bool,
+    eof: bool,
+    deadline: Instant,
+}
+
+/// What is to be told once the lock is released.
+#[derive(Default)]
+struct Tell {
+    established: Option<Arc<dyn StreamObserver>>,
+    disconnected: Option<(Arc<dyn StreamObserver>, Disconnect)>,
+}
+
+impl Tell {
+    fn now(self) {
+        if let Some(observer) = self.established {
+            observer.established();
+        }
+        if let Some((observer, why)) = self.disconnected {
+            observer.disconnected(why);
+        }
+    }
+}
+
+/// A queue pair.
+pub struct Qp {
+    me: Weak<Self>,
+    nic: Arc<Nic>,
+    qpn: u32,
+    inner: Mutex<Inner>,
+    /// Somebody found the lock taken.
+    kick: AtomicBool,
+    /// The kernel may have room again.
+    room: AtomicBool,
+}
+
+impl Qp {
+    /// Makes a queue pair in RESET. Fails when a limit of the device is exceeded or no number is free.
+    pub fn create(nic: &Arc<Nic>, init: QpInit) -> Result<Arc<Self>, VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        let (caps, limits) = (init.caps, nic.limits());
+        if caps.max_send_wr > limits.max_qp_wr || caps.max_recv_wr > limits.max_qp_wr {
+            return Err(VerbsError::Invalid("more work requests than max_qp_wr"));
+        }
+        if caps.max_send_sge > limits.max_sge || caps.max_recv_sge > limits.max_sge {
+            return Err(VerbsError::Invalid("more scatter/gather elements than max_sge"));
+        }
+        if caps.max_inline_data > limits.max_inline {
+            return Err(VerbsError::Invalid("more inline data than the device takes"));
+        }
+        let qpn = nic.numbers.take()?;
+        let qp = Arc::new_cyclic(|me: &Weak<Self>| {
+            let feeder: Weak<dyn Feeder> = me.clone();
+            init.send_cq.add_feeder(feeder.clone());
+            if !Arc::ptr_eq(&init.send_cq, &init.recv_cq) {
+                init.recv_cq.add_feeder(feeder);
+            }
+            Self {
+                me: me.clone(),
+                nic: nic.clone(),
+                qpn,
+                inner: Mutex::new(Inner { core: QpCore::new(qpn, init), conn: None, destroyed: false }),
+                kick: AtomicBool::new(false),
+                room: AtomicBool::new(false),
+            }
+        });
+        Ok(qp)
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// Posts send work requests. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
+    pub fn post_send<'a>(&self, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        if fork::forked() {
+            return Err((0, VerbsError::Forked));
+        }
+        let mut inner = self.inner.lock();
+        let mut result = Ok(());
+        for (i, wr) in wrs.enumerate() {
+            if let Err(e) = inner.core.post_send(&wr) {
+                result = Err((i, e));
+                break;
+            }
+        }
+        self.send(&mut inner);
+        self.release(inner);
+        result
+    }
+
+    /// Posts receive work requests; as [`Self::post_send`].
+    pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        if fork::forked() {
+            return Err((0, VerbsError::Forked));
+        }
+        let mut inner = self.inner.lock();
+        let mut result = Ok(());
+        for (i, wr) in wrs.enumerate() {
+            if let Err(e) = inner.core.post_recv(&wr) {
+                result = Err((i, e));
+                break;
+            }
+        }
+        if inner.core.stalled() {
+            inner.core.unstall();
+            self.pump(&mut inner);
+        }
+        self.release(inner);
+        result
+    }
+
+    /// Changes attributes or state.
+    pub fn modify(&self, change: &QpModify) -> Result<(), VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        let mut inner = self.inner.lock();
+        let result = inner.core.modify(change);
+        if result.is_ok() {
+            self.pump(&mut inner);
+        }
+        self.release(inner);
+        result
+    }
+
+    /// Its attributes.
+    pub fn query(&self) -> QpAttr {
+        self.inner.lock().core.query()
+    }
+
+    /// Gives the queue pair its stream: `fd` is a connected, non-blocking TCP socket from which exactly the MPA set-up was
+    /// read. Moves it to RTS.
+    pub fn attach(
+        &self,
+        fd: OwnedFd,
+        mut params: StreamParams,
+        observer: Arc<dyn StreamObserver>,
+    ) -> Result<(), VerbsError> {
+        let mut inner = self.inner.lock();
+        if inner.destroyed {
+            return Err(VerbsError::Invalid("the queue pair is destroyed"));
+        }
+        if params.emss == 0 {
+            params.emss = tcp::emss(&fd).unwrap_or(536);
+        }
+        params.strict |= crate::config::Config::get().strict;
+        inner.core.attach(params)?;
+        let me = self.me.upgrade().ok_or(VerbsError::Invalid("the queue pair is going away"))?;
+        let engine = self.nic.engine();
+        let token = match engine.register(fd.as_raw_fd(), me) {
+            Ok(token) => token,
+            Err(e) => {
+                tracing::error!(qpn = self.qpn, "cannot watch the socket: {e}");
+                inner.core.close();
+                inner.core.detach();
+                return Err(VerbsError::NoResources("descriptors"));
+            }
+        };
+        OPEN.fetch_add(1, Ordering::Relaxed);
+        let hold_until = (!params.first_fpdu_delay.is_zero()).then(|| Instant::now() + params.first_fpdu_delay);
+        inner.conn = Some(Conn {
+            fd,
+            token,
+            observer,
+            left_over: Vec::new(),
+            writable: true,
+            hold_until,
+            rnr_deadline: None,
+            send_deadline: None,
+            closing: None,
+        });
+        if let Some(at) = hold_until {
+            engine.set_timer(token, Some(at));
+        }
+        self.pump(&mut inner);
+        self.release(inner);
+        Ok(())
+    }
+
+    /// Begins an orderly end: what is posted goes out (for a bounded time), then our side is closed, input is drained. The
+    /// observer hears when our side is closed. Does nothing without a stream.
+    pub fn disconnect(&self) {
+        let mut inner = self.inner.lock();
+        if let Some(conn) = &mut inner.conn
+            && conn.closing.is_none()
+            && conn.send_deadline.is_none()
+        {
+            let at = Instant::now() + SEND_LIMIT;
+            conn.send_deadline = Some(at);
+            self.nic.engine().set_timer(conn.token, Some(at));
+            self.pump(&mut inner);
+        }
+        self.release(inner);
+    }
+
+    /// Destroys the queue pair: no completion, no event and no call to the observer follows. Its connection is closed in
+    /// the background.
+    pub fn destroy(&self) {
+        let mut inner = self.inner.lock();
+        if !std::mem::replace(&mut inner.destroyed, true) {
+            let feeder: Weak<dyn Feeder> = self.me.clone();
+            let (send_cq, recv_cq) = inner.core.cqs();
+            send_cq.remove_feeder(&feeder);
+            recv_cq.remove_feeder(&feeder);
+            // RESET drops the work requests without completions; the stream is then closing.
+            let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
+            // Cannot be refused: any state may become RESET.
+            let _ = inner.core.modify(&reset);
+            self.pump(&mut inner);
+        }
+        self.release(inner);
+    }
+
+    /// Lets go of the lock and looks whether somebody wanted it meanwhile.
+    fn release(&self, inner: MutexGuard<'_, Inner>) {
+        let mut inner = inner;
+        loop {
+            let tell = self.news(&mut inner);
+            drop(inner);
+            tell.now();
+            if !self.kick.swap(false, Ordering::SeqCst) {
+                return;
+            }
+            match self.inner.try_lock() {
+                Some(again) => inner = again,
+                // The new holder looks when it lets go: put the mark back for it.
+                None => {
+                    self.kick.store(true, Ordering::SeqCst);
+                    match self.inner.try_lock() {
+                        Some(again) => inner = again,
+                        None => return,
+                    }
+                }
+            }
+            self.pump(&mut inner);
+        }
+    }
+
+    fn news(&self, inner: &mut Inner) -> Tell {
+        let mut tell = Tell::default();
+        let established = inner.core.take_established();
+        let Some(conn) = &mut inner.conn else { return tell };
+        if established && !inner.destroyed {
+            tell.established = Some(conn.observer.clone());
+        }
+        if let Some(why) = inner.core.closing()
+            && conn.closing.is_none()
+        {
+            conn.closing =
+                Some(Closing { fin_sent: false, eof: false, deadline: Instant::now() + DRAIN_LIMIT });
+            conn.rnr_deadline = None;
+            conn.hold_until = None;
+            conn.left_over = Vec::new();
+            if !inner.destroyed {
+                tell.disconnected = Some((conn.observer.clone(), why));
+            }
+            self.nic.engine().set_timer(conn.token, Some(Instant::now() + DRAIN_LIMIT));
+            self.pump(inner);
+        }
+        tell
+    }
+
+    /// Moves what can be moved, in both directions.
+    fn pump(&self, inner: &mut Inner) {
+        self.receive(inner);
+        self.send(inner);
+        self.wind_down(inner);
+    }
+
+    fn send(&self, inner: &mut Inner) {
+        let Some(conn) = &mut inner.conn else { return };
+        if self.room.load(Ordering::Relaxed) && self.room.swap(false, Ordering::Acquire) {
+            conn.writable = true;
+        }
+        if conn.hold_until.is_some() || conn.closing.as_ref().is_some_and(|c| c.fin_sent) {
+            return;
+        }
+        let mut moved = 0;
+        loop {
+            inner.core.build();
+            if !conn.writable {
+                return;
+            }
+            let Some(out) = inner.core.out().filter(|o| !o.is_empty()) else { return };
+            let mut pieces = smallvec::SmallVec::<[Piece; PIECES]>::new();
+            let bytes = out.gather(PIECES, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
+            match tcp::send(conn.fd.as_fd(), &pieces) {
+                Ok(n) => {
+                    // A send that came up short has used up the room; the system tells when there is some again.
+                    conn.writable = n == bytes;
+                    inner.core.taken(n);
+                    moved += n;
+                    if moved >= TURN && conn.writable {
+                        self.nic.engine().rearm(conn.token);
+                        return;
+                    }
+                }
+                Err(Errno::AGAIN) => conn.writable = false,
+                Err(Errno::INTR) => {}
+                Err(e) => {
+                    tracing::debug!(qpn = self.qpn, "sending failed: {e}");
+                    // EFAULT: the program unmapped what it had posted. The stream has a hole; there is no going on.
+                    inner.core.connection_lost(Disconnect::Reset);
+                    if let Some(out) = inner.core.out() {
+                        let waiting = out.waiting();
+                        out.take(waiting);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn receive(&self, inner: &mut Inner) {
+        let Some(conn) = &mut inner.conn else { return };
+        let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
+            Ok(mut stage) => self.receive_into(&mut inner.core, conn, &mut stage),
+            // A completion's observer came back in: rare, and it may allocate.
+            Err(_) => self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]),
+        });
+        if done.is_err() {
+            // A thread that is ending has no thread-local buffer any more.
+            self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]);
+        }
+        if inner.core.stalled() {
+            if conn.rnr_deadline.is_none()
+                && let Some(limit) = inner.core.rnr_timeout()
+            {
+                let at = Instant::now() + limit;
+                conn.rnr_deadline = Some(at);
+                self.nic.engine().set_timer(conn.token, Some(at));
+            }
+        } else {
+            conn.rnr_deadline = None;
+        }
+    }
+
+    fn receive_into(&self, core: &mut QpCore, conn: &mut Conn, stage: &mut [u8]) {
+        if conn.closing.as_ref().is_some_and(|c| c.eof) {
+            return;
+        }
+        // What a stalled queue pair left may be taken now.
+        if !conn.left_over.is_empty() && !core.stalled() && core.closing().is_none() {
+            let used = core.handle_input(&conn.left_over);
+            conn.left_over.drain(..used.min(conn.left_over.len()));
+        }
+        let mut moved = 0;
+        loop {
+            let left = conn.left_over.len();
+            if core.closing().is_some() {
+                conn.left_over.clear();
+            }
+            let left = left.min(conn.left_over.len());
+            let plan = core.rx_plan(&conn.left_over, stage.len());
+            let (result, wanted, direct) = match &plan {
+                RxPlan::Stop => return,
+                RxPlan::Stage { max } => {
+                    let max = (*max).max(left + 1).min(stage.len());
+                    let Some((head, tail)) = stage.get_mut(..max).and_then(|s| s.split_at_mut_checked(left)) else {
+                        return;
+                    };
+                    head.copy_from_slice(&conn.left_over);
+                    (tcp::recv(conn.fd.as_fd(), tail), max - left, 0)
+                }
+                RxPlan::Direct { place, tail } => {
+                    let pieces: smallvec::SmallVec<[Piece; 8]> =
+                        place.iter().map(|s| Piece::new(s.addr, s.len)).collect();
+                    let direct: usize = place.iter().map(|s| s.len).sum();
+                    let Some(tail) = stage.get_mut(..*tail) else { return };
+                    let wanted = direct + tail.len();
+                    (tcp::recv_scattered(conn.fd.as_fd(), &pieces, tail), wanted, direct)
+                }
+            };
+            let n = match result {
+                Ok(n) => n,
+                Err(e) => {
+                    if let RxPlan::Direct { place, .. } = &plan {
+                        core.direct_received(place, 0);
+                    }
+                    match e {
+                        Errno::INTR => continue,
+                        Errno::AGAIN => return,
+                        Errno::FAULT => {
+                            tracing::warn!(qpn = self.qpn, "a registered region is not mapped any more");
+                            core.connection_lost(Disconnect::Reset);
+                        }
+                        e => {
+                            tracing::debug!(qpn = self.qpn, "receiving failed: {e}");
+                            core.connection_lost(Disconnect::Reset);
+                        }
+                    }
+                    if let Some(closing) = &mut conn.closing {
+                        closing.eof = true;
+                    }
+                    return;
+                }
+            };
+            if n == 0 {
+                if let RxPlan::Direct { place, .. } = &plan {
+                    core.direct_received(place, 0);
+                }
+                core.peer_closed(left > 0 || direct > 0);
+                if let Some(closing) = &mut conn.closing {
+                    closing.eof = true;
+                }
+                return;
+            }
+            let staged = match &plan {
+                RxPlan::Direct { place, .. } => {
+                    core.direct_received(place, n.min(direct));
+                    n.saturating_sub(direct)
+                }
+                _ => left + n,
+            };
+            let input = stage.get(..staged).unwrap_or(&[]);
+            let used = core.handle_input(input);
+            conn.left_over.clear();
+            conn.left_over.extend_from_slice(input.get(used..).unwrap_or(&[]));
+            if conn.left_over.is_empty() && conn.left_over.capacity() > 4096 {
+                conn.left_over = Vec::new();
+            }
+            moved += n;
+            // A receive that came up short has emptied the socket.
+            if n < wanted {
+                return;
+            }
+            if moved >= TURN {
+                self.nic.engine().rearm(conn.token);
+                return;
+            }
+        }
+    }
+
+    /// Brings a stream that is to end to its end.
+    fn wind_down(&self, inner: &mut Inner) {
+        let Some(conn) = &mut inner.conn else { return };
+        if conn.send_deadline.is_some() && inner.core.closing().is_none() && inner.core.send_idle() {
+            inner.core.close();
+        }
+        let Some(closing) = &mut conn.closing else { return };
+        let flushed = inner.core.out().is_none_or(|o| o.is_empty());
+        if flushed && !closing.fin_sent {
+            closing.fin_sent = true;
+            tcp::shutdown_send(conn.fd.as_fd());
+        }
+        if !(closing.fin_sent && closing.eof) && Instant::now() < closing.deadline {
+            return;
+        }
+        let engine = self.nic.engine();
+        engine.deregister(conn.token);
+        inner.conn = None;
+        inner.core.detach();
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Looks for input and room; if another thread has the lock, it will look.
+    fn look(&self) {
+        self.kick.store(true, Ordering::SeqCst);
+        if let Some(mut inner) = self.inner.try_lock() {
+            self.kick.store(false, Ordering::SeqCst);
+            self.pump(&mut inner);
+            self.release(inner);
+        }
+    }
+}
+
+impl Feeder for Qp {
+    fn feed(&self) {
+        if let Some(mut inner) = self.inner.try_lock() {
+            if inner.conn.is_some() {
+                self.pump(&mut inner);
+            }
+            self.release(inner);
+        }
+    }
+}
+
+impl Source for Qp {
+    fn ready(&self, readiness: Readiness) {
+        if readiness.writable {
+            self.room.store(true, Ordering::Release);
+        }
+        self.look();
+    }
+
+    fn timeout(&self) {
+        let mut inner = self.inner.lock();
+        let now = Instant::now();
+        let Inner { core, conn: Some(conn), .. } = &mut *inner else { return };
+        if conn.hold_until.is_some_and(|at| at <= now) {
+            conn.hold_until = None;
+        }
+        if conn.rnr_deadline.is_some_and(|at| at <= now) && core.stalled() {
+            core.receive_missing();
+        }
+        if conn.send_deadline.is_some_and(|at| at <= now) {
+            core.close();
+        }
+        let next = [conn.hold_until, conn.rnr_deadline, conn.send_deadline.filter(|_| conn.closing.is_none())];
+        if let Some(at) = next.into_iter().flatten().filter(|at| *at > now).min() {
+            self.nic.engine().set_timer(conn.token, Some(at));
+        }
+        self.pump(&mut inner);
+        self.release(inner);
+    }
+
+    fn exit(&self) {
+        self.disconnect();
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.nic.numbers.give(self.qpn);
+    }
+}
+
+/// Begins to close every stream, at exit.
+pub(crate) fn shut_down_all(engine: &Engine) {
+    for source in engine.sources() {
+        source.exit();
+    }
+}

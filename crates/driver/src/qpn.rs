@@ -1,0 +1,119 @@
+//! Queue pair numbers: `port << 8 | slot`, so that an address and a number name a queue pair without a name service.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use parking_lot::Mutex;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use uwarp_rnic::VerbsError;
+
+use crate::config::Config;
+use crate::fork;
+
+/// 256 numbers on one port, held in TCP and in UDP.
+struct Port {
+    port: u16,
+    used: [u64; 4],
+    next: u8,
+    _tcp: OwnedFd,
+    _udp: OwnedFd,
+}
+
+/// Hands out numbers. Opens a port's sockets when the first number on it is needed.
+#[derive(Default)]
+pub(crate) struct Numbers {
+    ports: Mutex<Vec<Port>>,
+}
+
+/// Never a queue pair: multicast's destination.
+const RESERVED: u32 = 0xFF_FFFF;
+
+impl Numbers {
+    pub fn take(&self) -> Result<u32, VerbsError> {
+        let mut ports = self.ports.lock();
+        for port in ports.iter_mut() {
+            if let Some(qpn) = port.take() {
+                return Ok(qpn);
+            }
+        }
+        let mut port = open_port().ok_or(VerbsError::NoResources("ports for queue pair numbers"))?;
+        let qpn = port.take().ok_or(VerbsError::NoResources("queue pair numbers"))?;
+        ports.push(port);
+        Ok(qpn)
+    }
+
+    pub fn give(&self, qpn: u32) {
+        let mut ports = self.ports.lock();
+        if let Some(port) = ports.iter_mut().find(|p| u32::from(p.port) == qpn >> 8) {
+            let slot = (qpn & 0xFF) as usize;
+            port.used[slot / 64] &= !(1 << (slot % 64));
+        }
+    }
+}
+
+impl Port {
+    /// Goes round, so that a number is not used again at once.
+    fn take(&mut self) -> Option<u32> {
+        for step in 0..=255u8 {
+            let slot = self.next.wrapping_add(step);
+            let (word, bit) = (usize::from(slot / 64), slot % 64);
+            let qpn = u32::from(self.port) << 8 | u32::from(slot);
+            if self.used[word] >> bit & 1 == 0 && qpn != RESERVED {
+                self.used[word] |= 1 << bit;
+                self.next = slot.wrapping_add(1);
+                return Some(qpn);
+            }
+        }
+        None
+    }
+}
+
+fn open_port() -> Option<Port> {
+    let candidates: Vec<u16> = match &Config::get().ports {
+        Some(range) => range.clone().collect(),
+        // The system chooses; a few times, for the port must be free in TCP and in UDP.
+        None => vec![0; 64],
+    };
+    candidates.into_iter().find_map(|port| {
+        let (tcp, port) = bind(SocketType::STREAM, port)?;
+        let (udp, _) = bind(SocketType::DGRAM, port)?;
+        fork::track(tcp.as_raw_fd());
+        fork::track(udp.as_raw_fd());
+        Some(Port { port, used: [0; 4], next: 0, _tcp: tcp, _udp: udp })
+    })
+}
+
+/// A socket on all addresses of both families, or of IPv4 alone where the system has no IPv6.
+fn bind(kind: SocketType, port: u16) -> Option<(OwnedFd, u16)> {
+    let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))];
+    any.into_iter().find_map(|address| {
+        let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+        let protocol = if kind == SocketType::STREAM { ipproto::TCP } else { ipproto::UDP };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = rustix::net::socket_with(family, kind, flags, Some(protocol)).ok()?;
+        if address.is_ipv6() {
+            rustix::net::sockopt::set_ipv6_v6only(&fd, false).ok()?;
+        }
+        rustix::net::bind(&fd, &address).ok()?;
+        let bound = SocketAddr::try_from(rustix::net::getsockname(&fd).ok()?).ok()?.port();
+        Some((fd, bound))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_name_a_port_and_go_round() {
+        let numbers = Numbers::default();
+        let a = numbers.take().unwrap();
+        let b = numbers.take().unwrap();
+        assert_eq!(a >> 8, b >> 8);
+        assert_ne!(a, b);
+        numbers.give(a);
+        assert_ne!(numbers.take().unwrap(), a);
+        let many: std::collections::HashSet<u32> = (0..600).map(|_| numbers.take().unwrap()).collect();
+        assert_eq!(many.len(), 600);
+    }
+}

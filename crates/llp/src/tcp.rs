@@ -1,0 +1,114 @@
+//! TCP as iWARP's lower layer.
+
+// Reason: lists of addresses are handed to the kernel.
+#![allow(unsafe_code)]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
+
+/// Bytes at an address, laid out like the system's `iovec`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Piece {
+    addr: *mut core::ffi::c_void,
+    len: usize,
+}
+
+const _: () = {
+    assert!(size_of::<Piece>() == size_of::<libc::iovec>());
+    assert!(size_of::<Piece>() == size_of::<IoSlice<'_>>());
+    assert!(core::mem::offset_of!(Piece, addr) == core::mem::offset_of!(libc::iovec, iov_base));
+    assert!(core::mem::offset_of!(Piece, len) == core::mem::offset_of!(libc::iovec, iov_len));
+};
+
+impl Piece {
+    /// `len` bytes at virtual address `addr` of this process.
+    pub fn new(addr: u64, len: usize) -> Self {
+        Self { addr: std::ptr::with_exposed_provenance_mut(addr as usize), len }
+    }
+}
+
+/// Most pieces that one call takes.
+pub const MAX_PIECES: usize = 256;
+
+/// Sends the pieces in order; returns how many bytes the kernel took. `AGAIN`: none fit; `FAULT`: a piece is not
+/// mapped (bytes before it may have gone out on an earlier call).
+pub fn send(fd: BorrowedFd<'_>, pieces: &[Piece]) -> Result<usize, Errno> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    // SAFETY: IoSlice is documented to have the layout of `iovec`, as Piece has (asserted above). The slices exist only as
+    // address and length on their way into the system call; no reference to their bytes is made in this process.
+    let slices = unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSlice<'_>>(), pieces.len()) };
+    rustix::net::sendmsg(fd, slices, &mut SendAncillaryBuffer::default(), flags)
+}
+
+/// Receives into `buffer`; 0 is the end of the stream.
+pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    rustix::net::recv(fd, buffer, RecvFlags::DONTWAIT).map(|(n, _)| n)
+}
+
+/// Receives into the pieces first, then into `buffer`; returns the total. 0 is the end of the stream.
+pub fn recv_scattered(fd: BorrowedFd<'_>, pieces: &[Piece], buffer: &mut [u8]) -> Result<usize, Errno> {
+    let mut list = [const { Piece { addr: std::ptr::null_mut(), len: 0 } }; 16];
+    let n = pieces.len().min(list.len() - 1);
+    let (head, tail) = list.split_at_mut(n);
+    head.copy_from_slice(pieces.get(..n).unwrap_or(&[]));
+    let mut used = n;
+    // All pieces must fit before bytes may go behind them.
+    if n == pieces.len()
+        && let Some(last) = tail.first_mut()
+    {
+        *last = Piece { addr: buffer.as_mut_ptr().cast(), len: buffer.len() };
+        used += 1;
+    }
+    // SAFETY: as in `send`; the kernel writes to memory that the program registered for it, and to `buffer`, which is
+    // borrowed for this call.
+    let slices = unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast::<IoSliceMut<'_>>(), used) };
+    let mut control = RecvAncillaryBuffer::default();
+    rustix::net::recvmsg(fd, slices, &mut control, RecvFlags::DONTWAIT).map(|m| m.bytes)
+}
+
+/// Sets what every stream needs: no delay for small segments.
+pub fn prepare(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::net::sockopt::set_tcp_nodelay(fd, true)
+}
+
+/// The effective maximum segment size of a connected socket in bytes, `None` if the system does not tell.
+pub fn emss(fd: impl AsFd) -> Option<u32> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `value` and `len` are valid for writes of the sizes given.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    (rc == 0).then(|| u32::try_from(value).ok()).flatten().filter(|v| *v > 0)
+}
+
+/// Bytes sent that the peer's TCP has not acknowledged.
+pub fn unacknowledged(fd: impl AsFd) -> usize {
+    let mut value: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ (SIOCOUTQ) writes one int.
+    let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut value) };
+    if rc == 0 { usize::try_from(value).unwrap_or(0) } else { 0 }
+}
+
+/// Half-closes: the peer sees the end of the stream after all that was sent.
+pub fn shutdown_send(fd: BorrowedFd<'_>) {
+    // Fails only when the connection is gone already.
+    let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
+}
+
+/// Bounds how long unacknowledged bytes keep a broken connection alive.
+pub fn set_user_timeout(fd: BorrowedFd<'_>, limit: Duration) -> Result<(), Errno> {
+    let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+    rustix::net::sockopt::set_tcp_user_timeout(fd, millis)
+}
