@@ -1,21 +1,18 @@
 //! `uwarp doctor` finds what it is there to find. The library here is a stand-in from the C compiler: whole on the
 //! outside, with symbols that answer nothing.
 
+mod common;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
+use common::{cc, uwarp};
 use serde_json::Value;
 
-fn cc(arguments: &[&str]) {
-    let status = Command::new("cc").args(arguments).status();
-    assert!(status.expect("cc is needed, as for any build of this project").success(), "{arguments:?}");
-}
-
-fn write(path: PathBuf, content: &str) -> String {
+fn write(path: PathBuf, content: &str) -> PathBuf {
     fs::write(&path, content).unwrap();
-    path.to_str().unwrap().to_owned()
+    path
 }
 
 /// A libuwarp.so that defines a symbol of each library, and every version but those in `without`.
@@ -34,9 +31,8 @@ fn library(directory: &Path, without: &[&str]) {
             _ => format!("{version} {{ }};\n"),
         })
         .collect();
-    let script = format!("-Wl,--version-script={}", write(directory.join("map"), &map));
-    let output = directory.join("libuwarp.so");
-    cc(&["-shared", "-fPIC", "-Wl,-soname,libuwarp.so", &script, "-o", output.to_str().unwrap(), &source]);
+    let script = format!("-Wl,--version-script={}", write(directory.join("map"), &map).display());
+    cc(&["-shared", "-fPIC", "-Wl,-soname,libuwarp.so", &script], &directory.join("libuwarp.so"), &[&source]);
     for name in ["libibverbs.so.1", "librdmacm.so.1", "libibverbs.so", "librdmacm.so"] {
         symlink("libuwarp.so", directory.join(name)).unwrap();
     }
@@ -46,16 +42,16 @@ fn library(directory: &Path, without: &[&str]) {
 fn program(directory: &Path, flags: &[&str]) -> String {
     let source = write(directory.join("other.c"), "void *ibv_get_device_list(int *n) { return n; }\n");
     let map = write(directory.join("other.map"), "IBVERBS_1.1 { global: *; };\n");
-    let other = directory.join("libibverbs.so.1").to_str().unwrap().to_owned();
-    let script = format!("-Wl,--version-script={map}");
-    cc(&["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &script, "-o", &other, &source]);
+    let other = directory.join("libibverbs.so.1");
+    let script = format!("-Wl,--version-script={}", map.display());
+    cc(&["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", &script], &other, &[&source]);
     let source = write(
         directory.join("main.c"),
         "void *ibv_get_device_list(int *);\nint main(void) { int n; return ibv_get_device_list(&n) != 0; }\n",
     );
-    let program = directory.join("program").to_str().unwrap().to_owned();
-    cc(&[flags, &["-o", &program, &source, &other]].concat());
-    program
+    let program = directory.join("program");
+    cc(flags, &program, &[&source, &other]);
+    program.to_str().unwrap().to_owned()
 }
 
 /// What doctor says about one check, and its exit status.
@@ -65,13 +61,12 @@ fn check(
     variables: &[(&str, &str)],
     program: &[&str],
 ) -> (String, String, Option<i32>) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UWARP_")) {
-        command.env_remove(name);
-    }
-    command.env_remove("LD_LIBRARY_PATH").env("UWARP_LIBDIR", libdir).envs(variables.iter().copied());
-    let output =
-        command.args(["doctor", "--json", "--"]).args(program).stdin(Stdio::null()).output().unwrap();
+    let output = uwarp(libdir)
+        .envs(variables.iter().copied())
+        .args(["doctor", "--json", "--"])
+        .args(program)
+        .output()
+        .unwrap();
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     let checks = answer["checks"].as_array().unwrap();
     let found =
@@ -139,17 +134,19 @@ fn static_missing_and_foreign_programs_are_named() {
     let libdir = tempfile::tempdir().unwrap();
     library(libdir.path(), &[]);
     let source = write(libdir.path().join("static.c"), "int main(void) { return 0; }\n");
-    let program = libdir.path().join("static").to_str().unwrap().to_owned();
-    cc(&["-static", "-o", &program, &source]);
-    let (status, words, _) = check(libdir.path(), "program", &[], &[&program]);
+    let path = libdir.path().join("static");
+    cc(&["-static"], &path, &[&source]);
+    let program = path.to_str().unwrap();
+    let (status, words, _) = check(libdir.path(), "program", &[], &[program]);
     assert!(status == "fail" && words.contains("statically"), "{words}");
     let (status, words, _) = check(libdir.path(), "program", &[("PATH", "/nowhere")], &["rping"]);
     assert!(status == "fail" && words.contains("rdmacm-utils"), "{words}");
-    // The class byte of an ELF file: 1 is 32 bit.
-    let mut bytes = fs::read(&program).unwrap();
-    bytes[4] = 1;
-    fs::write(&program, bytes).unwrap();
-    assert_eq!(check(libdir.path(), "program", &[], &[&program]).0, "fail");
+    // A dynamic program for another processor (e_machine, here of a PDP-10).
+    let mut bytes = fs::read("/bin/true").unwrap();
+    bytes[18..20].copy_from_slice(&64_u16.to_ne_bytes());
+    fs::write(&path, bytes).unwrap();
+    let (status, words, _) = check(libdir.path(), "program", &[], &[program]);
+    assert!(status == "fail" && words.contains("another kind"), "{words}");
 }
 
 #[test]

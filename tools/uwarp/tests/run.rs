@@ -1,10 +1,14 @@
 //! `uwarp run` as a user meets it: what it does to a program's environment, and what it says when it cannot.
 
+mod common;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
+
+use common::{cc, uwarp};
 
 /// A directory that has the library's names, which is all that `run` itself asks for.
 fn library_directory() -> tempfile::TempDir {
@@ -14,16 +18,6 @@ fn library_directory() -> tempfile::TempDir {
         symlink("libuwarp.so", directory.path().join(name)).unwrap();
     }
     directory
-}
-
-/// The command with an environment of its own.
-fn uwarp(libdir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UWARP_")) {
-        command.env_remove(name);
-    }
-    command.env("UWARP_LIBDIR", libdir).env_remove("LD_LIBRARY_PATH").stdin(Stdio::null());
-    command
 }
 
 fn run<S: AsRef<OsStr>>(libdir: &Path, words: &[S]) -> Output {
@@ -44,12 +38,10 @@ fn assert_refused(output: &Output, status: i32, words: &[&str]) {
     }
 }
 
-/// A small C program, for what only a real ELF file shows.
 fn compiled(directory: &Path, flags: &[&str]) -> PathBuf {
     let (source, program) = (directory.join("program.c"), directory.join("program"));
     fs::write(&source, "int main(void) { return 7; }\n").unwrap();
-    let status = Command::new("cc").args(flags).arg("-o").arg(&program).arg(&source).status();
-    assert!(status.expect("cc is needed, as for any build of this project").success());
+    cc(flags, &program, &[&source]);
     program
 }
 
