@@ -45,11 +45,12 @@ test:
 	scripts/check-symbols $(UWARP_DIST)/lib/uwarp/libuwarp.so
 	$(CARGO_TEST) -p uwarp-conformance
 
-# Builds nothing, so that it can be run as another user than make.
+# Builds nothing, so that it can be run as another user than make. Files are replaced, never written over: programs
+# that have the old library mapped keep it.
 install:
 	@[ -e $(UWARP_DIST)/bin/uwarp ] || { echo "There is no $(DIST)/bin/uwarp to install; run make first." >&2; exit 1; }
 	mkdir -p $(DESTDIR)$(PREFIX)
-	cp -a --no-preserve=ownership $(UWARP_DIST)/. $(DESTDIR)$(PREFIX)
+	cp -RP --remove-destination $(UWARP_DIST)/. $(DESTDIR)$(PREFIX)
 
 bench: dist
 	@for what in $(BENCH); do $(UWARP_DIST)/bin/uwarp bench $$what || exit 1; done
