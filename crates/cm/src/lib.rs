@@ -1,1 +1,46 @@
 //! Connection manager: what rdma_cm means, independent of its C names.
+//!
+//! ```text
+//!   program ──▶ Id (id) ──────────────┬── active: TCP connect, MPA request, reply ──┐
+//!      ▲         │  state table       │                                              ├─▶ driver::Qp::attach
+//!      │         ▼                    └── listener: accept, MPA request ─▶ passive ──┘        │
+//!   EventChannel (channel) ◀──────────────── events ◀──────────────────────── StreamObserver ◀┘
+//! ```
+//!
+//! | module | what |
+//! |---|---|
+//! | [`state`] | the state diagram of an id, as a table |
+//! | [`id`] | [`Id`]: every call of rdma_cm on an id |
+//! | [`channel`] | [`EventChannel`]: the queue that events wait in, with a descriptor to poll |
+//! | [`event`] | events and connection parameters |
+//! | [`active`] | connecting: from a TCP socket to a stream, with fallback to older peers |
+//! | [`listener`] | listening: half-open connections, bounded, until their request is whole |
+//! | [`socket`] | the system calls, and routes |
+//! | [`timeouts`] | how long each phase may take |
+//!
+//! Semantics are those that programs know from Linux' rdma_cm on iWARP devices: which call is legal in which state, which
+//! event answers it, and which status a failure carries. Nothing here blocks except [`EventChannel::get`] and
+//! [`Id::destroy`], as their C names say. All sockets are non-blocking, close-on-exec and without Nagle's delay.
+//!
+//! # Locks
+//! An id's lock and a handshake's lock are never held together, and none is held while a queue pair or the engine is
+//! called that could call back.
+
+#![deny(unsafe_code)]
+
+pub mod active;
+pub mod channel;
+pub mod error;
+pub mod event;
+pub mod id;
+pub mod listener;
+pub mod socket;
+pub mod state;
+pub mod timeouts;
+
+pub use channel::{EventChannel, GetError};
+pub use error::CmError;
+pub use event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
+pub use id::{Cm, Id, Options};
+pub use state::State;
+pub use timeouts::Timeouts;

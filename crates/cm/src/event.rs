@@ -1,0 +1,117 @@
+//! Events and connection parameters.
+
+use std::sync::Arc;
+
+use crate::Id;
+
+/// Most bytes of private data that a program gives or gets: one length octet in rdma_cm's interface.
+pub const MAX_PRIVATE_DATA: usize = 255;
+
+/// As a read depth in [`ConnParam`]: as much as the device offers.
+pub const MAX_DEPTH: u8 = 0xFF;
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    /// An address was resolved.
+    AddressResolved,
+    /// An address could not be resolved.
+    AddressError,
+    /// A route was resolved.
+    RouteResolved,
+    /// A listener has a request; the event's id is new.
+    ConnectRequest,
+    /// Connecting or accepting failed in a way that is neither of the next two.
+    ConnectError,
+    /// The peer cannot be reached, or does not answer in time.
+    Unreachable,
+    /// The peer does not want the connection: its program rejected it, nobody listens, or it hung up.
+    Rejected,
+    /// The stream runs.
+    Established,
+    /// The stream ended.
+    Disconnected,
+}
+
+/// Connection parameters as a program gives or gets them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnParam {
+    /// Inbound read depth: Reads and atomics of the peer that may be outstanding here. [`MAX_DEPTH`]: the most.
+    pub responder_resources: u8,
+    /// Outbound read depth: Reads and atomics that may be outstanding at the peer. [`MAX_DEPTH`]: the most.
+    pub initiator_depth: u8,
+    /// Told to the peer and otherwise unused, here as in every rdma_cm.
+    pub flow_control: u8,
+    /// Meaningless over TCP.
+    pub retry_count: u8,
+    /// How often a peer retries when no receive is posted here, times our RNR timer: the time a message may wait. 7: for ever.
+    pub rnr_retry_count: u8,
+    /// Whether the queue pair has a shared receive queue.
+    pub srq: bool,
+    /// Queue pair number; in events the peer's, 0 where it is not known.
+    pub qp_num: u32,
+}
+
+impl ConnParam {
+    /// What rdma_cm takes where a program gives no parameters.
+    pub const DEFAULT: Self = Self {
+        responder_resources: MAX_DEPTH,
+        initiator_depth: MAX_DEPTH,
+        flow_control: 0,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        srq: false,
+        qp_num: 0,
+    };
+
+    /// All zero, as in events that have no parameters.
+    pub(crate) const NONE: Self = Self {
+        responder_resources: 0,
+        initiator_depth: 0,
+        flow_control: 0,
+        retry_count: 0,
+        rnr_retry_count: 0,
+        srq: false,
+        qp_num: 0,
+    };
+}
+
+/// An event. It is acknowledged by [`Event::acknowledge`]; an id waits for that in [`Id::destroy`].
+#[derive(Debug)]
+pub struct Event {
+    /// The id it concerns; for [`EventKind::ConnectRequest`] the new one.
+    pub id: Arc<Id>,
+    /// The listener of a [`EventKind::ConnectRequest`].
+    pub listener: Option<Arc<Id>>,
+    /// What happened.
+    pub kind: EventKind,
+    /// 0, or a negative errno.
+    pub status: i32,
+    /// Parameters of the peer, where there are any.
+    pub param: ConnParam,
+    /// The peer program's private data, at most [`MAX_PRIVATE_DATA`] bytes.
+    pub private_data: Vec<u8>,
+}
+
+impl Event {
+    pub(crate) fn plain(id: &Arc<Id>, kind: EventKind, status: i32) -> Self {
+        Self {
+            id: Arc::clone(id),
+            listener: None,
+            kind,
+            status,
+            param: ConnParam::NONE,
+            private_data: Vec::new(),
+        }
+    }
+
+    /// The id that accounts for this event: the listener where there is one.
+    pub fn owner(&self) -> &Arc<Id> {
+        self.listener.as_ref().unwrap_or(&self.id)
+    }
+
+    /// The program is done with the event.
+    pub fn acknowledge(self) {
+        self.owner().event_acknowledged();
+    }
+}

@@ -1,0 +1,868 @@
+//! An id: one end of a connection, or a listener, as programs handle it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::io::Errno;
+use uwarp_driver::config::{Config, View};
+use uwarp_driver::{
+    Disconnect, Engine, Nic, Qp, Readiness, Rtr, Source, StreamObserver, StreamParams, Token,
+};
+use uwarp_proto::setup::{
+    self, AcceptParams, Depths, InitiatorConfig, Negotiated, PeerData, Request, ResponderPolicy, Revision,
+    SetupError,
+};
+use uwarp_wire::mpa;
+
+use crate::active::{Active, Connected, Target};
+use crate::event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
+use crate::listener::{Listener, Pending};
+use crate::state::{State, Step};
+use crate::timeouts::{STRANGER_FIRST_FPDU, Timeouts, rnr_limit};
+use crate::{CmError, EventChannel, socket};
+
+/// What ids have in common: the device, its settings, and time limits.
+pub struct Cm {
+    nic: Arc<Nic>,
+    timeouts: Timeouts,
+    next_key: AtomicU64,
+}
+
+impl Cm {
+    /// A connection manager over a device.
+    pub fn new(nic: &Arc<Nic>, timeouts: Timeouts) -> Arc<Self> {
+        Arc::new(Self { nic: Arc::clone(nic), timeouts, next_key: AtomicU64::new(1) })
+    }
+
+    /// The device.
+    pub fn nic(&self) -> &Arc<Nic> {
+        &self.nic
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        self.nic.engine()
+    }
+
+    pub(crate) fn timeouts(&self) -> &Timeouts {
+        &self.timeouts
+    }
+
+    pub(crate) fn responder_policy(&self) -> ResponderPolicy {
+        let config = Config::get();
+        ResponderPolicy {
+            max_revision: revision(config),
+            crc: config.crc,
+            markers: config.markers,
+            know_peers: config.find_uwarp_peers,
+            max_ird: self.max_depth(),
+        }
+    }
+
+    /// Greatest read depth of a queue pair, in either direction.
+    fn max_depth(&self) -> u16 {
+        // The device's limit fits into the octet that rdma_cm has for it.
+        u16::try_from(self.nic.limits().max_qp_rd_atom).unwrap_or(u16::MAX).min(u16::from(MAX_DEPTH) - 1)
+    }
+}
+
+fn revision(config: &Config) -> Revision {
+    if config.mpa_revision == 1 { Revision::One } else { Revision::Two }
+}
+
+/// Options of an id, to be set before it is bound or connects.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Type of service (IPv4) or traffic class (IPv6) of the connection.
+    pub tos: Option<u8>,
+    /// Others may bind the same address, if they say so too.
+    pub reuseaddr: bool,
+    /// An IPv6 wildcard does not take IPv4 connections. `None`: as the system is set.
+    pub afonly: Option<bool>,
+    /// Stored; TCP measures its own.
+    pub ack_timeout: Option<u8>,
+}
+
+/// One end of a connection, or a listener.
+pub struct Id {
+    key: u64,
+    cm: Arc<Cm>,
+    me: Weak<Self>,
+    /// For the owner's use.
+    cookie: AtomicUsize,
+    inner: Mutex<Inner>,
+    events: Mutex<EventCount>,
+    acknowledged: Condvar,
+}
+
+struct Inner {
+    state: State,
+    channel: Arc<EventChannel>,
+    options: Options,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    /// Bound by the program, and not yet connecting or listening.
+    bound: Option<OwnedFd>,
+    active: Option<Arc<Active>>,
+    listener: Option<Arc<Listener>>,
+    pending: Option<Pending>,
+    qp: Option<Arc<Qp>>,
+    /// What the request asked for; for an accept without parameters.
+    requested: ConnParam,
+    /// Our parameters while a connection comes into being.
+    conn_param: ConnParam,
+    /// Reported with [`EventKind::Established`].
+    outcome: (ConnParam, Vec<u8>),
+    /// Runs while the peer has yet to show itself.
+    ready_timer: Option<Token>,
+    /// Whether there ever was a connection or an attempt at one.
+    has_connected: bool,
+}
+
+#[derive(Debug, Default)]
+struct EventCount {
+    reported: u64,
+    acknowledged: u64,
+}
+
+impl Id {
+    /// A fresh id that reports to this channel.
+    pub fn new(cm: &Arc<Cm>, channel: &Arc<EventChannel>) -> Arc<Self> {
+        Self::with_state(cm, channel, State::Idle)
+    }
+
+    fn with_state(cm: &Arc<Cm>, channel: &Arc<EventChannel>, state: State) -> Arc<Self> {
+        let key = cm.next_key.fetch_add(1, Ordering::Relaxed);
+        Arc::new_cyclic(|me| Self {
+            key,
+            cm: Arc::clone(cm),
+            me: Weak::clone(me),
+            cookie: AtomicUsize::new(0),
+            inner: Mutex::new(Inner {
+                state,
+                channel: Arc::clone(channel),
+                options: Options::default(),
+                local: None,
+                peer: None,
+                bound: None,
+                active: None,
+                listener: None,
+                pending: None,
+                qp: None,
+                requested: ConnParam::NONE,
+                conn_param: ConnParam::NONE,
+                outcome: (ConnParam::NONE, Vec::new()),
+                ready_timer: None,
+                has_connected: false,
+            }),
+            events: Mutex::default(),
+            acknowledged: Condvar::new(),
+        })
+    }
+
+    /// Unique among the ids of a connection manager, never 0.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// What the owner has stored; 0 at first.
+    pub fn cookie(&self) -> usize {
+        self.cookie.load(Ordering::Acquire)
+    }
+
+    /// Stores a value for the owner.
+    pub fn set_cookie(&self, cookie: usize) {
+        self.cookie.store(cookie, Ordering::Release);
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> State {
+        self.inner.lock().state
+    }
+
+    /// The local address, as far as it is known.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        self.inner.lock().local
+    }
+
+    /// The remote address, as far as it is known.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.inner.lock().peer
+    }
+
+    /// Where its events go.
+    pub fn channel(&self) -> Arc<EventChannel> {
+        Arc::clone(&self.inner.lock().channel)
+    }
+
+    /// Its options.
+    pub fn options(&self) -> Options {
+        self.inner.lock().options
+    }
+
+    /// Sets options. They take effect on what is done afterwards; a socket that is bound keeps its own.
+    pub fn set_options(
+        &self,
+        change: impl FnOnce(State, &mut Options) -> Result<(), CmError>,
+    ) -> Result<(), CmError> {
+        let mut inner = self.inner.lock();
+        let state = inner.state;
+        change(state, &mut inner.options)
+    }
+
+    /// Binds to a local address; port 0 takes a free one, which [`Id::local_address`] then says. The port is taken from the
+    /// host's TCP ports, because that is where connections arrive.
+    pub fn bind(&self, address: SocketAddr) -> Result<(), CmError> {
+        let mut inner = self.inner.lock();
+        Self::bind_locked(&mut inner, address)
+    }
+
+    fn bind_locked(inner: &mut MutexGuard<'_, Inner>, address: SocketAddr) -> Result<(), CmError> {
+        let state = inner.after(Step::Bind)?;
+        check_scope(address)?;
+        let fd = socket::tcp(address, &inner.options)?;
+        inner.local = Some(socket::bind(&fd, address, &inner.options)?);
+        inner.bound = Some(fd);
+        inner.state = state;
+        Ok(())
+    }
+
+    /// Finds the way to `peer`. Answered by [`EventKind::AddressResolved`] or [`EventKind::AddressError`], at once.
+    ///
+    /// An id that is not bound gets the local address that the routing table gives, or `source`. Without a port in
+    /// `source` it gets one when it connects. A wildcard peer is this host.
+    pub fn resolve_address(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<(), CmError> {
+        let mut inner = self.inner.lock();
+        let state = inner.after(Step::ResolveAddress)?;
+        check_scope(peer)?;
+        let peer = socket::loopback_if_wildcard(peer);
+        if inner.state == State::Idle
+            && let Some(source) = source
+            && (source.port() != 0 || !source.ip().is_unspecified())
+        {
+            Self::bind_locked(&mut inner, source)?;
+        }
+        if inner.local.is_some_and(|local| local.is_ipv4() != peer.is_ipv4()) {
+            return Err(CmError::Invalid("local and remote address are of different families"));
+        }
+        match socket::source_for(peer) {
+            Ok(ip) => {
+                let local = inner.local.get_or_insert(SocketAddr::new(ip, 0));
+                if local.ip().is_unspecified() {
+                    local.set_ip(ip);
+                }
+                inner.peer = Some(peer);
+                inner.state = state;
+                self.report(&mut inner, EventKind::AddressResolved, 0);
+            }
+            Err(errno) => {
+                inner.state = inner.after(Step::AddressError)?;
+                self.report(&mut inner, EventKind::AddressError, -errno.raw_os_error());
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the route; over TCP there is nothing to find. Answered by [`EventKind::RouteResolved`], at once.
+    pub fn resolve_route(&self) -> Result<(), CmError> {
+        let mut inner = self.inner.lock();
+        inner.state = inner.after(Step::ResolveRoute)?;
+        self.report(&mut inner, EventKind::RouteResolved, 0);
+        Ok(())
+    }
+
+    /// Takes connection requests from now on; each comes as [`EventKind::ConnectRequest`]. An id that is not bound is
+    /// bound to the IPv4 wildcard and a free port.
+    ///
+    /// `backlog`: how many requests may wait for [`EventChannel::get`]; 0 or less: many. Connections beyond that wait in
+    /// the kernel.
+    pub fn listen(self: &Arc<Self>, backlog: i32) -> Result<(), CmError> {
+        let mut inner = self.inner.lock();
+        inner.after(Step::Listen)?;
+        if inner.state == State::Idle {
+            Self::bind_locked(&mut inner, SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))?;
+        }
+        let fd = inner.bound.take().ok_or(CmError::Invalid("not bound"))?;
+        let local = inner.local;
+        inner.state = State::Listening;
+        drop(inner);
+        let started = Listener::start(&self.cm, self, fd, Listener::backlog(backlog));
+        let mut inner = self.inner.lock();
+        match started {
+            Ok(listener) if inner.state == State::Listening => {
+                inner.listener = Some(listener);
+                Ok(())
+            }
+            Ok(listener) => {
+                drop(inner);
+                listener.cancel();
+                Err(CmError::Invalid("destroyed meanwhile"))
+            }
+            Err(errno) => {
+                // Back to where it was, on a new socket, because the old one is gone with the attempt.
+                inner.state = State::Idle;
+                if let Some(local) = local {
+                    let _ = Self::bind_locked(&mut inner, local);
+                }
+                Err(errno.into())
+            }
+        }
+    }
+
+    /// Connects the queue pair to the peer. Answered by [`EventKind::Established`], [`EventKind::Rejected`],
+    /// [`EventKind::Unreachable`] or [`EventKind::ConnectError`].
+    pub fn connect(
+        self: &Arc<Self>,
+        qp: &Arc<Qp>,
+        param: ConnParam,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        check_private_data(private_data)?;
+        let depths = self.depths(param, None)?;
+        let mut inner = self.inner.lock();
+        let state = inner.after(Step::Connect)?;
+        let peer = inner.peer.ok_or(CmError::Invalid("no remote address"))?;
+        inner.state = state;
+        // What the program bound itself is what a second attempt binds again.
+        let local = inner.bound.as_ref().and(inner.local);
+        let target = Target { local, peer, options: inner.options, private_data: private_data.to_vec() };
+        let bound = inner.bound.take();
+        inner.qp = Some(Arc::clone(qp));
+        inner.conn_param = param;
+        inner.has_connected = true;
+        drop(inner);
+
+        let config = Config::get();
+        let config = InitiatorConfig {
+            revision: revision(config),
+            crc: config.crc,
+            markers: config.markers,
+            depths,
+            max_ird: self.cm.max_depth(),
+            peer: config.find_uwarp_peers.then(|| peer_data(qp, param)),
+            peer_in_request: false,
+        };
+        match Active::start(&self.cm, self, target, config, bound) {
+            Ok(active) => {
+                let mut inner = self.inner.lock();
+                if inner.state == State::Destroyed {
+                    drop(inner);
+                    active.cancel();
+                } else {
+                    inner.active = Some(active);
+                }
+                Ok(())
+            }
+            Err(errno) => {
+                let mut inner = self.inner.lock();
+                if inner.state == State::Connecting {
+                    inner.state = State::RouteResolved;
+                    inner.qp = None;
+                }
+                Err(errno.into())
+            }
+        }
+    }
+
+    /// Accepts the request with this queue pair. Answered by [`EventKind::Established`] or [`EventKind::ConnectError`].
+    ///
+    /// `param`: `None` takes the depths that the request asks for. After an error the request is gone.
+    pub fn accept(
+        self: &Arc<Self>,
+        qp: &Arc<Qp>,
+        param: Option<ConnParam>,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        check_private_data(private_data)?;
+        let mut inner = self.inner.lock();
+        let accepting = inner.after(Step::Accept)?;
+        let param = param.unwrap_or(ConnParam { rnr_retry_count: 7, retry_count: 7, ..inner.requested });
+        let depths = self.depths(param, Some(inner.requested))?;
+        let Some(mut pending) = inner.pending.take() else { return Err(CmError::Invalid("no request")) };
+        let peer = peer_data(qp, param);
+        let negotiated = pending.responder.accept(AcceptParams { depths, peer }, private_data).map_err(
+            |error| match error {
+                SetupError::PrivateDataLimit { .. } => CmError::Invalid("too much private data"),
+                _ => CmError::Invalid("no request"),
+            },
+        )?;
+        while let Some(reply) = pending.responder.poll_transmit() {
+            if let Err(errno) = socket::send_all(&pending.fd, &reply) {
+                inner.state = State::Closed;
+                // The peer gave up before we answered, which is the usual reason.
+                let errno = if errno == Errno::PIPE { Errno::CONNRESET } else { errno };
+                return Err(errno.into());
+            }
+        }
+        inner.state = accepting;
+        inner.qp = Some(Arc::clone(qp));
+        inner.conn_param = param;
+        inner.has_connected = true;
+        inner.outcome = (agreed(&negotiated, inner.requested), Vec::new());
+        drop(inner);
+        // Without an indication to wait for, the program may go on; the stream itself holds back until the peer's
+        // first FPDU (RFC 5044 section 7.1.2 rule 4).
+        let ready = negotiated.rtr == setup::Rtr::None;
+        self.attach(qp, pending.fd, &negotiated, param).inspect_err(|_| {
+            self.inner.lock().conclude(Step::Failed);
+        })?;
+        if ready {
+            self.stream_established();
+        } else {
+            self.start_ready_timer();
+        }
+        Ok(())
+    }
+
+    /// Rejects the request.
+    pub fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
+        check_private_data(private_data)?;
+        let mut inner = self.inner.lock();
+        inner.state = inner.after(Step::Reject)?;
+        let pending = inner.pending.take();
+        drop(inner);
+        if let Some(pending) = pending {
+            answer_no(pending, private_data);
+        }
+        Ok(())
+    }
+
+    /// Ends the connection: queued work goes out as far as it can in bounded time. Answered by
+    /// [`EventKind::Disconnected`] at both ends. Where the peer was first, nothing more happens.
+    pub fn disconnect(&self) -> Result<(), CmError> {
+        let mut inner = self.inner.lock();
+        match inner.state {
+            State::Established | State::Accepting => {
+                let qp = inner.qp.clone();
+                drop(inner);
+                if let Some(qp) = qp {
+                    qp.disconnect();
+                }
+                Ok(())
+            }
+            State::Connecting => {
+                let active = inner.active.take();
+                let qp = inner.qp.clone();
+                // An attempt that is given up ends like one that fails.
+                inner.conclude(Step::Failed);
+                self.report(&mut inner, EventKind::ConnectError, -Errno::CONNABORTED.raw_os_error());
+                drop(inner);
+                if let Some(active) = active {
+                    active.cancel();
+                }
+                if let Some(qp) = qp {
+                    qp.disconnect();
+                }
+                Ok(())
+            }
+            State::Closed if inner.has_connected => Ok(()),
+            State::RequestPending => Ok(()),
+            _ => Err(CmError::Invalid("not connected")),
+        }
+    }
+
+    /// The program has destroyed the id's queue pair, which ends a connection without a call to the observer. Reported as
+    /// [`EventKind::Disconnected`], as a device in the kernel does.
+    pub fn queue_pair_destroyed(&self) {
+        self.disconnected(Disconnect::LocalClosed);
+    }
+
+    /// Makes the id report to another channel; events that it has queued move along.
+    pub fn migrate(&self, channel: &Arc<EventChannel>) -> Result<(), CmError> {
+        let mut inner = self.inner.lock();
+        if inner.state == State::Destroyed {
+            return Err(CmError::Invalid("destroyed"));
+        }
+        let old = std::mem::replace(&mut inner.channel, Arc::clone(channel));
+        for event in old.take(self.key) {
+            channel.push(event);
+        }
+        Ok(())
+    }
+
+    /// Blocks until all events that were reported for this id have been acknowledged.
+    pub fn wait_acknowledged(&self) {
+        let mut events = self.events.lock();
+        while events.acknowledged < events.reported {
+            self.acknowledged.wait(&mut events);
+        }
+    }
+
+    /// Gives the id up: a listener stops, a request is rejected, an attempt is abandoned, a connection is
+    /// disconnected. Events that were not reported yet are dropped.
+    ///
+    /// Blocks until all reported events have been acknowledged.
+    pub fn destroy(&self) {
+        let mut inner = self.inner.lock();
+        let before = inner.state;
+        let Ok(after) = inner.after(Step::Destroy) else { return };
+        inner.state = after;
+        let active = inner.active.take();
+        let listener = inner.listener.take();
+        let pending = inner.pending.take();
+        let timer = inner.ready_timer.take();
+        let qp = inner.qp.take();
+        inner.bound = None;
+        let channel = Arc::clone(&inner.channel);
+        drop(inner);
+
+        if let Some(active) = active {
+            active.cancel();
+        }
+        if let Some(listener) = listener {
+            listener.cancel();
+        }
+        if let Some(pending) = pending {
+            answer_no(pending, &[]);
+        }
+        if let Some(timer) = timer {
+            self.cm.engine().deregister(timer);
+        }
+        if let Some(qp) = qp
+            && matches!(before, State::Established | State::Accepting | State::Connecting)
+        {
+            qp.disconnect();
+        }
+        for event in channel.take(self.key) {
+            if event.kind == EventKind::ConnectRequest {
+                // Nobody will ever see this id.
+                event.id.destroy();
+            }
+        }
+        self.wait_acknowledged();
+    }
+
+    /// A connection attempt has ended.
+    pub(crate) fn connected(self: &Arc<Self>, how: Connected) {
+        let mut inner = self.inner.lock();
+        if inner.state != State::Connecting {
+            return;
+        }
+        inner.active = None;
+        match how {
+            Connected::Failed(kind, errno) => {
+                inner.conclude(Step::Failed);
+                self.report(&mut inner, kind, -errno.raw_os_error());
+            }
+            Connected::Rejected(private_data) => {
+                inner.conclude(Step::Failed);
+                let status = -Errno::CONNREFUSED.raw_os_error();
+                let mut event = Event::plain(self, EventKind::Rejected, status);
+                event.private_data = cut(private_data);
+                inner.channel.push(event);
+            }
+            Connected::Accepted(fd, mut negotiated) => {
+                let Some(qp) = inner.qp.clone() else { return };
+                let param = inner.conn_param;
+                inner.local = socket::local_address(&fd).ok().or(inner.local);
+                let private_data = cut(std::mem::take(&mut negotiated.private_data));
+                inner.outcome = (agreed(&negotiated, self.unknown_depths()), private_data);
+                drop(inner);
+                match self.attach(&qp, fd, &negotiated, param) {
+                    Ok(()) => self.start_ready_timer(),
+                    Err(error) => {
+                        tracing::warn!("the queue pair does not take the connection: {error}");
+                        let mut inner = self.inner.lock();
+                        if inner.conclude(Step::Failed) {
+                            self.report(&mut inner, EventKind::ConnectError, -error.errno());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A listener's request is whole.
+    pub(crate) fn requested(self: &Arc<Self>, pending: Pending, request: Request) {
+        let inner = self.inner.lock();
+        if inner.state != State::Listening {
+            drop(inner);
+            return answer_no(pending, &[]);
+        }
+        let mut param = self.unknown_depths();
+        if let Some(enhanced) = request.enhanced {
+            if enhanced.ord != mpa::NO_AUTO {
+                param.responder_resources = octet(enhanced.ord);
+            }
+            if enhanced.ird != mpa::NO_AUTO {
+                param.initiator_depth = octet(enhanced.ird);
+            }
+        }
+        if let Some(peer) = request.peer {
+            param.rnr_retry_count = peer.rnr_retry;
+            param.qp_num = peer.qpn;
+        }
+        let id = Self::with_state(&self.cm, &inner.channel, State::RequestPending);
+        {
+            let mut new = id.inner.lock();
+            new.local = socket::local_address(&pending.fd).ok();
+            new.peer = socket::peer_address(&pending.fd).ok();
+            new.options = inner.options;
+            new.requested = param;
+            new.pending = Some(pending);
+        }
+        inner.channel.push(Event {
+            id,
+            listener: Some(Arc::clone(self)),
+            kind: EventKind::ConnectRequest,
+            status: 0,
+            param,
+            private_data: cut(request.private_data),
+        });
+    }
+
+    pub(crate) fn request_delivered(&self) {
+        let listener = self.inner.lock().listener.clone();
+        if let Some(listener) = listener {
+            listener.request_delivered();
+        }
+    }
+
+    pub(crate) fn event_reported(&self) {
+        self.events.lock().reported += 1;
+    }
+
+    pub(crate) fn event_acknowledged(&self) {
+        let mut events = self.events.lock();
+        events.acknowledged += 1;
+        if events.acknowledged >= events.reported {
+            self.acknowledged.notify_all();
+        }
+    }
+
+    fn report(&self, inner: &mut MutexGuard<'_, Inner>, kind: EventKind, status: i32) {
+        if let Some(me) = self.me.upgrade() {
+            inner.channel.push(Event::plain(&me, kind, status));
+        }
+    }
+
+    /// Depths for negotiation, from the program's numbers (rdma_connect(3), rdma_accept(3)).
+    fn depths(&self, param: ConnParam, requested: Option<ConnParam>) -> Result<Depths, CmError> {
+        let max = self.cm.max_depth();
+        let depth = |given: u8, asked: Option<u8>| match given {
+            MAX_DEPTH => Ok(asked.map_or(max, |asked| u16::from(asked).min(max))),
+            given if u16::from(given) > max => Err(CmError::Invalid("read depth above the device's")),
+            given => Ok(u16::from(given)),
+        };
+        Ok(Depths::negotiated(
+            depth(param.responder_resources, requested.map(|asked| asked.responder_resources))?,
+            depth(param.initiator_depth, requested.map(|asked| asked.initiator_depth))?,
+        ))
+    }
+
+    /// What is reported of a peer that does not say its depths: our own limits, so that programs which mirror them get
+    /// working numbers.
+    fn unknown_depths(&self) -> ConnParam {
+        let max = octet(self.cm.max_depth());
+        ConnParam { responder_resources: max, initiator_depth: max, ..ConnParam::NONE }
+    }
+
+    fn attach(
+        self: &Arc<Self>,
+        qp: &Arc<Qp>,
+        fd: OwnedFd,
+        negotiated: &Negotiated,
+        param: ConnParam,
+    ) -> Result<(), CmError> {
+        let stranger_client = negotiated.initiator && !negotiated.peer_is_uwarp;
+        let params = StreamParams {
+            initiator: negotiated.initiator,
+            crc: negotiated.crc,
+            send_markers: negotiated.send_markers,
+            receive_markers: negotiated.receive_markers,
+            ird: negotiated.ird,
+            ord: negotiated.ord,
+            peer_is_uwarp: negotiated.peer_is_uwarp,
+            emss: 0,
+            rtr: match negotiated.rtr {
+                setup::Rtr::None => Rtr::None,
+                setup::Rtr::SendWrite => Rtr::SendWrite,
+                setup::Rtr::SendRead => Rtr::SendRead,
+                setup::Rtr::Expect => Rtr::Expect,
+            },
+            wait_first_fpdu: !negotiated.initiator,
+            first_fpdu_delay: if stranger_client { STRANGER_FIRST_FPDU } else { Duration::ZERO },
+            rnr_timeout: rnr_limit(param.rnr_retry_count, qp.query().min_rnr_timer),
+            placement_acks: negotiated.peer_is_uwarp && placement_acks(),
+            strict: false,
+        };
+        tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");
+        qp.attach(fd, params, Arc::clone(self) as Arc<dyn StreamObserver>)?;
+        // The program may have given up while no lock was held; then nobody else ends the stream.
+        if !matches!(self.state(), State::Connecting | State::Accepting | State::Established) {
+            qp.disconnect();
+        }
+        Ok(())
+    }
+
+    /// The peer has bounded time to show itself.
+    fn start_ready_timer(self: &Arc<Self>) {
+        let engine = self.cm.engine();
+        let token = engine.new_token(Arc::clone(self) as Arc<dyn Source>);
+        engine.set_timer(token, Some(Instant::now() + self.cm.timeouts.ready));
+        let mut inner = self.inner.lock();
+        if matches!(inner.state, State::Connecting | State::Accepting) {
+            inner.ready_timer = Some(token);
+        } else {
+            drop(inner);
+            engine.deregister(token);
+        }
+    }
+
+    fn stream_established(&self) {
+        let mut inner = self.inner.lock();
+        let Ok(established) = inner.after(Step::Established) else { return };
+        inner.state = established;
+        let timer = inner.ready_timer.take();
+        if let Some(me) = self.me.upgrade() {
+            let (param, private_data) = std::mem::replace(&mut inner.outcome, (ConnParam::NONE, Vec::new()));
+            let mut event = Event::plain(&me, EventKind::Established, 0);
+            event.param = param;
+            event.private_data = private_data;
+            inner.channel.push(event);
+        }
+        drop(inner);
+        if let Some(timer) = timer {
+            self.cm.engine().deregister(timer);
+        }
+    }
+}
+
+impl std::fmt::Debug for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Id").field("key", &self.key).field("state", &self.state()).finish_non_exhaustive()
+    }
+}
+
+impl StreamObserver for Id {
+    fn established(&self) {
+        self.stream_established();
+    }
+
+    fn disconnected(&self, why: Disconnect) {
+        tracing::debug!(id = self.key, ?why, "stream ended");
+        let mut inner = self.inner.lock();
+        if inner.conclude(Step::Disconnected) {
+            self.report(&mut inner, EventKind::Disconnected, 0);
+        } else if inner.conclude(Step::Failed) {
+            self.report(&mut inner, EventKind::ConnectError, -Errno::CONNRESET.raw_os_error());
+        }
+        let timer = inner.ready_timer.take();
+        drop(inner);
+        if let Some(timer) = timer {
+            self.cm.engine().deregister(timer);
+        }
+    }
+}
+
+/// The timer for a peer that has yet to show itself.
+impl Source for Id {
+    fn ready(&self, _: Readiness) {}
+
+    fn timeout(&self) {
+        let mut inner = self.inner.lock();
+        let Some(timer) = inner.ready_timer.take() else { return };
+        let qp = inner.qp.clone();
+        if inner.conclude(Step::Failed) {
+            self.report(&mut inner, EventKind::Unreachable, -Errno::TIMEDOUT.raw_os_error());
+        }
+        drop(inner);
+        self.cm.engine().deregister(timer);
+        if let Some(qp) = qp {
+            qp.disconnect();
+        }
+    }
+}
+
+impl Inner {
+    fn after(&self, step: Step) -> Result<State, CmError> {
+        self.state.next(step).ok_or(CmError::Invalid("not allowed in the id's state"))
+    }
+
+    /// Takes a step towards [`State::Closed`] if it is one here; the queue pair is then the program's alone again.
+    fn conclude(&mut self, step: Step) -> bool {
+        let Some(state) = self.state.next(step) else { return false };
+        self.state = state;
+        self.qp = None;
+        true
+    }
+}
+
+/// A link-local address means nothing without its interface.
+fn check_scope(address: SocketAddr) -> Result<(), CmError> {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
+            Err(CmError::Invalid("link-local address without a scope id"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_private_data(private_data: &[u8]) -> Result<(), CmError> {
+    if private_data.len() > MAX_PRIVATE_DATA {
+        return Err(CmError::Invalid("too much private data"));
+    }
+    Ok(())
+}
+
+/// As much of a peer's private data as a program can be told of. MPA allows 512 bytes, rdma_cm has an octet for the
+/// length.
+fn cut(mut private_data: Vec<u8>) -> Vec<u8> {
+    if private_data.len() > MAX_PRIVATE_DATA {
+        tracing::warn!(
+            "{} bytes of private data received, the program gets {MAX_PRIVATE_DATA}",
+            private_data.len()
+        );
+        private_data.truncate(MAX_PRIVATE_DATA);
+    }
+    private_data
+}
+
+/// What an established connection offers, as the program is told.
+fn agreed(negotiated: &Negotiated, unknown: ConnParam) -> ConnParam {
+    let mut param = unknown;
+    if negotiated.peer_enhanced.is_some() {
+        param.responder_resources = octet(negotiated.ird);
+        param.initiator_depth = octet(negotiated.ord);
+    }
+    if let Some(peer) = negotiated.peer {
+        param.rnr_retry_count = peer.rnr_retry;
+        param.qp_num = peer.qpn;
+    }
+    param
+}
+
+fn octet(depth: u16) -> u8 {
+    u8::try_from(depth).unwrap_or(u8::MAX)
+}
+
+/// What a uwarp peer is told of us.
+fn peer_data(qp: &Qp, param: ConnParam) -> PeerData {
+    PeerData {
+        placement_acks: placement_acks(),
+        rnr_retry: param.rnr_retry_count.min(7),
+        min_rnr_timer: qp.query().min_rnr_timer,
+        qpn: qp.qpn(),
+        ..PeerData::new()
+    }
+}
+
+/// Whether sends are to complete only when the peer has placed them: programs of the InfiniBand views rely on it.
+fn placement_acks() -> bool {
+    Config::get().view != View::Iwarp
+}
+
+fn answer_no(mut pending: Pending, private_data: &[u8]) {
+    if pending.responder.reject(private_data).is_err() {
+        return;
+    }
+    while let Some(reply) = pending.responder.poll_transmit() {
+        if socket::send_all(&pending.fd, &reply).is_err() {
+            return;
+        }
+    }
+    socket::finish(&pending.fd);
+}

@@ -1,0 +1,153 @@
+//! The system calls of connection set-up, and what the routing table says.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, SocketFlags, SocketType, ipproto,
+    sockopt::{
+        set_ip_tos, set_ipv6_tclass, set_ipv6_v6only, set_socket_linger, set_socket_reuseaddr,
+        set_tcp_nodelay, socket_error,
+    },
+};
+
+use crate::id::Options;
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// A TCP socket with these options, not bound.
+pub fn tcp(address: SocketAddr, options: &Options) -> Result<OwnedFd, Errno> {
+    let fd = net::socket_with(family(address), SocketType::STREAM, FLAGS, Some(ipproto::TCP))?;
+    set_tcp_nodelay(&fd, true)?;
+    if let Some(tos) = options.tos {
+        if address.is_ipv4() { set_ip_tos(&fd, tos)? } else { set_ipv6_tclass(&fd, u32::from(tos))? }
+    }
+    Ok(fd)
+}
+
+/// Binds so that nobody else can bind the same, in this process or another, and returns the address with its port.
+///
+/// Connections of an earlier run in TIME_WAIT are in the way of a plain bind, and `SO_REUSEADDR` would let two programs
+/// that do not listen yet share a port. So it is tried without first; with `SO_REUSEADDR` a bind succeeds only
+/// beside sockets that have it too: those that came from a listener, which gets it in [`listen`] (and those of
+/// programs that share ports on purpose; a program that does not may then get in beside them until one listens).
+pub fn bind(fd: &OwnedFd, address: SocketAddr, options: &Options) -> Result<SocketAddr, Errno> {
+    if let Some(only) = options.afonly.filter(|_| address.is_ipv6()) {
+        set_ipv6_v6only(fd, only)?;
+    }
+    set_socket_reuseaddr(fd, options.reuseaddr)?;
+    match net::bind(fd, &address) {
+        Err(Errno::ADDRINUSE) if !options.reuseaddr => {
+            set_socket_reuseaddr(fd, true)?;
+            let again = net::bind(fd, &address);
+            set_socket_reuseaddr(fd, false)?;
+            again?;
+        }
+        other => other?,
+    }
+    local_address(fd)
+}
+
+/// Starts to listen.
+pub fn listen(fd: &OwnedFd, backlog: usize) -> Result<(), Errno> {
+    set_socket_reuseaddr(fd, true)?;
+    net::listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))
+}
+
+/// Starts to connect; `Ok(())` also when that takes time.
+pub fn connect(fd: &OwnedFd, peer: SocketAddr) -> Result<(), Errno> {
+    match net::connect(fd, &peer) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// How far a connection that was started has come: `Ok(true)` connected, `Ok(false)` not yet.
+pub fn connect_progress(fd: &OwnedFd) -> Result<bool, Errno> {
+    socket_error(fd)??;
+    match net::getpeername(fd) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOTCONN) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// A connection from a listener, ready for set-up. `AGAIN`: none is waiting.
+pub fn accept(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let fd = net::accept_with(fd, FLAGS)?;
+    set_tcp_nodelay(&fd, true)?;
+    Ok(fd)
+}
+
+/// Sends a whole frame. Set-up frames are far smaller than any socket buffer, so a frame that does not fit finds a
+/// connection that is of no use.
+pub fn send_all(fd: &OwnedFd, frame: &[u8]) -> Result<(), Errno> {
+    loop {
+        match net::send(fd, frame, net::SendFlags::NOSIGNAL) {
+            Ok(sent) if sent == frame.len() => return Ok(()),
+            Ok(_) | Err(Errno::AGAIN) => return Err(Errno::NOBUFS),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Reads what is there, at most the buffer. `Ok(0)`: the peer closed. `AGAIN`: nothing yet.
+pub fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    loop {
+        match net::recv(fd, &mut *buffer, net::RecvFlags::empty()) {
+            Ok((_, received)) => return Ok(received),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Says that no more comes, so that the peer reads what was sent and then an end of file.
+pub fn finish(fd: &OwnedFd) {
+    let _ = net::shutdown(fd, net::Shutdown::Write);
+}
+
+/// Makes the coming close forget the connection at once, so that its local port can be used again.
+pub fn abandon(fd: &OwnedFd) {
+    let _ = set_socket_linger(fd, Some(std::time::Duration::ZERO));
+}
+
+/// The local address.
+pub fn local_address(fd: impl AsFd) -> Result<SocketAddr, Errno> {
+    SocketAddr::try_from(net::getsockname(fd)?).map_err(|_| Errno::AFNOSUPPORT)
+}
+
+/// The peer's address.
+pub fn peer_address(fd: impl AsFd) -> Result<SocketAddr, Errno> {
+    let address = net::getpeername(fd)?.ok_or(Errno::NOTCONN)?;
+    SocketAddr::try_from(address).map_err(|_| Errno::AFNOSUPPORT)
+}
+
+/// The address from which this host would talk to `peer`. Sends nothing.
+pub fn source_for(peer: SocketAddr) -> Result<IpAddr, Errno> {
+    let fd = net::socket_with(family(peer), SocketType::DGRAM, FLAGS, None)?;
+    // Port 0 has no route on some systems; any other will do.
+    let mut probe = peer;
+    if probe.port() == 0 {
+        probe.set_port(9);
+    }
+    net::connect(&fd, &probe)?;
+    Ok(local_address(&fd)?.ip())
+}
+
+/// The peer that is meant by a wildcard address: this host.
+pub fn loopback_if_wildcard(mut peer: SocketAddr) -> SocketAddr {
+    if peer.ip().is_unspecified() {
+        peer.set_ip(match peer {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        });
+    }
+    peer
+}
+
+fn family(address: SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}

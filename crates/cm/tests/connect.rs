@@ -1,0 +1,653 @@
+//! The connection manager over real sockets and queue pairs of this process.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use uwarp_cm::listener::MAX_HALF_OPEN;
+use uwarp_cm::{Cm, CmError, ConnParam, Event, EventChannel, EventKind, GetError, Id, State, Timeouts};
+use uwarp_driver::{Nic, Qp};
+use uwarp_rnic::qp::{QpCaps, QpInit};
+use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
+use uwarp_wire::mpa::{FLAG_C, FLAG_S, FLAG_UWARP_A, KEY_REP, KEY_REQ};
+
+/// Longest a test waits for what has to come; reached only when it fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Ignore;
+
+impl AsyncSink for Ignore {
+    fn async_event(&self, _: AsyncEvent) {}
+}
+
+fn cm(timeouts: Timeouts) -> Arc<Cm> {
+    Cm::new(&Nic::open().unwrap(), timeouts)
+}
+
+fn quick() -> Timeouts {
+    let short = Duration::from_millis(150);
+    Timeouts { reply: short, request: short, ready: short, ..Timeouts::default() }
+}
+
+fn qp() -> Arc<Qp> {
+    let nic = Nic::open().unwrap();
+    let sink: Arc<dyn AsyncSink> = Arc::new(Ignore);
+    let cq = Cq::new(64, 0, None, Arc::clone(&sink));
+    let caps =
+        QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
+    let init = QpInit {
+        pd: Pd::new(),
+        send_cq: Arc::clone(&cq),
+        recv_cq: cq,
+        caps,
+        sq_sig_all: true,
+        cookie: 0,
+        async_sink: sink,
+    };
+    Qp::create(&nic, init).unwrap()
+}
+
+fn channel() -> Arc<EventChannel> {
+    EventChannel::new(&Nic::open().unwrap()).unwrap()
+}
+
+/// The next event, or a failure after a long while.
+fn next(channel: &EventChannel) -> Event {
+    // SAFETY: the channel outlives the borrow.
+    let fd = unsafe { BorrowedFd::borrow_raw(channel.fd()) };
+    let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let ready = rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).unwrap();
+    assert_eq!(ready, 1, "no event came");
+    channel.get().unwrap()
+}
+
+fn expect(channel: &EventChannel, kind: EventKind) -> Event {
+    let event = next(channel);
+    assert_eq!(event.kind, kind, "{event:?}");
+    event
+}
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+fn listening(cm: &Arc<Cm>, channel: &Arc<EventChannel>, address: SocketAddr, backlog: i32) -> Arc<Id> {
+    let id = Id::new(cm, channel);
+    id.bind(address).unwrap();
+    id.listen(backlog).unwrap();
+    id
+}
+
+/// An id that is ready to connect.
+fn resolved(cm: &Arc<Cm>, channel: &Arc<EventChannel>, peer: SocketAddr) -> Arc<Id> {
+    let id = Id::new(cm, channel);
+    id.resolve_address(None, peer).unwrap();
+    expect(channel, EventKind::AddressResolved).acknowledge();
+    id.resolve_route().unwrap();
+    expect(channel, EventKind::RouteResolved).acknowledge();
+    id
+}
+
+fn meet_at(address: SocketAddr) {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, address, 0);
+    let at = listener.local_address().unwrap();
+    assert_ne!(at.port(), 0, "a port is there as soon as it is bound");
+
+    let active = resolved(&cm, &client, at);
+    let active_qp = qp();
+    let param =
+        ConnParam { responder_resources: 3, initiator_depth: 5, rnr_retry_count: 2, ..ConnParam::DEFAULT };
+    active.connect(&active_qp, param, b"question").unwrap();
+
+    let request = expect(&server, EventKind::ConnectRequest);
+    assert_eq!(request.private_data, b"question");
+    assert_eq!((request.param.responder_resources, request.param.initiator_depth), (5, 3));
+    let passive = Arc::clone(&request.id);
+    assert_eq!(passive.local_address(), Some(at));
+    assert!(Arc::ptr_eq(request.owner(), &listener));
+    request.acknowledge();
+    let passive_qp = qp();
+    passive.accept(&passive_qp, None, b"answer").unwrap();
+
+    let established = expect(&client, EventKind::Established);
+    assert_eq!((established.status, established.private_data.as_slice()), (0, b"answer".as_slice()));
+    assert_eq!((established.param.responder_resources, established.param.initiator_depth), (3, 5));
+    assert_eq!(established.param.qp_num, passive_qp.qpn(), "uwarp ends tell each other");
+    established.acknowledge();
+    let established = expect(&server, EventKind::Established);
+    assert!(Arc::ptr_eq(&established.id, &passive));
+    established.acknowledge();
+    assert_eq!(active.peer_address(), passive.local_address());
+    assert_eq!(active.local_address(), passive.peer_address());
+    assert_eq!((active_qp.query().max_rd_atomic, active_qp.query().max_dest_rd_atomic), (5, 3));
+    assert_eq!((passive_qp.query().max_rd_atomic, passive_qp.query().max_dest_rd_atomic), (3, 5));
+
+    active.disconnect().unwrap();
+    expect(&client, EventKind::Disconnected).acknowledge();
+    expect(&server, EventKind::Disconnected).acknowledge();
+    passive.disconnect().unwrap();
+    assert_eq!((active.state(), passive.state()), (State::Closed, State::Closed));
+    active.destroy();
+    passive.destroy();
+    listener.destroy();
+    assert!(server.is_empty() && client.is_empty());
+}
+
+#[test]
+fn ends_meet_over_ipv4() {
+    meet_at(local(0));
+}
+
+#[test]
+fn ends_meet_over_ipv6() {
+    meet_at("[::1]:0".parse().unwrap());
+}
+
+#[test]
+fn wildcards_take_both_families_unless_told_otherwise() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let both = Id::new(&cm, &server);
+    both.set_options(|_, options| {
+        options.afonly = Some(false);
+        Ok(())
+    })
+    .unwrap();
+    both.bind("[::]:0".parse().unwrap()).unwrap();
+    both.listen(1).unwrap();
+    let port = both.local_address().unwrap().port();
+    let active = resolved(&cm, &client, local(port));
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+
+    let only = Id::new(&cm, &server);
+    only.set_options(|_, options| {
+        options.afonly = Some(true);
+        Ok(())
+    })
+    .unwrap();
+    only.bind("[::]:0".parse().unwrap()).unwrap();
+    only.listen(1).unwrap();
+    let refused = resolved(&cm, &client, local(only.local_address().unwrap().port()));
+    refused.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    expect(&client, EventKind::Rejected).acknowledge();
+    for id in [both, only, active, passive, refused] {
+        id.destroy();
+    }
+}
+
+#[test]
+fn rejections_carry_private_data() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 0);
+    let active = resolved(&cm, &client, listener.local_address().unwrap());
+    active.connect(&qp(), ConnParam::DEFAULT, &[9; 255]).unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    assert_eq!(request.private_data, [9; 255]);
+    request.id.reject(b"go away").unwrap();
+    request.acknowledge();
+    let rejected = expect(&client, EventKind::Rejected);
+    assert_eq!(rejected.private_data, b"go away");
+    assert_eq!(rejected.status, -rustix::io::Errno::CONNREFUSED.raw_os_error());
+    rejected.acknowledge();
+    assert_eq!(active.state(), State::Closed);
+    assert_eq!(
+        active.connect(&qp(), ConnParam::DEFAULT, b""),
+        Err(CmError::Invalid("not allowed in the id's state"))
+    );
+}
+
+#[test]
+fn refused_connections_are_an_event() {
+    let cm = cm(Timeouts::default());
+    let client = channel();
+    let closed = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
+    let active = resolved(&cm, &client, closed);
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    let rejected = expect(&client, EventKind::Rejected);
+    assert_eq!(rejected.status, -rustix::io::Errno::CONNREFUSED.raw_os_error());
+    rejected.acknowledge();
+    active.disconnect().unwrap();
+    active.destroy();
+}
+
+#[test]
+fn a_port_has_one_owner_and_survives_its_connections() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let in_use = CmError::System(rustix::io::Errno::ADDRINUSE);
+    let bound = Id::new(&cm, &server);
+    bound.bind(local(0)).unwrap();
+    let at = bound.local_address().unwrap();
+    assert_eq!(Id::new(&cm, &server).bind(at), Err(in_use), "bound by another id, which does not listen");
+    assert_eq!(Id::new(&cm, &server).bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, at.port()))), Err(in_use));
+    assert!(TcpListener::bind(at).is_err(), "an ordinary program cannot have it either");
+    bound.listen(0).unwrap();
+    assert_eq!(Id::new(&cm, &server).bind(at), Err(in_use));
+
+    let active = resolved(&cm, &client, at);
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    passive.accept(&qp(), None, b"").unwrap();
+    expect(&client, EventKind::Established).acknowledge();
+    expect(&server, EventKind::Established).acknowledge();
+    // The server ends it, so TIME_WAIT is on its side.
+    passive.disconnect().unwrap();
+    expect(&server, EventKind::Disconnected).acknowledge();
+    expect(&client, EventKind::Disconnected).acknowledge();
+    for id in [bound, active, passive] {
+        id.destroy();
+    }
+    Id::new(&cm, &server).bind(at).unwrap();
+}
+
+#[test]
+fn shared_ports_are_shared_by_those_who_say_so() {
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let share = || {
+        let id = Id::new(&cm, &server);
+        id.set_options(|_, options| {
+            options.reuseaddr = true;
+            Ok(())
+        })
+        .unwrap();
+        id
+    };
+    let first = share();
+    first.bind(local(0)).unwrap();
+    let at = first.local_address().unwrap();
+    let second = share();
+    second.bind(at).unwrap();
+    first.listen(0).unwrap();
+    assert!(second.listen(0).is_err(), "only one of them listens");
+}
+
+#[test]
+fn calls_out_of_order_are_refused() {
+    let cm = cm(Timeouts::default());
+    let channel = channel();
+    let id = Id::new(&cm, &channel);
+    let out_of_order = Err(CmError::Invalid("not allowed in the id's state"));
+    assert_eq!(id.resolve_route(), out_of_order);
+    assert_eq!(id.connect(&qp(), ConnParam::DEFAULT, b""), out_of_order);
+    assert_eq!(id.accept(&qp(), None, b""), out_of_order);
+    assert_eq!(id.reject(b""), out_of_order);
+    assert!(id.disconnect().is_err());
+    id.bind(local(0)).unwrap();
+    assert_eq!(id.bind(local(0)), out_of_order);
+    assert!(id.resolve_address(None, "[::1]:1".parse().unwrap()).is_err(), "families differ");
+    assert!(id.bind("[fe80::1]:0".parse().unwrap()).is_err());
+    id.listen(0).unwrap();
+    assert_eq!(id.listen(0), out_of_order);
+    assert!(id.disconnect().is_err());
+    id.destroy();
+    assert_eq!(id.state(), State::Destroyed);
+
+    let deep = resolved(&cm, &channel, local(1));
+    let param = ConnParam { initiator_depth: 129, ..ConnParam::DEFAULT };
+    assert!(deep.connect(&qp(), param, b"").is_err());
+    assert_eq!(deep.state(), State::RouteResolved);
+}
+
+#[test]
+fn address_without_route_is_an_event() {
+    let cm = cm(Timeouts::default());
+    let channel = channel();
+    let id = Id::new(&cm, &channel);
+    // Class E: no route leads there.
+    id.resolve_address(None, "255.255.255.255:7".parse().unwrap()).unwrap();
+    let event = expect(&channel, EventKind::AddressError);
+    assert!(event.status < 0);
+    event.acknowledge();
+    assert_eq!(id.state(), State::Bound);
+    id.resolve_address(None, local(7)).unwrap();
+    expect(&channel, EventKind::AddressResolved).acknowledge();
+}
+
+#[test]
+fn a_wildcard_peer_is_this_host() {
+    let cm = cm(Timeouts::default());
+    let channel = channel();
+    let id = Id::new(&cm, &channel);
+    id.resolve_address(None, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7))).unwrap();
+    expect(&channel, EventKind::AddressResolved).acknowledge();
+    assert_eq!(id.peer_address(), Some(local(7)));
+    assert_eq!(id.local_address().map(|a| a.ip()), Some(local(7).ip()));
+}
+
+#[test]
+fn a_peer_that_says_nothing_is_unreachable() {
+    let cm = cm(quick());
+    let client = channel();
+    let silent = TcpListener::bind(local(0)).unwrap();
+    let active = resolved(&cm, &client, silent.local_addr().unwrap());
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    let event = expect(&client, EventKind::Unreachable);
+    assert_eq!(event.status, -rustix::io::Errno::TIMEDOUT.raw_os_error());
+    event.acknowledge();
+}
+
+#[test]
+fn a_peer_that_never_shows_itself_does_not_hold_an_accepted_request() {
+    let cm = cm(quick());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+    stranger.write_all(&KEY_REQ).unwrap();
+    stranger.write_all(&[FLAG_S | FLAG_C, 2, 0, 4, 0x80, 1, 0xC0, 1]).unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    passive.accept(&qp(), None, b"").unwrap();
+    let event = expect(&server, EventKind::Unreachable);
+    assert_eq!(event.status, -rustix::io::Errno::TIMEDOUT.raw_os_error());
+    event.acknowledge();
+    passive.destroy();
+}
+
+#[test]
+fn strangers_without_enhanced_set_up_are_established_when_accepted() {
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+    stranger.write_all(&KEY_REQ).unwrap();
+    stranger.write_all(&[0, 1, 0, 2, b'h', b'i']).unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    assert_eq!(request.private_data, b"hi");
+    assert_eq!((request.param.responder_resources, request.param.initiator_depth), (128, 128));
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    passive.accept(&qp(), None, b"yes").unwrap();
+    expect(&server, EventKind::Established).acknowledge();
+    let mut reply = [0; 23];
+    stranger.read_exact(&mut reply).unwrap();
+    assert_eq!(
+        (&reply[..16], &reply[16..]),
+        (KEY_REP.as_slice(), [FLAG_C, 1, 0, 3, b'y', b'e', b's'].as_slice())
+    );
+    drop(stranger);
+    expect(&server, EventKind::Disconnected).acknowledge();
+}
+
+#[test]
+fn older_peers_are_asked_again_on_new_connections() {
+    let cm = cm(Timeouts::default());
+    let client = channel();
+    let old = TcpListener::bind(local(0)).unwrap();
+    let active = resolved(&cm, &client, old.local_addr().unwrap());
+    active.connect(&qp(), ConnParam::DEFAULT, b"hi").unwrap();
+    let mut asked = Vec::new();
+    loop {
+        let (mut stream, _) = old.accept().unwrap();
+        let mut fixed = [0; 20];
+        stream.read_exact(&mut fixed).unwrap();
+        let mut data = vec![0; usize::from(fixed[19])];
+        stream.read_exact(&mut data).unwrap();
+        asked.push((fixed[16], fixed[17], data));
+        if fixed[17] == 1 {
+            stream.write_all(&KEY_REP).unwrap();
+            stream.write_all(&[0, 1, 0, 1, b'!']).unwrap();
+            let event = expect(&client, EventKind::Established);
+            assert_eq!(event.private_data, b"!");
+            event.acknowledge();
+            break;
+        }
+    }
+    let enhanced = vec![0x80, 128, 0xC0, 128, b'h', b'i'];
+    assert_eq!(
+        asked,
+        [
+            (FLAG_C | FLAG_S | FLAG_UWARP_A, 2, enhanced.clone()),
+            (FLAG_C | FLAG_S, 2, enhanced),
+            (FLAG_C, 1, b"hi".to_vec()),
+        ]
+    );
+}
+
+#[test]
+fn a_peer_that_always_hangs_up_has_rejected() {
+    let cm = cm(Timeouts::default());
+    let client = channel();
+    let rude = TcpListener::bind(local(0)).unwrap();
+    let active = resolved(&cm, &client, rude.local_addr().unwrap());
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    for _ in 0..3 {
+        drop(rude.accept().unwrap());
+    }
+    let event = expect(&client, EventKind::Rejected);
+    assert_eq!(event.status, -rustix::io::Errno::CONNRESET.raw_os_error());
+    event.acknowledge();
+}
+
+#[test]
+fn garbage_for_a_reply_is_an_error() {
+    let cm = cm(Timeouts::default());
+    let client = channel();
+    let web = TcpListener::bind(local(0)).unwrap();
+    let active = resolved(&cm, &client, web.local_addr().unwrap());
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    let (mut stream, _) = web.accept().unwrap();
+    stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+    let event = expect(&client, EventKind::ConnectError);
+    assert_eq!(event.status, -rustix::io::Errno::PROTO.raw_os_error());
+    event.acknowledge();
+}
+
+#[test]
+fn a_responder_that_wants_too_much_is_told_with_a_terminate() {
+    let cm = cm(Timeouts::default());
+    let client = channel();
+    let greedy = TcpListener::bind(local(0)).unwrap();
+    let active = resolved(&cm, &client, greedy.local_addr().unwrap());
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    let (mut stream, _) = greedy.accept().unwrap();
+    let mut request = [0; 24];
+    stream.read_exact(&mut request).unwrap();
+    stream.write_all(&KEY_REP).unwrap();
+    stream.write_all(&[FLAG_S, 2, 0, 4, 0x80, 1, 0xBF, 0xFE]).unwrap();
+    let mut terminate = Vec::new();
+    stream.read_to_end(&mut terminate).unwrap();
+    assert_eq!(terminate[..4], [0, 0x16, 0x41, 0x47]);
+    assert_eq!(terminate[20..24], [0x20, 6, 0, 0]);
+    let event = expect(&client, EventKind::ConnectError);
+    assert_eq!(event.status, -rustix::io::Errno::NOMEM.raw_os_error());
+    event.acknowledge();
+}
+
+#[test]
+fn half_open_connections_end_after_their_time() {
+    let cm = cm(quick());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let mut silent = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
+    assert!(server.is_empty());
+}
+
+#[test]
+fn strangers_that_do_not_speak_mpa_are_turned_away_at_once() {
+    let cm = cm(Timeouts { request: PATIENCE * 10, ..Timeouts::default() });
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let mut web = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+    web.set_read_timeout(Some(PATIENCE)).unwrap();
+    web.write_all(b"GET /").unwrap();
+    // An end of file or a reset, depending on what the kernel still held.
+    assert!(matches!(web.read(&mut [0; 1]), Ok(0) | Err(_)));
+    assert!(server.is_empty());
+}
+
+#[test]
+fn a_flood_of_half_open_connections_does_not_keep_honest_peers_out() {
+    let cm = cm(Timeouts { request: PATIENCE * 10, ..Timeouts::default() });
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 4);
+    let at = listener.local_address().unwrap();
+    let flood: Vec<TcpStream> = (0..MAX_HALF_OPEN + 40).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let active = resolved(&cm, &client, at);
+    active.connect(&qp(), ConnParam::DEFAULT, b"honest").unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    assert_eq!(request.private_data, b"honest");
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    let mut oldest = flood.into_iter().next().unwrap();
+    oldest.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(oldest.read(&mut [0; 1]).unwrap(), 0, "the oldest has gone");
+    passive.destroy();
+    expect(&client, EventKind::Rejected).acknowledge();
+}
+
+#[test]
+fn requests_beyond_the_backlog_wait_and_are_not_lost() {
+    const CLIENTS: usize = 12;
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 2);
+    let at = listener.local_address().unwrap();
+    let actives: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let active = resolved(&cm, &client, at);
+            active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+            active
+        })
+        .collect();
+    let mut passives = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut event = next(&server);
+        while event.kind == EventKind::Established {
+            event.acknowledge();
+            event = next(&server);
+        }
+        assert_eq!(event.kind, EventKind::ConnectRequest);
+        let passive = Arc::clone(&event.id);
+        event.acknowledge();
+        let qp = qp();
+        passive.accept(&qp, None, b"").unwrap();
+        passives.push((passive, qp));
+    }
+    for _ in 0..CLIENTS {
+        expect(&client, EventKind::Established).acknowledge();
+    }
+    for active in actives {
+        active.destroy();
+    }
+}
+
+#[test]
+fn destroying_a_listener_rejects_what_nobody_has_seen() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 0);
+    let active = resolved(&cm, &client, listener.local_address().unwrap());
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    // Wait until the request is queued, and leave it there.
+    while server.is_empty() {
+        std::thread::yield_now();
+    }
+    listener.destroy();
+    expect(&client, EventKind::Rejected).acknowledge();
+    assert!(server.is_empty());
+}
+
+#[test]
+fn destroy_waits_for_acknowledgement() {
+    let cm = cm(Timeouts::default());
+    let channel = channel();
+    let id = Id::new(&cm, &channel);
+    id.resolve_address(None, local(7)).unwrap();
+    let event = expect(&channel, EventKind::AddressResolved);
+    let (done, waiting) = std::sync::mpsc::channel();
+    let destroyer = std::thread::spawn({
+        let id = Arc::clone(&id);
+        move || {
+            id.destroy();
+            done.send(()).unwrap();
+        }
+    });
+    while id.state() != State::Destroyed {
+        std::thread::yield_now();
+    }
+    assert!(waiting.try_recv().is_err(), "the event is not acknowledged yet");
+    event.acknowledge();
+    waiting.recv_timeout(PATIENCE).unwrap();
+    destroyer.join().unwrap();
+}
+
+#[test]
+fn migrating_takes_queued_events_along() {
+    let cm = cm(Timeouts::default());
+    let (from, to) = (channel(), channel());
+    let other = Id::new(&cm, &from);
+    let id = Id::new(&cm, &from);
+    other.resolve_address(None, local(7)).unwrap();
+    id.resolve_address(None, local(7)).unwrap();
+    id.resolve_route().unwrap();
+    id.migrate(&to).unwrap();
+    expect(&to, EventKind::AddressResolved).acknowledge();
+    expect(&to, EventKind::RouteResolved).acknowledge();
+    let left = expect(&from, EventKind::AddressResolved);
+    assert!(Arc::ptr_eq(&left.id, &other));
+    left.acknowledge();
+    assert!(from.is_empty());
+}
+
+#[test]
+fn non_blocking_channels_do_not_block() {
+    let channel = channel();
+    // SAFETY: the channel outlives the borrow.
+    let fd = unsafe { BorrowedFd::borrow_raw(channel.fd()) };
+    let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+    rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    assert_eq!(channel.get().unwrap_err(), GetError::WouldBlock);
+}
+
+#[test]
+fn a_thread_that_blocks_on_the_channel_hears_of_both_ends() {
+    let cm = cm(Timeouts::default());
+    let channel = channel();
+    let listener = listening(&cm, &channel, local(0), 0);
+    let at = listener.local_address().unwrap();
+    let thread = std::thread::spawn({
+        let channel = Arc::clone(&channel);
+        move || {
+            let mut seen = Vec::new();
+            let mut kept = Vec::new();
+            while seen.iter().filter(|kind| **kind == EventKind::Disconnected).count() < 2 {
+                let event = channel.get().unwrap();
+                seen.push(event.kind);
+                let (id, kind) = (Arc::clone(&event.id), event.kind);
+                event.acknowledge();
+                match kind {
+                    EventKind::ConnectRequest => {
+                        let qp = qp();
+                        id.accept(&qp, None, b"").unwrap();
+                        kept.push(qp);
+                    }
+                    EventKind::Established if seen.iter().filter(|k| **k == kind).count() == 2 => {
+                        id.disconnect().unwrap();
+                    }
+                    _ => {}
+                }
+            }
+            seen.len()
+        }
+    });
+    let active = Id::new(&cm, &channel);
+    active.resolve_address(None, at).unwrap();
+    active.resolve_route().unwrap();
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    assert_eq!(thread.join().unwrap(), 7);
+}
