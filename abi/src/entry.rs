@@ -215,10 +215,7 @@ pub fn run<R: Convention>(
 
 /// Like [`run`] for calls made millions of times a second: no log set-up, no trace. Use [`hot!`](crate::hot!).
 #[inline]
-pub fn contain<R: Convention>(
-    name: &'static str,
-    body: impl FnOnce() -> Result<R::Value, Failure>,
-) -> R::C {
+pub fn contain<R: Convention>(name: &'static str, body: impl FnOnce() -> Result<R::Value, Failure>) -> R::C {
     // A panic may leave our own state half changed. All of it is behind locks that do not poison, and the program is
     // told EIO; going on is the lesser harm compared with ending somebody's process.
     match catch_unwind(AssertUnwindSafe(body)) {

@@ -13,6 +13,12 @@
 //!
 //! Which name is exported under which version is written in `abi/symbols.txt`.
 
+// What `entry!` does on purpose, see there.
+#![allow(clippy::macro_metavars_in_unsafe)]
+
 pub mod entry;
+pub mod ibverbs;
 pub mod log;
+pub mod object;
+pub mod private;
 pub mod rdmacm;

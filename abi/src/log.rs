@@ -5,6 +5,8 @@ use std::sync::Once;
 
 use tracing_subscriber::EnvFilter;
 
+use crate::entry;
+
 static STARTED: Once = Once::new();
 
 /// Sets logging up on the first call; nothing else is done before a program calls us, least of all in a constructor.
@@ -14,7 +16,12 @@ static STARTED: Once = Once::new();
 /// otherwise ignored: a typing mistake must not stop a program.
 #[inline]
 pub fn init() {
-    STARTED.call_once(start);
+    STARTED.call_once(|| {
+        // Asking whether stderr is a terminal must not show in a call that succeeds.
+        let errno = entry::errno();
+        start();
+        entry::set_errno(errno);
+    });
 }
 
 #[cold]

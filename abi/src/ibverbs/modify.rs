@@ -1,0 +1,245 @@
+//! `ibv_modify_qp`: attribute masks and their rules, from ibv_modify_qp(3) and the tables of the InfiniBand
+//! specification it stands for (volume 1, table 91).
+
+use uwarp_abi_types::verbs::*;
+use uwarp_driver::Limits;
+use uwarp_rnic::Access;
+use uwarp_rnic::qp::{QpModify, QpState};
+
+use super::query::PORT;
+use super::view;
+use crate::entry::Failure;
+
+/// Every attribute an RC queue pair has.
+const RC: u32 = IBV_QP_STATE
+    | IBV_QP_CUR_STATE
+    | IBV_QP_EN_SQD_ASYNC_NOTIFY
+    | IBV_QP_ACCESS_FLAGS
+    | IBV_QP_PKEY_INDEX
+    | IBV_QP_PORT
+    | IBV_QP_AV
+    | IBV_QP_PATH_MTU
+    | IBV_QP_TIMEOUT
+    | IBV_QP_RETRY_CNT
+    | IBV_QP_RNR_RETRY
+    | IBV_QP_RQ_PSN
+    | IBV_QP_MAX_QP_RD_ATOMIC
+    | IBV_QP_ALT_PATH
+    | IBV_QP_MIN_RNR_TIMER
+    | IBV_QP_SQ_PSN
+    | IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_PATH_MIG_STATE
+    | IBV_QP_DEST_QPN;
+
+/// Required and optional attributes of a transition of an RC queue pair, beside the state itself.
+/// `None`: there is no such transition.
+fn transition(from: QpState, to: QpState) -> Option<(u32, u32)> {
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+    let path = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
+    Some(match (from, to) {
+        (_, Reset | Err) => (0, 0),
+        (Reset, Init) => (IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, 0),
+        (Init, Init) => (0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS),
+        (Init, Rtr) => (
+            IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER,
+            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+        ),
+        (Rtr, Rts) => (
+            IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+            IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | path,
+        ),
+        (Rts | Sqd, Rts) => (0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | path),
+        (Rts, Sqd) => (0, IBV_QP_CUR_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => (
+            0,
+            IBV_QP_PORT
+                | IBV_QP_AV
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_MAX_QP_RD_ATOMIC
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_PKEY_INDEX
+                | IBV_QP_ACCESS_FLAGS
+                | IBV_QP_MIN_RNR_TIMER
+                | path,
+        ),
+        _ => return None,
+    })
+}
+
+fn state(value: ibv_qp_state) -> Result<QpState, Failure> {
+    Ok(match value {
+        IBV_QPS_RESET => QpState::Reset,
+        IBV_QPS_INIT => QpState::Init,
+        IBV_QPS_RTR => QpState::Rtr,
+        IBV_QPS_RTS => QpState::Rts,
+        IBV_QPS_SQD => QpState::Sqd,
+        IBV_QPS_SQE => QpState::Sqe,
+        IBV_QPS_ERR => QpState::Err,
+        _ => return Err(Failure::invalid("unknown queue pair state")),
+    })
+}
+
+/// Checks `attr` under `mask` and says it in the RNIC's words. Nothing has changed when it fails.
+pub fn convert(
+    attr: &ibv_qp_attr,
+    mask: u32,
+    current: QpState,
+    limits: &Limits,
+) -> Result<QpModify, Failure> {
+    checked(attr, mask, current, limits, view::shown().ib_transitions)
+}
+
+fn checked(
+    attr: &ibv_qp_attr,
+    mask: u32,
+    current: QpState,
+    limits: &Limits,
+    ib: bool,
+) -> Result<QpModify, Failure> {
+    let has = |bit: u32| mask & bit != 0;
+    if mask & !(RC | IBV_QP_QKEY | IBV_QP_CAP | IBV_QP_RATE_LIMIT) != 0 {
+        return Err(Failure::invalid("unknown attributes in the mask"));
+    }
+    if has(IBV_QP_CAP | IBV_QP_RATE_LIMIT) {
+        return Err(Failure::unsupported("resizing and rate limits"));
+    }
+    if has(IBV_QP_QKEY) {
+        return Err(Failure::invalid("an RC queue pair has no Q_Key"));
+    }
+    let from = if has(IBV_QP_CUR_STATE) { state(attr.cur_qp_state)? } else { current };
+    let to = if has(IBV_QP_STATE) { state(attr.qp_state)? } else { from };
+    let (required, optional) =
+        transition(from, to).ok_or_else(|| Failure::invalid("no such state transition"))?;
+    let given = mask & !IBV_QP_STATE;
+    // An iWARP queue pair gets everything else from its connection: what the program says beyond that is remembered.
+    if ib && given & required != required {
+        return Err(Failure::invalid("the transition needs more attributes"));
+    }
+    if given & !(if ib { required | optional } else { RC }) != 0 {
+        return Err(Failure::invalid("an attribute cannot be changed in this transition"));
+    }
+    check_values(attr, mask, limits)?;
+    let access = Access::from_bits_truncate(attr.qp_access_flags);
+    Ok(QpModify {
+        state: has(IBV_QP_STATE).then_some(to),
+        cur_state: has(IBV_QP_CUR_STATE).then_some(from),
+        access: has(IBV_QP_ACCESS_FLAGS).then_some(access),
+        max_rd_atomic: has(IBV_QP_MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic),
+        max_dest_rd_atomic: has(IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic),
+        dest_qp_num: has(IBV_QP_DEST_QPN).then_some(attr.dest_qp_num),
+        rq_psn: has(IBV_QP_RQ_PSN).then_some(attr.rq_psn),
+        sq_psn: has(IBV_QP_SQ_PSN).then_some(attr.sq_psn),
+        min_rnr_timer: has(IBV_QP_MIN_RNR_TIMER).then_some(attr.min_rnr_timer),
+        timeout: has(IBV_QP_TIMEOUT).then_some(attr.timeout),
+        retry_cnt: has(IBV_QP_RETRY_CNT).then_some(attr.retry_cnt),
+        rnr_retry: has(IBV_QP_RNR_RETRY).then_some(attr.rnr_retry),
+        port_num: has(IBV_QP_PORT).then_some(attr.port_num),
+        pkey_index: has(IBV_QP_PKEY_INDEX).then_some(attr.pkey_index),
+        sqd_async_notify: has(IBV_QP_EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0),
+    })
+}
+
+fn check_values(attr: &ibv_qp_attr, mask: u32, limits: &Limits) -> Result<(), Failure> {
+    let rights = Access::LOCAL_WRITE
+        | Access::REMOTE_WRITE
+        | Access::REMOTE_READ
+        | Access::REMOTE_ATOMIC
+        | Access::MW_BIND
+        | Access::FLUSH_GLOBAL
+        | Access::FLUSH_PERSISTENT;
+    // Each: bit, whether the value is good, what is wrong if not. Fields are as wide as InfiniBand's.
+    let rules = [
+        (IBV_QP_PORT, attr.port_num == PORT, "the device has one port, number 1"),
+        (IBV_QP_PKEY_INDEX, attr.pkey_index == 0, "the device has one partition key, index 0"),
+        (IBV_QP_ACCESS_FLAGS, attr.qp_access_flags & !rights.bits() == 0, "unknown rights"),
+        (IBV_QP_PATH_MTU, (IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu), "unknown path MTU"),
+        (IBV_QP_DEST_QPN, attr.dest_qp_num < 1 << 24, "a QPN has 24 bits"),
+        (IBV_QP_RQ_PSN, attr.rq_psn < 1 << 24, "a PSN has 24 bits"),
+        (IBV_QP_SQ_PSN, attr.sq_psn < 1 << 24, "a PSN has 24 bits"),
+        (IBV_QP_MIN_RNR_TIMER, attr.min_rnr_timer < 32, "min_rnr_timer is more than 31"),
+        (IBV_QP_TIMEOUT, attr.timeout < 32, "timeout is more than 31"),
+        (IBV_QP_RETRY_CNT, attr.retry_cnt < 8, "retry_cnt is more than 7"),
+        (IBV_QP_RNR_RETRY, attr.rnr_retry < 8, "rnr_retry is more than 7"),
+        (
+            IBV_QP_MAX_QP_RD_ATOMIC,
+            u32::from(attr.max_rd_atomic) <= limits.max_qp_rd_atom,
+            "more reads than the device allows",
+        ),
+        (
+            IBV_QP_MAX_DEST_RD_ATOMIC,
+            u32::from(attr.max_dest_rd_atomic) <= limits.max_qp_rd_atom,
+            "more reads than the device allows",
+        ),
+    ];
+    match rules.iter().find(|(bit, good, _)| mask & bit != 0 && !good) {
+        Some((_, _, why)) => Err(Failure::invalid(why)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+
+    fn good() -> ibv_qp_attr {
+        // SAFETY: plain C data.
+        let mut attr: ibv_qp_attr = unsafe { crate::object::zeroed() };
+        attr.port_num = 1;
+        attr.path_mtu = IBV_MTU_1024;
+        attr
+    }
+
+    fn errno(mask: u32, to: QpState, from: QpState, ib: bool) -> i32 {
+        let mut attr = good();
+        attr.qp_state = to as u32;
+        checked(&attr, mask, from, &Limits::default(), ib).err().map_or(0, |e| e.errno)
+    }
+
+    #[test]
+    fn our_transitions_are_those_of_the_rnic() {
+        for from in [Reset, Init, Rtr, Rts, Sqd, Err] {
+            for to in [Reset, Init, Rtr, Rts, Sqd, Err] {
+                assert_eq!(transition(from, to).is_some(), from.may_become(to), "{from:?} to {to:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn infiniband_insists_on_its_attributes_and_iwarp_does_not() {
+        let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        assert_eq!(errno(init, Init, Reset, true), 0);
+        assert_eq!(errno(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS, Init, Reset, true), libc::EINVAL);
+        assert_eq!(errno(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS, Init, Reset, false), 0);
+        assert_eq!(errno(init | IBV_QP_DEST_QPN, Init, Reset, true), libc::EINVAL);
+        assert_eq!(errno(IBV_QP_STATE, Rts, Rtr, true), libc::EINVAL);
+        assert_eq!(errno(IBV_QP_STATE, Rts, Reset, false), libc::EINVAL);
+        assert_eq!(errno(IBV_QP_STATE, Err, Reset, true), 0);
+        assert_eq!(errno(IBV_QP_STATE | IBV_QP_QKEY, Err, Reset, false), libc::EINVAL);
+        assert_eq!(errno(1 << 30, Err, Reset, false), libc::EINVAL);
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let limits = Limits { max_qp_rd_atom: 16, ..Limits::default() };
+        let refused = |mask: u32, change: fn(&mut ibv_qp_attr)| {
+            let mut attr = good();
+            change(&mut attr);
+            checked(&attr, mask, Init, &limits, false).is_err()
+        };
+        assert!(refused(IBV_QP_PORT, |a| a.port_num = 2));
+        assert!(refused(IBV_QP_PKEY_INDEX, |a| a.pkey_index = 1));
+        assert!(refused(IBV_QP_PATH_MTU, |a| a.path_mtu = 6));
+        assert!(refused(IBV_QP_DEST_QPN, |a| a.dest_qp_num = 1 << 24));
+        assert!(refused(IBV_QP_MAX_QP_RD_ATOMIC, |a| a.max_rd_atomic = 17));
+        assert!(refused(IBV_QP_TIMEOUT, |a| a.timeout = 32));
+        assert!(!refused(IBV_QP_MAX_QP_RD_ATOMIC, |a| a.max_rd_atomic = 16));
+    }
+}

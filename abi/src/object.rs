@@ -1,0 +1,224 @@
+//! One ownership kind for each C type: a box that we allocate, C holds by a pointer to the structure embedded in it, and
+//! the destroying verb takes back.
+//!
+//! The conversions between pointers and references live here and nowhere else.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+use uwarp_rnic::VerbsError;
+
+use crate::entry::Failure;
+
+/// The part of an object that C sees. The program reads it at any time and writes some members of it, so nobody holds a
+/// Rust reference into it: members are read and written through the pointer, one at a time.
+#[repr(transparent)]
+pub struct Visible<T>(UnsafeCell<T>);
+
+impl<T> std::fmt::Debug for Visible<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(std::any::type_name::<T>())
+    }
+}
+
+// SAFETY: it is a block of plain C memory that is only reached by raw pointer; whoever does that answers for races, as
+// C programs do.
+unsafe impl<T> Send for Visible<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Visible<T> {}
+
+impl<T> Visible<T> {
+    /// Wraps it.
+    pub const fn new(value: T) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+
+    /// Where it lies.
+    pub const fn get(&self) -> *mut T {
+        self.0.get()
+    }
+}
+
+/// All bits zero.
+///
+/// # Safety
+/// That must be a valid `T`; it is for C's structures (numbers, nullable pointers, pthread objects' initial values).
+pub unsafe fn zeroed<T>() -> T {
+    // SAFETY: the caller's promise.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// An object that C knows by a structure inside it.
+///
+/// # Safety
+/// `Self` is `repr(C)` and has a `Visible<_>` that holds, at `OFFSET` bytes from the start of `Self`, a `Self::C`.
+pub unsafe trait Object: Sized {
+    /// The C structure.
+    type C;
+    /// Bytes from the start of `Self` to the C structure.
+    const OFFSET: usize = 0;
+    /// The argument's name in messages.
+    const NAME: &'static str;
+}
+
+/// The address C knows an object by.
+pub fn address<T: Object>(object: &T) -> *mut T::C {
+    // The C structure lies behind a `Visible`, so writing through a pointer made from a shared reference is allowed.
+    std::ptr::from_ref(object).cast::<u8>().wrapping_add(T::OFFSET).cast::<T::C>().cast_mut()
+}
+
+/// Gives an object to the program, until [`take`].
+pub fn give<T: Object>(object: Box<T>) -> *mut T::C {
+    Box::into_raw(object).cast::<u8>().wrapping_add(T::OFFSET).cast()
+}
+
+/// Makes an object whose parts need to know its address, and gives it to the program.
+///
+/// `make` gets the address C will know it by; nothing may look there before `make` has returned.
+pub fn give_with<T: Object>(
+    make: impl FnOnce(*mut T::C) -> Result<T, Failure>,
+) -> Result<*mut T::C, Failure> {
+    let mut place = Box::<T>::new_uninit();
+    let address = place.as_mut_ptr().cast::<u8>().wrapping_add(T::OFFSET).cast::<T::C>();
+    place.write(make(address)?);
+    // SAFETY: it was written just now.
+    Ok(give(unsafe { place.assume_init() }))
+}
+
+/// Looks at an object that the program holds. NULL is `EINVAL`.
+///
+/// # Safety
+/// `c` is NULL or came from [`give`] and was not given to [`take`]; it stays so while the reference is used.
+pub unsafe fn look<'a, T: Object>(c: *mut T::C) -> Result<&'a T, Failure> {
+    if c.is_null() {
+        return Err(Failure::new(libc::EINVAL, format!("{} is NULL", T::NAME)));
+    }
+    // SAFETY: by the caller's promise it lies inside a live `T` at OFFSET, which `give` made from a box.
+    Ok(unsafe { &*c.cast::<u8>().wrapping_sub(T::OFFSET).cast::<T>() })
+}
+
+/// Takes an object back from the program, to drop it.
+///
+/// # Safety
+/// As [`look`], and nobody uses the object any more.
+pub unsafe fn take<T: Object>(c: *mut T::C) -> Result<Box<T>, Failure> {
+    if c.is_null() {
+        return Err(Failure::new(libc::EINVAL, format!("{} is NULL", T::NAME)));
+    }
+    // SAFETY: by the caller's promise it is the box that `give` gave away.
+    Ok(unsafe { Box::from_raw(c.cast::<u8>().wrapping_sub(T::OFFSET).cast::<T>()) })
+}
+
+/// Counts the objects that use another one, which then cannot be destroyed (`EBUSY`).
+#[derive(Debug, Default, Clone)]
+pub struct Users(Arc<AtomicUsize>);
+
+/// One use; ends with its drop.
+#[derive(Debug)]
+pub struct Use(Arc<AtomicUsize>);
+
+impl Users {
+    /// Begins a use.
+    pub fn hold(&self) -> Use {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Use(self.0.clone())
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Refuses destruction while there are uses.
+    pub fn none(&self) -> Result<(), Failure> {
+        if self.count() == 0 { Ok(()) } else { Err(VerbsError::Busy.into()) }
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Events of an object that were made and that the program has not acknowledged.
+///
+/// Counted when the event is queued, not when the program takes it: so there is no moment at which an event is neither
+/// in the queue nor counted, and a destroying verb cannot miss one.
+#[derive(Debug, Default)]
+pub struct Unacknowledged {
+    count: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Unacknowledged {
+    /// An event was queued.
+    pub fn queued(&self) {
+        *self.count.lock() += 1;
+    }
+
+    /// The program acknowledged `n` events, or `n` were dropped from the queue. More than there are count as all.
+    pub fn done(&self, n: usize) {
+        let mut count = self.count.lock();
+        *count = count.saturating_sub(n);
+        self.fewer.notify_all();
+    }
+
+    /// Blocks until the program has acknowledged all it took, as ibv_destroy_cq(3) and ibv_destroy_qp(3) promise.
+    pub fn wait(&self) {
+        let mut count = self.count.lock();
+        while *count != 0 {
+            self.fewer.wait(&mut count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(C)]
+    struct Thing {
+        before: u64,
+        c: Visible<u32>,
+        dropped: Arc<AtomicUsize>,
+    }
+
+    // SAFETY: repr(C), `c` at the offset given.
+    unsafe impl Object for Thing {
+        type C = u32;
+        const OFFSET: usize = std::mem::offset_of!(Thing, c);
+        const NAME: &'static str = "thing";
+    }
+
+    #[test]
+    fn an_object_is_found_by_its_inner_structure_and_dropped_once() {
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let c = give_with(|at: *mut u32| {
+            Ok(Thing { before: at.addr() as u64, c: Visible::new(7), dropped: dropped.clone() })
+        })
+        .unwrap();
+        // SAFETY: `c` is alive.
+        let thing = unsafe { look::<Thing>(c) }.unwrap();
+        assert_eq!((thing.before, address(thing)), (c.addr() as u64, c));
+        // SAFETY: `c` is alive and nobody else looks.
+        assert_eq!(unsafe { *c }, 7);
+        // SAFETY: nobody uses it any more.
+        drop(unsafe { take::<Thing>(c) }.unwrap());
+        assert_eq!(Arc::strong_count(&dropped), 1);
+        // SAFETY: NULL is allowed.
+        assert_eq!(unsafe { look::<Thing>(std::ptr::null_mut()) }.err().map(|e| e.errno), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn uses_are_counted() {
+        let users = Users::default();
+        let a = users.hold();
+        assert_eq!(users.none().err().map(|e| e.errno), Some(libc::EBUSY));
+        drop(a);
+        assert!(users.none().is_ok());
+    }
+}
