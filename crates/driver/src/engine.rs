@@ -303,7 +303,8 @@ impl Engine {
 
     /// Becomes the one thread that sleeps here for a channel. `None`: another one does.
     pub(crate) fn lead(&self) -> Option<Leader<'_>> {
-        (!self.leader.swap(true, Ordering::SeqCst)).then_some(Leader { engine: self })
+        // Lazily: a `Leader` that is made and dropped would end the other thread's lead.
+        (!self.leader.swap(true, Ordering::SeqCst)).then(|| Leader { engine: self })
     }
 }
 
