@@ -19,7 +19,6 @@ use crate::{entry, hot};
 
 /// A completion queue. Always has room for the extended shape: the plain one is its beginning.
 #[repr(C)]
-#[derive(Debug)]
 pub struct CCq {
     c: Visible<ibv_cq_ex>,
     /// The RNIC's.
@@ -72,12 +71,6 @@ struct Reader {
 
 // SAFETY: `current` is used by whoever holds `lock`, or by the only thread if the program promised there is one.
 unsafe impl Sync for Reader {}
-
-impl std::fmt::Debug for Reader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Reader")
-    }
-}
 
 /// What extended completion queues can be asked to deliver.
 const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
@@ -205,7 +198,7 @@ hot! {
         if uwarp_driver::forked() {
             return Err(VerbsError::Forked.into());
         }
-        queue.nic.arm_cq(&queue.cq, solicited_only != 0);
+        queue.cq.arm(solicited_only != 0);
         Ok(())
     }
 

@@ -91,7 +91,6 @@ impl Device {
 
 /// An opened device.
 #[repr(C)]
-#[derive(Debug)]
 pub struct Context {
     c: Visible<verbs_context>,
     /// The NIC behind it.
@@ -122,7 +121,7 @@ impl Context {
             rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
             rustix::fs::Mode::empty(),
         )?;
-        let events = Channel::new(&nic);
+        let events = Channel::new(nic.engine())?;
         object::give_with(|_| {
             // SAFETY: plain C data.
             let mut vctx: verbs_context = unsafe { zeroed() };

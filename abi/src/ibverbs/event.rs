@@ -20,7 +20,6 @@ use crate::object::{self, Object, Unacknowledged, Use, Users, Visible, look};
 
 /// A completion channel.
 #[repr(C)]
-#[derive(Debug)]
 pub struct CChannel {
     c: Visible<ibv_comp_channel>,
     /// The queue behind it.
@@ -37,7 +36,6 @@ unsafe impl Object for CChannel {
 }
 
 /// Where the asynchronous events of one object go.
-#[derive(Debug)]
 pub struct AsyncEvents {
     channel: Arc<Channel>,
     unacknowledged: Unacknowledged,
@@ -75,7 +73,6 @@ impl AsyncSink for AsyncEvents {
 }
 
 /// Where the completion events of one completion queue go.
-#[derive(Debug)]
 pub struct CompletionEvents {
     channel: Arc<Channel>,
     unacknowledged: Unacknowledged,
@@ -103,17 +100,7 @@ impl CompletionSink for CompletionEvents {
 
 /// The next cookie, waiting as the program set the descriptor.
 fn next(channel: &Channel) -> Result<u64, Failure> {
-    // Asked without waiting first: the flag costs a system call, and mostly something is there.
-    let got = match channel.get(true) {
-        Err(ChannelError::WouldBlock) => {
-            // SAFETY: the channel owns the descriptor while we hold it.
-            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(channel.fd()) };
-            let nonblocking = rustix::fs::fcntl_getfl(fd)?.contains(rustix::fs::OFlags::NONBLOCK);
-            if nonblocking { Err(ChannelError::WouldBlock) } else { channel.get(false) }
-        }
-        got => got,
-    };
-    got.map_err(|error| match error {
+    channel.get().map_err(|error| match error {
         ChannelError::WouldBlock => Failure::new(libc::EAGAIN, "no event"),
         ChannelError::Interrupted => Failure::new(libc::EINTR, "interrupted by a signal"),
     })
@@ -133,7 +120,7 @@ entry! {
     /// ibv_create_comp_channel(3).
     verb fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
         let open = look::<Context>(context)?;
-        let channel = Channel::new(&open.nic);
+        let channel = Channel::new(open.nic.engine())?;
         Ok(object::give(Box::new(CChannel {
             c: Visible::new(ibv_comp_channel { context, fd: channel.fd(), refcnt: 0 }),
             channel,

@@ -1,7 +1,7 @@
-//! Network interfaces of this host: what the port attributes and the GUID are read from.
+//! Network interfaces of this host: what the port attributes and the GUID are read from. (Addresses are the driver's,
+//! see [`uwarp_driver::address`].)
 
 use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A network interface.
 #[derive(Debug, Clone, Default)]
@@ -18,8 +18,6 @@ pub struct Netdev {
     pub mtu: u32,
     /// Hardware address, if it has one of six bytes.
     pub mac: Option<[u8; 6]>,
-    /// Its addresses.
-    pub addresses: Vec<IpAddr>,
 }
 
 impl Netdev {
@@ -59,7 +57,7 @@ pub fn list() -> Vec<Netdev> {
             found.len() - 1
         });
         // SAFETY: NULL or a socket address of the family it says.
-        unsafe { add_address(&mut found[at], ifa.ifa_addr) };
+        found[at].mac = found[at].mac.or(unsafe { mac(ifa.ifa_addr) });
     }
     // SAFETY: from getifaddrs, not used any more.
     unsafe { libc::freeifaddrs(head) };
@@ -67,33 +65,19 @@ pub fn list() -> Vec<Netdev> {
     found
 }
 
+/// The hardware address, if it has six bytes and is not all zero.
+///
 /// # Safety
 /// `address` is NULL or points to a socket address of the family it says.
-unsafe fn add_address(dev: &mut Netdev, address: *const libc::sockaddr) {
-    if address.is_null() {
-        return;
+unsafe fn mac(address: *const libc::sockaddr) -> Option<[u8; 6]> {
+    // SAFETY: the family stands at the start of each socket address.
+    if address.is_null() || i32::from(unsafe { (*address).sa_family }) != libc::AF_PACKET {
+        return None;
     }
-    // SAFETY: by the family each structure is at least as long as it is read.
-    unsafe {
-        match i32::from((*address).sa_family) {
-            libc::AF_INET => {
-                let sin = address.cast::<libc::sockaddr_in>().read_unaligned();
-                dev.addresses.push(Ipv4Addr::from(u32::from_be(sin.sin_addr.s_addr)).into());
-            }
-            libc::AF_INET6 => {
-                let sin6 = address.cast::<libc::sockaddr_in6>().read_unaligned();
-                dev.addresses.push(Ipv6Addr::from(sin6.sin6_addr.s6_addr).into());
-            }
-            libc::AF_PACKET => {
-                let link = address.cast::<libc::sockaddr_ll>().read_unaligned();
-                let mac: [u8; 6] = [0, 1, 2, 3, 4, 5].map(|i| link.sll_addr[i]);
-                if link.sll_halen == 6 && mac != [0; 6] {
-                    dev.mac = Some(mac);
-                }
-            }
-            _ => {}
-        }
-    }
+    // SAFETY: by the family.
+    let link = unsafe { address.cast::<libc::sockaddr_ll>().read_unaligned() };
+    let mac = [0, 1, 2, 3, 4, 5].map(|i| link.sll_addr[i]);
+    (link.sll_halen == 6 && mac != [0; 6]).then_some(mac)
 }
 
 /// Asked of a socket: sysfs shows the network namespace it was mounted in, not necessarily ours.

@@ -21,7 +21,6 @@ use crate::{entry, hot};
 
 /// A queue pair. Always has room for the extended shape: the plain one is its beginning.
 #[repr(C)]
-#[derive(Debug)]
 pub struct CQp {
     c: Visible<ibv_qp_ex>,
     /// The driver's.
@@ -62,12 +61,6 @@ struct Remembered {
     alt_pkey_index: u16,
     alt_port_num: u8,
     alt_timeout: u8,
-}
-
-impl std::fmt::Debug for Remembered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Remembered")
-    }
 }
 
 /// What a queue pair is made from, in either shape.

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 
 use uwarp_abi_types::verbs::*;
-use uwarp_driver::Nic;
+use uwarp_driver::{Nic, address};
 
 use super::device::{Context, Device};
 use super::netdev::{self, Netdev};
@@ -21,9 +21,6 @@ const PKEY: u16 = 0xffff;
 
 /// Our vendor number: none was assigned to us, so none is claimed.
 const VENDOR: u32 = 0;
-
-/// Largest message in bytes (`uwarp_rnic::qp::MAX_MESSAGE`).
-const MAX_MESSAGE: u32 = uwarp_rnic::qp::MAX_MESSAGE;
 
 fn count(n: u32) -> c_int {
     c_int::try_from(n).unwrap_or(c_int::MAX)
@@ -47,7 +44,7 @@ fn device_attr(nic: &Nic) -> ibv_device_attr {
     // Send with Invalidate and local invalidation.
     attr.device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS;
     attr.max_sge = count(limits.max_sge);
-    attr.max_sge_rd = count(limits.max_sge);
+    attr.max_sge_rd = count(limits.max_sge_rd);
     attr.max_cq = count(limits.max_cq);
     attr.max_cqe = count(limits.max_cqe);
     attr.max_mr = count(limits.max_mr);
@@ -77,9 +74,9 @@ entry! {
 
     /// ibv_query_gid(3).
     verb fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> MinusOne {
-        let context = look::<Context>(context)?;
+        look::<Context>(context)?;
         let index = u32::try_from(index).map_err(|_| Failure::invalid("negative index"))?;
-        *entry::required(gid, "gid")? = gid_entry(&context.nic, port.into(), index)?.gid;
+        *entry::required(gid, "gid")? = gid_entry(port.into(), index)?.gid;
         Ok(())
     }
 
@@ -92,12 +89,12 @@ entry! {
         flags: u32,
         entry_size: usize,
     ) -> Code {
-        let context = look::<Context>(context)?;
+        look::<Context>(context)?;
         entry::required(entry, "entry")?;
         if flags != 0 {
             return Err(Failure::unsupported("flags"));
         }
-        let found = gid_entry(&context.nic, port, index)?;
+        let found = gid_entry(port, index)?;
         copy_prefix(&found, entry, entry_size);
         Ok(())
     }
@@ -111,12 +108,12 @@ entry! {
         flags: u32,
         entry_size: usize,
     ) -> NegativeSize {
-        let context = look::<Context>(context)?;
+        look::<Context>(context)?;
         entry::required(entries, "entries")?;
         if flags != 0 {
             return Err(Failure::unsupported("flags"));
         }
-        let table = gid_table(&context.nic);
+        let table = gid_table();
         if table.len() > max_entries {
             return Err(Failure::invalid("more entries than the program has room for"));
         }
@@ -129,8 +126,8 @@ entry! {
 
     /// The private symbol behind `ibv_devinfo -v`: 0 for InfiniBand and RoCE v1, 1 for RoCE v2.
     verb fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, kind: *mut u32) -> MinusOne {
-        let context = look::<Context>(context)?;
-        let found = gid_entry(&context.nic, port.into(), index)?;
+        look::<Context>(context)?;
+        let found = gid_entry(port.into(), index)?;
         *entry::required(kind, "type")? = u32::from(found.gid_type == IBV_GID_TYPE_ROCE_V2);
         Ok(())
     }
@@ -153,12 +150,12 @@ entry! {
 
     /// ibv_query_port_speed(3): in units of 100 Mb/s.
     verb fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> Code {
-        let context = look::<Context>(context)?;
+        look::<Context>(context)?;
         entry::required(speed, "port_speed")?;
         if port != PORT.into() {
             return Err(Failure::invalid("one port"));
         }
-        let mbps = primary(&context.nic).and_then(|dev| dev.speed());
+        let mbps = primary().and_then(|dev| dev.speed());
         let mbps = mbps.ok_or_else(|| Failure::unsupported("the interface does not tell its speed"))?;
         *speed = u64::from(mbps / 100);
         Ok(())
@@ -226,9 +223,9 @@ unsafe fn copy_prefix<T>(from: &T, to: *mut T, length: usize) {
 }
 
 /// The interface of the port: that of GID 0.
-fn primary(nic: &Nic) -> Option<Netdev> {
-    let address = nic.addresses().first().copied()?;
-    netdev::list().into_iter().find(|dev| dev.addresses.contains(&address))
+fn primary() -> Option<Netdev> {
+    let index = address::list().first()?.index;
+    netdev::list().into_iter().find(|dev| dev.index == index)
 }
 
 /// # Safety
@@ -245,7 +242,7 @@ unsafe fn port_attr(
     if port != PORT {
         return Err(Failure::invalid("the device has one port, number 1"));
     }
-    let dev = primary(&context.nic).unwrap_or_default();
+    let dev = primary().unwrap_or_default();
     let speed = dev.speed();
     // SAFETY: plain C data.
     let mut all: ibv_port_attr = unsafe { zeroed() };
@@ -254,9 +251,9 @@ unsafe fn port_attr(
     all.phys_state = if dev.up { 5 } else { 3 };
     all.max_mtu = IBV_MTU_4096;
     all.active_mtu = mtu(dev.mtu);
-    all.gid_tbl_len = c_int::try_from(context.nic.addresses().len().max(1)).unwrap_or(c_int::MAX);
+    all.gid_tbl_len = c_int::try_from(gid_table().len().max(1)).unwrap_or(c_int::MAX);
     all.pkey_tbl_len = 1;
-    all.max_msg_sz = MAX_MESSAGE;
+    all.max_msg_sz = context.nic.limits().max_message;
     all.port_cap_flags = IBV_PORT_CM_SUP;
     all.max_vl_num = 1;
     (all.active_width, all.active_speed) = width_and_speed(speed);
@@ -305,27 +302,26 @@ pub fn gid_of(address: IpAddr) -> ibv_gid {
 }
 
 /// The GID table: the host's addresses, the default route's interface first.
-pub fn gid_table(nic: &Nic) -> Vec<ibv_gid_entry> {
-    let devs = netdev::list();
+pub fn gid_table() -> Vec<ibv_gid_entry> {
     let gid_type = view::shown().gid_type;
-    nic.addresses()
+    address::list()
         .into_iter()
         .zip(0..)
         .map(|(address, gid_index)| ibv_gid_entry {
-            gid: gid_of(address),
+            gid: gid_of(address.ip),
             gid_index,
             port_num: PORT.into(),
             gid_type,
-            ndev_ifindex: devs.iter().find(|dev| dev.addresses.contains(&address)).map_or(0, |dev| dev.index),
+            ndev_ifindex: address.index,
         })
         .collect()
 }
 
-fn gid_entry(nic: &Nic, port: u32, index: u32) -> Result<ibv_gid_entry, Failure> {
+fn gid_entry(port: u32, index: u32) -> Result<ibv_gid_entry, Failure> {
     if port != PORT.into() {
         return Err(Failure::invalid("the device has one port, number 1"));
     }
-    gid_table(nic)
+    gid_table()
         .into_iter()
         .nth(index as usize)
         .ok_or_else(|| Failure::invalid("beyond the end of the GID table"))

@@ -31,12 +31,6 @@ pub struct Batch {
 // SAFETY: `building` is used by whoever holds `lock`.
 unsafe impl Sync for Batch {}
 
-impl std::fmt::Debug for Batch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Batch")
-    }
-}
-
 #[derive(Default)]
 struct Building {
     requests: Vec<Request>,
