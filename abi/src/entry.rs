@@ -213,7 +213,7 @@ pub fn run<R: Convention>(
     contain::<R>(name, body)
 }
 
-/// Like [`run`] for calls made millions of times a second: no log set-up, no trace. Use [`hot!`](crate::hot!).
+/// Like [`run`] for calls made millions of times a second: no log set-up, no trace. Use [`slot!`](crate::slot!).
 #[inline]
 pub fn contain<R: Convention>(name: &'static str, body: impl FnOnce() -> Result<R::Value, Failure>) -> R::C {
     // A panic may leave our own state half changed. All of it is behind locks that do not poison, and the program is
@@ -285,13 +285,27 @@ macro_rules! entry {
     };
 }
 
-/// Defines functions that programs reach through a table of function pointers; not exported, not traced.
+/// Defines functions that programs reach through a table of function pointers; not exported.
 ///
-/// Same form as [`entry!`], always plain `fn`.
+/// Same form as [`entry!`]: `verb fn` has all its policies; `hot fn` is called millions of times a second, so it sets up
+/// no log, leaves no trace and sees to forks itself.
 #[macro_export]
-macro_rules! hot {
+macro_rules! slot {
     () => {};
-    ($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block $($rest:tt)*) => {
+    ($(#[$meta:meta])* verb fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block $($rest:tt)*) => {
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// The pointers are what the C interface says: valid, of the right kind, not used after they were given up.
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> <$ret as $crate::entry::Convention>::C {
+            $crate::entry::run::<$ret>(stringify!($name), $crate::entry::AfterFork::Refuse, move || {
+                #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "see the macro's documentation")]
+                unsafe { $body }
+            })
+        }
+        $crate::slot! { $($rest)* }
+    };
+    ($(#[$meta:meta])* hot fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block $($rest:tt)*) => {
         $(#[$meta])*
         ///
         /// # Safety
@@ -302,7 +316,7 @@ macro_rules! hot {
                 unsafe { $body }
             })
         }
-        $crate::hot! { $($rest)* }
+        $crate::slot! { $($rest)* }
     };
 }
 

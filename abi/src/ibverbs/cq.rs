@@ -15,7 +15,7 @@ use super::device::Context;
 use super::event::{AsyncEvents, CChannel, CompletionEvents, cookie};
 use crate::entry::{Code, Failure, Negative};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
-use crate::{entry, hot};
+use crate::{entry, slot};
 
 /// A completion queue. Always has room for the extended shape: the plain one is its beginning.
 #[repr(C)]
@@ -172,9 +172,9 @@ entry! {
     }
 }
 
-hot! {
+slot! {
     /// ibv_poll_cq(3). Makes progress in the caller's thread when nothing waits.
-    fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> Negative {
+    hot fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> Negative {
         let queue = look::<CCq>(cq)?;
         if uwarp_driver::forked() {
             return Err(VerbsError::Forked.into());
@@ -193,7 +193,7 @@ hot! {
     }
 
     /// ibv_req_notify_cq(3).
-    fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> Code {
+    hot fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> Code {
         let queue = look::<CCq>(cq)?;
         if uwarp_driver::forked() {
             return Err(VerbsError::Forked.into());
@@ -203,7 +203,7 @@ hot! {
     }
 
     /// ibv_create_cq_ex(3).
-    fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+    verb fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
         let attr = &*entry::required(attr, "cq_attr")?;
         let known = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
         if attr.comp_mask & !known != 0 {
@@ -241,7 +241,7 @@ hot! {
     }
 
     /// `ibv_start_poll`: 0 with a completion to read, `ENOENT` when there is none.
-    fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> PollCode {
+    hot fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> PollCode {
         if attr.as_ref().is_some_and(|attr| attr.comp_mask != 0) {
             return Err(Failure::invalid("unknown members in comp_mask"));
         }
@@ -257,12 +257,12 @@ hot! {
     }
 
     /// `ibv_next_poll`.
-    fn next_poll(cq: *mut ibv_cq_ex) -> PollCode {
+    hot fn next_poll(cq: *mut ibv_cq_ex) -> PollCode {
         advance(look::<CCq>(cq.cast())?, cq)
     }
 
     /// `ibv_end_poll`.
-    fn end_poll(cq: *mut ibv_cq_ex) -> () {
+    hot fn end_poll(cq: *mut ibv_cq_ex) -> () {
         let queue = look::<CCq>(cq.cast())?;
         *queue.reader.current.get() = None;
         queue.reader.lock.unlock();
@@ -270,52 +270,52 @@ hot! {
     }
 
     /// `ibv_wc_read_opcode`.
-    fn read_opcode(cq: *mut ibv_cq_ex) -> u32 {
+    hot fn read_opcode(cq: *mut ibv_cq_ex) -> u32 {
         read(cq, |wc| wc.opcode as u32)
     }
 
     /// `ibv_wc_read_vendor_err`.
-    fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
+    hot fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
         read(cq, |wc| wc.vendor_err)
     }
 
     /// `ibv_wc_read_byte_len`.
-    fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
+    hot fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
         read(cq, |wc| wc.byte_len)
     }
 
     /// `ibv_wc_read_imm_data` and, as it is, `ibv_wc_read_invalidated_rkey`.
-    fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 {
+    hot fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 {
         read(cq, |wc| wc.imm_or_inv)
     }
 
     /// `ibv_wc_read_qp_num`.
-    fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
+    hot fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
         read(cq, |wc| wc.qp_num)
     }
 
     /// `ibv_wc_read_src_qp`.
-    fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
+    hot fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
         read(cq, |wc| wc.src_qp)
     }
 
     /// `ibv_wc_read_wc_flags`.
-    fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
+    hot fn read_wc_flags(cq: *mut ibv_cq_ex) -> u32 {
         read(cq, |wc| wc.flags.bits())
     }
 
     /// `ibv_wc_read_slid`.
-    fn read_slid(cq: *mut ibv_cq_ex) -> u32 {
+    hot fn read_slid(cq: *mut ibv_cq_ex) -> u32 {
         read(cq, |wc| wc.slid.into())
     }
 
     /// `ibv_wc_read_sl`.
-    fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
+    hot fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
         read(cq, |wc| wc.sl)
     }
 
     /// `ibv_wc_read_dlid_path_bits`.
-    fn read_dlid_path_bits(cq: *mut ibv_cq_ex) -> u8 {
+    hot fn read_dlid_path_bits(cq: *mut ibv_cq_ex) -> u8 {
         read(cq, |wc| wc.dlid_path_bits)
     }
 }

@@ -11,7 +11,7 @@ use super::device::Context;
 use super::memory;
 use crate::entry::{Code, Failure};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
-use crate::{entry, hot};
+use crate::{entry, slot};
 
 /// A protection domain.
 #[repr(C)]
@@ -271,9 +271,9 @@ entry! {
     }
 }
 
-hot! {
+slot! {
     /// ibv_advise_mr(3): prefetches the pages of the given pieces of regions.
-    fn advise_mr(
+    verb fn advise_mr(
         pd: *mut ibv_pd,
         advice: ib_uverbs_advise_mr_advice,
         flags: u32,

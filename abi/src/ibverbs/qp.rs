@@ -17,7 +17,7 @@ use super::mr::CPd;
 use super::wr_api::{self, Batch};
 use crate::entry::{Code, Failure};
 use crate::object::{self, Object, Use, Visible, look, zeroed};
-use crate::{entry, hot};
+use crate::{entry, slot};
 
 /// A queue pair. Always has room for the extended shape: the plain one is its beginning.
 #[repr(C)]
@@ -406,9 +406,9 @@ unsafe fn nth<W>(mut wr: *mut W, n: usize, following: impl Fn(&W) -> *mut W) -> 
     wr
 }
 
-hot! {
+slot! {
     /// ibv_post_send(3).
-    fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> Code {
+    hot fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> Code {
         let pair = look::<CQp>(qp)?;
         let mut list = List { next: wr, refused: None };
         if uwarp_driver::forked() {
@@ -426,7 +426,7 @@ hot! {
     }
 
     /// ibv_post_recv(3).
-    fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
+    hot fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
         let pair = look::<CQp>(qp)?;
         let mut list = List { next: wr, refused: None };
         if uwarp_driver::forked() {
@@ -448,7 +448,7 @@ hot! {
     }
 
     /// ibv_create_qp_ex(3).
-    fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    verb fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
         look::<Context>(context)?;
         let attr = entry::required(attr, "qp_init_attr_ex")?;
         let mask = (*attr).comp_mask;

@@ -11,7 +11,7 @@ use super::netdev::{self, Netdev};
 use super::view;
 use crate::entry::{Code, Failure, MinusOne};
 use crate::object::{look, zeroed};
-use crate::{entry, hot};
+use crate::{entry, slot};
 
 /// The device has one port, and it has this number.
 pub const PORT: u8 = 1;
@@ -162,14 +162,14 @@ entry! {
     }
 }
 
-hot! {
+slot! {
     /// `verbs_context.query_port`: fills as much as the caller's structure has room for.
-    fn query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, length: usize) -> Code {
+    verb fn query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, length: usize) -> Code {
         port_attr(context, port, attr, length)
     }
 
     /// `verbs_context.query_device_ex`.
-    fn query_device_ex(
+    verb fn query_device_ex(
         context: *mut ibv_context,
         input: *const ibv_query_device_ex_input,
         attr: *mut ibv_device_attr_ex,

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use uwarp_abi_types::verbs::*;
 
 use crate::entry::{Code, Failure, MinusOne};
-use crate::{entry, hot};
+use crate::{entry, slot};
 
 const SRQ: &str = "shared receive queues";
 const AH: &str = "address handles";
@@ -40,9 +40,9 @@ entry! {
     }
 }
 
-hot! {
+slot! {
     /// ibv_post_srq_recv(3).
-    fn post_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
+    verb fn post_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
         *bad_wr = wr;
         Err(Failure::unsupported(SRQ))
     }
@@ -97,17 +97,17 @@ entry! {
 }
 
 // Memory windows.
-hot! {
+slot! {
     /// ibv_alloc_mw(3).
-    fn alloc_mw(_pd: *mut ibv_pd, _kind: ibv_mw_type) -> *mut ibv_mw {
+    verb fn alloc_mw(_pd: *mut ibv_pd, _kind: ibv_mw_type) -> *mut ibv_mw {
         Err(Failure::unsupported(WINDOW))
     }
     /// ibv_bind_mw(3).
-    fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> Code {
+    verb fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> Code {
         Err(Failure::unsupported(WINDOW))
     }
     /// ibv_alloc_mw(3).
-    fn dealloc_mw(_mw: *mut ibv_mw) -> Code {
+    verb fn dealloc_mw(_mw: *mut ibv_mw) -> Code {
         Err(Failure::unsupported(WINDOW))
     }
 }

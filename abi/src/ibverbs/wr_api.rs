@@ -12,8 +12,8 @@ use uwarp_rnic::{SendFlags, SendOp, SendWr, Sge, VerbsError};
 
 use super::qp::CQp;
 use crate::entry::{Code, Failure};
-use crate::hot;
 use crate::object::look;
+use crate::slot;
 
 /// Operations that `send_ops_flags` may ask for.
 pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
@@ -133,9 +133,9 @@ unsafe fn begin(qp: *mut ibv_qp_ex, op: SendOp) -> Result<(), Failure> {
     Ok(())
 }
 
-hot! {
+slot! {
     /// `ibv_wr_start`.
-    fn wr_start(qp: *mut ibv_qp_ex) -> () {
+    hot fn wr_start(qp: *mut ibv_qp_ex) -> () {
         let pair = look::<CQp>(qp.cast())?;
         let batch = pair.batch.as_ref().ok_or_else(|| Failure::invalid("not made for ibv_wr functions"))?;
         batch.lock.lock();
@@ -144,45 +144,45 @@ hot! {
     }
 
     /// `ibv_wr_abort`.
-    fn wr_abort(qp: *mut ibv_qp_ex) -> () {
+    hot fn wr_abort(qp: *mut ibv_qp_ex) -> () {
         building(qp)?.clear();
         unlock(qp)
     }
 
     /// `ibv_wr_complete`.
-    fn wr_complete(qp: *mut ibv_qp_ex) -> Code {
+    hot fn wr_complete(qp: *mut ibv_qp_ex) -> Code {
         let result = post(look::<CQp>(qp.cast())?, building(qp)?);
         unlock(qp)?;
         result
     }
 
     /// `ibv_wr_rdma_write`.
-    fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) -> () {
+    hot fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) -> () {
         begin(qp, SendOp::Write { stag: rkey, to: remote_addr })
     }
 
     /// `ibv_wr_rdma_read`.
-    fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) -> () {
+    hot fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) -> () {
         begin(qp, SendOp::Read { stag: rkey, to: remote_addr, invalidate_local: false })
     }
 
     /// `ibv_wr_send`.
-    fn wr_send(qp: *mut ibv_qp_ex) -> () {
+    hot fn wr_send(qp: *mut ibv_qp_ex) -> () {
         begin(qp, SendOp::Send { invalidate: None })
     }
 
     /// `ibv_wr_send_inv`.
-    fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) -> () {
+    hot fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) -> () {
         begin(qp, SendOp::Send { invalidate: Some(rkey) })
     }
 
     /// `ibv_wr_local_inv`.
-    fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) -> () {
+    hot fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) -> () {
         begin(qp, SendOp::LocalInvalidate { stag: rkey })
     }
 
     /// `ibv_wr_set_sge`.
-    fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) -> () {
+    hot fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) -> () {
         let building = building(qp)?;
         let start = building.sges.len();
         building.sges.push(Sge { addr, length, lkey });
@@ -191,7 +191,7 @@ hot! {
     }
 
     /// `ibv_wr_set_sge_list`.
-    fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, list: *const ibv_sge) -> () {
+    hot fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, list: *const ibv_sge) -> () {
         let building = building(qp)?;
         let start = building.sges.len();
         if num_sge > 0 {
@@ -203,7 +203,7 @@ hot! {
     }
 
     /// `ibv_wr_set_inline_data`.
-    fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) -> () {
+    hot fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) -> () {
         let building = building(qp)?;
         let start = building.inline.len();
         append(building, addr, length);
@@ -212,7 +212,7 @@ hot! {
     }
 
     /// `ibv_wr_set_inline_data_list`.
-    fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, list: *const ibv_data_buf) -> () {
+    hot fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, list: *const ibv_data_buf) -> () {
         let building = building(qp)?;
         let start = building.inline.len();
         for i in 0..num_buf {
