@@ -104,6 +104,9 @@ impl Active {
             None => self.socket().map_err(NoAttempt::Local)?,
         };
         socket::connect(&fd, self.target.peer).map_err(NoAttempt::Peer)?;
+        if let (Some(id), Ok(local)) = (self.id.upgrade(), socket::local_address(&fd)) {
+            id.connecting_from(local);
+        }
         let Some(source) = self.me.upgrade() else { return Ok(()) };
         let engine = self.cm.engine();
         // Held over the registration, so that news that come at once find the token.

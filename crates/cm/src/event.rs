@@ -31,6 +31,10 @@ pub enum EventKind {
     Established,
     /// The stream ended.
     Disconnected,
+    /// Addresses were looked up by name.
+    NamesResolved,
+    /// The program's own, with its number.
+    User(u64),
 }
 
 /// Connection parameters as a program gives or gets them.

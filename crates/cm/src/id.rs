@@ -470,6 +470,17 @@ impl Id {
         self.disconnected(Disconnect::LocalClosed);
     }
 
+    /// Queues an event that is not the connection manager's own: for calls that answer by event and do their work
+    /// elsewhere, and for programs that wake a thread.
+    pub fn post(&self, kind: EventKind, status: i32) -> Result<(), CmError> {
+        let mut inner = self.inner.lock();
+        if inner.state == State::Destroyed {
+            return Err(CmError::Invalid("destroyed"));
+        }
+        self.report(&mut inner, kind, status);
+        Ok(())
+    }
+
     /// Makes the id report to another channel; events that it has queued move along.
     pub fn migrate(&self, channel: &Arc<EventChannel>) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
@@ -533,6 +544,11 @@ impl Id {
             }
         }
         self.wait_acknowledged();
+    }
+
+    /// TCP has chosen a local address.
+    pub(crate) fn connecting_from(&self, local: SocketAddr) {
+        self.inner.lock().local = Some(local);
     }
 
     /// A connection attempt has ended.

@@ -1,0 +1,235 @@
+//! From an address to a connection and back.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libc::sockaddr;
+use uwarp_abi_types::rdmacm::*;
+use uwarp_abi_types::verbs::*;
+use uwarp_cm::{ConnParam, State};
+use uwarp_driver::Qp;
+
+use super::address;
+use super::id::CId;
+use crate::entry;
+use crate::entry::{Failure, MinusOne};
+use crate::ibverbs::device::Context;
+use crate::ibverbs::qp::CQp;
+use crate::object::look;
+
+/// Longest name lookups and the like of an endpoint take, in milliseconds; ours take none.
+pub const NO_MATTER: c_int = 2000;
+
+/// Binds the id and shows its address, and its device where the address says which.
+///
+/// # Safety
+/// `cid` is used by no other thread; `address` is NULL or an address.
+pub unsafe fn bind(cid: &CId, address: *const sockaddr) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let address = address::load(address)?;
+        cid.id.bind(address)?;
+        cid.show_addresses();
+        if address.ip().is_unspecified() { Ok(()) } else { cid.show_device() }
+    }
+}
+
+/// Resolves the address of a peer; waits for the answer if the id is of that kind.
+///
+/// # Safety
+/// As [`bind`].
+pub unsafe fn resolve_address(cid: &CId, src: *const sockaddr, dst: *const sockaddr) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let peer = address::load(dst)?;
+        let source = if src.is_null() { None } else { Some(address::load(src)?) };
+        cid.id.resolve_address(source, peer)?;
+        (*cid.c()).route.addr.anon_2.dst_storage = address::storage(peer).0;
+        cid.complete()
+    }
+}
+
+/// Resolves the route; waits for the answer if the id is of that kind.
+///
+/// # Safety
+/// As [`bind`].
+pub unsafe fn resolve_route(cid: &CId) -> Result<(), Failure> {
+    cid.id.resolve_route()?;
+    // SAFETY: the caller's promise.
+    unsafe { cid.complete() }
+}
+
+/// The id's queue pair, or the one whose number the program gives.
+///
+/// # Safety
+/// The id and its queue pair are alive.
+unsafe fn queue_pair(c: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<Arc<Qp>, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !(*c).qp.is_null() {
+            return Ok(Arc::clone(&look::<CQp>((*c).qp)?.qp));
+        }
+        let number =
+            param.as_ref().ok_or_else(|| Failure::invalid("neither queue pair nor conn_param"))?.qp_num;
+        let context = look::<Context>((*c).verbs)?;
+        let found = context.qps.lock().get(&number).and_then(std::sync::Weak::upgrade);
+        found.ok_or_else(|| Failure::invalid("no queue pair has the number in conn_param"))
+    }
+}
+
+/// # Safety
+/// `param` is valid; its private data is as long as it says.
+unsafe fn private_data<'a>(param: &rdma_conn_param) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { bytes(param.private_data, param.private_data_len) }
+}
+
+/// # Safety
+/// `data` is NULL or points to `length` bytes.
+unsafe fn bytes<'a>(data: *const c_void, length: u8) -> &'a [u8] {
+    if data.is_null() || length == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(data.cast(), length.into()) }
+}
+
+fn conn_param(c: &rdma_conn_param) -> ConnParam {
+    ConnParam {
+        responder_resources: c.responder_resources,
+        initiator_depth: c.initiator_depth,
+        flow_control: c.flow_control,
+        retry_count: c.retry_count,
+        rnr_retry_count: c.rnr_retry_count,
+        srq: c.srq != 0,
+        qp_num: c.qp_num,
+    }
+}
+
+entry! {
+    /// rdma_bind_addr(3).
+    verb fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> MinusOne {
+        bind(look::<CId>(id)?, addr)
+    }
+
+    /// rdma_resolve_addr(3).
+    verb fn rdma_resolve_addr(
+        id: *mut rdma_cm_id,
+        src_addr: *mut sockaddr,
+        dst_addr: *mut sockaddr,
+        _timeout_ms: c_int,
+    ) -> MinusOne {
+        resolve_address(look::<CId>(id)?, src_addr, dst_addr)
+    }
+
+    /// rdma_resolve_route(3).
+    verb fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> MinusOne {
+        resolve_route(look::<CId>(id)?)
+    }
+
+    /// rdma_listen(3).
+    verb fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> MinusOne {
+        let cid = look::<CId>(id)?;
+        cid.id.listen(backlog)?;
+        cid.show_addresses();
+        Ok(())
+    }
+
+    /// rdma_connect(3).
+    verb fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
+        let cid = look::<CId>(id)?;
+        let qp = queue_pair(id, conn_param)?;
+        let mut data = cid.private.lock().connect_data.clone();
+        let param = match conn_param.as_ref() {
+            Some(given) => {
+                data.extend_from_slice(private_data(given));
+                self::conn_param(given)
+            }
+            None => ConnParam::DEFAULT,
+        };
+        cid.id.connect(&qp, param, &data)?;
+        cid.private.lock().connect_data.clear();
+        // The local port is known now.
+        if !cid.is_sync() {
+            cid.show_addresses();
+        }
+        cid.complete()
+    }
+
+    /// rdma_accept(3).
+    verb fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
+        let cid = look::<CId>(id)?;
+        let qp = queue_pair(id, conn_param)?;
+        let data = conn_param.as_ref().map_or(&[][..], |given| private_data(given));
+        cid.id.accept(&qp, conn_param.as_ref().map(self::conn_param), data)?;
+        cid.complete()
+    }
+
+    /// rdma_reject(3).
+    verb fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> MinusOne {
+        look::<CId>(id)?.id.reject(bytes(private_data, private_data_len))?;
+        Ok(())
+    }
+
+    /// rdma_reject(3), for want of a vendor's option. MPA has no reasons, so it is an ordinary rejection.
+    verb fn rdma_reject_ece(
+        id: *mut rdma_cm_id,
+        private_data: *const c_void,
+        private_data_len: u8,
+    ) -> MinusOne {
+        look::<CId>(id)?.id.reject(bytes(private_data, private_data_len))?;
+        Ok(())
+    }
+
+    /// rdma_establish(3). Never needed: an iWARP connection is established without it, with `ESTABLISHED` and not with
+    /// `CONNECT_RESPONSE`, whether the id has a queue pair or the program gave its number.
+    verb fn rdma_establish(id: *mut rdma_cm_id) -> MinusOne {
+        look::<CId>(id)?;
+        Err(Failure::invalid("the connection needs no establishing"))
+    }
+
+    /// rdma_disconnect(3).
+    verb fn rdma_disconnect(id: *mut rdma_cm_id) -> MinusOne {
+        let cid = look::<CId>(id)?;
+        cid.id.disconnect()?;
+        // Where the peer was first and the program has seen it, no further event comes to wait for.
+        if cid.id.state() == State::Closed && cid.id.channel().is_empty() {
+            return Ok(());
+        }
+        cid.complete()
+    }
+
+    /// rdma_notify(3): what happened to a queue pair is known already.
+    verb fn rdma_notify(id: *mut rdma_cm_id, _event: ibv_event_type) -> MinusOne {
+        match look::<CId>(id)?.id.state() {
+            State::Idle | State::Bound | State::AddressResolved | State::RouteResolved | State::Listening => {
+                Err(Failure::invalid("not connected"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_data_may_be_null() {
+        // SAFETY: NULL and length 0 are allowed.
+        unsafe {
+            assert!(bytes(std::ptr::null(), 7).is_empty());
+            assert!(bytes(c"x".as_ptr().cast(), 0).is_empty());
+            assert_eq!(bytes(c"xy".as_ptr().cast(), 2), b"xy");
+        }
+    }
+
+    #[test]
+    fn no_id_is_refused() {
+        // SAFETY: NULL is what is tested.
+        unsafe {
+            assert_eq!((rdma_listen(std::ptr::null_mut(), 1), entry::errno()), (-1, libc::EINVAL));
+            assert_eq!((rdma_disconnect(std::ptr::null_mut()), entry::errno()), (-1, libc::EINVAL));
+        }
+    }
+}

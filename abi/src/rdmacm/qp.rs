@@ -1,0 +1,324 @@
+//! Queue pairs of an id, with the completion queues, channels and shared receive queues that come with them.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use uwarp_abi_types::rdmacm::*;
+use uwarp_abi_types::verbs::*;
+use uwarp_rnic::Access;
+use uwarp_rnic::qp::{QpModify, QpState};
+
+use super::id::CId;
+use crate::entry;
+use crate::entry::{Failure, MinusOne};
+use crate::ibverbs::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::ibverbs::device::Context;
+use crate::ibverbs::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+use crate::ibverbs::qp::{CQp, create_qp_ex, ibv_destroy_qp};
+use crate::ibverbs::unsupported::{ibv_create_srq, ibv_destroy_srq};
+use crate::object::{look, zeroed};
+
+/// Rights that a connection grants its peer, as Linux' connection manager sets them; a region's own rights decide.
+const ACCESS: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// The errno that a verb has left behind.
+fn verb_failed(what: &'static str) -> Failure {
+    Failure::new(entry::errno(), what)
+}
+
+/// Makes what a queue pair needs and the program has not given: a channel and a completion queue for each direction
+/// of more than no work requests.
+///
+/// # Safety
+/// The id is alive and used by no other thread.
+unsafe fn create_cqs(c: *mut rdma_cm_id, send: u32, recv: u32) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    let made = unsafe {
+        (|| {
+            if recv > 0 {
+                let (channel, cq) = create_cq(c, recv, &raw mut (*c).recv_cq_channel)?;
+                ((*c).recv_cq_channel, (*c).recv_cq) = (channel, cq);
+            }
+            if send > 0 {
+                let (channel, cq) = create_cq(c, send, &raw mut (*c).send_cq_channel)?;
+                ((*c).send_cq_channel, (*c).send_cq) = (channel, cq);
+            }
+            Ok(())
+        })()
+    };
+    if made.is_err() {
+        // SAFETY: the caller's promise.
+        unsafe { destroy_cqs(c) };
+    }
+    made
+}
+
+/// # Safety
+/// As [`create_cqs`]; the channel is left in `place` even when the queue fails.
+unsafe fn create_cq(
+    c: *mut rdma_cm_id,
+    depth: u32,
+    place: *mut *mut ibv_comp_channel,
+) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let channel = ibv_create_comp_channel((*c).verbs);
+        if channel.is_null() {
+            return Err(verb_failed("completion channel"));
+        }
+        *place = channel;
+        let depth = c_int::try_from(depth).unwrap_or(c_int::MAX);
+        let cq = ibv_create_cq((*c).verbs, depth, c.cast(), channel, 0);
+        if cq.is_null() { Err(verb_failed("completion queue")) } else { Ok((channel, cq)) }
+    }
+}
+
+/// # Safety
+/// As [`create_cqs`].
+unsafe fn destroy_cqs(c: *mut rdma_cm_id) {
+    // SAFETY: the caller's promise. What cannot be destroyed because the program still uses it is the program's then.
+    unsafe {
+        let cqs = [&raw mut (*c).recv_cq, &raw mut (*c).send_cq];
+        if *cqs[0] == *cqs[1] {
+            *cqs[1] = null_mut();
+        }
+        for cq in cqs {
+            if !(*cq).is_null() {
+                ibv_destroy_cq(*cq);
+                *cq = null_mut();
+            }
+        }
+        let channels = [&raw mut (*c).recv_cq_channel, &raw mut (*c).send_cq_channel];
+        if *channels[0] == *channels[1] {
+            *channels[1] = null_mut();
+        }
+        for channel in channels {
+            if !(*channel).is_null() {
+                ibv_destroy_comp_channel(*channel);
+                *channel = null_mut();
+            }
+        }
+    }
+}
+
+/// Makes the queue pair of an id and moves it to INIT.
+///
+/// # Safety
+/// The id is alive and used by no other thread; `attr` is valid.
+pub unsafe fn create(c: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !(*c).qp.is_null() {
+            return Err(Failure::invalid("the id has a queue pair already"));
+        }
+        look::<Context>((*c).verbs).map_err(|_| Failure::invalid("the id is not bound to a device"))?;
+        if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
+            attr.pd = (*c).pd;
+        } else if (*attr.pd).context != (*c).verbs {
+            return Err(Failure::invalid("the protection domain is of another context"));
+        }
+        let differs =
+            |ours: *mut ibv_cq, given: *mut ibv_cq| !ours.is_null() && !given.is_null() && ours != given;
+        if differs((*c).recv_cq, attr.recv_cq) || differs((*c).send_cq, attr.send_cq) {
+            return Err(Failure::invalid("the id has other completion queues"));
+        }
+        let needed = |ours: *mut ibv_cq, given: *mut ibv_cq, depth: u32| {
+            if ours.is_null() && given.is_null() { depth } else { 0 }
+        };
+        create_cqs(
+            c,
+            needed((*c).send_cq, attr.send_cq, attr.cap.max_send_wr),
+            needed((*c).recv_cq, attr.recv_cq, attr.cap.max_recv_wr),
+        )?;
+        if attr.send_cq.is_null() {
+            attr.send_cq = (*c).send_cq;
+        }
+        if attr.recv_cq.is_null() {
+            attr.recv_cq = (*c).recv_cq;
+        }
+        if attr.srq.is_null() {
+            attr.srq = (*c).srq;
+        }
+        let qp = create_qp_ex((*c).verbs, attr);
+        if qp.is_null() {
+            let failure = verb_failed("queue pair");
+            destroy_cqs(c);
+            return Err(failure);
+        }
+        let to_init = QpModify {
+            state: Some(QpState::Init),
+            access: Some(ACCESS),
+            port_num: Some(1),
+            pkey_index: Some(0),
+            ..QpModify::default()
+        };
+        look::<CQp>(qp)?.qp.modify(&to_init)?;
+        (*qp).state = IBV_QPS_INIT;
+        (*c).pd = (*qp).pd;
+        (*c).qp = qp;
+        Ok(())
+    }
+}
+
+/// As [`create`], from the plain structure.
+///
+/// # Safety
+/// As [`create`].
+pub unsafe fn create_plain(
+    c: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: &mut ibv_qp_init_attr,
+) -> Result<(), Failure> {
+    // SAFETY: plain C data, and the caller's promise.
+    unsafe {
+        let mut ex: ibv_qp_init_attr_ex = zeroed();
+        ex.qp_context = attr.qp_context;
+        ex.send_cq = attr.send_cq;
+        ex.recv_cq = attr.recv_cq;
+        ex.srq = attr.srq;
+        ex.cap = attr.cap;
+        ex.qp_type = attr.qp_type;
+        ex.sq_sig_all = attr.sq_sig_all;
+        ex.comp_mask = IBV_QP_INIT_ATTR_PD;
+        ex.pd = if pd.is_null() { (*c).pd } else { pd };
+        let made = create(c, &mut ex);
+        attr.send_cq = ex.send_cq;
+        attr.recv_cq = ex.recv_cq;
+        attr.srq = ex.srq;
+        attr.cap = ex.cap;
+        made
+    }
+}
+
+/// Destroys the queue pair of an id and what was made with it.
+///
+/// # Safety
+/// The id is alive and used by no other thread.
+pub unsafe fn destroy(c: *mut rdma_cm_id) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let cid = look::<CId>(c)?;
+        if !(*c).qp.is_null() {
+            ibv_destroy_qp((*c).qp);
+            (*c).qp = null_mut();
+            cid.id.queue_pair_destroyed();
+        }
+        destroy_cqs(c);
+    }
+    Ok(())
+}
+
+/// Destroys the shared receive queue of an id.
+///
+/// # Safety
+/// The id is alive and used by no other thread.
+pub unsafe fn destroy_srq(c: *mut rdma_cm_id) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !(*c).srq.is_null() {
+            ibv_destroy_srq((*c).srq);
+            (*c).srq = null_mut();
+        }
+        destroy_cqs(c);
+    }
+}
+
+/// # Safety
+/// The id is alive and used by no other thread.
+unsafe fn create_srq(
+    c: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: &mut ibv_srq_init_attr,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let pd = if pd.is_null() { (*c).pd } else { pd };
+        let srq = ibv_create_srq(pd, attr);
+        if srq.is_null() {
+            return Err(verb_failed("shared receive queue"));
+        }
+        if (*c).pd.is_null() {
+            (*c).pd = pd;
+        }
+        (*c).srq = srq;
+    }
+    Ok(())
+}
+
+entry! {
+    /// rdma_create_qp(3).
+    verb fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> MinusOne {
+        look::<CId>(id)?;
+        create_plain(id, pd, &mut *entry::required(attr, "qp_init_attr")?)
+    }
+
+    /// rdma_create_qp(3), extended.
+    verb fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> MinusOne {
+        look::<CId>(id)?;
+        create(id, &mut *entry::required(attr, "qp_init_attr")?)
+    }
+
+    /// rdma_destroy_qp(3).
+    verb fn rdma_destroy_qp(id: *mut rdma_cm_id) -> () {
+        destroy(id)
+    }
+
+    /// rdma_create_srq(3).
+    verb fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> MinusOne {
+        look::<CId>(id)?;
+        create_srq(id, pd, &mut *entry::required(attr, "attr")?)
+    }
+
+    /// rdma_create_srq(3), extended. Basic queues only.
+    verb fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> MinusOne {
+        look::<CId>(id)?;
+        let attr = &mut *entry::required(attr, "attr")?;
+        if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
+            return Err(Failure::invalid("no type of shared receive queue"));
+        }
+        if attr.srq_type != IBV_SRQT_BASIC {
+            return Err(Failure::unsupported("shared receive queues other than basic ones"));
+        }
+        let pd = if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 { null_mut() } else { attr.pd };
+        let mut plain = ibv_srq_init_attr { srq_context: attr.srq_context, attr: attr.attr };
+        create_srq(id, pd, &mut plain)?;
+        attr.attr = plain.attr;
+        attr.pd = if pd.is_null() { (*id).pd } else { pd };
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+        Ok(())
+    }
+
+    /// rdma_create_srq(3).
+    verb fn rdma_destroy_srq(id: *mut rdma_cm_id) -> () {
+        look::<CId>(id)?;
+        destroy_srq(id);
+        Ok(())
+    }
+
+    /// rdma_init_qp_attr(3): as on an iWARP device, rights and port; the connection brings the rest.
+    verb fn rdma_init_qp_attr(
+        id: *mut rdma_cm_id,
+        qp_attr: *mut ibv_qp_attr,
+        qp_attr_mask: *mut c_int,
+    ) -> MinusOne {
+        look::<CId>(id)?;
+        let attr = entry::required(qp_attr, "qp_attr")?;
+        let mask = entry::required(qp_attr_mask, "qp_attr_mask")?;
+        if (*id).verbs.is_null() {
+            return Err(Failure::invalid("the id is not bound to a device"));
+        }
+        let set = match (*attr).qp_state {
+            IBV_QPS_INIT | IBV_QPS_RTR => {
+                (*attr).qp_access_flags = ACCESS.bits();
+                IBV_QP_STATE | IBV_QP_ACCESS_FLAGS
+            }
+            IBV_QPS_RTS => 0,
+            _ => return Err(Failure::invalid("attributes are offered for INIT, RTR and RTS")),
+        };
+        (*attr).port_num = 1;
+        *mask = (set | IBV_QP_PORT).cast_signed();
+        Ok(())
+    }
+}
