@@ -73,6 +73,15 @@ fn transition(from: QpState, to: QpState) -> Option<(u32, u32)> {
     })
 }
 
+/// An iWARP queue pair gets from its connection what an InfiniBand one is told: what rdma_init_qp_attr(3) names for it,
+/// rights and no more, is enough. What a program says beyond that is remembered.
+fn iwarp_suffices(from: QpState, to: QpState, given: u32) -> bool {
+    match (from, to) {
+        (QpState::Reset, QpState::Init) | (QpState::Init, QpState::Rtr) => given & IBV_QP_ACCESS_FLAGS != 0,
+        _ => true,
+    }
+}
+
 fn state(value: ibv_qp_state) -> Result<QpState, Failure> {
     Ok(match value {
         IBV_QPS_RESET => QpState::Reset,
@@ -118,8 +127,8 @@ fn checked(
     let (required, optional) =
         transition(from, to).ok_or_else(|| Failure::invalid("no such state transition"))?;
     let given = mask & !IBV_QP_STATE;
-    // An iWARP queue pair gets everything else from its connection: what the program says beyond that is remembered.
-    if ib && given & required != required {
+    let enough = given & required == required || (!ib && iwarp_suffices(from, to, given));
+    if !enough {
         return Err(Failure::invalid("the transition needs more attributes"));
     }
     if given & !(if ib { required | optional } else { RC }) != 0 {
@@ -234,6 +243,13 @@ mod tests {
         assert_eq!(errno(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS, Init, Reset, true), libc::EINVAL);
         assert_eq!(errno(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS, Init, Reset, false), 0);
         assert_eq!(errno(init | IBV_QP_DEST_QPN, Init, Reset, true), libc::EINVAL);
+        assert_eq!(errno(IBV_QP_STATE, Init, Reset, false), libc::EINVAL);
+        assert_eq!(errno(IBV_QP_STATE, Rtr, Init, false), libc::EINVAL);
+        assert_eq!(errno(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS, Rtr, Init, false), 0);
+        let rtr = transition(Init, Rtr).expect("there is one").0;
+        assert_eq!(errno(IBV_QP_STATE | rtr, Rtr, Init, false), 0);
+        assert_eq!(errno(IBV_QP_STATE | rtr, Rtr, Init, true), 0);
+        assert_eq!(errno(IBV_QP_STATE, Rts, Rtr, false), 0);
         assert_eq!(errno(IBV_QP_STATE, Rts, Rtr, true), libc::EINVAL);
         assert_eq!(errno(IBV_QP_STATE, Rts, Reset, false), libc::EINVAL);
         assert_eq!(errno(IBV_QP_STATE, Err, Reset, true), 0);
