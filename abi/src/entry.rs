@@ -41,7 +41,13 @@ impl Failure {
 
 impl From<VerbsError> for Failure {
     fn from(error: VerbsError) -> Self {
-        Self::new(error.errno(), error.to_string())
+        // A full queue is an answer programs ask for again and again: no allocation for a text nobody may read.
+        let why = match error {
+            VerbsError::Invalid(why) | VerbsError::NoResources(why) | VerbsError::NotSupported(why) => why.into(),
+            VerbsError::QueueFull => "the queue is full".into(),
+            other => Cow::Owned(other.to_string()),
+        };
+        Self::new(error.errno(), why)
     }
 }
 

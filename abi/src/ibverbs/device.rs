@@ -212,9 +212,8 @@ entry! {
     /// that destroying them later does no harm.
     verb fn ibv_close_device(context: *mut ibv_context) -> MinusOne {
         let open = object::look::<Context>(context)?;
-        for qp in std::mem::take(&mut *open.qps.lock()).into_values().filter_map(|qp| qp.upgrade()) {
-            qp.destroy();
-        }
+        let left = std::mem::take(&mut *open.qps.lock());
+        left.into_values().filter_map(|qp| qp.upgrade()).for_each(|qp| qp.destroy());
         if open.users.count() == 0 {
             drop(object::take::<Context>(context)?);
         }

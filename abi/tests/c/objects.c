@@ -170,6 +170,24 @@ static void queues(struct ibv_context *context)
 	CHECK(ibv_dealloc_pd(pd) == 0);
 }
 
+/* The exported ibv_query_port knows the structure as it was before it grew. */
+#undef ibv_query_port
+static void old_port(struct ibv_context *context)
+{
+	struct ibv_port_attr port;
+	size_t old = offsetof(struct ibv_port_attr, port_cap_flags2);
+
+	memset(&port, 0x5a, sizeof(port));
+	CHECK(ibv_query_port(context, 1, (struct _compat_ibv_port_attr *)&port) == 0);
+	CHECK(port.state == IBV_PORT_ACTIVE && port.link_layer == IBV_LINK_LAYER_ETHERNET);
+	for (size_t i = old; i < sizeof(port); i++)
+		CHECK(((char *)&port)[i] == 0x5a);
+	memset(&port, 0x5a, sizeof(port));
+	CHECK(context->ops._compat_query_port(context, 1, (struct _compat_ibv_port_attr *)&port) == 0);
+	CHECK(port.gid_tbl_len > 0);
+}
+#define ibv_query_port(context, port_num, port_attr) ___ibv_query_port(context, port_num, port_attr)
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -200,6 +218,7 @@ int main(void)
 	CHECK(ibv_get_pkey_index(context, 1, 1) == -1);
 	REFUSED(ibv_import_device(context->cmd_fd), EOPNOTSUPP);
 	REFUSED(ibv_alloc_td(context, &(struct ibv_td_init_attr){ 0 }), EOPNOTSUPP);
+	old_port(context);
 	regions(context);
 	queues(context);
 	CHECK(ibv_close_device(again) == 0);
