@@ -19,8 +19,9 @@ pub const PORT: u8 = 1;
 /// `max_pkeys`, and the only partition key: the default one.
 const PKEY: u16 = 0xffff;
 
-/// Our vendor number: none was assigned to us, so none is claimed.
-const VENDOR: u32 = 0;
+/// Vendors are told by their IEEE number. We have none, and programs take 0 for an error: one of the numbers anybody may
+/// use ("locally administered", 02-75-77), which is nobody's.
+const VENDOR: u32 = 0x02_7577;
 
 fn count(n: u32) -> c_int {
     c_int::try_from(n).unwrap_or(c_int::MAX)
