@@ -382,6 +382,34 @@ fn strangers_without_enhanced_set_up_are_established_when_accepted() {
 }
 
 #[test]
+fn an_end_that_comes_with_the_first_fpdu_is_seen() {
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    for _ in 0..20 {
+        let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+        stranger.write_all(&KEY_REQ).unwrap();
+        stranger.write_all(&[FLAG_S | FLAG_C, 2, 0, 4, 0x80, 1, 0xC0, 1]).unwrap();
+        let request = expect(&server, EventKind::ConnectRequest);
+        let passive = Arc::clone(&request.id);
+        request.acknowledge();
+        let qp = qp();
+        passive.accept(&qp, None, b"").unwrap();
+        stranger.read_exact(&mut [0; 24]).unwrap();
+        // A ready-to-receive Write and the end of the stream in one TCP segment.
+        let mut fpdu = vec![0, 14, 0xC1, 0x40];
+        fpdu.resize(16, 0);
+        fpdu.extend_from_slice(&uwarp_wire::crc::to_wire(uwarp_wire::crc::crc32c(&fpdu)));
+        rustix::net::sockopt::set_tcp_cork(&stranger, true).unwrap();
+        stranger.write_all(&fpdu).unwrap();
+        stranger.shutdown(std::net::Shutdown::Write).unwrap();
+        expect(&server, EventKind::Established).acknowledge();
+        expect(&server, EventKind::Disconnected).acknowledge();
+        passive.destroy();
+    }
+}
+
+#[test]
 fn older_peers_are_asked_again_on_new_connections() {
     let cm = cm(Timeouts::default());
     let client = channel();
