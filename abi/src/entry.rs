@@ -43,7 +43,9 @@ impl From<VerbsError> for Failure {
     fn from(error: VerbsError) -> Self {
         // A full queue is an answer programs ask for again and again: no allocation for a text nobody may read.
         let why = match error {
-            VerbsError::Invalid(why) | VerbsError::NoResources(why) | VerbsError::NotSupported(why) => why.into(),
+            VerbsError::Invalid(why) | VerbsError::NoResources(why) | VerbsError::NotSupported(why) => {
+                why.into()
+            }
             VerbsError::QueueFull => "the queue is full".into(),
             other => Cow::Owned(other.to_string()),
         };

@@ -5,7 +5,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`entry`] | the macro every entry point goes through: panics, errno, trace, fork |
+//! | [`mod@entry`] | the macro every entry point goes through: panics, errno, trace, fork |
 //! | [`object`] | one ownership kind for each C type |
 //! | [`ibverbs`] | `<infiniband/verbs.h>` |
 //! | [`private`] | what libibverbs offers to vendor drivers, and its 1.0 interface |
