@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -36,7 +37,14 @@ pub struct Channel {
     descriptor: OwnedFd,
     /// A thread that blocks on this channel sleeps on the sockets.
     leading: AtomicBool,
+    /// Waits that a short look spared, less those it did not; negative: waits to go without looking.
+    luck: AtomicI32,
 }
+
+/// Longest look before a sleep: about what falling asleep and being woken costs on both sides.
+const SPIN: Duration = Duration::from_micros(20);
+const MOST_LUCK: i32 = 4;
+const WITHOUT_SPIN: i32 = 64;
 
 thread_local! {
     /// The channel this thread blocks on, by address: events it brings about itself need no descriptor.
@@ -53,6 +61,7 @@ impl Channel {
             queue: Mutex::default(),
             descriptor,
             leading: AtomicBool::new(false),
+            luck: AtomicI32::new(0),
         }))
     }
 
@@ -109,6 +118,11 @@ impl Channel {
             self.engine.poll_once();
             return self.pop().ok_or(ChannelError::WouldBlock);
         }
+        // What this thread polled in earnest it polls no more.
+        self.engine.unpark();
+        if let Some(event) = self.spin() {
+            return Ok(event);
+        }
         loop {
             let waited = match self.engine.lead() {
                 Some(leader) => {
@@ -131,6 +145,31 @@ impl Channel {
             if waited == Err(Errno::INTR) && !fork::interruptions_restart() {
                 return Err(ChannelError::Interrupted);
             }
+        }
+    }
+
+    /// Looks for a short while before going to sleep, as long as that has paid off lately: falling asleep and being woken costs
+    /// more than most replies take.
+    fn spin(&self) -> Option<u64> {
+        let luck = self.luck.load(Ordering::Relaxed);
+        if luck < 0 {
+            // Out of luck: try again now and then.
+            self.luck.store(luck + 1, Ordering::Relaxed);
+            return None;
+        }
+        let start = Instant::now();
+        loop {
+            self.engine.note_earnest();
+            self.engine.poll_once();
+            if let Some(event) = self.pop() {
+                self.luck.store((luck + 1).min(MOST_LUCK), Ordering::Relaxed);
+                return Some(event);
+            }
+            if start.elapsed() > SPIN {
+                self.luck.store(if luck > 0 { luck - 1 } else { -WITHOUT_SPIN }, Ordering::Relaxed);
+                return None;
+            }
+            std::hint::spin_loop();
         }
     }
 

@@ -81,7 +81,23 @@ pub struct Engine {
     background_until: AtomicU64,
     /// A thread blocks on a channel and waits here rather than on the channel's own descriptor.
     leader: AtomicBool,
+    parked: Mutex<Parked>,
+    /// Changes whenever the parked descriptors come back.
+    park_epoch: AtomicU64,
 }
+
+/// Descriptors that are not watched, because a thread that polls in earnest looks at them all the time: the wake-up call
+/// that each packet would make for nobody is a good part of a microsecond.
+#[derive(Default)]
+struct Parked {
+    /// The background thread stands back; when it returns, it watches them again.
+    allowed: bool,
+    tokens: Vec<Token>,
+}
+
+/// Says that a descriptor is parked, until the next [`Engine::unpark`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ParkMark(u64);
 
 /// A poll counts as recent for this long.
 const RECENT: Duration = Duration::from_micros(20);
@@ -106,6 +122,8 @@ impl Engine {
             earnest: AtomicU64::new(0),
             background_until: AtomicU64::new(0),
             leader: AtomicBool::new(false),
+            parked: Mutex::default(),
+            park_epoch: AtomicU64::new(1),
         });
         let weak = Arc::downgrade(&engine);
         // The program's signals are the program's: its own threads take them.
@@ -119,9 +137,7 @@ impl Engine {
     pub fn register(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
         let token = self.insert(source, Some(fd));
         fork::track(fd);
-        use epoll::EventFlags as F;
-        let flags = F::IN | F::OUT | F::RDHUP | F::ET;
-        if let Err(e) = epoll::add(&self.epoll, borrow(&fd), epoll::EventData::new_u64(token.0), flags) {
+        if let Err(e) = epoll::add(&self.epoll, borrow(&fd), epoll::EventData::new_u64(token.0), interest()) {
             self.remove(token);
             return Err(e.into());
         }
@@ -168,11 +184,50 @@ impl Engine {
     pub fn rearm(&self, token: Token) {
         let fd = self.sources.read().get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd);
         if let Some(fd) = fd {
-            use epoll::EventFlags as F;
-            let flags = F::IN | F::OUT | F::RDHUP | F::ET;
             let data = epoll::EventData::new_u64(token.0);
-            // Fails only when the descriptor is closed already.
-            let _ = epoll::modify(&self.epoll, borrow(&fd), data, flags);
+            // Fails only when the descriptor is closed already, or parked: then it is looked at anyway.
+            let _ = epoll::modify(&self.epoll, borrow(&fd), data, interest());
+        }
+    }
+
+    /// Stops watching a descriptor whose owner polls it in earnest; refused unless the background thread stands back.
+    pub(crate) fn park(&self, token: Token) -> Option<ParkMark> {
+        let mut parked = self.parked.lock();
+        if !parked.allowed {
+            return None;
+        }
+        let sources = self.sources.read();
+        let fd = sources.get(token.index()).filter(|s| s.token == token)?.fd?;
+        epoll::delete(&self.epoll, borrow(&fd)).ok()?;
+        parked.tokens.push(token);
+        Some(ParkMark(self.park_epoch.load(Ordering::Relaxed)))
+    }
+
+    /// Whether a descriptor is still parked.
+    pub(crate) fn is_parked(&self, mark: ParkMark) -> bool {
+        self.park_epoch.load(Ordering::Relaxed) == mark.0
+    }
+
+    /// The background thread stands back or is about to return, which alone decides whether descriptors may be parked: while it
+    /// sleeps on epoll, nobody would notice that polling has stopped.
+    fn allow_parking(&self, allowed: bool) {
+        self.parked.lock().allowed = allowed;
+    }
+
+    /// Watches all parked descriptors again; what they are ready for is reported anew.
+    pub(crate) fn unpark(&self) {
+        let mut parked = self.parked.lock();
+        if parked.tokens.is_empty() {
+            return;
+        }
+        self.park_epoch.fetch_add(1, Ordering::Relaxed);
+        let sources = self.sources.read();
+        for token in parked.tokens.drain(..) {
+            if let Some(fd) = sources.get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd) {
+                let data = epoll::EventData::new_u64(token.0);
+                // Fails only when the descriptor is closed already.
+                let _ = epoll::add(&self.epoll, borrow(&fd), data, interest());
+            }
         }
     }
 
@@ -349,11 +404,18 @@ fn background(engine: &Weak<Engine>) {
         }
         // Woken beside a thread that polls: every further wake-up would cost that thread a part of its latency.
         if engine.polled_within(RECENT.max(nap)) {
+            if nap == STAND_BACK.1 {
+                engine.allow_parking(true);
+            }
             std::thread::sleep(nap);
             nap = (nap * 2).min(STAND_BACK.1);
             continue;
         }
-        nap = STAND_BACK.0;
+        if nap > STAND_BACK.0 {
+            nap = STAND_BACK.0;
+            engine.allow_parking(false);
+            engine.unpark();
+        }
         match engine.wait_once(None, true) {
             Ok(false) => {}
             Ok(true) => {
@@ -371,6 +433,11 @@ fn background(engine: &Weak<Engine>) {
             }
         }
     }
+}
+
+fn interest() -> epoll::EventFlags {
+    use epoll::EventFlags as F;
+    F::IN | F::OUT | F::RDHUP | F::ET
 }
 
 fn borrow(fd: &RawFd) -> BorrowedFd<'_> {

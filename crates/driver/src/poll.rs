@@ -10,6 +10,8 @@ use crate::nic::Nic;
 /// Empty polls in a row after which a thread is polling in earnest. A program that polls once after each post and finds its
 /// completion (`ib_write_lat`) never gets there.
 const IN_EARNEST: u32 = 4;
+/// An earnest poller says so every so many polls: a few microseconds, well within what counts as recent.
+const STAMP_EVERY: u32 = 4;
 /// Up to this many queue pairs are asked directly; with more, the system says which have something.
 const FEW: usize = 2;
 /// A direct look does not see other sockets; every so many empty polls, they are looked at too.
@@ -31,10 +33,10 @@ impl Nic {
             return found;
         }
         let empty = cq.note_poll(false);
-        if empty >= IN_EARNEST {
+        if empty >= IN_EARNEST && empty % STAMP_EVERY == 0 {
             self.engine().note_earnest();
         }
-        let direct = cq.feed(FEW);
+        let direct = cq.feed(FEW, empty >= IN_EARNEST);
         if !direct || empty % LOOK_AROUND == LOOK_AROUND - 1 {
             self.engine().poll_once();
         }

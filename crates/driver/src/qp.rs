@@ -17,7 +17,7 @@ use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, RxPlan, StreamParams};
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
-use crate::engine::{Engine, Readiness, Source, Token};
+use crate::engine::{Engine, ParkMark, Readiness, Source, Token};
 use crate::fork;
 use crate::nic::Nic;
 
@@ -72,6 +72,7 @@ struct Conn {
     /// The program disconnects; until then posted work still goes out.
     send_deadline: Option<Instant>,
     closing: Option<Closing>,
+    parked: Option<ParkMark>,
 }
 
 struct Closing {
@@ -108,6 +109,8 @@ pub struct Qp {
     kick: AtomicBool,
     /// The kernel may have room again.
     room: AtomicBool,
+    /// The system has said, once, that the peer closed or the connection broke.
+    hung_up: AtomicBool,
 }
 
 impl Qp {
@@ -140,6 +143,7 @@ impl Qp {
                 inner: Mutex::new(Inner { core: QpCore::new(qpn, init), conn: None, destroyed: false }),
                 kick: AtomicBool::new(false),
                 room: AtomicBool::new(false),
+                hung_up: AtomicBool::new(false),
             }
         });
         Ok(qp)
@@ -248,6 +252,7 @@ impl Qp {
             rnr_deadline: None,
             send_deadline: None,
             closing: None,
+            parked: None,
         });
         if let Some(at) = hold_until {
             engine.set_timer(token, Some(at));
@@ -298,7 +303,8 @@ impl Qp {
             let tell = self.news(&mut inner);
             drop(inner);
             tell.now();
-            if !self.kick.swap(false, Ordering::SeqCst) {
+            // Read first: nearly always there is nothing, and reading is cheap.
+            if !(self.kick.load(Ordering::SeqCst) && self.kick.swap(false, Ordering::SeqCst)) {
                 return;
             }
             match self.inner.try_lock() {
@@ -359,12 +365,22 @@ impl Qp {
         loop {
             inner.core.build();
             if !conn.writable {
+                // Room is told of only while the descriptor is watched.
+                if conn.parked.take().is_some_and(|mark| self.nic.engine().is_parked(mark)) {
+                    self.nic.engine().unpark();
+                }
                 return;
             }
             let Some(out) = inner.core.out().filter(|o| !o.is_empty()) else { return };
-            let mut pieces = smallvec::SmallVec::<[Piece; PIECES]>::new();
-            let bytes = out.gather(PIECES, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
-            match tcp::send(conn.fd.as_fd(), &pieces) {
+            let (result, bytes) = match out.only_staged() {
+                Some(bytes) => (tcp::send_bytes(conn.fd.as_fd(), bytes), bytes.len()),
+                None => {
+                    let mut pieces = smallvec::SmallVec::<[Piece; PIECES]>::new();
+                    let bytes = out.gather(PIECES, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
+                    (tcp::send(conn.fd.as_fd(), &pieces), bytes)
+                }
+            };
+            match result {
                 Ok(n) => {
                     // A send that came up short has used up the room; the system tells when there is some again.
                     conn.writable = n == bytes;
@@ -500,8 +516,9 @@ impl Qp {
                 conn.left_over = Vec::new();
             }
             moved += n;
-            // A receive that came up short has emptied the socket.
-            if n < wanted {
+            // A receive that came up short has emptied the socket, unless the end of the stream came with the last bytes: the
+            // system will not say that again.
+            if n < wanted && !self.hung_up.load(Ordering::Acquire) {
                 return;
             }
             if moved >= TURN {
@@ -545,9 +562,13 @@ impl Qp {
 }
 
 impl Feeder for Qp {
-    fn feed(&self) {
+    fn feed(&self, in_earnest: bool) {
         if let Some(mut inner) = self.inner.try_lock() {
-            if inner.conn.is_some() {
+            if let Some(conn) = &mut inner.conn {
+                let engine = self.nic.engine();
+                if in_earnest && conn.writable && !conn.parked.is_some_and(|mark| engine.is_parked(mark)) {
+                    conn.parked = engine.park(conn.token);
+                }
                 self.pump(&mut inner);
             }
             self.release(inner);
@@ -559,6 +580,9 @@ impl Source for Qp {
     fn ready(&self, readiness: Readiness) {
         if readiness.writable {
             self.room.store(true, Ordering::Release);
+        }
+        if readiness.hangup {
+            self.hung_up.store(true, Ordering::Release);
         }
         self.look();
     }

@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -27,13 +27,16 @@ struct Inner {
 
 /// Something whose progress may bring completions to a queue: a queue pair with its socket.
 pub trait Feeder: Send + Sync {
-    /// Looks for input and for room to send, without blocking. Does nothing if another thread is at it.
-    fn feed(&self);
+    /// Looks for input and for room to send, without blocking. Does nothing if another thread is at it. `in_earnest`: the
+    /// caller has looked in vain for a while and will look again at once.
+    fn feed(&self, in_earnest: bool);
 }
 
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
 pub struct Cq {
     inner: Mutex<Inner>,
+    /// Entries in the ring; written under its lock, read without.
+    waiting: AtomicUsize,
     cookie: u64,
     completions: Option<Arc<dyn CompletionSink>>,
     async_sink: Arc<dyn AsyncSink>,
@@ -64,6 +67,7 @@ impl Cq {
                 armed: Armed::No,
                 overflowed: false,
             }),
+            waiting: AtomicUsize::new(0),
             cookie,
             completions,
             async_sink,
@@ -79,8 +83,13 @@ impl Cq {
 
     /// Takes up to `max` completions, oldest first; returns how many. Makes no progress of its own.
     pub fn poll(&self, max: usize, mut sink: impl FnMut(Wc)) -> usize {
+        // A poller that looks before the completion is counted looks again.
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
         let mut inner = self.inner.lock();
         let n = inner.ring.len().min(max);
+        self.waiting.store(inner.ring.len() - n, Ordering::Release);
         for wc in inner.ring.drain(..n) {
             sink(wc);
         }
@@ -89,7 +98,7 @@ impl Cq {
 
     /// Whether completions wait.
     pub fn is_empty(&self) -> bool {
-        self.inner.lock().ring.is_empty()
+        self.waiting.load(Ordering::Acquire) == 0
     }
 
     /// Whether a completion did not fit. Such a queue stays broken (`ibv_poll_cq` fails on it).
@@ -141,6 +150,7 @@ impl Cq {
                 inner.armed = Armed::No;
             }
             inner.ring.push_back(wc);
+            self.waiting.store(inner.ring.len(), Ordering::Release);
             event
         };
         if event && let Some(sink) = &self.completions {
@@ -163,14 +173,14 @@ impl Cq {
 
     /// Lets the feeders look, if there are at most `few` of them. With more, says no: it is cheaper to ask the
     /// system which of them have anything.
-    pub fn feed(&self, few: usize) -> bool {
+    pub fn feed(&self, few: usize, in_earnest: bool) -> bool {
         let feeders = self.feeders.read();
         if feeders.len() > few {
             return false;
         }
         for feeder in feeders.iter() {
             if let Some(feeder) = feeder.upgrade() {
-                feeder.feed();
+                feeder.feed(in_earnest);
             }
         }
         true
@@ -193,7 +203,6 @@ impl Cq {
 mod tests {
     use super::*;
     use crate::wr::WcOpcode;
-    use std::sync::atomic::AtomicUsize;
 
     #[derive(Default)]
     struct Count(AtomicUsize);

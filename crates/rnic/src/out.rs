@@ -101,6 +101,16 @@ impl OutQueue {
         }
     }
 
+    /// All bytes waiting, if they are one run of staged ones.
+    pub fn only_staged(&self) -> Option<&[u8]> {
+        match (self.runs.len(), self.runs.front()) {
+            (1, Some(Run { bytes: Bytes::Staged { start, len }, .. })) => {
+                self.staged.get(start + self.head_taken..start + len)
+            }
+            _ => None,
+        }
+    }
+
     /// The bytes waiting, as addresses for a gathering system call; at most `max` pieces are handed to `sink`.
     pub fn gather(&self, max: usize, mut sink: impl FnMut(MemSeg)) -> usize {
         let mut skip = self.head_taken;
