@@ -118,10 +118,15 @@ impl RxState {
         }
     }
 
-    /// Makes the next message of every queue expect this MSN, for tests near the wrap.
+    /// Makes the next message of every queue expect this MSN, for tests near the wrap. The Terminate queue sees one
+    /// message at most, so it stays as it is.
     #[doc(hidden)]
     pub fn set_msn(&mut self, msn: u32) {
-        self.queues = [Queue { msn, ..Queue::START }; 4];
+        for qn in [QN_SEND, QN_READ_REQUEST, QN_UWARP_ACK] {
+            if let Some(queue) = self.queue_mut(qn) {
+                *queue = Queue { msn, ..Queue::START };
+            }
+        }
     }
 
     fn index(&self, qn: u32) -> Option<usize> {

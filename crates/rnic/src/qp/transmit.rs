@@ -71,6 +71,12 @@ impl Tx {
         }
     }
 
+    /// Gives the next message of every queue this MSN.
+    pub fn set_msn(&mut self, msn: u32) {
+        let last = msn.wrapping_sub(1);
+        (self.send_msn, self.read_msn, self.ack_msn) = (last, last, last);
+    }
+
     /// No message is half cut.
     pub fn idle(&self) -> bool {
         self.current.is_none()
@@ -102,6 +108,8 @@ impl Stream {
                 if let Some(segment) = s.next_segment() {
                     self.emit_staged(&segment, |_| ());
                 }
+                // The peer counts it among what it has placed.
+                self.tx.messages += 1;
                 self.established = super::Established::Untold;
             }
             Rtr::SendRead => {
