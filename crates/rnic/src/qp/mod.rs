@@ -388,10 +388,9 @@ impl QpCore {
         }
     }
 
-    /// In SQD: says so once everything that was started is done.
+    /// In SQD: says so once every work request that was started is complete. Those that were not wait for RTS.
     fn check_drained(&mut self) {
-        let sent = self.stream.as_ref().is_none_or(|s| s.out.is_empty() && s.tx.idle() && s.reads.is_empty());
-        if self.attr.sq_draining && sent {
+        if self.attr.sq_draining && self.sq.next == self.sq.head {
             self.attr.sq_draining = false;
             if std::mem::take(&mut self.notify_sqd) {
                 self.event(EventKind::SqDrained);
@@ -521,6 +520,16 @@ impl QpCore {
         self.stream.as_mut().map(|s| &mut s.out)
     }
 
+    /// Makes the next message of every queue, in both directions, have this MSN, for tests near the wrap. Call on both ends
+    /// right after they were attached.
+    #[doc(hidden)]
+    pub fn set_msn(&mut self, msn: u32) {
+        if let Some(stream) = &mut self.stream {
+            stream.rx.set_msn(msn);
+            stream.tx.set_msn(msn);
+        }
+    }
+
     fn event(&self, kind: EventKind) {
         self.async_sink.async_event(AsyncEvent { kind, cookie: self.cookie });
     }
@@ -539,6 +548,11 @@ impl QpCore {
 
     /// Makes the completions of the oldest send work requests that are done.
     fn retire(&mut self) {
+        self.retire_done();
+        self.check_drained();
+    }
+
+    fn retire_done(&mut self) {
         while let Some(slot) = self.sq.front() {
             let status = match slot.phase {
                 queues::Phase::Done => WcStatus::Success,
@@ -559,9 +573,6 @@ impl QpCore {
             if signaled {
                 self.complete_send(wc);
             }
-        }
-        if self.attr.sq_draining {
-            self.check_drained();
         }
     }
 }
