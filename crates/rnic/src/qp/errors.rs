@@ -123,13 +123,18 @@ impl QpCore {
         });
         let (taken, acks, acked) =
             self.stream.as_ref().map_or((0, false, 0), |s| (s.out.taken(), s.params.placement_acks, s.acked));
+        let mut failed = false;
         while let Some(slot) = self.sq.pop() {
+            // Behind one that is not done, none counts as done: programs take the first failure for the end.
             let status = match slot.phase {
-                Phase::Done => WcStatus::Success,
-                Phase::Sent { end, message } if end <= taken && (!acks || message <= acked) => WcStatus::Success,
+                Phase::Done if !failed => WcStatus::Success,
+                Phase::Sent { end, message } if !failed && end <= taken && (!acks || message <= acked) => {
+                    WcStatus::Success
+                }
                 Phase::Failed(status) => status,
                 _ => WcStatus::WrFlushErr,
             };
+            failed |= status != WcStatus::Success;
             let signaled = self.attr.sq_sig_all || slot.flags.contains(crate::wr::SendFlags::SIGNALED);
             if status == WcStatus::Success && !signaled {
                 continue;
