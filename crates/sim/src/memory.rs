@@ -1,0 +1,73 @@
+//! A program's memory in a simulation.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use uwarp_rnic::mem::{self, MemSeg};
+use uwarp_rnic::{Access, Mr, Pd};
+
+/// Memory that regions are registered on. Atomic bytes, because a queue pair writes them by address while we hold a
+/// reference.
+#[derive(Debug)]
+pub struct Arena {
+    bytes: Box<[AtomicU8]>,
+    addr: u64,
+}
+
+impl Arena {
+    /// `len` zero bytes.
+    pub fn new(len: usize) -> Self {
+        let bytes: Box<[AtomicU8]> = (0..len).map(|_| AtomicU8::new(0)).collect();
+        let addr = bytes.as_ptr().expose_provenance() as u64;
+        Self { bytes, addr }
+    }
+
+    /// A copy of `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let arena = Self::new(bytes.len());
+        arena.write(0, bytes);
+        arena
+    }
+
+    /// Bytes it has.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Address of the byte at `offset`.
+    pub fn addr(&self, offset: usize) -> u64 {
+        assert!(offset <= self.len());
+        self.addr + offset as u64
+    }
+
+    /// What stands there.
+    pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.len());
+        let mut out = Vec::new();
+        mem::copy_out(MemSeg { addr: self.addr(offset), len }, &mut out);
+        out
+    }
+
+    /// All of it.
+    pub fn snapshot(&self) -> Vec<u8> {
+        self.read(0, self.len())
+    }
+
+    /// Writes `bytes`.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.len());
+        mem::copy_in(MemSeg { addr: self.addr(offset), len: bytes.len() }, bytes);
+    }
+
+    /// Registers a part of it, named by its own addresses (or from 0 with [`Access::ZERO_BASED`]).
+    pub fn register(&self, pd: &Arc<Pd>, offset: usize, len: usize, access: Access) -> Arc<Mr> {
+        assert!(offset + len <= self.len());
+        let addr = self.addr(offset);
+        Mr::register(pd, addr, len as u64, addr, access).expect("the range and the rights are good")
+    }
+}

@@ -1,0 +1,228 @@
+//! One direction of a connection: an ordered byte stream that arrives late, in pieces, damaged or not at all.
+
+use std::collections::VecDeque;
+
+use crate::{Rng, Time};
+
+/// How a direction behaves while nothing is wrong.
+#[derive(Debug, Clone, Copy)]
+pub struct NetParams {
+    /// Shortest and longest delay of a piece, in nanoseconds.
+    pub delay: (Time, Time),
+    /// Longest piece that arrives at once, in bytes. Pieces are of random length.
+    pub piece: usize,
+    /// Bytes that are accepted before the other end has read them; a write that does not fit is cut short.
+    pub capacity: usize,
+    /// How many pieces in a thousand stall.
+    pub stalls: u32,
+    /// Longest stall, in nanoseconds.
+    pub stall: Time,
+}
+
+impl Default for NetParams {
+    fn default() -> Self {
+        Self { delay: (10_000, 20_000), piece: 1 << 20, capacity: 256 * 1024, stalls: 0, stall: 0 }
+    }
+}
+
+/// What goes wrong with a direction, at a position in its stream (bytes since the start).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A bit changes.
+    Flip {
+        /// Which byte.
+        at: u64,
+        /// Which bit, 0 to 7.
+        bit: u8,
+    },
+    /// The connection is reset in both directions when this many bytes were sent.
+    Reset {
+        /// Bytes that still arrive.
+        at: u64,
+    },
+    /// The sending host closes this direction by itself after this many bytes, as when its process is killed.
+    End {
+        /// Bytes that still arrive.
+        at: u64,
+    },
+}
+
+/// Why a pipe does nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nothing to read, or no room.
+    WouldBlock,
+    /// The connection is gone.
+    Reset,
+}
+
+/// One direction.
+#[derive(Debug)]
+pub struct Pipe {
+    params: NetParams,
+    rng: Rng,
+    fault: Option<Fault>,
+    /// When each piece arrives, and what is left of it.
+    pieces: VecDeque<(Time, VecDeque<u8>)>,
+    /// Arrival of the last piece: order is kept.
+    last: Time,
+    sent: u64,
+    held: usize,
+    fin: Option<Time>,
+    reset: bool,
+    /// A fault hit a byte.
+    struck: bool,
+    /// Everything that was sent, with the time of each write, before any damage.
+    tapped: Vec<(Time, Vec<u8>)>,
+}
+
+impl Pipe {
+    /// A direction that does what `params`, the seed and `fault` say.
+    pub fn new(params: NetParams, rng: Rng, fault: Option<Fault>) -> Self {
+        Self {
+            params,
+            rng,
+            fault,
+            pieces: VecDeque::new(),
+            last: 0,
+            sent: 0,
+            held: 0,
+            fin: None,
+            reset: false,
+            struck: false,
+            tapped: Vec::new(),
+        }
+    }
+
+    /// Takes some bytes; returns how many.
+    pub fn send(&mut self, now: Time, bytes: &[u8]) -> Result<usize, Refusal> {
+        if self.reset || self.fin.is_some() {
+            return Err(Refusal::Reset);
+        }
+        let room = self.params.capacity.saturating_sub(self.held);
+        let mut taken = bytes.len().min(room);
+        if taken == 0 {
+            return Err(Refusal::WouldBlock);
+        }
+        let stop = match self.fault {
+            Some(Fault::Reset { at } | Fault::End { at }) => {
+                Some(usize::try_from(at.saturating_sub(self.sent)).unwrap_or(usize::MAX))
+                    .filter(|n| *n <= taken)
+            }
+            _ => None,
+        };
+        if let Some(stop) = stop {
+            taken = stop;
+        }
+        let mut data = bytes.get(..taken).unwrap_or(&[]).to_vec();
+        self.tapped.push((now, data.clone()));
+        if let Some(Fault::Flip { at, bit }) = self.fault
+            && let Some(offset) = at.checked_sub(self.sent).and_then(|n| usize::try_from(n).ok())
+            && let Some(byte) = data.get_mut(offset)
+        {
+            *byte ^= 1 << (bit & 7);
+            self.struck = true;
+        }
+        self.sent += taken as u64;
+        self.held += taken;
+        let mut rest = &data[..];
+        while !rest.is_empty() {
+            let n = self.rng.size(1, self.params.piece.max(1)).min(rest.len());
+            let (piece, tail) = rest.split_at(n);
+            let at = self.arrival(now);
+            self.pieces.push_back((at, piece.iter().copied().collect()));
+            rest = tail;
+        }
+        if stop.is_some() {
+            self.struck = true;
+            match self.fault.take() {
+                Some(Fault::Reset { .. }) => self.reset = true,
+                _ => self.close(now),
+            }
+            if taken == 0 {
+                return Err(Refusal::Reset);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn arrival(&mut self, now: Time) -> Time {
+        let (low, high) = self.params.delay;
+        let mut at = now + low + self.rng.below(high.saturating_sub(low) + 1);
+        if self.rng.chance(self.params.stalls) {
+            at += self.rng.below(self.params.stall + 1);
+        }
+        self.last = self.last.max(at);
+        self.last
+    }
+
+    /// The sender has no more.
+    pub fn close(&mut self, now: Time) {
+        if self.fin.is_none() {
+            self.fin = Some(self.arrival(now));
+        }
+    }
+
+    /// Bytes that have arrived, at most `max`, perhaps fewer than there are. No bytes: the sender has closed.
+    pub fn recv(&mut self, now: Time, max: usize) -> Result<Vec<u8>, Refusal> {
+        let mut out = Vec::new();
+        while let Some((at, piece)) = self.pieces.front_mut() {
+            if *at > now || out.len() >= max {
+                break;
+            }
+            let n = piece.len().min(max - out.len());
+            out.extend(piece.drain(..n));
+            if piece.is_empty() {
+                self.pieces.pop_front();
+            }
+            // Now and then a read ends at a piece although there is more.
+            if self.rng.chance(300) {
+                break;
+            }
+        }
+        self.held -= out.len();
+        if !out.is_empty() {
+            return Ok(out);
+        }
+        if self.reset && self.pieces.is_empty() {
+            return Err(Refusal::Reset);
+        }
+        if self.pieces.is_empty() && self.fin.is_some_and(|at| at <= now) {
+            return Ok(out);
+        }
+        Err(Refusal::WouldBlock)
+    }
+
+    /// Breaks it; what has not arrived is lost.
+    pub fn reset(&mut self) {
+        self.reset = true;
+        self.pieces.clear();
+        self.held = 0;
+    }
+
+    /// Whether it was reset.
+    pub fn is_reset(&self) -> bool {
+        self.reset
+    }
+
+    /// Whether the fault has happened.
+    pub fn struck(&self) -> bool {
+        self.struck
+    }
+
+    /// Bytes sent since the start.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// When something next arrives that has not arrived at `now`.
+    pub fn next_arrival(&self, now: Time) -> Option<Time> {
+        let piece = self.pieces.front().map(|(at, _)| *at);
+        piece.or(self.fin).filter(|at| *at > now)
+    }
+
+    /// What was sent, undamaged, write by write.
+    pub fn tapped(&self) -> &[(Time, Vec<u8>)] {
+        &self.tapped
+    }
+}

@@ -1,0 +1,201 @@
+//! What must hold after a run.
+
+use uwarp_rnic::qp::{Disconnect, QpState};
+use uwarp_rnic::{Wc, WcFlags, WcOpcode, WcStatus};
+use uwarp_wire::terminate::{Mpa, TerminateError};
+
+use super::layout::{Built, Effect, Layout};
+use super::{Abort, Kind, Plan, RECV_ID, Report};
+use crate::Side;
+use crate::net::Fault;
+
+/// Nothing was wrong: everything is done, and done right.
+pub(super) fn complete(plan: &Plan, layout: &Layout, report: &Report, sends: [usize; 2], recvs: [usize; 2]) {
+    for side in Side::BOTH {
+        let i = side.index();
+        assert_eq!(sends[i], layout.sends[i].len(), "{side:?}: not all work requests could be posted");
+        assert_eq!(recvs[i], layout.recvs[i].len(), "{side:?}: not all receives could be posted");
+        let qpn = 0x100 + side as u32;
+        let expected: Vec<Wc> = layout.sends[i]
+            .iter()
+            .enumerate()
+            .filter(|(_, built)| plan.sq_sig_all || plan.ops[built.index].signaled)
+            .map(|(n, built)| {
+                let mut wc = Wc::new(n as u64, WcStatus::Success, opcode(plan.ops[built.index].kind), qpn);
+                wc.byte_len = layout.effects[built.index].len;
+                wc
+            })
+            .collect();
+        assert_eq!(report.sends[i], expected, "{side:?}: completions of sends");
+        let expected: Vec<Wc> =
+            layout.recvs[i].iter().enumerate().map(|(n, built)| received(layout, n, built, qpn)).collect();
+        assert_eq!(report.recvs[i], expected, "{side:?}: completions of receives");
+        same(&layout.arenas[i].snapshot(), &layout.model(side, layout.effects.iter()), side);
+    }
+    for effect in &layout.effects {
+        if let Some(mr) = &effect.invalidates {
+            assert!(mr.enter().is_none(), "a region that was to be invalidated is valid");
+        }
+    }
+}
+
+fn received(layout: &Layout, n: usize, built: &Built, qpn: u32) -> Wc {
+    let effect = &layout.effects[built.index];
+    let mut wc = Wc::new(RECV_ID + n as u64, WcStatus::Success, WcOpcode::Recv, qpn);
+    wc.byte_len = effect.len;
+    if let Some(mr) = &effect.invalidates {
+        wc.flags = WcFlags::WITH_INV;
+        wc.imm_or_inv = mr.stag();
+    }
+    wc
+}
+
+fn opcode(kind: Kind) -> WcOpcode {
+    match kind {
+        Kind::Send | Kind::SendInvalidate => WcOpcode::Send,
+        Kind::Write => WcOpcode::RdmaWrite,
+        Kind::Read | Kind::ReadInvalidate => WcOpcode::RdmaRead,
+        Kind::LocalInvalidate => WcOpcode::LocalInv,
+    }
+}
+
+/// Compares without printing a megabyte.
+fn same(found: &[u8], expected: &[u8], side: Side) {
+    if let Some(at) = (0..expected.len()).find(|i| found.get(*i) != expected.get(*i)) {
+        let count = (at..expected.len()).filter(|i| found.get(*i) != expected.get(*i)).count();
+        panic!(
+            "{side:?}: memory differs from the model in {count} bytes, first at {at}: found {:02x?}, expected {:02x?}",
+            &found[at..found.len().min(at + 16)],
+            &expected[at..expected.len().min(at + 16)]
+        );
+    }
+}
+
+/// Everything is over: both streams are closed and nothing is owed.
+pub(super) fn ended(
+    plan: &Plan,
+    layout: &Layout,
+    report: &mut Report,
+    sends: [usize; 2],
+    recvs: [usize; 2],
+    disturbed: bool,
+) {
+    let damaged_without_crc =
+        !plan.stream.crc && plan.faults.iter().flatten().any(|f| matches!(f, Fault::Flip { .. }));
+    for side in Side::BOTH {
+        let i = side.index();
+        let reset = matches!(plan.abort, Some((_, Abort::Reset(s))) if s == side);
+        let end = report.world.end(side);
+        assert!(end.is_closed(), "{side:?}: the stream is not closed");
+        assert_eq!(end.disconnected.len(), 1, "{side:?}: told of the end {:?}", end.disconnected);
+        assert!(end.established <= 1);
+        let state = end.core.state();
+        // An aborted program may have asked for RESET after the stream had ended.
+        assert!(state == QpState::Err || (reset && state == QpState::Reset), "{side:?}: {state:?}");
+        if !disturbed {
+            assert_eq!(end.events.kinds(), [], "{side:?}: asynchronous events");
+            let why = if side == Side::A { Disconnect::LocalClosed } else { Disconnect::PeerClosed };
+            assert_eq!(end.disconnected, [why], "{side:?}");
+        }
+        if reset {
+            continue;
+        }
+        once_each(plan, layout, &report.sends[i], side, sends[i]);
+        let ids: Vec<u64> = report.recvs[i].iter().map(|wc| wc.wr_id).collect();
+        let all: Vec<u64> = (0..recvs[i] as u64).map(|n| RECV_ID + n).collect();
+        assert_eq!(ids, all, "{side:?}: each receive completes once, in order");
+        if damaged_without_crc {
+            continue;
+        }
+        right(plan, layout, report, side);
+    }
+    if !damaged_without_crc {
+        guards(layout);
+    }
+    corruption(plan, report);
+}
+
+/// Each work request completes at most once, in order; signalled ones and failed ones exactly once; none succeeds
+/// behind a failed one.
+fn once_each(plan: &Plan, layout: &Layout, found: &[Wc], side: Side, posted: usize) {
+    let mut list = found.iter().peekable();
+    let mut failed = false;
+    for (n, built) in layout.sends[side.index()].iter().take(posted).enumerate() {
+        let signaled = plan.sq_sig_all || plan.ops[built.index].signaled;
+        let Some(wc) = list.next_if(|wc| wc.wr_id == n as u64) else {
+            assert!(!signaled && !failed, "{side:?}: work request {n} did not complete, found {found:?}");
+            continue;
+        };
+        if wc.status == WcStatus::Success {
+            assert!(signaled, "{side:?}: unsignalled work request {n} completed");
+            assert!(!failed, "{side:?}: work request {n} succeeded behind a failed one");
+        }
+        failed |= wc.status != WcStatus::Success;
+    }
+    assert!(list.next().is_none(), "{side:?}: completions out of order or too many: {found:?}");
+}
+
+/// What completed successfully is right.
+fn right(plan: &Plan, layout: &Layout, report: &Report, side: Side) {
+    let i = side.index();
+    let qpn = 0x100 + side as u32;
+    let mut failed = false;
+    for (n, (wc, built)) in report.recvs[i].iter().zip(&layout.recvs[i]).enumerate() {
+        if wc.status != WcStatus::Success {
+            failed = true;
+            continue;
+        }
+        assert!(!failed, "{side:?}: a receive succeeded behind a failed one");
+        assert_eq!(*wc, received(layout, n, built, qpn));
+        content(layout, &layout.effects[built.index], "received");
+    }
+    for wc in report.sends[i].iter().filter(|wc| wc.status == WcStatus::Success) {
+        let built = &layout.sends[i][usize::try_from(wc.wr_id).expect("an index")];
+        let kind = plan.ops[built.index].kind;
+        assert_eq!(wc.opcode, opcode(kind));
+        let placed = plan.stream.acks && plan.stream.uwarp;
+        if kind.is_read() || (placed && kind != Kind::LocalInvalidate) {
+            content(layout, &layout.effects[built.index], "read, or placed at the peer");
+        }
+    }
+}
+
+fn content(layout: &Layout, effect: &Effect, what: &str) {
+    let found = layout.found(effect);
+    assert!(found == effect.data, "a successful completion with wrong data {what}: {} bytes", effect.len);
+}
+
+/// Nothing is written outside the buffers of the work requests.
+fn guards(layout: &Layout) {
+    for side in Side::BOTH {
+        let i = side.index();
+        let mut inside = vec![false; layout.initial[i].len()];
+        for effect in layout.effects.iter().filter(|e| e.side == side) {
+            for area in &effect.areas {
+                inside[area.at..area.at + area.len].fill(true);
+            }
+        }
+        let found = layout.arenas[i].snapshot();
+        let bad = (0..found.len()).find(|n| !inside[*n] && found[*n] != layout.initial[i][*n]);
+        assert_eq!(bad, None, "{side:?}: written outside every buffer");
+    }
+}
+
+/// A flipped bit under CRC ends the stream with MPA's CRC error on both sides, unless it made an FPDU longer than what came behind
+/// it, or something else ended the stream first.
+fn corruption(plan: &Plan, report: &mut Report) {
+    let flips: Vec<usize> = (0..2).filter(|i| matches!(plan.faults[*i], Some(Fault::Flip { .. }))).collect();
+    let [from] = flips[..] else { return };
+    let other_fault = plan.faults.iter().flatten().count() > 1 || plan.abort.is_some();
+    if !plan.stream.crc || other_fault || !report.struck {
+        return;
+    }
+    let (sender, receiver) = (Side::BOTH[from], Side::BOTH[from].peer());
+    let told = [sender, receiver].map(|side| report.world.end(side).disconnected.clone());
+    let crc = TerminateError::Mpa(Mpa::Crc);
+    let expected = [vec![Disconnect::Terminated(crc)], vec![Disconnect::Sent(crc)]];
+    // The bit was one of a length: the receiver waited for the rest until the stream ended.
+    let lost = TerminateError::Mpa(Mpa::ConnectionLost);
+    let cut = told[1] == [Disconnect::Sent(lost)] || told[1] == [Disconnect::LocalClosed];
+    assert!(told == expected || cut, "a flipped bit ended as {told:?}");
+}

@@ -1,0 +1,349 @@
+//! Where the memory of each work request lies, and what the model says it holds in the end.
+
+use std::sync::Arc;
+
+use super::{Arena, Kind, Op, Plan, Region, SendFlags, SendOp, Sge, Time, rights};
+use crate::{Rng, Side};
+use uwarp_rnic::{Access, Mr, Pd};
+
+/// Byte that fills what nobody may write.
+const GUARD: u8 = 0xA5;
+
+/// A stretch of an end's arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Area {
+    pub at: usize,
+    pub len: usize,
+}
+
+/// A work request, ready to be posted.
+#[derive(Debug)]
+pub(super) struct Built {
+    /// Which of the plan's operations it belongs to.
+    pub index: usize,
+    pub op: SendOp,
+    pub flags: SendFlags,
+    pub sges: Vec<Sge>,
+    pub at: Time,
+}
+
+/// What an operation does to memory.
+#[derive(Debug)]
+pub(super) struct Effect {
+    /// Who is written to, where, and with what in the end.
+    pub side: Side,
+    pub areas: Vec<Area>,
+    pub data: Vec<u8>,
+    /// A region that must be invalid afterwards.
+    pub invalidates: Option<Arc<Mr>>,
+    /// Bytes of the message.
+    pub len: u32,
+}
+
+/// Both memories and everything that is to be posted.
+pub(super) struct Layout {
+    pub arenas: [Arena; 2],
+    pub initial: [Vec<u8>; 2],
+    pub sends: [Vec<Built>; 2],
+    pub recvs: [Vec<Built>; 2],
+    pub effects: Vec<Effect>,
+    pub regions: [Vec<Region>; 2],
+}
+
+/// Hands out areas with guard bytes between them.
+#[derive(Default)]
+struct Allocator {
+    end: usize,
+}
+
+impl Allocator {
+    fn take(&mut self, len: usize, rng: &mut Rng) -> Area {
+        self.end += rng.size(1, 40);
+        let area = Area { at: self.end, len };
+        self.end += len;
+        area
+    }
+
+    /// Pieces of `len` bytes in all, cut at `cuts`, in random places relative to each other.
+    fn pieces(&mut self, len: usize, cuts: &[u16], most: usize, rng: &mut Rng) -> Vec<Area> {
+        let mut at: Vec<usize> = cuts.iter().map(|c| len * usize::from(*c) / 65_536).collect();
+        at.truncate(most.saturating_sub(1));
+        at.sort_unstable();
+        at.push(len);
+        let mut start = 0;
+        let mut pieces: Vec<Area> = Vec::new();
+        for end in at {
+            pieces.push(Area { at: 0, len: end - start });
+            start = end;
+        }
+        // Placed back to front now and then, so that order in the list is not order in memory.
+        let reverse = rng.chance(500);
+        let count = pieces.len();
+        for i in 0..count {
+            let i = if reverse { count - 1 - i } else { i };
+            pieces[i] = self.take(pieces[i].len, rng);
+        }
+        pieces
+    }
+}
+
+/// An operation's memory before arenas exist.
+struct Placed {
+    local: Vec<Area>,
+    remote: Option<Area>,
+    recv: Vec<Area>,
+    len: usize,
+    /// Sends what this earlier operation has read.
+    chained: Option<usize>,
+}
+
+impl Layout {
+    pub fn new(plan: &Plan, pds: &[Arc<Pd>; 2], rng: &mut Rng) -> Self {
+        let mut allocators = [Allocator::default(), Allocator::default()];
+        let (send_sge, recv_sge) = (plan.caps.max_send_sge as usize, plan.caps.max_recv_sge as usize);
+        let mut placed: Vec<Placed> = Vec::new();
+        for (index, op) in plan.ops.iter().enumerate() {
+            placed.push(place(plan, index, op, &placed, &mut allocators, rng, send_sge, recv_sge));
+        }
+        let arenas = [0, 1].map(|i| Arena::new(allocators[i].end + 40));
+        let mut layout = Self {
+            initial: [0, 1].map(|i: usize| vec![GUARD; arenas[i].len()]),
+            arenas,
+            sends: [vec![], vec![]],
+            recvs: [vec![], vec![]],
+            effects: vec![],
+            regions: [vec![], vec![]],
+        };
+        if plan.one_region {
+            for side in Side::BOTH {
+                let all = Area { at: 0, len: layout.arenas[side.index()].len() };
+                let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+                layout.register(pds, side, all, access);
+            }
+        }
+        for (index, op) in plan.ops.iter().enumerate() {
+            layout.build(plan, pds, rng, index, op, &placed);
+        }
+        for side in Side::BOTH {
+            let i = side.index();
+            layout.arenas[i].write(0, &layout.initial[i]);
+            // A later one is not posted before an earlier one.
+            for list in [&mut layout.sends[i], &mut layout.recvs[i]] {
+                let mut at = 0;
+                for built in list {
+                    at = built.at.max(at);
+                    built.at = at;
+                }
+            }
+        }
+        layout
+    }
+
+    fn register(&mut self, pds: &[Arc<Pd>; 2], side: Side, area: Area, access: Access) -> Region {
+        let i = side.index();
+        let mr = self.arenas[i].register(&pds[i], area.at, area.len, access);
+        self.regions[i].push(mr.clone());
+        mr
+    }
+
+    /// The region for an area: the one for all, or one of its own.
+    fn region(&mut self, plan: &Plan, pds: &[Arc<Pd>; 2], side: Side, area: Area, access: Access) -> Region {
+        match self.regions[side.index()].first() {
+            Some(all) if plan.one_region => all.clone(),
+            _ => self.register(pds, side, area, access),
+        }
+    }
+
+    fn sges(
+        &mut self,
+        plan: &Plan,
+        pds: &[Arc<Pd>; 2],
+        side: Side,
+        areas: &[Area],
+        access: Access,
+    ) -> Vec<Sge> {
+        let mut sges = Vec::new();
+        for area in areas {
+            let lkey = self.region(plan, pds, side, *area, access).stag();
+            let length = u32::try_from(area.len).expect("lengths are small");
+            sges.push(Sge { addr: self.arenas[side.index()].addr(area.at), length, lkey });
+        }
+        sges
+    }
+
+    fn fill(&mut self, side: Side, areas: &[Area], rng: &mut Rng) -> Vec<u8> {
+        let mut data = Vec::new();
+        for area in areas {
+            let mut bytes = vec![0; area.len];
+            rng.fill(&mut bytes);
+            self.initial[side.index()][area.at..area.at + area.len].copy_from_slice(&bytes);
+            data.extend(bytes);
+        }
+        data
+    }
+
+    #[allow(clippy::too_many_lines)]
+    fn build(
+        &mut self,
+        plan: &Plan,
+        pds: &[Arc<Pd>; 2],
+        rng: &mut Rng,
+        index: usize,
+        op: &Op,
+        all: &[Placed],
+    ) {
+        let (side, peer) = (op.side, op.side.peer());
+        let placed = &all[index];
+        let len = u32::try_from(placed.len).expect("lengths are small");
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, op.signaled);
+        flags.set(SendFlags::FENCE, op.fence);
+        flags.set(SendFlags::SOLICITED, op.solicited && op.kind.is_send());
+        let inline = op.inline
+            && placed.len <= plan.caps.max_inline_data as usize
+            && placed.chained.is_none()
+            && matches!(op.kind, Kind::Send | Kind::SendInvalidate | Kind::Write);
+        flags.set(SendFlags::INLINE, inline);
+        let mut effect = Effect { side: peer, areas: vec![], data: vec![], invalidates: None, len };
+
+        // What goes over the wire: filled in now, or read by the operation before.
+        if !op.kind.is_read() && op.kind != Kind::LocalInvalidate {
+            effect.data = match placed.chained {
+                Some(read) => self.effects[read].data[..placed.len].to_vec(),
+                None => self.fill(side, &placed.local, rng),
+            };
+        }
+        let mut sges = self.sges(plan, pds, side, &placed.local, rights(op.kind, false));
+        if inline {
+            // Inline data needs no key.
+            for sge in &mut sges {
+                sge.lkey = 0;
+            }
+        }
+        let operation = match op.kind {
+            Kind::Send => SendOp::Send { invalidate: None },
+            Kind::SendInvalidate => {
+                let spare = Area { at: 0, len: 1 };
+                let mr = self.register(pds, peer, spare, Access::REMOTE_READ);
+                let invalidate = Some(mr.stag());
+                effect.invalidates = Some(mr);
+                SendOp::Send { invalidate }
+            }
+            Kind::Write => {
+                let area = placed.remote.expect("a Write has a target");
+                let stag = self.region(plan, pds, peer, area, rights(op.kind, true)).stag();
+                effect.areas = vec![area];
+                SendOp::Write { stag, to: self.arenas[peer.index()].addr(area.at) }
+            }
+            Kind::Read | Kind::ReadInvalidate => {
+                let area = placed.remote.expect("a Read has a source");
+                effect.data = self.fill(peer, &[area], rng);
+                effect.areas.clone_from(&placed.local);
+                effect.side = side;
+                let stag = self.region(plan, pds, peer, area, rights(op.kind, true)).stag();
+                let invalidate_local = op.kind == Kind::ReadInvalidate && !plan.one_region;
+                if invalidate_local {
+                    let lkey = sges.first().map(|s| s.lkey);
+                    effect.invalidates =
+                        self.regions[side.index()].iter().find(|mr| Some(mr.stag()) == lkey).cloned();
+                }
+                SendOp::Read { stag, to: self.arenas[peer.index()].addr(area.at), invalidate_local }
+            }
+            Kind::LocalInvalidate => {
+                let mr = self.register(pds, side, Area { at: 0, len: 1 }, Access::LOCAL_WRITE);
+                let stag = mr.stag();
+                effect.side = side;
+                effect.invalidates = Some(mr);
+                SendOp::LocalInvalidate { stag }
+            }
+        };
+        if op.kind == Kind::LocalInvalidate {
+            sges.clear();
+        }
+        if op.kind.is_send() {
+            let recv_sges = self.sges(plan, pds, peer, &placed.recv, Access::LOCAL_WRITE);
+            effect.areas.clone_from(&placed.recv);
+            self.recvs[peer.index()].push(Built {
+                index,
+                op: operation,
+                flags,
+                sges: recv_sges,
+                at: op.recv_at,
+            });
+        }
+        self.sends[side.index()].push(Built { index, op: operation, flags, sges, at: op.at });
+        self.effects.push(effect);
+    }
+
+    /// What stands in an effect's areas, as long as the message is.
+    pub fn found(&self, effect: &Effect) -> Vec<u8> {
+        let arena = &self.arenas[effect.side.index()];
+        let mut out: Vec<u8> = effect.areas.iter().flat_map(|a| arena.read(a.at, a.len)).collect();
+        out.truncate(effect.len as usize);
+        out
+    }
+
+    /// An end's memory as it was, with these effects applied.
+    pub fn model<'a>(&self, side: Side, effects: impl Iterator<Item = &'a Effect>) -> Vec<u8> {
+        let mut memory = self.initial[side.index()].clone();
+        for effect in effects.filter(|e| e.side == side) {
+            let mut rest = &effect.data[..];
+            for area in &effect.areas {
+                let n = area.len.min(rest.len());
+                memory[area.at..area.at + n].copy_from_slice(&rest[..n]);
+                rest = &rest[n..];
+            }
+        }
+        memory
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn place(
+    plan: &Plan,
+    index: usize,
+    op: &Op,
+    before: &[Placed],
+    allocators: &mut [Allocator; 2],
+    rng: &mut Rng,
+    send_sge: usize,
+    recv_sge: usize,
+) -> Placed {
+    let mut len = op.len as usize;
+    if op.kind == Kind::LocalInvalidate {
+        return Placed { local: vec![], remote: None, recv: vec![], len: 0, chained: None };
+    }
+    // A fenced Send or Write right behind a Read sends what that has brought.
+    let previous = (0..index).rev().find(|i| plan.ops[*i].side == op.side);
+    let chained = previous
+        .filter(|i| op.fence && plan.ops[*i].kind == Kind::Read && !op.kind.is_read() && before[*i].len > 0);
+    let [a, b] = allocators;
+    let (own, peers) = if op.side == Side::A { (a, b) } else { (b, a) };
+    let local = match chained {
+        Some(read) => {
+            len = len.min(before[read].len);
+            head(&before[read].local, len)
+        }
+        None => own.pieces(len, &op.cuts, send_sge, rng),
+    };
+    let remote = (!op.kind.is_send()).then(|| peers.take(len, rng));
+    let recv = if op.kind.is_send() {
+        peers.pieces(len + usize::from(op.slack), &op.peer_cuts, recv_sge, rng)
+    } else {
+        vec![]
+    };
+    Placed { local, remote, recv, len, chained }
+}
+
+/// The first `len` bytes of a list of areas.
+fn head(areas: &[Area], len: usize) -> Vec<Area> {
+    let mut left = len;
+    areas
+        .iter()
+        .map(|a| {
+            let n = a.len.min(left);
+            left -= n;
+            Area { at: a.at, len: n }
+        })
+        .collect()
+}

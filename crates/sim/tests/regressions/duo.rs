@@ -1,0 +1,101 @@
+//! Two connected queue pairs, each with one region over all its memory.
+
+use std::sync::Arc;
+
+use uwarp_rnic::qp::{QpCaps, Rtr, StreamParams};
+use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus};
+use uwarp_sim::{Arena, EndConfig, NetParams, Side, World};
+
+pub const SIZE: usize = 1 << 20;
+
+pub struct Duo {
+    pub world: World,
+    pub memory: [Arena; 2],
+    pub mr: [Arc<Mr>; 2],
+}
+
+pub fn all_rights() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
+}
+
+/// What both ends have in common in most tests.
+pub fn params() -> [StreamParams; 2] {
+    let a = StreamParams { peer_is_uwarp: true, ..StreamParams::default() };
+    [a, StreamParams { initiator: false, ..a }]
+}
+
+pub fn with_rtr(rtr: Rtr) -> [StreamParams; 2] {
+    let [a, b] = params();
+    [StreamParams { rtr, ..a }, StreamParams { rtr: Rtr::Expect, wait_first_fpdu: true, ..b }]
+}
+
+impl Duo {
+    pub fn new(params: [StreamParams; 2]) -> Self {
+        Self::with_net(params, NetParams::default())
+    }
+
+    pub fn with_net(params: [StreamParams; 2], net: NetParams) -> Self {
+        let caps = QpCaps {
+            max_send_wr: 64,
+            max_recv_wr: 64,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 64,
+        };
+        let mut world = World::new(1, [EndConfig { caps, ..EndConfig::default() }; 2], net, [None, None]);
+        let memory = [Arena::new(SIZE), Arena::new(SIZE)];
+        let mr = Side::BOTH.map(|side| {
+            let pd = world.end(side).pd.clone();
+            memory[side.index()].register(&pd, 0, SIZE, all_rights())
+        });
+        for side in Side::BOTH {
+            world.end(side).init();
+        }
+        world.attach(params);
+        Self { world, memory, mr }
+    }
+
+    pub fn sge(&self, side: Side, at: usize, len: u32) -> Sge {
+        Sge { addr: self.memory[side.index()].addr(at), length: len, lkey: self.mr[side.index()].stag() }
+    }
+
+    pub fn write_op(&self, side: Side, at: usize) -> SendOp {
+        let peer = side.peer().index();
+        SendOp::Write { stag: self.mr[peer].stag(), to: self.memory[peer].addr(at) }
+    }
+
+    pub fn read_op(&self, side: Side, at: usize) -> SendOp {
+        let peer = side.peer().index();
+        SendOp::Read { stag: self.mr[peer].stag(), to: self.memory[peer].addr(at), invalidate_local: false }
+    }
+
+    pub fn post(&mut self, side: Side, wr_id: u64, op: SendOp, sge: Sge) -> Result<(), VerbsError> {
+        self.world.post_send(side, &SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges: &[sge] })
+    }
+
+    /// Queues without moving a byte.
+    pub fn queue(&mut self, side: Side, wr_id: u64, op: SendOp, sge: Sge) {
+        let wr = SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges: &[sge] };
+        self.world.end(side).core.post_send(&wr).unwrap();
+    }
+
+    pub fn recv(&mut self, side: Side, wr_id: u64, at: usize, len: u32) {
+        let sge = self.sge(side, at, len);
+        self.world.post_recv(side, &RecvWr { wr_id, sges: &[sge] }).unwrap();
+    }
+
+    /// Completions of sends since the last call: cookie and status.
+    pub fn sends(&mut self, side: Side) -> Vec<(u64, WcStatus)> {
+        short(self.world.end(side).sends())
+    }
+
+    pub fn recvs(&mut self, side: Side) -> Vec<(u64, WcStatus)> {
+        short(self.world.end(side).recvs())
+    }
+}
+
+fn short(list: Vec<Wc>) -> Vec<(u64, WcStatus)> {
+    list.into_iter().map(|wc| (wc.wr_id, wc.status)).collect()
+}
+
+pub const SEND: SendOp = SendOp::Send { invalidate: None };

@@ -1,0 +1,4 @@
+//! Each test is named for what broke.
+
+mod duo;
+mod sending;
