@@ -1,0 +1,319 @@
+/* A program's own mistakes with rdma_cm, the errno they must give, and what events must carry.
+ *
+ *	errno_cm [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
+#include <pthread.h>
+
+#include "common.h"
+
+static struct rdma_cm_id *new_id(struct rdma_event_channel *ch)
+{
+	struct rdma_cm_id *id;
+
+	MUST(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	return id;
+}
+
+/* Calls that come too early. */
+static void order(void)
+{
+	struct rdma_event_channel *ch;
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	struct pair p = { 0 };
+
+	MUST(ch = rdma_create_event_channel());
+	MUST(fcntl(ch->fd, F_SETFL, O_NONBLOCK) == 0);
+	errno = 0;
+	check_failed(rdma_get_cm_event(ch, &event) == -1, EAGAIN, "get_cm_event on a non-blocking descriptor");
+	id = new_id(ch);
+	check(id->channel == ch && id->ps == RDMA_PS_TCP && !id->verbs && !id->qp, "a new id is empty", "verbs %p",
+	      (void *)id->verbs);
+	errno = 0;
+	check_failed(rdma_resolve_route(id, 1000) == -1, EINVAL, "resolve_route before resolve_addr");
+	errno = 0;
+	check_failed(rdma_connect(id, &param) == -1, EINVAL, "connect before resolve_route");
+	errno = 0;
+	check_failed(rdma_accept(id, &param) == -1, EINVAL, "accept of no request");
+	errno = 0;
+	check_failed(rdma_reject(id, NULL, 0) == -1, EINVAL, "reject of no request");
+	errno = 0;
+	check_failed(rdma_disconnect(id) == -1, EINVAL, "disconnect of what is not connected");
+	check(rdma_get_src_port(id) == 0 && rdma_get_dst_port(id) == 0, "an unbound id has no ports", "it has");
+	check(rdma_destroy_id(id) == 0, "destroy_id of a new id", "%m");
+	rdma_destroy_event_channel(ch);
+
+	listen_somewhere(&p);
+	errno = 0;
+	check_failed(rdma_listen(p.listener, 4) == -1, EINVAL, "listen twice");
+	resolve(&p);
+	errno = 0;
+	check_failed(rdma_listen(p.c.id, 4) == -1, EINVAL, "listen on an id that was resolved");
+	errno = 0;
+	check_failed(rdma_disconnect(p.c.id) == -1, EINVAL, "disconnect before connect");
+	MUST(rdma_destroy_id(p.c.id) == 0 && rdma_destroy_id(p.listener) == 0);
+}
+
+static void binding(void)
+{
+	struct sockaddr_storage any = sockaddr_of(address, 0), ss;
+	struct rdma_event_channel *ch;
+	struct rdma_cm_id *id, *other;
+	uint16_t port;
+
+	MUST(ch = rdma_create_event_channel());
+	id = new_id(ch);
+	check(rdma_bind_addr(id, (struct sockaddr *)&any) == 0, "bind_addr to port 0", "%m");
+	port = ntohs(rdma_get_src_port(id));
+	check(port != 0, "and a port is chosen", "0");
+	check(id->verbs != NULL, "an id bound to an address has a device", "none");
+	errno = 0;
+	check_failed(rdma_bind_addr(id, (struct sockaddr *)&any) == -1, EINVAL, "bind_addr twice");
+	check(rdma_listen(id, 4) == 0, "listen", "%m");
+	ss = sockaddr_of(address, port);
+	other = new_id(ch);
+	errno = 0;
+	check_failed(rdma_bind_addr(other, (struct sockaddr *)&ss) == -1 || rdma_listen(other, 4) == -1, EADDRINUSE,
+		     "a second listener on one port");
+	rdma_destroy_id(other);
+	MUST(rdma_destroy_id(id) == 0);
+	id = new_id(ch);
+	check(rdma_bind_addr(id, (struct sockaddr *)&ss) == 0 && rdma_listen(id, 4) == 0,
+	      "the port is free when its listener is gone", "%m");
+	MUST(rdma_destroy_id(id) == 0);
+	ss = sockaddr_of("192.0.2.1", 0);
+	id = new_id(ch);
+	errno = 0;
+	check(rdma_bind_addr(id, (struct sockaddr *)&ss) == -1 && (errno == EADDRNOTAVAIL || errno == ENODEV),
+	      "bind_addr to an address of nobody", "%m");
+	rdma_destroy_id(id);
+	rdma_destroy_event_channel(ch);
+}
+
+static void queue_pairs(void)
+{
+	struct ibv_qp_init_attr attr = {
+		.qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	}, again = attr;
+	struct pair p = { 0 };
+	struct rdma_cm_id *id;
+	struct ibv_pd *pd;
+
+	listen_somewhere(&p);
+	resolve(&p);
+	check(p.c.id->verbs != NULL && p.c.id->port_num == 1, "a resolved id has device and port", "port %d",
+	      p.c.id->port_num);
+	check(rdma_create_qp(p.c.id, NULL, &attr) == 0, "create_qp without PD and CQs", "%m");
+	MUST(p.c.id->qp);
+	check(p.c.id->pd && p.c.id->qp->pd == p.c.id->pd && p.c.id->send_cq && p.c.id->recv_cq &&
+	      p.c.id->send_cq_channel && p.c.id->recv_cq_channel, "rdma_cm supplies PD, CQs and channels", "not all");
+	check(state_of(p.c.id->qp) == IBV_QPS_INIT, "and the queue pair takes receives", "%s",
+	      state_name(state_of(p.c.id->qp)));
+	errno = 0;
+	check_failed(rdma_create_qp(p.c.id, NULL, &again) == -1, EINVAL, "create_qp twice");
+	rdma_destroy_qp(p.c.id);
+	check(!p.c.id->qp && !p.c.id->send_cq, "destroy_qp takes them away", "qp %p", (void *)p.c.id->qp);
+	MUST(pd = ibv_alloc_pd(p.c.id->verbs));
+	id = new_id(p.c.ch);
+	errno = 0;
+	check_failed(rdma_create_qp(id, pd, &again) == -1, EINVAL, "create_qp on an id without a device");
+	MUST(rdma_destroy_id(id) == 0);
+	MUST(ibv_dealloc_pd(pd) == 0);
+	MUST(rdma_destroy_id(p.c.id) == 0 && rdma_destroy_id(p.listener) == 0);
+}
+
+static const char question[] = "is anyone there? 0123456789", yes[] = "yes!", no[] = "no, thank you";
+
+/* Connects with private data up to the CONNECT_REQUEST, which is returned unacknowledged. */
+static struct rdma_cm_event *request(struct pair *p)
+{
+	struct rdma_conn_param param = {
+		.private_data = question, .private_data_len = sizeof question, .responder_resources = 2,
+		.initiator_depth = 5, .retry_count = 7, .rnr_retry_count = 7,
+	};
+	struct rdma_cm_event *event;
+
+	listen_somewhere(p);
+	resolve(p);
+	side_resources(&p->c, &(struct options){ 0 });
+	MUST(rdma_connect(p->c.id, &param) == 0);
+	MUST(readable(p->s.ch->fd, LIMIT_MS) && rdma_get_cm_event(p->s.ch, &event) == 0);
+	MUST(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	return event;
+}
+
+static bool holds(const struct rdma_cm_event *event, const void *data, size_t length)
+{
+	return event->param.conn.private_data_len >= length && event->param.conn.private_data &&
+	       memcmp(event->param.conn.private_data, data, length) == 0;
+}
+
+static void accepting(void)
+{
+	struct rdma_conn_param param = {
+		.private_data = yes, .private_data_len = sizeof yes, .responder_resources = 4, .initiator_depth = 2,
+		.rnr_retry_count = 7,
+	};
+	struct rdma_cm_event *event;
+	struct pair p = { 0 };
+
+	event = request(&p);
+	check(event->listen_id == p.listener && event->id != p.listener, "CONNECT_REQUEST brings a new id", "the old");
+	check(event->id->context == &p, "which has the listener's context", "%p", event->id->context);
+	check(event->status == 0, "status 0", "%d", event->status);
+	check(holds(event, question, sizeof question), "CONNECT_REQUEST carries the private data", "%u bytes",
+	      event->param.conn.private_data_len);
+	/* What the peer starts is what we must answer, and the other way round. */
+	check(event->param.conn.responder_resources == 5 && event->param.conn.initiator_depth == 2,
+	      "and the peer's read depths, crossed", "%u and %u", event->param.conn.responder_resources,
+	      event->param.conn.initiator_depth);
+	p.s.id = event->id;
+	MUST(rdma_ack_cm_event(event) == 0);
+	check(rdma_get_dst_port(p.c.id) == rdma_get_src_port(p.listener) &&
+	      rdma_get_dst_port(p.s.id) == rdma_get_src_port(p.c.id), "either end knows both ports", "%u, %u",
+	      ntohs(rdma_get_dst_port(p.s.id)), ntohs(rdma_get_src_port(p.c.id)));
+	check(rdma_get_peer_addr(p.s.id)->sa_family == rdma_get_local_addr(p.c.id)->sa_family &&
+	      rdma_get_peer_addr(p.s.id)->sa_family != AF_UNSPEC, "and the other's address", "family %d",
+	      rdma_get_peer_addr(p.s.id)->sa_family);
+	side_resources(&p.s, &(struct options){ 0 });
+	check(rdma_accept(p.s.id, &param) == 0, "accept", "%m");
+	MUST(readable(p.c.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.c.ch, &event) == 0);
+	check(event->event == RDMA_CM_EVENT_ESTABLISHED && event->status == 0, "the client's ESTABLISHED", "%s",
+	      rdma_event_str(event->event));
+	check(holds(event, yes, sizeof yes), "it carries the private data of accept", "%u bytes",
+	      event->param.conn.private_data_len);
+	MUST(rdma_ack_cm_event(event) == 0);
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	errno = 0;
+	check_failed(rdma_accept(p.s.id, &param) == -1, EINVAL, "accept twice");
+	errno = 0;
+	check_failed(rdma_connect(p.c.id, &param) == -1, EINVAL, "connect twice");
+	/* The server hangs up this time. */
+	check(rdma_disconnect(p.s.id) == 0, "disconnect by the server", "%m");
+	must_event(p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
+	must_event(p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	pair_close(&p);
+	check(true, "both ends see DISCONNECTED and can be destroyed", "-");
+}
+
+static void rejecting(void)
+{
+	struct rdma_cm_event *event;
+	struct pair p = { 0 };
+	struct ibv_wc wc;
+
+	event = request(&p);
+	p.s.id = event->id;
+	MUST(rdma_ack_cm_event(event) == 0);
+	MUST(post_recv(&p.c, NULL, 0, 1) == 0);
+	check(rdma_reject(p.s.id, no, sizeof no) == 0, "reject", "%m");
+	MUST(readable(p.c.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.c.ch, &event) == 0);
+	check(event->event == RDMA_CM_EVENT_REJECTED && event->status != 0, "the client's REJECTED, with a status",
+	      "%s, status %d", rdma_event_str(event->event), event->status);
+	check(holds(event, no, sizeof no), "it carries the private data of reject", "%u bytes",
+	      event->param.conn.private_data_len);
+	MUST(rdma_ack_cm_event(event) == 0);
+	check(poll_within(p.c.rcq, &wc, LIMIT_MS) && wc.status == IBV_WC_WR_FLUSH_ERR, "the client's receive is flushed",
+	      "it is not");
+	check(rdma_destroy_id(p.s.id) == 0, "destroy_id of what was rejected", "%m");
+	side_close(&p.c);
+	MUST(rdma_destroy_id(p.listener) == 0);
+	check(true, "and everything else", "-");
+}
+
+static void refused(void)
+{
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_cm_event event;
+	struct pair p = { 0 };
+
+	listen_somewhere(&p);
+	resolve(&p);
+	side_resources(&p.c, &(struct options){ 0 });
+	MUST(rdma_destroy_id(p.listener) == 0);
+	check(rdma_connect(p.c.id, &param) == 0, "connect to a port nobody listens on is started", "%m");
+	event = take_event(p.c.ch);
+	check(event.event == RDMA_CM_EVENT_REJECTED && event.status == -ECONNREFUSED, "and is REJECTED, -ECONNREFUSED",
+	      "%s, status %d", rdma_event_str(event.event), event.status);
+	side_close(&p.c);
+}
+
+static volatile int destroyed;
+
+static void *destroy_id(void *id)
+{
+	destroyed = rdma_destroy_id(id) == 0 ? 1 : -1;
+	return NULL;
+}
+
+static void acknowledging(void)
+{
+	struct sockaddr_storage ss;
+	struct rdma_cm_event *event;
+	struct pair p = { 0 };
+	pthread_t thread;
+
+	listen_somewhere(&p);
+	ss = sockaddr_of(address, ntohs(rdma_get_src_port(p.listener)));
+	MUST(p.c.ch = rdma_create_event_channel());
+	p.c.id = new_id(p.c.ch);
+	MUST(rdma_resolve_addr(p.c.id, NULL, (struct sockaddr *)&ss, 2000) == 0);
+	MUST(readable(p.c.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.c.ch, &event) == 0);
+	MUST(pthread_create(&thread, NULL, destroy_id, p.c.id) == 0);
+	usleep(QUIET_MS * 1000);
+	check(destroyed == 0, "destroy_id waits for an event that is not acknowledged", "returned at once");
+	MUST(rdma_ack_cm_event(event) == 0);
+	MUST(pthread_join(thread, NULL) == 0);
+	check(destroyed == 1, "and returns 0 when it is", "an error");
+}
+
+static void migrating(void)
+{
+	struct rdma_event_channel *ch;
+	struct sockaddr_storage ss;
+	struct pair p = { 0 };
+
+	listen_somewhere(&p);
+	ss = sockaddr_of(address, ntohs(rdma_get_src_port(p.listener)));
+	MUST(p.c.ch = rdma_create_event_channel());
+	MUST(ch = rdma_create_event_channel());
+	p.c.id = new_id(p.c.ch);
+	check(rdma_migrate_id(p.c.id, ch) == 0 && p.c.id->channel == ch, "migrate_id", "%m");
+	MUST(rdma_resolve_addr(p.c.id, NULL, (struct sockaddr *)&ss, 2000) == 0);
+	check(readable(ch->fd, LIMIT_MS) && !readable(p.c.ch->fd, 0), "events come on the new channel", "they do not");
+	must_event(ch, RDMA_CM_EVENT_ADDR_RESOLVED);
+}
+
+static void names(void)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST | RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *res;
+	int ret;
+
+	ret = rdma_getaddrinfo(address, "7471", &hints, &res);
+	if (check(ret == 0, "getaddrinfo, passive", "%d", ret)) {
+		check(res->ai_src_addr && res->ai_src_len && !res->ai_dst_addr, "gives a source", "it does not");
+		rdma_freeaddrinfo(res);
+	}
+	hints.ai_flags = RAI_NUMERICHOST;
+	ret = rdma_getaddrinfo(address, "7471", &hints, &res);
+	if (check(ret == 0, "getaddrinfo, active", "%d", ret)) {
+		check(res->ai_dst_addr && res->ai_dst_len && res->ai_qp_type == IBV_QPT_RC &&
+		      res->ai_port_space == RDMA_PS_TCP, "gives a destination and RC", "qp_type %d", res->ai_qp_type);
+		rdma_freeaddrinfo(res);
+	}
+	check(rdma_getaddrinfo("not-an-address", "7471", &hints, &res) != 0, "getaddrinfo of no address fails",
+	      "it succeeds");
+	check(strcmp(rdma_event_str(RDMA_CM_EVENT_ESTABLISHED), "RDMA_CM_EVENT_ESTABLISHED") == 0, "event_str", "%s",
+	      rdma_event_str(RDMA_CM_EVENT_ESTABLISHED));
+}
+
+int main(int argc, char **argv)
+{
+	static const struct group groups[] = {
+		{ "order", order }, { "binding", binding }, { "queue_pairs", queue_pairs }, { "accepting", accepting },
+		{ "rejecting", rejecting }, { "refused", refused }, { "acknowledging", acknowledging },
+		{ "migrating", migrating }, { "names", names },
+	};
+
+	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);
+}

@@ -1,0 +1,27 @@
+//! The C programs of `conformance/c`, compiled the way a user would: against `<infiniband/verbs.h>` and
+//! `<rdma/rdma_cma.h>` of the distribution, with nothing of ours in sight.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::process::Cmd;
+use crate::{Context, Outcome, require};
+
+/// Compiles `c/NAME.c` into `dir` and returns the program. Any warning is an error.
+pub fn build(name: &str, dir: &Path) -> Outcome<PathBuf> {
+    require!(
+        Path::new("/usr/include/infiniband/verbs.h").exists()
+            && Path::new("/usr/include/rdma/rdma_cma.h").exists(),
+        "the headers of rdma-core are not there: apt-get install libibverbs-dev librdmacm-dev"
+    );
+    std::fs::create_dir_all(dir).context(dir.display())?;
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{name}.c"));
+    let program = dir.join(name);
+    Cmd::line("cc -std=gnu11 -O1 -g -Wall -Wextra -Werror -pthread -o")
+        .arg(&program)
+        .arg(&source)
+        .args("-lrdmacm -libverbs")
+        .limit(Duration::from_secs(60))
+        .run_ok()?;
+    Ok(program)
+}

@@ -1,0 +1,177 @@
+//! Network namespaces that belong to one test process and go away with it.
+//!
+//! Names carry the process id, so several suites can run side by side, and so a run that was killed can be cleaned
+//! up after: the first namespace of a run removes those whose process is gone.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::Pid;
+
+use crate::process::Cmd;
+use crate::{Outcome, require};
+
+const PREFIX: &str = "uwarp-t";
+
+/// A network namespace with `lo` up. Deleted when dropped.
+#[derive(Debug)]
+pub struct NetNs {
+    name: String,
+}
+
+impl NetNs {
+    /// Makes one. Needs root, and says so.
+    pub fn new() -> Outcome<NetNs> {
+        static SWEEP: Once = Once::new();
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        require!(
+            rustix::process::geteuid().is_root(),
+            "network namespaces need root: run the tests as root (the programs under test do not need it)"
+        );
+        SWEEP.call_once(sweep);
+        let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Cmd::line(&format!("ip netns add {name}")).run_ok()?;
+        let ns = NetNs { name };
+        ns.ip("link set lo up")?;
+        Ok(ns)
+    }
+
+    /// Its name, as `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `ip ARGS` inside it.
+    pub fn ip(&self, args: &str) -> Outcome {
+        Cmd::line(&format!("ip -n {}", self.name)).args(args).run_ok().map(drop)
+    }
+}
+
+impl Drop for NetNs {
+    fn drop(&mut self) {
+        let _ = Cmd::line(&format!("ip netns del {}", self.name)).run();
+    }
+}
+
+/// Two namespaces joined by a veth pair, each end with an IPv4 and an IPv6 address.
+#[derive(Debug)]
+pub struct Veth {
+    /// The end with the first addresses; servers live here.
+    pub server: NetNs,
+    /// The other end.
+    pub client: NetNs,
+    /// MTU of both ends, in bytes.
+    pub mtu: u32,
+}
+
+impl Veth {
+    /// The server end's IPv4 address.
+    pub const SERVER4: &'static str = "10.55.0.1";
+    /// The client end's IPv4 address.
+    pub const CLIENT4: &'static str = "10.55.0.2";
+    /// The server end's IPv6 address.
+    pub const SERVER6: &'static str = "fd55::1";
+    /// The client end's IPv6 address.
+    pub const CLIENT6: &'static str = "fd55::2";
+    /// Name of the interface at both ends.
+    pub const INTERFACE: &'static str = "veth0";
+
+    /// Makes both namespaces and joins them.
+    pub fn new(mtu: u32) -> Outcome<Veth> {
+        let veth = Veth { server: NetNs::new()?, client: NetNs::new()?, mtu };
+        let dev = Veth::INTERFACE;
+        veth.server.ip(&format!(
+            "link add {dev} mtu {mtu} type veth peer name {dev} mtu {mtu} netns {}",
+            veth.client.name
+        ))?;
+        let ends =
+            [(&veth.server, Veth::SERVER4, Veth::SERVER6), (&veth.client, Veth::CLIENT4, Veth::CLIENT6)];
+        for (ns, v4, v6) in ends {
+            ns.ip(&format!("addr add {v4}/24 dev {dev}"))?;
+            // nodad: duplicate address detection would keep the address unusable for a second or two.
+            ns.ip(&format!("addr add {v6}/64 dev {dev} nodad"))?;
+            ns.ip(&format!("link set {dev} up"))?;
+        }
+        Ok(veth)
+    }
+}
+
+/// Whether anything listens on a TCP port in the network namespace in which process `pid` lives. While the process
+/// is still being moved into namespace `ns` the answer is no.
+pub fn listens(pid: Pid, ns: Option<&str>, port: u16) -> bool {
+    let proc = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+    if let Some(ns) = ns {
+        let inode = |path: PathBuf| std::fs::metadata(path).map(|m| m.ino()).ok();
+        let there = inode(PathBuf::from(format!("/run/netns/{ns}")));
+        if there.is_none() || there != inode(proc.join("ns/net")) {
+            return false;
+        }
+    }
+    ["net/tcp", "net/tcp6"].iter().any(|table| {
+        let text = std::fs::read_to_string(proc.join(table)).unwrap_or_default();
+        text.lines().skip(1).any(|line| {
+            // "sl local_address rem_address st …", state 0A is LISTEN.
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().and_then(|a| a.rsplit_once(':')).map(|(_, p)| p);
+            let listening = words.nth(1) == Some("0A");
+            listening && local.and_then(|p| u16::from_str_radix(p, 16).ok()) == Some(port)
+        })
+    })
+}
+
+/// Removes namespaces of test processes that no longer exist.
+fn sweep() {
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if let Some(pid) = pid
+            && !PathBuf::from(format!("/proc/{pid}")).exists()
+        {
+            let _ = Cmd::line(&format!("ip netns del {name}")).run();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn veth_carries_ipv4_and_ipv6_at_its_mtu_and_goes_away() {
+        let veth = Veth::new(9000).unwrap();
+        let names = [veth.server.name().to_owned(), veth.client.name().to_owned()];
+        for (family, to) in [("AF_INET", Veth::SERVER4), ("AF_INET6", Veth::SERVER6)] {
+            let listen = format!(
+                "import socket as s;l=s.socket(s.{family});l.bind(('',4711));l.listen();c,_=l.accept();\
+                 c.sendall(c.recv(99))"
+            );
+            let talk = format!(
+                "import socket as s;c=s.create_connection(('{to}',4711),5);c.sendall(b'x');\
+                 print(c.recv(9),c.getsockopt(6,2))"
+            );
+            let server = Cmd::new("python3").arg("-c").arg(listen).in_ns(Some(&veth.server)).spawn().unwrap();
+            let ready = |r: &crate::process::Running| listens(r.pid(), r.ns(), 4711);
+            server.until(Duration::from_secs(10), "listening", ready).unwrap();
+            let client = Cmd::new("python3").arg("-c").arg(talk).in_ns(Some(&veth.client));
+            let out = client.run_ok().unwrap().stdout;
+            // 9000 less the headers: the segment size proves the MTU.
+            assert!(out.starts_with("b'x' 89"), "{out}");
+            server.wait().unwrap().exited_ok().unwrap();
+        }
+        drop(veth);
+        assert!(names.iter().all(|n| !PathBuf::from(format!("/run/netns/{n}")).exists()));
+    }
+
+    #[test]
+    fn namespaces_go_away_on_panic() {
+        let result = std::panic::catch_unwind(|| {
+            let ns = NetNs::new().unwrap();
+            std::panic::panic_any(ns.name().to_owned());
+        });
+        let name = *result.unwrap_err().downcast::<String>().unwrap();
+        assert!(!PathBuf::from(format!("/run/netns/{name}")).exists());
+    }
+}

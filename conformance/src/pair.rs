@@ -1,0 +1,112 @@
+//! A server, the moment it listens, and a client.
+
+use std::time::Duration;
+
+use crate::Outcome;
+use crate::netns;
+use crate::process::{Cmd, Output, Running};
+
+/// How long a server may take until it listens. Generous: it only bounds a hang.
+const LISTEN_LIMIT: Duration = Duration::from_secs(15);
+
+/// Starts a server and returns when it listens on `port`.
+pub fn serve(server: &Cmd, port: u16) -> Outcome<Running> {
+    let running = server.spawn()?;
+    running.until(LISTEN_LIMIT, "listening", |r| netns::listens(r.pid(), r.ns(), port))?;
+    Ok(running)
+}
+
+/// How long a server may go on after its client has failed.
+const FAILED_CLIENT_GRACE: Duration = Duration::from_secs(3);
+
+/// What both ends printed.
+pub struct Ends {
+    /// The server's output.
+    pub server: Output,
+    /// The client's output.
+    pub client: Output,
+}
+
+impl Ends {
+    /// Fails, with the output of both, for the reason given.
+    pub fn failure<T>(&self, why: impl std::fmt::Display) -> Outcome<T> {
+        Err(crate::Failure(format!(
+            "{why}\n--- client\n{}--- server\n{}",
+            self.client.text(),
+            self.server.text()
+        )))
+    }
+
+    /// Fails unless both exited with 0.
+    pub fn exited_ok(&self) -> Outcome {
+        match (self.client.ok(), self.server.ok()) {
+            (true, true) => Ok(()),
+            (false, true) => self.failure("the client's exit status is not 0"),
+            (true, false) => self.failure("the server's exit status is not 0"),
+            (false, false) => self.failure("neither exit status is 0"),
+        }
+    }
+}
+
+/// Runs both to their ends. The server is expected to end by itself once its client is done; both must exit with 0.
+pub fn run(server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
+    let ends = run_any(server, client, port)?;
+    ends.exited_ok()?;
+    Ok(ends)
+}
+
+/// Like [`run`], without looking at the exit statuses.
+pub fn run_any(server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
+    let running = serve(server, port)?;
+    let client = match client.run() {
+        Ok(out) => out,
+        Err(why) => {
+            // A client that hangs has a server with a story: show it.
+            let server = running.stop();
+            crate::fail!("client: {why}--- server\n{}", server.text())
+        }
+    };
+    if !client.ok() {
+        // The server may be waiting for a client that never came; its full time limit would teach us nothing.
+        return Ok(Ends { server: running.wait_at_most(FAILED_CLIENT_GRACE), client });
+    }
+    match running.wait() {
+        Ok(server) => Ok(Ends { server, client }),
+        Err(why) => crate::fail!("server: {why}--- client\n{}", client.text()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::free_port;
+
+    fn python(script: String) -> Cmd {
+        Cmd::new("python3").arg("-c").arg(script)
+    }
+
+    fn echo_server(port: u16) -> Cmd {
+        python(format!(
+            "import socket as s,time;time.sleep(.3);l=s.socket();l.bind(('127.0.0.1',{port}));l.listen();\
+             c,_=l.accept();c.sendall(c.recv(9));print('served')"
+        ))
+    }
+
+    #[test]
+    fn the_client_starts_when_the_server_listens() {
+        let port = free_port();
+        let client = python(format!(
+            "import socket as s;c=s.create_connection(('127.0.0.1',{port}),5);c.sendall(b'x');print(c.recv(9))"
+        ));
+        let ends = run(&echo_server(port), &client, port).unwrap();
+        assert_eq!((ends.server.stdout.as_str(), ends.client.stdout.as_str()), ("served\n", "b'x'\n"));
+    }
+
+    #[test]
+    fn a_failing_client_brings_the_servers_output_along() {
+        let port = free_port();
+        let client = python("raise SystemExit('no')".into());
+        let err = run(&echo_server(port), &client, port).map(drop).unwrap_err().0;
+        assert!(err.contains("err| no") && err.contains("neither exit status is 0"), "{err}");
+    }
+}

@@ -1,0 +1,443 @@
+//! Debian's RDMA programs, unmodified, over uwarp. One row of [`cases`] per program and manner of use; the outcome of
+//! a complete run is written to `PROGRAMS.md`.
+//!
+//! Cases run one at a time: many of these programs spin at both ends, and two such pairs on two processors would
+//! measure each other's patience.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Trial};
+use uwarp_conformance::check::{self, Expected};
+use uwarp_conformance::dist::Dist;
+use uwarp_conformance::netns::NetNs;
+use uwarp_conformance::pair::{self, Ends};
+use uwarp_conformance::process::{Cmd, Output};
+use uwarp_conformance::report::{Table, write_if_changed};
+use uwarp_conformance::topology::Topology::{self, *};
+use uwarp_conformance::topology::{Network, Place, free_port};
+use uwarp_conformance::{Context, Failure, Outcome, fail, require};
+
+/// A program, a manner of using it, and where that is tried.
+struct Case {
+    program: &'static str,
+    /// Arguments or circumstances, as the table names them.
+    manner: &'static str,
+    /// What is looked at afterwards.
+    checked: &'static str,
+    at: &'static [Topology],
+    run: Run,
+}
+
+enum Run {
+    /// Both ends of a perftest with these arguments behind `-R -F -p PORT`.
+    Perftest(&'static str, Expected),
+    /// `rping` at both ends with `-v -V`, these rounds and sizes one after the other, and these variables set.
+    Rping(&'static [(u32, usize)], &'static [(&'static str, &'static str)]),
+    /// Anything else.
+    Custom(fn(&World, Place<'_>) -> Outcome),
+}
+use Run::{Custom, Perftest, Rping};
+
+const LO: &[Topology] = &[Loopback4];
+const LO_BOTH: &[Topology] = &[Loopback4, Loopback6];
+/// Loopback and both veths, IPv4: Debian 12's perftest asks `rdma_getaddrinfo` for IPv4 addresses only.
+const LO_AND_VETH: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4];
+const VETH_1500: &[Topology] = &[Veth1500V4];
+const EVERYWHERE: &[Topology] = &Topology::ALL;
+
+const TABLE: &str = "one row per size, every iteration counted, no complaint at either end";
+const PING: &str = "every round's bytes at both ends, nothing but the disconnect on stderr";
+
+fn cases() -> Vec<Case> {
+    let case = |program, manner, checked, at, run| Case { program, manner, checked, at, run };
+    let perf = |program, args, at, expected| case(program, args, TABLE, at, Perftest(args, expected));
+    vec![
+        // Device queries.
+        case("ibv_devices", "", "one device, uwarp0, with a node GUID", LO, Custom(devices)),
+        case("ibv_devinfo", "-v", "an iWARP device, port active, sane limits, a GID", LO, Custom(devinfo)),
+        case(
+            "ibv_devinfo",
+            "-v, in a namespace",
+            "the same with no route but veth's",
+            VETH_1500,
+            Custom(devinfo),
+        ),
+        // rping: Send, Recv, RDMA Read and Write with the data compared. 26 is the least size it takes, 65535 the most.
+        case("rping", "-v -V -C 20, sizes 26 to 65535", PING, EVERYWHERE, Rping(&SIZES, &[])),
+        case("rping", "-v -V -C 2000", PING, LO, Rping(&[(2000, 64)], &[])),
+        case("rping", "UWARP_CRC=off", PING, LO_AND_VETH, Rping(&[(20, 4096)], &[("UWARP_CRC", "off")])),
+        case("rping", "MPA revision 1", PING, LO, Rping(&[(20, 4096)], &[("UWARP_MPA_REVISION", "1")])),
+        case("rping", "-P, clients in turn", PING, LO_BOTH, Custom(persistent_in_turn)),
+        case("rping", "-P, 8 clients at once", PING, LO, Custom(persistent_at_once)),
+        case("rping", "-c, nobody listens", "REJECTED event, and the program ends", LO_BOTH, Custom(refused)),
+        case(
+            "rping",
+            "-c, server killed",
+            "DISCONNECTED, flushed, and the program ends",
+            LO,
+            Custom(server_killed),
+        ),
+        case("rping", "as an ordinary user", "works as uid 65534", LO, Custom(ordinary_user)),
+        case("uwarp run -- rping", "", PING, LO, Custom(through_the_cli)),
+        // rdma_create_ep, rdma_getaddrinfo, rdma_get_request, inline Send, rdma_get_*_comp.
+        case("rdma_server, rdma_client", "", "both end with 0", EVERYWHERE, Custom(rdma_server)),
+        case("rdma_xserver, rdma_xclient", "-c r", "both end with 0", LO_AND_VETH, Custom(rdma_xserver)),
+        // perftest: every size from 2 B to 8 MiB.
+        perf("ib_send_lat", "-a -n 50", LO_AND_VETH, Expected::all(50)),
+        perf("ib_write_lat", "-a -n 50", LO_AND_VETH, Expected::all(50)),
+        perf("ib_read_lat", "-a -n 50", LO_AND_VETH, Expected::all(50)),
+        perf("ib_send_bw", "-a -n 50", LO_AND_VETH, Expected::all(50)),
+        perf("ib_write_bw", "-a -n 50", LO_AND_VETH, Expected::all(50)),
+        perf("ib_read_bw", "-a -n 50", LO_AND_VETH, Expected::all(50)),
+        // Sleeping on completion events instead of polling.
+        perf("ib_send_lat", "-e -n 2000 -s 64", LO_AND_VETH, Expected::one(64, 2000)),
+        perf("ib_read_lat", "-e -n 2000 -s 64", LO, Expected::one(64, 2000)),
+        perf("ib_send_bw", "-e -n 2000", LO_AND_VETH, Expected::one(65536, 2000)),
+        perf("ib_read_bw", "-e -n 2000", LO, Expected::one(65536, 2000)),
+        // Both directions at once.
+        perf("ib_send_bw", "-b -n 2000", LO_AND_VETH, Expected::one(65536, 2000)),
+        perf("ib_write_bw", "-b -n 2000", LO_AND_VETH, Expected::one(65536, 2000)),
+        perf("ib_read_bw", "-b -n 2000", LO_AND_VETH, Expected::one(65536, 2000)),
+        perf("ib_send_bw", "-b -e -n 2000 -s 4096", LO, Expected::one(4096, 2000)),
+        // Inline. perftest switches it off for vendor part ids it does not know; then this is one more small-message
+        // run, and inline is shown by rdma_client and c/verify.c.
+        perf("ib_send_lat", "-I 64 -n 2000 -s 64", LO, Expected::one(64, 2000)),
+        perf("ib_write_lat", "-I 64 -n 2000 -s 64", LO, Expected::one(64, 2000)),
+        perf("ib_send_bw", "-I 64 -n 5000 -s 64", LO, Expected::one(64, 5000)),
+        perf("ib_write_bw", "-I 64 -n 5000 -s 64", LO, Expected::one(64, 5000)),
+        // Many queue pairs; iterations are counted over all of them.
+        perf("ib_send_bw", "-q 64 -n 50 -s 4096", LO_AND_VETH, Expected::one(4096, 3200)),
+        perf("ib_write_bw", "-q 64 -n 50 -s 4096", LO_AND_VETH, Expected::one(4096, 3200)),
+        perf("ib_read_bw", "-q 64 -n 50 -s 4096", LO_AND_VETH, Expected::one(4096, 3200)),
+        perf("ib_write_bw", "-q 16 -b -n 100", LO, Expected::one(65536, 1600)),
+        perf("ib_send_bw", "-q 16 -e -n 100 -s 1024", LO, Expected::one(1024, 1600)),
+        // Lists of work requests.
+        perf("ib_send_bw", "-l 16 -n 3200 -s 1024", LO, Expected::one(1024, 3200)),
+        perf("ib_write_bw", "-l 64 -Q 64 -n 6400 -s 64", LO_AND_VETH, Expected::one(64, 6400)),
+        perf("ib_read_bw", "-l 16 -n 3200 -s 1024", LO, Expected::one(1024, 3200)),
+        perf("ib_write_bw", "-l 8 -q 8 -n 800 -s 512", LO, Expected::one(512, 6400)),
+        // For a time instead of a count.
+        perf("ib_send_lat", "-D 2 -s 64", LO, Expected::lasting(64)),
+        perf("ib_write_lat", "-D 2 -s 64", LO, Expected::lasting(64)),
+        perf("ib_send_bw", "-D 2", LO, Expected::lasting(65536)),
+        perf("ib_write_bw", "-D 2", VETH_1500, Expected::lasting(65536)),
+        perf("ib_read_bw", "-D 2", LO, Expected::lasting(65536)),
+    ]
+}
+
+const SIZES: [(u32, usize); 6] = [(20, 26), (20, 64), (20, 1023), (20, 1461), (20, 4096), (20, 65535)];
+
+fn main() -> ExitCode {
+    let mut args = Arguments::from_args();
+    args.test_threads = Some(1);
+    let complete = args.filter.is_none() && args.skip.is_empty() && !args.list && !args.ignored;
+
+    let world = Arc::new(World { dist: Dist::find(), net: Network::default() });
+    let cases = Arc::new(cases());
+    let results: Arc<Mutex<Results>> = Arc::default();
+    let mut trials = Vec::new();
+    for (index, case) in cases.iter().enumerate() {
+        for &topology in case.at {
+            let (world, cases, results) = (world.clone(), cases.clone(), results.clone());
+            let name = format!("{} {} [{topology}]", case.program, case.manner).replace("  ", " ");
+            trials.push(Trial::test(name, move || {
+                let result = world.run(&cases[index], topology);
+                results.lock().unwrap().insert((index, topology), result.is_ok());
+                result.map_err(Into::into)
+            }));
+        }
+    }
+    let conclusion = libtest_mimic::run(&args, trials);
+    if complete {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("PROGRAMS.md");
+        if let Err(e) = write_if_changed(&file, &page(&cases, &results.lock().unwrap())) {
+            eprintln!("{}: {e}", file.display());
+        }
+    }
+    // The namespaces go with the world, which `exit` would not drop.
+    drop(world);
+    conclusion.exit_code()
+}
+
+type Results = BTreeMap<(usize, Topology), bool>;
+
+/// The page of results. No times and no versions, so that it changes only when a result does.
+fn page(cases: &[Case], results: &Results) -> String {
+    let mut heads = vec!["program", "how", "checked"];
+    let columns = Topology::ALL.map(|t| t.to_string());
+    heads.extend(columns.iter().map(String::as_str));
+    let mut table = Table::new(&heads);
+    for (index, case) in cases.iter().enumerate() {
+        let cell = |t| match results.get(&(index, t)) {
+            Some(true) => "ok".to_owned(),
+            Some(false) => "**FAILS**".to_owned(),
+            None => String::new(),
+        };
+        let words = [case.program, case.manner, case.checked].map(str::to_owned);
+        table.row(words.into_iter().chain(Topology::ALL.map(cell)));
+    }
+    let passed = results.values().filter(|ok| **ok).count();
+    format!(
+        "# Unmodified programs over uwarp\n\n\
+         Written by `cargo test -p uwarp-conformance --test programs`; do not edit. {passed} of {} runs pass.\n\n\
+         The programs are Debian 12's (rdma-core 44, perftest 4.5). An empty cell was not tried. `lo` is loopback; `veth` \
+         is two network namespaces with that MTU between them. Debian 12's perftest can only be told IPv4 addresses.\n\n{}",
+        results.len(),
+        table.markdown()
+    )
+}
+
+/// What all cases share.
+struct World {
+    dist: Outcome<Dist>,
+    net: Network,
+}
+
+impl World {
+    fn run(&self, case: &Case, topology: Topology) -> Outcome {
+        let place = self.net.place(topology)?;
+        match &case.run {
+            Perftest(args, expected) => self.perftest(case.program, args, expected, place),
+            Rping(rounds, env) => self.rping(rounds, env, place),
+            Custom(run) => run(self, place),
+        }
+    }
+
+    fn dist(&self) -> Outcome<&Dist> {
+        self.dist.as_ref().map_err(Failure::clone)
+    }
+
+    /// A program with uwarp in its library path.
+    fn over_uwarp(&self, line: &str, ns: Option<&NetNs>) -> Outcome<Cmd> {
+        Ok(Cmd::line(line).env("LD_LIBRARY_PATH", self.dist()?.lib()).in_ns(ns))
+    }
+
+    fn perftest(&self, tool: &str, args: &str, expected: &Expected, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let line = format!("{tool} -R -F -p {port} {args}");
+        let server = self.over_uwarp(&line, place.server)?;
+        let client = self.over_uwarp(&line, place.client)?.arg(place.address);
+        let ends = pair::run(&server, &client, port)?;
+        check::no_complaints(&ends.server)?;
+        if let Err(why) = check::perftest(&ends.client, expected) {
+            return ends.failure(why);
+        }
+        Ok(())
+    }
+
+    fn rping(&self, rounds: &[(u32, usize)], env: &[(&str, &str)], place: Place<'_>) -> Outcome {
+        for &(count, size) in rounds {
+            let port = free_port();
+            let server = format!("rping -s -v -a {} -p {port} -S {size}", place.address);
+            let client = format!("rping -c -v -V -a {} -p {port} -C {count} -S {size}", place.address);
+            let mut server = self.over_uwarp(&server, place.server)?;
+            let mut client = self.over_uwarp(&client, place.client)?;
+            for (name, value) in env {
+                server = server.env(name, value);
+                client = client.env(name, value);
+            }
+            check_rping(&pair::run(&server, &client, port)?, count, size)?;
+        }
+        Ok(())
+    }
+}
+
+fn check_rping(ends: &Ends, count: u32, size: usize) -> Outcome {
+    let client = check::rping(&ends.client, "ping data: ", count, size);
+    let server = check::rping(&ends.server, "server ping data: ", count, size);
+    match client.and(server) {
+        Ok(()) => Ok(()),
+        Err(why) => ends.failure(why),
+    }
+}
+
+/// The value of a line "name:   value" of ibv_devinfo.
+fn field<'a>(out: &'a Output, name: &str) -> Outcome<&'a str> {
+    let found = out.stdout.lines().find_map(|l| l.trim().strip_prefix(name)?.strip_prefix(':'));
+    match found {
+        Some(value) => Ok(value.trim()),
+        None => out.failure(format_args!("no line \"{name}:\"")),
+    }
+}
+
+fn devices(world: &World, place: Place<'_>) -> Outcome {
+    let out = world.over_uwarp("ibv_devices", place.client)?.run_ok()?;
+    check::no_complaints(&out)?;
+    // Two heading lines, then "    uwarp0          \t<16 hex digits>".
+    let rows: Vec<Vec<&str>> = out.stdout.lines().skip(2).map(|l| l.split_whitespace().collect()).collect();
+    match rows.as_slice() {
+        [row]
+            if row.len() == 2
+                && row[0] == "uwarp0"
+                && u64::from_str_radix(row[1], 16).is_ok_and(|g| g != 0) =>
+        {
+            Ok(())
+        }
+        _ => out.failure("wanted one device, uwarp0, with a GUID"),
+    }
+}
+
+fn devinfo(world: &World, place: Place<'_>) -> Outcome {
+    let out = world.over_uwarp("ibv_devinfo -v", place.client)?.run_ok()?;
+    check::no_complaints(&out)?;
+    let wanted = [
+        ("hca_id", "uwarp0"),
+        ("transport", "iWARP (1)"),
+        ("phys_port_cnt", "1"),
+        ("state", "PORT_ACTIVE (4)"),
+        ("link_layer", "Ethernet"),
+    ];
+    for (name, value) in wanted {
+        let is = field(&out, name)?;
+        require!(is == value, "{name} is \"{is}\", wanted \"{value}\"\n{}", out.text());
+    }
+    // Limits that programs divide by, allocate by or compare with what they need.
+    for (name, least) in
+        [("max_qp", 1000u64), ("max_qp_wr", 1024), ("max_sge", 4), ("max_cq", 1000), ("max_cqe", 4096)]
+    {
+        let is: u64 = field(&out, name)?.parse().context(name)?;
+        require!(is >= least, "{name} is {is}, less than {least}\n{}", out.text());
+    }
+    check::has(&out, "GID[  0]:")
+}
+
+fn persistent_in_turn(world: &World, place: Place<'_>) -> Outcome {
+    persistent(world, place, &[1, 1, 1, 1, 1, 1])
+}
+
+fn persistent_at_once(world: &World, place: Place<'_>) -> Outcome {
+    persistent(world, place, &[8, 8])
+}
+
+/// One persistent server; `waves` of so many clients at once.
+fn persistent(world: &World, place: Place<'_>, waves: &[usize]) -> Outcome {
+    let (count, size, port) = (50, 1000, free_port());
+    let server = world.over_uwarp(&format!("rping -s -P -a {} -p {port}", place.address), place.server)?;
+    let client = format!("rping -c -v -V -a {} -p {port} -C {count} -S {size}", place.address);
+    // Its clients' size must fit the server's buffer.
+    let server = pair::serve(&server.args(&format!("-S {size}")), port)?;
+    let client = world.over_uwarp(&client, place.client)?;
+    for &wave in waves {
+        let clients: Vec<_> = (0..wave).map(|_| client.spawn()).collect::<Outcome<_>>()?;
+        for client in clients {
+            let out = match client.wait() {
+                Ok(out) => out,
+                Err(why) => fail!("{why}--- server\n{}", server.stop().text()),
+            };
+            if let Err(why) = out.exited_ok().and(check::rping(&out, "ping data: ", count, size)) {
+                fail!("{why}--- server\n{}", server.stop().text())
+            }
+        }
+    }
+    require!(server.is_running(), "the server ended\n{}", server.stop().text());
+    check::rping_quiet(&server.stop())
+}
+
+/// The connection is refused as an event, its queue pair goes to ERR, the posted receive is flushed, and that wakes
+/// rping's completion thread: without the last step the program would hang.
+fn refused(world: &World, place: Place<'_>) -> Outcome {
+    let line = format!("rping -c -a {} -p {}", place.address, free_port());
+    let out = world.over_uwarp(&line, place.client)?.limit(Duration::from_secs(10)).run()?;
+    require!(!out.ok(), "exited with 0 although nobody listens\n{}", out.text());
+    require!(out.status.is_some_and(|s| s.code().is_some()), "did not end by itself\n{}", out.text());
+    require!(out.stderr.contains("RDMA_CM_EVENT_REJECTED"), "no REJECTED event\n{}", out.text());
+    Ok(())
+}
+
+/// A peer that dies without a word: TCP tells, the program sees DISCONNECTED and a flush, and ends by itself.
+fn server_killed(world: &World, place: Place<'_>) -> Outcome {
+    let port = free_port();
+    let server = world.over_uwarp(&format!("rping -s -a {} -p {port}", place.address), place.server)?;
+    let server = pair::serve(&server, port)?;
+    let line = format!("rping -c -v -V -a {} -p {port}", place.address);
+    let client = world.over_uwarp(&line, place.client)?.spawn()?;
+    client.until(Duration::from_secs(10), "pinging", |c| c.so_far().contains("rdma-ping-3: "))?;
+    server.signal(rustix::process::Signal::KILL)?;
+    let out = client.wait()?;
+    require!(out.status.is_some_and(|s| s.code().is_some()), "did not end by itself\n{}", out.text());
+    require!(out.stderr.contains("DISCONNECT EVENT"), "no DISCONNECTED event\n{}", out.text());
+    Ok(())
+}
+
+/// No right is needed: both ends run as nobody, from a copy of the library that nobody can read.
+fn ordinary_user(world: &World, place: Place<'_>) -> Outcome {
+    let lib = world.dist()?.lib();
+    let copy = Scratch::new("lib")?;
+    for entry in std::fs::read_dir(&lib).context(lib.display())?.flatten() {
+        // Links are followed: two names, and so two inodes, of one library would be loaded twice.
+        let to = copy.0.join(entry.file_name());
+        let kind = entry.file_type().context("file type")?;
+        if kind.is_symlink() {
+            let target = std::fs::read_link(entry.path()).context("readlink")?;
+            std::os::unix::fs::symlink(target, &to).context(to.display())?;
+        } else if kind.is_file() {
+            std::fs::copy(entry.path(), &to).context(to.display())?;
+        }
+    }
+    let port = free_port();
+    let as_nobody =
+        |line: &str, ns| Ok(world.over_uwarp(line, ns)?.env("LD_LIBRARY_PATH", &copy.0).as_user(65534));
+    let server = as_nobody(&format!("rping -s -v -a {} -p {port}", place.address), place.server)?;
+    let client = as_nobody(&format!("rping -c -v -V -a {} -p {port} -C 20", place.address), place.client)?;
+    check_rping(&pair::run(&server, &client, port)?, 20, 64)
+}
+
+fn through_the_cli(world: &World, place: Place<'_>) -> Outcome {
+    let (port, uwarp) = (free_port(), world.dist()?.uwarp()?);
+    let run = |line: String, ns| {
+        let front = [uwarp.clone().into_os_string(), "run".into(), "--".into()];
+        Cmd::line(&line).behind(front).unset("LD_LIBRARY_PATH").in_ns(ns)
+    };
+    let server = run(format!("rping -s -v -a {} -p {port}", place.address), place.server);
+    let client = run(format!("rping -c -v -V -a {} -p {port} -C 20", place.address), place.client);
+    check_rping(&pair::run(&server, &client, port)?, 20, 64)
+}
+
+fn rdma_server(world: &World, place: Place<'_>) -> Outcome {
+    let port = free_port();
+    let server = world.over_uwarp(&format!("rdma_server -s {} -p {port}", place.any), place.server)?;
+    let client = world.over_uwarp(&format!("rdma_client -s {} -p {port}", place.address), place.client)?;
+    ends_with_0(&pair::run(&server, &client, port)?, "rdma_server", "rdma_client")
+}
+
+fn rdma_xserver(world: &World, place: Place<'_>) -> Outcome {
+    let port = free_port();
+    let server = world.over_uwarp(&format!("rdma_xserver -c r -p {port}"), place.server)?;
+    let client =
+        world.over_uwarp(&format!("rdma_xclient -c r -s {} -p {port}", place.address), place.client)?;
+    ends_with_0(&pair::run(&server, &client, port)?, "rdma_xserver", "rdma_xclient")
+}
+
+fn ends_with_0(ends: &Ends, server: &str, client: &str) -> Outcome {
+    for (out, name) in [(&ends.server, server), (&ends.client, client)] {
+        let said = out.stdout.lines().any(|l| l.ends_with(&format!("{name}: end 0")));
+        let quiet = out.stderr.trim().is_empty();
+        if !said || !quiet {
+            return ends.failure(format_args!("{name} does not end with 0, or complains"));
+        }
+    }
+    Ok(())
+}
+
+/// A directory that goes away.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Outcome<Scratch> {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = std::env::temp_dir().join(format!("uwarp-conformance-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).context(dir.display())?;
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).context(dir.display())?;
+        Ok(Scratch(dir))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,377 @@
+//! uwarp against the kernel's software iWARP, in the virtual machine of `siw/`: every program in both roles under
+//! each negotiation we and siw can be made to use.
+//!
+//! Two sizes: the short one (default, or `SIW=short`) is part of the test suite: one boot, stock siw, rping in both
+//! roles and one perftest of each verb. `SIW=full`, which `make siw` runs, goes through everything and prints the
+//! table. What cannot work against siw is in the list with its reason, is tried all the same, and fails the run when
+//! it begins to work.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Trial};
+use uwarp_conformance::check::{self, Expected};
+use uwarp_conformance::dist::Dist;
+use uwarp_conformance::lab::{self, Lab};
+use uwarp_conformance::pair;
+use uwarp_conformance::process::{Cmd, Output};
+use uwarp_conformance::report::Table;
+use uwarp_conformance::topology::free_port;
+use uwarp_conformance::{Failure, Outcome};
+
+/// Which end uwarp is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    Client,
+    Server,
+}
+use Role::{Client, Server};
+
+/// One way in which the two ends are set up.
+struct Setting {
+    name: &'static str,
+    /// The guest's module and its parameters.
+    driver: (&'static str, &'static str),
+    /// Variables on our side.
+    env: &'static [(&'static str, &'static str)],
+    /// MTU of the wire.
+    mtu: u32,
+    roles: &'static [Role],
+}
+
+const fn setting(
+    name: &'static str,
+    driver: (&'static str, &'static str),
+    env: &'static [(&'static str, &'static str)],
+    roles: &'static [Role],
+) -> Setting {
+    Setting { name, driver, env, mtu: 1500, roles }
+}
+
+const BOTH: &[Role] = &[Client, Server];
+const STOCK: (&str, &str) = ("siw", "");
+const CRC_OFF: &[(&str, &str)] = &[("UWARP_CRC", "off")];
+
+/// Settings with the same driver stand together: changing it takes a second or two.
+const SETTINGS: [Setting; 11] = [
+    // We ask for CRC; as server we answer siw's request without it by turning it on, which it honours.
+    setting("CRC on (default)", STOCK, &[], BOTH),
+    setting("CRC off at both ends", STOCK, CRC_OFF, BOTH),
+    setting("we speak MPA revision 1", STOCK, &[("UWARP_MPA_REVISION", "1")], BOTH),
+    Setting { name: "MTU 9000", driver: STOCK, env: &[], mtu: 9000, roles: BOTH },
+    setting("siw requires CRC", ("siw_knobs", "mpa_crc_required=1"), &[], BOTH),
+    // As client we do not ask and siw's server does not insist; as server we must give in.
+    setting("siw requires CRC, we would not", ("siw_knobs", "mpa_crc_required=1"), CRC_OFF, BOTH),
+    // Only siw's requests depend on it: as server it answers in the revision it is asked in.
+    setting("siw speaks MPA revision 1", ("siw_knobs", "mpa_version=1"), &[], &[Server]),
+    setting("siw speaks MPA revision 1, CRC off", ("siw_knobs", "mpa_version=1"), CRC_OFF, &[Server]),
+    // As client siw asks for peer-to-peer mode and sends the ready-to-receive frame. rtr_type is big-endian.
+    setting("siw asks for RTR, write or read", ("siw_knobs", "peer_to_peer=1"), &[], BOTH),
+    setting("siw asks for RTR, write only", ("siw_knobs", "peer_to_peer=1 rtr_type=128"), &[], &[Server]),
+    setting("siw asks for RTR, read only", ("siw_knobs", "peer_to_peer=1 rtr_type=64"), &[], &[Server]),
+];
+
+/// The columns: rping with validation, then perftest. Few iterations, as the guest is emulated.
+const PROGRAMS: [(&str, &str); 7] = [
+    ("rping", ""),
+    ("ib_send_lat", "-n 200 -s 64"),
+    ("ib_send_bw", "-n 100 -s 65536"),
+    ("ib_write_lat", "-n 200 -s 64"),
+    ("ib_write_bw", "-n 100 -s 65536"),
+    ("ib_read_lat", "-n 200 -s 64"),
+    ("ib_read_bw", "-n 100 -s 65536"),
+];
+
+/// What the short form runs.
+const SHORT: [&str; 4] = ["rping", "ib_send_bw", "ib_write_bw", "ib_read_bw"];
+
+/// Why a cell cannot work, if it cannot.
+fn cannot_work(setting: &Setting, role: Role, program: &str) -> Option<&'static str> {
+    match (setting.name, role, program) {
+        ("we speak MPA revision 1", Client, "rping") => Some(
+            "revision 1 carries no read depths, and `rping -s` accepts with depth 0: its RDMA Read fails",
+        ),
+        ("we speak MPA revision 1", Server, _) => {
+            Some("siw asks in revision 2, rejects a revision 1 reply and does not fall back")
+        }
+        _ => None,
+    }
+}
+
+fn main() -> ExitCode {
+    let mut args = Arguments::from_args();
+    args.test_threads = Some(1);
+    let full = match std::env::var("SIW").as_deref() {
+        Ok("full") => true,
+        Ok("short") | Err(_) => false,
+        Ok(other) => {
+            eprintln!("SIW={other}: only `short` and `full` are known");
+            return ExitCode::FAILURE;
+        }
+    };
+    let state = Arc::new(State { dist: Dist::find(), lab: Mutex::new(Machine::Off) });
+    let results: Arc<Mutex<Results>> = Arc::default();
+    let mut trials = Vec::new();
+    let st = state.clone();
+    trials.push(Trial::test("the lab itself, with an independent peer", move || Ok(lab_works(&st)?)));
+    for (s, setting) in SETTINGS.iter().enumerate().take(if full { SETTINGS.len() } else { 1 }) {
+        for &role in setting.roles {
+            for (p, &(program, arguments)) in PROGRAMS.iter().enumerate() {
+                if !full && !SHORT.contains(&program) {
+                    continue;
+                }
+                let (state, results) = (state.clone(), results.clone());
+                let name = format!("{program} [uwarp is {role:?}, {}]", setting.name);
+                trials.push(Trial::test(name, move || {
+                    let result =
+                        judge(cell(&state, setting, role, program, arguments), setting, role, program);
+                    let word = match &result {
+                        Ok(word) => *word,
+                        Err(_) => "FAILS",
+                    };
+                    results.lock().unwrap().insert((s, role, p), word);
+                    Ok(result.map(drop)?)
+                }));
+            }
+        }
+    }
+    let conclusion = libtest_mimic::run(&args, trials);
+    if !args.list {
+        print_table(&results.lock().unwrap());
+    }
+    // The machine is powered off with the state, which `exit` would not drop.
+    drop(state);
+    conclusion.exit_code()
+}
+
+type Results = BTreeMap<(usize, Role, usize), &'static str>;
+
+/// Turns what happened into the word for the table.
+fn judge(result: Outcome, setting: &Setting, role: Role, program: &str) -> Outcome<&'static str> {
+    match (result, cannot_work(setting, role, program)) {
+        (Ok(()), None) => Ok("ok"),
+        (Err(_), Some(_)) => Ok("cannot"),
+        (Err(why), None) => Err(why),
+        (Ok(()), Some(reason)) => {
+            Err(Failure(format!("works, although the list says: {reason}. Take it off the list.")))
+        }
+    }
+}
+
+fn print_table(results: &Results) {
+    let mut heads = vec!["setting", "uwarp is"];
+    heads.extend(PROGRAMS.iter().map(|(p, _)| *p));
+    let mut table = Table::new(&heads);
+    for (s, setting) in SETTINGS.iter().enumerate() {
+        for &role in setting.roles {
+            let cells: Vec<_> = (0..PROGRAMS.len()).map(|p| results.get(&(s, role, p)).copied()).collect();
+            if cells.iter().any(Option::is_some) {
+                let words = [setting.name.to_owned(), format!("{role:?}").to_lowercase()];
+                table.row(words.into_iter().chain(cells.iter().map(|c| c.unwrap_or("").to_owned())));
+            }
+        }
+    }
+    if table.is_empty() {
+        return;
+    }
+    println!("\nuwarp against siw (Linux's software iWARP)\n\n{}", table.terminal());
+    let mut reasons = Vec::new();
+    for setting in &SETTINGS {
+        for &role in setting.roles {
+            for (program, _) in PROGRAMS {
+                reasons.extend(cannot_work(setting, role, program).map(|r| format!("{}: {r}", setting.name)));
+            }
+        }
+    }
+    reasons.dedup();
+    if results.values().any(|w| *w == "cannot") {
+        println!("cannot: tried and failed, as it must:");
+        for reason in reasons {
+            println!("  {reason}");
+        }
+    }
+}
+
+/// What the cases share.
+struct State {
+    dist: Outcome<Dist>,
+    lab: Mutex<Machine>,
+}
+
+/// The machine as it stands.
+enum Machine {
+    Off,
+    /// Did not boot once: it is not tried again for every case.
+    Broken(Failure),
+    Up {
+        lab: Lab,
+        driver: (&'static str, &'static str),
+        mtu: u32,
+    },
+}
+
+impl State {
+    /// Runs `f` with a machine that has this driver and MTU.
+    fn with_lab(
+        &self,
+        driver: (&'static str, &'static str),
+        mtu: u32,
+        f: impl FnOnce(&Lab) -> Outcome,
+    ) -> Outcome {
+        let mut machine = self.lab.lock().unwrap_or_else(|e| e.into_inner());
+        if let Machine::Up { lab, driver: now, .. } = &mut *machine
+            && *now != driver
+        {
+            match lab.driver(driver.0, driver.1) {
+                Ok(()) => *now = driver,
+                // A wedged driver cannot be removed; a new machine has none.
+                Err(_) => *machine = Machine::Off,
+            }
+        }
+        if let Machine::Off = *machine {
+            *machine = match boot(driver) {
+                Ok(lab) => Machine::Up { lab, driver, mtu: 1500 },
+                Err(why) => Machine::Broken(why),
+            };
+        }
+        match &mut *machine {
+            Machine::Up { lab, mtu: now, .. } => {
+                if *now != mtu {
+                    lab.ns().ip(&format!("link set tap0 mtu {mtu}"))?;
+                    lab.guest_ok(&format!("ip link set eth0 mtu {mtu}"))?;
+                    *now = mtu;
+                }
+                f(lab)
+            }
+            Machine::Broken(why) => Err(why.clone()),
+            Machine::Off => unreachable!("it was switched on above"),
+        }
+    }
+}
+
+fn boot(driver: (&str, &str)) -> Outcome<Lab> {
+    let lab = lab::boot_or_explain()?;
+    if driver != STOCK {
+        lab.driver(driver.0, driver.1)?;
+    }
+    Ok(lab)
+}
+
+/// The machine boots, its device is up, and `mpa_lab.py`, which shares no line with uwarp, completes rping sessions
+/// with it in both roles. When this passes and other cases fail, the lab is not to blame.
+fn lab_works(state: &State) -> Outcome {
+    state.with_lab(STOCK, 1500, |lab| {
+        check::has(&lab.guest_ok("ibv_devinfo")?, "PORT_ACTIVE")?;
+        let port = free_port();
+        lab.guest_serve(&format!("rping -s -v -a {} -p {port}", Lab::GUEST), port, 20)?;
+        // The pause keeps clear of siw's habit of missing an FPDU that comes right behind its reply.
+        let peer = lab::mpa_lab(lab, &format!("rping-client {} {port} 3 crc delay=0.05", Lab::GUEST));
+        check::has(&peer.run_ok()?, "rping-client: OK")?;
+        lab.guest_server_end("rping", 3)?;
+
+        let port = free_port();
+        let peer = lab::mpa_lab(lab, &format!("rping-server {port} 3"));
+        let peer = pair::serve(&peer, port)?;
+        let out = lab.guest_ok(&format!("timeout 20 rping -c -v -V -a {} -p {port} -C 3", Lab::HOST))?;
+        check::rping(&out, "ping data: ", 3, 64)?;
+        check::has(&peer.wait()?, "rping-server: OK")
+    })
+}
+
+/// One cell of the table.
+fn cell(state: &State, setting: &Setting, role: Role, program: &str, arguments: &str) -> Outcome {
+    let lib = state.dist.as_ref().map_err(Failure::clone)?.lib();
+    state.with_lab(setting.driver, setting.mtu, |lab| {
+        let ours = |line: String| {
+            let mut cmd = Cmd::line(&line).env("LD_LIBRARY_PATH", &lib).in_ns(Some(lab.ns()));
+            for (name, value) in setting.env {
+                cmd = cmd.env(name, value);
+            }
+            cmd.limit(Duration::from_secs(20))
+        };
+        let wire = Wire { lab, ours: &ours, role };
+        match program {
+            "rping" => {
+                wire.rping(20, 64)?;
+                wire.rping(5, 65535)
+            }
+            tool => wire.perftest(tool, arguments),
+        }
+    })
+}
+
+/// Two ends and who is where.
+struct Wire<'a> {
+    lab: &'a Lab,
+    ours: &'a dyn Fn(String) -> Cmd,
+    role: Role,
+}
+
+impl Wire<'_> {
+    fn rping(&self, count: u32, size: usize) -> Outcome {
+        let port = free_port();
+        let address = self.server_address();
+        let server = format!("rping -s -v -a {address} -p {port} -S {size}");
+        let client = format!("rping -c -v -V -a {address} -p {port} -C {count} -S {size}");
+        let (server, client) = self.run("rping", server, client, port)?;
+        let good = check::rping(&client, "ping data: ", count, size).and(check::rping(
+            &server,
+            "server ping data: ",
+            count,
+            size,
+        ));
+        both(good, &server, &client)
+    }
+
+    fn perftest(&self, tool: &str, arguments: &str) -> Outcome {
+        let port = free_port();
+        let number = |flag| -> u64 {
+            let mut words = arguments.split_whitespace().skip_while(|w| *w != flag);
+            words.nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+        };
+        let expected = Expected::one(number("-s"), number("-n"));
+        let server = format!("{tool} -R -F -p {port} {arguments}");
+        let client = format!("{server} {}", self.server_address());
+        let (server, client) = self.run(tool, server, client, port)?;
+        let good = client
+            .exited_ok()
+            .and(server.exited_ok())
+            .and(check::perftest(&client, &expected))
+            .and(check::no_complaints(&server));
+        both(good, &server, &client)
+    }
+
+    fn server_address(&self) -> &'static str {
+        match self.role {
+            Client => Lab::GUEST,
+            Server => Lab::HOST,
+        }
+    }
+
+    /// Runs both ends and returns what server and client printed.
+    fn run(&self, program: &str, server: String, client: String, port: u16) -> Outcome<(Output, Output)> {
+        match self.role {
+            Client => {
+                self.lab.guest_serve(&server, port, 25)?;
+                let client = (self.ours)(client).run();
+                let server = self.lab.guest_server_end(program, 3)?;
+                match client {
+                    Ok(client) => Ok((server, client)),
+                    Err(why) => Err(Failure(format!("{why}--- server\n{}", server.text()))),
+                }
+            }
+            Server => {
+                let running = pair::serve(&(self.ours)(server), port)?;
+                let client = self.lab.guest(&format!("timeout 20 {client}"))?;
+                Ok((running.wait_at_most(Duration::from_secs(5)), client))
+            }
+        }
+    }
+}
+
+fn both(result: Outcome, server: &Output, client: &Output) -> Outcome {
+    result
+        .map_err(|why| Failure(format!("{why}\n--- client\n{}--- server\n{}", client.text(), server.text())))
+}
