@@ -27,6 +27,9 @@ impl Run {
     }
 }
 
+/// Staged bytes that were sent are dropped from this many on.
+const COMPACT: usize = 64 * 1024;
+
 /// The send side of a stream between segmentation and the kernel. Empty, it holds no memory.
 #[derive(Debug, Default)]
 pub struct OutQueue {
@@ -146,23 +149,58 @@ impl OutQueue {
         self.head_taken = n;
         if self.runs.is_empty() {
             self.release();
+        } else {
+            self.compact();
+        }
+    }
+
+    /// Drops the staged bytes that the kernel has taken. On a busy stream something always waits, so that the buffer is never
+    /// empty; it must not grow for that.
+    fn compact(&mut self) {
+        if let Some(Run { bytes: Bytes::Staged { start, len }, .. }) = self.runs.front_mut() {
+            *start += self.head_taken;
+            *len -= self.head_taken;
+            self.mid_fpdu |= self.head_taken > 0;
+            self.head_taken = 0;
+        }
+        let first = self.runs.iter().find_map(|run| match run.bytes {
+            Bytes::Staged { start, .. } => Some(start),
+            Bytes::Memory(_) => None,
+        });
+        let done = first.unwrap_or(self.staged.len());
+        // Moving the rest costs no more than what was sent since the last time.
+        if done < COMPACT || done < self.staged.len() / 2 {
+            return;
+        }
+        self.staged.drain(..done);
+        for run in &mut self.runs {
+            if let Bytes::Staged { start, .. } = &mut run.bytes {
+                *start -= done;
+            }
         }
     }
 
     /// Drops what the stream can do without, so that a Terminate may follow at once: all but the FPDU the kernel has
-    /// taken a part of. That one is copied, for the work request it belongs to is about to be flushed.
-    pub fn cut(&mut self) {
-        let keep = if self.head_taken > 0 || self.mid_fpdu {
+    /// taken a part of. That one is copied, for the work request it belongs to is about to be flushed. Returns how
+    /// many bytes were dropped.
+    pub fn cut(&mut self) -> usize {
+        let partial = self.head_taken > 0 || self.mid_fpdu;
+        let keep = if partial {
             self.runs.iter().position(|r| r.ends_fpdu).map_or(self.runs.len(), |i| i + 1)
         } else {
             0
         };
+        let before = self.waiting();
         self.runs.truncate(keep);
         let mut copy = pool::take();
         self.gather(usize::MAX, |seg| mem::copy_out(seg, &mut copy));
+        let dropped = before.saturating_sub(copy.len());
         self.release();
         self.staged = copy;
         self.staged(0, true, true);
+        // What is kept is still the rest of an FPDU that is partly out.
+        self.mid_fpdu = partial && !self.runs.is_empty();
+        dropped
     }
 
     fn release(&mut self) {
@@ -258,6 +296,40 @@ mod tests {
         q.gather(usize::MAX, |s| mem::copy_out(s, &mut v));
         assert_eq!(v, b"odyT");
         assert_eq!(q.waiting(), 4);
+    }
+
+    #[test]
+    fn the_staging_buffer_does_not_grow_while_bytes_always_wait() {
+        let mut q = OutQueue::default();
+        let (mut expected, mut got) = (Vec::new(), Vec::new());
+        for i in 0..2000u32 {
+            let fpdu = i.to_be_bytes().repeat(100);
+            push(&mut q, &fpdu);
+            expected.extend(fpdu);
+            if i % 3 == 0 {
+                push_large(&mut q, b"head", b"body", b"tail");
+                expected.extend(b"headbodytail");
+            }
+            let n = (400 * i as usize / 401).min(q.waiting() - 1);
+            let mut v = Vec::new();
+            q.gather(usize::MAX, |s| mem::copy_out(s, &mut v));
+            got.extend(&v[..n]);
+            q.take(n);
+            assert!(!q.is_empty() && q.staged.len() < 4 * COMPACT, "{}", q.staged.len());
+        }
+        got.extend(drain(&mut q));
+        assert!(got == expected);
+    }
+
+    #[test]
+    fn a_second_cut_keeps_what_the_first_kept() {
+        let mut q = OutQueue::default();
+        push_large(&mut q, b"H", b"body", b"T");
+        push_large(&mut q, b"H", b"dropped", b"T");
+        q.take(1);
+        assert_eq!(q.cut(), 9);
+        assert_eq!(q.cut(), 0);
+        assert_eq!(drain(&mut q), b"bodyT");
     }
 
     #[test]
