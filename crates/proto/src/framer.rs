@@ -165,6 +165,11 @@ pub struct MarkerInserter {
 }
 
 impl MarkerInserter {
+    /// The last `bytes` bytes that were emitted, whole FPDUs, are not sent after all.
+    pub fn rewind(&mut self, bytes: usize) {
+        self.position = (self.position + MARKER_SPACING - bytes % MARKER_SPACING) % MARKER_SPACING;
+    }
+
     /// Appends to `out` the FPDU whose bytes up to and including the pad are `covered` (length field first),
     /// with markers and the CRC (zero when `crc` is off).
     pub fn emit(&mut self, covered: &[u8], crc: bool, out: &mut Vec<u8>) {

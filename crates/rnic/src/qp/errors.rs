@@ -7,7 +7,7 @@ use uwarp_wire::terminate::{RemoteOperation, Terminate, TerminateError, Untagged
 
 use super::queues::Phase;
 use super::transmit::wc_opcode;
-use super::{Disconnect, QpCore, QpState};
+use super::{Disconnect, QpCore, QpState, Stream};
 use crate::event::EventKind;
 use crate::wr::{Wc, WcOpcode, WcStatus};
 
@@ -36,6 +36,28 @@ fn event_for(error: TerminateError) -> EventKind {
     }
 }
 
+impl Stream {
+    /// Drops what is queued and not partly out already.
+    fn cut(&mut self) {
+        let dropped = self.out.cut();
+        self.tx.unsend(dropped);
+    }
+
+    /// The stream is to be closed; the work requests are about to be completed. Only the first reason counts.
+    pub(super) fn end(&mut self, why: Disconnect) {
+        if self.closing.is_none() && !matches!(why, Disconnect::Sent(_)) {
+            // What remains names memory that the program gets back now.
+            self.cut();
+        }
+        self.closing.get_or_insert(why);
+        self.tx.stop();
+        self.direct = None;
+        self.stalled = false;
+        self.reads.clear();
+        self.requests.clear();
+    }
+}
+
 impl QpCore {
     /// The peer did something wrong (or we cannot go on): a Terminate goes out, the queue pair fails. Only the first
     /// reason counts. `struck` is the DDP segment it was found in, headers at least, with its length.
@@ -45,7 +67,7 @@ impl QpCore {
             return;
         }
         tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
-        stream.out.cut();
+        stream.cut();
         let terminate = Terminate::new(error, struck);
         let mut bytes = [0u8; Terminate::MAX_LEN];
         let len = terminate.emit(&mut bytes);
@@ -59,7 +81,6 @@ impl QpCore {
     pub(super) fn peer_terminated(&mut self, error: TerminateError, read: Option<u32>) {
         tracing::warn!(qpn = self.qpn, %error, "the peer terminated the stream");
         let Some(stream) = &mut self.stream else { return };
-        stream.out.cut();
         let by_msn = |msn| stream.reads.iter().find(|s| s.msn == msn).and_then(|s| s.slot);
         let blamed = match read {
             Some(msn) => by_msn(msn),
@@ -106,16 +127,7 @@ impl QpCore {
         self.attr.state = QpState::Err;
         self.attr.sq_draining = false;
         if let Some(stream) = &mut self.stream {
-            stream.closing.get_or_insert(why);
-            stream.tx.stop();
-            stream.direct = None;
-            stream.stalled = false;
-            if !matches!(why, Disconnect::Sent(_)) {
-                // What remains names memory that the program gets back now.
-                stream.out.cut();
-            }
-            stream.reads.clear();
-            stream.requests.clear();
+            stream.end(why);
         }
         let vendor_err = cause.map_or(0, |e| {
             let (layer, etype, code) = e.codes();

@@ -368,7 +368,7 @@ impl QpCore {
                 self.sq.clear();
                 self.rq.clear();
                 if let Some(stream) = &mut self.stream {
-                    stream.closing.get_or_insert(Disconnect::LocalClosed);
+                    stream.end(Disconnect::LocalClosed);
                 }
                 self.attr.state = QpState::Reset;
                 self.attr.access = Access::empty();

@@ -77,6 +77,13 @@ impl Tx {
         (self.send_msn, self.read_msn, self.ack_msn) = (last, last, last);
     }
 
+    /// Bytes that were queued last are not sent after all.
+    pub fn unsend(&mut self, bytes: usize) {
+        if let Some(markers) = &mut self.markers {
+            markers.rewind(bytes);
+        }
+    }
+
     /// No message is half cut.
     pub fn idle(&self) -> bool {
         self.current.is_none()
@@ -257,12 +264,12 @@ impl QpCore {
                     }
                 }
                 let Some(stream) = &mut self.stream else { return };
-                if current.segmenter.finished() {
-                    if let Source::Slot(number) = current.source {
-                        self.slot_cut(number);
-                    }
-                } else if !stream.tx.held {
-                    stream.tx.current = Some(current);
+                match current.source {
+                    Source::Slot(number) if current.segmenter.finished() => self.slot_cut(number),
+                    // It failed on the way. (A response goes on: only work requests are held.)
+                    Source::Slot(_) if stream.tx.held => {}
+                    _ if current.segmenter.finished() => {}
+                    _ => stream.tx.current = Some(current),
                 }
                 continue;
             }

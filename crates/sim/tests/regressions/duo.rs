@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use uwarp_rnic::mem;
 use uwarp_rnic::qp::{QpCaps, Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus};
+use uwarp_sim::tap;
 use uwarp_sim::{Arena, EndConfig, NetParams, Side, World};
 
 pub const SIZE: usize = 1 << 20;
@@ -82,6 +84,23 @@ impl Duo {
     pub fn recv(&mut self, side: Side, wr_id: u64, at: usize, len: u32) {
         let sge = self.sge(side, at, len);
         self.world.post_recv(side, &RecvWr { wr_id, sges: &[sge] }).unwrap();
+    }
+
+    /// Queues a Read and returns the bytes of its request instead of sending them.
+    pub fn request_bytes(&mut self, side: Side, read: SendOp, sge: Sge) -> Vec<u8> {
+        self.queue(side, 99, read, sge);
+        let core = &mut self.world.end(side).core;
+        core.build();
+        let out = core.out().unwrap();
+        let mut bytes = Vec::new();
+        out.gather(usize::MAX, |seg| mem::copy_out(seg, &mut bytes));
+        out.take(bytes.len());
+        bytes
+    }
+
+    /// What one end has sent, a line for each segment.
+    pub fn sent(&self, side: Side) -> Vec<String> {
+        tap::segments(self.world.pipe(side), false, false).into_iter().map(|(_, line)| line).collect()
     }
 
     /// Completions of sends since the last call: cookie and status.

@@ -1,8 +1,9 @@
 //! The way out.
 
-use uwarp_rnic::qp::{QpModify, QpState, Rtr, StreamParams};
-use uwarp_rnic::{EventKind, WcStatus};
+use uwarp_rnic::qp::{Disconnect, QpModify, QpState, Rtr, StreamParams};
+use uwarp_rnic::{EventKind, Sge, WcStatus};
 use uwarp_sim::Side::{A, B};
+use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
 
 use crate::duo::{Duo, SEND, params, with_rtr};
 
@@ -57,4 +58,57 @@ fn the_ready_to_receive_write_is_no_acknowledgement_of_the_first_send() {
     duo.recv(B, 10, 0, 64);
     duo.world.settle();
     assert_eq!(duo.sends(A), [(1, WcStatus::Success)]);
+}
+
+/// A work request that fails by its own fault waits for earlier ones. Meanwhile the peer's Reads are served; their responses
+/// were cut off after one segment.
+#[test]
+fn responses_go_on_while_a_failed_work_request_waits() {
+    let mut duo = Duo::new(params());
+    let (read, sge) = (duo.read_op(A, 0), duo.sge(A, 0, 64));
+    // A's Read is outstanding (B does not move), so its bad Send has to wait.
+    duo.queue(A, 1, read, sge);
+    duo.queue(A, 2, SEND, Sge { lkey: 0, ..sge });
+    duo.world.pump(A);
+    // B reads more than a segment.
+    let (read, sge) = (duo.read_op(B, 0), duo.sge(B, 0, 200_000));
+    let request = duo.request_bytes(B, read, sge);
+    duo.world.end(A).core.handle_input(&request);
+    duo.world.pump(A);
+    let lines = duo.sent(A);
+    assert_eq!(lines.iter().filter(|l| l.starts_with("ReadResp")).count(), 4, "{lines:#?}");
+    assert!(lines.last().unwrap().starts_with("ReadResp L"), "{lines:#?}");
+}
+
+/// Bytes that were dropped in favour of a Terminate were still counted for the markers, so that the peer could not read why the
+/// stream ended.
+#[test]
+fn a_terminate_with_markers_is_readable_although_bytes_before_it_were_dropped() {
+    let [a, b] = params();
+    let stranger = |p| StreamParams { peer_is_uwarp: false, ..p };
+    let markers = [StreamParams { send_markers: true, ..a }, StreamParams { receive_markers: true, ..b }];
+    let mut duo = Duo::new(markers.map(stranger));
+    duo.recv(B, 10, 0, 5000);
+    let sge = duo.sge(A, 0, 5000);
+    duo.queue(A, 1, SEND, sge);
+    duo.world.end(A).core.build();
+    duo.world.end(A).core.receive_missing();
+    duo.world.settle();
+    let error = TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer);
+    assert_eq!(duo.world.end(B).disconnected, [Disconnect::Terminated(error)]);
+}
+
+/// RESET gives the program its buffers back, but what was queued still named them.
+#[test]
+fn reset_lets_go_of_the_buffers() {
+    let mut duo = Duo::new(params());
+    duo.recv(B, 10, 0, 100_000);
+    let sge = duo.sge(A, 0, 100_000);
+    duo.queue(A, 1, SEND, sge);
+    duo.world.end(A).core.build();
+    let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
+    duo.world.end(A).core.modify(&reset).unwrap();
+    assert_eq!(duo.world.end(A).core.out().unwrap().waiting(), 0);
+    duo.world.settle();
+    assert_eq!(duo.recvs(B), [(10, WcStatus::WrFlushErr)]);
 }
