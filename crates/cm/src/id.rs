@@ -16,6 +16,7 @@ use uwarp_proto::setup::{
     self, AcceptParams, Depths, InitiatorConfig, Negotiated, PeerData, Request, ResponderPolicy, Revision,
     SetupError,
 };
+use uwarp_rnic::qp::QpState;
 use uwarp_wire::mpa;
 
 use crate::active::{Active, Connected, Target};
@@ -440,6 +441,10 @@ impl Id {
                 drop(inner);
                 if let Some(qp) = qp {
                     qp.disconnect();
+                    // Destroyed without our knowing, so its stream ended and no call to us followed.
+                    if qp.query().state == QpState::Reset {
+                        self.queue_pair_destroyed();
+                    }
                 }
                 Ok(())
             }

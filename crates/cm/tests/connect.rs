@@ -382,6 +382,30 @@ fn strangers_without_enhanced_set_up_are_established_when_accepted() {
 }
 
 #[test]
+fn destroying_the_queue_pair_ends_the_connection_at_both_ends() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 0);
+    let active = resolved(&cm, &client, listener.local_address().unwrap());
+    let active_qp = qp();
+    active.connect(&active_qp, ConnParam::DEFAULT, b"").unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    let passive_qp = qp();
+    passive.accept(&passive_qp, None, b"").unwrap();
+    expect(&client, EventKind::Established).acknowledge();
+    expect(&server, EventKind::Established).acknowledge();
+    active_qp.destroy();
+    expect(&server, EventKind::Disconnected).acknowledge();
+    active.disconnect().unwrap();
+    expect(&client, EventKind::Disconnected).acknowledge();
+    active.destroy();
+    passive.destroy();
+    assert!(client.is_empty() && server.is_empty());
+}
+
+#[test]
 fn an_end_that_comes_with_the_first_fpdu_is_seen() {
     let cm = cm(Timeouts::default());
     let server = channel();
