@@ -37,3 +37,6 @@ impl From<CmError> for Failure {
         Self::new(error.errno(), error.to_string())
     }
 }
+
+#[cfg(test)]
+mod tests;
