@@ -11,8 +11,9 @@ use uwarp_driver::{Readiness, Source, Token};
 use uwarp_proto::setup::{Initiator, InitiatorConfig, Negotiated, Outcome, SetupError};
 use uwarp_wire::mpa;
 
+use crate::cm::{Cm, Options};
 use crate::event::EventKind;
-use crate::id::{Cm, Id, Options};
+use crate::id::Id;
 use crate::socket;
 
 /// How connecting ended, for the id.

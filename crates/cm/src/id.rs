@@ -1,91 +1,26 @@
 //! An id: one end of a connection, or a listener, as programs handle it.
 
+mod stream;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
-use uwarp_driver::config::{Config, View};
-use uwarp_driver::{
-    Disconnect, Engine, Nic, Qp, Readiness, Rtr, Source, StreamObserver, StreamParams, Token,
-};
-use uwarp_proto::setup::{
-    self, AcceptParams, Depths, InitiatorConfig, Negotiated, PeerData, Request, ResponderPolicy, Revision,
-    SetupError,
-};
+use uwarp_driver::config::Config;
+use uwarp_driver::{Disconnect, Qp, StreamObserver as _, Token};
+use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Rtr, SetupError};
 use uwarp_rnic::qp::QpState;
-use uwarp_wire::mpa;
 
-use crate::active::{Active, Connected, Target};
+use self::stream::{agreed, answer_no, peer_data};
+use crate::active::{Active, Target};
+use crate::cm::{Cm, Options, revision};
 use crate::event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
 use crate::listener::{Listener, Pending};
 use crate::state::{State, Step};
-use crate::timeouts::{STRANGER_FIRST_FPDU, Timeouts, rnr_limit};
 use crate::{CmError, EventChannel, socket};
-
-/// What ids have in common: the device, its settings, and time limits.
-pub struct Cm {
-    nic: Arc<Nic>,
-    timeouts: Timeouts,
-    next_key: AtomicU64,
-}
-
-impl Cm {
-    /// A connection manager over a device.
-    pub fn new(nic: &Arc<Nic>, timeouts: Timeouts) -> Arc<Self> {
-        Arc::new(Self { nic: Arc::clone(nic), timeouts, next_key: AtomicU64::new(1) })
-    }
-
-    /// The device.
-    pub fn nic(&self) -> &Arc<Nic> {
-        &self.nic
-    }
-
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        self.nic.engine()
-    }
-
-    pub(crate) fn timeouts(&self) -> &Timeouts {
-        &self.timeouts
-    }
-
-    pub(crate) fn responder_policy(&self) -> ResponderPolicy {
-        let config = Config::get();
-        ResponderPolicy {
-            max_revision: revision(config),
-            crc: config.crc,
-            markers: config.markers,
-            know_peers: config.find_uwarp_peers,
-            max_ird: self.max_depth(),
-        }
-    }
-
-    /// Greatest read depth of a queue pair, in either direction.
-    fn max_depth(&self) -> u16 {
-        // The device's limit fits into the octet that rdma_cm has for it.
-        u16::try_from(self.nic.limits().max_qp_rd_atom).unwrap_or(u16::MAX).min(u16::from(MAX_DEPTH) - 1)
-    }
-}
-
-fn revision(config: &Config) -> Revision {
-    if config.mpa_revision == 1 { Revision::One } else { Revision::Two }
-}
-
-/// Options of an id, to be set before it is bound or connects.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Type of service (IPv4) or traffic class (IPv6) of the connection.
-    pub tos: Option<u8>,
-    /// Others may bind the same address, if they say so too.
-    pub reuseaddr: bool,
-    /// An IPv6 wildcard does not take IPv4 connections. `None`: as the system is set.
-    pub afonly: Option<bool>,
-    /// Stored; TCP measures its own.
-    pub ack_timeout: Option<u8>,
-}
 
 /// One end of a connection, or a listener.
 pub struct Id {
@@ -136,7 +71,7 @@ impl Id {
     }
 
     fn with_state(cm: &Arc<Cm>, channel: &Arc<EventChannel>, state: State) -> Arc<Self> {
-        let key = cm.next_key.fetch_add(1, Ordering::Relaxed);
+        let key = cm.next_key();
         Arc::new_cyclic(|me| Self {
             key,
             cm: Arc::clone(cm),
@@ -406,7 +341,7 @@ impl Id {
         drop(inner);
         // Without an indication to wait for, the program may go on; the stream itself holds back until the peer's
         // first FPDU (RFC 5044 section 7.1.2 rule 4).
-        let ready = negotiated.rtr == setup::Rtr::None;
+        let ready = negotiated.rtr == Rtr::None;
         self.attach(qp, pending.fd, &negotiated, param).inspect_err(|_| {
             self.inner.lock().conclude(Step::Failed);
         })?;
@@ -551,90 +486,6 @@ impl Id {
         self.wait_acknowledged();
     }
 
-    /// TCP has chosen a local address.
-    pub(crate) fn connecting_from(&self, local: SocketAddr) {
-        self.inner.lock().local = Some(local);
-    }
-
-    /// A connection attempt has ended.
-    pub(crate) fn connected(self: &Arc<Self>, how: Connected) {
-        let mut inner = self.inner.lock();
-        if inner.state != State::Connecting {
-            return;
-        }
-        inner.active = None;
-        match how {
-            Connected::Failed(kind, errno) => {
-                inner.conclude(Step::Failed);
-                self.report(&mut inner, kind, -errno.raw_os_error());
-            }
-            Connected::Rejected(private_data) => {
-                inner.conclude(Step::Failed);
-                let status = -Errno::CONNREFUSED.raw_os_error();
-                let mut event = Event::plain(self, EventKind::Rejected, status);
-                event.private_data = cut(private_data);
-                inner.channel.push(event);
-            }
-            Connected::Accepted(fd, mut negotiated) => {
-                let Some(qp) = inner.qp.clone() else { return };
-                let param = inner.conn_param;
-                inner.local = socket::local_address(&fd).ok().or(inner.local);
-                let private_data = cut(std::mem::take(&mut negotiated.private_data));
-                inner.outcome = (agreed(&negotiated, self.unknown_depths()), private_data);
-                drop(inner);
-                match self.attach(&qp, fd, &negotiated, param) {
-                    Ok(()) => self.start_ready_timer(),
-                    Err(error) => {
-                        tracing::warn!("the queue pair does not take the connection: {error}");
-                        let mut inner = self.inner.lock();
-                        if inner.conclude(Step::Failed) {
-                            self.report(&mut inner, EventKind::ConnectError, -error.errno());
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// A listener's request is whole.
-    pub(crate) fn requested(self: &Arc<Self>, pending: Pending, request: Request) {
-        let inner = self.inner.lock();
-        if inner.state != State::Listening {
-            drop(inner);
-            return answer_no(pending, &[]);
-        }
-        let mut param = self.unknown_depths();
-        if let Some(enhanced) = request.enhanced {
-            if enhanced.ord != mpa::NO_AUTO {
-                param.responder_resources = octet(enhanced.ord);
-            }
-            if enhanced.ird != mpa::NO_AUTO {
-                param.initiator_depth = octet(enhanced.ird);
-            }
-        }
-        if let Some(peer) = request.peer {
-            param.rnr_retry_count = peer.rnr_retry;
-            param.qp_num = peer.qpn;
-        }
-        let id = Self::with_state(&self.cm, &inner.channel, State::RequestPending);
-        {
-            let mut new = id.inner.lock();
-            new.local = socket::local_address(&pending.fd).ok();
-            new.peer = socket::peer_address(&pending.fd).ok();
-            new.options = inner.options;
-            new.requested = param;
-            new.pending = Some(pending);
-        }
-        inner.channel.push(Event {
-            id,
-            listener: Some(Arc::clone(self)),
-            kind: EventKind::ConnectRequest,
-            status: 0,
-            param,
-            private_data: cut(request.private_data),
-        });
-    }
-
     pub(crate) fn request_delivered(&self) {
         let listener = self.inner.lock().listener.clone();
         if let Some(listener) = listener {
@@ -673,128 +524,11 @@ impl Id {
             depth(param.initiator_depth, requested.map(|asked| asked.initiator_depth))?,
         ))
     }
-
-    /// What is reported of a peer that does not say its depths: our own limits, so that programs which mirror them get
-    /// working numbers.
-    fn unknown_depths(&self) -> ConnParam {
-        let max = octet(self.cm.max_depth());
-        ConnParam { responder_resources: max, initiator_depth: max, ..ConnParam::NONE }
-    }
-
-    fn attach(
-        self: &Arc<Self>,
-        qp: &Arc<Qp>,
-        fd: OwnedFd,
-        negotiated: &Negotiated,
-        param: ConnParam,
-    ) -> Result<(), CmError> {
-        let stranger_client = negotiated.initiator && !negotiated.peer_is_uwarp;
-        let params = StreamParams {
-            initiator: negotiated.initiator,
-            crc: negotiated.crc,
-            send_markers: negotiated.send_markers,
-            receive_markers: negotiated.receive_markers,
-            ird: negotiated.ird,
-            ord: negotiated.ord,
-            peer_is_uwarp: negotiated.peer_is_uwarp,
-            emss: 0,
-            rtr: match negotiated.rtr {
-                setup::Rtr::None => Rtr::None,
-                setup::Rtr::SendWrite => Rtr::SendWrite,
-                setup::Rtr::SendRead => Rtr::SendRead,
-                setup::Rtr::Expect => Rtr::Expect,
-            },
-            wait_first_fpdu: !negotiated.initiator,
-            first_fpdu_delay: if stranger_client { STRANGER_FIRST_FPDU } else { Duration::ZERO },
-            rnr_timeout: rnr_limit(param.rnr_retry_count, qp.query().min_rnr_timer),
-            placement_acks: negotiated.peer_is_uwarp && placement_acks(),
-            strict: false,
-        };
-        tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");
-        qp.attach(fd, params, Arc::clone(self) as Arc<dyn StreamObserver>)?;
-        // The program may have given up while no lock was held; then nobody else ends the stream.
-        if !matches!(self.state(), State::Connecting | State::Accepting | State::Established) {
-            qp.disconnect();
-        }
-        Ok(())
-    }
-
-    /// The peer has bounded time to show itself.
-    fn start_ready_timer(self: &Arc<Self>) {
-        let engine = self.cm.engine();
-        let token = engine.new_token(Arc::clone(self) as Arc<dyn Source>);
-        engine.set_timer(token, Some(Instant::now() + self.cm.timeouts.ready));
-        let mut inner = self.inner.lock();
-        if matches!(inner.state, State::Connecting | State::Accepting) {
-            inner.ready_timer = Some(token);
-        } else {
-            drop(inner);
-            engine.deregister(token);
-        }
-    }
-
-    fn stream_established(&self) {
-        let mut inner = self.inner.lock();
-        let Ok(established) = inner.after(Step::Established) else { return };
-        inner.state = established;
-        let timer = inner.ready_timer.take();
-        if let Some(me) = self.me.upgrade() {
-            let (param, private_data) = std::mem::replace(&mut inner.outcome, (ConnParam::NONE, Vec::new()));
-            let mut event = Event::plain(&me, EventKind::Established, 0);
-            event.param = param;
-            event.private_data = private_data;
-            inner.channel.push(event);
-        }
-        drop(inner);
-        if let Some(timer) = timer {
-            self.cm.engine().deregister(timer);
-        }
-    }
 }
 
 impl std::fmt::Debug for Id {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Id").field("key", &self.key).field("state", &self.state()).finish_non_exhaustive()
-    }
-}
-
-impl StreamObserver for Id {
-    fn established(&self) {
-        self.stream_established();
-    }
-
-    fn disconnected(&self, why: Disconnect) {
-        tracing::debug!(id = self.key, ?why, "stream ended");
-        let mut inner = self.inner.lock();
-        if inner.conclude(Step::Disconnected) {
-            self.report(&mut inner, EventKind::Disconnected, 0);
-        } else if inner.conclude(Step::Failed) {
-            self.report(&mut inner, EventKind::ConnectError, -Errno::CONNRESET.raw_os_error());
-        }
-        let timer = inner.ready_timer.take();
-        drop(inner);
-        if let Some(timer) = timer {
-            self.cm.engine().deregister(timer);
-        }
-    }
-}
-
-/// The timer for a peer that has yet to show itself.
-impl Source for Id {
-    fn ready(&self, _: Readiness) {}
-
-    fn timeout(&self) {
-        let mut inner = self.inner.lock();
-        let Some(timer) = inner.ready_timer.take() else { return };
-        let qp = inner.qp.clone();
-        if inner.conclude(Step::Failed) {
-            self.report(&mut inner, EventKind::Unreachable, -Errno::TIMEDOUT.raw_os_error());
-        }
-        drop(inner);
-        self.cm.engine().deregister(timer);
-        if let Some(qp) = qp {
-            qp.disconnect();
-        }
     }
 }
 
@@ -827,63 +561,4 @@ fn check_private_data(private_data: &[u8]) -> Result<(), CmError> {
         return Err(CmError::Invalid("too much private data"));
     }
     Ok(())
-}
-
-/// As much of a peer's private data as a program can be told of. MPA allows 512 bytes, rdma_cm has an octet for the
-/// length.
-fn cut(mut private_data: Vec<u8>) -> Vec<u8> {
-    if private_data.len() > MAX_PRIVATE_DATA {
-        tracing::warn!(
-            "{} bytes of private data received, the program gets {MAX_PRIVATE_DATA}",
-            private_data.len()
-        );
-        private_data.truncate(MAX_PRIVATE_DATA);
-    }
-    private_data
-}
-
-/// What an established connection offers, as the program is told.
-fn agreed(negotiated: &Negotiated, unknown: ConnParam) -> ConnParam {
-    let mut param = unknown;
-    if negotiated.peer_enhanced.is_some() {
-        param.responder_resources = octet(negotiated.ird);
-        param.initiator_depth = octet(negotiated.ord);
-    }
-    if let Some(peer) = negotiated.peer {
-        param.rnr_retry_count = peer.rnr_retry;
-        param.qp_num = peer.qpn;
-    }
-    param
-}
-
-fn octet(depth: u16) -> u8 {
-    u8::try_from(depth).unwrap_or(u8::MAX)
-}
-
-/// What a uwarp peer is told of us.
-fn peer_data(qp: &Qp, param: ConnParam) -> PeerData {
-    PeerData {
-        placement_acks: placement_acks(),
-        rnr_retry: param.rnr_retry_count.min(7),
-        min_rnr_timer: qp.query().min_rnr_timer,
-        qpn: qp.qpn(),
-        ..PeerData::new()
-    }
-}
-
-/// Whether sends are to complete only when the peer has placed them: programs of the InfiniBand views rely on it.
-fn placement_acks() -> bool {
-    Config::get().view != View::Iwarp
-}
-
-fn answer_no(mut pending: Pending, private_data: &[u8]) {
-    if pending.responder.reject(private_data).is_err() {
-        return;
-    }
-    while let Some(reply) = pending.responder.poll_transmit() {
-        if socket::send_all(&pending.fd, &reply).is_err() {
-            return;
-        }
-    }
-    socket::finish(&pending.fd);
 }

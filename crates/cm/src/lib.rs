@@ -10,7 +10,8 @@
 //! | module | what |
 //! |---|---|
 //! | [`state`] | the state diagram of an id, as a table |
-//! | [`id`] | [`Id`]: every call of rdma_cm on an id |
+//! | [`cm`] | what ids have in common |
+//! | [`id`] | [`Id`]: every call of rdma_cm on an id, and what peer, queue pair and clock do to it |
 //! | [`channel`] | [`EventChannel`]: the queue that events wait in, with a descriptor to poll |
 //! | [`event`] | events and connection parameters |
 //! | [`active`] | connecting: from a TCP socket to a stream, with fallback to older peers |
@@ -30,6 +31,7 @@
 
 pub mod active;
 pub mod channel;
+pub mod cm;
 pub mod error;
 pub mod event;
 pub mod id;
@@ -39,8 +41,9 @@ pub mod state;
 pub mod timeouts;
 
 pub use channel::{EventChannel, GetError};
+pub use cm::{Cm, Options};
 pub use error::CmError;
 pub use event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
-pub use id::{Cm, Id, Options};
+pub use id::Id;
 pub use state::State;
 pub use timeouts::Timeouts;

@@ -16,7 +16,8 @@ use uwarp_proto::setup::{Request, Responder};
 use uwarp_wire::mpa;
 
 use crate::active::errno_of;
-use crate::id::{Cm, Id};
+use crate::cm::Cm;
+use crate::id::Id;
 use crate::socket;
 
 /// Most half-open connections of one listener.

@@ -12,7 +12,7 @@ use rustix::net::{
     },
 };
 
-use crate::id::Options;
+use crate::cm::Options;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
