@@ -96,6 +96,10 @@ impl CompletionSink for CompletionEvents {
         self.unacknowledged.queued();
         self.channel.push(cookie);
     }
+
+    fn armed(&self) {
+        self.channel.armed();
+    }
 }
 
 /// The next cookie, waiting as the program set the descriptor.

@@ -37,6 +37,8 @@ pub struct Channel {
     descriptor: OwnedFd,
     /// A thread that blocks on this channel sleeps on the sockets.
     leading: AtomicBool,
+    /// The last event was there when it was asked for: the program waits on the descriptor, not here.
+    waits_elsewhere: AtomicBool,
     /// Waits that a short look spared, less those it did not; negative: waits to go without looking.
     luck: AtomicI32,
 }
@@ -61,6 +63,7 @@ impl Channel {
             queue: Mutex::default(),
             descriptor,
             leading: AtomicBool::new(false),
+            waits_elsewhere: AtomicBool::new(true),
             luck: AtomicI32::new(0),
         }))
     }
@@ -112,8 +115,10 @@ impl Channel {
     /// serves the sockets.
     pub fn get(&self) -> Result<u64, ChannelError> {
         if let Some(event) = self.pop() {
+            self.waits_elsewhere.store(true, Ordering::Relaxed);
             return Ok(event);
         }
+        self.waits_elsewhere.store(false, Ordering::Relaxed);
         if fork::nonblocking(self.fd()) {
             self.engine.poll_once();
             return self.pop().ok_or(ChannelError::WouldBlock);
@@ -145,6 +150,14 @@ impl Channel {
             if waited == Err(Errno::INTR) && !fork::interruptions_restart() {
                 return Err(ChannelError::Interrupted);
             }
+        }
+    }
+
+    /// The program armed something that reports here, and is going to wait. If it waits on the descriptor, the background
+    /// thread has to bring the event about; a thread that blocks in [`Self::get`] does so itself.
+    pub fn armed(&self) {
+        if self.waits_elsewhere.load(Ordering::Relaxed) {
+            self.engine.hand_over();
         }
     }
 

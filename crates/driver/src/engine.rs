@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -82,6 +83,9 @@ pub struct Engine {
     /// A thread blocks on a channel and waits here rather than on the channel's own descriptor.
     leader: AtomicBool,
     parked: Mutex<Parked>,
+    /// The background thread sleeps by timer.
+    standing_back: AtomicBool,
+    background: OnceLock<Thread>,
     /// Changes whenever the parked descriptors come back.
     park_epoch: AtomicU64,
 }
@@ -123,13 +127,17 @@ impl Engine {
             background_until: AtomicU64::new(0),
             leader: AtomicBool::new(false),
             parked: Mutex::default(),
+            standing_back: AtomicBool::new(false),
+            background: OnceLock::new(),
             park_epoch: AtomicU64::new(1),
         });
         let weak = Arc::downgrade(&engine);
         // The program's signals are the program's: its own threads take them.
-        fork::with_signals_blocked(|| {
+        let thread = fork::with_signals_blocked(|| {
             std::thread::Builder::new().name("uwarp-progress".into()).spawn(move || background(&weak))
         })?;
+        // The first to set it is this.
+        let _ = engine.background.set(thread.thread().clone());
         Ok(engine)
     }
 
@@ -267,6 +275,16 @@ impl Engine {
     /// A thread is polling in earnest: the background thread may stand back for a while.
     pub(crate) fn note_earnest(&self) {
         self.earnest.store(self.nanos(Instant::now()), Ordering::Relaxed);
+    }
+
+    /// The polling is over as far as the caller is concerned: the sockets are the background thread's again, at once.
+    pub(crate) fn hand_over(&self) {
+        if self.standing_back.load(Ordering::SeqCst) {
+            self.earnest.store(0, Ordering::Relaxed);
+            if let Some(thread) = self.background.get() {
+                thread.unpark();
+            }
+        }
     }
 
     fn polled_within(&self, span: Duration) -> bool {
@@ -407,7 +425,9 @@ fn background(engine: &Weak<Engine>) {
             if nap == STAND_BACK.1 {
                 engine.allow_parking(true);
             }
-            std::thread::sleep(nap);
+            engine.standing_back.store(true, Ordering::SeqCst);
+            std::thread::park_timeout(nap);
+            engine.standing_back.store(false, Ordering::SeqCst);
             nap = (nap * 2).min(STAND_BACK.1);
             continue;
         }

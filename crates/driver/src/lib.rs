@@ -25,6 +25,7 @@ pub mod nic;
 pub mod poll;
 pub mod qp;
 mod qpn;
+mod trace;
 
 pub use channel::{Channel, ChannelError};
 pub use config::Config;

@@ -65,6 +65,7 @@ impl Nic {
             return Ok(nic.clone());
         }
         fork::install();
+        crate::trace::start_if_wanted();
         let engine = Engine::start().map_err(|e| {
             tracing::error!("cannot start: {e}");
             VerbsError::NoResources("descriptors or threads")

@@ -33,17 +33,17 @@ impl Nic {
             return found;
         }
         let empty = cq.note_poll(false);
-        if empty >= IN_EARNEST && empty % STAMP_EVERY == 0 {
+        if empty >= IN_EARNEST && empty.is_multiple_of(STAMP_EVERY) {
             self.engine().note_earnest();
         }
         let direct = cq.feed(FEW, empty >= IN_EARNEST);
-        if !direct || empty % LOOK_AROUND == LOOK_AROUND - 1 {
+        if !direct || empty.is_multiple_of(LOOK_AROUND) {
             self.engine().poll_once();
         }
         let found = cq.poll(max, sink);
         if found > 0 {
             cq.note_poll(true);
-        } else if empty >= YIELD_AFTER && empty % YIELD_EVERY == 0 {
+        } else if empty >= YIELD_AFTER && empty.is_multiple_of(YIELD_EVERY) {
             std::thread::yield_now();
         }
         found

@@ -114,6 +114,10 @@ impl Cq {
             (Armed::Any, _) | (_, false) => Armed::Any,
             _ => Armed::Solicited,
         };
+        drop(inner);
+        if let Some(sink) = &self.completions {
+            sink.armed();
+        }
     }
 
     /// Changes the depth; refused when more entries wait than would fit.

@@ -43,4 +43,6 @@ pub trait AsyncSink: Send + Sync {
 pub trait CompletionSink: Send + Sync {
     /// The completion queue with this cookie has a new completion of the kind it was armed for.
     fn completion_event(&self, cookie: u64);
+    /// A completion queue of this sink was armed. Called without any lock.
+    fn armed(&self) {}
 }

@@ -43,6 +43,27 @@ impl fmt::Display for Segment<'_> {
     }
 }
 
+/// A DDP segment of which only the headers are at hand, as one line.
+#[derive(Debug, Clone, Copy)]
+pub struct Line<'a> {
+    /// Its DDP header.
+    pub header: Header,
+    /// The start of its payload: enough for an RDMAP header where the operation has one.
+    pub head: &'a [u8],
+    /// Payload bytes in all.
+    pub len: usize,
+}
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_header(f, &self.header)?;
+        if !write_rdmap_header(f, &self.header, self.head)? {
+            write!(f, " len={}", self.len)?;
+        }
+        Ok(())
+    }
+}
+
 /// The headers of a segment whose payload is not there, as a Terminate quotes them.
 pub(crate) struct Headers<'a> {
     pub(crate) header: Header,

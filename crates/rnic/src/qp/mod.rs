@@ -228,6 +228,8 @@ pub struct QpCore {
 
 /// State of the connection, made anew for each.
 struct Stream {
+    /// The queue pair's number, for traces.
+    qpn: u32,
     params: StreamParams,
     mulpdu: usize,
     out: OutQueue,
@@ -450,6 +452,7 @@ impl QpCore {
         self.attr.state = QpState::Rts;
         let inserter = params.send_markers.then(MarkerInserter::default);
         let mut stream = Stream {
+            qpn: self.qpn,
             params,
             mulpdu,
             out: OutQueue::default(),

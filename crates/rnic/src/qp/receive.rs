@@ -13,14 +13,15 @@ use uwarp_proto::rx::Segment;
 use uwarp_wire::crc::{self, Crc32c};
 use uwarp_wire::ddp::{Header, QN_READ_REQUEST};
 use uwarp_wire::mpa;
-use uwarp_wire::rdmap::{Ack, Opcode, ReadRequest};
+use uwarp_wire::rdmap::{Ack, Control, Opcode, ReadRequest};
 use uwarp_wire::terminate::{
     Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
 };
 
+use super::errors::Blame;
 use super::queues::{Phase, slice_sges};
 use super::transmit::DIRECT;
-use super::{Disconnect, Established, Pins, QpCore};
+use super::{Disconnect, Established, Pins, QpCore, Stream};
 use crate::mem::{self, MemSeg};
 use crate::mr::{self, Access, MrCache};
 use crate::trace;
@@ -62,6 +63,27 @@ pub(super) struct Direct {
     pins: Pins,
 }
 
+impl Direct {
+    /// Its header, for a Terminate that tells of it. (Its payload lies in place already.)
+    fn struck(&self) -> Struck {
+        let mut header = [0; Header::MAX_LEN];
+        let header_len = self.segment.header.emit(&mut header);
+        Struck { header, header_len, segment_len: u16::try_from(self.ulpdu_len).unwrap_or(u16::MAX) }
+    }
+}
+
+struct Struck {
+    header: [u8; Header::MAX_LEN],
+    header_len: usize,
+    segment_len: u16,
+}
+
+impl Struck {
+    fn get(&self) -> (&[u8], u16) {
+        (self.header.get(..self.header_len).unwrap_or(&[]), self.segment_len)
+    }
+}
+
 /// Where the response to a read of ours goes.
 #[derive(Debug)]
 pub(super) struct ReadSink {
@@ -84,8 +106,9 @@ impl ReadSink {
 }
 
 /// What a read of the peer's asked for.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct ReadSource {
+    pub msn: u32,
     pub sink_stag: u32,
     pub sink_to: u64,
     pub size: u32,
@@ -111,6 +134,19 @@ enum Fault {
 impl From<TerminateError> for Fault {
     fn from(e: TerminateError) -> Self {
         Self::Peer(e)
+    }
+}
+
+impl Stream {
+    /// The peer has sent a good FPDU. With the first one a responder may send too.
+    fn heard(&mut self) {
+        if !self.first_fpdu_seen {
+            self.first_fpdu_seen = true;
+            self.tx.open = true;
+            if self.established == Established::NotYet {
+                self.established = Established::Untold;
+            }
+        }
     }
 }
 
@@ -146,7 +182,7 @@ impl QpCore {
             match self.locate(&direct.segment, direct.placed, left, &mut place, &mut direct.pins) {
                 Ok(()) => {}
                 Err(fault) => {
-                    self.fault(fault, None);
+                    self.fault(fault, Some(direct.struck().get()));
                     return RxPlan::Stop;
                 }
             }
@@ -214,10 +250,7 @@ impl QpCore {
                 break;
             }
         }
-        if self.cq_overflow {
-            self.cq_overflow = false;
-            self.fail(TerminateError::LocalCatastrophic, None);
-        }
+        self.check_overflow();
         used
     }
 
@@ -239,8 +272,8 @@ impl QpCore {
                 return Placed::Done;
             }
         };
-        trace::segment(trace::Way::In, &segment.header, segment.payload_len);
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
+        trace::segment(self.qpn, trace::Way::In, &segment.header, payload, segment.payload_len);
         let done = match segment.opcode {
             Opcode::ReadRequest => self.read_request(&segment, payload).map_err(Fault::Peer),
             Opcode::Terminate => {
@@ -254,6 +287,8 @@ impl QpCore {
                 if self.rq.front().is_none() {
                     if let Some(stream) = &mut self.stream {
                         stream.stalled = true;
+                        // A program may post its first receives when it hears that the connection is up.
+                        stream.heard();
                     }
                     return Placed::NoReceive;
                 }
@@ -309,17 +344,24 @@ impl QpCore {
                 Ok(())
             }
             (Opcode::ReadResponse, Header::Tagged(h)) => {
-                let sink = stream
-                    .reads
-                    .front()
-                    .filter(|s| s.stag == h.stag)
-                    .ok_or(TerminateError::TaggedBuffer(TaggedBuffer::InvalidStag))?;
+                // STag and offset of an empty segment say nothing and are not to be checked (RFC 5041 section 5.2).
+                let empty = segment.payload_len == 0;
+                let Some(sink) = stream.reads.front() else {
+                    return Err(if empty {
+                        TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode).into()
+                    } else {
+                        TerminateError::TaggedBuffer(TaggedBuffer::InvalidStag).into()
+                    });
+                };
+                if sink.stag != h.stag && !empty {
+                    return Err(TerminateError::TaggedBuffer(TaggedBuffer::InvalidStag).into());
+                }
                 // A sink's offsets count from zero. Responses come in order; anything else would be placed over or
-                // beyond what was asked for.
+                // beyond what was asked for. One that ends too soon has no code of its own.
                 let whole = u32::try_from(segment.payload_len).ok();
                 let end = whole.and_then(|n| sink.received.checked_add(n)).filter(|end| *end <= sink.total);
-                let last_fits = end.is_some_and(|end| segment.last() == (end == sink.total));
-                if h.to != u64::from(sink.received) || !last_fits {
+                let fits = end.is_some_and(|end| !segment.last() || end == sink.total);
+                if !fits || (h.to != u64::from(sink.received) && !empty) {
                     return Err(TerminateError::TaggedBuffer(TaggedBuffer::BaseOrBounds).into());
                 }
                 let Some(slot) = sink.slot.and_then(|n| self.sq.slot(n)) else { return Ok(()) };
@@ -351,13 +393,7 @@ impl QpCore {
     fn finish(&mut self, segment: &Segment) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
-        if !stream.first_fpdu_seen {
-            stream.first_fpdu_seen = true;
-            stream.tx.open = true;
-            if stream.established == Established::NotYet {
-                stream.established = Established::Untold;
-            }
-        }
+        stream.heard();
         match (segment.opcode, segment.header) {
             (Opcode::Write, Header::Tagged(h)) => {
                 stream.write_continues =
@@ -386,14 +422,9 @@ impl QpCore {
                 let solicited = matches!(segment.opcode, Opcode::SendSe | Opcode::SendSeInvalidate);
                 let invalidate = matches!(segment.opcode, Opcode::SendInvalidate | Opcode::SendSeInvalidate);
                 if invalidate {
-                    mr::invalidate(h.rsvdulp32, self.pd.id()).map_err(|e| {
-                        Fault::Peer(match e {
-                            mr::AccessError::WrongPd => {
-                                TerminateError::RemoteProtection(RemoteProtection::StagNotAssociated)
-                            }
-                            _ => TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated),
-                        })
-                    })?;
+                    // One code for each reason (RFC 5040 section 5.3), so that a peer learns nothing from guessing.
+                    mr::invalidate_remotely(h.rsvdulp32, self.pd.id())
+                        .map_err(|_| TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated))?;
                 }
                 if let Some(recv) = self.rq.pop() {
                     let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.qpn);
@@ -426,10 +457,14 @@ impl QpCore {
 
     fn read_request(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), TerminateError> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
-        if !segment.last() || payload.len() != ReadRequest::LEN {
+        if payload.len() > ReadRequest::LEN {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong));
         }
-        let Ok(request) = ReadRequest::parse(payload) else {
+        // No code fits a request that is too short, or in pieces: a header of 28 bytes is less than any segment may be
+        // limited to (RFC 5044 section 4.1).
+        let (true, Header::Untagged(header), Ok(request)) =
+            (segment.last(), segment.header, ReadRequest::parse(payload))
+        else {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
         };
         // A zero-length read is allowed whatever was negotiated: it is a ready-to-receive frame, or asks whether all before
@@ -452,6 +487,7 @@ impl QpCore {
                 .map_err(mr::AccessError::for_read_request)?;
         }
         stream.requests.push_back(ReadSource {
+            msn: header.msn,
             sink_stag: request.sink_stag,
             sink_to: request.sink_to,
             size: request.size,
@@ -466,22 +502,27 @@ impl QpCore {
         let Ok(ack) = Ack::parse(payload) else {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
         };
+        if ack.completed > stream.tx.messages() {
+            // More than we have sent.
+            return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
+        }
         stream.acked = stream.acked.max(ack.completed);
         self.retire();
         Ok(())
     }
 
     fn terminated(&mut self, payload: &[u8]) {
-        match Terminate::parse(payload) {
-            Ok(terminate) => {
-                let read = terminate.ddp_header.and_then(|h| Header::parse(h).ok()).and_then(|(h, _)| match h {
-                    Header::Untagged(h) if h.qn == QN_READ_REQUEST => Some(h.msn),
-                    _ => None,
-                });
-                self.peer_terminated(terminate.header.error, read);
-            }
-            Err(_) => self.peer_terminated(TerminateError::LocalCatastrophic, None),
-        }
+        let Ok(terminate) = Terminate::parse(payload) else {
+            self.peer_terminated(TerminateError::LocalCatastrophic, Blame::Oldest);
+            return;
+        };
+        let header = terminate.ddp_header.and_then(|h| Header::parse(h).ok()).map(|(h, _)| h);
+        let blame = match header {
+            Some(Header::Untagged(h)) if h.qn == QN_READ_REQUEST => Blame::Read(h.msn),
+            Some(Header::Tagged(h)) if Control::parse(h.rsvdulp).opcode == Opcode::ReadResponse => Blame::Nobody,
+            _ => Blame::Oldest,
+        };
+        self.peer_terminated(terminate.header.error, blame);
     }
 
     /// Tries to receive the rest of the incomplete FPDU at the start of `input` straight into place. Returns how many bytes
@@ -510,10 +551,11 @@ impl QpCore {
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
         let mut place = SmallVec::<[MemSeg; 4]>::new();
         let mut pins = Pins::new();
-        if self.locate(&segment, 0, payload.len(), &mut place, &mut pins).is_err() {
+        // All of it must fit before the first byte is placed.
+        if self.locate(&segment, 0, segment.payload_len, &mut place, &mut pins).is_err() {
             return 0;
         }
-        trace::segment(trace::Way::In, &segment.header, segment.payload_len);
+        trace::segment(self.qpn, trace::Way::In, &segment.header, &[], segment.payload_len);
         let mut rest = payload;
         for seg in place {
             let n = mem::copy_in(seg, rest);
@@ -538,6 +580,7 @@ impl QpCore {
             return None;
         }
         let direct = stream.direct.take()?;
+        let struck = direct.struck();
         let (pad, sum) = trailer.split_at(pad);
         let checks = stream.framer.as_ref().is_some_and(uwarp_proto::framer::Framer::checks_crc);
         if checks {
@@ -549,7 +592,7 @@ impl QpCore {
             }
         }
         if let Err(fault) = self.finish(&direct.segment) {
-            self.fault(fault, None);
+            self.fault(fault, Some(struck.get()));
         }
         Some(trailer.len())
     }
@@ -583,10 +626,14 @@ impl QpCore {
 
     /// The peer closed its sending side. `partial`: in the middle of an FPDU.
     pub fn peer_closed(&mut self, partial: bool) {
-        let closing = self.closing().is_some();
-        if !closing {
-            let why = if partial { Disconnect::Reset } else { Disconnect::PeerClosed };
-            self.flush(why, None);
+        if self.closing().is_some() {
+            return;
+        }
+        if partial || self.stream.as_ref().is_some_and(|s| s.direct.is_some()) {
+            // It may still hear why (RFC 5044 section 8, code 1; RFC 5040 section 6.2.1).
+            self.fail(TerminateError::Mpa(Mpa::ConnectionLost), None);
+        } else {
+            self.flush(Disconnect::PeerClosed, None);
         }
     }
 }

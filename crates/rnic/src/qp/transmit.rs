@@ -3,12 +3,12 @@
 use uwarp_proto::framer::MarkerInserter;
 use uwarp_proto::tx::{Message, OutSegment, Segmenter};
 use uwarp_wire::crc::{self, Crc32c};
-use uwarp_wire::ddp::{Header, QN_READ_REQUEST};
+use uwarp_wire::ddp::{Header, QN_READ_REQUEST, Untagged};
 use uwarp_wire::mpa;
-use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, ReadRequest};
+use uwarp_wire::rdmap::{Ack, Control, Opcode, QN_UWARP_ACK, ReadRequest};
 
 use super::queues::{Phase, slice_sges};
-use super::receive::ReadSink;
+use super::receive::{ReadSink, ReadSource};
 use super::{QpCore, QpState, Rtr, Stream};
 use crate::mem::{self, MemSeg};
 use crate::mr::{self, Access, MrCache};
@@ -53,7 +53,7 @@ enum Source {
     /// The scatter/gather list of this slot of the send queue.
     Slot(u64),
     /// Memory that the peer reads.
-    Region { stag: u32, to: u64 },
+    Region(ReadSource),
 }
 
 impl Tx {
@@ -82,6 +82,11 @@ impl Tx {
         if let Some(markers) = &mut self.markers {
             markers.rewind(bytes);
         }
+    }
+
+    /// Messages whose placement the peer counts, so far.
+    pub fn messages(&self) -> u64 {
+        self.messages
     }
 
     /// No message is half cut.
@@ -138,14 +143,16 @@ impl Stream {
 
     /// Puts one FPDU into the staging buffer; `payload` appends its `segment.len` payload bytes.
     fn emit_staged(&mut self, segment: &OutSegment, payload: impl FnOnce(&mut Vec<u8>)) {
-        trace::segment(trace::Way::Out, &segment.header, segment.len as usize);
         let header_len = segment.header.len();
         let ulpdu_len = header_len + segment.len as usize;
         let buf = self.out.stage();
         let start = buf.len();
         buf.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(u16::MAX).to_be_bytes());
         push_header(buf, &segment.header);
+        let payload_at = buf.len();
         payload(buf);
+        let head = buf.get(payload_at..).unwrap_or(&[]);
+        trace::segment(self.qpn, trace::Way::Out, &segment.header, head, segment.len as usize);
         // A payload that came out short would break the framing for good.
         buf.resize(start + mpa::FPDU_HDR_LEN + ulpdu_len + mpa::pad_len(ulpdu_len), 0);
         match &mut self.tx.markers {
@@ -164,7 +171,7 @@ impl Stream {
 
     /// Queues one FPDU whose payload stays where it is.
     fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) {
-        trace::segment(trace::Way::Out, &segment.header, segment.len as usize);
+        trace::segment(self.qpn, trace::Way::Out, &segment.header, &[], segment.len as usize);
         let ulpdu_len = segment.header.len() + segment.len as usize;
         let buf = self.out.stage();
         let start = buf.len();
@@ -248,6 +255,7 @@ impl QpCore {
     /// Cuts work into FPDUs until enough is ahead of the lower layer or there is none. Call after posting, after
     /// [`Self::taken`], and after input.
     pub fn build(&mut self) {
+        self.check_overflow();
         loop {
             let Some(stream) = &mut self.stream else { return };
             if stream.closing.is_some() || !stream.tx.open {
@@ -260,7 +268,7 @@ impl QpCore {
                 if let Some(segment) = current.segmenter.next_segment() {
                     match current.source {
                         Source::Slot(number) => self.emit_slot_segment(number, &segment),
-                        Source::Region { stag, to } => self.emit_region_segment(stag, to, &segment),
+                        Source::Region(request) => self.emit_region_segment(request, &segment),
                     }
                 }
                 let Some(stream) = &mut self.stream else { return };
@@ -306,7 +314,7 @@ impl QpCore {
             Message::Tagged { opcode: Opcode::ReadResponse, stag: request.sink_stag, to: request.sink_to };
         stream.tx.current = Some(Current {
             segmenter: stream.segmenter(message, request.size),
-            source: Source::Region { stag: request.stag, to: request.to },
+            source: Source::Region(request),
         });
         true
     }
@@ -435,15 +443,44 @@ impl QpCore {
         }
     }
 
-    fn emit_region_segment(&mut self, stag: u32, to: u64, segment: &OutSegment) {
+    fn emit_region_segment(&mut self, request: ReadSource, segment: &OutSegment) {
         let Some(stream) = &mut self.stream else { return };
-        let at = to.wrapping_add(u64::from(segment.offset));
-        let part = (segment.len > 0).then_some((at, segment.len as usize, stag));
+        let at = request.to.wrapping_add(u64::from(segment.offset));
+        let part = (segment.len > 0).then_some((at, segment.len as usize, request.stag));
         // Checked when the request came, and again here: the region may have gone since.
         let need = Access::REMOTE_READ;
         if let Err(e) = emit_parts(stream, segment, part.into_iter(), &mut self.remote, self.pd.id(), need) {
-            self.fail(e.for_read_request(), None);
+            self.fail(e.for_read_request(), Some((&request.rest(segment.offset), ReadSource::SEGMENT_LEN)));
         }
+    }
+}
+
+impl ReadSource {
+    const SEGMENT_LEN: u16 = (Untagged::LEN + ReadRequest::LEN) as u16;
+
+    /// The segment that asked for it, with what is left to do from `offset` on, as a Terminate in the middle of a response
+    /// quotes it (RFC 5040 section 4.8).
+    fn rest(&self, offset: u32) -> [u8; Self::SEGMENT_LEN as usize] {
+        let header = Untagged {
+            last: true,
+            rsvdulp: Control::new(Opcode::ReadRequest).to_byte(),
+            rsvdulp32: 0,
+            qn: QN_READ_REQUEST,
+            msn: self.msn,
+            mo: 0,
+        };
+        let request = ReadRequest {
+            sink_stag: self.sink_stag,
+            sink_to: self.sink_to.wrapping_add(u64::from(offset)),
+            size: self.size.saturating_sub(offset),
+            source_stag: self.stag,
+            source_to: self.to.wrapping_add(u64::from(offset)),
+        };
+        let mut bytes = [0; Self::SEGMENT_LEN as usize];
+        let (head, tail) = bytes.split_at_mut(Untagged::LEN);
+        head.copy_from_slice(&header.to_bytes());
+        tail.copy_from_slice(&request.to_bytes());
+        bytes
     }
 }
 
@@ -456,7 +493,10 @@ fn emit_parts(
     pd: u32,
     need: Access,
 ) -> Result<(), mr::AccessError> {
-    let by_reference = segment.len >= BY_REFERENCE && stream.tx.markers.is_none();
+    // What the peer reads is copied at once. The program promises nothing about it while it is on its way: it may change
+    // it, which must not make the CRC wrong, or take the region back, after which it is not to be read any more.
+    let promised = !need.contains(Access::REMOTE_READ);
+    let by_reference = promised && segment.len >= BY_REFERENCE && stream.tx.markers.is_none();
     // Up to a few pieces without allocation; a longer list is rare and pays for it.
     let mut pieces = Pieces::default();
     let mut pins = Pieces::default();
