@@ -237,11 +237,24 @@ impl MrCache {
     }
 }
 
-/// Invalidates the region with this STag if it belongs to `pd`, for Send with Invalidate and local invalidation.
+/// Invalidates the region with this STag if it belongs to `pd`, for local invalidation.
 pub fn invalidate(stag: u32, pd: u32) -> Result<(), AccessError> {
+    invalidate_if(stag, pd, |_| true)
+}
+
+/// The same for Send with Invalidate: a region that gives the peer no right at all is none of its business.
+pub fn invalidate_remotely(stag: u32, pd: u32) -> Result<(), AccessError> {
+    let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    invalidate_if(stag, pd, |mr| mr.access.intersects(remote))
+}
+
+fn invalidate_if(stag: u32, pd: u32, may: impl FnOnce(&Mr) -> bool) -> Result<(), AccessError> {
     let mr = TABLE.find(stag).ok_or(AccessError::InvalidStag)?;
     if mr.pd.id() != pd {
         return Err(AccessError::WrongPd);
+    }
+    if !may(&mr) {
+        return Err(AccessError::Rights);
     }
     mr.invalidate();
     Ok(())

@@ -163,13 +163,19 @@ impl World {
             let arrivals = self.pipes.iter().filter_map(|p| p.next_arrival(now));
             let timers = self.ends.iter().filter_map(End::timeout);
             let next = arrivals.chain(timers).chain(program.wake(now)).filter(|at| *at > now).min();
-            let Some(next) = next else { return };
+            let Some(next) = next.filter(|_| !program.done(now)) else { return };
             self.now = next;
             for end in &mut self.ends {
                 end.handle_timeout(next);
             }
         }
         panic!("the run does not come to an end (seed {:#x})", self.seed.0);
+    }
+
+    /// Runs for some virtual time, with nobody posting.
+    pub fn settle_for(&mut self, time: Time) {
+        let end = self.now + time;
+        self.run(&mut Until(end));
     }
 
     /// Runs until nothing happens any more, with nobody posting.
@@ -198,6 +204,29 @@ pub trait Program {
 
     /// When it wants to be called although nothing else happens.
     fn wake(&self, now: Time) -> Option<Time>;
+
+    /// Whether the run is to end here although more would happen later.
+    fn done(&self, now: Time) -> bool {
+        let _ = now;
+        false
+    }
+}
+
+/// Programs that do nothing until a time.
+struct Until(Time);
+
+impl Program for Until {
+    fn step(&mut self, _: &mut World) -> bool {
+        false
+    }
+
+    fn wake(&self, _: Time) -> Option<Time> {
+        Some(self.0)
+    }
+
+    fn done(&self, now: Time) -> bool {
+        now >= self.0
+    }
 }
 
 /// Programs that do nothing.

@@ -36,6 +36,17 @@ fn event_for(error: TerminateError) -> EventKind {
     }
 }
 
+/// Which of our work requests a peer's Terminate speaks of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// The Read whose request had this MSN.
+    Read(u32),
+    /// No header tells: the oldest that is not complete.
+    Oldest,
+    /// None: it speaks of a response of ours.
+    Nobody,
+}
+
 impl Stream {
     /// Drops what is queued and not partly out already.
     fn cut(&mut self) {
@@ -77,15 +88,15 @@ impl QpCore {
         self.event(event_for(error));
     }
 
-    /// The peer sent a Terminate. `read`: it speaks of our Read Request with this MSN.
-    pub(super) fn peer_terminated(&mut self, error: TerminateError, read: Option<u32>) {
+    /// The peer sent a Terminate.
+    pub(super) fn peer_terminated(&mut self, error: TerminateError, blame: Blame) {
         tracing::warn!(qpn = self.qpn, %error, "the peer terminated the stream");
         let Some(stream) = &mut self.stream else { return };
         let by_msn = |msn| stream.reads.iter().find(|s| s.msn == msn).and_then(|s| s.slot);
-        let blamed = match read {
-            Some(msn) => by_msn(msn),
-            // Without a header to tell, the oldest that is not complete.
-            None => self.sq.front().map(|_| self.sq.head),
+        let blamed = match blame {
+            Blame::Read(msn) => by_msn(msn),
+            Blame::Oldest => self.sq.front().map(|_| self.sq.head),
+            Blame::Nobody => None,
         };
         if let Some(slot) = blamed.and_then(|n| self.sq.slot_mut(n)) {
             slot.phase = Phase::Failed(status_for(error));
@@ -102,6 +113,13 @@ impl QpCore {
             self.fail(TerminateError::LocalCatastrophic, None);
         } else {
             self.flush(Disconnect::LocalClosed, None);
+        }
+    }
+
+    /// A completion queue was full: what should have been told is lost, so the stream cannot go on.
+    pub(super) fn check_overflow(&mut self) {
+        if std::mem::take(&mut self.cq_overflow) {
+            self.fail(TerminateError::LocalCatastrophic, None);
         }
     }
 

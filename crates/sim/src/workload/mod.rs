@@ -265,22 +265,35 @@ pub fn run(plan: &Plan) -> Report {
     let mut report = Report { struck: false, sends: [vec![], vec![]], recvs: [vec![], vec![]], world };
     report.collect();
     report.struck = Side::BOTH.iter().any(|side| report.world.pipe(*side).struck());
-    let disturbed = report.struck || plan.abort.is_some();
+    let disturbed = report.disturbed(plan);
     if !disturbed {
         check::complete(plan, &layout, &report, posted, received);
     }
-    // Every run ends with an orderly end, begun by A or by both.
-    report.world.disconnect(Side::A);
-    if disturbed {
-        report.world.disconnect(Side::B);
+    // Every run ends with an orderly end, begun by A, by both, or by the one whose bytes were damaged: who waits for the rest
+    // of an FPDU that was none then sees that no more comes.
+    for side in Side::BOTH {
+        let damaged = |side: Side| matches!(plan.faults[side.index()], Some(Fault::Flip { .. }));
+        let begins = if plan.faults.iter().flatten().count() == 1 && Side::BOTH.into_iter().any(damaged) {
+            damaged(side)
+        } else {
+            disturbed || side == Side::A
+        };
+        if begins {
+            report.world.disconnect(side);
+        }
     }
     report.world.settle();
     report.collect();
-    check::ended(plan, &layout, &mut report, posted, received, disturbed);
+    check::ended(plan, &layout, &mut report, posted, received);
     report
 }
 
 impl Report {
+    /// Whether anything was not as in a quiet run.
+    fn disturbed(&self, plan: &Plan) -> bool {
+        self.struck || plan.abort.is_some()
+    }
+
     fn collect(&mut self) {
         for side in Side::BOTH {
             let end = self.world.end(side);

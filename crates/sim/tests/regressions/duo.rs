@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uwarp_rnic::mem;
 use uwarp_rnic::qp::{QpCaps, Rtr, StreamParams};
-use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus};
+use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
 use uwarp_sim::tap;
 use uwarp_sim::{Arena, EndConfig, NetParams, Side, World};
 
@@ -37,6 +37,14 @@ impl Duo {
     }
 
     pub fn with_net(params: [StreamParams; 2], net: NetParams) -> Self {
+        Self::make(params, net, 4096)
+    }
+
+    pub fn with_cq_depth(params: [StreamParams; 2], depth: u32) -> Self {
+        Self::make(params, NetParams::default(), depth)
+    }
+
+    fn make(params: [StreamParams; 2], net: NetParams, cq_depth: u32) -> Self {
         let caps = QpCaps {
             max_send_wr: 64,
             max_recv_wr: 64,
@@ -44,7 +52,8 @@ impl Duo {
             max_recv_sge: 4,
             max_inline_data: 64,
         };
-        let mut world = World::new(1, [EndConfig { caps, ..EndConfig::default() }; 2], net, [None, None]);
+        let mut world =
+            World::new(1, [EndConfig { caps, cq_depth, ..EndConfig::default() }; 2], net, [None, None]);
         let memory = [Arena::new(SIZE), Arena::new(SIZE)];
         let mr = Side::BOTH.map(|side| {
             let pd = world.end(side).pd.clone();
@@ -69,10 +78,6 @@ impl Duo {
     pub fn read_op(&self, side: Side, at: usize) -> SendOp {
         let peer = side.peer().index();
         SendOp::Read { stag: self.mr[peer].stag(), to: self.memory[peer].addr(at), invalidate_local: false }
-    }
-
-    pub fn post(&mut self, side: Side, wr_id: u64, op: SendOp, sge: Sge) -> Result<(), VerbsError> {
-        self.world.post_send(side, &SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges: &[sge] })
     }
 
     /// Queues without moving a byte.

@@ -1,4 +1,5 @@
 //! Each test is named for what broke.
 
 mod duo;
+mod receiving;
 mod sending;

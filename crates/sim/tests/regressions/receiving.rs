@@ -1,0 +1,167 @@
+//! The way in.
+
+use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};
+use uwarp_rnic::{Access, EventKind, SendOp, WcStatus};
+use uwarp_sim::NetParams;
+use uwarp_sim::Side::{A, B};
+use uwarp_wire::terminate::{Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, TerminateError};
+
+use crate::duo::{Duo, SEND, SIZE, params, with_rtr};
+
+/// Pieces so small that large FPDUs are received straight into place.
+fn small_pieces() -> NetParams {
+    NetParams { piece: 3000, ..NetParams::default() }
+}
+
+/// Only the part of a large Write that had arrived was checked: up to the region's end it was placed, and the Terminate
+/// did not say which segment it was about.
+#[test]
+fn a_large_write_is_checked_as_a_whole_before_it_is_placed() {
+    let mut duo = Duo::with_net(params(), small_pieces());
+    duo.memory[0].write(0, &[7; 65_536]);
+    let (write, sge) = (duo.write_op(A, SIZE - 40_000), duo.sge(A, 0, 65_536));
+    duo.queue(A, 1, write, sge);
+    duo.world.settle();
+    let error = TerminateError::TaggedBuffer(TaggedBuffer::BaseOrBounds);
+    assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
+    let lines = duo.sent(B);
+    assert!(lines[0].contains("(1/1/01) segment=") && lines[0].contains("[Write"), "{lines:?}");
+    // It came in two segments; of the one that does not fit, nothing.
+    let placed = duo.memory[1].snapshot().iter().filter(|b| **b == 7).count();
+    assert_eq!(placed, 32_768);
+}
+
+/// A region taken back in the middle of a directly placed Write: the Terminate said so without the header it is to carry.
+#[test]
+fn a_terminate_in_the_middle_of_a_direct_placement_quotes_the_header() {
+    let mut duo = Duo::with_net(params(), small_pieces());
+    let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 200_000));
+    duo.queue(A, 1, write, sge);
+    duo.world.pump(A);
+    let bytes: Vec<u8> = duo.world.pipe(A).tapped().iter().flat_map(|(_, b)| b.clone()).collect();
+    // The announcing segment and a part of the first large one.
+    let b = &mut duo.world.end(B).core;
+    let used = b.handle_input(&bytes[..5000]);
+    assert_eq!(used, 5000, "it is placed directly");
+    duo.mr[1].deregister();
+    let _ = duo.world.end(B).core.rx_plan(&[], 131_072);
+    duo.world.pump(B);
+    let lines = duo.sent(B);
+    assert!(lines[0].contains("(1/1/00) segment=") && lines[0].contains("[Write"), "{lines:?}");
+}
+
+/// The stream ended in the middle of an FPDU, and neither the peer nor the program was told that something was lost.
+#[test]
+fn an_end_within_an_fpdu_is_terminated_and_told() {
+    let mut duo = Duo::new(params());
+    duo.world.inject(B, &[0x10, 0x00, 0x41]);
+    duo.world.settle();
+    duo.world.end(B).core.peer_closed(true);
+    duo.world.settle();
+    let lost = TerminateError::Mpa(Mpa::ConnectionLost);
+    assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(lost)]);
+    assert_eq!(duo.world.end(B).events.kinds(), [EventKind::QpFatal]);
+    assert_eq!(duo.world.end(A).disconnected, [Disconnect::Terminated(lost)]);
+}
+
+/// A program that posts its first receives when it hears that the connection is up never heard of it if the peer's first
+/// message was a Send.
+#[test]
+fn a_send_without_receive_shows_that_the_peer_is_there() {
+    let mut duo = Duo::new(with_rtr(Rtr::None));
+    let sge = duo.sge(A, 0, 16);
+    duo.queue(A, 1, SEND, sge);
+    duo.world.settle();
+    assert_eq!(duo.world.end(B).established, 1);
+    duo.recv(B, 10, 0, 16);
+    duo.world.settle();
+    assert_eq!(duo.recvs(B), [(10, WcStatus::Success)]);
+    assert_eq!(duo.world.end(B).established, 1);
+}
+
+/// What the peer reads was handed to the kernel by address: the program changed it on the way, which is its right, and the CRC
+/// no longer fitted.
+#[test]
+fn memory_may_change_while_the_peer_reads_it() {
+    let mut duo = Duo::with_net(params(), NetParams { capacity: 5000, ..NetParams::default() });
+    let (read, sge) = (duo.read_op(A, 0), duo.sge(A, 0, 100_000));
+    duo.queue(A, 1, read, sge);
+    for round in 0..60u8 {
+        duo.world.settle_for(5_000);
+        duo.memory[1].write(0, &vec![round; 100_000]);
+    }
+    assert_eq!(duo.sends(A), [], "it went on all the time");
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(1, WcStatus::Success)]);
+    assert_eq!(duo.world.end(A).disconnected, []);
+}
+
+/// A region was taken back while its bytes waited to be sent: they were sent as they stood then, whosever they were.
+#[test]
+fn a_region_taken_back_is_not_read_any_more() {
+    let mut duo = Duo::with_net(params(), NetParams { capacity: 5000, ..NetParams::default() });
+    let (first, second) = (duo.read_op(A, 0), duo.read_op(A, 4096));
+    let (write, sge) = (duo.write_op(A, 900_000), duo.sge(A, 0, 800_000));
+    let small = duo.sge(A, 900_000, 8);
+    duo.queue(A, 1, write, small);
+    duo.queue(A, 2, first, small);
+    duo.queue(A, 3, second, sge);
+    duo.queue(A, 4, write, small);
+    duo.world.settle_for(100_000);
+    duo.mr[1].deregister();
+    duo.memory[1].write(0, &vec![0x55; SIZE]);
+    duo.world.settle();
+    let found = duo.memory[0].read(0, 800_000);
+    assert!(!found.contains(&0x55), "bytes of somebody else");
+    // The Terminate names the Read, so the right work request is blamed.
+    let lines = duo.sent(B);
+    let last = lines.last().unwrap();
+    assert!(last.contains("(0/1/00) segment=46 [ReadReq L qn=1 msn=2"), "{lines:?}");
+    let status: Vec<_> = duo.sends(A);
+    let expected = [WcStatus::Success, WcStatus::Success, WcStatus::RemAccessErr, WcStatus::WrFlushErr];
+    assert_eq!(status.iter().map(|s| s.1).collect::<Vec<_>>(), expected);
+}
+
+/// A program's own region, without any right for the peer, could be invalidated by the peer.
+#[test]
+fn a_region_without_remote_rights_cannot_be_invalidated_by_the_peer() {
+    let mut duo = Duo::new(params());
+    let pd = duo.world.end(B).pd.clone();
+    let local = duo.memory[1].register(&pd, 0, 4096, Access::LOCAL_WRITE);
+    duo.recv(B, 10, 0, 16);
+    let sge = duo.sge(A, 0, 16);
+    duo.queue(A, 1, SendOp::Send { invalidate: Some(local.stag()) }, sge);
+    duo.world.settle();
+    let error = TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated);
+    assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
+    assert!(local.enter().is_some());
+}
+
+/// An overflowing completion queue failed the queue pair only when the next bytes arrived.
+#[test]
+fn an_overflowing_completion_queue_fails_the_queue_pair_at_once() {
+    let mut duo = Duo::with_cq_depth(params(), 1);
+    let sge = duo.sge(A, 0, 16);
+    for id in 1..4 {
+        let write = duo.write_op(A, 0);
+        duo.queue(A, id, write, sge);
+    }
+    duo.world.pump(A);
+    duo.world.pump(A);
+    assert_eq!(duo.world.end(A).disconnected, [Disconnect::Sent(TerminateError::LocalCatastrophic)]);
+    assert_eq!(duo.world.end(A).events.kinds(), [EventKind::CqErr, EventKind::QpFatal]);
+}
+
+/// An acknowledgement of more than was sent completed what was still on its way.
+#[test]
+fn an_acknowledgement_of_what_was_not_sent_is_an_error() {
+    let acks = params().map(|p| StreamParams { placement_acks: true, crc: false, ..p });
+    let mut duo = Duo::new(acks);
+    let mut ack = vec![0, 26, 0x41, 0x4F, 0, 0, 0, 0, 0x75, 0x57, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
+    ack.extend([0, 0, 0, 0, 0, 0, 0, 1]);
+    ack.extend([0; 4]);
+    duo.world.inject(A, &ack);
+    duo.world.settle();
+    let error = TerminateError::RemoteOperation(RemoteOperation::Unspecified);
+    assert_eq!(duo.world.end(A).disconnected, [Disconnect::Sent(error)]);
+}
