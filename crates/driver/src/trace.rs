@@ -1,0 +1,44 @@
+//! `UWARP_TRACE`: every segment as a line of text.
+//!
+//! ```text
+//!   0.001204 qp 0xa81701 -> Send L qn=0 msn=1 mo=0 len=16
+//!   0.001377 qp 0xa81701 <- ReadReq L qn=1 msn=1 mo=0 sink=0x1/0x0 src=0x2/0x7f00 size=64
+//! ```
+//!
+//! Seconds since the device was opened, queue pair, direction, segment. Made for reading, not for speed.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use uwarp_rnic::trace::{self, Passing, Way};
+use uwarp_wire::text::Line;
+
+/// Starts tracing if the environment asks for it: `-` is standard error, anything else a file that is appended to.
+pub(crate) fn start_if_wanted() {
+    let Some(target) = std::env::var_os("UWARP_TRACE").filter(|v| !v.is_empty()) else { return };
+    let out: Box<dyn Write + Send> = if target == "-" {
+        Box::new(std::io::stderr())
+    } else {
+        match OpenOptions::new().create(true).append(true).open(&target) {
+            Ok(file) => Box::new(file),
+            Err(e) => {
+                tracing::error!("cannot write the trace to {}: {e}", target.display());
+                return;
+            }
+        }
+    };
+    let out = Mutex::new(out);
+    let start = Instant::now();
+    trace::start(move |p: &Passing<'_>| {
+        let arrow = match p.way {
+            Way::Out => "->",
+            Way::In => "<-",
+        };
+        let line = Line { header: *p.header, head: p.head, len: p.len };
+        let text = format!("{:>11.6} qp {:#08x} {arrow} {line}\n", start.elapsed().as_secs_f64(), p.qpn);
+        // A trace that cannot be written is no reason to fail the program's traffic.
+        let _ = out.lock().write_all(text.as_bytes());
+    });
+}
