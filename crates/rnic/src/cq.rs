@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
@@ -178,14 +179,16 @@ impl Cq {
     /// Lets the feeders look, if there are at most `few` of them. With more, says no: it is cheaper to ask the
     /// system which of them have anything.
     pub fn feed(&self, few: usize, in_earnest: bool) -> bool {
-        let feeders = self.feeders.read();
-        if feeders.len() > few {
-            return false;
-        }
-        for feeder in feeders.iter() {
-            if let Some(feeder) = feeder.upgrade() {
-                feeder.feed(in_earnest);
+        // Taken out of the lock: a feeder tells observers, who take locks of their own.
+        let feeders: SmallVec<[Arc<dyn Feeder>; 4]> = {
+            let feeders = self.feeders.read();
+            if feeders.len() > few {
+                return false;
             }
+            feeders.iter().filter_map(Weak::upgrade).collect()
+        };
+        for feeder in feeders {
+            feeder.feed(in_earnest);
         }
         true
     }

@@ -155,17 +155,21 @@ impl Mr {
     /// Takes the key back and waits until no receive or send uses the memory any more (microseconds: no use
     /// lasts longer than one system call). Doing it twice does nothing.
     pub fn deregister(&self) {
-        if self.invalidate() {
-            while self.users.load(Ordering::Acquire) != 0 {
-                std::thread::yield_now();
-            }
+        self.invalidate();
+        // Also when a peer's Send with Invalidate was first: that one waits for nobody.
+        while self.users.load(Ordering::SeqCst) != 0 {
+            std::thread::yield_now();
         }
     }
 
     /// Takes the key back without waiting, as a Send with Invalidate does. Says whether it was valid.
     pub fn invalidate(&self) -> bool {
-        TABLE.remove(self.stag);
-        self.valid.swap(false, Ordering::SeqCst)
+        let was_valid = self.valid.swap(false, Ordering::SeqCst);
+        // Only once: the number may be another region's by now.
+        if was_valid {
+            TABLE.remove(self.stag);
+        }
+        was_valid
     }
 
     /// Changes domain, range or rights. The old key dies; the new region has a new one.

@@ -56,9 +56,14 @@ impl Stream {
 
     /// The stream is to be closed; the work requests are about to be completed. Only the first reason counts.
     pub(super) fn end(&mut self, why: Disconnect) {
-        if self.closing.is_none() && !matches!(why, Disconnect::Sent(_)) {
-            // What remains names memory that the program gets back now.
-            self.cut();
+        if self.closing.is_none() {
+            match why {
+                Disconnect::Sent(_) => {}
+                // Nothing can be sent any more, and what waits may not even be mapped.
+                Disconnect::Reset => self.out.discard(),
+                // What remains names memory that the program gets back now.
+                _ => self.cut(),
+            }
         }
         self.closing.get_or_insert(why);
         self.tx.stop();

@@ -373,6 +373,9 @@ impl QpCore {
                     stream.end(Disconnect::LocalClosed);
                 }
                 self.attr.state = QpState::Reset;
+                // Nobody waits for the draining any more; an event would be about a queue pair that may be gone.
+                self.attr.sq_draining = false;
+                self.notify_sqd = false;
                 self.attr.access = Access::empty();
                 self.access_set = false;
             }
