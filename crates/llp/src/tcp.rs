@@ -7,6 +7,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
 
@@ -55,25 +56,41 @@ pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     rustix::net::recv(fd, buffer, RecvFlags::DONTWAIT).map(|(n, _)| n)
 }
 
-/// Receives into the pieces first, then into `buffer`; returns the total. 0 is the end of the stream.
-pub fn recv_scattered(fd: BorrowedFd<'_>, pieces: &[Piece], buffer: &mut [u8]) -> Result<usize, Errno> {
-    let mut list = [const { Piece { addr: std::ptr::null_mut(), len: 0 } }; 16];
-    let n = pieces.len().min(list.len() - 1);
-    let (head, tail) = list.split_at_mut(n);
-    head.copy_from_slice(pieces.get(..n).unwrap_or(&[]));
-    let mut used = n;
+/// What [`recv_scattered`] received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scattered {
+    /// Bytes in all; 0 is the end of the stream.
+    pub bytes: usize,
+    /// There was room for more: the socket is empty.
+    pub short: bool,
+}
+
+/// Receives into the pieces first, then into `buffer`. Of a list of more than 64 pieces, the first 64 are filled.
+pub fn recv_scattered(fd: BorrowedFd<'_>, pieces: &[Piece], buffer: &mut [u8]) -> Result<Scattered, Errno> {
+    const MOST: usize = 64;
+    let mut list = smallvec::SmallVec::<[Piece; 16]>::new();
+    list.extend(pieces.iter().take(MOST).copied());
     // All pieces must fit before bytes may go behind them.
-    if n == pieces.len()
-        && let Some(last) = tail.first_mut()
-    {
-        *last = Piece { addr: buffer.as_mut_ptr().cast(), len: buffer.len() };
-        used += 1;
+    if list.len() == pieces.len() {
+        list.push(Piece { addr: buffer.as_mut_ptr().cast(), len: buffer.len() });
     }
+    let room: usize = list.iter().map(|piece| piece.len).sum();
     // SAFETY: as in `send`; the kernel writes to memory that the program registered for it, and to `buffer`, which is
     // borrowed for this call.
-    let slices = unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast::<IoSliceMut<'_>>(), used) };
+    let slices =
+        unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast::<IoSliceMut<'_>>(), list.len()) };
     let mut control = RecvAncillaryBuffer::default();
-    rustix::net::recvmsg(fd, slices, &mut control, RecvFlags::DONTWAIT).map(|m| m.bytes)
+    let bytes = rustix::net::recvmsg(fd, slices, &mut control, RecvFlags::DONTWAIT)?.bytes;
+    Ok(Scattered { bytes, short: bytes < room })
+}
+
+/// Whether the peer has closed its side, or the connection is broken. A look at the socket, for it is too late to
+/// have been told.
+pub fn hung_up(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // An interruption: as if not asked.
+    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
 }
 
 /// Sets what every stream needs: no delay for small segments.
