@@ -133,8 +133,12 @@ impl Channel {
                 Some(leader) => {
                     self.leading.store(true, Ordering::SeqCst);
                     BLOCKED_ON.set(std::ptr::from_ref(self).addr());
-                    // An event pushed before `leading` was set woke nobody: look before sleeping.
-                    let result = if self.queue.lock().events.is_empty() { leader.wait() } else { Ok(()) };
+                    let mut result = Ok(());
+                    // Looks before sleeping: an event pushed before `leading` was set woke nobody. Keeps the lead until there
+                    // is an event: giving it up and taking it again wakes the background thread each time.
+                    while result.is_ok() && self.is_empty() {
+                        result = leader.wait();
+                    }
                     BLOCKED_ON.set(0);
                     self.leading.store(false, Ordering::SeqCst);
                     result

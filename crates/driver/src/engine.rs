@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -88,7 +88,13 @@ pub struct Engine {
     background: OnceLock<Thread>,
     /// Changes whenever the parked descriptors come back.
     park_epoch: AtomicU64,
+    exit: AtomicU8,
 }
+
+/// Stages of [`Engine::exit`].
+const RUNNING: u8 = 0;
+const EXIT_ASKED: u8 = 1;
+const EXIT_BEGUN: u8 = 2;
 
 /// Descriptors that are not watched, because a thread that polls in earnest looks at them all the time: the wake-up call
 /// that each packet would make for nobody is a good part of a microsecond.
@@ -114,8 +120,6 @@ impl Engine {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(Token::WAKE.0), epoll::EventFlags::IN)?;
-        fork::track(epoll.as_raw_fd());
-        fork::track(wake.as_raw_fd());
         let engine = Arc::new(Self {
             epoll,
             wake,
@@ -130,12 +134,16 @@ impl Engine {
             standing_back: AtomicBool::new(false),
             background: OnceLock::new(),
             park_epoch: AtomicU64::new(1),
+            exit: AtomicU8::new(RUNNING),
         });
         let weak = Arc::downgrade(&engine);
         // The program's signals are the program's: its own threads take them.
         let thread = fork::with_signals_blocked(|| {
             std::thread::Builder::new().name("uwarp-progress".into()).spawn(move || background(&weak))
         })?;
+        // Not before nothing can fail any more: a child must not close a number that is somebody else's by then.
+        fork::track(engine.epoll.as_raw_fd());
+        fork::track(engine.wake.as_raw_fd());
         // The first to set it is this.
         let _ = engine.background.set(thread.thread().clone());
         Ok(engine)
@@ -179,13 +187,23 @@ impl Engine {
     /// Forgets a source: before its descriptor is closed or handed on. No call begins after this returns; one that another
     /// thread has begun may still run.
     pub fn deregister(&self, token: Token) {
+        let slot = self.remove(token);
         self.set_timer(token, None);
-        if let Some(slot) = self.remove(token)
-            && let Some(fd) = slot.fd
-        {
-            // Fails only when the descriptor is closed already.
+        if let Some(fd) = slot.and_then(|slot| slot.fd) {
+            // Fails only when the descriptor is closed already, or parked.
             let _ = epoll::delete(&self.epoll, borrow(&fd));
         }
+    }
+
+    /// Another source takes over a token with its descriptor and timer. Calls to the old one that have begun may still run, and
+    /// what they were told of the new one does not hear: it looks for itself first.
+    pub(crate) fn replace(&self, token: Token, source: Arc<dyn Source>) {
+        let mut sources = self.sources.write();
+        let slot = sources.get_mut(token.index()).filter(|s| s.token == token);
+        let old = slot.map(|slot| std::mem::replace(&mut slot.source, source));
+        drop(sources);
+        // What it owns may have locks of its own.
+        drop(old);
     }
 
     /// Makes the system report a descriptor again that was left with work to do.
@@ -257,9 +275,27 @@ impl Engine {
         }
     }
 
-    /// All registered sources.
-    pub(crate) fn sources(&self) -> Vec<Arc<dyn Source>> {
-        self.sources.read().iter().map(|(_, s)| s.source.clone()).collect()
+    /// Asks another thread to tell all sources that the process exits; says whether it has done so. To be called again until
+    /// then. Takes no lock: the calling thread may have been stopped anywhere, by a signal whose handler exits.
+    pub(crate) fn exit(&self) -> bool {
+        let begun = self.exit.compare_exchange(RUNNING, EXIT_ASKED, Ordering::SeqCst, Ordering::SeqCst);
+        if begun == Err(EXIT_BEGUN) {
+            return true;
+        }
+        self.wake();
+        false
+    }
+
+    /// Does what [`Self::exit`] asked for.
+    fn exit_if_asked(&self) {
+        if self.exit.compare_exchange(EXIT_ASKED, EXIT_BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        self.unpark();
+        let sources: Vec<_> = self.sources.read().iter().map(|(_, s)| s.source.clone()).collect();
+        for source in sources {
+            source.exit();
+        }
     }
 
     /// Makes a waiting thread look around.
@@ -391,6 +427,7 @@ impl Leader<'_> {
     pub(crate) fn wait(&self) -> Result<(), Errno> {
         if self.engine.wait_once(None, false)? {
             self.engine.drain_wake();
+            self.engine.exit_if_asked();
         }
         Ok(())
     }
@@ -415,6 +452,7 @@ fn background(engine: &Weak<Engine>) {
         if fork::forked() {
             return;
         }
+        engine.exit_if_asked();
         if Config::get().spin {
             engine.poll_once();
             std::hint::spin_loop();

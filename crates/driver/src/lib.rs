@@ -1,7 +1,7 @@
 //! The loop: sockets, clock and RNIC; who makes progress and when.
 //!
 //! * [`engine`]: one epoll instance for everything, its background thread, timers.
-//! * [`qp`]: a queue pair with its socket; moves bytes between the two.
+//! * [`qp`]: a queue pair with its socket; moves bytes between the two. `linger`: what becomes of the socket afterwards.
 //! * [`poll`]: what a thread that polls a completion queue does for progress.
 //! * [`channel`]: event queues with a descriptor; a thread that blocks on one sleeps on the sockets.
 //! * [`nic`]: the device: limits, addresses, queue pair numbers.
@@ -21,6 +21,7 @@ pub mod channel;
 pub mod config;
 pub mod engine;
 mod fork;
+mod linger;
 pub mod nic;
 pub mod poll;
 pub mod qp;

@@ -1,7 +1,7 @@
 //! The device: limits, addresses, and the one engine behind it.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -10,6 +10,7 @@ use uwarp_rnic::qp::MAX_MESSAGE;
 
 use crate::engine::Engine;
 use crate::fork;
+use crate::linger::open_streams;
 use crate::qpn::Numbers;
 
 /// What the device holds at most.
@@ -51,7 +52,7 @@ pub struct Nic {
     pub(crate) numbers: Numbers,
 }
 
-static NIC: Mutex<Option<Arc<Nic>>> = Mutex::new(None);
+static NIC: OnceLock<Arc<Nic>> = OnceLock::new();
 
 impl Nic {
     /// The device; the first call starts its engine and thread. Fails when the system gives no descriptors or threads, or in a
@@ -60,8 +61,9 @@ impl Nic {
         if fork::forked() {
             return Err(VerbsError::Forked);
         }
-        let mut nic = NIC.lock();
-        if let Some(nic) = &*nic {
+        static OPENING: Mutex<()> = Mutex::new(());
+        let _opening = OPENING.lock();
+        if let Some(nic) = NIC.get() {
             return Ok(nic.clone());
         }
         fork::install();
@@ -70,15 +72,14 @@ impl Nic {
             tracing::error!("cannot start: {e}");
             VerbsError::NoResources("descriptors or threads")
         })?;
-        let new = Arc::new(Self { engine, numbers: Numbers::default() });
-        *nic = Some(new.clone());
+        let nic = NIC.get_or_init(|| Arc::new(Self { engine, numbers: Numbers::default() }));
         fork::at_exit(close_all);
-        Ok(new)
+        Ok(nic.clone())
     }
 
     /// The device, if it is open.
     pub fn get() -> Option<Arc<Self>> {
-        if fork::forked() { None } else { NIC.lock().clone() }
+        if fork::forked() { None } else { NIC.get().cloned() }
     }
 
     /// The engine.
@@ -105,13 +106,11 @@ extern "C" fn close_all() {
     if fork::forked() {
         return;
     }
-    // `try_lock`: another thread may have been ended while it held it.
-    let Some(nic) = NIC.try_lock().and_then(|n| n.clone()) else { return };
-    let engine = nic.engine();
+    // This thread may have been in the middle of anything, with any lock held, when a signal's handler called exit: it only
+    // asks and waits.
+    let Some(nic) = NIC.get() else { return };
     let end = Instant::now() + LIMIT;
-    crate::qp::shut_down_all(engine);
-    while crate::qp::open_streams() > 0 && Instant::now() < end {
-        engine.poll_once();
+    while (!nic.engine().exit() || open_streams() > 0) && Instant::now() < end {
         std::thread::sleep(Duration::from_micros(200));
     }
 }

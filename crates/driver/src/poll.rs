@@ -1,5 +1,6 @@
 //! What a thread that polls a completion queue does for progress.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use uwarp_rnic::{Cq, Wc};
@@ -14,11 +15,17 @@ const IN_EARNEST: u32 = 4;
 const STAMP_EVERY: u32 = 4;
 /// Up to this many queue pairs are asked directly; with more, the system says which have something.
 const FEW: usize = 2;
-/// A direct look does not see other sockets; every so many empty polls, they are looked at too.
+/// A direct look does not see other sockets; every so many empty polls, they are looked at too. Not only of polls in a row: a
+/// thread that often finds something keeps the background thread away all the same.
 const LOOK_AROUND: u32 = 32;
 /// After this many empty polls, other threads that may have no core get one now and then.
 const YIELD_AFTER: u32 = 512;
 const YIELD_EVERY: u32 = 64;
+
+thread_local! {
+    /// Empty polls of this thread since it last looked around.
+    static BLINKERED: Cell<u32> = const { Cell::new(0) };
+}
 
 impl Nic {
     /// Takes up to `max` completions, oldest first; returns how many. With none there, makes progress in the calling thread and
@@ -37,7 +44,10 @@ impl Nic {
             self.engine().note_earnest();
         }
         let direct = cq.feed(FEW, empty >= IN_EARNEST);
-        if !direct || empty.is_multiple_of(LOOK_AROUND) {
+        // A thread that is ending has no count any more.
+        let since = BLINKERED.try_with(|count| count.replace(count.get() + 1)).unwrap_or(LOOK_AROUND);
+        if !direct || since >= LOOK_AROUND {
+            let _ = BLINKERED.try_with(|count| count.set(0));
             self.engine().poll_once();
         }
         let found = cq.poll(max, sink);

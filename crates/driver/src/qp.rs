@@ -1,24 +1,27 @@
 //! A queue pair with its socket.
 //!
 //! One lock holds the pair together. Whoever has it moves bytes; whoever wants it and finds it taken leaves a mark
-//! (`kick`), and the holder looks once more after letting go, so that no readiness is lost.
+//! (`kick`), and the holder looks once more after letting go, so that no readiness is lost. Therefore the lock is let go
+//! by [`Qp::release`] alone, however short it was held.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
-use uwarp_llp::tcp::{self, Piece};
+use uwarp_llp::tcp::{self, Piece, Scattered};
 use uwarp_rnic::cq::Feeder;
-use uwarp_rnic::mem::MemSeg;
+use uwarp_rnic::mem::{self, MemSeg};
 use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, RxPlan, StreamParams};
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
-use crate::engine::{Engine, ParkMark, Readiness, Source, Token};
+use crate::engine::{ParkMark, Readiness, Source, Token};
 use crate::fork;
+use crate::linger::{self, Linger};
 use crate::nic::Nic;
 
 /// Hears of what becomes of a stream. Called without the queue pair's lock; must not block.
@@ -37,24 +40,22 @@ const STAGE: usize = 128 * 1024;
 const PIECES: usize = 64;
 /// How long what was posted may take to go out after a disconnect.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
-/// How long input is drained after the end of our stream was sent.
-const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+/// How long a Send that arrived may wait for its receive once the peer is gone: the program may be slow, but it has to hear
+/// of the end.
+const GONE_LIMIT: Duration = Duration::from_secs(2);
 
 thread_local! {
     static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGE].into_boxed_slice());
-}
-
-/// Streams that are not closed yet, in the whole process.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
-
-pub(crate) fn open_streams() -> usize {
-    OPEN.load(Ordering::Relaxed)
 }
 
 struct Inner {
     core: QpCore,
     conn: Option<Conn>,
     destroyed: bool,
+    /// What is to be told once the lock is released, oldest first.
+    tells: VecDeque<Tell>,
+    /// A thread is telling; it goes on to what is added meanwhile.
+    telling: bool,
 }
 
 struct Conn {
@@ -69,32 +70,35 @@ struct Conn {
     hold_until: Option<Instant>,
     /// The stall for want of a receive ends the stream then.
     rnr_deadline: Option<Instant>,
+    /// So does the peer's end, with less patience.
+    gone_deadline: Option<Instant>,
     /// The program disconnects; until then posted work still goes out.
     send_deadline: Option<Instant>,
-    closing: Option<Closing>,
+    /// When the engine's timer is set to; never later than the first of the above.
+    timer: Option<Instant>,
+    /// Sending has failed. What the peer sent before that is still to be read.
+    broken: bool,
     parked: Option<ParkMark>,
 }
 
-struct Closing {
-    fin_sent: bool,
-    eof: bool,
-    deadline: Instant,
+impl Conn {
+    fn deadlines(&self) -> [Option<Instant>; 4] {
+        [self.hold_until, self.rnr_deadline, self.gone_deadline, self.send_deadline]
+    }
 }
 
-/// What is to be told once the lock is released.
-#[derive(Default)]
-struct Tell {
-    established: Option<Arc<dyn StreamObserver>>,
-    disconnected: Option<(Arc<dyn StreamObserver>, Disconnect)>,
+enum Tell {
+    Established(Arc<dyn StreamObserver>),
+    Disconnected(Arc<dyn StreamObserver>, Disconnect),
+    Over(Arc<Linger>),
 }
 
 impl Tell {
     fn now(self) {
-        if let Some(observer) = self.established {
-            observer.established();
-        }
-        if let Some((observer, why)) = self.disconnected {
-            observer.disconnected(why);
+        match self {
+            Self::Established(observer) => observer.established(),
+            Self::Disconnected(observer, why) => observer.disconnected(why),
+            Self::Over(linger) => linger.step(),
         }
     }
 }
@@ -109,7 +113,7 @@ pub struct Qp {
     kick: AtomicBool,
     /// The kernel may have room again.
     room: AtomicBool,
-    /// The system has said, once, that the peer closed or the connection broke.
+    /// The system has said, once, that the peer closed or the connection broke. A hint: it may have spoken of an earlier stream.
     hung_up: AtomicBool,
 }
 
@@ -130,22 +134,29 @@ impl Qp {
             return Err(VerbsError::Invalid("more inline data than the device takes"));
         }
         let qpn = nic.numbers.take()?;
-        let qp = Arc::new_cyclic(|me: &Weak<Self>| {
-            let feeder: Weak<dyn Feeder> = me.clone();
-            init.send_cq.add_feeder(feeder.clone());
-            if !Arc::ptr_eq(&init.send_cq, &init.recv_cq) {
-                init.recv_cq.add_feeder(feeder);
-            }
-            Self {
-                me: me.clone(),
-                nic: nic.clone(),
-                qpn,
-                inner: Mutex::new(Inner { core: QpCore::new(qpn, init), conn: None, destroyed: false }),
-                kick: AtomicBool::new(false),
-                room: AtomicBool::new(false),
-                hung_up: AtomicBool::new(false),
-            }
+        let (send_cq, recv_cq) = (init.send_cq.clone(), init.recv_cq.clone());
+        let inner = Inner {
+            core: QpCore::new(qpn, init),
+            conn: None,
+            destroyed: false,
+            tells: VecDeque::new(),
+            telling: false,
+        };
+        let qp = Arc::new_cyclic(|me: &Weak<Self>| Self {
+            me: me.clone(),
+            nic: nic.clone(),
+            qpn,
+            inner: Mutex::new(inner),
+            kick: AtomicBool::new(false),
+            room: AtomicBool::new(false),
+            hung_up: AtomicBool::new(false),
         });
+        // Not before it exists: a completion queue forgets feeders that do not.
+        let feeder: Weak<dyn Feeder> = qp.me.clone();
+        send_cq.add_feeder(feeder.clone());
+        if !Arc::ptr_eq(&send_cq, &recv_cq) {
+            recv_cq.add_feeder(feeder);
+        }
         Ok(qp)
     }
 
@@ -187,6 +198,10 @@ impl Qp {
         }
         if inner.core.stalled() {
             inner.core.unstall();
+            if let Some(conn) = &mut inner.conn {
+                // The next wait has its own time.
+                (conn.rnr_deadline, conn.gone_deadline) = (None, None);
+            }
             self.pump(&mut inner);
         }
         self.release(inner);
@@ -209,7 +224,10 @@ impl Qp {
 
     /// Its attributes.
     pub fn query(&self) -> QpAttr {
-        self.inner.lock().core.query()
+        let inner = self.inner.lock();
+        let attr = inner.core.query();
+        self.release(inner);
+        attr
     }
 
     /// Gives the queue pair its stream: `fd` is a connected, non-blocking TCP socket from which exactly the MPA set-up was
@@ -217,10 +235,22 @@ impl Qp {
     pub fn attach(
         &self,
         fd: OwnedFd,
-        mut params: StreamParams,
+        params: StreamParams,
         observer: Arc<dyn StreamObserver>,
     ) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
+        let result = self.attach_locked(&mut inner, fd, params, observer);
+        self.release(inner);
+        result
+    }
+
+    fn attach_locked(
+        &self,
+        inner: &mut Inner,
+        fd: OwnedFd,
+        mut params: StreamParams,
+        observer: Arc<dyn StreamObserver>,
+    ) -> Result<(), VerbsError> {
         if inner.destroyed {
             return Err(VerbsError::Invalid("the queue pair is destroyed"));
         }
@@ -240,8 +270,9 @@ impl Qp {
                 return Err(VerbsError::NoResources("descriptors"));
             }
         };
-        OPEN.fetch_add(1, Ordering::Relaxed);
-        let hold_until = (!params.first_fpdu_delay.is_zero()).then(|| Instant::now() + params.first_fpdu_delay);
+        linger::stream_begins();
+        let hold_until =
+            (!params.first_fpdu_delay.is_zero()).then(|| Instant::now() + params.first_fpdu_delay);
         inner.conn = Some(Conn {
             fd,
             token,
@@ -250,15 +281,13 @@ impl Qp {
             writable: true,
             hold_until,
             rnr_deadline: None,
+            gone_deadline: None,
             send_deadline: None,
-            closing: None,
+            timer: None,
+            broken: false,
             parked: None,
         });
-        if let Some(at) = hold_until {
-            engine.set_timer(token, Some(at));
-        }
-        self.pump(&mut inner);
-        self.release(inner);
+        self.pump(inner);
         Ok(())
     }
 
@@ -267,12 +296,9 @@ impl Qp {
     pub fn disconnect(&self) {
         let mut inner = self.inner.lock();
         if let Some(conn) = &mut inner.conn
-            && conn.closing.is_none()
             && conn.send_deadline.is_none()
         {
-            let at = Instant::now() + SEND_LIMIT;
-            conn.send_deadline = Some(at);
-            self.nic.engine().set_timer(conn.token, Some(at));
+            conn.send_deadline = Some(Instant::now() + SEND_LIMIT);
             self.pump(&mut inner);
         }
         self.release(inner);
@@ -291,7 +317,7 @@ impl Qp {
             let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
             // Cannot be refused: any state may become RESET.
             let _ = inner.core.modify(&reset);
-            self.pump(&mut inner);
+            inner.tells.retain(|tell| matches!(tell, Tell::Over(_)));
         }
         self.release(inner);
     }
@@ -300,9 +326,16 @@ impl Qp {
     fn release(&self, inner: MutexGuard<'_, Inner>) {
         let mut inner = inner;
         loop {
-            let tell = self.news(&mut inner);
+            self.news(&mut inner);
+            if !inner.tells.is_empty() {
+                tell(&mut inner);
+            }
+            self.set_timer(&mut inner);
             drop(inner);
-            tell.now();
+            if cfg!(not(any(target_arch = "x86_64", target_arch = "x86"))) {
+                // The mark is looked at after the lock is free. On x86, letting go of the lock is a barrier itself.
+                fence(Ordering::SeqCst);
+            }
             // Read first: nearly always there is nothing, and reading is cheap.
             if !(self.kick.load(Ordering::SeqCst) && self.kick.swap(false, Ordering::SeqCst)) {
                 return;
@@ -312,6 +345,7 @@ impl Qp {
                 // The new holder looks when it lets go: put the mark back for it.
                 None => {
                     self.kick.store(true, Ordering::SeqCst);
+                    fence(Ordering::SeqCst);
                     match self.inner.try_lock() {
                         Some(again) => inner = again,
                         None => return,
@@ -322,28 +356,44 @@ impl Qp {
         }
     }
 
-    fn news(&self, inner: &mut Inner) -> Tell {
-        let mut tell = Tell::default();
+    /// What has happened that others have to know.
+    fn news(&self, inner: &mut Inner) {
         let established = inner.core.take_established();
-        let Some(conn) = &mut inner.conn else { return tell };
-        if established && !inner.destroyed {
-            tell.established = Some(conn.observer.clone());
+        if established
+            && !inner.destroyed
+            && let Some(conn) = &inner.conn
+        {
+            inner.tells.push_back(Tell::Established(conn.observer.clone()));
         }
         if let Some(why) = inner.core.closing()
-            && conn.closing.is_none()
+            && let Some(conn) = inner.conn.take()
         {
-            conn.closing =
-                Some(Closing { fin_sent: false, eof: false, deadline: Instant::now() + DRAIN_LIMIT });
-            conn.rnr_deadline = None;
-            conn.hold_until = None;
-            conn.left_over = Vec::new();
-            if !inner.destroyed {
-                tell.disconnected = Some((conn.observer.clone(), why));
+            let mut rest = Vec::new();
+            if let Some(out) = inner.core.out() {
+                out.gather(usize::MAX, |seg| mem::copy_out(seg, &mut rest));
             }
-            self.nic.engine().set_timer(conn.token, Some(Instant::now() + DRAIN_LIMIT));
-            self.pump(inner);
+            inner.core.detach();
+            let engine = self.nic.engine();
+            if conn.parked.is_some() {
+                engine.unpark();
+            }
+            inner.tells.push_back(Tell::Over(Linger::take_over(engine, conn.fd, conn.token, rest)));
+            if !inner.destroyed {
+                inner.tells.push_back(Tell::Disconnected(conn.observer, why));
+            }
         }
-        tell
+    }
+
+    /// Has the engine call when the first deadline is over. It may call too early: deadlines move back with every wait for a
+    /// receive, and timers cost more than a call for nothing.
+    fn set_timer(&self, inner: &mut Inner) {
+        let Some(conn) = &mut inner.conn else { return };
+        if let Some(first) = conn.deadlines().into_iter().flatten().min()
+            && conn.timer.is_none_or(|at| first < at)
+        {
+            conn.timer = Some(first);
+            self.nic.engine().set_timer(conn.token, Some(first));
+        }
     }
 
     /// Moves what can be moved, in both directions.
@@ -358,7 +408,7 @@ impl Qp {
         if self.room.load(Ordering::Relaxed) && self.room.swap(false, Ordering::Acquire) {
             conn.writable = true;
         }
-        if conn.hold_until.is_some() || conn.closing.as_ref().is_some_and(|c| c.fin_sent) {
+        if conn.hold_until.is_some() || conn.broken {
             return;
         }
         let mut moved = 0;
@@ -366,9 +416,7 @@ impl Qp {
             inner.core.build();
             if !conn.writable {
                 // Room is told of only while the descriptor is watched.
-                if conn.parked.take().is_some_and(|mark| self.nic.engine().is_parked(mark)) {
-                    self.nic.engine().unpark();
-                }
+                self.watch(conn);
                 return;
             }
             let Some(out) = inner.core.out().filter(|o| !o.is_empty()) else { return };
@@ -395,11 +443,16 @@ impl Qp {
                 Err(Errno::INTR) => {}
                 Err(e) => {
                     tracing::debug!(qpn = self.qpn, "sending failed: {e}");
-                    // EFAULT: the program unmapped what it had posted. The stream has a hole; there is no going on.
-                    inner.core.connection_lost(Disconnect::Reset);
-                    if let Some(out) = inner.core.out() {
-                        let waiting = out.waiting();
-                        out.take(waiting);
+                    if e == Errno::FAULT {
+                        // The program unmapped what it had posted. The stream has a hole; there is no going on.
+                        inner.core.connection_lost(Disconnect::Reset);
+                        return;
+                    }
+                    // The peer's last messages, and why it went, may lie in the socket unread.
+                    conn.broken = true;
+                    self.hung_up.store(true, Ordering::Release);
+                    if !self.watch(conn) {
+                        self.nic.engine().rearm(conn.token);
                     }
                     return;
                 }
@@ -418,23 +471,33 @@ impl Qp {
             // A thread that is ending has no thread-local buffer any more.
             self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]);
         }
-        if inner.core.stalled() {
-            if conn.rnr_deadline.is_none()
-                && let Some(limit) = inner.core.rnr_timeout()
-            {
-                let at = Instant::now() + limit;
-                conn.rnr_deadline = Some(at);
-                self.nic.engine().set_timer(conn.token, Some(at));
-            }
-        } else {
-            conn.rnr_deadline = None;
+        if !inner.core.stalled() {
+            (conn.rnr_deadline, conn.gone_deadline) = (None, None);
+            return;
+        }
+        // Nobody reads the socket now, so nobody would find its end.
+        self.watch(conn);
+        let from_now = |limit| Some(Instant::now() + limit);
+        if conn.rnr_deadline.is_none() {
+            conn.rnr_deadline = inner.core.rnr_timeout().and_then(from_now);
+        }
+        if conn.gone_deadline.is_none() && self.hung_up.load(Ordering::Acquire) {
+            conn.gone_deadline = from_now(GONE_LIMIT);
         }
     }
 
-    fn receive_into(&self, core: &mut QpCore, conn: &mut Conn, stage: &mut [u8]) {
-        if conn.closing.as_ref().is_some_and(|c| c.eof) {
-            return;
+    /// Has the system tell of the descriptor again, if it does not for the sake of a thread that polls. Whatever it is ready
+    /// for is then told anew. Says whether that was so.
+    fn watch(&self, conn: &mut Conn) -> bool {
+        let engine = self.nic.engine();
+        let parked = conn.parked.take().is_some_and(|mark| engine.is_parked(mark));
+        if parked {
+            engine.unpark();
         }
+        parked
+    }
+
+    fn receive_into(&self, core: &mut QpCore, conn: &mut Conn, stage: &mut [u8]) {
         // What a stalled queue pair left may be taken now.
         if !conn.left_over.is_empty() && !core.stalled() && core.closing().is_none() {
             let used = core.handle_input(&conn.left_over);
@@ -442,33 +505,34 @@ impl Qp {
         }
         let mut moved = 0;
         loop {
-            let left = conn.left_over.len();
             if core.closing().is_some() {
-                conn.left_over.clear();
+                return;
             }
-            let left = left.min(conn.left_over.len());
+            let left = conn.left_over.len();
             let plan = core.rx_plan(&conn.left_over, stage.len());
-            let (result, wanted, direct) = match &plan {
+            let (result, direct) = match &plan {
                 RxPlan::Stop => return,
                 RxPlan::Stage { max } => {
                     let max = (*max).max(left + 1).min(stage.len());
-                    let Some((head, tail)) = stage.get_mut(..max).and_then(|s| s.split_at_mut_checked(left)) else {
+                    let Some((head, tail)) = stage.get_mut(..max).and_then(|s| s.split_at_mut_checked(left))
+                    else {
                         return;
                     };
                     head.copy_from_slice(&conn.left_over);
-                    (tcp::recv(conn.fd.as_fd(), tail), max - left, 0)
+                    let room = tail.len();
+                    let received = tcp::recv(conn.fd.as_fd(), tail);
+                    (received.map(|bytes| Scattered { bytes, short: bytes < room }), 0)
                 }
                 RxPlan::Direct { place, tail } => {
                     let pieces: smallvec::SmallVec<[Piece; 8]> =
                         place.iter().map(|s| Piece::new(s.addr, s.len)).collect();
                     let direct: usize = place.iter().map(|s| s.len).sum();
-                    let Some(tail) = stage.get_mut(..*tail) else { return };
-                    let wanted = direct + tail.len();
-                    (tcp::recv_scattered(conn.fd.as_fd(), &pieces, tail), wanted, direct)
+                    let tail = stage.get_mut(..*tail).unwrap_or_default();
+                    (tcp::recv_scattered(conn.fd.as_fd(), &pieces, tail), direct)
                 }
             };
-            let n = match result {
-                Ok(n) => n,
+            let (n, short) = match result {
+                Ok(Scattered { bytes, short }) => (bytes, short),
                 Err(e) => {
                     if let RxPlan::Direct { place, .. } = &plan {
                         core.direct_received(place, 0);
@@ -485,9 +549,6 @@ impl Qp {
                             core.connection_lost(Disconnect::Reset);
                         }
                     }
-                    if let Some(closing) = &mut conn.closing {
-                        closing.eof = true;
-                    }
                     return;
                 }
             };
@@ -495,10 +556,7 @@ impl Qp {
                 if let RxPlan::Direct { place, .. } = &plan {
                     core.direct_received(place, 0);
                 }
-                core.peer_closed(left > 0 || direct > 0);
-                if let Some(closing) = &mut conn.closing {
-                    closing.eof = true;
-                }
+                end_of_input(core, conn, left > 0 || direct > 0);
                 return;
             }
             let staged = match &plan {
@@ -518,7 +576,7 @@ impl Qp {
             moved += n;
             // A receive that came up short has emptied the socket, unless the end of the stream came with the last bytes: the
             // system will not say that again.
-            if n < wanted && !self.hung_up.load(Ordering::Acquire) {
+            if short && !self.hung_up.load(Ordering::Acquire) {
                 return;
             }
             if moved >= TURN {
@@ -528,31 +586,44 @@ impl Qp {
         }
     }
 
-    /// Brings a stream that is to end to its end.
+    fn run_deadlines(&self, inner: &mut Inner) {
+        let Inner { core, conn: Some(conn), .. } = inner else { return };
+        let now = Instant::now();
+        let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        conn.timer = None;
+        if over(conn.hold_until) {
+            conn.hold_until = None;
+        }
+        if over(conn.gone_deadline) {
+            conn.gone_deadline = None;
+            if core.stalled() && tcp::hung_up(conn.fd.as_fd()) {
+                end_of_input(core, conn, false);
+            }
+        }
+        if over(conn.rnr_deadline) {
+            conn.rnr_deadline = None;
+            if core.stalled() {
+                core.receive_missing();
+            }
+        }
+        if over(conn.send_deadline) {
+            core.close();
+        }
+    }
+
+    /// Closes a stream from which the program has disconnected, once all is sent.
     fn wind_down(&self, inner: &mut Inner) {
-        let Some(conn) = &mut inner.conn else { return };
-        if conn.send_deadline.is_some() && inner.core.closing().is_none() && inner.core.send_idle() {
+        let disconnecting = inner.conn.as_ref().is_some_and(|conn| conn.send_deadline.is_some());
+        if disconnecting && inner.core.closing().is_none() && inner.core.send_idle() {
             inner.core.close();
         }
-        let Some(closing) = &mut conn.closing else { return };
-        let flushed = inner.core.out().is_none_or(|o| o.is_empty());
-        if flushed && !closing.fin_sent {
-            closing.fin_sent = true;
-            tcp::shutdown_send(conn.fd.as_fd());
-        }
-        if !(closing.fin_sent && closing.eof) && Instant::now() < closing.deadline {
-            return;
-        }
-        let engine = self.nic.engine();
-        engine.deregister(conn.token);
-        inner.conn = None;
-        inner.core.detach();
-        OPEN.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Looks for input and room; if another thread has the lock, it will look.
     fn look(&self) {
         self.kick.store(true, Ordering::SeqCst);
+        // Marked before the lock is looked at.
+        fence(Ordering::SeqCst);
         if let Some(mut inner) = self.inner.try_lock() {
             self.kick.store(false, Ordering::SeqCst);
             self.pump(&mut inner);
@@ -564,9 +635,11 @@ impl Qp {
 impl Feeder for Qp {
     fn feed(&self, in_earnest: bool) {
         if let Some(mut inner) = self.inner.try_lock() {
-            if let Some(conn) = &mut inner.conn {
+            if let Inner { core, conn: Some(conn), .. } = &mut *inner {
                 let engine = self.nic.engine();
-                if in_earnest && conn.writable && !conn.parked.is_some_and(|mark| engine.is_parked(mark)) {
+                let wants_to_be_told = !conn.writable || conn.broken || core.stalled();
+                if in_earnest && !wants_to_be_told && !conn.parked.is_some_and(|mark| engine.is_parked(mark))
+                {
                     conn.parked = engine.park(conn.token);
                 }
                 self.pump(&mut inner);
@@ -589,21 +662,7 @@ impl Source for Qp {
 
     fn timeout(&self) {
         let mut inner = self.inner.lock();
-        let now = Instant::now();
-        let Inner { core, conn: Some(conn), .. } = &mut *inner else { return };
-        if conn.hold_until.is_some_and(|at| at <= now) {
-            conn.hold_until = None;
-        }
-        if conn.rnr_deadline.is_some_and(|at| at <= now) && core.stalled() {
-            core.receive_missing();
-        }
-        if conn.send_deadline.is_some_and(|at| at <= now) {
-            core.close();
-        }
-        let next = [conn.hold_until, conn.rnr_deadline, conn.send_deadline.filter(|_| conn.closing.is_none())];
-        if let Some(at) = next.into_iter().flatten().filter(|at| *at > now).min() {
-            self.nic.engine().set_timer(conn.token, Some(at));
-        }
+        self.run_deadlines(&mut inner);
         self.pump(&mut inner);
         self.release(inner);
     }
@@ -619,9 +678,23 @@ impl Drop for Qp {
     }
 }
 
-/// Begins to close every stream, at exit.
-pub(crate) fn shut_down_all(engine: &Engine) {
-    for source in engine.sources() {
-        source.exit();
+/// Tells what is to be told, without the lock, one thing after the other.
+fn tell(inner: &mut MutexGuard<'_, Inner>) {
+    if inner.telling {
+        return;
+    }
+    inner.telling = true;
+    while let Some(tell) = inner.tells.pop_front() {
+        MutexGuard::unlocked(inner, || tell.now());
+    }
+    inner.telling = false;
+}
+
+/// Nothing more comes from the peer. `partial`: in the middle of an FPDU.
+fn end_of_input(core: &mut QpCore, conn: &Conn, partial: bool) {
+    if conn.broken {
+        core.connection_lost(Disconnect::Reset);
+    } else {
+        core.peer_closed(partial);
     }
 }

@@ -1,0 +1,130 @@
+//! Streams that are over.
+//!
+//! Closing without loss (DESIGN.md, "Wire rules that matter"): what the kernel has not taken yet goes out, our side is shut
+//! down, input is drained for a bounded time, then the socket is closed. The queue pair has nothing to do with it any
+//! more: it may be destroyed, or be given another stream.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use uwarp_llp::tcp::{self, Piece};
+
+use crate::engine::{Engine, Readiness, Source, Token};
+
+/// How long it may take all in all.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Bytes drained before another source has its turn.
+const TURN: usize = 512 * 1024;
+
+/// Streams that are not closed yet, in the whole process.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// How many streams the process has, ones that are only to be closed included.
+pub(crate) fn open_streams() -> usize {
+    OPEN.load(Ordering::SeqCst)
+}
+
+/// A queue pair has got a stream; it ends as a [`Linger`].
+pub(crate) fn stream_begins() {
+    OPEN.fetch_add(1, Ordering::SeqCst);
+}
+
+/// A stream that is over.
+pub(crate) struct Linger {
+    engine: Arc<Engine>,
+    state: Mutex<Option<State>>,
+}
+
+struct State {
+    fd: OwnedFd,
+    token: Token,
+    rest: Vec<u8>,
+    sent: usize,
+    shut_down: bool,
+    /// The peer has closed too, or the connection is broken.
+    eof: bool,
+    deadline: Instant,
+}
+
+impl Linger {
+    /// Takes the socket, registered under `token`, from its queue pair. `rest` is what is still to be sent. The caller
+    /// calls [`Self::step`] as soon as it holds no lock.
+    pub(crate) fn take_over(engine: &Arc<Engine>, fd: OwnedFd, token: Token, rest: Vec<u8>) -> Arc<Self> {
+        let deadline = Instant::now() + LIMIT;
+        let state = State { fd, token, rest, sent: 0, shut_down: false, eof: false, deadline };
+        let linger = Arc::new(Self { engine: engine.clone(), state: Mutex::new(Some(state)) });
+        engine.replace(token, linger.clone());
+        engine.set_timer(token, Some(deadline));
+        linger
+    }
+
+    /// Goes on as far as it can without waiting.
+    pub(crate) fn step(&self) {
+        let mut guard = self.state.lock();
+        let Some(state) = guard.as_mut() else { return };
+        state.send();
+        if state.drain() {
+            self.engine.rearm(state.token);
+        }
+        if !(state.shut_down && state.eof) && Instant::now() < state.deadline {
+            return;
+        }
+        let Some(state) = guard.take() else { return };
+        drop(guard);
+        self.engine.deregister(state.token);
+        drop(state);
+        OPEN.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl State {
+    fn send(&mut self) {
+        while let Some(rest) = self.rest.get(self.sent..).filter(|rest| !rest.is_empty()) {
+            let piece = Piece::new(rest.as_ptr().expose_provenance() as u64, rest.len());
+            match tcp::send(self.fd.as_fd(), &[piece]) {
+                Ok(n) => self.sent += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                // Nobody is there to take it.
+                Err(_) => break,
+            }
+        }
+        if !self.shut_down {
+            self.shut_down = true;
+            self.rest = Vec::new();
+            self.sent = 0;
+            tcp::shutdown_send(self.fd.as_fd());
+        }
+    }
+
+    /// Unread bytes would turn the close into a reset, which costs the peer what it has not read. Says whether there may be
+    /// more.
+    fn drain(&mut self) -> bool {
+        let mut buffer = [0; 16 * 1024];
+        let mut drained = 0;
+        while !self.eof && drained < TURN {
+            match tcp::recv(self.fd.as_fd(), &mut buffer) {
+                Ok(0) => self.eof = true,
+                Ok(n) => drained += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return false,
+                Err(_) => self.eof = true,
+            }
+        }
+        !self.eof
+    }
+}
+
+impl Source for Linger {
+    fn ready(&self, _: Readiness) {
+        self.step();
+    }
+
+    fn timeout(&self) {
+        self.step();
+    }
+}
