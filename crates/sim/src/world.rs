@@ -130,6 +130,12 @@ impl World {
         let _ = self.pipes[side.peer().index()].send(now, bytes);
     }
 
+    /// The peer that [`World::inject`] speaks for closes its side.
+    pub fn inject_end(&mut self, side: Side) {
+        let now = self.now;
+        self.pipes[side.peer().index()].close(now);
+    }
+
     /// Pumps one end.
     pub fn pump(&mut self, side: Side) {
         let now = self.now;

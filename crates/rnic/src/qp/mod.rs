@@ -243,6 +243,8 @@ struct Stream {
     requests: VecDeque<receive::ReadSource>,
     /// A Send arrived and no receive was posted.
     stalled: bool,
+    /// The Send that waited last.
+    waiting: Option<receive::Struck>,
     /// Receives that are still to be sized to end at the next header.
     exact_reads: u8,
     /// STag and offset at which the Write in progress goes on.
@@ -466,6 +468,7 @@ impl QpCore {
             reads: VecDeque::new(),
             requests: VecDeque::new(),
             stalled: false,
+            waiting: None,
             exact_reads: 0,
             write_continues: None,
             first_fpdu_seen: false,

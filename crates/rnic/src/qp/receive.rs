@@ -63,22 +63,22 @@ pub(super) struct Direct {
     pins: Pins,
 }
 
-impl Direct {
-    /// Its header, for a Terminate that tells of it. (Its payload lies in place already.)
-    fn struck(&self) -> Struck {
-        let mut header = [0; Header::MAX_LEN];
-        let header_len = self.segment.header.emit(&mut header);
-        Struck { header, header_len, segment_len: u16::try_from(self.ulpdu_len).unwrap_or(u16::MAX) }
-    }
-}
-
-struct Struck {
+/// The header of a segment whose bytes are not at hand any more, for a Terminate that tells of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Struck {
     header: [u8; Header::MAX_LEN],
     header_len: usize,
     segment_len: u16,
 }
 
 impl Struck {
+    fn new(segment: &Segment) -> Self {
+        let mut header = [0; Header::MAX_LEN];
+        let header_len = segment.header.emit(&mut header);
+        let segment_len = u16::try_from(segment.header_len + segment.payload_len).unwrap_or(u16::MAX);
+        Self { header, header_len, segment_len }
+    }
+
     fn get(&self) -> (&[u8], u16) {
         (self.header.get(..self.header_len).unwrap_or(&[]), self.segment_len)
     }
@@ -182,7 +182,7 @@ impl QpCore {
             match self.locate(&direct.segment, direct.placed, left, &mut place, &mut direct.pins) {
                 Ok(()) => {}
                 Err(fault) => {
-                    self.fault(fault, Some(direct.struck().get()));
+                    self.fault(fault, Some(Struck::new(&direct.segment).get()));
                     return RxPlan::Stop;
                 }
             }
@@ -287,6 +287,7 @@ impl QpCore {
                 if self.rq.front().is_none() {
                     if let Some(stream) = &mut self.stream {
                         stream.stalled = true;
+                        stream.waiting = Some(Struck::new(&segment));
                         // A program may post its first receives when it hears that the connection is up.
                         stream.heard();
                     }
@@ -580,7 +581,7 @@ impl QpCore {
             return None;
         }
         let direct = stream.direct.take()?;
-        let struck = direct.struck();
+        let struck = Struck::new(&direct.segment);
         let (pad, sum) = trailer.split_at(pad);
         let checks = stream.framer.as_ref().is_some_and(uwarp_proto::framer::Framer::checks_crc);
         if checks {
@@ -621,7 +622,9 @@ impl QpCore {
 
     /// No receive was posted in the time the peer allows (DESIGN.md, "Missing receive buffer").
     pub fn receive_missing(&mut self) {
-        self.fail(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer), None);
+        let waiting = self.stream.as_mut().and_then(|s| s.waiting.take());
+        let struck = waiting.as_ref().map(Struck::get);
+        self.fail(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer), struck);
     }
 
     /// The peer closed its sending side. `partial`: in the middle of an FPDU.

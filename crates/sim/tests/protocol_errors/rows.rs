@@ -1,0 +1,815 @@
+//! The table.
+
+use std::time::Duration;
+
+use uwarp_rnic::qp::StreamParams;
+use uwarp_rnic::{Access, EventKind, WcStatus};
+
+use crate::encoder::{
+    ATOMIC_REQUEST, IMMEDIATE, Quotes, READ_REQUEST, READ_RESPONSE, SEND, SEND_INVALIDATE, TERMINATE, Tagged,
+    Untagged, WRITE, fpdu, marked_fpdu, read_request,
+};
+use crate::victim::{BASE, PIECE, RECEIVES, REGION, SINK, Victim, WRITABLE};
+
+/// What the scripted peer sends.
+pub struct Script {
+    pub bytes: Vec<u8>,
+    /// The ULPDU that is wrong.
+    pub struck: Vec<u8>,
+    /// The peer closes its side behind it.
+    pub end: bool,
+}
+
+/// What the victim is to answer.
+pub enum Answer {
+    /// A Terminate with these codes and quotes, and nothing else.
+    Terminate((u8, u8, u8), Quotes),
+    /// Exactly this.
+    Bytes(fn(&Victim) -> Vec<u8>),
+}
+
+type Completions = Vec<(u64, WcStatus)>;
+
+/// One way to break the rules.
+pub struct Row {
+    pub name: &'static str,
+    pub rule: &'static str,
+    pub params: fn() -> StreamParams,
+    pub access: Access,
+    pub before: fn(&mut Victim),
+    pub script: Box<dyn Fn(&Victim) -> Script>,
+    pub answer: Answer,
+    pub events: Vec<EventKind>,
+    pub sends: Completions,
+    pub recvs: Completions,
+    pub written: Vec<(usize, usize)>,
+    /// It depends on frames that arrive together.
+    pub at_once: bool,
+}
+
+const FLUSHED: WcStatus = WcStatus::WrFlushErr;
+
+/// A stranger with a read depth of one.
+fn stranger() -> StreamParams {
+    StreamParams { ird: 1, ord: 1, ..StreamParams::default() }
+}
+
+fn marked() -> StreamParams {
+    StreamParams { receive_markers: true, ..stranger() }
+}
+
+fn impatient() -> StreamParams {
+    StreamParams { rnr_timeout: Some(Duration::from_millis(1)), ..stranger() }
+}
+
+fn uwarp() -> StreamParams {
+    StreamParams { peer_is_uwarp: true, placement_acks: true, ..stranger() }
+}
+
+/// A row for a stream that ends with the victim's Terminate and leaves everything flushed.
+fn bad(
+    name: &'static str,
+    codes: (u8, u8, u8),
+    quotes: Quotes,
+    rule: &'static str,
+    script: impl Fn(&Victim) -> Script + 'static,
+) -> Row {
+    let event = match codes {
+        (0, 1, _) | (1, 1, _) => EventKind::QpAccessErr,
+        (0, 2, _) | (1, 2, _) => EventKind::QpReqErr,
+        _ => EventKind::QpFatal,
+    };
+    Row {
+        name,
+        rule,
+        params: stranger,
+        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+        before: |_| (),
+        script: Box::new(script),
+        answer: Answer::Terminate(codes, quotes),
+        events: vec![event],
+        sends: vec![(1, FLUSHED), (2, FLUSHED)],
+        recvs: vec![(100, FLUSHED), (101, FLUSHED)],
+        written: vec![],
+        at_once: false,
+    }
+}
+
+/// A row that is no error: the stream goes on.
+fn good(
+    name: &'static str,
+    rule: &'static str,
+    answer: fn(&Victim) -> Vec<u8>,
+    script: impl Fn(&Victim) -> Script + 'static,
+) -> Row {
+    Row {
+        answer: Answer::Bytes(answer),
+        events: vec![],
+        sends: vec![],
+        recvs: vec![],
+        ..bad(name, (0, 0, 0), Quotes::Nothing, rule, script)
+    }
+}
+
+impl Row {
+    fn params(self, params: fn() -> StreamParams) -> Self {
+        Self { params, ..self }
+    }
+
+    fn before(self, before: fn(&mut Victim)) -> Self {
+        Self { before, ..self }
+    }
+
+    fn sends(self, sends: &[(u64, WcStatus)]) -> Self {
+        Self { sends: sends.to_vec(), ..self }
+    }
+
+    fn recvs(self, recvs: &[(u64, WcStatus)]) -> Self {
+        Self { recvs: recvs.to_vec(), ..self }
+    }
+
+    fn written(self, at: usize, len: usize) -> Self {
+        Self { written: vec![(at, len)], ..self }
+    }
+
+    fn at_once(self) -> Self {
+        Self { at_once: true, ..self }
+    }
+}
+
+/// One frame.
+fn one(ulpdu: Vec<u8>) -> Script {
+    Script { bytes: fpdu(&ulpdu), struck: ulpdu, end: false }
+}
+
+/// Several frames, of which the one with this number is wrong.
+fn some(ulpdus: &[Vec<u8>], struck: usize) -> Script {
+    let bytes = ulpdus.iter().flat_map(|u| fpdu(u)).collect();
+    Script { bytes, struck: ulpdus[struck].clone(), end: false }
+}
+
+fn write(stag: u32, to: u64, len: usize) -> Tagged {
+    Tagged::new(WRITE, stag, to, len)
+}
+
+fn request(size: u32, stag: u32, to: u64) -> Untagged {
+    Untagged::new(READ_REQUEST, 1, 1, read_request(size, stag, to))
+}
+
+fn response(v: &Victim, to: u64, len: usize) -> Tagged {
+    Tagged::new(READ_RESPONSE, v.sink, to, len)
+}
+
+fn nothing(_: &Victim) -> Vec<u8> {
+    vec![]
+}
+
+pub fn all() -> Vec<Row> {
+    let mut rows = mpa();
+    rows.extend(tagged());
+    rows.extend(untagged());
+    rows.extend(rdmap());
+    rows.extend(read_requests());
+    rows.extend(read_responses());
+    rows.extend(sends());
+    rows.extend(terminates());
+    rows
+}
+
+fn mpa() -> Vec<Row> {
+    use Quotes::Nothing;
+    vec![
+        bad("MPA: CRC is wrong", (2, 0, 2), Nothing, "RFC 5044 section 8, code 2", |v| {
+            let mut script = one(write(v.writable.stag(), BASE, 8).ulpdu());
+            let last = script.bytes.len() - 1;
+            script.bytes[last] ^= 1;
+            script
+        }),
+        bad(
+            "MPA: a ULPDU of no bytes",
+            (2, 0, 3),
+            Nothing,
+            "silent; no DDP code fits, the length field is wrong: MPA's code for FPDU start and length, as Linux siw does",
+            |_| one(vec![]),
+        ),
+        bad("MPA: a ULPDU shorter than a tagged header", (2, 0, 3), Nothing, "silent, as above", |v| {
+            one(write(v.writable.stag(), BASE, 0).ulpdu()[..13].to_vec())
+        }),
+        bad("MPA: a ULPDU shorter than an untagged header", (2, 0, 3), Nothing, "silent, as above", |_| {
+            one(Untagged::send(1, 0).ulpdu()[..17].to_vec())
+        }),
+        bad("MPA: the stream ends within an FPDU", (2, 0, 1), Nothing, "RFC 5044 section 8, code 1", |v| {
+            let mut script = one(write(v.writable.stag(), BASE, 8).ulpdu());
+            script.bytes.truncate(20);
+            Script { end: true, ..script }
+        }),
+        bad("MPA: a marker that points elsewhere", (2, 0, 3), Nothing, "RFC 5044 section 8, code 3", |v| {
+            let ulpdu = write(v.writable.stag(), BASE, 8).ulpdu();
+            Script { bytes: marked_fpdu(&ulpdu, 8), struck: ulpdu, end: false }
+        })
+        .params(marked),
+        good(
+            "MPA: the reserved bits of a marker",
+            "RFC 5044 section 4.3: the two lowest bits are ignored",
+            nothing,
+            |v| {
+                let ulpdu = write(v.writable.stag(), BASE, 8).ulpdu();
+                Script { bytes: marked_fpdu(&ulpdu, 3), struck: ulpdu, end: false }
+            },
+        )
+        .params(marked)
+        .written(WRITABLE, 8),
+    ]
+}
+
+fn tagged() -> Vec<Row> {
+    use Quotes::Ddp;
+    let end = BASE + REGION as u64;
+    vec![
+        bad("DDP tagged: version 0", (1, 1, 4), Ddp, "RFC 5041 section 7.2", |v| {
+            one(Tagged { ddp_version: 0, ..write(v.writable.stag(), BASE, 8) }.ulpdu())
+        }),
+        bad("DDP tagged: version 2", (1, 1, 4), Ddp, "RFC 5041 section 7.2", |v| {
+            one(Tagged { ddp_version: 2, ..write(v.writable.stag(), BASE, 8) }.ulpdu())
+        }),
+        bad("DDP tagged: an STag that never was", (1, 1, 0), Ddp, "RFC 5041 section 7.1, tagged 1", |_| {
+            one(write(0x1111_1111, BASE, 8).ulpdu())
+        }),
+        bad(
+            "DDP tagged: the STag of a deregistered region",
+            (1, 1, 0),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 1",
+            |v| one(write(v.dead, BASE, 8).ulpdu()),
+        ),
+        bad(
+            "DDP tagged: an STag of another protection domain",
+            (1, 1, 2),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 1 and 8.2",
+            |v| one(write(v.foreign.stag(), BASE, 8).ulpdu()),
+        ),
+        bad(
+            "DDP tagged: a byte beyond the region",
+            (1, 1, 1),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 4",
+            move |v| one(write(v.writable.stag(), end - 7, 8).ulpdu()),
+        ),
+        bad("DDP tagged: behind the region", (1, 1, 1), Ddp, "RFC 5041 section 7.1, tagged 3", move |v| {
+            one(write(v.writable.stag(), end + 100, 8).ulpdu())
+        }),
+        bad("DDP tagged: before the region", (1, 1, 1), Ddp, "RFC 5041 section 7.1, tagged 3", |v| {
+            one(write(v.writable.stag(), BASE - 1, 8).ulpdu())
+        }),
+        bad("DDP tagged: TO and length wrap", (1, 1, 3), Ddp, "RFC 5041 section 7.1, tagged 5", |v| {
+            one(write(v.writable.stag(), u64::MAX - 3, 8).ulpdu())
+        }),
+        bad(
+            "RDMA Write: no right to write the region",
+            (0, 1, 2),
+            Ddp,
+            "silent: DDP has no code for rights, and figure 10 allows RDMAP's only for Read Requests and invalidation; \
+             RDMAP's says what is wrong",
+            |v| one(write(v.readable.stag(), BASE, 8).ulpdu()),
+        ),
+        bad("RDMA Write: a region without remote rights", (0, 1, 2), Ddp, "silent, as above", |v| {
+            one(write(v.local.stag(), BASE, 8).ulpdu())
+        }),
+        Row {
+            access: Access::REMOTE_READ,
+            ..bad("RDMA Write: the queue pair grants no writes", (0, 1, 2), Ddp, "silent, as above", |v| {
+                one(write(v.writable.stag(), BASE, 8).ulpdu())
+            })
+        },
+        bad(
+            "RDMA Write: the second segment leaves the region",
+            (1, 1, 1),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 4",
+            move |v| {
+                let first = Tagged { last: false, ..write(v.writable.stag(), end - 8, 8) };
+                some(&[first.ulpdu(), write(v.writable.stag(), end, 8).ulpdu()], 1)
+            },
+        )
+        .written(WRITABLE + REGION - 8, 8),
+        good(
+            "RDMA Write: no bytes to an STag that never was",
+            "RFC 5041 section 5.2: not to be checked",
+            nothing,
+            |_| one(write(0x1111_1111, u64::MAX, 0).ulpdu()),
+        ),
+        bad(
+            "first of two errors: nothing behind it is looked at",
+            (1, 1, 0),
+            Ddp,
+            "RFC 5040 section 7.1, case 4",
+            |v| {
+                let good = write(v.writable.stag(), BASE, 8).ulpdu();
+                some(&[write(0x1111_1111, BASE, 8).ulpdu(), good, Untagged::send(7, 8).ulpdu()], 0)
+            },
+        ),
+    ]
+}
+
+fn untagged() -> Vec<Row> {
+    use Quotes::Ddp;
+    vec![
+        bad("DDP untagged: version 0", (1, 2, 6), Ddp, "RFC 5041 section 7.2", |_| {
+            one(Untagged { ddp_version: 0, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad("DDP untagged: version 3", (1, 2, 6), Ddp, "RFC 5041 section 7.2", |_| {
+            one(Untagged { ddp_version: 3, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad("DDP untagged: queue 3", (1, 2, 1), Ddp, "RFC 5041 section 7.1, untagged 1", |_| {
+            one(Untagged { qn: 3, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad("DDP untagged: queue 2^32-1", (1, 2, 1), Ddp, "RFC 5041 section 7.1, untagged 1", |_| {
+            one(Untagged { qn: u32::MAX, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad(
+            "DDP untagged: MSN too high",
+            (1, 2, 3),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 5; TCP keeps order, so one MSN is legal",
+            |_| one(Untagged::send(2, 8).ulpdu()),
+        ),
+        bad("DDP untagged: MSN 0", (1, 2, 3), Ddp, "RFC 5041 section 7.1, untagged 5", |_| {
+            one(Untagged::send(0, 8).ulpdu())
+        }),
+        bad(
+            "DDP untagged: MSN of a message that is complete",
+            (1, 2, 3),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 5",
+            |_| some(&[Untagged::send(1, 8).ulpdu(), Untagged::send(1, 8).ulpdu()], 1),
+        )
+        .recvs(&[(100, WcStatus::Success), (101, FLUSHED)])
+        .written(RECEIVES, 8),
+        bad(
+            "DDP untagged: MSN of a Read Request too high",
+            (1, 2, 3),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 5",
+            |v| one(Untagged { msn: 2, ..request(8, v.readable.stag(), BASE) }.ulpdu()),
+        ),
+        bad(
+            "DDP untagged: first segment with an offset",
+            (1, 2, 4),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 3",
+            |_| one(Untagged { mo: 4, ..Untagged::send(1, 8) }.ulpdu()),
+        ),
+        bad(
+            "DDP untagged: a gap between segments",
+            (1, 2, 4),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 3; TCP keeps order",
+            |_| {
+                let first = Untagged { last: false, ..Untagged::send(1, 8) };
+                some(&[first.ulpdu(), Untagged { mo: 12, ..Untagged::send(1, 8) }.ulpdu()], 1)
+            },
+        )
+        .written(RECEIVES, 8),
+        bad(
+            "DDP untagged: segments overlap",
+            (1, 2, 4),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 3; TCP keeps order",
+            |_| {
+                let first = Untagged { last: false, ..Untagged::send(1, 8) };
+                some(&[first.ulpdu(), Untagged { mo: 4, ..Untagged::send(1, 8) }.ulpdu()], 1)
+            },
+        )
+        .written(RECEIVES, 8),
+        bad(
+            "DDP untagged: a byte too long for the receive",
+            (1, 2, 5),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 4",
+            |_| one(Untagged::send(1, PIECE + 1).ulpdu()),
+        )
+        .recvs(&[(100, WcStatus::LocLenErr), (101, FLUSHED)]),
+        bad(
+            "DDP untagged: the second segment is too long for the receive",
+            (1, 2, 5),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 4",
+            |_| {
+                let first = Untagged { last: false, ..Untagged::send(1, PIECE) };
+                some(&[first.ulpdu(), Untagged { mo: PIECE as u32, ..Untagged::send(1, 1) }.ulpdu()], 1)
+            },
+        )
+        .recvs(&[(100, WcStatus::LocLenErr), (101, FLUSHED)])
+        .written(RECEIVES, PIECE),
+        bad(
+            "DDP untagged: no receive in time",
+            (1, 2, 2),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 2; how long to wait is ours to say",
+            |_| {
+                let sends: Vec<_> = (1..=3).map(|n| Untagged::send(n, PIECE).ulpdu()).collect();
+                some(&sends, 2)
+            },
+        )
+        .params(impatient)
+        .recvs(&[(100, WcStatus::Success), (101, WcStatus::Success)])
+        .written(RECEIVES, 2 * PIECE),
+    ]
+}
+
+fn rdmap() -> Vec<Row> {
+    use Quotes::Ddp;
+    vec![
+        bad(
+            "RDMAP: version 0, untagged",
+            (0, 2, 5),
+            Ddp,
+            "RFC 5040 section 7.2; 0 is the Consortium's, which goes with MPA revision 0 only",
+            |_| one(Untagged { rdmap_version: 0, ..Untagged::send(1, 8) }.ulpdu()),
+        ),
+        bad("RDMAP: version 2, untagged", (0, 2, 5), Ddp, "RFC 5040 section 7.2", |_| {
+            one(Untagged { rdmap_version: 2, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad("RDMAP: version 3, tagged", (0, 2, 5), Ddp, "RFC 5040 section 7.2", |v| {
+            one(Tagged { rdmap_version: 3, ..write(v.writable.stag(), BASE, 8) }.ulpdu())
+        }),
+        bad("RDMAP: unknown opcode, untagged", (0, 2, 6), Ddp, "RFC 5040 section 7.2", |_| {
+            one(Untagged { opcode: 0xC, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad("RDMAP: unknown opcode, tagged", (0, 2, 6), Ddp, "RFC 5040 section 7.2", |v| {
+            one(Tagged { opcode: 0xE, ..write(v.writable.stag(), BASE, 8) }.ulpdu())
+        }),
+        bad("RDMAP: Send in a tagged segment", (0, 2, 6), Ddp, "RFC 5040 figure 4", |v| {
+            one(Tagged { opcode: SEND, ..write(v.writable.stag(), BASE, 8) }.ulpdu())
+        }),
+        bad("RDMAP: Read Request in a tagged segment", (0, 2, 6), Ddp, "RFC 5040 figure 4", |v| {
+            one(Tagged { opcode: READ_REQUEST, ..write(v.writable.stag(), BASE, 28) }.ulpdu())
+        }),
+        bad("RDMAP: Write in an untagged segment", (0, 2, 6), Ddp, "RFC 5040 figure 4", |_| {
+            one(Untagged { opcode: WRITE, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad("RDMAP: Read Response in an untagged segment", (0, 2, 6), Ddp, "RFC 5040 figure 4", |_| {
+            one(Untagged { opcode: READ_RESPONSE, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad(
+            "RDMAP: Send to the queue of Read Requests",
+            (0, 2, 6),
+            Ddp,
+            "RFC 5040 figure 4; silent which layer tells",
+            |_| one(Untagged { qn: 1, ..Untagged::send(1, 8) }.ulpdu()),
+        ),
+        bad("RDMAP: Read Request to the queue of Sends", (0, 2, 6), Ddp, "as above", |v| {
+            one(Untagged { qn: 0, ..request(8, v.readable.stag(), BASE) }.ulpdu())
+        }),
+        bad("RDMAP: Terminate to the queue of Sends", (0, 2, 6), Ddp, "as above", |_| {
+            one(Untagged::new(TERMINATE, 0, 1, vec![0x20, 2, 0, 0]).ulpdu())
+        }),
+        bad("RDMAP: Send to the queue of Terminates", (0, 2, 6), Ddp, "as above", |_| {
+            one(Untagged { qn: 2, ..Untagged::send(1, 8) }.ulpdu())
+        }),
+        bad(
+            "RDMAP: another opcode in the middle of a message",
+            (0, 2, 6),
+            Ddp,
+            "silent; a message has one opcode",
+            |_| {
+                let first = Untagged { last: false, ..Untagged::send(1, 8) };
+                let second = Untagged { opcode: 5, mo: 8, ..Untagged::send(1, 8) };
+                some(&[first.ulpdu(), second.ulpdu()], 1)
+            },
+        )
+        .written(RECEIVES, 8),
+        bad(
+            "RDMAP: Immediate Data, which is not offered",
+            (0, 2, 6),
+            Ddp,
+            "RFC 7306 section 6: unexpected where not supported",
+            |_| one(Untagged::new(IMMEDIATE, 0, 1, vec![0; 8]).ulpdu()),
+        ),
+        bad(
+            "RDMAP: Atomic Request, which is not offered",
+            (0, 2, 6),
+            Ddp,
+            "RFC 7306 section 5: unexpected where not supported",
+            |_| one(Untagged::new(ATOMIC_REQUEST, 1, 1, vec![0; 52]).ulpdu()),
+        ),
+        bad(
+            "RDMAP: our own acknowledgement from a stranger",
+            (1, 2, 1),
+            Ddp,
+            "its queue does not exist",
+            |_| one(Untagged::new(0xF, 0x7557_0000, 1, vec![0; 8]).ulpdu()),
+        ),
+        bad("uwarp: acknowledgement of what was not sent", (0, 2, 0xFF), Ddp, "ours", |_| {
+            one(Untagged::new(0xF, 0x7557_0000, 1, vec![0, 0, 0, 0, 0, 0, 0, 1]).ulpdu())
+        })
+        .params(uwarp),
+        bad("uwarp: acknowledgement cut short", (0, 2, 0xFF), Ddp, "ours", |_| {
+            one(Untagged::new(0xF, 0x7557_0000, 1, vec![0; 7]).ulpdu())
+        })
+        .params(uwarp),
+    ]
+}
+
+fn read_requests() -> Vec<Row> {
+    use Quotes::{Ddp, Rdmap};
+    let end = BASE + REGION as u64;
+    vec![
+        bad(
+            "Read Request: an STag that never was",
+            (0, 1, 0),
+            Rdmap,
+            "RFC 5040 section 7.2, request 4a",
+            |_| one(request(8, 0x1111_1111, BASE).ulpdu()),
+        ),
+        bad(
+            "Read Request: the STag of a deregistered region",
+            (0, 1, 0),
+            Rdmap,
+            "RFC 5040 section 7.2, request 4a",
+            |v| one(request(8, v.dead, BASE).ulpdu()),
+        ),
+        bad(
+            "Read Request: an STag of another protection domain",
+            (0, 1, 3),
+            Rdmap,
+            "RFC 5040 section 7.2, request 4b",
+            |v| one(request(8, v.foreign.stag(), BASE).ulpdu()),
+        ),
+        bad("Read Request: before the region", (0, 1, 1), Rdmap, "RFC 5040 section 7.2, request 4c", |v| {
+            one(request(8, v.readable.stag(), BASE - 1).ulpdu())
+        }),
+        bad(
+            "Read Request: a byte beyond the region",
+            (0, 1, 1),
+            Rdmap,
+            "RFC 5040 section 7.2, request 4d",
+            move |v| one(request(8, v.readable.stag(), end - 7).ulpdu()),
+        ),
+        bad("Read Request: 4 GiB less a byte", (0, 1, 1), Rdmap, "RFC 5040 section 7.2, request 4d", |v| {
+            one(request(u32::MAX, v.readable.stag(), BASE).ulpdu())
+        }),
+        bad(
+            "Read Request: source offset and size wrap",
+            (0, 1, 4),
+            Rdmap,
+            "RFC 5040 section 7.2, request 4e",
+            |v| one(request(8, v.readable.stag(), u64::MAX - 3).ulpdu()),
+        ),
+        bad(
+            "Read Request: sink offset and size wrap",
+            (0, 1, 4),
+            Rdmap,
+            "silent; the response could not be sent",
+            |v| {
+                let mut bad = request(8, v.readable.stag(), BASE);
+                bad.payload[4..12].copy_from_slice(&(u64::MAX - 3).to_be_bytes());
+                one(bad.ulpdu())
+            },
+        ),
+        bad("Read Request: no right to read the region", (0, 1, 2), Rdmap, "RFC 5040 section 4.8", |v| {
+            one(request(8, v.writable.stag(), BASE).ulpdu())
+        }),
+        Row {
+            access: Access::REMOTE_WRITE,
+            ..bad(
+                "Read Request: the queue pair grants no reads",
+                (0, 1, 2),
+                Rdmap,
+                "RFC 5040 section 4.8",
+                |v| one(request(8, v.readable.stag(), BASE).ulpdu()),
+            )
+        },
+        bad("Read Request: a byte too short", (0, 2, 0xFF), Ddp, "silent", |v| {
+            let mut bad = request(8, v.readable.stag(), BASE);
+            bad.payload.pop();
+            one(bad.ulpdu())
+        }),
+        bad(
+            "Read Request: a byte too long",
+            (1, 2, 5),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 4: its buffer has 28 bytes",
+            |v| {
+                let mut bad = request(8, v.readable.stag(), BASE);
+                bad.payload.push(0);
+                one(bad.ulpdu())
+            },
+        ),
+        bad(
+            "Read Request: in two segments",
+            (0, 2, 0xFF),
+            Ddp,
+            "silent; 28 bytes fit any MULPDU (RFC 5044 section 4.1)",
+            |v| one(Untagged { last: false, ..request(8, v.readable.stag(), BASE) }.ulpdu()),
+        ),
+        bad(
+            "Read Request: more at once than the read depth",
+            (1, 2, 2),
+            Ddp,
+            "RFC 5041 section 7.1, untagged 2: no buffer",
+            |v| {
+                let first = request(8, v.readable.stag(), BASE);
+                some(&[first.ulpdu(), Untagged { msn: 2, ..first }.ulpdu()], 1)
+            },
+        )
+        .at_once(),
+        good(
+            "Read Request: no bytes from an STag that never was",
+            "RFC 5040 section 5.2.1: not to be checked",
+            |_| fpdu(&Tagged::new(READ_RESPONSE, 0xAABB_CCDD, 0x40, 0).ulpdu()),
+            |_| one(request(0, 0x1111_1111, u64::MAX).ulpdu()),
+        ),
+    ]
+}
+
+fn read_responses() -> Vec<Row> {
+    use Quotes::Ddp;
+    let done = |v: &Victim| response(v, 0, PIECE).ulpdu();
+    let first_done: &[(u64, WcStatus)] = &[(1, WcStatus::Success), (2, FLUSHED)];
+    vec![
+        bad(
+            "Read Response: an STag that never was",
+            (1, 1, 0),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 1",
+            |_| one(Tagged::new(READ_RESPONSE, 0x1111_1111, 0, PIECE).ulpdu()),
+        ),
+        bad(
+            "Read Response: the STag of a region",
+            (1, 1, 0),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 1; only the sink's is valid here",
+            |v| one(Tagged::new(READ_RESPONSE, v.writable.stag(), BASE, PIECE).ulpdu()),
+        ),
+        bad(
+            "RDMA Write: the STag of a Read's sink",
+            (1, 1, 0),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 1; a sink is no region",
+            |v| one(write(v.sink, 0, PIECE).ulpdu()),
+        ),
+        bad(
+            "Read Response: one more than was asked for",
+            (1, 1, 0),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 1; the sink is gone",
+            move |v| {
+                let again = done(v);
+                some(&[done(v), again], 1)
+            },
+        )
+        .sends(first_done)
+        .written(SINK, PIECE)
+        .at_once(),
+        bad(
+            "Read Response: not at the beginning",
+            (1, 1, 1),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 3; order is kept",
+            |v| one(response(v, 4, PIECE - 4).ulpdu()),
+        ),
+        bad("Read Response: a byte too long", (1, 1, 1), Ddp, "RFC 5041 section 7.1, tagged 4", |v| {
+            one(response(v, 0, PIECE + 1).ulpdu())
+        }),
+        bad(
+            "Read Response: the second segment is too long",
+            (1, 1, 1),
+            Ddp,
+            "RFC 5041 section 7.1, tagged 4",
+            |v| {
+                let first = Tagged { last: false, ..response(v, 0, 32) };
+                some(&[first.ulpdu(), response(v, 32, 33).ulpdu()], 1)
+            },
+        )
+        .written(SINK, 32),
+        bad(
+            "Read Response: ends a byte too soon",
+            (1, 1, 1),
+            Ddp,
+            "silent; section 5.2.2 lets the sink compare lengths",
+            |v| one(response(v, 0, PIECE - 1).ulpdu()),
+        ),
+        bad("Read Response: ends without a byte", (1, 1, 1), Ddp, "silent, as above", |v| {
+            one(response(v, 0, 0).ulpdu())
+        }),
+        bad("Read Response: a gap between segments", (1, 1, 1), Ddp, "silent; TCP keeps order", |v| {
+            let first = Tagged { last: false, ..response(v, 0, 32) };
+            some(&[first.ulpdu(), response(v, 36, 28).ulpdu()], 1)
+        })
+        .written(SINK, 32),
+        bad(
+            "Read Response: no bytes, and nobody asked",
+            (0, 2, 6),
+            Ddp,
+            "silent; its STag is not to be checked",
+            |_| one(Tagged::new(READ_RESPONSE, 0, 0, 0).ulpdu()),
+        )
+        .before(finish_reads)
+        .sends(&[])
+        .recvs(&[(100, FLUSHED), (101, FLUSHED)])
+        .written(SINK, 2 * PIECE),
+        bad(
+            "Read Response: the program took its sink's region back",
+            (0, 0, 0),
+            Quotes::Nothing,
+            "RFC 5040 section 7.1, case 1: ours, so nothing is quoted",
+            move |v| one(done(v)),
+        )
+        .before(|v| v.own.deregister())
+        .sends(&[(1, WcStatus::LocProtErr), (2, FLUSHED)]),
+    ]
+}
+
+/// Answers both Reads as it should be.
+fn finish_reads(v: &mut Victim) {
+    use uwarp_sim::Side::B;
+    v.world.inject(B, &fpdu(&response(v, 0, PIECE).ulpdu()));
+    v.world.settle_for(100_000);
+    let sent = v.sent();
+    let second = &sent[Victim::request_len()..];
+    v.sink = u32::from_be_bytes(second[20..24].try_into().unwrap());
+    v.world.inject(B, &fpdu(&response(v, 0, PIECE).ulpdu()));
+    v.world.settle_for(100_000);
+    assert_eq!(v.world.end(B).sends().len(), 2);
+    v.forget_sent();
+}
+
+fn sends() -> Vec<Row> {
+    use Quotes::Ddp;
+    let invalidate = |stag| Untagged { opcode: SEND_INVALIDATE, invalidate: stag, ..Untagged::send(1, 8) };
+    vec![
+        bad(
+            "Send with Invalidate: an STag that never was",
+            (0, 1, 9),
+            Ddp,
+            "RFC 5040 section 5.3; silent whether type 1 or 2: \
+            figure 10 names type 1",
+            move |_| one(invalidate(0x1111_1111).ulpdu()),
+        )
+        .written(RECEIVES, 8),
+        bad(
+            "Send with Invalidate: an STag of another protection domain",
+            (0, 1, 9),
+            Ddp,
+            "RFC 5040 section 5.3",
+            move |v| one(invalidate(v.foreign.stag()).ulpdu()),
+        )
+        .written(RECEIVES, 8),
+        bad(
+            "Send with Invalidate: a region without remote rights",
+            (0, 1, 9),
+            Ddp,
+            "silent; it was never advertised",
+            move |v| one(invalidate(v.local.stag()).ulpdu()),
+        )
+        .written(RECEIVES, 8),
+        bad(
+            "Send: the program took its receive's region back",
+            (1, 0, 0),
+            Quotes::Nothing,
+            "RFC 5041 section 7.2: ours, so nothing is quoted",
+            |_| one(Untagged::send(1, 8).ulpdu()),
+        )
+        .before(|v| v.own.deregister())
+        .recvs(&[(100, WcStatus::LocProtErr), (101, FLUSHED)]),
+    ]
+}
+
+fn terminates() -> Vec<Row> {
+    use Quotes::Ddp;
+    let told = |name, rule, status, message: Vec<u8>| Row {
+        answer: Answer::Bytes(nothing),
+        ..bad(name, (2, 0, 0), Quotes::Nothing, rule, move |_| {
+            one(Untagged::new(TERMINATE, 2, 1, message.clone()).ulpdu())
+        })
+        .sends(&[(1, status), (2, FLUSHED)])
+    };
+    let mut read_refused = vec![0x01, 0x02, 0xE0, 0, 0, 46];
+    read_refused.extend(request(64, 0x1234, 0).ulpdu());
+    vec![
+        told("Terminate: CRC", "RFC 5040 section 5.4: no answer", WcStatus::FatalErr, vec![0x20, 2, 0, 0]),
+        told(
+            "Terminate: refuses Read 1",
+            "the Read that is quoted is the one that failed",
+            WcStatus::RemAccessErr,
+            read_refused,
+        ),
+        told(
+            "Terminate: an error nobody knows",
+            "RFC 5040 section 4.8",
+            WcStatus::FatalErr,
+            vec![0xF7, 0x99, 0, 0],
+        ),
+        told(
+            "Terminate: cut short",
+            "silent; the stream is over all the same",
+            WcStatus::RemOpErr,
+            vec![0x20, 2, 0],
+        ),
+        bad("Terminate: MSN 2", (1, 2, 3), Ddp, "RFC 5041 section 7.1, untagged 5", |_| {
+            one(Untagged::new(TERMINATE, 2, 2, vec![0x20, 2, 0, 0]).ulpdu())
+        }),
+    ]
+}
