@@ -41,6 +41,11 @@ pub enum Command {
     Devices(DevicesArgs),
     /// Find what would stop a program from running over uwarp, and say the remedy
     Doctor(DoctorArgs),
+    /// Measure uwarp, beside raw TCP sockets in the same run
+    Bench(BenchArgs),
+    /// One end of a measurement; `uwarp bench` starts two
+    #[command(hide = true)]
+    BenchEnd(BenchEndArgs),
     /// Print the man page as roff
     #[command(hide = true)]
     Man,
@@ -74,6 +79,57 @@ pub struct DoctorArgs {
     /// A program to look at; it is not run
     #[arg(value_name = "PROGRAM", last = true, num_args = 0..)]
     pub program: Vec<OsString>,
+}
+
+#[derive(Args)]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(value_name = "WHAT")]
+    pub what: BenchWhat,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Measure for a short time; enough to see whether something is broken
+    #[arg(long)]
+    pub quick: bool,
+    /// Time for each figure, for raw TCP and for uwarp, over all rounds [default: 2, with --quick 0.6]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// How often raw TCP and uwarp take turns [default: 9, with --quick 3]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+    /// Measure between two network namespaces over a pair of Ethernet devices with an MTU of 1500, instead of loopback;
+    /// needs root
+    #[arg(long)]
+    pub netns: bool,
+    /// Keep the thread that measures on a core of its own at each end; steadier on a busy machine
+    #[arg(long)]
+    pub pin: bool,
+    /// Only the figures whose name begins with this; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+}
+
+/// What `uwarp bench` measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchWhat {
+    /// Ping-pongs of 64 bytes
+    Latency,
+    /// RDMA Writes of 64 KiB to 4 MiB, one way
+    Bandwidth,
+    /// RDMA Writes of 64 bytes, one way
+    Rate,
+    /// System calls that posting and polling make
+    Syscalls,
+    /// All of them
+    All,
+}
+
+#[derive(Args)]
+pub struct BenchEndArgs {
+    /// Begin by making a network namespace of its own
+    #[arg(long)]
+    pub network_namespace: bool,
 }
 
 /// What the device looks like to programs. The wire is iWARP whatever is chosen.
@@ -211,6 +267,11 @@ impl RunOptions {
         .filter_map(|(name, value)| Some((name, value?)))
         .collect()
     }
+}
+
+fn seconds(text: &str) -> Result<f64, &'static str> {
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
+    seconds.ok_or("write a number of seconds, 0.01 to 3600")
 }
 
 fn word(value: impl ValueEnum) -> OsString {

@@ -1,8 +1,9 @@
-//! The `uwarp` command: runs unmodified RDMA programs over uwarp, shows its devices, and finds what would stop a
-//! program.
+//! The `uwarp` command: runs unmodified RDMA programs over uwarp, shows its devices, finds what would stop a
+//! program, and measures.
 
 #![deny(unsafe_code)]
 
+mod bench;
 mod cli;
 mod devices;
 mod doctor;
@@ -24,6 +25,8 @@ fn main() -> ExitCode {
         cli::Command::Run(args) => run::run(&args),
         cli::Command::Devices(args) => devices::run(&args),
         cli::Command::Doctor(args) => doctor::run(&args),
+        cli::Command::Bench(args) => bench::run(&args),
+        cli::Command::BenchEnd(args) => bench::run_end(&args),
         cli::Command::Man => man::print(),
     }
 }

@@ -1,0 +1,180 @@
+//! The two ends as the command sees them: started, connected, told what to do, and ended by their process ids.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::protocol::{Answer, Calls, Failure, Figure, Job, Order, Result, Role};
+
+/// Where the two ends are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Loopback,
+    /// Two network namespaces with a pair of Ethernet devices between them.
+    Namespaces {
+        mtu: u32,
+    },
+}
+
+/// Two connected processes.
+pub struct Ends {
+    active: End,
+    passive: End,
+}
+
+/// Beyond what an order takes by itself.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+impl Ends {
+    /// Starts both with `environment` beside our own, and connects them over raw TCP and over uwarp.
+    pub fn start(place: Place, pin: bool, environment: &[(&'static str, &'static str)]) -> Result<Ends> {
+        let mut ends =
+            Ends { active: End::start(place, environment)?, passive: End::start(place, environment)? };
+        let address = match place {
+            Place::Loopback => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Place::Namespaces { mtu } => ends.join(mtu)?,
+        };
+        let listening = ends.passive.ask(&Order::Listen { address }, PATIENCE)?;
+        let Answer::Listening { raw, rdma } = listening else { return Err(out_of_turn()) };
+        ends.passive.tell(&Order::Accept)?;
+        let order =
+            Order::Connect { raw: SocketAddr::new(address, raw), rdma: SocketAddr::new(address, rdma) };
+        // What the side that failed has to say is better than that the other one waits.
+        ends.active.ask(&order, PATIENCE)?;
+        ends.passive.hear(PATIENCE)?;
+        if pin {
+            ends.active.ask(&Order::Pin { core: 0 }, PATIENCE)?;
+            ends.passive.ask(&Order::Pin { core: 1 }, PATIENCE)?;
+        }
+        Ok(ends)
+    }
+
+    /// The namespaces have no names and go away with their processes, and the devices with them.
+    fn join(&mut self, mtu: u32) -> Result<IpAddr> {
+        let [near, far] = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(10, 77, 7, host)));
+        // The peer must have its namespace before a device can be put there.
+        self.passive.ask(&Order::Start, PATIENCE)?;
+        self.active.ask(&Order::Pair { peer: self.passive.child.id() }, PATIENCE)?;
+        self.passive.ask(&Order::Address { address: far, mtu }, PATIENCE)?;
+        self.active.ask(&Order::Address { address: near, mtu }, PATIENCE)?;
+        Ok(far)
+    }
+
+    /// Runs a job and says what the active end measured.
+    pub fn measure(&mut self, job: Job) -> Result<Figure> {
+        match self.run(job)? {
+            Answer::Figure(figure) => Ok(figure),
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    pub fn count(&mut self, job: Job) -> Result<Calls> {
+        match self.run(job)? {
+            Answer::Calls(calls) => Ok(calls),
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    fn run(&mut self, job: Job) -> Result<Answer> {
+        let patience = PATIENCE + Duration::from_millis(job.milliseconds);
+        self.passive.tell(&Order::Run { job, role: Role::Passive })?;
+        self.active.tell(&Order::Run { job, role: Role::Active })?;
+        let start = Instant::now();
+        // The passive end's complaint first: the active one only waits then.
+        let mut passive = None;
+        let active = loop {
+            if passive.is_none() && self.passive.readable(Duration::ZERO)? {
+                passive = Some(self.passive.hear(Duration::ZERO)?);
+            }
+            if self.active.readable(Duration::from_millis(100))? {
+                break self.active.hear(Duration::ZERO);
+            }
+            if start.elapsed() > patience {
+                break Err(Failure(format!("no answer within {} s", patience.as_secs())));
+            }
+        };
+        if passive.is_none() && active.is_ok() {
+            self.passive.hear(PATIENCE)?;
+        }
+        active
+    }
+}
+
+struct End {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl End {
+    fn start(place: Place, environment: &[(&'static str, &'static str)]) -> Result<End> {
+        let executable = std::env::current_exe().map_err(Failure::of("cannot find my own executable"))?;
+        let mut command = Command::new(executable);
+        command.arg("bench-end").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.envs(environment.iter().copied());
+        if matches!(place, Place::Namespaces { .. }) {
+            command.arg("--network-namespace");
+        }
+        let mut child = command.spawn().map_err(Failure::of("cannot start an end"))?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(orders), Some(answers)) => Ok(End { child, orders, answers: BufReader::new(answers) }),
+            _ => Err(Failure::new("cannot start an end: it has no pipes")),
+        }
+    }
+
+    fn ask(&mut self, order: &Order, patience: Duration) -> Result<Answer> {
+        self.tell(order)?;
+        self.hear(patience)
+    }
+
+    fn tell(&mut self, order: &Order) -> Result<()> {
+        let mut line = serde_json::to_vec(order).map_err(Failure::of("order"))?;
+        line.push(b'\n');
+        self.orders.write_all(&line).map_err(Failure::of("an end has ended"))
+    }
+
+    fn hear(&mut self, patience: Duration) -> Result<Answer> {
+        if !self.readable(patience)? {
+            return Err(Failure(format!("no answer within {} s", patience.as_secs())));
+        }
+        let mut line = String::new();
+        // Answers are written at once, so a readable pipe has a whole line or its end.
+        let length = self.answers.read_line(&mut line).map_err(Failure::of("an end's answer"))?;
+        if length == 0 {
+            let status = self.child.wait().map_err(Failure::of("an end's status"))?;
+            return Err(Failure(format!("an end has ended with {status}")));
+        }
+        match serde_json::from_str(&line).map_err(Failure::of("an end's answer"))? {
+            Answer::Failed(failure) => Err(failure),
+            answer => Ok(answer),
+        }
+    }
+
+    fn readable(&self, patience: Duration) -> Result<bool> {
+        if !self.answers.buffer().is_empty() {
+            return Ok(true);
+        }
+        let mut fds = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
+        let patience = Timespec::try_from(patience).map_err(Failure::of("time"))?;
+        match rustix::event::poll(&mut fds, Some(&patience)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(Failure(format!("an end's answer: {error}"))),
+        }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // It may be in the middle of a spin. Fails only when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn out_of_turn() -> Failure {
+    Failure::new("an end answered something else than it was asked")
+}

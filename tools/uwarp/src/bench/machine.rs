@@ -1,0 +1,66 @@
+//! What the figures depend on and a reader of them must know.
+
+use std::fs;
+
+use serde::Serialize;
+
+/// The machine and its state.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    pub cpu: String,
+    /// Those that this process may run on.
+    pub cores: usize,
+    pub kernel: String,
+    /// What the kernel keeps time with: anything but the processor's own counter makes each look at the clock a system
+    /// call.
+    pub clock: String,
+    /// Of the last minute, before the first measurement and after the last; the ends themselves make up to 2 of it.
+    pub load: [Option<f64>; 2],
+    pub uwarp: &'static str,
+    /// Settings of the library that were in force.
+    pub settings: Vec<String>,
+}
+
+impl Machine {
+    pub fn look() -> Machine {
+        let uname = rustix::system::uname();
+        let mut settings: Vec<_> = std::env::vars_os()
+            .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"UWARP_"))
+            .map(|(name, value)| format!("{}={}", name.to_string_lossy(), value.to_string_lossy()))
+            .collect();
+        settings.sort();
+        Machine {
+            cpu: cpu_model(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+            clock: read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            load: [load(), None],
+            uwarp: env!("UWARP_VERSION"),
+            settings,
+        }
+    }
+
+    /// Looks at the load once more.
+    pub fn look_again(&mut self) {
+        self.load[1] = load();
+    }
+}
+
+fn cpu_model() -> String {
+    let info = read("/proc/cpuinfo");
+    // Of the names in use on the architectures; the first line that has one.
+    let value = info.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        matches!(name.trim(), "model name" | "Model" | "cpu model").then(|| value.trim().to_owned())
+    });
+    value.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+fn load() -> Option<f64> {
+    read("/proc/loadavg").split_whitespace().next()?.parse().ok()
+}
+
+/// A file of the kernel's; empty where there is none.
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,176 @@
+//! `uwarp bench`: figures of uwarp beside those of raw TCP sockets, from one run.
+//!
+//! A figure by itself says as much about the machine and its other work as about uwarp. So each is measured in turns
+//! with the same traffic over a bare TCP socket between the same two processes, and shown as a ratio.
+//!
+//! The command itself only keeps order ([`ends`]); the traffic is between two processes of its own making ([`end`]),
+//! which load the library as programs do ([`fabric`]).
+
+#[allow(unsafe_code)]
+mod dispatch;
+mod end;
+mod ends;
+#[allow(unsafe_code)]
+mod fabric;
+mod machine;
+mod paths;
+mod plan;
+mod protocol;
+mod raw;
+mod rdma;
+mod report;
+mod stats;
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::cli::{BenchArgs, BenchEndArgs};
+use crate::{complain, libdir};
+use ends::{Ends, Place};
+use machine::Machine;
+use plan::{Goal, Item};
+use protocol::{Calls, Failure, Figure, Job, Result, Transport, Work};
+use report::{Measured, Outcome, Report};
+
+/// Exit status 1 where something could not be measured; figures that miss their goal are figures.
+pub fn run(args: &BenchArgs) -> ExitCode {
+    match measure(args) {
+        Ok(report) => {
+            report.print(args.json);
+            if report.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(failure) => {
+            complain(&failure);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One of the two processes that `uwarp bench` starts.
+pub fn run_end(args: &BenchEndArgs) -> ExitCode {
+    end::run(args)
+}
+
+/// MTU of the devices between the namespaces: Ethernet's own.
+const MTU: u32 = 1500;
+/// Before the first round, unmeasured: caches, socket buffers and the peer's acquaintance.
+const WARM_UP_MS: u64 = 50;
+/// The CRC's own throughput does not vary much.
+const CRC_MS: u64 = 20;
+
+/// How long what is measured.
+#[derive(Clone, Copy)]
+struct Extent {
+    rounds: u32,
+    round_ms: u64,
+}
+
+fn measure(args: &BenchArgs) -> Result<Report> {
+    // Said once here rather than by each end.
+    libdir::find().map_err(|reason| Failure(reason.to_string()))?;
+    let place = match args.netns {
+        true if !rustix::process::geteuid().is_root() => {
+            return Err(Failure::new(
+                "--netns makes network namespaces and needs root, in a user namespace at least: \
+                 unshare --map-root-user uwarp bench --netns ...",
+            ));
+        }
+        true => Place::Namespaces { mtu: MTU },
+        false => Place::Loopback,
+    };
+    let (seconds, rounds) = if args.quick { (0.6, 3) } else { (2.0, 9) };
+    let (seconds, rounds) = (args.seconds.unwrap_or(seconds), args.rounds.unwrap_or(rounds));
+    let extent = Extent { rounds, round_ms: ((seconds * 1000.0 / f64::from(rounds)) as u64).max(1) };
+    let mut items = plan::items(args.what);
+    let known: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
+    items.retain(|item| args.only.is_empty() || args.only.iter().any(|only| item.id.starts_with(only)));
+    if items.is_empty() {
+        return Err(Failure(format!("there is no such figure; there are: {}", known.join(", "))));
+    }
+    let mut machine = Machine::look();
+    let progress = progress(items.len() as u64 * u64::from(rounds));
+    let mut runner = Runner { place, pin: args.pin, ends: None, extent, progress: progress.clone() };
+    let measured = items
+        .into_iter()
+        .map(|item| {
+            progress.set_message(item.title.clone());
+            let outcome = runner.item(&item);
+            Measured { item, outcome }
+        })
+        .collect();
+    progress.finish_and_clear();
+    machine.look_again();
+    Ok(Report { machine, place, seconds, rounds, measured })
+}
+
+/// On a terminal only: elsewhere it would be noise in a log.
+fn progress(steps: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    }
+    let style = ProgressStyle::with_template("{wide_msg} {bar:24} {percent:>3} % {eta:>4}");
+    ProgressBar::new(steps).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+struct Runner {
+    place: Place,
+    pin: bool,
+    /// The ends of the last item, and whether they ask for a CRC.
+    ends: Option<(bool, Ends)>,
+    extent: Extent,
+    progress: ProgressBar,
+}
+
+impl Runner {
+    fn item(&mut self, item: &Item) -> Result<Outcome> {
+        let before = self.progress.position();
+        let outcome = self.try_item(item);
+        self.progress.set_position(before + u64::from(self.extent.rounds));
+        if outcome.is_err() {
+            // Whatever state they are in: the next item gets new ones.
+            self.ends = None;
+        }
+        outcome
+    }
+
+    fn try_item(&mut self, item: &Item) -> Result<Outcome> {
+        let ends = match self.ends.take() {
+            Some((crc, ends)) if crc == item.crc => ends,
+            _ => Ends::start(self.place, self.pin, &[("UWARP_CRC", if item.crc { "on" } else { "off" })])?,
+        };
+        let (_, ends) = self.ends.insert((item.crc, ends));
+        match item.work {
+            Work::Path(_) => count(ends, item.work, self.extent).map(Outcome::Calls),
+            work => {
+                let crc = matches!(item.goal, Goal::BesideCrc(_));
+                rounds(ends, work, crc, self.extent, &self.progress)
+            }
+        }
+    }
+}
+
+/// Raw, uwarp, raw, uwarp and so on.
+fn rounds(ends: &mut Ends, work: Work, crc: bool, extent: Extent, progress: &ProgressBar) -> Result<Outcome> {
+    let mut one = |transport, work, milliseconds| ends.measure(Job { transport, work, milliseconds });
+    let (mut raw, mut uwarp, mut crcs) = (Vec::new(), Vec::new(), Vec::<Figure>::new());
+    for transport in [Transport::Raw, Transport::Uwarp] {
+        one(transport, work, WARM_UP_MS)?;
+    }
+    for _ in 0..extent.rounds {
+        raw.push(one(Transport::Raw, work, extent.round_ms)?);
+        uwarp.push(one(Transport::Uwarp, work, extent.round_ms)?);
+        if let (true, Work::Stream { size, .. }) = (crc, work) {
+            crcs.push(one(Transport::Uwarp, Work::Crc { size }, CRC_MS)?);
+        }
+        progress.inc(1);
+    }
+    Outcome::of(&raw, &uwarp, &crcs).ok_or_else(|| Failure::new("no round was measured"))
+}
+
+/// Counting is exact, so it takes no rounds; it only has to see the rare cases too.
+fn count(ends: &mut Ends, work: Work, extent: Extent) -> Result<Calls> {
+    let milliseconds = extent.round_ms.min(500);
+    ends.count(Job { transport: Transport::Uwarp, work, milliseconds })
+}

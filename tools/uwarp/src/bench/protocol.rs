@@ -1,0 +1,182 @@
+//! What the command and the two ends of a measurement say to each other: one line of JSON for each order, one for each
+//! answer.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+/// Why something could not be measured, as a sentence for the user.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Failure(pub String);
+
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    pub fn new(sentence: impl Into<String>) -> Failure {
+        Failure(sentence.into())
+    }
+
+    /// For `map_err`: what was being done, then the system's words.
+    pub fn of<E: fmt::Display>(doing: &'static str) -> impl FnOnce(E) -> Failure {
+        move |error| Failure(format!("{doing}: {error}"))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Nothing; an answer says that the end has started.
+    Start,
+    /// Make a pair of connected Ethernet devices, ours and one in the network namespace of `peer`.
+    Pair {
+        peer: u32,
+    },
+    /// Give our device of the pair an address and take it into use.
+    Address {
+        address: IpAddr,
+        mtu: u32,
+    },
+    /// Listen for both connections.
+    Listen {
+        address: IpAddr,
+    },
+    /// Take both connections; answered when they stand.
+    Accept,
+    /// Make both connections.
+    Connect {
+        raw: SocketAddr,
+        rdma: SocketAddr,
+    },
+    /// Keep the thread that measures on the core with this number among those it may use.
+    Pin {
+        core: usize,
+    },
+    Run {
+        job: Job,
+        role: Role,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Answer {
+    Done,
+    Listening { raw: u16, rdma: u16 },
+    Figure(Figure),
+    Calls(Calls),
+    Failed(Failure),
+}
+
+/// The active end begins, keeps the clock and says when it is over; the passive end answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    Active,
+    Passive,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Transport {
+    Raw,
+    Uwarp,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Job {
+    pub transport: Transport,
+    pub work: Work,
+    /// For about how long.
+    pub milliseconds: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Work {
+    /// One message there, one back. The figure is half a round trip.
+    PingPong { wait: Wait, size: u32 },
+    /// Messages one way, up to `window` of them under way. The figure is bytes a second, until the target has said that
+    /// it has them all.
+    Stream { size: u32, window: u32, target: Target },
+    /// Small messages one way, posted in lists of `list`, the last of each signalled, up to `depth` under way. The figure
+    /// is messages a second, likewise.
+    Rate { size: u32, list: u32, depth: u32, target: Target },
+    /// The CRC over a buffer of this size; at the active end alone. Bytes a second.
+    Crc { size: u32 },
+    /// System calls of the active end's thread on one path of the library.
+    Path(Path),
+}
+
+/// How an end waits for the next message of a ping-pong. Raw TCP has two ways: spinning and blocking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wait {
+    /// `ibv_poll_cq` in a loop; a receive call in a loop.
+    Spin,
+    /// `ibv_get_cq_event`; a receive call that blocks.
+    Block,
+    /// poll(2) on the channel's descriptor, then `ibv_get_cq_event`.
+    Descriptor,
+    /// RDMA Writes, seen by looking at memory, as `ib_write_lat` does it.
+    Memory,
+}
+
+/// What the target of one-way traffic does meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Target {
+    /// Polls its completion queue.
+    Polls,
+    /// Blocks in `ibv_get_cq_event`.
+    Blocks,
+    /// Sleeps outside the library, as the target of `ib_write_bw` does.
+    Sleeps,
+}
+
+/// A path whose system calls are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Path {
+    /// `ibv_post_send` of one small Send on an idle connection.
+    PostIdle,
+    /// `ibv_post_send` of a list of 64 small Writes.
+    PostList,
+    /// `ibv_post_send` of one Write of 1 MiB.
+    PostLarge,
+    /// `ibv_poll_cq` with a message waiting in the socket.
+    PollWaiting,
+    /// `ibv_poll_cq` with nothing waiting, in a loop.
+    PollEmpty,
+    /// `ibv_get_cq_event`, with `ibv_req_notify_cq` and `ibv_poll_cq`, for one message that is yet to come.
+    Event,
+}
+
+/// What one round gave.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Figure {
+    /// Microseconds (median of the round), bytes a second, or messages a second.
+    pub value: f64,
+    /// Of ping-pongs: 99 of 100 were not longer, in microseconds.
+    pub p99: Option<f64>,
+    pub operations: u64,
+}
+
+/// System calls that the calling thread made on one path.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Calls {
+    /// How often the path was walked.
+    pub operations: u64,
+    /// How many of them made no call because another thread had done the work.
+    pub spared: u64,
+    pub calls: Vec<Call>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    pub name: String,
+    /// It answered EAGAIN.
+    pub empty: bool,
+    pub count: u64,
+}
+
+/// Bytes that a job's buffers must hold at most.
+pub const LARGEST: u32 = 4 * 1024 * 1024;

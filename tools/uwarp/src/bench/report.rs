@@ -1,0 +1,268 @@
+//! The figures as tables, or as JSON.
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::ends::Place;
+use super::machine::Machine;
+use super::plan::{Goal, Group, Item};
+use super::protocol::{Calls, Figure, Result};
+use super::stats::{self, Ratio, Side};
+
+pub struct Report {
+    pub machine: Machine,
+    pub place: Place,
+    pub seconds: f64,
+    pub rounds: u32,
+    pub measured: Vec<Measured>,
+}
+
+pub struct Measured {
+    pub item: Item,
+    pub outcome: Result<Outcome>,
+}
+
+pub enum Outcome {
+    Sides(Sides),
+    Calls(Calls),
+}
+
+/// Raw TCP and uwarp, and where it matters the CRC, in bytes a second.
+#[derive(Serialize)]
+pub struct Sides {
+    raw: Side,
+    uwarp: Side,
+    ratio: Ratio,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    crc: Option<f64>,
+}
+
+impl Outcome {
+    pub fn of(raw: &[Figure], uwarp: &[Figure], crc: &[Figure]) -> Option<Outcome> {
+        let crcs: Vec<_> = crc.iter().map(|figure| figure.value).collect();
+        Some(Outcome::Sides(Sides {
+            raw: Side::new(raw)?,
+            uwarp: Side::new(uwarp)?,
+            ratio: Ratio::new(uwarp, raw)?,
+            crc: stats::median(&crcs),
+        }))
+    }
+}
+
+/// One item in the JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    id: &'a str,
+    title: &'a str,
+    group: Group,
+    unit: &'static str,
+    target: &'a Goal,
+    /// The target as a ratio, where it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_ratio: Option<f64>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    sides: Option<&'a Sides>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    calls: Option<&'a Calls>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
+}
+
+impl Report {
+    /// Everything was measured.
+    pub fn complete(&self) -> bool {
+        self.measured.iter().all(|measured| measured.outcome.is_ok())
+    }
+
+    pub fn print(&self, json: bool) {
+        match json {
+            true => anstream::println!("{}", self.json()),
+            false => anstream::println!("{}", self.text()),
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let lines: Vec<_> = self.measured.iter().map(Measured::line).collect();
+        serde_json::json!({
+            "command": command(),
+            "place": self.place(),
+            "seconds": self.seconds,
+            "rounds": self.rounds,
+            "machine": self.machine,
+            "figures": lines,
+        })
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for group in [Group::Latency, Group::Bandwidth, Group::Rate, Group::Syscalls] {
+            let of_group: Vec<_> =
+                self.measured.iter().filter(|measured| measured.item.group == group).collect();
+            if !of_group.is_empty() {
+                let rows = of_group.iter().map(|measured| measured.row());
+                text.push_str(&format!("{}\n{}\n\n", caption(group), table(group, rows)));
+            }
+        }
+        for measured in &self.measured {
+            if let Err(failure) = &measured.outcome {
+                text.push_str(&format!("{}: not measured: {failure}\n", measured.item.title));
+            }
+        }
+        let machine = &self.machine;
+        let load =
+            machine.load.map(|load| load.map_or("?".to_owned(), |load| format!("{load:.2}"))).join(" to ");
+        text.push_str(&format!(
+            "{}; {} rounds, {} s a figure and side; ratios are medians of neighbouring rounds (least to most).\n\
+             {}, {} cores, {}, clock {}, load {load}; uwarp {}{}\n$ {}",
+            self.place(),
+            self.rounds,
+            self.seconds,
+            machine.cpu,
+            machine.cores,
+            machine.kernel,
+            machine.clock,
+            machine.uwarp,
+            machine.settings.iter().map(|setting| format!(", {setting}")).collect::<String>(),
+            command(),
+        ));
+        text
+    }
+
+    fn place(&self) -> String {
+        match self.place {
+            Place::Loopback => "Two processes over loopback".to_owned(),
+            Place::Namespaces { mtu } => {
+                format!("Two processes in two network namespaces over veth, MTU {mtu}")
+            }
+        }
+    }
+}
+
+impl Measured {
+    fn line(&self) -> Line<'_> {
+        let (sides, calls, failure) = match &self.outcome {
+            Ok(Outcome::Sides(sides)) => (Some(sides), None, None),
+            Ok(Outcome::Calls(calls)) => (None, Some(calls), None),
+            Err(failure) => (None, None, Some(failure.to_string())),
+        };
+        Line {
+            id: &self.item.id,
+            title: &self.item.title,
+            group: self.item.group,
+            unit: match self.item.group {
+                Group::Latency => "µs, half a round trip",
+                Group::Bandwidth => "B/s",
+                Group::Rate => "messages/s",
+                Group::Syscalls => "system calls of the calling thread",
+            },
+            target: &self.item.goal,
+            target_ratio: sides.and_then(|sides| self.item.goal.ratio(sides.raw.median, sides.crc)),
+            sides,
+            calls,
+            failure,
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let title = self.item.title.clone();
+        let goal = self.item.goal;
+        match &self.outcome {
+            Err(_) => vec![title, "not measured".to_owned()],
+            Ok(Outcome::Calls(calls)) => {
+                vec![title, per_operation(calls), calls.operations.to_string(), goal.to_string()]
+            }
+            Ok(Outcome::Sides(sides)) => {
+                let (raw, uwarp) = (&sides.raw, &sides.uwarp);
+                let Ratio { median, least, most } = sides.ratio;
+                let ratio = format!("{median:.2} ({least:.2} to {most:.2})");
+                match self.item.group {
+                    Group::Latency => vec![title, with_tail(raw), with_tail(uwarp), ratio, goal.to_string()],
+                    Group::Bandwidth => {
+                        let wanted = goal.ratio(raw.median, sides.crc);
+                        let crc = sides.crc.map_or("-".to_owned(), |crc| format!("{:.1}", crc / 1e9));
+                        vec![
+                            title,
+                            format!("{:.2}", raw.median / 1e9),
+                            format!("{:.2}", uwarp.median / 1e9),
+                            ratio,
+                            wanted.map_or("-".to_owned(), |wanted| format!("at least {wanted:.2}")),
+                            crc,
+                        ]
+                    }
+                    Group::Rate | Group::Syscalls => vec![
+                        title,
+                        format!("{:.2}", raw.median / 1e6),
+                        format!("{:.2}", uwarp.median / 1e6),
+                        ratio,
+                        goal.to_string(),
+                    ],
+                }
+            }
+        }
+    }
+}
+
+/// Such as "1 sendmsg", or "0.98 recvfrom, 0.03 epoll_pwait (empty)".
+fn per_operation(calls: &Calls) -> String {
+    let operations = calls.operations as f64;
+    let mut words: Vec<_> = calls
+        .calls
+        .iter()
+        .map(|call| {
+            let empty = if call.empty { " (empty)" } else { "" };
+            format!("{} {}{empty}", short(call.count as f64 / operations), call.name)
+        })
+        .collect();
+    if words.is_empty() {
+        words.push("none".to_owned());
+    }
+    if calls.spared > 0 {
+        let share = 100.0 * calls.spared as f64 / operations;
+        words.push(format!("{share:.0} % done by the library's thread"));
+    }
+    words.join(", ")
+}
+
+fn short(number: f64) -> String {
+    let text = format!("{number:.2}");
+    text.strip_suffix(".00").map_or(text.clone(), str::to_owned)
+}
+
+fn with_tail(side: &Side) -> String {
+    side.p99.map_or(format!("{:.2}", side.median), |p99| format!("{:.2} ({p99:.1})", side.median))
+}
+
+fn caption(group: Group) -> &'static str {
+    match group {
+        Group::Latency => "Ping-pong: half a round trip, median (99th percentile)",
+        Group::Bandwidth => "One way: until the target has said that it has everything",
+        Group::Rate => "Small messages one way, counted at the target, CRC on",
+        Group::Syscalls => "System calls of the calling thread, one time through each path",
+    }
+}
+
+fn table(group: Group, rows: impl Iterator<Item = Vec<String>>) -> Table {
+    let header: &[&str] = match group {
+        Group::Latency => &["", "raw TCP µs", "uwarp µs", "ratio", "target"],
+        Group::Bandwidth => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", "CRC alone GB/s"],
+        Group::Rate => &["", "raw TCP million/s", "uwarp million/s", "ratio", "target"],
+        Group::Syscalls => &["", "calls", "times", "budget"],
+    };
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header.to_vec());
+    for row in rows {
+        table.add_row(row);
+    }
+    if group != Group::Syscalls {
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// The command as it was typed, so that the figures can be made again.
+fn command() -> String {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    format!("uwarp {}", words.join(" "))
+}

@@ -1,0 +1,44 @@
+//! `uwarp bench` as a user meets it who cannot measure. That it measures is for the conformance tests, which have a
+//! library.
+
+use std::process::{Command, Output, Stdio};
+
+/// With an empty directory for the library.
+fn uwarp(words: &[&str]) -> Output {
+    let nothing = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp"));
+    command.env("UWARP_LIBDIR", nothing.path()).args(words).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn complaint(words: &[&str]) -> String {
+    let output = uwarp(&[&["bench"], words].concat());
+    assert!(!output.status.success(), "{words:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_missing_library_is_said_once_with_its_remedy() {
+    let complaint = complaint(&["all", "--quick"]);
+    assert!(complaint.starts_with("uwarp: there is no libibverbs.so.1 in "), "{complaint}");
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+}
+
+#[test]
+fn times_that_make_no_sense_are_refused() {
+    for seconds in ["0", "-1", "NaN", "1e9", "x"] {
+        assert!(
+            complaint(&["rate", &format!("--seconds={seconds}")]).contains("a number of seconds"),
+            "{seconds}"
+        );
+    }
+    assert!(complaint(&["rate", "--rounds", "0"]).contains("--rounds"));
+}
+
+/// It is no command for users, but it must not hang when one finds it.
+#[test]
+fn an_end_without_orders_ends() {
+    let output = uwarp(&["bench-end"]);
+    assert!(output.status.success());
+    assert!(output.stdout.is_empty());
+}
