@@ -1,11 +1,11 @@
 //! The wire as text: one line for each segment that was sent, in order of time.
 //!
 //! ```text
-//!   0.000 A Write stag=A to=0x0 len=4
-//!   0.012 B Send L qn=0 msn=1 mo=0 len=16
+//! 0.000 A Write L stag=#1 to=0x0 len=4
+//! 0.012 B Send L qn=0 msn=1 mo=0 len=16
 //! ```
-//! The first column is the virtual time in milliseconds at which the sender's lower layer took the last byte. STags, which are random,
-//! appear as letters in order of appearance.
+//! The first column is the virtual time in milliseconds at which the sender's lower layer took the last byte, the second the sender.
+//! STags, which are random, are numbered in order of appearance.
 
 use std::fmt::Write as _;
 
@@ -21,7 +21,7 @@ pub fn lines(world: &World, crc: bool, markers: [bool; 2]) -> String {
     for side in Side::BOTH {
         let name = if side == Side::A { 'A' } else { 'B' };
         for (at, line) in segments(world.pipe(side), crc, markers[side.index()]) {
-            all.push((at, all.len(), format!("{:8.3} {name} {line}", millis(at))));
+            all.push((at, all.len(), format!("{:.3} {name} {line}", millis(at))));
         }
     }
     all.sort_by_key(|(at, index, _)| (*at, *index));
@@ -73,7 +73,7 @@ pub fn segments(pipe: &Pipe, crc: bool, markers: bool) -> Vec<(Time, String)> {
     out
 }
 
-/// Puts letters for STags: the numbers behind `stag=`, `inv=`, `sink=` and `src=`.
+/// Puts numbers for STags: what stands behind `stag=`, `inv=`, `sink=` and `src=`.
 pub fn name_stags(text: &str) -> String {
     let mut known: Vec<String> = Vec::new();
     let mut out = String::new();
@@ -93,7 +93,7 @@ pub fn name_stags(text: &str) -> String {
             known.push(number.to_owned());
             known.len() - 1
         });
-        out.push(char::from(b'A' + u8::try_from(index % 26).unwrap_or(0)));
+        let _ = write!(out, "#{}", index + 1);
     }
     out.push_str(rest);
     out

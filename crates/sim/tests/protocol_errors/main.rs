@@ -5,6 +5,7 @@
 //! 5041 section 7 and RFC 5044 section 8.
 
 mod encoder;
+mod row;
 mod rows;
 mod victim;
 
@@ -13,7 +14,7 @@ use std::fmt::Write as _;
 use uwarp_sim::Side::B;
 use uwarp_wire::text::Segment;
 
-use rows::{Answer, Row};
+use row::{Answer, Row};
 use victim::{Outcome, Victim};
 
 /// Runs a row with its bytes in pieces of at most `piece`.

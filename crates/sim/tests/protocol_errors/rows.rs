@@ -1,141 +1,13 @@
 //! The table.
 
-use std::time::Duration;
-
-use uwarp_rnic::qp::StreamParams;
-use uwarp_rnic::{Access, EventKind, WcStatus};
+use uwarp_rnic::{Access, WcStatus};
 
 use crate::encoder::{
     ATOMIC_REQUEST, IMMEDIATE, Quotes, READ_REQUEST, READ_RESPONSE, SEND, SEND_INVALIDATE, TERMINATE, Tagged,
     Untagged, WRITE, fpdu, marked_fpdu, read_request,
 };
+use crate::row::{Answer, FLUSHED, Row, Script, bad, good, impatient, marked, uwarp};
 use crate::victim::{BASE, PIECE, RECEIVES, REGION, SINK, Victim, WRITABLE};
-
-/// What the scripted peer sends.
-pub struct Script {
-    pub bytes: Vec<u8>,
-    /// The ULPDU that is wrong.
-    pub struck: Vec<u8>,
-    /// The peer closes its side behind it.
-    pub end: bool,
-}
-
-/// What the victim is to answer.
-pub enum Answer {
-    /// A Terminate with these codes and quotes, and nothing else.
-    Terminate((u8, u8, u8), Quotes),
-    /// Exactly this.
-    Bytes(fn(&Victim) -> Vec<u8>),
-}
-
-type Completions = Vec<(u64, WcStatus)>;
-
-/// One way to break the rules.
-pub struct Row {
-    pub name: &'static str,
-    pub rule: &'static str,
-    pub params: fn() -> StreamParams,
-    pub access: Access,
-    pub before: fn(&mut Victim),
-    pub script: Box<dyn Fn(&Victim) -> Script>,
-    pub answer: Answer,
-    pub events: Vec<EventKind>,
-    pub sends: Completions,
-    pub recvs: Completions,
-    pub written: Vec<(usize, usize)>,
-    /// It depends on frames that arrive together.
-    pub at_once: bool,
-}
-
-const FLUSHED: WcStatus = WcStatus::WrFlushErr;
-
-/// A stranger with a read depth of one.
-fn stranger() -> StreamParams {
-    StreamParams { ird: 1, ord: 1, ..StreamParams::default() }
-}
-
-fn marked() -> StreamParams {
-    StreamParams { receive_markers: true, ..stranger() }
-}
-
-fn impatient() -> StreamParams {
-    StreamParams { rnr_timeout: Some(Duration::from_millis(1)), ..stranger() }
-}
-
-fn uwarp() -> StreamParams {
-    StreamParams { peer_is_uwarp: true, placement_acks: true, ..stranger() }
-}
-
-/// A row for a stream that ends with the victim's Terminate and leaves everything flushed.
-fn bad(
-    name: &'static str,
-    codes: (u8, u8, u8),
-    quotes: Quotes,
-    rule: &'static str,
-    script: impl Fn(&Victim) -> Script + 'static,
-) -> Row {
-    let event = match codes {
-        (0, 1, _) | (1, 1, _) => EventKind::QpAccessErr,
-        (0, 2, _) | (1, 2, _) => EventKind::QpReqErr,
-        _ => EventKind::QpFatal,
-    };
-    Row {
-        name,
-        rule,
-        params: stranger,
-        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
-        before: |_| (),
-        script: Box::new(script),
-        answer: Answer::Terminate(codes, quotes),
-        events: vec![event],
-        sends: vec![(1, FLUSHED), (2, FLUSHED)],
-        recvs: vec![(100, FLUSHED), (101, FLUSHED)],
-        written: vec![],
-        at_once: false,
-    }
-}
-
-/// A row that is no error: the stream goes on.
-fn good(
-    name: &'static str,
-    rule: &'static str,
-    answer: fn(&Victim) -> Vec<u8>,
-    script: impl Fn(&Victim) -> Script + 'static,
-) -> Row {
-    Row {
-        answer: Answer::Bytes(answer),
-        events: vec![],
-        sends: vec![],
-        recvs: vec![],
-        ..bad(name, (0, 0, 0), Quotes::Nothing, rule, script)
-    }
-}
-
-impl Row {
-    fn params(self, params: fn() -> StreamParams) -> Self {
-        Self { params, ..self }
-    }
-
-    fn before(self, before: fn(&mut Victim)) -> Self {
-        Self { before, ..self }
-    }
-
-    fn sends(self, sends: &[(u64, WcStatus)]) -> Self {
-        Self { sends: sends.to_vec(), ..self }
-    }
-
-    fn recvs(self, recvs: &[(u64, WcStatus)]) -> Self {
-        Self { recvs: recvs.to_vec(), ..self }
-    }
-
-    fn written(self, at: usize, len: usize) -> Self {
-        Self { written: vec![(at, len)], ..self }
-    }
-
-    fn at_once(self) -> Self {
-        Self { at_once: true, ..self }
-    }
-}
 
 /// One frame.
 fn one(ulpdu: Vec<u8>) -> Script {
@@ -484,14 +356,14 @@ fn rdmap() -> Vec<Row> {
             "RDMAP: Immediate Data, which is not offered",
             (0, 2, 6),
             Ddp,
-            "RFC 7306 section 6: unexpected where not supported",
+            "RFC 7306 section 1: unexpected where not supported",
             |_| one(Untagged::new(IMMEDIATE, 0, 1, vec![0; 8]).ulpdu()),
         ),
         bad(
             "RDMAP: Atomic Request, which is not offered",
             (0, 2, 6),
             Ddp,
-            "RFC 7306 section 5: unexpected where not supported",
+            "RFC 7306 section 1: unexpected where not supported",
             |_| one(Untagged::new(ATOMIC_REQUEST, 1, 1, vec![0; 52]).ulpdu()),
         ),
         bad(

@@ -1,0 +1,266 @@
+//! Golden traces: what goes over the wire in each operation, a line for each segment (see `uwarp_sim::tap`).
+
+use std::sync::Arc;
+
+use uwarp_rnic::qp::{Rtr, StreamParams};
+use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use uwarp_sim::Side::{A, B};
+use uwarp_sim::{Arena, EndConfig, NetParams, Side, World, tap};
+
+const SIZE: usize = 1 << 18;
+
+/// Two ends whose regions have offsets from zero, so that a trace is the same in each run.
+struct Scene {
+    world: World,
+    memory: [Arena; 2],
+    remote: [Arc<Mr>; 2],
+    local: [Arc<Mr>; 2],
+    params: [StreamParams; 2],
+}
+
+fn uwarp() -> [StreamParams; 2] {
+    let a = StreamParams { peer_is_uwarp: true, rtr: Rtr::SendWrite, ..StreamParams::default() };
+    [a, StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..a }]
+}
+
+fn strangers() -> [StreamParams; 2] {
+    uwarp().map(|p| StreamParams { peer_is_uwarp: false, ..p })
+}
+
+impl Scene {
+    fn new(params: [StreamParams; 2]) -> Self {
+        let net = NetParams { delay: (20_000, 20_000), ..NetParams::default() };
+        let mut world = World::new(1, [EndConfig::default(); 2], net, [None, None]);
+        let memory = [Arena::new(SIZE), Arena::new(SIZE)];
+        let pds = Side::BOTH.map(|side| world.end(side).pd.clone());
+        let register = |access| {
+            Side::BOTH.map(|side| memory[side.index()].register(&pds[side.index()], 0, SIZE, access))
+        };
+        let remote =
+            register(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::ZERO_BASED);
+        let local = register(Access::LOCAL_WRITE);
+        world.end(A).init();
+        world.end(B).init();
+        world.attach(params);
+        Self { world, memory, remote, local, params }
+    }
+
+    fn sge(&self, side: Side, len: u32) -> Sge {
+        let i = side.index();
+        Sge { addr: self.memory[i].addr(0), length: len, lkey: self.local[i].stag() }
+    }
+
+    fn recv(&mut self, side: Side, len: u32) {
+        let sge = self.sge(side, len);
+        self.world.post_recv(side, &RecvWr { wr_id: 0, sges: &[sge] }).unwrap();
+    }
+
+    fn post(&mut self, side: Side, op: SendOp, len: u32) {
+        self.post_with(side, op, len, SendFlags::SIGNALED);
+    }
+
+    fn post_with(&mut self, side: Side, op: SendOp, len: u32, flags: SendFlags) {
+        let sge = self.sge(side, len);
+        self.world.post_send(side, &SendWr { wr_id: 0, op, flags, sges: &[sge] }).unwrap();
+    }
+
+    fn write(&self, side: Side, to: u64) -> SendOp {
+        SendOp::Write { stag: self.remote[side.peer().index()].stag(), to }
+    }
+
+    fn read(&self, side: Side, to: u64) -> SendOp {
+        SendOp::Read { stag: self.remote[side.peer().index()].stag(), to, invalidate_local: false }
+    }
+
+    /// Runs to the end and prints the wire.
+    fn trace(mut self) -> String {
+        self.world.settle();
+        let [a, b] = self.params;
+        tap::lines(&self.world, a.crc, [a.send_markers, b.send_markers])
+    }
+}
+
+const SEND: SendOp = SendOp::Send { invalidate: None };
+
+#[test]
+fn send_and_answer() {
+    let mut s = Scene::new(uwarp());
+    s.recv(B, 64);
+    s.recv(A, 64);
+    s.post(A, SEND, 16);
+    s.world.settle();
+    s.post_with(B, SEND, 0, SendFlags::SOLICITED);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Send L qn=0 msn=1 mo=0 len=16
+    0.020 B SendSE L qn=0 msn=1 mo=0 len=0
+    "##);
+}
+
+#[test]
+fn send_to_a_stranger_is_cut_to_the_path() {
+    let mut s = Scene::new(strangers());
+    s.recv(B, 4000);
+    s.post(A, SEND, 4000);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Send qn=0 msn=1 mo=0 len=1436
+    0.000 A Send qn=0 msn=1 mo=1436 len=1436
+    0.000 A Send L qn=0 msn=1 mo=2872 len=1128
+    "##);
+}
+
+#[test]
+fn send_with_invalidate() {
+    let mut s = Scene::new(uwarp());
+    s.recv(B, 64);
+    let invalidate = Some(s.remote[1].stag());
+    s.post(A, SendOp::Send { invalidate }, 16);
+    s.world.settle();
+    assert!(s.remote[1].enter().is_none());
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A SendInv L qn=0 msn=1 mo=0 inv=#1 len=16
+    "##);
+}
+
+/// Between uwarp ends a large Write begins with an empty segment, by which the receiver checks where the rest goes.
+#[test]
+fn write() {
+    let mut s = Scene::new(uwarp());
+    let (small, large) = (s.write(A, 0x100), s.write(A, 0x1000));
+    s.post(A, small, 64);
+    s.post(A, large, 100_000);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x100 len=64
+    0.000 A Write stag=#1 to=0x1000 len=0
+    0.000 A Write stag=#1 to=0x1000 len=50000
+    0.000 A Write L stag=#1 to=0xd350 len=50000
+    "##);
+}
+
+#[test]
+fn write_to_a_stranger() {
+    let mut s = Scene::new(strangers());
+    let write = s.write(A, 0x1000);
+    s.post(A, write, 3000);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write stag=#1 to=0x1000 len=1440
+    0.000 A Write stag=#1 to=0x15a0 len=1440
+    0.000 A Write L stag=#1 to=0x1b40 len=120
+    "##);
+}
+
+/// The second Read waits for the first: the read depth is one.
+#[test]
+fn reads_one_at_a_time() {
+    let mut s = Scene::new(uwarp().map(|p| StreamParams { ird: 1, ord: 1, ..p }));
+    let (first, second) = (s.read(A, 0x1000), s.read(A, 0x2000));
+    s.post(A, first, 70_000);
+    s.post(A, second, 0);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x1000 size=70000
+    0.020 B ReadResp stag=#1 to=0x0 len=35000
+    0.020 B ReadResp L stag=#1 to=0x88b8 len=35000
+    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=#3/0x0 src=#2/0x2000 size=0
+    0.060 B ReadResp L stag=#3 to=0x0 len=0
+    "##);
+}
+
+/// A Read, and a fenced Send of what it brought.
+#[test]
+fn read_and_fenced_send() {
+    let mut s = Scene::new(strangers());
+    s.recv(B, 64);
+    let read = s.read(A, 0);
+    s.post(A, read, 64);
+    s.post_with(A, SEND, 64, SendFlags::FENCE);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x0 size=64
+    0.020 B ReadResp L stag=#1 to=0x0 len=64
+    0.040 A Send L qn=0 msn=1 mo=0 len=64
+    "##);
+}
+
+#[test]
+fn ready_to_receive_by_read() {
+    let [a, b] = strangers();
+    let mut s = Scene::new([StreamParams { rtr: Rtr::SendRead, ..a }, b]);
+    s.recv(A, 64);
+    // The responder has work at once, and has to wait with it.
+    s.post(B, SEND, 16);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=0/0x0 src=0/0x0 size=0
+    0.020 B ReadResp L stag=0 to=0x0 len=0
+    0.020 B Send L qn=0 msn=1 mo=0 len=16
+    "##);
+}
+
+#[test]
+fn placement_is_acknowledged_once_for_many() {
+    let mut s = Scene::new(uwarp().map(|p| StreamParams { placement_acks: true, ..p }));
+    let write = s.write(A, 0);
+    for _ in 0..3 {
+        s.post(A, write, 8);
+    }
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.020 B Ack L qn=ack msn=1 mo=0 completed=4
+    "##);
+}
+
+#[test]
+fn terminate() {
+    let mut s = Scene::new(uwarp());
+    let write = s.write(A, SIZE as u64 - 4);
+    s.post(A, write, 8);
+    s.post(A, SEND, 8);
+    s.world.settle();
+    let status: Vec<WcStatus> = s.world.end(A).sends().iter().map(|wc| wc.status).collect();
+    assert_eq!(
+        status,
+        [WcStatus::Success; 2],
+        "they were taken by the lower layer before the Terminate came"
+    );
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x3fffc len=8
+    0.000 A Send L qn=0 msn=1 mo=0 len=8
+    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01) segment=22 [Write L stag=#1 to=0x3fffc]
+    "##);
+}
+
+#[test]
+fn terminate_of_a_read() {
+    let mut s = Scene::new(strangers());
+    s.remote[1].deregister();
+    let read = s.read(A, 0x40);
+    s.post(A, read, 8);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x40 size=8
+    0.020 B Terminate L qn=2 msn=1 mo=0 RDMAP: invalid STag (0/1/00) segment=46 [ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x40 size=8]
+    "##);
+}
+
+#[test]
+fn markers() {
+    let [a, b] = strangers();
+    let [a, b] = [StreamParams { send_markers: true, ..a }, StreamParams { receive_markers: true, ..b }];
+    let mut s = Scene::new([a, b]);
+    let write = s.write(A, 0);
+    s.post(A, write, 3000);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write stag=#1 to=0x0 len=1428
+    0.000 A Write stag=#1 to=0x594 len=1428
+    0.000 A Write L stag=#1 to=0xb28 len=144
+    "##);
+}
