@@ -54,6 +54,11 @@ impl RxState {
         Self { queues: [Queue::START; 4], uwarp_peer }
     }
 
+    /// The peer was taken for a uwarp end and is none: our own operations are errors from now on.
+    pub fn no_uwarp_peer(&mut self) {
+        self.uwarp_peer = false;
+    }
+
     /// Checks a segment of `ulpdu_len` bytes whose header is at the start of `ulpdu` (at least
     /// [`ddp::Untagged::LEN`] bytes of it, or all if it is shorter).
     pub fn check(&self, ulpdu: &[u8], ulpdu_len: usize) -> Result<Segment, TerminateError> {

@@ -91,7 +91,7 @@ fn send_and_answer() {
     s.world.settle();
     s.post_with(B, SEND, 0, SendFlags::SOLICITED);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x0 len=0
     0.000 A Send L qn=0 msn=1 mo=0 len=16
     0.020 B SendSE L qn=0 msn=1 mo=0 len=0
     "##);
@@ -119,8 +119,8 @@ fn send_with_invalidate() {
     s.world.settle();
     assert!(s.remote[1].enter().is_none());
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
-    0.000 A SendInv L qn=0 msn=1 mo=0 inv=#1 len=16
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A SendInv L qn=0 msn=1 mo=0 inv=#2 len=16
     "##);
 }
 
@@ -132,11 +132,11 @@ fn write() {
     s.post(A, small, 64);
     s.post(A, large, 100_000);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
-    0.000 A Write L stag=#1 to=0x100 len=64
-    0.000 A Write stag=#1 to=0x1000 len=0
-    0.000 A Write stag=#1 to=0x1000 len=50000
-    0.000 A Write L stag=#1 to=0xd350 len=50000
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A Write L stag=#2 to=0x100 len=64
+    0.000 A Write stag=#2 to=0x1000 len=0
+    0.000 A Write stag=#2 to=0x1000 len=50000
+    0.000 A Write L stag=#2 to=0xd350 len=50000
     "##);
 }
 
@@ -161,12 +161,12 @@ fn reads_one_at_a_time() {
     s.post(A, first, 70_000);
     s.post(A, second, 0);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
-    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x1000 size=70000
-    0.020 B ReadResp stag=#1 to=0x0 len=35000
-    0.020 B ReadResp L stag=#1 to=0x88b8 len=35000
-    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=#3/0x0 src=#2/0x2000 size=0
-    0.060 B ReadResp L stag=#3 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#2/0x0 src=#3/0x1000 size=70000
+    0.020 B ReadResp stag=#2 to=0x0 len=35000
+    0.020 B ReadResp L stag=#2 to=0x88b8 len=35000
+    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=#4/0x0 src=#3/0x2000 size=0
+    0.060 B ReadResp L stag=#4 to=0x0 len=0
     "##);
 }
 
@@ -208,10 +208,10 @@ fn placement_is_acknowledged_once_for_many() {
         s.post(A, write, 8);
     }
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
-    0.000 A Write L stag=#1 to=0x0 len=8
-    0.000 A Write L stag=#1 to=0x0 len=8
-    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=4
     "##);
 }
@@ -230,10 +230,10 @@ fn terminate() {
         "they were taken by the lower layer before the Terminate came"
     );
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
-    0.000 A Write L stag=#1 to=0x3fffc len=8
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A Write L stag=#2 to=0x3fffc len=8
     0.000 A Send L qn=0 msn=1 mo=0 len=8
-    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01) segment=22 [Write L stag=#1 to=0x3fffc]
+    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01) segment=22 [Write L stag=#2 to=0x3fffc]
     "##);
 }
 

@@ -134,6 +134,7 @@ impl Id {
                 setup::Rtr::SendRead => Rtr::SendRead,
                 setup::Rtr::Expect => Rtr::Expect,
             },
+            rtr_stag_to: negotiated.rtr_stag_to,
             wait_first_fpdu: !negotiated.initiator,
             first_fpdu_delay: if stranger_client { STRANGER_FIRST_FPDU } else { Duration::ZERO },
             rnr_timeout: rnr_limit(param.rnr_retry_count, qp.query().min_rnr_timer),
@@ -264,14 +265,11 @@ pub(super) fn peer_data(qp: &Qp, param: ConnParam) -> PeerData {
     }
 }
 
-/// Whether the stream has placement acknowledgements, in both directions. Both ends have to know: the initiator hears
-/// what the responder wishes, so the responder's wish decides.
+/// Whether the stream has placement acknowledgements, in both directions: when either end wishes them. A responder hears
+/// the initiator's wish with the ready-to-receive indication, before it has sent anything; the queue pair sees to that.
 fn acknowledges(negotiated: &Negotiated) -> bool {
-    match negotiated.peer {
-        _ if !negotiated.peer_is_uwarp => false,
-        Some(peer) if negotiated.initiator => peer.placement_acks,
-        _ => placement_acks(),
-    }
+    let peer_wishes = negotiated.peer.is_some_and(|peer| peer.placement_acks);
+    negotiated.peer_is_uwarp && (peer_wishes || placement_acks())
 }
 
 /// Whether sends are to complete only when the peer has placed them: programs of the InfiniBand views rely on it.

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use uwarp_proto::framer::{Framer, MarkerInserter};
 use uwarp_proto::rx::RxState;
+use uwarp_proto::setup::PeerData;
 use uwarp_proto::tx::{self, UWARP_MULPDU};
 use uwarp_wire::terminate::TerminateError;
 
@@ -153,6 +154,8 @@ pub struct StreamParams {
     pub emss: u32,
     /// Ready-to-receive frame.
     pub rtr: Rtr,
+    /// What our ready-to-receive Write says in its STag and offset ([`PeerData::to_rtr`]), to a uwarp peer only.
+    pub rtr_stag_to: (u32, u64),
     /// Responder: nothing may be sent before the first FPDU arrived (RFC 5044 section 7.1.2).
     pub wait_first_fpdu: bool,
     /// How long to wait before the first FPDU; some peers are not listening yet when their reply arrives.
@@ -163,6 +166,17 @@ pub struct StreamParams {
     pub placement_acks: bool,
     /// Stage and check every FPDU before placing it.
     pub strict: bool,
+}
+
+impl StreamParams {
+    /// Largest ULPDU to send.
+    fn mulpdu(&self) -> usize {
+        if self.peer_is_uwarp {
+            UWARP_MULPDU
+        } else {
+            tx::mulpdu_for_emss(self.emss as usize, self.send_markers)
+        }
+    }
 }
 
 impl Default for StreamParams {
@@ -177,6 +191,7 @@ impl Default for StreamParams {
             peer_is_uwarp: false,
             emss: 1460,
             rtr: Rtr::None,
+            rtr_stag_to: PeerData::new().to_rtr(),
             wait_first_fpdu: false,
             first_fpdu_delay: Duration::ZERO,
             rnr_timeout: None,
@@ -444,11 +459,7 @@ impl QpCore {
         if !matches!(self.attr.state, QpState::Reset | QpState::Init) || self.stream.is_some() {
             return Err(VerbsError::Invalid("the queue pair is connected already or in error"));
         }
-        let mulpdu = if params.peer_is_uwarp {
-            UWARP_MULPDU
-        } else {
-            tx::mulpdu_for_emss(params.emss as usize, params.send_markers)
-        };
+        let mulpdu = params.mulpdu();
         self.attr.max_rd_atomic = params.ord;
         self.attr.max_dest_rd_atomic = params.ird;
         if !self.access_set {

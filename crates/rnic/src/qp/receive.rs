@@ -10,6 +10,7 @@
 use smallvec::SmallVec;
 use uwarp_proto::framer::Step;
 use uwarp_proto::rx::Segment;
+use uwarp_proto::setup::PeerData;
 use uwarp_wire::crc::{self, Crc32c};
 use uwarp_wire::ddp::{Header, QN_READ_REQUEST};
 use uwarp_wire::mpa;
@@ -21,7 +22,7 @@ use uwarp_wire::terminate::{
 use super::errors::Blame;
 use super::queues::{Phase, slice_sges};
 use super::transmit::DIRECT;
-use super::{Disconnect, Established, Pins, QpCore, Stream};
+use super::{Disconnect, Established, Pins, QpCore, Rtr, Stream};
 use crate::mem::{self, MemSeg};
 use crate::mr::{self, Access, MrCache};
 use crate::trace;
@@ -138,6 +139,23 @@ impl From<TerminateError> for Fault {
 }
 
 impl Stream {
+    /// A uwarp initiator says who it is in the header of its ready-to-receive Write.
+    fn introduced(&mut self, segment: &Segment) {
+        let (Opcode::Write, Header::Tagged(header), 0) = (segment.opcode, segment.header, segment.payload_len) else {
+            return;
+        };
+        match PeerData::from_rtr(header.stag, header.to) {
+            Some(peer) => self.params.placement_acks |= peer.placement_acks,
+            // A stranger, whose request had our reserved bit by mistake.
+            None => {
+                self.params.peer_is_uwarp = false;
+                self.params.placement_acks = false;
+                self.mulpdu = self.params.mulpdu();
+                self.rx.no_uwarp_peer();
+            }
+        }
+    }
+
     /// The peer has sent a good FPDU. With the first one a responder may send too.
     fn heard(&mut self) {
         if !self.first_fpdu_seen {
@@ -394,6 +412,9 @@ impl QpCore {
     fn finish(&mut self, segment: &Segment) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
+        if !stream.first_fpdu_seen && stream.params.peer_is_uwarp && stream.params.rtr == Rtr::Expect {
+            stream.introduced(segment);
+        }
         stream.heard();
         match (segment.opcode, segment.header) {
             (Opcode::Write, Header::Tagged(h)) => {

@@ -116,7 +116,9 @@ impl Stream {
     pub(super) fn begin(&mut self) {
         match self.params.rtr {
             Rtr::SendWrite => {
-                let mut s = Segmenter::new(Message::Tagged { opcode: Opcode::Write, stag: 0, to: 0 }, 0, 128, false);
+                // Nothing is placed, so STag and offset are free: between uwarp ends they say who we are.
+                let (stag, to) = if self.params.peer_is_uwarp { self.params.rtr_stag_to } else { (0, 0) };
+                let mut s = Segmenter::new(Message::Tagged { opcode: Opcode::Write, stag, to }, 0, 128, false);
                 if let Some(segment) = s.next_segment() {
                     self.emit_staged(&segment, |_| ());
                 }

@@ -113,6 +113,7 @@ impl StreamPlan {
                 rnr_timeout: None,
                 placement_acks: self.acks && self.uwarp,
                 strict: self.strict[me],
+                ..StreamParams::default()
             }
         })
     }
