@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -21,16 +21,22 @@ const LIMIT: Duration = Duration::from_secs(2);
 const TURN: usize = 512 * 1024;
 
 /// Streams that are not closed yet, in the whole process.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
+static OPEN: AtomicIsize = AtomicIsize::new(0);
 
 /// How many streams the process has, ones that are only to be closed included.
 pub(crate) fn open_streams() -> usize {
-    OPEN.load(Ordering::SeqCst)
+    // One that was given up may come to its end after all.
+    usize::try_from(OPEN.load(Ordering::SeqCst)).unwrap_or(0)
 }
 
 /// A queue pair has got a stream; it ends as a [`Linger`].
 pub(crate) fn stream_begins() {
     OPEN.fetch_add(1, Ordering::SeqCst);
+}
+
+/// The process exits, and this one cannot be closed.
+pub(crate) fn stream_given_up() {
+    OPEN.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// A stream that is over.

@@ -44,6 +44,9 @@ const SEND_LIMIT: Duration = Duration::from_secs(2);
 /// of the end.
 const GONE_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long a queue pair may be busy when the process exits. No call holds the lock nearly as long.
+const EXIT_PATIENCE: Duration = Duration::from_millis(20);
+
 thread_local! {
     static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGE].into_boxed_slice());
 }
@@ -294,7 +297,10 @@ impl Qp {
     /// Begins an orderly end: what is posted goes out (for a bounded time), then our side is closed, input is drained. The
     /// observer hears when our side is closed. Does nothing without a stream.
     pub fn disconnect(&self) {
-        let mut inner = self.inner.lock();
+        self.disconnect_locked(self.inner.lock());
+    }
+
+    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner>) {
         if let Some(conn) = &mut inner.conn
             && conn.send_deadline.is_none()
         {
@@ -668,7 +674,11 @@ impl Source for Qp {
     }
 
     fn exit(&self) {
-        self.disconnect();
+        match self.inner.try_lock_for(EXIT_PATIENCE) {
+            Some(inner) => self.disconnect_locked(inner),
+            // Its holder was stopped for good, by the signal whose handler exits.
+            None => linger::stream_given_up(),
+        }
     }
 }
 
