@@ -5,7 +5,6 @@ use std::ptr::{null_mut, slice_from_raw_parts};
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
 
-use super::channel::CEventChannel;
 use super::connection;
 use super::id::{self, CId};
 use super::{event, qp};
@@ -102,7 +101,7 @@ entry! {
             return Err(Failure::invalid("the id reports to a channel: take the event there"));
         }
         listener.acknowledge_kept();
-        let event = event::next(look::<CEventChannel>((*listen).channel)?)?;
+        let event = event::next((*listen).channel)?;
         let outcome = match ((*event).event, (*event).status) {
             (RDMA_CM_EVENT_REJECTED, _) => Err(Failure::new(libc::ECONNREFUSED, "rejected")),
             (_, status) if status != 0 => Err(Failure::new(status.abs(), "the event's status")),

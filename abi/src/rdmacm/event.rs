@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::IBV_QPS_RTS;
@@ -31,10 +32,17 @@ unsafe impl Object for CEvent {
 /// Takes the next event, waiting for one as the program set the channel's descriptor, and shows in its id what it
 /// brings.
 ///
+/// Programs destroy a channel while a thread of theirs still waits on it, just before they exit (rping does). The
+/// thread then goes on waiting, as it does with a kernel behind it: it keeps the queue alive and does not look at the
+/// program's structure again.
+///
 /// # Safety
-/// The ids of the channel are alive, and the program does not change them in other threads meanwhile.
-pub unsafe fn next(channel: &CEventChannel) -> Result<*mut rdma_cm_event, Failure> {
-    let event = channel.channel.get().map_err(|error| match error {
+/// `channel` is alive or NULL. The ids of the channel are alive, and the program does not change them in other threads
+/// meanwhile.
+pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Failure> {
+    // SAFETY: the caller's promise.
+    let queue = Arc::clone(&unsafe { look::<CEventChannel>(channel) }?.channel);
+    let event = queue.get().map_err(|error| match error {
         GetError::WouldBlock => Failure::new(libc::EAGAIN, "no event"),
         GetError::Interrupted => Failure::new(libc::EINTR, "interrupted by a signal"),
     })?;
@@ -126,7 +134,7 @@ unsafe fn new_id(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_c
     unsafe {
         let sync = look::<CId>(listener)?.is_sync();
         let (channel, context, ps) = ((*listener).channel, (*listener).context, (*listener).ps);
-        let new = CId::give(std::sync::Arc::clone(&event.id), channel, context, ps, false);
+        let new = CId::give(Arc::clone(&event.id), channel, context, ps, false);
         let shown = (|| {
             let cid = look::<CId>(new)?;
             cid.show_addresses();
@@ -172,7 +180,6 @@ fn number(kind: EventKind) -> rdma_cm_event_type {
 entry! {
     /// rdma_get_cm_event(3). A thread that blocks here sleeps on the sockets itself.
     verb fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> MinusOne {
-        let channel = look::<CEventChannel>(channel)?;
         entry::required(event, "event")?;
         *event = next(channel)?;
         Ok(())

@@ -109,7 +109,7 @@ impl CId {
         // SAFETY: the caller's promise, here and below.
         unsafe {
             self.acknowledge_kept();
-            let event = event::next(look::<CEventChannel>((*c).channel)?)?;
+            let event = event::next((*c).channel)?;
             (*c).event = event;
             match ((*event).event, (*event).status) {
                 (_, 0) => Ok(()),

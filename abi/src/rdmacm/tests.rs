@@ -429,3 +429,39 @@ fn devices_and_attributes() {
         rdma_destroy_event_channel(channel);
     }
 }
+
+/// rping destroys its channel while a thread waits there, and then exits.
+#[test]
+fn a_channel_destroyed_under_a_waiting_thread() {
+    // SAFETY: the channel is alive when the thread begins to wait; afterwards nobody uses it.
+    unsafe {
+        let channel = rdma_create_event_channel();
+        let id = new_id(channel);
+        let sent = Sent(channel);
+        let (begun, waiting) = mpsc::channel();
+        let waiter = std::thread::spawn(move || {
+            let channel = sent.get();
+            let mut event = null_mut();
+            begun.send(()).unwrap();
+            rdma_get_cm_event(channel, &raw mut event);
+        });
+        waiting.recv().unwrap();
+        // Until the thread sleeps.
+        std::thread::sleep(Duration::from_millis(50));
+        rdma_destroy_id(id);
+        rdma_destroy_event_channel(channel);
+        // What wakes the sockets wakes the thread too.
+        for _ in 0..50 {
+            let mut address = at("127.0.0.1:0");
+            let other = rdma_create_event_channel();
+            let listener = new_id(other);
+            rdma_bind_addr(listener, (&raw mut address).cast());
+            rdma_listen(listener, 0);
+            let at = (*listener).route.addr.anon_1.src_sin;
+            drop(std::net::TcpStream::connect(("127.0.0.1", u16::from_be(at.sin_port))).unwrap());
+            rdma_destroy_id(listener);
+            rdma_destroy_event_channel(other);
+        }
+        assert!(!waiter.is_finished(), "no event came");
+    }
+}
