@@ -415,11 +415,14 @@ static void posting(void)
 	rwr[1] = (struct ibv_recv_wr){ .wr_id = 21, .sg_list = sges, .num_sge = (int)many + 1000 };
 	check_errno(ibv_post_recv(p.c.qp, &rwr[0], &rbad), EINVAL, "post_recv of a list with a fault");
 	check(rbad == &rwr[1], "bad_wr is the faulty receive", "%p", (void *)rbad);
-	/* Full queues. A slot is free again when its completion has been polled, not before. */
+	/* Full queues. Nothing leaves the send queue in SQD; providers differ in whether a slot is free again when its
+	 * work request completes or when the completion is polled. */
+	MUST(to(p.c.qp, IBV_QPS_SQD) == 0);
 	for (n = 0; n < p.c.cap.max_send_wr; n++)
 		MUST(post(&p.c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, NULL, 0, 0, 0, n) == 0);
 	check_errno(post(&p.c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, NULL, 0, 0, 0, n), ENOMEM,
 		    "post_send to a full queue");
+	MUST(to(p.c.qp, IBV_QPS_RTS) == 0);
 	for (n = 0; n < p.c.cap.max_send_wr; n++)
 		MUST(poll_one(p.c.scq).status == IBV_WC_SUCCESS);
 	check_errno(post(&p.c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, NULL, 0, 0, 0, n), 0,

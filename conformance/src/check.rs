@@ -130,6 +130,8 @@ pub fn perftest(out: &Output, expected: &Expected) -> Outcome {
     if sizes != expected.sizes {
         return out.failure(format_args!("rows for sizes {sizes:?}, wanted {:?}", expected.sizes));
     }
+    // On a busy machine perftest may fail to measure the processor's clock; it says so, and its times are infinite.
+    let no_clock = out.stderr.contains("Correlation coefficient");
     for row in &rows {
         let enough = match expected.iterations {
             Some(n) => row.iterations == n,
@@ -142,8 +144,8 @@ pub fn perftest(out: &Output, expected: &Expected) -> Outcome {
             ));
         }
         // Small sizes at few iterations may round to 0.00 MB/s, never all columns at once.
-        let finite = row.figures.iter().all(|f| f.is_finite() && *f >= 0.0);
-        if !finite || row.figures.iter().all(|f| *f == 0.0) {
+        let numbers = row.figures.iter().all(|f| f.is_finite() && *f >= 0.0);
+        if !(numbers || no_clock) || row.figures.iter().all(|f| *f == 0.0) {
             return out.failure(format_args!("{} bytes: figures {:?}", row.bytes, row.figures));
         }
     }

@@ -58,15 +58,25 @@ impl Lab {
         Ok(out)
     }
 
+    /// Runs a program in the guest, at most `limit` seconds long, with its two streams kept apart.
+    pub fn guest_program(&self, command: &str, limit: u32) -> Outcome<Output> {
+        let script = format!(
+            "(timeout {limit} {command} >/tmp/client.out 2>/tmp/client.err; rc=$?; {}; exit $rc)",
+            show("client")
+        );
+        Ok(parted(self.guest(&script)?, command))
+    }
+
     /// Starts a server in the guest, at most `limit` seconds long, and returns when it listens on `port`. One at a
-    /// time: its output is in `/tmp/server.log`, for [`Lab::guest_server_end`].
+    /// time: its output waits for [`Lab::guest_server_end`].
     pub fn guest_serve(&self, command: &str, port: u16, limit: u32) -> Outcome {
         let script = format!(
             "rm -f /tmp/server.rc; \
-             sh -c 'timeout {limit} {command} >/tmp/server.log 2>&1; echo $? >/tmp/server.rc' >/dev/null 2>&1 & \
+             sh -c 'timeout {limit} {command} >/tmp/server.out 2>/tmp/server.err; \
+               echo $? >/tmp/server.rc' >/dev/null 2>&1 & \
              n=0; while [ $n -lt 200 ]; do \
                ss -ltn | grep -q ':{port} ' && exit 0; [ -e /tmp/server.rc ] && break; usleep 20000; n=$((n+1)); \
-             done; cat /tmp/server.log; exit 1"
+             done; cat /tmp/server.out /tmp/server.err; exit 1"
         );
         // The background job must not hold the exec's connection, whose end is the end of the command: a shell of
         // its own, since a forked subshell would keep the descriptors that `eval` set aside.
@@ -78,11 +88,13 @@ impl Lab {
     /// Waits for the guest's server, stops it after `seconds` if need be, and returns its output and status.
     pub fn guest_server_end(&self, program: &str, seconds: u32) -> Outcome<Output> {
         let rounds = seconds * 20;
-        self.guest(&format!(
+        let script = format!(
             "(n=0; while [ $n -lt {rounds} ] && ! [ -e /tmp/server.rc ]; do usleep 50000; n=$((n+1)); done; \
              killall {program} 2>/dev/null && usleep 200000; \
-             cat /tmp/server.log; exit $(cat /tmp/server.rc 2>/dev/null || echo 143))"
-        ))
+             {}; exit $(cat /tmp/server.rc 2>/dev/null || echo 143))",
+            show("server")
+        );
+        Ok(parted(self.guest(&script)?, &format!("{program} (server)")))
     }
 
     /// Replaces the guest's iWARP driver: `siw`, or `siw_knobs` with module parameters ("mpa_crc_required=1").
@@ -104,6 +116,21 @@ impl Drop for Lab {
         let _ = self.script().args(&format!("--ns {} --down", self.ns.name())).run();
         let _ = std::fs::remove_dir_all(work_dir().join(format!("vm-{}", self.ns.name())));
     }
+}
+
+const STDERR: &str = "SIWLAB-STDERR";
+
+/// Shell that prints both streams of a program so that [`parted`] can tell them apart.
+fn show(who: &str) -> String {
+    format!("cat /tmp/{who}.out; echo; echo {STDERR}; cat /tmp/{who}.err")
+}
+
+fn parted(mut out: Output, command: &str) -> Output {
+    out.shown = format!("[guest] {command}");
+    let all = std::mem::take(&mut out.stdout);
+    let (stdout, stderr) = all.split_once(&format!("\n{STDERR}\n")).unwrap_or((&all, ""));
+    (out.stdout, out.stderr) = (stdout.to_owned(), stderr.to_owned());
+    out
 }
 
 /// Runs the small independent iWARP peer of `siw/mpa_lab.py` on the host's side of the wire.

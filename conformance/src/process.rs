@@ -378,9 +378,13 @@ impl Output {
     }
 }
 
-/// At most 60 lines: 30 from each end.
+/// At most 60 lines, 30 from each end, of at most 200 characters.
 fn shortened(text: &str) -> Vec<String> {
-    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    let line = |l: &str| match l.char_indices().nth(200) {
+        Some((cut, _)) => format!("{}… {} bytes", &l[..cut], l.len()),
+        None => l.to_owned(),
+    };
+    let lines: Vec<String> = text.lines().map(line).collect();
     if lines.len() <= 60 {
         return lines;
     }

@@ -274,7 +274,7 @@ fn lab_works(state: &State) -> Outcome {
         let port = free_port();
         let peer = lab::mpa_lab(lab, &format!("rping-server {port} 3"));
         let peer = pair::serve(&peer, port)?;
-        let out = lab.guest_ok(&format!("timeout 20 rping -c -v -V -a {} -p {port} -C 3", Lab::HOST))?;
+        let out = lab.guest_program(&format!("rping -c -v -V -a {} -p {port} -C 3", Lab::HOST), 20)?;
         check::rping(&out, "ping data: ", 3, 64)?;
         check::has(&peer.wait()?, "rping-server: OK")
     })
@@ -297,7 +297,20 @@ fn cell(state: &State, setting: &Setting, role: Role, program: &str, arguments: 
                 wire.rping(20, 64)?;
                 wire.rping(5, 65535)
             }
-            tool => wire.perftest(tool, arguments),
+            tool => {
+                // perftest makes a second connection to a second listener, which its server may open later than its
+                // client connects: then the client goes wrong in its own retry (it uses what it has freed). The
+                // emulated guest is slow enough for that to happen.
+                let refused = |why: &Failure| why.0.contains("RDMA_CM_EVENT_REJECTED; error: -111");
+                let mut result = wire.perftest(tool, arguments);
+                for _ in 0..3 {
+                    if !result.as_ref().is_err_and(refused) {
+                        break;
+                    }
+                    result = wire.perftest(tool, arguments);
+                }
+                result
+            }
         }
     })
 }
@@ -335,12 +348,13 @@ impl Wire<'_> {
         let server = format!("{tool} -R -F -p {port} {arguments}");
         let client = format!("{server} {}", self.server_address());
         let (server, client) = self.run(tool, server, client, port)?;
-        let good = client
-            .exited_ok()
-            .and(server.exited_ok())
-            .and(check::perftest(&client, &expected))
-            .and(check::no_complaints(&server));
-        both(good, &server, &client)
+        let served = server.exited_ok().and(check::no_complaints(&server));
+        let good = client.exited_ok().and(check::perftest(&client, &expected));
+        // The server's last act is a Send that its client awaits before it leaves. siw looks for a half-closed peer
+        // between having sent a segment and completing the work request, and then fails the Send that it has
+        // delivered. The client is content, so the Send arrived.
+        let siw_hasty = self.role == Client && server.stderr.contains("Unable to write from socket/rdma_cm");
+        both(if siw_hasty { good } else { good.and(served) }, &server, &client)
     }
 
     fn server_address(&self) -> &'static str {
@@ -364,7 +378,7 @@ impl Wire<'_> {
             }
             Server => {
                 let running = pair::serve(&(self.ours)(server), port)?;
-                let client = self.lab.guest(&format!("timeout 20 {client}"))?;
+                let client = self.lab.guest_program(&client, 20)?;
                 Ok((running.wait_at_most(Duration::from_secs(5)), client))
             }
         }
