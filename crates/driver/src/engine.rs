@@ -447,6 +447,7 @@ impl Drop for Leader<'_> {
 
 /// The background thread: serves the program's peers while no thread of the program does.
 fn background(engine: &Weak<Engine>) {
+    fork::ask_for_short_slices();
     let mut nap = STAND_BACK.0;
     while let Some(engine) = engine.upgrade() {
         if fork::forked() {
