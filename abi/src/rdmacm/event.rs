@@ -3,12 +3,13 @@
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::time::Duration;
 
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::IBV_QPS_RTS;
 use uwarp_cm::{Event, EventKind, GetError, MAX_PRIVATE_DATA};
 
-use super::channel::CEventChannel;
+use super::channel;
 use super::id::{self, CId};
 use crate::entry;
 use crate::entry::{Failure, MinusOne};
@@ -29,20 +30,18 @@ unsafe impl Object for CEvent {
     const NAME: &'static str = "event";
 }
 
+/// How long a call on a channel that is no more waits before it says so. A thread that comes to wait on it after the
+/// program's last acknowledgement would with a kernel mostly have been waiting already, and go on until the process ends; rping
+/// ends its process with an error when it is told. Longer than our streams take to close at exit.
+const GONE: Duration = Duration::from_secs(4);
+
 /// Takes the next event, waiting for one as the program set the channel's descriptor, and shows in its id what it
 /// brings.
 ///
-/// Programs destroy a channel while a thread of theirs still waits on it, just before they exit (rping does). The
-/// thread then goes on waiting, as it does with a kernel behind it: it keeps the queue alive and does not look at the
-/// program's structure again.
-///
 /// # Safety
-/// `channel` is alive or NULL. The ids of the channel are alive, and the program does not change them in other threads
-/// meanwhile.
+/// The ids of the channel are alive, and the program does not change them in other threads meanwhile.
 pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Failure> {
-    // SAFETY: the caller's promise.
-    let queue = Arc::clone(&unsafe { look::<CEventChannel>(channel) }?.channel);
-    let event = queue.get().map_err(|error| match error {
+    let event = channel::queue(channel)?.get().map_err(|error| match error {
         GetError::WouldBlock => Failure::new(libc::EAGAIN, "no event"),
         GetError::Interrupted => Failure::new(libc::EINTR, "interrupted by a signal"),
     })?;
@@ -181,7 +180,11 @@ entry! {
     /// rdma_get_cm_event(3). A thread that blocks here sleeps on the sockets itself.
     verb fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> MinusOne {
         entry::required(event, "event")?;
-        *event = next(channel)?;
+        let taken = next(channel);
+        if matches!(&taken, Err(failure) if failure.errno == libc::EBADF) {
+            std::thread::sleep(GONE);
+        }
+        *event = taken?;
         Ok(())
     }
 

@@ -10,7 +10,6 @@ use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
 use uwarp_cm::{CmError, Id, State};
 
-use super::channel::CEventChannel;
 use super::{address, channel, device, event};
 use crate::entry;
 use crate::entry::{Failure, MinusOne};
@@ -214,10 +213,7 @@ impl CId {
 }
 
 /// Makes an id; without a channel one whose calls block.
-///
-/// # Safety
-/// `event_channel` is NULL or alive.
-pub unsafe fn create(
+pub fn create(
     event_channel: *mut rdma_event_channel,
     context: *mut c_void,
     ps: rdma_port_space,
@@ -232,9 +228,8 @@ pub unsafe fn create(
     }
     let sync = event_channel.is_null();
     let event_channel = if sync { channel::create()? } else { event_channel };
-    // SAFETY: alive by the caller's promise, or made just now.
-    let reports_to = &unsafe { look::<CEventChannel>(event_channel) }?.channel;
-    Ok(CId::give(Id::new(device::cm()?, reports_to), event_channel, context, ps, sync))
+    let reports_to = channel::queue(event_channel)?;
+    Ok(CId::give(Id::new(device::cm()?, &reports_to), event_channel, context, ps, sync))
 }
 
 /// Gives an id up. Waits for its events to be acknowledged.
@@ -257,7 +252,7 @@ pub unsafe fn destroy(id: *mut rdma_cm_id) -> Result<(), Failure> {
         }
         drop(cid);
         if let Some(own) = own_channel {
-            drop(object::take::<CEventChannel>(own)?);
+            channel::destroy(own);
         }
         Ok(())
     }
@@ -266,7 +261,7 @@ pub unsafe fn destroy(id: *mut rdma_cm_id) -> Result<(), Failure> {
 /// Moves an id to another channel, or to one of its own.
 ///
 /// # Safety
-/// `id` is alive, `event_channel` is NULL or alive, and no other thread uses the id.
+/// `id` is alive, and no other thread uses it.
 pub unsafe fn migrate(id: *mut rdma_cm_id, event_channel: *mut rdma_event_channel) -> Result<(), Failure> {
     // SAFETY: the caller's promise, here and below.
     unsafe {
@@ -277,10 +272,10 @@ pub unsafe fn migrate(id: *mut rdma_cm_id, event_channel: *mut rdma_event_channe
             return Err(Failure::invalid("the id has a channel of its own already"));
         }
         let to = if sync { channel::create()? } else { event_channel };
-        cid.id.migrate(&look::<CEventChannel>(to)?.channel)?;
+        cid.id.migrate(&channel::queue(to)?)?;
         if was_sync {
             cid.acknowledge_kept();
-            drop(object::take::<CEventChannel>((*id).channel)?);
+            channel::destroy((*id).channel);
         }
         cid.private.lock().sync = sync;
         (*id).channel = to;

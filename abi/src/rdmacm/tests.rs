@@ -463,5 +463,10 @@ fn a_channel_destroyed_under_a_waiting_thread() {
             rdma_destroy_event_channel(other);
         }
         assert!(!waiter.is_finished(), "no event came");
+        assert_eq!(
+            outcome(rdma_create_id(channel, &mut null_mut(), null_mut(), RDMA_PS_TCP)),
+            Err(libc::EBADF)
+        );
+        rdma_destroy_event_channel(channel);
     }
 }
