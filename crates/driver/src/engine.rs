@@ -218,6 +218,10 @@ impl Engine {
 
     /// Stops watching a descriptor whose owner polls it in earnest; refused unless the background thread stands back.
     pub(crate) fn park(&self, token: Token) -> Option<ParkMark> {
+        // Asked at every poll of a thread in earnest, and mostly in vain at first.
+        if !self.standing_back.load(Ordering::Relaxed) {
+            return None;
+        }
         let mut parked = self.parked.lock();
         if !parked.allowed {
             return None;

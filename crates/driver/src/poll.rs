@@ -12,12 +12,12 @@ use crate::nic::Nic;
 /// completion (`ib_write_lat`) never gets there.
 const IN_EARNEST: u32 = 4;
 /// An earnest poller says so every so many polls: a few microseconds, well within what counts as recent.
-const STAMP_EVERY: u32 = 4;
+const STAMP_EVERY: u32 = 16;
 /// Up to this many queue pairs are asked directly; with more, the system says which have something.
 const FEW: usize = 2;
 /// A direct look does not see other sockets; every so many empty polls, they are looked at too. Not only of polls in a row: a
 /// thread that often finds something keeps the background thread away all the same.
-const LOOK_AROUND: u32 = 32;
+const LOOK_AROUND: u32 = 256;
 /// After this many empty polls, other threads that may have no core get one now and then.
 const YIELD_AFTER: u32 = 512;
 const YIELD_EVERY: u32 = 64;
@@ -40,7 +40,7 @@ impl Nic {
             return found;
         }
         let empty = cq.note_poll(false);
-        if empty >= IN_EARNEST && empty.is_multiple_of(STAMP_EVERY) {
+        if empty % STAMP_EVERY == IN_EARNEST {
             self.engine().note_earnest();
         }
         let direct = cq.feed(FEW, empty >= IN_EARNEST);

@@ -343,10 +343,7 @@ impl Qp {
             }
             self.set_timer(&mut inner);
             drop(inner);
-            if cfg!(not(any(target_arch = "x86_64", target_arch = "x86"))) {
-                // The mark is looked at after the lock is free. On x86, letting go of the lock is a barrier itself.
-                fence(Ordering::SeqCst);
-            }
+            after_unlock();
             // Read first: nearly always there is nothing, and reading is cheap.
             if !(self.kick.load(Ordering::SeqCst) && self.kick.swap(false, Ordering::SeqCst)) {
                 return;
@@ -471,20 +468,19 @@ impl Qp {
         }
     }
 
-    fn receive(&self, inner: &mut Inner) {
-        let Some(conn) = &mut inner.conn else { return };
+    /// Receives what there is. Says whether that was anything: bytes, an end, an error.
+    fn receive(&self, inner: &mut Inner) -> bool {
+        let Some(conn) = &mut inner.conn else { return false };
         let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
             Ok(mut stage) => self.receive_into(&mut inner.core, conn, &mut stage),
             // A completion's observer came back in: rare, and it may allocate.
             Err(_) => self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]),
         });
-        if done.is_err() {
-            // A thread that is ending has no thread-local buffer any more.
-            self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]);
-        }
+        // A thread that is ending has no thread-local buffer any more.
+        let some = done.unwrap_or_else(|_| self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]));
         if !inner.core.stalled() {
             (conn.rnr_deadline, conn.gone_deadline) = (None, None);
-            return;
+            return some;
         }
         // Nobody reads the socket now, so nobody would find its end.
         self.watch(conn);
@@ -495,6 +491,7 @@ impl Qp {
         if conn.gone_deadline.is_none() && self.hung_up.load(Ordering::Acquire) {
             conn.gone_deadline = from_now(GONE_LIMIT);
         }
+        true
     }
 
     /// Has the system tell of the descriptor again, if it does not for the sake of a thread that polls. Whatever it is ready
@@ -508,26 +505,28 @@ impl Qp {
         parked
     }
 
-    fn receive_into(&self, core: &mut QpCore, conn: &mut Conn, stage: &mut [u8]) {
+    fn receive_into(&self, core: &mut QpCore, conn: &mut Conn, stage: &mut [u8]) -> bool {
         // What a stalled queue pair left may be taken now.
+        let mut some = false;
         if !conn.left_over.is_empty() && !core.stalled() && core.closing().is_none() {
             let used = core.handle_input(&conn.left_over);
             conn.left_over.drain(..used.min(conn.left_over.len()));
+            some = used > 0;
         }
         let mut moved = 0;
         loop {
             if core.closing().is_some() {
-                return;
+                return true;
             }
             let left = conn.left_over.len();
             let plan = core.rx_plan(&conn.left_over, stage.len());
             let (result, direct) = match &plan {
-                RxPlan::Stop => return,
+                RxPlan::Stop => return true,
                 RxPlan::Stage { max } => {
                     let max = (*max).max(left + 1).min(stage.len());
                     let Some((head, tail)) = stage.get_mut(..max).and_then(|s| s.split_at_mut_checked(left))
                     else {
-                        return;
+                        return true;
                     };
                     head.copy_from_slice(&conn.left_over);
                     let room = tail.len();
@@ -550,7 +549,7 @@ impl Qp {
                     }
                     match e {
                         Errno::INTR => continue,
-                        Errno::AGAIN => return,
+                        Errno::AGAIN => return some,
                         Errno::FAULT => {
                             tracing::warn!(qpn = self.qpn, "a registered region is not mapped any more");
                             core.connection_lost(Disconnect::Reset);
@@ -560,15 +559,16 @@ impl Qp {
                             core.connection_lost(Disconnect::Reset);
                         }
                     }
-                    return;
+                    return true;
                 }
             };
+            some = true;
             if n == 0 {
                 if let RxPlan::Direct { place, .. } = &plan {
                     core.direct_received(place, 0);
                 }
                 end_of_input(core, conn, left > 0 || direct > 0);
-                return;
+                return true;
             }
             let staged = match &plan {
                 RxPlan::Direct { place, .. } => {
@@ -588,11 +588,11 @@ impl Qp {
             // A receive that came up short has emptied the socket, unless the end of the stream came with the last bytes: the
             // system will not say that again.
             if short && !self.hung_up.load(Ordering::Acquire) {
-                return;
+                return true;
             }
             if moved >= TURN {
                 self.nic.engine().rearm(conn.token);
-                return;
+                return true;
             }
         }
     }
@@ -643,6 +643,13 @@ impl Qp {
     }
 }
 
+/// The mark is looked at after the lock is free. On x86, letting go of the lock is a barrier itself.
+fn after_unlock() {
+    if cfg!(not(any(target_arch = "x86_64", target_arch = "x86"))) {
+        fence(Ordering::SeqCst);
+    }
+}
+
 impl Feeder for Qp {
     fn feed(&self, in_earnest: bool) {
         if let Some(mut inner) = self.inner.try_lock() {
@@ -653,7 +660,19 @@ impl Feeder for Qp {
                 {
                     conn.parked = engine.park(conn.token);
                 }
-                self.pump(&mut inner);
+                let news = self.receive(&mut inner) || self.room.load(Ordering::Relaxed);
+                if !news && !self.kick.load(Ordering::SeqCst) {
+                    // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
+                    // seen by a later poll, or by the thread that leaves it once the lock is free.
+                    drop(inner);
+                    after_unlock();
+                    if self.kick.load(Ordering::SeqCst) {
+                        self.look();
+                    }
+                    return;
+                }
+                self.send(&mut inner);
+                self.wind_down(&mut inner);
             }
             self.release(inner);
         }
