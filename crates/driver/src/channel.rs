@@ -131,16 +131,13 @@ impl Channel {
         loop {
             let waited = match self.engine.lead() {
                 Some(leader) => {
-                    self.leading.store(true, Ordering::SeqCst);
-                    BLOCKED_ON.set(std::ptr::from_ref(self).addr());
+                    let _blocked = Blocked::on(self);
                     let mut result = Ok(());
                     // Looks before sleeping: an event pushed before `leading` was set woke nobody. Keeps the lead until there
                     // is an event: giving it up and taking it again wakes the background thread each time.
                     while result.is_ok() && self.is_empty() {
                         result = leader.wait();
                     }
-                    BLOCKED_ON.set(0);
-                    self.leading.store(false, Ordering::SeqCst);
                     result
                 }
                 None => {
@@ -208,6 +205,24 @@ impl Channel {
     /// Whether no event waits.
     pub fn is_empty(&self) -> bool {
         self.queue.lock().events.is_empty()
+    }
+}
+
+/// A thread sleeps on the sockets for this channel.
+struct Blocked<'a>(&'a Channel);
+
+impl<'a> Blocked<'a> {
+    fn on(channel: &'a Channel) -> Self {
+        channel.leading.store(true, Ordering::SeqCst);
+        BLOCKED_ON.set(std::ptr::from_ref(channel).addr());
+        Self(channel)
+    }
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        BLOCKED_ON.set(0);
+        self.0.leading.store(false, Ordering::SeqCst);
     }
 }
 

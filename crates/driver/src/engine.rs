@@ -457,9 +457,9 @@ fn background(engine: &Weak<Engine>) {
         if fork::forked() {
             return;
         }
-        engine.exit_if_asked();
+        guarded(|| engine.exit_if_asked());
         if Config::get().spin {
-            engine.poll_once();
+            guarded(|| engine.poll_once());
             std::hint::spin_loop();
             continue;
         }
@@ -479,7 +479,7 @@ fn background(engine: &Weak<Engine>) {
             engine.allow_parking(false);
             engine.unpark();
         }
-        match engine.wait_once(None, true) {
+        match guarded(|| engine.wait_once(None, true)).unwrap_or(Ok(false)) {
             Ok(false) => {}
             Ok(true) => {
                 engine.drain_wake();
@@ -496,6 +496,15 @@ fn background(engine: &Weak<Engine>) {
             }
         }
     }
+}
+
+/// Without this thread all connections would stand still for one that is broken.
+fn guarded<T>(serve: impl FnOnce() -> T) -> Option<T> {
+    // Locks are released on the way, and nothing but the failed source can be half changed.
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve));
+    result
+        .inspect_err(|_| tracing::error!("a panic while serving a connection; going on with the others"))
+        .ok()
 }
 
 fn interest() -> epoll::EventFlags {

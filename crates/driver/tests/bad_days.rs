@@ -256,7 +256,7 @@ fn a_thread_that_polls_in_earnest_and_finds_keeps_nobody_else_waiting() {
     let mut rounds = 0u32;
     while ring.0.load(Ordering::SeqCst) < 20 {
         assert!(Instant::now() < end, "the timer does not fire");
-        if rounds % 64 == 0 {
+        if rounds.is_multiple_of(64) {
             nic.engine().set_timer(token, Some(Instant::now()));
         }
         rounds += 1;

@@ -9,12 +9,14 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use uwarp_driver::{Disconnect, Rtr, StreamParams};
-use uwarp_rnic::qp::QpState;
-use uwarp_rnic::{SendOp, WcStatus};
+use uwarp_driver::{Disconnect, Nic, Qp, Readiness, Rtr, Source, StreamParams};
+use uwarp_rnic::qp::{QpCaps, QpInit, QpState};
+use uwarp_rnic::{Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 const SEND: SendOp = SendOp::Send { invalidate: None };
 const TASK: &str = "UWARP_TEST_CHILD";
@@ -59,6 +61,10 @@ fn child() {
     match words[..] {
         ["exit_in_handler", micros] => exit_in_handler(micros.parse().unwrap()),
         ["send_and_exit", port] => send_and_exit(port.parse().unwrap()),
+        ["idle"] => idle(),
+        ["memory"] => memory(),
+        ["forks"] => forks(),
+        ["panic"] => panic_in_background(),
         ["serve", port] => serve(port.parse().unwrap()),
         ref other => panic!("{other:?}"),
     }
@@ -135,6 +141,218 @@ fn what_was_accepted_arrives_although_the_process_exits_with_input_unread() {
     assert!(first.len() + rest.len() > AMOUNT as usize);
     drop(peer);
     assert_eq!(process.code(), Some(0));
+}
+
+/// How often the threads of this process went to sleep, all in all.
+fn sleeps() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .map(|task| {
+            let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.unwrap().trim().parse::<u64>().unwrap()
+        })
+        .sum()
+}
+
+/// Connected, polled and blocked on once, and then at rest.
+fn idle() {
+    let (a, b) = connect(uwarp(), 4096);
+    for _ in 0..100 {
+        b.recv(&[b.sge(0, 64)]);
+        a.send(SEND, &[a.sge(0, 64)]);
+        a.poll();
+        b.poll();
+    }
+    for _ in 0..20_000 {
+        assert_eq!(a.nic.poll_cq(&a.cq, 1, |_| ()), 0);
+    }
+    let stalled = connect(uwarp(), 4096);
+    stalled.0.send(SEND, &[stalled.0.sge(0, 64)]);
+    stalled.0.poll();
+    a.cq.arm(false);
+    let channel = a.channel.clone();
+    std::thread::spawn(move || channel.get());
+    std::thread::sleep(Duration::from_millis(300));
+    let (before, cpu_before) = (sleeps(), cpu());
+    std::thread::sleep(Duration::from_millis(700));
+    // This thread has slept, and counted.
+    assert!(sleeps() <= before + 4, "{} sleeps", sleeps() - before);
+    assert!(cpu() - cpu_before < Duration::from_millis(200));
+    std::process::exit(0);
+}
+
+/// Processor time of this process.
+fn cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+/// Many connections that were used once, all their receives posted.
+fn memory() {
+    const CONNECTIONS: usize = 200;
+    let nic = Nic::open().unwrap();
+    let (pd, events) = (Pd::new(), Arc::new(Events::default()));
+    let cq = Cq::new(100_000, 0, None, events.clone());
+    let mut area = vec![0u8; 4096].into_boxed_slice();
+    let addr = address(&mut area);
+    let mr = Mr::register(&pd, addr, 4096, addr, all_rights()).unwrap();
+    let sges = [Sge { addr, length: 64, lkey: mr.stag() }];
+    let caps =
+        QpCaps { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let attach = |socket: TcpStream, params| {
+        let (send_cq, recv_cq, pd) = (cq.clone(), cq.clone(), pd.clone());
+        let async_sink = events.clone();
+        let init = QpInit { pd, send_cq, recv_cq, caps, sq_sig_all: true, cookie: 0, async_sink };
+        let qp = Qp::create(&nic, init).unwrap();
+        qp.modify(&to(QpState::Init)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        qp.attach(socket.into(), params, Arc::new(Watch::default())).unwrap();
+        qp
+    };
+    let heap = || {
+        // SAFETY: no argument, plain data.
+        let info = unsafe { libc::mallinfo2() };
+        info.uordblks + info.hblkhd
+    };
+    let mut before = 0;
+    let mut pairs = Vec::with_capacity(2 * CONNECTIONS);
+    for i in 0..CONNECTIONS + 10 {
+        if i == 10 {
+            before = heap();
+        }
+        let (a, b) = sockets();
+        let a = attach(a, StreamParams { rtr: Rtr::SendWrite, ..uwarp() });
+        let b =
+            attach(b, StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..uwarp() });
+        for (qp, peer) in [(&a, &b), (&b, &a)] {
+            for wr_id in 0..16 {
+                peer.post_recv(std::iter::once(RecvWr { wr_id, sges: &sges })).unwrap();
+                let op = SEND;
+                let wr = SendWr { wr_id, op, flags: SendFlags::empty(), sges: &sges };
+                qp.post_send(std::iter::once(wr)).unwrap();
+            }
+            let mut done = 0;
+            while done < 32 {
+                done += nic.poll_cq(&cq, 16, |wc| assert_eq!(wc.status, WcStatus::Success));
+            }
+            for wr_id in 0..16 {
+                peer.post_recv(std::iter::once(RecvWr { wr_id, sges: &sges })).unwrap();
+            }
+        }
+        pairs.push((a, b));
+    }
+    let each = (heap() - before) / (2 * CONNECTIONS);
+    println!("{each} bytes for each queue pair");
+    assert!(each <= 8192, "{each}");
+    std::process::exit(0);
+}
+
+struct Broken(AtomicBool);
+impl Source for Broken {
+    fn ready(&self, _: Readiness) {}
+    fn timeout(&self) {
+        self.0.store(true, Ordering::SeqCst);
+        panic!("on purpose");
+    }
+}
+
+fn panic_in_background() {
+    let nic = Nic::open().unwrap();
+    let broken = Arc::new(Broken(false.into()));
+    let token = nic.engine().new_token(broken.clone());
+    nic.engine().set_timer(token, Some(Instant::now()));
+    while !broken.0.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (a, b) = connect(uwarp(), 4096);
+    b.recv(&[b.sge(0, 64)]);
+    a.send(SEND, &[a.sge(0, 64)]);
+    assert_eq!(b.look_only().status, WcStatus::Success);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_panic_does_not_end_the_background_thread() {
+    assert_eq!(Process::start("panic").code(), Some(0));
+}
+
+/// Descriptors of this process that are sockets or belong to an event loop.
+fn watched_descriptors() -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let ours = |link: &std::path::Path| {
+        let link = link.to_string_lossy().into_owned();
+        link.starts_with("socket:") || link.contains("eventpoll") || link.contains("eventfd")
+    };
+    links.filter(|link| ours(link)).count()
+}
+
+/// Forks beside threads that post, poll and connect all the time.
+fn forks() {
+    let stop = AtomicBool::new(false);
+    let (a, b) = connect(uwarp(), 4096);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                a.send(
+                    SendOp::Read { stag: b.mr.stag(), to: b.addr(), invalidate_local: false },
+                    &[a.sge(0, 8)],
+                );
+                assert_eq!(a.poll().status, WcStatus::Success);
+            }
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                let (a, b) = connect(uwarp(), 64);
+                a.qp.disconnect();
+                b.watch.wait_end();
+            }
+        });
+        for round in 0..60 {
+            std::thread::sleep(Duration::from_millis(1));
+            // SAFETY: the child calls what a forked child of a program with threads may call, and ours.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let refused = Nic::open().is_err()
+                    && Nic::get().is_none()
+                    && a.try_send(1, SEND, &[]).is_err()
+                    && a.try_recv(1, &[]).is_err()
+                    && a.nic.poll_cq(&a.cq, 1, |_| ()) == 0;
+                // Those of the test are not ours to close: the sockets of a connection that is being made.
+                let closed = watched_descriptors() <= 8;
+                // SAFETY: runs the handlers, ours among them.
+                unsafe { libc::exit(i32::from(!(refused && closed))) }
+            }
+            assert!(pid > 0);
+            let end = Instant::now() + LIMIT;
+            let mut status = 0;
+            // SAFETY: a child of this process.
+            while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
+                assert!(Instant::now() < end, "forked child {round} does not end");
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            assert_eq!(status, 0, "forked child {round}");
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    assert_eq!((a.watch.ended(), b.watch.ended()), (None, None));
+    std::process::exit(0);
+}
+
+#[test]
+fn forked_children_leave_connections_alone() {
+    assert_eq!(Process::start("forks").code(), Some(0));
+}
+
+#[test]
+fn a_queue_pair_at_rest_takes_little_memory() {
+    assert_eq!(Process::start("memory").code(), Some(0));
+}
+
+#[test]
+fn connections_at_rest_wake_nobody() {
+    assert_eq!(Process::start("idle").code(), Some(0));
 }
 
 /// Receives and sends back, until the peer goes.

@@ -8,11 +8,12 @@
 mod common;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use common::*;
+use parking_lot::{Mutex, RwLock};
 use uwarp_driver::{Channel, Nic, Qp, Rtr, StreamParams};
 use uwarp_rnic::qp::{QpCaps, QpInit, QpState};
 use uwarp_rnic::{Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, WcOpcode, WcStatus};
@@ -129,16 +130,16 @@ impl Group {
     }
 
     fn poll(&self) -> usize {
-        let _judging = self.judging.read().unwrap();
-        let taken = self.nic.poll_cq(&self.cq, 16, |wc| self.taken.lock().unwrap().push_back(wc));
+        let _judging = self.judging.read();
+        let taken = self.nic.poll_cq(&self.cq, 16, |wc| self.taken.lock().push_back(wc));
         self.judge_taken();
         taken
     }
 
     fn judge_taken(&self) {
-        let _judge = self.judge.lock().unwrap();
+        let _judge = self.judge.lock();
         loop {
-            let wc = self.taken.lock().unwrap().pop_front();
+            let wc = self.taken.lock().pop_front();
             match wc {
                 Some(wc) => self.judge(&wc),
                 None => return,
@@ -148,15 +149,15 @@ impl Group {
 
     /// Completions in the queue are judged, and none comes meanwhile to the eyes of anybody else.
     fn alone(&self, then: impl FnOnce()) {
-        let _judging = self.judging.write().unwrap();
+        let _judging = self.judging.write();
         then();
-        while self.cq.poll(64, |wc| self.taken.lock().unwrap().push_back(wc)) > 0 {}
+        while self.cq.poll(64, |wc| self.taken.lock().push_back(wc)) > 0 {}
         self.judge_taken();
     }
 
     fn judge(&self, wc: &Wc) {
         self.judged.fetch_add(1, Ordering::Relaxed);
-        let side = self.sides.read().unwrap().get(&(wc.wr_id >> 32)).cloned();
+        let side = self.sides.read().get(&(wc.wr_id >> 32)).cloned();
         side.unwrap_or_else(|| panic!("{wc:?} of a queue pair that is gone")).judge(wc);
     }
 
@@ -284,7 +285,7 @@ impl Side {
             gone: AtomicBool::new(false),
             faults: AtomicUsize::new(0),
         });
-        group.sides.write().unwrap().insert(serial, side.clone());
+        group.sides.write().insert(serial, side.clone());
         side
     }
 
@@ -315,7 +316,7 @@ impl Side {
     }
 
     fn post_receives(&self) {
-        let mut receives = self.receives.lock().unwrap();
+        let mut receives = self.receives.lock();
         for slot in 0..RECV_SLOTS {
             self.post_receive(&mut receives, slot).unwrap();
         }
@@ -323,9 +324,9 @@ impl Side {
 
     /// Posts something. `Err`: the queue is full, or the queue pair takes nothing any more.
     fn post(&self, random: &mut Random) -> Result<(), VerbsError> {
-        let peer = self.peer.lock().unwrap().unwrap();
+        let peer = self.peer.lock().unwrap();
         // The book stays open over the post: completions that come at once wait for it.
-        let mut book = self.book.lock().unwrap();
+        let mut book = self.book.lock();
         let n = book.messages;
         let (from, len) = message(self.serial, n);
         let cut = random.below(len + 1);
@@ -379,7 +380,7 @@ impl Side {
         if wc.wr_id & RECV != 0 {
             return self.judge_receive(wc);
         }
-        let mut book = self.book.lock().unwrap();
+        let mut book = self.book.lock();
         let work = book.outstanding.remove(&wc.wr_id);
         let work = work.unwrap_or_else(|| panic!("{wc:?} was not posted, or has completed before"));
         assert_eq!(book.order.pop_front(), Some(wc.wr_id), "out of order");
@@ -399,14 +400,14 @@ impl Side {
     }
 
     fn judge_receive(&self, wc: &Wc) {
-        let mut receives = self.receives.lock().unwrap();
+        let mut receives = self.receives.lock();
         let slot = wc.wr_id & (RECV - 1) & 0xFFFF;
         assert_eq!(receives.posted.pop_front(), Some(slot), "receives complete in order: {wc:?}");
         if wc.status != WcStatus::Success {
             self.faults.fetch_add(1, Ordering::SeqCst);
             return;
         }
-        let peer = self.peer.lock().unwrap().unwrap();
+        let peer = self.peer.lock().unwrap();
         let (from, len) = message(peer.serial, receives.messages);
         receives.messages += 1;
         assert_eq!(u64::from(wc.byte_len), len);
@@ -416,7 +417,7 @@ impl Side {
     }
 
     fn is_idle(&self) -> bool {
-        self.book.lock().unwrap().outstanding.is_empty() && self.receives.lock().unwrap().posted.is_empty()
+        self.book.lock().outstanding.is_empty() && self.receives.lock().posted.is_empty()
     }
 
     /// Destroys the queue pair; what was outstanding never completes.
@@ -430,14 +431,13 @@ impl Side {
             self.destroy();
         }
         self.mr.deregister();
-        self.group.sides.write().unwrap().remove(&self.serial);
+        self.group.sides.write().remove(&self.serial);
     }
 }
 
 fn join_sides(a: &Side, b: &Side, random: &mut Random) {
     for (one, other) in [(a, b), (b, a)] {
-        *one.peer.lock().unwrap() =
-            Some(Peer { serial: other.serial, stag: other.mr.stag(), addr: other.addr });
+        *one.peer.lock() = Some(Peer { serial: other.serial, stag: other.mr.stag(), addr: other.addr });
     }
     let params = StreamParams {
         peer_is_uwarp: !random.one_in(3),
@@ -491,8 +491,8 @@ fn wait_idle(side: &Side) {
         assert!(
             Instant::now() < end,
             "never completed: {:?} {:?}",
-            side.book.lock().unwrap().order,
-            side.receives.lock().unwrap().posted
+            side.book.lock().order,
+            side.receives.lock().posted
         );
         std::thread::sleep(Duration::from_micros(200));
     }
@@ -539,7 +539,7 @@ fn life(groups: &[Arc<Group>], serial: &AtomicU64, random: &mut Random) {
             }
             6 => {
                 // A key that is no key.
-                let mut book = a.book.lock().unwrap();
+                let mut book = a.book.lock();
                 let id = a.serial << 32 | book.next;
                 let sges = [a.sge(0, 10)];
                 let op = SendOp::Write { stag: 0, to: 0 };
@@ -558,18 +558,14 @@ fn life(groups: &[Arc<Group>], serial: &AtomicU64, random: &mut Random) {
                 stop.store(true, Ordering::SeqCst);
                 let end = Instant::now() + LIMIT;
                 for side in [&a, &b] {
-                    while !side.book.lock().unwrap().outstanding.is_empty() {
-                        assert!(
-                            Instant::now() < end,
-                            "never completed: {:?}",
-                            side.book.lock().unwrap().order
-                        );
+                    while !side.book.lock().outstanding.is_empty() {
+                        assert!(Instant::now() < end, "never completed: {:?}", side.book.lock().order);
                         std::thread::sleep(Duration::from_micros(200));
                     }
                 }
                 for (one, other) in [(&a, &b), (&b, &a)] {
-                    let sent = one.book.lock().unwrap().messages;
-                    while other.receives.lock().unwrap().messages < sent {
+                    let sent = one.book.lock().messages;
+                    while other.receives.lock().messages < sent {
                         assert!(Instant::now() < end, "a message was lost");
                         std::thread::sleep(Duration::from_micros(200));
                     }
@@ -589,10 +585,10 @@ fn life(groups: &[Arc<Group>], serial: &AtomicU64, random: &mut Random) {
     });
     if way == 5 {
         // The posters may have been refused in the middle; nothing of it completes.
-        let mut book = a.book.lock().unwrap();
+        let mut book = a.book.lock();
         book.outstanding.clear();
         book.order.clear();
-        a.receives.lock().unwrap().posted.clear();
+        a.receives.lock().posted.clear();
     } else if !matches!(way, 2 | 3) {
         wait_idle(&a);
     }

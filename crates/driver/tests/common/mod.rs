@@ -5,10 +5,11 @@
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use uwarp_driver::{Channel, Disconnect, Nic, Qp, Rtr, StreamObserver, StreamParams};
 use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState};
 use uwarp_rnic::{
@@ -46,24 +47,24 @@ pub struct Watch {
 }
 impl StreamObserver for Watch {
     fn established(&self) {
-        self.state.lock().unwrap().0 = true;
+        self.state.lock().0 = true;
         self.changed.notify_all();
     }
     fn disconnected(&self, why: Disconnect) {
-        assert!(self.state.lock().unwrap().1.replace(why).is_none());
+        assert!(self.state.lock().1.replace(why).is_none());
         self.changed.notify_all();
     }
 }
 impl Watch {
     pub fn wait_end(&self) -> Disconnect {
-        let state = self.state.lock().unwrap();
-        let (state, result) = self.changed.wait_timeout_while(state, LIMIT, |s| s.1.is_none()).unwrap();
+        let mut state = self.state.lock();
+        let result = self.changed.wait_while_for(&mut state, |s| s.1.is_none(), LIMIT);
         assert!(!result.timed_out(), "no disconnect");
         state.1.unwrap()
     }
 
     pub fn ended(&self) -> Option<Disconnect> {
-        self.state.lock().unwrap().1
+        self.state.lock().1
     }
 }
 
