@@ -174,7 +174,9 @@ impl Channel {
         let start = Instant::now();
         loop {
             self.engine.note_earnest();
+            BLOCKED_ON.set(std::ptr::from_ref(self).addr());
             self.engine.poll_once();
+            BLOCKED_ON.set(0);
             if let Some(event) = self.pop() {
                 self.luck.store((luck + 1).min(MOST_LUCK), Ordering::Relaxed);
                 return Some(event);

@@ -651,7 +651,8 @@ fn after_unlock() {
 }
 
 impl Feeder for Qp {
-    fn feed(&self, in_earnest: bool) {
+    fn feed(&self, in_earnest: bool) -> bool {
+        let mut ask = false;
         if let Some(mut inner) = self.inner.try_lock() {
             if let Inner { core, conn: Some(conn), .. } = &mut *inner {
                 let engine = self.nic.engine();
@@ -669,13 +670,15 @@ impl Feeder for Qp {
                     if self.kick.load(Ordering::SeqCst) {
                         self.look();
                     }
-                    return;
+                    return wants_to_be_told;
                 }
                 self.send(&mut inner);
                 self.wind_down(&mut inner);
             }
+            ask = inner.conn.as_ref().is_some_and(|conn| !conn.writable);
             self.release(inner);
         }
+        ask
     }
 }
 

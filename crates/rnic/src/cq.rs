@@ -28,8 +28,9 @@ struct Inner {
 /// Something whose progress may bring completions to a queue: a queue pair with its socket.
 pub trait Feeder: Send + Sync {
     /// Looks for input and for room to send, without blocking. Does nothing if another thread is at it. `in_earnest`: the
-    /// caller has looked in vain for a while and will look again at once.
-    fn feed(&self, in_earnest: bool);
+    /// caller has looked in vain for a while and will look again at once. Says whether it waits for something that looking
+    /// does not show, such as room to send: then the system has to be asked.
+    fn feed(&self, in_earnest: bool) -> bool;
 }
 
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
@@ -176,8 +177,8 @@ impl Cq {
         self.feeders.write().retain(|f| f.strong_count() > 0 && !f.ptr_eq(feeder));
     }
 
-    /// Lets the feeders look, if there are at most `few` of them. With more, says no: it is cheaper to ask the
-    /// system which of them have anything.
+    /// Lets the feeders look, if there are at most `few` of them. Says no when it is better to ask the system: there are more,
+    /// or one of them waits for what only the system can tell.
     pub fn feed(&self, few: usize, in_earnest: bool) -> bool {
         // Taken out of the lock: a feeder tells observers, who take locks of their own.
         let feeders = self.feeders.read();
@@ -188,17 +189,12 @@ impl Cq {
         if let [one] = feeders.as_slice() {
             let one = one.upgrade();
             drop(feeders);
-            if let Some(one) = one {
-                one.feed(in_earnest);
-            }
-            return true;
+            return one.is_none_or(|one| !one.feed(in_earnest));
         }
         let some: SmallVec<[Arc<dyn Feeder>; 4]> = feeders.iter().filter_map(Weak::upgrade).collect();
         drop(feeders);
-        for feeder in some {
-            feeder.feed(in_earnest);
-        }
-        true
+        // All of them, whatever the first says.
+        some.iter().filter(|feeder| feeder.feed(in_earnest)).count() == 0
     }
 
     /// Counts an empty poll and says how many there were in a row; a poll that found something starts anew.

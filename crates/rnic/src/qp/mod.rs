@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use uwarp_proto::framer::{Framer, MarkerInserter};
 use uwarp_proto::rx::RxState;
 use uwarp_proto::setup::PeerData;
@@ -604,4 +605,4 @@ fn set<T>(place: &mut T, value: Option<T>) {
 }
 
 /// Regions in use by a receive that is under way; kept only for the length of a system call.
-type Pins = Vec<MrUse>;
+type Pins = SmallVec<[MrUse; 2]>;
