@@ -81,6 +81,8 @@ struct Conn {
     send_deadline: Option<Instant>,
     /// When the engine's timer is set to; never later than the first of the above.
     timer: Option<Instant>,
+    /// Sending stopped although there was room, for the others' sake.
+    unfinished: bool,
     /// Sending has failed. What the peer sent before that is still to be read.
     broken: bool,
     parked: Option<ParkMark>,
@@ -292,6 +294,7 @@ impl Qp {
             gone_deadline: None,
             send_deadline: None,
             timer: None,
+            unfinished: false,
             broken: false,
             parked: None,
         });
@@ -419,6 +422,7 @@ impl Qp {
         if conn.hold_until.is_some() || conn.broken {
             return;
         }
+        conn.unfinished = false;
         let mut moved = 0;
         loop {
             inner.core.build();
@@ -443,6 +447,9 @@ impl Qp {
                     inner.core.taken(n);
                     moved += n;
                     if moved >= TURN && conn.writable {
+                        // Whoever hears of it first goes on: the system says again that there is room, but not to a thread that
+                        // polls the socket unwatched.
+                        conn.unfinished = true;
                         self.nic.engine().rearm(conn.token);
                         return;
                     }
@@ -661,8 +668,8 @@ impl Feeder for Qp {
                 {
                     conn.parked = engine.park(conn.token);
                 }
-                let news = self.receive(&mut inner) || self.room.load(Ordering::Relaxed);
-                if !news && !self.kick.load(Ordering::SeqCst) {
+                let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
+                if !(self.receive(&mut inner) || unfinished) && !self.kick.load(Ordering::SeqCst) {
                     // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
                     // seen by a later poll, or by the thread that leaves it once the lock is free.
                     drop(inner);

@@ -233,6 +233,20 @@ fn a_send_that_fails_does_not_hide_what_the_peer_sent_before_it_went() {
     }
 }
 
+#[test]
+fn a_long_message_goes_on_while_its_sender_polls_in_earnest() {
+    // A thread that polls in earnest is not told of room: it has to go on by itself where a turn was over.
+    for _ in 0..20 {
+        let (a, b) = connect(uwarp(), 8 << 20);
+        let until = Instant::now() + Duration::from_millis(5);
+        while Instant::now() < until {
+            assert_eq!(a.nic.poll_cq(&a.cq, 1, |_| ()), 0);
+        }
+        a.send(SendOp::Write { stag: b.mr.stag(), to: b.addr() }, &[a.sge(0, 8 << 20)]);
+        assert_eq!(a.poll().status, WcStatus::Success);
+    }
+}
+
 struct Ring(AtomicUsize);
 impl Source for Ring {
     fn ready(&self, _: Readiness) {
