@@ -109,6 +109,15 @@ struct Parked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParkMark(u64);
 
+/// What a look at the descriptors brought.
+#[derive(Clone, Copy)]
+struct Looked {
+    /// The wake descriptor was among them.
+    woken: bool,
+    /// Others that were ready and have been served.
+    served: usize,
+}
+
 /// A poll counts as recent for this long.
 const RECENT: Duration = Duration::from_micros(20);
 /// First and longest sleep of the background thread beside a thread that polls in earnest.
@@ -333,15 +342,14 @@ impl Engine {
         last != 0 && now.saturating_sub(last) < u64::try_from(span.as_nanos()).unwrap_or(0)
     }
 
-    /// Serves what is ready now.
-    pub fn poll_once(&self) {
+    /// Serves what is ready now; says how many descriptors that were.
+    pub fn poll_once(&self) -> usize {
         // Nobody hears of an interruption that kept nobody waiting.
-        let _ = self.wait_once(Some(Duration::ZERO), false);
+        self.wait_once(Some(Duration::ZERO), false).map_or(0, |looked| looked.served)
     }
 
-    /// Waits for something to be ready, at most until the next timer or `limit`, and serves it. Says whether the wake
-    /// descriptor was among it.
-    fn wait_once(&self, limit: Option<Duration>, background: bool) -> Result<bool, Errno> {
+    /// Waits for something to be ready, at most until the next timer or `limit`, and serves it.
+    fn wait_once(&self, limit: Option<Duration>, background: bool) -> Result<Looked, Errno> {
         let deadline = self.timers.lock().order.first().map(|(at, _)| *at);
         let mut timeout = limit;
         if let Some(at) = deadline {
@@ -365,11 +373,11 @@ impl Engine {
         let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
         let (ready, _) = epoll::wait(&self.epoll, &mut raw[..], spec.as_ref())?;
         events.extend(ready.iter().copied());
-        let mut woken = false;
+        let mut looked = Looked { woken: false, served: events.len() };
         for event in events {
             let token = Token(event.data.u64());
             if token == Token::WAKE {
-                woken = true;
+                looked = Looked { woken: true, served: looked.served - 1 };
                 continue;
             }
             let flags = event.flags;
@@ -387,7 +395,7 @@ impl Engine {
         if deadline.is_some_and(|at| at <= Instant::now()) {
             self.run_timers();
         }
-        Ok(woken)
+        Ok(looked)
     }
 
     fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
@@ -429,7 +437,7 @@ pub(crate) struct Leader<'a> {
 impl Leader<'_> {
     /// Sleeps until something was ready, and serves it.
     pub(crate) fn wait(&self) -> Result<(), Errno> {
-        if self.engine.wait_once(None, false)? {
+        if self.engine.wait_once(None, false)?.woken {
             self.engine.drain_wake();
             self.engine.exit_if_asked();
         }
@@ -479,7 +487,8 @@ fn background(engine: &Weak<Engine>) {
             engine.allow_parking(false);
             engine.unpark();
         }
-        match guarded(|| engine.wait_once(None, true)).unwrap_or(Ok(false)) {
+        let looked = guarded(|| engine.wait_once(None, true)).unwrap_or(Ok(Looked { woken: false, served: 0 }));
+        match looked.map(|looked| looked.woken) {
             Ok(false) => {}
             Ok(true) => {
                 engine.drain_wake();

@@ -15,16 +15,39 @@ const IN_EARNEST: u32 = 4;
 const STAMP_EVERY: u32 = 16;
 /// Up to this many queue pairs are asked directly; with more, the system says which have something.
 const FEW: usize = 2;
-/// A direct look does not see other sockets; every so many empty polls, they are looked at too. Not only of polls in a row: a
-/// thread that often finds something keeps the background thread away all the same.
+/// A direct look does not see other sockets; every so many empty polls, they are looked at too, and far more often as before
+/// when that was not in vain: the background thread stands back for all sockets, not only for the polled ones. Not only of polls
+/// in a row: a thread that often finds something keeps the background thread away all the same.
 const LOOK_AROUND: u32 = 256;
 /// After this many empty polls, other threads that may have no core get one now and then.
 const YIELD_AFTER: u32 = 512;
 const YIELD_EVERY: u32 = 64;
 
 thread_local! {
-    /// Empty polls of this thread since it last looked around.
-    static BLINKERED: Cell<u32> = const { Cell::new(0) };
+    static BLINKERS: Cell<Blinkers> = const { Cell::new(Blinkers { polls: 0, until: LOOK_AROUND }) };
+}
+
+/// How long this thread has not looked around.
+#[derive(Clone, Copy)]
+struct Blinkers {
+    /// Empty polls since.
+    polls: u32,
+    /// Empty polls after which it does.
+    until: u32,
+}
+
+impl Blinkers {
+    /// Counts an empty poll; says whether it is time.
+    fn count(&mut self) -> bool {
+        self.polls += 1;
+        self.polls >= self.until
+    }
+
+    /// It has looked; others were `busy` or not.
+    fn looked(&mut self, busy: bool) {
+        self.polls = 0;
+        self.until = if busy { (self.until / 8).max(1) } else { (self.until * 2).min(LOOK_AROUND) };
+    }
 }
 
 impl Nic {
@@ -44,12 +67,16 @@ impl Nic {
             self.engine().note_earnest();
         }
         let direct = cq.feed(FEW, empty >= IN_EARNEST);
-        // A thread that is ending has no count any more.
-        let since = BLINKERED.try_with(|count| count.replace(count.get() + 1)).unwrap_or(LOOK_AROUND);
-        if !direct || since >= LOOK_AROUND {
-            let _ = BLINKERED.try_with(|count| count.set(0));
-            self.engine().poll_once();
+        // A thread that is ending has no blinkers any more.
+        let mut blinkers = BLINKERS.try_with(Cell::get).unwrap_or(Blinkers { polls: 0, until: 1 });
+        let time = blinkers.count();
+        if time || !direct {
+            let served = self.engine().poll_once();
+            if direct {
+                blinkers.looked(served > 0);
+            }
         }
+        let _ = BLINKERS.try_with(|b| b.set(blinkers));
         let found = cq.poll(max, sink);
         if found > 0 {
             cq.note_poll(true);
