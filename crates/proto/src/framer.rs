@@ -259,7 +259,7 @@ mod tests {
             let ulpdus: Vec<Vec<u8>> =
                 sizes.iter().map(|n| (0..*n).map(|i| u8::try_from(i % 251).unwrap()).collect()).collect();
             let stream: Vec<u8> = ulpdus.iter().flat_map(|u| plain(u, crc)).collect();
-            let mut f = Framer::new(true && crc, false);
+            let mut f = Framer::new(crc, false);
             check(&mut f, &stream, &ulpdus, cut);
         }
 

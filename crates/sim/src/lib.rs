@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod assault;
 pub mod end;
 pub mod memory;
 pub mod net;

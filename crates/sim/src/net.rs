@@ -62,8 +62,8 @@ pub struct Pipe {
     params: NetParams,
     rng: Rng,
     fault: Option<Fault>,
-    /// When each piece arrives, and what is left of it.
-    pieces: VecDeque<(Time, VecDeque<u8>)>,
+    /// When each piece arrives, its bytes, and how many of them were read.
+    pieces: VecDeque<(Time, Vec<u8>, usize)>,
     /// Arrival of the last piece: order is kept.
     last: Time,
     sent: u64,
@@ -130,7 +130,7 @@ impl Pipe {
             let n = self.rng.size(1, self.params.piece.max(1)).min(rest.len());
             let (piece, tail) = rest.split_at(n);
             let at = self.arrival(now);
-            self.pieces.push_back((at, piece.iter().copied().collect()));
+            self.pieces.push_back((at, piece.to_vec(), 0));
             rest = tail;
         }
         if stop.is_some() {
@@ -166,13 +166,14 @@ impl Pipe {
     /// Bytes that have arrived, at most `max`, perhaps fewer than there are. No bytes: the sender has closed.
     pub fn recv(&mut self, now: Time, max: usize) -> Result<Vec<u8>, Refusal> {
         let mut out = Vec::new();
-        while let Some((at, piece)) = self.pieces.front_mut() {
+        while let Some((at, piece, read)) = self.pieces.front_mut() {
             if *at > now || out.len() >= max {
                 break;
             }
-            let n = piece.len().min(max - out.len());
-            out.extend(piece.drain(..n));
-            if piece.is_empty() {
+            let n = (piece.len() - *read).min(max - out.len());
+            out.extend_from_slice(&piece[*read..*read + n]);
+            *read += n;
+            if *read == piece.len() {
                 self.pieces.pop_front();
             }
             // Now and then a read ends at a piece although there is more.
@@ -217,7 +218,7 @@ impl Pipe {
 
     /// When something next arrives that has not arrived at `now`.
     pub fn next_arrival(&self, now: Time) -> Option<Time> {
-        let piece = self.pieces.front().map(|(at, _)| *at);
+        let piece = self.pieces.front().map(|(at, ..)| *at);
         piece.or(self.fin).filter(|at| *at > now)
     }
 

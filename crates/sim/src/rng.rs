@@ -11,7 +11,7 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -21,7 +21,7 @@ impl Rng {
 
     /// A number below `n`; 0 when `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        if n == 0 { 0 } else { self.next() % n }
+        if n == 0 { 0 } else { self.draw() % n }
     }
 
     /// A size from `low` to `high`, both included.
@@ -36,13 +36,13 @@ impl Rng {
 
     /// A generator of its own for a part of the run, so that one part's draws do not shift another's.
     pub fn fork(&mut self) -> Self {
-        Self(self.next())
+        Self(self.draw())
     }
 
     /// Fills `bytes`.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
-            let word = self.next().to_le_bytes();
+            let word = self.draw().to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }

@@ -1,5 +1,6 @@
 //! Random lists of work requests over random networks, with and without faults (see `uwarp_sim::workload`).
 
+mod cases;
 mod plans;
 
 use proptest::prelude::*;
@@ -7,12 +8,8 @@ use uwarp_sim::workload::{self, Plan};
 
 use plans::Trouble;
 
-fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, max_shrink_iters: 4000, failure_persistence: None, ..ProptestConfig::default() }
-}
-
 proptest! {
-    #![proptest_config(config(300))]
+    #![proptest_config(cases::config(300))]
 
     /// Nothing is wrong with the network: everything arrives where it should.
     #[test]

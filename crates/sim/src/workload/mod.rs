@@ -7,6 +7,7 @@
 //! - with one: everything that was posted completes once, successfully or not; what completed successfully is
 //!   right; nothing outside the buffers was written; nothing hangs.
 
+mod bytes;
 mod check;
 mod layout;
 

@@ -1,0 +1,219 @@
+//! What must hold for any bytes: the framer and the set-up machines neither panic nor depend on how the bytes arrive. Shared by
+//! `tests/any_bytes.rs` and the fuzz targets `framer` and `mpa_setup`.
+
+use uwarp_proto::framer::{Framer, MarkerInserter, Step};
+use uwarp_proto::setup::{
+    AcceptParams, Depths, Initiator, InitiatorConfig, Negotiated, Outcome, PeerData, Responder,
+    ResponderPolicy, Revision, Rtr, SetupError,
+};
+use uwarp_wire::mpa;
+
+/// The longest FPDU with its markers.
+const LONGEST: usize = 2 + 65_535 + 3 + 4 + 4 * (65_544 / 512 + 2);
+
+/// The first byte chooses CRC, markers and how the rest, which is the stream, arrives.
+pub fn framer(bytes: &[u8]) {
+    let Some((flags, stream)) = bytes.split_first() else { return };
+    let (crc, markers) = (flags & 1 != 0, flags & 2 != 0);
+    let whole = frames(crc, markers, stream, usize::MAX);
+    let pieces = frames(crc, markers, stream, usize::from(flags >> 2) + 1);
+    assert_eq!(whole, pieces, "what is found depends on how the bytes arrive");
+    if flags & 4 == 0 {
+        there_and_back(crc, markers, stream);
+    }
+}
+
+/// ULPDUs found, bytes consumed, and the error at the end if there was one.
+fn frames(crc: bool, markers: bool, stream: &[u8], piece: usize) -> (Vec<Vec<u8>>, usize, bool) {
+    let mut framer = Framer::new(crc, markers);
+    let (mut found, mut start, mut end) = (Vec::new(), 0, piece.min(stream.len()));
+    loop {
+        let input = &stream[start..end];
+        match framer.next(input) {
+            Ok(Step::Fpdu { ulpdu, consumed }) => {
+                assert!(ulpdu.len() < consumed && consumed <= input.len());
+                found.push(ulpdu.to_vec());
+                start += consumed;
+                // Taking it back and looking again finds the same.
+                let again = found.last().cloned();
+                framer.rewind(consumed);
+                let Ok(Step::Fpdu { ulpdu, consumed: n }) = framer.next(input) else {
+                    panic!("an FPDU that was taken back is gone");
+                };
+                assert_eq!((Some(ulpdu.to_vec()), n), (again, consumed));
+            }
+            Ok(Step::Incomplete { need }) => {
+                assert!(need > input.len() && need <= LONGEST, "{need} bytes needed, {} there", input.len());
+                if end == stream.len() {
+                    return (found, start, false);
+                }
+                end = (end + piece.min(stream.len())).min(stream.len());
+            }
+            Err(_) => return (found, start, true),
+        }
+    }
+}
+
+/// The bytes as ULPDUs (a length byte before each, in fours): sent and received they are what they were.
+fn there_and_back(crc: bool, markers: bool, bytes: &[u8]) {
+    let mut inserter = MarkerInserter::default();
+    let (mut sent, mut stream) = (Vec::new(), Vec::new());
+    let mut rest = bytes;
+    while let Some((len, tail)) = rest.split_first() {
+        let len = (usize::from(*len) * 4).min(tail.len());
+        let (ulpdu, tail) = tail.split_at(len);
+        rest = tail;
+        sent.push(ulpdu.to_vec());
+        let mut covered = u16::try_from(len).unwrap().to_be_bytes().to_vec();
+        covered.extend(ulpdu);
+        covered.resize(covered.len() + mpa::pad_len(len), 0);
+        if markers {
+            // One that is dropped again must leave no trace.
+            let before = stream.len();
+            inserter.emit(&covered, crc, &mut stream);
+            inserter.rewind(stream.len() - before);
+            stream.truncate(before);
+            inserter.emit(&covered, crc, &mut stream);
+        } else {
+            let sum = if crc { uwarp_wire::crc::to_wire(uwarp_wire::crc::crc32c(&covered)) } else { [0; 4] };
+            stream.extend(covered);
+            stream.extend(sum);
+        }
+    }
+    assert_eq!(frames(crc, markers, &stream, 700), (sent, stream.len(), false));
+}
+
+/// The first bytes choose what the two machines are told; the rest is what an initiator and a responder receive, with the
+/// key put before it, and whether the two machines agree when they speak to each other.
+pub fn setup(bytes: &[u8]) {
+    let Some(([a, b, c, d], rest)) = bytes.split_first_chunk::<4>() else { return };
+    let bit = |byte: &u8, n: u8| byte >> n & 1 == 1;
+    let revision = |two: bool| if two { Revision::Two } else { Revision::One };
+    let peer = PeerData { qpn: 0x10203, ..PeerData::new() };
+    let depths = |n: u8| Depths { ird: u16::from(n & 15), ord: u16::from(n >> 4), negotiate: !bit(c, 7) };
+    let config = InitiatorConfig {
+        revision: revision(bit(a, 0)),
+        crc: bit(a, 1),
+        markers: bit(a, 2),
+        depths: depths(*b),
+        max_ird: 32,
+        peer: bit(a, 3).then_some(peer),
+        peer_in_request: bit(a, 4),
+    };
+    let policy = ResponderPolicy {
+        max_revision: revision(bit(c, 0)),
+        crc: bit(c, 1),
+        markers: bit(c, 2),
+        know_peers: bit(c, 3),
+        max_ird: 32,
+    };
+    let params = AcceptParams { depths: depths(*d), peer };
+    let piece = usize::from(a >> 5) + 1;
+    reply(config, rest, piece);
+    request(policy, params, rest, piece);
+    conversation(config, policy, params, rest);
+}
+
+/// Feeds a machine no more than it wants, in small pieces, and with a key before the bytes.
+macro_rules! feed {
+    ($machine:expr, $bytes:expr, $piece:expr) => {{
+        let mut rest: &[u8] = $bytes;
+        loop {
+            let want = $machine.want();
+            if want == 0 || rest.is_empty() {
+                break None;
+            }
+            assert!(want <= mpa::FRAME_LEN + mpa::MAX_PRIVATE_DATA);
+            let (now, later) = rest.split_at(want.min($piece).min(rest.len()));
+            rest = later;
+            match $machine.handle_input(now) {
+                Ok(None) => {}
+                Ok(Some(done)) => break Some(Ok(done)),
+                Err(e) => break Some(Err(e)),
+            }
+        }
+    }};
+}
+
+fn keyed(key: [u8; 16], rest: &[u8]) -> Vec<u8> {
+    let mut out = key.to_vec();
+    out.extend(rest);
+    out
+}
+
+fn reply(config: InitiatorConfig, rest: &[u8], piece: usize) {
+    let Ok(mut machine) = Initiator::new(config, b"hello") else { return };
+    assert!(machine.poll_transmit().is_some());
+    let result = feed!(machine, &keyed(mpa::KEY_REP, rest), piece);
+    if result.is_some() {
+        assert_eq!(machine.want(), 0);
+        assert_eq!(machine.handle_input(&[1]), Err(SetupError::Misuse));
+    }
+    if let Some(Ok(Outcome::Accepted(negotiated))) = &result {
+        sane(negotiated, true);
+    }
+    let mut whole = Initiator::new(config, b"hello").expect("as before");
+    let again = feed!(whole, &keyed(mpa::KEY_REP, rest), usize::MAX);
+    assert_eq!(result, again, "the answer depends on how the bytes arrive");
+    let _ = feed!(Initiator::new(config, b"").expect("shorter"), rest, piece);
+}
+
+fn request(policy: ResponderPolicy, params: AcceptParams, rest: &[u8], piece: usize) {
+    let mut machine = Responder::new(policy);
+    let result = feed!(machine, &keyed(mpa::KEY_REQ, rest), piece);
+    if result.is_some() {
+        assert_eq!(machine.want(), 0);
+    }
+    match &result {
+        Some(Ok(request)) => {
+            assert!(request.private_data.len() <= mpa::MAX_PRIVATE_DATA);
+            let limit = machine.private_data_limit();
+            let negotiated = machine.accept(params, &vec![7; limit]).expect("the limit fits");
+            sane(&negotiated, false);
+            let frame = machine.poll_transmit().expect("a reply");
+            assert!(frame.len() <= mpa::FRAME_LEN + mpa::MAX_PRIVATE_DATA);
+        }
+        Some(Err(_)) => assert_eq!(machine.poll_transmit(), None, "an answer to a bad request"),
+        None => {}
+    }
+    let mut whole = Responder::new(policy);
+    let again = feed!(whole, &keyed(mpa::KEY_REQ, rest), usize::MAX);
+    assert_eq!(result, again, "the answer depends on how the bytes arrive");
+    let _ = feed!(Responder::new(policy), rest, piece);
+}
+
+fn sane(negotiated: &Negotiated, initiator: bool) {
+    assert_eq!(negotiated.initiator, initiator);
+    let mine = if initiator {
+        [Rtr::None, Rtr::SendWrite, Rtr::SendRead]
+    } else {
+        [Rtr::None, Rtr::Expect, Rtr::Expect]
+    };
+    assert!(mine.contains(&negotiated.rtr));
+    assert!(negotiated.ird <= 0x3FFF && negotiated.ord <= 0x3FFF);
+}
+
+/// The two machines against each other: what both agreed on is the same.
+fn conversation(config: InitiatorConfig, policy: ResponderPolicy, params: AcceptParams, data: &[u8]) {
+    let data = &data[..data.len().min(400)];
+    let Ok(mut initiator) = Initiator::new(config, data) else { return };
+    let mut responder = Responder::new(policy);
+    let Some(Ok(request)) = feed!(responder, &initiator.poll_transmit().expect("a request"), 7) else {
+        return;
+    };
+    // A responder that does not know us sees what the initiator says of itself behind the program's data.
+    let extra = if config.peer_in_request && !request.peer_is_uwarp { PeerData::LEN } else { 0 };
+    let seen = request.private_data.strip_prefix(data);
+    assert!(seen.is_some_and(|more| more.is_empty() || more.len() == extra), "{request:?}");
+    let Ok(b) = responder.accept(params, data) else { return };
+    let Some(Ok(outcome)) = feed!(initiator, &responder.poll_transmit().expect("a reply"), 7) else { return };
+    let Outcome::Accepted(a) = outcome else { panic!("rejected") };
+    assert_eq!(a.private_data, data);
+    assert_eq!((a.crc, a.send_markers, a.receive_markers), (b.crc, b.receive_markers, b.send_markers));
+    assert_eq!((a.revision, a.peer_is_uwarp), (b.revision, b.peer_is_uwarp));
+    assert_eq!(a.rtr == Rtr::None, b.rtr == Rtr::None);
+    // Revision 1 does not speak of depths.
+    if a.peer_enhanced.is_some() && config.depths.negotiate && params.depths.negotiate {
+        assert!(a.ord <= b.ird && b.ord <= a.ird, "{a:?} {b:?}");
+    }
+}

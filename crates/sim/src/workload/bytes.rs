@@ -1,0 +1,126 @@
+//! Plans from bytes, for a fuzzer.
+
+use uwarp_rnic::qp::QpCaps;
+
+use super::{Abort, Kind, Op, Plan, StreamPlan};
+use crate::net::{Fault, NetParams};
+use crate::{Side, Time};
+
+/// Takes numbers from the front; zeros when there are no more.
+struct Source<'a>(&'a [u8]);
+
+impl Source<'_> {
+    fn byte(&mut self) -> u8 {
+        match self.0.split_first() {
+            Some((byte, rest)) => {
+                self.0 = rest;
+                *byte
+            }
+            None => 0,
+        }
+    }
+
+    fn short(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+
+    fn bit(byte: u8, n: u8) -> bool {
+        byte >> n & 1 == 1
+    }
+
+    fn side(byte: u8) -> Side {
+        Side::BOTH[usize::from(byte & 1)]
+    }
+
+    fn op(&mut self) -> Op {
+        let (what, flags, scale) = (self.byte(), self.byte(), self.byte());
+        let kind = [
+            Kind::Send,
+            Kind::Write,
+            Kind::Read,
+            Kind::SendInvalidate,
+            Kind::ReadInvalidate,
+            Kind::LocalInvalidate,
+            Kind::Send,
+            Kind::Write,
+        ][usize::from(what >> 1 & 7)];
+        // Small ones often, up to 64 KiB.
+        let len = u32::from(self.short()) >> (scale & 15);
+        let cuts = (0..what >> 4 & 3).map(|_| self.short()).collect();
+        let peer_cuts = (0..what >> 6 & 3).map(|_| self.short()).collect();
+        Op {
+            side: Self::side(what),
+            kind,
+            len,
+            cuts,
+            peer_cuts,
+            slack: u16::from(scale >> 4),
+            signaled: Self::bit(flags, 0),
+            fence: Self::bit(flags, 1),
+            solicited: Self::bit(flags, 2),
+            inline: Self::bit(flags, 3),
+            at: Time::from(flags >> 4) * 10_000,
+            recv_at: if Self::bit(flags, 7) { Time::from(scale) * 5_000 } else { 0 },
+        }
+    }
+}
+
+impl Plan {
+    /// Most work requests in a plan made from bytes.
+    const MOST: usize = 10;
+
+    /// A plan, whatever the bytes are.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let mut s = Source(bytes);
+        let seed = u64::from(s.short());
+        let (a, b, c, d) = (s.byte(), s.byte(), s.byte(), s.byte());
+        let bit = Source::bit;
+        let stream = StreamPlan {
+            crc: bit(a, 0),
+            uwarp: bit(a, 1),
+            acks: bit(a, 2),
+            strict: [bit(a, 3), bit(a, 4)],
+            markers: [bit(a, 5), bit(a, 6)],
+            emss: 128 + u32::from(s.short() % 9000),
+            rtr: b & 3,
+            ird: [u16::from(b >> 2 & 3), u16::from(b >> 4 & 3)],
+            ord: [u16::from(c & 3), u16::from(c >> 2 & 3)],
+            msn_to_wrap: u32::from(c >> 4 & 3),
+        };
+        let net = NetParams {
+            delay: (0, Time::from(d) * 100),
+            piece: usize::from(s.short()) + 1,
+            capacity: 1000 + usize::from(s.short()),
+            stalls: u32::from(d & 31),
+            stall: 1_000_000,
+        };
+        let trouble = s.byte();
+        let at = u64::from(s.short()) << (trouble >> 4 & 3);
+        let (mut faults, mut abort) = ([None, None], None);
+        let fault = |fault| if bit(trouble, 3) { [Some(fault), None] } else { [None, Some(fault)] };
+        let side = Source::side(trouble >> 6);
+        match trouble & 7 {
+            1 => faults = fault(Fault::Flip { at, bit: trouble >> 5 }),
+            2 => faults = fault(Fault::Reset { at }),
+            3 => faults = fault(Fault::End { at }),
+            4 => abort = Some((at * 20, Abort::Disconnect(side))),
+            5 => abort = Some((at * 20, Abort::Error(side))),
+            6 => abort = Some((at * 20, Abort::Reset(side))),
+            7 => abort = Some((at * 20, Abort::Deregister(side, u16::from(trouble >> 3)))),
+            _ => {}
+        }
+        let (e, f) = (s.byte(), s.byte());
+        let caps = QpCaps {
+            max_send_wr: u32::from(e & 7) + 1,
+            max_recv_wr: u32::from(e >> 3 & 7) + 1,
+            max_send_sge: u32::from(f & 3) + 1,
+            max_recv_sge: u32::from(f >> 2 & 3) + 1,
+            max_inline_data: u32::from(f >> 4) * 20,
+        };
+        let mut ops = Vec::new();
+        while !s.0.is_empty() && ops.len() < Self::MOST {
+            ops.push(s.op());
+        }
+        Self { seed, stream, net, faults, abort, caps, one_region: bit(e, 6), sq_sig_all: bit(e, 7), ops }
+    }
+}

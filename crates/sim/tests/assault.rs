@@ -1,0 +1,70 @@
+//! Arbitrary bytes into a queue pair (see `uwarp_sim::assault`), and plans from arbitrary bytes.
+
+mod cases;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use uwarp_sim::assault;
+use uwarp_sim::workload::{self, Plan};
+
+proptest! {
+    #![proptest_config(cases::config(400))]
+
+    #[test]
+    fn raw_bytes(flags: u8, end in 0u8..2, piece: u8, bytes in vec(any::<u8>(), 0..400)) {
+        let mut input = vec![flags, end * 2, piece];
+        input.extend(bytes);
+        assault::check(&input);
+    }
+
+    /// Frames whose fields are mostly what they should be.
+    #[test]
+    fn framed(flags: u8, end in 0u8..2, piece: u8, segments in vec(segment(), 0..8)) {
+        let mut input = vec![flags & !2, end * 2 + 1, piece];
+        for ulpdu in segments {
+            input.extend((ulpdu.len() as u16).to_le_bytes());
+            input.extend(ulpdu);
+        }
+        assault::check(&input);
+    }
+
+    #[test]
+    fn plans_from_bytes(bytes in vec(any::<u8>(), 0..120)) {
+        workload::run(&Plan::from_bytes(&bytes));
+    }
+}
+
+fn small() -> impl Strategy<Value = u32> {
+    prop_oneof![8 => 0u32..8, 1 => 8u32..2_100, 1 => any::<u32>()]
+}
+
+fn segment() -> impl Strategy<Value = Vec<u8>> {
+    let payload = prop_oneof![Just(0usize), 1usize..100, Just(28), 100usize..2_040];
+    (
+        any::<bool>(),
+        prop::bool::weighted(0.8),
+        0u8..9,
+        [small(), small(), small(), small()],
+        payload,
+        any::<bool>(),
+    )
+        .prop_map(|(tagged, last, opcode, [a, b, c, d], len, request)| {
+            let mut out = vec![u8::from(tagged) << 7 | u8::from(last) << 6 | 1, 0x40 | opcode];
+            out.extend(a.to_be_bytes());
+            if tagged {
+                out.extend(u64::from(b).to_be_bytes());
+            } else {
+                for field in [b, c, d] {
+                    out.extend(field.to_be_bytes());
+                }
+            }
+            if request {
+                for field in [1, 0, 0, a.min(3000), b, 0, c] {
+                    out.extend(field.to_be_bytes());
+                }
+            } else {
+                out.extend(std::iter::repeat_n(0xEE, len));
+            }
+            out
+        })
+}
