@@ -35,6 +35,10 @@ pub trait Source: Send + Sync {
     fn ready(&self, readiness: Readiness);
     /// The timer set with [`Engine::set_timer`] ran out.
     fn timeout(&self);
+    /// Whether a thread has looked at the descriptor, on its own account, since this was last asked.
+    fn polled(&self) -> bool {
+        true
+    }
     /// The process exits: begin to close what can be closed without loss.
     fn exit(&self) {}
 }
@@ -240,6 +244,15 @@ impl Engine {
         epoll::delete(&self.epoll, borrow(&fd)).ok()?;
         parked.tokens.push(token);
         Some(ParkMark(self.park_epoch.load(Ordering::Relaxed)))
+    }
+
+    /// Watches the parked descriptors again if there is one that nobody has polled since this was last asked: a thread may poll
+    /// a queue pair in earnest, and then another one.
+    pub(crate) fn unpark_forgotten(&self) {
+        let tokens: smallvec::SmallVec<[Token; 4]> = self.parked.lock().tokens.iter().copied().collect();
+        if tokens.into_iter().any(|token| self.find(token).is_some_and(|source| !source.polled())) {
+            self.unpark();
+        }
     }
 
     /// Whether a descriptor is still parked.
@@ -487,7 +500,8 @@ fn background(engine: &Weak<Engine>) {
             engine.allow_parking(false);
             engine.unpark();
         }
-        let looked = guarded(|| engine.wait_once(None, true)).unwrap_or(Ok(Looked { woken: false, served: 0 }));
+        let looked =
+            guarded(|| engine.wait_once(None, true)).unwrap_or(Ok(Looked { woken: false, served: 0 }));
         match looked.map(|looked| looked.woken) {
             Ok(false) => {}
             Ok(true) => {

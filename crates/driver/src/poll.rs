@@ -72,6 +72,9 @@ impl Nic {
         let time = blinkers.count();
         if time || !direct {
             let served = self.engine().poll_once();
+            if time {
+                self.engine().unpark_forgotten();
+            }
             if direct {
                 blinkers.looked(served > 0);
             }

@@ -120,6 +120,8 @@ pub struct Qp {
     kick: AtomicBool,
     /// The kernel may have room again.
     room: AtomicBool,
+    /// A thread has polled the socket while the system does not watch it.
+    polled: AtomicBool,
     /// The system has said, once, that the peer closed or the connection broke. A hint: it may have spoken of an earlier stream.
     hung_up: AtomicBool,
 }
@@ -159,6 +161,7 @@ impl Qp {
             inner: Mutex::new(inner),
             kick: AtomicBool::new(false),
             room: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
             hung_up: AtomicBool::new(false),
         });
         // Not before it exists: a completion queue forgets feeders that do not.
@@ -189,6 +192,7 @@ impl Qp {
             }
         }
         self.send(&mut inner);
+        self.wind_down(&mut inner);
         self.release(inner);
         result
     }
@@ -668,6 +672,9 @@ impl Feeder for Qp {
                 {
                     conn.parked = engine.park(conn.token);
                 }
+                if conn.parked.is_some() {
+                    self.polled.store(true, Ordering::Relaxed);
+                }
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
                 if !(self.receive(&mut inner) || unfinished) && !self.kick.load(Ordering::SeqCst) {
                     // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
@@ -705,6 +712,10 @@ impl Source for Qp {
         self.run_deadlines(&mut inner);
         self.pump(&mut inner);
         self.release(inner);
+    }
+
+    fn polled(&self) -> bool {
+        self.polled.swap(false, Ordering::Relaxed)
     }
 
     fn exit(&self) {

@@ -247,6 +247,28 @@ fn a_long_message_goes_on_while_its_sender_polls_in_earnest() {
     }
 }
 
+#[test]
+fn a_queue_pair_is_served_that_was_polled_in_earnest_before_another() {
+    // Its socket was unwatched for the sake of a thread that looked at it all the time, and then looked elsewhere.
+    let (first, peer) = connect(uwarp(), 4096);
+    let (second, _other) = connect(uwarp(), 4096);
+    for _ in 0..20 {
+        let until = Instant::now() + Duration::from_millis(2);
+        while Instant::now() < until {
+            assert_eq!(first.nic.poll_cq(&first.cq, 1, |_| ()), 0);
+        }
+        let op = SendOp::Read { stag: first.mr.stag(), to: first.addr(), invalidate_local: false };
+        peer.send(op, &[peer.sge(0, 64)]);
+        let mut polls = 0;
+        while peer.cq.is_empty() {
+            polls += 1;
+            assert_eq!(second.nic.poll_cq(&second.cq, 1, |_| ()), 0);
+            assert!(polls < 100_000, "nobody serves the first queue pair");
+        }
+        assert_eq!(peer.look_only().status, WcStatus::Success);
+    }
+}
+
 struct Ring(AtomicUsize);
 impl Source for Ring {
     fn ready(&self, _: Readiness) {
