@@ -102,9 +102,9 @@ pub struct BenchArgs {
     /// needs root
     #[arg(long)]
     pub netns: bool,
-    /// Keep the thread that measures on a core of its own at each end; steadier on a busy machine
-    #[arg(long)]
-    pub pin: bool,
+    /// When to keep the measuring thread of each end on a core of its own
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = BenchPin::Spinning)]
+    pub pin: BenchPin,
     /// Only the figures whose name begins with this; may be given several times
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
@@ -123,6 +123,17 @@ pub enum BenchWhat {
     Syscalls,
     /// All of them
     All,
+}
+
+/// `--pin`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchPin {
+    /// Where both ends spin; where they block, the system places them
+    Spinning,
+    /// Always
+    Always,
+    /// Never
+    Never,
 }
 
 #[derive(Args)]

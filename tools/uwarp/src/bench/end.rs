@@ -50,6 +50,8 @@ struct End {
     listening: Option<(TcpListener, Listener)>,
     connected: Option<(Raw, Link)>,
     counter: Option<Counter>,
+    /// The cores that the measuring thread had at first.
+    allowed: Option<CpuSet>,
 }
 
 const NEAR: &str = "uwb0";
@@ -81,7 +83,7 @@ impl End {
                 let socket = TcpStream::connect(raw).map_err(Failure::of("connect"))?;
                 self.connected = Some((Raw::new(socket)?, Link::connect(self.libraries()?, rdma)?));
             }
-            Order::Pin { core } => pin(core)?,
+            Order::Pin { core } => self.pin(core)?,
             Order::Run { job, role } => return self.job(job, role),
         }
         Ok(Answer::Done)
@@ -93,6 +95,23 @@ impl End {
             self.libraries = Some(Libraries::load(&directory)?);
         }
         self.libraries.ok_or_else(|| Failure::new("no library"))
+    }
+
+    /// For the calling thread alone: those of the library have been started before, and stay free.
+    fn pin(&mut self, core: Option<usize>) -> Result<()> {
+        let allowed = match self.allowed {
+            Some(allowed) => allowed,
+            None => rustix::thread::sched_getaffinity(None).map_err(Failure::of("sched_getaffinity"))?,
+        };
+        self.allowed = Some(allowed);
+        let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
+        let wanted = core.and_then(|core| cores.get(core % cores.len().max(1)));
+        let wanted = wanted.map_or(allowed, |&core| {
+            let mut one = CpuSet::new();
+            one.set(core);
+            one
+        });
+        rustix::thread::sched_setaffinity(None, &wanted).map_err(Failure::of("sched_setaffinity"))
     }
 
     fn job(&mut self, job: Job, role: Role) -> Result<Answer> {
@@ -175,17 +194,6 @@ fn crc(size: u32, time: Duration) -> Figure {
             return Figure { value, p99: None, operations };
         }
     }
-}
-
-/// For the calling thread alone: those of the library are started already, and stay free.
-fn pin(core: usize) -> Result<()> {
-    let allowed = rustix::thread::sched_getaffinity(None).map_err(Failure::of("sched_getaffinity"))?;
-    let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
-    let mut one = CpuSet::new();
-    if let Some(&core) = cores.get(core % cores.len().max(1)) {
-        one.set(core);
-    }
-    rustix::thread::sched_setaffinity(None, &one).map_err(Failure::of("sched_setaffinity"))
 }
 
 /// Takes our device of the pair into use; which of the two it is, its name says.

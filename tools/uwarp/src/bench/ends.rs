@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 impl Ends {
     /// Starts both with `environment` beside our own, and connects them over raw TCP and over uwarp.
-    pub fn start(place: Place, pin: bool, environment: &[(&'static str, &'static str)]) -> Result<Ends> {
+    pub fn start(place: Place, environment: &[(&'static str, &'static str)]) -> Result<Ends> {
         let mut ends =
             Ends { active: End::start(place, environment)?, passive: End::start(place, environment)? };
         let address = match place {
@@ -45,11 +45,14 @@ impl Ends {
         // What the side that failed has to say is better than that the other one waits.
         ends.active.ask(&order, PATIENCE)?;
         ends.passive.hear(PATIENCE)?;
-        if pin {
-            ends.active.ask(&Order::Pin { core: 0 }, PATIENCE)?;
-            ends.passive.ask(&Order::Pin { core: 1 }, PATIENCE)?;
-        }
         Ok(ends)
+    }
+
+    /// Gives the measuring thread at each end a core of its own, or leaves both to the system.
+    pub fn pin(&mut self, pin: bool) -> Result<()> {
+        self.active.ask(&Order::Pin { core: pin.then_some(0) }, PATIENCE)?;
+        self.passive.ask(&Order::Pin { core: pin.then_some(1) }, PATIENCE)?;
+        Ok(())
     }
 
     /// The namespaces have no names and go away with their processes, and the devices with them.

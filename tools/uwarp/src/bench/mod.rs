@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::{BenchArgs, BenchEndArgs};
+use crate::cli::{BenchArgs, BenchEndArgs, BenchPin};
 use crate::{complain, libdir};
 use ends::{Ends, Place};
 use machine::Machine;
@@ -116,7 +116,7 @@ fn progress(steps: u64) -> ProgressBar {
 
 struct Runner {
     place: Place,
-    pin: bool,
+    pin: BenchPin,
     /// The ends of the last item, and whether they ask for a CRC.
     ends: Option<(bool, Ends)>,
     extent: Extent,
@@ -138,9 +138,14 @@ impl Runner {
     fn try_item(&mut self, item: &Item) -> Result<Outcome> {
         let ends = match self.ends.take() {
             Some((crc, ends)) if crc == item.crc => ends,
-            _ => Ends::start(self.place, self.pin, &[("UWARP_CRC", if item.crc { "on" } else { "off" })])?,
+            _ => Ends::start(self.place, &[("UWARP_CRC", if item.crc { "on" } else { "off" })])?,
         };
         let (_, ends) = self.ends.insert((item.crc, ends));
+        ends.pin(match self.pin {
+            BenchPin::Spinning => item.work.spins(),
+            BenchPin::Always => true,
+            BenchPin::Never => false,
+        })?;
         match item.work {
             Work::Path(_) => count(ends, item.work, self.extent).map(Outcome::Calls),
             work => {

@@ -53,9 +53,10 @@ pub enum Order {
         raw: SocketAddr,
         rdma: SocketAddr,
     },
-    /// Keep the thread that measures on the core with this number among those it may use.
+    /// Keep the thread that measures on the core with this number among those it may use; without one, leave it to the
+    /// system again.
     Pin {
-        core: usize,
+        core: Option<usize>,
     },
     Run {
         job: Job,
@@ -107,6 +108,18 @@ pub enum Work {
     Crc { size: u32 },
     /// System calls of the active end's thread on one path of the library.
     Path(Path),
+}
+
+impl Work {
+    /// Whether a thread at each end wants a core for itself all the time.
+    pub fn spins(self) -> bool {
+        match self {
+            Work::PingPong { wait, .. } => matches!(wait, Wait::Spin | Wait::Memory),
+            Work::Stream { target, .. } | Work::Rate { target, .. } => target == Target::Polls,
+            Work::Crc { .. } => false,
+            Work::Path(path) => path != Path::Event,
+        }
+    }
 }
 
 /// How an end waits for the next message of a ping-pong. Raw TCP has two ways: spinning and blocking.
