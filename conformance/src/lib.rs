@@ -15,7 +15,7 @@
 //! | [`pair`] | a server, a client, and the moment in between |
 //! | [`topology`] | loopback and veth as one thing: two places and an address |
 //! | [`check`] | what output must hold: rping's lines, perftest's rows |
-//! | [`capture`] | dumpcap and tshark |
+//! | [`capture`] | recording traffic, and tshark's opinion of it |
 //! | [`cc`] | the C programs of `c/` |
 //! | [`lab`] | the virtual machine with siw |
 //! | [`report`] | tables for a terminal and for Markdown |

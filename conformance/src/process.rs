@@ -429,7 +429,7 @@ fn find_program(name: &OsStr) -> Outcome<PathBuf> {
         n if n.starts_with("ibv_") => "ibverbs-utils",
         "rping" | "rdma_server" | "rdma_client" | "rdma_xserver" | "rdma_xclient" => "rdmacm-utils",
         "ip" | "ss" => "iproute2",
-        "tshark" | "dumpcap" => "tshark",
+        "python3" | "tshark" => &*name,
         "cc" => "gcc",
         "setpriv" => "util-linux",
         _ => fail!("program {name} is not installed"),

@@ -297,20 +297,7 @@ fn cell(state: &State, setting: &Setting, role: Role, program: &str, arguments: 
                 wire.rping(20, 64)?;
                 wire.rping(5, 65535)
             }
-            tool => {
-                // perftest makes a second connection to a second listener, which its server may open later than its
-                // client connects: then the client goes wrong in its own retry (it uses what it has freed). The
-                // emulated guest is slow enough for that to happen.
-                let refused = |why: &Failure| why.0.contains("RDMA_CM_EVENT_REJECTED; error: -111");
-                let mut result = wire.perftest(tool, arguments);
-                for _ in 0..3 {
-                    if !result.as_ref().is_err_and(refused) {
-                        break;
-                    }
-                    result = wire.perftest(tool, arguments);
-                }
-                result
-            }
+            tool => pair::despite_perftests_race(|| wire.perftest(tool, arguments)),
         }
     })
 }
