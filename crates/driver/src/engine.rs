@@ -277,8 +277,10 @@ impl Engine {
         for token in parked.tokens.drain(..) {
             if let Some(fd) = sources.get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd) {
                 let data = epoll::EventData::new_u64(token.0);
-                // Fails only when the descriptor is closed already.
-                let _ = epoll::add(&self.epoll, borrow(&fd), data, interest());
+                if let Err(e) = epoll::add(&self.epoll, borrow(&fd), data, interest()) {
+                    // It was watched before, so this takes a limit that others have used up meanwhile.
+                    tracing::error!("a connection cannot be watched any more: {e}");
+                }
             }
         }
     }

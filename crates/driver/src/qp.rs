@@ -274,6 +274,8 @@ impl Qp {
         params.strict |= crate::config::Config::get().strict;
         inner.core.attach(params)?;
         let me = self.me.upgrade().ok_or(VerbsError::Invalid("the queue pair is going away"))?;
+        // What was heard of an earlier stream is of no interest.
+        self.hung_up.store(false, Ordering::Release);
         let engine = self.nic.engine();
         let token = match engine.register(fd.as_raw_fd(), me) {
             Ok(token) => token,
