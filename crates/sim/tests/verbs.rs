@@ -1,0 +1,273 @@
+//! Rules of the verbs that random workloads reach seldom: states, limits, local errors, events.
+
+use std::sync::Arc;
+
+use uwarp_rnic::qp::{Disconnect, QpCaps, QpModify, QpState, StreamParams};
+use uwarp_rnic::{
+    Access, EventKind, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, WcOpcode, WcStatus,
+};
+use uwarp_sim::Side::{A, B};
+use uwarp_sim::{Arena, EndConfig, NetParams, Side, World};
+use uwarp_wire::terminate::TerminateError;
+
+const SIZE: usize = 1 << 17;
+const SEND: SendOp = SendOp::Send { invalidate: None };
+
+struct Pair {
+    world: World,
+    memory: [Arena; 2],
+    mr: [Arc<Mr>; 2],
+}
+
+impl Pair {
+    fn new(depth: u32, params: StreamParams) -> Self {
+        let caps = QpCaps {
+            max_send_wr: depth,
+            max_recv_wr: depth,
+            max_send_sge: 2,
+            max_recv_sge: 2,
+            max_inline_data: 64,
+        };
+        let config = EndConfig { caps, ..EndConfig::default() };
+        let mut world = World::new(1, [config; 2], NetParams::default(), [None, None]);
+        let memory = [Arena::new(SIZE), Arena::new(SIZE)];
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let mr = Side::BOTH.map(|side| {
+            let pd = world.end(side).pd.clone();
+            world.end(side).init();
+            memory[side.index()].register(&pd, 0, SIZE, access)
+        });
+        world.attach([params, StreamParams { initiator: false, ..params }]);
+        Self { world, memory, mr }
+    }
+
+    fn usual() -> Self {
+        Self::new(8, StreamParams { peer_is_uwarp: true, ..StreamParams::default() })
+    }
+
+    fn sge(&self, side: Side, at: usize, len: u32) -> Sge {
+        Sge { addr: self.memory[side.index()].addr(at), length: len, lkey: self.mr[side.index()].stag() }
+    }
+
+    fn read(&self) -> SendOp {
+        SendOp::Read { stag: self.mr[1].stag(), to: self.memory[1].addr(0), invalidate_local: false }
+    }
+
+    fn post(&mut self, wr_id: u64, op: SendOp, flags: SendFlags, sges: &[Sge]) -> Result<(), VerbsError> {
+        self.world.post_send(A, &SendWr { wr_id, op, flags, sges })
+    }
+
+    fn recv(&mut self, side: Side, wr_id: u64, sge: Sge) -> Result<(), VerbsError> {
+        self.world.post_recv(side, &RecvWr { wr_id, sges: &[sge] })
+    }
+
+    fn to(&mut self, side: Side, state: QpState) -> Result<(), VerbsError> {
+        self.world.end(side).core.modify(&QpModify { state: Some(state), ..QpModify::default() })
+    }
+
+    fn sends(&mut self) -> Vec<(u64, WcStatus)> {
+        self.world.end(A).sends().iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    }
+}
+
+/// Inline work requests that fill the queue and wait keep their bytes, whatever becomes of the program's.
+#[test]
+fn waiting_inline_data() {
+    let mut p = Pair::usual();
+    for round in 0..3u8 {
+        p.to(A, QpState::Sqd).unwrap();
+        for n in 0..8u8 {
+            let sge = p.sge(B, usize::from(n) * 16, 16);
+            p.recv(B, n.into(), sge).unwrap();
+            p.memory[0].write(0, &[round * 8 + n; 16]);
+            // No key is needed.
+            let sge = Sge { lkey: 0, ..p.sge(A, 0, 16) };
+            p.post(n.into(), SEND, SendFlags::INLINE, &[sge]).unwrap();
+        }
+        p.memory[0].write(0, &[0xEE; 16]);
+        p.to(A, QpState::Rts).unwrap();
+        p.world.settle();
+        let expected: Vec<u8> = (0..8).flat_map(|n| [round * 8 + n; 16]).collect();
+        assert_eq!(p.memory[1].read(0, 8 * 16), expected);
+    }
+    assert_eq!(p.sends(), []);
+}
+
+#[test]
+fn posting_beyond_the_limits_is_refused_and_changes_nothing() {
+    let mut p = Pair::new(2, StreamParams::default());
+    let (sge, invalid) =
+        (p.sge(A, 0, 8), |r: Result<(), VerbsError>| matches!(r, Err(VerbsError::Invalid(_))));
+    assert!(invalid(p.post(1, SEND, SendFlags::empty(), &[sge; 3])), "elements");
+    assert!(invalid(p.post(1, SEND, SendFlags::INLINE, &[Sge { length: 65, ..sge }])), "inline bytes");
+    let read = p.read();
+    assert!(invalid(p.post(1, read, SendFlags::INLINE, &[sge])), "an inline Read");
+    let huge = Sge { length: 0x8000_0000, ..sge };
+    assert!(invalid(p.post(1, SEND, SendFlags::empty(), &[huge])), "longer than max_msg_sz");
+    for id in 0..2 {
+        p.post(id, read, SendFlags::SIGNALED, &[sge]).unwrap();
+    }
+    assert_eq!(p.post(9, read, SendFlags::empty(), &[sge]), Err(VerbsError::QueueFull));
+    for id in 0..2 {
+        p.recv(A, id, sge).unwrap();
+    }
+    assert_eq!(p.recv(A, 9, sge), Err(VerbsError::QueueFull));
+    p.world.settle();
+    assert_eq!(p.sends(), [(0, WcStatus::Success), (1, WcStatus::Success)]);
+}
+
+/// Each state and what may be posted in it.
+#[test]
+fn posting_by_state() {
+    let mut p = Pair::usual();
+    let sge = p.sge(A, 0, 8);
+    let ok = |r: Result<(), VerbsError>| r.is_ok();
+    p.to(A, QpState::Sqd).unwrap();
+    assert!(ok(p.post(1, SEND, SendFlags::SIGNALED, &[sge])) && ok(p.recv(A, 11, sge)));
+    p.to(A, QpState::Err).unwrap();
+    assert!(ok(p.post(2, SEND, SendFlags::empty(), &[sge])) && ok(p.recv(A, 12, sge)));
+    // In ERR also what was not signalled completes, at once.
+    assert_eq!(p.sends(), [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)]);
+    let recvs: Vec<u64> = p.world.end(A).recvs().iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(recvs, [11, 12]);
+    p.to(A, QpState::Reset).unwrap();
+    assert!(!ok(p.post(3, SEND, SendFlags::empty(), &[sge])) && !ok(p.recv(A, 13, sge)));
+    p.to(A, QpState::Init).unwrap();
+    assert!(!ok(p.post(3, SEND, SendFlags::empty(), &[sge])) && ok(p.recv(A, 13, sge)));
+    // RTR takes a connection.
+    p.world.settle();
+    assert!(p.world.end(A).is_closed());
+    assert!(matches!(p.to(A, QpState::Rtr), Err(VerbsError::NotSupported(_))));
+    assert_eq!(p.sends(), []);
+}
+
+/// What cannot be carried out fails when its turn comes: earlier ones complete, later ones are flushed, the peer is told
+/// of a local failure.
+#[test]
+fn local_errors_wait_their_turn() {
+    type Bad = fn(&Pair) -> (SendOp, Sge);
+    let cases: [(Bad, WcStatus, WcOpcode); 6] = [
+        (|p| (SEND, Sge { lkey: 1, ..p.sge(A, 0, 8) }), WcStatus::LocProtErr, WcOpcode::Send),
+        (|p| (SEND, p.sge(A, SIZE - 4, 8)), WcStatus::LocProtErr, WcOpcode::Send),
+        (|p| (SEND, Sge { lkey: p.mr[1].stag(), ..p.sge(A, 0, 8) }), WcStatus::LocProtErr, WcOpcode::Send),
+        (|p| (p.read(), Sge { lkey: 1, ..p.sge(A, 0, 8) }), WcStatus::LocProtErr, WcOpcode::RdmaRead),
+        (|p| (SendOp::LocalInvalidate { stag: 1 }, p.sge(A, 0, 0)), WcStatus::MwBindErr, WcOpcode::LocalInv),
+        (
+            |p| (SendOp::LocalInvalidate { stag: p.mr[1].stag() }, p.sge(A, 0, 0)),
+            WcStatus::MwBindErr,
+            WcOpcode::LocalInv,
+        ),
+    ];
+    for (bad, status, opcode) in cases {
+        let mut p = Pair::usual();
+        let (good, read) = (p.sge(A, 0, 8), p.read());
+        let (op, sge) = bad(&p);
+        p.post(1, read, SendFlags::SIGNALED, &[good]).unwrap();
+        // Failures complete although they were not signalled.
+        p.post(2, op, SendFlags::empty(), &[sge]).unwrap();
+        p.post(3, read, SendFlags::empty(), &[good]).unwrap();
+        p.world.settle();
+        let found: Vec<_> =
+            p.world.end(A).sends().iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();
+        let expected = [
+            (1, WcStatus::Success, WcOpcode::RdmaRead),
+            (2, status, opcode),
+            (3, WcStatus::WrFlushErr, WcOpcode::RdmaRead),
+        ];
+        assert_eq!(found, expected);
+        let local = TerminateError::LocalCatastrophic;
+        assert_eq!(p.world.end(A).disconnected, [Disconnect::Sent(local)]);
+        assert_eq!(p.world.end(B).disconnected, [Disconnect::Terminated(local)]);
+        assert!(p.mr[1].enter().is_some(), "another domain's region was invalidated");
+    }
+}
+
+#[test]
+fn a_read_without_read_depth_fails() {
+    let mut p = Pair::new(8, StreamParams { ord: 0, ..StreamParams::default() });
+    let (read, sge) = (p.read(), p.sge(A, 0, 8));
+    p.post(1, read, SendFlags::SIGNALED, &[sge]).unwrap();
+    p.world.settle();
+    assert_eq!(p.sends(), [(1, WcStatus::LocQpOpErr)]);
+}
+
+/// A receive into memory that may not be written fails by itself, and the stream with it.
+#[test]
+fn a_receive_into_read_only_memory() {
+    let mut p = Pair::usual();
+    let pd = p.world.end(B).pd.clone();
+    let read_only = p.memory[1].register(&pd, 0, 64, Access::REMOTE_READ);
+    let sge = Sge { lkey: read_only.stag(), ..p.sge(B, 0, 64) };
+    p.recv(B, 1, sge).unwrap();
+    let sge = p.sge(A, 0, 8);
+    p.post(1, SEND, SendFlags::empty(), &[sge]).unwrap();
+    p.world.settle();
+    let found: Vec<_> = p.world.end(B).recvs().iter().map(|wc| wc.status).collect();
+    assert_eq!(found, [WcStatus::LocProtErr]);
+    assert_eq!(p.world.end(B).disconnected, [Disconnect::Sent(TerminateError::DdpLocalCatastrophic)]);
+}
+
+#[test]
+fn solicited_sends_make_the_event() {
+    let mut p = Pair::usual();
+    for id in 0..3 {
+        let sge = p.sge(B, 0, 8);
+        p.recv(B, id, sge).unwrap();
+    }
+    p.world.end(B).recv_cq.arm(true);
+    let sge = p.sge(A, 0, 8);
+    let mut events = Vec::new();
+    for flags in [SendFlags::empty(), SendFlags::SOLICITED, SendFlags::SOLICITED] {
+        p.post(1, SEND, flags, &[sge]).unwrap();
+        p.world.settle();
+        events.push(p.world.end(B).events.completions());
+    }
+    // Once armed, once told.
+    assert_eq!(events, [0, 1, 1]);
+}
+
+/// Numbers of messages wrap in the middle of a workload.
+#[test]
+fn message_numbers_wrap() {
+    let mut p = Pair::new(8, StreamParams { ord: 1, ..StreamParams::default() });
+    for side in Side::BOTH {
+        p.world.end(side).core.set_msn(u32::MAX - 1);
+    }
+    let (read, sge) = (p.read(), p.sge(A, 0, 3000));
+    for id in 0..4 {
+        let sink = p.sge(B, 0, 3000);
+        p.recv(B, id, sink).unwrap();
+        p.post(2 * id, SEND, SendFlags::SIGNALED, &[sge]).unwrap();
+        p.post(2 * id + 1, read, SendFlags::SIGNALED, &[sge]).unwrap();
+        p.world.settle();
+    }
+    assert_eq!(p.sends(), (0..8).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
+    let lines = uwarp_sim::tap::lines(&p.world, true, [false, false]);
+    for msn in ["msn=4294967294", "msn=4294967295", "msn=0", "msn=1"] {
+        let of = |what: &str| lines.lines().any(|l| l.contains(what) && l.contains(&format!("{msn} ")));
+        assert!(of("Send") && of("ReadReq"), "{msn} in\n{lines}");
+    }
+}
+
+/// A queue pair that was reset takes another stream, and nothing of the first one is left.
+#[test]
+fn a_second_stream_after_reset() {
+    let mut p = Pair::usual();
+    let (read, sge) = (p.read(), p.sge(A, 0, 8));
+    p.post(1, read, SendFlags::SIGNALED, &[sge]).unwrap();
+    p.to(A, QpState::Reset).unwrap();
+    p.world.settle();
+    assert!(p.world.end(A).is_closed() && p.world.end(B).is_closed());
+    assert_eq!(p.sends(), []);
+    let core = &mut p.world.end(A).core;
+    core.attach(StreamParams { peer_is_uwarp: true, ..StreamParams::default() }).unwrap();
+    assert_eq!(core.state(), QpState::Rts);
+    core.post_send(&SendWr { wr_id: 2, op: SEND, flags: SendFlags::SIGNALED, sges: &[sge] }).unwrap();
+    core.build();
+    let waiting = core.out().unwrap().waiting();
+    core.taken(waiting);
+    // Length, header, 8 bytes and CRC; no pad.
+    assert_eq!(waiting, 2 + 18 + 8 + 4);
+    assert_eq!(p.sends(), [(2, WcStatus::Success)]);
+    assert_eq!(p.world.end(A).events.kinds(), [] as [EventKind; 0]);
+}
