@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -33,17 +33,35 @@ pub(crate) struct Listener {
     me: Weak<Self>,
     backlog: usize,
     state: Mutex<ListenerState>,
+    /// Held while requests are told, so that two threads do not tell them in another order.
+    telling: Mutex<()>,
 }
 
 #[derive(Default)]
 struct ListenerState {
     socket: Option<(Token, OwnedFd)>,
-    half_open: VecDeque<Arc<HalfOpen>>,
+    /// In the order in which the kernel gave them out.
+    half_open: VecDeque<Entry>,
     /// Requests that are queued as events and not yet taken by the program.
     undelivered: usize,
     /// Connections may wait in the kernel because `undelivered` had reached the backlog.
     paused: bool,
 }
+
+/// A connection between `accept` and the request's event.
+struct Entry {
+    connection: Arc<HalfOpen>,
+    accepted: Instant,
+    /// The request is whole; requests of earlier connections are told first.
+    request: Option<(Pending, Request)>,
+}
+
+/// How long a request waits for those of connections that were accepted before its own.
+///
+/// Programs that make several connections to one peer (perftest with `-q`) take it that the requests arrive in the order in
+/// which the peer made them. Through adapters they do; here they are bytes on sockets that different threads read. A
+/// peer that sends nothing must not hold up others for longer than nobody notices.
+const IN_ORDER: Duration = Duration::from_millis(10);
 
 /// A request that waits for the program's decision.
 #[derive(Debug)]
@@ -72,6 +90,7 @@ impl Listener {
             me: Weak::clone(me),
             backlog,
             state: Mutex::default(),
+            telling: Mutex::default(),
         });
         let mut state = listener.state.lock();
         let source: Arc<Self> = Arc::clone(&listener);
@@ -90,8 +109,8 @@ impl Listener {
         if let Some((token, _fd)) = socket {
             self.cm.engine().deregister(token);
         }
-        for connection in half_open {
-            connection.cancel();
+        for entry in half_open {
+            entry.connection.cancel();
         }
     }
 
@@ -137,16 +156,16 @@ impl Listener {
             };
             match connection {
                 Ok(connection) => {
-                    let evicted = if state.half_open.len() >= MAX_HALF_OPEN {
-                        state.half_open.pop_front()
-                    } else {
-                        None
-                    };
-                    state.half_open.push_back(connection);
+                    let silent = |entry: &Entry| entry.request.is_none();
+                    let evicted = (state.half_open.iter().filter(|e| silent(e)).count() >= MAX_HALF_OPEN)
+                        .then(|| state.half_open.iter().position(silent))
+                        .flatten()
+                        .and_then(|oldest| state.half_open.remove(oldest));
+                    state.half_open.push_back(Entry { connection, accepted: Instant::now(), request: None });
                     drop(state);
                     if let Some(evicted) = evicted {
                         tracing::debug!("too many half-open connections: the oldest is closed");
-                        evicted.cancel();
+                        evicted.connection.cancel();
                     }
                 }
                 Err(errno) => {
@@ -162,18 +181,54 @@ impl Listener {
 
     /// A connection is not half open any more. `request`: it asks for a stream.
     fn concluded(&self, connection: &HalfOpen, request: Option<(Pending, Request)>) {
-        let listening = {
+        {
             let mut state = self.state.lock();
-            state.half_open.retain(|other| !std::ptr::eq(Arc::as_ptr(other), connection));
-            let listening = state.socket.is_some();
-            if request.is_some() && listening {
-                state.undelivered += 1;
+            let at =
+                state.half_open.iter().position(|e| std::ptr::eq(Arc::as_ptr(&e.connection), connection));
+            // Not there: the listener was closed meanwhile.
+            let Some(at) = at else { return };
+            if request.is_none() {
+                state.half_open.remove(at);
+            } else if let Some(entry) = state.half_open.get_mut(at) {
+                entry.request = request;
             }
-            listening
-        };
-        if let (Some((pending, request)), true, Some(id)) = (request, listening, self.id.upgrade()) {
-            id.requested(pending, request);
         }
+        self.tell();
+    }
+
+    /// Tells the id of whole requests, in the order of their connections.
+    fn tell(&self) {
+        let _telling = self.telling.lock();
+        while let Some((pending, request)) = self.next_in_order() {
+            if let Some(id) = self.id.upgrade() {
+                id.requested(pending, request);
+            }
+        }
+    }
+
+    /// The next request to tell; `None` if there is none, or it has to wait for an earlier one.
+    fn next_in_order(&self) -> Option<(Pending, Request)> {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let first = state
+            .half_open
+            .iter()
+            .position(|entry| entry.request.is_some() || now < entry.accepted + IN_ORDER)?;
+        let entry = state.half_open.get(first)?;
+        if entry.request.is_none() {
+            let until = entry.accepted + IN_ORDER;
+            if state.half_open.iter().any(|entry| entry.request.is_some())
+                && let Some((token, _)) = &state.socket
+            {
+                self.cm.engine().set_timer(*token, Some(until));
+            }
+            return None;
+        }
+        let request = state.half_open.remove(first)?.request;
+        // Closed meanwhile: nobody wants it.
+        state.socket.as_ref()?;
+        state.undelivered += 1;
+        request
     }
 }
 
@@ -184,6 +239,7 @@ impl Source for Listener {
 
     fn timeout(&self) {
         self.accept_all();
+        self.tell();
     }
 }
 

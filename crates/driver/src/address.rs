@@ -28,9 +28,7 @@ pub fn list() -> Vec<Address> {
         all.retain(|a| !a.loopback);
     }
     let default = default_interface();
-    all.sort_by_key(|a| {
-        (Some(&a.interface) != default.as_ref(), a.link_local, a.ip.is_ipv6(), a.index)
-    });
+    all.sort_by_key(|a| (Some(&a.interface) != default.as_ref(), a.link_local, a.ip.is_ipv6(), a.index));
     all
 }
 
@@ -66,7 +64,8 @@ pub fn all() -> Vec<Address> {
             }
         };
         // SAFETY: the name is a C string that lives as long as the list.
-        let (name, index) = unsafe { (std::ffi::CStr::from_ptr(node.ifa_name), libc::if_nametoindex(node.ifa_name)) };
+        let (name, index) =
+            unsafe { (std::ffi::CStr::from_ptr(node.ifa_name), libc::if_nametoindex(node.ifa_name)) };
         out.push(Address {
             ip,
             interface: name.to_string_lossy().into_owned(),

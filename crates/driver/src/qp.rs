@@ -670,15 +670,14 @@ impl Feeder for Qp {
             if let Inner { core, conn: Some(conn), .. } = &mut *inner {
                 let engine = self.nic.engine();
                 let wants_to_be_told = !conn.writable || conn.broken || core.stalled();
-                if in_earnest && !wants_to_be_told && !conn.parked.is_some_and(|mark| engine.is_parked(mark))
-                {
+                if in_earnest && !wants_to_be_told && conn.parked.is_none_or(|mark| !engine.is_parked(mark)) {
                     conn.parked = engine.park(conn.token);
                 }
                 if conn.parked.is_some() {
                     self.polled.store(true, Ordering::Relaxed);
                 }
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
-                if !(self.receive(&mut inner) || unfinished) && !self.kick.load(Ordering::SeqCst) {
+                if !(self.receive(&mut inner) || unfinished || self.kick.load(Ordering::SeqCst)) {
                     // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
                     // seen by a later poll, or by the thread that leaves it once the lock is free.
                     drop(inner);

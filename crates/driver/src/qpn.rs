@@ -85,7 +85,8 @@ fn open_port() -> Option<Port> {
 
 /// A socket on all addresses of both families, or of IPv4 alone where the system has no IPv6.
 fn bind(kind: SocketType, port: u16) -> Option<(OwnedFd, u16)> {
-    let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))];
+    let any =
+        [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))];
     any.into_iter().find_map(|address| {
         let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
         let protocol = if kind == SocketType::STREAM { ipproto::TCP } else { ipproto::UDP };

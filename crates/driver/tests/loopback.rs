@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use uwarp_driver::{Channel, Disconnect, Nic, Qp, Rtr, StreamObserver, StreamParams};
 use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState};
 use uwarp_rnic::{
-    Access, AsyncEvent, AsyncSink, CompletionSink, Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
+    Access, AsyncEvent, AsyncSink, CompletionSink, Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc,
+    WcStatus,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -73,7 +74,13 @@ impl End {
         let channel = Channel::new(nic.engine()).unwrap();
         let events = Arc::new(Events::default());
         let cq = Cq::new(1024, 7, Some(Arc::new(ToChannel(channel.clone()))), events.clone());
-        let caps = QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
+        let caps = QpCaps {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 64,
+        };
         let init = QpInit {
             pd: pd.clone(),
             send_cq: cq.clone(),
@@ -146,7 +153,9 @@ fn connect(params: StreamParams, size: usize) -> (End, End) {
         s.set_nodelay(true).unwrap();
     }
     let rtr = if params.initiator { Rtr::SendWrite } else { Rtr::None };
-    left.qp.attach(OwnedFd::from(a), StreamParams { initiator: true, rtr, ..params }, left.watch.clone()).unwrap();
+    left.qp
+        .attach(OwnedFd::from(a), StreamParams { initiator: true, rtr, ..params }, left.watch.clone())
+        .unwrap();
     let responder = StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..params };
     right.qp.attach(OwnedFd::from(b), responder, right.watch.clone()).unwrap();
     (left, right)
@@ -241,7 +250,11 @@ fn the_background_thread_serves_a_program_that_never_calls() {
     let (a, b) = connect(uwarp(), 4096);
     let to = b.addr();
     for _ in 0..100 {
-        a.send(SendOp::Read { stag: b.mr.stag(), to, invalidate_local: false }, a.sge(0, 512), SendFlags::empty());
+        a.send(
+            SendOp::Read { stag: b.mr.stag(), to, invalidate_local: false },
+            a.sge(0, 512),
+            SendFlags::empty(),
+        );
         assert_eq!(a.poll().status, WcStatus::Success);
     }
 }
@@ -267,7 +280,11 @@ fn a_bad_key_terminates_and_is_told_to_both() {
     let (a, b) = connect(uwarp(), 4096);
     b.recv(b.sge(0, 16));
     let to = b.addr();
-    a.send(SendOp::Read { stag: b.mr.stag() ^ 1, to, invalidate_local: false }, a.sge(0, 64), SendFlags::empty());
+    a.send(
+        SendOp::Read { stag: b.mr.stag() ^ 1, to, invalidate_local: false },
+        a.sge(0, 64),
+        SendFlags::empty(),
+    );
     assert_eq!(a.poll().status, WcStatus::RemAccessErr);
     assert!(matches!(a.watch.wait_end(), Disconnect::Terminated(_)));
     assert!(matches!(b.watch.wait_end(), Disconnect::Sent(_)));

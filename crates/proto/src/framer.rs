@@ -56,7 +56,8 @@ impl Framer {
     /// Takes back the last FPDU of `consumed` bytes, which the owner could not place yet and will offer again.
     pub fn rewind(&mut self, consumed: usize) {
         if let Some(markers) = &mut self.markers {
-            markers.position = (markers.position + MARKER_SPACING - consumed % MARKER_SPACING) % MARKER_SPACING;
+            markers.position =
+                (markers.position + MARKER_SPACING - consumed % MARKER_SPACING) % MARKER_SPACING;
         }
     }
 

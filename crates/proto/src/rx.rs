@@ -65,10 +65,15 @@ impl RxState {
         let (header, header_len) = Header::parse(ulpdu).map_err(|e| match e {
             // No DDP code exists for a ULPDU shorter than its header: the length field was wrong.
             ddp::Error::Truncated => TerminateError::Mpa(Mpa::MarkerMismatch),
-            ddp::Error::BadVersion { tagged: true, .. } => TerminateError::TaggedBuffer(TaggedBuffer::InvalidVersion),
-            ddp::Error::BadVersion { tagged: false, .. } => TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidVersion),
+            ddp::Error::BadVersion { tagged: true, .. } => {
+                TerminateError::TaggedBuffer(TaggedBuffer::InvalidVersion)
+            }
+            ddp::Error::BadVersion { tagged: false, .. } => {
+                TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidVersion)
+            }
         })?;
-        let payload_len = ulpdu_len.checked_sub(header_len).ok_or(TerminateError::Mpa(Mpa::MarkerMismatch))?;
+        let payload_len =
+            ulpdu_len.checked_sub(header_len).ok_or(TerminateError::Mpa(Mpa::MarkerMismatch))?;
         let control = Control::parse(header.rsvdulp());
         if control.version != RV {
             return Err(TerminateError::RemoteOperation(RemoteOperation::InvalidVersion));
@@ -86,7 +91,8 @@ impl RxState {
                 }
             }
             Header::Untagged(h) => {
-                let queue = self.queue(h.qn).ok_or(TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidQn))?;
+                let queue =
+                    self.queue(h.qn).ok_or(TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidQn))?;
                 let fits = match opcode {
                     Opcode::Send | Opcode::SendInvalidate | Opcode::SendSe | Opcode::SendSeInvalidate => {
                         h.qn == QN_SEND
@@ -102,7 +108,8 @@ impl RxState {
                 if h.msn != queue.msn {
                     return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::MsnRange));
                 }
-                let len = u32::try_from(payload_len).map_err(|_| TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong))?;
+                let len = u32::try_from(payload_len)
+                    .map_err(|_| TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong))?;
                 if h.mo != queue.mo || h.mo.checked_add(len).is_none() {
                     return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidMo));
                 }

@@ -108,8 +108,16 @@ impl Mr {
     ///
     /// Fails with `Invalid` when rights contradict each other (remote write or atomics without local write) or the
     /// range wraps. Whether the memory is mapped is for the caller to check.
-    pub fn register(pd: &Arc<Pd>, addr: u64, len: u64, iova: u64, access: Access) -> Result<Arc<Self>, VerbsError> {
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+    pub fn register(
+        pd: &Arc<Pd>,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Self>, VerbsError> {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !access.contains(Access::LOCAL_WRITE)
+        {
             return Err(VerbsError::Invalid("remote write or atomic rights need local write"));
         }
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
@@ -308,7 +316,8 @@ pub fn random_u32() -> Result<u32, VerbsError> {
             if stock.is_empty() {
                 let mut bytes = [0u8; 4 * AT_ONCE];
                 getrandom::fill(&mut bytes).ok()?;
-                let words = bytes.chunks_exact(4).filter_map(|c| c.first_chunk().copied().map(u32::from_ne_bytes));
+                let words =
+                    bytes.chunks_exact(4).filter_map(|c| c.first_chunk().copied().map(u32::from_ne_bytes));
                 stock.extend(words);
             }
             stock.pop()

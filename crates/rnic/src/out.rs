@@ -87,7 +87,8 @@ impl OutQueue {
         }
         self.queued += len as u64;
         if whole
-            && let Some(Run { bytes: Bytes::Staged { start: s, len: l }, ends_fpdu: true }) = self.runs.back_mut()
+            && let Some(Run { bytes: Bytes::Staged { start: s, len: l }, ends_fpdu: true }) =
+                self.runs.back_mut()
             && *s + *l == start
         {
             *l += len;

@@ -87,7 +87,8 @@ impl QpCore {
         let terminate = Terminate::new(error, struck);
         let mut bytes = [0u8; Terminate::MAX_LEN];
         let len = terminate.emit(&mut bytes);
-        let message = Message::Untagged { opcode: Opcode::Terminate, qn: QN_TERMINATE, msn: 1, invalidate: 0 };
+        let message =
+            Message::Untagged { opcode: Opcode::Terminate, qn: QN_TERMINATE, msn: 1, invalidate: 0 };
         stream.emit_message(message, bytes.get(..len).unwrap_or(&[]));
         self.flush(Disconnect::Sent(error), None);
         self.event(event_for(error));

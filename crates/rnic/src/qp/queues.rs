@@ -18,7 +18,10 @@ pub(super) enum Phase {
     Posted,
     /// Cut into segments; done when the stream byte `end` is taken and message number `message` is acknowledged
     /// (where acknowledgements are in use).
-    Sent { end: u64, message: u64 },
+    Sent {
+        end: u64,
+        message: u64,
+    },
     /// An RDMA Read Request is out.
     Reading,
     Done,
@@ -307,12 +310,8 @@ mod tests {
         let mut q = SendQueue::new(2, 2, 16);
         let mut data = *b"hello";
         let list = [sge(data.as_ptr().expose_provenance() as u64, 5)];
-        let wr = SendWr {
-            wr_id: 1,
-            op: SendOp::Send { invalidate: None },
-            flags: SendFlags::INLINE,
-            sges: &list,
-        };
+        let wr =
+            SendWr { wr_id: 1, op: SendOp::Send { invalidate: None }, flags: SendFlags::INLINE, sges: &list };
         q.post(&wr).unwrap();
         data = *b"XXXXX";
         assert_eq!(q.inline_bytes(0, 5), b"hello");

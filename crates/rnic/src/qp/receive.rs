@@ -141,7 +141,9 @@ impl From<TerminateError> for Fault {
 impl Stream {
     /// A uwarp initiator says who it is in the header of its ready-to-receive Write.
     fn introduced(&mut self, segment: &Segment) {
-        let (Opcode::Write, Header::Tagged(header), 0) = (segment.opcode, segment.header, segment.payload_len) else {
+        let (Opcode::Write, Header::Tagged(header), 0) =
+            (segment.opcode, segment.header, segment.payload_len)
+        else {
             return;
         };
         match PeerData::from_rtr(header.stag, header.to) {
@@ -208,7 +210,11 @@ impl QpCore {
         if let Some(stream) = &mut self.stream {
             stream.direct = Some(direct);
         }
-        if place.is_empty() { RxPlan::Stage { max: buffer.min(tail) } } else { RxPlan::Direct { place, tail } }
+        if place.is_empty() {
+            RxPlan::Stage { max: buffer.min(tail) }
+        } else {
+            RxPlan::Direct { place, tail }
+        }
     }
 
     /// `n` bytes were received into the places of the last [`RxPlan::Direct`] (zero if it failed).
@@ -351,7 +357,9 @@ impl QpCore {
                     return Ok(());
                 }
                 if !self.attr.access.contains(Access::REMOTE_WRITE) {
-                    return Err(Fault::Peer(TerminateError::RemoteProtection(RemoteProtection::AccessRights)));
+                    return Err(Fault::Peer(TerminateError::RemoteProtection(
+                        RemoteProtection::AccessRights,
+                    )));
                 }
                 let to = h.to.wrapping_add(skip as u64);
                 let (seg, pin) = self
@@ -387,7 +395,8 @@ impl QpCore {
                 let offset = sink.received.saturating_add(u32::try_from(skip).unwrap_or(u32::MAX));
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
                 let parts = slice_sges(self.sq.sges(slot), offset, len);
-                pin_local(&mut self.local, pd, parts, place, pins).map_err(|()| Fault::Read(WcStatus::LocProtErr))
+                pin_local(&mut self.local, pd, parts, place, pins)
+                    .map_err(|()| Fault::Read(WcStatus::LocProtErr))
             }
             (_, Header::Untagged(h)) => {
                 let Some(recv) = self.rq.front() else {
@@ -426,7 +435,8 @@ impl QpCore {
             }
             (Opcode::ReadResponse, _) => {
                 if let Some(sink) = stream.reads.front_mut() {
-                    sink.received = sink.received.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
+                    sink.received =
+                        sink.received.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
                 }
                 if segment.last()
                     && let Some(sink) = stream.reads.pop_front()
@@ -445,8 +455,9 @@ impl QpCore {
                 let invalidate = matches!(segment.opcode, Opcode::SendInvalidate | Opcode::SendSeInvalidate);
                 if invalidate {
                     // One code for each reason (RFC 5040 section 5.3), so that a peer learns nothing from guessing.
-                    mr::invalidate_remotely(h.rsvdulp32, self.pd.id())
-                        .map_err(|_| TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated))?;
+                    mr::invalidate_remotely(h.rsvdulp32, self.pd.id()).map_err(|_| {
+                        TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated)
+                    })?;
                 }
                 if let Some(recv) = self.rq.pop() {
                     let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.qpn);
@@ -541,7 +552,9 @@ impl QpCore {
         let header = terminate.ddp_header.and_then(|h| Header::parse(h).ok()).map(|(h, _)| h);
         let blame = match header {
             Some(Header::Untagged(h)) if h.qn == QN_READ_REQUEST => Blame::Read(h.msn),
-            Some(Header::Tagged(h)) if Control::parse(h.rsvdulp).opcode == Opcode::ReadResponse => Blame::Nobody,
+            Some(Header::Tagged(h)) if Control::parse(h.rsvdulp).opcode == Opcode::ReadResponse => {
+                Blame::Nobody
+            }
             _ => Blame::Oldest,
         };
         self.peer_terminated(terminate.header.error, blame);

@@ -56,8 +56,10 @@ mod tests {
     fn transition_table() {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
         let all = [Reset, Init, Rtr, Rts, Sqd, Err];
-        let rows: Vec<String> =
-            all.iter().map(|f| all.iter().map(|t| if f.may_become(*t) { 'x' } else { '.' }).collect()).collect();
+        let rows: Vec<String> = all
+            .iter()
+            .map(|f| all.iter().map(|t| if f.may_become(*t) { 'x' } else { '.' }).collect())
+            .collect();
         assert_eq!(rows, ["xx...x", "xxx..x", "x..x.x", "x..xxx", "x..xxx", "x....x"]);
     }
 }

@@ -118,7 +118,8 @@ impl Stream {
             Rtr::SendWrite => {
                 // Nothing is placed, so STag and offset are free: between uwarp ends they say who we are.
                 let (stag, to) = if self.params.peer_is_uwarp { self.params.rtr_stag_to } else { (0, 0) };
-                let mut s = Segmenter::new(Message::Tagged { opcode: Opcode::Write, stag, to }, 0, 128, false);
+                let mut s =
+                    Segmenter::new(Message::Tagged { opcode: Opcode::Write, stag, to }, 0, 128, false);
                 if let Some(segment) = s.next_segment() {
                     self.emit_staged(&segment, |_| ());
                 }
@@ -160,7 +161,8 @@ impl Stream {
         match &mut self.tx.markers {
             None => {
                 let covered = buf.get(start..).unwrap_or(&[]);
-                let sum = if self.params.crc { crc::to_wire(crc::crc32c(covered)) } else { [0; mpa::CRC_LEN] };
+                let sum =
+                    if self.params.crc { crc::to_wire(crc::crc32c(covered)) } else { [0; mpa::CRC_LEN] };
                 buf.extend_from_slice(&sum);
             }
             Some(markers) => {
