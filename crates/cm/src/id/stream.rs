@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use uwarp_driver::config::{Config, View};
 use uwarp_driver::{Disconnect, Qp, Readiness, Rtr, Source, StreamObserver, StreamParams};
 use uwarp_proto::setup::{self, Negotiated, PeerData, Request};
+use uwarp_rnic::qp::{QpModify, QpState};
 use uwarp_wire::mpa;
 
 use super::Id;
@@ -35,6 +36,11 @@ impl Id {
         match how {
             Connected::Failed(kind, errno) => {
                 inner.conclude(Step::Failed);
+                if let Some(qp) = inner.qp.clone().filter(|_| kind == EventKind::Rejected) {
+                    drop(inner);
+                    fail(&qp);
+                    inner = self.inner.lock();
+                }
                 self.report(&mut inner, kind, -errno.raw_os_error());
             }
             Connected::Rejected(private_data) => {
@@ -42,6 +48,13 @@ impl Id {
                 let status = -Errno::CONNREFUSED.raw_os_error();
                 let mut event = Event::plain(self, EventKind::Rejected, status);
                 event.private_data = cut(private_data);
+                // As librdmacm: what was posted for the connection is flushed. Before the event, so that the program finds it
+                // done; without the id's lock, because a queue pair's owner may call back.
+                if let Some(qp) = inner.qp.clone() {
+                    drop(inner);
+                    fail(&qp);
+                    inner = self.inner.lock();
+                }
                 inner.channel.push(event);
             }
             Connected::Accepted(fd, mut negotiated) => {
@@ -288,4 +301,11 @@ pub(super) fn answer_no(mut pending: Pending, private_data: &[u8]) {
         }
     }
     socket::finish(&pending.fd);
+}
+
+/// Moves a queue pair whose connection was refused to the error state.
+fn fail(qp: &Qp) {
+    let change = QpModify { state: Some(QpState::Err), ..QpModify::default() };
+    // Refused only in a forked child, which has no connections.
+    let _ = qp.modify(&change);
 }
