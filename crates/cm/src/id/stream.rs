@@ -33,10 +33,12 @@ impl Id {
             return;
         }
         inner.active = None;
+        // A failed attempt gives up its claim to the queue pair.
+        let qp = inner.qp.clone();
         match how {
             Connected::Failed(kind, errno) => {
                 inner.conclude(Step::Failed);
-                if let Some(qp) = inner.qp.clone().filter(|_| kind == EventKind::Rejected) {
+                if let Some(qp) = qp.filter(|_| kind == EventKind::Rejected) {
                     drop(inner);
                     fail(&qp);
                     inner = self.inner.lock();
@@ -50,7 +52,7 @@ impl Id {
                 event.private_data = cut(private_data);
                 // As librdmacm: what was posted for the connection is flushed. Before the event, so that the program finds it
                 // done; without the id's lock, because a queue pair's owner may call back.
-                if let Some(qp) = inner.qp.clone() {
+                if let Some(qp) = qp {
                     drop(inner);
                     fail(&qp);
                     inner = self.inner.lock();
@@ -58,7 +60,7 @@ impl Id {
                 inner.channel.push(event);
             }
             Connected::Accepted(fd, mut negotiated) => {
-                let Some(qp) = inner.qp.clone() else { return };
+                let Some(qp) = qp else { return };
                 let param = inner.conn_param;
                 inner.local = socket::local_address(&fd).ok().or(inner.local);
                 let private_data = cut(std::mem::take(&mut negotiated.private_data));
