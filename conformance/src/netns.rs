@@ -145,7 +145,8 @@ mod tests {
         let names = [veth.server.name().to_owned(), veth.client.name().to_owned()];
         for (family, to) in [("AF_INET", Veth::SERVER4), ("AF_INET6", Veth::SERVER6)] {
             let listen = format!(
-                "import socket as s;l=s.socket(s.{family});l.bind(('',4711));l.listen();c,_=l.accept();\
+                "import socket as s;l=s.socket(s.{family});\
+                 l.setsockopt(s.SOL_SOCKET,s.SO_REUSEADDR,1);l.bind(('',4711));l.listen();c,_=l.accept();\
                  c.sendall(c.recv(99))"
             );
             let talk = format!(
