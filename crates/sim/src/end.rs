@@ -103,6 +103,10 @@ pub struct End {
     pub disconnected: Vec<Disconnect>,
     send_deadline: Option<Time>,
     rnr_deadline: Option<Time>,
+    /// The peer hung up while nobody reads; when to believe that.
+    gone_deadline: Option<Time>,
+    /// Sending failed. The peer's last messages may still be there to be read.
+    broken: bool,
     closing: Option<Closing>,
     /// Bytes moved since the start, both ways.
     moved: u64,
@@ -143,6 +147,8 @@ impl End {
             disconnected: Vec::new(),
             send_deadline: None,
             rnr_deadline: None,
+            gone_deadline: None,
+            broken: false,
             closing: None,
             moved: 0,
         }
@@ -214,7 +220,8 @@ impl End {
     /// When it has to be pumped although nothing arrives.
     pub fn timeout(&self) -> Option<Time> {
         let closing = self.closing.as_ref().filter(|_| self.core.attached()).map(|c| c.deadline);
-        [self.rnr_deadline, self.send_deadline.filter(|_| self.closing.is_none()), closing]
+        let send = self.send_deadline.filter(|_| self.closing.is_none());
+        [self.rnr_deadline, self.gone_deadline, send, closing]
             .into_iter()
             .flatten()
             .min()
@@ -222,6 +229,12 @@ impl End {
 
     /// What is due by the clock.
     pub fn handle_timeout(&mut self, now: Time) {
+        if self.gone_deadline.is_some_and(|at| at <= now) {
+            self.gone_deadline = None;
+            if self.core.stalled() {
+                self.end_of_input(false);
+            }
+        }
         if self.rnr_deadline.is_some_and(|at| at <= now) {
             self.rnr_deadline = None;
             if self.core.stalled() {
@@ -247,7 +260,7 @@ impl End {
     }
 
     fn send(&mut self, now: Time, output: &mut Pipe) {
-        if self.closing.as_ref().is_some_and(|c| c.fin_sent) {
+        if self.broken || self.closing.as_ref().is_some_and(|c| c.fin_sent) {
             return;
         }
         loop {
@@ -256,6 +269,9 @@ impl End {
             let mut bytes = Vec::new();
             let gathered = out.gather(PIECES, |seg: MemSeg| mem::copy_out(seg, &mut bytes));
             assert_eq!(gathered, bytes.len(), "gather() tells what it handed out");
+            if let Some(staged) = out.only_staged() {
+                assert!(staged == bytes, "both ways to the bytes give the same");
+            }
             match output.send(now, &bytes) {
                 Ok(n) => {
                     self.core.taken(n);
@@ -266,11 +282,7 @@ impl End {
                 }
                 Err(Refusal::WouldBlock) => return,
                 Err(Refusal::Reset) => {
-                    self.core.connection_lost(Disconnect::Reset);
-                    if let Some(out) = self.core.out() {
-                        let waiting = out.waiting();
-                        out.take(waiting);
-                    }
+                    self.broken = true;
                     return;
                 }
             }
@@ -281,14 +293,17 @@ impl End {
         if self.core.attached() {
             self.receive_all(now, input);
         }
-        if self.core.stalled() {
-            if self.rnr_deadline.is_none()
-                && let Some(limit) = self.core.rnr_timeout()
-            {
-                self.rnr_deadline = Some(now + Time::try_from(limit.as_nanos()).unwrap_or(Time::MAX));
-            }
-        } else {
-            self.rnr_deadline = None;
+        if !self.core.stalled() {
+            (self.rnr_deadline, self.gone_deadline) = (None, None);
+            return;
+        }
+        if self.rnr_deadline.is_none()
+            && let Some(limit) = self.core.rnr_timeout()
+        {
+            self.rnr_deadline = Some(now + Time::try_from(limit.as_nanos()).unwrap_or(Time::MAX));
+        }
+        if self.gone_deadline.is_none() && input.hung_up(now) {
+            self.gone_deadline = Some(now + LIMIT);
         }
     }
 
@@ -330,7 +345,7 @@ impl End {
                     match end {
                         Err(Refusal::WouldBlock) => return,
                         Err(Refusal::Reset) => self.core.connection_lost(Disconnect::Reset),
-                        Ok(_) => self.core.peer_closed(left > 0 || direct > 0),
+                        Ok(_) => self.end_of_input(left > 0 || direct > 0),
                     }
                     if let Some(closing) = &mut self.closing {
                         closing.eof = true;
@@ -362,6 +377,15 @@ impl End {
         }
     }
 
+    /// Nothing more comes from the peer. `partial`: in the middle of an FPDU.
+    fn end_of_input(&mut self, partial: bool) {
+        if self.broken {
+            self.core.connection_lost(Disconnect::Reset);
+        } else {
+            self.core.peer_closed(partial);
+        }
+    }
+
     /// What the driver tells its observer.
     fn news(&mut self, now: Time) {
         if self.core.take_established() {
@@ -371,7 +395,7 @@ impl End {
             && self.closing.is_none()
         {
             self.closing = Some(Closing { fin_sent: false, eof: false, deadline: now + LIMIT });
-            self.rnr_deadline = None;
+            (self.rnr_deadline, self.gone_deadline) = (None, None);
             self.left_over.clear();
             self.disconnected.push(why);
         }
@@ -384,7 +408,7 @@ impl End {
         if self.send_deadline.is_some() && self.core.closing().is_none() && self.core.send_idle() {
             self.core.close();
         }
-        let flushed = self.core.out().is_none_or(|o| o.is_empty());
+        let flushed = self.broken || self.core.out().is_none_or(|o| o.is_empty());
         let Some(closing) = &mut self.closing else { return };
         if flushed && !closing.fin_sent {
             closing.fin_sent = true;

@@ -206,6 +206,11 @@ impl Pipe {
         self.reset
     }
 
+    /// Whether the other end is known to send no more, although what it sent may not be read yet.
+    pub fn hung_up(&self, now: Time) -> bool {
+        self.reset || self.fin.is_some_and(|at| at <= now)
+    }
+
     /// Whether the fault has happened.
     pub fn struck(&self) -> bool {
         self.struck

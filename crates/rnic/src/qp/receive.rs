@@ -5,7 +5,8 @@
 //! been seen, the rest is received straight into place and the CRC checked afterwards. Beyond doubt are a Send and a Read
 //! Response, whose place follows from what we expect, and a Write that continues one whose earlier segment had a good CRC
 //! (uwarp ends begin a large Write with an empty segment for that purpose). A CRC that then turns out wrong costs the
-//! connection, and bytes inside the announced message are undefined, as they are with any broken connection.
+//! connection, and bytes inside the announced message are undefined, as they are with any broken connection. (Of a Write whose
+//! length field was hit, up to an FPDU behind the message too, but never outside the region: nothing says how long it is to be.)
 
 use smallvec::SmallVec;
 use uwarp_proto::framer::Step;
