@@ -221,10 +221,7 @@ impl End {
     pub fn timeout(&self) -> Option<Time> {
         let closing = self.closing.as_ref().filter(|_| self.core.attached()).map(|c| c.deadline);
         let send = self.send_deadline.filter(|_| self.closing.is_none());
-        [self.rnr_deadline, self.gone_deadline, send, closing]
-            .into_iter()
-            .flatten()
-            .min()
+        [self.rnr_deadline, self.gone_deadline, send, closing].into_iter().flatten().min()
     }
 
     /// What is due by the clock.
