@@ -2,7 +2,7 @@
 //!
 //! One lock holds the pair together. Whoever has it moves bytes; whoever wants it and finds it taken leaves a mark
 //! (`kick`), and the holder looks once more after letting go, so that no readiness is lost. Therefore the lock is let go
-//! by [`Qp::release`] alone, however short it was held.
+//! by [`Qp::release`] and [`Qp::let_go`] alone, however short it was held.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -81,6 +81,8 @@ struct Conn {
     send_deadline: Option<Instant>,
     /// When the engine's timer is set to; never later than the first of the above.
     timer: Option<Instant>,
+    /// A deadline was set that the timer may not know of.
+    new_deadline: bool,
     /// Sending stopped although there was room, for the others' sake.
     unfinished: bool,
     /// Sending has failed. What the peer sent before that is still to be read.
@@ -217,8 +219,10 @@ impl Qp {
                 (conn.rnr_deadline, conn.gone_deadline) = (None, None);
             }
             self.pump(&mut inner);
+            self.release(inner);
+        } else {
+            self.let_go(inner);
         }
-        self.release(inner);
         result
     }
 
@@ -300,6 +304,7 @@ impl Qp {
             gone_deadline: None,
             send_deadline: None,
             timer: None,
+            new_deadline: true,
             unfinished: false,
             broken: false,
             parked: None,
@@ -319,6 +324,7 @@ impl Qp {
             && conn.send_deadline.is_none()
         {
             conn.send_deadline = Some(Instant::now() + SEND_LIMIT);
+            conn.new_deadline = true;
             self.pump(&mut inner);
         }
         self.release(inner);
@@ -340,6 +346,15 @@ impl Qp {
             inner.tells.retain(|tell| matches!(tell, Tell::Over(_)));
         }
         self.release(inner);
+    }
+
+    /// [`Self::release`] for a holder that changed nothing that others have to know.
+    fn let_go(&self, inner: MutexGuard<'_, Inner>) {
+        drop(inner);
+        after_unlock();
+        if self.kick.load(Ordering::SeqCst) {
+            self.look();
+        }
     }
 
     /// Lets go of the lock and looks whether somebody wanted it meanwhile.
@@ -404,7 +419,8 @@ impl Qp {
     /// Has the engine call when the first deadline is over. It may call too early: deadlines move back with every wait for a
     /// receive, and timers cost more than a call for nothing.
     fn set_timer(&self, inner: &mut Inner) {
-        let Some(conn) = &mut inner.conn else { return };
+        let Some(conn) = inner.conn.as_mut().filter(|conn| conn.new_deadline) else { return };
+        conn.new_deadline = false;
         if let Some(first) = conn.deadlines().into_iter().flatten().min()
             && conn.timer.is_none_or(|at| first < at)
         {
@@ -497,6 +513,7 @@ impl Qp {
         }
         // Nobody reads the socket now, so nobody would find its end.
         self.watch(conn);
+        conn.new_deadline = true;
         let from_now = |limit| Some(Instant::now() + limit);
         if conn.rnr_deadline.is_none() {
             conn.rnr_deadline = inner.core.rnr_timeout().and_then(from_now);
@@ -614,7 +631,7 @@ impl Qp {
         let Inner { core, conn: Some(conn), .. } = inner else { return };
         let now = Instant::now();
         let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        conn.timer = None;
+        (conn.timer, conn.new_deadline) = (None, true);
         if over(conn.hold_until) {
             conn.hold_until = None;
         }
@@ -680,11 +697,7 @@ impl Feeder for Qp {
                 if !(self.receive(&mut inner) || unfinished || self.kick.load(Ordering::SeqCst)) {
                     // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
                     // seen by a later poll, or by the thread that leaves it once the lock is free.
-                    drop(inner);
-                    after_unlock();
-                    if self.kick.load(Ordering::SeqCst) {
-                        self.look();
-                    }
+                    self.let_go(inner);
                     return wants_to_be_told;
                 }
                 self.send(&mut inner);

@@ -23,7 +23,7 @@ pub enum Step<'a> {
 }
 
 /// Finds FPDUs. Holds no stream bytes; with markers it keeps the stream position and a scratch buffer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Framer {
     check_crc: bool,
     markers: Option<Markers>,
@@ -70,6 +70,13 @@ impl Framer {
             None => next_plain(self.check_crc, input),
             Some(markers) => markers.next(self.check_crc, input),
         }
+    }
+
+    /// The same where there are no markers: what is found lies in the input itself, so the framer stays free.
+    #[inline]
+    pub fn next_plain<'a>(&self, input: &'a [u8]) -> Result<Step<'a>, TerminateError> {
+        debug_assert!(!self.has_markers());
+        next_plain(self.check_crc, input)
     }
 }
 

@@ -92,8 +92,10 @@ impl Cq {
         let mut inner = self.inner.lock();
         let n = inner.ring.len().min(max);
         self.waiting.store(inner.ring.len() - n, Ordering::Release);
-        for wc in inner.ring.drain(..n) {
-            sink(wc);
+        for _ in 0..n {
+            if let Some(wc) = inner.ring.pop_front() {
+                sink(wc);
+            }
         }
         n
     }

@@ -56,6 +56,16 @@ pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) {
     }
 }
 
+/// Copies as many bytes as both have from registered (or inline) memory to `dst`; returns how many.
+pub fn copy_to(dst: &mut [u8], src: MemSeg) -> usize {
+    let n = dst.len().min(src.len);
+    if n > 0 {
+        // SAFETY: `src` as in `copy_out`; `dst` is ours.
+        unsafe { std::ptr::copy_nonoverlapping(src.ptr().cast_const(), dst.as_mut_ptr(), n) }
+    }
+    n
+}
+
 /// Copies from one registered stretch to another (a queue pair connected to itself); they may overlap.
 pub fn copy_between(dst: MemSeg, src: MemSeg) -> usize {
     let n = dst.len.min(src.len);

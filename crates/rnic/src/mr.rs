@@ -93,9 +93,39 @@ pub struct Mr {
     users: AtomicU32,
 }
 
+/// A stretch that is to be used, by offset and key.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// Key of the region.
+    pub stag: u32,
+    /// First offset.
+    pub to: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
 /// Proof that a region was valid when a use of its memory began; deregistration waits for its drop.
 #[derive(Debug)]
 pub struct MrUse(Arc<Mr>);
+
+/// The same for a use that ends within the call that began it.
+struct ShortUse<'a>(&'a Mr);
+
+impl<'a> ShortUse<'a> {
+    /// `None` when the key was taken back.
+    fn begin(mr: &'a Mr) -> Option<Self> {
+        // Counted first, looked at second; deregistration does it the other way round, so one of the two sees.
+        mr.users.fetch_add(1, Ordering::SeqCst);
+        let guard = Self(mr);
+        mr.valid.load(Ordering::SeqCst).then_some(guard)
+    }
+}
+
+impl Drop for ShortUse<'_> {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::Release);
+    }
+}
 
 impl Drop for MrUse {
     fn drop(&mut self) {
@@ -210,10 +240,9 @@ impl Mr {
 
     /// Begins a use of the memory; `None` when the key was taken back.
     pub fn enter(self: &Arc<Self>) -> Option<MrUse> {
-        // Counted first, looked at second; deregistration does it the other way round, so one of the two sees.
-        self.users.fetch_add(1, Ordering::SeqCst);
-        let guard = MrUse(self.clone());
-        self.valid.load(Ordering::SeqCst).then_some(guard)
+        // As a short use, which goes on.
+        std::mem::forget(ShortUse::begin(self)?);
+        Some(MrUse(self.clone()))
     }
 }
 
@@ -234,18 +263,25 @@ impl MrCache {
     }
 
     /// Finds the region, checks the use and begins it.
-    pub fn enter(
-        &mut self,
-        stag: u32,
-        pd: u32,
-        to: u64,
-        len: usize,
-        need: Access,
-    ) -> Result<(MemSeg, MrUse), AccessError> {
-        let mr = self.find(stag).ok_or(AccessError::InvalidStag)?;
-        let seg = mr.check(pd, to, len, need)?;
+    pub fn enter(&mut self, part: Part, pd: u32, need: Access) -> Result<(MemSeg, MrUse), AccessError> {
+        let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
+        let seg = mr.check(pd, part.to, part.len, need)?;
         let guard = mr.enter().ok_or(AccessError::InvalidStag)?;
         Ok((seg, guard))
+    }
+
+    /// Finds the region, checks the use and makes it: the memory is good until `copy` returns.
+    pub fn with<T>(
+        &mut self,
+        part: Part,
+        pd: u32,
+        need: Access,
+        copy: impl FnOnce(MemSeg) -> T,
+    ) -> Result<T, AccessError> {
+        let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
+        let seg = mr.check(pd, part.to, part.len, need)?;
+        let _use = ShortUse::begin(mr).ok_or(AccessError::InvalidStag)?;
+        Ok(copy(seg))
     }
 }
 
@@ -392,7 +428,8 @@ mod tests {
         let mr = Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap();
         let mut cache = MrCache::default();
         assert!(cache.find(mr.stag()).is_some());
-        let guard = cache.enter(mr.stag(), pd.id(), 0x1000, 1, Access::REMOTE_READ).unwrap();
+        let guard =
+            cache.enter(Part { stag: mr.stag(), to: 0x1000, len: 1 }, pd.id(), Access::REMOTE_READ).unwrap();
         drop(guard);
         mr.deregister();
         assert!(cache.find(mr.stag()).is_none());

@@ -250,7 +250,7 @@ struct Stream {
     mulpdu: usize,
     out: OutQueue,
     tx: transmit::Tx,
-    framer: Option<Framer>,
+    framer: Framer,
     rx: RxState,
     direct: Option<receive::Direct>,
     /// Reads of ours that wait for responses, oldest first.
@@ -474,7 +474,7 @@ impl QpCore {
             mulpdu,
             out: OutQueue::default(),
             tx: transmit::Tx::new(inserter, !params.wait_first_fpdu),
-            framer: Some(Framer::new(params.crc, params.receive_markers)),
+            framer: Framer::new(params.crc, params.receive_markers),
             rx: RxState::new(params.peer_is_uwarp),
             direct: None,
             reads: VecDeque::new(),

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use crate::error::VerbsError;
 use crate::mem::{self, MemSeg};
+use crate::mr::Part;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 /// Largest message in bytes (reported as the port's `max_msg_sz`).
@@ -113,7 +114,7 @@ impl SendQueue {
             self.store_inline(wr.sges);
             sges = 0;
         } else {
-            self.sges.extend(wr.sges);
+            append(&mut self.sges, wr.sges);
         }
         self.slots.push_back(SqSlot {
             wr_id: wr.wr_id,
@@ -132,15 +133,14 @@ impl SendQueue {
         if self.inline.is_empty() {
             self.inline = vec![0; size * self.depth as usize];
         }
-        let at = self.inline_at(self.end());
-        let mut bytes = crate::out::pool::take();
+        let mut at = self.inline_at(self.end());
         for sge in sges {
-            mem::copy_out(MemSeg { addr: sge.addr, len: sge.length as usize }, &mut bytes);
+            let len = sge.length as usize;
+            if let Some(place) = self.inline.get_mut(at..at + len) {
+                mem::copy_to(place, MemSeg { addr: sge.addr, len });
+            }
+            at += len;
         }
-        if let Some(place) = self.inline.get_mut(at..at + bytes.len()) {
-            place.copy_from_slice(&bytes);
-        }
-        crate::out::pool::give(bytes);
     }
 
     fn inline_at(&self, number: u64) -> usize {
@@ -163,7 +163,7 @@ impl SendQueue {
     /// Drops the oldest slot.
     pub fn pop(&mut self) -> Option<SqSlot> {
         let slot = self.slots.pop_front()?;
-        self.sges.drain(..usize::from(slot.sges).min(self.sges.len()));
+        forget(&mut self.sges, slot.sges);
         self.sge_base += u64::from(slot.sges);
         self.head += 1;
         self.next = self.next.max(self.head);
@@ -208,7 +208,7 @@ impl RecvQueue {
             return Err(VerbsError::Invalid("more scatter/gather elements than the queue pair was made for"));
         }
         let total = total_len(wr.sges)?;
-        self.sges.extend(wr.sges);
+        append(&mut self.sges, wr.sges);
         let sges = u16::try_from(wr.sges.len()).unwrap_or(u16::MAX);
         self.slots.push_back(RqSlot { wr_id: wr.wr_id, total, sges });
         Ok(())
@@ -226,7 +226,7 @@ impl RecvQueue {
 
     pub fn pop(&mut self) -> Option<RqSlot> {
         let slot = self.slots.pop_front()?;
-        self.sges.drain(..usize::from(slot.sges).min(self.sges.len()));
+        forget(&mut self.sges, slot.sges);
         Some(slot)
     }
 
@@ -236,7 +236,29 @@ impl RecvQueue {
     }
 }
 
+// Lists have one element nearly always, and the general ways of a `VecDeque` cost several times as much for it.
+
+fn append(queue: &mut VecDeque<Sge>, list: &[Sge]) {
+    match list {
+        [one] => queue.push_back(*one),
+        list => queue.extend(list),
+    }
+}
+
+fn forget(queue: &mut VecDeque<Sge>, count: u16) {
+    if count <= 2 {
+        for _ in 0..count {
+            queue.pop_front();
+        }
+    } else {
+        queue.drain(..usize::from(count).min(queue.len()));
+    }
+}
+
 fn total_len(sges: &[Sge]) -> Result<u32, VerbsError> {
+    if let [Sge { length: length @ 0..=MAX_MESSAGE, .. }] = sges {
+        return Ok(*length);
+    }
     let total: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
     u32::try_from(total)
         .ok()
@@ -244,12 +266,12 @@ fn total_len(sges: &[Sge]) -> Result<u32, VerbsError> {
         .ok_or(VerbsError::Invalid("the message is longer than the port's max_msg_sz"))
 }
 
-/// The parts of a scatter/gather list that hold bytes `offset` to `offset + len` of the message: address, length, key.
+/// The parts of a scatter/gather list that hold bytes `offset` to `offset + len` of the message.
 pub(super) fn slice_sges<'a>(
     sges: impl Iterator<Item = &'a Sge>,
     offset: u32,
     len: u32,
-) -> impl Iterator<Item = (u64, usize, u32)> {
+) -> impl Iterator<Item = Part> {
     let mut skip = offset;
     let mut left = len;
     sges.filter_map(move |sge| {
@@ -261,7 +283,7 @@ pub(super) fn slice_sges<'a>(
         let at = sge.addr.wrapping_add(u64::from(skip));
         skip = 0;
         left -= n;
-        (n > 0).then_some((at, n as usize, sge.lkey))
+        (n > 0).then_some(Part { stag: sge.lkey, to: at, len: n as usize })
     })
 }
 
@@ -276,7 +298,7 @@ mod tests {
     #[test]
     fn slices_cross_elements_and_skip_empty_ones() {
         let list = [sge(100, 4), sge(0, 0), sge(200, 8), sge(300, 2)];
-        let parts = |o, l| slice_sges(list.iter(), o, l).map(|(a, n, _)| (a, n)).collect::<Vec<_>>();
+        let parts = |o, l| slice_sges(list.iter(), o, l).map(|p| (p.to, p.len)).collect::<Vec<_>>();
         assert_eq!(parts(0, 14), [(100, 4), (200, 8), (300, 2)]);
         assert_eq!(parts(3, 2), [(103, 1), (200, 1)]);
         assert_eq!(parts(12, 2), [(300, 2)]);

@@ -25,7 +25,7 @@ use super::queues::{Phase, slice_sges};
 use super::transmit::DIRECT;
 use super::{Disconnect, Established, Pins, QpCore, Rtr, Stream};
 use crate::mem::{self, MemSeg};
-use crate::mr::{self, Access, MrCache};
+use crate::mr::{self, Access, AccessError, MrCache, Part};
 use crate::trace;
 use crate::wr::{SendOp, Wc, WcFlags, WcOpcode, WcStatus};
 
@@ -200,8 +200,8 @@ impl QpCore {
         let mut place = SmallVec::new();
         if left > 0 {
             // Checked anew for every receive: the region may have been taken back in between.
-            match self.locate(&direct.segment, direct.placed, left, &mut place, &mut direct.pins) {
-                Ok(()) => {}
+            match self.pin(&direct.segment, direct.placed, left, &mut direct.pins) {
+                Ok(found) => place = found,
                 Err(fault) => {
                     self.fault(fault, Some(Struck::new(&direct.segment).get()));
                     return RxPlan::Stop;
@@ -249,26 +249,35 @@ impl QpCore {
             if rest.is_empty() {
                 break;
             }
-            let Some(mut framer) = stream.framer.take() else { break };
-            let (advance, more) = match framer.next(rest) {
+            // Markers make the framer own what it found, so it is taken out of the stream for the time being.
+            let mut marked =
+                if stream.framer.has_markers() { Some(std::mem::take(&mut stream.framer)) } else { None };
+            let step = match &mut marked {
+                Some(framer) => framer.next(rest),
+                None => stream.framer.next_plain(rest),
+            };
+            let (advance, more) = match step {
                 Err(e) => {
                     self.fail(e, None);
                     (rest.len(), false)
                 }
                 Ok(Step::Incomplete { .. }) => {
-                    let markers = framer.has_markers();
-                    (if markers { 0 } else { self.begin_direct(rest) }, false)
+                    (if marked.is_some() { 0 } else { self.begin_direct(rest) }, false)
                 }
                 Ok(Step::Fpdu { ulpdu, consumed }) => match self.segment(ulpdu) {
                     Placed::Done => (consumed, true),
                     Placed::NoReceive => {
-                        framer.rewind(consumed);
+                        if let Some(framer) = &mut marked {
+                            framer.rewind(consumed);
+                        }
                         (0, false)
                     }
                 },
             };
             if let Some(stream) = &mut self.stream {
-                stream.framer = Some(framer);
+                if let Some(framer) = marked {
+                    stream.framer = framer;
+                }
                 used += advance;
             }
             if !more {
@@ -330,25 +339,42 @@ impl QpCore {
 
     /// Copies staged payload to where it belongs.
     fn place(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), Fault> {
-        let mut place = SmallVec::<[MemSeg; 4]>::new();
-        let mut pins = Pins::new();
-        self.locate(segment, 0, payload.len(), &mut place, &mut pins)?;
         let mut rest = payload;
-        for seg in place {
-            let n = mem::copy_in(seg, rest);
-            rest = rest.get(n..).unwrap_or(&[]);
-        }
-        Ok(())
+        self.locate(segment, 0, payload.len(), |cache, part, pd, need| {
+            cache.with(part, pd, need, |seg| {
+                let n = mem::copy_in(seg, rest);
+                rest = rest.get(n..).unwrap_or(&[]);
+            })
+        })
     }
 
-    /// Finds and checks the memory for payload bytes `skip` to `skip + len` of a segment.
+    /// Finds the memory for payload bytes `skip` to `skip + len` of a segment and begins its use, for [`RxPlan::Direct`].
+    fn pin(
+        &mut self,
+        segment: &Segment,
+        skip: usize,
+        len: usize,
+        pins: &mut Pins,
+    ) -> Result<SmallVec<[MemSeg; 4]>, Fault> {
+        let mut place = SmallVec::new();
+        self.locate(segment, skip, len, |cache, part, pd, need| {
+            let (seg, pin) = cache.enter(part, pd, need)?;
+            place.push(seg);
+            pins.push(pin);
+            Ok(())
+        })?;
+        Ok(place)
+    }
+
+    /// Finds the memory for payload bytes `skip` to `skip + len` of a segment. `visit` gets its parts in order, with the domain and
+    /// the right that their regions must have.
+    #[inline]
     fn locate(
         &mut self,
         segment: &Segment,
         skip: usize,
         len: usize,
-        place: &mut SmallVec<[MemSeg; 4]>,
-        pins: &mut Pins,
+        mut visit: impl FnMut(&mut MrCache, Part, u32, Access) -> Result<(), AccessError>,
     ) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         let pd = self.pd.id();
@@ -363,13 +389,9 @@ impl QpCore {
                     )));
                 }
                 let to = h.to.wrapping_add(skip as u64);
-                let (seg, pin) = self
-                    .remote
-                    .enter(h.stag, pd, to, len, Access::REMOTE_WRITE)
-                    .map_err(|e| Fault::Peer(e.for_tagged()))?;
-                place.push(seg);
-                pins.push(pin);
-                Ok(())
+                let part = Part { stag: h.stag, to, len };
+                visit(&mut self.remote, part, pd, Access::REMOTE_WRITE)
+                    .map_err(|e| Fault::Peer(e.for_tagged()))
             }
             (Opcode::ReadResponse, Header::Tagged(h)) => {
                 // STag and offset of an empty segment say nothing and are not to be checked (RFC 5041 section 5.2).
@@ -395,9 +417,9 @@ impl QpCore {
                 let Some(slot) = sink.slot.and_then(|n| self.sq.slot(n)) else { return Ok(()) };
                 let offset = sink.received.saturating_add(u32::try_from(skip).unwrap_or(u32::MAX));
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
-                let parts = slice_sges(self.sq.sges(slot), offset, len);
-                pin_local(&mut self.local, pd, parts, place, pins)
-                    .map_err(|()| Fault::Read(WcStatus::LocProtErr))
+                slice_sges(self.sq.sges(slot), offset, len)
+                    .try_for_each(|part| visit(&mut self.local, part, pd, Access::LOCAL_WRITE))
+                    .map_err(|_| Fault::Read(WcStatus::LocProtErr))
             }
             (_, Header::Untagged(h)) => {
                 let Some(recv) = self.rq.front() else {
@@ -410,9 +432,9 @@ impl QpCore {
                 }
                 let offset = h.mo.saturating_add(u32::try_from(skip).unwrap_or(u32::MAX));
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
-                let parts = slice_sges(self.rq.front_sges(), offset, len);
-                pin_local(&mut self.local, pd, parts, place, pins)
-                    .map_err(|()| Fault::Receive(WcStatus::LocProtErr, TerminateError::DdpLocalCatastrophic))
+                slice_sges(self.rq.front_sges(), offset, len)
+                    .try_for_each(|part| visit(&mut self.local, part, pd, Access::LOCAL_WRITE))
+                    .map_err(|_| Fault::Receive(WcStatus::LocProtErr, TerminateError::DdpLocalCatastrophic))
             }
             _ => Err(TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode).into()),
         }
@@ -515,10 +537,10 @@ impl QpCore {
             {
                 return Err(TerminateError::RemoteProtection(RemoteProtection::ToWrap));
             }
-            let need = Access::REMOTE_READ;
+            let part = Part { stag: request.source_stag, to: request.source_to, len: request.size as usize };
             self.remote
-                .enter(request.source_stag, self.pd.id(), request.source_to, request.size as usize, need)
-                .map_err(mr::AccessError::for_read_request)?;
+                .with(part, self.pd.id(), Access::REMOTE_READ, |_| ())
+                .map_err(AccessError::for_read_request)?;
         }
         stream.requests.push_back(ReadSource {
             msn: header.msn,
@@ -585,12 +607,9 @@ impl QpCore {
             return 0;
         }
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
-        let mut place = SmallVec::<[MemSeg; 4]>::new();
         let mut pins = Pins::new();
         // All of it must fit before the first byte is placed.
-        if self.locate(&segment, 0, segment.payload_len, &mut place, &mut pins).is_err() {
-            return 0;
-        }
+        let Ok(place) = self.pin(&segment, 0, segment.payload_len, &mut pins) else { return 0 };
         trace::segment(self.qpn, trace::Way::In, &segment.header, &[], segment.payload_len);
         let mut rest = payload;
         for seg in place {
@@ -618,7 +637,7 @@ impl QpCore {
         let direct = stream.direct.take()?;
         let struck = Struck::new(&direct.segment);
         let (pad, sum) = trailer.split_at(pad);
-        let checks = stream.framer.as_ref().is_some_and(uwarp_proto::framer::Framer::checks_crc);
+        let checks = stream.framer.checks_crc();
         if checks {
             let mut crc = direct.crc;
             crc.update(pad);
@@ -674,19 +693,4 @@ impl QpCore {
             self.flush(Disconnect::PeerClosed, None);
         }
     }
-}
-
-fn pin_local(
-    cache: &mut MrCache,
-    pd: u32,
-    parts: impl Iterator<Item = (u64, usize, u32)>,
-    place: &mut SmallVec<[MemSeg; 4]>,
-    pins: &mut Pins,
-) -> Result<(), ()> {
-    for (addr, len, key) in parts {
-        let (seg, pin) = cache.enter(key, pd, addr, len, Access::LOCAL_WRITE).map_err(|_| ())?;
-        place.push(seg);
-        pins.push(pin);
-    }
-    Ok(())
 }

@@ -1,5 +1,7 @@
 //! The way out: work requests and the peer's RDMA Reads become FPDUs.
 
+use std::convert::Infallible;
+
 use uwarp_proto::framer::MarkerInserter;
 use uwarp_proto::tx::{Message, OutSegment, Segmenter};
 use uwarp_wire::crc::{self, Crc32c};
@@ -11,7 +13,7 @@ use super::queues::{Phase, slice_sges};
 use super::receive::{ReadSink, ReadSource};
 use super::{QpCore, QpState, Rtr, Stream};
 use crate::mem::{self, MemSeg};
-use crate::mr::{self, Access, MrCache};
+use crate::mr::{self, Access, MrCache, Part};
 use crate::trace;
 use crate::wr::{SendFlags, SendOp, WcOpcode, WcStatus};
 
@@ -121,7 +123,7 @@ impl Stream {
                 let mut s =
                     Segmenter::new(Message::Tagged { opcode: Opcode::Write, stag, to }, 0, 128, false);
                 if let Some(segment) = s.next_segment() {
-                    self.emit_staged(&segment, |_| ());
+                    self.emit_bytes(&segment, &[]);
                 }
                 // The peer counts it among what it has placed.
                 self.tx.messages += 1;
@@ -144,16 +146,19 @@ impl Stream {
         }
     }
 
-    /// Puts one FPDU into the staging buffer; `payload` appends its `segment.len` payload bytes.
-    fn emit_staged(&mut self, segment: &OutSegment, payload: impl FnOnce(&mut Vec<u8>)) {
-        let header_len = segment.header.len();
-        let ulpdu_len = header_len + segment.len as usize;
+    /// Puts one FPDU into the staging buffer; `payload` appends its `segment.len` payload bytes, or nothing is queued.
+    fn emit_staged<E>(
+        &mut self,
+        segment: &OutSegment,
+        payload: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let ulpdu_len = segment.header.len() + segment.len as usize;
         let buf = self.out.stage();
         let start = buf.len();
-        buf.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(u16::MAX).to_be_bytes());
-        push_header(buf, &segment.header);
+        buf.reserve(mpa::fpdu_len(ulpdu_len));
+        push_header(buf, &segment.header, ulpdu_len);
         let payload_at = buf.len();
-        payload(buf);
+        payload(buf).inspect_err(|_| buf.truncate(start))?;
         let head = buf.get(payload_at..).unwrap_or(&[]);
         trace::segment(self.qpn, trace::Way::Out, &segment.header, head, segment.len as usize);
         // A payload that came out short would break the framing for good.
@@ -171,6 +176,15 @@ impl Stream {
             }
         }
         self.out.staged(start, true, true);
+        Ok(())
+    }
+
+    /// The same with bytes that are at hand.
+    fn emit_bytes(&mut self, segment: &OutSegment, bytes: &[u8]) {
+        let Ok(()) = self.emit_staged(segment, |buf| {
+            buf.extend_from_slice(bytes);
+            Ok::<_, Infallible>(())
+        });
     }
 
     /// Queues one FPDU whose payload stays where it is.
@@ -179,8 +193,7 @@ impl Stream {
         let ulpdu_len = segment.header.len() + segment.len as usize;
         let buf = self.out.stage();
         let start = buf.len();
-        buf.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(u16::MAX).to_be_bytes());
-        push_header(buf, &segment.header);
+        push_header(buf, &segment.header, ulpdu_len);
         let mut crc = Crc32c::new();
         if self.params.crc {
             crc.update(buf.get(start..).unwrap_or(&[]));
@@ -220,7 +233,7 @@ impl Stream {
     pub(super) fn emit_message(&mut self, message: Message, bytes: &[u8]) {
         let len = u32::try_from(bytes.len()).unwrap_or(0);
         if let Some(segment) = Segmenter::new(message, len, 1024, false).next_segment() {
-            self.emit_staged(&segment, |buf| buf.extend_from_slice(bytes));
+            self.emit_bytes(&segment, bytes);
         }
     }
 
@@ -249,9 +262,11 @@ impl Stream {
     }
 }
 
-fn push_header(buf: &mut Vec<u8>, header: &Header) {
+/// Appends length field and DDP header.
+fn push_header(buf: &mut Vec<u8>, header: &Header, ulpdu_len: usize) {
     let mut bytes = [0u8; Header::MAX_LEN];
     let len = header.emit(&mut bytes);
+    buf.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(u16::MAX).to_be_bytes());
     buf.extend_from_slice(bytes.get(..len).unwrap_or(&[]));
 }
 
@@ -262,27 +277,11 @@ impl QpCore {
         self.check_overflow();
         loop {
             let Some(stream) = &mut self.stream else { return };
-            if stream.closing.is_some() || !stream.tx.open {
+            if stream.closing.is_some() || !stream.tx.open || stream.far_ahead() {
                 return;
             }
-            if stream.far_ahead() {
-                return;
-            }
-            if let Some(mut current) = stream.tx.current.take() {
-                if let Some(segment) = current.segmenter.next_segment() {
-                    match current.source {
-                        Source::Slot(number) => self.emit_slot_segment(number, &segment),
-                        Source::Region(request) => self.emit_region_segment(request, &segment),
-                    }
-                }
-                let Some(stream) = &mut self.stream else { return };
-                match current.source {
-                    Source::Slot(number) if current.segmenter.finished() => self.slot_cut(number),
-                    // It failed on the way. (A response goes on: only work requests are held.)
-                    Source::Slot(_) if stream.tx.held => {}
-                    _ if current.segmenter.finished() => {}
-                    _ => stream.tx.current = Some(current),
-                }
+            if let Some(current) = stream.tx.current.take() {
+                self.cut(current);
                 continue;
             }
             stream.emit_ack();
@@ -303,6 +302,30 @@ impl QpCore {
         }
     }
 
+    /// Cuts a message, until all of it is queued or enough is ahead of the lower layer.
+    fn cut(&mut self, mut current: Current) {
+        loop {
+            if let Some(segment) = current.segmenter.next_segment() {
+                match current.source {
+                    Source::Slot(number) => self.emit_slot_segment(number, &segment),
+                    Source::Region(request) => self.emit_region_segment(request, &segment),
+                }
+            }
+            let Some(stream) = &mut self.stream else { return };
+            match current.source {
+                Source::Slot(number) if current.segmenter.finished() => return self.slot_cut(number),
+                // It failed on the way. (A response goes on: only work requests are held.)
+                Source::Slot(_) if stream.tx.held => return,
+                _ if current.segmenter.finished() => return,
+                _ => {}
+            }
+            if stream.closing.is_some() || stream.far_ahead() {
+                stream.tx.current = Some(current);
+                return;
+            }
+        }
+    }
+
     /// The lower layer took `n` bytes of [`Self::out`].
     pub fn taken(&mut self, n: usize) {
         if let Some(stream) = &mut self.stream {
@@ -316,10 +339,8 @@ impl QpCore {
         let Some(request) = stream.requests.pop_front() else { return false };
         let message =
             Message::Tagged { opcode: Opcode::ReadResponse, stag: request.sink_stag, to: request.sink_to };
-        stream.tx.current = Some(Current {
-            segmenter: stream.segmenter(message, request.size),
-            source: Source::Region(request),
-        });
+        let segmenter = stream.segmenter(message, request.size);
+        self.cut(Current { segmenter, source: Source::Region(request) });
         true
     }
 
@@ -331,21 +352,18 @@ impl QpCore {
         if slot.flags.contains(SendFlags::FENCE) && !stream.reads.is_empty() {
             return false;
         }
-        match slot.op {
+        let segmenter = match slot.op {
             SendOp::Send { invalidate } => {
                 stream.tx.send_msn = stream.tx.send_msn.wrapping_add(1);
                 let solicited = slot.flags.contains(SendFlags::SOLICITED);
                 let message = Message::send(stream.tx.send_msn, solicited, invalidate);
-                let segmenter = stream.segmenter(message, slot.total);
-                stream.tx.current = Some(Current { segmenter, source: Source::Slot(number) });
+                stream.segmenter(message, slot.total)
             }
             SendOp::Write { stag, to } => {
                 let message = Message::Tagged { opcode: Opcode::Write, stag, to };
-                let mut segmenter = stream.segmenter(message, slot.total);
-                if stream.params.peer_is_uwarp && slot.total >= DIRECT {
-                    segmenter = segmenter.announced();
-                }
-                stream.tx.current = Some(Current { segmenter, source: Source::Slot(number) });
+                let segmenter = stream.segmenter(message, slot.total);
+                let announced = stream.params.peer_is_uwarp && slot.total >= DIRECT;
+                if announced { segmenter.announced() } else { segmenter }
             }
             SendOp::Read { stag, to, .. } => {
                 if stream.reads.len() >= usize::from(stream.params.ord) {
@@ -367,8 +385,9 @@ impl QpCore {
                 self.retire();
                 return true;
             }
-        }
+        };
         self.sq.next += 1;
+        self.cut(Current { segmenter, source: Source::Slot(number) });
         true
     }
 
@@ -377,10 +396,8 @@ impl QpCore {
         let Some(slot) = self.sq.slot(number).copied() else { return false };
         let pd = self.pd.id();
         let local = &mut self.local;
-        let bad = self.sq.sges(&slot).any(|sge| {
-            let len = sge.length as usize;
-            len > 0 && local.enter(sge.lkey, pd, sge.addr, len, Access::LOCAL_WRITE).is_err()
-        });
+        let bad = slice_sges(self.sq.sges(&slot), 0, total)
+            .any(|part| local.with(part, pd, Access::LOCAL_WRITE, |_| ()).is_err());
         if bad {
             self.hold(number, WcStatus::LocProtErr);
             return true;
@@ -431,16 +448,15 @@ impl QpCore {
     }
 
     fn emit_slot_segment(&mut self, number: u64, segment: &OutSegment) {
-        let Some(slot) = self.sq.slot(number).copied() else { return };
+        let Some(slot) = self.sq.slot(number) else { return };
         let Some(stream) = &mut self.stream else { return };
         if slot.flags.contains(SendFlags::INLINE) {
             let bytes = self.sq.inline_bytes(number, slot.total);
             let at = segment.offset as usize;
-            let part = bytes.get(at..at + segment.len as usize).unwrap_or(&[]);
-            stream.emit_staged(segment, |buf| buf.extend_from_slice(part));
+            stream.emit_bytes(segment, bytes.get(at..at + segment.len as usize).unwrap_or(&[]));
             return;
         }
-        let parts = slice_sges(self.sq.sges(&slot), segment.offset, segment.len);
+        let parts = slice_sges(self.sq.sges(slot), segment.offset, segment.len);
         let ok = emit_parts(stream, segment, parts, &mut self.local, self.pd.id(), Access::empty());
         if ok.is_err() {
             self.hold(number, WcStatus::LocProtErr);
@@ -450,7 +466,8 @@ impl QpCore {
     fn emit_region_segment(&mut self, request: ReadSource, segment: &OutSegment) {
         let Some(stream) = &mut self.stream else { return };
         let at = request.to.wrapping_add(u64::from(segment.offset));
-        let part = (segment.len > 0).then_some((at, segment.len as usize, request.stag));
+        let part =
+            (segment.len > 0).then_some(Part { stag: request.stag, to: at, len: segment.len as usize });
         // Checked when the request came, and again here: the region may have gone since.
         let need = Access::REMOTE_READ;
         if let Err(e) = emit_parts(stream, segment, part.into_iter(), &mut self.remote, self.pd.id(), need) {
@@ -488,11 +505,11 @@ impl ReadSource {
     }
 }
 
-/// Queues one FPDU whose payload lies in the given parts (address, length, key) of registered memory.
+/// Queues one FPDU whose payload lies in the given parts of registered memory.
 fn emit_parts(
     stream: &mut Stream,
     segment: &OutSegment,
-    parts: impl Iterator<Item = (u64, usize, u32)>,
+    parts: impl Iterator<Item = Part>,
     cache: &mut MrCache,
     pd: u32,
     need: Access,
@@ -500,24 +517,23 @@ fn emit_parts(
     // What the peer reads is copied at once. The program promises nothing about it while it is on its way: it may change
     // it, which must not make the CRC wrong, or take the region back, after which it is not to be read any more.
     let promised = !need.contains(Access::REMOTE_READ);
-    let by_reference = promised && segment.len >= BY_REFERENCE && stream.tx.markers.is_none();
+    if !promised || segment.len < BY_REFERENCE || stream.tx.markers.is_some() {
+        return stream.emit_staged(segment, |buf| {
+            for part in parts {
+                cache.with(part, pd, need, |seg| mem::copy_out(seg, buf))?;
+            }
+            Ok(())
+        });
+    }
     // Up to a few pieces without allocation; a longer list is rare and pays for it.
     let mut pieces = Pieces::default();
     let mut pins = Pieces::default();
-    for (addr, len, key) in parts {
-        let (seg, pin) = cache.enter(key, pd, addr, len, need)?;
+    for part in parts {
+        let (seg, pin) = cache.enter(part, pd, need)?;
         pieces.push(seg);
         pins.push(pin);
     }
-    if by_reference {
-        stream.emit_by_reference(segment, pieces.as_slice());
-    } else {
-        stream.emit_staged(segment, |buf| {
-            for piece in pieces.as_slice() {
-                mem::copy_out(*piece, buf);
-            }
-        });
-    }
+    stream.emit_by_reference(segment, pieces.as_slice());
     Ok(())
 }
 
