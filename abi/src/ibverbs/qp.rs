@@ -139,6 +139,7 @@ unsafe fn create(wanted: &Wanted) -> Result<(*mut ibv_qp, ibv_qp_cap), Failure> 
             pd: pd.pd.clone(),
             send_cq: send_cq.cq.clone(),
             recv_cq: recv_cq.cq.clone(),
+            srq: None,
             caps: caps_of(&wanted.cap),
             sq_sig_all: wanted.sq_sig_all != 0,
             cookie: cookie(address),

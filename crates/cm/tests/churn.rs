@@ -30,6 +30,7 @@ fn qp(nic: &Arc<Nic>) -> Arc<Qp> {
         pd: Pd::new(),
         send_cq: Arc::clone(&cq),
         recv_cq: cq,
+        srq: None,
         caps,
         sq_sig_all: false,
         cookie: 0,

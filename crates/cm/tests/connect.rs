@@ -42,6 +42,7 @@ fn qp() -> Arc<Qp> {
         pd: Pd::new(),
         send_cq: Arc::clone(&cq),
         recv_cq: cq,
+        srq: None,
         caps,
         sq_sig_all: true,
         cookie: 0,

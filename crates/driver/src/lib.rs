@@ -2,6 +2,7 @@
 //!
 //! * [`engine`]: one epoll instance for everything, its background thread, timers.
 //! * [`qp`]: a queue pair with its socket; moves bytes between the two. `linger`: what becomes of the socket afterwards.
+//! * [`srq`]: a shared receive queue; goes on with the queue pairs that wait for it.
 //! * [`poll`]: what a thread that polls a completion queue does for progress.
 //! * [`channel`]: event queues with a descriptor; a thread that blocks on one sleeps on the sockets.
 //! * [`nic`]: the device: limits, addresses, queue pair numbers.
@@ -26,6 +27,7 @@ pub mod nic;
 pub mod poll;
 pub mod qp;
 mod qpn;
+pub mod srq;
 mod trace;
 
 pub use channel::{Channel, ChannelError};
@@ -34,4 +36,5 @@ pub use engine::{Engine, Readiness, Source, Token};
 pub use fork::forked;
 pub use nic::{Limits, Nic};
 pub use qp::{Qp, StreamObserver};
+pub use srq::Srq;
 pub use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};

@@ -17,6 +17,7 @@ use uwarp_llp::tcp::{self, Piece, Scattered};
 use uwarp_rnic::cq::Feeder;
 use uwarp_rnic::mem::{self, MemSeg};
 use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, RxPlan, StreamParams};
+use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
 use crate::engine::{ParkMark, Readiness, Source, Token};
@@ -100,6 +101,8 @@ enum Tell {
     Established(Arc<dyn StreamObserver>),
     Disconnected(Arc<dyn StreamObserver>, Disconnect),
     Over(Arc<Linger>),
+    /// A receive of the shared receive queue that was kept for this queue pair is now kept for another.
+    Kept(Arc<dyn Waiter>),
 }
 
 impl Tell {
@@ -108,6 +111,7 @@ impl Tell {
             Self::Established(observer) => observer.established(),
             Self::Disconnected(observer, why) => observer.disconnected(why),
             Self::Over(linger) => linger.step(),
+            Self::Kept(waiter) => waiter.receive_kept(),
         }
     }
 }
@@ -126,6 +130,8 @@ pub struct Qp {
     polled: AtomicBool,
     /// The system has said, once, that the peer closed or the connection broke. A hint: it may have spoken of an earlier stream.
     hung_up: AtomicBool,
+    /// A receive of the shared receive queue is kept for the Send that waits. A hint: it may have been for an earlier stream's.
+    kept: AtomicBool,
 }
 
 impl Qp {
@@ -135,10 +141,11 @@ impl Qp {
             return Err(VerbsError::Forked);
         }
         let (caps, limits) = (init.caps, nic.limits());
-        if caps.max_send_wr > limits.max_qp_wr || caps.max_recv_wr > limits.max_qp_wr {
+        let own_receives = init.srq.is_none();
+        if caps.max_send_wr > limits.max_qp_wr || (own_receives && caps.max_recv_wr > limits.max_qp_wr) {
             return Err(VerbsError::Invalid("more work requests than max_qp_wr"));
         }
-        if caps.max_send_sge > limits.max_sge || caps.max_recv_sge > limits.max_sge {
+        if caps.max_send_sge > limits.max_sge || (own_receives && caps.max_recv_sge > limits.max_sge) {
             return Err(VerbsError::Invalid("more scatter/gather elements than max_sge"));
         }
         if caps.max_inline_data > limits.max_inline {
@@ -149,22 +156,26 @@ impl Qp {
         init.caps.max_inline_data = caps.max_inline_data.max(GIVEN_INLINE);
         let qpn = nic.numbers.take()?;
         let (send_cq, recv_cq) = (init.send_cq.clone(), init.recv_cq.clone());
-        let inner = Inner {
+        let mut inner = Inner {
             core: QpCore::new(qpn, init),
             conn: None,
             destroyed: false,
             tells: VecDeque::new(),
             telling: false,
         };
-        let qp = Arc::new_cyclic(|me: &Weak<Self>| Self {
-            me: me.clone(),
-            nic: nic.clone(),
-            qpn,
-            inner: Mutex::new(inner),
-            kick: AtomicBool::new(false),
-            room: AtomicBool::new(false),
-            polled: AtomicBool::new(false),
-            hung_up: AtomicBool::new(false),
+        let qp = Arc::new_cyclic(|me: &Weak<Self>| {
+            inner.core.set_waiter(me.clone());
+            Self {
+                me: me.clone(),
+                nic: nic.clone(),
+                qpn,
+                inner: Mutex::new(inner),
+                kick: AtomicBool::new(false),
+                room: AtomicBool::new(false),
+                polled: AtomicBool::new(false),
+                hung_up: AtomicBool::new(false),
+                kept: AtomicBool::new(false),
+            }
         });
         // Not before it exists: a completion queue forgets feeders that do not.
         let feeder: Weak<dyn Feeder> = qp.me.clone();
@@ -212,12 +223,8 @@ impl Qp {
                 break;
             }
         }
-        if inner.core.stalled() {
-            inner.core.unstall();
-            if let Some(conn) = &mut inner.conn {
-                // The next wait has its own time.
-                (conn.rnr_deadline, conn.gone_deadline) = (None, None);
-            }
+        if inner.core.stalled() && inner.core.srq().is_none() {
+            go_on(&mut inner);
             self.pump(&mut inner);
             self.release(inner);
         } else {
@@ -343,7 +350,7 @@ impl Qp {
             let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
             // Cannot be refused: any state may become RESET.
             let _ = inner.core.modify(&reset);
-            inner.tells.retain(|tell| matches!(tell, Tell::Over(_)));
+            inner.tells.retain(|tell| matches!(tell, Tell::Over(_) | Tell::Kept(_)));
         }
         self.release(inner);
     }
@@ -390,6 +397,9 @@ impl Qp {
 
     /// What has happened that others have to know.
     fn news(&self, inner: &mut Inner) {
+        if let Some(woken) = inner.core.take_woken() {
+            inner.tells.extend(woken.into_iter().map(Tell::Kept));
+        }
         let established = inner.core.take_established();
         if established
             && !inner.destroyed
@@ -499,6 +509,9 @@ impl Qp {
 
     /// Receives what there is. Says whether that was anything: bytes, an end, an error.
     fn receive(&self, inner: &mut Inner) -> bool {
+        if inner.core.stalled() && self.kept.swap(false, Ordering::Acquire) {
+            go_on(inner);
+        }
         let Some(conn) = &mut inner.conn else { return false };
         let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
             Ok(mut stage) => self.receive_into(&mut inner.core, conn, &mut stage),
@@ -741,9 +754,25 @@ impl Source for Qp {
     }
 }
 
+impl Waiter for Qp {
+    fn receive_kept(&self) {
+        self.kept.store(true, Ordering::Release);
+        self.look();
+    }
+}
+
 impl Drop for Qp {
     fn drop(&mut self) {
         self.nic.numbers.give(self.qpn);
+    }
+}
+
+/// There may be a receive now for the Send that waits.
+fn go_on(inner: &mut Inner) {
+    inner.core.unstall();
+    if let Some(conn) = &mut inner.conn {
+        // The next wait has its own time.
+        (conn.rnr_deadline, conn.gone_deadline) = (None, None);
     }
 }
 

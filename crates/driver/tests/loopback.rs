@@ -85,6 +85,7 @@ impl End {
             pd: pd.clone(),
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
+            srq: None,
             caps,
             sq_sig_all: false,
             cookie: 1,

@@ -203,7 +203,7 @@ fn memory() {
     let attach = |socket: TcpStream, params| {
         let (send_cq, recv_cq, pd) = (cq.clone(), cq.clone(), pd.clone());
         let async_sink = events.clone();
-        let init = QpInit { pd, send_cq, recv_cq, caps, sq_sig_all: true, cookie: 0, async_sink };
+        let init = QpInit { pd, send_cq, recv_cq, srq: None, caps, sq_sig_all: true, cookie: 0, async_sink };
         let qp = Qp::create(&nic, init).unwrap();
         qp.modify(&to(QpState::Init)).unwrap();
         socket.set_nonblocking(true).unwrap();

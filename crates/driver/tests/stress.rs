@@ -271,6 +271,7 @@ impl Side {
             pd: pd.clone(),
             send_cq: group.cq.clone(),
             recv_cq: group.cq.clone(),
+            srq: None,
             caps,
             sq_sig_all: true,
             cookie: serial,

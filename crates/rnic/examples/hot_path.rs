@@ -24,6 +24,7 @@ fn end(pd: &Arc<Pd>) -> (QpCore, Arc<Cq>) {
         pd: pd.clone(),
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
+        srq: None,
         caps,
         sq_sig_all: false,
         cookie: 0,

@@ -16,6 +16,7 @@ pub mod mr;
 pub mod out;
 pub mod pd;
 pub mod qp;
+pub mod srq;
 pub mod trace;
 pub mod wr;
 
@@ -24,4 +25,5 @@ pub use error::VerbsError;
 pub use event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
 pub use mr::{Access, Mr};
 pub use pd::Pd;
+pub use srq::{Srq, SrqAttr, SrqInit};
 pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};

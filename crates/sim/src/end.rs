@@ -2,11 +2,15 @@
 //!
 //! [`End::pump`] does what the driver's pump does, call for call: a difference between the two is a mistake here.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use uwarp_rnic::mem::{self, MemSeg};
 use uwarp_rnic::qp::{Disconnect, QpCaps, QpCore, QpInit, QpModify, QpState, RxPlan, StreamParams};
-use uwarp_rnic::{AsyncEvent, AsyncSink, CompletionSink, Cq, EventKind, Pd, RecvWr, SendWr, VerbsError, Wc};
+use uwarp_rnic::srq::Waiter;
+use uwarp_rnic::{
+    AsyncEvent, AsyncSink, CompletionSink, Cq, EventKind, Pd, RecvWr, SendWr, Srq, SrqInit, VerbsError, Wc,
+};
 
 use crate::net::{Pipe, Refusal};
 use crate::{Rng, Time};
@@ -23,6 +27,8 @@ const LIMIT: Time = 2_000_000_000;
 pub struct EndConfig {
     /// Queue sizes.
     pub caps: QpCaps,
+    /// Receives come from a shared receive queue of the size that the queue pair's own would have.
+    pub shared_recv: bool,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
     /// Entries of each completion queue.
@@ -41,6 +47,7 @@ impl Default for EndConfig {
                 max_recv_sge: 8,
                 max_inline_data: 256,
             },
+            shared_recv: false,
             sq_sig_all: false,
             cq_depth: 4096,
             qpn: 0x101,
@@ -83,6 +90,16 @@ impl CompletionSink for Events {
     }
 }
 
+/// A receive is kept for the Send that waits.
+#[derive(Default)]
+struct Kept(AtomicBool);
+
+impl Waiter for Kept {
+    fn receive_kept(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A queue pair with the driver's state.
 pub struct End {
     /// The queue pair.
@@ -93,6 +110,9 @@ pub struct End {
     pub send_cq: Arc<Cq>,
     /// Where its receives complete.
     pub recv_cq: Arc<Cq>,
+    /// Where its receives come from, if they are shared.
+    pub srq: Option<Arc<Srq>>,
+    kept: Arc<Kept>,
     /// What it was told beside completions.
     pub events: Arc<Events>,
     left_over: Vec<u8>,
@@ -125,21 +145,35 @@ impl End {
         let cq = || Cq::new(config.cq_depth, 0, Some(events.clone()), events.clone());
         let (send_cq, recv_cq) = (cq(), cq());
         let pd = Pd::new();
+        let srq = config.shared_recv.then(|| {
+            Srq::new(SrqInit {
+                pd: pd.clone(),
+                max_wr: config.caps.max_recv_wr,
+                max_sge: config.caps.max_recv_sge,
+                cookie: 0,
+                async_sink: events.clone(),
+            })
+        });
         let init = QpInit {
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            srq: srq.clone(),
             caps: config.caps,
             sq_sig_all: config.sq_sig_all,
             cookie: 0,
             async_sink: events.clone(),
         };
-        let core = QpCore::new(config.qpn, init);
+        let mut core = QpCore::new(config.qpn, init);
+        let kept = Arc::new(Kept::default());
+        core.set_waiter(Arc::downgrade(&kept) as Weak<dyn Waiter>);
         Self {
             core,
             pd,
             send_cq,
             recv_cq,
+            srq,
+            kept,
             events,
             left_over: Vec::new(),
             stage: vec![0; STAGE],
@@ -201,6 +235,13 @@ impl End {
         input: &mut Pipe,
         output: &mut Pipe,
     ) -> Result<(), VerbsError> {
+        if let Some(srq) = &self.srq {
+            let (result, woken) = srq.post_recv(std::iter::once(*wr));
+            woken.wake();
+            result.map_err(|(_, e)| e)?;
+            self.pump(now, input, output);
+            return Ok(());
+        }
         self.core.post_recv(wr)?;
         if self.core.stalled() {
             self.core.unstall();
@@ -287,6 +328,9 @@ impl End {
     }
 
     fn receive(&mut self, now: Time, input: &mut Pipe) {
+        if self.core.stalled() && self.kept.0.swap(false, Ordering::Relaxed) {
+            self.core.unstall();
+        }
         if self.core.attached() {
             self.receive_all(now, input);
         }

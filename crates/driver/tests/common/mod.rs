@@ -172,6 +172,7 @@ pub fn queue_pair(nic: &Arc<Nic>, pd: &Arc<Pd>, cq: &Arc<Cq>, events: &Arc<Event
         pd: pd.clone(),
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
+        srq: None,
         caps: CAPS,
         sq_sig_all: false,
         cookie: 1,

@@ -148,8 +148,9 @@ impl QpCore {
     /// To the error state: every work request that is not done completes, in order, with a flush error or with the failure it
     /// was marked with.
     pub(super) fn flush(&mut self, why: Disconnect, cause: Option<TerminateError>) {
-        self.attr.state = QpState::Err;
+        let before = std::mem::replace(&mut self.attr.state, QpState::Err);
         self.attr.sq_draining = false;
+        self.leave_line();
         if let Some(stream) = &mut self.stream {
             stream.end(why);
         }
@@ -183,6 +184,10 @@ impl QpCore {
         }
         while let Some(slot) = self.rq.pop() {
             self.complete_recv(Wc::new(slot.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv, self.qpn), false);
+        }
+        if self.shared.is_some() && before != QpState::Err {
+            // Receives that nobody has taken stay where they are, so no completion tells the program that this is over.
+            self.event(EventKind::QpLastWqeReached);
         }
     }
 }

@@ -19,7 +19,7 @@ mod state;
 mod transmit;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -35,9 +35,11 @@ use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::mr::{Access, MrCache, MrUse};
 use crate::out::OutQueue;
 use crate::pd::Pd;
+use crate::srq::{Srq, Waiter, Woken};
 use crate::wr::{RecvWr, SendFlags, SendWr, Wc, WcStatus};
 
 pub use queues::MAX_MESSAGE;
+pub(crate) use queues::RecvQueue;
 pub use receive::RxPlan;
 pub use state::QpState;
 
@@ -64,6 +66,8 @@ pub struct QpInit {
     pub send_cq: Arc<Cq>,
     /// Where its receives complete.
     pub recv_cq: Arc<Cq>,
+    /// Where its receives come from, if it has no queue of its own; sizes for that are then ignored.
+    pub srq: Option<Arc<Srq>>,
     /// Its sizes.
     pub caps: QpCaps,
     /// Every send makes a completion.
@@ -225,6 +229,7 @@ pub struct QpCore {
     pd: Arc<Pd>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
+    shared: Option<Shared>,
     cookie: u64,
     async_sink: Arc<dyn AsyncSink>,
     attr: QpAttr,
@@ -233,6 +238,7 @@ pub struct QpCore {
     notify_sqd: bool,
 
     sq: queues::SendQueue,
+    /// With a shared receive queue: the receive that the message in progress goes to.
     rq: queues::RecvQueue,
     local: MrCache,
     remote: MrCache,
@@ -240,6 +246,16 @@ pub struct QpCore {
     cq_overflow: bool,
 
     stream: Option<Stream>,
+}
+
+/// The shared receive queue of a queue pair, and how it stands there.
+struct Shared {
+    srq: Arc<Srq>,
+    waiter: Option<Weak<dyn Waiter>>,
+    /// In line, or woken and with a receive kept for it.
+    waiting: bool,
+    /// Others that got what was kept for this one.
+    woken: Woken,
 }
 
 /// State of the connection, made anew for each.
@@ -285,12 +301,20 @@ enum Established {
 impl QpCore {
     /// A queue pair in RESET.
     pub fn new(qpn: u32, init: QpInit) -> Self {
-        let caps = init.caps;
+        let mut caps = init.caps;
+        let rq = match &init.srq {
+            None => queues::RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge),
+            Some(srq) => {
+                (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
+                queues::RecvQueue::new(1, srq.query().max_sge)
+            }
+        };
         Self {
             qpn,
             pd: init.pd,
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
+            shared: init.srq.map(|srq| Shared { srq, waiter: None, waiting: false, woken: Woken::default() }),
             cookie: init.cookie,
             async_sink: init.async_sink,
             attr: QpAttr {
@@ -314,7 +338,7 @@ impl QpCore {
             access_set: false,
             notify_sqd: false,
             sq: queues::SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data),
-            rq: queues::RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge),
+            rq,
             local: MrCache::default(),
             remote: MrCache::default(),
             cq_overflow: false,
@@ -340,6 +364,34 @@ impl QpCore {
     /// Its completion queues: for sends, for receives.
     pub fn cqs(&self) -> (&Arc<Cq>, &Arc<Cq>) {
         (&self.send_cq, &self.recv_cq)
+    }
+
+    /// Its shared receive queue.
+    pub fn srq(&self) -> Option<&Arc<Srq>> {
+        self.shared.as_ref().map(|shared| &shared.srq)
+    }
+
+    /// Who is to be woken when a receive of the shared receive queue is kept for this queue pair; it then calls
+    /// [`Self::unstall`] and [`Self::handle_input`]. To be set once, before the queue pair is attached.
+    pub fn set_waiter(&mut self, waiter: Weak<dyn Waiter>) {
+        if let Some(shared) = &mut self.shared {
+            shared.waiter = Some(waiter);
+        }
+    }
+
+    /// Queue pairs that have to be woken since this one has left the line, once the lock is free.
+    pub fn take_woken(&mut self) -> Option<Woken> {
+        let shared = self.shared.as_mut().filter(|shared| !shared.woken.is_empty())?;
+        Some(std::mem::take(&mut shared.woken))
+    }
+
+    /// Leaves the line at the shared receive queue.
+    fn leave_line(&mut self) {
+        if let Some(shared) = &mut self.shared
+            && std::mem::take(&mut shared.waiting)
+        {
+            shared.woken.append(shared.srq.leave(self.qpn));
+        }
     }
 
     /// Changes attributes and state. All or nothing.
@@ -387,6 +439,7 @@ impl QpCore {
             QpState::Reset => {
                 self.sq.clear();
                 self.rq.clear();
+                self.leave_line();
                 if let Some(stream) = &mut self.stream {
                     stream.end(Disconnect::LocalClosed);
                 }
@@ -444,6 +497,9 @@ impl QpCore {
 
     /// Queues a receive work request. The owner calls [`Self::handle_input`] again when [`Self::stalled`].
     pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
+        if self.shared.is_some() {
+            return Err(VerbsError::Invalid("the queue pair takes its receives from a shared receive queue"));
+        }
         if !self.attr.state.may_post_recv() {
             return Err(VerbsError::Invalid("the queue pair is in RESET"));
         }

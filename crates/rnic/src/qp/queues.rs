@@ -180,15 +180,15 @@ impl SendQueue {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RqSlot {
+pub(crate) struct RqSlot {
     pub wr_id: u64,
     pub total: u32,
     sges: u16,
 }
 
-/// The receive queue.
+/// The receive queue, of one queue pair or shared.
 #[derive(Debug)]
-pub(super) struct RecvQueue {
+pub(crate) struct RecvQueue {
     slots: VecDeque<RqSlot>,
     sges: VecDeque<Sge>,
     depth: u32,
@@ -228,6 +228,28 @@ impl RecvQueue {
         let slot = self.slots.pop_front()?;
         forget(&mut self.sges, slot.sges);
         Some(slot)
+    }
+
+    /// Moves the oldest receive to the end of `to`, whatever that holds already; says whether there was one.
+    pub fn move_front(&mut self, to: &mut Self) -> bool {
+        let Some(slot) = self.slots.pop_front() else { return false };
+        for _ in 0..slot.sges {
+            to.sges.extend(self.sges.pop_front());
+        }
+        to.slots.push_back(slot);
+        true
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    pub fn set_depth(&mut self, depth: u32) {
+        self.depth = depth;
     }
 
     pub fn clear(&mut self) {

@@ -318,7 +318,7 @@ impl QpCore {
             Opcode::Write | Opcode::ReadResponse => self.place(&segment, payload),
             // The four Sends; nothing else passed the check.
             _ => {
-                if self.rq.front().is_none() {
+                if !self.find_receive(true) {
                     if let Some(stream) = &mut self.stream {
                         stream.stalled = true;
                         stream.waiting = Some(Struck::new(&segment));
@@ -335,6 +335,20 @@ impl QpCore {
             Err(fault) => self.fault(fault, struck),
         }
         Placed::Done
+    }
+
+    /// Whether there is a receive for the Send at hand; takes one from the shared receive queue if need be. If there is none, and
+    /// it is to `wait`, the queue pair gets in line there.
+    fn find_receive(&mut self, wait: bool) -> bool {
+        if self.rq.front().is_some() {
+            return true;
+        }
+        let Some(shared) = &mut self.shared else { return false };
+        let waiter = shared.waiter.as_ref().filter(|_| wait && !shared.waiting);
+        let in_line = shared.waiting || waiter.is_some();
+        let taken = shared.srq.take(self.qpn, &mut self.rq, waiter);
+        shared.waiting = in_line && !taken;
+        taken
     }
 
     /// Copies staged payload to where it belongs.
@@ -432,6 +446,7 @@ impl QpCore {
                 }
                 let offset = h.mo.saturating_add(u32::try_from(skip).unwrap_or(u32::MAX));
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
+                let pd = self.shared.as_ref().map_or(pd, |shared| shared.srq.pd().id());
                 slice_sges(self.rq.front_sges(), offset, len)
                     .try_for_each(|part| visit(&mut self.local, part, pd, Access::LOCAL_WRITE))
                     .map_err(|_| Fault::Receive(WcStatus::LocProtErr, TerminateError::DdpLocalCatastrophic))
@@ -597,10 +612,14 @@ impl QpCore {
         }
         // Whatever is wrong with it is dealt with when it is whole and its CRC was seen.
         let Ok(segment) = stream.rx.check(ulpdu, ulpdu_len) else { return 0 };
+        let write_continues = stream.write_continues;
         let certain = match (segment.opcode, segment.header) {
-            (Opcode::Write, Header::Tagged(h)) => stream.write_continues == Some((h.stag, h.to)),
+            (Opcode::Write, Header::Tagged(h)) => write_continues == Some((h.stag, h.to)),
             (Opcode::ReadResponse, _) => true,
-            (_, Header::Untagged(_)) => self.rq.front().is_some(),
+            (
+                Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
+                Header::Untagged(_),
+            ) => self.find_receive(false),
             _ => false,
         };
         if !certain {

@@ -121,6 +121,7 @@ impl Plan {
         while !s.0.is_empty() && ops.len() < Self::MOST {
             ops.push(s.op());
         }
-        Self { seed, stream, net, faults, abort, caps, one_region: bit(e, 6), sq_sig_all: bit(e, 7), ops }
+        let (shared_recv, one_region, sq_sig_all) = (bit(c, 6), bit(e, 6), bit(e, 7));
+        Self { seed, stream, net, faults, abort, caps, shared_recv, one_region, sq_sig_all, ops }
     }
 }

@@ -39,6 +39,8 @@ pub struct Plan {
     pub abort: Option<(Time, Abort)>,
     /// Queue sizes of both ends.
     pub caps: QpCaps,
+    /// Receives come from a shared receive queue at both ends, of the size that the queue pair's own would have.
+    pub shared_recv: bool,
     /// One region for all memory of an end; otherwise one for each piece, with no more rights than needed.
     pub one_region: bool,
     /// Every send makes a completion.
@@ -242,6 +244,7 @@ pub fn run(plan: &Plan) -> Report {
     let mut rng = Rng::new(plan.seed ^ 0x5EED);
     let config = Side::BOTH.map(|side| EndConfig {
         caps: plan.caps,
+        shared_recv: plan.shared_recv,
         sq_sig_all: plan.sq_sig_all,
         cq_depth: 4096,
         qpn: 0x100 + side as u32,

@@ -136,17 +136,18 @@ fn abort(trouble: Trouble) -> BoxedStrategy<Option<(u64, Abort)>> {
 pub fn plan(trouble: Trouble) -> impl Strategy<Value = Plan> {
     (
         (any::<u64>(), stream(), net(), faults(trouble), abort(trouble)),
-        (caps(), any::<bool>(), any::<bool>(), vec(op(), 1..14)),
+        (caps(), any::<[bool; 3]>(), vec(op(), 1..14)),
     )
-        .prop_map(|((seed, stream, net, faults, abort), (caps, one_region, sq_sig_all, ops))| Plan {
+        .prop_map(|((seed, stream, net, faults, abort), (caps, switches, ops))| Plan {
             seed,
             stream,
             net,
             faults,
             abort,
             caps,
-            one_region,
-            sq_sig_all,
+            shared_recv: switches[0],
+            one_region: switches[1],
+            sq_sig_all: switches[2],
             ops,
         })
 }

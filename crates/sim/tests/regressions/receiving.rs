@@ -4,7 +4,9 @@ use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};
 use uwarp_rnic::{Access, EventKind, SendOp, WcStatus};
 use uwarp_sim::NetParams;
 use uwarp_sim::Side::{A, B};
-use uwarp_wire::terminate::{Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, TerminateError};
+use uwarp_wire::terminate::{
+    Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, TerminateError, UntaggedBuffer,
+};
 
 use crate::duo::{Duo, SEND, SIZE, params, with_rtr};
 
@@ -164,4 +166,25 @@ fn an_acknowledgement_of_what_was_not_sent_is_an_error() {
     duo.world.settle();
     let error = TerminateError::RemoteOperation(RemoteOperation::Unspecified);
     assert_eq!(duo.world.end(A).disconnected, [Disconnect::Sent(error)]);
+}
+
+/// An untagged message that is no Send, as long as only a Send can be, was received straight into a posted receive, and
+/// nobody heard of it.
+#[test]
+fn only_a_send_is_placed_into_a_receive() {
+    let mut duo = Duo::with_net(params(), small_pieces());
+    duo.recv(B, 10, 0, 65_536);
+    // A Read Request: untagged, last, queue 1, first message, from offset 0.
+    let mut ulpdu = vec![0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0];
+    ulpdu.resize(18 + 40_000, 7);
+    let mut fpdu = u16::try_from(ulpdu.len()).unwrap().to_be_bytes().to_vec();
+    fpdu.extend_from_slice(&ulpdu);
+    fpdu.resize(fpdu.len().next_multiple_of(4), 0);
+    let sum = uwarp_wire::crc::to_wire(uwarp_wire::crc::crc32c(&fpdu));
+    fpdu.extend_from_slice(&sum);
+    duo.world.inject(B, &fpdu);
+    duo.world.settle();
+    assert!(!duo.memory[1].snapshot().contains(&7), "placed");
+    let error = TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong);
+    assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
 }

@@ -1,0 +1,64 @@
+//! A shared receive queue, and the queue pairs that wait for it.
+
+use std::sync::Arc;
+
+use uwarp_rnic::{RecvWr, SrqAttr, SrqInit, VerbsError};
+
+use crate::fork;
+use crate::nic::Nic;
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct Srq {
+    core: Arc<uwarp_rnic::Srq>,
+    max_wr: u32,
+}
+
+impl Srq {
+    /// Makes a shared receive queue. Fails when a limit of the device is exceeded.
+    pub fn create(nic: &Nic, init: SrqInit) -> Result<Self, VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        let limits = nic.limits();
+        if init.max_wr == 0 || init.max_wr > limits.max_srq_wr {
+            return Err(VerbsError::Invalid("no work requests, or more than max_srq_wr"));
+        }
+        if init.max_sge > limits.max_srq_sge {
+            return Err(VerbsError::Invalid("more scatter/gather elements than max_srq_sge"));
+        }
+        Ok(Self { core: uwarp_rnic::Srq::new(init), max_wr: limits.max_srq_wr })
+    }
+
+    /// What queue pairs are made on.
+    pub fn core(&self) -> &Arc<uwarp_rnic::Srq> {
+        &self.core
+    }
+
+    /// Posts receives, and goes on with queue pairs that wait for them, in the calling thread. On a refusal, says which one (the
+    /// ones before it are posted) and why. Never blocks.
+    pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        if fork::forked() {
+            return Err((0, VerbsError::Forked));
+        }
+        let (result, woken) = self.core.post_recv(wrs);
+        woken.wake();
+        result
+    }
+
+    /// Changes size or limit, both or none; see [`uwarp_rnic::Srq::modify`].
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        if max_wr.is_some_and(|n| n > self.max_wr) {
+            return Err(VerbsError::Invalid("more work requests than max_srq_wr"));
+        }
+        self.core.modify(max_wr, limit)
+    }
+
+    /// Its attributes.
+    pub fn query(&self) -> SrqAttr {
+        self.core.query()
+    }
+}
