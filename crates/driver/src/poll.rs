@@ -19,12 +19,23 @@ const FEW: usize = 2;
 /// when that was not in vain: the background thread stands back for all sockets, not only for the polled ones. Not only of polls
 /// in a row: a thread that often finds something keeps the background thread away all the same.
 const LOOK_AROUND: u32 = 256;
-/// After this many empty polls, other threads that may have no core get one now and then.
-const YIELD_AFTER: u32 = 512;
-const YIELD_EVERY: u32 = 64;
+/// Empty polls after which a thread lets others have its core, for one of them may be whom it waits for: at least, and at most
+/// while that has been in vain.
+const PATIENCE: (u32, u32) = (32, 512);
+/// What comes within so many polls after yielding came of that.
+const AT_ONCE: u32 = 4;
 
 thread_local! {
-    static BLINKERS: Cell<Blinkers> = const { Cell::new(Blinkers { polls: 0, until: LOOK_AROUND }) };
+    static POLLER: Cell<Poller> = const {
+        Cell::new(Poller { blinkers: Blinkers { polls: 0, until: LOOK_AROUND }, patience: Patience { polls: 0, until: PATIENCE.1, tried: false } })
+    };
+}
+
+/// What a thread that polls knows of itself.
+#[derive(Clone, Copy)]
+struct Poller {
+    blinkers: Blinkers,
+    patience: Patience,
 }
 
 /// How long this thread has not looked around.
@@ -50,6 +61,42 @@ impl Blinkers {
     }
 }
 
+/// When this thread lets others have its core.
+///
+/// Where both ends spin on one core, each would wait for the end of the other's time slice; where something else computes there,
+/// yielding costs a slice of its and brings nothing. Which of the two it is shows in what the next polls find.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// Empty polls since the last find or yield.
+    polls: u32,
+    /// Empty polls after which it yields.
+    until: u32,
+    /// It has yielded since the last find.
+    tried: bool,
+}
+
+impl Patience {
+    /// Counts an empty poll; says whether to yield.
+    fn count(&mut self) -> bool {
+        self.polls += 1;
+        if self.polls < self.until {
+            return false;
+        }
+        if self.tried {
+            self.until = (self.until * 2).min(PATIENCE.1);
+        }
+        (self.polls, self.tried) = (0, true);
+        true
+    }
+
+    fn found(&mut self) {
+        if self.tried && self.polls <= AT_ONCE {
+            self.until = PATIENCE.0;
+        }
+        (self.polls, self.tried) = (0, false);
+    }
+}
+
 impl Nic {
     /// Takes up to `max` completions, oldest first; returns how many. With none there, makes progress in the calling thread and
     /// looks again. Never blocks.
@@ -57,18 +104,42 @@ impl Nic {
         if max == 0 || fork::forked() {
             return 0;
         }
-        let found = cq.poll(max, &mut sink);
+        // A thread that is ending knows nothing of itself any more, and looks around each time.
+        let unknown = Poller {
+            blinkers: Blinkers { polls: 0, until: 1 },
+            patience: Patience { polls: 0, until: PATIENCE.1, tried: false },
+        };
+        let mut found = cq.poll(max, &mut sink);
+        let mut idle = false;
+        if found == 0 {
+            let mut poller = POLLER.try_with(Cell::get).unwrap_or(unknown);
+            let empty = cq.note_poll(false);
+            self.look(cq, empty, &mut poller.blinkers);
+            found = cq.poll(max, sink);
+            if found == 0 {
+                idle = poller.patience.count();
+            }
+            let _ = POLLER.try_with(|p| p.set(poller));
+        }
         if found > 0 {
             cq.note_poll(true);
-            return found;
+            let _ = POLLER.try_with(|p| {
+                let mut poller = p.get();
+                poller.patience.found();
+                p.set(poller);
+            });
+        } else if idle {
+            std::thread::yield_now();
         }
-        let empty = cq.note_poll(false);
+        found
+    }
+
+    /// Makes progress for a thread that has found `empty` polls in a row in vain.
+    fn look(&self, cq: &Arc<Cq>, empty: u32, blinkers: &mut Blinkers) {
         if empty % STAMP_EVERY == IN_EARNEST {
             self.engine().note_earnest();
         }
         let direct = cq.feed(FEW, empty >= IN_EARNEST);
-        // A thread that is ending has no blinkers any more.
-        let mut blinkers = BLINKERS.try_with(Cell::get).unwrap_or(Blinkers { polls: 0, until: 1 });
         let time = blinkers.count();
         if time || !direct {
             let served = self.engine().poll_once();
@@ -79,13 +150,29 @@ impl Nic {
                 blinkers.looked(served > 0);
             }
         }
-        let _ = BLINKERS.try_with(|b| b.set(blinkers));
-        let found = cq.poll(max, sink);
-        if found > 0 {
-            cq.note_poll(true);
-        } else if empty >= YIELD_AFTER && empty.is_multiple_of(YIELD_EVERY) {
-            std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn polls_until_it_yields(patience: &mut Patience) -> u32 {
+        (1..).find(|_| patience.count()).unwrap_or(0)
+    }
+
+    #[test]
+    fn yields_soon_where_that_helped_and_seldom_where_it_did_not() {
+        let mut patience = Patience { polls: 0, until: PATIENCE.1, tried: false };
+        assert_eq!(polls_until_it_yields(&mut patience), PATIENCE.1);
+        patience.found();
+        assert_eq!(polls_until_it_yields(&mut patience), PATIENCE.0);
+        let mut last = PATIENCE.0;
+        for _ in 0..10 {
+            let n = polls_until_it_yields(&mut patience);
+            assert!(n >= last);
+            last = n;
         }
-        found
+        assert_eq!(last, PATIENCE.1);
     }
 }
