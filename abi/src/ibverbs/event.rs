@@ -57,9 +57,9 @@ impl AsyncEvents {
 
     /// Drops what is queued for the object at `cookie` and waits for the program to acknowledge what it took.
     pub fn close(&self, cookie: u64) {
-        for kind in 0..=u64::from(IBV_EVENT_WQ_FATAL) {
-            self.unacknowledged.done(self.channel.remove(cookie << KIND_BITS | kind));
-        }
+        let of_object =
+            self.channel.remove_if(|event| event >> KIND_BITS == cookie << KIND_BITS >> KIND_BITS);
+        self.unacknowledged.done(of_object);
         self.unacknowledged.wait();
     }
 }

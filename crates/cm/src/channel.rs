@@ -1,10 +1,11 @@
 //! The queue that events wait in.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use uwarp_driver::{Channel, ChannelError, Nic};
 
 use crate::{CmError, Event, EventKind};
@@ -22,9 +23,50 @@ pub enum GetError {
 ///
 /// Any number of ids report to it and any number of threads read from it.
 pub struct EventChannel {
-    /// Counts and wakes; holds one cookie, the owner's key, for each event in `queue`.
+    /// Counts and wakes; holds one cookie, its number, for each event in `queue`.
     doorbell: Arc<Channel>,
-    queue: Mutex<VecDeque<Event>>,
+    queue: Mutex<Queue>,
+}
+
+/// Events by number. Thousands may wait when a peer with as many connections goes away, and the program may destroy their ids
+/// one by one without having looked at any: neither may cost a walk over the others.
+#[derive(Default)]
+struct Queue {
+    /// Those that were taken back leave a hole.
+    events: VecDeque<Option<Event>>,
+    /// Number of the first of them.
+    first: u64,
+    /// Numbers by owner.
+    of: HashMap<u64, SmallVec<[u64; 2]>>,
+}
+
+impl Queue {
+    fn push(&mut self, event: Event) -> u64 {
+        let number = self.first + self.events.len() as u64;
+        self.of.entry(event.owner().key()).or_default().push(number);
+        self.events.push_back(Some(event));
+        number
+    }
+
+    /// The event with this number; leaves its owner's list as it is.
+    fn remove(&mut self, number: u64) -> Option<Event> {
+        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        let event = self.events.get_mut(index)?.take();
+        while let Some(None) = self.events.front() {
+            self.events.pop_front();
+            self.first += 1;
+        }
+        event
+    }
+
+    fn forget(&mut self, key: u64, number: u64) {
+        if let Some(numbers) = self.of.get_mut(&key) {
+            numbers.retain(|n| *n != number);
+            if numbers.is_empty() {
+                self.of.remove(&key);
+            }
+        }
+    }
 }
 
 impl EventChannel {
@@ -44,15 +86,15 @@ impl EventChannel {
     /// The event's owner waits in [`crate::Id::destroy`] until it is acknowledged.
     pub fn get(&self) -> Result<Event, GetError> {
         loop {
-            let key = match self.doorbell.get() {
-                Ok(key) => key,
+            let number = match self.doorbell.get() {
+                Ok(number) => number,
                 Err(ChannelError::WouldBlock) => return Err(GetError::WouldBlock),
                 Err(ChannelError::Interrupted) => return Err(GetError::Interrupted),
             };
             let mut queue = self.queue.lock();
             // Gone when its owner was destroyed or migrated between the two queues.
-            let Some(at) = queue.iter().position(|event| event.owner().key() == key) else { continue };
-            let Some(event) = queue.remove(at) else { continue };
+            let Some(event) = queue.remove(number) else { continue };
+            queue.forget(event.owner().key(), number);
             event.owner().event_reported();
             drop(queue);
             if event.kind == EventKind::ConnectRequest {
@@ -64,7 +106,7 @@ impl EventChannel {
 
     /// Whether events wait.
     pub fn is_empty(&self) -> bool {
-        self.queue.lock().is_empty()
+        self.queue.lock().of.is_empty()
     }
 
     pub(crate) fn push(&self, event: Event) {
@@ -74,18 +116,17 @@ impl EventChannel {
             status = event.status,
             "event"
         );
-        let key = event.owner().key();
-        self.queue.lock().push_back(event);
-        self.doorbell.push(key);
+        // The lock is held over both, so that the numbers ring in their order.
+        let mut queue = self.queue.lock();
+        let number = queue.push(event);
+        self.doorbell.push(number);
     }
 
     /// Takes back all events that this owner has queued. None of them is reported any more.
     pub(crate) fn take(&self, key: u64) -> Vec<Event> {
         let mut queue = self.queue.lock();
-        self.doorbell.remove(key);
-        let (taken, kept) =
-            std::mem::take(&mut *queue).into_iter().partition(|event| event.owner().key() == key);
-        *queue = kept;
-        Vec::from(taken)
+        let Some(numbers) = queue.of.remove(&key) else { return Vec::new() };
+        self.doorbell.remove_if(|number| numbers.contains(&number));
+        numbers.into_iter().filter_map(|number| queue.remove(number)).collect()
     }
 }

@@ -1,8 +1,9 @@
 //! Listening: connections are taken from the kernel, and become requests when their MPA request is whole.
 //!
 //! Until then they are half open: nobody is behind them yet but a TCP peer, so their number and their time are bounded.
-//! When there are too many, the oldest goes, not the newest: an honest peer sends its request at once, so the oldest are
-//! those that do not.
+//! When there are too many, the oldest goes, not the newest: an honest peer sends its request soon, so the oldest are
+//! those that do not. Soon is not at once: a peer that begins a thousand connections has all of them connected by its kernel before
+//! it has sent the first request. So none goes before it had a little time; until then new ones wait in the kernel.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -20,8 +21,11 @@ use crate::cm::Cm;
 use crate::id::Id;
 use crate::socket;
 
-/// Most half-open connections of one listener.
-pub const MAX_HALF_OPEN: usize = 128;
+/// Most half-open connections of one listener; fewer where the process may have few descriptors.
+pub const MAX_HALF_OPEN: usize = 1024;
+
+/// How long a connection may be silent however many others there are.
+const GRACE: Duration = Duration::from_millis(200);
 
 /// As many requests as may wait for a program that gave no backlog, or an absurd one. As Linux' rdma_ucm.
 pub const MAX_BACKLOG: usize = 1024;
@@ -32,6 +36,7 @@ pub(crate) struct Listener {
     id: Weak<Id>,
     me: Weak<Self>,
     backlog: usize,
+    max_half_open: usize,
     state: Mutex<ListenerState>,
     /// Held while requests are told, so that two threads do not tell them in another order.
     telling: Mutex<()>,
@@ -42,10 +47,14 @@ struct ListenerState {
     socket: Option<(Token, OwnedFd)>,
     /// In the order in which the kernel gave them out.
     half_open: VecDeque<Entry>,
+    /// How many of them have not sent their request.
+    silent: usize,
     /// Requests that are queued as events and not yet taken by the program.
     undelivered: usize,
     /// Connections may wait in the kernel because `undelivered` had reached the backlog.
     paused: bool,
+    /// When the engine calls.
+    timer: Option<Instant>,
 }
 
 /// A connection between `accept` and the request's event.
@@ -89,6 +98,7 @@ impl Listener {
             id: Arc::downgrade(id),
             me: Weak::clone(me),
             backlog,
+            max_half_open: max_half_open(),
             state: Mutex::default(),
             telling: Mutex::default(),
         });
@@ -104,6 +114,7 @@ impl Listener {
     pub fn cancel(&self) {
         let (socket, half_open) = {
             let mut state = self.state.lock();
+            state.silent = 0;
             (state.socket.take(), std::mem::take(&mut state.half_open))
         };
         if let Some((token, _fd)) = socket {
@@ -134,8 +145,17 @@ impl Listener {
                 state.paused = true;
                 return;
             }
-            let Some((token, fd)) = &state.socket else { return };
-            let token = *token;
+            let evicted = match self.make_room(&mut state) {
+                Ok(evicted) => evicted,
+                Err(until) => return self.call_at(&mut state, until),
+            };
+            if let Some(evicted) = evicted {
+                drop(state);
+                tracing::debug!("too many half-open connections: the oldest is closed");
+                evicted.connection.cancel();
+                continue;
+            }
+            let Some((_, fd)) = &state.socket else { return };
             let connection = match socket::accept(fd) {
                 Ok(fd) => HalfOpen::start(&self.cm, &me, fd),
                 Err(Errno::AGAIN) => return,
@@ -156,26 +176,43 @@ impl Listener {
             };
             match connection {
                 Ok(connection) => {
-                    let silent = |entry: &Entry| entry.request.is_none();
-                    let evicted = (state.half_open.iter().filter(|e| silent(e)).count() >= MAX_HALF_OPEN)
-                        .then(|| state.half_open.iter().position(silent))
-                        .flatten()
-                        .and_then(|oldest| state.half_open.remove(oldest));
+                    state.silent += 1;
                     state.half_open.push_back(Entry { connection, accepted: Instant::now(), request: None });
-                    drop(state);
-                    if let Some(evicted) = evicted {
-                        tracing::debug!("too many half-open connections: the oldest is closed");
-                        evicted.connection.cancel();
-                    }
                 }
                 Err(errno) => {
                     // No descriptors or no memory. The socket will not say again that connections wait.
                     tracing::warn!("cannot take a connection: {errno}; trying again shortly");
                     let again = Instant::now() + self.cm.timeouts().no_descriptors;
-                    self.cm.engine().set_timer(token, Some(again));
-                    return;
+                    return self.call_at(&mut state, again);
                 }
             }
+        }
+    }
+
+    /// Takes a connection that has been silent for too long out of a full list; where there is none, says when there will be.
+    fn make_room(&self, state: &mut ListenerState) -> Result<Option<Entry>, Instant> {
+        if state.silent < self.max_half_open {
+            return Ok(None);
+        }
+        let oldest = state.half_open.iter().position(|entry| entry.request.is_none());
+        let Some((oldest, entry)) = oldest.and_then(|at| Some((at, state.half_open.get(at)?))) else {
+            return Ok(None);
+        };
+        let until = entry.accepted + GRACE;
+        if Instant::now() < until {
+            return Err(until);
+        }
+        state.silent = state.silent.saturating_sub(1);
+        Ok(state.half_open.remove(oldest))
+    }
+
+    /// Has the engine call then, or earlier.
+    fn call_at(&self, state: &mut ListenerState, at: Instant) {
+        if let Some((token, _)) = &state.socket
+            && state.timer.is_none_or(|timer| at < timer)
+        {
+            state.timer = Some(at);
+            self.cm.engine().set_timer(*token, Some(at));
         }
     }
 
@@ -187,6 +224,7 @@ impl Listener {
                 state.half_open.iter().position(|e| std::ptr::eq(Arc::as_ptr(&e.connection), connection));
             // Not there: the listener was closed meanwhile.
             let Some(at) = at else { return };
+            state.silent = state.silent.saturating_sub(1);
             if request.is_none() {
                 state.half_open.remove(at);
             } else if let Some(entry) = state.half_open.get_mut(at) {
@@ -217,10 +255,8 @@ impl Listener {
         let entry = state.half_open.get(first)?;
         if entry.request.is_none() {
             let until = entry.accepted + IN_ORDER;
-            if state.half_open.iter().any(|entry| entry.request.is_some())
-                && let Some((token, _)) = &state.socket
-            {
-                self.cm.engine().set_timer(*token, Some(until));
+            if state.half_open.len() > state.silent {
+                self.call_at(&mut state, until);
             }
             return None;
         }
@@ -232,12 +268,20 @@ impl Listener {
     }
 }
 
+/// Most half-open connections of one listener of this process: a quarter of its descriptors, so that the program's own
+/// connections are not short of them, and no more than [`MAX_HALF_OPEN`].
+pub fn max_half_open() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.and_then(|limit| usize::try_from(limit / 4).ok()).unwrap_or(usize::MAX).min(MAX_HALF_OPEN)
+}
+
 impl Source for Listener {
     fn ready(&self, _: Readiness) {
         self.accept_all();
     }
 
     fn timeout(&self) {
+        self.state.lock().timer = None;
         self.accept_all();
         self.tell();
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use uwarp_cm::listener::MAX_HALF_OPEN;
+use uwarp_cm::listener::max_half_open;
 use uwarp_cm::{Cm, CmError, ConnParam, Event, EventChannel, EventKind, GetError, Id, State, Timeouts};
 use uwarp_driver::{Nic, Qp};
 use uwarp_rnic::qp::{QpCaps, QpInit};
@@ -549,7 +549,7 @@ fn a_flood_of_half_open_connections_does_not_keep_honest_peers_out() {
     let (server, client) = (channel(), channel());
     let listener = listening(&cm, &server, local(0), 4);
     let at = listener.local_address().unwrap();
-    let flood: Vec<TcpStream> = (0..MAX_HALF_OPEN + 40).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let flood: Vec<TcpStream> = (0..max_half_open() + 40).map(|_| TcpStream::connect(at).unwrap()).collect();
     let active = resolved(&cm, &client, at);
     active.connect(&qp(), ConnParam::DEFAULT, b"honest").unwrap();
     let request = expect(&server, EventKind::ConnectRequest);
@@ -561,6 +561,51 @@ fn a_flood_of_half_open_connections_does_not_keep_honest_peers_out() {
     assert_eq!(oldest.read(&mut [0; 1]).unwrap(), 0, "the oldest has gone");
     passive.destroy();
     expect(&client, EventKind::Rejected).acknowledge();
+}
+
+/// As a program does that starts all of its connections before it looks at the first event: its kernel has connected them long
+/// before they have sent their requests.
+#[test]
+fn hundreds_of_connections_begun_at_once_are_no_flood() {
+    const CLIENTS: usize = 400;
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 0);
+    let at = listener.local_address().unwrap();
+    let actives: Vec<_> = (0..CLIENTS).map(|_| resolved(&cm, &client, at)).collect();
+    for active in &actives {
+        active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    }
+    let passives: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let event = expect(&server, EventKind::ConnectRequest);
+            let passive = Arc::clone(&event.id);
+            event.acknowledge();
+            passive
+        })
+        .collect();
+    assert!(client.is_empty(), "nobody was turned away");
+    passives.iter().for_each(|passive| passive.destroy());
+    actives.iter().for_each(|active| active.destroy());
+}
+
+/// The events of each were searched and moved for every other one.
+#[test]
+fn ids_with_events_waiting_are_destroyed_without_a_walk_over_the_others() {
+    let cm = cm(Timeouts::default());
+    let channel = channel();
+    let ids: Vec<_> = (0..2000).map(|_| Id::new(&cm, &channel)).collect();
+    for id in &ids {
+        id.post(EventKind::User(1), 0).unwrap();
+    }
+    for id in ids.iter().skip(1) {
+        id.destroy();
+    }
+    let event = next(&channel);
+    assert_eq!(event.id.key(), ids[0].key());
+    event.acknowledge();
+    assert!(channel.is_empty());
+    ids[0].destroy();
 }
 
 #[test]

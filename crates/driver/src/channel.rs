@@ -191,9 +191,14 @@ impl Channel {
 
     /// Drops the queued events with this cookie (its object is going away); returns how many there were.
     pub fn remove(&self, cookie: u64) -> usize {
+        self.remove_if(|event| event == cookie)
+    }
+
+    /// Drops the queued events that `gone` picks; returns how many there were.
+    pub fn remove_if(&self, gone: impl Fn(u64) -> bool) -> usize {
         let mut queue = self.queue.lock();
         let before = queue.events.len();
-        queue.events.retain(|e| *e != cookie);
+        queue.events.retain(|event| !gone(*event));
         let removed = before - queue.events.len();
         if queue.events.is_empty() && queue.raised {
             queue.raised = false;

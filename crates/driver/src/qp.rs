@@ -179,10 +179,8 @@ impl Qp {
         });
         // Not before it exists: a completion queue forgets feeders that do not.
         let feeder: Weak<dyn Feeder> = qp.me.clone();
-        send_cq.add_feeder(feeder.clone());
-        if !Arc::ptr_eq(&send_cq, &recv_cq) {
-            recv_cq.add_feeder(feeder);
-        }
+        send_cq.add_feeder(qpn, feeder.clone());
+        recv_cq.add_feeder(qpn, feeder);
         Ok(qp)
     }
 
@@ -342,10 +340,9 @@ impl Qp {
     pub fn destroy(&self) {
         let mut inner = self.inner.lock();
         if !std::mem::replace(&mut inner.destroyed, true) {
-            let feeder: Weak<dyn Feeder> = self.me.clone();
             let (send_cq, recv_cq) = inner.core.cqs();
-            send_cq.remove_feeder(&feeder);
-            recv_cq.remove_feeder(&feeder);
+            send_cq.remove_feeder(self.qpn);
+            recv_cq.remove_feeder(self.qpn);
             // RESET drops the work requests without completions; the stream is then closing.
             let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
             // Cannot be refused: any state may become RESET.
@@ -763,6 +760,10 @@ impl Waiter for Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        // Before another one gets the number.
+        let (send_cq, recv_cq) = self.inner.get_mut().core.cqs();
+        send_cq.remove_feeder(self.qpn);
+        recv_cq.remove_feeder(self.qpn);
         self.nic.numbers.give(self.qpn);
     }
 }

@@ -14,6 +14,8 @@ use crate::fork;
 struct Port {
     port: u16,
     used: [u64; 4],
+    /// Numbers that are not used.
+    free: u16,
     next: u8,
     _tcp: OwnedFd,
     _udp: OwnedFd,
@@ -31,7 +33,7 @@ const RESERVED: u32 = 0xFF_FFFF;
 impl Numbers {
     pub fn take(&self) -> Result<u32, VerbsError> {
         let mut ports = self.ports.lock();
-        for port in ports.iter_mut() {
+        for port in ports.iter_mut().filter(|port| port.free > 0) {
             if let Some(qpn) = port.take() {
                 return Ok(qpn);
             }
@@ -46,6 +48,7 @@ impl Numbers {
         let mut ports = self.ports.lock();
         if let Some(port) = ports.iter_mut().find(|p| u32::from(p.port) == qpn >> 8) {
             let slot = (qpn & 0xFF) as usize;
+            port.free += u16::from(port.used[slot / 64] >> (slot % 64) & 1 == 1);
             port.used[slot / 64] &= !(1 << (slot % 64));
         }
     }
@@ -60,10 +63,13 @@ impl Port {
             let qpn = u32::from(self.port) << 8 | u32::from(slot);
             if self.used[word] >> bit & 1 == 0 && qpn != RESERVED {
                 self.used[word] |= 1 << bit;
+                self.free -= 1;
                 self.next = slot.wrapping_add(1);
                 return Some(qpn);
             }
         }
+        // The one number that is reserved is all that was left.
+        self.free = 0;
         None
     }
 }
@@ -79,7 +85,7 @@ fn open_port() -> Option<Port> {
         let (udp, _) = bind(SocketType::DGRAM, port)?;
         fork::track(tcp.as_raw_fd());
         fork::track(udp.as_raw_fd());
-        Some(Port { port, used: [0; 4], next: 0, _tcp: tcp, _udp: udp })
+        Some(Port { port, used: [0; 4], free: 256, next: 0, _tcp: tcp, _udp: udp })
     })
 }
 

@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -44,8 +44,25 @@ pub struct Cq {
     async_sink: Arc<dyn AsyncSink>,
     /// Polls in a row that found nothing; kept for whoever decides on progress.
     empty_polls: AtomicU32,
-    feeders: RwLock<Vec<Weak<dyn Feeder>>>,
+    feeders: RwLock<Feeders>,
+    /// Of many feeders, the one that lately brought everything: the queue pair's number, and how many completions in a row.
+    /// Written under the ring's lock, read without: a hint.
+    favourite: AtomicU32,
+    streak: AtomicU32,
 }
+
+/// Queue pairs by number: thousands may share a queue, and come and go one by one.
+#[derive(Default)]
+struct Feeders {
+    list: Vec<(u32, Weak<dyn Feeder>)>,
+    /// Where in the list.
+    place: HashMap<u32, usize>,
+}
+
+/// Completions in a row of one queue pair among many, after which it is asked directly too.
+const FAVOURITE: u32 = 16;
+/// Every so many empty polls, the system is asked nevertheless: others are not to wait for more than a microsecond or two.
+const ASK_EVERY: u32 = 4;
 
 impl std::fmt::Debug for Cq {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,7 +91,9 @@ impl Cq {
             completions,
             async_sink,
             empty_polls: AtomicU32::new(0),
-            feeders: RwLock::new(Vec::new()),
+            feeders: RwLock::default(),
+            favourite: AtomicU32::new(0),
+            streak: AtomicU32::new(0),
         })
     }
 
@@ -157,6 +176,13 @@ impl Cq {
             if event {
                 inner.armed = Armed::No;
             }
+            if self.favourite.load(Ordering::Relaxed) == wc.qp_num {
+                let streak = self.streak.load(Ordering::Relaxed);
+                self.streak.store(streak.saturating_add(1), Ordering::Relaxed);
+            } else {
+                self.favourite.store(wc.qp_num, Ordering::Relaxed);
+                self.streak.store(0, Ordering::Relaxed);
+            }
             inner.ring.push_back(wc);
             self.waiting.store(inner.ring.len(), Ordering::Release);
             event
@@ -167,36 +193,57 @@ impl Cq {
         true
     }
 
-    /// Adds a feeder; ones that are gone are forgotten.
-    pub fn add_feeder(&self, feeder: Weak<dyn Feeder>) {
+    /// Adds a feeder: the queue pair with this number.
+    pub fn add_feeder(&self, qpn: u32, feeder: Weak<dyn Feeder>) {
         let mut feeders = self.feeders.write();
-        feeders.retain(|f| f.strong_count() > 0);
-        feeders.push(feeder);
+        let end = feeders.list.len();
+        // A queue pair with one completion queue for both directions comes twice.
+        if *feeders.place.entry(qpn).or_insert(end) == end {
+            feeders.list.push((qpn, feeder));
+        }
     }
 
-    /// Removes a feeder.
-    pub fn remove_feeder(&self, feeder: &Weak<dyn Feeder>) {
-        self.feeders.write().retain(|f| f.strong_count() > 0 && !f.ptr_eq(feeder));
+    /// Removes it, if it is there.
+    pub fn remove_feeder(&self, qpn: u32) {
+        let mut feeders = self.feeders.write();
+        let Some(at) = feeders.place.remove(&qpn) else { return };
+        feeders.list.swap_remove(at);
+        if let Some(&(moved, _)) = feeders.list.get(at) {
+            feeders.place.insert(moved, at);
+        }
     }
 
-    /// Lets the feeders look, if there are at most `few` of them. Says no when it is better to ask the system: there are more,
-    /// or one of them waits for what only the system can tell.
+    /// Lets the feeders look, if there are at most `few` of them, or one of them lately brought everything. Says no when it is
+    /// better to ask the system: there are more, or one of them waits for what only the system can tell.
     pub fn feed(&self, few: usize, in_earnest: bool) -> bool {
         // Taken out of the lock: a feeder tells observers, who take locks of their own.
         let feeders = self.feeders.read();
-        if feeders.len() > few {
-            return false;
+        if feeders.list.len() > few {
+            let favourite = self.favourite(&feeders);
+            drop(feeders);
+            let Some(favourite) = favourite else { return false };
+            let ask = favourite.feed(in_earnest);
+            return !ask && !self.empty_polls.load(Ordering::Relaxed).is_multiple_of(ASK_EVERY);
         }
         // One is the rule, and polled millions of times a second.
-        if let [one] = feeders.as_slice() {
+        if let [(_, one)] = feeders.list.as_slice() {
             let one = one.upgrade();
             drop(feeders);
             return one.is_none_or(|one| !one.feed(in_earnest));
         }
-        let some: SmallVec<[Arc<dyn Feeder>; 4]> = feeders.iter().filter_map(Weak::upgrade).collect();
+        let some: SmallVec<[Arc<dyn Feeder>; 4]> =
+            feeders.list.iter().filter_map(|(_, feeder)| feeder.upgrade()).collect();
         drop(feeders);
         // All of them, whatever the first says.
         some.iter().filter(|feeder| feeder.feed(in_earnest)).count() == 0
+    }
+
+    fn favourite(&self, feeders: &Feeders) -> Option<Arc<dyn Feeder>> {
+        if self.streak.load(Ordering::Relaxed) < FAVOURITE {
+            return None;
+        }
+        let at = *feeders.place.get(&self.favourite.load(Ordering::Relaxed))?;
+        feeders.list.get(at)?.1.upgrade()
     }
 
     /// Counts an empty poll and says how many there were in a row; a poll that found something starts anew.

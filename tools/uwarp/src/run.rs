@@ -73,7 +73,7 @@ pub fn library_path(libdir: &Path, inherited: Option<OsString>) -> OsString {
 }
 
 /// The soft limit as far up as the hard one lets it; never down.
-fn raise_descriptor_limit() {
+pub fn raise_descriptor_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_WANTED);
     if current.is_some_and(|soft| soft < wanted) {

@@ -11,9 +11,14 @@ use rustix::process::Signal;
 use rustix::thread::CpuSet;
 
 use super::dispatch::Counter;
+use super::fabric::crowd::Crowd;
 use super::fabric::{Libraries, Link, Listener};
-use super::protocol::{Answer, Failure, Figure, Job, LARGEST, Order, Result, Role, Transport, Wait, Work};
+use super::protocol::{
+    Answer, Failure, Figure, Job, LARGEST, Many, Order, Result, Role, Transport, Wait, Work,
+};
 use super::raw::Raw;
+use super::raw_many::RawCrowd;
+use super::weight;
 use super::{paths, rdma};
 use crate::cli::BenchEndArgs;
 use crate::libdir;
@@ -22,6 +27,7 @@ use crate::libdir;
 pub fn run(args: &BenchEndArgs) -> ExitCode {
     // Whatever an end is doing, it does not outlive the command. That one may be gone already; then input has ended too.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    crate::run::raise_descriptor_limit();
     let mut end = End::default();
     let mut started = match args.network_namespace {
         true => nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(Failure::of("a network namespace")),
@@ -50,6 +56,7 @@ struct End {
     listening: Option<(TcpListener, Listener)>,
     connected: Option<(Raw, Link)>,
     counter: Option<Counter>,
+    crowds: Option<(RawCrowd, Crowd)>,
     /// The cores that the measuring thread had at first.
     allowed: Option<CpuSet>,
 }
@@ -85,6 +92,15 @@ impl End {
             }
             Order::Pin { core } => self.pin(core)?,
             Order::Run { job, role } => return self.job(job, role),
+            Order::Gather { listen, most } => {
+                let crowd = Crowd::new(self.libraries()?, listen, most)?;
+                let mut raw = RawCrowd::default();
+                let port = listen.map_or(Ok(0), |address| raw.listen(address))?;
+                let answer = Answer::Listening { raw: port, rdma: crowd.port };
+                self.crowds = Some((raw, crowd));
+                return Ok(answer);
+            }
+            Order::Many(many) => return self.many(many),
         }
         Ok(Answer::Done)
     }
@@ -112,6 +128,55 @@ impl End {
             one
         });
         rustix::thread::sched_setaffinity(None, &wanted).map_err(Failure::of("sched_setaffinity"))
+    }
+
+    fn many(&mut self, many: Many) -> Result<Answer> {
+        let (raws, crowd) = self.crowds.as_mut().ok_or_else(|| Failure::new("no crowd"))?;
+        let control = self.connected.as_mut().map(|(raw, _)| raw);
+        let control = control.ok_or_else(|| Failure::new("not connected"));
+        Ok(match many {
+            Many::Accept { transport, count } => {
+                match transport {
+                    Transport::Raw => raws.accept(count)?,
+                    Transport::Uwarp => crowd.accept(count)?,
+                }
+                Answer::Done
+            }
+            Many::Connect { transport, to, count, at_once } => Answer::Figure(match transport {
+                Transport::Raw => raws.connect(to, count, at_once)?,
+                Transport::Uwarp => crowd.connect(to, count, at_once)?,
+            }),
+            Many::Leave { transport } => {
+                match transport {
+                    Transport::Raw => raws.close(),
+                    Transport::Uwarp => drop(crowd.leave()?),
+                }
+                Answer::Done
+            }
+            Many::Disconnect { transport: Transport::Raw } => {
+                raws.close();
+                Answer::Done
+            }
+            Many::Disconnect { transport: Transport::Uwarp } => Answer::Figure(crowd.disconnect()?),
+            Many::Traffic => {
+                crowd.traffic()?;
+                Answer::Done
+            }
+            Many::Weigh => Answer::Weight(weight::weigh(crowd.len() as u64)?),
+            Many::Answer => {
+                crowd.answer(control?)?;
+                Answer::Done
+            }
+            Many::Ping { one, milliseconds } => {
+                Answer::Figure(crowd.ping(control?, one, Duration::from_millis(milliseconds))?)
+            }
+            Many::Stream { one, milliseconds } => {
+                Answer::Figure(crowd.stream(control?, one, Duration::from_millis(milliseconds))?)
+            }
+            Many::Serve { count, milliseconds } => {
+                Answer::Spread(crowd.serve(control?, count, Duration::from_millis(milliseconds))?)
+            }
+        })
     }
 
     fn job(&mut self, job: Job, role: Role) -> Result<Answer> {

@@ -23,6 +23,8 @@ pub enum Place {
 pub struct Ends {
     active: End,
     passive: End,
+    /// Where the passive end listens.
+    pub address: IpAddr,
 }
 
 /// Beyond what an order takes by itself.
@@ -31,12 +33,16 @@ const PATIENCE: Duration = Duration::from_secs(15);
 impl Ends {
     /// Starts both with `environment` beside our own, and connects them over raw TCP and over uwarp.
     pub fn start(place: Place, environment: &[(&'static str, &'static str)]) -> Result<Ends> {
-        let mut ends =
-            Ends { active: End::start(place, environment)?, passive: End::start(place, environment)? };
+        let mut ends = Ends {
+            active: End::start(place, environment)?,
+            passive: End::start(place, environment)?,
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        };
         let address = match place {
             Place::Loopback => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Place::Namespaces { mtu } => ends.join(mtu)?,
         };
+        ends.address = address;
         let listening = ends.passive.ask(&Order::Listen { address }, PATIENCE)?;
         let Answer::Listening { raw, rdma } = listening else { return Err(out_of_turn()) };
         ends.passive.tell(&Order::Accept)?;
@@ -83,8 +89,14 @@ impl Ends {
 
     fn run(&mut self, job: Job) -> Result<Answer> {
         let patience = PATIENCE + Duration::from_millis(job.milliseconds);
-        self.passive.tell(&Order::Run { job, role: Role::Passive })?;
-        self.active.tell(&Order::Run { job, role: Role::Active })?;
+        let passive = Order::Run { job, role: Role::Passive };
+        self.both(&passive, &Order::Run { job, role: Role::Active }, patience).map(|(_, active)| active)
+    }
+
+    /// Gives an order to each end; their answers, the passive end's first.
+    pub fn both(&mut self, passive: &Order, active: &Order, patience: Duration) -> Result<(Answer, Answer)> {
+        self.passive.tell(passive)?;
+        self.active.tell(active)?;
         let start = Instant::now();
         // The passive end's complaint first: the active one only waits then.
         let mut passive = None;
@@ -93,16 +105,17 @@ impl Ends {
                 passive = Some(self.passive.hear(Duration::ZERO)?);
             }
             if self.active.readable(Duration::from_millis(100))? {
-                break self.active.hear(Duration::ZERO);
+                break self.active.hear(Duration::ZERO)?;
             }
             if start.elapsed() > patience {
-                break Err(Failure(format!("no answer within {} s", patience.as_secs())));
+                return Err(Failure(format!("no answer within {} s", patience.as_secs())));
             }
         };
-        if passive.is_none() && active.is_ok() {
-            self.passive.hear(PATIENCE)?;
-        }
-        active
+        let passive = match passive {
+            Some(passive) => passive,
+            None => self.passive.hear(PATIENCE)?,
+        };
+        Ok((passive, active))
     }
 }
 
@@ -178,6 +191,6 @@ impl Drop for End {
     }
 }
 
-fn out_of_turn() -> Failure {
+pub fn out_of_turn() -> Failure {
     Failure::new("an end answered something else than it was asked")
 }

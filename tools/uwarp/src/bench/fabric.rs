@@ -2,7 +2,9 @@
 //! librdmacm, and on the data path the functions in `ibv_context.ops`, as the inline functions of `<infiniband/verbs.h>`
 //! call them.
 //!
-//! The one file of the measurements that loads the library and calls C functions of it.
+//! With [`crowd`] the one file of the measurements that loads the library and calls C functions of it.
+
+pub mod crowd;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -69,6 +71,9 @@ pub struct Libraries {
     create_qp: unsafe extern "C" fn(*mut rdma_cm_id, *mut ibv_pd, *mut ibv_qp_init_attr) -> c_int,
     connect: unsafe extern "C" fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int,
     accept: unsafe extern "C" fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int,
+    disconnect: unsafe extern "C" fn(*mut rdma_cm_id) -> c_int,
+    destroy_qp: unsafe extern "C" fn(*mut rdma_cm_id),
+    destroy_id: unsafe extern "C" fn(*mut rdma_cm_id) -> c_int,
     get_cm_event: unsafe extern "C" fn(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int,
     ack_cm_event: unsafe extern "C" fn(*mut rdma_cm_event) -> c_int,
     event_str: unsafe extern "C" fn(rdma_cm_event_type) -> *const c_char,
@@ -107,6 +112,9 @@ impl Libraries {
                 create_qp: symbol(cm, c"rdma_create_qp")?,
                 connect: symbol(cm, c"rdma_connect")?,
                 accept: symbol(cm, c"rdma_accept")?,
+                disconnect: symbol(cm, c"rdma_disconnect")?,
+                destroy_qp: symbol(cm, c"rdma_destroy_qp")?,
+                destroy_id: symbol(cm, c"rdma_destroy_id")?,
                 get_cm_event: symbol(cm, c"rdma_get_cm_event")?,
                 ack_cm_event: symbol(cm, c"rdma_ack_cm_event")?,
                 event_str: symbol(cm, c"rdma_event_str")?,

@@ -13,13 +13,17 @@ mod ends;
 #[allow(unsafe_code)]
 mod fabric;
 mod machine;
+mod many;
 mod paths;
 mod plan;
 mod protocol;
 mod raw;
+mod raw_many;
 mod rdma;
 mod report;
 mod stats;
+#[allow(unsafe_code)]
+mod weight;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -30,7 +34,7 @@ use crate::cli::{BenchArgs, BenchEndArgs, BenchPin};
 use crate::{complain, libdir};
 use ends::{Ends, Place};
 use machine::Machine;
-use plan::{Goal, Item};
+use plan::{Goal, Item, Measure};
 use protocol::{Calls, Failure, Figure, Job, Result, Transport, Work};
 use report::{Measured, Outcome, Report};
 
@@ -91,7 +95,8 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     }
     let mut machine = Machine::look();
     let progress = progress(items.len() as u64 * u64::from(rounds));
-    let mut runner = Runner { place, pin: args.pin, ends: None, extent, progress: progress.clone() };
+    let mut runner =
+        Runner { place, pin: args.pin, ends: None, scale: None, extent, progress: progress.clone() };
     let measured = items
         .into_iter()
         .map(|item| {
@@ -119,6 +124,8 @@ struct Runner {
     pin: BenchPin,
     /// The ends of the last item, and whether they ask for a CRC.
     ends: Option<(bool, Ends)>,
+    /// For the figures of many connections.
+    scale: Option<many::Scale>,
     extent: Extent,
     progress: ProgressBar,
 }
@@ -131,23 +138,32 @@ impl Runner {
         if outcome.is_err() {
             // Whatever state they are in: the next item gets new ones.
             self.ends = None;
+            self.scale = None;
         }
         outcome
     }
 
     fn try_item(&mut self, item: &Item) -> Result<Outcome> {
+        let work = match item.work {
+            Measure::Many(figures) => {
+                self.ends = None;
+                return many::measure(self.place, &mut self.scale, figures, self.extent, &self.progress);
+            }
+            Measure::One(work) => work,
+        };
+        self.scale = None;
         let ends = match self.ends.take() {
             Some((crc, ends)) if crc == item.crc => ends,
             _ => Ends::start(self.place, &[("UWARP_CRC", if item.crc { "on" } else { "off" })])?,
         };
         let (_, ends) = self.ends.insert((item.crc, ends));
         ends.pin(match self.pin {
-            BenchPin::Spinning => item.work.spins(),
+            BenchPin::Spinning => work.spins(),
             BenchPin::Always => true,
             BenchPin::Never => false,
         })?;
-        match item.work {
-            Work::Path(_) => count(ends, item.work, self.extent).map(Outcome::Calls),
+        match work {
+            Work::Path(_) => count(ends, work, self.extent).map(Outcome::Calls),
             work => {
                 let crc = matches!(item.goal, Goal::BesideCrc(_));
                 rounds(ends, work, crc, self.extent, &self.progress)

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use super::many::{self, Figures};
 use super::protocol::{LARGEST, Path, Target, Wait, Work};
 use crate::cli::BenchWhat;
 
@@ -15,8 +16,17 @@ pub struct Item {
     pub group: Group,
     /// Whether the ends ask for a CRC.
     pub crc: bool,
-    pub work: Work,
+    pub work: Measure,
     pub goal: Goal,
+}
+
+/// What is done for it.
+#[derive(Clone, Copy, Debug)]
+pub enum Measure {
+    /// On the one connection of two ends.
+    One(Work),
+    /// On many.
+    Many(Figures),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -26,6 +36,8 @@ pub enum Group {
     Bandwidth,
     Rate,
     Syscalls,
+    Connections,
+    Memory,
 }
 
 /// What the project wants. Printed beside the figures, never asserted.
@@ -41,6 +53,8 @@ pub enum Goal {
     /// A second.
     Messages(f64),
     Budget(&'static str),
+    /// None was set.
+    Open,
 }
 
 impl Goal {
@@ -49,7 +63,7 @@ impl Goal {
         match self {
             Goal::AtMost(ratio) | Goal::AtLeast(ratio) => Some(ratio),
             Goal::BesideCrc(share) => Some(share / (1.0 + raw / crc?)),
-            Goal::Messages(_) | Goal::Budget(_) => None,
+            Goal::Messages(_) | Goal::Budget(_) | Goal::Open => None,
         }
     }
 }
@@ -62,6 +76,7 @@ impl fmt::Display for Goal {
             Goal::BesideCrc(share) => write!(f, "at least {share:.1} / (1 + T/C)"),
             Goal::Messages(rate) => write!(f, "at least {:.1} million/s", rate / 1e6),
             Goal::Budget(words) => f.write_str(words),
+            Goal::Open => f.write_str("-"),
         }
     }
 }
@@ -96,6 +111,23 @@ pub fn items(what: BenchWhat) -> Vec<Item> {
     if wanted(BenchWhat::Syscalls) {
         syscalls(&mut items);
     }
+    if wanted(BenchWhat::Connections) {
+        let lines = [("connect-one", 300, 1), ("connect-many", 1000, 256)];
+        items.extend(lines.map(|(id, count, at_once)| {
+            connections(id, Group::Connections, Figures::Open { count, at_once }, Goal::Open)
+        }));
+    }
+    if wanted(BenchWhat::Memory) {
+        let lines = [
+            ("memory-user", Figures::Memory, Goal::Budget("at most 8 KiB")),
+            ("memory-kernel", Figures::Kernel, Goal::Open),
+            ("idle-cpu", Figures::Idle, Goal::Budget("none")),
+            ("busy-send", Figures::Ping, Goal::Budget("at most 1.10")),
+            ("busy-write", Figures::Stream, Goal::Budget("at least 0.90")),
+            ("fair", Figures::Fair { count: 1000 }, Goal::Open),
+        ];
+        items.extend(lines.map(|(id, figures, goal)| connections(id, Group::Memory, figures, goal)));
+    }
     items
 }
 
@@ -111,7 +143,7 @@ fn latency(items: &mut Vec<Item>) {
         title: title.into(),
         group: Group::Latency,
         crc: true,
-        work: Work::PingPong { wait, size: SMALL },
+        work: Measure::One(Work::PingPong { wait, size: SMALL }),
         goal: Goal::AtMost(most),
     }));
 }
@@ -131,7 +163,7 @@ fn bandwidth(items: &mut Vec<Item>) {
             title: format!("{name} Writes, CRC {switch}{addition}"),
             group: Group::Bandwidth,
             crc,
-            work: Work::Stream { size, window: WINDOW, target },
+            work: Measure::One(Work::Stream { size, window: WINDOW, target }),
             goal,
         }
     };
@@ -152,7 +184,7 @@ fn rate(items: &mut Vec<Item>) {
         title: title.into(),
         group: Group::Rate,
         crc: true,
-        work: Work::Rate { size: SMALL, list: LIST, depth: DEPTH, target },
+        work: Measure::One(Work::Rate { size: SMALL, list: LIST, depth: DEPTH, target }),
         goal: Goal::Messages(3e6),
     }));
 }
@@ -181,9 +213,14 @@ fn syscalls(items: &mut Vec<Item>) {
         title: title.into(),
         group: Group::Syscalls,
         crc: true,
-        work: Work::Path(path),
+        work: Measure::One(Work::Path(path)),
         goal: Goal::Budget(budget),
     }));
+}
+
+fn connections(id: &str, group: Group, figures: Figures, goal: Goal) -> Item {
+    let title = many::titled(figures);
+    Item { id: id.into(), title, group, crc: true, work: Measure::Many(figures), goal }
 }
 
 /// In the largest unit that leaves a whole number.

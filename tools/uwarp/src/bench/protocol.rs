@@ -62,6 +62,55 @@ pub enum Order {
         job: Job,
         role: Role,
     },
+    /// Get ready for up to `most` connections at a time, over raw TCP and over uwarp; the passive end listens.
+    Gather {
+        listen: Option<IpAddr>,
+        most: u32,
+    },
+    Many(Many),
+}
+
+/// What to do with many connections. Where both ends have a part, the passive one's stands first.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Many {
+    Accept {
+        transport: Transport,
+        count: u32,
+    },
+    Connect {
+        transport: Transport,
+        to: SocketAddr,
+        count: u32,
+        at_once: u32,
+    },
+    /// Waits until the peer has ended all connections, and forgets them.
+    Leave {
+        transport: Transport,
+    },
+    Disconnect {
+        transport: Transport,
+    },
+    /// Fills all queues once; at both ends.
+    Traffic,
+    /// Says what the process uses.
+    Weigh,
+    /// Answers each small message on its connection.
+    Answer,
+    /// A ping-pong on one connection.
+    Ping {
+        one: u32,
+        milliseconds: u64,
+    },
+    /// Writes on one connection.
+    Stream {
+        one: u32,
+        milliseconds: u64,
+    },
+    /// Ping-pongs on the first `count` connections at the same time.
+    Serve {
+        count: u32,
+        milliseconds: u64,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -70,7 +119,31 @@ pub enum Answer {
     Listening { raw: u16, rdma: u16 },
     Figure(Figure),
     Calls(Calls),
+    Weight(Weight),
+    Spread(Spread),
     Failed(Failure),
+}
+
+/// What a process uses.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Weight {
+    pub connections: u64,
+    /// Bytes that malloc has given out and not got back.
+    pub heap: u64,
+    /// Bytes of private memory that are in use, of whatever kind.
+    pub resident: u64,
+    /// Processor time of all threads, in microseconds: before and after this account was made.
+    pub cpu_us: [u64; 2],
+    /// Of the whole machine: what the kernel's allocator holds, and the buffers of TCP. Nothing tells of whom they are.
+    pub kernel: u64,
+}
+
+/// How differently the connections were served: round trips a second of the first, the middle and the last.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Spread {
+    pub least: f64,
+    pub median: f64,
+    pub most: f64,
 }
 
 /// The active end begins, keeps the clock and says when it is over; the passive end answers.

@@ -118,6 +118,15 @@ impl Raw {
         Ok(u64::from_le_bytes(bytes))
     }
 
+    /// As [`Raw::receive_number`], if it has begun to come.
+    pub fn number_if_there(&mut self) -> Result<Option<u64>> {
+        match rustix::net::recv(&self.socket, &mut [0; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+            Ok(_) => self.receive_number().map(Some),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(error) => Err(Failure(format!("raw TCP: receive: {error}"))),
+        }
+    }
+
     fn send(&self, message: &[u8]) -> Result<()> {
         match rustix::net::send(&self.socket, message, SendFlags::NOSIGNAL) {
             Ok(n) if n == message.len() => Ok(()),

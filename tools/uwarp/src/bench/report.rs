@@ -1,5 +1,7 @@
 //! The figures as tables, or as JSON.
 
+use std::collections::BTreeMap;
+
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
@@ -8,6 +10,9 @@ use super::machine::Machine;
 use super::plan::{Goal, Group, Item};
 use super::protocol::{Calls, Figure, Result};
 use super::stats::{self, Ratio, Side};
+
+const GROUPS: [Group; 6] =
+    [Group::Latency, Group::Bandwidth, Group::Rate, Group::Syscalls, Group::Connections, Group::Memory];
 
 pub struct Report {
     pub machine: Machine,
@@ -25,6 +30,23 @@ pub struct Measured {
 pub enum Outcome {
     Sides(Sides),
     Calls(Calls),
+    Fact(Fact),
+}
+
+/// Figures that nothing in the same run stands beside, or not raw TCP.
+#[derive(Serialize)]
+pub struct Fact {
+    #[serde(skip)]
+    text: String,
+    #[serde(flatten)]
+    numbers: BTreeMap<&'static str, f64>,
+}
+
+impl Fact {
+    /// As the table has it, and as the JSON has it.
+    pub fn new(text: String, numbers: &[(&'static str, f64)]) -> Fact {
+        Fact { text, numbers: numbers.iter().copied().collect() }
+    }
 }
 
 /// Raw TCP and uwarp, and where it matters the CRC, in bytes a second.
@@ -65,6 +87,8 @@ struct Line<'a> {
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     calls: Option<&'a Calls>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    fact: Option<&'a Fact>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<String>,
 }
 
@@ -95,7 +119,7 @@ impl Report {
 
     fn text(&self) -> String {
         let mut text = String::new();
-        for group in [Group::Latency, Group::Bandwidth, Group::Rate, Group::Syscalls] {
+        for group in GROUPS {
             let of_group: Vec<_> =
                 self.measured.iter().filter(|measured| measured.item.group == group).collect();
             if !of_group.is_empty() {
@@ -140,10 +164,11 @@ impl Report {
 
 impl Measured {
     fn line(&self) -> Line<'_> {
-        let (sides, calls, failure) = match &self.outcome {
-            Ok(Outcome::Sides(sides)) => (Some(sides), None, None),
-            Ok(Outcome::Calls(calls)) => (None, Some(calls), None),
-            Err(failure) => (None, None, Some(failure.to_string())),
+        let (sides, calls, fact, failure) = match &self.outcome {
+            Ok(Outcome::Sides(sides)) => (Some(sides), None, None, None),
+            Ok(Outcome::Calls(calls)) => (None, Some(calls), None, None),
+            Ok(Outcome::Fact(fact)) => (None, None, Some(fact), None),
+            Err(failure) => (None, None, None, Some(failure.to_string())),
         };
         Line {
             id: &self.item.id,
@@ -154,11 +179,14 @@ impl Measured {
                 Group::Bandwidth => "B/s",
                 Group::Rate => "messages/s",
                 Group::Syscalls => "system calls of the calling thread",
+                Group::Connections => "connections/s",
+                Group::Memory => "see the names",
             },
             target: &self.item.goal,
             target_ratio: sides.and_then(|sides| self.item.goal.ratio(sides.raw.median, sides.crc)),
             sides,
             calls,
+            fact,
             failure,
         }
     }
@@ -171,6 +199,7 @@ impl Measured {
             Ok(Outcome::Calls(calls)) => {
                 vec![title, per_operation(calls), calls.operations.to_string(), goal.to_string()]
             }
+            Ok(Outcome::Fact(fact)) => vec![title, fact.text.clone(), goal.to_string()],
             Ok(Outcome::Sides(sides)) => {
                 let (raw, uwarp) = (&sides.raw, &sides.uwarp);
                 let Ratio { median, least, most } = sides.ratio;
@@ -189,7 +218,10 @@ impl Measured {
                             crc,
                         ]
                     }
-                    Group::Rate | Group::Syscalls => vec![
+                    Group::Connections => {
+                        vec![title, per_second(raw), per_second(uwarp), ratio, goal.to_string()]
+                    }
+                    Group::Rate | Group::Syscalls | Group::Memory => vec![
                         title,
                         format!("{:.2}", raw.median / 1e6),
                         format!("{:.2}", uwarp.median / 1e6),
@@ -232,12 +264,22 @@ fn with_tail(side: &Side) -> String {
     side.p99.map_or(format!("{:.2}", side.median), |p99| format!("{:.2} ({p99:.1})", side.median))
 }
 
+fn per_second(side: &Side) -> String {
+    side.p99.map_or(format!("{:.0}", side.median), |p99| format!("{:.0} ({:.2})", side.median, p99 / 1000.0))
+}
+
 fn caption(group: Group) -> &'static str {
     match group {
         Group::Latency => "Ping-pong: half a round trip, median (99th percentile)",
         Group::Bandwidth => "One way: until the target has said that it has everything",
         Group::Rate => "Small messages one way, counted at the target, CRC on",
         Group::Syscalls => "System calls of the calling thread, one time through each path",
+        Group::Connections => {
+            "Connections a second, until they stand at both ends (99th percentile of one, ms)"
+        }
+        Group::Memory => {
+            "10,000 idle connections between two processes; where there are two numbers, the active end's first"
+        }
     }
 }
 
@@ -247,13 +289,15 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>) -> Table {
         Group::Bandwidth => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", "CRC alone GB/s"],
         Group::Rate => &["", "raw TCP million/s", "uwarp million/s", "ratio", "target"],
         Group::Syscalls => &["", "calls", "times", "budget"],
+        Group::Connections => &["", "raw TCP", "uwarp", "ratio", "target"],
+        Group::Memory => &["", "measured", "target"],
     };
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header.to_vec());
     for row in rows {
         table.add_row(row);
     }
-    if group != Group::Syscalls {
+    if !matches!(group, Group::Syscalls | Group::Memory) {
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -1,0 +1,279 @@
+//! Many connections: how fast they are made, what an idle one costs, and what it costs the others.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::ends::{Ends, Place, out_of_turn};
+use super::fabric::crowd::DEPTH;
+use super::protocol::{Answer, Failure, Figure, Many, Order, Result, Spread, Transport, Weight};
+use super::report::{Fact, Outcome};
+use super::stats::Ratio;
+use super::{Extent, ProgressBar};
+
+/// What is measured of many connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figures {
+    /// Connections a second.
+    Open { count: u32, at_once: u32 },
+    /// User memory of an idle connection.
+    Memory,
+    /// Memory of the kernel for a connection's two sockets.
+    Kernel,
+    /// Processor time of a process with nothing but idle connections.
+    Idle,
+    /// A ping-pong on one of them, beside one on a connection without others.
+    Ping,
+    /// So with Writes.
+    Stream,
+    /// Ping-pongs on many at the same time.
+    Fair { count: u32 },
+}
+
+/// The idle ones.
+const FEW: u32 = 1_000;
+const MANY: u32 = 10_000;
+/// Under way while they are made: below what any listener lets wait.
+const AT_ONCE: u32 = 256;
+/// For 10,000 connections and the traffic on all of them, on a machine that does other things too.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// After traffic: until delayed acknowledgements and the library's timers are over.
+const SETTLE: Duration = Duration::from_millis(500);
+const IDLE: Duration = Duration::from_secs(3);
+
+/// Two ends ready for many connections.
+struct Pair {
+    ends: Ends,
+    raw: SocketAddr,
+    rdma: SocketAddr,
+}
+
+impl Pair {
+    fn new(place: Place, most: u32) -> Result<Pair> {
+        let mut ends = Ends::start(place, &[])?;
+        let address: IpAddr = ends.address;
+        let listening = ends.both(
+            &Order::Gather { listen: Some(address), most },
+            &Order::Gather { listen: None, most },
+            PATIENCE,
+        )?;
+        let Answer::Listening { raw, rdma } = listening.0 else { return Err(out_of_turn()) };
+        Ok(Pair { ends, raw: SocketAddr::new(address, raw), rdma: SocketAddr::new(address, rdma) })
+    }
+
+    fn many(&mut self, passive: Many, active: Many) -> Result<(Answer, Answer)> {
+        self.ends.both(&Order::Many(passive), &Order::Many(active), PATIENCE)
+    }
+
+    fn open(&mut self, transport: Transport, count: u32, at_once: u32) -> Result<Figure> {
+        let to = match transport {
+            Transport::Raw => self.raw,
+            Transport::Uwarp => self.rdma,
+        };
+        let active = Many::Connect { transport, to, count, at_once };
+        figure(self.many(Many::Accept { transport, count }, active)?.1)
+    }
+
+    fn close(&mut self, transport: Transport) -> Result<()> {
+        self.many(Many::Leave { transport }, Many::Disconnect { transport }).map(drop)
+    }
+
+    fn weigh(&mut self) -> Result<[Weight; 2]> {
+        match self.many(Many::Weigh, Many::Weigh)? {
+            (Answer::Weight(passive), Answer::Weight(active)) => Ok([active, passive]),
+            _ => Err(out_of_turn()),
+        }
+    }
+}
+
+/// What the figures of idle connections share: made once, by the first of them.
+pub struct Scale {
+    alone: Pair,
+    among: Pair,
+    few: [Weight; 2],
+    many: [Weight; 2],
+}
+
+impl Scale {
+    pub fn new(place: Place, progress: &ProgressBar) -> Result<Scale> {
+        let mut alone = Pair::new(place, 1)?;
+        alone.open(Transport::Uwarp, 1, 1)?;
+        let mut among = Pair::new(place, MANY)?;
+        let mut grow = |count| {
+            progress.set_message(format!("{count} connections"));
+            among.open(Transport::Uwarp, count, AT_ONCE)?;
+            among.many(Many::Traffic, Many::Traffic)?;
+            std::thread::sleep(SETTLE);
+            among.weigh()
+        };
+        let few = grow(FEW)?;
+        let many = grow(MANY - FEW)?;
+        Ok(Scale { alone, among, few, many })
+    }
+}
+
+/// One item.
+pub fn measure(
+    place: Place,
+    scale: &mut Option<Scale>,
+    figures: Figures,
+    extent: Extent,
+    progress: &ProgressBar,
+) -> Result<Outcome> {
+    if let Figures::Open { count, at_once } = figures {
+        return open(place, count, at_once, extent, progress);
+    }
+    let Scale { alone, among, few, many } = match scale {
+        Some(scale) => scale,
+        None => scale.insert(Scale::new(place, progress)?),
+    };
+    let milliseconds = extent.round_ms;
+    let middle = MANY / 2;
+    Ok(Outcome::Fact(match figures {
+        Figures::Open { .. } => return Err(out_of_turn()),
+        Figures::Memory => memory(few, many),
+        Figures::Kernel => {
+            let each = apiece(few, many, |weight| weight.kernel);
+            Fact::new(format!("{:.1} KiB", each[0].max(0.0) / 1024.0), &[("bytes", each[0])])
+        }
+        Figures::Idle => {
+            let before = among.weigh()?;
+            std::thread::sleep(IDLE);
+            let after = among.weigh()?;
+            let used = [0, 1].map(|end| {
+                after[end].cpu_us[0].saturating_sub(before[end].cpu_us[1]) as f64
+                    / IDLE.as_secs_f64()
+                    / 1000.0
+            });
+            Fact::new(
+                format!("{:.2} and {:.2} ms a second", used[0], used[1]),
+                &[("active_ms_per_second", used[0]), ("passive_ms_per_second", used[1])],
+            )
+        }
+        Figures::Ping => beside(alone, among, extent, progress, "µs", 1.0, |one| Many::Ping {
+            one: one.then_some(middle).unwrap_or(0),
+            milliseconds,
+        })?,
+        Figures::Stream => beside(alone, among, extent, progress, "GB/s", 1e-9, |one| Many::Stream {
+            one: one.then_some(middle).unwrap_or(0),
+            milliseconds,
+        })?,
+        Figures::Fair { count } => {
+            let milliseconds = extent.round_ms * u64::from(extent.rounds);
+            let answer = among.many(Many::Answer, Many::Serve { count, milliseconds })?.1;
+            let Answer::Spread(Spread { least, median, most }) = answer else { return Err(out_of_turn()) };
+            Fact::new(
+                format!("least {least:.1}, median {median:.1}, most {most:.1} round trips a second"),
+                &[("least", least), ("median", median), ("most", most)],
+            )
+        }
+    }))
+}
+
+/// Raw, uwarp, raw, uwarp and so on; all connections of a round are closed before the next.
+fn open(place: Place, count: u32, at_once: u32, extent: Extent, progress: &ProgressBar) -> Result<Outcome> {
+    let mut pair = Pair::new(place, count)?;
+    let (mut raw, mut uwarp) = (Vec::new(), Vec::new());
+    for round in 0..=extent.rounds {
+        for (transport, figures) in [(Transport::Raw, &mut raw), (Transport::Uwarp, &mut uwarp)] {
+            let figure = pair.open(transport, count, at_once)?;
+            pair.close(transport)?;
+            // The first round warms up.
+            if round > 0 {
+                figures.push(figure);
+            }
+        }
+        if round > 0 {
+            progress.inc(1);
+        }
+    }
+    Outcome::of(&raw, &uwarp, &[]).ok_or_else(|| Failure::new("no round was measured"))
+}
+
+/// What one connection more costs, at each end.
+fn apiece(few: &[Weight; 2], many: &[Weight; 2], of: impl Fn(&Weight) -> u64) -> [f64; 2] {
+    [0, 1].map(|end| {
+        let more = many[end].connections.saturating_sub(few[end].connections).max(1);
+        (of(&many[end]) as f64 - of(&few[end]) as f64) / more as f64
+    })
+}
+
+fn memory(few: &[Weight; 2], many: &[Weight; 2]) -> Fact {
+    let heap = apiece(few, many, |weight| weight.heap);
+    let resident = apiece(few, many, |weight| weight.resident);
+    let kib = |bytes: f64| bytes / 1024.0;
+    Fact::new(
+        format!(
+            "{:.2} and {:.2} KiB of heap; {:.2} and {:.2} KiB resident",
+            kib(heap[0]),
+            kib(heap[1]),
+            kib(resident[0]),
+            kib(resident[1])
+        ),
+        &[
+            ("active_heap_bytes", heap[0]),
+            ("passive_heap_bytes", heap[1]),
+            ("active_resident_bytes", resident[0]),
+            ("passive_resident_bytes", resident[1]),
+        ],
+    )
+}
+
+/// The same on the only connection and on one of many, in turns.
+fn beside(
+    alone: &mut Pair,
+    among: &mut Pair,
+    extent: Extent,
+    progress: &ProgressBar,
+    unit: &str,
+    scale: f64,
+    job: impl Fn(bool) -> Many,
+) -> Result<Fact> {
+    alone.ends.pin(true)?;
+    among.ends.pin(true)?;
+    let (mut one, mut other) = (Vec::new(), Vec::new());
+    for round in 0..=extent.rounds {
+        for (pair, figures, is_among) in [(&mut *alone, &mut one, false), (&mut *among, &mut other, true)] {
+            let figure = figure(pair.many(Many::Answer, job(is_among))?.1)?;
+            if round > 0 {
+                figures.push(figure);
+            }
+        }
+        if round > 0 {
+            progress.inc(1);
+        }
+    }
+    alone.ends.pin(false)?;
+    among.ends.pin(false)?;
+    let values = |figures: &[Figure]| figures.iter().map(|figure| figure.value).collect::<Vec<_>>();
+    let medians = (super::stats::median(&values(&one)), super::stats::median(&values(&other)));
+    let (Some(first), Some(second)) = medians else { return Err(out_of_turn()) };
+    let Ratio { median, least, most } = Ratio::new(&other, &one).ok_or_else(out_of_turn)?;
+    let (first, second) = (first * scale, second * scale);
+    Ok(Fact::new(
+        format!(
+            "alone {first:.2} {unit}, among them {second:.2} {unit}: {median:.2} ({least:.2} to {most:.2})"
+        ),
+        &[("alone", first), ("among", second), ("ratio", median), ("least", least), ("most", most)],
+    ))
+}
+
+fn figure(answer: Answer) -> Result<Figure> {
+    match answer {
+        Answer::Figure(figure) => Ok(figure),
+        _ => Err(out_of_turn()),
+    }
+}
+
+/// Titles have these numbers in them.
+pub fn titled(figures: Figures) -> String {
+    match figures {
+        Figures::Open { count, at_once: 1 } => format!("{count} connections, one at a time"),
+        Figures::Open { count, at_once } => format!("{count} connections, {at_once} at a time"),
+        Figures::Memory => format!("User memory of each, {DEPTH} + {DEPTH} work requests"),
+        Figures::Kernel => "Kernel memory of its two sockets".to_owned(),
+        Figures::Idle => "Processor time of all".to_owned(),
+        Figures::Ping => "64 B Send ping-pong on one of them".to_owned(),
+        Figures::Stream => "1 MiB Writes on one of them".to_owned(),
+        Figures::Fair { count } => format!("64 B Send ping-pongs on {count} of them"),
+    }
+}
