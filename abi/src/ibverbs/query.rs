@@ -153,7 +153,7 @@ entry! {
     verb fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> Code {
         look::<Context>(context)?;
         entry::required(speed, "port_speed")?;
-        if port != PORT.into() {
+        if port != u32::from(PORT) {
             return Err(Failure::invalid("one port"));
         }
         let mbps = primary().and_then(|dev| dev.speed());
@@ -319,7 +319,7 @@ pub fn gid_table() -> Vec<ibv_gid_entry> {
 }
 
 fn gid_entry(port: u32, index: u32) -> Result<ibv_gid_entry, Failure> {
-    if port != PORT.into() {
+    if port != u32::from(PORT) {
         return Err(Failure::invalid("the device has one port, number 1"));
     }
     gid_table()

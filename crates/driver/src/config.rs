@@ -36,6 +36,8 @@ pub struct Config {
     pub device_per_interface: bool,
     /// `UWARP_PEER=off`: use no reserved bits to find out whether the peer is uwarp.
     pub find_uwarp_peers: bool,
+    /// `UWARP_STAT=off`: `uwarp stat` does not see this process.
+    pub stat: bool,
 }
 
 impl Config {
@@ -112,6 +114,7 @@ impl Config {
             ports,
             device_per_interface,
             find_uwarp_peers: switch("UWARP_PEER", true),
+            stat: switch("UWARP_STAT", true),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! * [`srq`]: a shared receive queue; goes on with the queue pairs that wait for it.
 //! * [`poll`]: what a thread that polls a completion queue does for progress.
 //! * [`channel`]: event queues with a descriptor; a thread that blocks on one sleeps on the sockets.
-//! * [`nic`]: the device: limits, addresses, queue pair numbers.
+//! * [`nic`]: the device: limits, addresses, queue pair numbers. [`stat`]: what `uwarp stat` sees of it.
 //!
 //! # Who makes progress
 //!
@@ -28,6 +28,7 @@ pub mod poll;
 pub mod qp;
 mod qpn;
 pub mod srq;
+pub mod stat;
 mod trace;
 
 pub use channel::{Channel, ChannelError};

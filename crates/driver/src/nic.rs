@@ -1,17 +1,20 @@
 //! The device: limits, addresses, and the one engine behind it.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uwarp_rnic::VerbsError;
-use uwarp_rnic::qp::MAX_MESSAGE;
+use uwarp_rnic::qp::{Counters, MAX_MESSAGE};
 
 use crate::engine::Engine;
 use crate::fork;
 use crate::linger::open_streams;
+use crate::qp::Qp;
 use crate::qpn::Numbers;
+use crate::stat;
 
 /// What the device holds at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +59,9 @@ const LIMITS: Limits = Limits {
 pub struct Nic {
     engine: Arc<Engine>,
     pub(crate) numbers: Numbers,
+    /// For whoever wants to see them all; by number.
+    qps: Mutex<BTreeMap<u32, Weak<Qp>>>,
+    departed: Mutex<Counters>,
 }
 
 static NIC: OnceLock<Arc<Nic>> = OnceLock::new();
@@ -78,7 +84,15 @@ impl Nic {
             tracing::error!("cannot start: {e}");
             VerbsError::NoResources("descriptors or threads")
         })?;
-        let nic = NIC.get_or_init(|| Arc::new(Self { engine, numbers: Numbers::default() }));
+        let nic = NIC.get_or_init(|| {
+            Arc::new(Self {
+                engine,
+                numbers: Numbers::default(),
+                qps: Mutex::default(),
+                departed: Mutex::default(),
+            })
+        });
+        stat::start(nic);
         fork::at_exit(close_all);
         Ok(nic.clone())
     }
@@ -91,6 +105,28 @@ impl Nic {
     /// The engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// A queue pair was made.
+    pub(crate) fn arrive(&self, qp: &Arc<Qp>) {
+        self.qps.lock().insert(qp.qpn(), Arc::downgrade(qp));
+    }
+
+    /// A queue pair was destroyed, having done so much. Once for each.
+    pub(crate) fn depart(&self, qpn: u32, counters: Counters) {
+        if self.qps.lock().remove(&qpn).is_some() {
+            *self.departed.lock() += counters;
+        }
+    }
+
+    /// All queue pairs that are not destroyed, in the order of their numbers.
+    pub(crate) fn queue_pairs(&self) -> Vec<Weak<Qp>> {
+        self.qps.lock().values().cloned().collect()
+    }
+
+    /// What those did that are.
+    pub(crate) fn departed(&self) -> Counters {
+        *self.departed.lock()
     }
 
     /// The device's limits.

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 use uwarp_llp::tcp::{self, Piece, Scattered};
 use uwarp_rnic::cq::Feeder;
 use uwarp_rnic::mem::{self, MemSeg};
-use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, RxPlan, StreamParams};
+use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, RxPlan, Snapshot, StreamParams};
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
@@ -181,6 +182,7 @@ impl Qp {
         let feeder: Weak<dyn Feeder> = qp.me.clone();
         send_cq.add_feeder(qpn, feeder.clone());
         recv_cq.add_feeder(qpn, feeder);
+        nic.arrive(&qp);
         Ok(qp)
     }
 
@@ -251,6 +253,15 @@ impl Qp {
         let attr = inner.core.query();
         self.release(inner);
         attr
+    }
+
+    /// Its state, what it does, and the addresses of its connection (own, peer's) if it has one.
+    pub(crate) fn look_at(&self) -> (QpState, Snapshot, [Option<SocketAddr>; 2]) {
+        let inner = self.inner.lock();
+        let (state, snapshot) = (inner.core.state(), inner.core.snapshot());
+        let addresses = inner.conn.as_ref().map_or([None, None], |conn| tcp::addresses(conn.fd.as_fd()));
+        self.release(inner);
+        (state, snapshot, addresses)
     }
 
     /// Gives the queue pair its stream: `fd` is a connected, non-blocking TCP socket from which exactly the MPA set-up was
@@ -343,6 +354,7 @@ impl Qp {
             let (send_cq, recv_cq) = inner.core.cqs();
             send_cq.remove_feeder(self.qpn);
             recv_cq.remove_feeder(self.qpn);
+            self.nic.depart(self.qpn, inner.core.snapshot().counters);
             // RESET drops the work requests without completions; the stream is then closing.
             let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
             // Cannot be refused: any state may become RESET.
@@ -474,6 +486,9 @@ impl Qp {
                     // A send that came up short has used up the room; the system tells when there is some again.
                     conn.writable = n == bytes;
                     inner.core.taken(n);
+                    if n < bytes {
+                        inner.core.no_room();
+                    }
                     moved += n;
                     if moved >= TURN && conn.writable {
                         // Whoever hears of it first goes on: the system says again that there is room, but not to a thread that
@@ -483,7 +498,10 @@ impl Qp {
                         return;
                     }
                 }
-                Err(Errno::AGAIN) => conn.writable = false,
+                Err(Errno::AGAIN) => {
+                    conn.writable = false;
+                    inner.core.no_room();
+                }
                 Err(Errno::INTR) => {}
                 Err(e) => {
                     tracing::debug!(qpn = self.qpn, "sending failed: {e}");
@@ -761,9 +779,11 @@ impl Waiter for Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         // Before another one gets the number.
-        let (send_cq, recv_cq) = self.inner.get_mut().core.cqs();
+        let core = &self.inner.get_mut().core;
+        let (send_cq, recv_cq) = core.cqs();
         send_cq.remove_feeder(self.qpn);
         recv_cq.remove_feeder(self.qpn);
+        self.nic.depart(self.qpn, core.snapshot().counters);
         self.nic.numbers.give(self.qpn);
     }
 }

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -113,6 +114,13 @@ pub fn emss(fd: impl AsFd) -> Option<u32> {
         )
     };
     (rc == 0).then(|| u32::try_from(value).ok()).flatten().filter(|v| *v > 0)
+}
+
+/// The addresses of a connected socket: its own, the peer's.
+pub fn addresses(fd: BorrowedFd<'_>) -> [Option<SocketAddr>; 2] {
+    let own = rustix::net::getsockname(fd).ok().and_then(|address| SocketAddr::try_from(address).ok());
+    let peer = rustix::net::getpeername(fd).ok().flatten();
+    [own, peer.and_then(|address| SocketAddr::try_from(address).ok())]
 }
 
 /// Bytes sent that the peer's TCP has not acknowledged.

@@ -41,6 +41,8 @@ pub enum Command {
     Devices(DevicesArgs),
     /// Find what would stop a program from running over uwarp, and say the remedy
     Doctor(DoctorArgs),
+    /// Show what your processes do over uwarp: traffic of each queue pair, stalls, errors
+    Stat(StatArgs),
     /// Measure uwarp, beside raw TCP sockets in the same run
     Bench(BenchArgs),
     /// One end of a measurement; `uwarp bench` starts two
@@ -79,6 +81,22 @@ pub struct DoctorArgs {
     /// A program to look at; it is not run
     #[arg(value_name = "PROGRAM", last = true, num_args = 0..)]
     pub program: Vec<OsString>,
+}
+
+#[derive(Args)]
+pub struct StatArgs {
+    /// Print JSON, one object; with --watch one for each look
+    #[arg(long)]
+    pub json: bool,
+    /// Look again every so many seconds and show rates [default: 1]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, num_args = 0..=1, default_missing_value = "1")]
+    pub watch: Option<f64>,
+    /// Only this process; may be given several times
+    #[arg(long, value_name = "PID")]
+    pub pid: Vec<u32>,
+    /// Show this many queue pairs of each process, the busiest first
+    #[arg(long, value_name = "NUMBER", default_value_t = 20)]
+    pub top: usize,
 }
 
 #[derive(Args)]
@@ -186,6 +204,9 @@ pub struct RunOptions {
     /// The ports that queue pairs may listen on, for firewalls [default: any]
     #[arg(long, value_name = "FIRST-LAST", env = "UWARP_PORT_RANGE", hide_env_values = true)]
     pub port_range: Option<PortRange>,
+    /// Let `uwarp stat` see the program [default: on]
+    #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true)]
+    pub stat: Option<Switch>,
 }
 
 /// `--as`
@@ -208,7 +229,7 @@ pub enum DeviceModel {
     PerInterface,
 }
 
-/// `--crc`
+/// `--crc`, `--stat`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -277,6 +298,7 @@ impl RunOptions {
                 "UWARP_PORT_RANGE",
                 self.port_range.map(|range| format!("{}-{}", range.first, range.last).into()),
             ),
+            ("UWARP_STAT", self.stat.map(word)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
@@ -325,6 +347,7 @@ mod tests {
             ("UWARP_STRICT", &["--strict"], "1"),
             ("UWARP_PROGRESS", &["--progress", "spin"], "spin"),
             ("UWARP_PORT_RANGE", &["--port-range", "20000-20015"], "20000-20015"),
+            ("UWARP_STAT", &["--stat", "off"], "off"),
         ];
         for (name, words, value) in given {
             let args = parse_run(&[words, &["--", "rping", "-s"][..]].concat());

@@ -13,6 +13,7 @@ mod libdir;
 mod man;
 mod program;
 mod run;
+mod stat;
 #[allow(unsafe_code)]
 mod verbs;
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         cli::Command::Run(args) => run::run(&args),
         cli::Command::Devices(args) => devices::run(&args),
         cli::Command::Doctor(args) => doctor::run(&args),
+        cli::Command::Stat(args) => stat::run(&args),
         cli::Command::Bench(args) => bench::run(&args),
         cli::Command::BenchEnd(args) => bench::run_end(&args),
         cli::Command::Man => man::print(),

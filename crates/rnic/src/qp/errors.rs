@@ -83,6 +83,7 @@ impl QpCore {
             return;
         }
         tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
+        self.counters.terminates_sent += 1;
         stream.cut();
         let terminate = Terminate::new(error, struck);
         let mut bytes = [0u8; Terminate::MAX_LEN];
@@ -98,6 +99,7 @@ impl QpCore {
     pub(super) fn peer_terminated(&mut self, error: TerminateError, blame: Blame) {
         tracing::warn!(qpn = self.qpn, %error, "the peer terminated the stream");
         let Some(stream) = &mut self.stream else { return };
+        self.counters.terminates_received += 1;
         let by_msn = |msn| stream.reads.iter().find(|s| s.msn == msn).and_then(|s| s.slot);
         let blamed = match blame {
             Blame::Read(msn) => by_msn(msn),
@@ -172,6 +174,9 @@ impl QpCore {
                 _ => WcStatus::WrFlushErr,
             };
             failed |= status != WcStatus::Success;
+            if status == WcStatus::Success {
+                self.counters.completed(slot.op, slot.total);
+            }
             let signaled = self.attr.sq_sig_all || slot.flags.contains(crate::wr::SendFlags::SIGNALED);
             if status == WcStatus::Success && !signaled {
                 continue;

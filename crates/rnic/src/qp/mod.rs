@@ -12,6 +12,7 @@
 //!
 //! `transmit` is the way out, `receive` the way in, `errors` what happens when something is wrong.
 
+pub mod counters;
 mod errors;
 mod queues;
 mod receive;
@@ -38,6 +39,7 @@ use crate::pd::Pd;
 use crate::srq::{Srq, Waiter, Woken};
 use crate::wr::{RecvWr, SendFlags, SendWr, Wc, WcStatus};
 
+pub use counters::{Counters, Snapshot};
 pub use queues::MAX_MESSAGE;
 pub(crate) use queues::RecvQueue;
 pub use receive::RxPlan;
@@ -245,6 +247,7 @@ pub struct QpCore {
     /// Something could not be told to a full completion queue.
     cq_overflow: bool,
 
+    counters: Counters,
     stream: Option<Stream>,
 }
 
@@ -342,6 +345,7 @@ impl QpCore {
             local: MrCache::default(),
             remote: MrCache::default(),
             cq_overflow: false,
+            counters: Counters::default(),
             stream: None,
         }
     }
@@ -607,17 +611,47 @@ impl QpCore {
         }
     }
 
+    /// The socket had no room.
+    pub fn no_room(&mut self) {
+        self.counters.room_stalls += 1;
+    }
+
+    /// What it has done and what it is at.
+    pub fn snapshot(&self) -> Snapshot {
+        let stream = self.stream.as_ref();
+        Snapshot {
+            counters: self.counters,
+            reads_outstanding: stream.map_or(0, |s| s.reads.len()),
+            reads_to_serve: stream.map_or(0, |s| s.requests.len()),
+            sends_posted: self.sq.len(),
+            receives_posted: self.rq.len(),
+            waiting_bytes: stream.map_or(0, |s| s.out.waiting()),
+            stalled: self.stalled(),
+            peer_is_uwarp: stream.is_some_and(|s| s.params.peer_is_uwarp),
+        }
+    }
+
+    fn count_failure(&mut self, wc: &Wc) {
+        match wc.status {
+            WcStatus::Success => {}
+            WcStatus::WrFlushErr => self.counters.flushed += 1,
+            _ => self.counters.failed += 1,
+        }
+    }
+
     fn event(&self, kind: EventKind) {
         self.async_sink.async_event(AsyncEvent { kind, cookie: self.cookie });
     }
 
     fn complete_send(&mut self, wc: Wc) {
+        self.count_failure(&wc);
         if !self.send_cq.push(wc, false) {
             self.cq_overflow = true;
         }
     }
 
     fn complete_recv(&mut self, wc: Wc, solicited: bool) {
+        self.count_failure(&wc);
         if !self.recv_cq.push(wc, solicited) {
             self.cq_overflow = true;
         }
@@ -646,6 +680,7 @@ impl QpCore {
             let signaled = self.attr.sq_sig_all || slot.flags.contains(SendFlags::SIGNALED);
             let mut wc = Wc::new(slot.wr_id, status, transmit::wc_opcode(slot.op), self.qpn);
             wc.byte_len = slot.total;
+            self.counters.completed(slot.op, slot.total);
             self.sq.pop();
             if signaled {
                 self.complete_send(wc);

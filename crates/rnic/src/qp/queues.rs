@@ -81,6 +81,10 @@ impl SendQueue {
         self.slots.is_empty()
     }
 
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Work requests that are not cut into segments wait.
     pub fn has_unsent(&self) -> bool {
         self.next < self.end()

@@ -320,6 +320,7 @@ impl QpCore {
             _ => {
                 if !self.find_receive(true) {
                     if let Some(stream) = &mut self.stream {
+                        self.counters.receive_stalls += 1;
                         stream.stalled = true;
                         stream.waiting = Some(Struck::new(&segment));
                         // A program may post its first receives when it hears that the connection is up.
@@ -459,12 +460,17 @@ impl QpCore {
     fn finish(&mut self, segment: &Segment) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
+        // A ready-to-receive Write is no message of the program's.
+        let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect;
         if !stream.first_fpdu_seen && stream.params.peer_is_uwarp && stream.params.rtr == Rtr::Expect {
             stream.introduced(segment);
         }
         stream.heard();
         match (segment.opcode, segment.header) {
             (Opcode::Write, Header::Tagged(h)) => {
+                let counts = &mut self.counters.received.write;
+                counts.bytes += segment.payload_len as u64;
+                counts.messages += u64::from(segment.last() && !rtr);
                 stream.write_continues =
                     (!segment.last()).then(|| (h.stag, h.to.wrapping_add(segment.payload_len as u64)));
                 if segment.last() {
@@ -489,6 +495,7 @@ impl QpCore {
             ) if h.last => {
                 stream.placed += 1;
                 let byte_len = h.mo.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
+                self.counters.received.send.count(byte_len);
                 let solicited = matches!(segment.opcode, Opcode::SendSe | Opcode::SendSeInvalidate);
                 let invalidate = matches!(segment.opcode, Opcode::SendInvalidate | Opcode::SendSeInvalidate);
                 if invalidate {

@@ -340,6 +340,7 @@ impl QpCore {
         let message =
             Message::Tagged { opcode: Opcode::ReadResponse, stag: request.sink_stag, to: request.sink_to };
         let segmenter = stream.segmenter(message, request.size);
+        self.counters.sent.read_response.count(request.size);
         self.cut(Current { segmenter, source: Source::Region(request) });
         true
     }

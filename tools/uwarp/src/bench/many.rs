@@ -150,11 +150,11 @@ pub fn measure(
             )
         }
         Figures::Ping => beside(alone, among, extent, progress, "µs", 1.0, |one| Many::Ping {
-            one: one.then_some(middle).unwrap_or(0),
+            one: if one { middle } else { 0 },
             milliseconds,
         })?,
         Figures::Stream => beside(alone, among, extent, progress, "GB/s", 1e-9, |one| Many::Stream {
-            one: one.then_some(middle).unwrap_or(0),
+            one: if one { middle } else { 0 },
             milliseconds,
         })?,
         Figures::Fair { count } => {

@@ -1,0 +1,162 @@
+//! `uwarp stat` looks at real programs while they run.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use uwarp_conformance::dist::Dist;
+use uwarp_conformance::pair;
+use uwarp_conformance::process::{Cmd, Running};
+use uwarp_conformance::topology::free_port;
+
+/// Longest a test waits for what has to come; reached only when it fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn over_uwarp(line: &str) -> Cmd {
+    Cmd::line(line).env("LD_LIBRARY_PATH", Dist::find().unwrap().lib())
+}
+
+fn stat(arguments: &[&str]) -> (bool, String) {
+    let uwarp = Dist::find().unwrap().uwarp().unwrap();
+    let output = Command::new(uwarp).arg("stat").args(arguments).output().unwrap();
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.success(), String::from_utf8(output.stdout).unwrap())
+}
+
+/// What `uwarp stat --json` says of a process.
+fn of(process: &Running) -> Option<Value> {
+    let (_, text) = stat(&["--json", "--pid", &number(process)]);
+    let document: Value = serde_json::from_str(&text).unwrap();
+    document["processes"].as_array().unwrap().first().cloned()
+}
+
+fn number(process: &Running) -> String {
+    process.pid().as_raw_nonzero().to_string()
+}
+
+/// Looks until it is as wanted.
+fn until(process: &Running, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let start = Instant::now();
+    loop {
+        let found = of(process);
+        if let Some(found) = &found
+            && wanted(found)
+        {
+            return found.clone();
+        }
+        assert!(start.elapsed() < PATIENCE, "{what}: {found:?}\n{}", process.so_far());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn sent(found: &Value) -> u64 {
+    found["totals"]["sent"]["send"]["bytes"].as_u64().unwrap_or(0)
+}
+
+/// A server that waits for ever.
+fn rping_server() -> (Cmd, u16) {
+    let port = free_port();
+    (over_uwarp(&format!("rping -s -P -a 127.0.0.1 -p {port}")), port)
+}
+
+#[test]
+fn counters_grow_while_a_program_sends() {
+    let port = free_port();
+    let server = over_uwarp(&format!("ib_send_bw -R -F -D 6 -p {port}"));
+    let server = pair::serve(&server, port).unwrap();
+    let client = over_uwarp(&format!("ib_send_bw -R -F -D 6 -p {port} 127.0.0.1")).spawn().unwrap();
+
+    let first = until(&client, "sending", |found| sent(found) > 1 << 20);
+    until(&client, "sending on", |found| sent(found) > sent(&first) + (1 << 20));
+    let pair = first["queue_pairs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .max_by_key(|pair| pair["sent"]["send"]["bytes"].as_u64())
+        .unwrap();
+    assert_eq!(pair["state"], "RTS");
+    assert_eq!(pair["peer_is_uwarp"], true);
+    assert!(pair["peer"].as_str().unwrap().starts_with("127.0.0.1:"), "{pair}");
+    let messages = pair["sent"]["send"]["messages"].as_u64().unwrap();
+    assert_eq!(pair["sent"]["send"]["bytes"].as_u64(), Some(messages * 65536));
+    assert_eq!(pair["failed"], 0);
+
+    let at_server = until(&server, "receiving", |found| {
+        found["totals"]["received"]["send"]["bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20)
+    });
+    assert_eq!(at_server["command"], "ib_send_bw");
+
+    let (ok, table) = stat(&["--pid", &number(&client)]);
+    assert!(ok && table.starts_with(&format!("ib_send_bw ({}): ", number(&client))), "{table}");
+    assert!(table.contains("Read Response") && table.contains(" RTS "), "{table}");
+
+    client.wait().unwrap().exited_ok().unwrap();
+    server.wait().unwrap().exited_ok().unwrap();
+}
+
+#[test]
+fn reads_and_writes_count_where_the_payload_goes() {
+    let (server, port) = rping_server();
+    let server = pair::serve(&server, port).unwrap();
+    let line = format!("rping -c -v -V -C 40 -S 1000 -a 127.0.0.1 -p {port}");
+    over_uwarp(&line).run_ok().unwrap();
+    // The server reads the client's buffer and writes it back, once in each round. Its queue pair may be gone.
+    let totals = until(&server, "40 rounds", |found| {
+        found["totals"]["received"]["read_response"]["messages"].as_u64().is_some_and(|n| n >= 40)
+    })["totals"]
+        .clone();
+    assert_eq!(totals["received"]["read_response"]["bytes"].as_u64(), Some(40 * 1000), "{totals}");
+    assert_eq!(totals["sent"]["write"]["messages"].as_u64(), Some(40), "{totals}");
+    assert_eq!(totals["received"]["write"]["messages"].as_u64(), Some(0), "{totals}");
+    server.stop();
+}
+
+#[test]
+fn nothing_is_left_of_a_process_that_was_killed() {
+    let (server, port) = rping_server();
+    let server = pair::serve(&server, port).unwrap();
+    until(&server, "there", |_| true);
+    let pid = number(&server);
+    server.signal(Signal::KILL).unwrap();
+    drop(server.wait());
+    let (ok, text) = stat(&["--pid", &pid]);
+    assert!(!ok && text.starts_with("No process"), "{text}");
+}
+
+#[test]
+fn a_stopped_process_keeps_nobody_waiting() {
+    let (server, port) = rping_server();
+    let server = pair::serve(&server, port).unwrap();
+    server.signal(Signal::STOP).unwrap();
+    let (_, text) = stat(&["--pid", &number(&server)]);
+    assert!(text.contains("does not answer; it may be stopped"), "{text}");
+    server.signal(Signal::CONT).unwrap();
+    until(&server, "going on", |found| found["totals"].is_object());
+    server.stop();
+}
+
+#[test]
+fn a_program_can_be_hidden() {
+    let (server, port) = rping_server();
+    let server = pair::serve(&server.env("UWARP_STAT", "off"), port).unwrap();
+    assert!(of(&server).is_none());
+    server.stop();
+}
+
+/// Names in the abstract namespace are open to all.
+#[test]
+fn other_users_learn_nothing() {
+    let (server, port) = rping_server();
+    let server = pair::serve(&server, port).unwrap();
+    until(&server, "there", |_| true);
+    let name = format!("\\0uwarp-stat-{}-{}-0", rustix::process::getuid().as_raw(), number(&server));
+    let script = format!(
+        "import socket as s;c=s.socket(s.AF_UNIX);c.settimeout(5);c.connect('{name}');print(len(c.recv(9)))"
+    );
+    let look = |cmd: Cmd| cmd.run_ok().unwrap().stdout.trim().to_owned();
+    let python = || Cmd::new("python3").arg("-c").arg(&script);
+    assert_eq!(look(python()), "9", "the same user is answered");
+    assert_eq!(look(python().as_user(65534)), "0", "another one is not");
+    server.stop();
+}

@@ -1,0 +1,296 @@
+//! What this process does, for `uwarp stat`: a Unix socket that answers every connection of the same user with lines of JSON.
+//!
+//! The name is in the abstract namespace, `@uwarp-stat-UID-PID-N`: nothing is left behind however the process ends, a forked
+//! child and a program that is executed do not have it, and no directory is needed. Abstract names have no owner,
+//! so both sides look at the other's user.
+//!
+//! The first line tells of the process, each further one of a queue pair. Thousands of them are written piece by piece, so that
+//! connections have their turns in between.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use serde::Serialize;
+use uwarp_rnic::qp::{Counters, QpState, Snapshot};
+
+use crate::config::Config;
+use crate::engine::{Engine, Readiness, Source, Token};
+use crate::nic::Nic;
+use crate::qp::Qp;
+
+/// Beginning of the sockets' names, without the zero byte of the abstract namespace.
+pub const NAME: &str = "uwarp-stat-";
+/// Names to try; another user may have taken one to keep us from it.
+const NAMES: u32 = 16;
+/// Readers at a time.
+const MOST_READERS: usize = 8;
+/// A reader that does not read is given up.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Queue pairs told of before others have their turn.
+const TURN: usize = 64;
+
+/// The first line.
+#[derive(Serialize)]
+struct Process {
+    pid: u32,
+    /// How long the device has been open.
+    seconds: f64,
+    queue_pairs: usize,
+    /// Of the queue pairs that are gone.
+    departed: Counters,
+}
+
+/// Each further line.
+#[derive(Serialize)]
+struct Line {
+    qpn: u32,
+    state: &'static str,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    peer_is_uwarp: bool,
+    #[serde(flatten)]
+    counters: Counters,
+    reads_outstanding: usize,
+    reads_to_serve: usize,
+    sends_posted: usize,
+    receives_posted: usize,
+    waiting_bytes: usize,
+    stalled: bool,
+}
+
+impl Line {
+    fn new(qp: &Qp) -> Self {
+        let (state, now, [local, peer]) = qp.look_at();
+        let Snapshot {
+            counters,
+            reads_outstanding,
+            reads_to_serve,
+            sends_posted,
+            receives_posted,
+            waiting_bytes,
+            stalled,
+            peer_is_uwarp,
+        } = now;
+        Self {
+            qpn: qp.qpn(),
+            state: name(state),
+            local,
+            peer,
+            peer_is_uwarp,
+            counters,
+            reads_outstanding,
+            reads_to_serve,
+            sends_posted,
+            receives_posted,
+            waiting_bytes,
+            stalled,
+        }
+    }
+}
+
+fn name(state: QpState) -> &'static str {
+    match state {
+        QpState::Reset => "RESET",
+        QpState::Init => "INIT",
+        QpState::Rtr => "RTR",
+        QpState::Rts => "RTS",
+        QpState::Sqd => "SQD",
+        QpState::Sqe => "SQE",
+        QpState::Err => "ERR",
+    }
+}
+
+/// Listens, unless the settings say no. Without it the process is not seen, and works all the same.
+pub(crate) fn start(nic: &Arc<Nic>) {
+    if !Config::get().stat {
+        return;
+    }
+    if let Err(error) = Listener::start(nic) {
+        tracing::info!("not to be seen by uwarp stat: {error}");
+    }
+}
+
+struct Listener {
+    me: Weak<Self>,
+    nic: Weak<Nic>,
+    fd: OwnedFd,
+    since: Instant,
+    readers: Mutex<usize>,
+}
+
+impl Listener {
+    fn start(nic: &Arc<Nic>) -> std::io::Result<()> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let (uid, pid) = (rustix::process::getuid().as_raw(), std::process::id());
+        let mut bound = Err(Errno::ADDRINUSE);
+        for number in 0..NAMES {
+            let name = format!("{NAME}{uid}-{pid}-{number}");
+            bound = net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?);
+            if bound != Err(Errno::ADDRINUSE) {
+                break;
+            }
+        }
+        bound?;
+        net::listen(&fd, i32::try_from(MOST_READERS).unwrap_or(1))?;
+        let listener = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            nic: Arc::downgrade(nic),
+            fd,
+            since: Instant::now(),
+            readers: Mutex::default(),
+        });
+        nic.engine().register(listener.fd.as_raw_fd(), listener.clone())?;
+        Ok(())
+    }
+
+    fn accept(&self, nic: &Arc<Nic>) -> Result<(), Errno> {
+        let fd = net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        let same_user = net::sockopt::socket_peercred(&fd)
+            .is_ok_and(|peer| peer.uid == rustix::process::getuid() || peer.uid.is_root());
+        let mut readers = self.readers.lock();
+        let Some(me) = self.me.upgrade().filter(|_| same_user && *readers < MOST_READERS) else {
+            return Ok(());
+        };
+        *readers += 1;
+        drop(readers);
+        let qps = nic.queue_pairs();
+        let process = Process {
+            pid: std::process::id(),
+            seconds: self.since.elapsed().as_secs_f64(),
+            queue_pairs: qps.len(),
+            departed: nic.departed(),
+        };
+        let mut text = Vec::new();
+        append(&mut text, &process);
+        Reader::start(nic.engine(), me, fd, text, qps);
+        Ok(())
+    }
+}
+
+impl Source for Listener {
+    fn ready(&self, _: Readiness) {
+        let Some(nic) = self.nic.upgrade() else { return };
+        // Ends with AGAIN; what else may happen to a connection is not ours to know.
+        while !matches!(self.accept(&nic), Err(errno) if errno != Errno::INTR) {}
+    }
+
+    fn timeout(&self) {}
+}
+
+/// One answer on its way.
+struct Reader {
+    engine: Arc<Engine>,
+    listener: Arc<Listener>,
+    token: OnceLock<Token>,
+    answer: Mutex<Option<Answer>>,
+}
+
+struct Answer {
+    fd: OwnedFd,
+    text: Vec<u8>,
+    written: usize,
+    /// Those that are still to be told of, last one first.
+    qps: Vec<Weak<Qp>>,
+}
+
+impl Reader {
+    fn start(
+        engine: &Arc<Engine>,
+        listener: Arc<Listener>,
+        fd: OwnedFd,
+        text: Vec<u8>,
+        mut qps: Vec<Weak<Qp>>,
+    ) {
+        qps.reverse();
+        let reader = Arc::new(Self {
+            engine: engine.clone(),
+            listener,
+            token: OnceLock::new(),
+            answer: Mutex::default(),
+        });
+        // Held over the registration: the engine may call at once.
+        let mut answer = reader.answer.lock();
+        let registered = engine.register(fd.as_raw_fd(), reader.clone());
+        *answer = Some(Answer { fd, text, written: 0, qps });
+        match registered {
+            Ok(token) => {
+                let _ = reader.token.set(token);
+                engine.set_timer(token, Some(Instant::now() + PATIENCE));
+                drop(answer);
+                reader.go_on();
+            }
+            Err(_) => drop(answer.take()),
+        }
+    }
+
+    fn go_on(&self) {
+        let mut guard = self.answer.lock();
+        let (Some(answer), Some(token)) = (guard.as_mut(), self.token.get()) else { return };
+        match answer.write() {
+            Some(false) => {}
+            Some(true) => self.engine.rearm(*token),
+            None => self.end(guard.take(), *token),
+        }
+    }
+
+    fn end(&self, answer: Option<Answer>, token: Token) {
+        if answer.is_some() {
+            self.engine.deregister(token);
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        *self.listener.readers.lock() -= 1;
+    }
+}
+
+impl Source for Reader {
+    fn ready(&self, _: Readiness) {
+        self.go_on();
+    }
+
+    fn timeout(&self) {
+        let answer = self.answer.lock().take();
+        if let Some(token) = self.token.get() {
+            self.end(answer, *token);
+        }
+    }
+}
+
+impl Answer {
+    /// Writes for one turn. `None`: that was all, or nobody reads it. Else says whether it can go on at once.
+    fn write(&mut self) -> Option<bool> {
+        let turn = if self.text.is_empty() { TURN } else { 0 };
+        for qp in self.qps.split_off(self.qps.len().saturating_sub(turn)).iter().rev() {
+            if let Some(qp) = qp.upgrade() {
+                append(&mut self.text, &Line::new(&qp));
+            }
+        }
+        while let Some(rest) = self.text.get(self.written..).filter(|rest| !rest.is_empty()) {
+            match net::send(self.fd.as_fd(), rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(n) => self.written += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Some(false),
+                Err(_) => return None,
+            }
+        }
+        self.text.clear();
+        self.written = 0;
+        (!self.qps.is_empty()).then_some(true)
+    }
+}
+
+fn append(text: &mut Vec<u8>, line: &impl Serialize) {
+    // Into memory, and none of the values can fail.
+    let _ = serde_json::to_writer(&mut *text, line);
+    let _ = text.write_all(b"\n");
+}

@@ -1,0 +1,116 @@
+//! What a queue pair has done, counted where its lock is held anyway.
+
+use std::ops::AddAssign;
+
+use serde::Serialize;
+
+use crate::wr::SendOp;
+
+/// Counts since the queue pair was made; connections that came and went on it add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Counters {
+    /// What this end has sent and the lower layer, or the peer where it acknowledges, has taken.
+    pub sent: ByOpcode,
+    /// What has arrived and is placed.
+    pub received: ByOpcode,
+    /// Sends that found no receive posted, so that nothing more was read until there was one.
+    pub receive_stalls: u64,
+    /// Times that the socket had no room for what was to be sent.
+    pub room_stalls: u64,
+    /// Terminates sent.
+    pub terminates_sent: u64,
+    /// Terminates received.
+    pub terminates_received: u64,
+    /// Work requests that completed with an error; flushed ones count apart.
+    pub failed: u64,
+    /// Work requests that were flushed.
+    pub flushed: u64,
+}
+
+/// Messages of one direction, by what carries the payload on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct ByOpcode {
+    /// Sends of all four kinds.
+    pub send: Messages,
+    /// RDMA Writes. Those received count their bytes as they come, their number when they are whole.
+    pub write: Messages,
+    /// Read Responses: received ones are Reads of this end, sent ones those of the peer (counted when they begin).
+    pub read_response: Messages,
+}
+
+/// How many, and their payload in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[allow(missing_docs)]
+pub struct Messages {
+    pub messages: u64,
+    pub bytes: u64,
+}
+
+impl Messages {
+    /// One more.
+    pub(super) fn count(&mut self, bytes: u32) {
+        self.messages += 1;
+        self.bytes += u64::from(bytes);
+    }
+}
+
+impl Counters {
+    /// A send work request has completed without an error.
+    pub(super) fn completed(&mut self, op: SendOp, bytes: u32) {
+        match op {
+            SendOp::Send { .. } => self.sent.send.count(bytes),
+            SendOp::Write { .. } => self.sent.write.count(bytes),
+            SendOp::Read { .. } => self.received.read_response.count(bytes),
+            SendOp::LocalInvalidate { .. } => {}
+        }
+    }
+}
+
+impl AddAssign for Messages {
+    fn add_assign(&mut self, other: Self) {
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+    }
+}
+
+impl AddAssign for ByOpcode {
+    fn add_assign(&mut self, other: Self) {
+        self.send += other.send;
+        self.write += other.write;
+        self.read_response += other.read_response;
+    }
+}
+
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.received += other.received;
+        self.receive_stalls += other.receive_stalls;
+        self.room_stalls += other.room_stalls;
+        self.terminates_sent += other.terminates_sent;
+        self.terminates_received += other.terminates_received;
+        self.failed += other.failed;
+        self.flushed += other.flushed;
+    }
+}
+
+/// A queue pair at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Snapshot {
+    /// What it has done.
+    pub counters: Counters,
+    /// Reads of this end that wait for their responses.
+    pub reads_outstanding: usize,
+    /// Reads of the peer that wait for ours.
+    pub reads_to_serve: usize,
+    /// Send work requests that are not complete.
+    pub sends_posted: usize,
+    /// Receives that are not used.
+    pub receives_posted: usize,
+    /// Bytes that wait for room in the socket.
+    pub waiting_bytes: usize,
+    /// A Send waits for a receive.
+    pub stalled: bool,
+    /// The peer is a uwarp end.
+    pub peer_is_uwarp: bool,
+}

@@ -1,0 +1,442 @@
+//! `uwarp stat`: what the processes of this user do over uwarp, asked of themselves.
+//!
+//! Each has a Unix socket in the abstract namespace (`uwarp-driver`'s `stat`), which /proc/net/unix lists. Such names belong to
+//! nobody, so who answers is looked at before it is believed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::cli::StatArgs;
+use crate::complain;
+
+/// As the library has it.
+const NAME: &str = "uwarp-stat-";
+/// How long a process may take to answer: one that is stopped never does.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+pub fn run(args: &StatArgs) -> ExitCode {
+    let mut before = Seen::default();
+    loop {
+        let begin = Instant::now();
+        let processes = match look(&args.pid) {
+            Ok(processes) => processes,
+            Err(error) => {
+                complain(&format_args!("/proc/net/unix: {error}"));
+                return ExitCode::FAILURE;
+            }
+        };
+        let text = match args.json {
+            true => json(&processes).to_string(),
+            false => text(&processes, &before, args),
+        };
+        if let (Some(_), false) = (args.watch, args.json) {
+            clear();
+        }
+        let mut out = io::stdout().lock();
+        // Whoever read it has gone.
+        if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
+            return ExitCode::SUCCESS;
+        }
+        let Some(interval) = args.watch else {
+            let found = args.pid.iter().all(|pid| processes.iter().any(|process| process.pid == *pid));
+            return if found { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        };
+        before = Seen::new(&processes);
+        std::thread::sleep(Duration::from_secs_f64(interval).saturating_sub(begin.elapsed()));
+    }
+}
+
+/// On a terminal the new table takes the old one's place; elsewhere they follow each other.
+fn clear() {
+    if io::stdout().is_terminal() {
+        print!("\x1b[H\x1b[2J");
+    }
+}
+
+/// A process and its queue pairs.
+struct Process {
+    pid: u32,
+    command: String,
+    answer: Result<Answer, String>,
+}
+
+struct Answer {
+    head: Map<String, Value>,
+    /// As they came: what a newer library adds reaches the JSON.
+    lines: Vec<Map<String, Value>>,
+    pairs: Vec<Pair>,
+    totals: Counters,
+    seconds: f64,
+}
+
+#[derive(Deserialize)]
+struct Head {
+    seconds: f64,
+    departed: Counters,
+}
+
+#[derive(Deserialize)]
+struct Pair {
+    qpn: u32,
+    state: String,
+    peer: Option<String>,
+    #[serde(flatten)]
+    counters: Counters,
+    reads_outstanding: u64,
+    stalled: bool,
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+struct Counters {
+    sent: ByOpcode,
+    received: ByOpcode,
+    receive_stalls: u64,
+    room_stalls: u64,
+    terminates_sent: u64,
+    terminates_received: u64,
+    failed: u64,
+    flushed: u64,
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+struct ByOpcode {
+    send: Messages,
+    write: Messages,
+    read_response: Messages,
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+struct Messages {
+    messages: u64,
+    bytes: u64,
+}
+
+impl ByOpcode {
+    fn all(&self) -> Messages {
+        [self.send, self.write, self.read_response].into_iter().fold(Messages::default(), Messages::plus)
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            send: self.send.plus(other.send),
+            write: self.write.plus(other.write),
+            read_response: self.read_response.plus(other.read_response),
+        }
+    }
+}
+
+impl Messages {
+    fn plus(self, other: Self) -> Self {
+        Self { messages: self.messages + other.messages, bytes: self.bytes + other.bytes }
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            messages: self.messages.saturating_sub(before.messages),
+            bytes: self.bytes.saturating_sub(before.bytes),
+        }
+    }
+}
+
+impl Counters {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            sent: self.sent.plus(other.sent),
+            received: self.received.plus(other.received),
+            receive_stalls: self.receive_stalls + other.receive_stalls,
+            room_stalls: self.room_stalls + other.room_stalls,
+            terminates_sent: self.terminates_sent + other.terminates_sent,
+            terminates_received: self.terminates_received + other.terminates_received,
+            failed: self.failed + other.failed,
+            flushed: self.flushed + other.flushed,
+        }
+    }
+
+    fn moved(&self) -> u64 {
+        self.sent.all().bytes + self.received.all().bytes
+    }
+}
+
+/// All processes of this user, or those of them that were asked for, in the order of their numbers.
+fn look(wanted: &[u32]) -> io::Result<Vec<Process>> {
+    let mut processes: Vec<_> = names()?
+        .into_iter()
+        .filter(|(pid, _)| wanted.is_empty() || wanted.contains(pid))
+        .filter_map(|(_, name)| ask(&name))
+        .collect();
+    processes.sort_by_key(|process| process.pid);
+    processes.dedup_by_key(|process| process.pid);
+    Ok(processes)
+}
+
+/// Processes by number, as they call themselves, with the socket's name.
+fn names() -> io::Result<Vec<(u32, String)>> {
+    let uid = rustix::process::getuid().as_raw().to_string();
+    let text = fs::read_to_string("/proc/net/unix")?;
+    let mut names: Vec<_> = text
+        .lines()
+        .filter_map(|line| {
+            let name = line.split_whitespace().last()?.strip_prefix('@')?;
+            let mut parts = name.strip_prefix(NAME)?.split('-');
+            (parts.next()? == uid).then_some(())?;
+            Some((parts.next()?.parse().ok()?, name.to_owned()))
+        })
+        .collect();
+    // Connections that are being answered have the same name.
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// `None`: it is not there any more, or another user's.
+fn ask(name: &str) -> Option<Process> {
+    let socket = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).ok()?).ok()?;
+    let credentials = rustix::net::sockopt::socket_peercred(&socket).ok()?;
+    if credentials.uid != rustix::process::getuid() {
+        return None;
+    }
+    let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()?;
+    let command = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned();
+    socket.set_read_timeout(Some(PATIENCE)).ok()?;
+    let answer = read(socket).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            "does not answer; it may be stopped".to_owned()
+        }
+        _ => format!("does not answer: {error}"),
+    });
+    Some(Process { pid, command, answer })
+}
+
+fn read(socket: UnixStream) -> io::Result<Answer> {
+    let mut lines = BufReader::new(socket).lines();
+    let first = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
+    let Head { seconds, departed } = serde_json::from_str(&first)?;
+    let head = serde_json::from_str(&first)?;
+    let mut answer = Answer { head, lines: Vec::new(), pairs: Vec::new(), totals: departed, seconds };
+    for line in lines {
+        let line = line?;
+        let pair: Pair = serde_json::from_str(&line)?;
+        answer.totals = answer.totals.plus(pair.counters);
+        answer.pairs.push(pair);
+        answer.lines.push(serde_json::from_str(&line)?);
+    }
+    Ok(answer)
+}
+
+fn json(processes: &[Process]) -> Value {
+    let processes = processes.iter().map(|process| {
+        let mut object = Map::new();
+        object.insert("pid".into(), process.pid.into());
+        object.insert("command".into(), process.command.clone().into());
+        match &process.answer {
+            Err(error) => drop(object.insert("failure".into(), error.clone().into())),
+            Ok(answer) => {
+                // The process's own idea of its number is of another namespace, maybe.
+                let head = answer.head.iter().filter(|(name, _)| *name != "pid" && *name != "queue_pairs");
+                object.extend(head.map(|(name, value)| (name.clone(), value.clone())));
+                object.insert("totals".into(), serde_json::to_value(answer.totals).unwrap_or_default());
+                let lines = answer.lines.iter().cloned().map(Value::Object).collect();
+                object.insert("queue_pairs".into(), Value::Array(lines));
+            }
+        }
+        Value::Object(object)
+    });
+    serde_json::json!({ "processes": processes.collect::<Vec<_>>() })
+}
+
+/// What was there at the last look, by process and queue pair, for rates.
+#[derive(Default)]
+struct Seen {
+    at: Option<Instant>,
+    pairs: BTreeMap<(u32, u32), Counters>,
+    totals: BTreeMap<u32, Counters>,
+}
+
+impl Seen {
+    fn new(processes: &[Process]) -> Seen {
+        let mut seen = Seen { at: Some(Instant::now()), ..Seen::default() };
+        for process in processes {
+            let Ok(answer) = &process.answer else { continue };
+            seen.totals.insert(process.pid, answer.totals);
+            seen.pairs.extend(answer.pairs.iter().map(|pair| ((process.pid, pair.qpn), pair.counters)));
+        }
+        seen
+    }
+}
+
+fn text(processes: &[Process], before: &Seen, args: &StatArgs) -> String {
+    if processes.is_empty() {
+        return "No process of yours uses uwarp.".to_owned();
+    }
+    let blocks: Vec<_> = processes.iter().map(|process| block(process, before, args)).collect();
+    blocks.join("\n\n")
+}
+
+fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
+    let Process { pid, command, answer } = process;
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => return format!("{command} ({pid}): {error}"),
+    };
+    let count = answer.pairs.len();
+    let plural = if count == 1 { "" } else { "s" };
+    let mut text =
+        format!("{command} ({pid}): {count} queue pair{plural}, open for {:.0} s\n", answer.seconds);
+    let elapsed = before.at.map(|at| at.elapsed().as_secs_f64());
+    let rate = |now: Messages, then: Option<Messages>| match (elapsed, then) {
+        (Some(elapsed), Some(then)) if elapsed > 0.0 => {
+            let Messages { messages, bytes } = now.since(then);
+            (messages as f64 / elapsed, bytes as f64 / elapsed)
+        }
+        _ => (now.messages as f64, now.bytes as f64),
+    };
+    let cells = |now: Messages, then: Option<Messages>| {
+        let (messages, bytes) = rate(now, then);
+        [number(messages), size(bytes)]
+    };
+    let per = if before.at.is_some() { "/s" } else { "" };
+
+    let then = before.totals.get(pid);
+    let mut table = table(&[
+        "".to_owned(),
+        format!("sent{per}"),
+        format!("bytes{per}"),
+        format!("received{per}"),
+        format!("bytes{per}"),
+    ]);
+    type Of = fn(&ByOpcode) -> Messages;
+    let opcodes: [(&str, Of); 3] =
+        [("Send", |by| by.send), ("Write", |by| by.write), ("Read Response", |by| by.read_response)];
+    for (name, of) in opcodes {
+        let [sent, sent_bytes] = cells(of(&answer.totals.sent), then.map(|then| of(&then.sent)));
+        let [received, received_bytes] =
+            cells(of(&answer.totals.received), then.map(|then| of(&then.received)));
+        table.add_row([name.to_owned(), sent, sent_bytes, received, received_bytes]);
+    }
+    align(&mut table, 1);
+    text.push_str(&format!("{table}\n"));
+
+    // The busiest first: of thousands, these are the ones to look at.
+    let mut pairs: Vec<_> = answer.pairs.iter().collect();
+    let moved = |pair: &Pair| {
+        let then = before.pairs.get(&(*pid, pair.qpn)).map_or(0, Counters::moved);
+        pair.counters.moved().saturating_sub(then)
+    };
+    pairs.sort_by_key(|pair| (std::cmp::Reverse(moved(pair)), pair.qpn));
+    let shown = pairs.len().min(args.top);
+    if shown > 0 {
+        let mut table = self::table(&[
+            "queue pair".to_owned(),
+            "state".to_owned(),
+            "peer".to_owned(),
+            format!("sent{per}"),
+            format!("bytes{per}"),
+            format!("received{per}"),
+            format!("bytes{per}"),
+            "reads out".to_owned(),
+            "stalls".to_owned(),
+            "errors".to_owned(),
+        ]);
+        for pair in pairs.iter().take(shown) {
+            table.add_row(row(pair, before.pairs.get(&(*pid, pair.qpn)), cells));
+        }
+        align(&mut table, 3);
+        text.push_str(&table.to_string());
+    }
+    if shown < pairs.len() {
+        text.push_str(&format!("\nand {} more; --top shows more of them", pairs.len() - shown));
+    }
+    text.trim_end().to_owned()
+}
+
+fn row(
+    pair: &Pair,
+    then: Option<&Counters>,
+    cells: impl Fn(Messages, Option<Messages>) -> [String; 2],
+) -> Vec<String> {
+    let counters = &pair.counters;
+    let state = if pair.stalled { format!("{}, stalled", pair.state) } else { pair.state.clone() };
+    let stalls = match (counters.receive_stalls, counters.room_stalls) {
+        (0, 0) => "-".to_owned(),
+        (receive, 0) => format!("{receive} receive"),
+        (0, room) => format!("{room} room"),
+        (receive, room) => format!("{receive} receive, {room} room"),
+    };
+    let errors = [
+        (counters.failed, "failed"),
+        (counters.flushed, "flushed"),
+        (counters.terminates_sent, "Terminate sent"),
+        (counters.terminates_received, "Terminate received"),
+    ];
+    let errors: Vec<_> = errors
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
+    let mut row =
+        vec![format!("{:#08x}", pair.qpn), state, pair.peer.clone().unwrap_or_else(|| "-".to_owned())];
+    row.extend(cells(counters.sent.all(), then.map(|then| then.sent.all())));
+    row.extend(cells(counters.received.all(), then.map(|then| then.received.all())));
+    row.push(pair.reads_outstanding.to_string());
+    row.push(stalls);
+    row.push(if errors.is_empty() { "-".to_owned() } else { errors.join(", ") });
+    row
+}
+
+fn table(header: &[String]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header.to_vec());
+    table
+}
+
+fn align(table: &mut Table, from: usize) {
+    for column in table.column_iter_mut().skip(from) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+/// Such as 950, 12.3k, 4.56M.
+fn number(value: f64) -> String {
+    scaled(value, &["", "k", "M", "G", "T", "P", "E"])
+}
+
+/// Such as 950 B, 12.3 kB, 4.56 GB.
+fn size(value: f64) -> String {
+    scaled(value, &[" B", " kB", " MB", " GB", " TB", " PB", " EB"])
+}
+
+fn scaled(mut value: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = match value {
+        _ if unit == 0 => 0,
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}{}", units.get(unit).unwrap_or(&""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_three_digits() {
+        let texts = [0.0, 7.0, 999.0, 999.6, 1234.0, 12_345.0, 123_456.0, 2.5e9].map(number);
+        assert_eq!(texts, ["0", "7", "999", "1.00k", "1.23k", "12.3k", "123k", "2.50G"]);
+        assert_eq!(size(2048.0), "2.05 kB");
+    }
+}
