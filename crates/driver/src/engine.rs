@@ -89,6 +89,8 @@ pub struct Engine {
     parked: Mutex<Parked>,
     /// The background thread sleeps by timer.
     standing_back: AtomicBool,
+    /// The background thread sleeps until the leader leaves.
+    aside: AtomicBool,
     background: OnceLock<Thread>,
     /// Changes whenever the parked descriptors come back.
     park_epoch: AtomicU64,
@@ -126,7 +128,11 @@ struct Looked {
 const RECENT: Duration = Duration::from_micros(20);
 /// First and longest sleep of the background thread beside a thread that polls in earnest.
 const STAND_BACK: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(200));
+/// Leads that follow each other within this time do not wake the background thread.
+const LEADS_APART: Duration = Duration::from_millis(5);
 const FOREVER: u64 = u64::MAX;
+/// In place of the time until which the background thread sleeps: the leader sees to the timers.
+const ASIDE: u64 = u64::MAX - 1;
 
 impl Engine {
     pub(crate) fn start() -> io::Result<Arc<Self>> {
@@ -145,6 +151,7 @@ impl Engine {
             leader: AtomicBool::new(false),
             parked: Mutex::default(),
             standing_back: AtomicBool::new(false),
+            aside: AtomicBool::new(false),
             background: OnceLock::new(),
             park_epoch: AtomicU64::new(1),
             exit: AtomicU8::new(RUNNING),
@@ -311,6 +318,11 @@ impl Engine {
             return true;
         }
         self.wake();
+        // The leader may be the very thread that exits.
+        self.leader.store(false, Ordering::SeqCst);
+        if let Some(thread) = self.background.get() {
+            thread.unpark();
+        }
         false
     }
 
@@ -333,7 +345,7 @@ impl Engine {
     }
 
     fn nanos(&self, at: Instant) -> u64 {
-        u64::try_from(at.saturating_duration_since(self.start).as_nanos()).unwrap_or(FOREVER - 1)
+        u64::try_from(at.saturating_duration_since(self.start).as_nanos()).unwrap_or(ASIDE - 1)
     }
 
     /// A thread is polling in earnest: the background thread may stand back for a while.
@@ -439,8 +451,36 @@ impl Engine {
 
     /// Becomes the one thread that sleeps here for a channel. `None`: another one does.
     pub(crate) fn lead(&self) -> Option<Leader<'_>> {
-        // Lazily: a `Leader` that is made and dropped would end the other thread's lead.
-        (!self.leader.swap(true, Ordering::SeqCst)).then(|| Leader { engine: self })
+        if self.leader.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        self.note_earnest();
+        Some(Leader { engine: self })
+    }
+
+    /// The background thread keeps off while another one leads: a wake-up for each packet would cost more than it helps, the two would
+    /// be in each other's way at the locks, and of two that wait for the same sockets the one that came last is woken. Says
+    /// whether somebody leads.
+    fn stand_aside(&self) -> bool {
+        if !self.leader.load(Ordering::SeqCst) {
+            return false;
+        }
+        // From now on the leader is woken for each new timer; it may not know of some that were set before.
+        if self.background_until.swap(ASIDE, Ordering::SeqCst) != ASIDE
+            && !self.timers.lock().order.is_empty()
+        {
+            self.wake();
+        }
+        if self.polled_within(LEADS_APART) {
+            std::thread::park_timeout(STAND_BACK.1);
+            return true;
+        }
+        self.aside.store(true, Ordering::SeqCst);
+        if self.leader.load(Ordering::SeqCst) {
+            std::thread::park();
+        }
+        self.aside.store(false, Ordering::SeqCst);
+        true
     }
 }
 
@@ -463,11 +503,21 @@ impl Leader<'_> {
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
         let engine = self.engine;
+        // What has come is the program's to handle, in peace; the background thread waits a little.
+        engine.note_earnest();
         engine.leader.store(false, Ordering::SeqCst);
-        // A wake-up for an early timer may have come here; the background thread sleeps too long then.
-        let first = engine.timers.lock().order.first().map(|(at, _)| *at);
-        if first.is_some_and(|at| engine.nanos(at) < engine.background_until.load(Ordering::SeqCst)) {
-            engine.wake();
+        if engine.aside.load(Ordering::SeqCst)
+            && let Some(thread) = engine.background.get()
+        {
+            thread.unpark();
+        }
+        // A wake-up for an early timer may have come here; the background thread, if it waits for the sockets, sleeps too long then.
+        let until = engine.background_until.load(Ordering::SeqCst);
+        if until != ASIDE {
+            let first = engine.timers.lock().order.first().map(|(at, _)| *at);
+            if first.is_some_and(|at| engine.nanos(at) < until) {
+                engine.wake();
+            }
         }
     }
 }
@@ -484,6 +534,9 @@ fn background(engine: &Weak<Engine>) {
         if Config::get().spin {
             guarded(|| engine.poll_once());
             std::hint::spin_loop();
+            continue;
+        }
+        if engine.stand_aside() {
             continue;
         }
         // Woken beside a thread that polls: every further wake-up would cost that thread a part of its latency.
@@ -511,7 +564,6 @@ fn background(engine: &Weak<Engine>) {
                 if engine.leader.load(Ordering::SeqCst) {
                     // It may have been meant for the thread that is about to sleep here for a channel.
                     engine.wake();
-                    std::thread::yield_now();
                 }
             }
             Err(Errno::INTR) => {}

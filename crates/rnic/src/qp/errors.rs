@@ -160,14 +160,14 @@ impl QpCore {
             let (layer, etype, code) = e.codes();
             u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code)
         });
-        let (taken, acks, acked) =
-            self.stream.as_ref().map_or((0, false, 0), |s| (s.out.taken(), s.params.placement_acks, s.acked));
+        let (taken, completes_to) =
+            self.stream.as_ref().map_or((0, 0), |s| (s.out.taken(), s.completes_to()));
         let mut failed = false;
         while let Some(slot) = self.sq.pop() {
             // Behind one that is not done, none counts as done: programs take the first failure for the end.
             let status = match slot.phase {
                 Phase::Done if !failed => WcStatus::Success,
-                Phase::Sent { end, message } if !failed && end <= taken && (!acks || message <= acked) => {
+                Phase::Sent { end, message } if !failed && end <= taken && message <= completes_to => {
                     WcStatus::Success
                 }
                 Phase::Failed(status) => status,

@@ -669,7 +669,7 @@ impl QpCore {
                 queues::Phase::Done => WcStatus::Success,
                 queues::Phase::Sent { end, message } => {
                     let Some(s) = &self.stream else { return };
-                    if end > s.out.taken() || (s.params.placement_acks && message > s.acked) {
+                    if end > s.out.taken() || message > s.completes_to() {
                         return;
                     }
                     WcStatus::Success
