@@ -1,5 +1,6 @@
 //! `<infiniband/verbs.h>`: what libibverbs exports.
 
+pub mod bringup;
 pub mod cq;
 pub mod device;
 pub mod event;

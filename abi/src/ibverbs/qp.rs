@@ -12,9 +12,9 @@ use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError};
 use super::cq::CCq;
 use super::device::Context;
 use super::event::{AsyncEvents, cookie};
-use super::modify;
 use super::mr::CPd;
 use super::wr_api::{self, Batch};
+use super::{bringup, modify};
 use crate::entry::{Code, Failure};
 use crate::object::{self, Object, Use, Visible, look, zeroed};
 use crate::{entry, slot};
@@ -148,6 +148,7 @@ unsafe fn create(wanted: &Wanted) -> Result<(*mut ibv_qp, ibv_qp_cap), Failure> 
         let qp = Qp::create(&context.nic, init)?;
         cap = cap_of(&qp.query().caps);
         context.qps.lock().insert(qp.qpn(), Arc::downgrade(&qp));
+        bringup::enter(&qp);
         // SAFETY: plain C data.
         let mut c: ibv_qp_ex = unsafe { zeroed() };
         // SAFETY: alive.
@@ -206,11 +207,14 @@ entry! {
         let attr = &*entry::required(attr, "attr")?;
         let context = look::<Context>((*qp).context)?;
         let mask = attr_mask.cast_unsigned();
-        let current = pair.qp.query().state;
-        let change = modify::convert(attr, mask, current, context.nic.limits())?;
+        let actual = pair.qp.query().state;
+        let from = bringup::from(actual, (*qp).state, attr, mask);
+        let mut change = modify::convert(attr, mask, from, context.nic.limits())?;
+        let to = change.state;
+        bringup::prepare(&pair.qp, actual, from, &mut change)?;
         pair.qp.modify(&change)?;
         pair.remember(attr, mask);
-        if let Some(state) = change.state {
+        if let Some(state) = to {
             (*qp).state = state as ibv_qp_state;
         }
         Ok(())
@@ -228,7 +232,7 @@ entry! {
         let init = entry::required(init_attr, "init_attr")?;
         let now = pair.qp.query();
         let kept = *pair.remembered.lock();
-        let state = now.state as ibv_qp_state;
+        let state = bringup::told(now.state, (*qp).state) as ibv_qp_state;
         let mut out: ibv_qp_attr = zeroed();
         out.qp_state = state;
         out.cur_qp_state = state;
@@ -264,7 +268,10 @@ entry! {
         out.qp_type = (*qp).qp_type;
         out.sq_sig_all = pair.sq_sig_all.into();
         *init = out;
-        (*qp).state = state;
+        // A program that moves it there itself is not there yet.
+        if state != IBV_QPS_RTS {
+            (*qp).state = state;
+        }
         Ok(())
     }
 
@@ -272,6 +279,7 @@ entry! {
     verb fn ibv_destroy_qp(qp: *mut ibv_qp) -> Code {
         let pair = look::<CQp>(qp)?;
         pair.qp.destroy();
+        bringup::leave(pair.qp.qpn());
         if let Ok(context) = look::<Context>((*qp).context) {
             context.qps.lock().remove(&pair.qp.qpn());
         }

@@ -13,7 +13,7 @@ use super::address;
 use super::id::CId;
 use crate::entry;
 use crate::entry::{Failure, MinusOne};
-use crate::ibverbs::device::Context;
+use crate::ibverbs::bringup;
 use crate::ibverbs::qp::CQp;
 use crate::object::look;
 
@@ -59,20 +59,27 @@ pub unsafe fn resolve_route(cid: &CId) -> Result<(), Failure> {
     unsafe { cid.complete() }
 }
 
+/// The queue pair of a connection.
+enum Pair {
+    /// The id's.
+    OfId(Arc<Qp>),
+    /// The program gives its number, and sees to it itself.
+    ByNumber(Arc<Qp>),
+}
+
 /// The id's queue pair, or the one whose number the program gives.
 ///
 /// # Safety
 /// The id and its queue pair are alive.
-unsafe fn queue_pair(c: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<Arc<Qp>, Failure> {
+unsafe fn queue_pair(c: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<Pair, Failure> {
     // SAFETY: the caller's promise.
     unsafe {
         if !(*c).qp.is_null() {
-            return Ok(Arc::clone(&look::<CQp>((*c).qp)?.qp));
+            return Ok(Pair::OfId(Arc::clone(&look::<CQp>((*c).qp)?.qp)));
         }
         let number =
             param.as_ref().ok_or_else(|| Failure::invalid("neither queue pair nor conn_param"))?.qp_num;
-        let context = look::<Context>((*c).verbs)?;
-        let found = context.qps.lock().get(&number).and_then(std::sync::Weak::upgrade);
+        let found = bringup::by_number(number).map(Pair::ByNumber);
         found.ok_or_else(|| Failure::invalid("no queue pair has the number in conn_param"))
     }
 }
@@ -138,7 +145,7 @@ entry! {
     /// rdma_connect(3).
     verb fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
         let cid = look::<CId>(id)?;
-        let qp = queue_pair(id, conn_param)?;
+        let pair = queue_pair(id, conn_param)?;
         let mut data = cid.private.lock().connect_data.clone();
         let param = match conn_param.as_ref() {
             Some(given) => {
@@ -147,7 +154,10 @@ entry! {
             }
             None => ConnParam::DEFAULT,
         };
-        cid.id.connect(&qp, param, &data)?;
+        match pair {
+            Pair::OfId(qp) => cid.id.connect(&qp, param, &data)?,
+            Pair::ByNumber(qp) => cid.id.connect_by_number(&qp, param, &data)?,
+        }
         cid.private.lock().connect_data.clear();
         // The local port is known now.
         if !cid.is_sync() {
@@ -159,7 +169,7 @@ entry! {
     /// rdma_accept(3).
     verb fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
         let cid = look::<CId>(id)?;
-        let qp = queue_pair(id, conn_param)?;
+        let (Pair::OfId(qp) | Pair::ByNumber(qp)) = queue_pair(id, conn_param)?;
         let data = conn_param.as_ref().map_or(&[][..], |given| private_data(given));
         cid.id.accept(&qp, conn_param.as_ref().map(self::conn_param), data)?;
         cid.complete()
@@ -181,11 +191,14 @@ entry! {
         Ok(())
     }
 
-    /// rdma_establish(3). Never needed: an iWARP connection is established without it, with `ESTABLISHED` and not with
-    /// `CONNECT_RESPONSE`, whether the id has a queue pair or the program gave its number.
+    /// rdma_establish(3): after `CONNECT_RESPONSE`, which ids without a queue pair get.
     verb fn rdma_establish(id: *mut rdma_cm_id) -> MinusOne {
-        look::<CId>(id)?;
-        Err(Failure::invalid("the connection needs no establishing"))
+        let cid = look::<CId>(id)?;
+        if !(*id).qp.is_null() {
+            return Err(Failure::invalid("a connection for the id's own queue pair needs no establishing"));
+        }
+        cid.id.establish()?;
+        Ok(())
     }
 
     /// rdma_disconnect(3).

@@ -13,9 +13,15 @@ use crate::entry::Failure;
 use crate::ibverbs::device::Context;
 use crate::ibverbs::mr::ibv_alloc_pd;
 
+static CM: OnceLock<Arc<Cm>> = OnceLock::new();
+
+/// The connection manager of this process, if it has one yet.
+pub fn cm_if_any() -> Option<&'static Arc<Cm>> {
+    CM.get()
+}
+
 /// The connection manager of this process.
 pub fn cm() -> Result<&'static Arc<Cm>, Failure> {
-    static CM: OnceLock<Arc<Cm>> = OnceLock::new();
     if let Some(cm) = CM.get() {
         return Ok(cm);
     }

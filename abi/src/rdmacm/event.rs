@@ -83,6 +83,7 @@ unsafe fn show(event: Event) -> Result<*mut rdma_cm_event, Failure> {
                 }
             }
             EventKind::RouteResolved => cid.show_path(),
+            EventKind::ConnectResponse => cid.show_addresses(),
             EventKind::Established => {
                 cid.show_addresses();
                 if !(*c.id).qp.is_null() {
@@ -169,6 +170,7 @@ fn number(kind: EventKind) -> rdma_cm_event_type {
         EventKind::ConnectError => RDMA_CM_EVENT_CONNECT_ERROR,
         EventKind::Unreachable => RDMA_CM_EVENT_UNREACHABLE,
         EventKind::Rejected => RDMA_CM_EVENT_REJECTED,
+        EventKind::ConnectResponse => RDMA_CM_EVENT_CONNECT_RESPONSE,
         EventKind::Established => RDMA_CM_EVENT_ESTABLISHED,
         EventKind::Disconnected => RDMA_CM_EVENT_DISCONNECTED,
         EventKind::NamesResolved => RDMA_CM_EVENT_ADDRINFO_RESOLVED,

@@ -16,6 +16,7 @@ use crate::ibverbs::device::Context;
 use crate::ibverbs::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::ibverbs::qp::{CQp, create_qp_ex, ibv_destroy_qp};
 use crate::ibverbs::unsupported::{ibv_create_srq, ibv_destroy_srq};
+use crate::ibverbs::view;
 use crate::object::{look, zeroed};
 
 /// Rights that a connection grants its peer, as Linux' connection manager sets them; a region's own rights decide.
@@ -247,6 +248,58 @@ unsafe fn create_srq(
     Ok(())
 }
 
+/// What an InfiniBand connection manager would tell of the connection, for a queue pair that is to be in `attr.qp_state`.
+///
+/// # Safety
+/// The id is alive and used by no other thread.
+unsafe fn infiniband_attributes(cid: &CId, attr: &mut ibv_qp_attr) -> Result<u32, Failure> {
+    let peer = cid.id.peer_param();
+    attr.port_num = 1;
+    Ok(match attr.qp_state {
+        IBV_QPS_INIT => {
+            attr.qp_access_flags = ACCESS.bits();
+            attr.pkey_index = 0;
+            IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT
+        }
+        IBV_QPS_RTR => {
+            // SAFETY: plain C data; the id is alive and the union's members are plain memory.
+            unsafe {
+                attr.ah_attr = zeroed();
+                attr.ah_attr.grh.dgid = (*cid.c()).route.addr.addr.ibaddr.dgid;
+            }
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.grh.hop_limit = 64;
+            attr.ah_attr.port_num = 1;
+            attr.path_mtu = IBV_MTU_4096;
+            attr.dest_qp_num = peer.qp_num;
+            attr.rq_psn = 0;
+            attr.max_dest_rd_atomic = peer.initiator_depth;
+            attr.min_rnr_timer = 0;
+            IBV_QP_STATE
+                | IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER
+        }
+        IBV_QPS_RTS => {
+            attr.timeout = 18;
+            attr.retry_cnt = 7;
+            attr.rnr_retry = peer.rnr_retry_count.min(7);
+            attr.sq_psn = 0;
+            attr.max_rd_atomic = peer.responder_resources;
+            IBV_QP_STATE
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC
+        }
+        _ => return Err(Failure::invalid("attributes are offered for INIT, RTR and RTS")),
+    })
+}
+
 entry! {
     /// rdma_create_qp(3).
     verb fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> MinusOne {
@@ -303,11 +356,15 @@ entry! {
         qp_attr: *mut ibv_qp_attr,
         qp_attr_mask: *mut c_int,
     ) -> MinusOne {
-        look::<CId>(id)?;
+        let cid = look::<CId>(id)?;
         let attr = entry::required(qp_attr, "qp_attr")?;
         let mask = entry::required(qp_attr_mask, "qp_attr_mask")?;
         if (*id).verbs.is_null() {
             return Err(Failure::invalid("the id is not bound to a device"));
+        }
+        if view::shown().ib_transitions {
+            *mask = infiniband_attributes(cid, &mut *attr)?.cast_signed();
+            return Ok(());
         }
         let set = match (*attr).qp_state {
             IBV_QPS_INIT | IBV_QPS_RTR => {

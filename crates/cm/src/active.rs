@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -44,7 +44,26 @@ pub(crate) struct Active {
     id: Weak<Id>,
     target: Target,
     running: Mutex<Option<Running>>,
+    refused: Mutex<Refused>,
 }
+
+/// A listener that is not there yet.
+///
+/// Programs tell their peers a port and listen on it right after (perftest, qperf), or start both ends at once. An adapter
+/// takes milliseconds to resolve address and route, which hides that; here both take none. So a refusal is believed only
+/// when it has been repeated for a third of a second.
+#[derive(Debug, Default)]
+struct Refused {
+    times: u32,
+    /// The next attempt: its timer, and what it asks for.
+    next: Option<(Token, InitiatorConfig)>,
+    /// Nobody wants the connection any more.
+    cancelled: bool,
+}
+
+/// Until the first repetition; each further one waits twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const MOST_REPETITIONS: u32 = 6;
 
 #[derive(Debug)]
 struct Running {
@@ -52,6 +71,7 @@ struct Running {
     fd: OwnedFd,
     phase: Phase,
     machine: Initiator,
+    config: InitiatorConfig,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,9 +96,11 @@ impl Active {
             id: Arc::downgrade(id),
             target,
             running: Mutex::default(),
+            refused: Mutex::default(),
         });
         match active.attempt(config, bound) {
             Ok(()) => Ok(active),
+            Err(NoAttempt::Peer(Errno::CONNREFUSED)) if active.again_later(config) => Ok(active),
             Err(NoAttempt::Local(errno)) => Err(errno),
             Err(NoAttempt::Peer(errno)) => {
                 // Over loopback a refusal may be there before `connect` returns. Programs wait for an event.
@@ -91,9 +113,46 @@ impl Active {
 
     /// Gives up, whatever there is. Nothing is reported afterwards.
     pub fn cancel(&self) {
-        let running = self.running.lock().take();
+        let mut running = self.running.lock();
+        let (running, next) = {
+            let mut refused = self.refused.lock();
+            refused.cancelled = true;
+            (running.take(), refused.next.take())
+        };
         if let Some(running) = running {
             self.cm.engine().deregister(running.token);
+        }
+        if let Some((timer, _)) = next {
+            self.cm.engine().deregister(timer);
+        }
+    }
+
+    /// The peer refuses. Whether it is to be asked again, in a moment.
+    fn again_later(&self, config: InitiatorConfig) -> bool {
+        let Some(source) = self.me.upgrade() else { return false };
+        let mut refused = self.refused.lock();
+        if refused.cancelled || refused.times >= MOST_REPETITIONS {
+            return false;
+        }
+        let pause = FIRST_PAUSE * (1 << refused.times);
+        refused.times += 1;
+        let engine = self.cm.engine();
+        let timer = engine.new_token(source);
+        refused.next = Some((timer, config));
+        engine.set_timer(timer, Some(Instant::now() + pause));
+        true
+    }
+
+    /// Begins anew, on a new connection. A failure is reported.
+    fn attempt_again(&self, config: InitiatorConfig) {
+        let failed = match self.attempt(config, None) {
+            Ok(()) => return,
+            Err(NoAttempt::Peer(Errno::CONNREFUSED)) if self.again_later(config) => return,
+            Err(NoAttempt::Local(errno) | NoAttempt::Peer(errno)) => errno,
+        };
+        let (kind, errno) = event_for_tcp(failed);
+        if let Some(id) = self.id.upgrade() {
+            id.connected(Connected::Failed(kind, errno));
         }
     }
 
@@ -112,10 +171,13 @@ impl Active {
         let engine = self.cm.engine();
         // Held over the registration, so that news that come at once find the token.
         let mut running = self.running.lock();
+        if self.refused.lock().cancelled {
+            return Ok(());
+        }
         let token =
             engine.register(fd.as_raw_fd(), source).map_err(|error| NoAttempt::Local(errno_of(&error)))?;
         engine.set_timer(token, Some(Instant::now() + self.cm.timeouts().connect));
-        *running = Some(Running { token, fd, phase: Phase::Connecting, machine });
+        *running = Some(Running { token, fd, phase: Phase::Connecting, machine, config });
         Ok(())
     }
 
@@ -150,12 +212,7 @@ impl Active {
             socket::abandon(&running.fd);
         }
         drop(running);
-        if let Err(NoAttempt::Local(second) | NoAttempt::Peer(second)) = self.attempt(config, None) {
-            let (kind, errno) = event_for_tcp(second);
-            if let Some(id) = self.id.upgrade() {
-                id.connected(Connected::Failed(kind, errno));
-            }
-        }
+        self.attempt_again(config);
     }
 }
 
@@ -168,6 +225,7 @@ impl Source for Active {
         self.cm.engine().deregister(running.token);
         drop(guard);
         match end {
+            End::Tcp(Errno::CONNREFUSED) if self.again_later(running.config) => {}
             End::Tcp(errno) => {
                 let (kind, errno) = event_for_tcp(errno);
                 self.finish(running, Connected::Failed(kind, errno));
@@ -185,6 +243,11 @@ impl Source for Active {
     }
 
     fn timeout(&self) {
+        let next = self.refused.lock().next.take();
+        if let Some((timer, config)) = next {
+            self.cm.engine().deregister(timer);
+            return self.attempt_again(config);
+        }
         let Some(running) = self.running.lock().take() else { return };
         self.cm.engine().deregister(running.token);
         self.finish(running, Connected::Failed(EventKind::Unreachable, Errno::TIMEDOUT));

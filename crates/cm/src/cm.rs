@@ -1,12 +1,15 @@
 //! What ids have in common.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Engine, Nic};
 use uwarp_proto::setup::{ResponderPolicy, Revision};
 
+use crate::Id;
 use crate::event::MAX_DEPTH;
 use crate::timeouts::Timeouts;
 
@@ -15,17 +18,62 @@ pub struct Cm {
     nic: Arc<Nic>,
     timeouts: Timeouts,
     next_key: AtomicU64,
+    /// Ids that a queue pair of the program's own is to come to, by key: requests that wait for an answer, and connections
+    /// that wait for their queue pair.
+    awaiting: Mutex<HashMap<u64, Awaiting>>,
+}
+
+/// See [`Cm::adopter`] and [`Cm::expects`].
+struct Awaiting {
+    id: Weak<Id>,
+    /// Our queue pair, where it is known already.
+    ours: Option<u32>,
+    /// The peer's; 0 where it does not say.
+    peer: u32,
+}
+
+impl Awaiting {
+    /// Whether a queue pair that is told this destination can be meant.
+    fn is_meant(&self, destination: Option<u32>) -> bool {
+        self.peer == 0 || destination.is_none_or(|destination| destination == self.peer)
+    }
 }
 
 impl Cm {
     /// A connection manager over a device.
     pub fn new(nic: &Arc<Nic>, timeouts: Timeouts) -> Arc<Self> {
-        Arc::new(Self { nic: Arc::clone(nic), timeouts, next_key: AtomicU64::new(1) })
+        Arc::new(Self {
+            nic: Arc::clone(nic),
+            timeouts,
+            next_key: AtomicU64::new(1),
+            awaiting: Mutex::default(),
+        })
     }
 
     /// The device.
     pub fn nic(&self) -> &Arc<Nic> {
         &self.nic
+    }
+
+    /// The id with a connection for this queue pair, which the program sees to itself. `destination`: the peer's queue pair,
+    /// if the program names it. The id is to be asked to [`Id::adopt`].
+    pub fn adopter(&self, qpn: u32, destination: Option<u32>) -> Option<Arc<Id>> {
+        let awaiting = self.awaiting.lock();
+        let found = awaiting.values().find(|a| a.ours == Some(qpn) && a.is_meant(destination))?;
+        found.id.upgrade()
+    }
+
+    /// Whether there is a request that a queue pair of the program's own may be meant for.
+    pub fn expects(&self, destination: Option<u32>) -> bool {
+        self.awaiting.lock().values().any(|a| a.ours.is_none() && a.is_meant(destination))
+    }
+
+    pub(crate) fn await_queue_pair(&self, id: &Arc<Id>, ours: Option<u32>, peer: u32) {
+        self.awaiting.lock().insert(id.key(), Awaiting { id: Arc::downgrade(id), ours, peer });
+    }
+
+    pub(crate) fn no_longer_awaits(&self, key: u64) {
+        self.awaiting.lock().remove(&key);
     }
 
     /// A key for an id.

@@ -27,6 +27,8 @@ pub enum EventKind {
     Unreachable,
     /// The peer does not want the connection: its program rejected it, nobody listens, or it hung up.
     Rejected,
+    /// The peer has accepted, and the program sees to its queue pair itself ([`Id::connect_by_number`]).
+    ConnectResponse,
     /// The stream runs.
     Established,
     /// The stream ended.

@@ -1,11 +1,12 @@
 //! An id: one end of a connection, or a listener, as programs handle it.
 
+mod by_number;
 mod stream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
@@ -14,6 +15,7 @@ use uwarp_driver::{Disconnect, Qp, StreamObserver as _, Token};
 use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Rtr, SetupError};
 use uwarp_rnic::qp::QpState;
 
+use self::by_number::Parked;
 use self::stream::{agreed, answer_no, peer_data};
 use crate::active::{Active, Target};
 use crate::cm::{Cm, Options, revision};
@@ -46,6 +48,12 @@ struct Inner {
     listener: Option<Arc<Listener>>,
     pending: Option<Pending>,
     qp: Option<Arc<Qp>>,
+    /// The queue pair that the program sees to itself, until it is `qp`.
+    by_number: Option<Weak<Qp>>,
+    /// The connection that waits for it.
+    parked: Option<Parked>,
+    /// What the peer said of itself.
+    peer_param: ConnParam,
     /// What the request asked for; for an accept without parameters.
     requested: ConnParam,
     /// Our parameters while a connection comes into being.
@@ -88,6 +96,9 @@ impl Id {
                 listener: None,
                 pending: None,
                 qp: None,
+                by_number: None,
+                parked: None,
+                peer_param: ConnParam::NONE,
                 requested: ConnParam::NONE,
                 conn_param: ConnParam::NONE,
                 outcome: (ConnParam::NONE, Vec::new()),
@@ -139,14 +150,23 @@ impl Id {
         self.inner.lock().options
     }
 
-    /// Sets options. They take effect on what is done afterwards; a socket that is bound keeps its own.
+    /// Sets options. They take effect on what is done afterwards; the type of service also where a socket is bound or a
+    /// request waits.
     pub fn set_options(
         &self,
         change: impl FnOnce(State, &mut Options) -> Result<(), CmError>,
     ) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
         let state = inner.state;
-        change(state, &mut inner.options)
+        let before = inner.options.tos;
+        change(state, &mut inner.options)?;
+        if let (Some(tos), Some(local)) =
+            (inner.options.tos.filter(|_| inner.options.tos != before), inner.local)
+            && let Some(fd) = inner.bound.as_ref().or(inner.pending.as_ref().map(|pending| &pending.fd))
+        {
+            socket::set_tos(fd, local, tos)?;
+        }
+        Ok(())
     }
 
     /// Binds to a local address; port 0 takes a free one, which [`Id::local_address`] then says. The port is taken from the
@@ -160,7 +180,8 @@ impl Id {
         let state = inner.after(Step::Bind)?;
         check_scope(address)?;
         let fd = socket::tcp(address, &inner.options)?;
-        inner.local = Some(socket::bind(&fd, address, &inner.options)?);
+        let bound = socket::bind(&fd, address, &inner.options).inspect_err(|errno| explain(*errno, address));
+        inner.local = Some(bound?);
         inner.bound = Some(fd);
         inner.state = state;
         Ok(())
@@ -256,6 +277,16 @@ impl Id {
         param: ConnParam,
         private_data: &[u8],
     ) -> Result<(), CmError> {
+        self.connect_as(qp, false, param, private_data)
+    }
+
+    fn connect_as(
+        self: &Arc<Self>,
+        qp: &Arc<Qp>,
+        by_number: bool,
+        param: ConnParam,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
         check_private_data(private_data)?;
         let depths = self.depths(param, None)?;
         let mut inner = self.inner.lock();
@@ -266,7 +297,8 @@ impl Id {
         let local = inner.bound.as_ref().and(inner.local);
         let target = Target { local, peer, options: inner.options, private_data: private_data.to_vec() };
         let bound = inner.bound.take();
-        inner.qp = Some(Arc::clone(qp));
+        inner.qp = (!by_number).then(|| Arc::clone(qp));
+        inner.by_number = by_number.then(|| Arc::downgrade(qp));
         inner.conn_param = param;
         inner.has_connected = true;
         drop(inner);
@@ -339,6 +371,7 @@ impl Id {
         inner.has_connected = true;
         inner.outcome = (agreed(&negotiated, inner.requested), Vec::new());
         drop(inner);
+        self.cm.no_longer_awaits(self.key);
         // Without an indication to wait for, the program may go on; the stream itself holds back until the peer's
         // first FPDU (RFC 5044 section 7.1.2 rule 4).
         let ready = negotiated.rtr == Rtr::None;
@@ -360,6 +393,7 @@ impl Id {
         inner.state = inner.after(Step::Reject)?;
         let pending = inner.pending.take();
         drop(inner);
+        self.cm.no_longer_awaits(self.key);
         if let Some(pending) = pending {
             answer_no(pending, private_data);
         }
@@ -371,7 +405,14 @@ impl Id {
     pub fn disconnect(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
         match inner.state {
-            State::Established | State::Accepting => {
+            _ if inner.waits_for_queue_pair() => {
+                drop(inner);
+                if self.unpark() {
+                    self.lost();
+                }
+                Ok(())
+            }
+            State::Established | State::Responded | State::Accepting => {
                 let qp = inner.qp.clone();
                 drop(inner);
                 if let Some(qp) = qp {
@@ -457,6 +498,8 @@ impl Id {
         let timer = inner.ready_timer.take();
         let qp = inner.qp.take();
         inner.bound = None;
+        let parked = inner.parked.is_some();
+        let awaited = parked || pending.is_some();
         let channel = Arc::clone(&inner.channel);
         drop(inner);
 
@@ -469,11 +512,14 @@ impl Id {
         if let Some(pending) = pending {
             answer_no(pending, &[]);
         }
+        if awaited {
+            self.unpark();
+        }
         if let Some(timer) = timer {
             self.cm.engine().deregister(timer);
         }
         if let Some(qp) = qp
-            && matches!(before, State::Established | State::Accepting | State::Connecting)
+            && matches!(before, State::Established | State::Responded | State::Accepting | State::Connecting)
         {
             qp.disconnect();
         }
@@ -543,6 +589,19 @@ impl Inner {
         self.state = state;
         self.qp = None;
         true
+    }
+}
+
+/// A program gets no more than an errno; what is peculiar here is said once.
+fn explain(errno: Errno, address: SocketAddr) {
+    static SAID: Once = Once::new();
+    if errno == Errno::ADDRINUSE {
+        SAID.call_once(|| {
+            tracing::warn!(
+                "{address} is in use: RDMA ports are TCP ports here, so any TCP program of this host may have it \
+                 (\"ss -ltnp\" tells which)"
+            );
+        });
     }
 }
 

@@ -21,9 +21,23 @@ pub fn tcp(address: SocketAddr, options: &Options) -> Result<OwnedFd, Errno> {
     let fd = net::socket_with(family(address), SocketType::STREAM, FLAGS, Some(ipproto::TCP))?;
     set_tcp_nodelay(&fd, true)?;
     if let Some(tos) = options.tos {
-        if address.is_ipv4() { set_ip_tos(&fd, tos)? } else { set_ipv6_tclass(&fd, u32::from(tos))? }
+        set_tos(&fd, address, tos)?;
     }
     Ok(fd)
+}
+
+/// Sets the type of service of what is sent from here, or by connections that come in here. `local`: of which family the socket
+/// is.
+pub fn set_tos(fd: &OwnedFd, local: SocketAddr, tos: u8) -> Result<(), Errno> {
+    match local {
+        SocketAddr::V4(_) => set_ip_tos(fd, tos),
+        SocketAddr::V6(_) => {
+            set_ipv6_tclass(fd, u32::from(tos))?;
+            // An IPv6 socket may carry IPv4 as well; one that may not says so.
+            let _ = set_ip_tos(fd, tos);
+            Ok(())
+        }
+    }
 }
 
 /// Binds so that nobody else can bind the same, in this process or another, and returns the address with its port.
@@ -101,6 +115,15 @@ pub fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Whether the peer has closed, or the connection is broken. Reads nothing.
+pub fn hung_up(fd: &OwnedFd) -> bool {
+    match net::recv(fd, &mut [0; 1], net::RecvFlags::PEEK) {
+        Ok((_, received)) => received == 0,
+        Err(Errno::AGAIN | Errno::INTR) => false,
+        Err(_) => true,
     }
 }
 

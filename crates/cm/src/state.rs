@@ -9,13 +9,17 @@
 //!                       AddressResolved ──▶ RouteResolved      RequestPending   (born by a listener)
 //!                                                 │ connect       │ accept  │ reject
 //!                                                 ▼               ▼         │
-//!                                            Connecting       Accepting     │
-//!                                                 │  established  │         │
-//!                                                 └──▶ Established ◀┘       │
+//!                             ┌───────────── Connecting       Accepting     │
+//!                             ▼ response          │  established  │         │
+//!                        Responded ───────────────┴──▶ Established ◀┘       │
+//!                                    establish
 //!                                        failure │        │ disconnected    │
 //!                                                ▼        ▼                 ▼
 //!                                                       Closed
 //! ```
+//!
+//! `Responded` is for programs that see to their queue pair themselves: the peer has accepted, and the queue pair gets the
+//! stream when the program moves it on.
 //!
 //! Resolution has no states of its own for the time it takes, because it takes none: the routing table answers at once,
 //! and the event is queued before the call returns.
@@ -35,6 +39,8 @@ pub enum State {
     Listening,
     /// A request was sent, or is about to be.
     Connecting,
+    /// The peer has accepted, and the program is to move its own queue pair on and to say so.
+    Responded,
     /// A request came in and waits for the program's answer.
     RequestPending,
     /// The request was accepted; the peer has not shown itself yet.
@@ -66,6 +72,10 @@ pub enum Step {
     Accept,
     /// The program rejects.
     Reject,
+    /// The peer has accepted a connection for a queue pair that the program sees to.
+    Response,
+    /// The program says that it has done so.
+    Establish,
     /// The stream runs.
     Established,
     /// Connecting or accepting came to nothing.
@@ -89,9 +99,11 @@ impl State {
             (Step::Connect, S::RouteResolved) => S::Connecting,
             (Step::Accept, S::RequestPending) => S::Accepting,
             (Step::Reject, S::RequestPending) => S::Closed,
+            (Step::Response, S::Connecting) => S::Responded,
+            (Step::Establish, S::Responded) => S::Established,
             (Step::Established, S::Connecting | S::Accepting) => S::Established,
             (Step::Failed, S::Connecting | S::Accepting | S::RequestPending) => S::Closed,
-            (Step::Disconnected, S::Established) => S::Closed,
+            (Step::Disconnected, S::Established | S::Responded) => S::Closed,
             (Step::Destroy, S::Destroyed) => return None,
             (Step::Destroy, _) => S::Destroyed,
             _ => return None,
@@ -107,13 +119,14 @@ mod tests {
     #[test]
     fn transitions() {
         use State::*;
-        const STATES: [State; 11] = [
+        const STATES: [State; 12] = [
             Idle,
             Bound,
             AddressResolved,
             RouteResolved,
             Listening,
             Connecting,
+            Responded,
             RequestPending,
             Accepting,
             Established,
@@ -131,10 +144,12 @@ mod tests {
         assert_eq!(from(Step::Connect), [(RouteResolved, Connecting)]);
         assert_eq!(from(Step::Accept), [(RequestPending, Accepting)]);
         assert_eq!(from(Step::Reject), [(RequestPending, Closed)]);
+        assert_eq!(from(Step::Response), [(Connecting, Responded)]);
+        assert_eq!(from(Step::Establish), [(Responded, Established)]);
         assert_eq!(from(Step::Established), [(Connecting, Established), (Accepting, Established)]);
         assert_eq!(from(Step::Failed), [(Connecting, Closed), (RequestPending, Closed), (Accepting, Closed)]);
-        assert_eq!(from(Step::Disconnected), [(Established, Closed)]);
-        assert_eq!(from(Step::Destroy).len(), 10);
+        assert_eq!(from(Step::Disconnected), [(Responded, Closed), (Established, Closed)]);
+        assert_eq!(from(Step::Destroy).len(), 11);
         assert!(from(Step::Destroy).iter().all(|(_, to)| *to == Destroyed));
     }
 }

@@ -59,12 +59,17 @@ impl Id {
                 }
                 inner.channel.push(event);
             }
+            Connected::Accepted(fd, negotiated) if inner.by_number.is_some() => {
+                drop(inner);
+                self.responded(fd, negotiated);
+            }
             Connected::Accepted(fd, mut negotiated) => {
                 let Some(qp) = qp else { return };
                 let param = inner.conn_param;
                 inner.local = socket::local_address(&fd).ok().or(inner.local);
                 let private_data = cut(std::mem::take(&mut negotiated.private_data));
                 inner.outcome = (agreed(&negotiated, self.unknown_depths()), private_data);
+                inner.peer_param = inner.outcome.0;
                 drop(inner);
                 match self.attach(&qp, fd, &negotiated, param) {
                     Ok(()) => self.start_ready_timer(),
@@ -107,8 +112,10 @@ impl Id {
             new.peer = socket::peer_address(&pending.fd).ok();
             new.options = inner.options;
             new.requested = param;
+            new.peer_param = param;
             new.pending = Some(pending);
         }
+        self.cm.await_queue_pair(&id, None, param.qp_num);
         inner.channel.push(Event {
             id,
             listener: Some(Arc::clone(self)),
@@ -159,7 +166,10 @@ impl Id {
         tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");
         qp.attach(fd, params, Arc::clone(self) as Arc<dyn StreamObserver>)?;
         // The program may have given up while no lock was held; then nobody else ends the stream.
-        if !matches!(self.state(), State::Connecting | State::Accepting | State::Established) {
+        if !matches!(
+            self.state(),
+            State::Connecting | State::Responded | State::Accepting | State::Established
+        ) {
             qp.disconnect();
         }
         Ok(())
@@ -219,9 +229,11 @@ impl StreamObserver for Id {
     }
 }
 
-/// The timer for a peer that has yet to show itself.
+/// The timer for a peer that has yet to show itself, and the connection that waits for its queue pair.
 impl Source for Id {
-    fn ready(&self, _: Readiness) {}
+    fn ready(&self, _: Readiness) {
+        self.look_at_parked();
+    }
 
     fn timeout(&self) {
         let mut inner = self.inner.lock();
@@ -240,7 +252,7 @@ impl Source for Id {
 
 /// As much of a peer's private data as a program can be told of. MPA allows 512 bytes, rdma_cm has an octet for the
 /// length.
-fn cut(mut private_data: Vec<u8>) -> Vec<u8> {
+pub(super) fn cut(mut private_data: Vec<u8>) -> Vec<u8> {
     if private_data.len() > MAX_PRIVATE_DATA {
         tracing::warn!(
             "{} bytes of private data received, the program gets {MAX_PRIVATE_DATA}",
