@@ -1,7 +1,8 @@
 //! What it takes to run somebody else's programs over uwarp and to judge what they print.
 //!
 //! Nothing here knows how uwarp works: it sees `dist/`, the programs of the distribution, network namespaces and
-//! the output. The tests beside it (`tests/programs.rs`, `tests/c_programs.rs`, `tests/tshark.rs`, `tests/siw.rs`)
+//! the output. The tests beside it (`tests/programs.rs`, `tests/c_programs.rs`, `tests/tshark.rs`, `tests/siw.rs`,
+//! `tests/hostile`)
 //! are tables of cases.
 //!
 //! A missing program or a missing right is a failure with the remedy in it, never a skip: a suite that quietly runs
@@ -18,8 +19,10 @@
 //! | [`capture`] | recording traffic, and tshark's opinion of it |
 //! | [`cc`] | the C programs of `c/` |
 //! | [`lab`] | the virtual machine with siw |
+//! | [`attacker`] | a peer that lies, and the program it lies to |
 //! | [`report`] | tables for a terminal and for Markdown |
 
+pub mod attacker;
 pub mod capture;
 pub mod cc;
 pub mod check;

@@ -16,7 +16,7 @@ use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Rtr, SetupError}
 use uwarp_rnic::qp::QpState;
 
 use self::by_number::Parked;
-use self::stream::{agreed, answer_no, peer_data};
+use self::stream::{agreed, answer_no, fail, peer_data};
 use crate::active::{Active, Target};
 use crate::cm::{Cm, Options, revision};
 use crate::event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
@@ -360,6 +360,9 @@ impl Id {
         while let Some(reply) = pending.responder.poll_transmit() {
             if let Err(errno) = socket::send_all(&pending.fd, &reply) {
                 inner.state = State::Closed;
+                drop(inner);
+                // As librdmacm: the receives that were posted for the connection are flushed.
+                fail(qp);
                 // The peer gave up before we answered, which is the usual reason.
                 let errno = if errno == Errno::PIPE { Errno::CONNRESET } else { errno };
                 return Err(errno.into());

@@ -30,6 +30,9 @@ const GRACE: Duration = Duration::from_millis(200);
 /// As many requests as may wait for a program that gave no backlog, or an absurd one. As Linux' rdma_ucm.
 pub const MAX_BACKLOG: usize = 1024;
 
+/// Connections taken before others have their turn: peers may connect as fast as they are taken.
+const TURN: usize = 64;
+
 /// A listening socket.
 pub(crate) struct Listener {
     cm: Arc<Cm>,
@@ -139,7 +142,7 @@ impl Listener {
 
     fn accept_all(&self) {
         let Some(me) = self.me.upgrade() else { return };
-        loop {
+        for _ in 0..TURN {
             let mut state = self.state.lock();
             if state.undelivered >= self.backlog {
                 state.paused = true;
@@ -186,6 +189,11 @@ impl Listener {
                     return self.call_at(&mut state, again);
                 }
             }
+        }
+        // The system will not say again that connections wait.
+        let token = self.state.lock().socket.as_ref().map(|(token, _)| *token);
+        if let Some(token) = token {
+            self.cm.engine().rearm(token);
         }
     }
 

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use uwarp_cm::listener::max_half_open;
 use uwarp_cm::{Cm, CmError, ConnParam, Event, EventChannel, EventKind, GetError, Id, State, Timeouts};
 use uwarp_driver::{Nic, Qp};
-use uwarp_rnic::qp::{QpCaps, QpInit};
+use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState};
 use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
 use uwarp_wire::mpa::{FLAG_C, FLAG_S, FLAG_UWARP_A, KEY_REP, KEY_REQ};
 
@@ -355,6 +355,51 @@ fn a_peer_that_never_shows_itself_does_not_hold_an_accepted_request() {
     assert_eq!(event.status, -rustix::io::Errno::TIMEDOUT.raw_os_error());
     event.acknowledge();
     passive.destroy();
+}
+
+#[test]
+fn an_accept_that_comes_too_late_fails_the_queue_pair() {
+    // Found by the attacker of `conformance/tests/hostile`: what was posted for the connection was never flushed.
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+    stranger.write_all(&KEY_REQ).unwrap();
+    stranger.write_all(&[0, 1, 0, 0]).unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    rustix::net::sockopt::set_socket_linger(&stranger, Some(Duration::ZERO)).unwrap();
+    drop(stranger);
+    let queue_pair = qp();
+    queue_pair.modify(&QpModify { state: Some(QpState::Init), ..QpModify::default() }).unwrap();
+    assert!(passive.accept(&queue_pair, None, b"").is_err());
+    assert_eq!(queue_pair.query().state, QpState::Err);
+    passive.destroy();
+}
+
+#[test]
+fn connections_beyond_one_turn_are_all_taken() {
+    // A peer that connects as fast as it is served must not keep the thread that serves others.
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let at = listener.local_address().unwrap();
+    let all: Vec<_> = (0..300)
+        .map(|_| {
+            let mut stranger = TcpStream::connect(at).unwrap();
+            stranger.write_all(&KEY_REQ).unwrap();
+            stranger.write_all(&[0, 1, 0, 0]).unwrap();
+            stranger
+        })
+        .collect();
+    for _ in &all {
+        let request = expect(&server, EventKind::ConnectRequest);
+        let passive = Arc::clone(&request.id);
+        request.acknowledge();
+        passive.reject(b"").unwrap();
+        passive.destroy();
+    }
 }
 
 #[test]

@@ -666,6 +666,7 @@ impl Qp {
         if over(conn.gone_deadline) {
             conn.gone_deadline = None;
             if core.stalled() && tcp::hung_up(conn.fd.as_fd()) {
+                conn.broken |= tcp::broken(conn.fd.as_fd());
                 end_of_input(core, conn, false);
             }
         }

@@ -30,6 +30,22 @@ fn read_to_end(mut socket: &std::net::TcpStream) -> Vec<u8> {
     all
 }
 
+/// The coming close resets the connection.
+fn reset_on_close(peer: &std::net::TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: a socket option with its own structure.
+    let rc = unsafe {
+        libc::setsockopt(
+            std::os::fd::AsRawFd::as_raw_fd(peer),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of_val(&linger) as libc::socklen_t,
+        )
+    };
+    assert_eq!(rc, 0);
+}
+
 /// Gives the background thread time to send what the sockets hold. Too little time only makes a test weaker.
 fn fill_the_sockets() {
     std::thread::sleep(Duration::from_millis(100));
@@ -174,6 +190,18 @@ fn a_disconnect_does_not_drop_what_waits_for_the_first_fpdus_time() {
 }
 
 #[test]
+fn a_reset_is_no_orderly_end_although_a_send_waits_for_its_receive() {
+    // Found by the attacker of `conformance/tests/hostile`: no asynchronous event came.
+    let (end, peer) = with_raw_peer(plain(), 4096);
+    write_all(&peer, &send_message(1, b"anybody there?"));
+    std::thread::sleep(Duration::from_millis(20));
+    reset_on_close(&peer);
+    drop(peer);
+    assert_eq!(end.watch.wait_end(), Disconnect::Reset);
+    assert_eq!(end.events.count(), 1);
+}
+
+#[test]
 fn a_peer_that_goes_while_its_send_waits_for_a_receive_is_missed() {
     for reset in [false, true] {
         let (end, peer) = with_raw_peer(plain(), 4096);
@@ -181,18 +209,7 @@ fn a_peer_that_goes_while_its_send_waits_for_a_receive_is_missed() {
         write_all(&peer, &send_message(2, b"no?"));
         std::thread::sleep(Duration::from_millis(20));
         if reset {
-            let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-            // SAFETY: a socket option with its own structure.
-            let rc = unsafe {
-                libc::setsockopt(
-                    std::os::fd::AsRawFd::as_raw_fd(&peer),
-                    libc::SOL_SOCKET,
-                    libc::SO_LINGER,
-                    (&raw const linger).cast(),
-                    size_of_val(&linger) as libc::socklen_t,
-                )
-            };
-            assert_eq!(rc, 0);
+            reset_on_close(&peer);
         }
         drop(peer);
         // Nothing is lost on a program that is only slow.

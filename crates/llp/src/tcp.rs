@@ -88,10 +88,20 @@ pub fn recv_scattered(fd: BorrowedFd<'_>, pieces: &[Piece], buffer: &mut [u8]) -
 /// Whether the peer has closed its side, or the connection is broken. A look at the socket, for it is too late to
 /// have been told.
 pub fn hung_up(fd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
+    !look(fd, PollFlags::RDHUP).is_empty()
+}
+
+/// Whether the connection is broken, though bytes that came before that may still wait to be read.
+pub fn broken(fd: BorrowedFd<'_>) -> bool {
+    look(fd, PollFlags::empty()).contains(PollFlags::ERR)
+}
+
+fn look(fd: BorrowedFd<'_>, for_what: PollFlags) -> PollFlags {
+    let mut fds = [PollFd::from_borrowed_fd(fd, for_what)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     // An interruption: as if not asked.
-    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|n| n > 0)
+    let asked = rustix::event::poll(&mut fds, Some(&now)).is_ok();
+    if asked { fds[0].revents() } else { PollFlags::empty() }
 }
 
 /// Sets what every stream needs: no delay for small segments.

@@ -21,6 +21,7 @@
 
 pub mod assault;
 pub mod end;
+pub mod interleave;
 pub mod memory;
 pub mod net;
 pub mod rng;

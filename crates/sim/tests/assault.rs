@@ -4,8 +4,8 @@ mod cases;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use uwarp_sim::assault;
 use uwarp_sim::workload::{self, Plan};
+use uwarp_sim::{assault, interleave};
 
 proptest! {
     #![proptest_config(cases::config(400))]
@@ -28,10 +28,38 @@ proptest! {
         assault::check(&input);
     }
 
+    /// Calls of the program between the bytes.
+    #[test]
+    fn calls_and_bytes(bytes in vec(any::<u8>(), 0..600)) {
+        interleave::check(&bytes);
+    }
+
+    #[test]
+    fn calls_and_frames(flags: u8, more: u8, steps in vec(step(), 0..40)) {
+        let mut input = vec![flags & !2, more];
+        input.extend(steps.into_iter().flatten());
+        interleave::check(&input);
+    }
+
     #[test]
     fn plans_from_bytes(bytes in vec(any::<u8>(), 0..120)) {
         workload::run(&Plan::from_bytes(&bytes));
     }
+}
+
+/// A step of `interleave`, mostly one that makes sense.
+fn step() -> impl Strategy<Value = Vec<u8>> {
+    let frame = (segment(), 0u8..16).prop_map(|(mut ulpdu, stretch)| {
+        ulpdu.truncate(200);
+        let mut out = vec![if stretch > 12 { 0x81 | (stretch & 7) << 4 } else { 1 }, ulpdu.len() as u8];
+        out.extend(ulpdu);
+        out
+    });
+    let call = (5u8..16, vec(0u8..12, 0..16)).prop_map(|(kind, mut args)| {
+        args.insert(0, kind);
+        args
+    });
+    prop_oneof![frame, call]
 }
 
 fn small() -> impl Strategy<Value = u32> {

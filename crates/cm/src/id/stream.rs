@@ -317,8 +317,8 @@ pub(super) fn answer_no(mut pending: Pending, private_data: &[u8]) {
     socket::finish(&pending.fd);
 }
 
-/// Moves a queue pair whose connection was refused to the error state.
-fn fail(qp: &Qp) {
+/// Moves a queue pair whose connection came to nothing to the error state.
+pub(super) fn fail(qp: &Qp) {
     let change = QpModify { state: Some(QpState::Err), ..QpModify::default() };
     // Refused only in a forked child, which has no connections.
     let _ = qp.modify(&change);

@@ -1,0 +1,12 @@
+//! A scripted attacker: it writes MPA, DDP, RDMAP and Terminate bytes itself, over plain TCP sockets, and shares
+//! no code with uwarp, so that what is wrong there is not wrong here too. Every field can be set to anything.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`encode`] | frames, segments and messages as bytes, and a reader for what comes back |
+//! | [`peer`] | one TCP connection of the attacker |
+//! | [`victim`] | `c/victim.c` in a process of its own, and an honest client of it |
+
+pub mod encode;
+pub mod peer;
+pub mod victim;

@@ -1,0 +1,295 @@
+//! The victim and the innocent one: `c/victim.c` over the built library, each in a process of its own, so that a crash or a hang
+//! of one of them is seen as such.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::peer::PATIENCE;
+use crate::dist::Dist;
+use crate::{Context, Outcome, fail, require};
+
+/// A process with lines in and lines out. Dropping it kills it.
+#[derive(Debug)]
+struct Talker {
+    name: &'static str,
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+    /// Read, and not asked for yet.
+    early: VecDeque<String>,
+}
+
+impl Talker {
+    fn start(
+        name: &'static str,
+        program: &Path,
+        dist: &Dist,
+        args: &[&str],
+        env: &[(&str, &str)],
+    ) -> Outcome<Self> {
+        let mut command = Command::new(program);
+        command.args(args).env("LD_LIBRARY_PATH", dist.lib()).envs(env.iter().copied());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        if std::env::var_os("UWARP_LOG").is_none() {
+            // Warnings about bad peers are what this is about.
+            command.env("UWARP_LOG", "error");
+        }
+        let mut child = command.spawn().context(program.display())?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            fail!("no pipes")
+        };
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { name, child, stdin, lines, early: VecDeque::new() })
+    }
+
+    fn say(&mut self, line: &str) -> Outcome {
+        match writeln!(self.stdin, "{line}") {
+            Ok(()) => Ok(()),
+            Err(_) => fail!("{}", self.obituary()),
+        }
+    }
+
+    fn next(&mut self, limit: Duration) -> Outcome<String> {
+        match self.lines.recv_timeout(limit) {
+            Ok(line) if line.starts_with("FAIL") || line.starts_with("stray") => {
+                fail!("{} says: {line}", self.name)
+            }
+            Ok(line) => Ok(line),
+            Err(RecvTimeoutError::Timeout) => fail!("{} says nothing within {limit:?}", self.name),
+            Err(RecvTimeoutError::Disconnected) => fail!("{}", self.obituary()),
+        }
+    }
+
+    fn obituary(&mut self) -> String {
+        // Its output has ended, so it is about to end itself, or has.
+        for _ in 0..100 {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return format!("{} is gone: {status}", self.name),
+                _ => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        format!("{} closed its output and runs on", self.name)
+    }
+
+    /// The next line that begins with `start`; others are kept.
+    fn expect(&mut self, start: &str, limit: Duration) -> Outcome<String> {
+        if let Some(at) = self.early.iter().position(|line| line.starts_with(start)) {
+            return Ok(self.early.remove(at).unwrap_or_default());
+        }
+        let deadline = Instant::now() + limit;
+        loop {
+            let line = self.next(deadline.saturating_duration_since(Instant::now()))?;
+            if line.starts_with(start) {
+                return Ok(line);
+            }
+            self.early.push_back(line);
+        }
+    }
+}
+
+impl Drop for Talker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A memory region of the victim's.
+#[derive(Debug, Clone, Copy)]
+pub struct Region {
+    /// Its remote key.
+    pub stag: u32,
+    /// Its address, from which offsets count.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl Region {
+    /// The offset behind its last byte.
+    pub fn end(&self) -> u64 {
+        self.at + self.len
+    }
+}
+
+/// What the victim says of a connection that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The last event, or the call that failed.
+    pub how: String,
+    /// ESTABLISHED was told.
+    pub established: bool,
+    /// State of the queue pair.
+    pub state: String,
+    /// Asynchronous events by number.
+    pub events: String,
+    /// Receive completions in order: `ok` with the length, `e` with the status.
+    pub recvs: String,
+    /// Send completions.
+    pub sends: String,
+    /// Bytes that changed: region, first and last.
+    pub changed: String,
+}
+
+impl Report {
+    fn parse(line: &str) -> Self {
+        let fields: HashMap<&str, &str> = line.split(' ').filter_map(|word| word.split_once('=')).collect();
+        let get = |name| fields.get(name).copied().unwrap_or("").to_owned();
+        Self {
+            how: get("how"),
+            established: get("est") == "1",
+            state: get("state"),
+            events: get("async"),
+            recvs: get("recv"),
+            sends: get("send"),
+            changed: get("changed"),
+        }
+    }
+}
+
+/// The victim, with an honest client that is connected to it.
+#[derive(Debug)]
+pub struct Victim {
+    server: Talker,
+    innocent: Talker,
+    /// Where it listens.
+    pub port: u16,
+    regions: HashMap<String, Region>,
+    /// Descriptors with nobody but the innocent one connected.
+    descriptors: usize,
+}
+
+impl Victim {
+    /// Starts both processes. `args` and `env` are the server's.
+    pub fn start(program: &Path, dist: &Dist, args: &[&str], env: &[(&str, &str)]) -> Outcome<Self> {
+        let args: Vec<&str> = ["serve"].iter().chain(args).copied().collect();
+        let mut server = Talker::start("the victim", program, dist, &args, env)?;
+        let line = server.expect("port ", PATIENCE)?;
+        let port: u16 = line[5..].parse().context("the port")?;
+        let mut innocent =
+            Talker::start("the innocent one", program, dist, &["innocent", &port.to_string()], env)?;
+        innocent.expect("connected", PATIENCE)?;
+        let mut victim = Self { server, innocent, port, regions: HashMap::new(), descriptors: 0 };
+        victim.take_regions();
+        victim.sync()?;
+        victim.descriptors = victim.count_descriptors()?;
+        Ok(victim)
+    }
+
+    fn take_regions(&mut self) {
+        for line in std::mem::take(&mut self.server.early) {
+            let words: Vec<&str> = line.split(' ').collect();
+            if let ["region", name, stag, at, len] = words[..]
+                && let (Ok(stag), Ok(at), Ok(len)) = (stag.parse(), at.parse(), len.parse())
+            {
+                self.regions.insert(name.into(), Region { stag, at, len });
+            } else {
+                self.server.early.push_back(line);
+            }
+        }
+    }
+
+    /// One of its regions.
+    ///
+    /// # Panics
+    /// When there is none of this name.
+    pub fn region(&self, name: &str) -> Region {
+        self.regions[name]
+    }
+
+    /// Gives it a command, and waits until it is carried out.
+    pub fn tell(&mut self, line: &str) -> Outcome {
+        self.server.say(line)?;
+        self.server.expect("done", PATIENCE)?;
+        self.take_regions();
+        Ok(())
+    }
+
+    /// Waits for a line that begins so.
+    pub fn expect(&mut self, start: &str) -> Outcome<String> {
+        self.server.expect(start, PATIENCE)
+    }
+
+    /// Waits for the end of a connection.
+    pub fn report(&mut self) -> Outcome<Report> {
+        self.report_within(PATIENCE)
+    }
+
+    /// The same with another limit.
+    pub fn report_within(&mut self, limit: Duration) -> Outcome<Report> {
+        Ok(Report::parse(&self.server.expect("ended ", limit)?))
+    }
+
+    /// How many requests it has seen, connections that have ended, and open ones (the innocent one's is one).
+    pub fn sync(&mut self) -> Outcome<[u64; 3]> {
+        self.server.say("sync")?;
+        let line = self.server.expect("synced ", PATIENCE)?;
+        let numbers: Vec<u64> = line.split(' ').skip(1).filter_map(|n| n.parse().ok()).collect();
+        let Ok(numbers) = numbers.try_into() else { fail!("not numbers: {line}") };
+        Ok(numbers)
+    }
+
+    /// The innocent one does so many rounds of Send, echo, Write and Read, and compares every byte.
+    pub fn innocent(&mut self, rounds: usize) -> Outcome {
+        self.innocent_begins(rounds)?;
+        self.innocent_done()
+    }
+
+    /// The same in two steps, for what happens meanwhile.
+    pub fn innocent_begins(&mut self, rounds: usize) -> Outcome {
+        self.innocent.say(&format!("rounds {rounds}"))
+    }
+
+    /// The second step.
+    pub fn innocent_done(&mut self) -> Outcome {
+        self.innocent.expect("rounds ", 4 * PATIENCE)?;
+        Ok(())
+    }
+
+    fn count_descriptors(&self) -> Outcome<usize> {
+        let dir = format!("/proc/{}/fd", self.server.child.id());
+        Ok(std::fs::read_dir(&dir).context(dir)?.count())
+    }
+
+    /// Descriptors that it has beyond those it began with.
+    pub fn extra_descriptors(&self) -> Outcome<usize> {
+        Ok(self.count_descriptors()?.saturating_sub(self.descriptors))
+    }
+
+    /// All descriptors of connections that are over come back, and the innocent one is well.
+    pub fn recovers(&mut self) -> Outcome {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let [_, _, open] = self.sync()?;
+            let extra = self.extra_descriptors()?;
+            if open == 1 && extra == 0 {
+                break;
+            }
+            require!(Instant::now() < deadline, "{extra} descriptors and {} connections are left", open - 1);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.innocent(3)
+    }
+
+    /// Bytes of memory that are its own, from the system's account.
+    pub fn memory(&self) -> Outcome<usize> {
+        let file = format!("/proc/{}/status", self.server.child.id());
+        let text = std::fs::read_to_string(&file).context(file)?;
+        let number =
+            |line: &str| line.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse::<usize>().ok();
+        let kib = text.lines().find_map(number);
+        let Some(kib) = kib else { fail!("no RssAnon in its status") };
+        Ok(kib * 1024)
+    }
+}

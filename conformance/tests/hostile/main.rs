@@ -1,0 +1,225 @@
+//! Hostile peers: a scripted attacker with an encoder of its own against a program over the built library, in a process of its own.
+//!
+//! Whatever the attacker does, the same must hold afterwards: the Terminate that the RFCs name, or an end in bounded time; one
+//! asynchronous event and every posted work request completed; not a byte changed that the attacker had no right to (the regions lie
+//! between pages without access, and everything else is painted); no descriptor left; memory bounded; no crash, no hang;
+//! and an honest client of the same process goes on undisturbed, with its data compared. `docs/security.md` says which attack
+//! of RFC 5042 is tried where.
+
+mod client;
+mod endings;
+mod fields;
+mod floods;
+mod rows;
+mod sequences;
+mod setup;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+
+use libtest_mimic::{Arguments, Trial};
+use uwarp_conformance::attacker::encode::Codes;
+use uwarp_conformance::attacker::peer::Peer;
+use uwarp_conformance::attacker::victim::{Report, Victim};
+use uwarp_conformance::dist::Dist;
+use uwarp_conformance::{Failure, Outcome, cc, require};
+
+/// An attack, with the victim's arguments and environment.
+struct Attack {
+    name: &'static str,
+    run: fn(&mut Victim) -> Outcome,
+    args: &'static [&'static str],
+    env: &'static [(&'static str, &'static str)],
+}
+
+macro_rules! attacks {
+    ($args:expr, $env:expr; $($function:path,)*) => {
+        [$(Attack { name: stringify!($function), run: $function, args: $args, env: $env }),*]
+    };
+}
+
+fn attacks() -> Vec<Attack> {
+    let mut all = Vec::new();
+    all.extend(attacks![&[], &[];
+        setup::every_byte_of_the_key,
+        setup::every_flag,
+        setup::every_revision,
+        setup::every_length,
+        setup::lengths_that_lie,
+        setup::read_depths_and_model,
+        setup::cut_short_at_every_byte,
+        setup::one_byte_at_a_time,
+        setup::data_before_the_reply,
+        setup::abandoned_at_every_phase,
+        setup::half_open_flood,
+        setup::slow_senders,
+        setup::connection_storm,
+        client::every_byte_of_the_key,
+        client::every_flag,
+        client::every_revision,
+        client::every_length,
+        client::read_depths_and_model,
+        client::cut_short_at_every_byte,
+        client::other_answers,
+        client::a_server_that_lies_later,
+        fields::fpdu_lengths,
+        fields::fpdu_pads_and_crcs,
+        fields::ddp_control,
+        fields::rdmap_control,
+        fields::stags,
+        fields::tagged_offsets,
+        fields::queue_numbers,
+        fields::message_numbers,
+        fields::message_offsets,
+        fields::read_requests,
+        fields::terminates,
+        rows::as_a_stranger,
+        rows::posing_as_uwarp,
+        sequences::responses_nobody_asked_for,
+        sequences::responses_that_lie,
+        sequences::after_invalidation,
+        sequences::after_deregistration,
+        sequences::deregistered_under_fire,
+        sequences::deregistered_while_it_is_read,
+        sequences::terminate_storm,
+        sequences::data_after_terminate,
+        sequences::data_after_the_end,
+        sequences::acknowledgements_that_lie,
+        sequences::introductions_that_lie,
+        sequences::large_segments_that_lie,
+        sequences::rights_of_the_queue_pair,
+        sequences::overflowing_completion_queue,
+        sequences::missing_receive_in_limited_time,
+        endings::reset_at_every_phase,
+        endings::silence_at_every_phase,
+        endings::never_reads_never_closes,
+        floods::guessing_stags,
+        floods::reads_beyond_the_depth,
+        floods::reads_that_nobody_takes,
+        floods::sends_without_receives,
+        floods::nothing_at_all,
+        floods::tiny_segments,
+        floods::a_byte_at_a_time,
+    ]);
+    all.extend(attacks![&["spin"], &[];
+        rows::against_a_program_that_polls,
+        floods::tiny_segments_against_a_program_that_polls,
+    ]);
+    all.extend(attacks![&[], &[("UWARP_MARKERS", "on")]; fields::markers, rows::with_markers,]);
+    all.extend(attacks![&[], &[("UWARP_CRC", "off")]; fields::without_crc,]);
+    all.extend(
+        attacks![&[], &[("UWARP_STRICT", "1")]; sequences::large_segments_that_lie_to_a_strict_victim,],
+    );
+    all
+}
+
+fn main() -> ExitCode {
+    let mut args = Arguments::from_args();
+    // Some wait for time limits; none keeps both processors busy for long.
+    args.test_threads = args.test_threads.or(Some(2));
+    let world = Arc::new(World { dist: Dist::find(), program: Mutex::default() });
+    let trials = attacks()
+        .into_iter()
+        .map(|attack| {
+            let world = world.clone();
+            Trial::test(attack.name, move || Ok(world.run(&attack)?))
+        })
+        .collect();
+    libtest_mimic::run(&args, trials).exit_code()
+}
+
+struct World {
+    dist: Outcome<Dist>,
+    program: Mutex<Option<Outcome<PathBuf>>>,
+}
+
+impl World {
+    fn run(&self, attack: &Attack) -> Outcome {
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let program = {
+            let mut built = self.program.lock().unwrap_or_else(|e| e.into_inner());
+            let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile");
+            built.get_or_insert_with(|| cc::build("victim", &dir)).clone()?
+        };
+        let mut victim = Victim::start(&program, dist, attack.args, attack.env)?;
+        (attack.run)(&mut victim)?;
+        victim.recovers()
+    }
+}
+
+/// Receives that were posted and not used.
+const FLUSHED: &str = "e5,e5";
+
+/// What must have become of a connection.
+struct Fate {
+    /// The victim's Terminate.
+    codes: Option<Codes>,
+    /// As [`Report`] has them.
+    changed: &'static str,
+    recvs: &'static str,
+    sends: &'static str,
+}
+
+impl Fate {
+    /// Terminated; nothing was done to the victim.
+    const fn terminated(codes: Codes) -> Self {
+        Self { codes: Some(codes), changed: "", recvs: FLUSHED, sends: "" }
+    }
+
+    /// Nothing is wrong: the attacker hangs up in the end.
+    const fn harmless() -> Self {
+        Self { codes: None, changed: "", recvs: FLUSHED, sends: "" }
+    }
+
+    const fn changed(self, changed: &'static str) -> Self {
+        Self { changed, ..self }
+    }
+
+    const fn recvs(self, recvs: &'static str) -> Self {
+        Self { recvs, ..self }
+    }
+
+    const fn sends(self, sends: &'static str) -> Self {
+        Self { sends, ..self }
+    }
+}
+
+/// The asynchronous event that goes with a Terminate: 1 is fatal, 2 a bad request, 3 an access error.
+fn event_of(codes: Codes) -> &'static str {
+    match codes {
+        (0 | 1, 1, _) => "3",
+        (0 | 1, 2, _) => "2",
+        _ => "1",
+    }
+}
+
+/// Sends these bytes on an established connection and compares what becomes of it.
+fn strike(victim: &mut Victim, mut peer: Peer, bytes: &[u8], what: &str, fate: &Fate) -> Outcome {
+    peer.send(bytes)?;
+    meet(victim, peer, what, fate)
+}
+
+/// What the attacker does is done; compares what becomes of it.
+fn meet(victim: &mut Victim, mut peer: Peer, what: &str, fate: &Fate) -> Outcome {
+    if fate.codes.is_none() {
+        peer.finish();
+    }
+    let say = |f: Failure| Failure(format!("{what}: {f}"));
+    let answer = peer.answer().map_err(say)?;
+    let codes = answer.terminate().map_err(say)?;
+    require!(codes == fate.codes, "{what}: Terminate {codes:?}, wanted {:?}", fate.codes);
+    drop(peer);
+    let report = victim.report().map_err(say)?;
+    let wanted = Report {
+        how: "DISCONNECTED".into(),
+        established: true,
+        state: "ERR".into(),
+        events: fate.codes.map_or("", event_of).into(),
+        recvs: fate.recvs.into(),
+        sends: fate.sends.into(),
+        changed: fate.changed.into(),
+    };
+    require!(report == wanted, "{what}:\n  got {report:?}\n  want {wanted:?}");
+    victim.innocent(1).map_err(say)
+}

@@ -1,0 +1,376 @@
+//! Arbitrary bytes from the peer between arbitrary calls of the program, in any order: posts, state changes, registration and
+//! its end, invalidation, disconnect. Shared by a property test and a fuzz target.
+//!
+//! The input is a list of steps: a byte that says which, then the step's own bytes. What must hold:
+//! - no panic, and an end;
+//! - memory that may not be written at a moment (no region, or one without any right to write) does not change;
+//! - a work request that was posted completes once at most, and once exactly if the queue pair was never reset.
+
+use std::sync::Arc;
+
+use uwarp_rnic::qp::{QpModify, QpState, Rtr, StreamParams};
+use uwarp_rnic::{Access, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge};
+use uwarp_wire::rdmap::{Control, Opcode};
+use uwarp_wire::{crc, ddp};
+
+use crate::Side::B;
+use crate::net::NetParams;
+use crate::{Arena, EndConfig, World};
+
+const FILL: u8 = 0x5A;
+/// Regions begin at multiples of this; the second half of each slot is never registered.
+const SLOT: usize = 4096;
+const HALF: usize = SLOT / 2;
+const SLOTS: usize = 6;
+/// Steps after which the rest of the input is left alone.
+const MOST: usize = 300;
+
+/// One place for a region, and what is known of it.
+#[derive(Default)]
+struct Slot {
+    region: Option<Arc<Mr>>,
+    /// Its last key, for use after its end.
+    stag: u32,
+    /// What stood there when nobody could write it any more.
+    frozen: Option<Vec<u8>>,
+}
+
+struct Run {
+    world: World,
+    memory: Arena,
+    stranger: Arc<Pd>,
+    slots: [Slot; SLOTS],
+    next_id: u64,
+    /// Work requests not completed: id, and whether a completion is certain.
+    sends: Vec<(u64, bool)>,
+    recvs: Vec<u64>,
+    was_reset: bool,
+}
+
+/// The input, a piece at a time.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn take(&mut self, len: usize) -> &'a [u8] {
+        let (head, tail) = self.0.split_at(len.min(self.0.len()));
+        self.0 = tail;
+        head
+    }
+}
+
+/// Carries out the steps that `bytes` name.
+///
+/// # Panics
+/// When something is not as it must be.
+pub fn check(bytes: &[u8]) {
+    let mut bytes = Bytes(bytes);
+    let mut run = Run::new(bytes.byte(), bytes.byte());
+    for _ in 0..MOST {
+        if bytes.0.is_empty() {
+            break;
+        }
+        run.step(&mut bytes);
+        run.completions();
+        run.check_frozen();
+    }
+    run.end();
+}
+
+impl Run {
+    fn new(flags: u8, more: u8) -> Self {
+        let bit = |n: u8| flags >> n & 1 == 1;
+        let config =
+            EndConfig { sq_sig_all: more & 1 != 0, shared_recv: more & 2 != 0, ..EndConfig::default() };
+        let mut world = World::new(0, [config; 2], NetParams::default(), [None, None]);
+        let memory = Arena::from_bytes(&vec![FILL; SLOTS * SLOT]);
+        let end = world.end(B);
+        end.init();
+        let params = StreamParams {
+            initiator: !bit(7),
+            crc: true,
+            receive_markers: bit(1),
+            send_markers: bit(5),
+            peer_is_uwarp: bit(2),
+            strict: bit(3),
+            placement_acks: bit(4) && bit(2),
+            rtr: if bit(7) { Rtr::Expect } else { Rtr::None },
+            wait_first_fpdu: bit(7),
+            ird: 2,
+            ord: u16::from(flags & 1) + 1,
+            ..StreamParams::default()
+        };
+        end.attach(params).expect("a new queue pair");
+        let mut run = Self {
+            world,
+            memory,
+            stranger: Pd::new(),
+            slots: Default::default(),
+            next_id: 0,
+            sends: Vec::new(),
+            recvs: Vec::new(),
+            was_reset: false,
+        };
+        for slot in 0..SLOTS {
+            run.register(slot, 7);
+        }
+        run
+    }
+
+    fn step(&mut self, bytes: &mut Bytes<'_>) {
+        let kind = bytes.byte();
+        match kind % 16 {
+            0 => {
+                let len = usize::from(bytes.byte());
+                self.world.inject(B, bytes.take(len));
+                self.settle();
+            }
+            1..=4 => {
+                let len = usize::from(bytes.byte());
+                // Most are small; some are as large as those that are received in place.
+                let ulpdu = bytes.take(len);
+                let stretch = if kind & 0x80 != 0 { usize::from(kind & 0x70) * 256 } else { 0 };
+                let framed = self.frame(ulpdu, stretch);
+                self.world.inject(B, &framed);
+                self.settle();
+            }
+            5 | 6 => self.post_recv(bytes),
+            7 | 8 => self.post_send(bytes),
+            9 => self.modify(bytes),
+            10 => {
+                let slot = usize::from(bytes.byte()) % SLOTS;
+                if let Some(region) = self.slots[slot].region.take() {
+                    region.deregister();
+                }
+                self.freeze(slot);
+            }
+            11 => {
+                let (slot, access) = (usize::from(bytes.byte()) % SLOTS, bytes.byte());
+                self.register(slot, access);
+            }
+            12 => {
+                // As a work request on another queue pair of the program's would do it.
+                let slot = usize::from(bytes.byte()) % SLOTS;
+                if let Some(region) = &self.slots[slot].region {
+                    region.invalidate();
+                    self.freeze(slot);
+                }
+            }
+            13 => self.world.settle_for(u64::from(bytes.byte()) * 1_000_000),
+            14 => {
+                let access = Access::from_bits_truncate(u32::from(bytes.byte()) & 7);
+                let change = QpModify { access: Some(access), ..QpModify::default() };
+                let _ = self.world.end(B).core.modify(&change);
+            }
+            _ => match bytes.byte() % 8 {
+                0 => self.world.disconnect(B),
+                1 => self.world.inject_end(B),
+                _ => self.settle(),
+            },
+        }
+    }
+
+    fn settle(&mut self) {
+        self.world.settle_for(30_000);
+    }
+
+    fn post_recv(&mut self, bytes: &mut Bytes<'_>) {
+        let sges = self.sges(bytes);
+        let wr_id = self.next_id;
+        self.next_id += 1;
+        if self.world.post_recv(B, &RecvWr { wr_id, sges: &sges }).is_ok() {
+            self.recvs.push(wr_id);
+        }
+    }
+
+    fn post_send(&mut self, bytes: &mut Bytes<'_>) {
+        let what = bytes.byte();
+        let stag = self.key(bytes.byte());
+        let to = u64::from(bytes.byte()) << ((what >> 5 & 3) * 16);
+        let op = match what % 6 {
+            0 => SendOp::Send { invalidate: None },
+            1 => SendOp::Send { invalidate: Some(stag) },
+            2 => SendOp::Write { stag, to },
+            3 => SendOp::Read { stag, to, invalidate_local: false },
+            4 => SendOp::Read { stag, to, invalidate_local: true },
+            _ => SendOp::LocalInvalidate { stag },
+        };
+        let flags = SendFlags::from_bits_truncate(u32::from(bytes.byte()) & 0xF);
+        let sges = self.sges(bytes);
+        let wr_id = self.next_id;
+        self.next_id += 1;
+        // What is invalidated here is not written from then on; which moment that is the queue pair decides.
+        let named = self.slots.iter().position(|slot| slot.stag == stag);
+        if self.world.post_send(B, &SendWr { wr_id, op, flags, sges: &sges }).is_ok() {
+            let certain = flags.contains(SendFlags::SIGNALED) || self.world.end(B).core.query().sq_sig_all;
+            self.sends.push((wr_id, certain));
+        }
+        if let (SendOp::LocalInvalidate { .. }, Some(slot)) = (op, named) {
+            self.slots[slot].frozen = None;
+        }
+    }
+
+    fn modify(&mut self, bytes: &mut Bytes<'_>) {
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        let state = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err, Rts][usize::from(bytes.byte()) % 8];
+        let change = QpModify { state: Some(state), ..QpModify::default() };
+        if self.world.end(B).core.modify(&change).is_ok() && state == Reset {
+            self.was_reset = true;
+            self.sends.clear();
+            self.recvs.clear();
+        }
+        self.settle();
+    }
+
+    fn sges(&self, bytes: &mut Bytes<'_>) -> Vec<Sge> {
+        let count = bytes.byte() % 4;
+        (0..count)
+            .map(|_| {
+                let (slot, at, len) = (usize::from(bytes.byte()), bytes.byte(), bytes.byte());
+                let slot = slot % SLOTS;
+                let lkey = self.key(slot as u8);
+                // Now and then beyond the region.
+                let addr = self.memory.addr(slot * SLOT + usize::from(at) * 9);
+                Sge { addr, length: u32::from(len) * 9, lkey }
+            })
+            .collect()
+    }
+
+    /// A key by a small number: a region's, valid or not.
+    fn key(&self, n: u8) -> u32 {
+        self.slots.get(usize::from(n)).map_or(u32::from(n), |slot| slot.stag)
+    }
+
+    fn register(&mut self, slot: usize, access: u8) {
+        if let Some(old) = self.slots[slot].region.take() {
+            old.deregister();
+        }
+        let mut access = Access::from_bits_truncate(u32::from(access) & 7 | u32::from(access & 8) << 2);
+        if access.contains(Access::REMOTE_WRITE) {
+            access |= Access::LOCAL_WRITE;
+        }
+        // Peers name it by offsets from zero or by its addresses; both are tried.
+        let pd = if slot == SLOTS - 1 { self.stranger.clone() } else { self.world.end(B).pd.clone() };
+        let region = self.memory.register(&pd, slot * SLOT, HALF, access);
+        self.slots[slot].stag = region.stag();
+        self.slots[slot].region = Some(region);
+        let usable = access.contains(Access::LOCAL_WRITE) && slot != SLOTS - 1;
+        self.slots[slot].frozen = (!usable).then(|| self.memory.read(slot * SLOT, HALF));
+    }
+
+    fn freeze(&mut self, slot: usize) {
+        self.slots[slot].frozen = Some(self.memory.read(slot * SLOT, HALF));
+    }
+
+    /// A well-formed FPDU around a ULPDU, with keys put in for small numbers. `stretch`: so many bytes more of payload.
+    fn frame(&self, ulpdu: &[u8], stretch: usize) -> Vec<u8> {
+        let mut ulpdu = ulpdu.to_vec();
+        if let Some(control) = ulpdu.first_mut() {
+            // A wrong version is a matter for other targets.
+            *control = *control & 0xC0 | 1;
+        }
+        if let Some(control) = ulpdu.get_mut(1) {
+            *control = *control & 0x0F | 0x40;
+        }
+        let name = |field: &mut [u8]| {
+            if let [0, 0, 0, n] = *field
+                && let Some(slot) = self.slots.get(usize::from(n))
+            {
+                field.copy_from_slice(&slot.stag.to_be_bytes());
+            }
+        };
+        let address = |field: &mut [u8]| {
+            // An offset into a slot stands for its address.
+            if let [0, 0, 0, 0, 0, slot, high, low] = *field
+                && usize::from(slot) < SLOTS
+            {
+                let at = usize::from(slot) * SLOT + usize::from(u16::from_be_bytes([high, low])) % SLOT;
+                field.copy_from_slice(&self.memory.addr(at).to_be_bytes());
+            }
+        };
+        if let Some(field) = ulpdu.get_mut(2..6) {
+            name(field);
+        }
+        if ulpdu.first().is_some_and(|control| control & 0x80 != 0)
+            && let Some(field) = ulpdu.get_mut(6..14)
+        {
+            address(field);
+        }
+        let source = ddp::Untagged::LEN + 16;
+        if ulpdu.get(1).is_some_and(|b| Control::parse(*b).opcode == Opcode::ReadRequest)
+            && let Some(fields) = ulpdu.get_mut(source..source + 12)
+        {
+            let (stag, to) = fields.split_at_mut(4);
+            name(stag);
+            address(to);
+        }
+        ulpdu.extend(std::iter::repeat_n(0xEE, stretch));
+        let mut out = u16::try_from(ulpdu.len()).unwrap_or(0).to_be_bytes().to_vec();
+        out.extend(ulpdu);
+        while !out.len().is_multiple_of(4) {
+            out.push(0);
+        }
+        let sum = crc::to_wire(crc::crc32c(&out));
+        out.extend(sum);
+        out
+    }
+
+    fn completions(&mut self) {
+        let (sends, recvs) = (self.world.end(B).sends(), self.world.end(B).recvs());
+        for wc in sends {
+            let at = self.sends.iter().position(|(id, _)| *id == wc.wr_id);
+            // Those of before a reset may lie in the queue still.
+            assert!(at.is_some() || self.was_reset, "send {} completes, and was not waiting", wc.wr_id);
+            if let Some(at) = at {
+                let earlier: Vec<_> = self.sends.drain(..=at).filter(|(_, certain)| *certain).collect();
+                assert!(
+                    earlier.iter().all(|(id, _)| *id == wc.wr_id),
+                    "{earlier:?} did not complete in order"
+                );
+            }
+        }
+        for wc in recvs {
+            let at = self.recvs.iter().position(|id| *id == wc.wr_id);
+            assert!(at.is_some() || self.was_reset, "receive {} completes, and was not waiting", wc.wr_id);
+            if let Some(at) = at {
+                assert!(at == 0 || self.was_reset, "receive {} before an older one", wc.wr_id);
+                self.recvs.remove(at);
+            }
+        }
+        // A region that the peer has invalidated is not looked after by anybody else.
+    }
+
+    fn check_frozen(&self) {
+        for (n, slot) in self.slots.iter().enumerate() {
+            let beyond = self.memory.read(n * SLOT + HALF, HALF);
+            assert!(beyond.iter().all(|b| *b == FILL), "written behind the region of slot {n}");
+            if let Some(frozen) = &slot.frozen {
+                assert!(*frozen == self.memory.read(n * SLOT, HALF), "slot {n} was written, and nobody may");
+            }
+        }
+    }
+
+    fn end(mut self) {
+        self.world.disconnect(B);
+        self.world.settle();
+        self.completions();
+        let shared = self.world.end(B).srq.is_some();
+        let state = QpModify { state: Some(QpState::Err), ..QpModify::default() };
+        let could = self.world.end(B).core.modify(&state).is_ok();
+        self.world.settle();
+        self.completions();
+        self.check_frozen();
+        if could {
+            assert!(self.sends.iter().all(|(_, certain)| !certain), "{:?} never completed", self.sends);
+            // Shared receives are the other queue pairs' too.
+            assert!(shared || self.recvs.is_empty(), "receives {:?} never completed", self.recvs);
+        }
+        let told = self.world.end(B).disconnected.len();
+        assert!(told <= 1, "the end was told {told} times");
+    }
+}
