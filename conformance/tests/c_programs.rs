@@ -13,7 +13,7 @@ use uwarp_conformance::process::{Cmd, Output};
 use uwarp_conformance::{Failure, Outcome, cc, fail};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 2] = [
+const GROUPS: [(&str, &[&str]); 3] = [
     (
         "errno_table",
         &[
@@ -48,6 +48,20 @@ const GROUPS: [(&str, &[&str]); 2] = [
             "acknowledging",
             "migrating",
             "names",
+        ],
+    ),
+    (
+        "shared",
+        &[
+            "creating",
+            "modifying",
+            "posting",
+            "sharing",
+            "limit",
+            "last_wqe",
+            "acknowledging",
+            "rdma_cm",
+            "endpoints",
         ],
     ),
 ];

@@ -10,7 +10,7 @@ use uwarp_abi_types::private::{verbs_device, verbs_device_ops};
 use uwarp_abi_types::verbs::{ibv_context, ibv_device, verbs_context};
 use uwarp_driver::{Channel, Nic, Qp};
 
-use super::{cq, mr, netdev, qp, query, unsupported, view};
+use super::{cq, mr, netdev, qp, query, srq, unsupported, view};
 use crate::entry;
 use crate::entry::{Failure, MinusOne};
 use crate::object::{self, Object, Visible, zeroed};
@@ -150,6 +150,7 @@ fn fill_operations(vctx: &mut verbs_context) {
     vctx.query_device_ex = Some(query::query_device_ex);
     vctx.create_cq_ex = Some(cq::create_cq_ex);
     vctx.create_qp_ex = Some(qp::create_qp_ex);
+    vctx.create_srq_ex = Some(srq::create_srq_ex);
     vctx.advise_mr = Some(mr::advise_mr);
     vctx.reg_mr_ex = Some(mr::ibv_reg_mr_ex);
     let ops = &mut vctx.context.ops;
@@ -159,7 +160,7 @@ fn fill_operations(vctx: &mut verbs_context) {
     ops.req_notify_cq = Some(cq::req_notify_cq);
     ops.post_send = Some(qp::post_send);
     ops.post_recv = Some(qp::post_recv);
-    ops.post_srq_recv = Some(unsupported::post_srq_recv);
+    ops.post_srq_recv = Some(srq::post_srq_recv);
     ops.alloc_mw = Some(unsupported::alloc_mw);
     ops.bind_mw = Some(unsupported::bind_mw);
     ops.dealloc_mw = Some(unsupported::dealloc_mw);

@@ -14,6 +14,7 @@ use uwarp_rnic::{AsyncEvent, AsyncSink, CompletionSink};
 use super::cq::CCq;
 use super::device::Context;
 use super::qp::CQp;
+use super::srq::CSrq;
 use crate::entry;
 use crate::entry::{Code, Failure, MinusOne};
 use crate::object::{self, Object, Unacknowledged, Use, Users, Visible, look};
@@ -201,6 +202,12 @@ entry! {
                 let pair = look::<CQp>(qp)?;
                 (*qp).events_completed = (*qp).events_completed.wrapping_add(1);
                 pair.async_events.acknowledged();
+            }
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                let srq = event.element.srq;
+                let shared = look::<CSrq>(srq)?;
+                (*srq).events_completed = (*srq).events_completed.wrapping_add(1);
+                shared.async_events.acknowledged();
             }
             _ => {}
         }

@@ -11,6 +11,7 @@ pub mod mr;
 pub mod netdev;
 pub mod qp;
 pub mod query;
+pub mod srq;
 pub mod sysfs;
 pub mod text;
 pub mod unsupported;

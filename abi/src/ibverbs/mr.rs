@@ -20,7 +20,7 @@ pub struct CPd {
     c: Visible<ibv_pd>,
     /// The RNIC's.
     pub pd: Arc<Pd>,
-    /// Regions and queue pairs made in it.
+    /// Regions, queue pairs and shared receive queues made in it.
     pub users: Users,
     _context: Use,
 }

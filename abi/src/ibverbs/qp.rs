@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
-use uwarp_driver::{Nic, Qp};
+use uwarp_driver::{Nic, Qp, Srq};
 use uwarp_rnic::qp::{QpCaps, QpInit};
 use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError};
 
@@ -13,6 +13,7 @@ use super::cq::CCq;
 use super::device::Context;
 use super::event::{AsyncEvents, cookie};
 use super::mr::CPd;
+use super::srq::CSrq;
 use super::wr_api::{self, Batch};
 use super::{bringup, modify};
 use crate::entry::{Code, Failure};
@@ -33,6 +34,7 @@ pub struct CQp {
     /// The batch being built through the `ibv_wr_*` functions, if the queue pair was made for them.
     pub batch: Option<Batch>,
     _uses: [Use; 4],
+    _srq: Option<Use>,
 }
 
 // SAFETY: repr(C), the C structure first; `ibv_qp` is the first member of `ibv_qp_ex`.
@@ -96,12 +98,13 @@ fn cap_of(caps: &QpCaps) -> ibv_qp_cap {
     }
 }
 
-fn check_caps(nic: &Nic, cap: &ibv_qp_cap) -> Result<(), Failure> {
+/// What it says of receives is ignored where they are `shared` (ibv_create_qp(3)).
+fn check_caps(nic: &Nic, cap: &ibv_qp_cap, shared: bool) -> Result<(), Failure> {
     let limits = nic.limits();
+    let receives = cap.max_recv_wr <= limits.max_qp_wr && cap.max_recv_sge <= limits.max_sge;
     let fits = cap.max_send_wr <= limits.max_qp_wr
-        && cap.max_recv_wr <= limits.max_qp_wr
         && cap.max_send_sge <= limits.max_sge
-        && cap.max_recv_sge <= limits.max_sge
+        && (receives || shared)
         && cap.max_inline_data <= limits.max_inline;
     if fits { Ok(()) } else { Err(Failure::invalid("a capability is more than the device allows")) }
 }
@@ -123,12 +126,20 @@ unsafe fn create(wanted: &Wanted) -> Result<(*mut ibv_qp, ibv_qp_cap), Failure> 
         }
         _ => return Err(Failure::invalid("unknown queue pair type")),
     }
-    if !wanted.srq.is_null() {
-        return Err(Failure::unsupported("shared receive queues"));
-    }
+    let srq = if wanted.srq.is_null() {
+        None
+    } else {
+        // SAFETY: the caller's promise; the program set the pointer, so it is there to be looked at.
+        let (srq, same) =
+            unsafe { (look::<CSrq>(wanted.srq)?, (*wanted.srq).context == (*wanted.pd).context) };
+        if !same {
+            return Err(Failure::invalid("the shared receive queue is of another context"));
+        }
+        Some(srq)
+    };
     // SAFETY: the caller's promise.
     let (send_cq, recv_cq) = unsafe { (look::<CCq>(wanted.send_cq)?, look::<CCq>(wanted.recv_cq)?) };
-    check_caps(&context.nic, &wanted.cap)?;
+    check_caps(&context.nic, &wanted.cap, srq.is_some())?;
     if wanted.send_ops.is_some_and(|ops| ops & !wr_api::SUPPORTED != 0) {
         return Err(Failure::unsupported("one of the operations in send_ops_flags"));
     }
@@ -139,7 +150,7 @@ unsafe fn create(wanted: &Wanted) -> Result<(*mut ibv_qp, ibv_qp_cap), Failure> 
             pd: pd.pd.clone(),
             send_cq: send_cq.cq.clone(),
             recv_cq: recv_cq.cq.clone(),
-            srq: None,
+            srq: srq.map(|srq| srq.srq.core().clone()),
             caps: caps_of(&wanted.cap),
             sq_sig_all: wanted.sq_sig_all != 0,
             cookie: cookie(address),
@@ -157,6 +168,7 @@ unsafe fn create(wanted: &Wanted) -> Result<(*mut ibv_qp, ibv_qp_cap), Failure> 
         c.qp_base.pd = wanted.pd;
         c.qp_base.send_cq = wanted.send_cq;
         c.qp_base.recv_cq = wanted.recv_cq;
+        c.qp_base.srq = wanted.srq;
         c.qp_base.handle = qp.qpn();
         c.qp_base.qp_num = qp.qpn();
         c.qp_base.state = IBV_QPS_RESET;
@@ -171,6 +183,7 @@ unsafe fn create(wanted: &Wanted) -> Result<(*mut ibv_qp, ibv_qp_cap), Failure> 
             sq_sig_all: wanted.sq_sig_all != 0,
             batch,
             _uses: [pd.users.hold(), send_cq.users.hold(), recv_cq.users.hold(), context.users.hold()],
+            _srq: srq.map(|srq| srq.users.hold()),
         })
     })?;
     Ok((c, cap))
@@ -415,6 +428,59 @@ unsafe fn nth<W>(mut wr: *mut W, n: usize, following: impl Fn(&W) -> *mut W) -> 
     wr
 }
 
+/// What takes receives. A trait rather than a closure, for the sake of static dispatch.
+pub(super) trait Receives {
+    fn post<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)>;
+}
+
+impl Receives for Qp {
+    #[inline]
+    fn post<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        self.post_recv(wrs)
+    }
+}
+
+impl Receives for Srq {
+    #[inline]
+    fn post<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        self.post_recv(wrs)
+    }
+}
+
+/// Posts a list of receives; tells in `bad_wr` which one was refused.
+///
+/// # Safety
+/// `wr` is a valid list that stays until it is posted; `bad_wr` may be written.
+#[inline]
+pub(super) unsafe fn post_receives(
+    to: &impl Receives,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> Result<(), Failure> {
+    let mut list = List { next: wr, refused: None };
+    let convert = |wr: &ibv_recv_wr| {
+        // SAFETY: the caller's promise.
+        let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
+        let sges = sges.ok_or_else(|| Failure::invalid("num_sge or sg_list"))?;
+        Ok(RecvWr { wr_id: wr.wr_id, sges })
+    };
+    if uwarp_driver::forked() {
+        // SAFETY: the caller's promise.
+        unsafe { *bad_wr = wr };
+        return Err(VerbsError::Forked.into());
+    }
+    let posted = to.post(list.walk(convert, |wr| wr.next));
+    let (bad, why) = match (posted, list.refused) {
+        (Ok(()), None) => return Ok(()),
+        (Ok(()), Some(refused)) => refused,
+        // SAFETY: the list has more than `index` elements.
+        (Err((index, error)), _) => (unsafe { nth(wr, index, |wr| wr.next) }, error.into()),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { *bad_wr = bad };
+    Err(why)
+}
+
 slot! {
     /// ibv_post_send(3).
     hot fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> Code {
@@ -436,24 +502,7 @@ slot! {
 
     /// ibv_post_recv(3).
     hot fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
-        let pair = look::<CQp>(qp)?;
-        let mut list = List { next: wr, refused: None };
-        if uwarp_driver::forked() {
-            *bad_wr = wr;
-            return Err(VerbsError::Forked.into());
-        }
-        let convert = |wr: &ibv_recv_wr| {
-            let sges = sges(wr.sg_list, wr.num_sge).ok_or_else(|| Failure::invalid("num_sge or sg_list"))?;
-            Ok(RecvWr { wr_id: wr.wr_id, sges })
-        };
-        let posted = pair.qp.post_recv(list.walk(convert, |wr| wr.next));
-        let (bad, why) = match (posted, list.refused) {
-            (Ok(()), None) => return Ok(()),
-            (Ok(()), Some(refused)) => refused,
-            (Err((index, error)), _) => (nth(wr, index, |wr| wr.next), error.into()),
-        };
-        *bad_wr = bad;
-        Err(why)
+        post_receives(&*look::<CQp>(qp)?.qp, wr, bad_wr)
     }
 
     /// ibv_create_qp_ex(3).

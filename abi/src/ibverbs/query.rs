@@ -43,9 +43,12 @@ fn device_attr(nic: &Nic) -> ibv_device_attr {
     attr.max_qp = count(limits.max_qp);
     attr.max_qp_wr = count(limits.max_qp_wr);
     // Send with Invalidate and local invalidation.
-    attr.device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS;
+    attr.device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS | IBV_DEVICE_SRQ_RESIZE;
     attr.max_sge = count(limits.max_sge);
     attr.max_sge_rd = count(limits.max_sge_rd);
+    attr.max_srq = count(limits.max_srq);
+    attr.max_srq_wr = count(limits.max_srq_wr);
+    attr.max_srq_sge = count(limits.max_srq_sge);
     attr.max_cq = count(limits.max_cq);
     attr.max_cqe = count(limits.max_cqe);
     attr.max_mr = count(limits.max_mr);
@@ -187,7 +190,7 @@ slot! {
         // Memory is not pinned: nothing is faulted in at registration when the program does not want it.
         all.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
         all.odp_caps.per_transport_caps.rc_odp_caps =
-            IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
+            IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_SRQ_RECV;
         all.phys_port_cnt_ex = 1;
         copy_prefix(&all, attr, size);
         Ok(())

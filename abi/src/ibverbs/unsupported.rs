@@ -11,7 +11,6 @@ use uwarp_abi_types::verbs::*;
 use crate::entry::{Code, Failure, MinusOne};
 use crate::{entry, slot};
 
-const SRQ: &str = "shared receive queues";
 const AH: &str = "address handles";
 const MULTICAST: &str = "multicast";
 const WINDOW: &str = "memory windows";
@@ -19,34 +18,6 @@ const DM: &str = "device memory";
 const DMAH: &str = "DMA handles";
 const BUFFER: &str = "buffers from the device";
 const COUNTER: &str = "completion counters";
-
-// Shared receive queues.
-entry! {
-    /// ibv_create_srq(3).
-    verb fn ibv_create_srq(_pd: *mut ibv_pd, _attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-        Err(Failure::unsupported(SRQ))
-    }
-    /// ibv_modify_srq(3).
-    verb fn ibv_modify_srq(_srq: *mut ibv_srq, _attr: *mut ibv_srq_attr, _mask: c_int) -> Code {
-        Err(Failure::unsupported(SRQ))
-    }
-    /// ibv_query_srq(3).
-    verb fn ibv_query_srq(_srq: *mut ibv_srq, _attr: *mut ibv_srq_attr) -> Code {
-        Err(Failure::unsupported(SRQ))
-    }
-    /// ibv_create_srq(3).
-    verb fn ibv_destroy_srq(_srq: *mut ibv_srq) -> Code {
-        Err(Failure::unsupported(SRQ))
-    }
-}
-
-slot! {
-    /// ibv_post_srq_recv(3).
-    verb fn post_srq_recv(_srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
-        *bad_wr = wr;
-        Err(Failure::unsupported(SRQ))
-    }
-}
 
 // Datagrams.
 entry! {

@@ -15,7 +15,7 @@ use crate::ibverbs::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::ibverbs::device::Context;
 use crate::ibverbs::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::ibverbs::qp::{CQp, create_qp_ex, ibv_destroy_qp};
-use crate::ibverbs::unsupported::{ibv_create_srq, ibv_destroy_srq};
+use crate::ibverbs::srq::{ibv_create_srq, ibv_destroy_srq};
 use crate::ibverbs::view;
 use crate::object::{look, zeroed};
 

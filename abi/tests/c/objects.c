@@ -69,7 +69,7 @@ static void regions(struct ibv_context *context)
 	REFUSED(ibv_alloc_null_mr(pd), EOPNOTSUPP);
 	REFUSED(ibv_alloc_mw(pd, IBV_MW_TYPE_2), EOPNOTSUPP);
 	REFUSED(ibv_create_ah(pd, &(struct ibv_ah_attr){ 0 }), EOPNOTSUPP);
-	REFUSED(ibv_create_srq(pd, &(struct ibv_srq_init_attr){ 0 }), EOPNOTSUPP);
+	REFUSED(ibv_create_srq(pd, &(struct ibv_srq_init_attr){ 0 }), EINVAL);
 	CHECK(ibv_dealloc_pd(pd) == 0);
 	munmap(read_only, 4096);
 }

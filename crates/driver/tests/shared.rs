@@ -263,6 +263,38 @@ fn nothing_is_lost_or_late_under_load() {
     }
 }
 
+/// Programs that measure post the same memory many times. Queue pairs then receive into it side by side; one read the other's
+/// bytes back for its CRC and ended its connection.
+#[test]
+fn receives_that_overlap_cost_no_connection() {
+    const PEERS: usize = 4;
+    const EACH: u32 = 300;
+    const SIZE: u32 = 100_000;
+    let mut hub = Hub::new(PEERS, 1, uwarp());
+    let mut peers = std::mem::take(&mut hub.peers);
+    for (n, peer) in peers.iter_mut().enumerate() {
+        peer.memory.fill(u8::try_from(n).unwrap());
+    }
+    let refill = |n| (0..n).for_each(|_| hub.post(0..1));
+    refill(64);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for number in 0..EACH {
+                for peer in &peers {
+                    if number >= 8 {
+                        assert_eq!(peer.poll().status, WcStatus::Success);
+                    }
+                    peer.send(SEND, &[peer.sge(0, SIZE)]);
+                }
+            }
+        });
+        for _ in 0..PEERS as u32 * EACH {
+            assert_eq!(hub.poll().status, WcStatus::Success);
+            refill(1);
+        }
+    });
+}
+
 /// What was kept for one that goes is the next one's, at once.
 #[test]
 fn one_that_goes_holds_up_nobody() {

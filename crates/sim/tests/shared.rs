@@ -94,8 +94,8 @@ fn only_the_receive_it_has_taken_is_flushed() {
     }
     p.send(0, 8);
     p.send(0, 200_000);
-    // Time for what fits the sockets' buffers.
-    p.world.settle_for(25_000);
+    // Time for what fits the socket twice: its first segment.
+    p.world.settle_for(50_000);
     assert_eq!(p.recvs(), [(0, WcStatus::Success)]);
     p.world.end(B).core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() }).unwrap();
     assert_eq!(p.recvs(), [(1, WcStatus::WrFlushErr)]);

@@ -7,6 +7,9 @@
 //! (uwarp ends begin a large Write with an empty segment for that purpose). A CRC that then turns out wrong costs the
 //! connection, and bytes inside the announced message are undefined, as they are with any broken connection. (Of a Write whose
 //! length field was hit, up to an FPDU behind the message too, but never outside the region: nothing says how long it is to be.)
+//!
+//! The CRC is then of what is found in memory. Should somebody else write there meanwhile, it is wrong for that reason. Receives of a
+//! shared queue are always staged: several queue pairs place at the same time, and programs post the same memory many times.
 
 use smallvec::SmallVec;
 use uwarp_proto::framer::Step;
@@ -318,7 +321,7 @@ impl QpCore {
             Opcode::Write | Opcode::ReadResponse => self.place(&segment, payload),
             // The four Sends; nothing else passed the check.
             _ => {
-                if !self.find_receive(true) {
+                if !self.find_receive() {
                     if let Some(stream) = &mut self.stream {
                         self.counters.receive_stalls += 1;
                         stream.stalled = true;
@@ -338,14 +341,14 @@ impl QpCore {
         Placed::Done
     }
 
-    /// Whether there is a receive for the Send at hand; takes one from the shared receive queue if need be. If there is none, and
-    /// it is to `wait`, the queue pair gets in line there.
-    fn find_receive(&mut self, wait: bool) -> bool {
+    /// Whether there is a receive for the Send at hand; takes one from the shared receive queue if need be. If there is none, the
+    /// queue pair gets in line there.
+    fn find_receive(&mut self) -> bool {
         if self.rq.front().is_some() {
             return true;
         }
         let Some(shared) = &mut self.shared else { return false };
-        let waiter = shared.waiter.as_ref().filter(|_| wait && !shared.waiting);
+        let waiter = shared.waiter.as_ref().filter(|_| !shared.waiting);
         let in_line = shared.waiting || waiter.is_some();
         let taken = shared.srq.take(self.qpn, &mut self.rq, waiter);
         shared.waiting = in_line && !taken;
@@ -626,7 +629,7 @@ impl QpCore {
             (
                 Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
                 Header::Untagged(_),
-            ) => self.find_receive(false),
+            ) => self.shared.is_none() && self.rq.front().is_some(),
             _ => false,
         };
         if !certain {
