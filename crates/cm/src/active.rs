@@ -157,7 +157,7 @@ impl Active {
     }
 
     fn attempt(&self, config: InitiatorConfig, bound: Option<OwnedFd>) -> Result<(), NoAttempt> {
-        let machine =
+        let mut machine =
             Initiator::new(config, &self.target.private_data).map_err(|_| NoAttempt::Local(Errno::INVAL))?;
         let fd = match bound {
             Some(fd) => fd,
@@ -168,6 +168,15 @@ impl Active {
             id.connecting_from(local);
         }
         let Some(source) = self.me.upgrade() else { return Ok(()) };
+        let timeouts = self.cm.timeouts();
+        let (mut phase, mut patience) = (Phase::Connecting, timeouts.connect);
+        // Over loopback the connection stands by now: the request goes out at once, and reaches the listener with it. (Not
+        // `connect_progress`: it would take the error away from whoever looks next.)
+        if socket::peer_address(&fd).is_ok() {
+            (phase, patience) = (Phase::AwaitReply, timeouts.reply);
+            // What went wrong is found out again when the reply is read.
+            let _ = transmit(&fd, &mut machine);
+        }
         let engine = self.cm.engine();
         // Held over the registration, so that news that come at once find the token.
         let mut running = self.running.lock();
@@ -176,8 +185,8 @@ impl Active {
         }
         let token =
             engine.register(fd.as_raw_fd(), source).map_err(|error| NoAttempt::Local(errno_of(&error)))?;
-        engine.set_timer(token, Some(Instant::now() + self.cm.timeouts().connect));
-        *running = Some(Running { token, fd, phase: Phase::Connecting, machine, config });
+        engine.set_timer(token, Some(Instant::now() + patience));
+        *running = Some(Running { token, fd, phase, machine, config });
         Ok(())
     }
 
@@ -282,7 +291,7 @@ impl Running {
             }
             self.phase = Phase::AwaitReply;
             cm.engine().set_timer(self.token, Some(Instant::now() + cm.timeouts().reply));
-            if let Err(end) = self.transmit() {
+            if let Err(end) = transmit(&self.fd, &mut self.machine) {
                 return Some(end);
             }
         }
@@ -296,7 +305,7 @@ impl Running {
                     Ok(Some(outcome)) => return Some(End::Outcome(outcome)),
                     Err(error) => {
                         // A Terminate, if there is one to send; the connection ends either way.
-                        let _ = self.transmit();
+                        let _ = transmit(&self.fd, &mut self.machine);
                         socket::finish(&self.fd);
                         return Some(End::Setup(error));
                     }
@@ -309,17 +318,17 @@ impl Running {
             }
         }
     }
+}
 
-    fn transmit(&mut self) -> Result<(), End> {
-        while let Some(bytes) = self.machine.poll_transmit() {
-            match socket::send_all(&self.fd, &bytes) {
-                Ok(()) => {}
-                Err(Errno::CONNRESET | Errno::PIPE) => return Err(End::Setup(self.machine.handle_close())),
-                Err(errno) => return Err(End::Tcp(errno)),
-            }
+fn transmit(fd: &OwnedFd, machine: &mut Initiator) -> Result<(), End> {
+    while let Some(bytes) = machine.poll_transmit() {
+        match socket::send_all(fd, &bytes) {
+            Ok(()) => {}
+            Err(Errno::CONNRESET | Errno::PIPE) => return Err(End::Setup(machine.handle_close())),
+            Err(errno) => return Err(End::Tcp(errno)),
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Event and status for a failure of TCP, as Linux' iWARP connection manager reports them.

@@ -33,6 +33,10 @@ pub const MAX_BACKLOG: usize = 1024;
 /// Connections taken before others have their turn: peers may connect as fast as they are taken.
 const TURN: usize = 64;
 
+/// Connections that the kernel lets wait, as far as `net.core.somaxconn` goes (4096 where nobody changed it). What does not fit
+/// is lost and comes again after a second, and peers may make thousands at once.
+const KERNEL_BACKLOG: usize = 65_535;
+
 /// A listening socket.
 pub(crate) struct Listener {
     cm: Arc<Cm>,
@@ -56,13 +60,16 @@ struct ListenerState {
     undelivered: usize,
     /// Connections may wait in the kernel because `undelivered` had reached the backlog.
     paused: bool,
+    /// Or because there were too many half-open ones.
+    full: bool,
     /// When the engine calls.
     timer: Option<Instant>,
 }
 
 /// A connection between `accept` and the request's event.
 struct Entry {
-    connection: Arc<HalfOpen>,
+    /// None where the request was there as soon as the connection.
+    connection: Option<Arc<HalfOpen>>,
     accepted: Instant,
     /// The request is whole; requests of earlier connections are told first.
     request: Option<(Pending, Request)>,
@@ -95,7 +102,7 @@ impl Listener {
     pub fn start(cm: &Arc<Cm>, id: &Arc<Id>, fd: OwnedFd, backlog: usize) -> Result<Arc<Self>, Errno> {
         // The kernel's own queue holds what comes in while the program does not look; a program's small number is
         // meant for requests.
-        socket::listen(&fd, MAX_BACKLOG)?;
+        socket::listen(&fd, KERNEL_BACKLOG)?;
         let listener = Arc::new_cyclic(|me| Self {
             cm: Arc::clone(cm),
             id: Arc::downgrade(id),
@@ -123,8 +130,8 @@ impl Listener {
         if let Some((token, _fd)) = socket {
             self.cm.engine().deregister(token);
         }
-        for entry in half_open {
-            entry.connection.cancel();
+        for connection in half_open.into_iter().filter_map(|entry| entry.connection) {
+            connection.cancel();
         }
     }
 
@@ -150,17 +157,37 @@ impl Listener {
             }
             let evicted = match self.make_room(&mut state) {
                 Ok(evicted) => evicted,
-                Err(until) => return self.call_at(&mut state, until),
+                Err(until) => {
+                    state.full = true;
+                    return self.call_at(&mut state, until);
+                }
             };
             if let Some(evicted) = evicted {
                 drop(state);
                 tracing::debug!("too many half-open connections: the oldest is closed");
-                evicted.connection.cancel();
+                if let Some(connection) = evicted.connection {
+                    connection.cancel();
+                }
                 continue;
             }
             let Some((_, fd)) = &state.socket else { return };
             let connection = match socket::accept(fd) {
-                Ok(fd) => HalfOpen::start(&self.cm, &me, fd),
+                Ok(fd) => {
+                    let mut responder = Responder::new(self.cm.responder_policy());
+                    // Mostly the request is there already; then there is nothing to wait for.
+                    match advance(&fd, &mut responder) {
+                        End::NotYet => HalfOpen::start(&self.cm, &me, fd, responder),
+                        End::Gone => continue,
+                        End::Request(request) => {
+                            let request = Some((Pending { fd, responder }, request));
+                            let entry = Entry { connection: None, accepted: Instant::now(), request };
+                            state.half_open.push_back(entry);
+                            drop(state);
+                            self.tell();
+                            continue;
+                        }
+                    }
+                }
                 Err(Errno::AGAIN) => return,
                 // That one connection is gone; the next may be well (accept(2) names these).
                 Err(
@@ -180,7 +207,9 @@ impl Listener {
             match connection {
                 Ok(connection) => {
                     state.silent += 1;
-                    state.half_open.push_back(Entry { connection, accepted: Instant::now(), request: None });
+                    let entry =
+                        Entry { connection: Some(connection), accepted: Instant::now(), request: None };
+                    state.half_open.push_back(entry);
                 }
                 Err(errno) => {
                     // No descriptors or no memory. The socket will not say again that connections wait.
@@ -226,10 +255,12 @@ impl Listener {
 
     /// A connection is not half open any more. `request`: it asks for a stream.
     fn concluded(&self, connection: &HalfOpen, request: Option<(Pending, Request)>) {
-        {
+        let resume = {
             let mut state = self.state.lock();
-            let at =
-                state.half_open.iter().position(|e| std::ptr::eq(Arc::as_ptr(&e.connection), connection));
+            let this = |entry: &Entry| {
+                entry.connection.as_ref().is_some_and(|one| std::ptr::eq(Arc::as_ptr(one), connection))
+            };
+            let at = state.half_open.iter().position(this);
             // Not there: the listener was closed meanwhile.
             let Some(at) = at else { return };
             state.silent = state.silent.saturating_sub(1);
@@ -238,8 +269,12 @@ impl Listener {
             } else if let Some(entry) = state.half_open.get_mut(at) {
                 entry.request = request;
             }
-        }
+            std::mem::take(&mut state.full)
+        };
         self.tell();
+        if resume {
+            self.accept_all();
+        }
     }
 
     /// Tells the id of whole requests, in the order of their connections.
@@ -310,7 +345,12 @@ struct Running {
 }
 
 impl HalfOpen {
-    fn start(cm: &Arc<Cm>, listener: &Arc<Listener>, fd: OwnedFd) -> Result<Arc<Self>, Errno> {
+    fn start(
+        cm: &Arc<Cm>,
+        listener: &Arc<Listener>,
+        fd: OwnedFd,
+        responder: Responder,
+    ) -> Result<Arc<Self>, Errno> {
         let connection = Arc::new(Self {
             cm: Arc::clone(cm),
             listener: Arc::downgrade(listener),
@@ -321,7 +361,7 @@ impl HalfOpen {
         let source: Arc<Self> = Arc::clone(&connection);
         let token = engine.register(fd.as_raw_fd(), source).map_err(|error| errno_of(&error))?;
         engine.set_timer(token, Some(Instant::now() + cm.timeouts().request));
-        *running = Some(Running { token, fd, responder: Responder::new(cm.responder_policy()) });
+        *running = Some(Running { token, fd, responder });
         drop(running);
         Ok(connection)
     }
@@ -343,7 +383,7 @@ impl Source for HalfOpen {
     fn ready(&self, _: Readiness) {
         let mut guard = self.running.lock();
         let Some(running) = guard.as_mut() else { return };
-        let end = running.advance();
+        let end = advance(&running.fd, &mut running.responder);
         if matches!(end, End::NotYet) {
             return;
         }
@@ -378,24 +418,23 @@ enum End {
     Request(Request),
 }
 
-impl Running {
-    fn advance(&mut self) -> End {
-        let mut buffer = [0; mpa::MAX_PRIVATE_DATA];
-        loop {
-            let want = self.responder.want().min(buffer.len());
-            match socket::receive(&self.fd, &mut buffer[..want]) {
-                Ok(0) => return End::Gone,
-                Ok(received) => match self.responder.handle_input(&buffer[..received]) {
-                    Ok(None) => {}
-                    Ok(Some(request)) => return End::Request(request),
-                    Err(error) => {
-                        tracing::debug!(peer = ?socket::peer_address(&self.fd).ok(), "bad MPA request: {error}");
-                        return End::Gone;
-                    }
-                },
-                Err(Errno::AGAIN) => return End::NotYet,
-                Err(_) => return End::Gone,
-            }
+/// Reads what there is of a request.
+fn advance(fd: &OwnedFd, responder: &mut Responder) -> End {
+    let mut buffer = [0; mpa::MAX_PRIVATE_DATA];
+    loop {
+        let want = responder.want().min(buffer.len());
+        match socket::receive(fd, &mut buffer[..want]) {
+            Ok(0) => return End::Gone,
+            Ok(received) => match responder.handle_input(&buffer[..received]) {
+                Ok(None) => {}
+                Ok(Some(request)) => return End::Request(request),
+                Err(error) => {
+                    tracing::debug!(peer = ?socket::peer_address(fd).ok(), "bad MPA request: {error}");
+                    return End::Gone;
+                }
+            },
+            Err(Errno::AGAIN) => return End::NotYet,
+            Err(_) => return End::Gone,
         }
     }
 }
