@@ -112,6 +112,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn numbers_that_are_given_back_serve_before_another_port_is_opened() {
+        let numbers = Numbers::default();
+        let all: Vec<u32> = (0..256).map(|_| numbers.take().unwrap()).collect();
+        assert!(all.iter().all(|qpn| qpn >> 8 == all[0] >> 8));
+        numbers.give(all[9]);
+        numbers.give(all[9]);
+        assert_eq!(numbers.take().unwrap(), all[9]);
+        assert_ne!(numbers.take().unwrap() >> 8, all[0] >> 8);
+    }
+
+    #[test]
     fn numbers_name_a_port_and_go_round() {
         let numbers = Numbers::default();
         let a = numbers.take().unwrap();

@@ -294,6 +294,41 @@ mod tests {
         assert_eq!(cq.poll(10, |_| ()), 2);
     }
 
+    #[derive(Default)]
+    struct Looks(AtomicUsize);
+    impl Feeder for Looks {
+        fn feed(&self, _: bool) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+    }
+
+    #[test]
+    fn of_many_feeders_the_one_that_brings_everything_is_asked() {
+        let cq = Cq::new(64, 0, None, Arc::new(Count::default()));
+        let many: Vec<_> = (0..100).map(|_| Arc::new(Looks::default())).collect();
+        for (qpn, feeder) in (1..).zip(&many) {
+            let feeder: Arc<dyn Feeder> = feeder.clone();
+            cq.add_feeder(qpn, Arc::downgrade(&feeder));
+        }
+        let looks = |index: usize| many[index].0.load(Ordering::Relaxed);
+        let complete = |qpn| {
+            cq.push(Wc::new(1, WcStatus::Success, WcOpcode::Recv, qpn), false);
+            cq.poll(64, drop);
+        };
+        assert!(!cq.feed(2, true) && (0..100).all(|index| looks(index) == 0), "the system is asked");
+        (0..=FAVOURITE + 1).for_each(|_| complete(7));
+        cq.note_poll(true);
+        let direct = (0..8).filter(|_| cq.note_poll(false) > 0 && cq.feed(2, true)).count();
+        assert_eq!((looks(6), direct), (8, 6), "and the system still now and then");
+        complete(8);
+        assert!(!cq.feed(2, true));
+        assert_eq!(looks(6), 8, "another one has brought something");
+        (1..=99).for_each(|qpn| cq.remove_feeder(qpn));
+        assert!(cq.feed(2, true));
+        assert_eq!(looks(99), 1, "the last one is asked");
+    }
+
     #[test]
     fn arming_both_kinds() {
         let events = Arc::new(Count::default());
