@@ -35,12 +35,14 @@ struct Case {
 enum Run {
     /// Both ends of a perftest with these arguments behind `-R -F -p PORT`.
     Perftest(&'static str, Expected),
+    /// The same with the device shown as RoCE.
+    PerftestRoce(&'static str, Expected),
     /// `rping` at both ends with `-v -V`, these rounds and sizes one after the other, and these variables set.
     Rping(&'static [(u32, usize)], &'static [(&'static str, &'static str)]),
     /// Anything else.
     Custom(fn(&World, Place<'_>) -> Outcome),
 }
-use Run::{Custom, Perftest, Rping};
+use Run::{Custom, Perftest, PerftestRoce, Rping};
 
 const LO: &[Topology] = &[Loopback4];
 const LO_BOTH: &[Topology] = &[Loopback4, Loopback6];
@@ -51,11 +53,14 @@ const VETHS: &[Topology] = &[Veth1500V4, Veth9000V4];
 const EVERYWHERE: &[Topology] = &Topology::ALL;
 
 const TABLE: &str = "one row per size, every iteration counted, no complaint at either end";
+const ROCE_TABLE: &str = "as RoCE: one row per size, every iteration counted, no complaint at either end";
 const PING: &str = "every round's bytes at both ends, nothing but the disconnect on stderr";
 
 fn cases() -> Vec<Case> {
     let case = |program, manner, checked, at, run| Case { program, manner, checked, at, run };
     let perf = |program, args, at, expected| case(program, args, TABLE, at, Perftest(args, expected));
+    let roce =
+        |program, args, at, expected| case(program, args, ROCE_TABLE, at, PerftestRoce(args, expected));
     vec![
         // Device queries.
         case("ibv_devices", "", "one device, uwarp0, with a node GUID", LO, Custom(devices)),
@@ -127,6 +132,17 @@ fn cases() -> Vec<Case> {
         perf("ib_read_bw", "-q 64 -n 50 -s 4096", LO_AND_VETH, Expected::one(4096, 3200)),
         perf("ib_write_bw", "-q 16 -b -n 100", LO, Expected::one(65536, 1600)),
         perf("ib_read_bw", "-q 16 -e -n 100 -s 1024", LO, Expected::one(1024, 1600)),
+        // A shared receive queue. On iWARP, perftest 4.5 grants credits to the queue pair for which it posted the receive and not to the
+        // one that took it, so several queue pairs may wait for ever once they need credits; as RoCE it uses none.
+        perf("ib_send_bw", "--use-srq -n 2000", LO_AND_VETH, Expected::one(65536, 2000)),
+        perf("ib_send_bw", "--use-srq -a -n 20", LO, Expected::all(20)),
+        perf("ib_send_bw", "--use-srq -e -n 500 -s 262144", LO, Expected::one(262_144, 500)),
+        perf("ib_send_lat", "--use-srq -n 2000 -s 64", LO, Expected::one(64, 2000)),
+        perf("ib_send_lat", "--use-srq -e -n 2000 -s 64", LO, Expected::one(64, 2000)),
+        perf("ib_send_bw", "--use-srq -q 4 -n 100 -s 1024", LO_AND_VETH, Expected::one(1024, 400)),
+        roce("ib_send_bw", "--use-srq -q 4 -n 1000", LO_AND_VETH, Expected::one(65536, 4000)),
+        roce("ib_send_bw", "--use-srq -q 4 -n 1000 -s 1024", LO, Expected::one(1024, 4000)),
+        roce("ib_send_bw", "--use-srq -q 4 -b -n 500 -s 4096", LO, Expected::one(4096, 2000)),
         // Lists of work requests.
         perf("ib_send_bw", "-l 16 -n 3200 -s 1024", LO, Expected::one(1024, 3200)),
         perf("ib_write_bw", "-l 64 -Q 64 -n 6400 -s 64", LO_AND_VETH, Expected::one(64, 6400)),
@@ -217,7 +233,10 @@ impl World {
         let place = self.net.place(topology)?;
         match &case.run {
             Perftest(args, expected) => {
-                pair::despite_perftests_race(|| self.perftest(case.program, args, expected, place))
+                pair::despite_perftests_race(|| self.perftest(case.program, args, "iwarp", expected, place))
+            }
+            PerftestRoce(args, expected) => {
+                pair::despite_perftests_race(|| self.perftest(case.program, args, "roce", expected, place))
             }
             Rping(rounds, env) => self.rping(rounds, env, place),
             Custom(run) => run(self, place),
@@ -233,11 +252,11 @@ impl World {
         Ok(Cmd::line(line).env("LD_LIBRARY_PATH", self.dist()?.lib()).in_ns(ns))
     }
 
-    fn perftest(&self, tool: &str, args: &str, expected: &Expected, place: Place<'_>) -> Outcome {
+    fn perftest(&self, tool: &str, args: &str, view: &str, expected: &Expected, place: Place<'_>) -> Outcome {
         let port = free_port();
         let line = format!("{tool} -R -F -p {port} {args}");
-        let server = self.over_uwarp(&line, place.server)?.limit(PERFTEST_LIMIT);
-        let client = self.over_uwarp(&line, place.client)?.arg(place.address).limit(PERFTEST_LIMIT);
+        let end = |ns| Ok(self.over_uwarp(&line, ns)?.env("UWARP_VIEW", view).limit(PERFTEST_LIMIT));
+        let (server, client) = (end(place.server)?, end(place.client)?.arg(place.address));
         let ends = pair::run(&server, &client, port)?;
         check::no_complaints(&ends.server)?;
         if let Err(why) = check::perftest(&ends.client, expected) {
