@@ -223,7 +223,7 @@ impl Qp {
                 break;
             }
         }
-        if inner.core.stalled() && inner.core.srq().is_none() {
+        if inner.core.awaits_receive() && inner.core.srq().is_none() {
             go_on(&mut inner);
             self.pump(&mut inner);
             self.release(inner);
@@ -456,6 +456,15 @@ impl Qp {
     }
 
     fn send(&self, inner: &mut Inner) {
+        let stalled = inner.core.stalled();
+        self.transmit(inner);
+        // A Read has begun, and its Response is to be received past the Send that waits.
+        if stalled && !inner.core.stalled() && self.receive(inner) {
+            self.transmit(inner);
+        }
+    }
+
+    fn transmit(&self, inner: &mut Inner) {
         let Some(conn) = &mut inner.conn else { return };
         if self.room.load(Ordering::Relaxed) && self.room.swap(false, Ordering::Acquire) {
             conn.writable = true;
@@ -524,7 +533,7 @@ impl Qp {
 
     /// Receives what there is. Says whether that was anything: bytes, an end, an error.
     fn receive(&self, inner: &mut Inner) -> bool {
-        if inner.core.stalled() && self.kept.swap(false, Ordering::Acquire) {
+        if inner.core.awaits_receive() && self.kept.swap(false, Ordering::Acquire) {
             go_on(inner);
         }
         let Some(conn) = &mut inner.conn else { return false };
@@ -535,17 +544,20 @@ impl Qp {
         });
         // A thread that is ending has no thread-local buffer any more.
         let some = done.unwrap_or_else(|_| self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]));
-        if !inner.core.stalled() {
+        if !inner.core.awaits_receive() {
             (conn.rnr_deadline, conn.gone_deadline) = (None, None);
             return some;
         }
-        // Nobody reads the socket now, so nobody would find its end.
-        self.watch(conn);
         conn.new_deadline = true;
         let from_now = |limit| Some(Instant::now() + limit);
         if conn.rnr_deadline.is_none() {
             conn.rnr_deadline = inner.core.rnr_timeout().and_then(from_now);
         }
+        if !inner.core.stalled() {
+            return some;
+        }
+        // Nobody reads the socket now, so nobody would find its end.
+        self.watch(conn);
         if conn.gone_deadline.is_none() && self.hung_up.load(Ordering::Acquire) {
             conn.gone_deadline = from_now(GONE_LIMIT);
         }
@@ -672,7 +684,7 @@ impl Qp {
         }
         if over(conn.rnr_deadline) {
             conn.rnr_deadline = None;
-            if core.stalled() {
+            if core.awaits_receive() {
                 core.receive_missing();
             }
         }

@@ -220,9 +220,15 @@ impl End {
     }
 
     /// Posts and sends, as the driver does in one call.
-    pub fn post_send(&mut self, now: Time, wr: &SendWr<'_>, output: &mut Pipe) -> Result<(), VerbsError> {
+    pub fn post_send(
+        &mut self,
+        now: Time,
+        wr: &SendWr<'_>,
+        input: &mut Pipe,
+        output: &mut Pipe,
+    ) -> Result<(), VerbsError> {
         self.core.post_send(wr)?;
-        self.send(now, output);
+        self.send_and_look(now, input, output);
         self.news(now);
         Ok(())
     }
@@ -243,7 +249,7 @@ impl End {
             return Ok(());
         }
         self.core.post_recv(wr)?;
-        if self.core.stalled() {
+        if self.core.awaits_receive() {
             self.core.unstall();
             self.pump(now, input, output);
         }
@@ -275,7 +281,7 @@ impl End {
         }
         if self.rnr_deadline.is_some_and(|at| at <= now) {
             self.rnr_deadline = None;
-            if self.core.stalled() {
+            if self.core.awaits_receive() {
                 self.core.receive_missing();
             }
         }
@@ -287,7 +293,7 @@ impl End {
     /// Moves what can be moved, in both directions.
     pub fn pump(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         self.receive(now, input);
-        self.send(now, output);
+        self.send_and_look(now, input, output);
         self.news(now);
         if self.closing.is_some() && self.core.attached() {
             self.receive(now, input);
@@ -295,6 +301,16 @@ impl End {
         }
         self.wind_down(now, output);
         self.news(now);
+    }
+
+    fn send_and_look(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
+        let stalled = self.core.stalled();
+        self.send(now, output);
+        // A Read has begun, and its Response is to be received past the Send that waits.
+        if stalled && !self.core.stalled() {
+            self.receive(now, input);
+            self.send(now, output);
+        }
     }
 
     fn send(&mut self, now: Time, output: &mut Pipe) {
@@ -328,13 +344,13 @@ impl End {
     }
 
     fn receive(&mut self, now: Time, input: &mut Pipe) {
-        if self.core.stalled() && self.kept.0.swap(false, Ordering::Relaxed) {
+        if self.core.awaits_receive() && self.kept.0.swap(false, Ordering::Relaxed) {
             self.core.unstall();
         }
         if self.core.attached() {
             self.receive_all(now, input);
         }
-        if !self.core.stalled() {
+        if !self.core.awaits_receive() {
             (self.rnr_deadline, self.gone_deadline) = (None, None);
             return;
         }
@@ -343,7 +359,7 @@ impl End {
         {
             self.rnr_deadline = Some(now + Time::try_from(limit.as_nanos()).unwrap_or(Time::MAX));
         }
-        if self.gone_deadline.is_none() && input.hung_up(now) {
+        if self.core.stalled() && self.gone_deadline.is_none() && input.hung_up(now) {
             self.gone_deadline = Some(now + LIMIT);
         }
     }

@@ -105,8 +105,8 @@ impl World {
     /// Posts a send work request and sends what can be sent.
     pub fn post_send(&mut self, side: Side, wr: &SendWr<'_>) -> Result<(), VerbsError> {
         let now = self.now;
-        let (end, _, output) = self.parts(side);
-        end.post_send(now, wr, output)
+        let (end, input, output) = self.parts(side);
+        end.post_send(now, wr, input, output)
     }
 
     /// Posts a receive.

@@ -69,6 +69,7 @@ impl Stream {
         self.tx.stop();
         self.direct = None;
         self.stalled = false;
+        self.aside.clear();
         self.reads.clear();
         self.requests.clear();
     }

@@ -12,6 +12,7 @@
 //!
 //! `transmit` is the way out, `receive` the way in, `errors` what happens when something is wrong.
 
+mod aside;
 pub mod counters;
 mod errors;
 mod queues;
@@ -278,6 +279,8 @@ struct Stream {
     requests: VecDeque<receive::ReadSource>,
     /// A Send arrived and no receive was posted.
     stalled: bool,
+    /// Sends that came without a receive while Responses to our Reads are to come behind them.
+    aside: aside::Aside,
     /// The Send that waited last.
     waiting: Option<receive::Struck>,
     /// Receives that are still to be sized to end at the next header.
@@ -289,6 +292,8 @@ struct Stream {
     /// Messages of the peer that are placed, and how many of them it was told of.
     placed: u64,
     placed_told: u64,
+    /// And Writes that are placed behind a Send that was set aside.
+    placed_behind: u64,
     /// Messages of ours that the peer has placed.
     acked: u64,
     closing: Option<Disconnect>,
@@ -540,6 +545,7 @@ impl QpCore {
             reads: VecDeque::new(),
             requests: VecDeque::new(),
             stalled: false,
+            aside: aside::Aside::default(),
             waiting: None,
             exact_reads: 0,
             write_continues: None,
@@ -547,6 +553,7 @@ impl QpCore {
             established: Established::NotYet,
             placed: 0,
             placed_told: 0,
+            placed_behind: 0,
             acked: 0,
             closing: None,
         };

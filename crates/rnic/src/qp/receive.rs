@@ -77,7 +77,7 @@ pub(super) struct Struck {
 }
 
 impl Struck {
-    fn new(segment: &Segment) -> Self {
+    pub fn new(segment: &Segment) -> Self {
         let mut header = [0; Header::MAX_LEN];
         let header_len = segment.header.emit(&mut header);
         let segment_len = u16::try_from(segment.header_len + segment.payload_len).unwrap_or(u16::MAX);
@@ -287,15 +287,9 @@ impl QpCore {
                 break;
             }
         }
+        self.wait_if_nothing_else_comes();
         self.check_overflow();
         used
-    }
-
-    /// Looks again at input that was left because no receive was posted.
-    pub fn unstall(&mut self) {
-        if let Some(stream) = &mut self.stream {
-            stream.stalled = false;
-        }
     }
 
     /// One whole FPDU's ULPDU.
@@ -312,6 +306,11 @@ impl QpCore {
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
         trace::segment(self.qpn, trace::Way::In, &segment.header, payload, segment.payload_len);
         let done = match segment.opcode {
+            // What it reads may be what a Send before it brings: it is the program's turn only when that is delivered (RFC 5040
+            // section 5.5).
+            Opcode::ReadRequest if !stream.aside.is_empty() => {
+                return if self.set_aside(&segment, ulpdu) { Placed::Done } else { Placed::NoReceive };
+            }
             Opcode::ReadRequest => self.read_request(&segment, payload).map_err(Fault::Peer),
             Opcode::Terminate => {
                 self.terminated(payload);
@@ -321,9 +320,15 @@ impl QpCore {
             Opcode::Write | Opcode::ReadResponse => self.place(&segment, payload),
             // The four Sends; nothing else passed the check.
             _ => {
-                if !self.find_receive() {
+                // Behind one that was set aside, it has to wait even if there is a receive.
+                if !stream.aside.is_empty() || !self.find_receive() {
+                    let set_aside = self.set_aside(&segment, ulpdu);
                     if let Some(stream) = &mut self.stream {
                         self.counters.receive_stalls += 1;
+                        if set_aside {
+                            stream.heard();
+                            return Placed::Done;
+                        }
                         stream.stalled = true;
                         stream.waiting = Some(Struck::new(&segment));
                         // A program may post its first receives when it hears that the connection is up.
@@ -341,9 +346,21 @@ impl QpCore {
         Placed::Done
     }
 
+    /// Takes a segment that was checked and counted before.
+    pub(super) fn place_checked(&mut self, segment: &Segment, ulpdu: &[u8]) {
+        let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
+        let done = match segment.opcode {
+            Opcode::ReadRequest => self.read_request(segment, payload).map_err(Fault::Peer),
+            _ => self.place(segment, payload).and_then(|()| self.deliver(segment, false)),
+        };
+        if let Err(fault) = done {
+            self.fault(fault, Some((ulpdu, u16::try_from(ulpdu.len()).unwrap_or(u16::MAX))));
+        }
+    }
+
     /// Whether there is a receive for the Send at hand; takes one from the shared receive queue if need be. If there is none, the
     /// queue pair gets in line there.
-    fn find_receive(&mut self) -> bool {
+    pub(super) fn find_receive(&mut self) -> bool {
         if self.rq.front().is_some() {
             return true;
         }
@@ -469,6 +486,12 @@ impl QpCore {
             stream.introduced(segment);
         }
         stream.heard();
+        self.deliver(segment, rtr)
+    }
+
+    /// What a placed segment brings about: completions, mostly. `rtr`: it is the ready-to-receive Write.
+    fn deliver(&mut self, segment: &Segment, rtr: bool) -> Result<(), Fault> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
         match (segment.opcode, segment.header) {
             (Opcode::Write, Header::Tagged(h)) => {
                 let counts = &mut self.counters.received.write;
@@ -477,7 +500,10 @@ impl QpCore {
                 stream.write_continues =
                     (!segment.last()).then(|| (h.stag, h.to.wrapping_add(segment.payload_len as u64)));
                 if segment.last() {
-                    stream.placed += 1;
+                    // The peer's messages are counted in order.
+                    let count =
+                        if stream.aside.is_empty() { &mut stream.placed } else { &mut stream.placed_behind };
+                    *count += 1;
                 }
             }
             (Opcode::ReadResponse, _) => {
@@ -622,14 +648,14 @@ impl QpCore {
         }
         // Whatever is wrong with it is dealt with when it is whole and its CRC was seen.
         let Ok(segment) = stream.rx.check(ulpdu, ulpdu_len) else { return 0 };
-        let write_continues = stream.write_continues;
+        let (write_continues, nothing_aside) = (stream.write_continues, stream.aside.is_empty());
         let certain = match (segment.opcode, segment.header) {
             (Opcode::Write, Header::Tagged(h)) => write_continues == Some((h.stag, h.to)),
             (Opcode::ReadResponse, _) => true,
             (
                 Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
                 Header::Untagged(_),
-            ) => self.shared.is_none() && self.rq.front().is_some(),
+            ) => nothing_aside && self.find_receive(false),
             _ => false,
         };
         if !certain {

@@ -439,6 +439,10 @@ impl QpCore {
         });
         let msn = stream.tx.read_msn;
         stream.reads.push_back(ReadSink::new(number, sink_stag, total, msn));
+        // Its Response may have to come past a Send that waits.
+        if stream.aside.has_room(stream.mulpdu) {
+            stream.stalled = false;
+        }
         self.sq.next += 1;
         self.mark(number, Phase::Reading);
         true

@@ -188,3 +188,50 @@ fn only_a_send_is_placed_into_a_receive() {
     let error = TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong);
     assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
 }
+
+/// A Send without a receive held up the Response behind it: two ends that read from each other before they post receives waited
+/// for ever.
+#[test]
+fn responses_come_past_sends_that_wait_for_receives() {
+    let mut duo = Duo::new(params());
+    let sge = duo.sge(B, 0, 64);
+    for wr_id in 0..3 {
+        duo.queue(B, wr_id, SEND, sge);
+    }
+    duo.world.settle();
+    assert!(duo.world.end(A).core.stalled());
+    let (read, sink) = (duo.read_op(A, 0), duo.sge(A, 4096, 100_000));
+    duo.queue(A, 7, read, sink);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(7, WcStatus::Success)]);
+    // Now nothing is waited for but receives, and the peer's Sends are to be held back again.
+    assert!(duo.world.end(A).core.stalled());
+    assert_eq!(duo.recvs(A), []);
+    for wr_id in 20..23 {
+        duo.recv(A, wr_id, 0, 64);
+        duo.world.settle();
+        assert_eq!(duo.recvs(A), [(wr_id, WcStatus::Success)]);
+    }
+    assert!(!duo.world.end(A).core.awaits_receive());
+    duo.queue(B, 9, SEND, sge);
+    duo.recv(A, 30, 0, 64);
+    duo.world.settle();
+    assert_eq!(duo.recvs(A), [(30, WcStatus::Success)]);
+}
+
+/// The same with messages of several segments, of which the receive that comes first takes the first.
+#[test]
+fn a_long_send_that_was_set_aside_arrives_whole() {
+    let mut duo = Duo::new(params());
+    let (read, sink) = (duo.read_op(A, 0), duo.sge(A, 500_000, 10));
+    duo.queue(A, 7, read, sink);
+    let sge = duo.sge(B, 0, 200_000);
+    duo.queue(B, 1, SEND, sge);
+    duo.queue(B, 2, SEND, sge);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(7, WcStatus::Success)]);
+    duo.recv(A, 20, 0, 200_000);
+    duo.recv(A, 21, 0, 199_999);
+    duo.world.settle();
+    assert_eq!(duo.recvs(A), [(20, WcStatus::Success), (21, WcStatus::LocLenErr)]);
+}

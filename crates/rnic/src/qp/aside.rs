@@ -1,0 +1,122 @@
+//! Sends set aside: what came before its receive was posted, kept so that Responses to our own RDMA Reads behind it can be taken
+//! (docs/adr/004-sends-without-a-receive.md).
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use uwarp_proto::rx::Segment;
+use uwarp_wire::rdmap::Opcode;
+
+use super::QpCore;
+use super::receive::Struck;
+
+/// Bytes that one queue pair may set aside, and all of a process together: a peer decides what it sends.
+const MOST_OF_ONE: usize = 4 << 20;
+const MOST_OF_ALL: usize = 64 << 20;
+
+static OF_ALL: AtomicUsize = AtomicUsize::new(0);
+
+/// Segments of Sends, and Read Requests behind them, in the order they came, each checked and counted.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    segments: VecDeque<(Segment, Box<[u8]>)>,
+    bytes: usize,
+}
+
+impl Aside {
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Whether a segment of `len` bytes would be taken.
+    pub fn has_room(&self, len: usize) -> bool {
+        self.bytes.saturating_add(len) <= MOST_OF_ONE
+            && OF_ALL.load(Ordering::Relaxed).saturating_add(len) <= MOST_OF_ALL
+    }
+
+    /// Takes a segment; says whether there was room.
+    fn push(&mut self, segment: Segment, ulpdu: &[u8]) -> bool {
+        if !self.has_room(ulpdu.len()) {
+            return false;
+        }
+        // Two at once may both find the last room: the limit is there to bound, not to be met.
+        OF_ALL.fetch_add(ulpdu.len(), Ordering::Relaxed);
+        self.bytes += ulpdu.len();
+        self.segments.push_back((segment, ulpdu.into()));
+        true
+    }
+
+    fn pop(&mut self) -> Option<(Segment, Box<[u8]>)> {
+        let (segment, ulpdu) = self.segments.pop_front()?;
+        self.gave_back(ulpdu.len());
+        Some((segment, ulpdu))
+    }
+
+    fn gave_back(&mut self, len: usize) {
+        self.bytes -= len;
+        OF_ALL.fetch_sub(len, Ordering::Relaxed);
+    }
+
+    pub fn clear(&mut self) {
+        self.gave_back(self.bytes);
+        self.segments.clear();
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl QpCore {
+    /// Whether a Send waits for a receive to be posted.
+    pub fn awaits_receive(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| s.stalled || !s.aside.is_empty())
+    }
+
+    /// Sets aside a segment of a Send for which there is no receive, or a Read Request behind one; false when the stream has to wait with it: nothing behind it
+    /// is waited for, or too much is set aside already.
+    pub(super) fn set_aside(&mut self, segment: &Segment, ulpdu: &[u8]) -> bool {
+        let Some(stream) = &mut self.stream else { return false };
+        let first = stream.aside.is_empty();
+        if stream.reads.is_empty() || !stream.aside.push(*segment, ulpdu) {
+            return false;
+        }
+        if first {
+            stream.waiting = Some(Struck::new(segment));
+        }
+        stream.rx.commit(segment);
+        true
+    }
+
+    /// Receives may have been posted: places what was set aside as far as they reach, and looks again at input that was left. The
+    /// owner calls [`Self::handle_input`] next.
+    pub fn unstall(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.stalled = false;
+        }
+        while let Some((first, _)) = self.stream.as_ref().and_then(|s| s.aside.segments.front()) {
+            if first.opcode != Opcode::ReadRequest && !self.find_receive() {
+                break;
+            }
+            let Some((segment, ulpdu)) = self.stream.as_mut().and_then(|s| s.aside.pop()) else { break };
+            self.place_checked(&segment, &ulpdu);
+        }
+        if let Some(stream) = self.stream.as_mut().filter(|s| s.aside.is_empty()) {
+            stream.placed += std::mem::take(&mut stream.placed_behind);
+        }
+        self.wait_if_nothing_else_comes();
+    }
+
+    /// With Sends set aside and no Read outstanding any more, nothing is to be received until there are receives.
+    pub(super) fn wait_if_nothing_else_comes(&mut self) {
+        let Some(stream) = &mut self.stream else { return };
+        if let Some((first, _)) = stream.aside.segments.front()
+            && stream.reads.is_empty()
+        {
+            stream.waiting = Some(Struck::new(first));
+            stream.stalled = true;
+        }
+    }
+}
