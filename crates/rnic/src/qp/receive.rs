@@ -655,7 +655,7 @@ impl QpCore {
             (
                 Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
                 Header::Untagged(_),
-            ) => nothing_aside && self.find_receive(false),
+            ) => nothing_aside && self.shared.is_none() && self.rq.front().is_some(),
             _ => false,
         };
         if !certain {
