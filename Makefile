@@ -12,6 +12,8 @@
 DIST ?= dist
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
+# As long as each target runs in make test.
+TEST_FUZZ_SECONDS ?= 10
 FUZZ ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 BENCH ?= latency bandwidth rate
 
@@ -37,10 +39,11 @@ demo: dist
 
 # Cheap first: what a look at the text finds, then what one process finds, then whole programs.
 test:
-	@scripts/setup build demo test siw
+	@scripts/setup build demo test siw fuzz
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO_TEST) --workspace --exclude uwarp-conformance
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(TEST_FUZZ_SECONDS)
 	@$(MAKE) --no-print-directory dist
 	scripts/check-symbols $(UWARP_DIST)/lib/uwarp/libuwarp.so
 	$(CARGO_TEST) -p uwarp-conformance

@@ -9,6 +9,11 @@ use crate::{Context, Outcome, require};
 
 /// Compiles `c/NAME.c` into `dir` and returns the program. Any warning is an error.
 pub fn build(name: &str, dir: &Path) -> Outcome<PathBuf> {
+    build_with(name, dir, "")
+}
+
+/// The same with more options.
+pub fn build_with(name: &str, dir: &Path, options: &str) -> Outcome<PathBuf> {
     require!(
         Path::new("/usr/include/infiniband/verbs.h").exists()
             && Path::new("/usr/include/rdma/rdma_cma.h").exists(),
@@ -21,6 +26,7 @@ pub fn build(name: &str, dir: &Path) -> Outcome<PathBuf> {
         .arg(&program)
         .arg(&source)
         .args("-lrdmacm -libverbs")
+        .args(options)
         .limit(Duration::from_secs(60))
         .run_ok()?;
     Ok(program)

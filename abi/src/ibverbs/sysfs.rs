@@ -14,7 +14,8 @@ fn root() -> &'static CStr {
     static ROOT: OnceLock<std::ffi::CString> = OnceLock::new();
     ROOT.get_or_init(|| {
         std::env::var_os("SYSFS_PATH")
-            .filter(|path| !path.is_empty())
+            // As libibverbs: not where the caller's environment would steer a program with more rights.
+            .filter(|path| !path.is_empty() && !uwarp_driver::has_more_rights_than_its_caller())
             .and_then(|path| {
                 let bytes = path.as_bytes();
                 let end = bytes.iter().rposition(|b| *b != b'/').map_or(bytes.len(), |last| last + 1);

@@ -14,6 +14,13 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 /// Descriptors that a forked child has to close. Locked over a fork.
 static DESCRIPTORS: LazyLock<Mutex<HashSet<RawFd>>> = LazyLock::new(Mutex::default);
 
+/// Whether the program has more rights than whoever started it (setuid, setgid, file capabilities), so that its environment
+/// is not to be believed where it names files.
+pub fn has_more_rights_than_its_caller() -> bool {
+    // SAFETY: no pointers.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// Whether this process is a child forked after the device was opened. Its queue pairs are its parent's.
 pub fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)

@@ -34,7 +34,7 @@ mod trace;
 pub use channel::{Channel, ChannelError};
 pub use config::Config;
 pub use engine::{Engine, Readiness, Source, Token};
-pub use fork::forked;
+pub use fork::{forked, has_more_rights_than_its_caller};
 pub use nic::{Limits, Nic};
 pub use qp::{Qp, StreamObserver};
 pub use srq::Srq;

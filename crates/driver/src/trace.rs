@@ -16,8 +16,13 @@ use uwarp_rnic::trace::{self, Passing, Way};
 use uwarp_wire::text::Line;
 
 /// Starts tracing if the environment asks for it: `-` is standard error, anything else a file that is appended to.
+///
+/// In a program that has more rights than its caller, the caller's environment must not choose a file to write to.
 pub(crate) fn start_if_wanted() {
     let Some(target) = std::env::var_os("UWARP_TRACE").filter(|v| !v.is_empty()) else { return };
+    if crate::has_more_rights_than_its_caller() {
+        return;
+    }
     let out: Box<dyn Write + Send> = if target == "-" {
         Box::new(std::io::stderr())
     } else {
