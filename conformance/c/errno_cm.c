@@ -307,12 +307,223 @@ static void names(void)
 	      rdma_event_str(RDMA_CM_EVENT_ESTABLISHED));
 }
 
+/* Options: their sizes, and what they do. */
+static void options(void)
+{
+	struct sockaddr_storage any = sockaddr_of(address, 0), ss;
+	struct rdma_event_channel *ch;
+	struct rdma_cm_id *id, *other;
+	uint8_t octet = 8;
+	int value = 1;
+
+	MUST(ch = rdma_create_event_channel());
+	id = new_id(ch);
+	check(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &octet, sizeof octet) == 0, "TOS", "%m");
+	errno = 0;
+	check_failed(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value, sizeof value) == -1, EINVAL,
+		     "TOS of a wrong size");
+	octet = 14;
+	check(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &octet, sizeof octet) == 0, "ACK_TIMEOUT", "%m");
+	errno = 0;
+	check_failed(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &octet, sizeof octet) == -1, EINVAL,
+		     "REUSEADDR of a wrong size");
+	errno = 0;
+	check_failed(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &octet, sizeof octet) == -1, EINVAL,
+		     "AFONLY of a wrong size");
+	check(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &value, sizeof value) == 0, "AFONLY", "%m");
+	errno = 0;
+	check_failed(rdma_set_option(id, RDMA_OPTION_ID, 99, &value, sizeof value) == -1, ENOSYS, "an option that is none");
+	check(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &value, sizeof value) == 0, "REUSEADDR", "%m");
+	MUST(rdma_bind_addr(id, (struct sockaddr *)&any) == 0);
+	ss = sockaddr_of(address, ntohs(rdma_get_src_port(id)));
+	other = new_id(ch);
+	MUST(rdma_set_option(other, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &value, sizeof value) == 0);
+	check(rdma_bind_addr(other, (struct sockaddr *)&ss) == 0, "two that reuse one address", "%m");
+	MUST(rdma_destroy_id(other) == 0 && rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(ch);
+}
+
+/* Takes a request, and rejects it with a mark of the listener. */
+static int asked(struct rdma_event_channel *ch, struct rdma_cm_id **listeners, int n)
+{
+	struct rdma_cm_event *event;
+	int which = -1;
+
+	MUST(readable(ch->fd, LIMIT_MS) && rdma_get_cm_event(ch, &event) == 0);
+	MUST(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	for (int i = 0; i < n; i++)
+		if (event->listen_id == listeners[i])
+			which = i;
+	struct rdma_cm_id *id = event->id;
+	MUST(rdma_ack_cm_event(event) == 0 && rdma_reject(id, NULL, 0) == 0 && rdma_destroy_id(id) == 0);
+	return which;
+}
+
+/* Several listeners: each gets what is meant for it. */
+static void listeners(void)
+{
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_event_channel *ch;
+	struct rdma_cm_id *id[3];
+	struct sockaddr_storage ss;
+
+	MUST(ch = rdma_create_event_channel());
+	for (int i = 0; i < 3; i++) {
+		ss = sockaddr_of(address, 0);
+		id[i] = new_id(ch);
+		MUST(rdma_bind_addr(id[i], (struct sockaddr *)&ss) == 0 && rdma_listen(id[i], 4) == 0);
+	}
+	check(rdma_get_src_port(id[0]) != rdma_get_src_port(id[1]), "two listeners have two ports", "one");
+	for (int i = 2; i >= 0; i--) {
+		struct pair p = { .listener = id[i] };
+
+		resolve(&p);
+		side_resources(&p.c, &(struct options){ 0 });
+		MUST(rdma_connect(p.c.id, &param) == 0);
+		check(asked(ch, id, 3) == i, "a request comes to its listener", "to another");
+		must_event(p.c.ch, RDMA_CM_EVENT_REJECTED);
+		side_close(&p.c);
+	}
+	for (int i = 0; i < 3; i++)
+		MUST(rdma_destroy_id(id[i]) == 0);
+	rdma_destroy_event_channel(ch);
+}
+
+/* A queue pair of the program's own, known to rdma_cm by number: rdma_connect(3), rdma_establish(3), rdma_init_qp_attr(3). */
+static void by_number(void)
+{
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7, .private_data = question,
+					 .private_data_len = sizeof question };
+	struct ibv_qp_init_attr init = {
+		.qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct rdma_cm_event *event;
+	struct ibv_qp_attr attr;
+	struct pair p = { 0 };
+	struct ibv_qp *qp;
+	struct ibv_cq *cq;
+	int mask;
+
+	listen_somewhere(&p);
+	resolve(&p);
+	MUST(cq = ibv_create_cq(p.c.id->verbs, 16, NULL, NULL, 0));
+	init.send_cq = init.recv_cq = cq;
+	MUST(qp = ibv_create_qp(p.c.id->pd, &init));
+	memset(&attr, 0, sizeof attr);
+	attr.qp_state = IBV_QPS_INIT;
+	check(rdma_init_qp_attr(p.c.id, &attr, &mask) == 0 && (mask & IBV_QP_ACCESS_FLAGS), "init_qp_attr for INIT", "%m");
+	attr.pkey_index = 0;
+	check_errno(ibv_modify_qp(qp, &attr, mask | IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT), 0, "it goes to INIT");
+	attr.qp_state = IBV_QPS_RTR;
+	MUST(rdma_init_qp_attr(p.c.id, &attr, &mask) == 0);
+	check(ibv_modify_qp(qp, &attr, mask) != 0, "but not to RTR, as no connection is there", "it does");
+	errno = 0;
+	check_failed(rdma_connect(p.c.id, NULL) == -1, EINVAL, "connect with neither queue pair nor number");
+	param.qp_num = 0xfffffe;
+	errno = 0;
+	check_failed(rdma_connect(p.c.id, &param) == -1, EINVAL, "connect with the number of no queue pair");
+	errno = 0;
+	check_failed(rdma_establish(p.c.id) == -1, EINVAL, "establish before the response");
+	param.qp_num = qp->qp_num;
+	check(rdma_connect(p.c.id, &param) == 0, "connect by number", "%m");
+	MUST(readable(p.s.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.s.ch, &event) == 0);
+	MUST(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	p.s.id = event->id;
+	MUST(rdma_ack_cm_event(event) == 0);
+	side_resources(&p.s, &(struct options){ 0 });
+	MUST(rdma_accept(p.s.id, &(struct rdma_conn_param){ .rnr_retry_count = 7, .private_data = yes,
+							     .private_data_len = sizeof yes }) == 0);
+	MUST(readable(p.c.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.c.ch, &event) == 0);
+	check(event->event == RDMA_CM_EVENT_CONNECT_RESPONSE && event->status == 0, "CONNECT_RESPONSE", "%s",
+	      rdma_event_str(event->event));
+	check(holds(event, yes, sizeof yes), "with the private data of accept", "%u bytes",
+	      event->param.conn.private_data_len);
+	check(event->param.conn.qp_num == p.s.id->qp->qp_num, "and the peer's number", "%u", event->param.conn.qp_num);
+	MUST(rdma_ack_cm_event(event) == 0);
+	check(state_of(qp) == IBV_QPS_INIT, "the queue pair waits for the program", "%s", state_name(state_of(qp)));
+	attr.qp_state = IBV_QPS_RTR;
+	MUST(rdma_init_qp_attr(p.c.id, &attr, &mask) == 0);
+	check_errno(ibv_modify_qp(qp, &attr, mask), 0, "RTR takes the connection");
+	attr.qp_state = IBV_QPS_RTS;
+	MUST(rdma_init_qp_attr(p.c.id, &attr, &mask) == 0);
+	check_errno(ibv_modify_qp(qp, &attr, mask), 0, "RTS");
+	check(rdma_establish(p.c.id) == 0, "establish", "%m");
+	errno = 0;
+	check_failed(rdma_establish(p.c.id) == -1, EINVAL, "establish twice");
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	check(state_of(qp) == IBV_QPS_RTS, "and the queue pair is in RTS", "%s", state_name(state_of(qp)));
+	check(rdma_disconnect(p.c.id) == 0, "disconnect", "%m");
+	must_event(p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
+	must_event(p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	check_errno(ibv_destroy_qp(qp), 0, "destroy_qp");
+	MUST(ibv_destroy_cq(cq) == 0);
+	side_close(&p.s);
+	MUST(rdma_destroy_id(p.c.id) == 0 && rdma_destroy_id(p.listener) == 0);
+}
+
+/* As much private data as the interface can say, both ways. */
+static void private_data(void)
+{
+	static unsigned char much[255];
+	struct rdma_conn_param param = { .private_data = much, .private_data_len = sizeof much, .retry_count = 7,
+					 .rnr_retry_count = 7 };
+	struct rdma_cm_event *event;
+	struct pair p = { 0 };
+
+	for (unsigned int i = 0; i < sizeof much; i++)
+		much[i] = (unsigned char)(i * 7 + 1);
+	listen_somewhere(&p);
+	resolve(&p);
+	side_resources(&p.c, &(struct options){ 0 });
+	MUST(rdma_connect(p.c.id, &param) == 0);
+	MUST(readable(p.s.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.s.ch, &event) == 0);
+	check(event->param.conn.private_data_len == sizeof much && holds(event, much, sizeof much), "255 bytes in a request",
+	      "%u bytes", event->param.conn.private_data_len);
+	p.s.id = event->id;
+	MUST(rdma_ack_cm_event(event) == 0);
+	side_resources(&p.s, &(struct options){ 0 });
+	MUST(rdma_accept(p.s.id, &param) == 0);
+	MUST(readable(p.c.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.c.ch, &event) == 0);
+	check(event->event == RDMA_CM_EVENT_ESTABLISHED && holds(event, much, sizeof much), "and in a reply", "%s, %u bytes",
+	      rdma_event_str(event->event), event->param.conn.private_data_len);
+	MUST(rdma_ack_cm_event(event) == 0);
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	check(rdma_notify(p.s.id, IBV_EVENT_COMM_EST) == 0, "notify", "%m");
+	MUST(rdma_disconnect(p.c.id) == 0);
+	must_event(p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
+	must_event(p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	pair_close(&p);
+}
+
+/* Devices, multicast, and options of vendors: what there is not is said so. */
+static void others(void)
+{
+	struct ibv_ece ece = { .vendor_id = 1 };
+	struct ibv_context **list;
+	struct pair p = { 0 };
+	int n = -1;
+
+	list = rdma_get_devices(&n);
+	if (check(list && n == 1 && list[0] && !list[1], "get_devices", "%d", n))
+		rdma_free_devices(list);
+	listen_somewhere(&p);
+	resolve(&p);
+	check(rdma_get_remote_ece(p.c.id, &ece) == 0 && ece.vendor_id == 0, "no ECE of the peer", "%u", ece.vendor_id);
+	errno = 0;
+	check_failed(rdma_get_remote_ece(p.c.id, NULL) == -1, EINVAL, "get_remote_ece without a place");
+	errno = 0;
+	check(rdma_join_multicast(p.c.id, rdma_get_peer_addr(p.c.id), NULL) == -1 && errno != 0,
+	      "an id of RDMA_PS_TCP joins no multicast group", "it does");
+	MUST(rdma_destroy_id(p.c.id) == 0 && rdma_destroy_id(p.listener) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "order", order }, { "binding", binding }, { "queue_pairs", queue_pairs }, { "accepting", accepting },
 		{ "rejecting", rejecting }, { "refused", refused }, { "acknowledging", acknowledging },
-		{ "migrating", migrating }, { "names", names },
+		{ "migrating", migrating }, { "names", names }, { "options", options }, { "listeners", listeners },
+		{ "by_number", by_number }, { "private_data", private_data }, { "others", others },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -48,6 +48,11 @@ const GROUPS: [(&str, &[&str]); 3] = [
             "acknowledging",
             "migrating",
             "names",
+            "options",
+            "listeners",
+            "by_number",
+            "private_data",
+            "others",
         ],
     ),
     (

@@ -4,6 +4,9 @@
 //! Cases run one at a time: many of these programs spin at both ends, and two such pairs on two processors would
 //! measure each other's patience.
 
+#[path = "programs/cm.rs"]
+mod cm;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -92,6 +95,94 @@ fn cases() -> Vec<Case> {
         // rdma_create_ep, rdma_getaddrinfo, rdma_get_request, inline Send, rdma_get_*_comp.
         case("rdma_server, rdma_client", "", "both end with 0", EVERYWHERE, Custom(rdma_server)),
         case("rdma_xserver, rdma_xclient", "-c r", "both end with 0", LO_AND_VETH, Custom(rdma_xserver)),
+        // A queue pair made with ibv_create_qp and moved on with ibv_modify_qp: CONNECT_RESPONSE, rdma_establish.
+        case(
+            "rping",
+            "-q at either end and at both",
+            PING,
+            LO_BOTH,
+            Custom(|w, p| w.rping_by_number("iwarp", p)),
+        ),
+        case("rping", "-q, as RoCE", PING, LO, Custom(|w, p| w.rping_by_number("roce", p))),
+        case("ucmatose", "-c 100 -C 10", STATUS_0, LO_BOTH, Custom(|w, p| w.ucmatose("-c 100 -C 10", p))),
+        case(
+            "ucmatose",
+            "-c 4 -C 50 -S 65536",
+            STATUS_0,
+            EVERYWHERE,
+            Custom(|w, p| w.ucmatose("-c 4 -C 50 -S 65536", p)),
+        ),
+        case(
+            "ucmatose",
+            "-m -c 5 -t 8 -a 14",
+            STATUS_0,
+            LO,
+            Custom(|w, p| w.ucmatose("-m -c 5 -t 8 -a 14", p)),
+        ),
+        case(
+            "cmtime",
+            "-c 1000",
+            "every connection comes about, a figure for each step",
+            LO_AND_VETH,
+            Custom(|w, p| w.cmtime(1000, p)),
+        ),
+        case(
+            "qperf",
+            "-cm1, all of RC without immediate data",
+            "a figure for each test",
+            &[Loopback4, Veth1500V4],
+            Custom(|w, p| w.qperf(&QPERF, p)),
+        ),
+        case(
+            "fio",
+            "ioengine=rdma, verb=write, 1m",
+            "err= 0 at both ends, 32 MiB",
+            LO_AND_VETH,
+            Custom(|w, p| w.fio("write", "1m", 16, p)),
+        ),
+        case(
+            "fio",
+            "ioengine=rdma, verb=read, 64k",
+            "err= 0 at both ends, 32 MiB",
+            LO_AND_VETH,
+            Custom(|w, p| w.fio("read", "64k", 16, p)),
+        ),
+        case(
+            "fio",
+            "ioengine=rdma, verb=send, 4k",
+            "err= 0 at both ends, 32 MiB",
+            LO_AND_VETH,
+            Custom(|w, p| w.fio("send", "4k", 4, p)),
+        ),
+        // uDAPL over rdma_cm: Send, RDMA Write and Read through libdat2 and libdaplofa.
+        case(
+            "dtest",
+            "",
+            "PASSED at both ends",
+            &[Loopback4, Veth1500V4],
+            Custom(|w, p| w.dtest("dtest", "", "DAPL Test Complete. PASSED", p)),
+        ),
+        case(
+            "dtest",
+            "-b 65536 -B 50 -c",
+            "PASSED at both ends",
+            LO,
+            Custom(|w, p| w.dtest("dtest", "-b 65536 -B 50 -c", "DAPL Test Complete. PASSED", p)),
+        ),
+        case(
+            "dtestcm",
+            "-c 1000",
+            "complete at both ends",
+            LO,
+            Custom(|w, p| w.dtest("dtestcm", "-c 1000", "TOTAL:", p)),
+        ),
+        case(
+            "dapltest",
+            "transactions, performance, quit",
+            "exit status 0, no complaint",
+            &[Loopback4, Veth1500V4],
+            Custom(|w, p| w.dapltest(&DAPLTEST, p)),
+        ),
         // perftest: every size from 2 B to 8 MiB. After each it measures the processor's clock, which takes longer than
         // the transfers, so not everything is run everywhere.
         perf("ib_send_lat", "-a -n 20", &[Loopback4, Veth1500V4], Expected::all(20)),
@@ -156,6 +247,20 @@ fn cases() -> Vec<Case> {
         perf("ib_read_bw", "-D 2", LO, Expected::lasting(65536)),
     ]
 }
+
+const STATUS_0: &str = "data transfers complete, return status 0 at both ends";
+
+/// `rc_rdma_write_lat` and `rc_rdma_write_bw` are Writes with immediate data.
+const QPERF: [&str; 6] =
+    ["rc_lat", "rc_bw", "rc_bi_bw", "rc_rdma_read_lat", "rc_rdma_read_bw", "rc_rdma_write_poll_lat"];
+
+/// Transactions with their data verified (`-V`), threads and endpoints; RDMA performance, polling and blocking.
+const DAPLTEST: [&str; 4] = [
+    "T -i 100 -t 2 -w 2 -- client SR 4096 server SR 4096 client RW 65536 server RR 16384",
+    "T -i 50 -t 1 -w 4 -V -P -- client SR 1024 4 server SR 1024 4 client RR 30000 server RW 30000",
+    "P -i 1024 -p 64 -m p -- RW 8192 2",
+    "P -i 1024 -p 64 -m b -- RR 8192 1",
+];
 
 const SIZES: [(u32, usize); 6] = [(20, 26), (20, 64), (20, 1023), (20, 1461), (20, 4096), (20, 65535)];
 
@@ -487,6 +592,17 @@ impl Scratch {
         std::fs::create_dir_all(&dir).context(dir.display())?;
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).context(dir.display())?;
         Ok(Scratch(dir))
+    }
+}
+
+impl Scratch {
+    fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// An option with this directory for a value.
+    fn flag(&self, name: &str) -> String {
+        format!("{name}={}", self.0.display())
     }
 }
 

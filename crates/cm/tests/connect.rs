@@ -221,6 +221,21 @@ fn refused_connections_are_an_event() {
 }
 
 #[test]
+fn a_listener_that_comes_right_after_the_request_is_found() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let at = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
+    let active = resolved(&cm, &client, at);
+    active.connect(&qp(), ConnParam::DEFAULT, b"early").unwrap();
+    let _listener = listening(&cm, &server, at, 0);
+    let request = expect(&server, EventKind::ConnectRequest);
+    assert_eq!(request.private_data, b"early");
+    request.acknowledge();
+    active.destroy();
+    assert!(client.is_empty(), "the refusal was not told");
+}
+
+#[test]
 fn a_port_has_one_owner_and_survives_its_connections() {
     let cm = cm(Timeouts::default());
     let (server, client) = (channel(), channel());

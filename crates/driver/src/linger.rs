@@ -17,6 +17,12 @@ use crate::engine::{Engine, Readiness, Source, Token};
 
 /// How long it may take all in all.
 const LIMIT: Duration = Duration::from_secs(2);
+/// A peer that takes nothing for so long at the end of it is not waited for any longer, and is told so by a reset. It does not
+/// read, because a message waits for a receive that its program may never post; the end of the stream lies behind what it
+/// does not read, so its program would not hear of the end while this system goes on offering the bytes, for minutes.
+const STALLED: Duration = Duration::from_millis(500);
+/// So much earlier than the limit, because a process that exits waits no longer than that.
+const BEFORE_EXIT: Duration = Duration::from_millis(250);
 /// Bytes drained before another source has its turn.
 const TURN: usize = 512 * 1024;
 
@@ -54,6 +60,8 @@ struct State {
     /// The peer has closed too, or the connection is broken.
     eof: bool,
     deadline: Instant,
+    /// What the peer's TCP had not acknowledged when that was looked at first.
+    unacknowledged: Option<usize>,
 }
 
 impl Linger {
@@ -61,10 +69,11 @@ impl Linger {
     /// calls [`Self::step`] as soon as it holds no lock.
     pub(crate) fn take_over(engine: &Arc<Engine>, fd: OwnedFd, token: Token, rest: Vec<u8>) -> Arc<Self> {
         let deadline = Instant::now() + LIMIT;
-        let state = State { fd, token, rest, sent: 0, shut_down: false, eof: false, deadline };
+        let state =
+            State { fd, token, rest, sent: 0, shut_down: false, eof: false, deadline, unacknowledged: None };
         let linger = Arc::new(Self { engine: engine.clone(), state: Mutex::new(Some(state)) });
         engine.replace(token, linger.clone());
-        engine.set_timer(token, Some(deadline));
+        engine.set_timer(token, Some(deadline - BEFORE_EXIT - STALLED));
         linger
     }
 
@@ -76,7 +85,8 @@ impl Linger {
         if state.drain() {
             self.engine.rearm(state.token);
         }
-        if !(state.shut_down && state.eof) && Instant::now() < state.deadline {
+        let finished = state.shut_down && state.eof;
+        if !finished && !state.gives_up(&self.engine) {
             return;
         }
         let Some(state) = guard.take() else { return };
@@ -88,6 +98,30 @@ impl Linger {
 }
 
 impl State {
+    /// Whether the time is over; sets the timer if not.
+    fn gives_up(&mut self, engine: &Engine) -> bool {
+        let now = Instant::now();
+        let look = self.deadline - BEFORE_EXIT;
+        let timer = match self.unacknowledged {
+            _ if now >= self.deadline => return true,
+            None if now < look - STALLED => return false,
+            None => {
+                self.unacknowledged = Some(tcp::unacknowledged(&self.fd));
+                look
+            }
+            Some(_) if now < look => return false,
+            Some(before) => {
+                if before > 0 && tcp::unacknowledged(&self.fd) == before {
+                    tcp::reset_on_close(self.fd.as_fd());
+                    return true;
+                }
+                self.deadline
+            }
+        };
+        engine.set_timer(self.token, Some(timer));
+        false
+    }
+
     fn send(&mut self) {
         while let Some(rest) = self.rest.get(self.sent..).filter(|rest| !rest.is_empty()) {
             let piece = Piece::new(rest.as_ptr().expose_provenance() as u64, rest.len());

@@ -147,6 +147,12 @@ pub fn shutdown_send(fd: BorrowedFd<'_>) {
     let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
 }
 
+/// Makes the close a reset, which the peer hears of whatever it has not read.
+pub fn reset_on_close(fd: BorrowedFd<'_>) {
+    // Without it the close is an ordinary one.
+    let _ = rustix::net::sockopt::set_socket_linger(fd, Some(Duration::ZERO));
+}
+
 /// Bounds how long unacknowledged bytes keep a broken connection alive.
 pub fn set_user_timeout(fd: BorrowedFd<'_>, limit: Duration) -> Result<(), Errno> {
     let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);

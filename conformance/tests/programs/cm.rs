@@ -1,0 +1,206 @@
+//! Programs that come with rdma_cm, and benchmarks and libraries on top of it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use uwarp_conformance::check;
+use uwarp_conformance::pair::{self, Ends};
+use uwarp_conformance::process::{Cmd, Output};
+use uwarp_conformance::topology::{Place, free_port};
+use uwarp_conformance::{Context, Outcome, require};
+
+use super::{Scratch, World};
+
+/// For programs that a busy machine slows down.
+const LONG: Duration = Duration::from_secs(60);
+
+impl World {
+    /// `ucmatose` at both ends with the same arguments.
+    pub fn ucmatose(&self, args: &str, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let server = format!("ucmatose -b {} -p {port} {args}", place.address);
+        let client = format!("ucmatose -s {} -p {port} {args}", place.address);
+        let server = self.over_uwarp(&server, place.server)?.limit(LONG);
+        let client = self.over_uwarp(&client, place.client)?.limit(LONG);
+        let ends = pair::run(&server, &client, port)?;
+        for out in [&ends.server, &ends.client] {
+            check::no_complaints(out)?;
+            check::has(out, "data transfers complete")?;
+            check::has(out, "return status 0")?;
+        }
+        Ok(())
+    }
+
+    /// `cmtime` with so many connections; its server goes on until it is stopped.
+    pub fn cmtime(&self, connections: u32, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let server = format!("cmtime -b {} -p {port} -c {connections}", place.address);
+        let client = format!("cmtime -s {} -p {port} -c {connections}", place.address);
+        let running = pair::serve(&self.over_uwarp(&server, place.server)?.limit(LONG), port)?;
+        let client = self.over_uwarp(&client, place.client)?.limit(LONG).run();
+        let server = running.stop();
+        let ends = Ends { client: client?, server };
+        // A connection that fails is an "event: " line, and cmtime goes on.
+        let failed = ends.client.stdout.lines().find(|line| line.starts_with("event: "));
+        let steps =
+            ["create id", "resolve addr", "resolve route", "create qp", "connect", "disconnect", "destroy"];
+        let missing = steps.into_iter().find(|step| {
+            let row = ends.client.stdout.lines().find(|line| line.starts_with(step) && line.contains(':'));
+            row.is_none_or(|row| row.split_whitespace().last().is_none_or(|n| n.parse::<f64>().is_err()))
+        });
+        match (ends.client.ok(), failed, missing) {
+            (true, None, None) => Ok(()),
+            (_, Some(event), _) => ends.failure(format_args!("a connection failed: {event}")),
+            (_, _, Some(step)) => ends.failure(format_args!("no figure for the step \"{step}\"")),
+            _ => ends.failure("the client's exit status is not 0"),
+        }
+    }
+
+    /// rping whose ends make their queue pairs themselves (`-q`), or one of them.
+    pub fn rping_by_number(&self, view: &str, place: Place<'_>) -> Outcome {
+        for (server_q, client_q) in [(" -q", " -q"), (" -q", ""), ("", " -q")] {
+            let (port, size) = (free_port(), 1000);
+            let server = format!("rping -s -v -a {} -p {port} -S {size}{server_q}", place.address);
+            let client = format!("rping -c -v -V -a {} -p {port} -C 20 -S {size}{client_q}", place.address);
+            let server = self.over_uwarp(&server, place.server)?.env("UWARP_VIEW", view);
+            let client = self.over_uwarp(&client, place.client)?.env("UWARP_VIEW", view);
+            super::check_rping(&pair::run(&server, &client, port)?, 20, size)?;
+        }
+        Ok(())
+    }
+
+    /// One qperf server, and these tests one after the other; each must print a figure with a unit.
+    pub fn qperf(&self, tests: &[&str], place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let server = self.over_uwarp(&format!("qperf -lp {port}"), place.server)?.limit(LONG * 3);
+        let server = pair::serve(&server, port)?;
+        let client = |what: &str| -> Outcome<Output> {
+            let line = format!("qperf -lp {port} {} -cm1 -t 1 {what}", place.address);
+            self.over_uwarp(&line, place.client)?.limit(LONG).run()
+        };
+        let all = || -> Outcome {
+            for test in tests {
+                let out = client(test)?;
+                out.exited_ok()?;
+                check::no_complaints(&out)?;
+                // "rc_lat:" and, below it, "latency  =  9.35 us".
+                let figure =
+                    out.stdout.lines().find_map(|line| line.split_once('=')).map(|(_, value)| value.trim());
+                let value = figure.and_then(|f| f.split_whitespace().next()?.parse::<f64>().ok());
+                require!(
+                    out.stdout.starts_with(&format!("{test}:")) && value.is_some_and(|v| v > 0.0),
+                    "{test}: no figure\n{}",
+                    out.text()
+                );
+            }
+            client("quit")?.exited_ok()
+        };
+        all().or_else(|why| uwarp_conformance::fail!("{why}--- server\n{}", server.stop().text()))
+    }
+
+    /// fio's rdma engine: one job writes, reads or sends to another process in blocks of `block` bytes.
+    ///
+    /// fio does not look at the data in this mode; `c/verify.c` does that.
+    pub fn fio(&self, verb: &str, block: &str, depth: u32, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let dir = Scratch::new("fio")?;
+        let common = format!("--ioengine=rdma --port={port} --bs={block} --size=32m --output-format=normal");
+        let server = format!("fio {common} --name=receiver --rw=read --iodepth=16");
+        let client = format!(
+            "fio {common} --name=sender --rw=write --iodepth={depth} --hostname={} --verb={verb}",
+            place.address
+        );
+        // fio takes five minutes to give up a job that does not end: the limit kills it.
+        let at = |line: &str, ns| Ok(self.over_uwarp(line, ns)?.arg(dir.flag("--aux-path")).limit(LONG));
+        let ends = pair::run(&at(&server, place.server)?, &at(&client, place.client)?, port)?;
+        for (out, name) in [(&ends.server, "receiver"), (&ends.client, "sender")] {
+            let done =
+                out.stdout.lines().any(|l| l.starts_with(&format!("{name}: (")) && l.contains("err= 0"));
+            if !done || out.stderr.contains("error") {
+                return ends.failure(format_args!("{name} does not end with err= 0"));
+            }
+        }
+        if !ends.client.stdout.contains("io=32.0MiB") {
+            return ends.failure("the sender did not write 32 MiB");
+        }
+        Ok(())
+    }
+
+    /// A program over DAPL's rdma_cm provider, which takes its device from a table: each end's by its address.
+    fn over_dapl(&self, line: &str, address: &str, at: &Dapl, ns: Option<&super::NetNs>) -> Outcome<Cmd> {
+        Ok(self.over_uwarp(line, ns)?.env("DAT_OVERRIDE", at.table(address)?).limit(LONG))
+    }
+
+    /// `dtest` or `dtestcm` with these arguments at both ends.
+    pub fn dtest(&self, program: &str, args: &str, passed: &str, place: Place<'_>) -> Outcome {
+        let at = Dapl::new()?;
+        // Fixed in the programs: the ends tell each other over TCP where to connect.
+        const PORT: u16 = 15828;
+        let server =
+            self.over_dapl(&format!("{program} -P uwarp -s {args}"), place.address, &at, place.server)?;
+        let line = format!("{program} -P uwarp -h {} {args}", place.address);
+        let client = self.over_dapl(&line, client_address(place), &at, place.client)?;
+        let ends = pair::run(&server, &client, PORT)?;
+        for out in [&ends.server, &ends.client] {
+            if !out.stdout.contains(passed) || out.stdout.contains("FAILED") || out.stderr.contains("ERR") {
+                return ends.failure(format_args!("no \"{passed}\", or a complaint"));
+            }
+        }
+        Ok(())
+    }
+
+    /// One `dapltest` server, and clients of these kinds of test one after the other.
+    pub fn dapltest(&self, tests: &[&str], place: Place<'_>) -> Outcome {
+        let at = Dapl::new()?;
+        const PORT: u16 = 62000;
+        let line = "dapltest -T S -D uwarp";
+        let server =
+            pair::serve(&self.over_dapl(line, place.address, &at, place.server)?.limit(LONG * 3), PORT)?;
+        let client = |args: &str| -> Outcome<Output> {
+            let line = format!("dapltest -T {args} -s {} -D uwarp", place.address);
+            // The kind of test comes first, the operations last.
+            let line = match args.split_once(" -- ") {
+                Some((options, operations)) => {
+                    format!("dapltest -T {options} -s {} -D uwarp {operations}", place.address)
+                }
+                None => line,
+            };
+            self.over_dapl(&line, client_address(place), &at, place.client)?.run()
+        };
+        let all = || -> Outcome {
+            for test in tests.iter().chain(&["Q"]) {
+                let out = client(test)?;
+                out.exited_ok()?;
+                let lower = out.text().to_lowercase();
+                let bad = ["error", "fail", "warning"].into_iter().any(|word| lower.contains(word));
+                require!(!bad && out.stdout.contains("End of Work"), "complains\n{}", out.text());
+            }
+            Ok(())
+        };
+        let result = all();
+        let server = if result.is_ok() { server.wait()? } else { server.stop() };
+        result.or_else(|why| uwarp_conformance::fail!("{why}--- server\n{}", server.text()))
+    }
+}
+
+/// Where the client's end of the topology is.
+fn client_address(place: Place<'_>) -> &'static str {
+    if place.client.is_none() { place.address } else { uwarp_conformance::netns::Veth::CLIENT4 }
+}
+
+/// DAPL's tables of interface adapters.
+struct Dapl(Scratch);
+
+impl Dapl {
+    fn new() -> Outcome<Dapl> {
+        Ok(Dapl(Scratch::new("dapl")?))
+    }
+
+    /// A table with the one adapter `uwarp`, found by its address.
+    fn table(&self, address: &str) -> Outcome<PathBuf> {
+        let file = self.0.path().join(format!("dat-{address}.conf"));
+        let row = format!("uwarp u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 \"{address} 0\" \"\"\n");
+        std::fs::write(&file, row).context(file.display())?;
+        Ok(file)
+    }
+}
