@@ -2,17 +2,16 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::engine::Engine;
 use crate::fork;
+use crate::sync::{AtomicBool, AtomicI32, Mutex, Ordering, spin_loop, thread_local};
+use crate::sys::{self, Bell};
 
 /// Why no event was returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +33,7 @@ struct Queue {
 pub struct Channel {
     engine: Arc<Engine>,
     queue: Mutex<Queue>,
-    descriptor: OwnedFd,
+    descriptor: Bell,
     /// A thread that blocks on this channel sleeps on the sockets.
     leading: AtomicBool,
     /// The last event was there when it was asked for: the program waits on the descriptor, not here.
@@ -56,8 +55,8 @@ thread_local! {
 impl Channel {
     /// A new channel on the process's engine.
     pub fn new(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
-        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        fork::track(descriptor.as_raw_fd());
+        let descriptor = Bell::new(false)?;
+        fork::track(descriptor.fd());
         Ok(Arc::new(Self {
             engine: engine.clone(),
             queue: Mutex::default(),
@@ -70,14 +69,14 @@ impl Channel {
 
     /// The descriptor, for `poll` and the like. The program may set `O_NONBLOCK` on it, which [`Self::get`] honours.
     pub fn fd(&self) -> RawFd {
-        self.descriptor.as_raw_fd()
+        self.descriptor.fd()
     }
 
     /// Queues an event.
     pub fn push(&self, cookie: u64) {
         let mut queue = self.queue.lock();
         queue.events.push_back(cookie);
-        if BLOCKED_ON.get() == std::ptr::from_ref(self).addr() {
+        if BLOCKED_ON.with(Cell::get) == std::ptr::from_ref(self).addr() {
             return;
         }
         self.raise(&mut queue);
@@ -90,8 +89,7 @@ impl Channel {
     fn raise(&self, queue: &mut Queue) {
         if !queue.raised {
             queue.raised = true;
-            // Cannot block: the counter is 0 or 1.
-            let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+            self.descriptor.ring();
         }
     }
 
@@ -101,9 +99,7 @@ impl Channel {
         if queue.events.is_empty() {
             if queue.raised {
                 queue.raised = false;
-                let mut count = [0u8; 8];
-                // Cannot block: it was written and nobody else reads.
-                let _ = rustix::io::read(&self.descriptor, &mut count);
+                self.descriptor.silence();
             }
         } else if event.is_some() {
             self.raise(&mut queue);
@@ -140,10 +136,7 @@ impl Channel {
                     }
                     result
                 }
-                None => {
-                    let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
-                    rustix::event::poll(&mut fds, None).map(|_| ())
-                }
+                None => self.descriptor.wait(),
             };
             if let Some(event) = self.pop() {
                 return Ok(event);
@@ -171,21 +164,21 @@ impl Channel {
             self.luck.store(luck + 1, Ordering::Relaxed);
             return None;
         }
-        let start = Instant::now();
+        let start = sys::now();
         loop {
             self.engine.note_earnest();
-            BLOCKED_ON.set(std::ptr::from_ref(self).addr());
+            BLOCKED_ON.with(|on| on.set(std::ptr::from_ref(self).addr()));
             self.engine.poll_once();
-            BLOCKED_ON.set(0);
+            BLOCKED_ON.with(|on| on.set(0));
             if let Some(event) = self.pop() {
                 self.luck.store((luck + 1).min(MOST_LUCK), Ordering::Relaxed);
                 return Some(event);
             }
-            if start.elapsed() > SPIN {
+            if sys::now().saturating_duration_since(start) > SPIN {
                 self.luck.store(if luck > 0 { luck - 1 } else { -WITHOUT_SPIN }, Ordering::Relaxed);
                 return None;
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
     }
 
@@ -202,9 +195,7 @@ impl Channel {
         let removed = before - queue.events.len();
         if queue.events.is_empty() && queue.raised {
             queue.raised = false;
-            let mut count = [0u8; 8];
-            // Cannot block: it was written and nobody else reads.
-            let _ = rustix::io::read(&self.descriptor, &mut count);
+            self.descriptor.silence();
         }
         removed
     }
@@ -221,20 +212,20 @@ struct Blocked<'a>(&'a Channel);
 impl<'a> Blocked<'a> {
     fn on(channel: &'a Channel) -> Self {
         channel.leading.store(true, Ordering::SeqCst);
-        BLOCKED_ON.set(std::ptr::from_ref(channel).addr());
+        BLOCKED_ON.with(|on| on.set(std::ptr::from_ref(channel).addr()));
         Self(channel)
     }
 }
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        BLOCKED_ON.set(0);
+        BLOCKED_ON.with(|on| on.set(0));
         self.0.leading.store(false, Ordering::SeqCst);
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        fork::untrack(self.descriptor.as_raw_fd());
+        fork::untrack(self.descriptor.fd());
     }
 }

@@ -2,19 +2,17 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
-use std::thread::Thread;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
-use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::io::Errno;
 use slab::Slab;
 
 use crate::config::Config;
 use crate::fork;
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock, spin_loop};
+use crate::sys::{self, Bell, Thread, Watch};
 
 /// What a descriptor is ready for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,9 +71,9 @@ struct Timers {
 
 /// The engine of this process.
 pub struct Engine {
-    epoll: OwnedFd,
+    epoll: Watch,
     /// Level-triggered: makes one waiter look around.
-    wake: OwnedFd,
+    wake: Bell,
     sources: RwLock<Slab<Slot>>,
     generation: AtomicU64,
     timers: Mutex<Timers>,
@@ -136,16 +134,16 @@ const ASIDE: u64 = u64::MAX - 1;
 
 impl Engine {
     pub(crate) fn start() -> io::Result<Arc<Self>> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&epoll, &wake, epoll::EventData::new_u64(Token::WAKE.0), epoll::EventFlags::IN)?;
+        let epoll = Watch::new()?;
+        let wake = Bell::new(true)?;
+        epoll.add_bell(&wake, Token::WAKE.0)?;
         let engine = Arc::new(Self {
             epoll,
             wake,
             sources: RwLock::default(),
             generation: AtomicU64::new(1),
             timers: Mutex::default(),
-            start: Instant::now(),
+            start: sys::now(),
             earnest: AtomicU64::new(0),
             background_until: AtomicU64::new(0),
             leader: AtomicBool::new(false),
@@ -158,14 +156,12 @@ impl Engine {
         });
         let weak = Arc::downgrade(&engine);
         // The program's signals are the program's: its own threads take them.
-        let thread = fork::with_signals_blocked(|| {
-            std::thread::Builder::new().name("uwarp-progress".into()).spawn(move || background(&weak))
-        })?;
+        let thread = fork::with_signals_blocked(|| sys::spawn("uwarp-progress", move || background(&weak)))?;
         // Not before nothing can fail any more: a child must not close a number that is somebody else's by then.
-        fork::track(engine.epoll.as_raw_fd());
-        fork::track(engine.wake.as_raw_fd());
+        fork::track(engine.epoll.fd());
+        fork::track(engine.wake.fd());
         // The first to set it is this.
-        let _ = engine.background.set(thread.thread().clone());
+        let _ = engine.background.set(thread);
         Ok(engine)
     }
 
@@ -173,7 +169,7 @@ impl Engine {
     pub fn register(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
         let token = self.insert(source, Some(fd));
         fork::track(fd);
-        if let Err(e) = epoll::add(&self.epoll, borrow(&fd), epoll::EventData::new_u64(token.0), interest()) {
+        if let Err(e) = self.epoll.add(fd, token.0) {
             self.remove(token);
             return Err(e.into());
         }
@@ -211,7 +207,7 @@ impl Engine {
         self.set_timer(token, None);
         if let Some(fd) = slot.and_then(|slot| slot.fd) {
             // Fails only when the descriptor is closed already, or parked.
-            let _ = epoll::delete(&self.epoll, borrow(&fd));
+            let _ = self.epoll.delete(fd);
         }
     }
 
@@ -230,9 +226,8 @@ impl Engine {
     pub fn rearm(&self, token: Token) {
         let fd = self.sources.read().get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd);
         if let Some(fd) = fd {
-            let data = epoll::EventData::new_u64(token.0);
             // Fails only when the descriptor is closed already, or parked: then it is looked at anyway.
-            let _ = epoll::modify(&self.epoll, borrow(&fd), data, interest());
+            let _ = self.epoll.rearm(fd, token.0);
         }
     }
 
@@ -248,7 +243,7 @@ impl Engine {
         }
         let sources = self.sources.read();
         let fd = sources.get(token.index()).filter(|s| s.token == token)?.fd?;
-        epoll::delete(&self.epoll, borrow(&fd)).ok()?;
+        self.epoll.delete(fd).ok()?;
         parked.tokens.push(token);
         Some(ParkMark(self.park_epoch.load(Ordering::Relaxed)))
     }
@@ -282,12 +277,11 @@ impl Engine {
         self.park_epoch.fetch_add(1, Ordering::Relaxed);
         let sources = self.sources.read();
         for token in parked.tokens.drain(..) {
-            if let Some(fd) = sources.get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd) {
-                let data = epoll::EventData::new_u64(token.0);
-                if let Err(e) = epoll::add(&self.epoll, borrow(&fd), data, interest()) {
-                    // It was watched before, so this takes a limit that others have used up meanwhile.
-                    tracing::error!("a connection cannot be watched any more: {e}");
-                }
+            if let Some(fd) = sources.get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd)
+                && let Err(e) = self.epoll.add(fd, token.0)
+            {
+                // It was watched before, so this takes a limit that others have used up meanwhile.
+                tracing::error!("a connection cannot be watched any more: {e}");
             }
         }
     }
@@ -340,8 +334,7 @@ impl Engine {
 
     /// Makes a waiting thread look around.
     pub fn wake(&self) {
-        // A full counter is as good as a written one.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        self.wake.ring();
     }
 
     fn nanos(&self, at: Instant) -> u64 {
@@ -350,7 +343,7 @@ impl Engine {
 
     /// A thread is polling in earnest: the background thread may stand back for a while.
     pub(crate) fn note_earnest(&self) {
-        self.earnest.store(self.nanos(Instant::now()), Ordering::Relaxed);
+        self.earnest.store(self.nanos(sys::now()), Ordering::Relaxed);
     }
 
     /// The polling is over as far as the caller is concerned: the sockets are the background thread's again, at once.
@@ -365,7 +358,7 @@ impl Engine {
 
     fn polled_within(&self, span: Duration) -> bool {
         let last = self.earnest.load(Ordering::Relaxed);
-        let now = self.nanos(Instant::now());
+        let now = self.nanos(sys::now());
         last != 0 && now.saturating_sub(last) < u64::try_from(span.as_nanos()).unwrap_or(0)
     }
 
@@ -380,11 +373,11 @@ impl Engine {
         let deadline = self.timers.lock().order.first().map(|(at, _)| *at);
         let mut timeout = limit;
         if let Some(at) = deadline {
-            let left = at.saturating_duration_since(Instant::now());
+            let left = at.saturating_duration_since(sys::now());
             timeout = Some(timeout.map_or(left, |t| t.min(left)));
         }
         if background {
-            let until = timeout.map_or(FOREVER, |t| self.nanos(Instant::now() + t));
+            let until = timeout.map_or(FOREVER, |t| self.nanos(sys::now() + t));
             self.background_until.store(until, Ordering::SeqCst);
             // A timer set before the store was seen by nobody: look again.
             let first = self.timers.lock().order.first().map(|(at, _)| *at);
@@ -392,34 +385,19 @@ impl Engine {
                 timeout = Some(Duration::ZERO);
             }
         }
-        let mut events = smallvec::SmallVec::<[epoll::Event; 64]>::new();
-        let spec = timeout.map(|t| Timespec {
-            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: t.subsec_nanos().into(),
-        });
-        let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
-        let (ready, _) = epoll::wait(&self.epoll, &mut raw[..], spec.as_ref())?;
-        events.extend(ready.iter().copied());
-        let mut looked = Looked { woken: false, served: events.len() };
-        for event in events {
-            let token = Token(event.data.u64());
+        let mut looked = Looked { woken: false, served: 0 };
+        self.epoll.wait(timeout, |name, readiness| {
+            let token = Token(name);
             if token == Token::WAKE {
-                looked = Looked { woken: true, served: looked.served - 1 };
-                continue;
+                looked.woken = true;
+                return;
             }
-            let flags = event.flags;
-            use epoll::EventFlags as F;
-            let hangup = flags.intersects(F::ERR | F::HUP | F::RDHUP);
-            let readiness = Readiness {
-                readable: flags.contains(F::IN) || hangup,
-                writable: flags.contains(F::OUT) || hangup,
-                hangup,
-            };
+            looked.served += 1;
             if let Some(source) = self.find(token) {
                 source.ready(readiness);
             }
-        }
-        if deadline.is_some_and(|at| at <= Instant::now()) {
+        })?;
+        if deadline.is_some_and(|at| at <= sys::now()) {
             self.run_timers();
         }
         Ok(looked)
@@ -430,7 +408,7 @@ impl Engine {
     }
 
     fn run_timers(&self) {
-        let now = Instant::now();
+        let now = sys::now();
         loop {
             let mut timers = self.timers.lock();
             let Some(&(at, token)) = timers.order.first().filter(|(at, _)| *at <= now) else { return };
@@ -444,9 +422,8 @@ impl Engine {
     }
 
     fn drain_wake(&self) {
-        let mut count = [0u8; 8];
-        // Empty when another thread was faster.
-        let _ = rustix::io::read(&self.wake, &mut count);
+        // Another thread may have been faster.
+        self.wake.silence();
     }
 
     /// Becomes the one thread that sleeps here for a channel. `None`: another one does.
@@ -472,12 +449,12 @@ impl Engine {
             self.wake();
         }
         if self.polled_within(LEADS_APART) {
-            std::thread::park_timeout(STAND_BACK.1);
+            sys::park_timeout(STAND_BACK.1);
             return true;
         }
         self.aside.store(true, Ordering::SeqCst);
         if self.leader.load(Ordering::SeqCst) {
-            std::thread::park();
+            sys::park();
         }
         self.aside.store(false, Ordering::SeqCst);
         true
@@ -533,7 +510,7 @@ fn background(engine: &Weak<Engine>) {
         guarded(|| engine.exit_if_asked());
         if Config::get().spin {
             guarded(|| engine.poll_once());
-            std::hint::spin_loop();
+            spin_loop();
             continue;
         }
         if engine.stand_aside() {
@@ -545,7 +522,7 @@ fn background(engine: &Weak<Engine>) {
                 engine.allow_parking(true);
             }
             engine.standing_back.store(true, Ordering::SeqCst);
-            std::thread::park_timeout(nap);
+            sys::park_timeout(nap);
             engine.standing_back.store(false, Ordering::SeqCst);
             nap = (nap * 2).min(STAND_BACK.1);
             continue;
@@ -569,7 +546,7 @@ fn background(engine: &Weak<Engine>) {
             Err(Errno::INTR) => {}
             Err(e) => {
                 tracing::error!("the progress thread cannot wait: {e}");
-                std::thread::sleep(Duration::from_millis(10));
+                sys::sleep(Duration::from_millis(10));
             }
         }
     }
@@ -582,19 +559,4 @@ fn guarded<T>(serve: impl FnOnce() -> T) -> Option<T> {
     result
         .inspect_err(|_| tracing::error!("a panic while serving a connection; going on with the others"))
         .ok()
-}
-
-fn interest() -> epoll::EventFlags {
-    use epoll::EventFlags as F;
-    F::IN | F::OUT | F::RDHUP | F::ET
-}
-
-fn borrow(fd: &RawFd) -> BorrowedFd<'_> {
-    fork::borrow(*fd)
-}
-
-impl AsFd for Engine {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
 }

@@ -18,6 +18,7 @@
 #![deny(unsafe_code)]
 
 pub mod address;
+mod attended;
 pub mod channel;
 pub mod config;
 pub mod engine;
@@ -29,6 +30,8 @@ pub mod qp;
 mod qpn;
 pub mod srq;
 pub mod stat;
+mod sync;
+mod sys;
 mod trace;
 
 pub use channel::{Channel, ChannelError};

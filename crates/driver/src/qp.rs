@@ -1,18 +1,17 @@
 //! A queue pair with its socket.
 //!
-//! One lock holds the pair together. Whoever has it moves bytes; whoever wants it and finds it taken leaves a mark
-//! (`kick`), and the holder looks once more after letting go, so that no readiness is lost. Therefore the lock is let go
-//! by [`Qp::release`] and [`Qp::let_go`] alone, however short it was held.
+//! One lock holds the pair together ([`Attended`]). Whoever has it moves bytes; whoever finds it taken leaves that to the holder.
+//! It is let go by [`Qp::release`] and [`Qp::let_go`] alone, however short it was held.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use rustix::io::Errno;
 use uwarp_llp::tcp::{self, Piece, Scattered};
 use uwarp_rnic::cq::Feeder;
@@ -21,6 +20,7 @@ use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, RxPl
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
+use crate::attended::Attended;
 use crate::engine::{ParkMark, Readiness, Source, Token};
 use crate::fork;
 use crate::linger::{self, Linger};
@@ -122,9 +122,7 @@ pub struct Qp {
     me: Weak<Self>,
     nic: Arc<Nic>,
     qpn: u32,
-    inner: Mutex<Inner>,
-    /// Somebody found the lock taken.
-    kick: AtomicBool,
+    inner: Attended<Inner>,
     /// The kernel may have room again.
     room: AtomicBool,
     /// A thread has polled the socket while the system does not watch it.
@@ -170,8 +168,7 @@ impl Qp {
                 me: me.clone(),
                 nic: nic.clone(),
                 qpn,
-                inner: Mutex::new(inner),
-                kick: AtomicBool::new(false),
+                inner: Attended::new(inner),
                 room: AtomicBool::new(false),
                 polled: AtomicBool::new(false),
                 hung_up: AtomicBool::new(false),
@@ -366,42 +363,21 @@ impl Qp {
 
     /// [`Self::release`] for a holder that changed nothing that others have to know.
     fn let_go(&self, inner: MutexGuard<'_, Inner>) {
-        drop(inner);
-        after_unlock();
-        if self.kick.load(Ordering::SeqCst) {
+        if self.inner.let_go(inner) {
             self.look();
         }
     }
 
     /// Lets go of the lock and looks whether somebody wanted it meanwhile.
     fn release(&self, inner: MutexGuard<'_, Inner>) {
-        let mut inner = inner;
-        loop {
-            self.news(&mut inner);
+        let finish = |inner: &mut MutexGuard<'_, Inner>| {
+            self.news(inner);
             if !inner.tells.is_empty() {
-                tell(&mut inner);
+                tell(inner);
             }
-            self.set_timer(&mut inner);
-            drop(inner);
-            after_unlock();
-            // Read first: nearly always there is nothing, and reading is cheap.
-            if !(self.kick.load(Ordering::SeqCst) && self.kick.swap(false, Ordering::SeqCst)) {
-                return;
-            }
-            match self.inner.try_lock() {
-                Some(again) => inner = again,
-                // The new holder looks when it lets go: put the mark back for it.
-                None => {
-                    self.kick.store(true, Ordering::SeqCst);
-                    fence(Ordering::SeqCst);
-                    match self.inner.try_lock() {
-                        Some(again) => inner = again,
-                        None => return,
-                    }
-                }
-            }
-            self.pump(&mut inner);
-        }
+            self.set_timer(inner);
+        };
+        self.inner.release(inner, finish, |inner| self.pump(inner));
     }
 
     /// What has happened that others have to know.
@@ -703,21 +679,10 @@ impl Qp {
 
     /// Looks for input and room; if another thread has the lock, it will look.
     fn look(&self) {
-        self.kick.store(true, Ordering::SeqCst);
-        // Marked before the lock is looked at.
-        fence(Ordering::SeqCst);
-        if let Some(mut inner) = self.inner.try_lock() {
-            self.kick.store(false, Ordering::SeqCst);
+        if let Some(mut inner) = self.inner.look() {
             self.pump(&mut inner);
             self.release(inner);
         }
-    }
-}
-
-/// The mark is looked at after the lock is free. On x86, letting go of the lock is a barrier itself.
-fn after_unlock() {
-    if cfg!(not(any(target_arch = "x86_64", target_arch = "x86"))) {
-        fence(Ordering::SeqCst);
     }
 }
 
@@ -735,7 +700,7 @@ impl Feeder for Qp {
                     self.polled.store(true, Ordering::Relaxed);
                 }
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
-                if !(self.receive(&mut inner) || unfinished || self.kick.load(Ordering::SeqCst)) {
+                if !(self.receive(&mut inner) || unfinished || self.inner.kicked()) {
                     // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
                     // seen by a later poll, or by the thread that leaves it once the lock is free.
                     self.let_go(inner);

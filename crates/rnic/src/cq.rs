@@ -1,14 +1,13 @@
 //! Completion queues.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
+use crate::sync::{AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::wr::{Wc, WcStatus};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,6 +17,7 @@ pub mod out;
 pub mod pd;
 pub mod qp;
 pub mod srq;
+mod sync;
 pub mod trace;
 pub mod wr;
 

@@ -3,16 +3,15 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use bitflags::bitflags;
-use parking_lot::RwLock;
 use uwarp_wire::terminate::{RemoteProtection, TaggedBuffer, TerminateError};
 
 use crate::error::VerbsError;
 use crate::mem::MemSeg;
 use crate::pd::Pd;
+use crate::sync::{AtomicBool, AtomicU32, LazyLock, Ordering, RwLock, yield_now};
 
 bitflags! {
     /// Rights to a region or queue pair; the bits are the verbs' own.
@@ -196,7 +195,7 @@ impl Mr {
         self.invalidate();
         // Also when a peer's Send with Invalidate was first: that one waits for nobody.
         while self.users.load(Ordering::SeqCst) != 0 {
-            std::thread::yield_now();
+            yield_now();
         }
     }
 

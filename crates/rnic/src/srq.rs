@@ -11,13 +11,13 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::pd::Pd;
 use crate::qp::RecvQueue;
+use crate::sync::Mutex;
 use crate::wr::RecvWr;
 
 /// A queue pair that waits for a receive.

@@ -1,0 +1,128 @@
+//! What the engine and the channels ask of the system: a clock, sleep, and descriptors that tell when something is ready.
+//! `crates/model` has another one, with a clock and sockets that are not there.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
+use rustix::io::Errno;
+
+use crate::engine::Readiness;
+use crate::fork;
+
+pub(crate) use std::thread::{Thread, park, park_timeout, sleep};
+
+/// The time.
+#[inline]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Starts a thread that runs as long as it likes.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    Ok(std::thread::Builder::new().name(name.into()).spawn(run)?.thread().clone())
+}
+
+/// Wakes those that wait for it, until it is silenced. (An eventfd.)
+pub(crate) struct Bell(OwnedFd);
+
+impl Bell {
+    /// `nonblocking`: it may be silenced although it does not ring.
+    pub fn new(nonblocking: bool) -> Result<Self, Errno> {
+        let flags = if nonblocking { EventfdFlags::NONBLOCK } else { EventfdFlags::empty() };
+        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | flags)?))
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// A bell that rings goes on ringing.
+    pub fn ring(&self) {
+        // A full counter is as good as a written one.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// To be called by a thread that knows that it rings and nobody else silences it: it would wait otherwise, unless the
+    /// descriptor is non-blocking.
+    pub fn silence(&self) {
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&self.0, &mut count);
+    }
+
+    /// Waits until it rings. Fails when a signal handler has run.
+    pub fn wait(&self) -> Result<(), Errno> {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        rustix::event::poll(&mut fds, None).map(|_| ())
+    }
+}
+
+/// Descriptors that are waited for together. (An epoll instance.)
+pub(crate) struct Watch(OwnedFd);
+
+/// Descriptors that one call of [`Watch::wait`] tells of at most.
+const AT_ONCE: usize = 64;
+
+impl Watch {
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Tells of a bell as long as it rings.
+    pub fn add_bell(&self, bell: &Bell, name: u64) -> Result<(), Errno> {
+        epoll::add(&self.0, &bell.0, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
+    }
+
+    /// Tells of a descriptor each time it becomes ready, and at once if it is.
+    pub fn add(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
+        epoll::add(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest())
+    }
+
+    /// Tells of it anew if it is ready.
+    pub fn rearm(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
+        epoll::modify(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest())
+    }
+
+    /// Tells no more of it.
+    pub fn delete(&self, fd: RawFd) -> Result<(), Errno> {
+        epoll::delete(&self.0, fork::borrow(fd))
+    }
+
+    /// Waits until something is ready, `limit` at most, and tells of it by name. Returns how many there were. Fails when a signal
+    /// handler has run.
+    #[inline]
+    pub fn wait(
+        &self,
+        limit: Option<Duration>,
+        mut tell: impl FnMut(u64, Readiness),
+    ) -> Result<usize, Errno> {
+        use epoll::EventFlags as F;
+        let spec = limit.map(|t| Timespec {
+            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: t.subsec_nanos().into(),
+        });
+        let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; AT_ONCE];
+        let (ready, _) = epoll::wait(&self.0, &mut raw[..], spec.as_ref())?;
+        for event in ready.iter() {
+            let flags = event.flags;
+            let hangup = flags.intersects(F::ERR | F::HUP | F::RDHUP);
+            let readiness = Readiness {
+                readable: flags.contains(F::IN) || hangup,
+                writable: flags.contains(F::OUT) || hangup,
+                hangup,
+            };
+            tell(event.data.u64(), readiness);
+        }
+        Ok(ready.len())
+    }
+}
+
+fn interest() -> epoll::EventFlags {
+    use epoll::EventFlags as F;
+    F::IN | F::OUT | F::RDHUP | F::ET
+}

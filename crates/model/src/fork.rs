@@ -1,0 +1,26 @@
+//! No process forks here, and no signal comes.
+
+use std::os::fd::RawFd;
+
+/// The background thread ends with the scenario.
+pub fn forked() -> bool {
+    crate::sys::over()
+}
+
+pub fn track(_: RawFd) {}
+
+pub fn untrack(_: RawFd) {}
+
+pub fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
+    f()
+}
+
+pub fn ask_for_short_slices() {}
+
+pub fn interruptions_restart() -> bool {
+    true
+}
+
+pub fn nonblocking(_: RawFd) -> bool {
+    false
+}

@@ -1,0 +1,221 @@
+//! Who makes progress, and how that is handed on: the engine and its channels as they are, over sockets that are not there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::channel::Channel;
+use crate::engine::{Engine, Readiness, Source, Token};
+use crate::sync::Mutex;
+use crate::sys::{self, Count, Socket, Thread, start};
+
+/// A connection whose input is read by whoever makes progress, and makes an event for each read that found something.
+struct Probe {
+    socket: Socket,
+    read: Count,
+    timed: Count,
+    at: Mutex<Option<Instant>>,
+    exits: Count,
+    channel: Option<Arc<Channel>>,
+}
+
+impl Probe {
+    fn new(engine: &Engine, channel: Option<Arc<Channel>>) -> (Arc<Self>, Token) {
+        let (socket, read, timed, exits) = (Socket::new(), Count::new(), Count::new(), Count::new());
+        let probe = Arc::new(Self { socket, read, timed, at: Mutex::new(None), exits, channel });
+        let token = engine.register(probe.socket.fd(), probe.clone()).unwrap();
+        (probe, token)
+    }
+
+    fn look(&self) {
+        if self.socket.read() {
+            self.read.add();
+            if let Some(channel) = &self.channel {
+                channel.push(7);
+            }
+        }
+    }
+}
+
+impl Source for Probe {
+    fn ready(&self, _: Readiness) {
+        self.look();
+    }
+
+    fn timeout(&self) {
+        *self.at.lock() = Some(sys::now());
+        self.timed.add();
+    }
+
+    fn exit(&self) {
+        self.exits.add();
+    }
+}
+
+fn get(channel: &Channel) {
+    assert_eq!(channel.get(), Ok(7));
+}
+
+/// Threads that block on channels of their own hear of what comes for them, whichever of them sleeps on the sockets.
+pub fn blocked_threads_are_woken() {
+    let engine = Engine::start().unwrap();
+    let sides = [0, 1].map(|_| {
+        let channel = Channel::new(&engine).unwrap();
+        (Probe::new(&engine, Some(channel.clone())).0, channel)
+    });
+    let threads = sides.clone().map(|(_, channel)| start(move || get(&channel)));
+    let [(one, _), (other, _)] = sides;
+    let peer = start(move || one.socket.arrive());
+    other.socket.arrive();
+    peer.join();
+    threads.into_iter().for_each(Thread::join);
+}
+
+/// The same where two threads wait on one channel, and the events come from other threads of the program.
+pub fn events_of_other_threads_wake_those_that_block() {
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let threads = [0, 1].map(|_| {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    });
+    let other = {
+        let channel = channel.clone();
+        start(move || channel.push(7))
+    };
+    channel.push(7);
+    other.join();
+    threads.into_iter().for_each(Thread::join);
+    assert!(channel.is_empty());
+}
+
+/// A timer that is set while a thread leads, begins to or ceases to, runs out in time although another one runs out much later.
+pub fn a_timer_set_at_any_moment_runs_out_in_time() {
+    const SOON: Duration = Duration::from_secs(1);
+    const LATE: Duration = Duration::from_secs(100);
+    // Naps, leads that follow each other, and looks at the clock.
+    const SLACK: Duration = Duration::from_millis(20);
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (probe, token) = Probe::new(&engine, Some(channel.clone()));
+    let (_, late) = Probe::new(&engine, None);
+    engine.set_timer(late, Some(sys::now() + LATE));
+    let blocked = start(move || get(&channel));
+    let peer = {
+        let probe = probe.clone();
+        start(move || probe.socket.arrive())
+    };
+    let at = sys::now() + SOON;
+    engine.set_timer(token, Some(at));
+    probe.timed.wait(1);
+    let ran = probe.at.lock().unwrap();
+    assert!(ran >= at && ran < at + SLACK, "{:?} late", ran.saturating_duration_since(at));
+    peer.join();
+    blocked.join();
+    engine.deregister(late);
+}
+
+/// A timer of a program that only blocks.
+pub fn a_leader_runs_timers() {
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    struct Tick(Arc<Channel>);
+    impl Source for Tick {
+        fn ready(&self, _: Readiness) {}
+        fn timeout(&self) {
+            self.0.push(7);
+        }
+    }
+    let token = engine.new_token(Arc::new(Tick(channel.clone())));
+    let blocked = {
+        let channel = channel.clone();
+        start(move || {
+            get(&channel);
+            get(&channel);
+        })
+    };
+    engine.set_timer(token, Some(sys::now() + Duration::from_millis(30)));
+    channel.push(7);
+    blocked.join();
+}
+
+/// What comes for a descriptor that a polling thread has taken from the system is found when that thread stops polling, at any
+/// moment.
+pub fn a_descriptor_that_was_polled_is_not_forgotten() {
+    let engine = Engine::start().unwrap();
+    let (probe, token) = Probe::new(&engine, None);
+    let poller = {
+        let (engine, probe) = (engine.clone(), probe.clone());
+        start(move || {
+            let mut parked = None;
+            for _ in 0..6 {
+                engine.note_earnest();
+                if parked.is_none_or(|mark| !engine.is_parked(mark)) {
+                    parked = engine.park(token);
+                }
+                probe.look();
+                if parked.is_none() {
+                    engine.poll_once();
+                }
+            }
+        })
+    };
+    // Each is read by itself: only then is there a next.
+    for n in 1..=3 {
+        probe.socket.arrive();
+        probe.read.wait(n);
+    }
+    poller.join();
+}
+
+/// A program that has polled, arms and sleeps on the channel's descriptor hears of what comes.
+pub fn a_program_that_waits_on_the_descriptor_is_woken() {
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (probe, _) = Probe::new(&engine, Some(channel.clone()));
+    let program = {
+        let (engine, channel) = (engine.clone(), channel.clone());
+        start(move || {
+            for _ in 0..2 {
+                for _ in 0..3 {
+                    engine.note_earnest();
+                    engine.poll_once();
+                }
+                channel.armed();
+                sys::wait_readable(channel.fd());
+                get(&channel);
+            }
+        })
+    };
+    probe.socket.arrive();
+    probe.read.wait(1);
+    probe.socket.arrive();
+    program.join();
+}
+
+/// The process exits in a thread that may be the leader, which then never goes on: every connection is told.
+pub fn exit_is_told_to_all() {
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let probes = [0, 1].map(|_| Probe::new(&engine, Some(channel.clone())).0);
+    let exiting = {
+        let engine = engine.clone();
+        start(move || {
+            // The handler of a signal that came while this thread led.
+            std::mem::forget(engine.lead());
+            while !engine.exit() {
+                sys::sleep(Duration::from_millis(1));
+            }
+        })
+    };
+    let other = {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    };
+    exiting.join();
+    for probe in probes {
+        probe.exits.wait(1);
+    }
+    // It may have got into the lead after the exit began.
+    channel.push(7);
+    other.join();
+}

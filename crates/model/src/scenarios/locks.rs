@@ -1,0 +1,148 @@
+//! The lock of a queue pair, and the memory regions that it uses.
+
+use std::sync::Arc;
+
+use uwarp_rnic::Pd;
+
+use crate::attended::Attended;
+use crate::mr::{self, Access, Mr, MrCache, Part};
+use crate::sync::{AtomicBool, Ordering, yield_now};
+use crate::sys::{Thread, start};
+
+/// A queue pair in short: news that comes without the lock, and what was done with it.
+struct Busy {
+    lock: Attended<u64>,
+    news: AtomicBool,
+}
+
+impl Busy {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { lock: Attended::new(0), news: AtomicBool::new(false) })
+    }
+
+    fn work(&self, done: &mut u64) {
+        if self.news.swap(false, Ordering::SeqCst) {
+            *done += 1;
+        }
+    }
+
+    fn release(&self, done: crate::sync::MutexGuard<'_, u64>) {
+        self.lock.release(done, |_| (), |done| self.work(done));
+    }
+
+    /// As `Qp::look`.
+    fn look(&self) {
+        if let Some(mut done) = self.lock.look() {
+            self.work(&mut done);
+            self.release(done);
+        }
+    }
+
+    /// As `Qp::ready`.
+    fn ready(&self) {
+        self.news.store(true, Ordering::SeqCst);
+        self.look();
+    }
+
+    /// As `Qp::post_send`.
+    fn post(&self) {
+        let mut done = self.lock.lock();
+        // Looks at nothing: it only sends.
+        *done += 0;
+        self.release(done);
+    }
+
+    /// As `Qp::post_recv`.
+    fn post_without_looking(&self) {
+        let done = self.lock.lock();
+        if self.lock.let_go(done) {
+            self.look();
+        }
+    }
+
+    /// As `Qp::feed`.
+    fn feed(&self) {
+        if let Some(mut done) = self.lock.try_lock() {
+            let before = *done;
+            self.work(&mut done);
+            if *done == before && !self.lock.kicked() {
+                if self.lock.let_go(done) {
+                    self.look();
+                }
+            } else {
+                self.release(done);
+            }
+        }
+    }
+}
+
+/// Whoever brings news and finds the lock taken is heard by the holder, however that holds and lets go of it.
+pub fn no_readiness_is_lost() {
+    let busy = Busy::new();
+    let ways: [fn(&Busy); 5] = [
+        Busy::ready,
+        |busy| {
+            busy.ready();
+            busy.ready();
+        },
+        Busy::post,
+        |busy| {
+            busy.post_without_looking();
+            busy.post_without_looking();
+        },
+        |busy| {
+            busy.feed();
+            busy.feed();
+        },
+    ];
+    let threads = ways.map(|way| {
+        let busy = busy.clone();
+        start(move || way(&busy))
+    });
+    threads.into_iter().for_each(Thread::join);
+    assert!(!busy.news.load(Ordering::SeqCst), "news came and nobody looks");
+    assert!(*busy.lock.lock() > 0);
+}
+
+/// The program may give memory back once its region is deregistered, whoever else took the key back and whatever was under way.
+pub fn deregistering_waits_for_uses() {
+    let pd = Pd::new();
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let mr = Mr::register(&pd, 0x1000, 64, 0x1000, rights).unwrap();
+    let freed = Arc::new(AtomicBool::new(false));
+    let used = |freed: &AtomicBool| {
+        assert!(!freed.load(Ordering::SeqCst), "memory is used that was given back");
+        yield_now();
+        assert!(!freed.load(Ordering::SeqCst), "memory was given back while it is used");
+    };
+    let part = Part { stag: mr.stag(), to: 0x1000, len: 8 };
+    let short = {
+        let (freed, pd) = (freed.clone(), pd.clone());
+        start(move || {
+            let mut cache = MrCache::default();
+            while cache.with(part, pd.id(), Access::REMOTE_WRITE, |_| used(&freed)).is_ok() {}
+        })
+    };
+    let long = {
+        let (freed, pd) = (freed.clone(), pd.clone());
+        start(move || {
+            let mut cache = MrCache::default();
+            for _ in 0..2 {
+                if let Ok((_, guard)) = cache.enter(part, pd.id(), Access::REMOTE_WRITE) {
+                    used(&freed);
+                    drop(guard);
+                }
+            }
+        })
+    };
+    let peer = {
+        let pd = pd.clone();
+        start(move || {
+            let _ = mr::invalidate_remotely(part.stag, pd.id());
+        })
+    };
+    mr.deregister();
+    freed.store(true, Ordering::SeqCst);
+    [short, long, peer].into_iter().for_each(Thread::join);
+    assert!(MrCache::default().find(part.stag).is_none());
+}

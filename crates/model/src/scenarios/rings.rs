@@ -1,0 +1,195 @@
+//! Completion queues and shared receive queues.
+
+use std::sync::{Arc, Weak};
+
+use uwarp_rnic::{AsyncEvent, AsyncSink, CompletionSink, Pd, RecvWr, Sge, Wc, WcOpcode, WcStatus};
+
+use crate::cq::{Cq, Feeder};
+use crate::qp::RecvQueue;
+use crate::srq::{Srq, SrqInit, Waiter};
+use crate::sys::{Count, Thread, start};
+
+struct Events(Count);
+
+impl CompletionSink for Events {
+    fn completion_event(&self, _: u64) {
+        self.0.add();
+    }
+}
+
+impl AsyncSink for Events {
+    fn async_event(&self, _: AsyncEvent) {
+        self.0.add();
+    }
+}
+
+impl Feeder for Events {
+    fn feed(&self, _: bool) -> bool {
+        self.0.add();
+        false
+    }
+}
+
+impl Waiter for Events {
+    fn receive_kept(&self) {
+        self.0.add();
+    }
+}
+
+fn events() -> Arc<Events> {
+    Arc::new(Events(Count::new()))
+}
+
+fn wc(id: u64) -> Wc {
+    Wc::new(id, WcStatus::Success, WcOpcode::Recv, (id >> 8) as u32)
+}
+
+/// Who arms, looks once more and then sleeps is woken by every completion that this look did not find.
+pub fn no_completion_comes_between_arming_and_sleeping() {
+    const EACH: u64 = 3;
+    let told = events();
+    let cq = Cq::new(16, 0, Some(told.clone()), events());
+    let producers = [1u64, 2].map(|from| {
+        let cq = cq.clone();
+        start(move || (0..EACH).for_each(|n| assert!(cq.push(wc(from << 8 | n), false))))
+    });
+    let (mut found, mut heard) = (0, 0);
+    while found < 2 * EACH {
+        found += cq.poll(1, |_| ()) as u64;
+        cq.arm(false);
+        let more = cq.poll(2, |_| ()) as u64;
+        found += more;
+        if more == 0 && found < 2 * EACH {
+            heard += 1;
+            told.0.wait(heard);
+        }
+        // An event that was not waited for is not one for the next time.
+        heard = told.0.get();
+    }
+    producers.into_iter().for_each(Thread::join);
+}
+
+/// Every completion that was taken in comes out once, each queue pair's in order, whoever polls and resizes meanwhile; one that
+/// finds no room is told of once.
+pub fn completions_come_out_once() {
+    const EACH: u64 = 4;
+    let broken = events();
+    let cq = Cq::new(4, 0, None, broken.clone());
+    let out = Arc::new(crate::sync::Mutex::new(Vec::new()));
+    let pushed = Arc::new(crate::sync::Mutex::new(Vec::new()));
+    let mut threads = Vec::new();
+    for from in [1u64, 2] {
+        let (cq, pushed) = (cq.clone(), pushed.clone());
+        threads.push(start(move || {
+            for n in 0..EACH {
+                if cq.push(wc(from << 8 | n), false) {
+                    pushed.lock().push(from << 8 | n);
+                }
+            }
+        }));
+    }
+    for _ in 0..2 {
+        let (cq, out) = (cq.clone(), out.clone());
+        threads.push(start(move || {
+            for _ in 0..3 {
+                // The order of two that poll is that of the ring only as long as one takes all.
+                let mut out = out.lock();
+                cq.poll(2, |wc| out.push(wc.wr_id));
+            }
+        }));
+    }
+    let resizer = cq.clone();
+    threads.push(start(move || {
+        let _ = resizer.resize(2);
+        resizer.resize(8).unwrap();
+    }));
+    threads.into_iter().for_each(Thread::join);
+    let mut out = std::mem::take(&mut *out.lock());
+    let mut left = 0;
+    left += cq.poll(100, |wc| out.push(wc.wr_id));
+    assert!(cq.is_empty() && left <= 8);
+    for from in [1, 2] {
+        let of = |list: &[u64]| list.iter().copied().filter(|id| id >> 8 == from).collect::<Vec<_>>();
+        assert_eq!(of(&out), of(&pushed.lock()));
+    }
+    let lost = (2 * EACH) as usize - out.len();
+    assert_eq!(broken.0.get(), u64::from(lost > 0));
+    assert_eq!(cq.overflowed(), lost > 0);
+}
+
+/// Queue pairs come and go while their completion queue asks them.
+pub fn feeders_come_and_go() {
+    let cq = Cq::new(4, 0, None, events());
+    let feeder = |of: &Arc<Events>| -> Weak<dyn Feeder> { Arc::downgrade(of) as Weak<dyn Feeder> };
+    let stays = events();
+    cq.add_feeder(1, feeder(&stays));
+    let goes = {
+        let cq = cq.clone();
+        start(move || {
+            for number in [2, 3] {
+                let goes = events();
+                cq.add_feeder(number, feeder(&goes));
+                // A queue pair with one queue for both directions.
+                cq.add_feeder(number, feeder(&goes));
+                cq.feed(2, false);
+                cq.remove_feeder(number);
+                cq.remove_feeder(number);
+            }
+        })
+    };
+    let asks = {
+        let cq = cq.clone();
+        start(move || (0..3).for_each(|_| _ = cq.feed(2, true)))
+    };
+    goes.join();
+    asks.join();
+    let before = stays.0.get();
+    assert!(cq.feed(1, false), "one is left, and is asked directly");
+    assert_eq!(stays.0.get(), before + 1);
+    cq.remove_feeder(1);
+    cq.feed(1, false);
+    assert_eq!(stays.0.get(), before + 1, "removed");
+}
+
+/// Queue pairs that wait for a receive get one as long as there are some, though others take receives in between and one that
+/// was given its turn is destroyed instead.
+pub fn a_refill_reaches_all_that_wait() {
+    const SIDES: u32 = 3;
+    let srq = Srq::new(SrqInit { pd: Pd::new(), max_wr: 8, max_sge: 1, cookie: 0, async_sink: events() });
+    let taken = Count::new();
+    let mut threads = Vec::new();
+    for qpn in 0..SIDES {
+        let (srq, taken) = (srq.clone(), taken.clone());
+        threads.push(start(move || {
+            let kept = events();
+            let waiter: Weak<dyn Waiter> = Arc::downgrade(&kept) as Weak<dyn Waiter>;
+            let mut own = RecvQueue::new(1, 1);
+            let mut heard = 0;
+            while !srq.take(qpn, &mut own, Some(&waiter)) {
+                if qpn == 0 {
+                    // Is destroyed, whether it is its turn or not.
+                    srq.leave(qpn).wake();
+                    return;
+                }
+                heard += 1;
+                kept.0.wait(heard);
+            }
+            taken.add();
+        }));
+    }
+    let post = |n: u64| {
+        let sges = [Sge { addr: 16, length: 8, lkey: 1 }];
+        let (result, woken) = srq.post_recv((0..n).map(|wr_id| RecvWr { wr_id, sges: &sges }));
+        result.unwrap();
+        woken.wake();
+    };
+    post(1);
+    post(2);
+    threads.into_iter().for_each(Thread::join);
+    let left = 3 - taken.get();
+    let mut own = RecvQueue::new(8, 1);
+    for _ in 0..left {
+        assert!(srq.take(9, &mut own, None), "a receive is kept for nobody");
+    }
+    assert!(!srq.take(9, &mut own, None));
+}

@@ -1,0 +1,412 @@
+//! A system for the model: threads that sleep, a clock that goes on when all of them do, descriptors that become ready when a
+//! scenario says so. In the shape of `uwarp-driver`'s `sys`.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use shuttle::sync::{Condvar, Mutex};
+
+use crate::engine::Readiness;
+
+/// Every look at the clock takes this long, so that who spins until a time gets there.
+const LOOK: Duration = Duration::from_micros(2);
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+static EXECUTIONS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// All threads of an execution run on one thread of the system.
+    static WORLD: RefCell<Option<Arc<World>>> = const { RefCell::new(None) };
+}
+
+struct World {
+    execution: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    now: Duration,
+    /// The scenario has ended, and so do all threads.
+    over: bool,
+    threads: usize,
+    asleep: BTreeMap<u64, (Wait, Option<Duration>)>,
+    last: u64,
+    ended: Vec<u64>,
+    /// Threads that were unparked.
+    unparked: Vec<u64>,
+    bells: BTreeMap<RawFd, bool>,
+    sockets: BTreeMap<RawFd, Readiness>,
+    watches: BTreeMap<RawFd, BTreeMap<RawFd, Watched>>,
+    flags: BTreeMap<u64, u64>,
+}
+
+struct Watched {
+    name: u64,
+    /// `None`: a bell, which is told of as long as it rings.
+    news: Option<Readiness>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Wait {
+    Bell(RawFd),
+    Watch(RawFd),
+    Unpark(u64),
+    End(u64),
+    Count(u64, u64),
+    Time,
+}
+
+impl State {
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn is_over(&self, wait: Wait) -> bool {
+        self.over
+            || match wait {
+                Wait::Bell(fd) => self.bells[&fd],
+                Wait::Watch(fd) => self.watches[&fd].iter().any(|(fd, w)| match w.news {
+                    Some(news) => news != Readiness::default(),
+                    None => self.bells[fd],
+                }),
+                Wait::Unpark(thread) => self.unparked.contains(&thread),
+                Wait::End(thread) => self.ended.contains(&thread),
+                Wait::Count(flag, n) => self.flags[&flag] >= n,
+                Wait::Time => false,
+            }
+    }
+
+    fn wakes(&self, wait: Wait, until: Option<Duration>) -> bool {
+        self.is_over(wait) || until.is_some_and(|at| at <= self.now)
+    }
+
+    /// If all threads sleep, the first one's time comes.
+    fn let_time_pass(&mut self) -> bool {
+        if self.over
+            || self.asleep.len() < self.threads
+            || self.asleep.values().any(|(wait, until)| self.wakes(*wait, *until))
+        {
+            return false;
+        }
+        match self.asleep.values().filter_map(|(_, until)| *until).min() {
+            Some(at) => self.now = at,
+            None => {
+                let who: Vec<_> = self.asleep.values().map(|(wait, _)| *wait).collect();
+                self.over = true;
+                panic!("all threads sleep for ever: {who:?}")
+            }
+        }
+        true
+    }
+
+    fn news(&mut self, socket: RawFd, news: Readiness) {
+        for watched in self.watches.values_mut().filter_map(|w| w.get_mut(&socket)) {
+            if let Some(old) = &mut watched.news {
+                old.readable |= news.readable;
+                old.writable |= news.writable;
+                old.hangup |= news.hangup;
+            }
+        }
+    }
+}
+
+impl World {
+    fn change<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        let result = f(&mut self.state.lock().unwrap());
+        self.changed.notify_all();
+        result
+    }
+
+    /// Sleeps; says whether that was for what was waited for.
+    fn sleep(&self, wait: Wait, until: Option<Duration>) -> bool {
+        let mut state = self.state.lock().unwrap();
+        let me = state.number();
+        state.asleep.insert(me, (wait, until));
+        while !state.wakes(wait, until) {
+            if state.let_time_pass() {
+                self.changed.notify_all();
+            } else {
+                state = self.changed.wait(state).unwrap();
+            }
+        }
+        state.asleep.remove(&me);
+        state.is_over(wait)
+    }
+}
+
+fn world() -> Arc<World> {
+    WORLD.with_borrow(|world| world.clone().expect("within a scenario"))
+}
+
+/// Runs one execution of a scenario in a world of its own.
+pub fn execute(scenario: fn()) {
+    let execution = EXECUTIONS.fetch_add(1, Ordering::Relaxed);
+    let state = Mutex::new(State { threads: 1, ..State::default() });
+    let world = Arc::new(World { execution, state, changed: Condvar::new() });
+    WORLD.set(Some(world.clone()));
+    scenario();
+    world.change(|state| state.over = true);
+}
+
+pub fn execution() -> u64 {
+    world().execution
+}
+
+pub fn over() -> bool {
+    world().state.lock().unwrap().over
+}
+
+pub fn now() -> Instant {
+    // Others may wake by that.
+    let now = world().change(|state| {
+        state.now += LOOK;
+        state.now
+    });
+    *START + now
+}
+
+fn from_now(limit: Duration) -> Duration {
+    now().saturating_duration_since(*START) + limit
+}
+
+pub fn sleep(time: Duration) {
+    world().sleep(Wait::Time, Some(from_now(time)));
+}
+
+shuttle::thread_local! {
+    static ME: RefCell<Option<u64>> = RefCell::new(None);
+}
+
+fn me() -> u64 {
+    ME.with(|me| *me.borrow_mut().get_or_insert_with(|| world().state.lock().unwrap().number()))
+}
+
+#[derive(Debug, Clone)]
+pub struct Thread(u64);
+
+impl Thread {
+    pub fn unpark(&self) {
+        world().change(|state| state.unparked.push(self.0));
+    }
+
+    pub fn join(self) {
+        world().sleep(Wait::End(self.0), None);
+    }
+}
+
+pub fn park() {
+    park_until(None);
+}
+
+pub fn park_timeout(limit: Duration) {
+    park_until(Some(from_now(limit)));
+}
+
+fn park_until(until: Option<Duration>) {
+    let (world, me) = (world(), me());
+    world.sleep(Wait::Unpark(me), until);
+    world.change(|state| state.unparked.retain(|thread| *thread != me));
+}
+
+pub fn spawn(_: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    let world = world();
+    let number = world.change(|state| {
+        state.threads += 1;
+        state.number()
+    });
+    shuttle::thread::spawn(move || {
+        ME.with(|me| *me.borrow_mut() = Some(number));
+        run();
+        world.change(|state| {
+            state.threads -= 1;
+            state.ended.push(number);
+            state.let_time_pass();
+        });
+    });
+    Ok(Thread(number))
+}
+
+/// Starts a thread of a scenario.
+pub fn start(run: impl FnOnce() + Send + 'static) -> Thread {
+    spawn("", run).unwrap()
+}
+
+fn descriptor() -> RawFd {
+    world().change(State::number) as RawFd
+}
+
+pub struct Bell(RawFd);
+
+impl Bell {
+    pub fn new(_: bool) -> Result<Self, Errno> {
+        let fd = descriptor();
+        world().change(|state| state.bells.insert(fd, false));
+        Ok(Self(fd))
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.0
+    }
+
+    pub fn ring(&self) {
+        world().change(|state| state.bells.insert(self.0, true));
+    }
+
+    pub fn silence(&self) {
+        world().change(|state| state.bells.insert(self.0, false));
+    }
+
+    pub fn wait(&self) -> Result<(), Errno> {
+        wait_readable(self.0);
+        Ok(())
+    }
+}
+
+/// As a program that polls the descriptor of a channel.
+pub fn wait_readable(bell: RawFd) {
+    world().sleep(Wait::Bell(bell), None);
+}
+
+pub struct Watch(RawFd);
+
+impl Watch {
+    pub fn new() -> Result<Self, Errno> {
+        let fd = descriptor();
+        world().change(|state| state.watches.insert(fd, BTreeMap::new()));
+        Ok(Self(fd))
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.0
+    }
+
+    pub fn add_bell(&self, bell: &Bell, name: u64) -> Result<(), Errno> {
+        self.insert(bell.fd(), Watched { name, news: None });
+        Ok(())
+    }
+
+    pub fn add(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
+        let news = world().state.lock().unwrap().sockets.get(&fd).copied();
+        self.insert(fd, Watched { name, news: Some(news.ok_or(Errno::BADF)?) });
+        Ok(())
+    }
+
+    fn insert(&self, fd: RawFd, watched: Watched) {
+        world().change(|state| state.watches.get_mut(&self.0).unwrap().insert(fd, watched));
+    }
+
+    pub fn rearm(&self, fd: RawFd, _: u64) -> Result<(), Errno> {
+        world().change(|state| {
+            let now = *state.sockets.get(&fd).ok_or(Errno::BADF)?;
+            state.watches[&self.0].get(&fd).ok_or(Errno::NOENT)?;
+            state.news(fd, now);
+            Ok(())
+        })
+    }
+
+    pub fn delete(&self, fd: RawFd) -> Result<(), Errno> {
+        let old = world().change(|state| state.watches.get_mut(&self.0).unwrap().remove(&fd));
+        old.map(|_| ()).ok_or(Errno::NOENT)
+    }
+
+    pub fn wait(
+        &self,
+        limit: Option<Duration>,
+        mut tell: impl FnMut(u64, Readiness),
+    ) -> Result<usize, Errno> {
+        let world = world();
+        let until = limit.map(from_now);
+        loop {
+            // Others may be faster.
+            let may_sleep = limit != Some(Duration::ZERO);
+            let ready = !may_sleep || world.sleep(Wait::Watch(self.0), until);
+            let told = world.change(|state| {
+                let State { watches, bells, .. } = state;
+                let mut told = Vec::new();
+                for (fd, watched) in watches.get_mut(&self.0).unwrap() {
+                    match &mut watched.news {
+                        Some(news) if *news != Readiness::default() => {
+                            told.push((watched.name, std::mem::take(news)));
+                        }
+                        None if bells[fd] => told.push((watched.name, Readiness::default())),
+                        _ => {}
+                    }
+                }
+                told
+            });
+            if told.is_empty() && ready && may_sleep && !over() {
+                continue;
+            }
+            for (name, readiness) in &told {
+                tell(*name, *readiness);
+            }
+            return Ok(told.len());
+        }
+    }
+}
+
+/// A connection, of which only matters how much can be read.
+#[derive(Clone)]
+pub struct Socket(RawFd);
+
+impl Socket {
+    pub fn new() -> Self {
+        let fd = descriptor();
+        world().change(|state| state.sockets.insert(fd, Readiness::default()));
+        Self(fd)
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.0
+    }
+
+    /// Something comes.
+    pub fn arrive(&self) {
+        world().change(|state| {
+            let news = Readiness { readable: true, ..Readiness::default() };
+            state.sockets.insert(self.0, news);
+            state.news(self.0, news);
+        });
+    }
+
+    /// Reads all; says whether there was something.
+    pub fn read(&self) -> bool {
+        world().change(|state| state.sockets.insert(self.0, Readiness::default()).unwrap().readable)
+    }
+}
+
+/// Counts what has happened, for those that wait for it.
+#[derive(Clone)]
+pub struct Count(u64);
+
+impl Count {
+    pub fn new() -> Self {
+        world().change(|state| {
+            let number = state.number();
+            state.flags.insert(number, 0);
+            Self(number)
+        })
+    }
+
+    pub fn add(&self) {
+        world().change(|state| *state.flags.get_mut(&self.0).unwrap() += 1);
+    }
+
+    pub fn get(&self) -> u64 {
+        world().state.lock().unwrap().flags[&self.0]
+    }
+
+    pub fn wait(&self, n: u64) {
+        world().sleep(Wait::Count(self.0, n), None);
+    }
+}

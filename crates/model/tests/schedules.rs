@@ -1,0 +1,33 @@
+//! Every scenario of the model, under a bounded number of orders of threads; `UWARP_MODEL_EXECUTIONS` makes it more.
+
+use uwarp_model::scenarios::{check, engine, locks, rings};
+
+macro_rules! scenarios {
+    ($($module:ident: $($name:ident)*;)*) => {
+        $($(
+            #[test]
+            fn $name() {
+                check($module::$name);
+            }
+        )*)*
+    };
+}
+
+scenarios! {
+    locks:
+        no_readiness_is_lost
+        deregistering_waits_for_uses;
+    rings:
+        no_completion_comes_between_arming_and_sleeping
+        completions_come_out_once
+        feeders_come_and_go
+        a_refill_reaches_all_that_wait;
+    engine:
+        blocked_threads_are_woken
+        events_of_other_threads_wake_those_that_block
+        a_timer_set_at_any_moment_runs_out_in_time
+        a_leader_runs_timers
+        a_descriptor_that_was_polled_is_not_forgotten
+        a_program_that_waits_on_the_descriptor_is_woken
+        exit_is_told_to_all;
+}
