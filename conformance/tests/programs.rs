@@ -177,6 +177,13 @@ fn cases() -> Vec<Case> {
             Custom(|w, p| w.dtest("dtestcm", "-c 1000", "TOTAL:", p)),
         ),
         case(
+            "dtestsrq",
+            "",
+            "complete at both ends",
+            LO,
+            Custom(|w, p| w.dtest("dtestsrq", "", "DAPL RC SRQ Test Complete.", p)),
+        ),
+        case(
             "dapltest",
             "transactions, performance, quit",
             "exit status 0, no complaint",
