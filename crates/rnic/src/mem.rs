@@ -76,7 +76,7 @@ pub fn copy_between(dst: MemSeg, src: MemSeg) -> usize {
 
 /// Takes the bytes of `src` into a CRC, by way of a buffer that stays in the first-level cache.
 pub fn crc_over(mut src: MemSeg, crc: &mut Crc32c) {
-    const STEP: usize = 4096;
+    const STEP: usize = 8192;
     let mut buf = std::mem::MaybeUninit::<[u8; STEP]>::uninit();
     while src.len > 0 {
         let n = src.len.min(STEP);

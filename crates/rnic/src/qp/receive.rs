@@ -35,6 +35,9 @@ use crate::wr::{SendOp, Wc, WcFlags, WcOpcode, WcStatus};
 /// Bytes to receive behind a directly placed payload: pad and CRC of this FPDU, an empty announcing segment, and the
 /// header of the next large one.
 const TAIL: usize = 44;
+/// The end of a message is placed only when its CRC was good: programs wait for the last byte to change, and may change it back while
+/// the CRC is still being taken of what lies in memory.
+const LATE: usize = 256;
 /// After a direct placement this many receives are sized to end at the next header, to stay direct.
 const EXACT_READS: u8 = 8;
 
@@ -64,8 +67,18 @@ pub(super) struct Direct {
     segment: Segment,
     ulpdu_len: usize,
     placed: usize,
-    crc: Crc32c,
+    /// Bytes at the end of the payload that are staged, and placed after the check.
+    late: usize,
+    /// Where CRCs are in use.
+    crc: Option<Crc32c>,
     pins: Pins,
+}
+
+impl Direct {
+    /// Bytes that are still to be received into place.
+    fn left(&self) -> usize {
+        self.segment.payload_len.saturating_sub(self.late + self.placed)
+    }
 }
 
 /// The header of a segment whose bytes are not at hand any more, for a Terminate that tells of it.
@@ -197,9 +210,9 @@ impl QpCore {
             }
             return RxPlan::Stage { max: buffer };
         };
-        let left = direct.segment.payload_len - direct.placed;
+        let left = direct.left();
         let trailer = mpa::pad_len(direct.ulpdu_len) + mpa::CRC_LEN;
-        let tail = trailer + TAIL - mpa::CRC_LEN;
+        let tail = direct.late + trailer + TAIL - mpa::CRC_LEN;
         let mut place = SmallVec::new();
         if left > 0 {
             // Checked anew for every receive: the region may have been taken back in between.
@@ -224,11 +237,13 @@ impl QpCore {
     /// `n` bytes were received into the places of the last [`RxPlan::Direct`] (zero if it failed).
     pub fn direct_received(&mut self, place: &[MemSeg], n: usize) {
         let Some(direct) = self.stream.as_mut().and_then(|s| s.direct.as_mut()) else { return };
-        let mut left = n;
-        for seg in place {
-            let got = seg.part(0, left);
-            mem::crc_over(got, &mut direct.crc);
-            left -= got.len;
+        if let Some(crc) = &mut direct.crc {
+            let mut left = n;
+            for seg in place {
+                let got = seg.part(0, left);
+                mem::crc_over(got, crc);
+                left -= got.len;
+            }
         }
         direct.placed += n;
         direct.pins.clear();
@@ -317,7 +332,7 @@ impl QpCore {
                 return Placed::Done;
             }
             Opcode::UwarpAck => self.acknowledged(payload).map_err(Fault::Peer),
-            Opcode::Write | Opcode::ReadResponse => self.place(&segment, payload),
+            Opcode::Write | Opcode::ReadResponse => self.place(&segment, 0, payload),
             // The four Sends; nothing else passed the check.
             _ => {
                 // Behind one that was set aside, it has to wait even if there is a receive.
@@ -336,7 +351,7 @@ impl QpCore {
                     }
                     return Placed::NoReceive;
                 }
-                self.place(&segment, payload)
+                self.place(&segment, 0, payload)
             }
         };
         match done.and_then(|()| self.finish(&segment)) {
@@ -351,7 +366,7 @@ impl QpCore {
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
         let done = match segment.opcode {
             Opcode::ReadRequest => self.read_request(segment, payload).map_err(Fault::Peer),
-            _ => self.place(segment, payload).and_then(|()| self.deliver(segment, false)),
+            _ => self.place(segment, 0, payload).and_then(|()| self.deliver(segment, false)),
         };
         if let Err(fault) = done {
             self.fault(fault, Some((ulpdu, u16::try_from(ulpdu.len()).unwrap_or(u16::MAX))));
@@ -372,10 +387,10 @@ impl QpCore {
         taken
     }
 
-    /// Copies staged payload to where it belongs.
-    fn place(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), Fault> {
+    /// Copies staged payload, which begins `skip` bytes behind the segment's first, to where it belongs.
+    fn place(&mut self, segment: &Segment, skip: usize, payload: &[u8]) -> Result<(), Fault> {
         let mut rest = payload;
-        self.locate(segment, 0, payload.len(), |cache, part, pd, need| {
+        self.locate(segment, skip, payload.len(), |cache, part, pd, need| {
             cache.with(part, pd, need, |seg| {
                 let n = mem::copy_in(seg, rest);
                 rest = rest.get(n..).unwrap_or(&[]);
@@ -661,7 +676,16 @@ impl QpCore {
         if !certain {
             return 0;
         }
+        let crc = stream.framer.checks_crc().then(|| {
+            let mut crc = Crc32c::new();
+            crc.update(input);
+            crc
+        });
+        let late = if crc.is_some() && segment.last() { LATE.min(segment.payload_len) } else { 0 };
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
+        if payload.len() > segment.payload_len - late {
+            return 0;
+        }
         let mut pins = Pins::new();
         // All of it must fit before the first byte is placed.
         let Ok(place) = self.pin(&segment, 0, segment.payload_len, &mut pins) else { return 0 };
@@ -672,39 +696,37 @@ impl QpCore {
             rest = rest.get(n..).unwrap_or(&[]);
         }
         pins.clear();
-        let mut crc = Crc32c::new();
-        crc.update(input);
         let Some(stream) = &mut self.stream else { return 0 };
-        stream.direct = Some(Direct { segment, ulpdu_len, placed: payload.len(), crc, pins });
+        stream.direct = Some(Direct { segment, ulpdu_len, placed: payload.len(), late, crc, pins });
         stream.exact_reads = EXACT_READS;
         input.len()
     }
 
-    /// The end of a directly placed FPDU: pad and CRC. `None` while they are not there.
+    /// The end of a directly placed FPDU: late payload, pad and CRC. `None` while they are not there.
     fn finish_direct(&mut self, input: &[u8]) -> Option<usize> {
         let stream = self.stream.as_mut()?;
         let direct = stream.direct.as_ref()?;
         let pad = mpa::pad_len(direct.ulpdu_len);
-        let trailer = input.get(..pad + mpa::CRC_LEN)?;
-        if direct.placed < direct.segment.payload_len {
+        let rest = input.get(..direct.late + pad + mpa::CRC_LEN)?;
+        if direct.left() > 0 {
             return None;
         }
-        let direct = stream.direct.take()?;
-        let struck = Struck::new(&direct.segment);
-        let (pad, sum) = trailer.split_at(pad);
-        let checks = stream.framer.checks_crc();
-        if checks {
-            let mut crc = direct.crc;
-            crc.update(pad);
+        let Direct { segment, late, crc, .. } = stream.direct.take()?;
+        let struck = Struck::new(&segment);
+        let (covered, sum) = rest.split_at(late + pad);
+        if let Some(mut crc) = crc {
+            crc.update(covered);
             if crc::to_wire(crc.finish()) != sum {
                 self.fail(TerminateError::Mpa(Mpa::Crc), None);
-                return Some(trailer.len());
+                return Some(rest.len());
             }
         }
-        if let Err(fault) = self.finish(&direct.segment) {
+        let late = covered.get(..late).unwrap_or(&[]);
+        let placed = self.place(&segment, segment.payload_len - late.len(), late);
+        if let Err(fault) = placed.and_then(|()| self.finish(&segment)) {
             self.fault(fault, Some(struck.get()));
         }
-        Some(trailer.len())
+        Some(rest.len())
     }
 
     fn fault(&mut self, fault: Fault, struck: Option<(&[u8], u16)>) {

@@ -235,3 +235,27 @@ fn a_long_send_that_was_set_aside_arrives_whole() {
     duo.world.settle();
     assert_eq!(duo.recvs(A), [(20, WcStatus::Success), (21, WcStatus::LocLenErr)]);
 }
+
+/// A program that waits for the last byte of a Write and sets it back was quicker than our look at the bytes in memory: a CRC that was good
+/// cost the connection.
+#[test]
+fn the_last_bytes_of_a_message_are_placed_when_its_crc_is_known() {
+    let mut duo = Duo::new(params());
+    let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 60_000));
+    duo.memory[A.index()].write(0, &[7; 60_000]);
+    let bytes = duo.request_bytes(A, write, sge);
+    let (most, trailer) = bytes.split_at(bytes.len() - 4);
+    // In two parts, so that the second is received straight into place.
+    let (first, second) = most.split_at(20_000);
+    for part in [first, second] {
+        duo.world.inject(B, part);
+        duo.world.settle();
+    }
+    let at = |duo: &Duo, at| duo.memory[B.index()].read(at, 1)[0];
+    assert_eq!((at(&duo, 59_000), at(&duo, 59_999)), (7, 0));
+    // What is there already may be written by anybody.
+    duo.world.inject(B, trailer);
+    duo.world.settle();
+    assert_eq!(at(&duo, 59_999), 7);
+    assert_eq!(duo.world.end(B).disconnected, []);
+}
