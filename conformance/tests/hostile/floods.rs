@@ -109,11 +109,21 @@ pub fn reads_that_nobody_takes(victim: &mut Victim) -> Outcome {
 
 /// No receive is posted: the attacker is held up, not the victim.
 pub fn sends_without_receives(victim: &mut Victim) -> Outcome {
-    victim.tell("profile recvs=0")?;
+    without_receives(victim, 0)
+}
+
+/// The same with a Read of the victim's outstanding, so that Sends are set aside.
+pub fn sends_without_receives_before_a_response(victim: &mut Victim) -> Outcome {
+    without_receives(victim, 1)
+}
+
+fn without_receives(victim: &mut Victim, reads: usize) -> Outcome {
+    victim.tell(&format!("profile recvs=0 reads={reads}"))?;
     let before = victim.memory()?;
     let mut peers = Vec::new();
     for n in 0..24 {
         let mut peer = if n % 2 == 0 { Peer::established(victim.port)? } else { Peer::uwarp(victim.port)? };
+        peer.sinks(reads)?;
         let size = [8, 1000, 60_000][n % 3];
         let count = 16 * MIB / size;
         let mut sent = 0;

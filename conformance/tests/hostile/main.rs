@@ -98,6 +98,7 @@ fn attacks() -> Vec<Attack> {
         floods::reads_beyond_the_depth,
         floods::reads_that_nobody_takes,
         floods::sends_without_receives,
+        floods::sends_without_receives_before_a_response,
         floods::nothing_at_all,
         floods::tiny_segments,
         floods::a_byte_at_a_time,
