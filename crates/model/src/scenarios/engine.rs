@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use shuttle::rand::Rng;
+
 use crate::channel::Channel;
 use crate::engine::{Engine, Readiness, Source, Token};
 use crate::sync::Mutex;
@@ -70,6 +72,23 @@ pub fn blocked_threads_are_woken() {
     threads.into_iter().for_each(Thread::join);
 }
 
+/// What comes when the thread that slept on the sockets has gone, soon or late, is served by the background thread.
+pub fn what_comes_after_a_leader_is_served() {
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (probe, _) = Probe::new(&engine, Some(channel.clone()));
+    let program = start(move || get(&channel));
+    // Just as long as the background thread takes to sleep without a timer, or less, or more.
+    sys::sleep(Duration::from_micros(4900 + shuttle::rand::thread_rng().gen_range(0..500)));
+    probe.socket.arrive();
+    probe.read.wait(1);
+    probe.socket.arrive();
+    probe.read.wait(2);
+    program.join();
+    probe.socket.arrive();
+    probe.read.wait(3);
+}
+
 /// The same where two threads wait on one channel, and the events come from other threads of the program.
 pub fn events_of_other_threads_wake_those_that_block() {
     let engine = Engine::start().unwrap();
@@ -114,10 +133,9 @@ pub fn a_timer_set_at_any_moment_runs_out_in_time() {
     engine.deregister(late);
 }
 
-/// A timer of a program that only blocks.
+/// A timer whose event a blocked thread waits for, and nothing else happens.
 pub fn a_leader_runs_timers() {
-    let engine = Engine::start().unwrap();
-    let channel = Channel::new(&engine).unwrap();
+    const SLACK: Duration = Duration::from_millis(20);
     struct Tick(Arc<Channel>);
     impl Source for Tick {
         fn ready(&self, _: Readiness) {}
@@ -125,17 +143,19 @@ pub fn a_leader_runs_timers() {
             self.0.push(7);
         }
     }
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
     let token = engine.new_token(Arc::new(Tick(channel.clone())));
+    let late = engine.new_token(Arc::new(Tick(channel.clone())));
+    engine.set_timer(late, Some(sys::now() + Duration::from_secs(100)));
     let blocked = {
         let channel = channel.clone();
-        start(move || {
-            get(&channel);
-            get(&channel);
-        })
+        start(move || get(&channel))
     };
-    engine.set_timer(token, Some(sys::now() + Duration::from_millis(30)));
-    channel.push(7);
+    let at = sys::now() + Duration::from_millis(30);
+    engine.set_timer(token, Some(at));
     blocked.join();
+    assert!(sys::now() < at + SLACK, "{:?} late", sys::now().saturating_duration_since(at));
 }
 
 /// What comes for a descriptor that a polling thread has taken from the system is found when that thread stops polling, at any
