@@ -125,7 +125,8 @@ fn without_receives(victim: &mut Victim, reads: usize) -> Outcome {
         let mut peer = if n % 2 == 0 { Peer::established(victim.port)? } else { Peer::uwarp(victim.port)? };
         peer.sinks(reads)?;
         let size = [8, 1000, 60_000][n % 3];
-        let count = 16 * MIB / size;
+        // More than the kernel's buffers at both ends and what is set aside together.
+        let count = 48 * MIB / size;
         let mut sent = 0;
         let mut msn = 1;
         while sent < count {
@@ -139,7 +140,7 @@ fn without_receives(victim: &mut Victim, reads: usize) -> Outcome {
             }
             sent += MIB / size;
         }
-        require!(sent < count, "16 MiB were taken and there is no receive");
+        require!(sent < count, "48 MiB were taken and there is no receive");
         peers.push(peer);
         bounded(victim, before, n + 1)?;
     }
