@@ -6,6 +6,9 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod fold;
+
 use uwarp_wire::crc::Crc32c;
 
 /// A stretch of memory in a registered region (or in a program's inline buffer during the post).
@@ -76,6 +79,13 @@ pub fn copy_between(dst: MemSeg, src: MemSeg) -> usize {
 
 /// Takes the bytes of `src` into a CRC, by way of a buffer that stays in the first-level cache.
 pub fn crc_over(mut src: MemSeg, crc: &mut Crc32c) {
+    #[cfg(target_arch = "x86_64")]
+    if src.len >= 4 * fold::STEP && fold::available() {
+        let n = src.len - src.len % fold::STEP;
+        // SAFETY: the source as in `copy_out`; the instructions are there.
+        *crc = Crc32c::from_register(unsafe { fold::update(crc.register(), src.ptr().cast_const(), n) });
+        src = src.part(n, src.len);
+    }
     const STEP: usize = 8192;
     let mut buf = std::mem::MaybeUninit::<[u8; STEP]>::uninit();
     while src.len > 0 {

@@ -46,6 +46,19 @@ impl Crc32c {
         self.digest.update(data);
     }
 
+    /// The register as it stands, for bytes that somebody else takes in: the CRC without its last inversion.
+    #[inline]
+    pub fn register(&self) -> u32 {
+        // As in `finish`.
+        (self.digest.get_state() & 0xFFFF_FFFF) as u32
+    }
+
+    /// Goes on from a register.
+    #[inline]
+    pub fn from_register(register: u32) -> Self {
+        Crc32c { digest: Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(register)) }
+    }
+
     /// The CRC of all bytes so far.
     #[inline]
     pub fn finish(self) -> u32 {
