@@ -1,5 +1,5 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
-//! the man pages say they give (`errno_table`, `errno_cm`), and data integrity between two processes (`verify`).
+//! the man pages say they give (`errno_table`, `errno_cm`), and data integrity between two processes (`verify`, `random`).
 //! Each prints one line per statement; a line that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,9 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Trial};
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::process::{Cmd, Output};
-use uwarp_conformance::{Failure, Outcome, cc, fail};
+use uwarp_conformance::topology::Topology::{self, *};
+use uwarp_conformance::topology::{Network, free_port};
+use uwarp_conformance::{Failure, Outcome, cc, fail, pair};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
 const GROUPS: [(&str, &[&str]); 3] = [
@@ -80,11 +82,15 @@ const VERIFY: [(&str, &[(&str, &str)]); 4] = [
     ("127.0.0.1", &[("UWARP_STRICT", "1")]),
 ];
 
+/// Where `random` runs, each with and without CRC.
+const RANDOM: [Topology; 5] = [Loopback4, Veth1500V4, Veth1500V6, Veth9000V4, Veth9000V6];
+
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // verify keeps both processors busy; the others are short.
     args.test_threads = Some(1);
-    let programs = Arc::new(Programs { dist: Dist::find(), built: Mutex::default() });
+    let programs =
+        Arc::new(Programs { dist: Dist::find(), built: Mutex::default(), net: Network::default() });
     let mut trials = Vec::new();
     for (program, groups) in GROUPS {
         for group in groups {
@@ -101,13 +107,28 @@ fn main() -> ExitCode {
             Ok(programs.run("verify", address, None, env)?)
         }));
     }
-    libtest_mimic::run(&args, trials).exit_code()
+    for topology in RANDOM {
+        for receiver in ["poll", "block", "sleep"] {
+            for crc in ["on", "off"] {
+                let programs = programs.clone();
+                trials.push(Trial::test(
+                    format!("random {receiver} UWARP_CRC={crc} [{topology}]"),
+                    move || Ok(programs.random(topology, receiver, crc)?),
+                ));
+            }
+        }
+    }
+    let conclusion = libtest_mimic::run(&args, trials);
+    // The namespaces go with it, which `exit` would not drop.
+    drop(programs);
+    conclusion.exit_code()
 }
 
 struct Programs {
     dist: Outcome<Dist>,
     /// What has been compiled, or why it does not compile.
     built: Mutex<Vec<(&'static str, Outcome<PathBuf>)>>,
+    net: Network,
 }
 
 impl Programs {
@@ -118,6 +139,20 @@ impl Programs {
         cmd = group.into_iter().fold(cmd, Cmd::arg);
         cmd = env.iter().fold(cmd, |cmd, (name, value)| cmd.env(name, value));
         judge(&cmd.limit(Duration::from_secs(120)).run()?)
+    }
+
+    /// Both ends of `random`, with a seed of this run: the output names it, and the program takes it as an argument.
+    fn random(&self, topology: Topology, receiver: &str, crc: &str) -> Outcome {
+        let program = self.program("random")?;
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let place = self.net.place(topology)?;
+        let (port, address) = (free_port(), place.address);
+        let end = |role, ns| {
+            let cmd = Cmd::new(&program).args(&format!("{role} {address} {port} {receiver}")).in_ns(ns);
+            cmd.env("LD_LIBRARY_PATH", dist.lib()).env("UWARP_CRC", crc).limit(Duration::from_secs(90))
+        };
+        let ends = pair::run(&end("server", place.server), &end("client", place.client), port)?;
+        judge(&ends.client).and_then(|()| judge(&ends.server))
     }
 
     fn program(&self, name: &'static str) -> Outcome<PathBuf> {

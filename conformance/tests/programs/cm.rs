@@ -100,7 +100,7 @@ impl World {
 
     /// fio's rdma engine: one job writes, reads or sends to another process in blocks of `block` bytes.
     ///
-    /// fio does not look at the data in this mode; `c/verify.c` does that.
+    /// fio does not look at the data in this mode; `c/random.c` does that.
     pub fn fio(&self, verb: &str, block: &str, depth: u32, place: Place<'_>) -> Outcome {
         let port = free_port();
         let dir = Scratch::new("fio")?;
