@@ -452,6 +452,9 @@ impl Engine {
             sys::park_timeout(STAND_BACK.1);
             return true;
         }
+        // Nobody polls any more, so nobody looks at the descriptors that were left to one who did.
+        self.allow_parking(false);
+        self.unpark();
         self.aside.store(true, Ordering::SeqCst);
         if self.leader.load(Ordering::SeqCst) {
             sys::park();

@@ -29,6 +29,7 @@ scenarios! {
         a_timer_set_at_any_moment_runs_out_in_time
         a_leader_runs_timers
         a_descriptor_that_was_polled_is_not_forgotten
+        a_descriptor_that_was_polled_is_not_forgotten_beside_a_leader
         a_program_that_waits_on_the_descriptor_is_woken
         exit_is_told_to_all;
 }

@@ -158,33 +158,62 @@ pub fn a_leader_runs_timers() {
     assert!(sys::now() < at + SLACK, "{:?} late", sys::now().saturating_duration_since(at));
 }
 
+/// A thread that polls in earnest for long enough that the background thread lets it take the descriptor from the system.
+fn poller(engine: &Arc<Engine>, probe: &Arc<Probe>, token: Token) -> Thread {
+    let (engine, probe) = (engine.clone(), probe.clone());
+    start(move || {
+        let mut parked = None;
+        for _ in 0..40 {
+            engine.note_earnest();
+            if parked.is_none_or(|mark| !engine.is_parked(mark)) {
+                parked = engine.park(token);
+            }
+            probe.look();
+            if parked.is_none() {
+                engine.poll_once();
+            }
+            sys::sleep(Duration::from_micros(18));
+        }
+    })
+}
+
 /// What comes for a descriptor that a polling thread has taken from the system is found when that thread stops polling, at any
 /// moment.
 pub fn a_descriptor_that_was_polled_is_not_forgotten() {
     let engine = Engine::start().unwrap();
     let (probe, token) = Probe::new(&engine, None);
-    let poller = {
-        let (engine, probe) = (engine.clone(), probe.clone());
-        start(move || {
-            let mut parked = None;
-            for _ in 0..6 {
-                engine.note_earnest();
-                if parked.is_none_or(|mark| !engine.is_parked(mark)) {
-                    parked = engine.park(token);
-                }
-                probe.look();
-                if parked.is_none() {
-                    engine.poll_once();
-                }
-            }
-        })
-    };
+    // Wakes the background thread beside the one that polls.
+    let (other, _) = Probe::new(&engine, None);
+    let poller = poller(&engine, &probe, token);
+    other.socket.arrive();
     // Each is read by itself: only then is there a next.
     for n in 1..=3 {
         probe.socket.arrive();
         probe.read.wait(n);
     }
     poller.join();
+    probe.socket.arrive();
+    probe.read.wait(4);
+}
+
+/// Nor is it while another thread sleeps on the sockets and keeps the background thread away.
+pub fn a_descriptor_that_was_polled_is_not_forgotten_beside_a_leader() {
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (probe, token) = Probe::new(&engine, None);
+    let (other, _) = Probe::new(&engine, None);
+    let poller = poller(&engine, &probe, token);
+    other.socket.arrive();
+    sys::sleep(Duration::from_micros(500));
+    let blocked = {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    };
+    poller.join();
+    probe.socket.arrive();
+    probe.read.wait(1);
+    channel.push(7);
+    blocked.join();
 }
 
 /// A program that has polled, arms and sleeps on the channel's descriptor hears of what comes.
