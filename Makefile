@@ -4,6 +4,7 @@
 # make install  copies dist/ to PREFIX (default /usr/local)
 # make bench    measures, beside raw TCP sockets in the same run
 # make siw      runs everything that can be run against the Linux kernel's own iWARP, and prints a table
+# make soak     lets connections come and go for SOAK_SECONDS (default 600) and sees that nothing grows
 # make fuzz     fuzzes whatever reads network bytes, FUZZ_SECONDS (default 60) for each target
 # make clean
 #
@@ -12,6 +13,7 @@
 DIST ?= dist
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 600
 # As long as each target runs in make test.
 TEST_FUZZ_SECONDS ?= 10
 FUZZ ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
@@ -24,7 +26,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO_TEST = cargo test --locked
 
-.PHONY: dist demo test install bench siw fuzz clean help
+.PHONY: dist demo test install bench siw soak fuzz clean help
 .NOTPARALLEL:
 
 dist:
@@ -61,6 +63,12 @@ bench: dist
 siw: dist
 	@scripts/setup demo siw
 	SIW=full $(CARGO_TEST) -p uwarp-conformance --test siw
+
+# SOAK_SEED repeats a run as far as threads allow; each prints its own.
+soak: dist
+	@scripts/setup test
+	cc -std=gnu11 -O1 -g -Wall -Wextra -pthread -o $(CARGO_TARGET_DIR)/soak conformance/c/soak.c -lrdmacm -libverbs
+	LD_LIBRARY_PATH=$(UWARP_DIST)/lib/uwarp UWARP_LOG=error $(CARGO_TARGET_DIR)/soak 127.0.0.1 $(SOAK_SECONDS) $(SOAK_SEED)
 
 fuzz:
 	@scripts/setup build fuzz

@@ -1,5 +1,6 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
-//! the man pages say they give (`errno_table`, `errno_cm`), and data integrity between two processes (`verify`, `random`).
+//! the man pages say they give (`errno_table`, `errno_cm`), data integrity between two processes (`verify`,
+//! `random`), and connections that come and go in many threads without anything growing (`soak`).
 //! Each prints one line per statement; a line that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
@@ -82,6 +83,9 @@ const VERIFY: [(&str, &[(&str, &str)]); 4] = [
     ("127.0.0.1", &[("UWARP_STRICT", "1")]),
 ];
 
+/// How long `soak` is run, in seconds; `make soak` does it for longer.
+const SOAK: &str = "10";
+
 /// Where `random` runs, each with and without CRC.
 const RANDOM: [Topology; 5] = [Loopback4, Veth1500V4, Veth1500V6, Veth9000V4, Veth9000V6];
 
@@ -118,6 +122,11 @@ fn main() -> ExitCode {
             }
         }
     }
+    let soaked = programs.clone();
+    trials.push(Trial::test("soak", move || Ok(soaked.run("soak", "127.0.0.1", Some(SOAK), &[])?)));
+    let checked = programs.clone();
+    trials
+        .push(Trial::test("soak under memcheck", move || Ok(checked.memcheck("soak", &["127.0.0.1", "2"])?)));
     let conclusion = libtest_mimic::run(&args, trials);
     // The namespaces go with it, which `exit` would not drop.
     drop(programs);
@@ -153,6 +162,17 @@ impl Programs {
         };
         let ends = pair::run(&end("server", place.server), &end("client", place.client), port)?;
         judge(&ends.client).and_then(|()| judge(&ends.server))
+    }
+
+    /// Under valgrind, which sees a use of what was freed on either side of the C interface. It knows nothing of our locks, so of
+    /// its tools only this one is of use.
+    fn memcheck(&self, name: &'static str, args: &[&str]) -> Outcome {
+        let program = self.program(name)?;
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let cmd = Cmd::line("valgrind -q --error-exitcode=9 --fair-sched=yes --num-callers=20").arg(program);
+        let cmd = args.iter().fold(cmd, Cmd::arg);
+        let cmd = cmd.env("LD_LIBRARY_PATH", dist.lib()).env("SOAK_SLOW", "1");
+        judge(&cmd.limit(Duration::from_secs(300)).run()?)
     }
 
     fn program(&self, name: &'static str) -> Outcome<PathBuf> {
