@@ -1,6 +1,7 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
-//! the man pages say they give (`errno_table`, `errno_cm`), data integrity between two processes (`verify`,
-//! `random`), and connections that come and go in many threads without anything growing (`soak`).
+//! the man pages say they give (`errno_table`, `errno_cm`), registered memory that is unmapped (`unmapped`),
+//! data integrity between two processes (`verify`, `random`), and connections that come and go in many threads without
+//! anything growing (`soak`).
 //! Each prints one line per statement; a line that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
@@ -72,6 +73,7 @@ const GROUPS: [(&str, &[&str]); 3] = [
             "endpoints",
         ],
     ),
+    ("unmapped", &["gone", "handler", "action"]),
 ];
 
 /// How `verify` is run: address and environment.

@@ -38,6 +38,8 @@ pub struct Config {
     pub find_uwarp_peers: bool,
     /// `UWARP_STAT=off`: `uwarp stat` does not see this process.
     pub stat: bool,
+    /// `UWARP_GUARD=off`: no handler for faults at registered memory.
+    pub guard: bool,
 }
 
 impl Config {
@@ -115,6 +117,7 @@ impl Config {
             device_per_interface,
             find_uwarp_peers: switch("UWARP_PEER", true),
             stat: switch("UWARP_STAT", true),
+            guard: switch("UWARP_GUARD", true),
         }
     }
 }

@@ -77,13 +77,17 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Runs `f` (which starts a thread) with all signals blocked, so that the thread never takes one of the program's.
+/// Runs `f` (which starts a thread) with all signals blocked, so that the thread never takes one of the program's. Those that tell
+/// of a thread's own faults stay: blocked, they end the process without asking a handler.
 pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are initialised by sigfillset and pthread_sigmask before they are read.
     unsafe {
         let mut all = std::mem::zeroed::<libc::sigset_t>();
         let mut old = std::mem::zeroed::<libc::sigset_t>();
         libc::sigfillset(&raw mut all);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
+            libc::sigdelset(&raw mut all, fault);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         let result = f();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uwarp_rnic::VerbsError;
+use uwarp_rnic::mem::guard;
 use uwarp_rnic::qp::{Counters, MAX_MESSAGE};
 
+use crate::config::Config;
 use crate::engine::Engine;
 use crate::fork;
 use crate::linger::open_streams;
@@ -79,6 +81,9 @@ impl Nic {
             return Ok(nic.clone());
         }
         fork::install();
+        if !Config::get().guard {
+            guard::turn_off();
+        }
         crate::trace::start_if_wanted();
         let engine = Engine::start().map_err(|e| {
             tracing::error!("cannot start: {e}");

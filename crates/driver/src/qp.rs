@@ -397,7 +397,11 @@ impl Qp {
         {
             let mut rest = Vec::new();
             if let Some(out) = inner.core.out() {
-                out.gather(usize::MAX, |seg| mem::copy_out(seg, &mut rest));
+                let mut read = Ok(());
+                out.gather(usize::MAX, |seg| read = read.and_then(|()| mem::copy_out(seg, &mut rest)));
+                if read.is_err() {
+                    rest.clear();
+                }
             }
             inner.core.detach();
             let engine = self.nic.engine();
@@ -450,6 +454,7 @@ impl Qp {
         }
         conn.unfinished = false;
         let mut moved = 0;
+        let mut most = PIECES;
         loop {
             inner.core.build();
             if !conn.writable {
@@ -462,7 +467,7 @@ impl Qp {
                 Some(bytes) => (tcp::send_bytes(conn.fd.as_fd(), bytes), bytes.len()),
                 None => {
                     let mut pieces = smallvec::SmallVec::<[Piece; PIECES]>::new();
-                    let bytes = out.gather(PIECES, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
+                    let bytes = out.gather(most, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
                     (tcp::send(conn.fd.as_fd(), &pieces), bytes)
                 }
             };
@@ -488,13 +493,16 @@ impl Qp {
                     inner.core.no_room();
                 }
                 Err(Errno::INTR) => {}
+                // The program unmapped what it had posted. One by one: the kernel does not say which piece it was, and the ones before
+                // it are good.
+                Err(Errno::FAULT) if most > 1 => most = 1,
+                Err(Errno::FAULT) => {
+                    tracing::warn!(qpn = self.qpn, "memory of a work request is not mapped any more");
+                    inner.core.unreadable();
+                    return;
+                }
                 Err(e) => {
                     tracing::debug!(qpn = self.qpn, "sending failed: {e}");
-                    if e == Errno::FAULT {
-                        // The program unmapped what it had posted. The stream has a hole; there is no going on.
-                        inner.core.connection_lost(Disconnect::Reset);
-                        return;
-                    }
                     // The peer's last messages, and why it went, may lie in the socket unread.
                     conn.broken = true;
                     self.hung_up.store(true, Ordering::Release);
@@ -598,7 +606,7 @@ impl Qp {
                         Errno::AGAIN => return some,
                         Errno::FAULT => {
                             tracing::warn!(qpn = self.qpn, "a registered region is not mapped any more");
-                            core.connection_lost(Disconnect::Reset);
+                            core.place_unmapped();
                         }
                         e => {
                             tracing::debug!(qpn = self.qpn, "receiving failed: {e}");

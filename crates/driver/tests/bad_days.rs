@@ -152,7 +152,7 @@ fn memory_that_is_unmapped_while_it_is_sent_costs_the_connection_only() {
     assert_eq!(unsafe { libc::munmap(map, size) }, 0);
     read_to_end(&peer);
     assert_eq!(end.watch.wait_end(), Disconnect::Reset);
-    assert_eq!(end.look_only().status, WcStatus::WrFlushErr);
+    assert_eq!(end.look_only().status, WcStatus::LocProtErr);
 }
 
 #[test]

@@ -75,6 +75,14 @@ fn main() {
                 black_box(b.rx_plan(&[], 65536));
                 assert_eq!(b.handle_input(&wire), wire.len());
                 let t2 = timed.then(Instant::now);
+                // What tells of placed messages, now and then, or completions are held back.
+                b.build();
+                let mut acks = 0;
+                if let Some(bytes) = b.out().filter(|out| !out.is_empty()).and_then(|out| out.only_staged()) {
+                    acks = bytes.len();
+                    assert_eq!(a.handle_input(bytes), acks);
+                }
+                b.taken(acks);
                 let mut n = a_cq.poll(16, |wc| _ = black_box(wc));
                 n += b_cq.poll(16, |wc| _ = black_box(wc));
                 assert_eq!(n, 1 + usize::from(is_send));

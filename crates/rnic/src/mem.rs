@@ -6,15 +6,17 @@
 
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing)))]
 mod fold;
 
 use uwarp_wire::crc::Crc32c;
 
+pub mod guard;
+
 /// A stretch of memory in a registered region (or in a program's inline buffer during the post).
 ///
-/// Whoever makes one has checked it against a region that is valid, or took it from a work request whose
-/// memory the program has promised to keep mapped.
+/// Whoever makes one has checked it against a region that is valid, or took it from a work request. That the memory is still
+/// mapped is the program's promise, which it may break: see [`guard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemSeg {
     /// Virtual address in this process.
@@ -35,68 +37,79 @@ impl MemSeg {
     }
 }
 
+/// Registered memory that the program has unmapped meanwhile, or taken the rights to away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unmapped;
+
 /// Copies as many bytes as both have from `src` into registered memory; returns how many.
-pub fn copy_in(dst: MemSeg, src: &[u8]) -> usize {
+pub fn copy_in(dst: MemSeg, src: &[u8]) -> Result<usize, Unmapped> {
     let n = dst.len.min(src.len());
-    if n > 0 {
-        // SAFETY: `dst` lies in a region whose memory the program keeps mapped and writable while it is registered
-        // (checked at registration and again, for validity of the key, right before), and `src` is ours, so they do
-        // not overlap. Racing writers are the program's choice; no reference to the region exists on our side.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.ptr(), n) }
-    }
-    n
+    // SAFETY: `dst` lies in a region that is registered (checked right before), and `src` is ours, so they do not overlap. Racing
+    // writers are the program's choice; no reference to the region exists on our side.
+    let done = unsafe { guard::copy(dst.ptr(), src.as_ptr(), n, src.as_ptr()) };
+    if done { Ok(n) } else { Err(unmapped(dst)) }
 }
 
-/// Appends the bytes of `src` to `out`.
-pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) {
+/// Appends the bytes of `src` to `out`, or nothing.
+pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) -> Result<(), Unmapped> {
     out.reserve(src.len);
-    // SAFETY: `src` lies in memory that the program keeps mapped (see `copy_in`); the destination was just reserved, is
-    // ours alone, and is initialised by the copy before the length says so.
-    unsafe {
+    // SAFETY: `src` lies in registered memory (see `copy_in`) or in a staging buffer of ours; the destination was just reserved,
+    // is ours alone, and is initialised by the copy before the length says so.
+    let done = unsafe {
         let end = out.as_mut_ptr().add(out.len());
-        std::ptr::copy_nonoverlapping(src.ptr().cast_const(), end, src.len);
-        out.set_len(out.len() + src.len);
-    }
+        let done = guard::copy(end, src.ptr(), src.len, end);
+        if done {
+            out.set_len(out.len() + src.len);
+        }
+        done
+    };
+    if done { Ok(()) } else { Err(unmapped(src)) }
 }
 
-/// Copies as many bytes as both have from registered (or inline) memory to `dst`; returns how many.
-pub fn copy_to(dst: &mut [u8], src: MemSeg) -> usize {
+/// Copies as many bytes as both have from the memory that an inline post names to `dst`; returns how many.
+///
+/// Not guarded: nothing is registered, and a bad pointer is the caller's mistake, to be seen in the call that made it.
+pub fn copy_inline(dst: &mut [u8], src: MemSeg) -> usize {
     let n = dst.len().min(src.len);
     if n > 0 {
-        // SAFETY: `src` as in `copy_out`; `dst` is ours.
+        // SAFETY: the caller of a posting verb vouches for inline memory as for any argument; `dst` is ours.
         unsafe { std::ptr::copy_nonoverlapping(src.ptr().cast_const(), dst.as_mut_ptr(), n) }
     }
     n
 }
 
-/// Copies from one registered stretch to another (a queue pair connected to itself); they may overlap.
-pub fn copy_between(dst: MemSeg, src: MemSeg) -> usize {
-    let n = dst.len.min(src.len);
-    // SAFETY: as `copy_in` and `copy_out`; `copy` allows overlap.
-    unsafe { std::ptr::copy(src.ptr().cast_const(), dst.ptr(), n) }
-    n
-}
-
 /// Takes the bytes of `src` into a CRC, by way of a buffer that stays in the first-level cache.
-pub fn crc_over(mut src: MemSeg, crc: &mut Crc32c) {
-    #[cfg(target_arch = "x86_64")]
+pub fn crc_over(mut src: MemSeg, crc: &mut Crc32c) -> Result<(), Unmapped> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing)))]
     if src.len >= 4 * fold::STEP && fold::available() {
         let n = src.len - src.len % fold::STEP;
         // SAFETY: the source as in `copy_out`; the instructions are there.
-        *crc = Crc32c::from_register(unsafe { fold::update(crc.register(), src.ptr().cast_const(), n) });
+        let register = unsafe { fold::update(crc.register(), src.ptr().cast_const(), n) };
+        *crc = Crc32c::from_register(register.ok_or_else(|| unmapped(src))?);
         src = src.part(n, src.len);
     }
     const STEP: usize = 8192;
     let mut buf = std::mem::MaybeUninit::<[u8; STEP]>::uninit();
     while src.len > 0 {
         let n = src.len.min(STEP);
-        // SAFETY: the source as in `copy_out`; the destination holds STEP >= n bytes, and exactly the n bytes
-        // just written are read back.
-        let bytes = unsafe {
-            std::ptr::copy_nonoverlapping(src.ptr().cast_const(), buf.as_mut_ptr().cast::<u8>(), n);
-            std::slice::from_raw_parts(buf.as_ptr().cast::<u8>(), n)
-        };
-        crc.update(bytes);
+        let to = buf.as_mut_ptr().cast::<u8>();
+        // SAFETY: the source as in `copy_out`; the destination holds STEP >= n bytes.
+        if !unsafe { guard::copy(to, src.ptr(), n, to) } {
+            return Err(unmapped(src));
+        }
+        // SAFETY: exactly the n bytes that were just written.
+        crc.update(unsafe { std::slice::from_raw_parts(to, n) });
         src = src.part(n, src.len);
     }
+    Ok(())
+}
+
+#[cold]
+fn unmapped(seg: MemSeg) -> Unmapped {
+    tracing::warn!(
+        addr = format_args!("{:#x}", seg.addr),
+        len = seg.len,
+        "registered memory is not mapped any more"
+    );
+    Unmapped
 }

@@ -9,7 +9,7 @@ use bitflags::bitflags;
 use uwarp_wire::terminate::{RemoteProtection, TaggedBuffer, TerminateError};
 
 use crate::error::VerbsError;
-use crate::mem::MemSeg;
+use crate::mem::{MemSeg, Unmapped, guard};
 use crate::pd::Pd;
 use crate::sync::{AtomicBool, AtomicU32, LazyLock, Ordering, RwLock, yield_now};
 
@@ -53,6 +53,14 @@ pub enum AccessError {
     Rights,
     /// The region belongs to another protection domain.
     WrongPd,
+    /// The region's memory is not there any more.
+    Unmapped,
+}
+
+impl From<Unmapped> for AccessError {
+    fn from(_: Unmapped) -> Self {
+        Self::Unmapped
+    }
 }
 
 impl AccessError {
@@ -64,6 +72,8 @@ impl AccessError {
             Self::Bounds => TerminateError::TaggedBuffer(TaggedBuffer::BaseOrBounds),
             Self::WrongPd => TerminateError::TaggedBuffer(TaggedBuffer::StagNotAssociated),
             Self::Rights => TerminateError::RemoteProtection(RemoteProtection::AccessRights),
+            // Not the peer's fault.
+            Self::Unmapped => TerminateError::DdpLocalCatastrophic,
         }
     }
 
@@ -74,6 +84,7 @@ impl AccessError {
             Self::Bounds => TerminateError::RemoteProtection(RemoteProtection::BaseOrBounds),
             Self::WrongPd => TerminateError::RemoteProtection(RemoteProtection::StagNotAssociated),
             Self::Rights => TerminateError::RemoteProtection(RemoteProtection::AccessRights),
+            Self::Unmapped => TerminateError::LocalCatastrophic,
         }
     }
 }
@@ -166,6 +177,7 @@ impl Mr {
                 users: AtomicU32::new(0),
             })
         };
+        guard::arm();
         TABLE.insert(make)
     }
 

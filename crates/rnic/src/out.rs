@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::mem::{self, MemSeg};
+use crate::mem::{self, MemSeg, Unmapped};
 
 /// One run of bytes. A run is part of one FPDU, or holds whole small ones.
 #[derive(Debug, Clone, Copy)]
@@ -183,8 +183,8 @@ impl OutQueue {
 
     /// Drops what the stream can do without, so that a Terminate may follow at once: all but the FPDU the kernel has
     /// taken a part of. That one is copied, for the work request it belongs to is about to be flushed. Returns how
-    /// many bytes were dropped.
-    pub fn cut(&mut self) -> usize {
+    /// many bytes were dropped. If it cannot be read any more, all is dropped, and nothing may follow.
+    pub fn cut(&mut self) -> Result<usize, Unmapped> {
         let partial = self.head_taken > 0 || self.mid_fpdu;
         let keep = if partial {
             self.runs.iter().position(|r| r.ends_fpdu).map_or(self.runs.len(), |i| i + 1)
@@ -194,14 +194,20 @@ impl OutQueue {
         let before = self.waiting();
         self.runs.truncate(keep);
         let mut copy = pool::take();
-        self.gather(usize::MAX, |seg| mem::copy_out(seg, &mut copy));
+        let mut read = Ok(());
+        self.gather(usize::MAX, |seg| read = read.and_then(|()| mem::copy_out(seg, &mut copy)));
+        if let Err(e) = read {
+            pool::give(copy);
+            self.release();
+            return Err(e);
+        }
         let dropped = before.saturating_sub(copy.len());
         self.release();
         self.staged = copy;
         self.staged(0, true, true);
         // What is kept is still the rest of an FPDU that is partly out.
         self.mid_fpdu = partial && !self.runs.is_empty();
-        dropped
+        Ok(dropped)
     }
 
     /// Drops all that waits; it is not read.
@@ -256,7 +262,7 @@ mod tests {
 
     fn drain(q: &mut OutQueue) -> Vec<u8> {
         let mut v = Vec::new();
-        q.gather(usize::MAX, |s| mem::copy_out(s, &mut v));
+        q.gather(usize::MAX, |s| mem::copy_out(s, &mut v).unwrap());
         q.take(v.len());
         v
     }
@@ -299,7 +305,7 @@ mod tests {
         push_large(&mut q, b"H", b"body", b"T");
         q.take(5);
         let mut v = Vec::new();
-        q.gather(usize::MAX, |s| mem::copy_out(s, &mut v));
+        q.gather(usize::MAX, |s| mem::copy_out(s, &mut v).unwrap());
         assert_eq!(v, b"odyT");
         assert_eq!(q.waiting(), 4);
     }
@@ -318,7 +324,7 @@ mod tests {
             }
             let n = (400 * i as usize / 401).min(q.waiting() - 1);
             let mut v = Vec::new();
-            q.gather(usize::MAX, |s| mem::copy_out(s, &mut v));
+            q.gather(usize::MAX, |s| mem::copy_out(s, &mut v).unwrap());
             got.extend(&v[..n]);
             q.take(n);
             assert!(!q.is_empty() && q.staged.len() < 4 * COMPACT, "{}", q.staged.len());
@@ -333,8 +339,8 @@ mod tests {
         push_large(&mut q, b"H", b"body", b"T");
         push_large(&mut q, b"H", b"dropped", b"T");
         q.take(1);
-        assert_eq!(q.cut(), 9);
-        assert_eq!(q.cut(), 0);
+        assert_eq!(q.cut(), Ok(9));
+        assert_eq!(q.cut(), Ok(0));
         assert_eq!(drain(&mut q), b"bodyT");
     }
 
@@ -356,11 +362,11 @@ mod tests {
         push_large(&mut q, b"H", b"body", b"T");
         push_large(&mut q, b"H", b"next", b"T");
         q.take(1);
-        q.cut();
+        q.cut().unwrap();
         push(&mut q, b"term");
         assert_eq!(drain(&mut q), b"bodyTterm");
         push(&mut q, b"whole");
-        q.cut();
+        q.cut().unwrap();
         push(&mut q, b"term");
         assert_eq!(drain(&mut q), b"term");
     }

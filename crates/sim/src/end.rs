@@ -321,7 +321,7 @@ impl End {
             self.core.build();
             let Some(out) = self.core.out().filter(|o| !o.is_empty()) else { return };
             let mut bytes = Vec::new();
-            let gathered = out.gather(PIECES, |seg: MemSeg| mem::copy_out(seg, &mut bytes));
+            let gathered = out.gather(PIECES, |seg: MemSeg| mem::copy_out(seg, &mut bytes).expect("mapped"));
             assert_eq!(gathered, bytes.len(), "gather() tells what it handed out");
             if let Some(staged) = out.only_staged() {
                 assert!(staged == bytes, "both ways to the bytes give the same");
@@ -415,7 +415,7 @@ impl End {
                 RxPlan::Direct { place, .. } => {
                     let mut rest = &bytes[..];
                     for seg in place {
-                        let n = mem::copy_in(*seg, rest);
+                        let n = mem::copy_in(*seg, rest).expect("mapped");
                         rest = &rest[n..];
                     }
                     self.core.direct_received(place, bytes.len() - rest.len());

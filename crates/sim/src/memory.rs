@@ -49,7 +49,7 @@ impl Arena {
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len());
         let mut out = Vec::new();
-        mem::copy_out(MemSeg { addr: self.addr(offset), len }, &mut out);
+        mem::copy_out(MemSeg { addr: self.addr(offset), len }, &mut out).expect("mapped");
         out
     }
 
@@ -61,7 +61,7 @@ impl Arena {
     /// Writes `bytes`.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.len());
-        mem::copy_in(MemSeg { addr: self.addr(offset), len: bytes.len() }, bytes);
+        mem::copy_in(MemSeg { addr: self.addr(offset), len: bytes.len() }, bytes).expect("mapped");
     }
 
     /// Registers a part of it, named by its own addresses (or from 0 with [`Access::ZERO_BASED`]).

@@ -207,6 +207,10 @@ pub struct RunOptions {
     /// Let `uwarp stat` see the program [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true)]
     pub stat: Option<Switch>,
+    /// Catch faults at registered memory that the program has unmapped, so that they cost the connection only; off for
+    /// programs that mend such faults in their own handler [default: on]
+    #[arg(long, value_name = "on|off", env = "UWARP_GUARD", hide_env_values = true)]
+    pub guard: Option<Switch>,
 }
 
 /// `--as`
@@ -229,7 +233,7 @@ pub enum DeviceModel {
     PerInterface,
 }
 
-/// `--crc`, `--stat`
+/// `--crc`, `--stat`, `--guard`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -299,6 +303,7 @@ impl RunOptions {
                 self.port_range.map(|range| format!("{}-{}", range.first, range.last).into()),
             ),
             ("UWARP_STAT", self.stat.map(word)),
+            ("UWARP_GUARD", self.guard.map(word)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
@@ -348,6 +353,7 @@ mod tests {
             ("UWARP_PROGRESS", &["--progress", "spin"], "spin"),
             ("UWARP_PORT_RANGE", &["--port-range", "20000-20015"], "20000-20015"),
             ("UWARP_STAT", &["--stat", "off"], "off"),
+            ("UWARP_GUARD", &["--guard", "off"], "off"),
         ];
         for (name, words, value) in given {
             let args = parse_run(&[words, &["--", "rping", "-s"][..]].concat());

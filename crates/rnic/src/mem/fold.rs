@@ -1,8 +1,8 @@
 //! CRC32c straight over registered memory, with carry-less multiplication of 64 bytes at a time.
 //!
 //! The crates for it take slices, and no slice may be formed over memory that the program and its peer write meanwhile; a copy in
-//! between (see [`super::crc_over`]) halves the speed. So this one loads by address. What a racing writer makes of the sum is the
-//! writer's business.
+//! between (see [`super::crc_over`]) halves the speed. So this one loads by address, in assembler, where [`super::guard`] catches what
+//! is not there. What a racing writer makes of the sum is the writer's business.
 //!
 //! The way is Intel's (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", 2009): four
 //! accumulators of 64 bytes are multiplied by x^2048 mod P with each step of 256 bytes, then folded into one of 16 bytes, of which the
@@ -11,8 +11,8 @@
 
 use core::arch::x86_64::{
     __m128i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u64, _mm_cvtsi128_si64, _mm_extract_epi64,
-    _mm_set_epi64x, _mm_xor_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512,
-    _mm512_set_epi64, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
+    _mm_set_epi64x, _mm_xor_si128, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_set_epi64,
+    _mm512_setzero_si512, _mm512_ternarylogic_epi64,
 };
 
 /// Bytes are taken in multiples of this.
@@ -50,28 +50,83 @@ const BY_2048: (i64, i64) = factors(2048);
 const BY_512: (i64, i64) = factors(512);
 const BY_128: (i64, i64) = factors(128);
 
-/// Takes `len` bytes at `at`, a multiple of [`STEP`] and not zero, into a CRC register.
+// rdi: at, esi: register, rdx: length, rcx: the two factors of BY_2048, r8: where the four accumulators go, 256 bytes of ours. rax
+// as that of the guarded copy.
+core::arch::global_asm!(
+    ".pushsection .text.uwarp_guarded_fold,\"ax\",@progbits",
+    ".p2align 6",
+    ".globl uwarp_guarded_fold",
+    ".hidden uwarp_guarded_fold",
+    ".type uwarp_guarded_fold,@function",
+    "uwarp_guarded_fold:",
+    ".cfi_startproc",
+    "vmovd xmm4, esi",
+    "vpxorq zmm0, zmm4, [rdi]",
+    "vmovdqu64 zmm1, [rdi + 64]",
+    "vmovdqu64 zmm2, [rdi + 128]",
+    "vmovdqu64 zmm3, [rdi + 192]",
+    "vbroadcasti32x4 zmm4, [rcx]",
+    "lea rax, [rdi + rdx]",
+    "add rdi, 256",
+    "cmp rdi, rax",
+    "jae 3f",
+    ".p2align 5",
+    "2:",
+    "vpclmulqdq zmm5, zmm0, zmm4, 0x00",
+    "vpclmulqdq zmm0, zmm0, zmm4, 0x11",
+    "vpternlogq zmm0, zmm5, [rdi], 0x96",
+    "vpclmulqdq zmm6, zmm1, zmm4, 0x00",
+    "vpclmulqdq zmm1, zmm1, zmm4, 0x11",
+    "vpternlogq zmm1, zmm6, [rdi + 64], 0x96",
+    "vpclmulqdq zmm5, zmm2, zmm4, 0x00",
+    "vpclmulqdq zmm2, zmm2, zmm4, 0x11",
+    "vpternlogq zmm2, zmm5, [rdi + 128], 0x96",
+    "vpclmulqdq zmm6, zmm3, zmm4, 0x00",
+    "vpclmulqdq zmm3, zmm3, zmm4, 0x11",
+    "vpternlogq zmm3, zmm6, [rdi + 192], 0x96",
+    "add rdi, 256",
+    "cmp rdi, rax",
+    "jb 2b",
+    "3:",
+    "vmovdqu64 [r8], zmm0",
+    "vmovdqu64 [r8 + 64], zmm1",
+    "vmovdqu64 [r8 + 128], zmm2",
+    "vmovdqu64 [r8 + 192], zmm3",
+    "vzeroupper",
+    "xor eax, eax",
+    "ret",
+    ".globl uwarp_guarded_fold_end",
+    ".hidden uwarp_guarded_fold_end",
+    "uwarp_guarded_fold_end:",
+    ".cfi_endproc",
+    ".size uwarp_guarded_fold, . - uwarp_guarded_fold",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn uwarp_guarded_fold(at: *const u8, register: u32, len: usize, by: *const [i64; 2], out: *mut u8)
+    -> u32;
+    fn uwarp_guarded_fold_end();
+}
+
+/// The code in which a fault is the guard's, and what of the memory it touches is ours: so many bytes at r8.
+pub(super) fn guarded() -> (std::ops::Range<usize>, usize) {
+    (uwarp_guarded_fold as *const () as usize..uwarp_guarded_fold_end as *const () as usize, STEP)
+}
+
+/// Takes `len` bytes at `at`, a multiple of [`STEP`] and not zero, into a CRC register. `None` when they are not mapped.
 ///
 /// # Safety
-/// [`available`] is true, and the bytes are mapped and readable.
+/// [`available`] is true, and the bytes are the program's: mapped and readable, or a fault at them is acceptable.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(super) unsafe fn update(register: u32, at: *const u8, len: usize) -> u32 {
+pub(super) unsafe fn update(register: u32, at: *const u8, len: usize) -> Option<u32> {
     debug_assert!(len > 0 && len.is_multiple_of(STEP));
     let spread = |(low, high): (i64, i64)| _mm512_set_epi64(high, low, high, low, high, low, high, low);
-    // SAFETY: the caller's promise: `len` bytes from `at` on.
-    let load = |offset: usize| unsafe { _mm512_loadu_si512(at.add(offset).cast::<__m512i>()) };
-    let start = _mm512_zextsi128_si512(_mm_set_epi64x(0, i64::from(register)));
-    let mut x = [_mm512_xor_si512(load(0), start), load(64), load(128), load(192)];
-    let by = spread(BY_2048);
-    let mut offset = STEP;
-    while offset < len {
-        x = [
-            fold(x[0], by, load(offset)),
-            fold(x[1], by, load(offset + 64)),
-            fold(x[2], by, load(offset + 128)),
-            fold(x[3], by, load(offset + 192)),
-        ];
-        offset += STEP;
+    let mut x = [_mm512_setzero_si512(); 4];
+    let by = [BY_2048.0, BY_2048.1];
+    // SAFETY: `by` and `x` are of the sizes that the routine reads and writes; the rest is the caller's promise.
+    if unsafe { uwarp_guarded_fold(at, register, len, &raw const by, (&raw mut x).cast()) } != 0 {
+        return None;
     }
     let by = spread(BY_512);
     let x = fold(fold(fold(x[0], by, x[1]), by, x[2]), by, x[3]);
@@ -84,7 +139,7 @@ pub(super) unsafe fn update(register: u32, at: *const u8, len: usize) -> u32 {
         y = fold_one(y, lane);
     }
     let low = _mm_crc32_u64(0, _mm_cvtsi128_si64(y).cast_unsigned());
-    (_mm_crc32_u64(low, _mm_extract_epi64::<1>(y).cast_unsigned()) & 0xFFFF_FFFF) as u32
+    Some((_mm_crc32_u64(low, _mm_extract_epi64::<1>(y).cast_unsigned()) & 0xFFFF_FFFF) as u32)
 }
 
 #[target_feature(enable = "avx512f,vpclmulqdq")]
@@ -127,7 +182,7 @@ mod tests {
             whole.update(&bytes[..start]);
             let register = whole.register();
             // SAFETY: asked above; a slice's bytes are readable.
-            let register = unsafe { update(register, part.as_ptr(), part.len()) };
+            let register = unsafe { update(register, part.as_ptr(), part.len()) }.unwrap();
             whole.update(part);
             assert_eq!(register, whole.register(), "{start} {steps}");
             assert_eq!(Crc32c::from_register(register).finish(), whole.finish());

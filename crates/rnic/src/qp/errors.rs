@@ -48,10 +48,11 @@ pub(super) enum Blame {
 }
 
 impl Stream {
-    /// Drops what is queued and not partly out already.
-    fn cut(&mut self) {
+    /// Drops what is queued and not partly out already. False when the program unmapped what is: then nothing more can be sent.
+    fn cut(&mut self) -> bool {
         let dropped = self.out.cut();
-        self.tx.unsend(dropped);
+        self.tx.unsend(dropped.unwrap_or(0));
+        dropped.is_ok()
     }
 
     /// The stream is to be closed; the work requests are about to be completed. Only the first reason counts.
@@ -62,7 +63,7 @@ impl Stream {
                 // Nothing can be sent any more, and what waits may not even be mapped.
                 Disconnect::Reset => self.out.discard(),
                 // What remains names memory that the program gets back now.
-                _ => self.cut(),
+                _ => _ = self.cut(),
             }
         }
         self.closing.get_or_insert(why);
@@ -85,13 +86,14 @@ impl QpCore {
         }
         tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
         self.counters.terminates_sent += 1;
-        stream.cut();
-        let terminate = Terminate::new(error, struck);
-        let mut bytes = [0u8; Terminate::MAX_LEN];
-        let len = terminate.emit(&mut bytes);
-        let message =
-            Message::Untagged { opcode: Opcode::Terminate, qn: QN_TERMINATE, msn: 1, invalidate: 0 };
-        stream.emit_message(message, bytes.get(..len).unwrap_or(&[]));
+        if stream.cut() {
+            let terminate = Terminate::new(error, struck);
+            let mut bytes = [0u8; Terminate::MAX_LEN];
+            let len = terminate.emit(&mut bytes);
+            let message =
+                Message::Untagged { opcode: Opcode::Terminate, qn: QN_TERMINATE, msn: 1, invalidate: 0 };
+            stream.emit_message(message, bytes.get(..len).unwrap_or(&[]));
+        }
         self.flush(Disconnect::Sent(error), None);
         self.event(event_for(error));
     }

@@ -141,7 +141,7 @@ impl SendQueue {
         for sge in sges {
             let len = sge.length as usize;
             if let Some(place) = self.inline.get_mut(at..at + len) {
-                mem::copy_to(place, MemSeg { addr: sge.addr, len });
+                mem::copy_inline(place, MemSeg { addr: sge.addr, len });
             }
             at += len;
         }

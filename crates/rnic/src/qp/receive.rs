@@ -241,12 +241,25 @@ impl QpCore {
             let mut left = n;
             for seg in place {
                 let got = seg.part(0, left);
-                mem::crc_over(got, crc);
+                if mem::crc_over(got, crc).is_err() {
+                    return self.place_unmapped();
+                }
                 left -= got.len;
             }
         }
         direct.placed += n;
         direct.pins.clear();
+    }
+
+    /// The places of the last [`RxPlan::Direct`] are not all mapped any more: the stream ends.
+    pub fn place_unmapped(&mut self) {
+        let Some(direct) = self.stream.as_mut().and_then(|s| s.direct.take()) else { return };
+        let fault = match direct.segment.opcode {
+            Opcode::Write => Fault::Peer(AccessError::Unmapped.for_tagged()),
+            Opcode::ReadResponse => Fault::Read(WcStatus::LocProtErr),
+            _ => Fault::Receive(WcStatus::LocProtErr, TerminateError::DdpLocalCatastrophic),
+        };
+        self.fault(fault, Some(Struck::new(&direct.segment).get()));
     }
 
     /// Takes received bytes; returns how many are done with. The rest begins the next call's input.
@@ -391,10 +404,9 @@ impl QpCore {
     fn place(&mut self, segment: &Segment, skip: usize, payload: &[u8]) -> Result<(), Fault> {
         let mut rest = payload;
         self.locate(segment, skip, payload.len(), |cache, part, pd, need| {
-            cache.with(part, pd, need, |seg| {
-                let n = mem::copy_in(seg, rest);
-                rest = rest.get(n..).unwrap_or(&[]);
-            })
+            let n = cache.with(part, pd, need, |seg| mem::copy_in(seg, rest))??;
+            rest = rest.get(n..).unwrap_or(&[]);
+            Ok(())
         })
     }
 
@@ -689,13 +701,13 @@ impl QpCore {
         let mut pins = Pins::new();
         // All of it must fit before the first byte is placed.
         let Ok(place) = self.pin(&segment, 0, segment.payload_len, &mut pins) else { return 0 };
-        trace::segment(self.qpn, trace::Way::In, &segment.header, &[], segment.payload_len);
         let mut rest = payload;
         for seg in place {
-            let n = mem::copy_in(seg, rest);
+            let Ok(n) = mem::copy_in(seg, rest) else { return 0 };
             rest = rest.get(n..).unwrap_or(&[]);
         }
         pins.clear();
+        trace::segment(self.qpn, trace::Way::In, &segment.header, &[], segment.payload_len);
         let Some(stream) = &mut self.stream else { return 0 };
         stream.direct = Some(Direct { segment, ulpdu_len, placed: payload.len(), late, crc, pins });
         stream.exact_reads = EXACT_READS;

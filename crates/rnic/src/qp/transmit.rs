@@ -11,8 +11,8 @@ use uwarp_wire::rdmap::{Ack, Control, Opcode, QN_UWARP_ACK, ReadRequest};
 
 use super::queues::{Phase, slice_sges};
 use super::receive::{ReadSink, ReadSource};
-use super::{QpCore, QpState, Rtr, Stream};
-use crate::mem::{self, MemSeg};
+use super::{Disconnect, QpCore, QpState, Rtr, Stream};
+use crate::mem::{self, MemSeg, Unmapped};
 use crate::mr::{self, Access, MrCache, Part};
 use crate::trace;
 use crate::wr::{SendFlags, SendOp, WcOpcode, WcStatus};
@@ -194,9 +194,8 @@ impl Stream {
         });
     }
 
-    /// Queues one FPDU whose payload stays where it is.
-    fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) {
-        trace::segment(self.qpn, trace::Way::Out, &segment.header, &[], segment.len as usize);
+    /// Queues one FPDU whose payload stays where it is, or nothing.
+    fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) -> Result<(), Unmapped> {
         let ulpdu_len = segment.header.len() + segment.len as usize;
         let buf = self.out.stage();
         let start = buf.len();
@@ -204,12 +203,12 @@ impl Stream {
         let mut crc = Crc32c::new();
         if self.params.crc {
             crc.update(buf.get(start..).unwrap_or(&[]));
+            let read = pieces.iter().try_for_each(|piece| mem::crc_over(*piece, &mut crc));
+            read.inspect_err(|_| buf.truncate(start))?;
         }
+        trace::segment(self.qpn, trace::Way::Out, &segment.header, &[], segment.len as usize);
         self.out.staged(start, false, false);
         for piece in pieces {
-            if self.params.crc {
-                mem::crc_over(*piece, &mut crc);
-            }
             self.out.memory(*piece);
         }
         let buf = self.out.stage();
@@ -223,6 +222,7 @@ impl Stream {
         };
         buf.extend_from_slice(&sum);
         self.out.staged(start, false, true);
+        Ok(())
     }
 
     fn emit_read_request(&mut self, request: ReadRequest) {
@@ -448,6 +448,26 @@ impl QpCore {
         true
     }
 
+    /// The lower layer cannot read the next byte of [`Self::out`]: the program has unmapped what it posted. The stream has a hole, so
+    /// there is no going on.
+    pub fn unreadable(&mut self) {
+        let Some(stream) = &self.stream else { return };
+        let taken = stream.out.taken();
+        let cutting = match stream.tx.current {
+            Some(Current { source: Source::Slot(number), .. }) => Some(number),
+            _ => None,
+        };
+        // Responses are copied, so it is a work request's: the first that is not wholly taken.
+        let number = (self.sq.head..self.sq.next).find(|number| {
+            let phase = self.sq.slot(*number).map(|slot| slot.phase);
+            matches!(phase, Some(Phase::Sent { end, .. }) if end > taken)
+        });
+        if let Some(number) = number.or(cutting) {
+            self.mark(number, Phase::Failed(WcStatus::LocProtErr));
+        }
+        self.connection_lost(Disconnect::Reset);
+    }
+
     /// All segments of a slot are queued.
     fn slot_cut(&mut self, number: u64) {
         let Some(stream) = &mut self.stream else { return };
@@ -547,7 +567,7 @@ fn emit_parts(
     if !promised || segment.len < BY_REFERENCE || stream.tx.markers.is_some() {
         return stream.emit_staged(segment, |buf| {
             for part in parts {
-                cache.with(part, pd, need, |seg| mem::copy_out(seg, buf))?;
+                cache.with(part, pd, need, |seg| mem::copy_out(seg, buf))??;
             }
             Ok(())
         });
@@ -560,8 +580,7 @@ fn emit_parts(
         pieces.push(seg);
         pins.push(pin);
     }
-    stream.emit_by_reference(segment, pieces.as_slice());
-    Ok(())
+    Ok(stream.emit_by_reference(segment, pieces.as_slice())?)
 }
 
 /// A list that is nearly always of one or two.

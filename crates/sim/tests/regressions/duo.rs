@@ -98,7 +98,7 @@ impl Duo {
         core.build();
         let out = core.out().unwrap();
         let mut bytes = Vec::new();
-        out.gather(usize::MAX, |seg| mem::copy_out(seg, &mut bytes));
+        out.gather(usize::MAX, |seg| mem::copy_out(seg, &mut bytes).unwrap());
         out.take(bytes.len());
         bytes
     }

@@ -1,0 +1,467 @@
+//! Copies that survive memory which is not there.
+//!
+//! A program may unmap what it has registered, take its rights away, or truncate the file behind it. An adapter holds on to
+//! the pages; the kernel's copies answer EFAULT; a copy of ours would end the process for what a peer asked for. So
+//! [`copy`] runs between two labels, and a handler for SIGSEGV and SIGBUS, installed with the first region, makes it return
+//! early when the fault is one of its own. Every other fault gets the handler that was there before, on the stack, with the
+//! mask and in the way it would have got it without us, or the default action at the instruction that faulted: debuggers,
+//! sanitizers, virtual machines and crash reporters see what they always see.
+//!
+//! What this cannot do: a program that installs its own handler later, and does not call the one it replaced, sees these faults
+//! itself, as it would without us. One that mends faults on registered memory in its handler (write barriers) must be run with
+//! `UWARP_GUARD=off`, for here nobody would ask it. A thread that blocks these signals cannot be helped: the kernel ends
+//! the process.
+
+#![allow(unsafe_code)]
+
+/// Copies `len` bytes between memory of ours and registered memory, in ascending order, the end last: a program that spins on the
+/// last byte finds the others in place. False when registered memory was not there; what was copied until then is undefined.
+///
+/// # Safety
+/// `own`, which is either `dst` or `src`, is valid for `len` bytes, and nobody else uses it in a way that conflicts. The other one is
+/// `len` bytes of memory that the program registered, or may be nothing at all where a fault of the program's memory is acceptable.
+#[inline]
+pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, own: *const u8) -> bool {
+    // SAFETY: as this function's.
+    unsafe { imp::copy(dst, src, len, own) }
+}
+
+/// Installs the handler, once, unless [`turn_off`] was called before.
+#[inline]
+pub fn arm() {
+    imp::arm();
+}
+
+/// `UWARP_GUARD=off`: no handler will be installed by this process. Has an effect before the first region only.
+pub fn turn_off() {
+    imp::turn_off();
+}
+
+/// Miri and the sanitizers of fuzzing look at every copy and are to see these too.
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing))))]
+mod imp {
+    pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, _own: *const u8) -> bool {
+        // SAFETY: as the caller's; ours and registered memory do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
+        true
+    }
+
+    pub fn arm() {}
+    pub fn turn_off() {}
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing)))]
+mod imp {
+    use std::ffi::{c_int, c_void};
+    use std::ptr;
+    use std::sync::Once;
+    use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+    // rdi: to, rsi: from, rdx: length, rcx (kept in r8): which of the two is ours. rax: 0, or 1 from the way out that the handler
+    // takes. Leaf code without a frame: whatever instruction faults, the return address is on top of the stack.
+    //
+    // As memcpy does it: up to 64 bytes two or four overlapping moves, then loops, from 4 KiB on the string instruction. (Its stores
+    // are not ordered among themselves, but the store behind it is.)
+    core::arch::global_asm!(
+        ".pushsection .text.uwarp_guarded_copy,\"ax\",@progbits",
+        ".p2align 6",
+        ".globl uwarp_guarded_copy",
+        ".hidden uwarp_guarded_copy",
+        ".type uwarp_guarded_copy,@function",
+        "uwarp_guarded_copy:",
+        ".cfi_startproc",
+        "mov r8, rcx",
+        "cmp rdx, 16",
+        "jb 4f",
+        "cmp rdx, 32",
+        "ja 2f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + rdx - 16], xmm1",
+        "xor eax, eax",
+        "ret",
+        "2:",
+        "cmp rdx, 64",
+        "ja 5f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + rdx - 32]",
+        "movups xmm3, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + 16], xmm1",
+        "movups [rdi + rdx - 32], xmm2",
+        "movups [rdi + rdx - 16], xmm3",
+        "xor eax, eax",
+        "ret",
+        // Less than 16.
+        "4:",
+        "cmp edx, 8",
+        "jb 2f",
+        "mov rax, [rsi]",
+        "mov r9, [rsi + rdx - 8]",
+        "mov [rdi], rax",
+        "mov [rdi + rdx - 8], r9",
+        "xor eax, eax",
+        "ret",
+        "2:",
+        "cmp edx, 4",
+        "jb 2f",
+        "mov eax, [rsi]",
+        "mov r9d, [rsi + rdx - 4]",
+        "mov [rdi], eax",
+        "mov [rdi + rdx - 4], r9d",
+        "xor eax, eax",
+        "ret",
+        "2:",
+        "cmp edx, 2",
+        "jb 2f",
+        "movzx eax, word ptr [rsi]",
+        "movzx r9d, byte ptr [rsi + rdx - 1]",
+        "mov [rdi], ax",
+        "mov [rdi + rdx - 1], r9b",
+        "xor eax, eax",
+        "ret",
+        "2:",
+        "test edx, edx",
+        "jz 2f",
+        "movzx eax, byte ptr [rsi]",
+        "mov [rdi], al",
+        "2:",
+        "xor eax, eax",
+        "ret",
+        // More than 64: all but the last 1 to 64 bytes in steps, then the last 64. Where there is AVX, with twice the width.
+        ".p2align 4",
+        "5:",
+        "cmp rdx, 4096",
+        "jae 7f",
+        "cmp byte ptr [rip + uwarp_guarded_copy_wide], 0",
+        "je 8f",
+        "cmp rdx, 128",
+        "ja 3f",
+        "vmovdqu ymm0, [rsi]",
+        "vmovdqu ymm1, [rsi + 32]",
+        "vmovdqu ymm2, [rsi + rdx - 64]",
+        "vmovdqu ymm3, [rsi + rdx - 32]",
+        "vmovdqu [rdi], ymm0",
+        "vmovdqu [rdi + 32], ymm1",
+        "vmovdqu [rdi + rdx - 64], ymm2",
+        "vmovdqu [rdi + rdx - 32], ymm3",
+        "vzeroupper",
+        "xor eax, eax",
+        "ret",
+        // The stores of the loop are aligned: staging has headers of odd lengths.
+        "3:",
+        "vmovdqu ymm0, [rsi]",
+        "mov r9d, edi",
+        "and r9d, 31",
+        "mov eax, 32",
+        "sub eax, r9d",
+        "lea r9, [rdx - 128]",
+        "vmovdqu [rdi], ymm0",
+        "cmp rax, r9",
+        "jae 9f",
+        ".p2align 4",
+        "2:",
+        "vmovdqu ymm0, [rsi + rax]",
+        "vmovdqu ymm1, [rsi + rax + 32]",
+        "vmovdqu ymm2, [rsi + rax + 64]",
+        "vmovdqu ymm3, [rsi + rax + 96]",
+        "vmovdqu [rdi + rax], ymm0",
+        "vmovdqu [rdi + rax + 32], ymm1",
+        "vmovdqu [rdi + rax + 64], ymm2",
+        "vmovdqu [rdi + rax + 96], ymm3",
+        "sub rax, -128",
+        "cmp rax, r9",
+        "jb 2b",
+        "9:",
+        "vmovdqu ymm0, [rsi + rdx - 128]",
+        "vmovdqu ymm1, [rsi + rdx - 96]",
+        "vmovdqu ymm2, [rsi + rdx - 64]",
+        "vmovdqu ymm3, [rsi + rdx - 32]",
+        "vmovdqu [rdi + rdx - 128], ymm0",
+        "vmovdqu [rdi + rdx - 96], ymm1",
+        "vmovdqu [rdi + rdx - 64], ymm2",
+        "vmovdqu [rdi + rdx - 32], ymm3",
+        "vzeroupper",
+        "xor eax, eax",
+        "ret",
+        "8:",
+        "lea r9, [rdx - 1]",
+        "and r9, -64",
+        "xor eax, eax",
+        "6:",
+        "movups xmm0, [rsi + rax]",
+        "movups xmm1, [rsi + rax + 16]",
+        "movups xmm2, [rsi + rax + 32]",
+        "movups xmm3, [rsi + rax + 48]",
+        "movups [rdi + rax], xmm0",
+        "movups [rdi + rax + 16], xmm1",
+        "movups [rdi + rax + 32], xmm2",
+        "movups [rdi + rax + 48], xmm3",
+        "add rax, 64",
+        "cmp rax, r9",
+        "jb 6b",
+        "movups xmm0, [rsi + rdx - 64]",
+        "movups xmm1, [rsi + rdx - 48]",
+        "movups xmm2, [rsi + rdx - 32]",
+        "movups xmm3, [rsi + rdx - 16]",
+        "movups [rdi + rdx - 64], xmm0",
+        "movups [rdi + rdx - 48], xmm1",
+        "movups [rdi + rdx - 32], xmm2",
+        "movups [rdi + rdx - 16], xmm3",
+        "xor eax, eax",
+        "ret",
+        "7:",
+        "lea rcx, [rdx - 16]",
+        "rep movsb",
+        "movups xmm0, [rsi]",
+        "movups [rdi], xmm0",
+        "xor eax, eax",
+        "ret",
+        ".globl uwarp_guarded_copy_fault",
+        ".hidden uwarp_guarded_copy_fault",
+        "uwarp_guarded_copy_fault:",
+        "cmp byte ptr [rip + uwarp_guarded_copy_wide], 0",
+        "je 2f",
+        "vzeroupper",
+        "2:",
+        "mov eax, 1",
+        "ret",
+        ".cfi_endproc",
+        ".size uwarp_guarded_copy, . - uwarp_guarded_copy",
+        ".popsection",
+        ".pushsection .bss.uwarp_guarded_copy_wide,\"aw\",@nobits",
+        ".globl uwarp_guarded_copy_wide",
+        ".hidden uwarp_guarded_copy_wide",
+        ".type uwarp_guarded_copy_wide,@object",
+        ".size uwarp_guarded_copy_wide, 1",
+        "uwarp_guarded_copy_wide: .byte 0",
+        ".popsection",
+    );
+
+    unsafe extern "C" {
+        fn uwarp_guarded_copy(dst: *mut u8, src: *const u8, len: usize, own: *const u8) -> u32;
+        /// The end of the part that may fault, and the way out.
+        fn uwarp_guarded_copy_fault();
+        /// Whether there is AVX.
+        static uwarp_guarded_copy_wide: AtomicBool;
+    }
+
+    #[inline]
+    pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, own: *const u8) -> bool {
+        // SAFETY: as the caller's. The routine keeps to the C calling convention.
+        unsafe { uwarp_guarded_copy(dst, src, len, own) == 0 }
+    }
+
+    static OFF: AtomicBool = AtomicBool::new(false);
+    static ONCE: Once = Once::new();
+
+    /// What was there before, for [`SIGNALS`]. Set before the handler is installed, and never freed.
+    static BEFORE: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
+    const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+    pub fn turn_off() {
+        OFF.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn arm() {
+        ONCE.call_once(|| {
+            // SAFETY: a byte that is 0 or 1, which nobody else writes.
+            unsafe { &uwarp_guarded_copy_wide }.store(is_x86_feature_detected!("avx"), Ordering::Relaxed);
+            if !OFF.load(Ordering::Relaxed) {
+                SIGNALS.into_iter().zip(&BEFORE).for_each(|(signal, before)| install(signal, before));
+            }
+        });
+    }
+
+    fn install(signal: c_int, before: &AtomicPtr<libc::sigaction>) {
+        // SAFETY: `sigaction` is plain data, and all zeros a valid value.
+        let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: only asks; `old` is valid for writes.
+        if unsafe { libc::sigaction(signal, ptr::null(), &raw mut old) } != 0 {
+            return;
+        }
+        // Known before ours can be called. (A handler that another thread installs between these lines is replaced without being
+        // known, and found below.)
+        before.store(Box::into_raw(Box::new(old)), Ordering::Release);
+        let mut new = old;
+        new.sa_sigaction = on_fault as *const () as usize;
+        // The program's handler is called from ours, so ours gets the stack and the mask that it asked for.
+        let keep = match old.sa_sigaction {
+            libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK,
+            _ => old.sa_flags & (libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART),
+        };
+        new.sa_flags = libc::SA_SIGINFO | keep;
+        // SAFETY: the handler is a function of this object, which is never unloaded, and does only what is allowed in one.
+        let rc = unsafe { libc::sigaction(signal, &raw const new, &raw mut old) };
+        if rc != 0 {
+            tracing::warn!(
+                signal,
+                "no handler for memory faults; unmapping registered memory may end the process"
+            );
+            return;
+        }
+        // Leaks the first one, for the handler may be looking at it; at most once in a process.
+        before.store(Box::into_raw(Box::new(old)), Ordering::Release);
+    }
+
+    extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+        // SAFETY: installed with SA_SIGINFO, so the kernel gives both (as does a handler that calls the one it replaced).
+        unsafe {
+            if !cut_short(info, context.cast()) {
+                pass_on(signal, info, context);
+            }
+        }
+    }
+
+    /// Whether the fault is the copy's own (or the CRC's, [`super::super::fold`]), at registered memory; if so, it goes on at the way out.
+    ///
+    /// # Safety
+    /// The arguments of a handler with SA_SIGINFO.
+    unsafe fn cut_short(info: *const libc::siginfo_t, context: *mut libc::ucontext_t) -> bool {
+        // SAFETY: valid, says the caller; nobody else has them.
+        let (code, at, registers) =
+            unsafe { ((*info).si_code, (*info).si_addr() as usize, &mut (*context).uc_mcontext.gregs) };
+        let value = |name: c_int| registers.get(name as usize).map_or(0, |r| *r as usize);
+        let way_out = uwarp_guarded_copy_fault as *const () as usize;
+        let copy = uwarp_guarded_copy as *const () as usize..way_out;
+        let (fold, fold_own) = super::super::fold::guarded();
+        let rip = value(libc::REG_RIP);
+        let own_len = if copy.contains(&rip) {
+            value(libc::REG_RDX)
+        } else if fold.contains(&rip) {
+            fold_own
+        } else {
+            return false;
+        };
+        // A signal that somebody has sent (code of zero and less) is no fault. One at memory of ours is a bug of ours, and to be seen.
+        // (The processor does not tell where it was if the address is none that there could be, nor exactly when a page is
+        // poisoned; both are none of ours.)
+        let own = value(libc::REG_R8);
+        if code <= 0 || (own..own.saturating_add(own_len)).contains(&at) {
+            return false;
+        }
+        if let Some(rip) = registers.get_mut(libc::REG_RIP as usize) {
+            *rip = way_out as i64;
+        }
+        true
+    }
+
+    /// What would have happened to the signal without us.
+    ///
+    /// # Safety
+    /// The arguments of a handler with SA_SIGINFO.
+    unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+        let index = usize::from(signal == libc::SIGBUS);
+        let before = BEFORE.get(index).map_or(ptr::null_mut(), |b| b.load(Ordering::Acquire));
+        // SAFETY: null or a `sigaction` that is never freed.
+        let (handler, flags) =
+            unsafe { before.as_ref() }.map_or((libc::SIG_DFL, 0), |b| (b.sa_sigaction, b.sa_flags));
+        // SAFETY: valid, says the caller.
+        let is_fault = unsafe { (*info).si_code } > 0;
+        match handler {
+            // The kernel does not let a fault be ignored either.
+            libc::SIG_IGN if !is_fault => {}
+            libc::SIG_DFL | libc::SIG_IGN => {
+                default_from_now_on(signal);
+                if !is_fault {
+                    // Nothing will send it again. SAFETY: to the calling thread, which gets it when this handler returns; `info` is valid.
+                    unsafe {
+                        libc::syscall(
+                            libc::SYS_rt_tgsigqueueinfo,
+                            libc::getpid(),
+                            libc::gettid(),
+                            signal,
+                            info,
+                        )
+                    };
+                }
+                // A fault happens again, now with the default action, where it happened.
+            }
+            handler => {
+                if flags & libc::SA_RESETHAND != 0 {
+                    default_from_now_on(signal);
+                }
+                // SAFETY: the program installed it as a handler. The kernel gives all three arguments to every handler, whether it asked
+                // for them or not.
+                unsafe {
+                    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                        std::mem::transmute(handler);
+                    handler(signal, info, context);
+                }
+            }
+        }
+    }
+
+    fn default_from_now_on(signal: c_int) {
+        // SAFETY: plain data, of which all zeros means the default action; `sigaction` is allowed in a handler.
+        unsafe {
+            let default: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, &raw const default, ptr::null_mut());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_is_copied_and_nothing_beside_it() {
+        // With SSE before the first region in this process, if this test comes first, and with AVX.
+        copy_every_length();
+        arm();
+        copy_every_length();
+    }
+
+    fn copy_every_length() {
+        let src: Vec<u8> = (0..9000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        let mut dst = vec![0u8; 9000];
+        for len in (0..300).chain([511, 512, 513, 1023, 1024, 1025, 2048, 4095, 4096, 4097, 8191, 8192]) {
+            for (from, to) in [(0, 0), (1, 5), (3, 64), (16, 1)] {
+                dst.fill(0xAA);
+                // SAFETY: both buffers are larger than what is copied.
+                assert!(unsafe { copy(dst[to..].as_mut_ptr(), src[from..].as_ptr(), len, src.as_ptr()) });
+                assert_eq!(&dst[to..to + len], &src[from..from + len], "{len}");
+                assert!(dst[..to].iter().chain(&dst[to + len..]).all(|b| *b == 0xAA), "{len}");
+            }
+        }
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing)))]
+    #[test]
+    fn memory_that_is_not_there_makes_every_length_short() {
+        arm();
+        const PAGE: usize = 4096;
+        // SAFETY: a new mapping of three pages, of which the middle one is then without rights.
+        let base = unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let base = libc::mmap(std::ptr::null_mut(), 3 * PAGE, rights, flags, -1, 0).cast::<u8>();
+            assert_eq!(libc::mprotect(base.add(PAGE).cast(), PAGE, libc::PROT_NONE), 0);
+            base
+        };
+        let mut own = vec![0u8; PAGE + 100];
+        for len in (1..200).chain([1023, 1024, 1040, 3000, 4096]) {
+            let me = own.as_mut_ptr();
+            // SAFETY: `own` holds `len` bytes; the rest is what this is about.
+            unsafe {
+                // All but the last byte there, and all of it there.
+                let before = base.add(PAGE - len);
+                assert!(!copy(before.add(1), me, len, me) && !copy(me, before.add(1), len, me), "{len}");
+                assert!(copy(before, me, len, me) && copy(me, before, len, me), "{len}");
+                // All but the first.
+                let behind = base.add(2 * PAGE);
+                assert!(!copy(behind.sub(1), me, len, me) && !copy(me, behind.sub(1), len, me), "{len}");
+                assert!(copy(behind, me, len, me), "{len}");
+                // No address at all: the processor does not say where.
+                let nowhere = std::ptr::without_provenance_mut(1 << 62);
+                assert!(!copy(nowhere, me, len, me) && !copy(me, nowhere, len, me), "{len}");
+            }
+        }
+        // SAFETY: the mapping above.
+        unsafe { libc::munmap(base.cast(), 3 * PAGE) };
+    }
+}
