@@ -177,6 +177,7 @@ struct options {
 	int cqe;			/* 64, for each of the four CQs */
 	int read_depth;			/* 4, both ways at both ends */
 	int sq_sig_all;			/* 0 */
+	int rnr_retry;			/* 7; -1 for none */
 };
 
 struct pair {
@@ -264,7 +265,7 @@ static inline void pair_open_with(struct pair *p, struct options o)
 		.responder_resources = (uint8_t)or(o.read_depth, 4),
 		.initiator_depth = (uint8_t)or(o.read_depth, 4),
 		.retry_count = 7,
-		.rnr_retry_count = 7,
+		.rnr_retry_count = (uint8_t)(o.rnr_retry < 0 ? 0 : or(o.rnr_retry, 7)),
 	};
 	struct rdma_cm_event event;
 

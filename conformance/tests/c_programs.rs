@@ -1,5 +1,6 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
 //! the man pages say they give (`errno_table`, `errno_cm`), registered memory that is unmapped (`unmapped`),
+//! limits that are reached (`limits`),
 //! data integrity between two processes (`verify`, `random`), and connections that come and go in many threads without
 //! anything growing (`soak`).
 //! Each prints one line per statement; a line that begins with FAIL fails the case.
@@ -17,7 +18,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Failure, Outcome, cc, fail, pair};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 3] = [
+const GROUPS: [(&str, &[&str]); 5] = [
     (
         "errno_table",
         &[
@@ -74,6 +75,7 @@ const GROUPS: [(&str, &[&str]); 3] = [
         ],
     ),
     ("unmapped", &["gone", "handler", "action"]),
+    ("limits", &["descriptors", "overflow", "receives"]),
 ];
 
 /// How `verify` is run: address and environment.

@@ -28,6 +28,7 @@ pub mod nic;
 pub mod poll;
 pub mod qp;
 mod qpn;
+mod silence;
 pub mod srq;
 pub mod stat;
 mod sync;

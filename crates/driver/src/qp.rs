@@ -25,6 +25,7 @@ use crate::engine::{ParkMark, Readiness, Source, Token};
 use crate::fork;
 use crate::linger::{self, Linger};
 use crate::nic::Nic;
+use crate::silence::Silence;
 
 /// Hears of what becomes of a stream. Called without the queue pair's lock; must not block.
 pub trait StreamObserver: Send + Sync {
@@ -81,6 +82,7 @@ struct Conn {
     gone_deadline: Option<Instant>,
     /// The program disconnects; until then posted work still goes out.
     send_deadline: Option<Instant>,
+    silence: Silence,
     /// When the engine's timer is set to; never later than the first of the above.
     timer: Option<Instant>,
     /// A deadline was set that the timer may not know of.
@@ -93,8 +95,8 @@ struct Conn {
 }
 
 impl Conn {
-    fn deadlines(&self) -> [Option<Instant>; 4] {
-        [self.hold_until, self.rnr_deadline, self.gone_deadline, self.send_deadline]
+    fn deadlines(&self) -> [Option<Instant>; 5] {
+        [self.hold_until, self.rnr_deadline, self.gone_deadline, self.send_deadline, self.silence.deadline()]
     }
 }
 
@@ -303,6 +305,7 @@ impl Qp {
                 return Err(VerbsError::NoResources("descriptors"));
             }
         };
+        let silence = Silence::watch(fd.as_fd());
         linger::stream_begins();
         let hold_until =
             (!params.first_fpdu_delay.is_zero()).then(|| Instant::now() + params.first_fpdu_delay);
@@ -316,6 +319,7 @@ impl Qp {
             rnr_deadline: None,
             gone_deadline: None,
             send_deadline: None,
+            silence,
             timer: None,
             new_deadline: true,
             unfinished: false,
@@ -480,6 +484,7 @@ impl Qp {
                         inner.core.no_room();
                     }
                     moved += n;
+                    conn.new_deadline |= conn.silence.sent();
                     if moved >= TURN && conn.writable {
                         // Whoever hears of it first goes on: the system says again that there is room, but not to a thread that
                         // polls the socket unwatched.
@@ -674,6 +679,9 @@ impl Qp {
         }
         if over(conn.send_deadline) {
             core.close();
+        }
+        if conn.silence.is_over(conn.fd.as_fd(), now) {
+            core.connection_lost(Disconnect::Reset);
         }
     }
 

@@ -153,8 +153,54 @@ pub fn reset_on_close(fd: BorrowedFd<'_>) {
     let _ = rustix::net::sockopt::set_socket_linger(fd, Some(Duration::ZERO));
 }
 
-/// Bounds how long unacknowledged bytes keep a broken connection alive.
-pub fn set_user_timeout(fd: BorrowedFd<'_>, limit: Duration) -> Result<(), Errno> {
-    let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
-    rustix::net::sockopt::set_tcp_user_timeout(fd, millis)
+/// How the peer's system answers what was sent to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answers {
+    /// Nothing waits for an answer.
+    pub all: bool,
+    /// What was sent has been repeated, and repeated probes of a closed window are without answer: it may be gone.
+    pub doubtful: bool,
+    /// How long ago the last answer of any kind came; to the millisecond.
+    pub last: Duration,
+}
+
+/// Looks at what the peer has acknowledged. `None` if the system does not tell.
+pub fn answers(fd: BorrowedFd<'_>) -> Option<Answers> {
+    /// A single probe may get lost, and the next is up to two minutes away.
+    const PROBES: u8 = 3;
+    // SAFETY: plain data, of which all zeros are valid.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: `info` and `len` are valid for writes of the sizes given; an older or newer system writes less.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut len,
+        )
+    };
+    (rc == 0).then(|| Answers {
+        all: unacknowledged(fd) == 0,
+        doubtful: info.tcpi_retransmits > 0 || info.tcpi_probes >= PROBES,
+        last: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+    })
+}
+
+/// Has the system ask a peer from which nothing has come for `idle`, every `interval`; without an answer to `count` questions
+/// the connection is broken.
+///
+/// Not `TCP_USER_TIMEOUT`: it also ends connections to peers that answer and only do not read, such as one whose program was
+/// stopped, or has posted no receive for a while.
+pub fn ask_when_quiet(
+    fd: BorrowedFd<'_>,
+    idle: Duration,
+    interval: Duration,
+    count: u32,
+) -> Result<(), Errno> {
+    rustix::net::sockopt::set_socket_keepalive(fd, true)?;
+    rustix::net::sockopt::set_tcp_keepidle(fd, idle)?;
+    rustix::net::sockopt::set_tcp_keepintvl(fd, interval)?;
+    rustix::net::sockopt::set_tcp_keepcnt(fd, count)
 }

@@ -1,0 +1,247 @@
+/* What happens at a limit: no descriptors, a completion queue that is full, no receive for a message. */
+#include "common.h"
+
+#include <dirent.h>
+#include <sys/resource.h>
+
+#define SIZE 4096
+
+struct scene {
+	struct pair p;
+	uint8_t memory[2][SIZE];
+	struct ibv_mr *mr[2];
+};
+
+static void scene_open(struct scene *s, struct options o)
+{
+	pair_open_with(&s->p, o);
+	MUST(s->mr[0] = ibv_reg_mr(s->p.c.pd, s->memory[0], SIZE, REMOTE_ALL));
+	MUST(s->mr[1] = ibv_reg_mr(s->p.s.pd, s->memory[1], SIZE, REMOTE_ALL));
+}
+
+static void scene_close(struct scene *s)
+{
+	MUST(ibv_dereg_mr(s->mr[0]) == 0);
+	MUST(ibv_dereg_mr(s->mr[1]) == 0);
+	pair_close(&s->p);
+}
+
+/* A message with its receive. */
+static bool exchange(struct scene *s)
+{
+	struct ibv_sge from = sge_of(s->mr[0], 0, 64), to = sge_of(s->mr[1], 0, 64);
+	struct ibv_wc sent, received;
+
+	return post_recv(&s->p.s, &to, 1, 1) == 0 &&
+	       post(&s->p.c, IBV_WR_SEND, IBV_SEND_SIGNALED, &from, 1, 0, 0, 2) == 0 &&
+	       poll_within(s->p.c.scq, &sent, LIMIT_MS) && sent.status == IBV_WC_SUCCESS &&
+	       poll_within(s->p.s.rcq, &received, LIMIT_MS) && received.status == IBV_WC_SUCCESS;
+}
+
+static int descriptors(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int n = 0;
+
+	MUST(dir);
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n;
+}
+
+static int eaten[4096], meals;
+
+/* Takes all descriptors but `left`. */
+static void eat(int left)
+{
+	while (meals < 4096 && (eaten[meals] = dup(0)) >= 0)
+		meals++;
+	MUST(errno == EMFILE && meals >= left);
+	while (left--)
+		close(eaten[--meals]);
+}
+
+static void spit(void)
+{
+	while (meals)
+		close(eaten[--meals]);
+}
+
+/* Waits until connections that were closed in the background are gone. */
+static bool descriptors_become(int want)
+{
+	uint64_t end = now_ms() + LIMIT_MS;
+
+	while (descriptors() != want && now_ms() < end)
+		usleep(10000);
+	return descriptors() == want;
+}
+
+static void run_out_of_descriptors(void)
+{
+	struct rlimit limit;
+	struct scene bystander, again;
+	struct pair p = { 0 };
+	struct ibv_comp_channel *cc;
+	struct rdma_event_channel *ch;
+	struct rdma_cm_event event;
+	struct rdma_cm_id *id;
+	struct rdma_conn_param param = { .rnr_retry_count = 7 };
+	struct options o = { 0 };
+	struct ibv_qp_init_attr attr = { .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp *qp;
+	int before, rc;
+
+	MUST(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_cur = 256;
+	MUST(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	scene_open(&bystander, o);
+	before = descriptors();
+	listen_somewhere(&p);
+	resolve(&p);
+	side_resources(&p.c, &o);
+
+	eat(0);
+	cc = ibv_create_comp_channel(p.c.id->verbs);
+	check_failed(!cc, EMFILE, "ibv_create_comp_channel without descriptors");
+	ch = rdma_create_event_channel();
+	check_failed(!ch, EMFILE, "rdma_create_event_channel without descriptors");
+	rc = rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP);
+	check_failed(rc == -1, EMFILE, "rdma_create_id with a channel of its own without descriptors");
+	attr.send_cq = p.c.scq;
+	attr.recv_cq = p.c.rcq;
+	qp = ibv_create_qp(p.c.pd, &attr);
+	if (qp) {
+		check(ibv_destroy_qp(qp) == 0, "ibv_create_qp needs no descriptor", "");
+	} else {
+		check_failed(true, EMFILE, "ibv_create_qp without descriptors");
+	}
+	rc = rdma_connect(p.c.id, &param);
+	if (rc == 0) {
+		event = take_event(p.c.ch);
+		check(event.event == RDMA_CM_EVENT_CONNECT_ERROR && event.status == -EMFILE,
+		      "rdma_connect without descriptors", "%s, status %d", rdma_event_str(event.event), event.status);
+	} else {
+		check_failed(true, EMFILE, "rdma_connect without descriptors");
+	}
+	check(exchange(&bystander), "a connection that exists works without descriptors", "it does not");
+	spit();
+	side_close(&p.c);
+	rdma_destroy_event_channel(p.c.ch);
+
+	/* One for the client; the listener finds none. */
+	resolve(&p);
+	side_resources(&p.c, &o);
+	eat(1);
+	MUST(rdma_connect(p.c.id, &param) == 0);
+	check(!readable(p.s.ch->fd, 500), "a connection that cannot be accepted waits", "an event came");
+	check(exchange(&bystander), "others work while it waits", "they do not");
+	spit();
+	event = must_event(p.s.ch, RDMA_CM_EVENT_CONNECT_REQUEST);
+	p.s.id = event.id;
+	side_resources(&p.s, &o);
+	MUST(rdma_accept(p.s.id, &param) == 0);
+	must_event(p.c.ch, RDMA_CM_EVENT_ESTABLISHED);
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	check(true, "and is accepted when there are descriptors again", "");
+	pair_close(&p);
+	scene_open(&again, o);
+	check(exchange(&again), "a new connection works", "it does not");
+	scene_close(&again);
+	check(descriptors_become(before), "no descriptor is lost", "%d, were %d", descriptors(), before);
+	scene_close(&bystander);
+}
+
+static void overflow(void)
+{
+	struct scene victim, bystander;
+	struct ibv_async_event event;
+	bool cq = false, qp = false;
+	int size;
+
+	scene_open(&bystander, (struct options){ 0 });
+	scene_open(&victim, (struct options){ .cqe = 2, .send_wr = 1024 });
+	size = victim.p.c.scq->cqe;
+	for (int n = 0; n < size + 2; n++)
+		MUST(post(&victim.p.c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, NULL, 0, 0, 0, (uint64_t)n) == 0);
+	while (!(cq && qp) && readable(victim.p.c.id->verbs->async_fd, LIMIT_MS)) {
+		MUST(ibv_get_async_event(victim.p.c.id->verbs, &event) == 0);
+		cq |= event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == victim.p.c.scq;
+		qp |= event.event_type == IBV_EVENT_QP_FATAL && event.element.qp == victim.p.c.qp;
+		ibv_ack_async_event(&event);
+	}
+	check(cq && qp, "an overflow is told for the CQ and for its queue pair", "CQ %d, queue pair %d", cq, qp);
+	check(state_of(victim.p.c.qp) == IBV_QPS_ERR, "its queue pair is in the error state", "%s",
+	      state_name(state_of(victim.p.c.qp)));
+	must_event(victim.p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
+	must_event(victim.p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	check(true, "both ends hear of the end", "");
+	check(exchange(&bystander), "another connection is not disturbed", "it is");
+	scene_close(&victim);
+	check(exchange(&bystander), "nor when all is destroyed", "it is");
+	scene_close(&bystander);
+}
+
+/* A message that finds no receive. With `late_ms` one comes late. */
+static void missing(int rnr_retry, int late_ms, bool arrives)
+{
+	struct scene s;
+	struct ibv_sge from, to, back;
+	struct ibv_async_event event;
+	struct ibv_wc wc;
+	char name[64];
+
+	snprintf(name, sizeof name, "rnr_retry %d", rnr_retry < 0 ? 0 : rnr_retry);
+	scene_open(&s, (struct options){ .rnr_retry = rnr_retry });
+	from = sge_of(s.mr[0], 0, 64);
+	back = sge_of(s.mr[0], 64, 64);
+	to = sge_of(s.mr[1], 0, 64);
+	MUST(post(&s.p.c, IBV_WR_SEND, IBV_SEND_SIGNALED, &from, 1, 0, 0, 1) == 0);
+	/* The Send may complete when it is sent; the Read behind it cannot before it has arrived. */
+	MUST(post(&s.p.c, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED, &back, 1, (uintptr_t)s.memory[1], s.mr[1]->rkey, 2) == 0);
+	if (late_ms) {
+		usleep((useconds_t)late_ms * 1000);
+		MUST(post_recv(&s.p.s, &to, 1, 3) == 0);
+	}
+	if (arrives) {
+		want_wc(s.p.s.rcq, IBV_WC_SUCCESS, name);
+		want_wc(s.p.c.scq, IBV_WC_SUCCESS, name);
+		want_wc(s.p.c.scq, IBV_WC_SUCCESS, name);
+		check(exchange(&s), name, "the next message does not arrive");
+	} else {
+		wc = poll_one(s.p.c.scq);
+		if (wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS)
+			wc = poll_one(s.p.c.scq);
+		check(wc.status == IBV_WC_RNR_RETRY_EXC_ERR, name, "the sender sees %s", ibv_wc_status_str(wc.status));
+		must_event(s.p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
+		must_event(s.p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+		do {
+			if (!readable(s.p.s.id->verbs->async_fd, LIMIT_MS))
+				die("no asynchronous event at the receiver");
+			MUST(ibv_get_async_event(s.p.s.id->verbs, &event) == 0);
+			ibv_ack_async_event(&event);
+		} while (event.element.qp != s.p.s.qp);
+		check(event.event_type == IBV_EVENT_QP_REQ_ERR, name, "the receiver hears of event %d", event.event_type);
+		check(state_of(s.p.s.qp) == IBV_QPS_ERR && state_of(s.p.c.qp) == IBV_QPS_ERR, name, "not both in error");
+	}
+	scene_close(&s);
+}
+
+static void receives(void)
+{
+	missing(-1, 0, false);
+	missing(-1, 100, true);
+	missing(2, 0, false);
+	missing(2, 300, true);
+	missing(7, 3000, true);
+}
+
+static const struct group groups[] = {
+	{ "descriptors", run_out_of_descriptors }, { "overflow", overflow }, { "receives", receives },
+};
+
+int main(int argc, char **argv)
+{
+	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);
+}
