@@ -178,6 +178,7 @@ struct options {
 	int read_depth;			/* 4, both ways at both ends */
 	int sq_sig_all;			/* 0 */
 	int rnr_retry;			/* 7; -1 for none */
+	uint64_t send_ops;		/* none: without the ibv_wr_* functions and the extended receive CQ */
 };
 
 struct pair {
@@ -209,10 +210,32 @@ static inline void side_resources(struct side *side, const struct options *o)
 	MUST(side->pd = ibv_alloc_pd(side->id->verbs));
 	MUST(side->cc = ibv_create_comp_channel(side->id->verbs));
 	MUST(side->scq = ibv_create_cq(side->id->verbs, or(o->cqe, 64), side, side->cc, 0));
-	MUST(side->rcq = ibv_create_cq(side->id->verbs, or(o->cqe, 64), side, side->cc, 0));
+	if (o->send_ops) {
+		struct ibv_cq_init_attr_ex cq = {
+			.cqe = (uint32_t)or(o->cqe, 64), .cq_context = side, .channel = side->cc,
+			.wc_flags = IBV_WC_STANDARD_FLAGS,
+		};
+		struct ibv_cq_ex *ex;
+
+		MUST(ex = ibv_create_cq_ex(side->id->verbs, &cq));
+		side->rcq = ibv_cq_ex_to_cq(ex);
+	} else {
+		MUST(side->rcq = ibv_create_cq(side->id->verbs, or(o->cqe, 64), side, side->cc, 0));
+	}
 	attr.send_cq = side->scq;
 	attr.recv_cq = side->rcq;
-	MUST(rdma_create_qp(side->id, side->pd, &attr) == 0);
+	if (o->send_ops) {
+		struct ibv_qp_init_attr_ex ex = {
+			.cap = attr.cap, .qp_type = attr.qp_type, .send_cq = attr.send_cq, .recv_cq = attr.recv_cq,
+			.sq_sig_all = attr.sq_sig_all, .pd = side->pd, .send_ops_flags = o->send_ops,
+			.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		};
+
+		MUST(rdma_create_qp_ex(side->id, &ex) == 0);
+		attr.cap = ex.cap;
+	} else {
+		MUST(rdma_create_qp(side->id, side->pd, &attr) == 0);
+	}
 	side->qp = side->id->qp;
 	side->cap = attr.cap;
 }

@@ -18,7 +18,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Failure, Outcome, cc, fail, pair};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 5] = [
+const GROUPS: [(&str, &[&str]); 6] = [
     (
         "errno_table",
         &[
@@ -76,6 +76,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ),
     ("unmapped", &["gone", "handler", "action"]),
     ("limits", &["descriptors", "overflow", "receives"]),
+    ("immediate", &["writing", "sending", "soliciting", "waiting", "extended"]),
 ];
 
 /// How `verify` is run: address and environment.

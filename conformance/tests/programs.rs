@@ -128,7 +128,7 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "qperf",
-            "-cm1, all of RC without immediate data",
+            "-cm1, all of RC without atomics",
             "a figure for each test",
             &[Loopback4, Veth1500V4],
             Custom(|w, p| w.qperf(&QPERF, p)),
@@ -258,8 +258,16 @@ fn cases() -> Vec<Case> {
 const STATUS_0: &str = "data transfers complete, return status 0 at both ends";
 
 /// `rc_rdma_write_lat` and `rc_rdma_write_bw` are Writes with immediate data.
-const QPERF: [&str; 6] =
-    ["rc_lat", "rc_bw", "rc_bi_bw", "rc_rdma_read_lat", "rc_rdma_read_bw", "rc_rdma_write_poll_lat"];
+const QPERF: [&str; 8] = [
+    "rc_lat",
+    "rc_bw",
+    "rc_bi_bw",
+    "rc_rdma_read_lat",
+    "rc_rdma_read_bw",
+    "rc_rdma_write_lat",
+    "rc_rdma_write_bw",
+    "rc_rdma_write_poll_lat",
+];
 
 /// Transactions with their data verified (`-V`), threads and endpoints; RDMA performance, polling and blocking.
 const DAPLTEST: [&str; 4] = [

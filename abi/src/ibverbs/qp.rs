@@ -367,12 +367,13 @@ unsafe fn send_wr<'a>(wr: &ibv_send_wr) -> Result<SendWr<'a>, Failure> {
         match wr.opcode {
             IBV_WR_SEND => SendOp::Send { invalidate: None },
             IBV_WR_SEND_WITH_INV => SendOp::Send { invalidate: Some(wr.anon_1.invalidate_rkey) },
+            IBV_WR_SEND_WITH_IMM => SendOp::SendImmediate { imm: wr.anon_1.imm_data.to_ne_bytes() },
             IBV_WR_RDMA_WRITE => SendOp::Write { stag, to },
+            IBV_WR_RDMA_WRITE_WITH_IMM => {
+                SendOp::WriteImmediate { stag, to, imm: wr.anon_1.imm_data.to_ne_bytes() }
+            }
             IBV_WR_RDMA_READ => SendOp::Read { stag, to, invalidate_local: false },
             IBV_WR_LOCAL_INV => SendOp::LocalInvalidate { stag: wr.anon_1.invalidate_rkey },
-            IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM => {
-                return Err(Failure::invalid("immediate data is not offered"));
-            }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_WRITE => {
                 return Err(Failure::invalid("atomics are not offered"));
             }

@@ -17,7 +17,9 @@ use crate::slot;
 
 /// Operations that `send_ops_flags` may ask for.
 pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM
     | IBV_QP_EX_WITH_RDMA_READ
     | IBV_QP_EX_WITH_LOCAL_INV
     | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
@@ -92,8 +94,14 @@ pub fn fill(qp: &mut ibv_qp_ex, ops: u64) -> Batch {
     if wants(IBV_QP_EX_WITH_RDMA_WRITE) {
         qp.wr_rdma_write = Some(wr_rdma_write);
     }
+    if wants(IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) {
+        qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    }
     if wants(IBV_QP_EX_WITH_SEND) {
         qp.wr_send = Some(wr_send);
+    }
+    if wants(IBV_QP_EX_WITH_SEND_WITH_IMM) {
+        qp.wr_send_imm = Some(wr_send_imm);
     }
     if wants(IBV_QP_EX_WITH_RDMA_READ) {
         qp.wr_rdma_read = Some(wr_rdma_read);
@@ -159,6 +167,17 @@ slot! {
     /// `ibv_wr_rdma_write`.
     hot fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) -> () {
         begin(qp, SendOp::Write { stag: rkey, to: remote_addr })
+    }
+
+    /// `ibv_wr_rdma_write_imm`.
+    hot fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: __be32) -> () {
+        let imm = imm_data.to_ne_bytes();
+        begin(qp, SendOp::WriteImmediate { stag: rkey, to: remote_addr, imm })
+    }
+
+    /// `ibv_wr_send_imm`.
+    hot fn wr_send_imm(qp: *mut ibv_qp_ex, imm_data: __be32) -> () {
+        begin(qp, SendOp::SendImmediate { imm: imm_data.to_ne_bytes() })
     }
 
     /// `ibv_wr_rdma_read`.

@@ -4,7 +4,7 @@
 //! it cannot yet (no receive is posted), it leaves the segment and checks it again later.
 
 use uwarp_wire::ddp::{self, Header, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
-use uwarp_wire::rdmap::{Control, Opcode, QN_UWARP_ACK, RV};
+use uwarp_wire::rdmap::{Control, Opcode, QN_UWARP_ACK, RV, UWARP_WITH_IMM};
 use uwarp_wire::terminate::{Mpa, RemoteOperation, TaggedBuffer, TerminateError, UntaggedBuffer};
 
 /// A segment that passed every check that needs no memory region.
@@ -39,6 +39,17 @@ struct Queue {
 
 impl Queue {
     const START: Self = Self { msn: 1, mo: 0, opcode: None };
+}
+
+impl Segment {
+    /// The immediate data of a Send with Immediate, in the order of the wire. Only another uwarp end's bit means that;
+    /// toward strangers it is reserved and not looked at (RFC 5040 section 4.1).
+    pub fn send_immediate(&self) -> Option<[u8; 4]> {
+        match self.header {
+            Header::Untagged(h) if h.rsvdulp & UWARP_WITH_IMM != 0 => Some(h.rsvdulp32.to_be_bytes()),
+            _ => None,
+        }
+    }
 }
 
 /// What a stream's untagged queues expect next.
@@ -94,9 +105,12 @@ impl RxState {
                 let queue =
                     self.queue(h.qn).ok_or(TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidQn))?;
                 let fits = match opcode {
-                    Opcode::Send | Opcode::SendInvalidate | Opcode::SendSe | Opcode::SendSeInvalidate => {
-                        h.qn == QN_SEND
-                    }
+                    Opcode::Send
+                    | Opcode::SendInvalidate
+                    | Opcode::SendSe
+                    | Opcode::SendSeInvalidate
+                    | Opcode::Immediate
+                    | Opcode::ImmediateSe => h.qn == QN_SEND,
                     Opcode::ReadRequest => h.qn == QN_READ_REQUEST,
                     Opcode::Terminate => h.qn == QN_TERMINATE,
                     Opcode::UwarpAck => h.qn == QN_UWARP_ACK && self.uwarp_peer,

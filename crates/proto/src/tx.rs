@@ -2,7 +2,7 @@
 
 use uwarp_wire::ddp::{Header, QN_SEND, Tagged, Untagged};
 use uwarp_wire::mpa;
-use uwarp_wire::rdmap::{Control, Opcode};
+use uwarp_wire::rdmap::{Control, Opcode, UWARP_WITH_IMM};
 
 /// A message to send, without its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,15 @@ pub enum Message {
         /// The Invalidate STag of Send with Invalidate, else zero.
         invalidate: u32,
     },
+    /// Send with Immediate, between two uwarp ends only.
+    SendImmediate {
+        /// Message sequence number.
+        msn: u32,
+        /// With Solicited Event.
+        solicited: bool,
+        /// In the order of the wire.
+        imm: [u8; 4],
+    },
 }
 
 impl Message {
@@ -45,7 +54,7 @@ impl Message {
     pub fn header_len(&self) -> usize {
         match self {
             Self::Tagged { .. } => Tagged::LEN,
-            Self::Untagged { .. } => Untagged::LEN,
+            Self::Untagged { .. } | Self::SendImmediate { .. } => Untagged::LEN,
         }
     }
 }
@@ -124,6 +133,17 @@ impl Segmenter {
                 msn,
                 mo: offset,
             }),
+            Message::SendImmediate { msn, solicited, imm } => {
+                let opcode = if solicited { Opcode::SendSe } else { Opcode::Send };
+                Header::Untagged(Untagged {
+                    last,
+                    rsvdulp: Control::new(opcode).to_byte() | UWARP_WITH_IMM,
+                    rsvdulp32: u32::from_be_bytes(imm),
+                    qn: QN_SEND,
+                    msn,
+                    mo: offset,
+                })
+            }
         };
         Some(OutSegment { header, offset, len })
     }

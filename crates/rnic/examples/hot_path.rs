@@ -85,7 +85,15 @@ fn main() {
                 b.taken(acks);
                 let mut n = a_cq.poll(16, |wc| _ = black_box(wc));
                 n += b_cq.poll(16, |wc| _ = black_box(wc));
-                assert_eq!(n, 1 + usize::from(is_send));
+                // A send may complete with a later one's acknowledgement, which comes once in many messages.
+                assert!(n >= usize::from(is_send));
+                b.build();
+                if let Some(out) = b.out().filter(|out| !out.is_empty()) {
+                    wire.clear();
+                    wire.extend_from_slice(out.only_staged().unwrap());
+                    b.taken(wire.len());
+                    a.handle_input(&wire);
+                }
                 if let (Some(t0), Some(t1), Some(t2)) = (t0, t1, t2) {
                     for (part, time) in parts.iter_mut().zip([t1 - t0, t2 - t1, t2.elapsed()]) {
                         *part += time;

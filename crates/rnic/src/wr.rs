@@ -39,6 +39,21 @@ pub enum SendOp {
         /// Remote STag that the receiver invalidates on delivery.
         invalidate: Option<u32>,
     },
+    /// Send with immediate data, to another uwarp end only.
+    SendImmediate {
+        /// In the order of the wire.
+        imm: [u8; 4],
+    },
+    /// RDMA Write with immediate data: an RDMA Write and an Immediate Data message behind it (RFC 7306 section 6), to another
+    /// uwarp end only.
+    WriteImmediate {
+        /// Remote STag.
+        stag: u32,
+        /// Remote tagged offset.
+        to: u64,
+        /// In the order of the wire.
+        imm: [u8; 4],
+    },
     /// RDMA Write (RFC 5040 section 5.1).
     Write {
         /// Remote STag.
@@ -60,6 +75,14 @@ pub enum SendOp {
         /// The STag.
         stag: u32,
     },
+}
+
+impl SendOp {
+    /// Whether only another uwarp end is known to understand it: no RFC has it, or one that leaves it to agreements outside of the
+    /// protocol.
+    pub fn wants_uwarp(self) -> bool {
+        matches!(self, Self::SendImmediate { .. } | Self::WriteImmediate { .. })
+    }
 }
 
 /// A send work request, its scatter/gather list borrowed from the program.

@@ -71,7 +71,7 @@ fn segment() -> impl Strategy<Value = Vec<u8>> {
     (
         any::<bool>(),
         prop::bool::weighted(0.8),
-        0u8..9,
+        0u8..12,
         [small(), small(), small(), small()],
         payload,
         any::<bool>(),

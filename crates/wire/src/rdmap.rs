@@ -15,6 +15,10 @@ pub const UWARP_ACK: u8 = 0x0F;
 /// Untagged queue of [`Ack`]; far from the registry's queues, which are handed out from 0 upwards.
 pub const QN_UWARP_ACK: u32 = 0x7557_0000;
 
+/// A reserved bit of the control field that goes with Send and Send with Solicited Event between two uwarp ends: the four bytes
+/// where Send with Invalidate has its STag are immediate data. No RFC has this operation (docs/adr/006-immediate-data.md).
+pub const UWARP_WITH_IMM: u8 = 0x20;
+
 /// RDMAP message type, four bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Opcode {
@@ -501,6 +505,9 @@ impl fmt::Display for AtomicResponse {
 }
 
 /// The eight bytes of an Immediate Data message (RFC 7306 section 6.2), opaque to RDMAP.
+///
+/// The verbs know four. They come first, and four zeros behind them, as an adapter has it that knows the operation
+/// (docs/adr/006-immediate-data.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Immediate {
     /// In the order of the wire.
@@ -510,6 +517,20 @@ pub struct Immediate {
 impl Immediate {
     /// Bytes on the wire.
     pub const LEN: usize = 8;
+
+    /// From the verbs' immediate data, in the order of the wire.
+    #[inline]
+    pub const fn of_verbs(imm: [u8; 4]) -> Self {
+        let [a, b, c, d] = imm;
+        Immediate { data: [a, b, c, d, 0, 0, 0, 0] }
+    }
+
+    /// The verbs' immediate data. The other four bytes are nobody's and are not looked at.
+    #[inline]
+    pub const fn to_verbs(&self) -> [u8; 4] {
+        let [a, b, c, d, ..] = self.data;
+        [a, b, c, d]
+    }
 
     /// Reads the data behind the DDP header.
     #[inline]
@@ -653,6 +674,8 @@ mod tests {
         assert_eq!(Immediate::parse(&bytes), Ok(immediate));
         assert_eq!(Immediate::parse(&bytes[..7]), Err(Truncated));
         assert_eq!(immediate.to_string(), "Imm 0x0102030405060708");
+        assert_eq!(immediate.to_verbs(), [1, 2, 3, 4]);
+        assert_eq!(Immediate::of_verbs([1, 2, 3, 4]).to_bytes(), [1, 2, 3, 4, 0, 0, 0, 0]);
 
         let ack = Ack { completed: 0x0102_0304_0506_0708 };
         assert_eq!(ack.to_bytes(), bytes[..8]);

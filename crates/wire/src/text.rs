@@ -12,7 +12,7 @@ use core::fmt;
 
 use crate::ddp::{self, Header};
 use crate::rdmap::{
-    Ack, AtomicRequest, AtomicResponse, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
+    Ack, AtomicRequest, AtomicResponse, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest, UWARP_WITH_IMM,
 };
 use crate::terminate::Terminate;
 
@@ -87,6 +87,10 @@ fn write_header(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
             write!(f, " qn={} msn={} mo={}", Queue(header.qn), header.msn, header.mo)?;
             if control.opcode.info().is_some_and(|info| info.invalidates) {
                 write!(f, " inv={:#x}", header.rsvdulp32)?;
+            }
+            let send = matches!(control.opcode, Opcode::Send | Opcode::SendSe);
+            if send && header.rsvdulp & UWARP_WITH_IMM != 0 {
+                write!(f, " imm={:#010x}", header.rsvdulp32)?;
             }
             Ok(())
         }

@@ -1,4 +1,4 @@
-//! Sends set aside: what came before its receive was posted, kept so that Responses to our own RDMA Reads behind it can be taken
+//! Sends and Immediate Data set aside: what came before its receive was posted, kept so that Responses to our own RDMA Reads behind it can be taken
 //! (docs/adr/004-sends-without-a-receive.md).
 
 use std::collections::VecDeque;
@@ -16,16 +16,24 @@ const MOST_OF_ALL: usize = 64 << 20;
 
 /// What keeping a segment costs beside its bytes: its place in the queue, which may be twice as long as needed, and the allocator's share.
 /// Without it, Sends of a few bytes would take several times the limit.
-const EACH: usize = 2 * size_of::<(Segment, Box<[u8]>)>() + 32;
+const EACH: usize = 2 * size_of::<Waiting>() + 32;
 
 static OF_ALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Segments of Sends, and Read Requests behind them, in the order they came, each checked and counted.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
-    segments: VecDeque<(Segment, Box<[u8]>)>,
+    segments: VecDeque<Waiting>,
     /// With what keeping them costs.
     bytes: usize,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    segment: Segment,
+    ulpdu: Box<[u8]>,
+    /// Bytes of the Write right before it.
+    written: u32,
 }
 
 impl Aside {
@@ -41,24 +49,24 @@ impl Aside {
     }
 
     /// Takes a segment; says whether there was room.
-    fn push(&mut self, segment: Segment, ulpdu: &[u8]) -> bool {
+    fn push(&mut self, segment: Segment, ulpdu: &[u8], written: u32) -> bool {
         if !self.has_room(ulpdu.len()) {
             return false;
         }
         // Two at once may both find the last room: the limit is there to bound, not to be met.
         OF_ALL.fetch_add(ulpdu.len() + EACH, Ordering::Relaxed);
         self.bytes += ulpdu.len() + EACH;
-        self.segments.push_back((segment, ulpdu.into()));
+        self.segments.push_back(Waiting { segment, ulpdu: ulpdu.into(), written });
         true
     }
 
-    fn pop(&mut self) -> Option<(Segment, Box<[u8]>)> {
-        let (segment, ulpdu) = self.segments.pop_front()?;
-        self.gave_back(ulpdu.len() + EACH);
+    fn pop(&mut self) -> Option<Waiting> {
+        let waiting = self.segments.pop_front()?;
+        self.gave_back(waiting.ulpdu.len() + EACH);
         if self.segments.is_empty() {
             self.segments = VecDeque::new();
         }
-        Some((segment, ulpdu))
+        Some(waiting)
     }
 
     fn gave_back(&mut self, len: usize) {
@@ -89,13 +97,15 @@ impl QpCore {
     pub(super) fn set_aside(&mut self, segment: &Segment, ulpdu: &[u8]) -> bool {
         let Some(stream) = &mut self.stream else { return false };
         let first = stream.aside.is_empty();
-        if stream.reads.is_empty() || !stream.aside.push(*segment, ulpdu) {
+        let written = stream.written_before();
+        if stream.reads.is_empty() || !stream.aside.push(*segment, ulpdu, written) {
             return false;
         }
         if first {
             stream.waiting = Some(Struck::new(segment));
         }
         stream.rx.commit(segment);
+        stream.came(segment);
         true
     }
 
@@ -105,12 +115,12 @@ impl QpCore {
         if let Some(stream) = &mut self.stream {
             stream.stalled = false;
         }
-        while let Some((first, _)) = self.stream.as_ref().and_then(|s| s.aside.segments.front()) {
-            if first.opcode != Opcode::ReadRequest && !self.find_receive() {
+        while let Some(first) = self.stream.as_ref().and_then(|s| s.aside.segments.front()) {
+            if first.segment.opcode != Opcode::ReadRequest && !self.find_receive() {
                 break;
             }
-            let Some((segment, ulpdu)) = self.stream.as_mut().and_then(|s| s.aside.pop()) else { break };
-            self.place_checked(&segment, &ulpdu);
+            let Some(next) = self.stream.as_mut().and_then(|s| s.aside.pop()) else { break };
+            self.place_checked(&next.segment, &next.ulpdu, next.written);
         }
         if let Some(stream) = self.stream.as_mut().filter(|s| s.aside.is_empty()) {
             stream.placed += std::mem::take(&mut stream.placed_behind);
@@ -121,10 +131,10 @@ impl QpCore {
     /// With Sends set aside and no Read outstanding any more, nothing is to be received until there are receives.
     pub(super) fn wait_if_nothing_else_comes(&mut self) {
         let Some(stream) = &mut self.stream else { return };
-        if let Some((first, _)) = stream.aside.segments.front()
+        if let Some(first) = stream.aside.segments.front()
             && stream.reads.is_empty()
         {
-            stream.waiting = Some(Struck::new(first));
+            stream.waiting = Some(Struck::new(&first.segment));
             stream.stalled = true;
         }
     }
@@ -142,8 +152,8 @@ mod tests {
             Header::Untagged(Untagged { last: true, rsvdulp: 0x43, rsvdulp32: 0, qn: 0, msn: 1, mo: 0 });
         let segment = Segment { header, opcode: Opcode::Send, header_len: 18, payload_len: 0 };
         let mut aside = Aside::default();
-        while aside.push(segment, &[0; 18]) {}
-        let places = aside.segments.capacity() * size_of::<(Segment, Box<[u8]>)>();
+        while aside.push(segment, &[0; 18], 0) {}
+        let places = aside.segments.capacity() * size_of::<Waiting>();
         assert!(places + aside.segments.len() * (18 + 16) <= MOST_OF_ONE, "{places} bytes of places alone");
         let kept = aside.segments.len();
         while aside.pop().is_some() {}

@@ -30,9 +30,9 @@ pub struct Counters {
 /// Messages of one direction, by what carries the payload on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct ByOpcode {
-    /// Sends of all four kinds.
+    /// Sends of all kinds.
     pub send: Messages,
-    /// RDMA Writes. Those received count their bytes as they come, their number when they are whole.
+    /// RDMA Writes, with immediate data or without. Those received count their bytes as they come, their number when they are whole.
     pub write: Messages,
     /// Read Responses: received ones are Reads of this end, sent ones those of the peer (counted when they begin).
     pub read_response: Messages,
@@ -58,8 +58,8 @@ impl Counters {
     /// A send work request has completed without an error.
     pub(super) fn completed(&mut self, op: SendOp, bytes: u32) {
         match op {
-            SendOp::Send { .. } => self.sent.send.count(bytes),
-            SendOp::Write { .. } => self.sent.write.count(bytes),
+            SendOp::Send { .. } | SendOp::SendImmediate { .. } => self.sent.send.count(bytes),
+            SendOp::Write { .. } | SendOp::WriteImmediate { .. } => self.sent.write.count(bytes),
             SendOp::Read { .. } => self.received.read_response.count(bytes),
             SendOp::LocalInvalidate { .. } => {}
         }

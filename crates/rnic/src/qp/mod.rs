@@ -285,6 +285,8 @@ struct Stream {
     waiting: Option<receive::Struck>,
     /// Receives that are still to be sized to end at the next header.
     exact_reads: u8,
+    /// Bytes of the Write that came last, whole or not; zero when a Send or an Immediate came behind it.
+    written: u32,
     /// STag and offset at which the Write in progress goes on.
     write_continues: Option<(u32, u64)>,
     first_fpdu_seen: bool,
@@ -494,6 +496,9 @@ impl QpCore {
             self.complete_send(Wc::new(wr.wr_id, WcStatus::WrFlushErr, opcode, self.qpn));
             return Ok(());
         }
+        if wr.op.wants_uwarp() && self.stream.as_ref().is_some_and(|s| !s.params.peer_is_uwarp) {
+            return Err(VerbsError::NotSupported("the peer is no uwarp end, and may not know the operation"));
+        }
         self.sq.post(wr)
     }
 
@@ -548,6 +553,7 @@ impl QpCore {
             aside: aside::Aside::default(),
             waiting: None,
             exact_reads: 0,
+            written: 0,
             write_continues: None,
             first_fpdu_seen: false,
             established: Established::NotYet,

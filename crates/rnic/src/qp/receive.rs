@@ -16,9 +16,9 @@ use uwarp_proto::framer::Step;
 use uwarp_proto::rx::Segment;
 use uwarp_proto::setup::PeerData;
 use uwarp_wire::crc::{self, Crc32c};
-use uwarp_wire::ddp::{Header, QN_READ_REQUEST};
+use uwarp_wire::ddp::{Header, QN_READ_REQUEST, QN_SEND};
 use uwarp_wire::mpa;
-use uwarp_wire::rdmap::{Ack, Control, Opcode, ReadRequest};
+use uwarp_wire::rdmap::{Ack, Control, Immediate, Opcode, ReadRequest};
 use uwarp_wire::terminate::{
     Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
 };
@@ -175,6 +175,19 @@ impl Stream {
         }
     }
 
+    /// Bytes of the Write that the peer has sent right before this Immediate; zero if it sent none, or not all of it.
+    pub(super) fn written_before(&self) -> u32 {
+        if self.write_continues.is_some() { 0 } else { self.written }
+    }
+
+    /// Something was taken from the queue of Sends: no Immediate speaks of a Write before it any more.
+    #[inline]
+    pub(super) fn came(&mut self, segment: &Segment) {
+        if matches!(segment.header, Header::Untagged(h) if h.qn == QN_SEND) {
+            self.written = 0;
+        }
+    }
+
     /// The peer has sent a good FPDU. With the first one a responder may send too.
     fn heard(&mut self) {
         if !self.first_fpdu_seen {
@@ -184,6 +197,15 @@ impl Stream {
                 self.established = Established::Untold;
             }
         }
+    }
+}
+
+/// RFC 7306 section 6.3: exactly 8 bytes. It names no code; these are what a Read Request of the wrong length gets.
+fn check_immediate(segment: &Segment) -> Result<(), TerminateError> {
+    match segment.payload_len {
+        Immediate::LEN if segment.last() => Ok(()),
+        ..=Immediate::LEN => Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified)),
+        _ => Err(TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong)),
     }
 }
 
@@ -346,8 +368,13 @@ impl QpCore {
             }
             Opcode::UwarpAck => self.acknowledged(payload).map_err(Fault::Peer),
             Opcode::Write | Opcode::ReadResponse => self.place(&segment, 0, payload),
-            // The four Sends; nothing else passed the check.
-            _ => {
+            // The four Sends and Immediate Data; nothing else passed the check.
+            opcode => {
+                let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
+                if immediate && let Err(e) = check_immediate(&segment) {
+                    self.fail(e, struck);
+                    return Placed::Done;
+                }
                 // Behind one that was set aside, it has to wait even if there is a receive.
                 if !stream.aside.is_empty() || !self.find_receive() {
                     let set_aside = self.set_aside(&segment, ulpdu);
@@ -364,7 +391,12 @@ impl QpCore {
                     }
                     return Placed::NoReceive;
                 }
-                self.place(&segment, 0, payload)
+                if immediate {
+                    let written = self.stream.as_ref().map_or(0, Stream::written_before);
+                    self.immediate(&segment, payload, written)
+                } else {
+                    self.place(&segment, 0, payload)
+                }
             }
         };
         match done.and_then(|()| self.finish(&segment)) {
@@ -374,11 +406,12 @@ impl QpCore {
         Placed::Done
     }
 
-    /// Takes a segment that was checked and counted before.
-    pub(super) fn place_checked(&mut self, segment: &Segment, ulpdu: &[u8]) {
+    /// Takes a segment that was checked and counted before. `written`: what [`Stream::written_before`] was when it came.
+    pub(super) fn place_checked(&mut self, segment: &Segment, ulpdu: &[u8], written: u32) {
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
         let done = match segment.opcode {
             Opcode::ReadRequest => self.read_request(segment, payload).map_err(Fault::Peer),
+            Opcode::Immediate | Opcode::ImmediateSe => self.immediate(segment, payload, written),
             _ => self.place(segment, 0, payload).and_then(|()| self.deliver(segment, false)),
         };
         if let Err(fault) = done {
@@ -507,6 +540,7 @@ impl QpCore {
     fn finish(&mut self, segment: &Segment) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
+        stream.came(segment);
         // A ready-to-receive Write is no message of the program's.
         let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect;
         if !stream.first_fpdu_seen && stream.params.peer_is_uwarp && stream.params.rtr == Rtr::Expect {
@@ -521,6 +555,9 @@ impl QpCore {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         match (segment.opcode, segment.header) {
             (Opcode::Write, Header::Tagged(h)) => {
+                let len = u32::try_from(segment.payload_len).unwrap_or(u32::MAX);
+                let before = if stream.write_continues.is_some() { stream.written } else { 0 };
+                stream.written = before.saturating_add(len);
                 let counts = &mut self.counters.received.write;
                 counts.bytes += segment.payload_len as u64;
                 counts.messages += u64::from(segment.last() && !rtr);
@@ -550,6 +587,7 @@ impl QpCore {
                 Header::Untagged(h),
             ) if h.last => {
                 stream.placed += 1;
+                let uwarp = stream.params.peer_is_uwarp;
                 let byte_len = h.mo.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
                 self.counters.received.send.count(byte_len);
                 let solicited = matches!(segment.opcode, Opcode::SendSe | Opcode::SendSeInvalidate);
@@ -566,12 +604,33 @@ impl QpCore {
                     if invalidate {
                         wc.flags = WcFlags::WITH_INV;
                         wc.imm_or_inv = h.rsvdulp32;
+                    } else if let Some(imm) = segment.send_immediate().filter(|_| uwarp) {
+                        wc.flags = WcFlags::WITH_IMM;
+                        wc.imm_or_inv = u32::from_ne_bytes(imm);
                     }
                     self.complete_recv(wc, solicited);
                 }
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Immediate Data: takes a receive, of whose memory it uses nothing.
+    fn immediate(&mut self, segment: &Segment, payload: &[u8], written: u32) -> Result<(), Fault> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let Ok(immediate) = Immediate::parse(payload) else {
+            return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified).into());
+        };
+        let Some(recv) = self.rq.pop() else {
+            return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer).into());
+        };
+        stream.placed += 1;
+        let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::RecvRdmaWithImm, self.qpn);
+        wc.byte_len = written;
+        wc.flags = WcFlags::WITH_IMM;
+        wc.imm_or_inv = u32::from_ne_bytes(immediate.to_verbs());
+        self.complete_recv(wc, segment.opcode == Opcode::ImmediateSe);
         Ok(())
     }
 

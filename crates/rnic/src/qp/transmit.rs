@@ -5,9 +5,9 @@ use std::convert::Infallible;
 use uwarp_proto::framer::MarkerInserter;
 use uwarp_proto::tx::{Message, OutSegment, Segmenter};
 use uwarp_wire::crc::{self, Crc32c};
-use uwarp_wire::ddp::{Header, QN_READ_REQUEST, Untagged};
+use uwarp_wire::ddp::{Header, QN_READ_REQUEST, QN_SEND, Untagged};
 use uwarp_wire::mpa;
-use uwarp_wire::rdmap::{Ack, Control, Opcode, QN_UWARP_ACK, ReadRequest};
+use uwarp_wire::rdmap::{Ack, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest};
 
 use super::queues::{Phase, slice_sges};
 use super::receive::{ReadSink, ReadSource};
@@ -113,8 +113,8 @@ impl Tx {
 /// The completion opcode of an operation.
 pub(super) fn wc_opcode(op: SendOp) -> WcOpcode {
     match op {
-        SendOp::Send { .. } => WcOpcode::Send,
-        SendOp::Write { .. } => WcOpcode::RdmaWrite,
+        SendOp::Send { .. } | SendOp::SendImmediate { .. } => WcOpcode::Send,
+        SendOp::Write { .. } | SendOp::WriteImmediate { .. } => WcOpcode::RdmaWrite,
         SendOp::Read { .. } => WcOpcode::RdmaRead,
         SendOp::LocalInvalidate { .. } => WcOpcode::LocalInv,
     }
@@ -234,6 +234,15 @@ impl Stream {
             invalidate: 0,
         };
         self.emit_message(message, &request.to_bytes());
+    }
+
+    /// Queues the Immediate Data message that goes behind an RDMA Write, nothing between them.
+    fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool) {
+        self.tx.send_msn = self.tx.send_msn.wrapping_add(1);
+        self.tx.messages += 1;
+        let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
+        let message = Message::Untagged { opcode, qn: QN_SEND, msn: self.tx.send_msn, invalidate: 0 };
+        self.emit_message(message, &Immediate::of_verbs(imm).to_bytes());
     }
 
     /// Queues a short message of our own making as one FPDU.
@@ -375,6 +384,11 @@ impl QpCore {
         if slot.flags.contains(SendFlags::FENCE) && !stream.reads.is_empty() {
             return false;
         }
+        if slot.op.wants_uwarp() && !stream.params.peer_is_uwarp {
+            // It was posted while the peer was taken for a uwarp end.
+            self.hold(number, WcStatus::LocQpOpErr);
+            return true;
+        }
         let segmenter = match slot.op {
             SendOp::Send { invalidate } => {
                 stream.tx.send_msn = stream.tx.send_msn.wrapping_add(1);
@@ -382,7 +396,13 @@ impl QpCore {
                 let message = Message::send(stream.tx.send_msn, solicited, invalidate);
                 stream.segmenter(message, slot.total)
             }
-            SendOp::Write { stag, to } => {
+            SendOp::SendImmediate { imm } => {
+                stream.tx.send_msn = stream.tx.send_msn.wrapping_add(1);
+                let solicited = slot.flags.contains(SendFlags::SOLICITED);
+                let message = Message::SendImmediate { msn: stream.tx.send_msn, solicited, imm };
+                stream.segmenter(message, slot.total)
+            }
+            SendOp::Write { stag, to } | SendOp::WriteImmediate { stag, to, .. } => {
                 let message = Message::Tagged { opcode: Opcode::Write, stag, to };
                 let segmenter = stream.segmenter(message, slot.total);
                 let announced = stream.params.peer_is_uwarp && slot.total >= DIRECT;
@@ -472,11 +492,12 @@ impl QpCore {
     fn slot_cut(&mut self, number: u64) {
         let Some(stream) = &mut self.stream else { return };
         stream.tx.messages += 1;
-        let phase = Phase::Sent { end: stream.out.queued(), message: stream.tx.messages };
         // A slot that failed on the way keeps its failure.
-        if self.sq.slot(number).is_some_and(|s| s.phase == Phase::Posted) {
-            self.mark(number, phase);
+        let Some(slot) = self.sq.slot_mut(number).filter(|s| s.phase == Phase::Posted) else { return };
+        if let SendOp::WriteImmediate { imm, .. } = slot.op {
+            stream.emit_immediate(imm, slot.flags.contains(SendFlags::SOLICITED));
         }
+        slot.phase = Phase::Sent { end: stream.out.queued(), message: stream.tx.messages };
     }
 
     fn mark(&mut self, number: u64, phase: Phase) {

@@ -41,8 +41,8 @@ impl Source<'_> {
             Kind::SendInvalidate,
             Kind::ReadInvalidate,
             Kind::LocalInvalidate,
-            Kind::Send,
-            Kind::Write,
+            Kind::SendImmediate,
+            Kind::WriteImmediate,
         ][usize::from(what >> 1 & 7)];
         // Small ones often, up to 64 KiB.
         let len = u32::from(self.short()) >> (scale & 15);

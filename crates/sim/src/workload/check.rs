@@ -1,7 +1,7 @@
 //! What must hold after a run.
 
 use uwarp_rnic::qp::{Disconnect, QpState};
-use uwarp_rnic::{EventKind, Wc, WcFlags, WcOpcode, WcStatus};
+use uwarp_rnic::{EventKind, SendOp, Wc, WcFlags, WcOpcode, WcStatus};
 use uwarp_wire::terminate::{Mpa, TerminateError};
 
 use super::layout::{Built, Effect, Layout};
@@ -47,13 +47,20 @@ fn received(layout: &Layout, n: usize, built: &Built, qpn: u32) -> Wc {
         wc.flags = WcFlags::WITH_INV;
         wc.imm_or_inv = mr.stag();
     }
+    if let Some(imm) = effect.imm {
+        wc.flags = WcFlags::WITH_IMM;
+        wc.imm_or_inv = u32::from_ne_bytes(imm);
+    }
+    if let SendOp::WriteImmediate { .. } = built.op {
+        wc.opcode = WcOpcode::RecvRdmaWithImm;
+    }
     wc
 }
 
 fn opcode(kind: Kind) -> WcOpcode {
     match kind {
-        Kind::Send | Kind::SendInvalidate => WcOpcode::Send,
-        Kind::Write => WcOpcode::RdmaWrite,
+        Kind::Send | Kind::SendInvalidate | Kind::SendImmediate => WcOpcode::Send,
+        Kind::Write | Kind::WriteImmediate => WcOpcode::RdmaWrite,
         Kind::Read | Kind::ReadInvalidate => WcOpcode::RdmaRead,
         Kind::LocalInvalidate => WcOpcode::LocalInv,
     }

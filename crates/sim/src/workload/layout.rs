@@ -36,6 +36,8 @@ pub(super) struct Effect {
     pub data: Vec<u8>,
     /// A region that must be invalid afterwards.
     pub invalidates: Option<Arc<Mr>>,
+    /// What comes with it.
+    pub imm: Option<[u8; 4]>,
     /// Bytes of the message.
     pub len: u32,
 }
@@ -198,13 +200,20 @@ impl Layout {
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, op.signaled);
         flags.set(SendFlags::FENCE, op.fence);
-        flags.set(SendFlags::SOLICITED, op.solicited && op.kind.is_send());
+        flags.set(SendFlags::SOLICITED, op.solicited && op.kind.takes_receive());
         let inline = op.inline
             && placed.len <= plan.caps.max_inline_data as usize
             && placed.chained.is_none()
-            && matches!(op.kind, Kind::Send | Kind::SendInvalidate | Kind::Write);
+            && !op.kind.is_read()
+            && op.kind != Kind::LocalInvalidate;
         flags.set(SendFlags::INLINE, inline);
-        let mut effect = Effect { side: peer, areas: vec![], data: vec![], invalidates: None, len };
+        let mut effect =
+            Effect { side: peer, areas: vec![], data: vec![], invalidates: None, imm: None, len };
+        if op.kind.wants_uwarp() {
+            let mut imm = [0; 4];
+            rng.fill(&mut imm);
+            effect.imm = Some(imm);
+        }
 
         // What goes over the wire: filled in now, or read by the operation before.
         if !op.kind.is_read() && op.kind != Kind::LocalInvalidate {
@@ -229,11 +238,16 @@ impl Layout {
                 effect.invalidates = Some(mr);
                 SendOp::Send { invalidate }
             }
-            Kind::Write => {
+            Kind::SendImmediate => SendOp::SendImmediate { imm: effect.imm.unwrap_or_default() },
+            Kind::Write | Kind::WriteImmediate => {
                 let area = placed.remote.expect("a Write has a target");
                 let stag = self.region(plan, pds, peer, area, rights(op.kind, true)).stag();
                 effect.areas = vec![area];
-                SendOp::Write { stag, to: self.arenas[peer.index()].addr(area.at) }
+                let to = self.arenas[peer.index()].addr(area.at);
+                match effect.imm {
+                    Some(imm) => SendOp::WriteImmediate { stag, to, imm },
+                    None => SendOp::Write { stag, to },
+                }
             }
             Kind::Read | Kind::ReadInvalidate => {
                 let area = placed.remote.expect("a Read has a source");
@@ -260,9 +274,11 @@ impl Layout {
         if op.kind == Kind::LocalInvalidate {
             sges.clear();
         }
-        if op.kind.is_send() {
+        if op.kind.takes_receive() {
             let recv_sges = self.sges(plan, pds, peer, &placed.recv, Access::LOCAL_WRITE);
-            effect.areas.clone_from(&placed.recv);
+            if op.kind.is_send() {
+                effect.areas.clone_from(&placed.recv);
+            }
             self.recvs[peer.index()].push(Built {
                 index,
                 op: operation,
@@ -327,7 +343,7 @@ fn place(
         None => own.pieces(len, &op.cuts, send_sge, rng),
     };
     let remote = (!op.kind.is_send()).then(|| peers.take(len, rng));
-    let recv = if op.kind.is_send() {
+    let recv = if op.kind.takes_receive() {
         peers.pieces(len + usize::from(op.slack), &op.peer_cuts, recv_sge, rng)
     } else {
         vec![]

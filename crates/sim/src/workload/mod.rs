@@ -140,6 +140,10 @@ impl Plan {
         }
         let params = plan.stream.params();
         for op in &mut plan.ops {
+            // Refused when it is posted, which has a test of its own.
+            if op.kind.wants_uwarp() && !plan.stream.uwarp {
+                op.kind = if op.kind.is_send() { Kind::Send } else { Kind::Write };
+            }
             // No read depth is an error of its own, with a test of its own.
             if op.kind.is_read() && params[op.side.index()].ord == 0 {
                 op.kind = Kind::Write;
@@ -198,8 +202,12 @@ pub enum Kind {
     Send,
     /// Send with Invalidate.
     SendInvalidate,
+    /// Send with immediate data.
+    SendImmediate,
     /// RDMA Write.
     Write,
+    /// RDMA Write with immediate data.
+    WriteImmediate,
     /// RDMA Read.
     Read,
     /// RDMA Read that invalidates its sink's key.
@@ -210,8 +218,18 @@ pub enum Kind {
 
 impl Kind {
     /// Whether it takes a receive at the peer.
+    pub fn takes_receive(self) -> bool {
+        self.is_send() || self == Self::WriteImmediate
+    }
+
+    /// Whether what it brings goes to a receive.
     pub fn is_send(self) -> bool {
-        matches!(self, Self::Send | Self::SendInvalidate)
+        matches!(self, Self::Send | Self::SendInvalidate | Self::SendImmediate)
+    }
+
+    /// Whether only another uwarp end takes it.
+    pub fn wants_uwarp(self) -> bool {
+        matches!(self, Self::SendImmediate | Self::WriteImmediate)
     }
 
     /// Whether it is an RDMA Read.
@@ -409,9 +427,12 @@ impl Program for Programs<'_> {
 /// Rights that fit the use of a piece of memory.
 fn rights(kind: Kind, remote: bool) -> Access {
     match (kind, remote) {
-        (Kind::Write, true) => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        (Kind::Write | Kind::WriteImmediate, true) => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         (Kind::Read | Kind::ReadInvalidate, true) => Access::REMOTE_READ,
-        (Kind::Send | Kind::SendInvalidate | Kind::Write, false) => Access::empty(),
+        (
+            Kind::Send | Kind::SendInvalidate | Kind::SendImmediate | Kind::Write | Kind::WriteImmediate,
+            false,
+        ) => Access::empty(),
         _ => Access::LOCAL_WRITE,
     }
 }

@@ -33,7 +33,9 @@ fn kind() -> impl Strategy<Value = Kind> {
     prop_oneof![
         4 => Just(Kind::Send),
         1 => Just(Kind::SendInvalidate),
+        2 => Just(Kind::SendImmediate),
         4 => Just(Kind::Write),
+        3 => Just(Kind::WriteImmediate),
         3 => Just(Kind::Read),
         1 => Just(Kind::ReadInvalidate),
         1 => Just(Kind::LocalInvalidate),

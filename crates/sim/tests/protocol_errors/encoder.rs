@@ -95,6 +95,10 @@ impl Untagged {
         Self::new(SEND, 0, msn, vec![0xEE; len])
     }
 
+    pub fn immediate(msn: u32, len: usize) -> Self {
+        Self::new(IMMEDIATE, 0, msn, vec![0xEE; len])
+    }
+
     pub fn ulpdu(&self) -> Vec<u8> {
         let mut out =
             vec![u8::from(self.last) << 6 | self.ddp_version, self.rdmap_version << 6 | self.opcode];

@@ -129,6 +129,10 @@ impl Row {
         Self { written: vec![(at, len)], ..self }
     }
 
+    pub fn written_at(self, places: &[(usize, usize)]) -> Self {
+        Self { written: places.to_vec(), ..self }
+    }
+
     pub fn at_once(self) -> Self {
         Self { at_once: true, ..self }
     }

@@ -44,6 +44,7 @@ pub fn all() -> Vec<Row> {
     rows.extend(read_requests());
     rows.extend(read_responses());
     rows.extend(sends());
+    rows.extend(immediates());
     rows.extend(terminates());
     rows
 }
@@ -353,13 +354,6 @@ fn rdmap() -> Vec<Row> {
         )
         .written(RECEIVES, 8),
         bad(
-            "RDMAP: Immediate Data, which is not offered",
-            (0, 2, 6),
-            Ddp,
-            "RFC 7306 section 1: unexpected where not supported",
-            |_| one(Untagged::new(IMMEDIATE, 0, 1, vec![0; 8]).ulpdu()),
-        ),
-        bad(
             "RDMAP: Atomic Request, which is not offered",
             (0, 2, 6),
             Ddp,
@@ -646,6 +640,86 @@ fn sends() -> Vec<Row> {
         )
         .before(|v| v.own.deregister())
         .recvs(&[(100, WcStatus::LocProtErr), (101, FLUSHED)]),
+    ]
+}
+
+fn immediates() -> Vec<Row> {
+    use Quotes::Ddp;
+    let received: &[(u64, WcStatus)] = &[(100, WcStatus::Success)];
+    vec![
+        good(
+            "Immediate Data: without a Write before it",
+            "RFC 7306 section 6: causes a completion",
+            nothing,
+            |_| one(Untagged::immediate(1, 8).ulpdu()),
+        )
+        .recvs(received),
+        good(
+            "Immediate Data: behind a Write, before a Send in the same numbering",
+            "RFC 7306 section 6.3: queue 0; it leaves the receive's memory alone",
+            nothing,
+            |v| {
+                let write = write(v.writable.stag(), BASE, 8).ulpdu();
+                some(&[write, Untagged::immediate(1, 8).ulpdu(), Untagged::send(2, 4).ulpdu()], 1)
+            },
+        )
+        .recvs(&[(100, WcStatus::Success), (101, WcStatus::Success)])
+        .written_at(&[(WRITABLE, 8), (RECEIVES + PIECE, 4)]),
+        bad(
+            "Immediate Data: a byte too short",
+            (0, 2, 0xFF),
+            Ddp,
+            "RFC 7306 section 6.3: exactly 8 bytes; silent which code",
+            |_| one(Untagged::immediate(1, 7).ulpdu()),
+        ),
+        bad(
+            "Immediate Data: a byte too long",
+            (1, 2, 5),
+            Ddp,
+            "RFC 7306 section 6.3, RFC 5041 section 7.1, untagged 4: its buffer has 8 bytes",
+            |_| one(Untagged::immediate(1, 9).ulpdu()),
+        ),
+        bad("Immediate Data: in two segments", (0, 2, 0xFF), Ddp, "silent; 8 bytes fit any MULPDU", |_| {
+            let half = Untagged { last: false, ..Untagged::immediate(1, 4) };
+            one(half.ulpdu())
+        }),
+        bad(
+            "Immediate Data: to the queue of Read Requests",
+            (0, 2, 6),
+            Ddp,
+            "RFC 7306 section 6.3: queue 0; silent which layer tells",
+            |_| one(Untagged { qn: 1, ..Untagged::immediate(1, 8) }.ulpdu()),
+        ),
+        bad("Immediate Data: in a tagged segment", (0, 2, 6), Ddp, "RFC 7306 section 6.3: untagged", |v| {
+            one(Tagged { opcode: IMMEDIATE, ..write(v.writable.stag(), BASE, 8) }.ulpdu())
+        }),
+        bad(
+            "Immediate Data: MSN too high",
+            (1, 2, 3),
+            Ddp,
+            "RFC 7306 section 8.2: DDP checks its fields; RFC 5041 section 7.1, untagged 5",
+            |_| one(Untagged::immediate(2, 8).ulpdu()),
+        ),
+        bad(
+            "Immediate Data: no receive in time",
+            (1, 2, 2),
+            Ddp,
+            "RFC 7306 section 6.3: takes one; RFC 5041 section 7.1, untagged 2",
+            |_| {
+                let all: Vec<_> = (1..=3).map(|n| Untagged::immediate(n, 8).ulpdu()).collect();
+                some(&all, 2)
+            },
+        )
+        .params(impatient)
+        .recvs(&[(100, WcStatus::Success), (101, WcStatus::Success)]),
+        good(
+            "Send: the bit of our immediate data from a stranger",
+            "RFC 5040 section 4.1: reserved bits are not checked",
+            nothing,
+            |_| one(Untagged { rdmap_version: 1, opcode: SEND | 0x20, ..Untagged::send(1, 8) }.ulpdu()),
+        )
+        .recvs(received)
+        .written(RECEIVES, 8),
     ]
 }
 
