@@ -28,10 +28,10 @@ pub(crate) use uwarp_rnic::{error, event, mem, pd, wr};
 mod cq;
 #[path = "../../rnic/src/mr.rs"]
 mod mr;
-#[path = "../../rnic/src/srq.rs"]
-mod srq;
 #[path = "../../rnic/src/qp/queues.rs"]
 mod queues;
+#[path = "../../rnic/src/srq.rs"]
+mod srq;
 mod qp {
     pub(crate) use crate::queues::RecvQueue;
 }
