@@ -18,7 +18,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Failure, Outcome, cc, fail, pair};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 6] = [
+const GROUPS: [(&str, &[&str]); 7] = [
     (
         "errno_table",
         &[
@@ -58,6 +58,19 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "by_number",
             "private_data",
             "others",
+        ],
+    ),
+    (
+        "cm_rules",
+        &[
+            "blocking",
+            "rejecting_actively",
+            "destroying",
+            "ports",
+            "forking",
+            "threads",
+            "private_data",
+            "life",
         ],
     ),
     (

@@ -11,6 +11,7 @@ use uwarp_proto::setup::{ResponderPolicy, Revision};
 
 use crate::Id;
 use crate::event::MAX_DEPTH;
+use crate::ports::Ports;
 use crate::timeouts::Timeouts;
 
 /// What ids have in common: the device, its settings, and time limits.
@@ -21,6 +22,7 @@ pub struct Cm {
     /// Ids that a queue pair of the program's own is to come to, by key: requests that wait for an answer, and connections
     /// that wait for their queue pair.
     awaiting: Mutex<HashMap<u64, Awaiting>>,
+    ports: Arc<Ports>,
 }
 
 /// See [`Cm::adopter`] and [`Cm::expects`].
@@ -47,6 +49,7 @@ impl Cm {
             timeouts,
             next_key: AtomicU64::new(1),
             awaiting: Mutex::default(),
+            ports: Arc::default(),
         })
     }
 
@@ -74,6 +77,11 @@ impl Cm {
 
     pub(crate) fn no_longer_awaits(&self, key: u64) {
         self.awaiting.lock().remove(&key);
+    }
+
+    /// The ports that ids have.
+    pub(crate) fn ports(&self) -> &Arc<Ports> {
+        &self.ports
     }
 
     /// A key for an id.

@@ -21,6 +21,7 @@ use crate::active::{Active, Target};
 use crate::cm::{Cm, Options, revision};
 use crate::event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
 use crate::listener::{Listener, Pending};
+use crate::ports::Claim;
 use crate::state::{State, Step};
 use crate::{CmError, EventChannel, socket};
 
@@ -44,6 +45,8 @@ struct Inner {
     peer: Option<SocketAddr>,
     /// Bound by the program, and not yet connecting or listening.
     bound: Option<OwnedFd>,
+    /// Its port, where the program has bound it: until it is destroyed.
+    claim: Option<Claim>,
     active: Option<Arc<Active>>,
     listener: Option<Arc<Listener>>,
     pending: Option<Pending>,
@@ -92,6 +95,7 @@ impl Id {
                 local: None,
                 peer: None,
                 bound: None,
+                claim: None,
                 active: None,
                 listener: None,
                 pending: None,
@@ -173,16 +177,21 @@ impl Id {
     /// host's TCP ports, because that is where connections arrive.
     pub fn bind(&self, address: SocketAddr) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        Self::bind_locked(&mut inner, address)
+        self.bind_locked(&mut inner, address)
     }
 
-    fn bind_locked(inner: &mut MutexGuard<'_, Inner>, address: SocketAddr) -> Result<(), CmError> {
+    fn bind_locked(&self, inner: &mut MutexGuard<'_, Inner>, address: SocketAddr) -> Result<(), CmError> {
         let state = inner.after(Step::Bind)?;
         check_scope(address)?;
         let fd = socket::tcp(address, &inner.options)?;
-        let bound = socket::bind(&fd, address, &inner.options).inspect_err(|errno| explain(*errno, address));
-        inner.local = Some(bound?);
+        let (ports, reuse) = (self.cm.ports(), inner.options.reuseaddr);
+        let bound = ports.check(self.key, address, reuse).and_then(|()| {
+            socket::bind(&fd, address, &inner.options).inspect_err(|errno| explain(*errno, address))
+        })?;
+        inner.local = Some(bound);
         inner.bound = Some(fd);
+        inner.claim = None;
+        inner.claim = Some(ports.claim(self.key, bound, reuse));
         inner.state = state;
         Ok(())
     }
@@ -200,7 +209,7 @@ impl Id {
             && let Some(source) = source
             && (source.port() != 0 || !source.ip().is_unspecified())
         {
-            Self::bind_locked(&mut inner, source)?;
+            self.bind_locked(&mut inner, source)?;
         }
         if inner.local.is_some_and(|local| local.is_ipv4() != peer.is_ipv4()) {
             return Err(CmError::Invalid("local and remote address are of different families"));
@@ -240,10 +249,13 @@ impl Id {
         let mut inner = self.inner.lock();
         inner.after(Step::Listen)?;
         if inner.state == State::Idle {
-            Self::bind_locked(&mut inner, SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))?;
+            self.bind_locked(&mut inner, SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))?;
+        }
+        let local = inner.local;
+        if let Some(local) = local {
+            self.cm.ports().check(self.key, local, false)?;
         }
         let fd = inner.bound.take().ok_or(CmError::Invalid("not bound"))?;
-        let local = inner.local;
         inner.state = State::Listening;
         drop(inner);
         let started = Listener::start(&self.cm, self, fd, Listener::backlog(backlog));
@@ -251,6 +263,9 @@ impl Id {
         match started {
             Ok(listener) if inner.state == State::Listening => {
                 inner.listener = Some(listener);
+                if let Some(claim) = &inner.claim {
+                    claim.alone();
+                }
                 Ok(())
             }
             Ok(listener) => {
@@ -262,7 +277,7 @@ impl Id {
                 // Back to where it was, on a new socket, because the old one is gone with the attempt.
                 inner.state = State::Idle;
                 if let Some(local) = local {
-                    let _ = Self::bind_locked(&mut inner, local);
+                    let _ = self.bind_locked(&mut inner, local);
                 }
                 Err(errno.into())
             }
@@ -501,6 +516,7 @@ impl Id {
         let timer = inner.ready_timer.take();
         let qp = inner.qp.take();
         inner.bound = None;
+        let claim = inner.claim.take();
         let parked = inner.parked.is_some();
         let awaited = parked || pending.is_some();
         let channel = Arc::clone(&inner.channel);
@@ -512,6 +528,8 @@ impl Id {
         if let Some(listener) = listener {
             listener.cancel();
         }
+        // The port is free when its socket is.
+        drop(claim);
         if let Some(pending) = pending {
             answer_no(pending, &[]);
         }

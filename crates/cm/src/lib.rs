@@ -36,6 +36,7 @@ pub mod error;
 pub mod event;
 pub mod id;
 pub mod listener;
+mod ports;
 pub mod socket;
 pub mod state;
 pub mod timeouts;

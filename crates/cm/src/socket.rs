@@ -45,7 +45,7 @@ pub fn set_tos(fd: &OwnedFd, local: SocketAddr, tos: u8) -> Result<(), Errno> {
 /// Connections of an earlier run in TIME_WAIT are in the way of a plain bind, and `SO_REUSEADDR` would let two programs
 /// that do not listen yet share a port. So it is tried without first; with `SO_REUSEADDR` a bind succeeds only
 /// beside sockets that have it too: those that came from a listener, which gets it in [`listen`] (and those of
-/// programs that share ports on purpose; a program that does not may then get in beside them until one listens).
+/// other processes that share ports on purpose, until one of them listens; this one's are in [`crate::ports`]).
 pub fn bind(fd: &OwnedFd, address: SocketAddr, options: &Options) -> Result<SocketAddr, Errno> {
     if let Some(only) = options.afonly.filter(|_| address.is_ipv6()) {
         set_ipv6_v6only(fd, only)?;

@@ -285,8 +285,11 @@ fn shared_ports_are_shared_by_those_who_say_so() {
     let at = first.local_address().unwrap();
     let second = share();
     second.bind(at).unwrap();
+    assert!(Id::new(&cm, &server).bind(at).is_err(), "one that does not say so is no part of it");
+    assert!(first.listen(0).is_err(), "none listens while the other is bound");
+    second.destroy();
     first.listen(0).unwrap();
-    assert!(second.listen(0).is_err(), "only one of them listens");
+    assert!(share().bind(at).is_err(), "a listener shares no more");
 }
 
 #[test]

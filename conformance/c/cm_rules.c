@@ -1,0 +1,541 @@
+/* What the man pages of rdma_cm say happens between ids, channels, threads and processes.
+ *
+ *	cm_rules [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
+#include <pthread.h>
+
+#include <rdma/rdma_verbs.h>
+
+#include "common.h"
+
+static struct rdma_cm_id *new_id(struct rdma_event_channel *ch)
+{
+	struct rdma_cm_id *id;
+
+	MUST(rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0);
+	return id;
+}
+
+static int bind_to(struct rdma_cm_id *id, const char *host, uint16_t port)
+{
+	struct sockaddr_storage ss = sockaddr_of(host, port);
+
+	return rdma_bind_addr(id, (struct sockaddr *)&ss);
+}
+
+static const char *wildcard(void)
+{
+	return strchr(address, ':') ? "::" : "0.0.0.0";
+}
+
+/* A message from one end to the other. */
+static bool message(struct side *from, struct side *to)
+{
+	static char out[] = "what goes on", in[64];
+	struct ibv_mr *a = ibv_reg_mr(from->pd, out, sizeof out, 0);
+	struct ibv_mr *b = ibv_reg_mr(to->pd, in, sizeof in, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge sge = sge_of(b, 0, sizeof in);
+	struct ibv_wc wc;
+	bool good;
+
+	MUST(a && b);
+	memset(in, 0, sizeof in);
+	good = post_recv(to, &sge, 1, 1) == 0;
+	sge = sge_of(a, 0, sizeof out);
+	good = good && post(from, IBV_WR_SEND, IBV_SEND_SIGNALED, &sge, 1, 0, 0, 2) == 0;
+	good = good && poll_within(from->scq, &wc, LIMIT_MS) && wc.status == IBV_WC_SUCCESS;
+	good = good && poll_within(to->rcq, &wc, LIMIT_MS) && wc.status == IBV_WC_SUCCESS && wc.byte_len == sizeof out;
+	good = good && memcmp(in, out, sizeof out) == 0;
+	MUST(ibv_dereg_mr(a) == 0 && ibv_dereg_mr(b) == 0);
+	return good;
+}
+
+/* rdma_migrate_id(3): without a channel calls block; with one again they answer by event. */
+static void blocking(void)
+{
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7,
+					 .rnr_retry_count = 7 };
+	struct rdma_event_channel *ch;
+	struct sockaddr_storage ss;
+	struct pair p = { 0 };
+
+	listen_somewhere(&p);
+	ss = sockaddr_of(address, ntohs(rdma_get_src_port(p.listener)));
+	MUST(ch = p.c.ch = rdma_create_event_channel());
+	p.c.id = new_id(ch);
+	check(rdma_migrate_id(p.c.id, NULL) == 0, "migrate_id without a channel", "%m");
+	check(p.c.id->channel && p.c.id->channel != ch, "the id gets a channel of its own", "%p", (void *)p.c.id->channel);
+	errno = 0;
+	check_failed(rdma_migrate_id(p.c.id, NULL) == -1, EINVAL, "and does not get another");
+	check(rdma_resolve_addr(p.c.id, NULL, (struct sockaddr *)&ss, 2000) == 0 && p.c.id->verbs, "resolve_addr blocks", "%m");
+	check(p.c.id->event && p.c.id->event->event == RDMA_CM_EVENT_ADDR_RESOLVED, "and its event is in the id", "%p",
+	      (void *)p.c.id->event);
+	check(rdma_resolve_route(p.c.id, 2000) == 0 && p.c.id->event &&
+	      p.c.id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED, "so does resolve_route", "%m");
+	check(rdma_migrate_id(p.c.id, ch) == 0 && p.c.id->channel == ch && !p.c.id->event, "migrate_id to a channel again",
+	      "%m, event %p", (void *)p.c.id->event);
+	check(!readable(ch->fd, 0), "no event of before comes there", "one does");
+	side_resources(&p.c, &(struct options){ 0 });
+	check(rdma_connect(p.c.id, &param) == 0, "connect returns at once", "%m");
+	p.s.id = must_event(p.s.ch, RDMA_CM_EVENT_CONNECT_REQUEST).id;
+	/* The answering end blocks: in this thread, so accept may wait only for what needs no more of us. */
+	side_resources(&p.s, &(struct options){ 0 });
+	check(rdma_migrate_id(p.s.id, NULL) == 0, "migrate_id of an arrived request", "%m");
+	check(rdma_accept(p.s.id, &param) == 0 && p.s.id->event && p.s.id->event->event == RDMA_CM_EVENT_ESTABLISHED,
+	      "accept blocks until the connection stands", "%m");
+	must_event(ch, RDMA_CM_EVENT_ESTABLISHED);
+	check(message(&p.c, &p.s) && message(&p.s, &p.c), "messages go both ways", "they do not");
+	MUST(rdma_migrate_id(p.s.id, p.s.ch) == 0);
+	check(rdma_disconnect(p.c.id) == 0, "disconnect", "%m");
+	must_event(ch, RDMA_CM_EVENT_DISCONNECTED);
+	must_event(p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	pair_close(&p);
+}
+
+/* rdma_reject(3) is for the listening side. */
+static void rejecting_actively(void)
+{
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+	struct pair p = { 0 };
+
+	listen_somewhere(&p);
+	errno = 0;
+	check_failed(rdma_reject(p.listener, NULL, 0) == -1, EINVAL, "reject of a listener");
+	resolve(&p);
+	side_resources(&p.c, &(struct options){ 0 });
+	MUST(rdma_connect(p.c.id, &param) == 0);
+	errno = 0;
+	check_failed(rdma_reject(p.c.id, NULL, 0) == -1, EINVAL, "reject of an own attempt");
+	p.s.id = must_event(p.s.ch, RDMA_CM_EVENT_CONNECT_REQUEST).id;
+	side_resources(&p.s, &(struct options){ 0 });
+	check(rdma_accept(p.s.id, &param) == 0, "the attempt goes on", "%m");
+	must_event(p.c.ch, RDMA_CM_EVENT_ESTABLISHED);
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	errno = 0;
+	check_failed(rdma_reject(p.c.id, NULL, 0) == -1, EINVAL, "reject of a connection, by the end that asked");
+	errno = 0;
+	check_failed(rdma_reject(p.s.id, NULL, 0) == -1, EINVAL, "and by the end that was asked");
+	check(message(&p.c, &p.s), "which goes on", "it does not");
+	pair_close(&p);
+}
+
+static volatile int stage;
+static struct rdma_event_channel *watched;
+
+/* Takes one event, keeps it for a while, and acknowledges it. */
+static void *keep_event(void *unused)
+{
+	struct rdma_cm_event *event;
+
+	(void)unused;
+	stage = 1;
+	MUST(rdma_get_cm_event(watched, &event) == 0);
+	stage = 2;
+	usleep(QUIET_MS * 1000);
+	stage = 3;
+	MUST(rdma_ack_cm_event(event) == 0);
+	return NULL;
+}
+
+/* rdma_destroy_id(3): events have to be acknowledged first, whoever took them. */
+static void destroying(void)
+{
+	struct sockaddr_storage ss;
+	struct pair p = { 0 };
+	pthread_t thread;
+
+	listen_somewhere(&p);
+	ss = sockaddr_of(address, ntohs(rdma_get_src_port(p.listener)));
+	MUST(watched = p.c.ch = rdma_create_event_channel());
+	p.c.id = new_id(p.c.ch);
+	MUST(pthread_create(&thread, NULL, keep_event, NULL) == 0);
+	while (stage < 1)
+		usleep(1000);
+	usleep(QUIET_MS * 500);
+	/* The thread sleeps in rdma_get_cm_event now. */
+	MUST(rdma_resolve_addr(p.c.id, NULL, (struct sockaddr *)&ss, 2000) == 0);
+	while (stage < 2)
+		usleep(1000);
+	check(rdma_destroy_id(p.c.id) == 0, "destroy_id while another thread has an event of it", "%m");
+	check(stage == 3, "returns when that one has acknowledged it", "before");
+	MUST(pthread_join(thread, NULL) == 0);
+	/* Nobody has taken this one: it goes with its id. */
+	p.c.id = new_id(p.c.ch);
+	MUST(rdma_resolve_addr(p.c.id, NULL, (struct sockaddr *)&ss, 2000) == 0);
+	check(rdma_destroy_id(p.c.id) == 0 && !readable(p.c.ch->fd, 0), "an event that nobody took goes with its id", "it stays");
+	MUST(rdma_destroy_id(p.listener) == 0);
+	rdma_destroy_event_channel(p.c.ch);
+	rdma_destroy_event_channel(p.s.ch);
+}
+
+/* The errno of a bind, or of the listen behind it; 0 if both work. */
+static int tries(const char *host, uint16_t port, bool listens)
+{
+	struct rdma_event_channel *ch;
+	struct rdma_cm_id *id;
+	int error = 0;
+
+	MUST(ch = rdma_create_event_channel());
+	id = new_id(ch);
+	if (bind_to(id, host, port) || (listens && rdma_listen(id, 1)))
+		error = errno;
+	MUST(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(ch);
+	return error;
+}
+
+static int in_another_process(const char *host, uint16_t port, bool listens)
+{
+	char self[4096], number[8];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+	int status;
+	pid_t pid;
+
+	MUST(n > 0);
+	self[n] = 0;
+	snprintf(number, sizeof number, "%u", port);
+	MUST((pid = fork()) >= 0);
+	if (pid == 0) {
+		/* A forked child has no verbs: it has to be a program of its own. */
+		execl(self, self, "tries", host, number, listens ? "listen" : "bind", (char *)NULL);
+		_exit(255);
+	}
+	MUST(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+/* One port: who else may have it. */
+static void ports(void)
+{
+	struct rdma_event_channel *ch;
+	struct rdma_cm_id *id, *other;
+	uint16_t port;
+	int yes = 1;
+
+	MUST(ch = rdma_create_event_channel());
+	/* Port 0 is a port at once. */
+	id = new_id(ch);
+	other = new_id(ch);
+	MUST(bind_to(id, address, 0) == 0 && bind_to(other, address, 0) == 0);
+	port = ntohs(rdma_get_src_port(id));
+	check(port && rdma_get_src_port(other) && rdma_get_src_port(other) != rdma_get_src_port(id),
+	      "two ids bound to port 0 have two ports", "%u and %u", port, ntohs(rdma_get_src_port(other)));
+	check_errno(tries(address, port, false), EADDRINUSE, "a bound port is nobody else's");
+	check_errno(in_another_process(address, port, false), EADDRINUSE, "in another process neither");
+	check_errno(tries(wildcard(), port, false), EADDRINUSE, "nor the wildcard's");
+	MUST(rdma_listen(id, 1) == 0);
+	check(ntohs(rdma_get_src_port(id)) == port, "listen keeps the port", "%u", ntohs(rdma_get_src_port(id)));
+	check_errno(tries(address, port, true), EADDRINUSE, "a listener's port is nobody else's");
+	check_errno(in_another_process(address, port, true), EADDRINUSE, "in another process neither");
+	check_errno(in_another_process(wildcard(), port, true), EADDRINUSE, "nor the wildcard's");
+	MUST(rdma_destroy_id(id) == 0);
+	check_errno(in_another_process(address, port, true), 0, "until it is destroyed");
+	MUST(rdma_destroy_id(other) == 0);
+
+	/* The other way round: the wildcard was there first. */
+	id = new_id(ch);
+	MUST(bind_to(id, wildcard(), 0) == 0 && rdma_listen(id, 1) == 0);
+	port = ntohs(rdma_get_src_port(id));
+	check_errno(tries(address, port, true), EADDRINUSE, "beside a wildcard's listener there is none for an address");
+	check_errno(in_another_process(address, port, true), EADDRINUSE, "in another process neither");
+	MUST(rdma_destroy_id(id) == 0);
+
+	/* Both reuse: both are bound, and one listens. */
+	id = new_id(ch);
+	other = new_id(ch);
+	MUST(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes, sizeof yes) == 0 &&
+	     rdma_set_option(other, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes, sizeof yes) == 0);
+	MUST(bind_to(id, address, 0) == 0);
+	port = ntohs(rdma_get_src_port(id));
+	check(bind_to(other, wildcard(), port) == 0, "ids that reuse may share a port, wildcard and address", "%m");
+	check_errno(tries(address, port, false), EADDRINUSE, "one that does not may not bind beside them");
+	errno = 0;
+	check_failed(rdma_listen(id, 1) == -1, EADDRINUSE, "none of them listens while the other is bound");
+	MUST(rdma_destroy_id(other) == 0);
+	check(rdma_listen(id, 1) == 0, "and does when it is alone", "%m");
+	MUST(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(ch);
+}
+
+/* A child shares nothing with the device: its calls fail, and what it does leaves the parent's connection alone. */
+static void forking(void)
+{
+	struct pair p;
+	int status;
+	pid_t pid;
+
+	pair_open(&p);
+	check(message(&p.c, &p.s), "a message before the fork", "-");
+	MUST((pid = fork()) >= 0);
+	if (pid == 0) {
+		struct rdma_event_channel *ch;
+		struct rdma_cm_id *id;
+		struct ibv_wc wc;
+		int wrong = 0;
+
+		wrong |= post(&p.c, IBV_WR_SEND, 0, NULL, 0, 0, 0, 1) == 0;
+		wrong |= (ibv_poll_cq(p.c.scq, 1, &wc) > 0) << 1;
+		wrong |= (rdma_disconnect(p.c.id) == 0) << 2;
+		ch = rdma_create_event_channel();
+		wrong |= (ch && rdma_create_id(ch, &id, NULL, RDMA_PS_TCP) == 0 && bind_to(id, address, 0) == 0) << 3;
+		/* Runs the exit handlers, as programs do. */
+		exit(wrong);
+	}
+	MUST(waitpid(pid, &status, 0) == pid);
+	check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child's verbs fail", "status %x (bits: post, poll, disconnect, bind)",
+	      status);
+	check(message(&p.c, &p.s) && message(&p.s, &p.c), "the parent's connection goes on", "it does not");
+	MUST((pid = fork()) >= 0);
+	if (pid == 0) {
+		execl("/bin/sh", "sh", "-c", "! ls -l /proc/self/fd | grep -Eq 'socket|eventpoll|eventfd'", (char *)NULL);
+		_exit(127);
+	}
+	MUST(waitpid(pid, &status, 0) == pid);
+	check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "nothing of ours is open behind exec", "status %x", status);
+	check(message(&p.c, &p.s) && message(&p.s, &p.c), "and the connection goes on", "it does not");
+	check(!readable(p.c.ch->fd, 0) && !readable(p.s.ch->fd, 0), "without an event", "one came");
+	pair_close(&p);
+}
+
+enum { THREADS = 4, CONNECTIONS = 40 };
+static int seen[CONNECTIONS][16];
+static volatile int done;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Drives whatever connection the next event is of. */
+static void *drive(void *unused)
+{
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+	struct ibv_qp_init_attr attr = {
+		.qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+
+	(void)unused;
+	while (done < CONNECTIONS) {
+		struct rdma_cm_event *event;
+		struct rdma_cm_id *id;
+		int which;
+
+		if (!readable(watched->fd, 100) || rdma_get_cm_event(watched, &event))
+			continue;
+		id = event->id;
+		which = (int)(intptr_t)id->context;
+		pthread_mutex_lock(&lock);
+		seen[which][event->event]++;
+		pthread_mutex_unlock(&lock);
+		switch (event->event) {
+		case RDMA_CM_EVENT_ADDR_RESOLVED:
+			MUST(rdma_resolve_route(id, 2000) == 0);
+			break;
+		case RDMA_CM_EVENT_ROUTE_RESOLVED:
+			MUST(rdma_create_qp(id, NULL, &attr) == 0 && rdma_connect(id, &param) == 0);
+			break;
+		case RDMA_CM_EVENT_ESTABLISHED:
+			MUST(rdma_disconnect(id) == 0);
+			break;
+		case RDMA_CM_EVENT_DISCONNECTED:
+			__atomic_fetch_add(&done, 1, __ATOMIC_SEQ_CST);
+			break;
+		default:
+			die("%s", rdma_event_str(event->event));
+		}
+		MUST(rdma_ack_cm_event(event) == 0);
+	}
+	return NULL;
+}
+
+static void *serve(void *channel)
+{
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+	int gone = 0;
+
+	while (gone < CONNECTIONS) {
+		struct rdma_cm_event event = take_event(channel);
+		struct ibv_qp_init_attr attr = {
+			.qp_type = IBV_QPT_RC,
+			.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
+		};
+
+		if (event.event == RDMA_CM_EVENT_CONNECT_REQUEST)
+			MUST(rdma_create_qp(event.id, NULL, &attr) == 0 && rdma_accept(event.id, &param) == 0);
+		if (event.event == RDMA_CM_EVENT_DISCONNECTED) {
+			rdma_destroy_qp(event.id);
+			MUST(rdma_destroy_id(event.id) == 0);
+			gone++;
+		}
+	}
+	return NULL;
+}
+
+/* Threads that share a channel: each event comes to one of them, and none is lost. */
+static void threads(void)
+{
+	static const enum rdma_cm_event_type wanted[] = {
+		RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_ESTABLISHED,
+		RDMA_CM_EVENT_DISCONNECTED,
+	};
+	struct rdma_cm_id *ids[CONNECTIONS];
+	pthread_t thread[THREADS], server;
+	struct sockaddr_storage ss;
+	struct pair p = { 0 };
+	bool once = true;
+
+	listen_somewhere(&p);
+	ss = sockaddr_of(address, ntohs(rdma_get_src_port(p.listener)));
+	MUST(watched = rdma_create_event_channel());
+	/* As programs do that share a channel: look whether there is one, and lose the race to another thread. */
+	MUST(fcntl(watched->fd, F_SETFL, O_NONBLOCK) == 0);
+	MUST(pthread_create(&server, NULL, serve, p.s.ch) == 0);
+	for (int i = 0; i < THREADS; i++)
+		MUST(pthread_create(&thread[i], NULL, drive, NULL) == 0);
+	for (intptr_t i = 0; i < CONNECTIONS; i++) {
+		MUST(rdma_create_id(watched, &ids[i], (void *)i, RDMA_PS_TCP) == 0);
+		MUST(rdma_resolve_addr(ids[i], NULL, (struct sockaddr *)&ss, 2000) == 0);
+	}
+	for (int i = 0; i < THREADS; i++)
+		MUST(pthread_join(thread[i], NULL) == 0);
+	MUST(pthread_join(server, NULL) == 0);
+	for (int i = 0; i < CONNECTIONS; i++) {
+		for (size_t j = 0; j < sizeof wanted / sizeof *wanted; j++)
+			once = once && seen[i][wanted[j]] == 1;
+		rdma_destroy_qp(ids[i]);
+		MUST(rdma_destroy_id(ids[i]) == 0);
+	}
+	check(once, "each event of 40 connections comes to one of four threads, once", "some do not");
+	MUST(rdma_destroy_id(p.listener) == 0);
+}
+
+static unsigned char told[255];
+
+/* One connection attempt with so much private data: what arrived of it at the other end; -1 for anything else. */
+static int carried(struct pair *p, unsigned int length, bool accepted)
+{
+	struct rdma_conn_param param = { .private_data = length ? told : NULL, .private_data_len = (uint8_t)length,
+					 .retry_count = 7, .rnr_retry_count = 7 };
+	struct rdma_cm_event *event;
+	bool good;
+
+	resolve(p);
+	side_resources(&p->c, &(struct options){ 0 });
+	MUST(rdma_connect(p->c.id, &param) == 0);
+	MUST(readable(p->s.ch->fd, LIMIT_MS) && rdma_get_cm_event(p->s.ch, &event) == 0);
+	good = event->param.conn.private_data_len == length &&
+	       (length == 0 || memcmp(event->param.conn.private_data, told, length) == 0);
+	p->s.id = event->id;
+	MUST(rdma_ack_cm_event(event) == 0);
+	if (accepted) {
+		side_resources(&p->s, &(struct options){ 0 });
+		MUST(rdma_accept(p->s.id, &param) == 0);
+		must_event(p->s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	} else {
+		MUST(rdma_reject(p->s.id, param.private_data, (uint8_t)length) == 0);
+	}
+	MUST(readable(p->c.ch->fd, LIMIT_MS) && rdma_get_cm_event(p->c.ch, &event) == 0);
+	good = good && event->event == (accepted ? RDMA_CM_EVENT_ESTABLISHED : RDMA_CM_EVENT_REJECTED) &&
+	       event->param.conn.private_data_len == length &&
+	       (length == 0 || memcmp(event->param.conn.private_data, told, length) == 0);
+	MUST(rdma_ack_cm_event(event) == 0);
+	side_close(&p->c);
+	if (accepted)
+		must_event(p->s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	side_close(&p->s);
+	rdma_destroy_event_channel(p->c.ch);
+	p->s = (struct side){ .ch = p->s.ch };
+	p->c = (struct side){ 0 };
+	return good;
+}
+
+/* iWARP carries what it was given and no more: no padding, up to the 255 that the interface can say. */
+static void private_data(void)
+{
+	static const unsigned int lengths[] = { 0, 1, 56, 57, 148, 196, 254, 255 };
+	struct pair p = { 0 };
+
+	for (unsigned int i = 0; i < sizeof told; i++)
+		told[i] = (unsigned char)(i * 11 + 3);
+	listen_somewhere(&p);
+	for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+		char name[64];
+
+		snprintf(name, sizeof name, "%u bytes of private data, accepted", lengths[i]);
+		check(carried(&p, lengths[i], true), name, "changed on the way");
+		snprintf(name, sizeof name, "%u bytes of private data, rejected", lengths[i]);
+		check(carried(&p, lengths[i], false), name, "changed on the way");
+	}
+	MUST(rdma_destroy_id(p.listener) == 0);
+}
+
+/* Appends the events that are there, as names. */
+static void note(struct rdma_event_channel *ch, char *into, size_t room, struct rdma_cm_id **id, int wait)
+{
+	struct rdma_cm_event *event;
+
+	while (readable(ch->fd, wait)) {
+		MUST(rdma_get_cm_event(ch, &event) == 0);
+		strncat(into, rdma_event_str(event->event) + strlen("RDMA_CM_EVENT_"), room - strlen(into) - 1);
+		strncat(into, event->status ? "! " : " ", room - strlen(into) - 1);
+		if (id && event->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+			*id = event->id;
+		MUST(rdma_ack_cm_event(event) == 0);
+		wait = 0;
+	}
+}
+
+/* A connection's whole life, as rdma_cm(7) tells it; hung up by the client, by the server, by both. */
+static void life(void)
+{
+	static const char *const ends[] = { "hung up by the client", "by the server", "by both" };
+
+	for (int who = 0; who < 3; who++) {
+		struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+		char client[256] = "", server[256] = "", name[128];
+		struct sockaddr_storage ss;
+		struct pair p = { 0 };
+
+		listen_somewhere(&p);
+		ss = sockaddr_of(address, ntohs(rdma_get_src_port(p.listener)));
+		MUST(p.c.ch = rdma_create_event_channel());
+		p.c.id = new_id(p.c.ch);
+		MUST(rdma_resolve_addr(p.c.id, NULL, (struct sockaddr *)&ss, 2000) == 0);
+		note(p.c.ch, client, sizeof client, NULL, LIMIT_MS);
+		MUST(rdma_resolve_route(p.c.id, 2000) == 0);
+		note(p.c.ch, client, sizeof client, NULL, LIMIT_MS);
+		side_resources(&p.c, &(struct options){ 0 });
+		MUST(rdma_connect(p.c.id, &param) == 0);
+		note(p.s.ch, server, sizeof server, &p.s.id, LIMIT_MS);
+		MUST(p.s.id);
+		side_resources(&p.s, &(struct options){ 0 });
+		MUST(rdma_accept(p.s.id, &param) == 0);
+		note(p.c.ch, client, sizeof client, NULL, LIMIT_MS);
+		note(p.s.ch, server, sizeof server, NULL, LIMIT_MS);
+		MUST(message(&p.c, &p.s) && message(&p.s, &p.c));
+		if (who != 1)
+			MUST(rdma_disconnect(p.c.id) == 0);
+		if (who != 0)
+			MUST(rdma_disconnect(p.s.id) == 0);
+		note(p.c.ch, client, sizeof client, NULL, LIMIT_MS);
+		note(p.s.ch, server, sizeof server, NULL, LIMIT_MS);
+		/* rdma_disconnect(3): both ends should call it; the second call changes nothing. */
+		MUST(rdma_disconnect(p.c.id) == 0 && rdma_disconnect(p.s.id) == 0);
+		note(p.c.ch, client, sizeof client, NULL, QUIET_MS);
+		note(p.s.ch, server, sizeof server, NULL, QUIET_MS);
+		printf("#   client: %s\n#   server: %s\n", client, server);
+		snprintf(name, sizeof name, "the client's events, %s", ends[who]);
+		check(strcmp(client, "ADDR_RESOLVED ROUTE_RESOLVED ESTABLISHED DISCONNECTED ") == 0, name, "%s", client);
+		snprintf(name, sizeof name, "the server's events, %s", ends[who]);
+		check(strcmp(server, "CONNECT_REQUEST ESTABLISHED DISCONNECTED ") == 0, name, "%s", server);
+		pair_close(&p);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static const struct group groups[] = {
+		{ "blocking", blocking }, { "rejecting_actively", rejecting_actively }, { "destroying", destroying },
+		{ "ports", ports }, { "forking", forking }, { "threads", threads }, { "private_data", private_data },
+		{ "life", life },
+	};
+
+	if (argc == 5 && strcmp(argv[1], "tries") == 0)
+		return tries(argv[2], (uint16_t)atoi(argv[3]), strcmp(argv[4], "listen") == 0);
+	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);
+}
