@@ -1,6 +1,6 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
 //! the man pages say they give (`errno_table`, `errno_cm`), registered memory that is unmapped (`unmapped`),
-//! limits that are reached (`limits`),
+//! limits that are reached (`limits`), what the man pages say of events, threads and processes (`cm_rules`),
 //! data integrity between two processes (`verify`, `random`), and connections that come and go in many threads without
 //! anything growing (`soak`).
 //! Each prints one line per statement; a line that begins with FAIL fails the case.
