@@ -128,7 +128,29 @@ static void waiting(void)
 	leave();
 }
 
-/* The same through the extended interfaces. */
+/* Toward a peer that is not known to be uwarp, neither is posted, and the connection goes on. */
+static void strangers(void)
+{
+	struct ibv_qp_ex *qp;
+
+	MUST(setenv("UWARP_PEER", "off", 1) == 0);
+	enter_with((struct options){ .send_ops = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM });
+	check_errno(post_imm(IBV_WR_RDMA_WRITE_WITH_IMM, 0, 8, IMM), EOPNOTSUPP, "RDMA_WRITE_WITH_IMM to a stranger");
+	check_errno(post_imm(IBV_WR_SEND_WITH_IMM, 0, 8, IMM), EOPNOTSUPP, "SEND_WITH_IMM to a stranger");
+	MUST(qp = ibv_qp_to_qp_ex(p.c.qp));
+	ibv_wr_start(qp);
+	qp->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send_imm(qp, htonl(IMM));
+	ibv_wr_set_sge(qp, from_mr->lkey, (uint64_t)(uintptr_t)from, 8);
+	check_errno(ibv_wr_complete(qp), EOPNOTSUPP, "wr_send_imm to a stranger");
+	receive(1, 0, 8);
+	check_errno(post_imm(IBV_WR_SEND, 0, 8, 0), 0, "a Send afterwards");
+	want_wc(p.s.rcq, IBV_WC_SUCCESS, "arrives");
+	want_wc(p.c.scq, IBV_WC_SUCCESS, "and completes");
+	leave();
+}
+
+/* Both through the extended interfaces. */
 static void extended(void)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
@@ -173,7 +195,7 @@ int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "writing", writing }, { "sending", sending }, { "soliciting", soliciting }, { "waiting", waiting },
-		{ "extended", extended },
+		{ "strangers", strangers }, { "extended", extended },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -89,7 +89,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ),
     ("unmapped", &["gone", "handler", "action"]),
     ("limits", &["descriptors", "overflow", "receives"]),
-    ("immediate", &["writing", "sending", "soliciting", "waiting", "extended"]),
+    ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended"]),
 ];
 
 /// How `verify` is run: address and environment.

@@ -185,6 +185,13 @@ fn cases() -> Vec<Case> {
             Custom(|w, p| w.dtest("dtestsrq", "", "DAPL RC SRQ Test Complete.", p)),
         ),
         case(
+            "dtestx",
+            "as RoCE, without atomics",
+            "PASSED at both ends",
+            &[Loopback4, Veth1500V4],
+            Custom(|w, p| w.dtestx(p)),
+        ),
+        case(
             "dapltest",
             "transactions, performance, quit",
             "exit status 0, no complaint",

@@ -14,7 +14,7 @@ use uwarp_conformance::pair;
 use uwarp_conformance::process::Cmd;
 use uwarp_conformance::topology::Topology::{self, Veth1500V4, Veth1500V6, Veth9000V4};
 use uwarp_conformance::topology::{Network, free_port};
-use uwarp_conformance::{Failure, Outcome, fail, require};
+use uwarp_conformance::{Context, Failure, Outcome, fail, require};
 
 /// A program at both ends, and how many RDMAP segments of each kind its traffic has at least.
 struct Case {
@@ -30,11 +30,13 @@ enum Program {
     Rping(u32, usize),
     /// Tool, arguments, size and iterations.
     Perftest(&'static str, &'static str, u64, u64),
+    /// RDMA Writes with immediate data.
+    Dtestx,
 }
-use Program::{Perftest, Rping};
+use Program::{Dtestx, Perftest, Rping};
 
 /// rping: four Sends, a Read and a Write for each round. Messages larger than an FPDU have several segments.
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     Case { name: "rping, 64 B", at: Veth1500V4, program: Rping(10, 64), least: PING },
     Case { name: "rping, 64 B, IPv6", at: Veth1500V6, program: Rping(10, 64), least: PING },
     Case {
@@ -73,6 +75,8 @@ const CASES: [Case; 8] = [
         program: Perftest("ib_send_bw", "-n 100 -s 8191 -b", 8191, 100),
         least: &[("Send", 200)],
     },
+    // tshark 4.0 does not know Immediate Data by name ("Unknown"); it checks MPA and DDP around it all the same.
+    Case { name: "dtestx", at: Veth1500V4, program: Dtestx, least: &[("Write", 2), ("Send", 2)] },
 ];
 
 const PING: &[(&str, usize)] = &[("Send", 40), ("Read Request", 10), ("Read Response", 10), ("Write", 10)];
@@ -98,7 +102,9 @@ fn main() -> ExitCode {
 fn run(dist: &Outcome<Dist>, net: &Network, case: &Case) -> Outcome {
     let lib = dist.as_ref().map_err(Failure::clone)?.lib();
     let place = net.place(case.at)?;
-    let (port, address) = (free_port(), place.address);
+    // dtestx has one port.
+    let port = if matches!(case.program, Dtestx) { 15828 } else { free_port() };
+    let address = place.address;
     let file =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.pcapng", case.name.replace([' ', ','], "-")));
     let over =
@@ -112,11 +118,23 @@ fn run(dist: &Outcome<Dist>, net: &Network, case: &Case) -> Outcome {
             let line = format!("{tool} -R -F -p {port} {arguments}");
             (line.clone(), format!("{line} {address}"))
         }
+        Dtestx => ("dtestx -P uwarp -s".to_owned(), format!("dtestx -P uwarp -h {address}")),
     };
     // The client's end of the pair sees the frames of both.
     let capture = Capture::start(place.client, Veth::INTERFACE, address, &file)?;
-    let ends = pair::run(&over(server, place.server), &over(client, place.client), port)?;
+    let dapl = |cmd: Cmd, device: &str| -> Outcome<Cmd> {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dat-{device}.conf"));
+        let row = format!("uwarp u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 \"{device} 0\" \"\"\n");
+        std::fs::write(&file, row).context(file.display())?;
+        Ok(cmd.env("DAT_OVERRIDE", file).env("UWARP_VIEW", "roce"))
+    };
+    let (mut server, mut client) = (over(server, place.server), over(client, place.client));
+    if matches!(case.program, Dtestx) {
+        (server, client) = (dapl(server, address)?, dapl(client, Veth::CLIENT4)?);
+    }
+    let ends = pair::run(&server, &client, port)?;
     match case.program {
+        Dtestx => check::has(&ends.client, "RDMA_WRITE_WITH_IMMEDIATE_DATA test - PASSED")?,
         Rping(count, size) => check::rping(&ends.client, "ping data: ", count, size)?,
         Perftest(.., size, count) => check::perftest(&ends.client, &Expected::one(size, count))?,
     }

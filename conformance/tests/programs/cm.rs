@@ -150,6 +150,21 @@ impl World {
         Ok(())
     }
 
+    /// `dtestx`: RDMA Write with immediate data. It asks only devices that call themselves InfiniBand or RoCE for it.
+    pub fn dtestx(&self, place: Place<'_>) -> Outcome {
+        let at = Dapl::new()?;
+        let line = "dtestx -P uwarp -s";
+        let server = self.over_dapl(line, place.address, &at, place.server)?.env("UWARP_VIEW", "roce");
+        let line = format!("dtestx -P uwarp -h {}", place.address);
+        let client = self.over_dapl(&line, client_address(place), &at, place.client)?;
+        let ends = pair::run(&server, &client.env("UWARP_VIEW", "roce"), 15828)?;
+        for out in [&ends.server, &ends.client] {
+            check::has(out, "RDMA_WRITE_WITH_IMMEDIATE_DATA test - PASSED")?;
+            check::has(out, "IB extension test - immed/atomic test PASSED")?;
+        }
+        Ok(())
+    }
+
     /// One `dapltest` server, and clients of these kinds of test one after the other.
     pub fn dapltest(&self, tests: &[&str], place: Place<'_>) -> Outcome {
         let at = Dapl::new()?;
