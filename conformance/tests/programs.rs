@@ -329,6 +329,11 @@ const PERFTEST_LIMIT: Duration = Duration::from_secs(60);
 
 type Results = BTreeMap<(usize, Topology), bool>;
 
+/// What was tried by hand, as building it takes crates from a registry, and cmake.
+const RUST: &str = "Examples of Rust crates, tried by hand on loopback: `client` and `server` of rdma-mummy-sys 0.2.6 run (rdma_cm only). \
+    `cmtime` of sideway 0.4.3 uses rdma_cm, but asks for queue pairs that send immediate data, which there are not yet. \
+    Not tried, as they connect without a connection manager: `rc_pingpong` and `rc_pingpong_split` of sideway, `loopback` of ibverbs 0.9.2.";
+
 /// The page of results. No times and no versions, so that it changes only when a result does.
 fn page(cases: &[Case], results: &Results) -> String {
     let mut heads = vec!["program", "how", "checked"];
@@ -349,7 +354,7 @@ fn page(cases: &[Case], results: &Results) -> String {
         "# Unmodified programs over uwarp\n\n\
          Written by `cargo test -p uwarp-conformance --test programs`; do not edit. {passed} of {} runs pass.\n\n\
          The programs are Debian 12's (rdma-core 44, perftest 4.5). An empty cell was not tried. `lo` is loopback; `veth` \
-         is two network namespaces with that MTU between them. Debian 12's perftest can only be told IPv4 addresses.\n\n{}",
+         is two network namespaces with that MTU between them. Debian 12's perftest can only be told IPv4 addresses.\n\n{RUST}\n\n{}",
         results.len(),
         table.markdown()
     )
