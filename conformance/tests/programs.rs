@@ -330,8 +330,8 @@ const PERFTEST_LIMIT: Duration = Duration::from_secs(60);
 type Results = BTreeMap<(usize, Topology), bool>;
 
 /// What was tried by hand, as building it takes crates from a registry, and cmake.
-const RUST: &str = "Examples of Rust crates, tried by hand on loopback: `client` and `server` of rdma-mummy-sys 0.2.6 run (rdma_cm only). \
-    `cmtime` of sideway 0.4.3 uses rdma_cm, but asks for queue pairs that send immediate data, which there are not yet. \
+const RUST: &str = "Examples of Rust crates, tried by hand on loopback: `client` and `server` of rdma-mummy-sys 0.2.6 and \
+    `cmtime` of sideway 0.4.3 run (rdma_cm only). \
     Not tried, as they connect without a connection manager: `rc_pingpong` and `rc_pingpong_split` of sideway, `loopback` of ibverbs 0.9.2.";
 
 /// The page of results. No times and no versions, so that it changes only when a result does.
