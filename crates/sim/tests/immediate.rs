@@ -4,7 +4,7 @@
 #[allow(dead_code, reason = "shared with other tests")]
 mod duo;
 
-use uwarp_rnic::qp::StreamParams;
+use uwarp_rnic::qp::{Rtr, StreamParams};
 use uwarp_rnic::{SendFlags, SendOp, SendWr, VerbsError, Wc, WcFlags, WcOpcode, WcStatus};
 use uwarp_sim::Side::{A, B};
 use uwarp_wire::rdmap::{Control, Opcode};
@@ -117,6 +117,18 @@ fn strangers_are_sent_none() {
     duo.recv(B, 1, 0, 8);
     duo.world.settle();
     assert_eq!(duo.sends(A), [(2, WcStatus::Success)]);
+}
+
+/// Queued while the peer was taken for a uwarp end, which its first frame shows it is not (docs/adr/002).
+#[test]
+fn a_stranger_that_was_taken_for_uwarp_is_sent_none() {
+    let [a, b] = duo::with_rtr(Rtr::SendWrite);
+    let mut duo = Duo::new([StreamParams { peer_is_uwarp: false, ..a }, b]);
+    let sge = duo.sge(B, 0, 8);
+    duo.queue(B, 1, SendOp::SendImmediate { imm: IMM }, sge);
+    duo.world.settle();
+    assert_eq!(duo.sends(B), [(1, WcStatus::LocQpOpErr)]);
+    assert!(!duo.sent(B).iter().any(|line| line.starts_with("Send")));
 }
 
 /// What was written is there at once; the completion waits for a receive, and with acknowledgements so does the writer's.

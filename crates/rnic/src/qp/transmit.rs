@@ -384,12 +384,12 @@ impl QpCore {
         if slot.flags.contains(SendFlags::FENCE) && !stream.reads.is_empty() {
             return false;
         }
-        if slot.op.wants_uwarp() && !stream.params.peer_is_uwarp {
-            // It was posted while the peer was taken for a uwarp end.
-            self.hold(number, WcStatus::LocQpOpErr);
-            return true;
-        }
         let segmenter = match slot.op {
+            // It was posted while the peer was taken for a uwarp end.
+            SendOp::SendImmediate { .. } | SendOp::WriteImmediate { .. } if !stream.params.peer_is_uwarp => {
+                self.hold(number, WcStatus::LocQpOpErr);
+                return true;
+            }
             SendOp::Send { invalidate } => {
                 stream.tx.send_msn = stream.tx.send_msn.wrapping_add(1);
                 let solicited = slot.flags.contains(SendFlags::SOLICITED);
