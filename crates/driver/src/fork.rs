@@ -127,8 +127,11 @@ pub(crate) fn ask_for_short_slices() {
 
 /// Whether every signal handler of the program asks for interrupted calls to be restarted. Tells a blocking call that was
 /// interrupted whether the program expects to hear of it, as a blocking `read` would.
+///
+/// Signals that are a thread's own faults interrupt no wait, and crash reporters (and our own guard) do not ask for anything.
 pub(crate) fn interruptions_restart() -> bool {
-    (1..=libc::SIGRTMAX()).all(|signal| {
+    const FAULTS: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
+    (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
         // SAFETY: only queries; `action` is written by the call before it is read.
         unsafe {
             let mut action = std::mem::zeroed::<libc::sigaction>();

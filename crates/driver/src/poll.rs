@@ -148,6 +148,9 @@ impl Nic {
             }
             if direct {
                 blinkers.looked(served > 0);
+            } else if time {
+                // All were looked at anyway, each time.
+                blinkers.polls = 0;
             }
         }
     }

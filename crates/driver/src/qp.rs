@@ -41,6 +41,8 @@ const GIVEN_INLINE: u32 = 64;
 const TURN: usize = 512 * 1024;
 /// Size of a thread's receive buffer.
 const STAGE: usize = 128 * 1024;
+/// How often one call sends and receives again past a Send that waits, before others have their turn.
+const LOOKS: usize = 4;
 /// Pieces handed to one sending call.
 const PIECES: usize = 64;
 /// How long what was posted may take to go out after a disconnect.
@@ -440,11 +442,17 @@ impl Qp {
     }
 
     fn send(&self, inner: &mut Inner) {
-        let stalled = inner.core.stalled();
-        self.transmit(inner);
-        // A Read has begun, and its Response is to be received past the Send that waits.
-        if stalled && !inner.core.stalled() && self.receive(inner) {
+        for _ in 0..LOOKS {
+            let stalled = inner.core.stalled();
             self.transmit(inner);
+            if !stalled || inner.core.stalled() {
+                return;
+            }
+            // What was sent waits for the peer, whose answer is to be received past the Send that waits here.
+            self.receive(inner);
+        }
+        if let Some(conn) = &inner.conn {
+            self.nic.engine().rearm(conn.token);
         }
     }
 
@@ -589,6 +597,10 @@ impl Qp {
                     };
                     head.copy_from_slice(&conn.left_over);
                     let room = tail.len();
+                    if room == 0 {
+                        // Nothing received would look like the end.
+                        return true;
+                    }
                     let received = tcp::recv(conn.fd.as_fd(), tail);
                     (received.map(|bytes| Scattered { bytes, short: bytes < room }), 0)
                 }
@@ -625,6 +637,12 @@ impl Qp {
             if n == 0 {
                 if let RxPlan::Direct { place, .. } = &plan {
                     core.direct_received(place, 0);
+                }
+                if core.awaits_receive() && !core.stalled() && left == 0 && direct == 0 {
+                    // The program has as long for them as for a Send that waits in the socket.
+                    self.hung_up.store(true, Ordering::Release);
+                    core.stall();
+                    return true;
                 }
                 end_of_input(core, conn, left > 0 || direct > 0);
                 return true;

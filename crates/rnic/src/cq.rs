@@ -252,7 +252,7 @@ impl Cq {
             return 0;
         }
         // Not atomic as a whole: two pollers may lose a count, which costs one more empty poll.
-        let n = self.empty_polls.load(Ordering::Relaxed).saturating_add(1);
+        let n = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.empty_polls.store(n, Ordering::Relaxed);
         n
     }

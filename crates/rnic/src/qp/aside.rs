@@ -1,5 +1,5 @@
-//! Sends and Immediate Data set aside: what came before its receive was posted, kept so that Responses to our own RDMA Reads behind it can be taken
-//! (docs/adr/004-sends-without-a-receive.md).
+//! Sends and Immediate Data set aside: what came before its receive was posted, kept so that what our own work requests wait for can be
+//! taken from behind it, Responses to RDMA Reads and acknowledgements (docs/adr/004-sends-without-a-receive.md).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use uwarp_proto::rx::Segment;
 use uwarp_wire::rdmap::Opcode;
 
-use super::QpCore;
 use super::receive::Struck;
+use super::{QpCore, Stream};
 
 /// Bytes that one queue pair may set aside, and all of a process together: a peer decides what it sends.
 const MOST_OF_ONE: usize = 4 << 20;
@@ -34,6 +34,8 @@ struct Waiting {
     ulpdu: Box<[u8]>,
     /// Bytes of the Write right before it.
     written: u32,
+    /// Messages that came behind it, before the next that was set aside, and are placed.
+    behind: u64,
 }
 
 impl Aside {
@@ -56,8 +58,14 @@ impl Aside {
         // Two at once may both find the last room: the limit is there to bound, not to be met.
         OF_ALL.fetch_add(ulpdu.len() + EACH, Ordering::Relaxed);
         self.bytes += ulpdu.len() + EACH;
-        self.segments.push_back(Waiting { segment, ulpdu: ulpdu.into(), written });
+        self.segments.push_back(Waiting { segment, ulpdu: ulpdu.into(), written, behind: 0 });
         true
+    }
+
+    /// A message behind the last that was set aside is placed; the peer's messages are counted in order. Says whether there is one.
+    pub fn placed_behind(&mut self) -> bool {
+        let last = self.segments.back_mut();
+        last.map(|last| last.behind += 1).is_some()
     }
 
     fn pop(&mut self) -> Option<Waiting> {
@@ -86,19 +94,33 @@ impl Drop for Aside {
     }
 }
 
+impl Stream {
+    /// Whether work requests of ours wait for what the peer still has to send.
+    fn awaits_peer(&self) -> bool {
+        !self.reads.is_empty() || self.tx.messages() > self.completes_to()
+    }
+
+    /// A work request of ours now waits for the peer: what it waits for may have to come past a Send that waits here.
+    pub(super) fn look_past_waiting(&mut self) {
+        if self.stalled && self.awaits_peer() && self.aside.has_room(self.mulpdu) {
+            self.stalled = false;
+        }
+    }
+}
+
 impl QpCore {
     /// Whether a Send waits for a receive to be posted.
     pub fn awaits_receive(&self) -> bool {
         self.stream.as_ref().is_some_and(|s| s.stalled || !s.aside.is_empty())
     }
 
-    /// Sets aside a segment of a Send for which there is no receive, or a Read Request behind one; false when the stream has to wait with it: nothing behind it
-    /// is waited for, or too much is set aside already.
+    /// Sets aside a segment of a Send for which there is no receive, or a Read Request behind one; false when the stream has to
+    /// wait with it: nothing behind it is waited for, or too much is set aside already.
     pub(super) fn set_aside(&mut self, segment: &Segment, ulpdu: &[u8]) -> bool {
         let Some(stream) = &mut self.stream else { return false };
         let first = stream.aside.is_empty();
         let written = stream.written_before();
-        if stream.reads.is_empty() || !stream.aside.push(*segment, ulpdu, written) {
+        if !stream.awaits_peer() || !stream.aside.push(*segment, ulpdu, written) {
             return false;
         }
         if first {
@@ -121,20 +143,31 @@ impl QpCore {
             }
             let Some(next) = self.stream.as_mut().and_then(|s| s.aside.pop()) else { break };
             self.place_checked(&next.segment, &next.ulpdu, next.written);
+            if let Some(stream) = &mut self.stream {
+                stream.placed += next.behind;
+            }
         }
-        if let Some(stream) = self.stream.as_mut().filter(|s| s.aside.is_empty()) {
-            stream.placed += std::mem::take(&mut stream.placed_behind);
+        if let Some(stream) = &mut self.stream
+            && let Some(first) = stream.aside.segments.front()
+        {
+            stream.waiting = Some(Struck::new(&first.segment));
         }
         self.wait_if_nothing_else_comes();
     }
 
-    /// With Sends set aside and no Read outstanding any more, nothing is to be received until there are receives.
+    /// With Sends set aside and nothing to wait for from the peer any more, nothing is to be received until there are receives.
     pub(super) fn wait_if_nothing_else_comes(&mut self) {
-        let Some(stream) = &mut self.stream else { return };
-        if let Some(first) = stream.aside.segments.front()
-            && stream.reads.is_empty()
+        if let Some(stream) = &mut self.stream
+            && !stream.aside.is_empty()
+            && !stream.awaits_peer()
         {
-            stream.waiting = Some(Struck::new(&first.segment));
+            stream.stalled = true;
+        }
+    }
+
+    /// Nothing more comes from the peer: Sends that were set aside are all that is left to wait with.
+    pub fn stall(&mut self) {
+        if let Some(stream) = &mut self.stream {
             stream.stalled = true;
         }
     }

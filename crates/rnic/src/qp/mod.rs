@@ -294,8 +294,6 @@ struct Stream {
     /// Messages of the peer that are placed, and how many of them it was told of.
     placed: u64,
     placed_told: u64,
-    /// And Writes that are placed behind a Send that was set aside.
-    placed_behind: u64,
     /// Messages of ours that the peer has placed.
     acked: u64,
     closing: Option<Disconnect>,
@@ -559,7 +557,6 @@ impl QpCore {
             established: Established::NotYet,
             placed: 0,
             placed_told: 0,
-            placed_behind: 0,
             acked: 0,
             closing: None,
         };

@@ -359,7 +359,13 @@ impl QpCore {
             // What it reads may be what a Send before it brings: it is the program's turn only when that is delivered (RFC 5040
             // section 5.5).
             Opcode::ReadRequest if !stream.aside.is_empty() => {
-                return if self.set_aside(&segment, ulpdu) { Placed::Done } else { Placed::NoReceive };
+                if self.set_aside(&segment, ulpdu) {
+                    return Placed::Done;
+                }
+                if let Some(stream) = &mut self.stream {
+                    stream.stalled = true;
+                }
+                return Placed::NoReceive;
             }
             Opcode::ReadRequest => self.read_request(&segment, payload).map_err(Fault::Peer),
             Opcode::Terminate => {
@@ -564,10 +570,7 @@ impl QpCore {
                 stream.write_continues =
                     (!segment.last()).then(|| (h.stag, h.to.wrapping_add(segment.payload_len as u64)));
                 if segment.last() {
-                    // The peer's messages are counted in order.
-                    let count =
-                        if stream.aside.is_empty() { &mut stream.placed } else { &mut stream.placed_behind };
-                    *count += 1;
+                    stream.placed += u64::from(!stream.aside.placed_behind());
                 }
             }
             (Opcode::ReadResponse, _) => {

@@ -311,11 +311,11 @@ impl QpCore {
             if stream.closing.is_some() || !stream.tx.open || stream.far_ahead() {
                 return;
             }
+            stream.emit_ack();
             if let Some(current) = stream.tx.current.take() {
                 self.cut(current);
                 continue;
             }
-            stream.emit_ack();
             let sq_ready = !stream.tx.held && self.attr.state == QpState::Rts && self.sq.has_unsent();
             let response = !stream.requests.is_empty();
             let progressed = if response && !(sq_ready && stream.tx.sq_turn) {
@@ -354,6 +354,8 @@ impl QpCore {
                 stream.tx.current = Some(current);
                 return;
             }
+            // Between segments too: a long message may take longer than the peer should wait.
+            stream.emit_ack();
         }
     }
 
@@ -459,10 +461,7 @@ impl QpCore {
         });
         let msn = stream.tx.read_msn;
         stream.reads.push_back(ReadSink::new(number, sink_stag, total, msn));
-        // Its Response may have to come past a Send that waits.
-        if stream.aside.has_room(stream.mulpdu) {
-            stream.stalled = false;
-        }
+        stream.look_past_waiting();
         self.sq.next += 1;
         self.mark(number, Phase::Reading);
         true
@@ -492,6 +491,7 @@ impl QpCore {
     fn slot_cut(&mut self, number: u64) {
         let Some(stream) = &mut self.stream else { return };
         stream.tx.messages += 1;
+        stream.look_past_waiting();
         // A slot that failed on the way keeps its failure.
         let Some(slot) = self.sq.slot_mut(number).filter(|s| s.phase == Phase::Posted) else { return };
         if let SendOp::WriteImmediate { imm, .. } = slot.op {

@@ -259,3 +259,52 @@ fn the_last_bytes_of_a_message_are_placed_when_its_crc_is_known() {
     assert_eq!(at(&duo, 59_999), 7);
     assert_eq!(duo.world.end(B).disconnected, []);
 }
+
+/// Acknowledgements stayed unread behind a Send that waited for a receive: the program posted it only when its own Send was complete.
+#[test]
+fn acknowledgements_come_past_sends_that_wait_for_receives() {
+    for stalled_first in [false, true] {
+        let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+        let (a, b) = (duo.sge(A, 0, 64), duo.sge(B, 0, 64));
+        duo.recv(B, 10, 0, 64);
+        if stalled_first {
+            duo.queue(B, 1, SEND, b);
+            duo.world.settle();
+            assert!(duo.world.end(A).core.stalled());
+            duo.queue(A, 2, SEND, a);
+        } else {
+            duo.queue(A, 2, SEND, a);
+            duo.queue(B, 1, SEND, b);
+        }
+        duo.world.settle();
+        assert_eq!(duo.sends(A), [(2, WcStatus::Success)]);
+        assert!(duo.world.end(A).core.stalled());
+        duo.recv(A, 20, 0, 64);
+        duo.world.settle();
+        assert_eq!((duo.recvs(A).len(), duo.sends(B).len()), (1, 1));
+    }
+}
+
+/// A Write between two Sends that were set aside was acknowledged only when both had their receives.
+#[test]
+fn writes_between_sends_that_wait_are_acknowledged_in_their_turn() {
+    let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+    let sge = duo.sge(B, 0, 64);
+    let write = duo.write_op(B, 4096);
+    // A waits for a Response that does not come: its Read Request is held back.
+    let (read, sink) = (duo.read_op(A, 0), duo.sge(A, 8192, 64));
+    let request = duo.request_bytes(A, read, sink);
+    duo.queue(B, 1, SEND, sge);
+    duo.queue(B, 2, write, sge);
+    duo.queue(B, 3, SEND, sge);
+    duo.world.settle();
+    assert_eq!(duo.sends(B), []);
+    duo.recv(A, 20, 0, 64);
+    duo.world.settle();
+    assert_eq!(duo.sends(B), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    duo.recv(A, 21, 0, 64);
+    duo.world.inject(B, &request);
+    duo.world.settle();
+    assert_eq!(duo.sends(B), [(3, WcStatus::Success)]);
+    assert_eq!(duo.sends(A), [(99, WcStatus::Success)]);
+}
