@@ -151,9 +151,7 @@ impl Active {
             Err(NoAttempt::Local(errno) | NoAttempt::Peer(errno)) => errno,
         };
         let (kind, errno) = event_for_tcp(failed);
-        if let Some(id) = self.id.upgrade() {
-            id.connected(Connected::Failed(kind, errno));
-        }
+        self.tell(Connected::Failed(kind, errno));
     }
 
     fn attempt(&self, config: InitiatorConfig, bound: Option<OwnedFd>) -> Result<(), NoAttempt> {
@@ -200,6 +198,10 @@ impl Active {
 
     fn finish(&self, running: Running, how: Connected) {
         drop(running);
+        self.tell(how);
+    }
+
+    fn tell(&self, how: Connected) {
         if let Some(id) = self.id.upgrade() {
             id.connected(how);
         }
@@ -234,19 +236,22 @@ impl Source for Active {
         self.cm.engine().deregister(running.token);
         drop(guard);
         match end {
-            End::Tcp(Errno::CONNREFUSED) if self.again_later(running.config) => {}
             End::Tcp(errno) => {
+                let config = running.config;
+                // Before the next attempt, which may begin at once: it may need the same local port.
+                drop(running);
+                if errno == Errno::CONNREFUSED && self.again_later(config) {
+                    return;
+                }
                 let (kind, errno) = event_for_tcp(errno);
-                self.finish(running, Connected::Failed(kind, errno));
+                self.tell(Connected::Failed(kind, errno));
             }
             End::Setup(error) => self.fall_back(running, error),
             End::Outcome(Outcome::Rejected(rejection)) => {
                 self.finish(running, Connected::Rejected(rejection.private_data));
             }
             End::Outcome(Outcome::Accepted(negotiated)) => {
-                if let Some(id) = self.id.upgrade() {
-                    id.connected(Connected::Accepted(running.fd, negotiated));
-                }
+                self.tell(Connected::Accepted(running.fd, negotiated));
             }
         }
     }

@@ -257,21 +257,14 @@ impl Id {
         }
         let fd = inner.bound.take().ok_or(CmError::Invalid("not bound"))?;
         inner.state = State::Listening;
-        drop(inner);
-        let started = Listener::start(&self.cm, self, fd, Listener::backlog(backlog));
-        let mut inner = self.inner.lock();
-        match started {
-            Ok(listener) if inner.state == State::Listening => {
+        // The lock is held meanwhile: a request that comes at once, and is taken at once, has to find the listener.
+        match Listener::start(&self.cm, self, fd, Listener::backlog(backlog)) {
+            Ok(listener) => {
                 inner.listener = Some(listener);
                 if let Some(claim) = &inner.claim {
                     claim.alone();
                 }
                 Ok(())
-            }
-            Ok(listener) => {
-                drop(inner);
-                listener.cancel();
-                Err(CmError::Invalid("destroyed meanwhile"))
             }
             Err(errno) => {
                 // Back to where it was, on a new socket, because the old one is gone with the attempt.
@@ -331,11 +324,12 @@ impl Id {
         match Active::start(&self.cm, self, target, config, bound) {
             Ok(active) => {
                 let mut inner = self.inner.lock();
-                if inner.state == State::Destroyed {
+                if inner.state == State::Connecting {
+                    inner.active = Some(active);
+                } else {
+                    // It has ended already, or was given up by another thread.
                     drop(inner);
                     active.cancel();
-                } else {
-                    inner.active = Some(active);
                 }
                 Ok(())
             }
@@ -365,6 +359,7 @@ impl Id {
         let param = param.unwrap_or(ConnParam { rnr_retry_count: 7, retry_count: 7, ..inner.requested });
         let depths = self.depths(param, Some(inner.requested))?;
         let Some(mut pending) = inner.pending.take() else { return Err(CmError::Invalid("no request")) };
+        self.cm.no_longer_awaits(self.key);
         let peer = peer_data(qp, param);
         let negotiated = pending.responder.accept(AcceptParams { depths, peer }, private_data).map_err(
             |error| match error {
@@ -389,7 +384,6 @@ impl Id {
         inner.has_connected = true;
         inner.outcome = (agreed(&negotiated, inner.requested), Vec::new());
         drop(inner);
-        self.cm.no_longer_awaits(self.key);
         // Without an indication to wait for, the program may go on; the stream itself holds back until the peer's
         // first FPDU (RFC 5044 section 7.1.2 rule 4).
         let ready = negotiated.rtr == Rtr::None;
@@ -517,8 +511,6 @@ impl Id {
         let qp = inner.qp.take();
         inner.bound = None;
         let claim = inner.claim.take();
-        let parked = inner.parked.is_some();
-        let awaited = parked || pending.is_some();
         let channel = Arc::clone(&inner.channel);
         drop(inner);
 
@@ -533,9 +525,7 @@ impl Id {
         if let Some(pending) = pending {
             answer_no(pending, &[]);
         }
-        if awaited {
-            self.unpark();
-        }
+        self.unpark();
         if let Some(timer) = timer {
             self.cm.engine().deregister(timer);
         }

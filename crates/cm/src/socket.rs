@@ -118,15 +118,6 @@ pub fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
     }
 }
 
-/// Whether the peer has closed, or the connection is broken. Reads nothing.
-pub fn hung_up(fd: &OwnedFd) -> bool {
-    match net::recv(fd, &mut [0; 1], net::RecvFlags::PEEK) {
-        Ok((_, received)) => received == 0,
-        Err(Errno::AGAIN | Errno::INTR) => false,
-        Err(_) => true,
-    }
-}
-
 /// Says that no more comes, so that the peer reads what was sent and then an end of file.
 pub fn finish(fd: &OwnedFd) {
     let _ = net::shutdown(fd, net::Shutdown::Write);

@@ -391,9 +391,64 @@ fn an_accept_that_comes_too_late_fails_the_queue_pair() {
     drop(stranger);
     let queue_pair = qp();
     queue_pair.modify(&QpModify { state: Some(QpState::Init), ..QpModify::default() }).unwrap();
+    assert!(cm.expects(None), "the request waits");
     assert!(passive.accept(&queue_pair, None, b"").is_err());
     assert_eq!(queue_pair.query().state, QpState::Err);
+    assert!(!cm.expects(None), "a request that is gone waits for no queue pair");
     passive.destroy();
+}
+
+/// Its slot in the backlog was never free again.
+#[test]
+fn a_request_that_is_taken_before_listen_returns_counts_as_taken() {
+    let cm = cm(Timeouts::default());
+    for _ in 0..40 {
+        let server = channel();
+        let listener = Id::new(&cm, &server);
+        listener.bind(local(0)).unwrap();
+        let at = listener.local_address().unwrap();
+        let taker = std::thread::spawn(move || {
+            for _ in 0..2 {
+                let request = expect(&server, EventKind::ConnectRequest);
+                let passive = Arc::clone(&request.id);
+                request.acknowledge();
+                passive.destroy();
+            }
+        });
+        let eager = std::thread::spawn(move || {
+            let connected = std::iter::repeat_with(|| TcpStream::connect(at)).flatten().next();
+            let all = [connected.unwrap(), TcpStream::connect(at).unwrap()];
+            all.map(|mut stranger| {
+                stranger.write_all(&KEY_REQ).unwrap();
+                stranger.write_all(&[0, 1, 0, 0]).unwrap();
+                stranger
+            })
+        });
+        listener.listen(1).unwrap();
+        taker.join().unwrap();
+        drop(eager.join().unwrap());
+        listener.destroy();
+    }
+}
+
+#[test]
+fn an_end_behind_bytes_is_seen_before_the_queue_pair_comes() {
+    let cm = cm(Timeouts::default());
+    let client = channel();
+    let old = TcpListener::bind(local(0)).unwrap();
+    let active = resolved(&cm, &client, old.local_addr().unwrap());
+    let queue_pair = qp();
+    active.connect_by_number(&queue_pair, ConnParam::DEFAULT, b"").unwrap();
+    let (mut stream, _) = old.accept().unwrap();
+    stream.read_exact(&mut [0; 24]).unwrap();
+    stream.write_all(&KEY_REP).unwrap();
+    stream.write_all(&[FLAG_S, 2, 0, 4, 0, 1, 0, 1]).unwrap();
+    let response = expect(&client, EventKind::ConnectResponse);
+    response.acknowledge();
+    stream.write_all(&[0; 20]).unwrap();
+    drop(stream);
+    expect(&client, EventKind::Disconnected).acknowledge();
+    active.destroy();
 }
 
 #[test]

@@ -6,11 +6,12 @@
 //! accepts, as over InfiniBand; [`crate::Cm::expects`] tells that a request for it is there. Linux' rdma_cm over iWARP knows
 //! only the half of this: it takes the number and moves the queue pair itself.
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use uwarp_driver::{Qp, Token};
+use uwarp_llp::tcp;
 use uwarp_proto::setup::Negotiated;
 
 use super::stream::{agreed, cut};
@@ -102,7 +103,7 @@ impl Id {
     /// Whether the peer has hung up before the queue pair came.
     pub(super) fn look_at_parked(&self) {
         let inner = self.inner.lock();
-        let gone = inner.parked.as_ref().is_some_and(|parked| socket::hung_up(&parked.fd));
+        let gone = inner.parked.as_ref().is_some_and(|parked| tcp::hung_up(parked.fd.as_fd()));
         drop(inner);
         if gone {
             self.unpark();
