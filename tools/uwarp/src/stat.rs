@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::linux::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -22,6 +24,8 @@ use crate::complain;
 const NAME: &str = "uwarp-stat-";
 /// How long a process may take to answer: one that is stopped never does.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Said of one that takes longer.
+const SILENT: &str = "does not answer; it may be stopped";
 
 pub fn run(args: &StatArgs) -> ExitCode {
     let mut before = Seen::default();
@@ -171,9 +175,10 @@ fn look(wanted: &[u32]) -> io::Result<Vec<Process>> {
     let mut processes: Vec<_> = names()?
         .into_iter()
         .filter(|(pid, _)| wanted.is_empty() || wanted.contains(pid))
-        .filter_map(|(_, name)| ask(&name))
+        .filter_map(|(pid, name)| ask(pid, &name))
         .collect();
-    processes.sort_by_key(|process| process.pid);
+    // A process may have several names, of which another user has taken some.
+    processes.sort_by_key(|process| (process.pid, process.answer.is_err()));
     processes.dedup_by_key(|process| process.pid);
     Ok(processes)
 }
@@ -197,23 +202,43 @@ fn names() -> io::Result<Vec<(u32, String)>> {
     Ok(names)
 }
 
-/// `None`: it is not there any more, or another user's.
-fn ask(name: &str) -> Option<Process> {
-    let socket = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).ok()?).ok()?;
+/// `None`: it is not there any more, or another user's. `pid`: as it calls itself.
+fn ask(pid: u32, name: &str) -> Option<Process> {
+    let socket = match connect(name) {
+        Ok(socket) => socket,
+        Err(Errno::AGAIN) => {
+            // As many as may wait for it do, and nobody knows whose it is but by its name.
+            let owner = fs::metadata(format!("/proc/{pid}")).ok()?.st_uid();
+            let ours = owner == rustix::process::getuid().as_raw();
+            return ours.then_some(Process { pid, command: command(pid)?, answer: Err(SILENT.to_owned()) });
+        }
+        Err(_) => return None,
+    };
     let credentials = rustix::net::sockopt::socket_peercred(&socket).ok()?;
     if credentials.uid != rustix::process::getuid() {
         return None;
     }
     let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()?;
-    let command = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned();
+    let command = command(pid)?;
     socket.set_read_timeout(Some(PATIENCE)).ok()?;
     let answer = read(socket).map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            "does not answer; it may be stopped".to_owned()
-        }
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => SILENT.to_owned(),
         _ => format!("does not answer: {error}"),
     });
     Some(Process { pid, command, answer })
+}
+
+fn command(pid: u32) -> Option<String> {
+    Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
+}
+
+/// Connects without waiting. `AGAIN`: too many others wait, for as long as nobody takes them.
+fn connect(name: &str) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    rustix::io::ioctl_fionbio(&fd, false)?;
+    Ok(UnixStream::from(fd))
 }
 
 fn read(socket: UnixStream) -> io::Result<Answer> {
@@ -432,6 +457,21 @@ fn scaled(mut value: f64, units: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_with_a_full_queue_keeps_nobody_waiting() {
+        let pid = std::process::id();
+        let name = format!("{NAME}{}-{pid}-full", rustix::process::getuid().as_raw());
+        let fd =
+            net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        net::listen(&fd, 1).unwrap();
+        let waiting: Vec<_> = std::iter::from_fn(|| connect(&name).ok()).take(100).collect();
+        assert!(waiting.len() < 100);
+        let found = look(&[pid]).unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].answer.as_ref().err().map(String::as_str), Some(SILENT));
+    }
 
     #[test]
     fn numbers_keep_three_digits() {
