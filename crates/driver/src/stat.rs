@@ -34,6 +34,10 @@ const MOST_READERS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Queue pairs told of before others have their turn.
 const TURN: usize = 64;
+/// Connections taken before others have their turn: any user of this host may connect as fast as they are taken.
+const ACCEPTS: usize = 16;
+/// Until it is tried again where there was no descriptor or no memory.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// The first line.
 #[derive(Serialize)]
@@ -121,6 +125,7 @@ struct Listener {
     nic: Weak<Nic>,
     fd: OwnedFd,
     since: Instant,
+    token: Mutex<Option<Token>>,
     readers: Mutex<usize>,
 }
 
@@ -144,9 +149,12 @@ impl Listener {
             nic: Arc::downgrade(nic),
             fd,
             since: Instant::now(),
+            token: Mutex::default(),
             readers: Mutex::default(),
         });
-        nic.engine().register(listener.fd.as_raw_fd(), listener.clone())?;
+        // Held over the registration: the engine may call at once.
+        let mut token = listener.token.lock();
+        *token = Some(nic.engine().register(listener.fd.as_raw_fd(), listener.clone())?);
         Ok(())
     }
 
@@ -176,12 +184,21 @@ impl Listener {
 
 impl Source for Listener {
     fn ready(&self, _: Readiness) {
-        let Some(nic) = self.nic.upgrade() else { return };
-        // Ends with AGAIN; what else may happen to a connection is not ours to know.
-        while !matches!(self.accept(&nic), Err(errno) if errno != Errno::INTR) {}
+        let (Some(nic), Some(token)) = (self.nic.upgrade(), *self.token.lock()) else { return };
+        for _ in 0..ACCEPTS {
+            match self.accept(&nic) {
+                Ok(()) | Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
+                // The system will not say again that connections wait.
+                Err(_) => return nic.engine().set_timer(token, Some(Instant::now() + AGAIN)),
+            }
+        }
+        nic.engine().rearm(token);
     }
 
-    fn timeout(&self) {}
+    fn timeout(&self) {
+        self.ready(Readiness::default());
+    }
 }
 
 /// One answer on its way.
