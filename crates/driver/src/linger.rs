@@ -17,9 +17,11 @@ use crate::engine::{Engine, Readiness, Source, Token};
 
 /// How long it may take all in all.
 const LIMIT: Duration = Duration::from_secs(2);
-/// A peer that takes nothing for so long at the end of it is not waited for any longer, and is told so by a reset. It does not
-/// read, because a message waits for a receive that its program may never post; the end of the stream lies behind what it
-/// does not read, so its program would not hear of the end while this system goes on offering the bytes, for minutes.
+/// A peer that answers and takes nothing for so long at the end of it is not waited for any longer, and is told so by a reset.
+/// It does not read, because a message waits for a receive that its program may never post; the end of the stream lies
+/// behind what it does not read, so its program would not hear of the end while this system goes on offering the bytes, for
+/// minutes. One that does not answer is another matter: the network may be out for a moment, and this system goes on
+/// sending after the close.
 const STALLED: Duration = Duration::from_millis(500);
 /// So much earlier than the limit, because a process that exits waits no longer than that.
 const BEFORE_EXIT: Duration = Duration::from_millis(250);
@@ -111,7 +113,7 @@ impl State {
             }
             Some(_) if now < look => return false,
             Some(before) => {
-                if before > 0 && tcp::unacknowledged(&self.fd) == before {
+                if tcp::unacknowledged(&self.fd) == before && reads_nothing(&self.fd) {
                     tcp::reset_on_close(self.fd.as_fd());
                     return true;
                 }
@@ -157,6 +159,11 @@ impl State {
         }
         !self.eof
     }
+}
+
+/// Whether the peer answers, but takes no more.
+fn reads_nothing(fd: &OwnedFd) -> bool {
+    tcp::answers(fd.as_fd()).is_some_and(|answers| answers.held && !answers.doubtful)
 }
 
 impl Source for Linger {

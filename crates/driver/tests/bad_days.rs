@@ -436,3 +436,76 @@ fn nothing_waits_for_ever_for_a_descriptor_that_rings_while_others_poll() {
     });
     nic.engine().deregister(token);
 }
+
+/// Ends a stream while its last message is under way to a peer that has not read it.
+fn end_with_bytes_under_way(end: &End, length: u32) {
+    end.send(SendOp::Write { stag: 1, to: 0 }, &[end.sge(0, length)]);
+    end.qp.disconnect();
+}
+
+#[test]
+fn a_peer_that_never_reads_hears_of_the_end_by_a_reset() {
+    let (end, peer) = with_raw_peer(plain(), 1 << 20);
+    end_with_bytes_under_way(&end, 1 << 20);
+    let start = Instant::now();
+    while !uwarp_llp::tcp::broken(std::os::fd::AsFd::as_fd(&peer)) {
+        assert!(start.elapsed() < Duration::from_secs(20), "still waiting");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_network_that_is_out_at_the_end_costs_no_bytes() {
+    // The last half second without an acknowledgement was taken for a peer that does not read.
+    let _nic = Nic::open().unwrap();
+    let lo = |state: &str| {
+        let ip = std::process::Command::new("ip").args(["link", "set", "lo", state]).status();
+        assert!(ip.unwrap().success());
+    };
+    let apart = std::thread::spawn(move || {
+        // SAFETY: concerns the sockets that this thread makes from now on.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            return eprintln!("skipped: no network namespaces for this user");
+        }
+        lo("up");
+        let (end, peer) = with_raw_peer(plain(), 20_000);
+        lo("down");
+        end_with_bytes_under_way(&end, 20_000);
+        // Until this end has nothing to do with it any more.
+        std::thread::sleep(Duration::from_millis(2500));
+        lo("up");
+        peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut all = Vec::new();
+        (&peer).read_to_end(&mut all).unwrap();
+        assert!(all.len() > 20_000, "{}", all.len());
+    });
+    apart.join().unwrap();
+}
+
+#[test]
+fn every_look_at_the_process_is_answered() {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixStream};
+    let _end = End::new(64);
+    let name = format!("uwarp-stat-{}-{}-0", rustix::process::getuid().as_raw(), std::process::id());
+    let at = SocketAddr::from_abstract_name(name).unwrap();
+    let lookers: Vec<_> = (0..3)
+        .map(|_| {
+            let at = at.clone();
+            std::thread::spawn(move || {
+                let mut answers = 0;
+                for _ in 0..200 {
+                    let mut socket = UnixStream::connect_addr(&at).unwrap();
+                    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                    let mut text = String::new();
+                    socket.read_to_string(&mut text).unwrap();
+                    answers += usize::from(text.starts_with("{\"pid\""));
+                }
+                answers
+            })
+        })
+        .collect();
+    for looker in lookers {
+        assert_eq!(looker.join().unwrap(), 200);
+    }
+}

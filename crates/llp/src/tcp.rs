@@ -158,6 +158,8 @@ pub fn reset_on_close(fd: BorrowedFd<'_>) {
 pub struct Answers {
     /// Nothing waits for an answer.
     pub all: bool,
+    /// All that was sent is answered, and more waits to be sent: the peer takes no more for now.
+    pub held: bool,
     /// What was sent has been repeated, and repeated probes of a closed window are without answer: it may be gone.
     pub doubtful: bool,
     /// How long ago the last answer of any kind came; to the millisecond.
@@ -181,8 +183,10 @@ pub fn answers(fd: BorrowedFd<'_>) -> Option<Answers> {
             &raw mut len,
         )
     };
+    let waiting = unacknowledged(fd);
     (rc == 0).then(|| Answers {
-        all: unacknowledged(fd) == 0,
+        all: waiting == 0,
+        held: waiting > 0 && info.tcpi_unacked == 0,
         doubtful: info.tcpi_retransmits > 0 || info.tcpi_probes >= PROBES,
         last: Duration::from_millis(info.tcpi_last_ack_recv.into()),
     })
