@@ -588,6 +588,32 @@ fn older_peers_are_asked_again_on_new_connections() {
 }
 
 #[test]
+fn an_attempt_that_is_given_up_as_it_begins_does_not_go_on() {
+    let cm = cm(Timeouts { reply: PATIENCE * 10, ..Timeouts::default() });
+    let client = channel();
+    let patient = TcpListener::bind(local(0)).unwrap();
+    patient.set_nonblocking(true).unwrap();
+    for _ in 0..300 {
+        let active = resolved(&cm, &client, patient.local_addr().unwrap());
+        let other = std::thread::spawn({
+            let active = Arc::clone(&active);
+            move || while active.disconnect().is_err() {}
+        });
+        active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+        other.join().unwrap();
+        expect(&client, EventKind::ConnectError).acknowledge();
+        while let Ok((mut stream, _)) = patient.accept() {
+            stream.set_nonblocking(false).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            // A reset would do as well.
+            let end = stream.read_to_end(&mut Vec::new());
+            assert!(!end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it goes on");
+        }
+        active.destroy();
+    }
+}
+
+#[test]
 fn a_peer_that_always_hangs_up_has_rejected() {
     let cm = cm(Timeouts::default());
     let client = channel();
