@@ -133,6 +133,8 @@ pub fn rdmap_control(victim: &mut Victim) -> Outcome {
         let segment = Untagged { rdmap: byte, ..Untagged::send(1, 8) };
         let fate = match (version, opcode) {
             (1, SEND | 5) => Fate::harmless().changed("recv:0-7").recvs("ok8,e5"),
+            // Immediate Data (RFC 7306) with no Write before it.
+            (1, 8 | 9) => Fate::harmless().recvs("ok0,e5"),
             // Send with Invalidate of STag 0: the payload is placed before the end of the message is looked at.
             (1, 4 | 6) => Fate::terminated((0, 1, 9)).changed("recv:0-7"),
             (1, _) => Fate::terminated(unexpected),
