@@ -244,13 +244,12 @@ fn cases() -> Vec<Case> {
         perf("ib_write_bw", "-q 16 -b -n 100", LO, Expected::one(65536, 1600)),
         perf("ib_read_bw", "-q 16 -e -n 100 -s 1024", LO, Expected::one(1024, 1600)),
         // A shared receive queue. On iWARP, perftest 4.5 grants credits to the queue pair for which it posted the receive and not to the
-        // one that took it, so several queue pairs may wait for ever once they need credits; as RoCE it uses none.
+        // one that took it; one that has more credits than it has sent messages never sends again. As RoCE it uses none.
         perf("ib_send_bw", "--use-srq -n 2000", LO_AND_VETH, Expected::one(65536, 2000)),
         perf("ib_send_bw", "--use-srq -a -n 20", LO, Expected::all(20)),
         perf("ib_send_bw", "--use-srq -e -n 500 -s 262144", LO, Expected::one(262_144, 500)),
         perf("ib_send_lat", "--use-srq -n 2000 -s 64", LO, Expected::one(64, 2000)),
         perf("ib_send_lat", "--use-srq -e -n 2000 -s 64", LO, Expected::one(64, 2000)),
-        perf("ib_send_bw", "--use-srq -q 4 -n 100 -s 1024", LO_AND_VETH, Expected::one(1024, 400)),
         roce("ib_send_bw", "--use-srq -q 4 -n 1000", LO_AND_VETH, Expected::one(65536, 4000)),
         roce("ib_send_bw", "--use-srq -q 4 -n 1000 -s 1024", LO, Expected::one(1024, 4000)),
         roce("ib_send_bw", "--use-srq -q 4 -b -n 500 -s 4096", LO, Expected::one(4096, 2000)),
