@@ -29,9 +29,9 @@ const AHEAD_RUNS: usize = 128;
 /// Between uwarp ends, so many messages may complete before the peer has placed them, where completion does not mean placement anyway.
 /// Programs with credits of their own (perftest with events) let work requests complete that then wait by the hundred in the socket,
 /// and wait themselves for a completion that has been: with an adapter the queue between the two is short.
-const LEAD: u64 = 64;
+const LEAD: u64 = 192;
 /// The peer is told of its placed messages in lots of this many. Less than [`LEAD`], or the last ones never complete.
-const TELL_EVERY: u64 = 32;
+const TELL_EVERY: u64 = 96;
 
 /// The message being cut, and what the untagged queues are numbered to.
 #[derive(Debug)]
