@@ -1,5 +1,7 @@
 //! Connections made and given up at every moment, by several threads at once: nothing may hang, panic or be left over.
 
+mod common;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -7,37 +9,13 @@ use std::time::Duration;
 
 use uwarp_cm::{Cm, ConnParam, EventChannel, EventKind, GetError, Id, Timeouts};
 use uwarp_driver::{Nic, Qp};
-use uwarp_rnic::qp::{QpCaps, QpInit};
-use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
+
+use common::qp;
 
 /// Longest the whole may take; reached only when something hangs.
 const PATIENCE: Duration = Duration::from_secs(100);
 const CLIENTS: u64 = 3;
 const ROUNDS: u32 = 150;
-
-struct Ignore;
-
-impl AsyncSink for Ignore {
-    fn async_event(&self, _: AsyncEvent) {}
-}
-
-fn qp(nic: &Arc<Nic>) -> Arc<Qp> {
-    let sink: Arc<dyn AsyncSink> = Arc::new(Ignore);
-    let cq = Cq::new(64, 0, None, Arc::clone(&sink));
-    let caps =
-        QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-    let init = QpInit {
-        pd: Pd::new(),
-        send_cq: Arc::clone(&cq),
-        recv_cq: cq,
-        srq: None,
-        caps,
-        sq_sig_all: false,
-        cookie: 0,
-        async_sink: sink,
-    };
-    Qp::create(nic, init).unwrap()
-}
 
 /// Xorshift: the same choices in each run.
 struct Dice(u64);
@@ -64,7 +42,7 @@ fn client(cm: &Arc<Cm>, at: SocketAddr, seed: u64) {
     non_blocking(&channel);
     for _ in 0..ROUNDS {
         let id = Id::new(cm, &channel);
-        let qp = qp(cm.nic());
+        let qp = qp();
         id.resolve_address(None, at).unwrap();
         id.resolve_route().unwrap();
         id.connect(&qp, ConnParam::DEFAULT, b"churn").unwrap();
@@ -102,7 +80,7 @@ fn client(cm: &Arc<Cm>, at: SocketAddr, seed: u64) {
     assert!(channel.is_empty());
 }
 
-fn server(cm: &Arc<Cm>, listener: &Arc<Id>, stop: &AtomicBool) {
+fn server(listener: &Arc<Id>, stop: &AtomicBool) {
     let mut dice = Dice(0x5EED);
     let channel = listener.channel();
     let mut alive: Vec<(Arc<Id>, Arc<Qp>)> = Vec::new();
@@ -124,7 +102,7 @@ fn server(cm: &Arc<Cm>, listener: &Arc<Id>, stop: &AtomicBool) {
                 }
                 1 => id.destroy(),
                 _ => {
-                    let qp = qp(cm.nic());
+                    let qp = qp();
                     if id.accept(&qp, None, b"").is_ok() {
                         alive.push((id, qp));
                     } else {
@@ -159,7 +137,7 @@ fn churn() {
     std::thread::spawn(move || {
         let cm = Cm::new(&Nic::open().unwrap(), Timeouts::default());
         // The first queue pair brings the sockets of the device's numbers.
-        let _kept = qp(cm.nic());
+        let _kept = qp();
         let before = descriptors();
         let channel = EventChannel::new(cm.nic()).unwrap();
         non_blocking(&channel);
@@ -169,7 +147,7 @@ fn churn() {
         listener.listen(16).unwrap();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| server(&cm, &listener, &stop));
+            scope.spawn(|| server(&listener, &stop));
             let clients: Vec<_> = (0..CLIENTS)
                 .map(|n| {
                     scope.spawn({

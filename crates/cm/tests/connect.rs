@@ -1,5 +1,7 @@
 //! The connection manager over real sockets and queue pairs of this process.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
@@ -9,19 +11,14 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use uwarp_cm::listener::max_half_open;
 use uwarp_cm::{Cm, CmError, ConnParam, Event, EventChannel, EventKind, GetError, Id, State, Timeouts};
-use uwarp_driver::{Nic, Qp};
-use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState};
-use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
+use uwarp_driver::Nic;
+use uwarp_rnic::qp::{QpModify, QpState};
 use uwarp_wire::mpa::{FLAG_C, FLAG_S, FLAG_UWARP_A, KEY_REP, KEY_REQ};
+
+use common::qp;
 
 /// Longest a test waits for what has to come; reached only when it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-struct Ignore;
-
-impl AsyncSink for Ignore {
-    fn async_event(&self, _: AsyncEvent) {}
-}
 
 fn cm(timeouts: Timeouts) -> Arc<Cm> {
     Cm::new(&Nic::open().unwrap(), timeouts)
@@ -30,25 +27,6 @@ fn cm(timeouts: Timeouts) -> Arc<Cm> {
 fn quick() -> Timeouts {
     let short = Duration::from_millis(150);
     Timeouts { reply: short, request: short, ready: short, ..Timeouts::default() }
-}
-
-fn qp() -> Arc<Qp> {
-    let nic = Nic::open().unwrap();
-    let sink: Arc<dyn AsyncSink> = Arc::new(Ignore);
-    let cq = Cq::new(64, 0, None, Arc::clone(&sink));
-    let caps =
-        QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
-    let init = QpInit {
-        pd: Pd::new(),
-        send_cq: Arc::clone(&cq),
-        recv_cq: cq,
-        srq: None,
-        caps,
-        sq_sig_all: true,
-        cookie: 0,
-        async_sink: sink,
-    };
-    Qp::create(&nic, init).unwrap()
 }
 
 fn channel() -> Arc<EventChannel> {

@@ -57,44 +57,14 @@ struct Line {
     state: &'static str,
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
-    peer_is_uwarp: bool,
     #[serde(flatten)]
-    counters: Counters,
-    reads_outstanding: usize,
-    reads_to_serve: usize,
-    sends_posted: usize,
-    receives_posted: usize,
-    waiting_bytes: usize,
-    stalled: bool,
+    now: Snapshot,
 }
 
 impl Line {
     fn new(qp: &Qp) -> Self {
         let (state, now, [local, peer]) = qp.look_at();
-        let Snapshot {
-            counters,
-            reads_outstanding,
-            reads_to_serve,
-            sends_posted,
-            receives_posted,
-            waiting_bytes,
-            stalled,
-            peer_is_uwarp,
-        } = now;
-        Self {
-            qpn: qp.qpn(),
-            state: name(state),
-            local,
-            peer,
-            peer_is_uwarp,
-            counters,
-            reads_outstanding,
-            reads_to_serve,
-            sends_posted,
-            receives_posted,
-            waiting_bytes,
-            stalled,
-        }
+        Self { qpn: qp.qpn(), state: name(state), local, peer, now }
     }
 }
 

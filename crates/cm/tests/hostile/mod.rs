@@ -5,6 +5,9 @@
 //! does. What must hold: each id tells its story in an order that makes sense, and to its end; private data never
 //! exceeds what rdma_cm can say; nothing hangs.
 
+#[path = "../common/mod.rs"]
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,18 +16,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use uwarp_cm::{Cm, ConnParam, Event, EventChannel, EventKind, GetError, Id, MAX_PRIVATE_DATA, Timeouts};
-use uwarp_driver::{Nic, Qp};
-use uwarp_rnic::qp::{QpCaps, QpInit, QpState};
-use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
+use uwarp_driver::Nic;
+use uwarp_rnic::qp::QpState;
+
+use common::qp;
 
 /// Only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-struct Ignore;
-
-impl AsyncSink for Ignore {
-    fn async_event(&self, _: AsyncEvent) {}
-}
 
 struct World {
     cm: Arc<Cm>,
@@ -51,24 +49,6 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     attacker.set_nonblocking(true).expect("non-blocking");
     World { cm, channel, listener, attacker }
 });
-
-fn qp() -> Arc<Qp> {
-    let sink: Arc<dyn AsyncSink> = Arc::new(Ignore);
-    let cq = Cq::new(64, 0, None, Arc::clone(&sink));
-    let caps =
-        QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-    let init = QpInit {
-        pd: Pd::new(),
-        send_cq: Arc::clone(&cq),
-        recv_cq: cq,
-        srq: None,
-        caps,
-        sq_sig_all: true,
-        cookie: 0,
-        async_sink: sink,
-    };
-    Qp::create(&Nic::open().expect("a device"), init).expect("a queue pair")
-}
 
 /// Waits until one of them is readable.
 fn wait(fds: &[BorrowedFd<'_>], limit: Duration) -> bool {

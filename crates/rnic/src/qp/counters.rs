@@ -95,9 +95,10 @@ impl AddAssign for Counters {
 }
 
 /// A queue pair at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
     /// What it has done.
+    #[serde(flatten)]
     pub counters: Counters,
     /// Reads of this end that wait for their responses.
     pub reads_outstanding: usize,
