@@ -80,6 +80,7 @@ impl Framer {
     }
 }
 
+#[inline]
 fn next_plain(check_crc: bool, input: &[u8]) -> Result<Step<'_>, TerminateError> {
     let Some((head, rest)) = input.split_first_chunk::<FPDU_HDR_LEN>() else {
         return Ok(Step::Incomplete { need: FPDU_HDR_LEN });

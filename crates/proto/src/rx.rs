@@ -72,6 +72,7 @@ impl RxState {
 
     /// Checks a segment of `ulpdu_len` bytes whose header is at the start of `ulpdu` (at least
     /// [`ddp::Untagged::LEN`] bytes of it, or all if it is shorter).
+    #[inline(always)]
     pub fn check(&self, ulpdu: &[u8], ulpdu_len: usize) -> Result<Segment, TerminateError> {
         let (header, header_len) = Header::parse(ulpdu).map_err(|e| match e {
             // No DDP code exists for a ULPDU shorter than its header: the length field was wrong.

@@ -57,6 +57,44 @@ impl Message {
             Self::Untagged { .. } | Self::SendImmediate { .. } => Untagged::LEN,
         }
     }
+
+    /// The whole message, of `len` bytes, in one segment.
+    #[inline]
+    pub fn whole(&self, len: u32) -> OutSegment {
+        self.segment(0, len, true)
+    }
+
+    #[inline]
+    fn segment(&self, offset: u32, len: u32, last: bool) -> OutSegment {
+        let header = match *self {
+            Message::Tagged { opcode, stag, to } => Header::Tagged(Tagged {
+                last,
+                stag,
+                to: to.wrapping_add(u64::from(offset)),
+                rsvdulp: Control::new(opcode).to_byte(),
+            }),
+            Message::Untagged { opcode, qn, msn, invalidate } => Header::Untagged(Untagged {
+                last,
+                rsvdulp: Control::new(opcode).to_byte(),
+                rsvdulp32: invalidate,
+                qn,
+                msn,
+                mo: offset,
+            }),
+            Message::SendImmediate { msn, solicited, imm } => {
+                let opcode = if solicited { Opcode::SendSe } else { Opcode::Send };
+                Header::Untagged(Untagged {
+                    last,
+                    rsvdulp: Control::new(opcode).to_byte() | UWARP_WITH_IMM,
+                    rsvdulp32: u32::from_be_bytes(imm),
+                    qn: QN_SEND,
+                    msn,
+                    mo: offset,
+                })
+            }
+        };
+        OutSegment { header, offset, len }
+    }
 }
 
 /// Cuts one message into segments.
@@ -118,34 +156,7 @@ impl Segmenter {
         let len = step.min(self.total - self.done);
         self.done += len;
         let last = self.done == self.total;
-        let header = match self.message {
-            Message::Tagged { opcode, stag, to } => Header::Tagged(Tagged {
-                last,
-                stag,
-                to: to.wrapping_add(u64::from(offset)),
-                rsvdulp: Control::new(opcode).to_byte(),
-            }),
-            Message::Untagged { opcode, qn, msn, invalidate } => Header::Untagged(Untagged {
-                last,
-                rsvdulp: Control::new(opcode).to_byte(),
-                rsvdulp32: invalidate,
-                qn,
-                msn,
-                mo: offset,
-            }),
-            Message::SendImmediate { msn, solicited, imm } => {
-                let opcode = if solicited { Opcode::SendSe } else { Opcode::Send };
-                Header::Untagged(Untagged {
-                    last,
-                    rsvdulp: Control::new(opcode).to_byte() | UWARP_WITH_IMM,
-                    rsvdulp32: u32::from_be_bytes(imm),
-                    qn: QN_SEND,
-                    msn,
-                    mo: offset,
-                })
-            }
-        };
-        Some(OutSegment { header, offset, len })
+        Some(self.message.segment(offset, len, last))
     }
 }
 

@@ -226,18 +226,26 @@ impl OutQueue {
 
 /// Staging buffers of queue pairs that have nothing to send, kept for the next one: an idle queue pair has none.
 pub(crate) mod pool {
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
 
     const KEPT: usize = 8;
     const START: usize = 16 * 1024;
     const LARGEST_KEPT: usize = 512 * 1024;
 
     thread_local! {
-        static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+        /// The one that was given last: where one queue pair sends at a time, no other is needed.
+        static LAST: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+        static OTHERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
     }
 
     pub(crate) fn take() -> Vec<u8> {
-        let kept = BUFFERS.try_with(|b| b.borrow_mut().pop()).ok().flatten();
+        let last = LAST.try_with(Cell::take).unwrap_or_default();
+        if last.capacity() > 0 { last } else { take_other() }
+    }
+
+    #[cold]
+    fn take_other() -> Vec<u8> {
+        let kept = OTHERS.try_with(|others| others.borrow_mut().pop()).ok().flatten();
         kept.unwrap_or_else(|| Vec::with_capacity(START))
     }
 
@@ -247,10 +255,18 @@ pub(crate) mod pool {
         }
         buffer.clear();
         // A thread that is ending has no store any more; the buffer is freed.
-        let _ = BUFFERS.try_with(|b| {
-            let mut b = b.borrow_mut();
-            if b.len() < KEPT {
-                b.push(buffer);
+        let before = LAST.try_with(|last| last.replace(buffer)).unwrap_or_default();
+        if before.capacity() > 0 {
+            give_other(before);
+        }
+    }
+
+    #[cold]
+    fn give_other(buffer: Vec<u8>) {
+        let _ = OTHERS.try_with(|others| {
+            let mut others = others.borrow_mut();
+            if others.len() < KEPT {
+                others.push(buffer);
             }
         });
     }

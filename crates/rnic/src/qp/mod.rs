@@ -484,6 +484,7 @@ impl QpCore {
     }
 
     /// Queues a send work request; [`Self::build`] starts it.
+    #[inline]
     pub fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
         if !self.attr.state.may_post_send() {
             return Err(VerbsError::Invalid("the queue pair is not ready to send"));

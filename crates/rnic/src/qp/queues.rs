@@ -98,6 +98,7 @@ impl SendQueue {
         self.slots.get_mut(usize::try_from(number.checked_sub(self.head)?).ok()?)
     }
 
+    #[inline]
     pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
         if self.slots.len() >= self.depth as usize {
             return Err(VerbsError::QueueFull);

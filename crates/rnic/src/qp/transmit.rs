@@ -127,11 +127,7 @@ impl Stream {
             Rtr::SendWrite => {
                 // Nothing is placed, so STag and offset are free: between uwarp ends they say who we are.
                 let (stag, to) = if self.params.peer_is_uwarp { self.params.rtr_stag_to } else { (0, 0) };
-                let mut s =
-                    Segmenter::new(Message::Tagged { opcode: Opcode::Write, stag, to }, 0, 128, false);
-                if let Some(segment) = s.next_segment() {
-                    self.emit_bytes(&segment, &[]);
-                }
+                self.emit_message(Message::Tagged { opcode: Opcode::Write, stag, to }, &[]);
                 // The peer counts it among what it has placed.
                 self.tx.messages += 1;
                 self.established = super::Established::Untold;
@@ -195,6 +191,7 @@ impl Stream {
     }
 
     /// Queues one FPDU whose payload stays where it is, or nothing.
+    #[inline(never)]
     fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) -> Result<(), Unmapped> {
         let ulpdu_len = segment.header.len() + segment.len as usize;
         let buf = self.out.stage();
@@ -248,9 +245,7 @@ impl Stream {
     /// Queues a short message of our own making as one FPDU.
     pub(super) fn emit_message(&mut self, message: Message, bytes: &[u8]) {
         let len = u32::try_from(bytes.len()).unwrap_or(0);
-        if let Some(segment) = Segmenter::new(message, len, 1024, false).next_segment() {
-            self.emit_bytes(&segment, bytes);
-        }
+        self.emit_bytes(&message.whole(len), bytes);
     }
 
     /// The last message whose work request may complete once the lower layer has taken it.
@@ -294,11 +289,13 @@ impl Stream {
 }
 
 /// Appends length field and DDP header.
+#[inline]
 fn push_header(buf: &mut Vec<u8>, header: &Header, ulpdu_len: usize) {
-    let mut bytes = [0u8; Header::MAX_LEN];
-    let len = header.emit(&mut bytes);
     buf.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(u16::MAX).to_be_bytes());
-    buf.extend_from_slice(bytes.get(..len).unwrap_or(&[]));
+    match header {
+        Header::Tagged(header) => buf.extend_from_slice(&header.to_bytes()),
+        Header::Untagged(header) => buf.extend_from_slice(&header.to_bytes()),
+    }
 }
 
 impl QpCore {
@@ -312,8 +309,8 @@ impl QpCore {
                 return;
             }
             stream.emit_ack();
-            if let Some(current) = stream.tx.current.take() {
-                self.cut(current);
+            if let Some(mut current) = stream.tx.current.take() {
+                self.cut(&mut current);
                 continue;
             }
             let sq_ready = !stream.tx.held && self.attr.state == QpState::Rts && self.sq.has_unsent();
@@ -334,7 +331,7 @@ impl QpCore {
     }
 
     /// Cuts a message, until all of it is queued or enough is ahead of the lower layer.
-    fn cut(&mut self, mut current: Current) {
+    fn cut(&mut self, current: &mut Current) {
         loop {
             if let Some(segment) = current.segmenter.next_segment() {
                 match current.source {
@@ -351,7 +348,7 @@ impl QpCore {
                 _ => {}
             }
             if stream.closing.is_some() || stream.far_ahead() {
-                stream.tx.current = Some(current);
+                stream.tx.current = Some(*current);
                 return;
             }
             // Between segments too: a long message may take longer than the peer should wait.
@@ -374,19 +371,21 @@ impl QpCore {
             Message::Tagged { opcode: Opcode::ReadResponse, stag: request.sink_stag, to: request.sink_to };
         let segmenter = stream.segmenter(message, request.size);
         self.counters.sent.read_response.count(request.size);
-        self.cut(Current { segmenter, source: Source::Region(request) });
+        self.cut(&mut Current { segmenter, source: Source::Region(request) });
         true
     }
 
     /// Starts the next work request, if its turn has come. False when it has to wait.
     fn start_work_request(&mut self) -> bool {
         let number = self.sq.next;
-        let Some(slot) = self.sq.slot(number).copied() else { return false };
+        let Some(slot) = self.sq.slot(number) else { return false };
         let Some(stream) = &mut self.stream else { return false };
         if slot.flags.contains(SendFlags::FENCE) && !stream.reads.is_empty() {
             return false;
         }
-        let segmenter = match slot.op {
+        let total = slot.total;
+        let solicited = slot.flags.contains(SendFlags::SOLICITED);
+        let message = match slot.op {
             // It was posted while the peer was taken for a uwarp end.
             SendOp::SendImmediate { .. } | SendOp::WriteImmediate { .. } if !stream.params.peer_is_uwarp => {
                 self.hold(number, WcStatus::LocQpOpErr);
@@ -394,21 +393,14 @@ impl QpCore {
             }
             SendOp::Send { invalidate } => {
                 stream.tx.send_msn = stream.tx.send_msn.wrapping_add(1);
-                let solicited = slot.flags.contains(SendFlags::SOLICITED);
-                let message = Message::send(stream.tx.send_msn, solicited, invalidate);
-                stream.segmenter(message, slot.total)
+                Message::send(stream.tx.send_msn, solicited, invalidate)
             }
             SendOp::SendImmediate { imm } => {
                 stream.tx.send_msn = stream.tx.send_msn.wrapping_add(1);
-                let solicited = slot.flags.contains(SendFlags::SOLICITED);
-                let message = Message::SendImmediate { msn: stream.tx.send_msn, solicited, imm };
-                stream.segmenter(message, slot.total)
+                Message::SendImmediate { msn: stream.tx.send_msn, solicited, imm }
             }
             SendOp::Write { stag, to } | SendOp::WriteImmediate { stag, to, .. } => {
-                let message = Message::Tagged { opcode: Opcode::Write, stag, to };
-                let segmenter = stream.segmenter(message, slot.total);
-                let announced = stream.params.peer_is_uwarp && slot.total >= DIRECT;
-                if announced { segmenter.announced() } else { segmenter }
+                Message::Tagged { opcode: Opcode::Write, stag, to }
             }
             SendOp::Read { stag, to, .. } => {
                 if stream.reads.len() >= usize::from(stream.params.ord) {
@@ -419,7 +411,7 @@ impl QpCore {
                     }
                     return false;
                 }
-                return self.start_read(number, stag, to, slot.total);
+                return self.start_read(number, stag, to, total);
             }
             SendOp::LocalInvalidate { stag } => {
                 self.sq.next += 1;
@@ -432,7 +424,16 @@ impl QpCore {
             }
         };
         self.sq.next += 1;
-        self.cut(Current { segmenter, source: Source::Slot(number) });
+        let announced =
+            matches!(message, Message::Tagged { .. }) && stream.params.peer_is_uwarp && total >= DIRECT;
+        if !announced && message.header_len() + total as usize <= stream.mulpdu {
+            self.emit_slot_segment(number, &message.whole(total));
+            self.slot_cut(number);
+            return true;
+        }
+        let segmenter = stream.segmenter(message, total);
+        let segmenter = if announced { segmenter.announced() } else { segmenter };
+        self.cut(&mut Current { segmenter, source: Source::Slot(number) });
         true
     }
 
