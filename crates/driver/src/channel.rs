@@ -81,6 +81,10 @@ impl Channel {
         }
         self.raise(&mut queue);
         drop(queue);
+        self.wake_leader();
+    }
+
+    fn wake_leader(&self) {
         if self.leading.load(Ordering::SeqCst) {
             self.engine.wake();
         }
@@ -102,7 +106,10 @@ impl Channel {
                 self.descriptor.silence();
             }
         } else if event.is_some() {
+            // Others wait for what is left: at the descriptor, or on the sockets.
             self.raise(&mut queue);
+            drop(queue);
+            self.wake_leader();
         }
         event
     }

@@ -1,5 +1,6 @@
 //! One epoll instance, its background thread, its timers.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::RawFd;
@@ -11,7 +12,9 @@ use slab::Slab;
 
 use crate::config::Config;
 use crate::fork;
-use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock, spin_loop};
+use crate::sync::{
+    AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock, spin_loop, thread_local,
+};
 use crate::sys::{self, Bell, Thread, Watch};
 
 /// What a descriptor is ready for.
@@ -112,6 +115,11 @@ struct Parked {
 /// Says that a descriptor is parked, until the next [`Engine::unpark`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParkMark(u64);
+
+thread_local! {
+    /// This thread is the leader: should it exit, in the handler of a signal, nobody leads any more.
+    static LEADS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// What a look at the descriptors brought.
 #[derive(Clone, Copy)]
@@ -312,8 +320,10 @@ impl Engine {
             return true;
         }
         self.wake();
-        // The leader may be the very thread that exits.
-        self.leader.store(false, Ordering::SeqCst);
+        // Another leader goes on, and would not be woken for its channel if nobody knew of it.
+        if LEADS.with(Cell::get) {
+            self.leader.store(false, Ordering::SeqCst);
+        }
         if let Some(thread) = self.background.get() {
             thread.unpark();
         }
@@ -432,6 +442,7 @@ impl Engine {
             return None;
         }
         self.note_earnest();
+        LEADS.with(|leads| leads.set(true));
         Some(Leader { engine: self })
     }
 
@@ -485,6 +496,7 @@ impl Drop for Leader<'_> {
         let engine = self.engine;
         // What has come is the program's to handle, in peace; the background thread waits a little.
         engine.note_earnest();
+        LEADS.with(|leads| leads.set(false));
         engine.leader.store(false, Ordering::SeqCst);
         if engine.aside.load(Ordering::SeqCst)
             && let Some(thread) = engine.background.get()

@@ -28,6 +28,7 @@ impl<T> Mutex<T> {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, T> {
+        crate::sys::held_up();
         MutexGuard { lock: self, guard: Some(self.0.lock().unwrap()) }
     }
 

@@ -11,12 +11,16 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex};
 
 use crate::engine::Readiness;
 
 /// Every look at the clock takes this long, so that who spins until a time gets there.
 const LOOK: Duration = Duration::from_micros(2);
+/// One in so many looks and locks takes this long: the processor was somebody else's, and what a thread had meant to do next comes
+/// late.
+const HELD_UP: (u32, Duration) = (64, Duration::from_micros(250));
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 static EXECUTIONS: AtomicU64 = AtomicU64::new(0);
@@ -167,12 +171,21 @@ pub fn over() -> bool {
 }
 
 pub fn now() -> Instant {
+    held_up();
     // Others may wake by that.
     let now = world().change(|state| {
         state.now += LOOK;
         state.now
     });
     *START + now
+}
+
+/// Before a thread goes on, others may have had their turn.
+pub fn held_up() {
+    if thread_rng().gen_ratio(1, HELD_UP.0) {
+        world().change(|state| state.now += HELD_UP.1);
+        shuttle::thread::yield_now();
+    }
 }
 
 fn from_now(limit: Duration) -> Duration {

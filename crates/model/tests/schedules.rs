@@ -24,6 +24,7 @@ scenarios! {
         a_refill_reaches_all_that_wait;
     engine:
         blocked_threads_are_woken
+        what_comes_at_once_wakes_all_that_block
         what_comes_after_a_leader_is_served
         events_of_other_threads_wake_those_that_block
         a_timer_set_at_any_moment_runs_out_in_time

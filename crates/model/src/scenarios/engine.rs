@@ -57,6 +57,11 @@ fn get(channel: &Channel) {
     assert_eq!(channel.get(), Ok(7));
 }
 
+/// Before, while or after a thread that begins to block looks for a short while, and the background thread's first naps.
+fn at_any_moment() {
+    sys::sleep(Duration::from_micros(shuttle::rand::thread_rng().gen_range(0..400)));
+}
+
 /// Threads that block on channels of their own hear of what comes for them, whichever of them sleeps on the sockets.
 pub fn blocked_threads_are_woken() {
     let engine = Engine::start().unwrap();
@@ -70,6 +75,22 @@ pub fn blocked_threads_are_woken() {
     other.socket.arrive();
     peer.join();
     threads.into_iter().for_each(Thread::join);
+}
+
+/// Two threads wait on one channel, and the one that sleeps on the sockets may find more there than it takes itself.
+pub fn what_comes_at_once_wakes_all_that_block() {
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let [one, other] = [0, 1].map(|_| Probe::new(&engine, Some(channel.clone())).0);
+    let threads = [0, 1].map(|_| {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    });
+    at_any_moment();
+    one.socket.arrive();
+    other.socket.arrive();
+    threads.into_iter().for_each(Thread::join);
+    assert!(channel.is_empty());
 }
 
 /// What comes when the thread that slept on the sockets has gone, soon or late, is served by the background thread.
@@ -121,8 +142,12 @@ pub fn a_timer_set_at_any_moment_runs_out_in_time() {
     let blocked = start(move || get(&channel));
     let peer = {
         let probe = probe.clone();
-        start(move || probe.socket.arrive())
+        start(move || {
+            at_any_moment();
+            probe.socket.arrive();
+        })
     };
+    at_any_moment();
     let at = sys::now() + SOON;
     engine.set_timer(token, Some(at));
     probe.timed.wait(1);
@@ -152,6 +177,7 @@ pub fn a_leader_runs_timers() {
         let channel = channel.clone();
         start(move || get(&channel))
     };
+    at_any_moment();
     let at = sys::now() + Duration::from_millis(30);
     engine.set_timer(token, Some(at));
     blocked.join();
@@ -251,6 +277,8 @@ pub fn exit_is_told_to_all() {
         start(move || {
             // The handler of a signal that came while this thread led.
             std::mem::forget(engine.lead());
+            // Until the background thread sleeps by timer, or has gone to sleep without one.
+            sys::sleep(Duration::from_micros(shuttle::rand::thread_rng().gen_range(0..7000)));
             while !engine.exit() {
                 sys::sleep(Duration::from_millis(1));
             }
@@ -261,8 +289,13 @@ pub fn exit_is_told_to_all() {
         start(move || get(&channel))
     };
     exiting.join();
-    for probe in probes {
+    for probe in &probes {
         probe.exits.wait(1);
+    }
+    // What they wait for before they close still comes, although the thread that led serves nothing any more.
+    for probe in &probes {
+        probe.socket.arrive();
+        probe.read.wait(1);
     }
     // It may have got into the lead after the exit began.
     channel.push(7);
