@@ -6,6 +6,8 @@
 
 #![allow(unsafe_code)]
 
+mod extended;
+
 use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::null_mut;
@@ -18,6 +20,7 @@ use uwarp_abi::ibverbs::event::{
 };
 use uwarp_abi::ibverbs::mr::{ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr, ibv_rereg_mr};
 use uwarp_abi::ibverbs::qp::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_query_qp};
+use uwarp_abi::ibverbs::srq::ibv_destroy_srq;
 use uwarp_abi::rdmacm::channel::rdma_create_event_channel;
 use uwarp_abi::rdmacm::connection::{
     rdma_accept, rdma_bind_addr, rdma_connect, rdma_disconnect, rdma_listen, rdma_reject, rdma_resolve_addr,
@@ -51,6 +54,7 @@ struct Objects {
     mrs: Vec<*mut ibv_mr>,
     completions: Vec<*mut ibv_comp_channel>,
     cqs: Vec<*mut ibv_cq>,
+    srqs: Vec<*mut ibv_srq>,
     qps: Vec<*mut ibv_qp>,
     ids: Vec<*mut rdma_cm_id>,
     memory: Vec<u8>,
@@ -170,6 +174,7 @@ pub fn check(bytes: &[u8]) {
         mrs: Vec::new(),
         completions: Vec::new(),
         cqs: Vec::new(),
+        srqs: Vec::new(),
         qps: Vec::new(),
         ids: Vec::new(),
         memory: vec![0; MEMORY],
@@ -192,7 +197,7 @@ impl Objects {
     unsafe fn step(&mut self, bytes: &mut Bytes<'_>) {
         // SAFETY: by the caller's promise.
         unsafe {
-            match bytes.byte() % 36 {
+            match bytes.byte() % 47 {
                 0 if self.pds.len() < MOST => {
                     self.pds.extend(pointer("alloc_pd", ibv_alloc_pd(self.fixed.context)))
                 }
@@ -332,6 +337,7 @@ impl Objects {
                 }
                 32 | 33 => self.connection(bytes),
                 34 => self.cm_events(bytes.byte().into()),
+                which @ 36.. => self.extended_step(which - 36, bytes),
                 _ => {
                     let Some(id) = bytes.pick(&self.ids) else { return };
                     if bytes.byte() & 1 == 0 {
@@ -351,7 +357,7 @@ impl Objects {
 
     fn qp_attr(&self, bytes: &mut Bytes<'_>) -> Option<ibv_qp_init_attr> {
         let (send_cq, recv_cq) = (bytes.pick(&self.cqs)?, bytes.pick(&self.cqs)?);
-        Some(ibv_qp_init_attr {
+        let mut attr = ibv_qp_init_attr {
             qp_context: null_mut(),
             send_cq,
             recv_cq,
@@ -364,8 +370,14 @@ impl Objects {
                 max_inline_data: bytes.size(),
             },
             qp_type: if bytes.byte() < 230 { IBV_QPT_RC } else { bytes.size() },
-            sq_sig_all: (bytes.byte() & 1).into(),
-        })
+            sq_sig_all: 0,
+        };
+        let more = bytes.byte();
+        attr.sq_sig_all = (more & 1).into();
+        if more & 2 != 0 {
+            attr.srq = bytes.pick(&self.srqs).unwrap_or(null_mut());
+        }
+        Some(attr)
     }
 
     /// One that was made directly, or an id's.
@@ -508,7 +520,14 @@ impl Objects {
             param.private_data_len = bytes.byte();
             (param.responder_resources, param.initiator_depth) = (bytes.byte(), bytes.byte());
             (param.retry_count, param.rnr_retry_count) = (bytes.byte() % 8, bytes.byte() % 9);
-            let given = if bytes.byte() & 7 == 0 { null_mut() } else { &raw mut param };
+            let how = bytes.byte();
+            // An id without a queue pair of its own names one.
+            if how & 8 != 0
+                && let Some(qp) = self.any_qp(bytes)
+            {
+                param.qp_num = (*qp).qp_num;
+            }
+            let given = if how & 7 == 0 { null_mut() } else { &raw mut param };
             match bytes.byte() % 4 {
                 0 => minus_one("connect", rdma_connect(id, given)),
                 1 => minus_one("accept", rdma_accept(id, given)),
@@ -550,7 +569,10 @@ impl Objects {
             if !(*id).qp.is_null() {
                 rdma_destroy_qp(id);
             }
+            let srq = (*id).srq;
             assert_eq!(rdma_destroy_id(id), 0);
+            // Which leaves a shared receive queue, as others may use it.
+            self.srqs.extend((!srq.is_null()).then_some(srq));
         }
     }
 
@@ -569,6 +591,9 @@ impl Objects {
             self.async_events();
             for qp in std::mem::take(&mut self.qps) {
                 assert_eq!(ibv_destroy_qp(qp), 0);
+            }
+            for srq in std::mem::take(&mut self.srqs) {
+                assert_eq!(ibv_destroy_srq(srq), 0);
             }
             for cq in std::mem::take(&mut self.cqs) {
                 assert_eq!(ibv_destroy_cq(cq), 0);

@@ -192,13 +192,15 @@ impl Run {
         let what = bytes.byte();
         let stag = self.key(bytes.byte());
         let to = u64::from(bytes.byte()) << ((what >> 5 & 3) * 16);
-        let op = match what % 6 {
+        let op = match what % 8 {
             0 => SendOp::Send { invalidate: None },
             1 => SendOp::Send { invalidate: Some(stag) },
             2 => SendOp::Write { stag, to },
             3 => SendOp::Read { stag, to, invalidate_local: false },
             4 => SendOp::Read { stag, to, invalidate_local: true },
-            _ => SendOp::LocalInvalidate { stag },
+            5 => SendOp::LocalInvalidate { stag },
+            6 => SendOp::SendImmediate { imm: [what; 4] },
+            _ => SendOp::WriteImmediate { stag, to, imm: [what; 4] },
         };
         let flags = SendFlags::from_bits_truncate(u32::from(bytes.byte()) & 0xF);
         let sges = self.sges(bytes);

@@ -1,7 +1,7 @@
 //! A program's memory in a simulation.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use uwarp_rnic::mem::{self, MemSeg};
 use uwarp_rnic::{Access, Mr, Pd};
@@ -12,6 +12,16 @@ use uwarp_rnic::{Access, Mr, Pd};
 pub struct Arena {
     bytes: Box<[AtomicU8]>,
     addr: u64,
+    regions: Mutex<Vec<Arc<Mr>>>,
+}
+
+/// Its regions go with it: the process knows them all, and millions of simulations run in one.
+impl Drop for Arena {
+    fn drop(&mut self) {
+        for region in self.regions.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            region.invalidate();
+        }
+    }
 }
 
 impl Arena {
@@ -19,7 +29,7 @@ impl Arena {
     pub fn new(len: usize) -> Self {
         let bytes: Box<[AtomicU8]> = (0..len).map(|_| AtomicU8::new(0)).collect();
         let addr = bytes.as_ptr().expose_provenance() as u64;
-        Self { bytes, addr }
+        Self { bytes, addr, regions: Mutex::default() }
     }
 
     /// A copy of `bytes`.
@@ -68,6 +78,9 @@ impl Arena {
     pub fn register(&self, pd: &Arc<Pd>, offset: usize, len: usize, access: Access) -> Arc<Mr> {
         assert!(offset + len <= self.len());
         let addr = self.addr(offset);
-        Mr::register(pd, addr, len as u64, addr, access).expect("the range and the rights are good")
+        let region =
+            Mr::register(pd, addr, len as u64, addr, access).expect("the range and the rights are good");
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).push(region.clone());
+        region
     }
 }
