@@ -8,6 +8,9 @@
 use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::Duration;
 
 use uwarp_rnic::VerbsError;
 
@@ -213,6 +216,7 @@ pub fn run<R: Convention>(
     after_fork: AfterFork,
     body: impl FnOnce() -> Result<R::Value, Failure>,
 ) -> R::C {
+    let _whole = Uncancelled::begin();
     log::init();
     tracing::trace!(target: "uwarp::abi", "{name}");
     if after_fork == AfterFork::Refuse && uwarp_driver::forked() {
@@ -230,6 +234,84 @@ pub fn contain<R: Convention>(name: &'static str, body: impl FnOnce() -> Result<
         Ok(Ok(value)) => R::success(value),
         Ok(Err(failure)) => refuse::<R>(name, failure),
         Err(payload) => panicked::<R>(name, payload.as_ref()),
+    }
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+/// While it lives, a cancellation of the calling thread (`pthread_cancel`) is put off. glibc unwinds a cancelled thread out of
+/// whichever system call the thread makes next through the C library; in our frames that ends the process.
+pub struct Uncancelled(c_int);
+
+impl Uncancelled {
+    /// From now on.
+    #[inline]
+    pub fn begin() -> Self {
+        const PTHREAD_CANCEL_DISABLE: c_int = 1;
+        let mut old = 0;
+        // SAFETY: writes the old state.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut old) };
+        Self(old)
+    }
+}
+
+impl Drop for Uncancelled {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the state that was. Going back to it acts on nothing by itself.
+        unsafe { pthread_setcancelstate(self.0, null_mut()) };
+    }
+}
+
+/// How often a thread that waits looks whether it was cancelled. Nothing tells it: `pthread_cancel` wakes threads that wait in the C library
+/// only.
+const LOOKS_FOR_CANCELLATION: Duration = Duration::from_secs(1);
+
+/// The policies of [`run`] for a verb that waits without a limit, and is a cancellation point as the `read` is that other
+/// implementations wait in: finds what to wait on, then waits with `look`, a while each time, as long as that says that there is nothing yet.
+///
+/// To be called by functions of the ABI "C-unwind" that have nothing to drop.
+///
+/// # Errors
+/// -1 with `errno`.
+pub fn wait<T>(
+    name: &'static str,
+    find: impl FnOnce() -> Result<Arc<T>, Failure>,
+    mut look: impl FnMut(&T, Duration) -> Result<Option<()>, Failure>,
+) -> c_int {
+    // SAFETY: no frame of ours that is left by it has anything to drop.
+    unsafe { pthread_testcancel() };
+    // A reference of its own, for the program may destroy what the thread waits on; and a raw one, which a cancelled thread leaves behind.
+    let mut held: *const T = std::ptr::null();
+    let found = run::<MinusOne>(name, AfterFork::Refuse, || {
+        held = Arc::into_raw(find()?);
+        Ok(())
+    });
+    if found != 0 {
+        return found;
+    }
+    loop {
+        let mut nothing = false;
+        let whole = Uncancelled::begin();
+        let answer = contain::<MinusOne>(name, || {
+            // SAFETY: from `Arc::into_raw` above.
+            nothing = look(unsafe { &*held }, LOOKS_FOR_CANCELLATION)?.is_none();
+            Ok(())
+        });
+        if !nothing {
+            // SAFETY: as above, and not used again.
+            drop(unsafe { Arc::from_raw(held) });
+            return answer;
+        }
+        drop(whole);
+        // SAFETY: as above.
+        unsafe { pthread_testcancel() };
     }
 }
 

@@ -1,6 +1,7 @@
 /* What the man pages of rdma_cm say happens between ids, channels, threads and processes.
  *
  *	cm_rules [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
+#define _GNU_SOURCE /* pthread_timedjoin_np */
 #include <pthread.h>
 
 #include <rdma/rdma_verbs.h>
@@ -527,12 +528,95 @@ static void life(void)
 	}
 }
 
+static void *await_cm_event(void *channel)
+{
+	struct rdma_cm_event *event;
+
+	rdma_get_cm_event(channel, &event);
+	return NULL;
+}
+
+static void *await_cq_event(void *channel)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	ibv_get_cq_event(channel, &cq, &context);
+	return NULL;
+}
+
+static void *await_async_event(void *context)
+{
+	struct ibv_async_event event;
+
+	ibv_get_async_event(context, &event);
+	return NULL;
+}
+
+static void *await_request(void *listener)
+{
+	struct rdma_cm_id *id;
+
+	rdma_get_request(listener, &id);
+	return NULL;
+}
+
+/* rping cancels its threads while they wait. Elsewhere they wait in read(2), which is a cancellation point. */
+static void cancelling(void)
+{
+	struct pair p = { 0 };
+	struct rdma_event_channel *quiet;
+	struct rdma_cm_id *listener;
+	struct sockaddr_storage ss = sockaddr_of(address, 0);
+
+	pair_open(&p);
+	MUST(quiet = rdma_create_event_channel());
+	MUST(rdma_create_id(NULL, &listener, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(listener, (struct sockaddr *)&ss) == 0 && rdma_listen(listener, 1) == 0);
+	{
+		const struct {
+			const char *name;
+			void *(*wait)(void *);
+			void *on;
+		} calls[] = {
+			{ "rdma_get_cm_event", await_cm_event, quiet },
+			{ "ibv_get_cq_event", await_cq_event, p.s.cc },
+			{ "ibv_get_async_event", await_async_event, p.c.id->verbs },
+			{ "rdma_get_request", await_request, listener },
+		};
+		pthread_t waiting[4];
+		struct timespec until;
+		void *result;
+		int rc;
+
+		for (int i = 0; i < 4; i++)
+			MUST(pthread_create(&waiting[i], NULL, calls[i].wait, calls[i].on) == 0);
+		usleep(QUIET_MS * 1000);
+		for (int i = 0; i < 4; i++)
+			MUST(pthread_cancel(waiting[i]) == 0);
+		/* One of them serves the sockets, the end of this connection among them, though it is cancelled. */
+		pair_close(&p);
+		for (int i = 0; i < 4; i++) {
+			clock_gettime(CLOCK_REALTIME, &until);
+			until.tv_sec += LIMIT_MS / 1000;
+			rc = pthread_timedjoin_np(waiting[i], &result, &until);
+			check(rc == 0 && result == PTHREAD_CANCELED, calls[i].name, "join says %d", rc);
+		}
+	}
+	memset(&p, 0, sizeof p);
+	pair_open(&p);
+	check(message(&p.c, &p.s) && message(&p.s, &p.c), "afterwards messages go both ways", "they do not");
+	pair_close(&p);
+	MUST(rdma_destroy_id(listener) == 0);
+	rdma_destroy_event_channel(quiet);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "blocking", blocking }, { "rejecting_actively", rejecting_actively }, { "destroying", destroying },
 		{ "ports", ports }, { "forking", forking }, { "threads", threads }, { "private_data", private_data },
-		{ "life", life },
+		{ "life", life }, { "cancelling", cancelling },
 	};
 
 	if (argc == 5 && strcmp(argv[1], "tries") == 0)

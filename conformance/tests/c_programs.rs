@@ -71,6 +71,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "threads",
             "private_data",
             "life",
+            "cancelling",
         ],
     ),
     (

@@ -6,6 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::{Channel, ChannelError};
@@ -16,7 +17,7 @@ use super::device::Context;
 use super::qp::CQp;
 use super::srq::CSrq;
 use crate::entry;
-use crate::entry::{Code, Failure, MinusOne};
+use crate::entry::{Code, Failure};
 use crate::object::{self, Object, Unacknowledged, Use, Users, Visible, look};
 
 /// A completion channel.
@@ -103,12 +104,75 @@ impl CompletionSink for CompletionEvents {
     }
 }
 
-/// The next cookie, waiting as the program set the descriptor.
-fn next(channel: &Channel) -> Result<u64, Failure> {
-    channel.get().map_err(|error| match error {
-        ChannelError::WouldBlock => Failure::new(libc::EAGAIN, "no event"),
-        ChannelError::Interrupted => Failure::new(libc::EINTR, "interrupted by a signal"),
-    })
+/// The next cookie, waiting as the program set the descriptor, for `limit` at most. `None`: there was none.
+fn next(channel: &Channel, limit: Duration) -> Result<Option<u64>, Failure> {
+    match channel.get_within(Some(limit)) {
+        Ok(cookie) => Ok(Some(cookie)),
+        Err(ChannelError::NothingYet) => Ok(None),
+        Err(ChannelError::WouldBlock) => Err(Failure::new(libc::EAGAIN, "no event")),
+        Err(ChannelError::Interrupted) => Err(Failure::new(libc::EINTR, "interrupted by a signal")),
+    }
+}
+
+/// ibv_get_cq_event(3). A thread that blocks here sleeps on the sockets itself. A cancellation point.
+///
+/// # Safety
+/// The pointers are what the C interface says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    entry::wait(
+        "ibv_get_cq_event",
+        // SAFETY: the caller's promise, here and below.
+        || Ok(unsafe { look::<CChannel>(channel) }?.channel.clone()),
+        |channel, limit| {
+            let Some(cookie) = next(channel, limit)? else { return Ok(None) };
+            let found: *mut ibv_cq = pointer(cookie);
+            // SAFETY: alive: a completion queue's events leave the queue before its memory goes.
+            unsafe {
+                *cq = found;
+                *cq_context = (*found).cq_context;
+            }
+            Ok(Some(()))
+        },
+    )
+}
+
+/// ibv_get_async_event(3). A cancellation point.
+///
+/// # Safety
+/// The pointers are what the C interface says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ibv_get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    entry::wait(
+        "ibv_get_async_event",
+        // SAFETY: the caller's promise, here and below.
+        || Ok(unsafe { look::<Context>(context) }?.events.clone()),
+        |events, limit| {
+            let Some(cookie) = next(events, limit)? else { return Ok(None) };
+            let kind = (cookie & ((1 << KIND_BITS) - 1)) as ibv_event_type;
+            // SAFETY: which member of the union is meant follows from the kind; all of them are pointers but the port's number.
+            unsafe {
+                (*event).event_type = kind;
+                match kind {
+                    IBV_EVENT_DEVICE_FATAL
+                    | IBV_EVENT_PORT_ACTIVE
+                    | IBV_EVENT_PORT_ERR
+                    | IBV_EVENT_GID_CHANGE => {
+                        (*event).element.port_num = (cookie >> KIND_BITS) as c_int;
+                    }
+                    _ => (*event).element.qp = pointer(cookie >> KIND_BITS),
+                }
+            }
+            Ok(Some(()))
+        },
+    )
 }
 
 /// An object's address as a cookie.
@@ -141,41 +205,12 @@ entry! {
         Ok(())
     }
 
-    /// ibv_get_cq_event(3). A thread that blocks here sleeps on the sockets itself.
-    verb fn ibv_get_cq_event(
-        channel: *mut ibv_comp_channel,
-        cq: *mut *mut ibv_cq,
-        cq_context: *mut *mut c_void,
-    ) -> MinusOne {
-        let cookie = next(&look::<CChannel>(channel)?.channel)?;
-        let found: *mut ibv_cq = pointer(cookie);
-        // Alive: a completion queue's events leave the queue before its memory goes.
-        *cq = found;
-        *cq_context = (*found).cq_context;
-        Ok(())
-    }
-
     /// ibv_get_cq_event(3).
     verb fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: u32) -> () {
         let queue = look::<CCq>(cq)?;
         (*cq).comp_events_completed = (*cq).comp_events_completed.wrapping_add(nevents);
         if let Some(events) = &queue.events {
             events.unacknowledged.done(nevents as usize);
-        }
-        Ok(())
-    }
-
-    /// ibv_get_async_event(3).
-    verb fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> MinusOne {
-        let cookie = next(&look::<Context>(context)?.events)?;
-        let kind = (cookie & ((1 << KIND_BITS) - 1)) as ibv_event_type;
-        (*event).event_type = kind;
-        // Which member of the union is meant follows from the kind; all of them are pointers but the port's number.
-        match kind {
-            IBV_EVENT_DEVICE_FATAL | IBV_EVENT_PORT_ACTIVE | IBV_EVENT_PORT_ERR | IBV_EVENT_GID_CHANGE => {
-                (*event).element.port_num = (cookie >> KIND_BITS) as c_int;
-            }
-            _ => (*event).element.qp = pointer(cookie >> KIND_BITS),
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Endpoints: an id with all it needs, in one call.
 
+use std::ffi::c_int;
 use std::ptr::{null_mut, slice_from_raw_parts};
 
 use uwarp_abi_types::rdmacm::*;
@@ -7,7 +8,7 @@ use uwarp_abi_types::verbs::*;
 
 use super::connection;
 use super::id::{self, CId};
-use super::{event, qp};
+use super::{channel, event, qp};
 use crate::entry;
 use crate::entry::{Failure, MinusOne};
 use crate::object::look;
@@ -92,16 +93,51 @@ entry! {
     verb fn rdma_destroy_ep(id: *mut rdma_cm_id) -> () {
         destroy(id)
     }
+}
 
-    /// rdma_get_request(3). The new id has a queue pair if the listening endpoint was made with attributes for one.
-    verb fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> MinusOne {
+/// rdma_get_request(3). The new id has a queue pair if the listening endpoint was made with attributes for one. A cancellation
+/// point.
+///
+/// # Safety
+/// The pointers are what the C interface says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
+    entry::wait(
+        "rdma_get_request",
+        || {
+            // SAFETY: the caller's promise, here and below.
+            let listener = unsafe { look::<CId>(listen) }?;
+            entry::required(id, "id")?;
+            if !listener.is_sync() {
+                return Err(Failure::invalid("the id reports to a channel: take the event there"));
+            }
+            // SAFETY: as above.
+            unsafe {
+                listener.acknowledge_kept();
+                channel::queue((*listen).channel)
+            }
+        },
+        |queue, limit| {
+            // SAFETY: as above.
+            let Some(event) = (unsafe { event::next_within(queue, limit) })? else { return Ok(None) };
+            // SAFETY: as above.
+            unsafe { request(listen, id, event) }.map(Some)
+        },
+    )
+}
+
+/// Makes of an event what `rdma_get_request` promises.
+///
+/// # Safety
+/// As `rdma_get_request` demands; `event` was just taken from the listener's channel.
+unsafe fn request(
+    listen: *mut rdma_cm_id,
+    id: *mut *mut rdma_cm_id,
+    event: *mut rdma_cm_event,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
         let listener = look::<CId>(listen)?;
-        entry::required(id, "id")?;
-        if !listener.is_sync() {
-            return Err(Failure::invalid("the id reports to a channel: take the event there"));
-        }
-        listener.acknowledge_kept();
-        let event = event::next((*listen).channel)?;
         let outcome = match ((*event).event, (*event).status) {
             (RDMA_CM_EVENT_REJECTED, _) => Err(Failure::new(libc::ECONNREFUSED, "rejected")),
             (_, status) if status != 0 => Err(Failure::new(status.abs(), "the event's status")),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::IBV_QPS_RTS;
-use uwarp_cm::{Event, EventKind, GetError, MAX_PRIVATE_DATA};
+use uwarp_cm::{Event, EventChannel, EventKind, GetError, MAX_PRIVATE_DATA};
 
 use super::channel;
 use super::id::{self, CId};
@@ -41,12 +41,56 @@ const GONE: Duration = Duration::from_secs(4);
 /// # Safety
 /// The ids of the channel are alive, and the program does not change them in other threads meanwhile.
 pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Failure> {
-    let event = channel::queue(channel)?.get().map_err(|error| match error {
-        GetError::WouldBlock => Failure::new(libc::EAGAIN, "no event"),
-        GetError::Interrupted => Failure::new(libc::EINTR, "interrupted by a signal"),
-    })?;
-    // SAFETY: the caller's promise.
-    unsafe { show(event) }
+    let queue = channel::queue(channel)?;
+    loop {
+        // SAFETY: the caller's promise.
+        if let Some(event) = unsafe { next_within(&queue, Duration::MAX) }? {
+            return Ok(event);
+        }
+    }
+}
+
+/// Like [`next`], for `limit` and little more. `None`: there was none.
+///
+/// # Safety
+/// As [`next`].
+pub unsafe fn next_within(
+    queue: &EventChannel,
+    limit: Duration,
+) -> Result<Option<*mut rdma_cm_event>, Failure> {
+    let limit = (limit != Duration::MAX).then_some(limit);
+    match queue.get_within(limit) {
+        // SAFETY: the caller's promise.
+        Ok(event) => unsafe { show(event) }.map(Some),
+        Err(GetError::NothingYet) => Ok(None),
+        Err(GetError::WouldBlock) => Err(Failure::new(libc::EAGAIN, "no event")),
+        Err(GetError::Interrupted) => Err(Failure::new(libc::EINTR, "interrupted by a signal")),
+    }
+}
+
+/// rdma_get_cm_event(3). A thread that blocks here sleeps on the sockets itself. A cancellation point.
+///
+/// # Safety
+/// The pointers are what the C interface says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    entry::wait(
+        "rdma_get_cm_event",
+        || {
+            entry::required(event, "event")?;
+            channel::queue(channel).inspect_err(|_| std::thread::sleep(GONE))
+        },
+        |queue, limit| {
+            // SAFETY: the caller's promise.
+            let Some(taken) = (unsafe { next_within(queue, limit) })? else { return Ok(None) };
+            // SAFETY: as above.
+            unsafe { *event = taken };
+            Ok(Some(()))
+        },
+    )
 }
 
 /// # Safety
@@ -179,17 +223,6 @@ fn number(kind: EventKind) -> rdma_cm_event_type {
 }
 
 entry! {
-    /// rdma_get_cm_event(3). A thread that blocks here sleeps on the sockets itself.
-    verb fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> MinusOne {
-        entry::required(event, "event")?;
-        let taken = next(channel);
-        if matches!(&taken, Err(failure) if failure.errno == libc::EBADF) {
-            std::thread::sleep(GONE);
-        }
-        *event = taken?;
-        Ok(())
-    }
-
     /// rdma_ack_cm_event(3).
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> MinusOne {
         entry::required(event, "event")?;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -17,6 +18,8 @@ pub enum GetError {
     WouldBlock,
     /// A signal handler ran.
     Interrupted,
+    /// The caller's limit is over.
+    NothingYet,
 }
 
 /// A queue of events in the order in which they happened, with a descriptor that is readable while there are any.
@@ -85,11 +88,17 @@ impl EventChannel {
     ///
     /// The event's owner waits in [`crate::Id::destroy`] until it is acknowledged.
     pub fn get(&self) -> Result<Event, GetError> {
+        self.get_within(None)
+    }
+
+    /// Like [`Self::get`], for `limit` and little more.
+    pub fn get_within(&self, limit: Option<Duration>) -> Result<Event, GetError> {
         loop {
-            let number = match self.doorbell.get() {
+            let number = match self.doorbell.get_within(limit) {
                 Ok(number) => number,
                 Err(ChannelError::WouldBlock) => return Err(GetError::WouldBlock),
                 Err(ChannelError::Interrupted) => return Err(GetError::Interrupted),
+                Err(ChannelError::NothingYet) => return Err(GetError::NothingYet),
             };
             let mut queue = self.queue.lock();
             // Gone when its owner was destroyed or migrated between the two queues.

@@ -61,7 +61,7 @@ fn client(cm: &Arc<Cm>, at: SocketAddr, seed: u64) {
                     }
                 }
                 Err(GetError::WouldBlock) => std::thread::yield_now(),
-                Err(GetError::Interrupted) => {}
+                Err(GetError::Interrupted | GetError::NothingYet) => {}
             }
             if ended {
                 break;

@@ -20,6 +20,8 @@ pub enum ChannelError {
     WouldBlock,
     /// A signal handler that does not restart calls has run (`EINTR`).
     Interrupted,
+    /// The caller's limit is over.
+    NothingYet,
 }
 
 #[derive(Default)]
@@ -117,6 +119,11 @@ impl Channel {
     /// The oldest event. Blocks until there is one, unless the descriptor is non-blocking; meanwhile the calling thread
     /// serves the sockets.
     pub fn get(&self) -> Result<u64, ChannelError> {
+        self.get_within(None)
+    }
+
+    /// Like [`Self::get`], for `limit` and little more.
+    pub fn get_within(&self, limit: Option<Duration>) -> Result<u64, ChannelError> {
         if let Some(event) = self.pop() {
             self.waits_elsewhere.store(true, Ordering::Relaxed);
             return Ok(event);
@@ -131,6 +138,8 @@ impl Channel {
         if let Some(event) = self.spin() {
             return Ok(event);
         }
+        let until = limit.map(|limit| sys::now() + limit);
+        let over = || until.is_some_and(|until| until <= sys::now());
         loop {
             let waited = match self.engine.lead() {
                 Some(leader) => {
@@ -138,18 +147,21 @@ impl Channel {
                     let mut result = Ok(());
                     // Looks before sleeping: an event pushed before `leading` was set woke nobody. Keeps the lead until there
                     // is an event: giving it up and taking it again wakes the background thread each time.
-                    while result.is_ok() && self.is_empty() {
-                        result = leader.wait();
+                    while result.is_ok() && self.is_empty() && !over() {
+                        result = leader.wait(limit);
                     }
                     result
                 }
-                None => self.descriptor.wait(),
+                None => self.descriptor.wait(limit),
             };
             if let Some(event) = self.pop() {
                 return Ok(event);
             }
             if waited == Err(Errno::INTR) && !fork::interruptions_restart() {
                 return Err(ChannelError::Interrupted);
+            }
+            if over() {
+                return Err(ChannelError::NothingYet);
             }
         }
     }

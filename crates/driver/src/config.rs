@@ -100,7 +100,12 @@ impl Config {
         });
         let device_per_interface = match lookup("UWARP_DEVICES").as_deref() {
             None | Some("" | "one") => false,
-            Some("per-interface") => true,
+            Some("per-interface") => {
+                tracing::warn!(
+                    "UWARP_DEVICES=per-interface is not built yet; there is one device with all addresses"
+                );
+                true
+            }
             Some(other) => {
                 odd("UWARP_DEVICES", other, "one, per-interface");
                 false

@@ -481,9 +481,9 @@ pub(crate) struct Leader<'a> {
 }
 
 impl Leader<'_> {
-    /// Sleeps until something was ready, and serves it.
-    pub(crate) fn wait(&self) -> Result<(), Errno> {
-        if self.engine.wait_once(None, false)?.woken {
+    /// Sleeps until something was ready, and serves it; no longer than `limit`.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
+        if self.engine.wait_once(limit, false)?.woken {
             self.engine.drain_wake();
             self.engine.exit_if_asked();
         }

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Once};
 
@@ -150,6 +150,13 @@ pub(crate) fn at_exit(f: extern "C" fn()) {
     if unsafe { libc::atexit(f) } != 0 {
         tracing::warn!("no exit handler could be installed; close connections before exiting");
     }
+}
+
+/// Closes a descriptor where a thread of the program may come by that was cancelled (`pthread_cancel`): it would be unwound
+/// out of a close through the C library.
+pub(crate) fn close(fd: OwnedFd) {
+    // SAFETY: it was owned, so nobody else closes it.
+    unsafe { rustix::io::close(fd.into_raw_fd()) }
 }
 
 /// Whether a descriptor has `O_NONBLOCK` set, by the program.

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use uwarp_llp::tcp::{self, Piece};
 
 use crate::engine::{Engine, Readiness, Source, Token};
+use crate::fork;
 
 /// How long it may take all in all.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -94,7 +95,7 @@ impl Linger {
         let Some(state) = guard.take() else { return };
         drop(guard);
         self.engine.deregister(state.token);
-        drop(state);
+        fork::close(state.fd);
         OPEN.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -38,7 +38,16 @@ impl Numbers {
                 return Ok(qpn);
             }
         }
-        let mut port = open_port().ok_or(VerbsError::NoResources("ports for queue pair numbers"))?;
+        let mut port = open_port().ok_or_else(|| {
+            tracing::warn!(
+                "no port for queue pairs: every 256 of a process need one that is free in TCP and UDP{}",
+                match &Config::get().ports {
+                    Some(range) => format!(" in UWARP_PORT_RANGE={}-{}", range.start(), range.end()),
+                    None => ", and two descriptors (see `ulimit -n`)".into(),
+                }
+            );
+            VerbsError::NoResources("ports for queue pair numbers")
+        })?;
         let qpn = port.take().ok_or(VerbsError::NoResources("queue pair numbers"))?;
         ports.push(port);
         Ok(qpn)

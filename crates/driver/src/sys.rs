@@ -51,10 +51,10 @@ impl Bell {
         let _ = rustix::io::read(&self.0, &mut count);
     }
 
-    /// Waits until it rings. Fails when a signal handler has run.
-    pub fn wait(&self) -> Result<(), Errno> {
+    /// Waits until it rings, `limit` at most. Fails when a signal handler has run.
+    pub fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        rustix::event::poll(&mut fds, None).map(|_| ())
+        rustix::event::poll(&mut fds, limit.map(timespec).as_ref()).map(|_| ())
     }
 }
 
@@ -102,10 +102,7 @@ impl Watch {
         mut tell: impl FnMut(u64, Readiness),
     ) -> Result<usize, Errno> {
         use epoll::EventFlags as F;
-        let spec = limit.map(|t| Timespec {
-            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: t.subsec_nanos().into(),
-        });
+        let spec = limit.map(timespec);
         let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; AT_ONCE];
         let (ready, _) = epoll::wait(&self.0, &mut raw[..], spec.as_ref())?;
         for event in ready.iter() {
@@ -120,6 +117,10 @@ impl Watch {
         }
         Ok(ready.len())
     }
+}
+
+fn timespec(t: Duration) -> Timespec {
+    Timespec { tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX), tv_nsec: t.subsec_nanos().into() }
 }
 
 fn interest() -> epoll::EventFlags {

@@ -34,7 +34,7 @@ pub(crate) fn start_if_wanted() {
             }
         }
     };
-    let out = Mutex::new(out);
+    let out = Mutex::new(Some(out));
     let start = Instant::now();
     trace::start(move |p: &Passing<'_>| {
         let arrow = match p.way {
@@ -43,7 +43,11 @@ pub(crate) fn start_if_wanted() {
         };
         let line = Line { header: *p.header, head: p.head, len: p.len };
         let text = format!("{:>11.6} qp {:#08x} {arrow} {line}\n", start.elapsed().as_secs_f64(), p.qpn);
-        // A trace that cannot be written is no reason to fail the program's traffic.
-        let _ = out.lock().write_all(text.as_bytes());
+        let mut out = out.lock();
+        // A trace that cannot be written is no reason to fail the program's traffic; one with a hole would mislead.
+        if let Err(error) = out.as_mut().map_or(Ok(()), |out| out.write_all(text.as_bytes())) {
+            *out = None;
+            tracing::error!("the trace ends here, it cannot be written any more: {error}");
+        }
     });
 }

@@ -279,8 +279,8 @@ impl Bell {
         world().change(|state| state.bells.insert(self.0, false));
     }
 
-    pub fn wait(&self) -> Result<(), Errno> {
-        wait_readable(self.0);
+    pub fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
+        world().sleep(Wait::Bell(self.0), limit.map(from_now));
         Ok(())
     }
 }

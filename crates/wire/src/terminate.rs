@@ -164,7 +164,7 @@ pub const LAYER_LLP: u8 = 2;
 pub static ERRORS: [(TerminateError, (u8, u8, u8), &str); 33] = {
     use TerminateError as E;
     [
-        (E::LocalCatastrophic, (0, 0, 0x00), "the peer's RNIC failed"),
+        (E::LocalCatastrophic, (0, 0, 0x00), "the end that terminates has failed"),
         (E::RemoteProtection(RemoteProtection::InvalidStag), (0, 1, 0x00), "invalid STag"),
         (E::RemoteProtection(RemoteProtection::BaseOrBounds), (0, 1, 0x01), "base or bounds violation"),
         (E::RemoteProtection(RemoteProtection::AccessRights), (0, 1, 0x02), "access rights violation"),

@@ -61,7 +61,7 @@ fn terminate_table() {
         writeln!(table, "{error} {headers}").unwrap();
     }
     insta::assert_snapshot!(table, @r"
-    RDMAP: the peer's RNIC failed (0/0/00) alone
+    RDMAP: the end that terminates has failed (0/0/00) alone
     RDMAP: invalid STag (0/1/00) with ddp, rdmap
     RDMAP: base or bounds violation (0/1/01) with ddp, rdmap
     RDMAP: access rights violation (0/1/02) with ddp, rdmap

@@ -180,7 +180,7 @@ pub struct PictureOptions {
 pub struct RunOptions {
     /// Log to standard error: error, warn, info, debug or trace, or a filter such as warn,uwarp_cm=debug [default:
     /// warn]
-    #[arg(long, value_name = "LEVEL", env = "UWARP_LOG", hide_env_values = true)]
+    #[arg(long, value_name = "LEVEL", env = "UWARP_LOG", hide_env_values = true, value_parser = log_filter)]
     pub log: Option<String>,
     /// Write a trace of every iWARP segment to FILE; `-` is standard error
     #[arg(long, value_name = "FILE", env = "UWARP_TRACE", hide_env_values = true)]
@@ -229,7 +229,7 @@ pub enum View {
 pub enum DeviceModel {
     /// uwarp0 with every address
     One,
-    /// uwarp0, uwarp1 and so on
+    /// uwarp0, uwarp1 and so on: not built yet, treated as one
     PerInterface,
 }
 
@@ -247,6 +247,20 @@ pub enum Progress {
     Auto,
     /// A thread that never sleeps
     Spin,
+}
+
+/// A bare word that is no level is taken by the filter for a part of the program, and everything else falls silent.
+fn log_filter(text: &str) -> Result<String, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let odd = text.split(',').map(str::trim).find(|part| {
+        let level = part.rsplit_once('=').map_or(*part, |(_, level)| level).to_ascii_lowercase();
+        let names_a_part = !part.contains('=') && (part.starts_with("uwarp") || part.contains('['));
+        !(part.is_empty() || names_a_part || LEVELS.contains(&level.as_str()))
+    });
+    match odd {
+        Some(part) => Err(format!("{part} names no level; they are {}", LEVELS.join(", "))),
+        None => Ok(text.to_owned()),
+    }
 }
 
 /// `--port-range`: two ports, both included.

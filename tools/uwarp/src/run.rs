@@ -10,6 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cli::RunArgs;
 use crate::complain;
+use crate::doctor::settings;
 use crate::elf::{self, Facts};
 use crate::libdir::{self, SONAMES};
 use crate::program::{self, Caller};
@@ -92,6 +93,9 @@ fn warnings(path: &Path, libdir: &Path) -> Vec<String> {
             file.display(),
             secure_remedy(&file)
         ));
+    }
+    if let Some(found) = settings::preloaded(Some(libdir), env::var_os("LD_PRELOAD")) {
+        warnings.push(format!("{found}. Take it out of LD_PRELOAD"));
     }
     let Ok(Some(facts)) = Facts::read(&file) else { return warnings };
     if facts.is_static() {

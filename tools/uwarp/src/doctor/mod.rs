@@ -3,7 +3,7 @@
 mod host;
 mod library;
 mod program;
-mod settings;
+pub mod settings;
 
 use std::process::ExitCode;
 

@@ -30,7 +30,7 @@ fn settings(mut variables: Vec<(String, OsString)>) -> Check {
         .mut_args(|option| option.env(None));
     let with_variables = Cli::command().find_subcommand("run").cloned().unwrap_or_default();
     for (variable, value) in &variables {
-        if variable == LIBDIR_VARIABLE {
+        if variable == LIBDIR_VARIABLE || variable == "UWARP_PEER" {
             continue;
         }
         let Some(option) =
@@ -79,12 +79,7 @@ fn is_boolean(value: &OsStr) -> bool {
 /// What is set outside `uwarp run` decides for programs that are started without it.
 fn loader_path(libdir: Option<&Path>, search: Option<OsString>, preload: Option<OsString>) -> Check {
     let name = "loader";
-    let preload = preload.unwrap_or_default().to_string_lossy().into_owned();
-    let preloaded = preload
-        .split([':', ' '])
-        .find(|entry| Path::new(entry).file_name().and_then(OsStr::to_str).is_some_and(is_soname));
-    if let Some(library) = preloaded {
-        let found = format!("LD_PRELOAD names {library}, which comes before LD_LIBRARY_PATH");
+    if let Some(found) = preloaded(libdir, preload) {
         return Check::fail(name, found, "take it out of LD_PRELOAD");
     }
     let search = search.unwrap_or_default();
@@ -100,6 +95,16 @@ fn loader_path(libdir: Option<&Path>, search: Option<OsString>, preload: Option<
         ),
         (None, _) => Check::ok(name, "LD_LIBRARY_PATH and LD_PRELOAD name no other libibverbs or librdmacm"),
     }
+}
+
+/// Says so if `LD_PRELOAD` names a library in whose place the loader should take ours.
+pub fn preloaded(libdir: Option<&Path>, preload: Option<OsString>) -> Option<String> {
+    let preload = preload.unwrap_or_default().to_string_lossy().into_owned();
+    let library = preload.split([':', ' ']).map(Path::new).find(|entry| {
+        entry.file_name().and_then(OsStr::to_str).is_some_and(is_soname)
+            && entry.canonicalize().ok().is_none_or(|library| library.parent() != libdir)
+    })?;
+    Some(format!("LD_PRELOAD names {}, which comes before LD_LIBRARY_PATH", library.display()))
 }
 
 fn is_soname(file: &str) -> bool {
