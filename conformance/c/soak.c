@@ -786,15 +786,21 @@ static void *worker(void *arg)
 	}
 }
 
+/* A bar where somebody looks on, and a line for each round where it is kept. */
 static void progress(uint64_t passed, uint64_t all, const struct sample *s)
 {
-	int done = (int)(passed * 30 / all);
+	uint64_t part = passed < all ? passed : all;
 
-	if (!isatty(STDERR_FILENO))
+	if (isatty(STDERR_FILENO))
+		/* On one line of eighty. */
+		fprintf(stderr, "\r[%-20.*s] %3lu %%  %lu connections, %lu KiB, %u descriptors ", (int)(part * 20 / all),
+			"####################", (unsigned long)(part * 100 / all), s->connections, s->rss / 1024, s->fds);
+	if (isatty(STDERR_FILENO) && isatty(STDOUT_FILENO))
 		return;
-	fprintf(stderr, "\r[%-*.*s] %3lu %%  %lu connections, %lu completions, %lu KiB resident, %u descriptors  ", 30,
-		done > 30 ? 30 : done, "##############################", (unsigned long)(passed * 100 / all), s->connections,
-		atomic_load(&completions), s->rss / 1024, s->fds);
+	printf("# %lu s: %lu connections, %lu completions, %lu KiB resident, %lu KiB heap, %u descriptors, %u threads, "
+	       "%u watched\n", (unsigned long)passed / 1000, s->connections, atomic_load(&completions), s->rss / 1024,
+	       s->heap / 1024, s->fds, s->threads, s->watched);
+	fflush(stdout);
 }
 
 static void flat(const struct sample *first, const struct sample *last)
@@ -861,10 +867,6 @@ int main(int argc, char **argv)
 		if (++rounds == 2)
 			last = first = look_in_peace(&last);
 		progress(now_ms() - start, all, &last);
-		printf("# %lu s: %lu connections, %lu completions, %lu KiB resident, %lu KiB heap, %u descriptors, %u threads, "
-		       "%u watched\n", (unsigned long)(now_ms() - start) / 1000, last.connections, atomic_load(&completions),
-		       last.rss / 1024, last.heap / 1024, last.fds, last.threads, last.watched);
-		fflush(stdout);
 	} while (rounds < 4 || now_ms() - start < all);
 	if (isatty(STDERR_FILENO))
 		fprintf(stderr, "\n");
