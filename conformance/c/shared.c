@@ -21,7 +21,7 @@ static struct hub {
 	int count;
 } hub;
 
-static char slots[64 * SLOT], out[PAIRS * SLOT];
+static char slots[64 * SLOT], out[3 * PAIRS * SLOT];
 
 static struct ibv_srq *make_srq(struct ibv_pd *pd, uint32_t max_wr, uint32_t max_sge)
 {
@@ -86,12 +86,17 @@ static struct pair *join(void)
 	return p;
 }
 
+static void post_from(int n, int slot, char fill, size_t length)
+{
+	struct ibv_sge sge = sge_of(hub.client_mr[n], (size_t)slot * SLOT, length);
+
+	memset(out + slot * SLOT, fill, length);
+	MUST(post(&hub.pairs[n].c, IBV_WR_SEND, IBV_SEND_SIGNALED, &sge, 1, 0, 0, 1) == 0);
+}
+
 static void send_from(int n, char fill, size_t length)
 {
-	struct ibv_sge sge = sge_of(hub.client_mr[n], (size_t)n * SLOT, length);
-
-	memset(out + n * SLOT, fill, length);
-	MUST(post(&hub.pairs[n].c, IBV_WR_SEND, IBV_SEND_SIGNALED, &sge, 1, 0, 0, 1) == 0);
+	post_from(n, n, fill, length);
 	MUST(poll_one(hub.pairs[n].c.scq).status == IBV_WC_SUCCESS);
 }
 
@@ -278,10 +283,10 @@ static void sharing(void)
 		check(wc.byte_len == 100 + (uint32_t)n && filled(wc.wr_id, (char)('a' + n), wc.byte_len), "the bytes", "%u",
 		      wc.byte_len);
 	}
-	/* Now there are none: three Sends of each wait. */
+	/* Now there are none: three Sends of each wait, and as RoCE so do their completions. */
 	for (int round = 0; round < 3; round++)
 		for (int n = 0; n < PAIRS; n++)
-			send_from(n, (char)('A' + n + PAIRS * round), 1000);
+			post_from(n, n + PAIRS * round, (char)('A' + n + PAIRS * round), 1000);
 	check(quiet(hub.cq), "without receives nothing completes", "a completion");
 	for (int round = 0; round < 3; round++) {
 		bool each = true;
@@ -300,6 +305,8 @@ static void sharing(void)
 	}
 	check(rounds == 3, "each refill serves each one that waits, in the order of its Sends", "%d of 3 rounds", rounds);
 	check(quiet(hub.cq), "and no more", "a completion");
+	for (int n = 0; n < 3 * PAIRS; n++)
+		MUST(poll_one(hub.pairs[n % PAIRS].c.scq).status == IBV_WC_SUCCESS);
 	leave();
 }
 

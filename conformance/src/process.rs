@@ -82,6 +82,11 @@ impl Cmd {
         self
     }
 
+    /// Sets several.
+    pub fn envs(self, variables: &[(&str, &str)]) -> Cmd {
+        variables.iter().fold(self, |cmd, (name, value)| cmd.env(name, value))
+    }
+
     /// Takes an environment variable away.
     pub fn unset(mut self, name: impl AsRef<OsStr>) -> Cmd {
         self.unset.push(name.as_ref().to_owned());

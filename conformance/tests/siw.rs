@@ -291,13 +291,19 @@ fn cell(state: &State, setting: &Setting, role: Role, program: &str, arguments: 
             }
             cmd.limit(Duration::from_secs(20))
         };
-        let wire = Wire { lab, ours: &ours, role };
+        // perftest wants both ends to be of one kind; rping does not look.
+        let as_iwarp = |line: String| ours(line).env("UWARP_VIEW", "iwarp");
         match program {
             "rping" => {
+                let wire = Wire { lab, ours: &ours, role };
                 wire.rping(20, 64)?;
-                wire.rping(5, 65535)
+                wire.rping(5, 65535)?;
+                Wire { lab, ours: &as_iwarp, role }.rping(20, 64)
             }
-            tool => pair::despite_perftests_race(|| wire.perftest(tool, arguments)),
+            tool => {
+                let wire = Wire { lab, ours: &as_iwarp, role };
+                pair::despite_perftests_race(|| wire.perftest(tool, arguments))
+            }
         }
     })
 }

@@ -126,7 +126,7 @@ fn run(dist: &Outcome<Dist>, net: &Network, case: &Case) -> Outcome {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dat-{device}.conf"));
         let row = format!("uwarp u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 \"{device} 0\" \"\"\n");
         std::fs::write(&file, row).context(file.display())?;
-        Ok(cmd.env("DAT_OVERRIDE", file).env("UWARP_VIEW", "roce"))
+        Ok(cmd.env("DAT_OVERRIDE", file))
     };
     let (mut server, mut client) = (over(server, place.server), over(client, place.client));
     if matches!(case.program, Dtestx) {

@@ -268,6 +268,11 @@ unsafe fn port_attr(
     Ok(())
 }
 
+/// `active_mtu` of the port, and the MTU of paths from it.
+pub fn active_mtu() -> ibv_mtu {
+    mtu(primary().unwrap_or_default().mtu)
+}
+
 /// The largest of InfiniBand's packet sizes that fits the interface's.
 fn mtu(bytes: u32) -> ibv_mtu {
     match bytes {

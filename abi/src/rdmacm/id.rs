@@ -13,7 +13,7 @@ use uwarp_cm::{CmError, Id, State};
 use super::{address, channel, device, event};
 use crate::entry;
 use crate::entry::{Failure, MinusOne};
-use crate::ibverbs::query::gid_of;
+use crate::ibverbs::query::{self, gid_of};
 use crate::ibverbs::view;
 use crate::object::{self, Object, Visible, look, zeroed};
 
@@ -202,7 +202,7 @@ impl CId {
             (*record).numb_path = 1;
             (*record).pkey = 0xFFFF;
             (*record).mtu_selector = 2;
-            (*record).mtu = IBV_MTU_4096 as u8;
+            (*record).mtu = query::active_mtu() as u8;
             (*record).rate_selector = 2;
             (*record).rate = IBV_RATE_10_GBPS as u8;
             (*record).packet_life_time_selector = 2;

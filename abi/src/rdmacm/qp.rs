@@ -15,6 +15,7 @@ use crate::ibverbs::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::ibverbs::device::Context;
 use crate::ibverbs::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::ibverbs::qp::{CQp, create_qp_ex, ibv_destroy_qp};
+use crate::ibverbs::query;
 use crate::ibverbs::srq::{ibv_create_srq, ibv_destroy_srq};
 use crate::ibverbs::view;
 use crate::object::{look, zeroed};
@@ -270,7 +271,7 @@ unsafe fn infiniband_attributes(cid: &CId, attr: &mut ibv_qp_attr) -> Result<u32
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.hop_limit = 64;
             attr.ah_attr.port_num = 1;
-            attr.path_mtu = IBV_MTU_4096;
+            attr.path_mtu = query::active_mtu();
             attr.dest_qp_num = peer.qp_num;
             attr.rq_psn = 0;
             attr.max_dest_rd_atomic = peer.initiator_depth;

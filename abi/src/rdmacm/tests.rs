@@ -127,7 +127,9 @@ fn a_connection_by_events() {
         assert_eq!(u16::from_be(rdma_get_dst_port(active)), port);
         assert_eq!(outcome(rdma_resolve_route(active, 2000)), Ok(()));
         take(client, RDMA_CM_EVENT_ROUTE_RESOLVED);
-        assert_eq!((*active).route.num_paths, 0, "iWARP has no path records");
+        assert_eq!((*active).route.num_paths, 1, "as RoCE there is a path record");
+        let path = &*(*active).route.path_rec;
+        assert_eq!((path.sgid.raw, path.pkey), ((*active).route.addr.addr.ibaddr.sgid.raw, 0xFFFF));
 
         let mut wanted = attr();
         assert_eq!(outcome(rdma_create_qp(active, null_mut(), &raw mut wanted)), Ok(()));

@@ -226,7 +226,11 @@ impl Peer {
     pub fn sinks(&mut self, count: usize) -> Outcome<Vec<u32>> {
         (0..count)
             .map(|_| {
-                let seen = self.segment()?;
+                let mut seen = self.segment()?;
+                // Acknowledgements of what was placed, between uwarp ends.
+                while seen.opcode() == UWARP_ACK {
+                    seen = self.segment()?;
+                }
                 require!(seen.opcode() == super::encode::READ_REQUEST, "no Read Request: {seen:?}");
                 Ok(seen.word(18))
             })
@@ -240,6 +244,8 @@ impl Peer {
         Ok(seen)
     }
 }
+
+const UWARP_ACK: u8 = 0xF;
 
 /// The other end is not there any more.
 fn gone(kind: ErrorKind) -> bool {

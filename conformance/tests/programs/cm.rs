@@ -9,7 +9,7 @@ use uwarp_conformance::process::{Cmd, Output};
 use uwarp_conformance::topology::{Place, free_port};
 use uwarp_conformance::{Context, Outcome, require};
 
-use super::{Scratch, World};
+use super::{Env, Scratch, World};
 
 /// For programs that a busy machine slows down.
 const LONG: Duration = Duration::from_secs(60);
@@ -57,13 +57,13 @@ impl World {
     }
 
     /// rping whose ends make their queue pairs themselves (`-q`), or one of them.
-    pub fn rping_by_number(&self, view: &str, place: Place<'_>) -> Outcome {
+    pub fn rping_by_number(&self, env: Env, place: Place<'_>) -> Outcome {
         for (server_q, client_q) in [(" -q", " -q"), (" -q", ""), ("", " -q")] {
             let (port, size) = (free_port(), 1000);
             let server = format!("rping -s -v -a {} -p {port} -S {size}{server_q}", place.address);
             let client = format!("rping -c -v -V -a {} -p {port} -C 20 -S {size}{client_q}", place.address);
-            let server = self.over_uwarp(&server, place.server)?.env("UWARP_VIEW", view);
-            let client = self.over_uwarp(&client, place.client)?.env("UWARP_VIEW", view);
+            let server = self.over_uwarp(&server, place.server)?.envs(env);
+            let client = self.over_uwarp(&client, place.client)?.envs(env);
             super::check_rping(&pair::run(&server, &client, port)?, 20, size)?;
         }
         Ok(())
@@ -154,10 +154,10 @@ impl World {
     pub fn dtestx(&self, place: Place<'_>) -> Outcome {
         let at = Dapl::new()?;
         let line = "dtestx -P uwarp -s";
-        let server = self.over_dapl(line, place.address, &at, place.server)?.env("UWARP_VIEW", "roce");
+        let server = self.over_dapl(line, place.address, &at, place.server)?;
         let line = format!("dtestx -P uwarp -h {}", place.address);
         let client = self.over_dapl(&line, client_address(place), &at, place.client)?;
-        let ends = pair::run(&server, &client.env("UWARP_VIEW", "roce"), 15828)?;
+        let ends = pair::run(&server, &client, 15828)?;
         for out in [&ends.server, &ends.client] {
             check::has(out, "RDMA_WRITE_WITH_IMMEDIATE_DATA test - PASSED")?;
             check::has(out, "IB extension test - immed/atomic test PASSED")?;

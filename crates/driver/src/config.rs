@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum View {
     /// RNIC, transport iWARP.
-    #[default]
     Iwarp,
-    /// Transport InfiniBand, link layer Ethernet.
+    /// Transport InfiniBand, link layer Ethernet. Why it is the default: docs/adr/008.
+    #[default]
     Roce,
     /// Transport and link layer InfiniBand.
     Ib,
@@ -36,6 +36,8 @@ pub struct Config {
     pub device_per_interface: bool,
     /// `UWARP_PEER=off`: use no reserved bits to find out whether the peer is uwarp.
     pub find_uwarp_peers: bool,
+    /// `UWARP_ASK=on`: in the roce and ib views, ask strangers what they have placed.
+    pub ask: bool,
     /// `UWARP_STAT=off`: `uwarp stat` does not see this process.
     pub stat: bool,
     /// `UWARP_GUARD=off`: no handler for faults at registered memory.
@@ -64,12 +66,12 @@ impl Config {
             }
         };
         let view = match lookup("UWARP_VIEW").as_deref() {
-            None | Some("" | "iwarp") => View::Iwarp,
-            Some("roce") => View::Roce,
+            None | Some("" | "roce") => View::Roce,
+            Some("iwarp") => View::Iwarp,
             Some("ib") => View::Ib,
             Some(other) => {
                 odd("UWARP_VIEW", other, "iwarp, roce, ib");
-                View::Iwarp
+                View::Roce
             }
         };
         let mpa_revision = match lookup("UWARP_MPA_REVISION").as_deref() {
@@ -121,6 +123,7 @@ impl Config {
             ports,
             device_per_interface,
             find_uwarp_peers: switch("UWARP_PEER", true),
+            ask: switch("UWARP_ASK", false),
             stat: switch("UWARP_STAT", true),
             guard: switch("UWARP_GUARD", true),
         }
@@ -139,7 +142,7 @@ mod tests {
     fn defaults_are_the_standard() {
         let c = from(&[]);
         assert!(c.crc && !c.markers && !c.strict && !c.spin && c.find_uwarp_peers);
-        assert_eq!((c.view, c.mpa_revision, c.ports), (View::Iwarp, 2, None));
+        assert_eq!((c.view, c.mpa_revision, c.ports), (View::Roce, 2, None));
     }
 
     #[test]

@@ -64,6 +64,17 @@ impl Scene {
         self.world.post_send(side, &SendWr { wr_id: 0, op, flags, sges: &[sge] }).unwrap();
     }
 
+    /// Work requests in one list.
+    fn post_list(&mut self, side: Side, ops: &[SendOp], len: u32) {
+        let sge = self.sge(side, len);
+        let (last, others) = ops.split_last().unwrap();
+        for op in others {
+            let wr = SendWr { wr_id: 0, op: *op, flags: SendFlags::SIGNALED, sges: &[sge] };
+            self.world.end(side).core.post_send(&wr).unwrap();
+        }
+        self.post(side, *last, len);
+    }
+
     fn write(&self, side: Side, to: u64) -> SendOp {
         SendOp::Write { stag: self.remote[side.peer().index()].stag(), to }
     }
@@ -213,6 +224,146 @@ fn placement_is_acknowledged_once_for_many() {
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=4
+    "##);
+}
+
+/// Strangers whose completions mean placement: one question at a time.
+fn asking(ord: u16) -> [StreamParams; 2] {
+    strangers().map(|p| StreamParams { placement_reads: true, ord, ..p })
+}
+
+#[test]
+fn a_stranger_is_asked_once_for_many() {
+    let mut s = Scene::new(asking(1));
+    let write = s.write(A, 0);
+    s.post_list(A, &[write; 3], 8);
+    s.world.settle();
+    assert_eq!(s.world.end(A).sends().len(), 3);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=0/0x0 src=0/0x0 size=0
+    0.020 B ReadResp L stag=0 to=0x0 len=0
+    "##);
+}
+
+/// With many to send it does not wait for the last: the second question takes in all that went out since the first.
+#[test]
+fn a_stranger_is_asked_on_the_way() {
+    let mut s = Scene::new(asking(4));
+    let write = s.write(A, 0);
+    s.post_list(A, &[write; 40], 8);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=0/0x0 src=0/0x0 size=0
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.020 B ReadResp L stag=0 to=0x0 len=0
+    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=0/0x0 src=0/0x0 size=0
+    0.060 B ReadResp L stag=0 to=0x0 len=0
+    "##);
+}
+
+/// The Response to a Read of the program's says as much, and its place is not taken away.
+#[test]
+fn a_read_of_the_programs_asks_too() {
+    let mut s = Scene::new(asking(1));
+    let (write, read) = (s.write(A, 0), s.read(A, 0));
+    s.post_list(A, &[write, read, write], 8);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#2/0x0 src=#1/0x0 size=8
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.020 B ReadResp L stag=#2 to=0x0 len=8
+    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=0/0x0 src=0/0x0 size=0
+    0.060 B ReadResp L stag=0 to=0x0 len=0
+    "##);
+}
+
+#[test]
+fn a_stranger_without_read_depth_is_not_asked() {
+    let mut s = Scene::new(asking(0));
+    let write = s.write(A, 0);
+    s.post(A, write, 8);
+    s.world.settle();
+    assert_eq!(s.world.end(A).sends().len(), 1);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=#1 to=0x0 len=8
+    "##);
+}
+
+/// What a stranger found good completes; the one that it ends the stream for is named.
+#[test]
+fn a_stranger_ends_the_stream_for_the_oldest_not_answered() {
+    let mut s = Scene::new(asking(1));
+    let (good, bad) = (s.write(A, 0), s.write(A, SIZE as u64 - 4));
+    s.post(A, good, 8);
+    s.world.settle();
+    s.post(A, bad, 8);
+    s.post(A, SEND, 8);
+    s.world.settle();
+    let status: Vec<WcStatus> = s.world.end(A).sends().iter().map(|wc| wc.status).collect();
+    assert_eq!(status, [WcStatus::Success, WcStatus::RemAccessErr, WcStatus::WrFlushErr]);
+}
+
+/// Between uwarp ends too, in one turn: what was good is acknowledged before the Terminate.
+#[test]
+fn the_good_is_acknowledged_before_a_terminate() {
+    let mut s = Scene::new(uwarp().map(|p| StreamParams { placement_acks: true, ..p }));
+    let (good, bad) = (s.write(A, 0), s.write(A, SIZE as u64 - 4));
+    s.post_list(A, &[good, bad, good], 8);
+    s.world.settle();
+    let status: Vec<WcStatus> = s.world.end(A).sends().iter().map(|wc| wc.status).collect();
+    assert_eq!(status, [WcStatus::Success, WcStatus::RemAccessErr, WcStatus::WrFlushErr]);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x3fffc len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.020 B Ack L qn=ack msn=1 mo=0 completed=2
+    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01) segment=22 [Write L stag=#2 to=0x3fffc]
     "##);
 }
 

@@ -168,7 +168,7 @@ pub struct BenchEndArgs {
 /// What the device looks like to programs. The wire is iWARP whatever is chosen.
 #[derive(Args, Default)]
 pub struct PictureOptions {
-    /// Show the device as an iWARP RNIC, as RoCE v2 or as InfiniBand [default: iwarp]
+    /// Show the device as an iWARP RNIC, as RoCE v2 or as InfiniBand [default: roce]
     #[arg(long = "as", value_name = "VIEW", env = "UWARP_VIEW", hide_env_values = true)]
     pub view: Option<View>,
     /// Show one device with all addresses, or one for each interface [default: one]
@@ -204,6 +204,10 @@ pub struct RunOptions {
     /// The ports that queue pairs may listen on, for firewalls [default: any]
     #[arg(long, value_name = "FIRST-LAST", env = "UWARP_PORT_RANGE", hide_env_values = true)]
     pub port_range: Option<PortRange>,
+    /// In the roce and ib views, ask peers that are not uwarp what they have placed, by RDMA Reads of no bytes, before
+    /// a Send or Write completes; not with Linux siw, which answers some of them wrongly [default: off]
+    #[arg(long, value_name = "on|off", env = "UWARP_ASK", hide_env_values = true)]
+    pub ask: Option<Switch>,
     /// Let `uwarp stat` see the program [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true)]
     pub stat: Option<Switch>,
@@ -316,6 +320,7 @@ impl RunOptions {
                 "UWARP_PORT_RANGE",
                 self.port_range.map(|range| format!("{}-{}", range.first, range.last).into()),
             ),
+            ("UWARP_ASK", self.ask.map(word)),
             ("UWARP_STAT", self.stat.map(word)),
             ("UWARP_GUARD", self.guard.map(word)),
         ]
@@ -366,6 +371,7 @@ mod tests {
             ("UWARP_STRICT", &["--strict"], "1"),
             ("UWARP_PROGRESS", &["--progress", "spin"], "spin"),
             ("UWARP_PORT_RANGE", &["--port-range", "20000-20015"], "20000-20015"),
+            ("UWARP_ASK", &["--ask", "on"], "on"),
             ("UWARP_STAT", &["--stat", "off"], "off"),
             ("UWARP_GUARD", &["--guard", "off"], "off"),
         ];

@@ -161,6 +161,8 @@ impl Id {
             first_fpdu_delay: if stranger_client { STRANGER_FIRST_FPDU } else { Duration::ZERO },
             rnr_timeout: rnr_limit(param.rnr_retry_count, qp.query().min_rnr_timer),
             placement_acks: acknowledges(negotiated),
+            // Without enhanced set-up nobody knows how many Reads the peer takes; one too many would end the stream.
+            placement_reads: Config::get().ask && placement_acks() && negotiated.peer_enhanced.is_some(),
             strict: false,
         };
         tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");

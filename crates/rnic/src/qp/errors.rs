@@ -86,7 +86,13 @@ impl QpCore {
         }
         tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
         self.counters.terminates_sent += 1;
+        let clean = stream.out.is_empty();
         if stream.cut() {
+            // What was good is told first: the peer takes its oldest message without an acknowledgement for the bad one. (Not behind an
+            // acknowledgement that was dropped here, which would leave a gap in their numbers.)
+            if clean && stream.owes_ack() {
+                stream.emit_ack();
+            }
             let terminate = Terminate::new(error, struck);
             let mut bytes = [0u8; Terminate::MAX_LEN];
             let len = terminate.emit(&mut bytes);

@@ -172,6 +172,8 @@ pub struct StreamParams {
     pub rnr_timeout: Option<Duration>,
     /// Sends and Writes complete when the peer acknowledged their placement (uwarp peers only).
     pub placement_acks: bool,
+    /// The same toward a stranger, where an RDMA Read of no bytes behind them has to come back. Needs a read depth.
+    pub placement_reads: bool,
     /// Stage and check every FPDU before placing it.
     pub strict: bool,
 }
@@ -204,6 +206,7 @@ impl Default for StreamParams {
             first_fpdu_delay: Duration::ZERO,
             rnr_timeout: None,
             placement_acks: false,
+            placement_reads: false,
             strict: false,
         }
     }
@@ -600,6 +603,21 @@ impl QpCore {
     /// How long such a wait may last.
     pub fn rnr_timeout(&self) -> Option<Duration> {
         self.stream.as_ref().and_then(|s| s.params.rnr_timeout)
+    }
+
+    /// Whether the peer, whose work requests complete with that, has not been told of all that is placed.
+    #[inline]
+    pub fn owes_ack(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::owes_ack)
+    }
+
+    /// Whether that is all there is to send, and may wait for company. The owner who lets it sees to it that [`Self::build`] is called
+    /// soon, and in any case before the stream ends.
+    pub fn ack_may_wait(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| {
+            let idle = s.out.is_empty() && s.tx.idle() && s.requests.is_empty() && s.aside.is_empty();
+            s.ack_may_wait() && idle && !s.stalled && !self.sq.has_unsent()
+        })
     }
 
     /// Whether the send queue and everything cut from it is gone to the lower layer and completed.

@@ -90,6 +90,11 @@ impl SendQueue {
         self.next < self.end()
     }
 
+    /// The next work request to be cut into segments, if there is one, is no RDMA Read.
+    pub fn next_is_no_read(&self) -> bool {
+        self.slot(self.next).is_none_or(|slot| !matches!(slot.op, SendOp::Read { .. }))
+    }
+
     pub fn slot(&self, number: u64) -> Option<&SqSlot> {
         self.slots.get(usize::try_from(number.checked_sub(self.head)?).ok()?)
     }

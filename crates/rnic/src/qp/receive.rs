@@ -105,21 +105,24 @@ impl Struck {
 /// Where the response to a read of ours goes.
 #[derive(Debug)]
 pub(super) struct ReadSink {
-    /// Slot of the send queue; none for a ready-to-receive frame.
+    /// Slot of the send queue; none for a Read of no bytes of our own making.
     pub slot: Option<u64>,
     pub stag: u32,
     pub total: u32,
     pub received: u32,
     pub msn: u32,
+    /// Messages that went out before its request, so far.
+    pub behind: u64,
 }
 
 impl ReadSink {
-    pub fn new(slot: u64, stag: u32, total: u32, msn: u32) -> Self {
-        Self { slot: Some(slot), stag, total, received: 0, msn }
+    pub fn new(slot: u64, stag: u32, total: u32, msn: u32, behind: u64) -> Self {
+        Self { slot: Some(slot), stag, total, received: 0, msn, behind }
     }
 
-    pub fn rtr() -> Self {
-        Self { slot: None, stag: 0, total: 0, received: 0, msn: 1 }
+    /// Of a Read of no bytes: a ready-to-receive frame, or one that asks whether messages are placed.
+    pub fn empty(msn: u32, behind: u64) -> Self {
+        Self { slot: None, stag: 0, total: 0, received: 0, msn, behind }
     }
 }
 
@@ -580,9 +583,12 @@ impl QpCore {
                 }
                 if segment.last()
                     && let Some(sink) = stream.reads.pop_front()
-                    && let Some(number) = sink.slot
                 {
-                    self.read_done(number);
+                    stream.answered(&sink);
+                    match sink.slot {
+                        Some(number) => self.read_done(number),
+                        None => self.retire(),
+                    }
                 }
             }
             (

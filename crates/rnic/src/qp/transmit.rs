@@ -32,6 +32,10 @@ const AHEAD_RUNS: usize = 128;
 const LEAD: u64 = 192;
 /// The peer is told of its placed messages in lots of this many. Less than [`LEAD`], or the last ones never complete.
 const TELL_EVERY: u64 = 96;
+/// Where completion means placement, the peer is told no later than this.
+const TELL_SOON: u64 = 16;
+/// Toward strangers, with so many messages that are not known to be placed the question goes out, though more are to follow.
+const ASK_AFTER: u64 = 16;
 
 /// The message being cut, and what the untagged queues are numbered to.
 #[derive(Debug)]
@@ -128,8 +132,9 @@ impl Stream {
                 // Nothing is placed, so STag and offset are free: between uwarp ends they say who we are.
                 let (stag, to) = if self.params.peer_is_uwarp { self.params.rtr_stag_to } else { (0, 0) };
                 self.emit_message(Message::Tagged { opcode: Opcode::Write, stag, to }, &[]);
-                // The peer counts it among what it has placed.
+                // A uwarp peer counts it among what it has placed; of a stranger nobody asks it.
                 self.tx.messages += 1;
+                self.acked = u64::from(!self.params.peer_is_uwarp);
                 self.established = super::Established::Untold;
             }
             Rtr::SendRead => {
@@ -140,7 +145,7 @@ impl Stream {
                     source_stag: 0,
                     source_to: 0,
                 });
-                self.reads.push_back(ReadSink::rtr());
+                self.reads.push_back(ReadSink::empty(self.tx.read_msn, 0));
             }
             Rtr::None if self.params.initiator => self.established = super::Established::Untold,
             // Without peer-to-peer the first FPDU may be long in coming; what is posted waits, but the connection is up.
@@ -251,15 +256,61 @@ impl Stream {
     /// The last message whose work request may complete once the lower layer has taken it.
     pub(super) fn completes_to(&self) -> u64 {
         match (self.params.peer_is_uwarp, self.params.placement_acks) {
-            // Toward strangers nothing tells what is placed.
+            // Strangers do not tell what is placed; they can be asked.
+            (false, _) if self.asks() => self.acked,
             (false, _) => u64::MAX,
             (true, true) => self.acked,
             (true, false) => self.acked.saturating_add(LEAD),
         }
     }
 
+    /// Whether a stranger is asked for what is placed.
+    fn asks(&self) -> bool {
+        self.params.placement_reads && !self.params.peer_is_uwarp && self.params.ord > 0
+    }
+
+    /// Asks a stranger whether all messages so far are placed, if it is time: by an RDMA Read of no bytes, whose Response comes when all
+    /// before it is placed (RFC 5040 section 5.5). One is under way at a time, and none where the Read of a work request asks
+    /// already. `last`: nothing else follows for now.
+    #[cold]
+    #[inline(never)]
+    fn ask(&mut self, last: bool) {
+        if !self.asks() || self.reads.len() >= usize::from(self.params.ord) {
+            return;
+        }
+        let asked = self.reads.iter().map(|read| read.behind).max().unwrap_or(0).max(self.acked);
+        let new = self.tx.messages.saturating_sub(asked);
+        let enough = if last { 1 } else { ASK_AFTER };
+        if new < enough || self.reads.iter().any(|read| read.slot.is_none()) {
+            return;
+        }
+        self.emit_read_request(ReadRequest {
+            sink_stag: 0,
+            sink_to: 0,
+            size: 0,
+            source_stag: 0,
+            source_to: 0,
+        });
+        self.reads.push_back(ReadSink::empty(self.tx.read_msn, self.tx.messages));
+        self.look_past_waiting();
+    }
+
+    /// The Response to a Read is whole: messages before its request are placed.
+    pub(super) fn answered(&mut self, read: &ReadSink) {
+        self.acked = self.acked.max(read.behind);
+    }
+
+    pub(super) fn owes_ack(&self) -> bool {
+        self.placed != self.placed_told && self.params.placement_acks && self.params.peer_is_uwarp
+    }
+
+    pub(super) fn ack_may_wait(&self) -> bool {
+        self.owes_ack() && self.placed - self.placed_told < TELL_SOON && self.closing.is_none()
+    }
+
     /// Tells the peer how many of its messages are placed, if it is time.
-    fn emit_ack(&mut self) {
+    #[inline]
+    pub(super) fn emit_ack(&mut self) {
         if !self.params.peer_is_uwarp {
             return;
         }
@@ -313,6 +364,9 @@ impl QpCore {
                 self.cut(&mut current);
                 continue;
             }
+            if stream.params.placement_reads && self.sq.next_is_no_read() {
+                stream.ask(false);
+            }
             let sq_ready = !stream.tx.held && self.attr.state == QpState::Rts && self.sq.has_unsent();
             let response = !stream.requests.is_empty();
             let progressed = if response && !(sq_ready && stream.tx.sq_turn) {
@@ -325,6 +379,11 @@ impl QpCore {
                 false
             };
             if !progressed {
+                if let Some(stream) = self.stream.as_mut().filter(|s| s.params.placement_reads)
+                    && stream.closing.is_none()
+                {
+                    stream.ask(true);
+                }
                 return;
             }
         }
@@ -380,7 +439,7 @@ impl QpCore {
         let number = self.sq.next;
         let Some(slot) = self.sq.slot(number) else { return false };
         let Some(stream) = &mut self.stream else { return false };
-        if slot.flags.contains(SendFlags::FENCE) && !stream.reads.is_empty() {
+        if slot.flags.contains(SendFlags::FENCE) && stream.reads.iter().any(|read| read.slot.is_some()) {
             return false;
         }
         let total = slot.total;
@@ -461,7 +520,7 @@ impl QpCore {
             source_to: to,
         });
         let msn = stream.tx.read_msn;
-        stream.reads.push_back(ReadSink::new(number, sink_stag, total, msn));
+        stream.reads.push_back(ReadSink::new(number, sink_stag, total, msn, stream.tx.messages));
         stream.look_past_waiting();
         self.sq.next += 1;
         self.mark(number, Phase::Reading);

@@ -157,7 +157,7 @@ fn right(plan: &Plan, layout: &Layout, report: &Report, side: Side) {
         let built = &layout.sends[i][usize::try_from(wc.wr_id).expect("an index")];
         let kind = plan.ops[built.index].kind;
         assert_eq!(wc.opcode, opcode(kind));
-        let placed = plan.stream.acks && plan.stream.uwarp;
+        let placed = plan.stream.acks && (plan.stream.uwarp || plan.stream.params()[i].ord > 0);
         if kind.is_read() || (placed && kind != Kind::LocalInvalidate) {
             content(layout, &layout.effects[built.index], "read, or placed at the peer");
         }

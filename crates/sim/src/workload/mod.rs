@@ -60,7 +60,7 @@ pub struct StreamPlan {
     pub uwarp: bool,
     /// Stage everything, at A, at B.
     pub strict: [bool; 2],
-    /// Completions wait for placement (uwarp only).
+    /// Completions wait for placement: between uwarp ends, and toward strangers where there is a read depth to ask with.
     pub acks: bool,
     /// Segment size toward strangers.
     pub emss: u32,
@@ -115,6 +115,7 @@ impl StreamPlan {
                 first_fpdu_delay: Duration::ZERO,
                 rnr_timeout: None,
                 placement_acks: self.acks && self.uwarp,
+                placement_reads: self.acks,
                 strict: self.strict[me],
                 ..StreamParams::default()
             }

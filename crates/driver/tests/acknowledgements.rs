@@ -1,0 +1,74 @@
+//! Acknowledgements of what is placed wait for company, but not for ever, and not beyond the end of the stream.
+
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{End, connect, to, uwarp};
+use uwarp_driver::StreamParams;
+use uwarp_rnic::qp::QpState;
+use uwarp_rnic::{SendOp, WcStatus};
+
+const SEND: SendOp = SendOp::Send { invalidate: None };
+
+fn pair() -> (End, End) {
+    connect(StreamParams { placement_acks: true, ..uwarp() }, 4096)
+}
+
+/// The receiver polls until it has its message, and never again. The sender makes no progress itself.
+#[test]
+fn one_that_nobody_takes_along_goes_out_alone() {
+    let (left, right) = pair();
+    for _ in 0..20 {
+        right.recv(&[right.sge(0, 64)]);
+        left.send(SEND, &[left.sge(0, 64)]);
+        assert_eq!(right.poll().status, WcStatus::Success);
+        assert_eq!(left.look_only().status, WcStatus::Success);
+    }
+}
+
+/// The receiver's program does nothing at all: no receive is taken, no completion made there.
+#[test]
+fn a_target_that_never_calls_acknowledges_writes() {
+    let (left, right) = pair();
+    let write = SendOp::Write { stag: right.mr.stag(), to: right.addr() };
+    for _ in 0..200 {
+        left.send(write, &[left.sge(0, 64)]);
+        assert_eq!(left.poll().status, WcStatus::Success);
+    }
+}
+
+/// A receiver that has its message and ends the connection in the next moment: what it took has succeeded at the sender.
+#[test]
+fn the_last_goes_out_before_the_stream_ends() {
+    let ends: [fn(&End); 3] =
+        [|end| end.qp.destroy(), |end| end.qp.modify(&to(QpState::Err)).unwrap(), |end| end.qp.disconnect()];
+    for end in ends {
+        for _ in 0..10 {
+            let (left, right) = pair();
+            right.recv(&[right.sge(0, 64)]);
+            left.send(SEND, &[left.sge(0, 64)]);
+            assert_eq!(right.poll().status, WcStatus::Success);
+            end(&right);
+            assert_eq!(left.look_only().status, WcStatus::Success);
+        }
+    }
+}
+
+/// Both answer each message, and everything they send completes.
+#[test]
+fn it_rides_on_answers() {
+    let (left, right) = pair();
+    for _ in 0..200 {
+        for (from, to) in [(&left, &right), (&right, &left)] {
+            to.recv(&[to.sge(0, 64)]);
+            from.send(SEND, &[from.sge(64, 64)]);
+            let mut left_to_see = 1;
+            while left_to_see > 0 {
+                let wc = to.poll();
+                assert_eq!(wc.status, WcStatus::Success);
+                left_to_see -= u32::from(wc.wr_id == 2);
+            }
+        }
+    }
+}
