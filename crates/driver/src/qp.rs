@@ -47,6 +47,9 @@ const LOOKS: usize = 4;
 const PIECES: usize = 64;
 /// How long what was posted may take to go out after a disconnect.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
+/// How long an acknowledgement waits at most for something to ride on, after the program has answered each message so far. More than
+/// the background thread's naps beside a thread that polls, so that it is not woken for it.
+const ACK_LIMIT: Duration = Duration::from_micros(250);
 /// How long a Send that arrived may wait for its receive once the peer is gone: the program may be slow, but it has to hear
 /// of the end.
 const GONE_LIMIT: Duration = Duration::from_secs(2);
@@ -84,6 +87,8 @@ struct Conn {
     gone_deadline: Option<Instant>,
     /// The program disconnects; until then posted work still goes out.
     send_deadline: Option<Instant>,
+    /// What is placed waits until then for something to ride on, if no acknowledgement went out since there were so many.
+    ack_deadline: Option<(Instant, u32)>,
     silence: Silence,
     /// When the engine's timer is set to; never later than the first of the above.
     timer: Option<Instant>,
@@ -97,8 +102,16 @@ struct Conn {
 }
 
 impl Conn {
-    fn deadlines(&self) -> [Option<Instant>; 5] {
-        [self.hold_until, self.rnr_deadline, self.gone_deadline, self.send_deadline, self.silence.deadline()]
+    fn deadlines(&self) -> [Option<Instant>; 6] {
+        let ack = self.ack_deadline.map(|(at, _)| at);
+        [
+            self.hold_until,
+            self.rnr_deadline,
+            self.gone_deadline,
+            self.send_deadline,
+            ack,
+            self.silence.deadline(),
+        ]
     }
 }
 
@@ -240,6 +253,11 @@ impl Qp {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();
+        if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
+            // What is placed is placed: the peer's work requests are good.
+            inner.core.tell_placed();
+            self.send(&mut inner);
+        }
         let result = inner.core.modify(change);
         if result.is_ok() {
             self.pump(&mut inner);
@@ -321,6 +339,7 @@ impl Qp {
             rnr_deadline: None,
             gone_deadline: None,
             send_deadline: None,
+            ack_deadline: None,
             silence,
             timer: None,
             new_deadline: true,
@@ -344,6 +363,7 @@ impl Qp {
         {
             conn.send_deadline = Some(Instant::now() + SEND_LIMIT);
             conn.new_deadline = true;
+            inner.core.tell_placed();
             self.pump(&mut inner);
         }
         self.release(inner);
@@ -358,6 +378,9 @@ impl Qp {
             send_cq.remove_feeder(self.qpn);
             recv_cq.remove_feeder(self.qpn);
             self.nic.depart(self.qpn, inner.core.snapshot().counters);
+            // What is placed is placed: the peer's work requests are good.
+            inner.core.tell_placed();
+            self.send(&mut inner);
             // RESET drops the work requests without completions; the stream is then closing.
             let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
             // Cannot be refused: any state may become RESET.
@@ -424,7 +447,14 @@ impl Qp {
     /// Has the engine call when the first deadline is over. It may call too early: deadlines move back with every wait for a
     /// receive, and timers cost more than a call for nothing.
     fn set_timer(&self, inner: &mut Inner) {
-        let Some(conn) = inner.conn.as_mut().filter(|conn| conn.new_deadline) else { return };
+        let Some(conn) = &mut inner.conn else { return };
+        if conn.ack_deadline.is_none() && inner.core.owes_ack() {
+            conn.ack_deadline = Some((Instant::now() + ACK_LIMIT, inner.core.acks_sent()));
+            conn.new_deadline = true;
+        }
+        if !conn.new_deadline {
+            return;
+        }
         conn.new_deadline = false;
         if let Some(first) = conn.deadlines().into_iter().flatten().min()
             && conn.timer.is_none_or(|at| first < at)
@@ -698,6 +728,15 @@ impl Qp {
         if over(conn.send_deadline) {
             core.close();
         }
+        if let Some((at, told)) = conn.ack_deadline
+            && at <= now
+        {
+            conn.ack_deadline = None;
+            // One that is newer has its own time, from when the lock is let go.
+            if core.acks_sent() == told {
+                core.tell_placed();
+            }
+        }
         if conn.silence.is_over(conn.fd.as_fd(), now) {
             core.connection_lost(Disconnect::Reset);
         }
@@ -734,7 +773,13 @@ impl Feeder for Qp {
                     self.polled.store(true, Ordering::Relaxed);
                 }
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
-                if !(self.receive(&mut inner) || unfinished || self.inner.kicked()) {
+                let received = self.receive(&mut inner);
+                // A program that polls in vain has nothing to send that an acknowledgement could ride on.
+                let tell = !received && inner.core.owes_ack();
+                if tell {
+                    inner.core.tell_placed();
+                }
+                if !(received || tell || unfinished || self.inner.kicked()) {
                     // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
                     // seen by a later poll, or by the thread that leaves it once the lock is free.
                     self.let_go(inner);

@@ -4,7 +4,7 @@
 //! it cannot yet (no receive is posted), it leaves the segment and checks it again later.
 
 use uwarp_wire::ddp::{self, Header, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
-use uwarp_wire::rdmap::{Control, Opcode, QN_UWARP_ACK, RV, UWARP_WITH_IMM};
+use uwarp_wire::rdmap::{Control, Opcode, QN_UWARP_ACK, RV, UWARP_TELL, UWARP_WITH_IMM};
 use uwarp_wire::terminate::{Mpa, RemoteOperation, TaggedBuffer, TerminateError, UntaggedBuffer};
 
 /// A segment that passed every check that needs no memory region.
@@ -21,6 +21,12 @@ pub struct Segment {
 }
 
 impl Segment {
+    /// Whether the peer wants to hear when the message is placed. Only another uwarp end's bit means that.
+    #[inline]
+    pub fn asks(&self) -> bool {
+        self.header.rsvdulp() & UWARP_TELL != 0
+    }
+
     /// Whether this is the last segment of its message.
     pub fn last(&self) -> bool {
         self.header.last()

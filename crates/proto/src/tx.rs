@@ -140,6 +140,11 @@ impl Segmenter {
         Self { announce: self.total > 0, ..self }
     }
 
+    /// Bytes of the message.
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+
     /// Whether all segments were taken.
     pub fn finished(&self) -> bool {
         self.started && self.done == self.total

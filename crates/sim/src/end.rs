@@ -21,6 +21,8 @@ const STAGE: usize = 128 * 1024;
 const PIECES: usize = 64;
 /// How long posted work may take to go out after a disconnect, and how long input is drained after that.
 const LIMIT: Time = 2_000_000_000;
+/// How long an acknowledgement waits at most for something to ride on.
+const ACK_LIMIT: Time = 250_000;
 
 /// What an end is made from.
 #[derive(Debug, Clone, Copy)]
@@ -122,6 +124,7 @@ pub struct End {
     /// What the observer was told at the end, each time.
     pub disconnected: Vec<Disconnect>,
     send_deadline: Option<Time>,
+    ack_deadline: Option<Time>,
     rnr_deadline: Option<Time>,
     /// The peer hung up while nobody reads; when to believe that.
     gone_deadline: Option<Time>,
@@ -180,6 +183,7 @@ impl End {
             established: 0,
             disconnected: Vec::new(),
             send_deadline: None,
+            ack_deadline: None,
             rnr_deadline: None,
             gone_deadline: None,
             broken: false,
@@ -260,15 +264,17 @@ impl End {
     pub fn disconnect(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         if self.core.attached() && self.closing.is_none() && self.send_deadline.is_none() {
             self.send_deadline = Some(now + LIMIT);
+            self.core.tell_placed();
             self.pump(now, input, output);
         }
     }
 
     /// When it has to be pumped although nothing arrives.
     pub fn timeout(&self) -> Option<Time> {
+        let ack = self.ack_deadline.filter(|_| self.core.owes_ack());
         let closing = self.closing.as_ref().filter(|_| self.core.attached()).map(|c| c.deadline);
         let send = self.send_deadline.filter(|_| self.closing.is_none());
-        [self.rnr_deadline, self.gone_deadline, send, closing].into_iter().flatten().min()
+        [self.rnr_deadline, self.gone_deadline, send, closing, ack].into_iter().flatten().min()
     }
 
     /// What is due by the clock.
@@ -287,6 +293,9 @@ impl End {
         }
         if self.send_deadline.is_some_and(|at| at <= now) {
             self.core.close();
+        }
+        if self.ack_deadline.take_if(|at| *at <= now).is_some() {
+            self.core.tell_placed();
         }
     }
 
@@ -314,6 +323,13 @@ impl End {
     }
 
     fn send(&mut self, now: Time, output: &mut Pipe) {
+        self.send_all(now, output);
+        if self.core.owes_ack() {
+            self.ack_deadline.get_or_insert(now + ACK_LIMIT);
+        }
+    }
+
+    fn send_all(&mut self, now: Time, output: &mut Pipe) {
         if self.broken || self.closing.as_ref().is_some_and(|c| c.fin_sent) {
             return;
         }

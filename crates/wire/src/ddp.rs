@@ -265,6 +265,15 @@ impl Header {
         }
     }
 
+    /// Sets bits of RsvdULP's first octet, RDMAP's control field.
+    #[inline]
+    pub fn set_rsvdulp(&mut self, bits: u8) {
+        match self {
+            Header::Tagged(header) => header.rsvdulp |= bits,
+            Header::Untagged(header) => header.rsvdulp |= bits,
+        }
+    }
+
     /// Last segment of its message.
     #[inline]
     pub const fn last(&self) -> bool {

@@ -19,6 +19,10 @@ pub const QN_UWARP_ACK: u32 = 0x7557_0000;
 /// where Send with Invalidate has its STag are immediate data. No RFC has this operation (docs/adr/006-immediate-data.md).
 pub const UWARP_WITH_IMM: u8 = 0x20;
 
+/// A reserved bit of the control field between two uwarp ends: whoever sent this message wants to hear when it and all before it
+/// are placed ([`Ack`]). On an `Ack`: the same, of all that was sent so far (docs/adr/009-acknowledgements-are-asked-for.md).
+pub const UWARP_TELL: u8 = 0x10;
+
 /// RDMAP message type, four bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Opcode {

@@ -144,7 +144,8 @@ impl QpCore {
             let Some(next) = self.stream.as_mut().and_then(|s| s.aside.pop()) else { break };
             self.place_checked(&next.segment, &next.ulpdu, next.written);
             if let Some(stream) = &mut self.stream {
-                stream.placed += next.behind;
+                // Whether the peer asked for it was not kept.
+                stream.count_placed(next.behind, true);
             }
         }
         if let Some(stream) = &mut self.stream

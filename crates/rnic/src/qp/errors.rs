@@ -90,8 +90,8 @@ impl QpCore {
         if stream.cut() {
             // What was good is told first: the peer takes its oldest message without an acknowledgement for the bad one. (Not behind an
             // acknowledgement that was dropped here, which would leave a gap in their numbers.)
-            if clean && stream.owes_ack() {
-                stream.emit_ack();
+            if clean {
+                stream.emit_last_ack();
             }
             let terminate = Terminate::new(error, struck);
             let mut bytes = [0u8; Terminate::MAX_LEN];

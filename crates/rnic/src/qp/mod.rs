@@ -297,6 +297,12 @@ struct Stream {
     /// Messages of the peer that are placed, and how many of them it was told of.
     placed: u64,
     placed_told: u64,
+    /// The program has sent something since the last of them: it likely answers the next one too, and what tells of it can ride on that.
+    answered: bool,
+    /// What is placed of that the peer wants to hear of.
+    asked_of: u64,
+    /// When the peer is to be told.
+    tell: transmit::Tell,
     /// Messages of ours that the peer has placed.
     acked: u64,
     closing: Option<Disconnect>,
@@ -561,6 +567,9 @@ impl QpCore {
             established: Established::NotYet,
             placed: 0,
             placed_told: 0,
+            answered: false,
+            asked_of: 0,
+            tell: transmit::Tell::Rides,
             acked: 0,
             closing: None,
         };
@@ -605,24 +614,30 @@ impl QpCore {
         self.stream.as_ref().and_then(|s| s.params.rnr_timeout)
     }
 
-    /// Whether the peer, whose work requests complete with that, has not been told of all that is placed.
-    #[inline]
-    pub fn owes_ack(&self) -> bool {
-        self.stream.as_ref().is_some_and(Stream::owes_ack)
-    }
-
-    /// Whether that is all there is to send, and may wait for company. The owner who lets it sees to it that [`Self::build`] is called
-    /// soon, and in any case before the stream ends.
-    pub fn ack_may_wait(&self) -> bool {
-        self.stream.as_ref().is_some_and(|s| {
-            let idle = s.out.is_empty() && s.tx.idle() && s.requests.is_empty() && s.aside.is_empty();
-            s.ack_may_wait() && idle && !s.stalled && !self.sq.has_unsent()
-        })
-    }
-
     /// Whether the send queue and everything cut from it is gone to the lower layer and completed.
     pub fn send_idle(&self) -> bool {
         self.sq.is_empty() && self.stream.as_ref().is_none_or(|s| s.out.is_empty() && s.tx.idle())
+    }
+
+    /// The peer waits to hear what is placed, or is to be asked for it. Either goes with the next that goes out; the owner sees to it that
+    /// it does not wait long for that ([`Self::tell_placed`]).
+    pub fn owes_ack(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| s.owes_ack() || s.owes_question())
+    }
+
+    /// Frames that told or asked, so far.
+    pub fn acks_sent(&self) -> u32 {
+        self.stream.as_ref().map_or(0, |s| s.tx.acks())
+    }
+
+    /// Nothing is known to go out soon: the next [`Self::build`] tells the peer what is placed, and asks it if need be.
+    pub fn tell_placed(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            if stream.owes_ack() {
+                stream.tell = transmit::Tell::Now;
+            }
+            stream.tx.ask = stream.owes_question();
+        }
     }
 
     /// Bytes waiting for the lower layer.

@@ -375,7 +375,7 @@ impl QpCore {
                 self.terminated(payload);
                 return Placed::Done;
             }
-            Opcode::UwarpAck => self.acknowledged(payload).map_err(Fault::Peer),
+            Opcode::UwarpAck => self.acknowledged(&segment, payload).map_err(Fault::Peer),
             Opcode::Write | Opcode::ReadResponse => self.place(&segment, 0, payload),
             // The four Sends and Immediate Data; nothing else passed the check.
             opcode => {
@@ -573,7 +573,8 @@ impl QpCore {
                 stream.write_continues =
                     (!segment.last()).then(|| (h.stag, h.to.wrapping_add(segment.payload_len as u64)));
                 if segment.last() {
-                    stream.placed += u64::from(!stream.aside.placed_behind());
+                    let behind = stream.aside.placed_behind();
+                    stream.count_placed(u64::from(!behind), segment.asks());
                 }
             }
             (Opcode::ReadResponse, _) => {
@@ -584,7 +585,7 @@ impl QpCore {
                 if segment.last()
                     && let Some(sink) = stream.reads.pop_front()
                 {
-                    stream.answered(&sink);
+                    stream.read_answered(&sink);
                     match sink.slot {
                         Some(number) => self.read_done(number),
                         None => self.retire(),
@@ -595,7 +596,7 @@ impl QpCore {
                 Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
                 Header::Untagged(h),
             ) if h.last => {
-                stream.placed += 1;
+                stream.count_placed(1, segment.asks());
                 let uwarp = stream.params.peer_is_uwarp;
                 let byte_len = h.mo.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
                 self.counters.received.send.count(byte_len);
@@ -634,7 +635,7 @@ impl QpCore {
         let Some(recv) = self.rq.pop() else {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer).into());
         };
-        stream.placed += 1;
+        stream.count_placed(1, segment.asks());
         let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::RecvRdmaWithImm, self.qpn);
         wc.byte_len = written;
         wc.flags = WcFlags::WITH_IMM;
@@ -699,7 +700,7 @@ impl QpCore {
         Ok(())
     }
 
-    fn acknowledged(&mut self, payload: &[u8]) -> Result<(), TerminateError> {
+    fn acknowledged(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), TerminateError> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         let Ok(ack) = Ack::parse(payload) else {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
@@ -709,6 +710,10 @@ impl QpCore {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
         }
         stream.acked = stream.acked.max(ack.completed);
+        if segment.asks() {
+            stream.count_placed(0, true);
+            stream.tell = super::transmit::Tell::Now;
+        }
         self.retire();
         Ok(())
     }

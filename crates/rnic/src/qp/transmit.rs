@@ -7,7 +7,7 @@ use uwarp_proto::tx::{Message, OutSegment, Segmenter};
 use uwarp_wire::crc::{self, Crc32c};
 use uwarp_wire::ddp::{Header, QN_READ_REQUEST, QN_SEND, Untagged};
 use uwarp_wire::mpa;
-use uwarp_wire::rdmap::{Ack, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest};
+use uwarp_wire::rdmap::{Ack, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest, UWARP_TELL};
 
 use super::queues::{Phase, slice_sges};
 use super::receive::{ReadSink, ReadSource};
@@ -32,10 +32,23 @@ const AHEAD_RUNS: usize = 128;
 const LEAD: u64 = 192;
 /// The peer is told of its placed messages in lots of this many. Less than [`LEAD`], or the last ones never complete.
 const TELL_EVERY: u64 = 96;
-/// Where completion means placement, the peer is told no later than this.
-const TELL_SOON: u64 = 16;
 /// Toward strangers, with so many messages that are not known to be placed the question goes out, though more are to follow.
 const ASK_AFTER: u64 = 16;
+/// Where completion means placement, the peer is asked to tell of one message in so many, when more than that are under way.
+const ASK_EVERY: u64 = 8;
+/// Of a message from this size on it is asked always.
+const ASK_BYTES: u32 = 256 * 1024;
+
+/// When the peer is told what is placed, where completion means placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Tell {
+    /// With the next that goes out.
+    Rides,
+    /// As soon as no message of the peer's is in progress.
+    Drained,
+    /// At once.
+    Now,
+}
 
 /// The message being cut, and what the untagged queues are numbered to.
 #[derive(Debug)]
@@ -49,6 +62,10 @@ pub(super) struct Tx {
     ack_msn: u32,
     /// Sends and Writes cut so far.
     messages: u64,
+    /// The last of them that the peer was asked to tell of.
+    asked: u64,
+    /// It is to be asked about the last ones.
+    pub ask: bool,
     /// A work request failed locally; no later one starts.
     held: bool,
     /// A read response went out last: the send queue has its turn.
@@ -79,6 +96,8 @@ impl Tx {
             read_msn: 0,
             ack_msn: 0,
             messages: 0,
+            asked: 0,
+            ask: false,
             held: false,
             sq_turn: false,
         }
@@ -95,6 +114,11 @@ impl Tx {
         if let Some(markers) = &mut self.markers {
             markers.rewind(bytes);
         }
+    }
+
+    /// Acknowledgements sent so far; wraps.
+    pub fn acks(&self) -> u32 {
+        self.ack_msn
     }
 
     /// Messages whose placement the peer counts, so far.
@@ -135,6 +159,8 @@ impl Stream {
                 // A uwarp peer counts it among what it has placed; of a stranger nobody asks it.
                 self.tx.messages += 1;
                 self.acked = u64::from(!self.params.peer_is_uwarp);
+                // No work request waits for it.
+                self.tx.asked = self.tx.messages;
                 self.established = super::Established::Untold;
             }
             Rtr::SendRead => {
@@ -241,10 +267,12 @@ impl Stream {
     /// Queues the Immediate Data message that goes behind an RDMA Write, nothing between them.
     fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool) {
         self.tx.send_msn = self.tx.send_msn.wrapping_add(1);
-        self.tx.messages += 1;
         let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
         let message = Message::Untagged { opcode, qn: QN_SEND, msn: self.tx.send_msn, invalidate: 0 };
-        self.emit_message(message, &Immediate::of_verbs(imm).to_bytes());
+        let mut segment = message.whole(Immediate::LEN as u32);
+        segment.header.set_rsvdulp(self.asks(0));
+        self.tx.messages += 1;
+        self.emit_bytes(&segment, &Immediate::of_verbs(imm).to_bytes());
     }
 
     /// Queues a short message of our own making as one FPDU.
@@ -257,7 +285,7 @@ impl Stream {
     pub(super) fn completes_to(&self) -> u64 {
         match (self.params.peer_is_uwarp, self.params.placement_acks) {
             // Strangers do not tell what is placed; they can be asked.
-            (false, _) if self.asks() => self.acked,
+            (false, _) if self.asks_strangers() => self.acked,
             (false, _) => u64::MAX,
             (true, true) => self.acked,
             (true, false) => self.acked.saturating_add(LEAD),
@@ -265,7 +293,7 @@ impl Stream {
     }
 
     /// Whether a stranger is asked for what is placed.
-    fn asks(&self) -> bool {
+    fn asks_strangers(&self) -> bool {
         self.params.placement_reads && !self.params.peer_is_uwarp && self.params.ord > 0
     }
 
@@ -274,8 +302,8 @@ impl Stream {
     /// already. `last`: nothing else follows for now.
     #[cold]
     #[inline(never)]
-    fn ask(&mut self, last: bool) {
-        if !self.asks() || self.reads.len() >= usize::from(self.params.ord) {
+    fn ask_stranger(&mut self, last: bool) {
+        if !self.asks_strangers() || self.reads.len() >= usize::from(self.params.ord) {
             return;
         }
         let asked = self.reads.iter().map(|read| read.behind).max().unwrap_or(0).max(self.acked);
@@ -296,37 +324,98 @@ impl Stream {
     }
 
     /// The Response to a Read is whole: messages before its request are placed.
-    pub(super) fn answered(&mut self, read: &ReadSink) {
+    pub(super) fn read_answered(&mut self, read: &ReadSink) {
         self.acked = self.acked.max(read.behind);
     }
 
-    pub(super) fn owes_ack(&self) -> bool {
-        self.placed != self.placed_told && self.params.placement_acks && self.params.peer_is_uwarp
-    }
-
-    pub(super) fn ack_may_wait(&self) -> bool {
-        self.owes_ack() && self.placed - self.placed_told < TELL_SOON && self.closing.is_none()
-    }
-
-    /// Tells the peer how many of its messages are placed, if it is time.
-    #[inline]
-    pub(super) fn emit_ack(&mut self) {
-        if !self.params.peer_is_uwarp {
-            return;
+    /// Messages of the peer's are placed, and it `asks` to be told.
+    pub(super) fn count_placed(&mut self, messages: u64, asks: bool) {
+        self.placed += messages;
+        if asks {
+            self.asked_of = self.placed;
+            let rides = std::mem::take(&mut self.answered);
+            self.tell = self.tell.max(if rides { Tell::Rides } else { Tell::Drained });
         }
-        let untold = self.placed - self.placed_told;
-        let enough = if self.params.placement_acks { 1 } else { TELL_EVERY };
-        if untold >= enough && self.tx.open {
-            self.placed_told = self.placed;
-            self.tx.ack_msn = self.tx.ack_msn.wrapping_add(1);
-            let message = Message::Untagged {
-                opcode: Opcode::UwarpAck,
-                qn: QN_UWARP_ACK,
-                msn: self.tx.ack_msn,
-                invalidate: 0,
-            };
-            let ack = Ack { completed: self.placed };
-            self.emit_message(message, &ack.to_bytes());
+    }
+
+    /// The peer waits to hear what is placed.
+    pub(super) fn owes_ack(&self) -> bool {
+        self.params.placement_acks
+            && self.asked_of > self.placed_told
+            && self.tx.open
+            && self.closing.is_none()
+    }
+
+    /// Tells the peer how many of its messages are placed, if it is time: it is when something else goes the same way.
+    pub(super) fn emit_ack(&mut self, rides: bool) {
+        let due = if self.params.placement_acks {
+            self.owes_ack()
+                && (rides
+                    || match self.tell {
+                        Tell::Rides => false,
+                        // Whoever is in the middle of a message has no need to know.
+                        Tell::Drained => self.direct.is_none() && self.write_continues.is_none(),
+                        Tell::Now => true,
+                    })
+        } else {
+            self.params.peer_is_uwarp && self.tx.open && self.placed - self.placed_told >= TELL_EVERY
+        };
+        if due {
+            self.emit_ack_now(0);
+        }
+    }
+
+    fn emit_ack_now(&mut self, control: u8) {
+        self.placed_told = self.placed;
+        self.tell = Tell::Rides;
+        self.tx.ack_msn = self.tx.ack_msn.wrapping_add(1);
+        let message = Message::Untagged {
+            opcode: Opcode::UwarpAck,
+            qn: QN_UWARP_ACK,
+            msn: self.tx.ack_msn,
+            invalidate: 0,
+        };
+        let bytes = Ack { completed: self.placed }.to_bytes();
+        let mut segment = message.whole(Ack::LEN as u32);
+        segment.header.set_rsvdulp(control);
+        self.emit_bytes(&segment, &bytes);
+    }
+
+    /// Whether the peer is to tell of the message that is cut next, of `total` bytes, and remembers it: of each while few are under
+    /// way, of one in some when there are many.
+    fn asks(&mut self, total: u32) -> u8 {
+        if !self.params.placement_acks {
+            return 0;
+        }
+        let tx = &mut self.tx;
+        let under_way = tx.messages - self.acked;
+        let soon = tx.asked > self.acked && tx.messages - tx.asked < ASK_EVERY;
+        if under_way > ASK_EVERY && soon && total < ASK_BYTES {
+            return 0;
+        }
+        tx.asked = tx.messages + 1;
+        UWARP_TELL
+    }
+
+    /// The peer was not asked to tell of the last messages, and is to be unless others follow.
+    pub(super) fn owes_question(&self) -> bool {
+        self.params.placement_acks
+            && self.tx.messages > self.acked
+            && self.tx.asked <= self.acked
+            && self.closing.is_none()
+    }
+
+    fn emit_question(&mut self) {
+        if std::mem::take(&mut self.tx.ask) && self.owes_question() {
+            self.tx.asked = self.tx.messages;
+            self.emit_ack_now(UWARP_TELL);
+        }
+    }
+
+    /// Says what is placed before a Terminate, whether the peer asked or not.
+    pub(super) fn emit_last_ack(&mut self) {
+        if self.params.placement_acks && self.placed > self.placed_told && self.tx.open {
+            self.emit_ack_now(0);
         }
     }
 
@@ -359,16 +448,16 @@ impl QpCore {
             if stream.closing.is_some() || !stream.tx.open || stream.far_ahead() {
                 return;
             }
-            stream.emit_ack();
+            let sq_ready = !stream.tx.held && self.attr.state == QpState::Rts && self.sq.has_unsent();
+            let response = !stream.requests.is_empty();
+            stream.emit_ack(sq_ready || response || stream.tx.current.is_some());
             if let Some(mut current) = stream.tx.current.take() {
                 self.cut(&mut current);
                 continue;
             }
             if stream.params.placement_reads && self.sq.next_is_no_read() {
-                stream.ask(false);
+                stream.ask_stranger(false);
             }
-            let sq_ready = !stream.tx.held && self.attr.state == QpState::Rts && self.sq.has_unsent();
-            let response = !stream.requests.is_empty();
             let progressed = if response && !(sq_ready && stream.tx.sq_turn) {
                 stream.tx.sq_turn = true;
                 self.start_response()
@@ -379,10 +468,11 @@ impl QpCore {
                 false
             };
             if !progressed {
-                if let Some(stream) = self.stream.as_mut().filter(|s| s.params.placement_reads)
-                    && stream.closing.is_none()
-                {
-                    stream.ask(true);
+                if let Some(stream) = &mut self.stream {
+                    stream.emit_question();
+                    if stream.params.placement_reads && stream.closing.is_none() {
+                        stream.ask_stranger(true);
+                    }
                 }
                 return;
             }
@@ -392,9 +482,14 @@ impl QpCore {
     /// Cuts a message, until all of it is queued or enough is ahead of the lower layer.
     fn cut(&mut self, current: &mut Current) {
         loop {
-            if let Some(segment) = current.segmenter.next_segment() {
+            if let Some(mut segment) = current.segmenter.next_segment() {
                 match current.source {
-                    Source::Slot(number) => self.emit_slot_segment(number, &segment),
+                    Source::Slot(number) => {
+                        if let (true, Some(stream)) = (segment.header.last(), &mut self.stream) {
+                            segment.header.set_rsvdulp(stream.asks(current.segmenter.total()));
+                        }
+                        self.emit_slot_segment(number, &segment);
+                    }
                     Source::Region(request) => self.emit_region_segment(request, &segment),
                 }
             }
@@ -411,7 +506,7 @@ impl QpCore {
                 return;
             }
             // Between segments too: a long message may take longer than the peer should wait.
-            stream.emit_ack();
+            stream.emit_ack(true);
         }
     }
 
@@ -486,7 +581,9 @@ impl QpCore {
         let announced =
             matches!(message, Message::Tagged { .. }) && stream.params.peer_is_uwarp && total >= DIRECT;
         if !announced && message.header_len() + total as usize <= stream.mulpdu {
-            self.emit_slot_segment(number, &message.whole(total));
+            let mut segment = message.whole(total);
+            segment.header.set_rsvdulp(stream.asks(total));
+            self.emit_slot_segment(number, &segment);
             self.slot_cut(number);
             return true;
         }
@@ -551,6 +648,7 @@ impl QpCore {
     fn slot_cut(&mut self, number: u64) {
         let Some(stream) = &mut self.stream else { return };
         stream.tx.messages += 1;
+        stream.answered = true;
         stream.look_past_waiting();
         // A slot that failed on the way keeps its failure.
         let Some(slot) = self.sq.slot_mut(number).filter(|s| s.phase == Phase::Posted) else { return };
