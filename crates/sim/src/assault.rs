@@ -48,7 +48,7 @@ fn params(flags: u8) -> StreamParams {
         peer_is_uwarp: bit(2),
         strict: bit(3),
         placement_acks: bit(4) && bit(2),
-            placement_reads: bit(4),
+        placement_reads: bit(4),
         rtr: if bit(7) { Rtr::Expect } else { Rtr::None },
         wait_first_fpdu: bit(7),
         ird: 2,
