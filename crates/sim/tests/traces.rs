@@ -220,10 +220,75 @@ fn placement_is_acknowledged_once_for_many() {
     }
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=4
+    "##);
+}
+
+fn acknowledging() -> [StreamParams; 2] {
+    uwarp().map(|p| StreamParams { placement_acks: true, ..p })
+}
+
+/// The first is told of at once; then B is known to answer.
+#[test]
+fn acknowledgements_ride_on_answers() {
+    let mut s = Scene::new(acknowledging());
+    for _ in 0..2 {
+        s.recv(B, 8);
+        s.post(A, SEND, 8);
+        s.world.settle_for(50_000);
+        s.recv(A, 8);
+        s.post(B, SEND, 8);
+        s.world.settle_for(50_000);
+    }
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A Send L tell qn=0 msn=1 mo=0 len=8
+    0.020 B Ack L qn=ack msn=1 mo=0 completed=2
+    0.050 B Send L tell qn=0 msn=1 mo=0 len=8
+    0.100 A Ack L qn=ack msn=1 mo=0 completed=1
+    0.100 A Send L tell qn=0 msn=2 mo=0 len=8
+    0.150 B Ack L qn=ack msn=2 mo=0 completed=3
+    0.150 B Send L tell qn=0 msn=2 mo=0 len=8
+    0.320 A Ack L qn=ack msn=2 mo=0 completed=2
+    "##);
+}
+
+/// Each of the first is asked about, then one in eight; the last ones when nothing follows.
+#[test]
+fn of_many_some_are_asked_about() {
+    let mut s = Scene::new(acknowledging());
+    let write = s.write(A, 0);
+    s.post_list(A, &[write; 18], 8);
+    s.world.settle_for(5_000);
+    s.post_list(A, &[write; 2], 8);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.005 A Write L stag=#2 to=0x0 len=8
+    0.005 A Write L stag=#2 to=0x0 len=8
+    0.020 B Ack L qn=ack msn=1 mo=0 completed=19
+    0.290 A Ack L tell qn=ack msn=1 mo=0 completed=0
+    0.310 B Ack L qn=ack msn=2 mo=0 completed=21
     "##);
 }
 
@@ -359,11 +424,11 @@ fn the_good_is_acknowledged_before_a_terminate() {
     assert_eq!(status, [WcStatus::Success, WcStatus::RemAccessErr, WcStatus::WrFlushErr]);
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x3fffc len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x3fffc len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=2
-    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01) segment=22 [Write L stag=#2 to=0x3fffc]
+    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01) segment=22 [Write L tell stag=#2 to=0x3fffc]
     "##);
 }
 

@@ -12,7 +12,8 @@ use core::fmt;
 
 use crate::ddp::{self, Header};
 use crate::rdmap::{
-    Ack, AtomicRequest, AtomicResponse, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest, UWARP_WITH_IMM,
+    Ack, AtomicRequest, AtomicResponse, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest, UWARP_TELL,
+    UWARP_WITH_IMM,
 };
 use crate::terminate::Terminate;
 
@@ -80,7 +81,8 @@ impl fmt::Display for Headers<'_> {
 fn write_header(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
     let control = Control::parse(header.rsvdulp());
     let last = if header.last() { " L" } else { "" };
-    write!(f, "{control}{last}")?;
+    let tell = if header.rsvdulp() & UWARP_TELL != 0 { " tell" } else { "" };
+    write!(f, "{control}{last}{tell}")?;
     match header {
         Header::Tagged(header) => write!(f, " stag={:#x} to={:#x}", header.stag, header.to),
         Header::Untagged(header) => {
