@@ -144,11 +144,11 @@ fn groups(bytes: &[u8]) -> String {
 
 fn print(devices: &[Row], json: bool) {
     if json {
-        anstream::println!("{}", serde_json::json!({ "devices": devices }));
+        crate::say!("{}", serde_json::json!({ "devices": devices }));
         return;
     }
     if devices.is_empty() {
-        anstream::println!("The library shows no device. `uwarp doctor` looks for the reason.");
+        crate::say!("The library shows no device. `uwarp doctor` looks for the reason.");
         return;
     }
     let mut ports =
@@ -179,7 +179,7 @@ fn print(devices: &[Row], json: bool) {
             }
         }
     }
-    anstream::println!("{ports}\n\n{gids}");
+    crate::say!("{ports}\n\n{gids}");
 }
 
 fn table(header: &[&str]) -> Table {

@@ -3,6 +3,13 @@
 
 #![deny(unsafe_code)]
 
+/// Prints a line to standard output; as `println!`, but one that cannot be written ends the command with a sentence, and one that nobody
+/// reads any more without.
+macro_rules! say {
+    ($($args:tt)*) => { crate::say_line(format_args!($($args)*)) };
+}
+pub(crate) use say;
+
 mod bench;
 mod cli;
 mod devices;
@@ -17,6 +24,8 @@ mod stat;
 #[allow(unsafe_code)]
 mod verbs;
 
+use std::fmt;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -33,7 +42,16 @@ fn main() -> ExitCode {
     }
 }
 
+fn say_line(line: fmt::Arguments<'_>) {
+    if let Err(e) = writeln!(anstream::stdout(), "{line}") {
+        if e.kind() != ErrorKind::BrokenPipe {
+            complain(&format_args!("cannot write to standard output: {e}"));
+        }
+        std::process::exit(1);
+    }
+}
+
 /// Prints an error of the command itself, in the form all of them have.
-fn complain(sentence: &dyn std::fmt::Display) {
+fn complain(sentence: &dyn fmt::Display) {
     anstream::eprintln!("uwarp: {sentence}");
 }

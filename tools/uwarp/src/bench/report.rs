@@ -100,8 +100,8 @@ impl Report {
 
     pub fn print(&self, json: bool) {
         match json {
-            true => anstream::println!("{}", self.json()),
-            false => anstream::println!("{}", self.text()),
+            true => crate::say!("{}", self.json()),
+            false => crate::say!("{}", self.text()),
         }
     }
 

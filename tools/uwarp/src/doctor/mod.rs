@@ -24,10 +24,10 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
     }
     let worst = checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok);
     if args.json {
-        anstream::println!("{}", serde_json::json!({ "worst": worst, "checks": checks }));
+        crate::say!("{}", serde_json::json!({ "worst": worst, "checks": checks }));
     } else {
         checks.iter().for_each(print);
-        anstream::println!("\n{}", conclusion(&checks, worst));
+        crate::say!("\n{}", conclusion(&checks, worst));
     }
     match worst {
         Status::Fail => ExitCode::FAILURE,
@@ -77,9 +77,9 @@ fn print(check: &Check) {
         Status::Fail => ("FAIL", AnsiColor::Red),
     };
     let style = Style::new().fg_color(Some(colour.into())).bold();
-    anstream::println!("{style}{word:<4}{style:#}  {:<12} {}", check.name, check.found);
+    crate::say!("{style}{word:<4}{style:#}  {:<12} {}", check.name, check.found);
     if let Some(remedy) = &check.remedy {
-        anstream::println!("{:<18} -> {remedy}", "");
+        crate::say!("{:<18} -> {remedy}", "");
     }
 }
 
