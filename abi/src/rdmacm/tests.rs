@@ -417,7 +417,8 @@ fn devices_and_attributes() {
         assert_eq!((*id).verbs, *list);
         rdma_free_devices(list);
         assert_eq!(outcome(rdma_init_qp_attr(id, &raw mut qp_attr, &raw mut mask)), Ok(()));
-        assert_eq!(mask.cast_unsigned(), IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PORT);
+        let init = IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+        assert_eq!(mask.cast_unsigned(), init, "as for InfiniBand");
         assert_eq!(qp_attr.port_num, 1);
         qp_attr.qp_state = IBV_QPS_ERR;
         assert_eq!(outcome(rdma_init_qp_attr(id, &raw mut qp_attr, &raw mut mask)), Err(libc::EINVAL));
