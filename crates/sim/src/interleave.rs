@@ -278,7 +278,7 @@ impl Run {
             *control = *control & 0xC0 | 1;
         }
         if let Some(control) = ulpdu.get_mut(1) {
-            *control = *control & 0x0F | 0x40;
+            *control = *control & 0x3F | 0x40;
         }
         let name = |field: &mut [u8]| {
             if let [0, 0, 0, n] = *field
