@@ -539,9 +539,9 @@ pub fn overflowing_completion_queue(victim: &mut Victim) -> Outcome {
     victim.innocent(1)
 }
 
-/// Two retries of a short while: then the stream ends, whatever the attacker goes on to send.
+/// Two retries: then the stream ends, whatever the attacker goes on to send.
 pub fn missing_receive_in_limited_time(victim: &mut Victim) -> Outcome {
-    victim.tell("profile recvs=1 rnr=2 timer=20")?;
+    victim.tell("profile recvs=1 rnr=2")?;
     let write = victim.region("write");
     let mut peer = Peer::established(victim.port)?;
     peer.send(&fpdus([1, 2, 3].map(|msn| Untagged::send(msn, 8).ulpdu())))?;

@@ -255,7 +255,7 @@ impl Qp {
         let mut inner = self.inner.lock();
         if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
             // What is placed is placed: the peer's work requests are good.
-            inner.core.tell_placed();
+            inner.core.tell_all();
             self.send(&mut inner);
         }
         let result = inner.core.modify(change);
@@ -363,7 +363,7 @@ impl Qp {
         {
             conn.send_deadline = Some(Instant::now() + SEND_LIMIT);
             conn.new_deadline = true;
-            inner.core.tell_placed();
+            inner.core.tell_all();
             self.pump(&mut inner);
         }
         self.release(inner);
@@ -379,7 +379,7 @@ impl Qp {
             recv_cq.remove_feeder(self.qpn);
             self.nic.depart(self.qpn, inner.core.snapshot().counters);
             // What is placed is placed: the peer's work requests are good.
-            inner.core.tell_placed();
+            inner.core.tell_all();
             self.send(&mut inner);
             // RESET drops the work requests without completions; the stream is then closing.
             let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
@@ -448,7 +448,7 @@ impl Qp {
     /// receive, and timers cost more than a call for nothing.
     fn set_timer(&self, inner: &mut Inner) {
         let Some(conn) = &mut inner.conn else { return };
-        if conn.ack_deadline.is_none() && inner.core.owes_ack() {
+        if conn.ack_deadline.is_none() && inner.core.ack_waits() {
             conn.ack_deadline = Some((Instant::now() + ACK_LIMIT, inner.core.acks_sent()));
             conn.new_deadline = true;
         }
@@ -735,6 +735,8 @@ impl Qp {
             // One that is newer has its own time, from when the lock is let go.
             if core.acks_sent() == told {
                 core.tell_placed();
+            } else {
+                core.ask_placed();
             }
         }
         if conn.silence.is_over(conn.fd.as_fd(), now) {
@@ -746,6 +748,9 @@ impl Qp {
     fn wind_down(&self, inner: &mut Inner) {
         let disconnecting = inner.conn.as_ref().is_some_and(|conn| conn.send_deadline.is_some());
         if disconnecting && inner.core.closing().is_none() && inner.core.send_idle() {
+            // What came since.
+            inner.core.tell_all();
+            self.transmit(inner);
             inner.core.close();
         }
     }
@@ -775,7 +780,7 @@ impl Feeder for Qp {
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
                 let received = self.receive(&mut inner);
                 // A program that polls in vain has nothing to send that an acknowledgement could ride on.
-                let tell = !received && inner.core.owes_ack();
+                let tell = !received && inner.core.ack_waits();
                 if tell {
                     inner.core.tell_placed();
                 }

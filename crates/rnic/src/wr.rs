@@ -78,6 +78,11 @@ pub enum SendOp {
 }
 
 impl SendOp {
+    /// Whether a second message follows the first.
+    pub fn is_pair(self) -> bool {
+        matches!(self, Self::WriteImmediate { .. })
+    }
+
     /// Whether only another uwarp end is known to understand it: no RFC has it, or one that leaves it to agreements outside of the
     /// protocol.
     pub fn wants_uwarp(self) -> bool {

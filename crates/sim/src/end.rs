@@ -264,14 +264,14 @@ impl End {
     pub fn disconnect(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         if self.core.attached() && self.closing.is_none() && self.send_deadline.is_none() {
             self.send_deadline = Some(now + LIMIT);
-            self.core.tell_placed();
+            self.core.tell_all();
             self.pump(now, input, output);
         }
     }
 
     /// When it has to be pumped although nothing arrives.
     pub fn timeout(&self) -> Option<Time> {
-        let ack = self.ack_deadline.filter(|_| self.core.owes_ack());
+        let ack = self.ack_deadline.filter(|_| self.core.ack_waits());
         let closing = self.closing.as_ref().filter(|_| self.core.attached()).map(|c| c.deadline);
         let send = self.send_deadline.filter(|_| self.closing.is_none());
         [self.rnr_deadline, self.gone_deadline, send, closing, ack].into_iter().flatten().min()
@@ -324,7 +324,7 @@ impl End {
 
     fn send(&mut self, now: Time, output: &mut Pipe) {
         self.send_all(now, output);
-        if self.core.owes_ack() {
+        if self.core.ack_waits() {
             self.ack_deadline.get_or_insert(now + ACK_LIMIT);
         }
     }
@@ -479,6 +479,8 @@ impl End {
             return;
         }
         if self.send_deadline.is_some() && self.core.closing().is_none() && self.core.send_idle() {
+            self.core.tell_all();
+            self.send_all(now, output);
             self.core.close();
         }
         let flushed = self.broken || self.core.out().is_none_or(|o| o.is_empty());

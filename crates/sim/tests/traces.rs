@@ -274,6 +274,7 @@ fn of_many_some_are_asked_about() {
     0.000 A Write L tell stag=#2 to=0x0 len=8
     0.000 A Write L tell stag=#2 to=0x0 len=8
     0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L tell stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
@@ -283,7 +284,6 @@ fn of_many_some_are_asked_about() {
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
     0.005 A Write L stag=#2 to=0x0 len=8
     0.005 A Write L stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=19

@@ -48,11 +48,12 @@ pub(super) enum Blame {
 }
 
 impl Stream {
-    /// Drops what is queued and not partly out already. False when the program unmapped what is: then nothing more can be sent.
-    fn cut(&mut self) -> bool {
+    /// Drops what is queued and not partly out already; says how many bytes that were. `None` when the program unmapped what is partly
+    /// out: then nothing more can be sent.
+    fn cut(&mut self) -> Option<usize> {
         let dropped = self.out.cut();
         self.tx.unsend(dropped.unwrap_or(0));
-        dropped.is_ok()
+        dropped.ok()
     }
 
     /// The stream is to be closed; the work requests are about to be completed. Only the first reason counts.
@@ -86,11 +87,10 @@ impl QpCore {
         }
         tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
         self.counters.terminates_sent += 1;
-        let clean = stream.out.is_empty();
-        if stream.cut() {
+        if let Some(dropped) = stream.cut() {
             // What was good is told first: the peer takes its oldest message without an acknowledgement for the bad one. (Not behind an
             // acknowledgement that was dropped here, which would leave a gap in their numbers.)
-            if clean {
+            if dropped == 0 {
                 stream.emit_last_ack();
             }
             let terminate = Terminate::new(error, struck);

@@ -621,8 +621,8 @@ impl QpCore {
 
     /// The peer waits to hear what is placed, or is to be asked for it. Either goes with the next that goes out; the owner sees to it that
     /// it does not wait long for that ([`Self::tell_placed`]).
-    pub fn owes_ack(&self) -> bool {
-        self.stream.as_ref().is_some_and(|s| s.owes_ack() || s.owes_question())
+    pub fn ack_waits(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::ack_waits)
     }
 
     /// Frames that told or asked, so far.
@@ -637,6 +637,20 @@ impl QpCore {
                 stream.tell = transmit::Tell::Now;
             }
             stream.tx.ask = stream.owes_question();
+        }
+    }
+
+    /// As [`Self::tell_placed`], but only asks.
+    pub fn ask_placed(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.tx.ask = stream.owes_question();
+        }
+    }
+
+    /// The stream is about to end: the next [`Self::build`] tells of all that is placed, asked or not.
+    pub fn tell_all(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.tell_all();
         }
     }
 

@@ -596,7 +596,6 @@ impl QpCore {
                 Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
                 Header::Untagged(h),
             ) if h.last => {
-                stream.count_placed(1, segment.asks());
                 let uwarp = stream.params.peer_is_uwarp;
                 let byte_len = h.mo.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
                 self.counters.received.send.count(byte_len);
@@ -608,6 +607,7 @@ impl QpCore {
                         TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated)
                     })?;
                 }
+                stream.count_placed(1, segment.asks());
                 if let Some(recv) = self.rq.pop() {
                     let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.qpn);
                     wc.byte_len = byte_len;

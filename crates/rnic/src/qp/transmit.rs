@@ -156,11 +156,10 @@ impl Stream {
                 // Nothing is placed, so STag and offset are free: between uwarp ends they say who we are.
                 let (stag, to) = if self.params.peer_is_uwarp { self.params.rtr_stag_to } else { (0, 0) };
                 self.emit_message(Message::Tagged { opcode: Opcode::Write, stag, to }, &[]);
-                // A uwarp peer counts it among what it has placed; of a stranger nobody asks it.
+                // A uwarp peer counts it among what it has placed, but nobody waits to hear of it.
                 self.tx.messages += 1;
-                self.acked = u64::from(!self.params.peer_is_uwarp);
-                // No work request waits for it.
-                self.tx.asked = self.tx.messages;
+                self.acked = 1;
+                self.tx.asked = 1;
                 self.established = super::Established::Untold;
             }
             Rtr::SendRead => {
@@ -340,10 +339,20 @@ impl Stream {
 
     /// The peer waits to hear what is placed.
     pub(super) fn owes_ack(&self) -> bool {
-        self.params.placement_acks
-            && self.asked_of > self.placed_told
-            && self.tx.open
-            && self.closing.is_none()
+        // What it asked may stand behind a Send that waits for a receive.
+        let of = if self.stalled || !self.aside.is_empty() { self.placed } else { self.asked_of };
+        self.params.placement_acks && of > self.placed_told && self.tx.open && self.closing.is_none()
+    }
+
+    /// The peer is told at once of all that is placed, whether it asked or not: the stream is about to end.
+    pub(super) fn tell_all(&mut self) {
+        self.asked_of = self.placed;
+        self.tell = Tell::Now;
+    }
+
+    /// Something is owed that waits for a time to come, not for room in the lower layer.
+    pub(super) fn ack_waits(&self) -> bool {
+        (self.tell != Tell::Now && self.owes_ack()) || (!self.tx.ask && self.owes_question())
     }
 
     /// Tells the peer how many of its messages are placed, if it is time: it is when something else goes the same way.
@@ -486,7 +495,10 @@ impl QpCore {
                 match current.source {
                     Source::Slot(number) => {
                         if let (true, Some(stream)) = (segment.header.last(), &mut self.stream) {
-                            segment.header.set_rsvdulp(stream.asks(current.segmenter.total()));
+                            let slot = self.sq.slot(number);
+                            if !slot.is_some_and(|slot| slot.op.is_pair()) {
+                                segment.header.set_rsvdulp(stream.asks(current.segmenter.total()));
+                            }
                         }
                         self.emit_slot_segment(number, &segment);
                     }
@@ -537,7 +549,7 @@ impl QpCore {
         if slot.flags.contains(SendFlags::FENCE) && stream.reads.iter().any(|read| read.slot.is_some()) {
             return false;
         }
-        let total = slot.total;
+        let (total, pair) = (slot.total, slot.op.is_pair());
         let solicited = slot.flags.contains(SendFlags::SOLICITED);
         let message = match slot.op {
             // It was posted while the peer was taken for a uwarp end.
@@ -582,7 +594,9 @@ impl QpCore {
             matches!(message, Message::Tagged { .. }) && stream.params.peer_is_uwarp && total >= DIRECT;
         if !announced && message.header_len() + total as usize <= stream.mulpdu {
             let mut segment = message.whole(total);
-            segment.header.set_rsvdulp(stream.asks(total));
+            if !pair {
+                segment.header.set_rsvdulp(stream.asks(total));
+            }
             self.emit_slot_segment(number, &segment);
             self.slot_cut(number);
             return true;
@@ -669,6 +683,8 @@ impl QpCore {
         self.mark(number, Phase::Failed(status));
         if let Some(stream) = &mut self.stream {
             stream.tx.stop();
+            // Nothing starts after this one, and if it asked, the peer will not see it.
+            stream.tx.asked = stream.tx.asked.min(stream.acked);
         }
         self.retire();
     }

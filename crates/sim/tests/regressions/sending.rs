@@ -1,7 +1,7 @@
 //! The way out.
 
 use uwarp_rnic::qp::{Disconnect, QpModify, QpState, Rtr, StreamParams};
-use uwarp_rnic::{EventKind, Sge, WcStatus};
+use uwarp_rnic::{EventKind, SendOp, Sge, WcStatus};
 use uwarp_sim::Side::{A, B};
 use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
 
@@ -134,4 +134,83 @@ fn completions_run_ahead_of_placement_by_a_bounded_number_of_messages() {
     }
     assert_eq!(duo.sends(A).len(), 241 - 192);
     assert_eq!(duo.sent(B).iter().filter(|line| line.starts_with("Ack")).count(), 1);
+}
+
+/// Sends under way at A, `later` of them so that the acknowledgement of the first nine is on its way before they arrive: B is not asked
+/// about those.
+fn under_way(receives: u64, later: u64) -> Duo {
+    let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+    for id in 0..receives {
+        duo.recv(B, id, 0, 64);
+    }
+    let sge = duo.sge(A, 0, 8);
+    (1..=9).for_each(|id| duo.queue(A, id, SEND, sge));
+    duo.world.pump(A);
+    duo.world.settle_for(5_000);
+    (10..10 + later).for_each(|id| duo.queue(A, id, SEND, sge));
+    duo
+}
+
+fn successes(last: u64) -> Vec<(u64, WcStatus)> {
+    (1..=last).map(|id| (id, WcStatus::Success)).collect()
+}
+
+/// The sender was told of nothing in front of a Send that waited for a receive, when it had asked about a later message only.
+#[test]
+fn what_is_placed_in_front_of_a_waiting_send_completes() {
+    let mut duo = under_way(13, 7);
+    duo.world.pump(A);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), successes(13));
+}
+
+/// The message that asked failed while it was cut, so nobody asked about those before it, and nothing ever completed.
+#[test]
+fn a_work_request_that_fails_takes_no_question_with_it() {
+    let mut duo = under_way(20, 8);
+    let bad = Sge { lkey: 0, ..duo.sge(A, 0, 8) };
+    duo.queue(A, 18, SEND, bad);
+    duo.world.pump(A);
+    duo.world.settle();
+    let mut expected = successes(17);
+    expected.push((18, WcStatus::LocProtErr));
+    assert_eq!(duo.sends(A), expected);
+}
+
+/// What B had placed and was not asked about failed at A when B ended the connection in the next moment.
+#[test]
+fn what_is_placed_is_told_before_the_end() {
+    let mut duo = under_way(20, 3);
+    duo.world.pump(A);
+    duo.world.settle_for(30_000);
+    duo.world.disconnect(B);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), successes(12));
+}
+
+/// While B streams, A acknowledges, and never asked about its own last messages.
+#[test]
+fn questions_do_not_wait_for_acknowledgements_to_end() {
+    let mut duo = under_way(20, 3);
+    duo.world.pump(A);
+    let (write, sge) = (duo.write_op(B, 0), duo.sge(B, 0, 8));
+    for id in 0..20 {
+        duo.queue(B, id, write, sge);
+        duo.world.pump(B);
+        duo.world.settle_for(50_000);
+    }
+    assert_eq!(duo.sends(A), successes(12));
+}
+
+/// A Send whose STag may not be invalidated was acknowledged before it was refused.
+#[test]
+fn a_refused_invalidation_is_not_acknowledged() {
+    let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+    duo.recv(B, 1, 0, 64);
+    let sge = duo.sge(A, 0, 8);
+    duo.queue(A, 1, SendOp::Send { invalidate: Some(0xDEAD) }, sge);
+    duo.world.pump(A);
+    duo.world.settle();
+    let sends = duo.sends(A);
+    assert!(matches!(sends[..], [(1, status)] if status != WcStatus::Success), "{sends:?}");
 }
