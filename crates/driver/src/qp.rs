@@ -1,9 +1,12 @@
 //! A queue pair with its socket.
 //!
+//! [`io`] moves the bytes; here is what the program and the engine ask for.
+//!
 //! One lock holds the pair together ([`Attended`]). Whoever has it moves bytes; whoever finds it taken leaves that to the holder.
 //! It is let go by [`Qp::release`] and [`Qp::let_go`] alone, however short it was held.
 
-use std::cell::RefCell;
+mod io;
+
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,11 +15,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
-use rustix::io::Errno;
-use uwarp_llp::tcp::{self, Piece, Scattered};
+use uwarp_llp::tcp;
 use uwarp_rnic::cq::Feeder;
-use uwarp_rnic::mem::{self, MemSeg};
-use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, RxPlan, Snapshot, StreamParams};
+use uwarp_rnic::mem;
+use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, Snapshot, StreamParams};
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
@@ -26,6 +28,8 @@ use crate::fork;
 use crate::linger::{self, Linger};
 use crate::nic::Nic;
 use crate::silence::Silence;
+
+use io::go_on;
 
 /// Hears of what becomes of a stream. Called without the queue pair's lock; must not block.
 pub trait StreamObserver: Send + Sync {
@@ -37,29 +41,13 @@ pub trait StreamObserver: Send + Sync {
 
 /// Inline data that every queue pair takes, in bytes.
 const GIVEN_INLINE: u32 = 64;
-/// Bytes moved for one queue pair before another has its turn.
-const TURN: usize = 512 * 1024;
-/// Size of a thread's receive buffer.
-const STAGE: usize = 128 * 1024;
-/// How often one call sends and receives again past a Send that waits, before others have their turn.
-const LOOKS: usize = 4;
-/// Pieces handed to one sending call.
-const PIECES: usize = 64;
 /// How long what was posted may take to go out after a disconnect.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
 /// How long an acknowledgement waits at most for something to ride on, after the program has answered each message so far. More than
 /// the background thread's naps beside a thread that polls, so that it is not woken for it.
 const ACK_LIMIT: Duration = Duration::from_micros(250);
-/// How long a Send that arrived may wait for its receive once the peer is gone: the program may be slow, but it has to hear
-/// of the end.
-const GONE_LIMIT: Duration = Duration::from_secs(2);
-
 /// How long a queue pair may be busy when the process exits. No call holds the lock nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
-
-thread_local! {
-    static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGE].into_boxed_slice());
-}
 
 struct Inner {
     core: QpCore,
@@ -464,297 +452,6 @@ impl Qp {
         }
     }
 
-    /// Moves what can be moved, in both directions.
-    fn pump(&self, inner: &mut Inner) {
-        self.receive(inner);
-        self.send(inner);
-        self.wind_down(inner);
-    }
-
-    fn send(&self, inner: &mut Inner) {
-        for _ in 0..LOOKS {
-            let stalled = inner.core.stalled();
-            self.transmit(inner);
-            if !stalled || inner.core.stalled() {
-                return;
-            }
-            // What was sent waits for the peer, whose answer is to be received past the Send that waits here.
-            self.receive(inner);
-        }
-        if let Some(conn) = &inner.conn {
-            self.nic.engine().rearm(conn.token);
-        }
-    }
-
-    fn transmit(&self, inner: &mut Inner) {
-        let Some(conn) = &mut inner.conn else { return };
-        if self.room.load(Ordering::Relaxed) && self.room.swap(false, Ordering::Acquire) {
-            conn.writable = true;
-        }
-        if conn.hold_until.is_some() || conn.broken {
-            return;
-        }
-        conn.unfinished = false;
-        let mut moved = 0;
-        let mut most = PIECES;
-        loop {
-            inner.core.build();
-            if !conn.writable {
-                // Room is told of only while the descriptor is watched.
-                self.watch(conn);
-                return;
-            }
-            let Some(out) = inner.core.out().filter(|o| !o.is_empty()) else { return };
-            let (result, bytes) = match out.only_staged() {
-                Some(bytes) => (tcp::send_bytes(conn.fd.as_fd(), bytes), bytes.len()),
-                None => {
-                    let mut pieces = smallvec::SmallVec::<[Piece; PIECES]>::new();
-                    let bytes = out.gather(most, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
-                    (tcp::send(conn.fd.as_fd(), &pieces), bytes)
-                }
-            };
-            match result {
-                Ok(n) => {
-                    // A send that came up short has used up the room; the system tells when there is some again.
-                    conn.writable = n == bytes;
-                    inner.core.taken(n);
-                    if n < bytes {
-                        inner.core.no_room();
-                    }
-                    moved += n;
-                    conn.new_deadline |= conn.silence.sent();
-                    if moved >= TURN && conn.writable {
-                        // Whoever hears of it first goes on: the system says again that there is room, but not to a thread that
-                        // polls the socket unwatched.
-                        conn.unfinished = true;
-                        self.nic.engine().rearm(conn.token);
-                        return;
-                    }
-                }
-                Err(Errno::AGAIN) => {
-                    conn.writable = false;
-                    inner.core.no_room();
-                }
-                Err(Errno::INTR) => {}
-                // The program unmapped what it had posted. One by one: the kernel does not say which piece it was, and the ones before
-                // it are good.
-                Err(Errno::FAULT) if most > 1 => most = 1,
-                Err(Errno::FAULT) => {
-                    tracing::warn!(qpn = self.qpn, "memory of a work request is not mapped any more");
-                    inner.core.unreadable();
-                    return;
-                }
-                Err(e) => {
-                    tracing::debug!(qpn = self.qpn, "sending failed: {e}");
-                    // The peer's last messages, and why it went, may lie in the socket unread.
-                    conn.broken = true;
-                    self.hung_up.store(true, Ordering::Release);
-                    if !self.watch(conn) {
-                        self.nic.engine().rearm(conn.token);
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Receives what there is. Says whether that was anything: bytes, an end, an error.
-    fn receive(&self, inner: &mut Inner) -> bool {
-        if inner.core.awaits_receive() && self.kept.swap(false, Ordering::Acquire) {
-            go_on(inner);
-        }
-        let Some(conn) = &mut inner.conn else { return false };
-        let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
-            Ok(mut stage) => self.receive_into(&mut inner.core, conn, &mut stage),
-            // A completion's observer came back in: rare, and it may allocate.
-            Err(_) => self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]),
-        });
-        // A thread that is ending has no thread-local buffer any more.
-        let some = done.unwrap_or_else(|_| self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]));
-        if !inner.core.awaits_receive() {
-            (conn.rnr_deadline, conn.gone_deadline) = (None, None);
-            return some;
-        }
-        conn.new_deadline = true;
-        let from_now = |limit| Some(Instant::now() + limit);
-        if conn.rnr_deadline.is_none() {
-            conn.rnr_deadline = inner.core.rnr_timeout().and_then(from_now);
-        }
-        if !inner.core.stalled() {
-            return some;
-        }
-        // Nobody reads the socket now, so nobody would find its end.
-        self.watch(conn);
-        if conn.gone_deadline.is_none() && self.hung_up.load(Ordering::Acquire) {
-            conn.gone_deadline = from_now(GONE_LIMIT);
-        }
-        true
-    }
-
-    /// Has the system tell of the descriptor again, if it does not for the sake of a thread that polls. Whatever it is ready
-    /// for is then told anew. Says whether that was so.
-    fn watch(&self, conn: &mut Conn) -> bool {
-        let engine = self.nic.engine();
-        let parked = conn.parked.take().is_some_and(|mark| engine.is_parked(mark));
-        if parked {
-            engine.unpark();
-        }
-        parked
-    }
-
-    fn receive_into(&self, core: &mut QpCore, conn: &mut Conn, stage: &mut [u8]) -> bool {
-        // What a stalled queue pair left may be taken now.
-        let mut some = false;
-        if !conn.left_over.is_empty() && !core.stalled() && core.closing().is_none() {
-            let used = core.handle_input(&conn.left_over);
-            conn.left_over.drain(..used.min(conn.left_over.len()));
-            some = used > 0;
-        }
-        let mut moved = 0;
-        loop {
-            if core.closing().is_some() {
-                return true;
-            }
-            let left = conn.left_over.len();
-            let plan = core.rx_plan(&conn.left_over, stage.len());
-            let (result, direct) = match &plan {
-                RxPlan::Stop => return true,
-                RxPlan::Stage { max } => {
-                    let max = (*max).max(left + 1).min(stage.len());
-                    let Some((head, tail)) = stage.get_mut(..max).and_then(|s| s.split_at_mut_checked(left))
-                    else {
-                        return true;
-                    };
-                    head.copy_from_slice(&conn.left_over);
-                    let room = tail.len();
-                    if room == 0 {
-                        // Nothing received would look like the end.
-                        return true;
-                    }
-                    let received = tcp::recv(conn.fd.as_fd(), tail);
-                    (received.map(|bytes| Scattered { bytes, short: bytes < room }), 0)
-                }
-                RxPlan::Direct { place, tail } => {
-                    let pieces: smallvec::SmallVec<[Piece; 8]> =
-                        place.iter().map(|s| Piece::new(s.addr, s.len)).collect();
-                    let direct: usize = place.iter().map(|s| s.len).sum();
-                    let tail = stage.get_mut(..*tail).unwrap_or_default();
-                    (tcp::recv_scattered(conn.fd.as_fd(), &pieces, tail), direct)
-                }
-            };
-            let (n, short) = match result {
-                Ok(Scattered { bytes, short }) => (bytes, short),
-                Err(e) => {
-                    if let RxPlan::Direct { place, .. } = &plan {
-                        core.direct_received(place, 0);
-                    }
-                    match e {
-                        Errno::INTR => continue,
-                        Errno::AGAIN => return some,
-                        Errno::FAULT => {
-                            tracing::warn!(qpn = self.qpn, "a registered region is not mapped any more");
-                            core.place_unmapped();
-                        }
-                        e => {
-                            tracing::debug!(qpn = self.qpn, "receiving failed: {e}");
-                            core.connection_lost(Disconnect::Reset);
-                        }
-                    }
-                    return true;
-                }
-            };
-            some = true;
-            if n == 0 {
-                if let RxPlan::Direct { place, .. } = &plan {
-                    core.direct_received(place, 0);
-                }
-                if core.awaits_receive() && !core.stalled() && left == 0 && direct == 0 {
-                    // The program has as long for them as for a Send that waits in the socket.
-                    self.hung_up.store(true, Ordering::Release);
-                    core.stall();
-                    return true;
-                }
-                end_of_input(core, conn, left > 0 || direct > 0);
-                return true;
-            }
-            let staged = match &plan {
-                RxPlan::Direct { place, .. } => {
-                    core.direct_received(place, n.min(direct));
-                    n.saturating_sub(direct)
-                }
-                _ => left + n,
-            };
-            let input = stage.get(..staged).unwrap_or(&[]);
-            let used = core.handle_input(input);
-            conn.left_over.clear();
-            conn.left_over.extend_from_slice(input.get(used..).unwrap_or(&[]));
-            if conn.left_over.is_empty() && conn.left_over.capacity() > 4096 {
-                conn.left_over = Vec::new();
-            }
-            moved += n;
-            // A receive that came up short has emptied the socket, unless the end of the stream came with the last bytes: the
-            // system will not say that again.
-            if short && !self.hung_up.load(Ordering::Acquire) {
-                return true;
-            }
-            if moved >= TURN {
-                self.nic.engine().rearm(conn.token);
-                return true;
-            }
-        }
-    }
-
-    fn run_deadlines(&self, inner: &mut Inner) {
-        let Inner { core, conn: Some(conn), .. } = inner else { return };
-        let now = Instant::now();
-        let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        (conn.timer, conn.new_deadline) = (None, true);
-        if over(conn.hold_until) {
-            conn.hold_until = None;
-        }
-        if over(conn.gone_deadline) {
-            conn.gone_deadline = None;
-            if core.stalled() && tcp::hung_up(conn.fd.as_fd()) {
-                conn.broken |= tcp::broken(conn.fd.as_fd());
-                end_of_input(core, conn, false);
-            }
-        }
-        if over(conn.rnr_deadline) {
-            conn.rnr_deadline = None;
-            if core.awaits_receive() {
-                core.receive_missing();
-            }
-        }
-        if over(conn.send_deadline) {
-            core.close();
-        }
-        if let Some((at, told)) = conn.ack_deadline
-            && at <= now
-        {
-            conn.ack_deadline = None;
-            // One that is newer has its own time, from when the lock is let go.
-            if core.acks_sent() == told {
-                core.tell_placed();
-            } else {
-                core.ask_placed();
-            }
-        }
-        if conn.silence.is_over(conn.fd.as_fd(), now) {
-            core.connection_lost(Disconnect::Reset);
-        }
-    }
-
-    /// Closes a stream from which the program has disconnected, once all is sent.
-    fn wind_down(&self, inner: &mut Inner) {
-        let disconnecting = inner.conn.as_ref().is_some_and(|conn| conn.send_deadline.is_some());
-        if disconnecting && inner.core.closing().is_none() && inner.core.send_idle() {
-            // What came since.
-            inner.core.tell_all();
-            self.transmit(inner);
-            inner.core.close();
-        }
-    }
-
     /// Looks for input and room; if another thread has the lock, it will look.
     fn look(&self) {
         if let Some(mut inner) = self.inner.look() {
@@ -850,15 +547,6 @@ impl Drop for Qp {
     }
 }
 
-/// There may be a receive now for the Send that waits.
-fn go_on(inner: &mut Inner) {
-    inner.core.unstall();
-    if let Some(conn) = &mut inner.conn {
-        // The next wait has its own time.
-        (conn.rnr_deadline, conn.gone_deadline) = (None, None);
-    }
-}
-
 /// Tells what is to be told, without the lock, one thing after the other.
 fn tell(inner: &mut MutexGuard<'_, Inner>) {
     if inner.telling {
@@ -869,13 +557,4 @@ fn tell(inner: &mut MutexGuard<'_, Inner>) {
         MutexGuard::unlocked(inner, || tell.now());
     }
     inner.telling = false;
-}
-
-/// Nothing more comes from the peer. `partial`: in the middle of an FPDU.
-fn end_of_input(core: &mut QpCore, conn: &Conn, partial: bool) {
-    if conn.broken {
-        core.connection_lost(Disconnect::Reset);
-    } else {
-        core.peer_closed(partial);
-    }
 }
