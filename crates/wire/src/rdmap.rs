@@ -306,6 +306,9 @@ impl ReadRequest {
     /// Bytes on the wire.
     pub const LEN: usize = 28;
 
+    /// Asks for no bytes: its STags and offsets mean nothing and are not to be checked.
+    pub const EMPTY: Self = ReadRequest { sink_stag: 0, sink_to: 0, size: 0, source_stag: 0, source_to: 0 };
+
     /// Reads the header behind the DDP header.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {

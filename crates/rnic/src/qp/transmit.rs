@@ -162,16 +162,7 @@ impl Stream {
                 self.tx.asked = 1;
                 self.established = super::Established::Untold;
             }
-            Rtr::SendRead => {
-                self.emit_read_request(ReadRequest {
-                    sink_stag: 0,
-                    sink_to: 0,
-                    size: 0,
-                    source_stag: 0,
-                    source_to: 0,
-                });
-                self.reads.push_back(ReadSink::empty(self.tx.read_msn, 0));
-            }
+            Rtr::SendRead => self.emit_empty_read(),
             Rtr::None if self.params.initiator => self.established = super::Established::Untold,
             // Without peer-to-peer the first FPDU may be long in coming; what is posted waits, but the connection is up.
             Rtr::None => self.established = super::Established::Untold,
@@ -263,6 +254,12 @@ impl Stream {
         self.emit_message(message, &request.to_bytes());
     }
 
+    /// Queues an RDMA Read of no bytes; its Response says that all messages so far are placed.
+    fn emit_empty_read(&mut self) {
+        self.emit_read_request(ReadRequest::EMPTY);
+        self.reads.push_back(ReadSink::empty(self.tx.read_msn, self.tx.messages));
+    }
+
     /// Queues the Immediate Data message that goes behind an RDMA Write, nothing between them.
     fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool) {
         self.tx.send_msn = self.tx.send_msn.wrapping_add(1);
@@ -311,14 +308,7 @@ impl Stream {
         if new < enough || self.reads.iter().any(|read| read.slot.is_none()) {
             return;
         }
-        self.emit_read_request(ReadRequest {
-            sink_stag: 0,
-            sink_to: 0,
-            size: 0,
-            source_stag: 0,
-            source_to: 0,
-        });
-        self.reads.push_back(ReadSink::empty(self.tx.read_msn, self.tx.messages));
+        self.emit_empty_read();
         self.look_past_waiting();
     }
 
