@@ -10,10 +10,11 @@
 //! 4. looks whether the stream is to be closed ([`QpCore::closing`]) and whether it is established
 //!    ([`QpCore::take_established`]).
 //!
-//! `transmit` is the way out, `receive` the way in, `errors` what happens when something is wrong.
+//! `transmit` is the way out, `receive` the way in, `direct` its short cut for large payload, `errors` what happens when something is wrong.
 
 mod aside;
 pub mod counters;
+mod direct;
 mod errors;
 mod queues;
 mod receive;
@@ -41,9 +42,9 @@ use crate::srq::{Srq, Waiter, Woken};
 use crate::wr::{RecvWr, SendFlags, SendWr, Wc, WcStatus};
 
 pub use counters::{Counters, Snapshot};
+pub use direct::RxPlan;
 pub use queues::MAX_MESSAGE;
 pub(crate) use queues::RecvQueue;
-pub use receive::RxPlan;
 pub use state::QpState;
 
 /// How many work requests and scatter/gather elements a queue pair holds.
@@ -275,7 +276,7 @@ struct Stream {
     tx: transmit::Tx,
     framer: Framer,
     rx: RxState,
-    direct: Option<receive::Direct>,
+    direct: Option<direct::Direct>,
     /// Reads of ours that wait for responses, oldest first.
     reads: VecDeque<receive::ReadSink>,
     /// Reads of the peer's that wait for our responses.
