@@ -105,7 +105,15 @@ pub struct Segmenter {
     done: u32,
     step: u32,
     started: bool,
-    announce: bool,
+    announce: Announce,
+}
+
+/// Which empty segment comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Announce {
+    End,
+    Start,
+    Done,
 }
 
 /// One segment: its header, and which part of the message's payload follows it.
@@ -131,13 +139,14 @@ impl Segmenter {
         } else {
             max
         };
-        Self { message, total, done: 0, step, started: false, announce: false }
+        Self { message, total, done: 0, step, started: false, announce: Announce::Done }
     }
 
-    /// Puts an empty segment first. It lets a receiver that knows of it (another uwarp end) check STag and offset by that
-    /// segment's CRC, and receive the payload behind straight into place.
+    /// Puts two empty segments first: where the message ends, and where it begins. They let a receiver that knows of them
+    /// (another uwarp end) check STag, offset and length by those segments' CRCs, and receive the payload behind straight
+    /// into place.
     pub fn announced(self) -> Self {
-        Self { announce: self.total > 0, ..self }
+        Self { announce: if self.total > 0 { Announce::End } else { Announce::Done }, ..self }
     }
 
     /// Bytes of the message.
@@ -156,9 +165,17 @@ impl Segmenter {
             return None;
         }
         self.started = true;
+        let (announced, next) = match self.announce {
+            Announce::End => (Some(self.total), Announce::Start),
+            Announce::Start => (Some(0), Announce::Done),
+            Announce::Done => (None, Announce::Done),
+        };
+        self.announce = next;
+        if let Some(offset) = announced {
+            return Some(self.message.segment(offset, 0, false));
+        }
         let offset = self.done;
-        let step = if std::mem::take(&mut self.announce) { 0 } else { self.step };
-        let len = step.min(self.total - self.done);
+        let len = self.step.min(self.total - self.done);
         self.done += len;
         let last = self.done == self.total;
         Some(self.message.segment(offset, len, last))

@@ -135,7 +135,7 @@ fn send_with_invalidate() {
     "##);
 }
 
-/// Between uwarp ends a large Write begins with an empty segment, by which the receiver checks where the rest goes.
+/// Between uwarp ends a large Write begins with two empty segments, by which the receiver checks where the rest goes and ends.
 #[test]
 fn write() {
     let mut s = Scene::new(uwarp());
@@ -145,6 +145,7 @@ fn write() {
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
     0.000 A Write L stag=#2 to=0x100 len=64
+    0.000 A Write stag=#2 to=0x196a0 len=0
     0.000 A Write stag=#2 to=0x1000 len=0
     0.000 A Write stag=#2 to=0x1000 len=50000
     0.000 A Write L stag=#2 to=0xd350 len=50000

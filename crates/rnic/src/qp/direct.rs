@@ -2,10 +2,9 @@
 //! has been seen, the rest is received straight into place and the CRC checked afterwards.
 //!
 //! Beyond doubt are a Send and a Read Response, whose place follows from what we expect, and a Write that continues one whose
-//! earlier segment had a good CRC (uwarp ends begin a large Write with an empty segment for that purpose). A CRC that then turns
-//! out wrong costs the connection, and bytes inside the announced message are undefined, as they are with any broken connection.
-//! (Of a Write whose length field was hit, up to an FPDU behind the message too, but never outside the region: nothing says how
-//! long it is to be.)
+//! earlier segments had good CRCs and said how far it goes (uwarp ends begin a large Write with two empty segments for that
+//! purpose, at its end and at its start). A CRC that then turns out wrong costs the connection, and bytes inside the announced
+//! message are undefined, as they are with any broken connection.
 //!
 //! The CRC is then of what is found in memory. Should somebody else write there meanwhile, it is wrong for that reason. Receives of a
 //! shared queue are always staged: several queue pairs place at the same time, and programs post the same memory many times.
@@ -26,9 +25,9 @@ use crate::mr::AccessError;
 use crate::trace;
 use crate::wr::WcStatus;
 
-/// Bytes to receive behind a directly placed payload: pad and CRC of this FPDU, an empty announcing segment, and the
+/// Bytes to receive behind a directly placed payload: pad and CRC of this FPDU, two empty announcing segments, and the
 /// header of the next large one.
-const TAIL: usize = 44;
+const TAIL: usize = 64;
 /// The end of a message is placed only when its CRC was good: programs wait for the last byte to change, and may change it back while
 /// the CRC is still being taken of what lies in memory.
 const LATE: usize = 256;
@@ -72,6 +71,29 @@ impl Direct {
     /// Bytes that are still to be received into place.
     fn left(&self) -> usize {
         self.segment.payload_len.saturating_sub(self.late + self.placed)
+    }
+}
+
+/// What earlier segments of a Write, whose CRCs were good, say of those to come.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WriteInProgress {
+    stag: u32,
+    /// Offset at which the next segment is expected.
+    to: u64,
+    /// The furthest that any of them has named.
+    end: u64,
+}
+
+impl WriteInProgress {
+    /// A segment that is not the last one ends at `to`.
+    pub fn new(before: Option<Self>, stag: u32, to: u64) -> Self {
+        let end = before.filter(|b| b.stag == stag && (to.wrapping_sub(b.end)).cast_signed() <= 0);
+        Self { stag, to, end: end.map_or(to, |before| before.end) }
+    }
+
+    /// Whether a segment with this header is where it has to be, and ends within the message.
+    fn goes_on_with(&self, stag: u32, to: u64, len: usize) -> bool {
+        (self.stag, self.to) == (stag, to) && len as u64 <= self.end.wrapping_sub(to)
     }
 }
 
@@ -184,7 +206,9 @@ impl QpCore {
         let Ok(segment) = stream.rx.check(ulpdu, ulpdu_len) else { return 0 };
         let (write_continues, nothing_aside) = (stream.write_continues, stream.aside.is_empty());
         let certain = match (segment.opcode, segment.header) {
-            (Opcode::Write, Header::Tagged(h)) => write_continues == Some((h.stag, h.to)),
+            (Opcode::Write, Header::Tagged(h)) => {
+                write_continues.is_some_and(|write| write.goes_on_with(h.stag, h.to, segment.payload_len))
+            }
             (Opcode::ReadResponse, _) => true,
             (
                 Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,

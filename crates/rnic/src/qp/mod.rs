@@ -291,8 +291,8 @@ struct Stream {
     exact_reads: u8,
     /// Bytes of the Write that came last, whole or not; zero when a Send or an Immediate came behind it.
     written: u32,
-    /// STag and offset at which the Write in progress goes on.
-    write_continues: Option<(u32, u64)>,
+    /// The Write in progress.
+    write_continues: Option<direct::WriteInProgress>,
     first_fpdu_seen: bool,
     established: Established,
     /// Messages of the peer that are placed, and how many of them it was told of.

@@ -12,6 +12,7 @@ use uwarp_wire::terminate::{
     Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
 };
 
+use super::direct::WriteInProgress;
 use super::errors::Blame;
 use super::queues::{Phase, slice_sges};
 use super::{Disconnect, Established, QpCore, Rtr, Stream};
@@ -417,8 +418,9 @@ impl QpCore {
                 let counts = &mut self.counters.received.write;
                 counts.bytes += segment.payload_len as u64;
                 counts.messages += u64::from(segment.last() && !rtr);
+                let to = h.to.wrapping_add(segment.payload_len as u64);
                 stream.write_continues =
-                    (!segment.last()).then(|| (h.stag, h.to.wrapping_add(segment.payload_len as u64)));
+                    (!segment.last()).then(|| WriteInProgress::new(stream.write_continues, h.stag, to));
                 if segment.last() {
                     let behind = stream.aside.placed_behind();
                     stream.count_placed(u64::from(!behind), segment.asks());

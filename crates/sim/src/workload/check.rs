@@ -81,8 +81,7 @@ fn same(found: &[u8], expected: &[u8], side: Side) {
 /// Everything is over: both streams are closed and nothing is owed.
 pub(super) fn ended(plan: &Plan, layout: &Layout, report: &mut Report, sends: [usize; 2], recvs: [usize; 2]) {
     let disturbed = report.disturbed(plan);
-    let damaged_without_crc =
-        !plan.stream.crc && plan.faults.iter().flatten().any(|f| matches!(f, Fault::Flip { .. }));
+    let damaged_without_crc = plan.damaged_without_crc();
     for side in Side::BOTH {
         let i = side.index();
         let reset = matches!(plan.abort, Some((_, Abort::Reset(s))) if s == side);

@@ -6,7 +6,7 @@ use uwarp_rnic::mem;
 use uwarp_rnic::qp::{QpCaps, Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
 use uwarp_sim::tap;
-use uwarp_sim::{Arena, EndConfig, NetParams, Side, World};
+use uwarp_sim::{Arena, EndConfig, Fault, NetParams, Side, World};
 
 pub const SIZE: usize = 1 << 20;
 
@@ -37,14 +37,19 @@ impl Duo {
     }
 
     pub fn with_net(params: [StreamParams; 2], net: NetParams) -> Self {
-        Self::make(params, net, 4096)
+        Self::make(params, net, 4096, None)
+    }
+
+    /// With a fault on the way from A to B.
+    pub fn with_fault(params: [StreamParams; 2], net: NetParams, fault: Fault) -> Self {
+        Self::make(params, net, 4096, Some(fault))
     }
 
     pub fn with_cq_depth(params: [StreamParams; 2], depth: u32) -> Self {
-        Self::make(params, NetParams::default(), depth)
+        Self::make(params, NetParams::default(), depth, None)
     }
 
-    fn make(params: [StreamParams; 2], net: NetParams, cq_depth: u32) -> Self {
+    fn make(params: [StreamParams; 2], net: NetParams, cq_depth: u32, fault: Option<Fault>) -> Self {
         let caps = QpCaps {
             max_send_wr: 64,
             max_recv_wr: 64,
@@ -53,7 +58,7 @@ impl Duo {
             max_inline_data: 64,
         };
         let mut world =
-            World::new(1, [EndConfig { caps, cq_depth, ..EndConfig::default() }; 2], net, [None, None]);
+            World::new(1, [EndConfig { caps, cq_depth, ..EndConfig::default() }; 2], net, [fault, None]);
         let memory = [Arena::new(SIZE), Arena::new(SIZE)];
         let mr = Side::BOTH.map(|side| {
             let pd = world.end(side).pd.clone();

@@ -2,8 +2,8 @@
 
 use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};
 use uwarp_rnic::{Access, EventKind, SendOp, WcStatus};
-use uwarp_sim::NetParams;
 use uwarp_sim::Side::{A, B};
+use uwarp_sim::{Fault, NetParams};
 use uwarp_wire::terminate::{
     Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, TerminateError, UntaggedBuffer,
 };
@@ -33,6 +33,26 @@ fn a_large_write_is_checked_as_a_whole_before_it_is_placed() {
     assert_eq!(placed, 32_768);
 }
 
+/// A bit flipped in the length field of an FPDU that was received straight into place: bytes of what came behind it were written behind
+/// the message, for the announcing segment said where the message begins, and nothing where it ends.
+#[test]
+fn no_flipped_bit_leads_out_of_the_message() {
+    const LEN: u32 = 16_384;
+    // The announcing segments, and the header of the one with the payload.
+    for (at, bit) in (0..60).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+        let mut duo = Duo::with_fault(params(), small_pieces(), Fault::Flip { at, bit });
+        duo.memory[0].write(0, &[7; LEN as usize]);
+        let (write, sge) = (duo.write_op(A, 40_000), duo.sge(A, 0, LEN));
+        for id in 1..6 {
+            duo.queue(A, id, write, sge);
+        }
+        duo.world.settle();
+        let mut found = duo.memory[1].snapshot();
+        found[40_000..40_000 + LEN as usize].fill(0);
+        assert_eq!(found.iter().position(|b| *b != 0), None, "byte {at}, bit {bit}");
+    }
+}
+
 /// A region taken back in the middle of a directly placed Write: the Terminate said so without the header it is to carry.
 #[test]
 fn a_terminate_in_the_middle_of_a_direct_placement_quotes_the_header() {
@@ -41,7 +61,7 @@ fn a_terminate_in_the_middle_of_a_direct_placement_quotes_the_header() {
     duo.queue(A, 1, write, sge);
     duo.world.pump(A);
     let bytes: Vec<u8> = duo.world.pipe(A).tapped().iter().flat_map(|(_, b)| b.clone()).collect();
-    // The announcing segment and a part of the first large one.
+    // The announcing segments and a part of the first large one.
     let b = &mut duo.world.end(B).core;
     let used = b.handle_input(&bytes[..5000]);
     assert_eq!(used, 5000, "it is placed directly");
