@@ -1,5 +1,7 @@
 //! What an ELF file says about how it will be loaded.
 
+use std::env::consts::ARCH;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -30,13 +32,10 @@ pub struct Facts {
 impl Facts {
     /// Reads a file; `Ok(None)` where it is no ELF file at all.
     pub fn read(path: &Path) -> io::Result<Option<Facts>> {
-        let mut file = File::open(path)?;
-        let mut identification = Vec::new();
-        file.by_ref().take(5).read_to_end(&mut identification)?;
-        let Some([class]) = identification.strip_prefix(&elf::ELFMAG) else { return Ok(None) };
+        let Some((class, file)) = open(path)? else { return Ok(None) };
         // Programs can be large, and only a few pages of one matter here.
         let data = ReadCache::new(file);
-        let parsed = match *class == elf::ELFCLASS32.0 {
+        let parsed = match class == elf::ELFCLASS32.0 {
             true => facts::<elf::FileHeader32<Endianness>, _>(&data, 32),
             false => facts::<elf::FileHeader64<Endianness>, _>(&data, 64),
         };
@@ -52,6 +51,115 @@ impl Facts {
     pub fn same_kind(&self, other: &Facts) -> bool {
         (self.bits, self.machine) == (other.bits, other.machine)
     }
+
+    /// What it is built for.
+    pub fn processor(&self) -> String {
+        processor(self.machine, self.bits)
+    }
+}
+
+/// What keeps an ELF file from being run on this machine.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// It ends before its headers do.
+    NoHeaders { bytes: u64 },
+    /// It ends before what its headers tell of does. The kernel may start it all the same; then it dies of what is missing.
+    CutShort { bytes: u64, wanted: u64 },
+    /// It is for a processor that only an emulator would offer here.
+    Foreign { machine: u16, bits: u8 },
+    /// It is no program: its `e_type`.
+    NoProgram { kind: u16 },
+}
+
+impl Flaw {
+    /// Looks at a file; none where it has no flaw, or is no ELF file.
+    pub fn of(path: &Path) -> io::Result<Option<Flaw>> {
+        let Some((class, file)) = open(path)? else { return Ok(None) };
+        let bytes = file.metadata()?.len();
+        let data = ReadCache::new(file);
+        Ok(match class == elf::ELFCLASS32.0 {
+            true => flaw::<elf::FileHeader32<Endianness>, _>(&data, 32, bytes),
+            false => flaw::<elf::FileHeader64<Endianness>, _>(&data, 64, bytes),
+        })
+    }
+
+    /// What the user can do about it.
+    pub fn remedy(&self) -> String {
+        match self {
+            Flaw::NoHeaders { .. } | Flaw::CutShort { .. } => "copy or build it again".to_owned(),
+            Flaw::Foreign { .. } => format!("build it for {}, or run it on a machine of its kind", host()),
+            Flaw::NoProgram { .. } => "name the program".to_owned(),
+        }
+    }
+}
+
+/// Goes on behind the file's name.
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Flaw::NoHeaders { bytes } => {
+                write!(f, "is cut short or damaged: its {bytes} bytes hold no whole ELF header")
+            }
+            Flaw::CutShort { bytes, wanted } => {
+                write!(f, "is cut short: it has {bytes} bytes, and its headers tell of {wanted}")
+            }
+            Flaw::Foreign { machine, bits } => {
+                write!(f, "is for {}, and this machine is {}", processor(machine, bits), host())
+            }
+            Flaw::NoProgram { kind } if kind == elf::ET_REL.0 => {
+                write!(f, "is an object file, which is still to be linked")
+            }
+            Flaw::NoProgram { kind } if kind == elf::ET_CORE.0 => write!(f, "is a core dump"),
+            Flaw::NoProgram { kind } => write!(f, "is no program but an ELF file of type {kind}"),
+        }
+    }
+}
+
+fn host() -> &'static str {
+    match ARCH {
+        "x86_64" => "x86-64",
+        "aarch64" => "AArch64",
+        other => other,
+    }
+}
+
+/// Whether kernels for this processor can run programs for that one; they may be built without.
+fn runs_here(machine: elf::Machine) -> bool {
+    match ARCH {
+        "x86_64" => [elf::EM_X86_64, elf::EM_386].contains(&machine),
+        "aarch64" => [elf::EM_AARCH64, elf::EM_ARM].contains(&machine),
+        _ => true,
+    }
+}
+
+fn processor(machine: u16, bits: u8) -> String {
+    let name = match elf::Machine(machine) {
+        elf::EM_386 => "32-bit x86",
+        elf::EM_X86_64 if bits == 32 => "x86-64 with 32-bit pointers (x32)",
+        elf::EM_X86_64 => "x86-64",
+        elf::EM_ARM => "32-bit ARM",
+        elf::EM_AARCH64 => "AArch64",
+        elf::EM_PPC64 => "64-bit POWER",
+        elf::EM_S390 => "IBM Z",
+        elf::EM_RISCV => return format!("{bits}-bit RISC-V"),
+        elf::EM_LOONGARCH => return format!("{bits}-bit LoongArch"),
+        _ => return format!("a {bits}-bit processor of another kind (ELF machine {machine})"),
+    };
+    name.to_owned()
+}
+
+/// Whether a file begins as ELF files do; not where it cannot be read.
+pub fn is_elf(path: &Path) -> bool {
+    matches!(open(path), Ok(Some(_)))
+}
+
+/// The file and its class, where it begins as ELF files do.
+fn open(path: &Path) -> io::Result<Option<(u8, File)>> {
+    let mut file = File::open(path)?;
+    let mut identification = Vec::new();
+    file.by_ref().take(5).read_to_end(&mut identification)?;
+    let class = identification.strip_prefix(&elf::ELFMAG);
+    Ok(class.map(|class| (class.first().copied().unwrap_or_default(), file)))
 }
 
 /// `$ORIGIN` in a search path stands for the directory of the file that has the path.
@@ -59,6 +167,33 @@ pub fn expand_origin(entry: &str, file: &Path) -> PathBuf {
     let origin = file.canonicalize().ok().and_then(|file| Some(file.parent()?.to_str()?.to_owned()));
     let origin = origin.unwrap_or_default();
     PathBuf::from(entry.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin))
+}
+
+fn flaw<'data, Elf, R>(data: R, bits: u8, bytes: u64) -> Option<Flaw>
+where
+    Elf: FileHeader<Endian = Endianness>,
+    R: ReadRef<'data>,
+{
+    let no_headers = Some(Flaw::NoHeaders { bytes });
+    let Ok(header) = Elf::parse(data) else { return no_headers };
+    let Ok(endian) = header.endian() else { return no_headers };
+    let machine = header.e_machine(endian);
+    if !runs_here(machine) {
+        return Some(Flaw::Foreign { machine: machine.0, bits });
+    }
+    let kind = header.e_type(endian);
+    if ![elf::ET_EXEC, elf::ET_DYN].contains(&kind) {
+        return Some(Flaw::NoProgram { kind: kind.0 });
+    }
+    let Ok(segments) = header.program_headers(endian, data) else { return no_headers };
+    let end = |offset: u64, len: u64| offset.saturating_add(len);
+    // The table of sections stands at the end, where there is one.
+    let sections = u64::from(header.e_shnum(endian)) * u64::from(header.e_shentsize(endian));
+    let sections = end(header.e_shoff(endian).into(), sections);
+    let segments =
+        segments.iter().map(|segment| end(segment.p_offset(endian).into(), segment.p_filesz(endian).into()));
+    let wanted = segments.chain([sections]).max().unwrap_or_default();
+    (wanted > bytes).then_some(Flaw::CutShort { bytes, wanted })
 }
 
 fn facts<'data, Elf, R>(data: R, bits: u8) -> object::read::Result<Facts>
@@ -171,8 +306,40 @@ mod tests {
         for text in [&b""[..], b"#!/bin/sh\n", b"\x7fEL"] {
             std::fs::write(&path, text).unwrap();
             assert_eq!(Facts::read(&path).unwrap(), None);
+            assert_eq!(Flaw::of(&path).unwrap(), None);
         }
-        std::fs::write(&path, b"\x7fELF\x02\x01\x01 cut short").unwrap();
-        assert!(Facts::read(&path).is_err());
+        for text in [&b"\x7fELF"[..], b"\x7fELF\x02\x01\x01 cut short"] {
+            std::fs::write(&path, text).unwrap();
+            assert!(Facts::read(&path).is_err());
+            assert_eq!(Flaw::of(&path).unwrap(), Some(Flaw::NoHeaders { bytes: text.len() as u64 }));
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_run_here_are_told_from_each_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = compiled(directory.path(), "program", &[]);
+        assert_eq!(Flaw::of(&program).unwrap(), None);
+        let object = compiled(directory.path(), "object", &["-c"]);
+        assert_eq!(Flaw::of(&object).unwrap(), Some(Flaw::NoProgram { kind: elf::ET_REL.0 }));
+        let whole = std::fs::read(&program).unwrap();
+        let flaw_of = |bytes: &[u8]| {
+            std::fs::write(&object, bytes).unwrap();
+            Flaw::of(&object).unwrap()
+        };
+        // In the header, in the table of segments, right behind it, and at the very end.
+        let table = 64 + 56 * usize::from(u16::from_ne_bytes([whole[56], whole[57]]));
+        for bytes in [5, 63, 64, table - 1] {
+            assert_eq!(flaw_of(&whole[..bytes]), Some(Flaw::NoHeaders { bytes: bytes as u64 }));
+        }
+        for bytes in [table, whole.len() - 1] {
+            let wanted = whole.len() as u64;
+            assert_eq!(flaw_of(&whole[..bytes]), Some(Flaw::CutShort { bytes: bytes as u64, wanted }));
+        }
+        let mut foreign = whole;
+        foreign[18..20].copy_from_slice(&elf::EM_S390.0.to_ne_bytes());
+        let flaw = flaw_of(&foreign).unwrap();
+        assert_eq!(flaw, Flaw::Foreign { machine: elf::EM_S390.0, bits: 64 });
+        assert!(flaw.to_string().contains("IBM Z"), "{flaw}");
     }
 }

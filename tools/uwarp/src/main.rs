@@ -15,6 +15,8 @@ mod cli;
 mod devices;
 mod doctor;
 mod elf;
+#[allow(unsafe_code)]
+mod exec;
 mod interfaces;
 mod libdir;
 mod man;

@@ -2,17 +2,17 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cli::RunArgs;
 use crate::complain;
 use crate::doctor::settings;
-use crate::elf::{self, Facts};
-use crate::libdir::{self, SONAMES};
+use crate::elf::{self, Facts, Flaw};
+use crate::exec::exec;
+use crate::libdir::{self, LIBRARY, SONAMES};
 use crate::program::{self, Caller};
 
 /// Exit status where `uwarp run` itself fails, as env(1) and nice(1) have it; 126 and 127 speak of the program.
@@ -24,7 +24,7 @@ const DESCRIPTORS_WANTED: u64 = 1 << 20;
 
 /// Does not return where the program starts.
 pub fn run(args: &RunArgs) -> ExitCode {
-    let Some((name, program_args)) = args.program.split_first() else {
+    let Some(name) = args.program.first() else {
         complain(&"no program given");
         return ExitCode::from(OWN_FAILURE);
     };
@@ -42,23 +42,25 @@ pub fn run(args: &RunArgs) -> ExitCode {
             return ExitCode::from(reason.exit_status());
         }
     };
-    for warning in warnings(&path, &libdir) {
+    let file = program::behind_script(&path);
+    for warning in warnings(&file, &libdir) {
         complain(&format_args!("warning: {warning}"));
     }
     raise_descriptor_limit();
-    let error = Command::new(&path)
-        .arg0(name)
-        .args(program_args)
-        .env("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH")))
-        .envs(args.picture.environment())
-        .envs(args.options.environment())
-        .exec();
-    complain(&format_args!(
-        "cannot execute {}: {error}. `uwarp doctor -- {}` looks closer",
-        path.display(),
-        path.display()
-    ));
+    let mut variables = args.picture.environment();
+    variables.extend(args.options.environment());
+    variables.push(("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH"))));
+    let error = exec(&path, &args.program, &variables, !elf::is_elf(&file));
+    complain(&format_args!("cannot execute {}: {error}{}", path.display(), reason(&path, &file)));
     ExitCode::from(126)
+}
+
+/// What is behind the kernel's refusal of `path`, for which it would have loaded `file`, and what to do.
+fn reason(path: &Path, file: &Path) -> String {
+    match Flaw::of(file) {
+        Ok(Some(flaw)) => format!(". {} {flaw}; {}", file.display(), flaw.remedy()),
+        _ => format!(". `uwarp doctor -- {}` looks closer", path.display()),
+    }
 }
 
 /// The library directory in front of what was there, without an empty entry: that would mean the current directory.
@@ -84,27 +86,32 @@ pub fn raise_descriptor_limit() {
 }
 
 /// What would let the program miss the library, without a word from the loader.
-fn warnings(path: &Path, libdir: &Path) -> Vec<String> {
-    let file = program::behind_script(path);
+fn warnings(file: &Path, libdir: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
-    if let Some(reason) = program::secure_execution(&file, Caller::current()) {
+    if let Some(reason) = program::secure_execution(file, Caller::current()) {
         warnings.push(format!(
             "the loader ignores LD_LIBRARY_PATH for {}, because {reason}. {}",
             file.display(),
-            secure_remedy(&file)
+            secure_remedy(file)
         ));
     }
     if let Some(found) = settings::preloaded(Some(libdir), env::var_os("LD_PRELOAD")) {
         warnings.push(format!("{found}. Take it out of LD_PRELOAD"));
     }
-    let Ok(Some(facts)) = Facts::read(&file) else { return warnings };
+    if let Ok(Some(flaw @ Flaw::CutShort { .. })) = Flaw::of(file) {
+        warnings.push(format!("{} {flaw}; {}", file.display(), flaw.remedy()));
+    }
+    let Ok(Some(facts)) = Facts::read(file) else { return warnings };
+    if let Some((found, remedy)) = unlike_library(&facts, libdir) {
+        warnings.push(format!("{} {found}, so it does not load it; {remedy}", file.display()));
+    }
     if facts.is_static() {
         warnings.push(format!(
             "{} is linked statically, so it does not load the library. Link it against the shared libibverbs",
             file.display()
         ));
     }
-    if let Some(other) = rpath_to_other_library(&file, &facts, libdir) {
+    if let Some(other) = rpath_to_other_library(file, &facts, libdir) {
         warnings.push(format!(
             "{} has an RPATH that leads to {} before LD_LIBRARY_PATH is looked at. Remove it: patchelf --remove-rpath {}",
             file.display(),
@@ -121,6 +128,22 @@ pub fn secure_remedy(file: &Path) -> &'static str {
         Some("sudo" | "su" | "doas" | "pkexec") => "Turn it round: sudo uwarp run -- PROGRAM",
         _ => "Run a copy of it: cp drops these rights, and RDMA over uwarp needs none",
     }
+}
+
+/// What to say of a program that this machine can run, but that is of another kind than the library; and what to do.
+pub fn unlike_library(facts: &Facts, libdir: &Path) -> Option<(String, String)> {
+    let library = Facts::read(&libdir.join(LIBRARY)).ok()??;
+    if library.same_kind(facts) {
+        return None;
+    }
+    let remedy = match facts.bits {
+        // The structures of the C interface are those of 64 bits (abi/types); it cannot be built for fewer.
+        32 => {
+            format!("build it for {}: there is no uwarp for 32-bit programs", library.processor())
+        }
+        _ => "build both for the same processor".to_owned(),
+    };
+    Some((format!("is for {}, and the library is for {}", facts.processor(), library.processor()), remedy))
 }
 
 /// The library that an RPATH leads to, where it is not ours.

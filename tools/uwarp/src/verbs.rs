@@ -1,6 +1,6 @@
 //! Asks the library itself what devices it shows, through the same entry points as any program.
 //!
-//! The one file of the command with `unsafe`: it loads the library and calls C functions of it.
+//! It loads the library and calls C functions of it, hence its `unsafe`.
 
 use std::ffi::{CStr, OsString, c_char, c_int};
 use std::fmt;

@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use common::{cc, uwarp};
@@ -146,7 +146,55 @@ fn static_missing_and_foreign_programs_are_named() {
     bytes[18..20].copy_from_slice(&64_u16.to_ne_bytes());
     fs::write(&path, bytes).unwrap();
     let (status, words, _) = check(libdir.path(), "program", &[], &[program]);
-    assert!(status == "fail" && words.contains("another kind"), "{words}");
+    assert!(status == "fail" && words.contains("ELF machine 64"), "{words}");
+    // And one of which a part is missing.
+    let bytes = fs::read("/bin/true").unwrap();
+    fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    let (status, words, _) = check(libdir.path(), "program", &[], &[program]);
+    assert!(status == "fail" && words.contains("cut short"), "{words}");
+}
+
+/// A 32-bit program of x86 as short as one can be: a header, one segment, and the loader it asks for.
+fn program_of_32_bits(path: &Path) -> String {
+    let loader = b"/lib/ld-linux.so.2\0";
+    let (header_len, segment_len) = (52_u32, 32_u32);
+    let mut bytes = b"\x7fELF\x01\x01\x01".to_vec();
+    bytes.resize(16, 0);
+    let half =
+        |bytes: &mut Vec<u8>, values: &[u16]| bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+    let word =
+        |bytes: &mut Vec<u8>, values: &[u32]| bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+    // ET_EXEC, EM_386.
+    half(&mut bytes, &[2, 3]);
+    word(&mut bytes, &[1, 0, header_len, 0, 0]);
+    half(&mut bytes, &[52, 32, 1, 40, 0, 0]);
+    // PT_INTERP.
+    let (at, len) = (header_len + segment_len, loader.len() as u32);
+    word(&mut bytes, &[3, at, 0, 0, len, len, 4, 1]);
+    bytes.extend(loader);
+    fs::write(path, bytes).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// It would be sent to look for 32-bit libraries otherwise, and none of them is uwarp.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn program_of_32_bits_is_told_that_there_is_no_uwarp_for_it() {
+    let libdir = tempfile::tempdir().unwrap();
+    library(libdir.path(), &[]);
+    let program = program_of_32_bits(&libdir.path().join("program"));
+    let (status, words, _) = check(libdir.path(), "program", &[], &[&program]);
+    assert_eq!(status, "fail");
+    for word in ["32-bit x86", "the library is for x86-64", "there is no uwarp for 32-bit programs"] {
+        assert!(words.contains(word), "{word:?} is not in: {words}");
+    }
+    let output = uwarp(libdir.path()).args(["doctor", "--json", "--", &program]).output().unwrap();
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(
+        answer["checks"].as_array().unwrap().iter().all(|check| check["name"] != "libraries"),
+        "{answer}"
+    );
 }
 
 #[test]

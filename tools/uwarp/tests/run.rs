@@ -111,6 +111,67 @@ fn file_that_cannot_be_executed_is_126() {
     assert_refused(&run(libdir.path(), &[&plain]), 126, &["cannot execute", "uwarp doctor"]);
 }
 
+fn executable(path: &Path, content: &[u8]) {
+    fs::write(path, content).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// execvp(3) gives what the kernel refuses to a shell, whose complaint about its syntax was all that the user saw.
+#[test]
+fn elf_file_that_the_kernel_refuses_is_not_given_to_a_shell() {
+    let libdir = library_directory();
+    let (program, script) = (compiled(libdir.path(), &[]), libdir.path().join("script"));
+    let whole = fs::read(&program).unwrap();
+    let refused = |content: &[u8], words: &[&str]| {
+        executable(&program, content);
+        executable(&script, format!("#!{}\n", program.display()).as_bytes());
+        for path in [&program, &script] {
+            let output = run(libdir.path(), &[path]);
+            assert_refused(&output, 126, &[&["cannot execute", path.to_str().unwrap()], words].concat());
+            assert_eq!(text(&output.stderr).lines().count(), 1, "{}", text(&output.stderr));
+        }
+    };
+    refused(&whole[..40], &["is cut short", "40 bytes", "copy or build it again"]);
+    let mut foreign = whole.clone();
+    // A PDP-10, for which nobody has an emulator registered.
+    foreign[18..20].copy_from_slice(&64_u16.to_ne_bytes());
+    refused(&foreign, &["ELF machine 64", "this machine is", "build it for"]);
+    let mut object = whole;
+    object[16..18].copy_from_slice(&1_u16.to_ne_bytes());
+    refused(&object, &["is an object file"]);
+}
+
+#[test]
+fn program_that_is_cut_short_further_on_is_warned_of() {
+    let libdir = library_directory();
+    let program = compiled(libdir.path(), &[]);
+    let whole = fs::read(&program).unwrap();
+    // All that is loaded is there, so it runs; but the file is not what it was.
+    executable(&program, &whole[..whole.len() - 1]);
+    let wanted = format!("its headers tell of {}", whole.len());
+    assert_refused(&run(libdir.path(), &[&program]), 7, &["warning", "is cut short", &wanted]);
+}
+
+#[test]
+fn script_without_a_first_line_is_run_by_a_shell() {
+    let libdir = library_directory();
+    let script = libdir.path().join("script");
+    executable(&script, b"echo $1 $UWARP_VIEW; exit 9\n");
+    let output =
+        run(libdir.path(), &[OsStr::new("--as"), OsStr::new("ib"), script.as_os_str(), OsStr::new("a")]);
+    assert_eq!((text(&output.stdout), output.status.code()), ("a ib\n", Some(9)), "{}", text(&output.stderr));
+}
+
+/// Rust's own start leaves SIGPIPE ignored, which a program does not expect.
+#[test]
+fn program_starts_with_the_signals_it_expects() {
+    let libdir = library_directory();
+    let output = run(libdir.path(), &["--", "grep", "SigIgn", "/proc/self/status"]);
+    let ignored = text(&output.stdout).split_whitespace().last().unwrap();
+    let ignored = u64::from_str_radix(ignored, 16).unwrap();
+    assert_eq!(ignored & 1 << (libc::SIGPIPE - 1), 0, "{ignored:x}");
+}
+
 #[test]
 fn missing_library_is_125_with_the_way_out() {
     let empty = tempfile::tempdir().unwrap();

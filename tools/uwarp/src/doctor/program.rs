@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::Check;
-use crate::elf::Facts;
+use crate::elf::{Facts, Flaw};
 use crate::libdir::{LIBRARY, SONAMES};
 use crate::program::{self, Caller};
 use crate::run;
@@ -21,6 +21,8 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     if let Some(libdir) = libdir
         && let Ok(Some(facts)) = Facts::read(&file)
         && let Some(loader) = facts.interpreter.as_deref().filter(|loader| is_glibc(loader))
+        // The loader passes over a library of another kind, and would speak of one that is not installed.
+        && run::unlike_library(&facts, libdir).is_none()
     {
         checks.push(libraries(&file, &facts, loader, libdir));
     }
@@ -34,6 +36,9 @@ fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
         true => path.display().to_string(),
         false => format!("{} (a script for {})", path.display(), file.display()),
     };
+    if let Ok(Some(flaw)) = Flaw::of(file) {
+        return Check::fail(name, format!("{shown} {flaw}"), flaw.remedy());
+    }
     let facts = match Facts::read(file) {
         Ok(Some(facts)) => facts,
         Ok(None) => {
@@ -51,6 +56,9 @@ fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
             );
         }
     };
+    if let Some((found, remedy)) = libdir.and_then(|libdir| run::unlike_library(&facts, libdir)) {
+        return Check::fail(name, format!("{shown} {found}"), remedy);
+    }
     if facts.is_static() {
         let remedy = "link it against the shared libibverbs";
         return Check::fail(name, format!("{shown} is linked statically and loads no library"), remedy);
@@ -58,15 +66,6 @@ fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
     if let Some(loader) = facts.interpreter.as_deref().filter(|loader| !is_glibc(loader)) {
         let found = format!("{shown} uses the loader {}; the library is built for glibc", loader.display());
         return Check::fail(name, found, "build the program for glibc");
-    }
-    let library = libdir.and_then(|libdir| Facts::read(&libdir.join(LIBRARY)).ok()?);
-    if library.is_some_and(|library| !library.same_kind(&facts)) {
-        let found = format!("{shown} is a {}-bit program of another kind than the library", facts.bits);
-        return Check::fail(
-            name,
-            found,
-            "build the program for the processor type of uwarp, or uwarp for its",
-        );
     }
     Check::ok(name, format!("{shown}, {} bit, dynamically linked", facts.bits))
 }

@@ -1,0 +1,54 @@
+//! Becoming another program, without a shell in between.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::{CString, OsString};
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+/// Becomes the program at `path`, called with `words`, its name first; returns only where that fails. `variables` are set
+/// beside those of this process.
+///
+/// What the kernel does not know goes to /bin/sh where `shell` allows it, as execvp(3) has it: so do scripts without a first line
+/// that names their interpreter. A shell makes nothing but odd complaints of a program for another processor.
+pub fn exec(path: &Path, words: &[OsString], variables: &[(&str, OsString)], shell: bool) -> io::Error {
+    let mut command = Command::new(path);
+    if let Some((name, arguments)) = words.split_first() {
+        command.arg0(name).args(arguments);
+    }
+    command.envs(variables.iter().cloned());
+    if !shell {
+        let (path, words, environment) = match prepared(path, words, variables) {
+            Ok(prepared) => prepared,
+            Err(error) => return error,
+        };
+        let execve = move || match nix::unistd::execve(&path, &words, &environment) {
+            Err(error) => Err(error.into()),
+        };
+        // When signals are as a program expects them, and before the call that knows the shell.
+        // SAFETY: without a fork, it runs in this thread as all code does.
+        unsafe { command.pre_exec(execve) };
+    }
+    command.exec()
+}
+
+type Prepared = (CString, Vec<CString>, Vec<CString>);
+
+fn prepared(path: &Path, words: &[OsString], variables: &[(&str, OsString)]) -> io::Result<Prepared> {
+    let text = |word: OsString| CString::new(word.into_vec()).map_err(io::Error::from);
+    let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    environment.extend(variables.iter().map(|(name, value)| (name.into(), value.clone())));
+    let environment = environment.into_iter().map(|(mut name, value)| {
+        name.push("=");
+        name.push(value);
+        text(name)
+    });
+    Ok((
+        text(path.into())?,
+        words.iter().cloned().map(text).collect::<io::Result<_>>()?,
+        environment.collect::<io::Result<_>>()?,
+    ))
+}
