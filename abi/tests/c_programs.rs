@@ -48,3 +48,13 @@ fn the_log_says_why_a_call_was_refused() {
     let text = common::run(&program, &[("UWARP_LOG", "debug")]);
     assert!(text.contains("ibv_create_cq: cqe is outside what the device allows"), "{text}");
 }
+
+/// "Resource temporarily unavailable" alone sent people to look for memory and descriptors.
+#[test]
+fn a_device_that_gets_no_thread_names_the_limits() {
+    let program = common::compile("no_threads", &["-libverbs"]);
+    let text = common::run(&program, &[("UWARP_LOG", "error")]);
+    for word in ["cannot start: ", "`ulimit -u`", "pids.max", "kernel.threads-max"] {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
+}

@@ -1,11 +1,13 @@
 //! The device: limits, addresses, and the one engine behind it.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::mem::guard;
 use uwarp_rnic::qp::{Counters, MAX_MESSAGE};
@@ -66,6 +68,21 @@ pub struct Nic {
     departed: Mutex<Counters>,
 }
 
+/// Which limit an error of the engine's start speaks of, and where it can be seen.
+fn limit_behind(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        // Of all that is asked for, only a thread is refused so; of memory for its stack, too, by the C library.
+        Some(Errno::AGAIN) => {
+            "; no thread is left below one of these limits: the user's (`ulimit -u`), the control group's (pids.max in its \
+             directory below /sys/fs/cgroup; TasksMax= of a systemd unit, --pids-limit of a container), the system's \
+             (`sysctl kernel.threads-max kernel.pid_max`), or that of address space (`ulimit -v`)"
+        }
+        Some(Errno::MFILE) => "; the process's limit of descriptors is what `ulimit -n` says",
+        Some(Errno::NFILE) => "; the whole system's limit is what `sysctl fs.file-max` says",
+        _ => "",
+    }
+}
+
 static NIC: OnceLock<Arc<Nic>> = OnceLock::new();
 
 impl Nic {
@@ -86,7 +103,7 @@ impl Nic {
         }
         crate::trace::start_if_wanted();
         let engine = Engine::start().map_err(|e| {
-            tracing::error!("cannot start: {e}");
+            tracing::error!("cannot start: {e}{}", limit_behind(&e));
             VerbsError::NoResources("descriptors or threads")
         })?;
         let nic = NIC.get_or_init(|| {

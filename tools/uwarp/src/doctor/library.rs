@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -93,7 +93,14 @@ fn device() -> Check {
     let mut child = match child {
         Ok(child) => child,
         Err(error) => {
-            return Check::fail(name, format!("cannot start `uwarp devices`: {error}"), "run it by hand");
+            let remedy = match error.kind() {
+                ErrorKind::WouldBlock => {
+                    "no process is left below a limit: `ulimit -u`, pids.max of the control group, or `sysctl \
+                     kernel.threads-max kernel.pid_max`"
+                }
+                _ => "run it by hand",
+            };
+            return Check::fail(name, format!("cannot start `uwarp devices`: {error}"), remedy);
         }
     };
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -116,10 +123,19 @@ fn device() -> Check {
         let _ = pipe.read_to_string(&mut complaint);
     }
     if !status.success() || !matches!(read, Some(Ok(_))) {
+        if let Some((found, remedy)) = limit_reached(&complaint) {
+            return Check::fail(name, format!("the library {found}"), remedy);
+        }
         let last = complaint.lines().last().unwrap_or("it printed nothing").trim_start_matches("uwarp: ");
         return Check::fail(name, format!("`uwarp devices` ended with {status}: {last}"), report);
     }
     shown(name, &answer).unwrap_or_else(|| Check::fail(name, "the library shows no device", report))
+}
+
+/// What the library logs, and which limit is behind it, where one of the system keeps it from starting.
+fn limit_reached(complaint: &str) -> Option<(&str, &str)> {
+    let line = complaint.lines().find(|line| line.contains(" ERROR "))?;
+    line.get(line.find("cannot start: ")?..)?.split_once("; ")
 }
 
 fn shown(name: &'static str, answer: &str) -> Option<Check> {
@@ -140,6 +156,17 @@ fn shown(name: &'static str, answer: &str) -> Option<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limit_that_the_library_names_is_the_remedy() {
+        let log = "2026-01-01T00:00:00Z ERROR uwarp_driver::nic: cannot start: Try again (os error 11); no thread: `ulimit -u`\n\
+                   uwarp: ibv_open_device says: Cannot allocate memory (os error 12)\n";
+        assert_eq!(
+            limit_reached(log),
+            Some(("cannot start: Try again (os error 11)", "no thread: `ulimit -u`"))
+        );
+        assert_eq!(limit_reached("uwarp: cannot start: x; y\n"), None);
+    }
 
     #[test]
     fn versions_come_from_the_table_of_symbols() {
