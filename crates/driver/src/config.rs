@@ -104,7 +104,7 @@ impl Config {
             None | Some("" | "one") => false,
             Some("per-interface") => {
                 tracing::warn!(
-                    "UWARP_DEVICES=per-interface is not built yet; there is one device with all addresses"
+                    "UWARP_DEVICES=per-interface is accepted and not built yet: there is one device with all addresses"
                 );
                 true
             }

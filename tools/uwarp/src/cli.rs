@@ -171,7 +171,7 @@ pub struct PictureOptions {
     /// Show the device as an iWARP RNIC, as RoCE v2 or as InfiniBand [default: roce]
     #[arg(long = "as", value_name = "VIEW", env = "UWARP_VIEW", hide_env_values = true)]
     pub view: Option<View>,
-    /// Show one device with all addresses, or one for each interface [default: one]
+    /// Show one device with all addresses; per-interface is accepted and not built yet [default: one]
     #[arg(long, value_name = "HOW", env = "UWARP_DEVICES", hide_env_values = true)]
     pub devices: Option<DeviceModel>,
 }
@@ -231,9 +231,9 @@ pub enum View {
 /// `--devices`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceModel {
-    /// uwarp0 with every address
+    /// One device, uwarp0, with all addresses
     One,
-    /// uwarp0, uwarp1 and so on: not built yet, treated as one
+    /// Accepted and not built yet: there is one device with all addresses
     PerInterface,
 }
 
