@@ -79,7 +79,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
     /// A program to look at; it is not run
-    #[arg(value_name = "PROGRAM", last = true, num_args = 0..)]
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true)]
     pub program: Vec<OsString>,
 }
 

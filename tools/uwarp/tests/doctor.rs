@@ -129,6 +129,17 @@ fn program_that_does_not_start_at_all_is_told_apart() {
     assert!(status == "fail" && words.contains("IBVERBS_1.1"), "{words}");
 }
 
+/// As the man page has it: `--` is needed for none but a program whose name begins with a dash.
+#[test]
+fn program_and_its_arguments_need_no_double_dash() {
+    let libdir = tempfile::tempdir().unwrap();
+    library(libdir.path(), &[]);
+    let output = uwarp(libdir.path()).args(["doctor", "--json", "sh", "-c", "--json"]).output().unwrap();
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = answer["checks"].as_array().unwrap().iter().find(|check| check["name"] == "program");
+    assert!(found.is_some_and(|check| check["found"].as_str().unwrap().contains("/sh")), "{answer}");
+}
+
 #[test]
 fn static_missing_and_foreign_programs_are_named() {
     let libdir = tempfile::tempdir().unwrap();
