@@ -1,4 +1,4 @@
-//! What the documents say of tests, and of the rights of the process.
+//! What the documents say of files, of tests, and of the rights of the process.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -89,6 +89,64 @@ fn every_attack_stands_on_the_security_page() {
         })
         .collect();
     assert!(missing.is_empty(), "docs/security.md does not mention {missing:?}");
+}
+
+/// The pages that people read, and the directory that links on each are relative to.
+fn pages() -> Vec<PathBuf> {
+    let directories = ["", "docs", "docs/adr", "conformance", "conformance/siw", "fuzz"];
+    let files = directories.iter().flat_map(|directory| {
+        let entries = fs::read_dir(root().join(directory)).unwrap_or_else(|e| panic!("{directory}: {e}"));
+        entries.filter_map(|entry| Some(entry.ok()?.path()))
+    });
+    files.filter(|file| file.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+/// `a/{b,c}.rs` is two names.
+fn spelled_out(name: &str) -> Vec<String> {
+    let braces = name.split_once('{').and_then(|(head, rest)| Some((head, rest.split_once('}')?)));
+    match braces {
+        Some((head, (names, tail))) => names.split(',').map(|name| format!("{head}{name}{tail}")).collect(),
+        None => vec![name.to_owned()],
+    }
+}
+
+/// Files that a page names: where its links lead, and what stands in back quotes and begins with a directory of the tree.
+fn named_files(page: &Path, text: &str) -> Vec<PathBuf> {
+    const TREE: [&str; 7] = ["abi", "conformance", "crates", "docs", "fuzz", "scripts", "tools"];
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    let links = links.filter(|link| !link.is_empty() && !link.contains("://"));
+    let links = links.map(|link| page.with_file_name(link));
+    let quoted = text.split('`').skip(1).step_by(2).flat_map(str::split_whitespace);
+    let quoted = quoted.map(|word| word.trim_end_matches([',', '.', ';', ':']));
+    let in_tree = |word: &&str| word.split_once('/').is_some_and(|(head, _)| TREE.contains(&head));
+    let names =
+        quoted.filter(in_tree).filter(|word| !word.contains(['*', '…', '=', '('])).flat_map(spelled_out);
+    // Inputs of the fuzzers are named by what they are for.
+    let names = names.filter(|name| !name.contains("TARGET")).map(|name| root().join(name));
+    links.chain(names).collect()
+}
+
+/// `docs/adr/004` stands for the page that begins so.
+fn is_there(file: &Path) -> bool {
+    let begins = |entry: fs::DirEntry| {
+        let (name, wanted) = (entry.file_name(), file.file_name().unwrap_or_default());
+        name.to_string_lossy().starts_with(&format!("{}-", wanted.to_string_lossy()))
+    };
+    let siblings = || fs::read_dir(file.parent()?).ok();
+    file.exists() || siblings().is_some_and(|entries| entries.flatten().any(begins))
+}
+
+#[test]
+fn every_file_that_a_page_names_exists() {
+    let (mut names, mut missing) = (0, Vec::new());
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap_or_else(|e| panic!("{}: {e}", page.display()));
+        let files = named_files(&page, &text);
+        names += files.len();
+        missing.extend(files.into_iter().filter(|file| !is_there(file)).map(|file| (page.clone(), file)));
+    }
+    assert!(names > 150, "the pages name {names} files; has their form changed?");
+    assert!(missing.is_empty(), "pages name files that are not there: {missing:#?}");
 }
 
 /// Found while the security page was written: whoever calls a setuid program chooses its environment.
