@@ -20,7 +20,7 @@ const OWN_FAILURE: u8 = 125;
 
 /// Every queue pair holds a descriptor. The hard limit may be a thousand million where containers set it, and programs
 /// that close every descriptor below the soft limit would then take minutes to start; this many are enough.
-const DESCRIPTORS_WANTED: u64 = 1 << 20;
+pub const DESCRIPTORS_WANTED: u64 = 1 << 20;
 
 /// Does not return where the program starts.
 pub fn run(args: &RunArgs) -> ExitCode {

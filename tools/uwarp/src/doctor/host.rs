@@ -13,6 +13,7 @@ use rustix::system::uname;
 use super::Check;
 use crate::cli::PortRange;
 use crate::interfaces;
+use crate::run::DESCRIPTORS_WANTED;
 
 /// Queue pairs that share one port, and so one listener.
 const QUEUE_PAIRS_PER_PORT: u32 = 256;
@@ -23,11 +24,14 @@ pub fn checks() -> Vec<Check> {
 
 fn descriptors() -> Check {
     let limit = getrlimit(Resource::Nofile);
-    let words = |limit: Option<u64>| limit.map_or("no limit".to_owned(), |limit| limit.to_string());
+    let current = limit.current.unwrap_or(u64::MAX);
+    // As `uwarp run` does it: never down.
+    let raised = limit.maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_WANTED).max(current);
+    let words = |limit: u64| if limit == u64::MAX { "no limit".to_owned() } else { limit.to_string() };
     let found = format!(
         "{} now, {} for programs under `uwarp run`; each connection takes one",
-        words(limit.current),
-        words(limit.maximum)
+        words(current),
+        words(raised)
     );
     let remedy = "raise the hard limit: LimitNOFILE= of a systemd unit, --ulimit nofile= of a container, or \
                   /etc/security/limits.conf";
