@@ -205,3 +205,58 @@ impl QpCore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uwarp_wire::terminate::ERRORS;
+
+    /// Every error of the RFCs, by layer, type and code, with what either end's program is told.
+    #[test]
+    fn every_error_has_its_status_and_its_event() {
+        type Codes = (u8, u8, u8);
+        let table: [(WcStatus, EventKind, &[Codes]); 8] = [
+            // The peer may not do that to this memory.
+            (
+                WcStatus::RemAccessErr,
+                EventKind::QpAccessErr,
+                &[(0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 1, 3), (0, 1, 4), (0, 1, 9), (0, 1, 0xFF)],
+            ),
+            (
+                WcStatus::RemAccessErr,
+                EventKind::QpAccessErr,
+                &[(1, 1, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3), (1, 1, 4)],
+            ),
+            // No receive; one that is too small, or an operation that is not for this queue.
+            (WcStatus::RnrRetryExcErr, EventKind::QpReqErr, &[(1, 2, 2)]),
+            (WcStatus::RemInvReqErr, EventKind::QpReqErr, &[(1, 2, 5), (0, 2, 6)]),
+            // Segments out of order.
+            (WcStatus::BadRespErr, EventKind::QpReqErr, &[(1, 2, 1), (1, 2, 3), (1, 2, 4), (1, 2, 6)]),
+            // The peer could not do it.
+            (
+                WcStatus::RemOpErr,
+                EventKind::QpReqErr,
+                &[(0, 2, 5), (0, 2, 7), (0, 2, 8), (0, 2, 9), (0, 2, 0xFF)],
+            ),
+            (WcStatus::RemOpErr, EventKind::QpFatal, &[(0, 0, 0), (1, 0, 0)]),
+            // The stream below.
+            (
+                WcStatus::FatalErr,
+                EventKind::QpFatal,
+                &[(2, 0, 1), (2, 0, 2), (2, 0, 3), (2, 0, 4), (2, 0, 5), (2, 0, 6), (2, 0, 7)],
+            ),
+        ];
+        let rows =
+            || table.iter().flat_map(|(status, event, list)| list.iter().map(move |c| (c, status, event)));
+        for (codes, status, event) in rows() {
+            let error = TerminateError::from_codes(codes.0, codes.1, codes.2);
+            assert!(!matches!(error, TerminateError::Unknown { .. }), "{codes:?}");
+            assert_eq!((status_for(error), event_for(error)), (*status, *event), "{error:?}");
+        }
+        let missing: Vec<_> =
+            ERRORS.iter().filter(|(_, codes, _)| !rows().any(|(listed, ..)| listed == codes)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        let unknown = TerminateError::from_codes(15, 7, 0x99);
+        assert_eq!((status_for(unknown), event_for(unknown)), (WcStatus::FatalErr, EventKind::QpFatal));
+    }
+}

@@ -398,8 +398,8 @@ impl QpCore {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
         stream.came(segment);
-        // A ready-to-receive Write is no message of the program's.
-        let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect;
+        // A ready-to-receive Write is no message of the program's. One that carries something is, though another was agreed on.
+        let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
         if !stream.first_fpdu_seen && stream.params.peer_is_uwarp && stream.params.rtr == Rtr::Expect {
             stream.introduced(segment);
         }

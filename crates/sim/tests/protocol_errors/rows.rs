@@ -734,6 +734,9 @@ fn terminates() -> Vec<Row> {
     };
     let mut read_refused = vec![0x01, 0x02, 0xE0, 0, 0, 46];
     read_refused.extend(request(64, 0x1234, 0).ulpdu());
+    // Without the header it has to bring it would be read as Linux siw's.
+    let mut opcode_refused = vec![0x02, 0x06, 0xC0, 0, 0, 46];
+    opcode_refused.extend(&request(64, 0x1234, 0).ulpdu()[..18]);
     vec![
         told("Terminate: CRC", "RFC 5040 section 5.4: no answer", WcStatus::FatalErr, vec![0x20, 2, 0, 0]),
         told(
@@ -741,6 +744,30 @@ fn terminates() -> Vec<Row> {
             "the Read that is quoted is the one that failed",
             WcStatus::RemAccessErr,
             read_refused,
+        ),
+        told(
+            "Terminate: a message too long for its receive",
+            "silent; verbs' remote invalid request",
+            WcStatus::RemInvReqErr,
+            vec![0x12, 5, 0, 0],
+        ),
+        told(
+            "Terminate: an opcode where it does not belong",
+            "silent; verbs' remote invalid request",
+            WcStatus::RemInvReqErr,
+            opcode_refused,
+        ),
+        told(
+            "Terminate: an MSN out of order",
+            "silent; verbs' bad response",
+            WcStatus::BadRespErr,
+            vec![0x12, 3, 0, 0],
+        ),
+        told(
+            "Terminate: no receive",
+            "silent; verbs' receiver not ready",
+            WcStatus::RnrRetryExcErr,
+            vec![0x12, 2, 0, 0],
         ),
         told(
             "Terminate: an error nobody knows",

@@ -46,3 +46,17 @@ fn a_stranger_that_was_taken_for_uwarp_gets_small_fpdus() {
     duo.world.settle();
     assert_eq!(duo.sends(B), [(1, WcStatus::Success)], "and no acknowledgement is waited for");
 }
+
+/// A stranger that does not give the indication it agreed on: what comes first instead is the program's.
+#[test]
+fn a_first_write_that_carries_something_is_counted() {
+    for (rtr, messages) in [(Rtr::None, 1), (Rtr::SendWrite, 1)] {
+        let [a, b] = with_rtr(rtr).map(|p| StreamParams { peer_is_uwarp: false, ..p });
+        let mut duo = Duo::new([a, b]);
+        let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
+        duo.queue(A, 1, write, sge);
+        duo.world.settle();
+        let received = duo.world.end(B).core.snapshot().counters.received.write;
+        assert_eq!((received.messages, received.bytes), (messages, 8), "{rtr:?}");
+    }
+}
