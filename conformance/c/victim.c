@@ -24,6 +24,7 @@ struct region {
 	size_t before, len, after;	/* paint around the region, so that all three fill pages */
 	int access;			/* of the region; 0 for none */
 	bool stranger;			/* in another protection domain */
+	const char *over;		/* the region whose buffer this is another key of */
 	unsigned char *at;
 	struct ibv_mr *mr;
 };
@@ -34,18 +35,20 @@ struct region {
 #define WRITE IBV_ACCESS_REMOTE_WRITE
 
 static struct region regions[] = {
-	{ "write", 0, 2 * PAGE, 0, LOCAL | WRITE, false, NULL, NULL },
-	{ "read", 0, 2 * PAGE, 0, READ, false, NULL, NULL },
-	{ "both", 0, 256 * PAGE, 0, LOCAL | READ | WRITE, false, NULL, NULL },
-	{ "odd", 1500, 1000, PAGE - 2500, LOCAL | READ | WRITE, false, NULL, NULL },
-	{ "edge", PAGE - 100, 100, 0, LOCAL | READ | WRITE, false, NULL, NULL },
-	{ "start", 0, 100, PAGE - 100, LOCAL | READ | WRITE, false, NULL, NULL },
-	{ "empty", 2000, 0, PAGE - 2000, LOCAL | READ | WRITE, false, NULL, NULL },
-	{ "local", 0, PAGE, 0, LOCAL, false, NULL, NULL },
-	{ "foreign", 0, PAGE, 0, LOCAL | READ | WRITE, true, NULL, NULL },
-	{ "dead", 0, PAGE, 0, LOCAL | READ | WRITE, false, NULL, NULL },
-	{ "recv", 0, SLOTS * SLOT, 0, LOCAL, false, NULL, NULL },
-	{ "sink", 0, PAGE, 0, LOCAL, false, NULL, NULL },
+	{ .name = "write", .len = 2 * PAGE, .access = LOCAL | WRITE },
+	{ .name = "read", .len = 2 * PAGE, .access = READ },
+	{ .name = "both", .len = 256 * PAGE, .access = LOCAL | READ | WRITE },
+	{ .name = "odd", .before = 1500, .len = 1000, .after = PAGE - 2500, .access = LOCAL | READ | WRITE },
+	{ .name = "edge", .before = PAGE - 100, .len = 100, .access = LOCAL | READ | WRITE },
+	{ .name = "start", .len = 100, .after = PAGE - 100, .access = LOCAL | READ | WRITE },
+	{ .name = "empty", .before = 2000, .after = PAGE - 2000, .access = LOCAL | READ | WRITE },
+	{ .name = "local", .len = PAGE, .access = LOCAL },
+	{ .name = "foreign", .len = PAGE, .access = LOCAL | READ | WRITE, .stranger = true },
+	{ .name = "dead", .len = PAGE, .access = LOCAL | READ | WRITE },
+	{ .name = "recv", .len = SLOTS * SLOT, .access = LOCAL },
+	{ .name = "sink", .len = PAGE, .access = LOCAL },
+	{ .name = "readers", .len = PAGE, .access = READ, .over = "write" },
+	{ .name = "strangers", .len = PAGE, .access = LOCAL | READ | WRITE, .stranger = true, .over = "write" },
 };
 #define REGIONS (sizeof regions / sizeof *regions)
 
@@ -82,7 +85,7 @@ static void register_all(void)
 		struct region *r = &regions[i];
 
 		if (!r->at)
-			r->at = guarded(body_of(r)) + r->before;
+			r->at = r->over ? region(r->over)->at : guarded(body_of(r)) + r->before;
 		MUST(mprotect(r->at - r->before, body_of(r), PROT_READ | PROT_WRITE) == 0);
 		memset(r->at - r->before, PAINT, body_of(r));
 		if (r->mr)
@@ -108,7 +111,7 @@ static void print_changes(void)
 		size_t n = body_of(r), first = 0, last = n;
 
 		/* What was retired cannot be looked at, and could not be written. */
-		if (!r->mr && strcmp(r->name, "dead"))
+		if (r->over || (!r->mr && strcmp(r->name, "dead")))
 			continue;
 		if (p[0] == PAINT && !memcmp(p, p + 1, n - 1))
 			continue;
@@ -138,7 +141,7 @@ struct conn {
 /* What the next connection gets. */
 static struct {
 	unsigned int recvs, recvlen, reads, readlen, sends, sendlen, hold, cqe;
-	unsigned int qp_access, rnr, timer, depth;
+	unsigned int qp_access, rnr, timer, depth, stranger;
 } profile;
 
 static struct rdma_event_channel *channel;
@@ -244,7 +247,7 @@ static void make_qp(struct conn *c)
 	MUST(c->rcq = ibv_create_cq(context, (int)profile.cqe, NULL, cc, 0));
 	attr.send_cq = c->scq;
 	attr.recv_cq = c->rcq;
-	MUST(rdma_create_qp(c->id, pd, &attr) == 0);
+	MUST(rdma_create_qp(c->id, profile.stranger && !c->innocent ? other_pd : pd, &attr) == 0);
 	if (!c->innocent)
 		MUST(ibv_modify_qp(c->id->qp, &change, IBV_QP_ACCESS_FLAGS) == 0);
 	if (profile.timer) {
@@ -491,6 +494,7 @@ static void set_profile(char *words)
 		{ "readlen", &profile.readlen }, { "sends", &profile.sends }, { "sendlen", &profile.sendlen },
 		{ "hold", &profile.hold }, { "cqe", &profile.cqe }, { "access", &profile.qp_access },
 		{ "rnr", &profile.rnr }, { "timer", &profile.timer }, { "depth", &profile.depth },
+		{ "stranger", &profile.stranger },
 	};
 	char *word, *save = NULL;
 

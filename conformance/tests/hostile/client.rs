@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use uwarp_conformance::attacker::encode::{
-    ENHANCED, P2P, REJECT, REQUEST, RTR_READ, RTR_WRITE, Setup, Tagged, UWARP_A, UWARP_B, Untagged, WRITE,
-    enhanced, fpdus,
+    Codes, ENHANCED, P2P, REJECT, REQUEST, RTR_READ, RTR_WRITE, Setup, Tagged, UWARP_A, UWARP_B, Untagged,
+    WRITE, enhanced, fpdus,
 };
 use uwarp_conformance::attacker::peer::{End, Peer};
 use uwarp_conformance::attacker::victim::{Report, Victim};
@@ -256,14 +256,15 @@ pub fn other_answers(victim: &mut Victim) -> Outcome {
 /// A server that sets up well: what the victim asks of it is answered with lies.
 pub fn a_server_that_lies_later(victim: &mut Victim) -> Outcome {
     victim.tell("profile reads=1 sends=1 recvs=2")?;
-    let lies: Vec<(&str, Vec<u8>)> = vec![
-        ("a response to another sink", fpdus([Tagged::new(2, 0x1111_1111, 0, 64).ulpdu()])),
-        ("a Terminate", Untagged::terminate(vec![0x01, 2, 0, 0]).fpdu()),
-        ("a request in the middle", Setup::request2().bytes()),
-        ("a wrong MSN", Untagged::send(0, 8).fpdu()),
-        ("half an FPDU", vec![0, 40, 0xC1, 0x40]),
+    let lies: Vec<(&str, Vec<u8>, Option<Codes>)> = vec![
+        ("a response to another sink", fpdus([Tagged::new(2, 0x1111_1111, 0, 64).ulpdu()]), Some((1, 1, 0))),
+        ("a Terminate", Untagged::terminate(vec![0x01, 2, 0, 0]).fpdu(), None),
+        // "MP" for a length: more than comes.
+        ("a request in the middle", Setup::request2().bytes(), Some((2, 0, 1))),
+        ("a wrong MSN", Untagged::send(0, 8).fpdu(), Some((1, 2, 3))),
+        ("half an FPDU", vec![0, 40, 0xC1, 0x40], Some((2, 0, 1))),
     ];
-    for (what, bytes) in lies {
+    for (what, bytes, codes) in lies {
         for flags in [0x50, 0x40 | ENHANCED | UWARP_B] {
             let bytes = bytes.clone();
             let script: Arc<Script> = Arc::new(move |peer, _| {
@@ -275,14 +276,14 @@ pub fn a_server_that_lies_later(victim: &mut Victim) -> Outcome {
                 peer.expect_rtr()?;
                 peer.send(&bytes)?;
                 peer.finish();
-                peer.answer()?;
+                let answer = peer.answer()?;
+                require!(answer.terminate()? == codes, "not {codes:?}: {answer:?}");
                 Ok(())
             });
             let (report, _) = serve(victim, &script)?;
+            let event = codes.map_or("1", crate::event_of);
             require!(
-                report.recvs == crate::FLUSHED && report.changed.is_empty() && report.events == "1"
-                    || report.events == "2"
-                    || report.events == "3",
+                report.recvs == crate::FLUSHED && report.changed.is_empty() && report.events == event,
                 "{what}: {report:?}"
             );
             let completions = report.sends.split(',').count();

@@ -1,11 +1,11 @@
 //! Every field of every frame behind set-up, one at a time.
 
 use uwarp_conformance::attacker::encode::{
-    Codes, Frame, Marked, READ_REQUEST, ReadRequest, SEND, Setup, TERMINATE, Tagged, Untagged, WRITE, fpdu,
-    fpdus, terminate,
+    Codes, Frame, Marked, READ_REQUEST, ReadRequest, SEND, SEND_INVALIDATE, Setup, TERMINATE, Tagged,
+    Untagged, WRITE, fpdu, fpdus, terminate,
 };
 use uwarp_conformance::attacker::peer::Peer;
-use uwarp_conformance::attacker::victim::Victim;
+use uwarp_conformance::attacker::victim::{Region, Victim};
 use uwarp_conformance::{Outcome, require};
 
 use crate::{Fate, strike};
@@ -156,6 +156,7 @@ pub fn stags(victim: &mut Victim) -> Outcome {
         hit(victim, &bytes, &format!("STag {stag:#x}"), &Fate::terminated((1, 1, 0)))?;
         let read = Untagged::read(1, &ReadRequest::new(8, stag, write.at)).fpdu();
         hit(victim, &read, &format!("a Read of STag {stag:#x}"), &Fate::terminated((0, 1, 0)))?;
+        hit_invalidating(victim, stag, &format!("an invalidation of STag {stag:#x}"))?;
     }
     // Known ones that are not for this use.
     for (name, codes) in [
@@ -180,7 +181,62 @@ pub fn stags(victim: &mut Victim) -> Outcome {
         let bytes = Untagged::read(1, &ReadRequest::new(8, region.stag, region.at)).fpdu();
         hit(victim, &bytes, &format!("a Read of {name}"), &Fate::terminated(codes))?;
     }
-    Ok(())
+    // One code for each reason (RFC 5040 section 5.3).
+    for name in ["local", "recv", "foreign", "dead"] {
+        hit_invalidating(victim, victim.region(name).stag, &format!("an invalidation of {name}"))?;
+    }
+    // All of them are what they were.
+    let bytes = fpdus([Tagged::write(write.stag, write.at, 8).ulpdu()]);
+    hit(victim, &bytes, "the right STag", &Fate::harmless().changed("write:0-7"))
+}
+
+/// A Send that invalidates what it may not: its payload is placed before the end of the message is looked at.
+fn hit_invalidating(victim: &mut Victim, stag: u32, what: &str) -> Outcome {
+    let send = Untagged { rdmap: 0x40 | SEND_INVALIDATE, invalidate: stag, ..Untagged::send(1, 8) };
+    hit(victim, &send.fpdu(), what, &Fate::terminated((0, 1, 9)).changed("recv:0-7"))
+}
+
+/// Several keys of one buffer (RFC 5042 section 6.3.6): each has the rights that it was given and works on streams of its own
+/// protection domain only, whatever the others may.
+pub fn stags_over_one_buffer(victim: &mut Victim) -> Outcome {
+    let [write, readers, strangers] = ["write", "readers", "strangers"].map(|name| victim.region(name));
+    let written = || Fate::harmless().changed("write:0-7");
+    let put = |region: Region| Tagged::write(region.stag, region.at, 8).ulpdu();
+    let get = |region: Region| Untagged::read(1, &ReadRequest::new(8, region.stag, region.at)).ulpdu();
+    hit(victim, &fpdu(&put(write)), "a Write with the key to write", &written())?;
+    for (what, ulpdu, codes) in [
+        ("a Read with the key to write", get(write), (0, 1, 2)),
+        ("a Write with the key to read", put(readers), (0, 1, 2)),
+        ("a Write with the other domain's key", put(strangers), (1, 1, 2)),
+        ("a Read with the other domain's key", get(strangers), (0, 1, 3)),
+    ] {
+        hit(victim, &fpdu(&ulpdu), what, &Fate::terminated(codes))?;
+    }
+    // One sees what the other wrote.
+    let mut peer = Peer::established(victim.port)?;
+    peer.send(&fpdus([put(write), get(readers)]))?;
+    let seen = peer.segment()?;
+    require!(seen.opcode() == 2 && seen.payload() == [0xEE; 8], "not what was written: {seen:?}");
+    strike(victim, peer, &[], "a Read with the key to read", &written())?;
+
+    victim.tell("profile stranger=1")?;
+    hit(victim, &fpdu(&put(strangers)), "a Write in the other domain", &written())?;
+    for (what, ulpdu, codes) in [
+        ("a Write with the first domain's key", put(write), (1, 1, 2)),
+        ("a Read with the first domain's key", get(readers), (0, 1, 3)),
+    ] {
+        hit(victim, &fpdu(&ulpdu), what, &Fate::terminated(codes))?;
+    }
+    victim.tell("profile")?;
+
+    // Taken back is only the one that was named.
+    let invalidate =
+        Untagged { rdmap: 0x40 | SEND_INVALIDATE, invalidate: readers.stag, ..Untagged::send(1, 8) };
+    let bytes = fpdus([invalidate.ulpdu(), put(write)]);
+    let fate = Fate::harmless().changed("write:0-7,recv:0-7").recvs("ok8,e5");
+    hit(victim, &bytes, "a Write when the other key is invalid", &fate)?;
+    hit(victim, &fpdu(&get(readers)), "a Read with the invalid key", &Fate::terminated((0, 1, 0)))?;
+    victim.tell("renew")
 }
 
 /// Offsets around both edges of every kind of region, and around the end of all numbers.
@@ -393,7 +449,7 @@ pub fn terminates(victim: &mut Victim) -> Outcome {
     };
     for layer in 0..16 {
         for etype in 0..16 {
-            for code in [0, 9, 0xFF] {
+            for code in (0..=9).chain([0xFF]) {
                 let what = format!("Terminate {layer}, {etype}, {code}");
                 hit(terminate(layer, etype, code, 0, &[]), what)?;
             }

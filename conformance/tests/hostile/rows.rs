@@ -63,8 +63,14 @@ fn table(victim: &Victim) -> Vec<Row> {
             fate: Fate::terminated((1, 1, 1)).changed("odd:0-999"),
         },
         Row {
+            // It waits for its receive, however long that takes (a stranger names no limit), until the attacker hangs up.
             what: "a third Send, for two receives; then an error behind it, which nobody reads",
-            ulpdus: [1, 2].map(|msn| Untagged::send(msn, 8).ulpdu()).to_vec(),
+            ulpdus: vec![
+                Untagged::send(1, 8).ulpdu(),
+                Untagged::send(2, 8).ulpdu(),
+                Untagged::send(3, 8).ulpdu(),
+                Tagged::write(0x1111_1111, write.at, 8).ulpdu(),
+            ],
             fate: Fate::harmless().changed("recv:0-1031").recvs("ok8,ok8"),
         },
         Row {

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use uwarp_conformance::attacker::encode::{
-    ENHANCED, P2P, REJECT, REPLY, RTR_READ, RTR_WRITE, ReadRequest, Setup, Tagged, Untagged, enhanced, fpdus,
+    ENHANCED, MARKERS, P2P, REJECT, REPLY, RTR_READ, RTR_WRITE, ReadRequest, SEND, Setup, Tagged, Untagged,
+    enhanced, fpdus, terminate,
 };
 use uwarp_conformance::attacker::peer::{End, Peer};
 use uwarp_conformance::attacker::victim::Victim;
@@ -23,14 +24,24 @@ fn refused(victim: &mut Victim, bytes: &[u8], what: &str) -> Outcome {
     Ok(())
 }
 
-/// The victim accepts; then the stream works.
+/// The victim accepts; then the stream works. The indication is a Write where the reply names that, else a Read where it does.
 fn accepted(victim: &mut Victim, request: &Setup, what: &str) -> Outcome<Setup> {
     let mut peer = Peer::set_up(victim.port, request)?;
     let write = victim.region("write");
     let Some(reply) = peer.reply.clone() else { uwarp_conformance::fail!("no reply") };
     let posing = reply.flags & 2 != 0;
-    let rtr = if posing { Tagged::write(0x0100_E000, 0, 0) } else { Tagged::write(0, 0, 0) };
-    peer.send(&fpdus([rtr.ulpdu(), Tagged::write(write.stag, write.at, 8).ulpdu()]))?;
+    let named = if reply.flags & ENHANCED == 0 { 0 } else { reply.private_data[2] >> 6 };
+    let only_read = named & (RTR_WRITE | RTR_READ) == RTR_READ;
+    let rtr = match (only_read, posing) {
+        (true, _) => Untagged::read(1, &ReadRequest::new(0, 0, 0)).ulpdu(),
+        (false, true) => Tagged::write(0x0100_E000, 0, 0).ulpdu(),
+        (false, false) => Tagged::write(0, 0, 0).ulpdu(),
+    };
+    peer.send(&fpdus([rtr, Tagged::write(write.stag, write.at, 8).ulpdu()]))?;
+    if only_read && request.flags & MARKERS == 0 {
+        let seen = peer.segment()?;
+        require!(seen.opcode() == 2 && seen.payload().is_empty(), "{what}: no answer to the Read: {seen:?}");
+    }
     meet(victim, peer, what, &Fate::harmless().changed("write:0-7"))?;
     Ok(reply)
 }
@@ -179,6 +190,87 @@ pub fn read_depths_and_model(victim: &mut Victim) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// The first FPDU is not what was agreed. RFC 6581 gives no code for that: a good one says as much as the indication would (RFC
+/// 5044 section 7.1.2 rule 4), and counts for what it is; a bad one ends a stream that was never established.
+pub fn first_fpdus_that_are_no_indication(victim: &mut Victim) -> Outcome {
+    let [write, read] = ["write", "read"].map(|name| victim.region(name));
+    let get = |size| Untagged::read(1, &ReadRequest::new(size, read.stag, read.at)).ulpdu();
+    for offered in [RTR_WRITE, RTR_READ, RTR_WRITE | RTR_READ] {
+        let request = Setup { private_data: enhanced(P2P | offered, 4, 4).to_vec(), ..Setup::request2() };
+        for (what, ulpdu, answered, fate) in [
+            (
+                "a Write of 8 bytes",
+                Tagged::write(write.stag, write.at, 8).ulpdu(),
+                None,
+                Fate::harmless().changed("write:0-7"),
+            ),
+            (
+                "a segment that is not the last",
+                Tagged::write(write.stag, write.at, 8).more().ulpdu(),
+                None,
+                Fate::harmless().changed("write:0-7"),
+            ),
+            (
+                "a Send",
+                Untagged::send(1, 8).ulpdu(),
+                None,
+                Fate::harmless().changed("recv:0-7").recvs("ok8,e5"),
+            ),
+            ("a Send of nothing", Untagged::send(1, 0).ulpdu(), None, Fate::harmless().recvs("ok0,e5")),
+            ("a Read of 8 bytes", get(8), Some(8), Fate::harmless()),
+            ("a Read of nothing", get(0), Some(0), Fate::harmless()),
+        ] {
+            let what = format!("{what} where {offered:02b} was offered");
+            let mut peer = Peer::set_up(victim.port, &request)?;
+            peer.send(&fpdus([ulpdu]))?;
+            if let Some(len) = answered {
+                let seen = peer.segment()?;
+                require!(seen.opcode() == 2 && seen.payload() == vec![0xA5; len], "{what}: {seen:?}");
+            }
+            meet(victim, peer, &what, &fate)?;
+        }
+        for (what, ulpdu, codes, event) in [
+            ("a Write to nothing that is", Tagged::write(1, 0, 8).ulpdu(), Some((1, 1, 0)), "3"),
+            (
+                "a Read of nothing that is",
+                Untagged::read(1, &ReadRequest::new(8, 1, 0)).ulpdu(),
+                Some((0, 1, 0)),
+                "3",
+            ),
+            ("a Read Response", Tagged::new(2, write.stag, write.at, 8).ulpdu(), Some((1, 1, 0)), "3"),
+            ("a Send with MSN 2", Untagged::send(2, 8).ulpdu(), Some((1, 2, 3)), "2"),
+            ("a Terminate", Untagged::terminate(terminate(2, 0, 7, 0, &[])).ulpdu(), None, "1"),
+        ] {
+            let what = format!("{what} where {offered:02b} was offered");
+            let mut peer = Peer::set_up(victim.port, &request)?;
+            peer.send(&fpdus([ulpdu]))?;
+            let answer = peer.answer()?;
+            require!(answer.terminate()? == codes, "{what}: not {codes:?}: {answer:?}");
+            drop(peer);
+            let report = victim.report()?;
+            require!(
+                report.how == "CONNECT_ERROR"
+                    && !report.established
+                    && report.events == event
+                    && report.recvs == crate::FLUSHED
+                    && report.changed.is_empty(),
+                "{what}: {report:?}"
+            );
+            victim.innocent(1)?;
+        }
+    }
+    // One that has to wait for its receive: the program is told that the connection is up, as it may post only then.
+    victim.tell("profile recvs=0 sends=1")?;
+    let mut peer = Peer::set_up(victim.port, &Setup::request2())?;
+    peer.send(&Untagged::send(1, 8).fpdu())?;
+    let seen = peer.segment()?;
+    require!(seen.opcode() == SEND, "not what it sends when it is established: {seen:?}");
+    victim.tell("post 1")?;
+    let fate = Fate::harmless().changed("recv:0-7").recvs("ok8").sends("ok16");
+    meet(victim, peer, "a Send without a receive", &fate)?;
+    victim.tell("profile")
 }
 
 pub fn cut_short_at_every_byte(victim: &mut Victim) -> Outcome {
