@@ -301,11 +301,11 @@ impl End {
 
     /// Moves what can be moved, in both directions.
     pub fn pump(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
-        self.receive(now, input);
+        self.receive(now, input, output);
         self.send_and_look(now, input, output);
         self.news(now);
         if self.closing.is_some() && self.core.attached() {
-            self.receive(now, input);
+            self.receive(now, input, output);
             self.send(now, output);
         }
         self.wind_down(now, output);
@@ -317,7 +317,7 @@ impl End {
         self.send(now, output);
         // A Read has begun, and its Response is to be received past the Send that waits.
         if stalled && !self.core.stalled() {
-            self.receive(now, input);
+            self.receive(now, input, output);
             self.send(now, output);
         }
     }
@@ -359,12 +359,19 @@ impl End {
         }
     }
 
-    fn receive(&mut self, now: Time, input: &mut Pipe) {
+    fn receive(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         if self.core.awaits_receive() && self.kept.0.swap(false, Ordering::Relaxed) {
             self.core.unstall();
         }
         if self.core.attached() {
-            self.receive_all(now, input);
+            while self.receive_all(now, input, true) {
+                self.send(now, output);
+                if self.core.ack_presses() {
+                    // It has to wait, but what comes does not.
+                    self.receive_all(now, input, false);
+                    break;
+                }
+            }
         }
         if !self.core.awaits_receive() {
             (self.rnr_deadline, self.gone_deadline) = (None, None);
@@ -380,9 +387,10 @@ impl End {
         }
     }
 
-    fn receive_all(&mut self, now: Time, input: &mut Pipe) {
+    /// Says whether an acknowledgement is to go out before more is received.
+    fn receive_all(&mut self, now: Time, input: &mut Pipe, heed_acks: bool) -> bool {
         if self.closing.as_ref().is_some_and(|c| c.eof) {
-            return;
+            return false;
         }
         if !self.left_over.is_empty() && !self.core.stalled() && self.core.closing().is_none() {
             let used = self.core.handle_input(&self.left_over);
@@ -396,7 +404,7 @@ impl End {
             let left = self.left_over.len();
             let plan = self.core.rx_plan(&self.left_over, self.stage.len());
             let (result, direct) = match &plan {
-                RxPlan::Stop => return,
+                RxPlan::Stop => return false,
                 RxPlan::Stage { max } => {
                     let max = (*max).max(left + 1).min(self.stage.len());
                     assert!(max > left, "no room to receive into: an FPDU does not fit the buffer");
@@ -416,14 +424,14 @@ impl End {
                         self.core.direct_received(place, 0);
                     }
                     match end {
-                        Err(Refusal::WouldBlock) => return,
+                        Err(Refusal::WouldBlock) => return false,
                         Err(Refusal::Reset) => self.core.connection_lost(Disconnect::Reset),
                         Ok(_) => self.end_of_input(left > 0 || direct > 0),
                     }
                     if let Some(closing) = &mut self.closing {
                         closing.eof = true;
                     }
-                    return;
+                    return false;
                 }
             };
             self.moved += bytes.len() as u64;
@@ -447,6 +455,9 @@ impl End {
             assert!(used <= staged);
             self.left_over.clear();
             self.left_over.extend_from_slice(&self.stage[used..staged]);
+            if heed_acks && self.core.ack_presses() {
+                return true;
+            }
         }
     }
 

@@ -28,6 +28,14 @@ thread_local! {
     static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGE].into_boxed_slice());
 }
 
+/// One queue pair's turn to receive.
+pub(super) struct Turn {
+    /// Bytes so far.
+    moved: usize,
+    /// It is interrupted to acknowledge what the peer waits for.
+    heeds_acks: bool,
+}
+
 impl Qp {
     /// Moves what can be moved, in both directions.
     pub(super) fn pump(&self, inner: &mut Inner) {
@@ -128,14 +136,25 @@ impl Qp {
         if inner.core.awaits_receive() && self.kept.swap(false, Ordering::Acquire) {
             go_on(inner);
         }
-        let Some(conn) = &mut inner.conn else { return false };
-        let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
-            Ok(mut stage) => self.receive_into(&mut inner.core, conn, &mut stage),
-            // A completion's observer came back in: rare, and it may allocate.
-            Err(_) => self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]),
-        });
-        // A thread that is ending has no thread-local buffer any more.
-        let some = done.unwrap_or_else(|_| self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE]));
+        let (mut turn, mut some) = (Turn { moved: 0, heeds_acks: true }, false);
+        loop {
+            let Some(conn) = &mut inner.conn else { return some };
+            let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
+                Ok(mut stage) => self.receive_into(&mut inner.core, conn, &mut stage, &mut turn),
+                // A completion's observer came back in: rare, and it may allocate.
+                Err(_) => self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE], &mut turn),
+            });
+            // A thread that is ending has no thread-local buffer any more.
+            some |= done
+                .unwrap_or_else(|_| self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE], &mut turn));
+            if !(turn.heeds_acks && inner.core.ack_presses()) {
+                break;
+            }
+            self.transmit(inner);
+            // It may have to wait, but what comes does not.
+            turn.heeds_acks = !inner.core.ack_presses();
+        }
+        let Some(conn) = &mut inner.conn else { return some };
         if !inner.core.awaits_receive() {
             (conn.rnr_deadline, conn.gone_deadline) = (None, None);
             return some;
@@ -167,7 +186,13 @@ impl Qp {
         parked
     }
 
-    pub(super) fn receive_into(&self, core: &mut QpCore, conn: &mut Conn, stage: &mut [u8]) -> bool {
+    pub(super) fn receive_into(
+        &self,
+        core: &mut QpCore,
+        conn: &mut Conn,
+        stage: &mut [u8],
+        turn: &mut Turn,
+    ) -> bool {
         // What a stalled queue pair left may be taken now.
         let mut some = false;
         if !conn.left_over.is_empty() && !core.stalled() && core.closing().is_none() {
@@ -175,7 +200,6 @@ impl Qp {
             conn.left_over.drain(..used.min(conn.left_over.len()));
             some = used > 0;
         }
-        let mut moved = 0;
         loop {
             if core.closing().is_some() {
                 return true;
@@ -256,13 +280,16 @@ impl Qp {
             if conn.left_over.is_empty() && conn.left_over.capacity() > 4096 {
                 conn.left_over = Vec::new();
             }
-            moved += n;
+            turn.moved += n;
             // A receive that came up short has emptied the socket, unless the end of the stream came with the last bytes: the
             // system will not say that again.
             if short && !self.hung_up.load(Ordering::Acquire) {
                 return true;
             }
-            if moved >= TURN {
+            if turn.heeds_acks && core.ack_presses() {
+                return true;
+            }
+            if turn.moved >= TURN {
                 self.nic.engine().rearm(conn.token);
                 return true;
             }

@@ -302,6 +302,8 @@ struct Stream {
     answered: bool,
     /// What is placed of that the peer wants to hear of.
     asked_of: u64,
+    /// The first of these of which it was not told yet.
+    asked_first: u64,
     /// When the peer is to be told.
     tell: transmit::Tell,
     /// Messages of ours that the peer has placed.
@@ -570,6 +572,7 @@ impl QpCore {
             placed_told: 0,
             answered: false,
             asked_of: 0,
+            asked_first: 0,
             tell: transmit::Tell::Rides,
             acked: 0,
             closing: None,
@@ -624,6 +627,11 @@ impl QpCore {
     /// it does not wait long for that ([`Self::tell_placed`]).
     pub fn ack_waits(&self) -> bool {
         self.stream.as_ref().is_some_and(Stream::ack_waits)
+    }
+
+    /// The peer waits for an acknowledgement longer than it should: the owner is to send before it receives more.
+    pub fn ack_presses(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::ack_presses)
     }
 
     /// Frames that told or asked, so far.

@@ -39,12 +39,16 @@ const ASK_EVERY: u64 = 8;
 /// Of a message from this size on it is asked always.
 const ASK_BYTES: u32 = 256 * 1024;
 
+/// So many messages behind the one that it asked of the peer is told, though another is in the middle: its work requests may all be under
+/// way, and nothing follows until it hears.
+const TELL_BEHIND: u64 = 4;
+
 /// When the peer is told what is placed, where completion means placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tell {
     /// With the next that goes out.
     Rides,
-    /// As soon as no message of the peer's is in progress.
+    /// As soon as no message of the peer's is in progress, and when [`TELL_BEHIND`] more are placed.
     Drained,
     /// At once.
     Now,
@@ -321,6 +325,9 @@ impl Stream {
     pub(super) fn count_placed(&mut self, messages: u64, asks: bool) {
         self.placed += messages;
         if asks {
+            if self.asked_of <= self.placed_told {
+                self.asked_first = self.placed;
+            }
             self.asked_of = self.placed;
             let rides = std::mem::take(&mut self.answered);
             self.tell = self.tell.max(if rides { Tell::Rides } else { Tell::Drained });
@@ -332,6 +339,11 @@ impl Stream {
         // What it asked may stand behind a Send that waits for a receive.
         let of = if self.stalled || !self.aside.is_empty() { self.placed } else { self.asked_of };
         self.params.placement_acks && of > self.placed_told && self.tx.open && self.closing.is_none()
+    }
+
+    /// It waits longer than it should: receiving is to be interrupted for it.
+    pub(super) fn ack_presses(&self) -> bool {
+        self.tell == Tell::Drained && self.owes_ack() && self.placed - self.asked_first >= TELL_BEHIND
     }
 
     /// The peer is told at once of all that is placed, whether it asked or not: the stream is about to end.
@@ -353,7 +365,9 @@ impl Stream {
                     || match self.tell {
                         Tell::Rides => false,
                         // Whoever is in the middle of a message has no need to know.
-                        Tell::Drained => self.direct.is_none() && self.write_continues.is_none(),
+                        Tell::Drained => {
+                            (self.direct.is_none() && self.write_continues.is_none()) || self.ack_presses()
+                        }
                         Tell::Now => true,
                     })
         } else {

@@ -2,6 +2,7 @@
 
 use uwarp_rnic::qp::{Disconnect, QpModify, QpState, Rtr, StreamParams};
 use uwarp_rnic::{EventKind, SendOp, Sge, WcStatus};
+use uwarp_sim::NetParams;
 use uwarp_sim::Side::{A, B};
 use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
 
@@ -200,6 +201,21 @@ fn questions_do_not_wait_for_acknowledgements_to_end() {
         duo.world.settle_for(50_000);
     }
     assert_eq!(duo.sends(A), successes(12));
+}
+
+/// A receiver that is always in the middle of the next message told of none: the sender of 16 large Writes had them all placed, and went on
+/// only when the receiver's quarter of a millisecond was over.
+#[test]
+fn who_is_always_in_the_middle_of_a_message_tells_all_the_same() {
+    let net = NetParams { capacity: 2 << 20, ..NetParams::default() };
+    let mut duo = Duo::with_net(params().map(|p| StreamParams { placement_acks: true, ..p }), net);
+    let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 40_000));
+    (1..=24).for_each(|id| duo.queue(A, id, write, sge));
+    // All of them lie in the socket when B looks.
+    duo.world.pump(A);
+    duo.world.settle_for(100_000);
+    let told = duo.sent(B).iter().filter(|line| line.starts_with("Ack")).count();
+    assert!(told >= 3, "told {told} times");
 }
 
 /// A Send whose STag may not be invalidated was acknowledged before it was refused.
