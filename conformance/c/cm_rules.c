@@ -1,8 +1,9 @@
 /* What the man pages of rdma_cm say happens between ids, channels, threads and processes.
  *
  *	cm_rules [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
-#define _GNU_SOURCE /* pthread_timedjoin_np */
+#define _GNU_SOURCE /* pthread_timedjoin_np, environ */
 #include <pthread.h>
+#include <spawn.h>
 
 #include <rdma/rdma_verbs.h>
 
@@ -257,15 +258,63 @@ static void ports(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* Descriptors that are open, by number. */
+static size_t descriptors(int *list, size_t most)
+{
+	size_t n = 0;
+
+	for (int fd = 0; fd < 4096 && n < most; fd++)
+		if (fcntl(fd, F_GETFD) >= 0)
+			list[n++] = fd;
+	return n;
+}
+
+/* Every descriptor that was not there before is closed by exec. */
+static void close_on_exec(const int *before, size_t n)
+{
+	int now[256];
+	size_t count = descriptors(now, 256), made = 0, left = 0;
+	char what[256] = "";
+
+	for (size_t i = 0; i < count; i++) {
+		char link[64], name[128] = "";
+		bool old = false;
+
+		for (size_t k = 0; k < n; k++)
+			old |= before[k] == now[i];
+		made += !old;
+		if (old || fcntl(now[i], F_GETFD) & FD_CLOEXEC)
+			continue;
+		left++;
+		snprintf(link, sizeof link, "/proc/self/fd/%d", now[i]);
+		if (readlink(link, name, sizeof name - 1) > 0)
+			snprintf(what + strlen(what), sizeof what - strlen(what), " %s", name);
+	}
+	/* Two ends' sockets, a listener, two event channels, two completion channels, and what makes progress. */
+	check(made >= 8, "a connection has descriptors", "%zu", made);
+	check(left == 0, "each of which exec closes", "%zu are left:%s", left, what);
+}
+
 /* A child shares nothing with the device: its calls fail, and what it does leaves the parent's connection alone. */
 static void forking(void)
 {
+	static char *const shell[] = {
+		"sh", "-c", "! ls -l /proc/self/fd | grep -Eq 'socket|eventpoll|eventfd|timerfd'", NULL,
+	};
 	struct pair p;
-	int status;
+	int status, before[256];
+	size_t n = descriptors(before, 256);
 	pid_t pid;
 
 	pair_open(&p);
 	check(message(&p.c, &p.s), "a message before the fork", "-");
+	close_on_exec(before, n);
+	/* Runs no handlers of fork, which would close the descriptors before exec does. */
+	MUST(posix_spawn(&pid, "/bin/sh", NULL, NULL, shell, environ) == 0);
+	MUST(waitpid(pid, &status, 0) == pid);
+	check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "nothing of ours is open in a program that is spawned", "status %x",
+	      status);
+	check(message(&p.c, &p.s) && message(&p.s, &p.c), "and the connection goes on", "it does not");
 	MUST((pid = fork()) >= 0);
 	if (pid == 0) {
 		struct rdma_event_channel *ch;
@@ -287,7 +336,7 @@ static void forking(void)
 	check(message(&p.c, &p.s) && message(&p.s, &p.c), "the parent's connection goes on", "it does not");
 	MUST((pid = fork()) >= 0);
 	if (pid == 0) {
-		execl("/bin/sh", "sh", "-c", "! ls -l /proc/self/fd | grep -Eq 'socket|eventpoll|eventfd'", (char *)NULL);
+		execv("/bin/sh", shell);
 		_exit(127);
 	}
 	MUST(waitpid(pid, &status, 0) == pid);

@@ -377,6 +377,46 @@ static inline const char *state_name(enum ibv_qp_state state)
 	return (unsigned int)state < 7 ? names[state] : "?";
 }
 
+static inline int to_init(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+
+	return ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+static inline int to(struct ibv_qp *qp, enum ibv_qp_state state)
+{
+	struct ibv_qp_attr attr = { .qp_state = state };
+
+	return ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+}
+
+/* Waits until the queue pair is in ERR. */
+static inline bool in_err(struct ibv_qp *qp)
+{
+	for (uint64_t end = now_ms() + LIMIT_MS; now_ms() < end; usleep(2000))
+		if (state_of(qp) == IBV_QPS_ERR)
+			return true;
+	return false;
+}
+
+/* Both ends learn that the connection is over, and no longer work. */
+static inline void check_terminated(struct pair *p, const char *what)
+{
+	char name[128];
+	struct rdma_cm_event event;
+
+	snprintf(name, sizeof name, "%s: client sees DISCONNECTED", what);
+	event = take_event(p->c.ch);
+	check(event.event == RDMA_CM_EVENT_DISCONNECTED, name, "%s", rdma_event_str(event.event));
+	snprintf(name, sizeof name, "%s: server sees DISCONNECTED", what);
+	event = take_event(p->s.ch);
+	check(event.event == RDMA_CM_EVENT_DISCONNECTED, name, "%s", rdma_event_str(event.event));
+	snprintf(name, sizeof name, "%s: both queue pairs are in ERR", what);
+	check(in_err(p->c.qp) && in_err(p->s.qp), name, "%s and %s", state_name(state_of(p->c.qp)),
+	      state_name(state_of(p->s.qp)));
+}
+
 #define REMOTE_ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
 
 /* A group of statements that runs in a process of its own: a crash or a hang costs only that group. */

@@ -1,10 +1,9 @@
 /* A program's own mistakes with verbs, and the errno or completion status that rdma-core's man pages name for them;
- * what queries must say; what notification and acknowledgement must do.
+ * what queries must say.
  *
  *	errno_table [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen"
  *
- * Mistakes with rdma_cm are in errno_cm.c. */
-#include <pthread.h>
+ * Mistakes with rdma_cm are in errno_cm.c, what notification and acknowledgement must do in completions.c. */
 #include <sys/mman.h>
 
 #include "common.h"
@@ -49,32 +48,6 @@ static int qp_event(struct ibv_qp *qp, int ms)
 static bool is_error_event(int type)
 {
 	return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
-}
-
-/* Waits until the queue pair is in ERR. */
-static bool in_err(struct ibv_qp *qp)
-{
-	for (uint64_t end = now_ms() + LIMIT_MS; now_ms() < end; usleep(2000))
-		if (state_of(qp) == IBV_QPS_ERR)
-			return true;
-	return false;
-}
-
-/* Both ends learn that the connection is over, and no longer work. */
-static void check_terminated(struct pair *p, const char *what)
-{
-	char name[128];
-	struct rdma_cm_event event;
-
-	snprintf(name, sizeof name, "%s: client sees DISCONNECTED", what);
-	event = take_event(p->c.ch);
-	check(event.event == RDMA_CM_EVENT_DISCONNECTED, name, "%s", rdma_event_str(event.event));
-	snprintf(name, sizeof name, "%s: server sees DISCONNECTED", what);
-	event = take_event(p->s.ch);
-	check(event.event == RDMA_CM_EVENT_DISCONNECTED, name, "%s", rdma_event_str(event.event));
-	snprintf(name, sizeof name, "%s: both queue pairs are in ERR", what);
-	check(in_err(p->c.qp) && in_err(p->s.qp), name, "%s and %s", state_name(state_of(p->c.qp)),
-	      state_name(state_of(p->s.qp)));
 }
 
 /* ------------------------------------------------------------------ objects */
@@ -219,6 +192,38 @@ static void queues(void)
 	pair_close(&p);
 }
 
+/* ibv_resize_cq(3): at least as many entries as are not polled. */
+static void resize_below_what_waits(struct side *side)
+{
+	struct ibv_qp_init_attr attr = {
+		.qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 1, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct side lone = { 0 };
+	struct ibv_cq *cq;
+	int size;
+
+	MUST(cq = ibv_create_cq(side->id->verbs, 8, NULL, NULL, 0));
+	size = cq->cqe;
+	attr.send_cq = attr.recv_cq = cq;
+	MUST(lone.qp = ibv_create_qp(side->pd, &attr));
+	MUST(to_init(lone.qp) == 0);
+	for (uint64_t n = 0; n < 5; n++)
+		MUST(post_recv(&lone, NULL, 0, n) == 0);
+	/* Flushed: five completions are there at once. */
+	MUST(to(lone.qp, IBV_QPS_ERR) == 0);
+	check_errno(ibv_resize_cq(cq, 4), EINVAL, "resize_cq below what waits");
+	check(cq->cqe == size, "which changes nothing", "cqe %d, before %d", cq->cqe, size);
+	check_errno(ibv_resize_cq(cq, 5), 0, "resize_cq to what waits");
+	for (uint64_t n = 0; n < 5; n++) {
+		struct ibv_wc wc = poll_one(cq);
+
+		if (wc.wr_id != n || wc.status != IBV_WC_WR_FLUSH_ERR)
+			check(false, "a refused resize_cq loses nothing", "wr_id %d status %d", (int)wc.wr_id, wc.status);
+	}
+	check_errno(ibv_resize_cq(cq, 1), 0, "resize_cq when all is polled");
+	MUST(ibv_destroy_qp(lone.qp) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 static void resize(void)
 {
 	struct pair p;
@@ -242,24 +247,11 @@ static void resize(void)
 	check_errno(ibv_resize_cq(p.c.scq, 4), 0, "resize_cq to less");
 	check_errno(ibv_resize_cq(p.c.scq, 0), EINVAL, "resize_cq to nothing");
 	check_errno(ibv_resize_cq(p.c.scq, INT32_MAX), EINVAL, "resize_cq beyond max_cqe");
+	resize_below_what_waits(&p.c);
 	pair_close(&p);
 }
 
 /* ------------------------------------------------------- queue pair states */
-
-static int to_init(struct ibv_qp *qp)
-{
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
-
-	return ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-}
-
-static int to(struct ibv_qp *qp, enum ibv_qp_state state)
-{
-	struct ibv_qp_attr attr = { .qp_state = state };
-
-	return ibv_modify_qp(qp, &attr, IBV_QP_STATE);
-}
 
 static void states(void)
 {
@@ -313,6 +305,38 @@ static void states(void)
 	pair_close(&p);
 }
 
+/* The same with a Send under way, which completes when the peer has a receive for it. */
+static void drain_under_way(struct pair *p)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
+	struct ibv_qp_init_attr init;
+	struct ibv_wc wc;
+	int type;
+
+	MUST(post(&p->c, IBV_WR_SEND, IBV_SEND_SIGNALED, NULL, 0, 0, 0, 6) == 0);
+	check_errno(ibv_modify_qp(p->c.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0,
+		    "modify_qp to SQD with a Send under way");
+	MUST(post(&p->c, IBV_WR_SEND, IBV_SEND_SIGNALED, NULL, 0, 0, 0, 7) == 0);
+	type = qp_event(p->c.qp, QUIET_MS);
+	check(type == -1, "it is not drained", "event %d", type);
+	MUST(ibv_query_qp(p->c.qp, &attr, IBV_QP_STATE, &init) == 0);
+	check(attr.qp_state == IBV_QPS_SQD && attr.sq_draining, "query_qp says so", "%s, draining %d",
+	      state_name(attr.qp_state), attr.sq_draining);
+	MUST(post_recv(&p->s, NULL, 0, 8) == 0);
+	MUST(post_recv(&p->s, NULL, 0, 9) == 0);
+	check(want_wc(p->c.scq, IBV_WC_SUCCESS, "the Send under way completes in SQD").wr_id == 6, "and no other",
+	      "another");
+	type = qp_event(p->c.qp, LIMIT_MS);
+	check(type == IBV_EVENT_SQ_DRAINED, "then SQ_DRAINED comes", "event %d", type);
+	MUST(ibv_query_qp(p->c.qp, &attr, IBV_QP_STATE, &init) == 0);
+	check(!attr.sq_draining, "query_qp says that too", "draining %d", attr.sq_draining);
+	check(!poll_within(p->c.scq, &wc, QUIET_MS), "what was posted behind it waits", "a completion");
+	check_errno(to(p->c.qp, IBV_QPS_RTS), 0, "modify_qp to RTS when it is drained");
+	check(want_wc(p->c.scq, IBV_WC_SUCCESS, "which sends it").wr_id == 7, "with its wr_id", "another");
+	poll_one(p->s.rcq);
+	poll_one(p->s.rcq);
+}
+
 /* Send queue drained: nothing new is executed until RTS, and the event says when the old is done. */
 static void drain(void)
 {
@@ -335,6 +359,7 @@ static void drain(void)
 	check(!poll_within(p.c.scq, &wc, QUIET_MS), "nothing is sent in SQD", "a completion");
 	check_errno(to(p.c.qp, IBV_QPS_RTS), 0, "modify_qp SQD to RTS");
 	want_wc(p.c.scq, IBV_WC_SUCCESS, "RTS sends what SQD held");
+	drain_under_way(&p);
 	ibv_dereg_mr(mr);
 	ibv_dereg_mr(target);
 	pair_close(&p);
@@ -655,158 +680,6 @@ static void invalidation(void)
 	pair_close(&p);
 }
 
-/* ------------------------------------------------- completions and notifying */
-
-static void flushing(void)
-{
-	struct pair p;
-
-	pair_open(&p);
-	for (uint64_t n = 0; n < 5; n++)
-		MUST(post_recv(&p.s, NULL, 0, n) == 0);
-	MUST(rdma_disconnect(p.c.id) == 0);
-	for (uint64_t n = 0; n < 5; n++) {
-		struct ibv_wc wc = poll_one(p.s.rcq);
-
-		if (wc.status != IBV_WC_WR_FLUSH_ERR || wc.wr_id != n)
-			check(false, "a disconnect flushes receives in order", "status %d wr_id %d", wc.status,
-			      (int)wc.wr_id);
-	}
-	check_terminated(&p, "disconnect");
-	check_errno(post_recv(&p.s, NULL, 0, 9), 0, "post_recv after a disconnect");
-	want_wc(p.s.rcq, IBV_WC_WR_FLUSH_ERR, "it is flushed");
-	check_errno(post(&p.s, IBV_WR_SEND, IBV_SEND_SIGNALED, NULL, 0, 0, 0, 9), 0, "post_send after a disconnect");
-	want_wc(p.s.scq, IBV_WC_WR_FLUSH_ERR, "it is flushed too");
-	pair_close(&p);
-}
-
-/* Whether an event comes; if so it must be this CQ's, and is acknowledged. */
-static bool cq_event(struct side *side, struct ibv_cq *cq, int ms)
-{
-	struct ibv_cq *got;
-	void *context;
-
-	if (!readable(side->cc->fd, ms))
-		return false;
-	MUST(ibv_get_cq_event(side->cc, &got, &context) == 0);
-	MUST(got == cq && context == side);
-	ibv_ack_cq_events(got, 1);
-	return true;
-}
-
-static void send_empty(struct pair *p, unsigned int flags)
-{
-	MUST(post_recv(&p->s, NULL, 0, 0) == 0);
-	MUST(post(&p->c, IBV_WR_SEND, IBV_SEND_SIGNALED | flags, NULL, 0, 0, 0, 0) == 0);
-	MUST(poll_one(p->c.scq).status == IBV_WC_SUCCESS);
-}
-
-static void notifying(void)
-{
-	struct pair p;
-	struct ibv_cq *cq;
-	void *context;
-
-	pair_open(&p);
-	MUST(fcntl(p.s.cc->fd, F_SETFL, O_NONBLOCK) == 0);
-	errno = 0;
-	check_failed(ibv_get_cq_event(p.s.cc, &cq, &context) == -1, EAGAIN,
-		     "get_cq_event on a non-blocking descriptor");
-	send_empty(&p, 0);
-	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "no event without req_notify_cq", "an event");
-	poll_one(p.s.rcq);
-	check_errno(ibv_req_notify_cq(p.s.rcq, 0), 0, "req_notify_cq");
-	send_empty(&p, 0);
-	check(cq_event(&p.s, p.s.rcq, LIMIT_MS), "a completion after req_notify_cq is an event", "none");
-	poll_one(p.s.rcq);
-	send_empty(&p, 0);
-	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "req_notify_cq is one shot", "a second event");
-	poll_one(p.s.rcq);
-	check_errno(ibv_req_notify_cq(p.s.rcq, 1), 0, "req_notify_cq, solicited only");
-	send_empty(&p, 0);
-	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "a plain Send does not meet solicited only", "an event");
-	send_empty(&p, IBV_SEND_SOLICITED);
-	check(cq_event(&p.s, p.s.rcq, LIMIT_MS), "a Send with Solicited Event does", "none");
-	poll_one(p.s.rcq);
-	poll_one(p.s.rcq);
-	MUST(post_recv(&p.s, NULL, 0, 0) == 0);
-	check_errno(ibv_req_notify_cq(p.s.rcq, 1), 0, "req_notify_cq, solicited only, again");
-	MUST(rdma_disconnect(p.c.id) == 0);
-	check(cq_event(&p.s, p.s.rcq, LIMIT_MS), "an error completion meets solicited only", "none");
-	poll_one(p.s.rcq);
-	must_event(p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
-	must_event(p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
-	pair_close(&p);
-}
-
-static volatile int destroyed;
-
-static void *destroy_cq(void *cq)
-{
-	destroyed = ibv_destroy_cq(cq) == 0 ? 1 : -1;
-	return NULL;
-}
-
-static void acknowledging(void)
-{
-	struct ibv_cq *cq, *got;
-	struct pair p;
-	struct ibv_qp_init_attr attr = {
-		.qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
-	};
-	struct side lone = { 0 };
-	pthread_t thread;
-	void *context;
-
-	pair_open(&p);
-	MUST(cq = ibv_create_cq(p.c.id->verbs, 8, NULL, p.c.cc, 0));
-	attr.send_cq = attr.recv_cq = cq;
-	MUST(lone.qp = ibv_create_qp(p.c.pd, &attr));
-	MUST(to_init(lone.qp) == 0 && to(lone.qp, IBV_QPS_ERR) == 0);
-	for (int n = 0; n < 2; n++) {
-		MUST(ibv_req_notify_cq(cq, 0) == 0);
-		MUST(post_recv(&lone, NULL, 0, 0) == 0);
-		MUST(readable(p.c.cc->fd, LIMIT_MS) && ibv_get_cq_event(p.c.cc, &got, &context) == 0 && got == cq);
-		poll_one(cq);
-	}
-	MUST(ibv_destroy_qp(lone.qp) == 0);
-	MUST(pthread_create(&thread, NULL, destroy_cq, cq) == 0);
-	usleep(QUIET_MS * 1000);
-	check(destroyed == 0, "destroy_cq waits for events that are not acknowledged", "returned at once");
-	ibv_ack_cq_events(cq, 1);
-	usleep(QUIET_MS * 1000);
-	check(destroyed == 0, "and for the second of two", "returned after one");
-	if (!destroyed)
-		ibv_ack_cq_events(cq, 1);
-	MUST(pthread_join(thread, NULL) == 0);
-	check(destroyed == 1, "and returns 0 when all are", "an error");
-	pair_close(&p);
-}
-
-static void overflow(void)
-{
-	struct pair p;
-	struct ibv_async_event event = { 0 };
-	int n, size;
-	bool came = false;
-
-	/* The four CQs are as small as they come; the send queue is larger than its own. */
-	pair_open_with(&p, (struct options){ .cqe = 2, .send_wr = 1024 });
-	size = p.c.scq->cqe;
-	if (!check(size < 1024, "a CQ of 2 entries has fewer than 1024", "%d", size))
-		return;
-	for (n = 0; n < size + 2; n++)
-		MUST(post(&p.c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, NULL, 0, 0, 0, (uint64_t)n) == 0);
-	for (uint64_t end = now_ms() + LIMIT_MS; !came && now_ms() < end && readable(p.c.id->verbs->async_fd, LIMIT_MS);) {
-		MUST(ibv_get_async_event(p.c.id->verbs, &event) == 0);
-		came = event.event_type == IBV_EVENT_CQ_ERR;
-		if (came)
-			check(event.element.cq == p.c.scq, "CQ_ERR names the CQ", "%p", (void *)event.element.cq);
-		ibv_ack_async_event(&event);
-	}
-	check(came, "a CQ that overflows is the asynchronous event CQ_ERR", "event %d", event.event_type);
-}
-
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
@@ -814,8 +687,7 @@ int main(int argc, char **argv)
 		{ "states", states }, { "drain", drain }, { "queries", queries }, { "posting", posting },
 		{ "local_protection", local_protection }, { "receive_protection", receive_protection },
 		{ "remote_reads", remote_reads }, { "remote_writes", remote_writes },
-		{ "invalidation", invalidation }, { "flushing", flushing }, { "notifying", notifying },
-		{ "acknowledging", acknowledging }, { "overflow", overflow },
+		{ "invalidation", invalidation },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -534,6 +534,49 @@ static void invalidates(struct end *e)
 	}
 }
 
+/* The key of a region over the whole address space, for memory that nobody registered: heap and stack. */
+static void everything(struct end *e)
+{
+	struct ibv_mr *all = ibv_reg_mr(e->id->pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
+	struct ibv_mr *kept = e->local_mr;
+	unsigned char *heap = malloc(2u << 20), stack[777];
+
+	MUST(heap);
+	want(all, "ibv_reg_mr; errno", errno, 0);
+	if (!all)
+		return;
+	for (EACH(i)) {
+		struct ibv_sge sge[SGES + 1] = { { (uintptr_t)stack, sizeof stack, all->lkey } };
+		uint32_t length = lengths[i], n = 1 + (uint32_t)i % (e->read_sges - 1), seed = (uint32_t)i;
+
+		if (length < sizeof stack || length > 1u << 20)
+			continue;
+		/* The first of it from the stack, the rest from the heap. */
+		paint(heap, seed, length);
+		memcpy(stack, heap, sizeof stack);
+		memset(heap, BLANK, sizeof stack);
+		cut(sge + 1, n, (uintptr_t)heap + sizeof stack, length - sizeof stack, all->lkey);
+		MUST(send_wr(e, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, sge, n + 1, 0, i) == 0);
+		complete(e->id, IBV_WC_RDMA_WRITE, i);
+		ask(e, (struct request){ .what = PATTERN, .seed = seed, .length = length });
+
+		ask(e, (struct request){ .what = FILL, .seed = seed + 1, .length = length });
+		cut(sge + 1, n, (uintptr_t)heap + sizeof stack, length - sizeof stack, all->lkey);
+		MUST(send_wr(e, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED, sge, n + 1, 0, i) == 0);
+		complete(e->id, IBV_WC_RDMA_READ, i);
+		memcpy(heap, stack, sizeof stack);
+		want(differs(heap, seed + 1, length) < 0, "a Read: byte, length", differs(heap, seed + 1, length), length);
+		ask(e, (struct request){ .what = PATTERN, .seed = seed + 1, .length = length });
+
+		/* A Send, and a receive for its echo. */
+		e->local_mr = all;
+		exchange(e, seed, length, n, 0);
+		e->local_mr = kept;
+	}
+	MUST(ibv_dereg_mr(all) == 0);
+	free(heap);
+}
+
 /* Both ends write as fast as they can: neither may wait for the other to read. */
 static void both_ways(struct end *e)
 {
@@ -683,6 +726,7 @@ static int client(const char *port, const char *only)
 		{ "a Read behind a Write", read_after_write },
 		{ "more Reads than the read depth", many_reads },
 		{ "Send with Invalidate, solicited and not", invalidates },
+		{ "the key of the whole address space", everything },
 		{ "Writes both ways at once", both_ways },
 		{ "a seeded mixture", mixture },
 	};

@@ -1,5 +1,5 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
-//! the man pages say they give (`errno_table`, `errno_cm`), registered memory that is unmapped (`unmapped`),
+//! the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement (`completions`), registered memory that is unmapped (`unmapped`),
 //! limits that are reached (`limits`), what the man pages say of events, threads and processes (`cm_rules`),
 //! data integrity between two processes (`verify`, `random`), and connections that come and go in many threads without
 //! anything growing (`soak`).
@@ -18,7 +18,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Failure, Outcome, cc, fail, pair};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 7] = [
+const GROUPS: [(&str, &[&str]); 8] = [
     (
         "errno_table",
         &[
@@ -35,12 +35,9 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "remote_reads",
             "remote_writes",
             "invalidation",
-            "flushing",
-            "notifying",
-            "acknowledging",
-            "overflow",
         ],
     ),
+    ("completions", &["flushing", "notifying", "acknowledging", "async_acknowledging", "overflow"]),
     (
         "errno_cm",
         &[

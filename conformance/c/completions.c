@@ -1,0 +1,275 @@
+/* What the man pages say of completions and events: when they come, whom they wake, and what acknowledging them means.
+ *
+ *	completions [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
+#include <pthread.h>
+
+#include "common.h"
+
+static void flushing(void)
+{
+	struct pair p;
+
+	pair_open(&p);
+	for (uint64_t n = 0; n < 5; n++)
+		MUST(post_recv(&p.s, NULL, 0, n) == 0);
+	MUST(rdma_disconnect(p.c.id) == 0);
+	for (uint64_t n = 0; n < 5; n++) {
+		struct ibv_wc wc = poll_one(p.s.rcq);
+
+		if (wc.status != IBV_WC_WR_FLUSH_ERR || wc.wr_id != n)
+			check(false, "a disconnect flushes receives in order", "status %d wr_id %d", wc.status,
+			      (int)wc.wr_id);
+	}
+	check_terminated(&p, "disconnect");
+	check_errno(post_recv(&p.s, NULL, 0, 9), 0, "post_recv after a disconnect");
+	want_wc(p.s.rcq, IBV_WC_WR_FLUSH_ERR, "it is flushed");
+	check_errno(post(&p.s, IBV_WR_SEND, IBV_SEND_SIGNALED, NULL, 0, 0, 0, 9), 0, "post_send after a disconnect");
+	want_wc(p.s.scq, IBV_WC_WR_FLUSH_ERR, "it is flushed too");
+	pair_close(&p);
+}
+
+/* Whether an event comes; if so it must be this CQ's, and is acknowledged. */
+static bool cq_event(struct side *side, struct ibv_cq *cq, int ms)
+{
+	struct ibv_cq *got;
+	void *context;
+
+	if (!readable(side->cc->fd, ms))
+		return false;
+	MUST(ibv_get_cq_event(side->cc, &got, &context) == 0);
+	MUST(got == cq && context == side);
+	ibv_ack_cq_events(got, 1);
+	return true;
+}
+
+static void send_empty(struct pair *p, unsigned int flags)
+{
+	MUST(post_recv(&p->s, NULL, 0, 0) == 0);
+	MUST(post(&p->c, IBV_WR_SEND, IBV_SEND_SIGNALED | flags, NULL, 0, 0, 0, 0) == 0);
+	MUST(poll_one(p->c.scq).status == IBV_WC_SUCCESS);
+}
+
+static void notifying(void)
+{
+	struct pair p;
+	struct ibv_cq *cq;
+	void *context;
+
+	pair_open(&p);
+	MUST(fcntl(p.s.cc->fd, F_SETFL, O_NONBLOCK) == 0);
+	errno = 0;
+	check_failed(ibv_get_cq_event(p.s.cc, &cq, &context) == -1, EAGAIN,
+		     "get_cq_event on a non-blocking descriptor");
+	send_empty(&p, 0);
+	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "no event without req_notify_cq", "an event");
+	poll_one(p.s.rcq);
+	check_errno(ibv_req_notify_cq(p.s.rcq, 0), 0, "req_notify_cq");
+	send_empty(&p, 0);
+	check(cq_event(&p.s, p.s.rcq, LIMIT_MS), "a completion after req_notify_cq is an event", "none");
+	poll_one(p.s.rcq);
+	send_empty(&p, 0);
+	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "req_notify_cq is one shot", "a second event");
+	poll_one(p.s.rcq);
+	check_errno(ibv_req_notify_cq(p.s.rcq, 1), 0, "req_notify_cq, solicited only");
+	send_empty(&p, 0);
+	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "a plain Send does not meet solicited only", "an event");
+	send_empty(&p, IBV_SEND_SOLICITED);
+	check(cq_event(&p.s, p.s.rcq, LIMIT_MS), "a Send with Solicited Event does", "none");
+	poll_one(p.s.rcq);
+	poll_one(p.s.rcq);
+	MUST(post_recv(&p.s, NULL, 0, 0) == 0);
+	check_errno(ibv_req_notify_cq(p.s.rcq, 1), 0, "req_notify_cq, solicited only, again");
+	MUST(rdma_disconnect(p.c.id) == 0);
+	check(cq_event(&p.s, p.s.rcq, LIMIT_MS), "an error completion meets solicited only", "none");
+	poll_one(p.s.rcq);
+	must_event(p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
+	must_event(p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	pair_close(&p);
+}
+
+static volatile int destroyed;
+
+static void *destroy_cq(void *cq)
+{
+	destroyed = ibv_destroy_cq(cq) == 0 ? 1 : -1;
+	return NULL;
+}
+
+/* Starts to destroy in a thread, which has to wait. */
+static pthread_t destroy_blocks(void *(*destroy)(void *), void *object, const char *name)
+{
+	pthread_t thread;
+
+	destroyed = 0;
+	MUST(pthread_create(&thread, NULL, destroy, object) == 0);
+	usleep(QUIET_MS * 1000);
+	check(destroyed == 0, name, "returned at once");
+	return thread;
+}
+
+/* It returns 0 now. */
+static void destroy_returns(pthread_t thread, const char *name)
+{
+	MUST(pthread_join(thread, NULL) == 0);
+	check(destroyed == 1, name, "an error");
+}
+
+static void acknowledging(void)
+{
+	struct ibv_cq *cq, *got;
+	struct pair p;
+	struct ibv_qp_init_attr attr = {
+		.qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct side lone = { 0 };
+	void *context;
+	pthread_t thread;
+
+	pair_open(&p);
+	MUST(cq = ibv_create_cq(p.c.id->verbs, 8, NULL, p.c.cc, 0));
+	attr.send_cq = attr.recv_cq = cq;
+	MUST(lone.qp = ibv_create_qp(p.c.pd, &attr));
+	MUST(to_init(lone.qp) == 0 && to(lone.qp, IBV_QPS_ERR) == 0);
+	for (int n = 0; n < 2; n++) {
+		MUST(ibv_req_notify_cq(cq, 0) == 0);
+		MUST(post_recv(&lone, NULL, 0, 0) == 0);
+		MUST(readable(p.c.cc->fd, LIMIT_MS) && ibv_get_cq_event(p.c.cc, &got, &context) == 0 && got == cq);
+		poll_one(cq);
+	}
+	MUST(ibv_destroy_qp(lone.qp) == 0);
+	thread = destroy_blocks(destroy_cq, cq, "destroy_cq waits for events that are not acknowledged");
+	ibv_ack_cq_events(cq, 1);
+	usleep(QUIET_MS * 1000);
+	check(destroyed == 0, "and for the second of two", "returned after one");
+	if (!destroyed)
+		ibv_ack_cq_events(cq, 1);
+	destroy_returns(thread, "and returns 0 when all are");
+	pair_close(&p);
+}
+
+static void *destroy_qp(void *qp)
+{
+	destroyed = ibv_destroy_qp(qp) == 0 ? 1 : -1;
+	return NULL;
+}
+
+/* The next asynchronous event; it is not acknowledged. */
+static struct ibv_async_event take_async(struct ibv_context *context)
+{
+	struct ibv_async_event event;
+
+	if (!readable(context->async_fd, LIMIT_MS))
+		die("no asynchronous event in %d ms", LIMIT_MS);
+	MUST(ibv_get_async_event(context, &event) == 0);
+	return event;
+}
+
+/* The client writes where it may not: its queue pair has QP_FATAL now, the server's QP_ACCESS_ERR. */
+static void write_wrongly(struct pair *p)
+{
+	static char byte;
+	struct ibv_mr *mr;
+	struct ibv_sge sge;
+
+	MUST(mr = ibv_reg_mr(p->c.pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE));
+	sge = sge_of(mr, 0, 1);
+	MUST(post(&p->c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, &sge, 1, 0, 1, 1) == 0);
+	MUST(in_err(p->c.qp) && in_err(p->s.qp));
+	MUST(ibv_dereg_mr(mr) == 0);
+}
+
+/* ibv_get_async_event(3): what was taken has to be acknowledged, or the destruction of its object blocks. */
+static void async_acknowledging(void)
+{
+	struct ibv_qp_attr drain = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
+	struct ibv_async_event drained, first, second;
+	struct ibv_context *context;
+	struct pair p;
+	pthread_t thread;
+
+	pair_open(&p);
+	context = p.c.qp->context;
+	MUST(ibv_modify_qp(p.c.qp, &drain, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
+	drained = take_async(context);
+	MUST(drained.event_type == IBV_EVENT_SQ_DRAINED && drained.element.qp == p.c.qp);
+	MUST(to(p.c.qp, IBV_QPS_RTS) == 0);
+	write_wrongly(&p);
+	first = take_async(context);
+	second = take_async(context);
+	if (first.element.qp == p.c.qp) {
+		struct ibv_async_event other = first;
+
+		first = second;
+		second = other;
+	}
+	check(first.event_type == IBV_EVENT_QP_ACCESS_ERR && first.element.qp == p.s.qp, "QP_ACCESS_ERR where it was found",
+	      "%s", ibv_event_type_str(first.event_type));
+	check(second.event_type == IBV_EVENT_QP_FATAL && second.element.qp == p.c.qp, "QP_FATAL where it is told", "%s",
+	      ibv_event_type_str(second.event_type));
+
+	thread = destroy_blocks(destroy_qp, p.c.qp, "destroy_qp waits for events that are not acknowledged");
+	ibv_ack_async_event(&first);
+	ibv_ack_async_event(&drained);
+	usleep(QUIET_MS * 1000);
+	check(destroyed == 0, "and for the second of its two, whatever is acknowledged for others", "returned after one");
+	ibv_ack_async_event(&second);
+	destroy_returns(thread, "and returns 0 when all are");
+	p.c.id->qp = p.c.qp = NULL;
+	/* The server's is acknowledged already. */
+	check_errno(ibv_destroy_qp(p.s.qp), 0, "destroy_qp of the other");
+	p.s.id->qp = p.s.qp = NULL;
+	pair_close(&p);
+
+	/* What nobody took goes with its queue pair. */
+	pair_open(&p);
+	write_wrongly(&p);
+	MUST(readable(context->async_fd, LIMIT_MS));
+	check(ibv_destroy_qp(p.c.qp) == 0 && ibv_destroy_qp(p.s.qp) == 0, "destroy_qp waits for no event that nobody took",
+	      "%m");
+	p.c.id->qp = p.c.qp = p.s.id->qp = p.s.qp = NULL;
+	check(!readable(context->async_fd, 0), "which are gone with it", "one is there");
+	pair_close(&p);
+}
+
+static void overflow(void)
+{
+	struct pair p;
+	struct ibv_async_event event = { 0 };
+	int n, size;
+	bool came = false;
+	pthread_t thread;
+
+	/* The four CQs are as small as they come; the send queue is larger than its own. */
+	pair_open_with(&p, (struct options){ .cqe = 2, .send_wr = 1024 });
+	size = p.c.scq->cqe;
+	if (!check(size < 1024, "a CQ of 2 entries has fewer than 1024", "%d", size))
+		return;
+	for (n = 0; n < size + 2; n++)
+		MUST(post(&p.c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, NULL, 0, 0, 0, (uint64_t)n) == 0);
+	for (uint64_t end = now_ms() + LIMIT_MS; !came && now_ms() < end && readable(p.c.id->verbs->async_fd, LIMIT_MS);) {
+		MUST(ibv_get_async_event(p.c.id->verbs, &event) == 0);
+		came = event.event_type == IBV_EVENT_CQ_ERR;
+		if (!came)
+			ibv_ack_async_event(&event);
+	}
+	if (!check(came, "a CQ that overflows is the asynchronous event CQ_ERR", "event %d", event.event_type))
+		return;
+	check(event.element.cq == p.c.scq, "CQ_ERR names the CQ", "%p", (void *)event.element.cq);
+	rdma_destroy_qp(p.c.id);
+	p.c.qp = NULL;
+	thread = destroy_blocks(destroy_cq, p.c.scq, "destroy_cq waits for CQ_ERR to be acknowledged");
+	ibv_ack_async_event(&event);
+	destroy_returns(thread, "and returns 0 when it is");
+	p.c.scq = NULL;
+	pair_close(&p);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct group groups[] = {
+		{ "flushing", flushing }, { "notifying", notifying }, { "acknowledging", acknowledging },
+		{ "async_acknowledging", async_acknowledging }, { "overflow", overflow },
+	};
+
+	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);
+}
