@@ -6,7 +6,7 @@ A plain packet socket: libpcap's ring hands packets over in blocks whose time li
 "recording" when it does, and at the end how many frames were lost."""
 import socket, struct, sys, time
 
-ETH_P_ALL, SOL_PACKET, PACKET_STATISTICS, SO_RCVBUFFORCE = 3, 263, 6, 33
+ETH_P_ALL, SOL_PACKET, PACKET_STATISTICS, SO_RCVBUFFORCE, PACKET_OUTGOING = 3, 263, 6, 33, 4
 interface, path = sys.argv[1:]
 
 
@@ -29,7 +29,10 @@ with open(path, "wb") as file:
     file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, 1))
     print("recording", flush=True)
     while True:
-        frame = packets.recv(1 << 18)
+        frame, address = packets.recvfrom(1 << 18)
+        # Within one host each frame passes twice, out and in.
+        if interface == "lo" and address[2] == PACKET_OUTGOING:
+            continue
         protocol, port = transport(frame)
         if protocol == socket.IPPROTO_UDP and port == 9:
             break

@@ -17,7 +17,7 @@ pub struct Capture {
 
 impl Capture {
     /// Starts recording TCP on `interface` into `file` and returns once it does. Packets to `beyond`, an address at
-    /// the other end, must pass the interface.
+    /// the other end (or on `lo`), must pass the interface.
     pub fn start(ns: Option<&NetNs>, interface: &str, beyond: &str, file: &Path) -> Outcome<Capture> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/capture.py");
         let recorder = Cmd::new("python3").arg(script).arg(interface).arg(file).in_ns(ns);
@@ -46,6 +46,8 @@ pub struct Decoded {
     pub crc_good: usize,
     /// FPDUs by RDMAP opcode, as tshark names them: "Send", "Write", "Read Request" …
     pub opcodes: BTreeMap<String, usize>,
+    /// Terminates by layer or kind of error, and code, as tshark names them: "RDMA layer: Invalid STag" …
+    pub terminates: BTreeMap<String, usize>,
     /// Lines of tshark that say "malformed", "bad" or the like.
     pub complaints: Vec<String>,
 }
@@ -81,6 +83,11 @@ fn read_tshark(out: &Output) -> Decoded {
         } else if let Some((_, name)) = line.split_once("OpCode: ") {
             let name = name.split(" (").next().unwrap_or(name);
             *decoded.opcodes.entry(name.to_owned()).or_default() += 1;
+        } else if let Some(error) = line.strip_prefix("Error Code for ") {
+            let error = error.split(" (").next().unwrap_or(error);
+            *decoded.terminates.entry(error.to_owned()).or_default() += 1;
+        } else if line.contains("= Error Types for ") {
+            // Says less than the code does.
         } else if !revision_2 && ["malformed", "bad ", "error", "(bad"].iter().any(|c| lower.contains(c)) {
             decoded.complaints.push(line.to_owned());
         }

@@ -9,12 +9,12 @@ use libtest_mimic::{Arguments, Trial};
 use uwarp_conformance::capture::{self, Capture, Decoded};
 use uwarp_conformance::check::{self, Expected};
 use uwarp_conformance::dist::Dist;
-use uwarp_conformance::netns::Veth;
+use uwarp_conformance::netns::{NetNs, Veth};
 use uwarp_conformance::pair;
 use uwarp_conformance::process::Cmd;
 use uwarp_conformance::topology::Topology::{self, Veth1500V4, Veth1500V6, Veth9000V4};
 use uwarp_conformance::topology::{Network, free_port};
-use uwarp_conformance::{Context, Failure, Outcome, fail, require};
+use uwarp_conformance::{Context, Failure, Outcome, cc, fail, require};
 
 /// A program at both ends, and how many RDMAP segments of each kind its traffic has at least.
 struct Case {
@@ -32,11 +32,13 @@ enum Program {
     Perftest(&'static str, &'static str, u64, u64),
     /// RDMA Writes with immediate data.
     Dtestx,
+    /// Groups of statements of our own C programs, each of which has both ends within the server's namespace.
+    Statements(&'static [(&'static str, &'static str)]),
 }
-use Program::{Dtestx, Perftest, Rping};
+use Program::{Dtestx, Perftest, Rping, Statements};
 
 /// rping: four Sends, a Read and a Write for each round. Messages larger than an FPDU have several segments.
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     Case { name: "rping, 64 B", at: Veth1500V4, program: Rping(10, 64), least: PING },
     Case { name: "rping, 64 B, IPv6", at: Veth1500V6, program: Rping(10, 64), least: PING },
     Case {
@@ -77,6 +79,28 @@ const CASES: [Case; 9] = [
     },
     // tshark 4.0 does not know Immediate Data by name ("Unknown"); it checks MPA and DDP around it all the same.
     Case { name: "dtestx", at: Veth1500V4, program: Dtestx, least: &[("Write", 2), ("Send", 2)] },
+    Case {
+        name: "invalidated keys and what ends connections",
+        at: Veth1500V4,
+        program: Statements(&[
+            ("errno_table", "invalidation"),
+            ("errno_table", "remote_reads"),
+            ("errno_table", "remote_writes"),
+            ("verify", "Send with Invalidate"),
+        ]),
+        least: &[
+            ("Send with Invalidate", 3),
+            ("Send with SE and Invalidate", 1),
+            ("Terminate", 10),
+            ("RDMA layer: Invalid STag", 1),
+            ("RDMA layer: Access rights violation", 1),
+            ("RDMA layer: Base or bounds violation", 1),
+            ("RDMA layer: STag cannot be Invalidated", 1),
+            ("DDP Tagged Buffer: Invalid STag", 1),
+            ("DDP Tagged Buffer: Base or bounds violation", 1),
+            ("DDP Tagged Buffer: TO wrap", 1),
+        ],
+    },
 ];
 
 const PING: &[(&str, usize)] = &[("Send", 40), ("Read Request", 10), ("Read Response", 10), ("Write", 10)];
@@ -104,9 +128,9 @@ fn run(dist: &Outcome<Dist>, net: &Network, case: &Case) -> Outcome {
     let place = net.place(case.at)?;
     // dtestx has one port.
     let port = if matches!(case.program, Dtestx) { 15828 } else { free_port() };
-    let address = place.address;
     let file =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.pcapng", case.name.replace([' ', ','], "-")));
+    let address = place.address;
     let over =
         |line: String, ns| Cmd::line(&line).env("LD_LIBRARY_PATH", &lib).env("UWARP_CRC", "on").in_ns(ns);
     let (server, client) = match case.program {
@@ -119,6 +143,7 @@ fn run(dist: &Outcome<Dist>, net: &Network, case: &Case) -> Outcome {
             (line.clone(), format!("{line} {address}"))
         }
         Dtestx => ("dtestx -P uwarp -s".to_owned(), format!("dtestx -P uwarp -h {address}")),
+        Statements(groups) => return statements(&lib, place.server, groups, case.least, &file),
     };
     // The client's end of the pair sees the frames of both.
     let capture = Capture::start(place.client, Veth::INTERFACE, address, &file)?;
@@ -137,9 +162,31 @@ fn run(dist: &Outcome<Dist>, net: &Network, case: &Case) -> Outcome {
         Dtestx => check::has(&ends.client, "RDMA_WRITE_WITH_IMMEDIATE_DATA test - PASSED")?,
         Rping(count, size) => check::rping(&ends.client, "ping data: ", count, size)?,
         Perftest(.., size, count) => check::perftest(&ends.client, &Expected::one(size, count))?,
+        Statements(_) => {}
     }
     let file = capture.finish()?;
     judge(&capture::decode(&file)?, case.least, &file)?;
+    let _ = std::fs::remove_file(&file);
+    Ok(())
+}
+
+/// Runs groups of statements one after the other, over the loopback interface of a namespace.
+fn statements(
+    lib: &Path,
+    ns: Option<&NetNs>,
+    groups: &[(&'static str, &str)],
+    least: &[(&str, usize)],
+    file: &Path,
+) -> Outcome {
+    let address = "127.0.0.1";
+    let capture = Capture::start(ns, "lo", address, file)?;
+    for (program, group) in groups {
+        let program = cc::build(program, &Path::new(env!("CARGO_TARGET_TMPDIR")).join("tshark"))?;
+        let cmd = Cmd::new(program).arg(address).arg(group).in_ns(ns);
+        cmd.env("LD_LIBRARY_PATH", lib).env("UWARP_CRC", "on").run_ok()?;
+    }
+    let file = capture.finish()?;
+    judge(&capture::decode(&file)?, least, &file)?;
     let _ = std::fs::remove_file(&file);
     Ok(())
 }
@@ -161,12 +208,19 @@ fn judge(decoded: &Decoded, least: &[(&str, usize)], file: &Path) -> Outcome {
         decoded.crc_good,
         decoded.opcodes
     );
+    let terminates = decoded.opcodes.get("Terminate").copied().unwrap_or(0);
+    let explained: usize = decoded.terminates.values().sum();
+    require!(
+        terminates == explained,
+        "{terminates} Terminates in {file}, with a reason that tshark knows {explained}"
+    );
     for (name, least) in least {
-        let is = decoded.opcodes.get(*name).copied().unwrap_or(0);
+        let is = decoded.opcodes.get(*name).or(decoded.terminates.get(*name)).copied().unwrap_or(0);
         require!(
             is >= *least,
-            "{is} segments of \"{name}\" in {file}, {least} wanted: {:?}",
-            decoded.opcodes
+            "{is} segments of \"{name}\" in {file}, {least} wanted: {:?} {:?}",
+            decoded.opcodes,
+            decoded.terminates
         );
     }
     Ok(())
