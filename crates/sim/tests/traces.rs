@@ -135,6 +135,55 @@ fn send_with_invalidate() {
     "##);
 }
 
+#[test]
+fn solicited_send_with_invalidate() {
+    let mut s = Scene::new(strangers());
+    s.recv(B, 64);
+    let invalidate = Some(s.remote[1].stag());
+    s.post_with(A, SendOp::Send { invalidate }, 16, SendFlags::SIGNALED | SendFlags::SOLICITED);
+    s.world.settle();
+    assert!(s.remote[1].enter().is_none());
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A SendSEInv L qn=0 msn=1 mo=0 inv=#1 len=16
+    "##);
+}
+
+/// RFC 7306: a Write, and its Immediate Data behind it on the queue of Sends. The second asks for an event.
+#[test]
+fn write_with_immediate() {
+    let mut s = Scene::new(uwarp());
+    let imm = [0xDE, 0xAD, 0xBE, 0xEF];
+    let op = SendOp::WriteImmediate { stag: s.remote[1].stag(), to: 0x100, imm };
+    s.recv(B, 0);
+    s.recv(B, 0);
+    s.post(A, op, 64);
+    s.post_with(A, op, 0, SendFlags::SIGNALED | SendFlags::SOLICITED);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A Write L stag=#2 to=0x100 len=64
+    0.000 A Imm L qn=0 msn=1 mo=0 0xdeadbeef00000000
+    0.000 A Write L stag=#2 to=0x100 len=0
+    0.000 A ImmSE L qn=0 msn=2 mo=0 0xdeadbeef00000000
+    "##);
+}
+
+/// In no RFC: in a Send, between uwarp ends, where other Sends have reserved bits.
+#[test]
+fn send_with_immediate() {
+    let mut s = Scene::new(uwarp());
+    s.recv(B, 64);
+    s.recv(B, 64);
+    let op = SendOp::SendImmediate { imm: [0xDE, 0xAD, 0xBE, 0xEF] };
+    s.post(A, op, 16);
+    s.post_with(A, op, 0, SendFlags::SIGNALED | SendFlags::SOLICITED);
+    insta::assert_snapshot!(s.trace(), @r##"
+    0.000 A Write L stag=#1 to=0x0 len=0
+    0.000 A Send L qn=0 msn=1 mo=0 imm=0xdeadbeef len=16
+    0.000 A SendSE L qn=0 msn=2 mo=0 imm=0xdeadbeef len=0
+    "##);
+}
+
 /// Between uwarp ends a large Write begins with two empty segments, by which the receiver checks where the rest goes and ends.
 #[test]
 fn write() {
