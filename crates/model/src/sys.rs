@@ -290,6 +290,11 @@ pub fn wait_readable(bell: RawFd) {
     world().sleep(Wait::Bell(bell), None);
 }
 
+/// Whether it would not have to wait.
+pub fn is_readable(bell: RawFd) -> bool {
+    world().state.lock().unwrap().bells[&bell]
+}
+
 pub struct Watch(RawFd);
 
 impl Watch {

@@ -27,6 +27,7 @@ scenarios! {
         what_comes_at_once_wakes_all_that_block
         what_comes_after_a_leader_is_served
         events_of_other_threads_wake_those_that_block
+        what_goes_with_its_object_takes_nothing_along
         a_timer_set_at_any_moment_runs_out_in_time
         a_leader_runs_timers
         a_descriptor_that_was_polled_is_not_forgotten

@@ -128,6 +128,45 @@ pub fn events_of_other_threads_wake_those_that_block() {
     assert!(channel.is_empty());
 }
 
+/// An object goes, and its events with it, while others are queued and taken: each of its events is either taken or counted as removed
+/// (destruction waits for those that were taken), nobody misses another's, and the descriptor says whether there is one.
+pub fn what_goes_with_its_object_takes_nothing_along() {
+    const GOES: u64 = 8;
+    const EVENTS: usize = 3;
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (probe, _) = Probe::new(&engine, Some(channel.clone()));
+    let (taken, removed) = (Count::new(), Count::new());
+    let threads = [0, 1].map(|_| {
+        let (channel, taken) = (channel.clone(), taken.clone());
+        start(move || {
+            while channel.get() == Ok(GOES) {
+                taken.add();
+            }
+        })
+    });
+    let peer = {
+        let channel = channel.clone();
+        start(move || (0..EVENTS).for_each(|_| channel.push(GOES)))
+    };
+    let destroyer = {
+        let (channel, removed) = (channel.clone(), removed.clone());
+        start(move || (0..2).for_each(|_| (0..channel.remove(GOES)).for_each(|_| removed.add())))
+    };
+    probe.socket.arrive();
+    channel.push(7);
+    threads.into_iter().for_each(Thread::join);
+    peer.join();
+    destroyer.join();
+    let left = channel.remove(GOES) as u64;
+    assert_eq!(taken.get() + removed.get() + left, EVENTS as u64);
+    assert!(channel.is_empty() && !sys::is_readable(channel.fd()));
+    channel.push(GOES);
+    channel.push(7);
+    assert_eq!(channel.remove(GOES), 1);
+    assert!(sys::is_readable(channel.fd()), "one is left");
+}
+
 /// A timer that is set while a thread leads, begins to or ceases to, runs out in time although another one runs out much later.
 pub fn a_timer_set_at_any_moment_runs_out_in_time() {
     const SOON: Duration = Duration::from_secs(1);
