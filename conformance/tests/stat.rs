@@ -154,6 +154,26 @@ fn a_program_can_be_hidden() {
     server.stop();
 }
 
+/// `ib_write_lat`'s server writes first. Where its client's end does not ask for the peer-to-peer model, as Linux siw does not, neither goes on:
+/// RFC 5044 section 7.1.2 has the responder wait. The program cannot know; whoever looks is told.
+#[test]
+fn a_server_that_must_not_speak_first_says_so() {
+    let port = free_port();
+    let server = over_uwarp(&format!("ib_write_lat -R -F -n 5 -p {port}"));
+    let server = pair::serve(&server, port).unwrap();
+    let client = over_uwarp(&format!("ib_write_lat -R -F -n 5 -p {port} 127.0.0.1"));
+    let client = client.env("UWARP_MPA_REVISION", "1").spawn().unwrap();
+    until(&server, "muted", |found| {
+        found["queue_pairs"].as_array().unwrap().iter().any(|pair| pair["muted"] == true)
+    });
+    let (_, table) = stat(&["--pid", &number(&server)]);
+    assert!(table.contains("RTS, must not speak first"), "{table}");
+    let said = |server: &Running| server.so_far().contains("this end may not speak first");
+    server.until(PATIENCE, "saying why", said).unwrap();
+    client.stop();
+    server.stop();
+}
+
 /// Names in the abstract namespace are open to all.
 #[test]
 fn other_users_learn_nothing() {

@@ -18,7 +18,7 @@ use parking_lot::MutexGuard;
 use uwarp_llp::tcp;
 use uwarp_rnic::cq::Feeder;
 use uwarp_rnic::mem;
-use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, Snapshot, StreamParams};
+use uwarp_rnic::qp::{Disconnect, QpAttr, QpCore, QpInit, QpModify, QpState, Rtr, Snapshot, StreamParams};
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
@@ -46,6 +46,8 @@ const SEND_LIMIT: Duration = Duration::from_secs(2);
 /// How long an acknowledgement waits at most for something to ride on, after the program has answered each message so far. More than
 /// the background thread's naps beside a thread that polls, so that it is not woken for it.
 const ACK_LIMIT: Duration = Duration::from_micros(250);
+/// How long posted work waits for the peer's first message before that is said.
+const MUTE_LIMIT: Duration = Duration::from_secs(1);
 /// How long a queue pair may be busy when the process exits. No call holds the lock nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
 
@@ -77,6 +79,7 @@ struct Conn {
     send_deadline: Option<Instant>,
     /// What is placed waits until then for something to ride on, if no acknowledgement went out since there were so many.
     ack_deadline: Option<(Instant, u32)>,
+    mute: Mute,
     silence: Silence,
     /// When the engine's timer is set to; never later than the first of the above.
     timer: Option<Instant>,
@@ -89,15 +92,28 @@ struct Conn {
     parked: Option<ParkMark>,
 }
 
+/// Whether a program is to be told that what it posted waits for the peer's first message.
+#[derive(Clone, Copy)]
+enum Mute {
+    /// This end may speak, or will hear the peer's ready-to-receive indication, or it was said.
+    No,
+    /// Nothing is known to wait.
+    Look,
+    /// Something waits; it is to be said then.
+    Until(Instant),
+}
+
 impl Conn {
-    fn deadlines(&self) -> [Option<Instant>; 6] {
+    fn deadlines(&self) -> [Option<Instant>; 7] {
         let ack = self.ack_deadline.map(|(at, _)| at);
+        let mute = if let Mute::Until(at) = self.mute { Some(at) } else { None };
         [
             self.hold_until,
             self.rnr_deadline,
             self.gone_deadline,
             self.send_deadline,
             ack,
+            mute,
             self.silence.deadline(),
         ]
     }
@@ -314,6 +330,7 @@ impl Qp {
             }
         };
         let silence = Silence::watch(fd.as_fd());
+        let mute = if params.wait_first_fpdu && params.rtr == Rtr::None { Mute::Look } else { Mute::No };
         linger::stream_begins();
         let hold_until =
             (!params.first_fpdu_delay.is_zero()).then(|| Instant::now() + params.first_fpdu_delay);
@@ -328,6 +345,7 @@ impl Qp {
             gone_deadline: None,
             send_deadline: None,
             ack_deadline: None,
+            mute,
             silence,
             timer: None,
             new_deadline: true,

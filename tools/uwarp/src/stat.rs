@@ -97,6 +97,9 @@ struct Pair {
     counters: Counters,
     reads_outstanding: u64,
     stalled: bool,
+    /// Libraries before it came do not say.
+    #[serde(default)]
+    muted: bool,
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
@@ -389,7 +392,11 @@ fn row(
     cells: impl Fn(Messages, Option<Messages>) -> [String; 2],
 ) -> Vec<String> {
     let counters = &pair.counters;
-    let state = if pair.stalled { format!("{}, stalled", pair.state) } else { pair.state.clone() };
+    let state = match (pair.stalled, pair.muted) {
+        (true, _) => format!("{}, stalled", pair.state),
+        (_, true) => format!("{}, must not speak first", pair.state),
+        _ => pair.state.clone(),
+    };
     let stalls = match (counters.receive_stalls, counters.room_stalls) {
         (0, 0) => "-".to_owned(),
         (receive, 0) => format!("{receive} receive"),

@@ -10,7 +10,7 @@ use uwarp_llp::tcp::{self, Piece, Scattered};
 use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::qp::{Disconnect, QpCore, RxPlan};
 
-use super::{Conn, Inner, Qp};
+use super::{Conn, Inner, MUTE_LIMIT, Mute, Qp};
 
 /// Bytes moved for one queue pair before another has its turn.
 const TURN: usize = 512 * 1024;
@@ -77,7 +77,13 @@ impl Qp {
                 self.watch(conn);
                 return;
             }
-            let Some(out) = inner.core.out().filter(|o| !o.is_empty()) else { return };
+            let Some(out) = inner.core.out().filter(|o| !o.is_empty()) else {
+                if matches!(conn.mute, Mute::Look) && inner.core.muted() {
+                    conn.mute = Mute::Until(Instant::now() + MUTE_LIMIT);
+                    conn.new_deadline = true;
+                }
+                return;
+            };
             let (result, bytes) = match out.only_staged() {
                 Some(bytes) => (tcp::send_bytes(conn.fd.as_fd(), bytes), bytes.len()),
                 None => {
@@ -329,6 +335,20 @@ impl Qp {
                 core.tell_placed();
             } else {
                 core.ask_placed();
+            }
+        }
+        if let Mute::Until(at) = conn.mute
+            && at <= now
+        {
+            conn.mute = Mute::No;
+            if core.muted() {
+                let [_, peer] = tcp::addresses(conn.fd.as_fd());
+                tracing::warn!(
+                    qpn = self.qpn,
+                    ?peer,
+                    "this end may not speak first, so posted work waits for the peer's first message (RFC 5044 section \
+                     7.1.2); the peer asked for no peer-to-peer model"
+                );
             }
         }
         if conn.silence.is_over(conn.fd.as_fd(), now) {

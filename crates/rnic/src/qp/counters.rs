@@ -112,6 +112,8 @@ pub struct Snapshot {
     pub waiting_bytes: usize,
     /// A Send waits for a receive.
     pub stalled: bool,
+    /// Work is posted that may not go out before the peer's first FPDU.
+    pub muted: bool,
     /// The peer is a uwarp end.
     pub peer_is_uwarp: bool,
 }

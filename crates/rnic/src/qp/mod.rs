@@ -608,6 +608,12 @@ impl QpCore {
         }
     }
 
+    /// Whether work is posted that may not go out: a responder is silent until the initiator's first FPDU has arrived
+    /// (RFC 5044 section 7.1.2 rule 4).
+    pub fn muted(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| !s.tx.open && s.closing.is_none()) && self.sq.has_unsent()
+    }
+
     /// Whether a Send waits for a receive to be posted; nothing is to be read meanwhile.
     pub fn stalled(&self) -> bool {
         self.stream.as_ref().is_some_and(|s| s.stalled)
@@ -694,6 +700,7 @@ impl QpCore {
             receives_posted: self.rq.len(),
             waiting_bytes: stream.map_or(0, |s| s.out.waiting()),
             stalled: self.stalled(),
+            muted: self.muted(),
             peer_is_uwarp: stream.is_some_and(|s| s.params.peer_is_uwarp),
         }
     }

@@ -230,3 +230,27 @@ fn a_refused_invalidation_is_not_acknowledged() {
     let sends = duo.sends(A);
     assert!(matches!(sends[..], [(1, status)] if status != WcStatus::Success), "{sends:?}");
 }
+
+/// `ib_write_lat` against Linux siw: perftest's server writes first, siw's client asks for no ready-to-receive indication and
+/// waits. RFC 5044 section 7.1.2 rule 4 lets nothing go out then; what is posted is kept, and that it waits can be seen.
+#[test]
+fn a_responder_does_not_speak_first() {
+    let [a, b] = params().map(|p| StreamParams { peer_is_uwarp: false, ..p });
+    let mut duo = Duo::new([a, StreamParams { wait_first_fpdu: true, ..b }]);
+    duo.world.settle();
+    assert_eq!(duo.world.end(B).established, 1, "the program may go on, nobody knows when the peer speaks");
+    assert!(!duo.world.end(B).core.muted(), "nothing is posted");
+    let (write, sge) = (duo.write_op(B, 0), duo.sge(B, 0, 64));
+    duo.queue(B, 1, write, sge);
+    duo.queue(B, 2, write, sge);
+    duo.world.settle();
+    assert_eq!((duo.sent(B), duo.sends(B)), (vec![], vec![]));
+    assert!(duo.world.end(B).core.muted());
+
+    let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 64));
+    duo.queue(A, 1, write, sge);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(1, WcStatus::Success)]);
+    assert_eq!(duo.sends(B), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert!(!duo.world.end(B).core.muted());
+}
