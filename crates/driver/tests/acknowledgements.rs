@@ -72,3 +72,42 @@ fn it_rides_on_answers() {
         }
     }
 }
+
+/// A thread that streams, and hears of nothing but acknowledgements, has the background thread stand back; what comes for others, and for itself
+/// when it stops, is served all the same.
+#[test]
+fn a_sender_of_a_stream_keeps_nobody_waiting() {
+    const SIZE: u32 = 64 * 1024;
+    let stream = StreamParams { placement_acks: true, ..uwarp() };
+    let (left, right) = connect(stream, SIZE as usize);
+    let (other, others_peer) = connect(stream, 4096);
+    let write = SendOp::Write { stag: right.mr.stag(), to: right.addr() };
+    for _ in 0..10 {
+        let mut under_way = 0;
+        let read = SendOp::Read { stag: other.mr.stag(), to: other.addr(), invalidate_local: false };
+        for n in 0.. {
+            left.send(write, &[left.sge(0, SIZE)]);
+            under_way += 1;
+            if under_way == 16 {
+                assert_eq!(left.poll().status, WcStatus::Success);
+                under_way -= 1;
+            }
+            if n == 500 {
+                others_peer.send(read, &[others_peer.sge(0, 64)]);
+            }
+            if n > 500 && !others_peer.cq.is_empty() {
+                break;
+            }
+            assert!(n < 100_000, "nobody serves the other queue pair");
+        }
+        assert_eq!(others_peer.look_only().status, WcStatus::Success);
+        // It waits without polling.
+        for _ in 0..under_way {
+            assert_eq!(left.look_only().status, WcStatus::Success);
+        }
+        left.recv(&[left.sge(0, 64)]);
+        right.send(SEND, &[right.sge(0, 64)]);
+        assert_eq!(left.look_only().status, WcStatus::Success);
+        assert_eq!(right.look_only().status, WcStatus::Success);
+    }
+}
