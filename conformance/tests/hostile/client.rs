@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use uwarp_conformance::attacker::encode::{
-    Codes, ENHANCED, P2P, REJECT, REQUEST, RTR_READ, RTR_WRITE, Setup, Tagged, UWARP_A, UWARP_B, Untagged,
-    WRITE, enhanced, fpdus,
+    Codes, ENHANCED, P2P, READ_REQUEST, REJECT, REQUEST, RTR_READ, RTR_WRITE, Setup, Tagged, UWARP_A,
+    UWARP_B, Untagged, WRITE, enhanced, fpdus,
 };
 use uwarp_conformance::attacker::peer::{End, Peer};
 use uwarp_conformance::attacker::victim::{Report, Victim};
@@ -81,9 +81,13 @@ fn works(victim: &mut Victim, reply: &Setup, what: &str) -> Outcome {
         peer.read_setup()?;
         peer.send(&reply_bytes)?;
         if rtr && reply_bytes[16] & 0x80 == 0 {
-            let seen = peer.segment()?;
-            require!(seen.payload().is_empty() || seen.opcode() == 1, "not an indication: {seen:?}");
-            if seen.opcode() == 1 {
+            // The Write where the reply names it, else the Read.
+            if reply_bytes[22] >> 6 & RTR_WRITE != 0 {
+                peer.expect_rtr()?;
+            } else {
+                let seen = peer.segment()?;
+                let asks_for_nothing = seen.opcode() == READ_REQUEST && seen.word(18 + 12) == 0;
+                require!(asks_for_nothing, "not a Read of no bytes: {seen:?}");
                 peer.send(&Tagged::new(2, seen.word(18), 0, 0).fpdu())?;
             }
         }
