@@ -32,8 +32,6 @@ pub struct Config {
     pub spin: bool,
     /// `UWARP_PORT_RANGE`: ports for queue pair numbers.
     pub ports: Option<RangeInclusive<u16>>,
-    /// `UWARP_DEVICES=per-interface`.
-    pub device_per_interface: bool,
     /// `UWARP_PEER=off`: use no reserved bits to find out whether the peer is uwarp.
     pub find_uwarp_peers: bool,
     /// `UWARP_ASK=on`: in the roce and ib views, ask strangers what they have placed.
@@ -100,19 +98,13 @@ impl Config {
             }
             range
         });
-        let device_per_interface = match lookup("UWARP_DEVICES").as_deref() {
-            None | Some("" | "one") => false,
-            Some("per-interface") => {
-                tracing::warn!(
-                    "UWARP_DEVICES=per-interface is accepted and not built yet: there is one device with all addresses"
-                );
-                true
-            }
-            Some(other) => {
-                odd("UWARP_DEVICES", other, "one, per-interface");
-                false
-            }
-        };
+        match lookup("UWARP_DEVICES").as_deref() {
+            None | Some("" | "one") => {}
+            Some("per-interface") => tracing::warn!(
+                "UWARP_DEVICES=per-interface is accepted and not built yet: there is one device with all addresses"
+            ),
+            Some(other) => odd("UWARP_DEVICES", other, "one, per-interface"),
+        }
         Self {
             view,
             crc: switch("UWARP_CRC", true),
@@ -121,7 +113,6 @@ impl Config {
             strict: switch("UWARP_STRICT", false),
             spin,
             ports,
-            device_per_interface,
             find_uwarp_peers: switch("UWARP_PEER", true),
             ask: switch("UWARP_ASK", false),
             stat: switch("UWARP_STAT", true),

@@ -10,6 +10,9 @@ use super::Check;
 use crate::cli::{Cli, LIBDIR_VARIABLE};
 use crate::libdir::SONAMES;
 
+/// The one variable that the library reads and for which there is no option.
+const WITHOUT_OPTION: &str = "UWARP_PEER";
+
 pub fn checks(libdir: Option<&Path>) -> Vec<Check> {
     let variables = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     vec![
@@ -18,41 +21,14 @@ pub fn checks(libdir: Option<&Path>) -> Vec<Check> {
     ]
 }
 
-/// Every variable is judged as the option it stands for would be.
+/// The worst of what is to be said about any variable: of several that are as bad, the first by name.
 fn settings(mut variables: Vec<(String, OsString)>) -> Check {
     let name = "settings";
     variables.sort();
-    // Options fall back to their variables; here each is to be judged alone.
-    let options = Cli::command()
-        .find_subcommand("run")
-        .cloned()
-        .unwrap_or_default()
-        .mut_args(|option| option.env(None));
-    let with_variables = Cli::command().find_subcommand("run").cloned().unwrap_or_default();
-    for (variable, value) in &variables {
-        if variable == LIBDIR_VARIABLE || variable == "UWARP_PEER" {
-            continue;
-        }
-        let Some(option) =
-            with_variables.get_arguments().find(|option| option.get_env() == Some(OsStr::new(variable)))
-        else {
-            let remedy = "it has no effect; `uwarp run --help` lists the variables";
-            return Check::warn(name, format!("there is no setting {variable}"), remedy);
-        };
-        let Some(long) = option.get_long() else { continue };
-        let refusal = match option.get_action().takes_values() {
-            true => {
-                let mut word = OsString::from(format!("--{long}="));
-                word.push(value);
-                let line = [OsStr::new("run"), &word, OsStr::new("--"), OsStr::new("program")];
-                options.clone().try_get_matches_from(line).err().map(|error| explanation(&error.to_string()))
-            }
-            false => (!is_boolean(value)).then(|| "neither 1 nor 0".to_owned()),
-        };
-        if let Some(refusal) = refusal {
-            let found = format!("{variable}={} is not understood: {refusal}", value.display());
-            return Check::fail(name, found, format!("correct it, or unset {variable}"));
-        }
+    let findings = variables.iter().filter_map(|(variable, value)| judge(name, variable, value));
+    // The first of equals, which max_by_key would not be.
+    if let Some(worst) = findings.rev().max_by_key(|finding| finding.status) {
+        return worst;
     }
     match variables.len() {
         0 => Check::ok(name, "no UWARP_ variable is set: everything at its default"),
@@ -62,6 +38,45 @@ fn settings(mut variables: Vec<(String, OsString)>) -> Check {
             Check::ok(name, words.join(" "))
         }
     }
+}
+
+/// What is wrong with a variable. It is judged as the option it stands for would be.
+fn judge(name: &'static str, variable: &str, value: &OsStr) -> Option<Check> {
+    if variable == LIBDIR_VARIABLE {
+        return None;
+    }
+    let refused = |refusal: &str| {
+        let found = format!("{variable}={} is not understood: {refusal}", value.display());
+        Check::fail(name, found, format!("correct it, or unset {variable}"))
+    };
+    let neither = || (!is_boolean(value)).then(|| refused("neither on nor off"));
+    if variable == WITHOUT_OPTION {
+        return neither();
+    }
+    let run = Cli::command().find_subcommand("run").cloned().unwrap_or_default();
+    let Some(option) = run.get_arguments().find(|option| option.get_env() == Some(OsStr::new(variable)))
+    else {
+        let remedy = "it has no effect; `uwarp run --help` lists the variables";
+        return Some(Check::warn(name, format!("there is no setting {variable}"), remedy));
+    };
+    let long = option.get_long()?.to_owned();
+    if !option.get_action().takes_values() {
+        return neither();
+    }
+    let mut word = OsString::from(format!("--{long}="));
+    word.push(value);
+    let line = [OsStr::new("run"), &word, OsStr::new("--"), OsStr::new("program")];
+    // Options fall back to their variables; here one alone is to be judged.
+    if let Err(error) = run.mut_args(|option| option.env(None)).try_get_matches_from(line) {
+        return Some(refused(&explanation(&error.to_string())));
+    }
+    (variable == "UWARP_DEVICES" && value == "per-interface").then(|| {
+        Check::warn(
+            name,
+            "UWARP_DEVICES=per-interface is accepted and not built yet: there is one device with all addresses",
+            "it has no effect; unset UWARP_DEVICES",
+        )
+    })
 }
 
 /// What clap's message says behind "error: ".
@@ -135,11 +150,28 @@ mod tests {
             ("UWARP_MPA_REVISION", "3", Status::Fail),
             ("UWARP_LIBDIR", "/anywhere", Status::Ok),
             ("UWARP_VEIW", "roce", Status::Warn),
+            ("UWARP_DEVICES", "one", Status::Ok),
+            ("UWARP_DEVICES", "per-interface", Status::Warn),
+            ("UWARP_DEVICES", "all", Status::Fail),
+            ("UWARP_PEER", "off", Status::Ok),
+            ("UWARP_PEER", "perhaps", Status::Fail),
         ] {
             assert_eq!(settings_of(&[(variable, value)]).status, status, "{variable}={value}");
         }
         let found = settings_of(&[("UWARP_VIEW", "rxe"), ("UWARP_CRC", "on")]).found;
         assert!(found.contains("iwarp, roce, ib"), "{found}");
+    }
+
+    /// A warning about one name hid that another's value is not understood, and with it the exit status.
+    #[test]
+    fn the_worst_of_several_settings_is_said() {
+        for first in [("UWARP_DEVICES", "per-interface"), ("UWARP_A", "1")] {
+            let check = settings_of(&[first, ("UWARP_VIEW", "rxe"), ("UWARP_VEIW", "roce")]);
+            assert_eq!(check.status, Status::Fail, "{}", check.found);
+            assert!(check.found.starts_with("UWARP_VIEW=rxe"), "{}", check.found);
+        }
+        let check = settings_of(&[("UWARP_VIEW", "rxe"), ("UWARP_CRC", "perhaps")]);
+        assert!(check.found.starts_with("UWARP_CRC=perhaps"), "{}", check.found);
     }
 
     #[test]
