@@ -6,6 +6,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use common::{cc, uwarp};
 use serde_json::Value;
@@ -61,18 +62,97 @@ fn check(
     variables: &[(&str, &str)],
     program: &[&str],
 ) -> (String, String, Option<i32>) {
-    let output = uwarp(libdir)
-        .envs(variables.iter().copied())
-        .args(["doctor", "--json", "--"])
-        .args(program)
-        .output()
-        .unwrap();
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let checks = answer["checks"].as_array().unwrap();
-    let found =
-        checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name} in {answer}"));
-    let word = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
-    (word("status"), format!("{} {}", word("found"), word("remedy")), output.status.code())
+    let mut doctor = uwarp(libdir);
+    doctor.envs(variables.iter().copied()).args(["doctor", "--json", "--"]).args(program);
+    let answer = Answer::of(&mut doctor);
+    let (status, found, remedy) = answer.check(name);
+    (status, format!("{found} {remedy}"), answer.code)
+}
+
+/// All that doctor says.
+struct Answer {
+    document: Value,
+    code: Option<i32>,
+}
+
+impl Answer {
+    fn of(doctor: &mut Command) -> Answer {
+        let output = doctor.output().unwrap();
+        let document = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        Answer { document, code: output.status.code() }
+    }
+
+    /// Status, finding and remedy of one check.
+    fn check(&self, name: &str) -> (String, String, String) {
+        let checks = self.document["checks"].as_array().unwrap();
+        let found = checks.iter().find(|check| check["name"] == name);
+        let found = found.unwrap_or_else(|| panic!("no {name} in {}", self.document));
+        let word = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+        (word("status"), word("found"), word("remedy"))
+    }
+
+    /// One check is so, what it finds and its remedy have these words, and the exit status follows.
+    #[track_caller]
+    fn says(&self, name: &str, status: &str, words: &[&str]) {
+        let (is, found, remedy) = self.check(name);
+        assert_eq!(is, status, "{name}: {found}");
+        let both = format!("{found} -> {remedy}");
+        for word in words {
+            assert!(both.contains(word), "{word:?} is not in: {both}");
+        }
+        assert_eq!(remedy.is_empty(), status == "ok", "{name}: {both}");
+        assert_eq!(self.code, Some(i32::from(self.document["worst"] == "fail")), "{}", self.document);
+    }
+}
+
+/// A library in which doctor finds nothing, so that the exit status tells of the host.
+fn sound_library() -> tempfile::TempDir {
+    let libdir = tempfile::tempdir().unwrap();
+    // tempfile's own is for nobody else.
+    fs::set_permissions(libdir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let nodes = include_str!("../../../abi/symbols.txt").lines().filter_map(|line| line.strip_prefix('['));
+    let map: String = nodes
+        .filter_map(|line| line.split([' ', ']']).next())
+        .map(|version| match version {
+            "IBVERBS_1.1" => "IBVERBS_1.1 { global: ibv_*; _ibv_*; local: *; };\n".to_owned(),
+            _ => format!("{version} {{ }};\n"),
+        })
+        .collect();
+    let script = format!("-Wl,--version-script={}", write(libdir.path().join("map"), &map).display());
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in.c");
+    let library = libdir.path().join("libuwarp.so");
+    cc(&["-shared", "-fPIC", "-Wl,-soname,libuwarp.so", &script], &library, &[&source]);
+    for name in ["libibverbs.so.1", "librdmacm.so.1", "libibverbs.so", "librdmacm.so"] {
+        symlink("libuwarp.so", libdir.path().join(name)).unwrap();
+    }
+    libdir
+}
+
+/// doctor in a shell in which this line was run first; `front` comes before the shell.
+fn doctor_behind(front: &[&str], libdir: &Path, line: &str) -> Answer {
+    let command = uwarp(libdir);
+    let script = format!("{line} && exec \"$0\" doctor --json");
+    let words = [front, &["sh", "-c", &script]].concat();
+    let mut shell = Command::new(words[0]);
+    shell.args(&words[1..]).arg(command.get_program()).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    Answer::of(&mut shell)
+}
+
+fn doctor_after(libdir: &Path, line: &str) -> Answer {
+    doctor_behind(&[], libdir, line)
+}
+
+/// The same in a network namespace of its own.
+fn doctor_in_namespace(libdir: &Path, line: &str) -> Answer {
+    assert!(rustix::process::geteuid().is_root(), "network namespaces need root: run the tests as root");
+    doctor_behind(&["unshare", "--net", "--"], libdir, line)
 }
 
 #[test]
@@ -221,4 +301,137 @@ fn settings_and_ports_of_the_environment_are_judged() {
     assert!(status == "fail" && words.contains("0 of the first 1"), "{words}");
     drop(taken);
     assert_eq!(check(libdir.path(), "ports", &[("UWARP_PORT_RANGE", &range)], &[]).0, "ok");
+}
+
+#[test]
+fn a_sound_library_on_a_host_that_gives_everything_passes() {
+    let libdir = sound_library();
+    let answer = doctor_in_namespace(
+        libdir.path(),
+        "ip link set lo up && ip link add near type veth peer name far && ip address add 10.55.0.1/24 dev near \
+         && ip link set near up && ip link set far up",
+    );
+    for name in
+        ["library", "versions", "device", "settings", "loader", "kernel", "loopback", "buffers", "ports"]
+    {
+        answer.says(name, "ok", &[]);
+    }
+    answer.says("interface", "ok", &["10.55.0.1 (near)"]);
+    assert_eq!(answer.code, Some(0));
+}
+
+#[test]
+fn few_descriptors_are_found() {
+    let libdir = sound_library();
+    let remedy = ["raise the hard limit", "LimitNOFILE=", "limits.conf"];
+    let answer = doctor_after(libdir.path(), "ulimit -n 63");
+    answer.says("descriptors", "fail", &[&["63 now, 63 for programs"], &remedy[..]].concat());
+    assert_eq!(answer.code, Some(1));
+    // Enough to run, and for few connections only.
+    let answer = doctor_after(libdir.path(), "ulimit -n 64");
+    answer.says("descriptors", "warn", &[&["64 now, 64 for programs"], &remedy[..]].concat());
+    assert_eq!(answer.code, Some(0));
+    // The soft limit does not matter: `uwarp run` raises it.
+    let answer = doctor_after(libdir.path(), "ulimit -Sn 63 && ulimit -Hn 4096");
+    answer.says("descriptors", "ok", &["63 now, 4096 for programs"]);
+}
+
+#[test]
+fn loopback_that_is_down_is_found() {
+    let libdir = sound_library();
+    let answer = doctor_in_namespace(libdir.path(), "true");
+    answer.says("loopback", "fail", &["no TCP connection over 127.0.0.1", "ip link set lo up"]);
+    assert_eq!(answer.code, Some(1));
+}
+
+#[test]
+fn host_without_a_usable_interface_is_found() {
+    let libdir = sound_library();
+    for line in [
+        "true",
+        // Up without an address, and an address on one that is down.
+        "ip link add near type veth peer name far && ip link set far up && ip address add 10.55.0.1/24 dev near",
+    ] {
+        let answer = doctor_in_namespace(libdir.path(), &format!("ip link set lo up && {line}"));
+        answer.says("loopback", "ok", &[]);
+        answer.says(
+            "interface",
+            "warn",
+            &["no interface but loopback is up with an address", "ip link set NAME up; ip address add"],
+        );
+        assert_eq!(answer.code, Some(0));
+    }
+}
+
+#[test]
+fn small_socket_buffers_and_few_ports_are_found() {
+    let libdir = sound_library();
+    let set = |line: &str| doctor_in_namespace(libdir.path(), &format!("ip link set lo up && {line}"));
+    let answer = set("echo 4096 65536 131072 >/proc/sys/net/ipv4/tcp_rmem");
+    answer.says(
+        "buffers",
+        "warn",
+        &["128 KiB for receiving, which bounds throughput", "sysctl -w net.ipv4.tcp_rmem='"],
+    );
+    let (_, _, remedy) = answer.check("buffers");
+    assert!(!remedy.contains("tcp_wmem"), "{remedy}");
+    assert_eq!(answer.code, Some(0));
+    // What the remedy sets is enough.
+    let value = remedy.split('\'').nth(1).unwrap();
+    set(&format!("echo {value} >/proc/sys/net/ipv4/tcp_rmem")).says(
+        "buffers",
+        "ok",
+        &["6144 KiB for receiving"],
+    );
+
+    let answer = set("echo 40000 40099 >/proc/sys/net/ipv4/ip_local_port_range");
+    answer.says(
+        "ports",
+        "warn",
+        &["only ports from 40000 to 40099", "sysctl -w net.ipv4.ip_local_port_range='"],
+    );
+    assert_eq!(answer.code, Some(0));
+}
+
+#[test]
+fn a_single_core_is_found() {
+    let libdir = sound_library();
+    let answer = doctor_after(
+        libdir.path(),
+        "taskset -cp $(awk '/^Cpus_allowed_list/ { split($2, cpu, \"[,-]\"); print cpu[1] }' /proc/$$/status) $$ \
+         >/dev/null",
+    );
+    answer.says("cores", "warn", &["one core for two programs that poll", "prefer events"]);
+    assert_eq!(answer.code, Some(0));
+}
+
+/// Of the one who asks: root gains nothing by a program that is setuid to root.
+#[test]
+fn program_that_gains_rights_is_found() {
+    assert!(rustix::process::geteuid().is_root(), "to be another user needs root: run the tests as root");
+    let libdir = sound_library();
+    let program = libdir.path().join("true");
+    let program = program.to_str().unwrap();
+    fs::copy("/bin/true", program).unwrap();
+    fs::set_permissions(program, fs::Permissions::from_mode(0o4755)).unwrap();
+    // Where cargo puts it, not everybody may go.
+    let command = libdir.path().join("uwarp");
+    fs::copy(env!("CARGO_BIN_EXE_uwarp"), &command).unwrap();
+    let ask_as = |uid: u32, program: &str| {
+        let mut doctor = Command::new("setpriv");
+        doctor.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups", "--"]);
+        doctor.arg(&command).args(["doctor", "--json", program]).env("UWARP_LIBDIR", libdir.path());
+        Answer::of(doctor.env_remove("LD_LIBRARY_PATH").current_dir("/"))
+    };
+    let answer = ask_as(65534, program);
+    answer.says("rights", "fail", &["it is setuid to user 0", "Run a copy of it: cp drops these rights"]);
+    assert_eq!(answer.code, Some(1));
+    ask_as(0, program).says("rights", "ok", &[]);
+    // As the remedy says.
+    let copy = format!("{program}-copy");
+    let status = Command::new("cp").args([program, &copy]).status().unwrap();
+    assert!(status.success());
+    let answer = ask_as(65534, &copy);
+    answer.says("rights", "ok", &[]);
+    assert_eq!(answer.code, Some(0));
 }
