@@ -68,8 +68,14 @@ pub fn compile(name: &str, libraries: &[&str]) -> PathBuf {
 
 /// Runs a program over the library; it must succeed in time. Returns what it printed.
 pub fn run(program: &Path, environment: &[(&str, &str)]) -> String {
+    run_with(program, &[], environment)
+}
+
+/// The same with arguments.
+pub fn run_with(program: &Path, arguments: &[String], environment: &[(&str, &str)]) -> String {
     const LIMIT: Duration = Duration::from_secs(60);
     let mut child = Command::new(program)
+        .args(arguments)
         .env("LD_LIBRARY_PATH", library())
         .envs(environment.iter().copied())
         .stdin(Stdio::null())
