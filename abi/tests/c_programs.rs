@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+
 #[test]
 fn vendor_libraries_say_that_the_device_is_not_theirs() {
     common::passes("vendor", &["-lmlx5", "-lefa", "-libverbs"]);
@@ -40,6 +42,45 @@ fn the_view_decides_what_the_device_passes_for() {
             "node 1 transport 0 link layer 1 gid type 0\n",
         ]
     );
+}
+
+/// So many ports one after the other that nothing uses, each held in TCP and in UDP.
+fn free_ports(count: u16) -> (u16, Vec<(TcpListener, UdpSocket)>) {
+    let any = Ipv4Addr::UNSPECIFIED;
+    let from = |first: u16| -> std::io::Result<Vec<_>> {
+        let last = first.checked_add(count - 1).ok_or(std::io::ErrorKind::AddrInUse)?;
+        (first..=last)
+            .map(|port| Ok((TcpListener::bind((any, port))?, UdpSocket::bind((any, port))?)))
+            .collect()
+    };
+    // Below those that the kernel gives to others meanwhile.
+    let found = (0..500).find_map(|i| {
+        let first = 20000 + (std::process::id() as u16).wrapping_add(i * 23) % 10000;
+        Some((first, from(first).ok()?))
+    });
+    found.expect("some ports are free")
+}
+
+#[test]
+fn queue_pairs_take_ports_of_the_range_that_are_free_in_tcp_and_udp() {
+    let (first, mut held) = free_ports(4);
+    let range = format!("{first}-{}", first + 3);
+    let program = common::compile("numbers", &["-libverbs"]);
+    let ports_of = |queue_pairs: u32| {
+        common::run_with(&program, &[queue_pairs.to_string()], &[("UWARP_PORT_RANGE", &range)])
+    };
+    let all_taken = ports_of(1);
+    for word in ["no port for queue pairs", &format!("in UWARP_PORT_RANGE={range}"), "Cannot allocate memory"]
+    {
+        assert!(all_taken.contains(word), "{word:?} is not in: {all_taken}");
+    }
+    // Free again are the second in UDP, the third and the fourth.
+    held.truncate(2);
+    let (second, _) = held.pop().unwrap();
+    assert_eq!(ports_of(257), format!("{}\n{}\n", first + 2, first + 3));
+    assert_eq!(ports_of(256), format!("{}\n", first + 2));
+    drop((held, second));
+    assert_eq!(ports_of(257), format!("{first}\n{}\n", first + 1));
 }
 
 #[test]
