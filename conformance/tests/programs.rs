@@ -320,10 +320,11 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     args.test_threads = Some(1);
     // With UWARP_VIEW everything that names no view is run in that one, to compare.
-    let as_it_is = std::env::var_os("UWARP_VIEW").is_none();
+    let view = std::env::var_os("UWARP_VIEW");
+    let (as_it_is, all_as_iwarp) = (view.is_none(), view.is_some_and(|view| view == "iwarp"));
     let complete = as_it_is && args.filter.is_none() && args.skip.is_empty() && !args.list && !args.ignored;
 
-    let world = Arc::new(World { dist: Dist::find(), net: Network::default() });
+    let world = Arc::new(World { dist: Dist::find(), net: Network::default(), all_as_iwarp });
     let cases = Arc::new(cases());
     let results: Arc<Mutex<Results>> = Arc::default();
     let mut trials = Vec::new();
@@ -390,6 +391,8 @@ fn page(cases: &[Case], results: &Results) -> String {
 struct World {
     dist: Outcome<Dist>,
     net: Network,
+    /// What names no view is run as iWARP too.
+    all_as_iwarp: bool,
 }
 
 impl World {
@@ -397,7 +400,8 @@ impl World {
         let place = self.net.place(topology)?;
         match &case.run {
             Perftest(args, expected) => {
-                pair::despite_perftests_race(|| self.perftest(case.program, args, &[], expected, place))
+                let run = || self.perftest(case.program, args, &[], expected, place);
+                if self.all_as_iwarp { pair::despite_perftests_race(run) } else { run() }
             }
             PerftestIwarp(args, expected) => {
                 pair::despite_perftests_race(|| self.perftest(case.program, args, AS_IWARP, expected, place))
