@@ -50,6 +50,8 @@ use Run::{Custom, Perftest, PerftestIwarp, Rping};
 /// Variables for both ends.
 type Env = &'static [(&'static str, &'static str)];
 const AS_IWARP: Env = &[("UWARP_VIEW", "iwarp")];
+const SPINNING: Env = &[("UWARP_PROGRESS", "spin")];
+const AS_STRANGERS: Env = &[("UWARP_PEER", "off")];
 
 const LO: &[Topology] = &[Loopback4];
 const LO_BOTH: &[Topology] = &[Loopback4, Loopback6];
@@ -97,6 +99,15 @@ fn cases() -> Vec<Case> {
         case("rping", "-v -V -C 2000", PING, LO, Rping(&[(2000, 64)], &[])),
         case("rping", "UWARP_CRC=off", PING, LO_AND_VETH, Rping(&[(20, 4096)], &[("UWARP_CRC", "off")])),
         case("rping", "MPA revision 1", PING, LO, Rping(&[(20, 4096)], &[("UWARP_MPA_REVISION", "1")])),
+        case("rping", "UWARP_PROGRESS=spin", PING, LO_AND_VETH, Rping(&[(20, 64), (20, 65535)], SPINNING)),
+        case("rping", "UWARP_PEER=off", PING, LO_AND_VETH, Rping(&[(20, 64), (20, 65535)], AS_STRANGERS)),
+        case(
+            "rping",
+            "UWARP_PORT_RANGE, -q",
+            PING,
+            LO,
+            Custom(|w, p| w.rping_by_number(&[("UWARP_PORT_RANGE", "20000-29999")], p)),
+        ),
         case("rping", "-P, clients in turn", PING, LO_BOTH, Custom(persistent_in_turn)),
         case("rping", "-P, 8 clients beside each other", PING, LO, Custom(persistent_together)),
         case("rping", "-c, nobody listens", "REJECTED event, and the program ends", LO_BOTH, Custom(refused)),

@@ -64,6 +64,14 @@ fn sent(found: &Value) -> u64 {
     found["totals"]["sent"]["send"]["bytes"].as_u64().unwrap_or(0)
 }
 
+/// A client that goes on until it is stopped, and its server.
+fn endless_rping(server_env: &[(&str, &str)], client_env: &[(&str, &str)]) -> (Running, Running) {
+    let (server, port) = rping_server();
+    let server = pair::serve(&server.envs(server_env), port).unwrap();
+    let client = over_uwarp(&format!("rping -c -S 1000 -a 127.0.0.1 -p {port}"));
+    (server, client.envs(client_env).spawn().unwrap())
+}
+
 /// A server that waits for ever.
 fn rping_server() -> (Cmd, u16) {
     let port = free_port();
@@ -103,6 +111,44 @@ fn counters_grow_while_a_program_sends() {
 
     client.wait().unwrap().exited_ok().unwrap();
     server.wait().unwrap().exited_ok().unwrap();
+}
+
+#[test]
+fn a_peer_with_the_reserved_bits_off_is_a_stranger() {
+    const OFF: &[(&str, &str)] = &[("UWARP_PEER", "off")];
+    for (server_env, client_env, known) in [(&[][..], &[][..], true), (OFF, &[], false), (&[], OFF, false)] {
+        let (server, client) = endless_rping(server_env, client_env);
+        for end in [&server, &client] {
+            // rping's server has no other queue pair than that of its one client.
+            let found = until(end, "connected", |found| found["queue_pairs"][0]["state"] == "RTS");
+            assert_eq!(
+                found["queue_pairs"][0]["peer_is_uwarp"], known,
+                "{server_env:?} {client_env:?}: {found}"
+            );
+        }
+        client.stop();
+        server.stop();
+    }
+}
+
+/// Processor time of a process, in ticks.
+fn ticks(process: &Running) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", number(process))).unwrap();
+    let (_, words) = stat.rsplit_once(") ").unwrap();
+    words.split(' ').skip(11).take(2).map(|word| word.parse::<u64>().unwrap()).sum()
+}
+
+/// With nothing to do, a process whose background thread sleeps stands still.
+#[test]
+fn a_background_thread_that_spins_never_sleeps() {
+    let (server, port) = rping_server();
+    let server = pair::serve(&server.env("UWARP_PROGRESS", "spin"), port).unwrap();
+    let (start, before) = (Instant::now(), ticks(&server));
+    while ticks(&server) < before + 20 {
+        assert!(start.elapsed() < PATIENCE, "it sleeps");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server.stop();
 }
 
 #[test]
