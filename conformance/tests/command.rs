@@ -1,0 +1,121 @@
+//! The command over the built library: `uwarp doctor` finds nothing that fails, and `uwarp bench` measures each of its
+//! figures and says so in JSON. How fast anything is, is not asserted.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::Value;
+use uwarp_conformance::dist::Dist;
+use uwarp_conformance::process::{Cmd, Output};
+
+/// The command without the settings of whoever runs the test, of which doctor would speak.
+fn uwarp(arguments: &str) -> Cmd {
+    let command = Cmd::new(Dist::find().unwrap().uwarp().unwrap()).args(arguments).unset("LD_LIBRARY_PATH");
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names.filter(|name| name.as_encoded_bytes().starts_with(b"UWARP_")).fold(command, Cmd::unset)
+}
+
+fn document(output: &Output) -> Value {
+    serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{}", output.text()))
+}
+
+#[test]
+fn doctor_finds_the_built_tree_sound() {
+    let output = uwarp("doctor --json").run_ok().unwrap();
+    let answer = document(&output);
+    let checks = answer["checks"].as_array().unwrap();
+    for name in ["library", "versions", "device", "settings", "loader"] {
+        let check = checks.iter().find(|check| check["name"] == name);
+        let check = check.unwrap_or_else(|| panic!("no {name} in {answer}"));
+        assert_eq!(check["status"], "ok", "{check}");
+    }
+    let device = checks.iter().find(|check| check["name"] == "device").unwrap();
+    assert!(device["found"].as_str().unwrap().contains("uwarp0 (roce view, "), "{device}");
+    assert_ne!(answer["worst"], "fail");
+    // Of a program that is made for libibverbs, too.
+    let output = uwarp("doctor --json ibv_devinfo").run_ok().unwrap();
+    let libraries = document(&output)["checks"].as_array().unwrap().clone();
+    let libraries = libraries.iter().find(|check| check["name"] == "libraries").unwrap();
+    assert!(libraries["found"].as_str().unwrap().starts_with("it takes libibverbs"), "{libraries}");
+}
+
+/// Long enough that each figure comes about, too short for any to mean something.
+const SHORT: &str = "--quick --seconds 0.06 --rounds 2";
+
+/// Bounds a run that hangs; most of it is the making of 10,000 connections.
+const LIMIT: Duration = Duration::from_secs(120);
+
+#[test]
+fn every_figure_is_measured_and_has_its_fields() {
+    // The complaint about a name that is none lists all that are.
+    let complaint = uwarp("bench all --only no-such-figure").run().unwrap();
+    let (_, known) = complaint.stderr.trim().split_once("there are: ").unwrap();
+    let known: BTreeSet<_> = known.split(", ").collect();
+
+    let output = uwarp(&format!("bench all --json {SHORT}")).limit(LIMIT).run_ok().unwrap();
+    let report = document(&output);
+    for name in ["command", "place"] {
+        assert!(report[name].is_string(), "{name} in {report}");
+    }
+    assert_eq!((&report["rounds"], &report["seconds"]), (&2.into(), &0.06.into()));
+    for name in ["cpu", "kernel", "clock", "uwarp"] {
+        assert!(report["machine"][name].is_string(), "{name} in {}", report["machine"]);
+    }
+    assert!(report["machine"]["cores"].as_u64().is_some_and(|cores| cores > 0), "{}", report["machine"]);
+
+    let figures = report["figures"].as_array().unwrap();
+    let measured: BTreeSet<_> = figures.iter().map(|figure| figure["id"].as_str().unwrap()).collect();
+    assert_eq!(measured, known);
+    let mut groups = BTreeSet::new();
+    for figure in figures {
+        for name in ["title", "unit", "target"] {
+            assert!(figure[name].is_string(), "{name} in {figure}");
+        }
+        assert_eq!(figure.get("failure"), None, "{figure}");
+        let group = figure["group"].as_str().unwrap();
+        groups.insert(group);
+        match group {
+            "latency" | "connections" => sides(figure, true),
+            "bandwidth" => {
+                sides(figure, false);
+                assert!(positive(&figure["target_ratio"]), "{figure}");
+                if figure["id"].as_str().unwrap().contains("-crc-on") {
+                    assert!(positive(&figure["crc"]), "{figure}");
+                }
+            }
+            "rate" => sides(figure, false),
+            "syscalls" => calls(figure),
+            "memory" => {
+                let fact = figure["fact"].as_object().unwrap();
+                assert!(!fact.is_empty() && fact.values().all(Value::is_number), "{figure}");
+            }
+            other => panic!("a group of which this test does not know: {other}"),
+        }
+    }
+    assert_eq!(groups.len(), 6, "{groups:?}");
+}
+
+fn positive(value: &Value) -> bool {
+    value.as_f64().is_some_and(|number| number > 0.0)
+}
+
+/// Raw TCP and uwarp, in turns.
+fn sides(figure: &Value, with_tail: bool) {
+    for side in [&figure["raw"], &figure["uwarp"]] {
+        assert!(positive(&side["median"]), "{figure}");
+        let rounds = side["rounds"].as_array().unwrap();
+        assert!(!rounds.is_empty() && rounds.iter().all(positive), "{figure}");
+        assert_eq!(side.get("p99").is_some_and(positive), with_tail, "{figure}");
+    }
+    for name in ["median", "least", "most"] {
+        assert!(positive(&figure["ratio"][name]), "{figure}");
+    }
+}
+
+/// System calls by name.
+fn calls(figure: &Value) {
+    assert!(positive(&figure["operations"]) && figure["spared"].is_u64(), "{figure}");
+    for call in figure["calls"].as_array().unwrap() {
+        assert!(call["name"].is_string() && call["empty"].is_boolean() && positive(&call["count"]), "{call}");
+    }
+}
