@@ -494,7 +494,13 @@ fn large(victim: &mut Victim, direct: bool) -> Outcome {
         let lengthened = bit < 16 && codes == Some((2, 0, 1));
         require!(codes == Some((2, 0, 2)) || lengthened, "bit {bit}: {codes:?}");
         let report = victim.report()?;
-        require!(report.events == "1" && allowed.contains(&&*report.changed), "bit {bit}: {report:?}");
+        // A length that became less hides where the message ends, and what is within the message may be written.
+        let first = |last: &str| last.parse::<u32>().is_ok_and(|n| n < 40_000);
+        let shortened = direct && bit < 16 && report.changed.strip_prefix("both:0-").is_some_and(first);
+        require!(
+            report.events == "1" && (allowed.contains(&&*report.changed) || shortened),
+            "bit {bit}: {report:?}"
+        );
         if bit % 16 == 0 {
             victim.innocent(1)?;
         }
