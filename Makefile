@@ -5,6 +5,7 @@
 # make bench    measures, beside raw TCP sockets in the same run
 # make siw      runs everything that can be run against the Linux kernel's own iWARP, and prints a table
 # make soak     lets connections come and go for SOAK_SECONDS (default 600) and sees that nothing grows
+# make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
 # make fuzz     fuzzes whatever reads network bytes, FUZZ_SECONDS (default 60) for each target
 # make clean
 #
@@ -26,7 +27,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO_TEST = cargo test --locked
 
-.PHONY: dist demo test install bench siw soak fuzz clean help
+.PHONY: dist demo test install bench siw soak tsan fuzz clean help
 .NOTPARALLEL:
 
 dist:
@@ -69,6 +70,15 @@ soak: dist
 	@scripts/setup test
 	cc -std=gnu11 -O1 -g -Wall -Wextra -pthread -o $(CARGO_TARGET_DIR)/soak conformance/c/soak.c -lrdmacm -libverbs
 	LD_LIBRARY_PATH=$(UWARP_DIST)/lib/uwarp UWARP_LOG=error $(CARGO_TARGET_DIR)/soak 127.0.0.1 $(SOAK_SECONDS) $(SOAK_SEED)
+
+# The standard library is the stable toolchain's, which is not instrumented: tsan.supp names what the sanitizer then
+# takes for races. A directory of its own, or each run would have everything built again, and so would what comes after.
+tsan:
+	@scripts/setup build
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+	    TSAN_OPTIONS="suppressions=$(CURDIR)/crates/driver/tests/tsan.supp" \
+	    $(CARGO_TEST) -p uwarp-driver --test stress --target-dir $(CARGO_TARGET_DIR)/tsan \
+	    --target $$(rustc -vV | sed -n 's/^host: //p')
 
 fuzz:
 	@scripts/setup build fuzz

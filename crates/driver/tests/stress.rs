@@ -1,14 +1,8 @@
 //! Many queue pairs, many threads, everything at random, in one process over loopback. Every byte is checked, and every
 //! work request completes exactly once.
 //!
-//! Under the thread sanitizer, without a rebuilt standard library (whose own locks and reference counts it then does not
-//! understand: `tests/tsan.supp`):
-//!
-//! ```text
-//! RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
-//!     TSAN_OPTIONS="suppressions=crates/driver/tests/tsan.supp" \
-//!     cargo test -p uwarp-driver --test stress --target x86_64-unknown-linux-gnu
-//! ```
+//! `make tsan` runs it under the thread sanitizer, without a rebuilt standard library (whose own locks and reference
+//! counts it then does not understand: `tests/tsan.supp`).
 //!
 //! `UWARP_STRESS_SEED` repeats a run as far as threads allow; `UWARP_STRESS_SECONDS` makes it longer.
 
