@@ -8,16 +8,16 @@
 #define IMM 0xdeadbeefu
 
 static struct pair p;
-static unsigned char from[SIZE], to[SIZE];
-static struct ibv_mr *from_mr, *to_mr;
+static unsigned char source[SIZE], place[SIZE];
+static struct ibv_mr *source_mr, *place_mr;
 
 static void enter_with(struct options o)
 {
 	pair_open_with(&p, o);
-	memset(from, 0x77, sizeof from);
-	memset(to, 0, sizeof to);
-	MUST(from_mr = ibv_reg_mr(p.c.pd, from, sizeof from, IBV_ACCESS_LOCAL_WRITE));
-	MUST(to_mr = ibv_reg_mr(p.s.pd, to, sizeof to, REMOTE_ALL));
+	memset(source, 0x77, sizeof source);
+	memset(place, 0, sizeof place);
+	MUST(source_mr = ibv_reg_mr(p.c.pd, source, sizeof source, IBV_ACCESS_LOCAL_WRITE));
+	MUST(place_mr = ibv_reg_mr(p.s.pd, place, sizeof place, REMOTE_ALL));
 }
 
 static void enter(void)
@@ -27,26 +27,26 @@ static void enter(void)
 
 static void leave(void)
 {
-	MUST(ibv_dereg_mr(from_mr) == 0 && ibv_dereg_mr(to_mr) == 0);
+	MUST(ibv_dereg_mr(source_mr) == 0 && ibv_dereg_mr(place_mr) == 0);
 	pair_close(&p);
 }
 
 static int post_imm(enum ibv_wr_opcode op, unsigned int flags, uint32_t length, uint32_t imm)
 {
-	struct ibv_sge sge = sge_of(from_mr, 0, length);
+	struct ibv_sge sge = sge_of(source_mr, 0, length);
 	struct ibv_send_wr wr = {
 		.wr_id = 7, .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED | flags,
 		.imm_data = htonl(imm),
 	}, *bad;
 
-	wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)to;
-	wr.wr.rdma.rkey = to_mr->rkey;
+	wr.wr.rdma.remote_addr = (uint64_t)(uintptr_t)place;
+	wr.wr.rdma.rkey = place_mr->rkey;
 	return ibv_post_send(p.c.qp, &wr, &bad);
 }
 
 static void receive(uint64_t wr_id, size_t at, size_t length)
 {
-	struct ibv_sge sge = sge_of(to_mr, at, length);
+	struct ibv_sge sge = sge_of(place_mr, at, length);
 
 	MUST(post_recv(&p.s, &sge, 1, wr_id) == 0);
 }
@@ -57,7 +57,7 @@ static void writing(void)
 
 	enter();
 	for (uint32_t length = 0; length <= 1000; length += 500) {
-		memset(to, 0, sizeof to);
+		memset(place, 0, sizeof place);
 		receive(length, 2000, 8);
 		check_errno(post_imm(IBV_WR_RDMA_WRITE_WITH_IMM, 0, length, IMM + length), 0, "RDMA_WRITE_WITH_IMM");
 		wc = want_wc(p.s.rcq, IBV_WC_SUCCESS, "the receive");
@@ -66,8 +66,8 @@ static void writing(void)
 		check((wc.wc_flags & IBV_WC_WITH_IMM) && ntohl(wc.imm_data) == IMM + length, "with the immediate data", "%#x",
 		      ntohl(wc.imm_data));
 		check(wc.byte_len == length, "byte_len is the Write's", "%u", wc.byte_len);
-		check(!memcmp(to, from, length) && to[length] == 0 && to[2000] == 0, "the Write's bytes are there, and no others",
-		      "%u %u", to[0], to[2000]);
+		check(!memcmp(place, source, length) && place[length] == 0 && place[2000] == 0, "the Write's bytes are there, and no others",
+		      "%u %u", place[0], place[2000]);
 		wc = want_wc(p.c.scq, IBV_WC_SUCCESS, "the Write");
 		check(wc.opcode == IBV_WC_RDMA_WRITE && wc.wr_id == 7, "completes as RDMA_WRITE", "%d", wc.opcode);
 	}
@@ -85,7 +85,7 @@ static void sending(void)
 	wc = want_wc(p.s.rcq, IBV_WC_SUCCESS, "the receive");
 	check(wc.opcode == IBV_WC_RECV && wc.byte_len == 100, "completes as RECV", "%d", wc.opcode);
 	check((wc.wc_flags & IBV_WC_WITH_IMM) && wc.imm_data == 0, "zero is immediate data too", "%#x", wc.imm_data);
-	check(!memcmp(to, from, 100) && to[100] == 0, "the bytes", "%u", to[0]);
+	check(!memcmp(place, source, 100) && place[100] == 0, "the bytes", "%u", place[0]);
 	check_errno(post_imm(IBV_WR_SEND, 0, 100, IMM), 0, "a SEND with something in imm_data");
 	wc = want_wc(p.s.rcq, IBV_WC_SUCCESS, "the receive");
 	check(!(wc.wc_flags & IBV_WC_WITH_IMM), "carries none", "%#x", wc.imm_data);
@@ -141,7 +141,7 @@ static void strangers(void)
 	ibv_wr_start(qp);
 	qp->wr_flags = IBV_SEND_SIGNALED;
 	ibv_wr_send_imm(qp, htonl(IMM));
-	ibv_wr_set_sge(qp, from_mr->lkey, (uint64_t)(uintptr_t)from, 8);
+	ibv_wr_set_sge(qp, source_mr->lkey, (uint64_t)(uintptr_t)source, 8);
 	check_errno(ibv_wr_complete(qp), EOPNOTSUPP, "wr_send_imm to a stranger");
 	receive(1, 0, 8);
 	check_errno(post_imm(IBV_WR_SEND, 0, 8, 0), 0, "a Send afterwards");
@@ -165,11 +165,11 @@ static void extended(void)
 	ibv_wr_start(qp);
 	qp->wr_id = 1;
 	qp->wr_flags = IBV_SEND_SIGNALED;
-	ibv_wr_rdma_write_imm(qp, to_mr->rkey, (uint64_t)(uintptr_t)to, htonl(IMM));
-	ibv_wr_set_sge(qp, from_mr->lkey, (uint64_t)(uintptr_t)from, 50);
+	ibv_wr_rdma_write_imm(qp, place_mr->rkey, (uint64_t)(uintptr_t)place, htonl(IMM));
+	ibv_wr_set_sge(qp, source_mr->lkey, (uint64_t)(uintptr_t)source, 50);
 	qp->wr_id = 2;
 	ibv_wr_send_imm(qp, htonl(IMM + 1));
-	ibv_wr_set_sge(qp, from_mr->lkey, (uint64_t)(uintptr_t)from, 60);
+	ibv_wr_set_sge(qp, source_mr->lkey, (uint64_t)(uintptr_t)source, 60);
 	check_errno(ibv_wr_complete(qp), 0, "wr_complete of a Write and a Send with immediate data");
 	for (uint32_t n = 0; n < 2; n++) {
 		static const enum ibv_wc_opcode opcodes[] = { IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_RECV };
