@@ -83,8 +83,6 @@ pub struct Engine {
     start: Instant,
     /// When a thread last polled in earnest, in nanoseconds since `start`.
     earnest: AtomicU64,
-    /// It was one that posts, and looks at its own socket alone.
-    posting: AtomicBool,
     /// Until when the background thread sleeps at most, in nanoseconds since `start`.
     background_until: AtomicU64,
     /// A thread blocks on a channel and waits here rather than on the channel's own descriptor.
@@ -155,7 +153,6 @@ impl Engine {
             timers: Mutex::default(),
             start: sys::now(),
             earnest: AtomicU64::new(0),
-            posting: AtomicBool::new(false),
             background_until: AtomicU64::new(0),
             leader: AtomicBool::new(false),
             parked: Mutex::default(),
@@ -359,14 +356,6 @@ impl Engine {
         self.earnest.store(self.nanos(sys::now()), Ordering::Relaxed);
     }
 
-    /// As [`Self::note_earnest`], of a thread that posts and polls, each now and then: it does not look after other sockets.
-    pub(crate) fn note_posting(&self) {
-        self.note_earnest();
-        if !self.posting.load(Ordering::Relaxed) {
-            self.posting.store(true, Ordering::Relaxed);
-        }
-    }
-
     /// The polling is over as far as the caller is concerned: the sockets are the background thread's again, at once.
     pub(crate) fn hand_over(&self) {
         if self.standing_back.load(Ordering::SeqCst) {
@@ -550,9 +539,6 @@ fn background(engine: &Weak<Engine>) {
             engine.standing_back.store(true, Ordering::SeqCst);
             sys::park_timeout(nap);
             engine.standing_back.store(false, Ordering::SeqCst);
-            if engine.posting.swap(false, Ordering::Relaxed) {
-                guarded(|| engine.poll_once());
-            }
             nap = (nap * 2).min(STAND_BACK.1);
             continue;
         }

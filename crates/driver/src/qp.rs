@@ -48,21 +48,12 @@ const SEND_LIMIT: Duration = Duration::from_secs(2);
 const ACK_LIMIT: Duration = Duration::from_micros(250);
 /// How long posted work waits for the peer's first message before that is said.
 const MUTE_LIMIT: Duration = Duration::from_secs(1);
-/// After the background thread was woken so many times in a row for acknowledgements alone, a program that posts is taken for one that
-/// polls in earnest.
-const ONLY_ACKS: u32 = 8;
-/// As long as it has polled in vain within so many posts: else it waits for something that it sees elsewhere, in memory.
-const POSTS_BETWEEN_POLLS: u32 = 32;
 /// How long a queue pair may be busy when the process exits. No call holds the lock nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
 
 struct Inner {
     core: QpCore,
     conn: Option<Conn>,
-    /// The system has told so many times in a row of acknowledgements and nothing else.
-    only_acks: u32,
-    /// Calls that posted since a thread last polled in vain.
-    posts: u32,
     destroyed: bool,
     /// What is to be told once the lock is released, oldest first.
     tells: VecDeque<Tell>,
@@ -188,8 +179,6 @@ impl Qp {
         let mut inner = Inner {
             core: QpCore::new(qpn, init),
             conn: None,
-            only_acks: 0,
-            posts: 0,
             destroyed: false,
             tells: VecDeque::new(),
             telling: false,
@@ -234,30 +223,9 @@ impl Qp {
             }
         }
         self.send(&mut inner);
-        if inner.only_acks >= ONLY_ACKS {
-            self.attend(&mut inner);
-        }
         self.wind_down(&mut inner);
         self.release(inner);
         result
-    }
-
-    /// The calling thread sends and nothing comes but acknowledgements, of which it hears when it polls: no need to wake another thread for
-    /// each, and to take its core for that.
-    #[cold]
-    fn attend(&self, inner: &mut Inner) {
-        inner.posts = inner.posts.saturating_add(1);
-        if inner.posts > POSTS_BETWEEN_POLLS {
-            return;
-        }
-        let engine = self.nic.engine();
-        engine.note_posting();
-        if let Some(conn) = &mut inner.conn {
-            let wants_to_be_told = !conn.writable || conn.broken || inner.core.stalled();
-            if !wants_to_be_told && conn.parked.is_none_or(|mark| !engine.is_parked(mark)) {
-                conn.parked = engine.park(conn.token);
-            }
-        }
     }
 
     /// Posts receive work requests; as [`Self::post_send`].
@@ -525,12 +493,7 @@ impl Feeder for Qp {
                     self.polled.store(true, Ordering::Relaxed);
                 }
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
-                let before = core.heard().0;
-                inner.posts = 0;
                 let received = self.receive(&mut inner);
-                if inner.core.heard().0 != before {
-                    inner.only_acks = 0;
-                }
                 // A program that polls in vain has nothing to send that an acknowledgement could ride on.
                 let tell = !received && inner.core.ack_waits();
                 if tell {
@@ -560,17 +523,7 @@ impl Source for Qp {
         if readiness.hangup {
             self.hung_up.store(true, Ordering::Release);
         }
-        if let Some(mut inner) = self.inner.look() {
-            let before = inner.core.heard();
-            self.pump(&mut inner);
-            let now = inner.core.heard();
-            if now.0 != before.0 {
-                inner.only_acks = 0;
-            } else if now.1 != before.1 {
-                inner.only_acks = inner.only_acks.saturating_add(1);
-            }
-            self.release(inner);
-        }
+        self.look();
     }
 
     fn timeout(&self) {

@@ -306,8 +306,6 @@ struct Stream {
     asked_first: u64,
     /// When the peer is to be told.
     tell: transmit::Tell,
-    /// Segments of the peer's but acknowledgements.
-    arrivals: u64,
     /// Messages of ours that the peer has placed.
     acked: u64,
     closing: Option<Disconnect>,
@@ -575,7 +573,6 @@ impl QpCore {
             answered: false,
             asked_of: 0,
             asked_first: 0,
-            arrivals: 0,
             tell: transmit::Tell::Rides,
             acked: 0,
             closing: None,
@@ -641,11 +638,6 @@ impl QpCore {
     /// The peer waits for an acknowledgement longer than it should: the owner is to send before it receives more.
     pub fn ack_presses(&self) -> bool {
         self.stream.as_ref().is_some_and(Stream::ack_presses)
-    }
-
-    /// Segments that came but acknowledgements, and messages that those told of. Both begin anew with each stream.
-    pub fn heard(&self) -> (u64, u64) {
-        self.stream.as_ref().map_or((0, 0), |s| (s.arrivals, s.acked))
     }
 
     /// Frames that told or asked, so far.

@@ -398,7 +398,6 @@ impl QpCore {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
         stream.came(segment);
-        stream.arrivals += u64::from(segment.opcode != Opcode::UwarpAck);
         // A ready-to-receive Write is no message of the program's. One that carries something is, though another was agreed on.
         let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
         if !stream.first_fpdu_seen && stream.params.peer_is_uwarp && stream.params.rtr == Rtr::Expect {
