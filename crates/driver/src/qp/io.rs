@@ -32,8 +32,10 @@ thread_local! {
 pub(super) struct Turn {
     /// Bytes so far.
     moved: usize,
-    /// It is interrupted to acknowledge what the peer waits for.
+    /// It may be interrupted to acknowledge what the peer waits for.
     heeds_acks: bool,
+    /// And was: there is more to receive.
+    interrupted: bool,
 }
 
 impl Qp {
@@ -142,7 +144,7 @@ impl Qp {
         if inner.core.awaits_receive() && self.kept.swap(false, Ordering::Acquire) {
             go_on(inner);
         }
-        let (mut turn, mut some) = (Turn { moved: 0, heeds_acks: true }, false);
+        let (mut turn, mut some) = (Turn { moved: 0, heeds_acks: true, interrupted: false }, false);
         loop {
             let Some(conn) = &mut inner.conn else { return some };
             let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
@@ -153,7 +155,7 @@ impl Qp {
             // A thread that is ending has no thread-local buffer any more.
             some |= done
                 .unwrap_or_else(|_| self.receive_into(&mut inner.core, conn, &mut vec![0; STAGE], &mut turn));
-            if !(turn.heeds_acks && inner.core.ack_presses()) {
+            if !std::mem::take(&mut turn.interrupted) {
                 break;
             }
             self.transmit(inner);
@@ -292,11 +294,12 @@ impl Qp {
             if short && !self.hung_up.load(Ordering::Acquire) {
                 return true;
             }
-            if turn.heeds_acks && core.ack_presses() {
-                return true;
-            }
             if turn.moved >= TURN {
                 self.nic.engine().rearm(conn.token);
+                return true;
+            }
+            if turn.heeds_acks && core.ack_presses() {
+                turn.interrupted = true;
                 return true;
             }
         }

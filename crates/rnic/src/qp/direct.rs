@@ -91,6 +91,11 @@ impl WriteInProgress {
         Self { stag, to, end: end.map_or(to, |before| before.end) }
     }
 
+    /// Whether a segment with this header is the end of the message, whatever its L bit says.
+    fn ends_with(&self, to: u64, len: usize) -> bool {
+        to.wrapping_add(len as u64) == self.end
+    }
+
     /// Whether a segment with this header is where it has to be, and ends within the message.
     fn goes_on_with(&self, stag: u32, to: u64, len: usize) -> bool {
         (self.stag, self.to) == (stag, to) && len as u64 <= self.end.wrapping_sub(to)
@@ -224,7 +229,11 @@ impl QpCore {
             crc.update(input);
             crc
         });
-        let late = if crc.is_some() && segment.last() { LATE.min(segment.payload_len) } else { 0 };
+        let ends = match (write_continues, segment.header) {
+            (Some(write), Header::Tagged(h)) => write.ends_with(h.to, segment.payload_len),
+            _ => false,
+        };
+        let late = if crc.is_some() && (segment.last() || ends) { LATE.min(segment.payload_len) } else { 0 };
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
         if payload.len() > segment.payload_len - late {
             return 0;
