@@ -177,7 +177,8 @@ struct options {
 	int cqe;			/* 64, for each of the four CQs */
 	int read_depth;			/* 4, both ways at both ends */
 	int sq_sig_all;			/* 0 */
-	int rnr_retry;			/* 7; -1 for none */
+	int rnr_retry;			/* 7; -1 for none: what the client gives */
+	int server_rnr_retry;		/* as the client's; -1 for none */
 	uint64_t send_ops;		/* none: without the ibv_wr_* functions and the extended receive CQ */
 };
 
@@ -282,13 +283,18 @@ static inline void resolve(struct pair *p)
 	must_event(p->c.ch, RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
+static inline uint8_t rnr_retries(int option)
+{
+	return (uint8_t)(option < 0 ? 0 : or(option, 7));
+}
+
 static inline void pair_open_with(struct pair *p, struct options o)
 {
 	struct rdma_conn_param param = {
 		.responder_resources = (uint8_t)or(o.read_depth, 4),
 		.initiator_depth = (uint8_t)or(o.read_depth, 4),
 		.retry_count = 7,
-		.rnr_retry_count = (uint8_t)(o.rnr_retry < 0 ? 0 : or(o.rnr_retry, 7)),
+		.rnr_retry_count = rnr_retries(o.rnr_retry),
 	};
 	struct rdma_cm_event event;
 
@@ -301,6 +307,7 @@ static inline void pair_open_with(struct pair *p, struct options o)
 	p->request = event.param.conn;
 	p->s.id = event.id;
 	side_resources(&p->s, &o);
+	param.rnr_retry_count = rnr_retries(or(o.server_rnr_retry, o.rnr_retry));
 	MUST(rdma_accept(p->s.id, &param) == 0);
 	must_event(p->c.ch, RDMA_CM_EVENT_ESTABLISHED);
 	must_event(p->s.ch, RDMA_CM_EVENT_ESTABLISHED);

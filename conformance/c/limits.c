@@ -183,45 +183,56 @@ static void overflow(void)
 	scene_close(&bystander);
 }
 
-/* A message that finds no receive. With `late_ms` one comes late. */
-static void missing(int rnr_retry, int late_ms, bool arrives)
+/* A message that finds no receive, from the client or from the server. With `late_ms` one comes late.
+ *
+ * How long it may wait is what the receiving end gave for its peer: "the maximum number of times that a send operation
+ * from the remote peer should be retried" (rdma_connect(3)), times its own timer of 655 ms. What the sending end gave is
+ * for messages that come the other way. */
+static void missing(struct options o, bool from_server, int late_ms, bool arrives)
 {
 	struct scene s;
+	struct side *sender, *receiver;
 	struct ibv_sge from, to, back;
 	struct ibv_async_event event;
 	struct ibv_wc wc;
-	char name[64];
+	uint8_t *memory;
+	char name[96];
 
-	snprintf(name, sizeof name, "rnr_retry %d", rnr_retry < 0 ? 0 : rnr_retry);
-	scene_open(&s, (struct options){ .rnr_retry = rnr_retry });
-	from = sge_of(s.mr[0], 0, 64);
-	back = sge_of(s.mr[0], 64, 64);
-	to = sge_of(s.mr[1], 0, 64);
-	MUST(post(&s.p.c, IBV_WR_SEND, IBV_SEND_SIGNALED, &from, 1, 0, 0, 1) == 0);
+	snprintf(name, sizeof name, "rnr_retry %d at the client, %d at the server, %s sends", rnr_retries(o.rnr_retry),
+		 rnr_retries(or(o.server_rnr_retry, o.rnr_retry)), from_server ? "the server" : "the client");
+	scene_open(&s, o);
+	sender = from_server ? &s.p.s : &s.p.c;
+	receiver = from_server ? &s.p.c : &s.p.s;
+	memory = s.memory[!from_server];
+	from = sge_of(s.mr[from_server], 0, 64);
+	back = sge_of(s.mr[from_server], 64, 64);
+	to = sge_of(s.mr[!from_server], 0, 64);
+	MUST(post(sender, IBV_WR_SEND, IBV_SEND_SIGNALED, &from, 1, 0, 0, 1) == 0);
 	/* The Send may complete when it is sent; the Read behind it cannot before it has arrived. */
-	MUST(post(&s.p.c, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED, &back, 1, (uintptr_t)s.memory[1], s.mr[1]->rkey, 2) == 0);
+	MUST(post(sender, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED, &back, 1, (uintptr_t)memory, s.mr[!from_server]->rkey,
+		  2) == 0);
 	if (late_ms) {
 		usleep((useconds_t)late_ms * 1000);
-		MUST(post_recv(&s.p.s, &to, 1, 3) == 0);
+		MUST(post_recv(receiver, &to, 1, 3) == 0);
 	}
 	if (arrives) {
-		want_wc(s.p.s.rcq, IBV_WC_SUCCESS, name);
-		want_wc(s.p.c.scq, IBV_WC_SUCCESS, name);
-		want_wc(s.p.c.scq, IBV_WC_SUCCESS, name);
+		want_wc(receiver->rcq, IBV_WC_SUCCESS, name);
+		want_wc(sender->scq, IBV_WC_SUCCESS, name);
+		want_wc(sender->scq, IBV_WC_SUCCESS, name);
 		check(exchange(&s), name, "the next message does not arrive");
 	} else {
-		wc = poll_one(s.p.c.scq);
+		wc = poll_one(sender->scq);
 		if (wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS)
-			wc = poll_one(s.p.c.scq);
+			wc = poll_one(sender->scq);
 		check(wc.status == IBV_WC_RNR_RETRY_EXC_ERR, name, "the sender sees %s", ibv_wc_status_str(wc.status));
 		must_event(s.p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
 		must_event(s.p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
 		do {
-			if (!readable(s.p.s.id->verbs->async_fd, LIMIT_MS))
+			if (!readable(receiver->id->verbs->async_fd, LIMIT_MS))
 				die("no asynchronous event at the receiver");
-			MUST(ibv_get_async_event(s.p.s.id->verbs, &event) == 0);
+			MUST(ibv_get_async_event(receiver->id->verbs, &event) == 0);
 			ibv_ack_async_event(&event);
-		} while (event.element.qp != s.p.s.qp);
+		} while (event.element.qp != receiver->qp);
 		check(event.event_type == IBV_EVENT_QP_REQ_ERR, name, "the receiver hears of event %d", event.event_type);
 		check(state_of(s.p.s.qp) == IBV_QPS_ERR && state_of(s.p.c.qp) == IBV_QPS_ERR, name, "not both in error");
 	}
@@ -230,11 +241,16 @@ static void missing(int rnr_retry, int late_ms, bool arrives)
 
 static void receives(void)
 {
-	missing(-1, 0, false);
-	missing(-1, 100, true);
-	missing(2, 0, false);
-	missing(2, 300, true);
-	missing(7, 3000, true);
+	missing((struct options){ .rnr_retry = -1 }, false, 0, false);
+	missing((struct options){ .rnr_retry = -1 }, false, 100, true);
+	missing((struct options){ .rnr_retry = 2 }, false, 0, false);
+	missing((struct options){ .rnr_retry = 2 }, false, 300, true);
+	missing((struct options){ .rnr_retry = 7 }, false, 3000, true);
+	/* Whose number counts. */
+	missing((struct options){ .rnr_retry = -1, .server_rnr_retry = 7 }, false, 1500, true);
+	missing((struct options){ .rnr_retry = -1, .server_rnr_retry = 7 }, true, 0, false);
+	missing((struct options){ .rnr_retry = 7, .server_rnr_retry = 2 }, false, 0, false);
+	missing((struct options){ .rnr_retry = 7, .server_rnr_retry = 2 }, true, 2000, true);
 }
 
 static const struct group groups[] = {

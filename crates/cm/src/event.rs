@@ -50,7 +50,8 @@ pub struct ConnParam {
     pub flow_control: u8,
     /// Meaningless over TCP.
     pub retry_count: u8,
-    /// How often a peer retries when no receive is posted here, times our RNR timer: the time a message may wait. 7: for ever.
+    /// How often the peer is to retry when no receive is posted here, times our RNR timer: the time its messages may wait,
+    /// a stranger's too (docs/adr/004). 7: for ever. In events: what the peer gave, for messages of ours.
     pub rnr_retry_count: u8,
     /// Whether the queue pair has a shared receive queue.
     pub srq: bool,
