@@ -177,6 +177,7 @@ struct options {
 	int cqe;			/* 64, for each of the four CQs */
 	int read_depth;			/* 4, both ways at both ends */
 	int sq_sig_all;			/* 0 */
+	int retry;			/* 7: what the client gives */
 	int rnr_retry;			/* 7; -1 for none: what the client gives */
 	int server_rnr_retry;		/* as the client's; -1 for none */
 	uint64_t send_ops;		/* none: without the ibv_wr_* functions and the extended receive CQ */
@@ -293,7 +294,7 @@ static inline void pair_open_with(struct pair *p, struct options o)
 	struct rdma_conn_param param = {
 		.responder_resources = (uint8_t)or(o.read_depth, 4),
 		.initiator_depth = (uint8_t)or(o.read_depth, 4),
-		.retry_count = 7,
+		.retry_count = (uint8_t)or(o.retry, 7),
 		.rnr_retry_count = rnr_retries(o.rnr_retry),
 	};
 	struct rdma_cm_event event;

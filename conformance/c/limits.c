@@ -1,4 +1,4 @@
-/* What happens at a limit: no descriptors, a completion queue that is full, no receive for a message. */
+/* What happens at a limit: of the device, no descriptors, a completion queue that is full, no receive for a message. */
 #include "common.h"
 
 #include <dirent.h>
@@ -253,7 +253,76 @@ static void receives(void)
 	missing((struct options){ .rnr_retry = 7, .server_rnr_retry = 2 }, true, 2000, true);
 }
 
+/* A queue pair with these capacities. */
+static bool takes(struct ibv_pd *pd, struct ibv_cq *cq, struct ibv_qp_cap cap)
+{
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = cap };
+	struct ibv_qp *qp;
+
+	errno = 0;
+	qp = ibv_create_qp(pd, &attr);
+	if (!qp)
+		return false;
+	MUST(attr.cap.max_send_wr >= cap.max_send_wr && attr.cap.max_recv_wr >= cap.max_recv_wr);
+	MUST(attr.cap.max_send_sge >= cap.max_send_sge && attr.cap.max_recv_sge >= cap.max_recv_sge);
+	MUST(ibv_destroy_qp(qp) == 0);
+	return true;
+}
+
+static bool shares(struct ibv_pd *pd, uint32_t max_wr, uint32_t max_sge)
+{
+	struct ibv_srq_init_attr attr = { .attr = { .max_wr = max_wr, .max_sge = max_sge } };
+	struct ibv_srq *srq;
+
+	errno = 0;
+	srq = ibv_create_srq(pd, &attr);
+	return srq && ibv_destroy_srq(srq) == 0;
+}
+
+/* What the device says it can do can be had, and one more cannot. */
+static void advertised(void)
+{
+	struct ibv_device **list;
+	struct ibv_device_attr dev;
+	struct ibv_context *ctx;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	uint32_t wr, sge, swr, ssge;
+
+	MUST((list = ibv_get_device_list(NULL)) && list[0] && (ctx = ibv_open_device(list[0])));
+	ibv_free_device_list(list);
+	MUST(ibv_query_device(ctx, &dev) == 0 && (pd = ibv_alloc_pd(ctx)));
+	errno = 0;
+	check_failed(!ibv_create_cq(ctx, dev.max_cqe + 1, NULL, NULL, 0), EINVAL, "create_cq beyond max_cqe");
+	cq = ibv_create_cq(ctx, dev.max_cqe, NULL, NULL, 0);
+	if (!check(cq && cq->cqe >= dev.max_cqe, "create_cq of max_cqe", "%m"))
+		return;
+	check_errno(ibv_resize_cq(cq, 16), 0, "resize_cq to less");
+	check_errno(ibv_resize_cq(cq, dev.max_cqe), 0, "resize_cq to max_cqe");
+	check_errno(ibv_resize_cq(cq, dev.max_cqe + 1), EINVAL, "resize_cq beyond max_cqe");
+	wr = (uint32_t)dev.max_qp_wr;
+	sge = (uint32_t)dev.max_sge;
+	check(takes(pd, cq, (struct ibv_qp_cap){ wr, 1, 1, 1, 0 }), "create_qp of max_qp_wr (send)", "%m");
+	check(takes(pd, cq, (struct ibv_qp_cap){ 1, wr, 1, 1, 0 }), "create_qp of max_qp_wr (receive)", "%m");
+	check(takes(pd, cq, (struct ibv_qp_cap){ 1, 1, sge, 1, 0 }), "create_qp of max_sge (send)", "%m");
+	check(takes(pd, cq, (struct ibv_qp_cap){ 1, 1, 1, sge, 0 }), "create_qp of max_sge (receive)", "%m");
+	check(takes(pd, cq, (struct ibv_qp_cap){ wr, wr, sge, sge, 0 }), "create_qp of the most of all", "%m");
+	check_failed(!takes(pd, cq, (struct ibv_qp_cap){ wr + 1, 1, 1, 1, 0 }), EINVAL, "create_qp beyond max_qp_wr (send)");
+	check_failed(!takes(pd, cq, (struct ibv_qp_cap){ 1, wr + 1, 1, 1, 0 }), EINVAL,
+		     "create_qp beyond max_qp_wr (receive)");
+	check_failed(!takes(pd, cq, (struct ibv_qp_cap){ 1, 1, sge + 1, 1, 0 }), EINVAL, "create_qp beyond max_sge (send)");
+	check_failed(!takes(pd, cq, (struct ibv_qp_cap){ 1, 1, 1, sge + 1, 0 }), EINVAL,
+		     "create_qp beyond max_sge (receive)");
+	swr = (uint32_t)dev.max_srq_wr;
+	ssge = (uint32_t)dev.max_srq_sge;
+	check(shares(pd, swr, ssge), "create_srq of the most", "%m");
+	check_failed(!shares(pd, swr + 1, 1), EINVAL, "create_srq beyond max_srq_wr");
+	check_failed(!shares(pd, 1, ssge + 1), EINVAL, "create_srq beyond max_srq_sge");
+	MUST(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
+}
+
 static const struct group groups[] = {
+	{ "advertised", advertised },
 	{ "descriptors", run_out_of_descriptors }, { "overflow", overflow }, { "receives", receives },
 };
 

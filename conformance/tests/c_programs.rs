@@ -86,7 +86,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
         ],
     ),
     ("unmapped", &["gone", "handler", "action"]),
-    ("limits", &["descriptors", "overflow", "receives"]),
+    ("limits", &["advertised", "descriptors", "overflow", "receives"]),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended"]),
 ];
 

@@ -1,4 +1,8 @@
-//! Queries of device and port. Where a number promises something, it is the number the RNIC enforces.
+//! Queries of device and port. Where a number promises a size or a depth, it is the number the RNIC enforces.
+//!
+//! How many objects there may be (`max_qp`, `max_cq`, `max_srq`, `max_mr`, `max_pd`) has to be some number, as programs size
+//! tables by it; nothing is refused beyond it. What bounds them is the process' memory, and for queue pairs the ports
+//! that their numbers come from.
 
 use std::ffi::c_int;
 use std::net::IpAddr;

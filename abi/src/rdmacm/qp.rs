@@ -5,6 +5,7 @@ use std::ptr::null_mut;
 
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
+use uwarp_cm::timeouts::ACK_TIMEOUT;
 use uwarp_rnic::Access;
 use uwarp_rnic::qp::{QpModify, QpState};
 
@@ -285,8 +286,8 @@ unsafe fn infiniband_attributes(cid: &CId, attr: &mut ibv_qp_attr) -> Result<u32
                 | IBV_QP_MIN_RNR_TIMER
         }
         IBV_QPS_RTS => {
-            attr.timeout = 18;
-            attr.retry_cnt = 7;
+            attr.timeout = ACK_TIMEOUT;
+            attr.retry_cnt = cid.id.retries();
             attr.rnr_retry = peer.rnr_retry_count.min(7);
             attr.sq_psn = 0;
             attr.max_rd_atomic = peer.responder_resources;

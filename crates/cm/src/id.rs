@@ -23,6 +23,7 @@ use crate::event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
 use crate::listener::{Listener, Pending};
 use crate::ports::Claim;
 use crate::state::{State, Step};
+use crate::timeouts::RETRIES;
 use crate::{CmError, EventChannel, socket};
 
 /// One end of a connection, or a listener.
@@ -356,7 +357,9 @@ impl Id {
         check_private_data(private_data)?;
         let mut inner = self.inner.lock();
         let accepting = inner.after(Step::Accept)?;
-        let param = param.unwrap_or(ConnParam { rnr_retry_count: 7, retry_count: 7, ..inner.requested });
+        let param = param.unwrap_or(ConnParam { rnr_retry_count: 7, ..inner.requested });
+        // "This value is ignored" (rdma_accept(3)); that of the peer's program is not told.
+        let param = ConnParam { retry_count: RETRIES, ..param };
         let depths = self.depths(param, Some(inner.requested))?;
         let Some(mut pending) = inner.pending.take() else { return Err(CmError::Invalid("no request")) };
         self.cm.no_longer_awaits(self.key);

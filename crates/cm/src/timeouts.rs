@@ -35,6 +35,13 @@ impl Default for Timeouts {
 /// a pause, in none of 150 with this one).
 pub const STRANGER_FIRST_FPDU: Duration = Duration::from_millis(20);
 
+/// The local acknowledgement timeout that queries show, 4.096 µs × 2¹⁸, about a second: no more than a number, as TCP
+/// measures its own.
+pub const ACK_TIMEOUT: u8 = 18;
+
+/// The most retries that InfiniBand knows, and what queries show where the program gave no number: TCP counts otherwise.
+pub const RETRIES: u8 = 7;
+
 /// What a minimum RNR timer code means (InfiniBand specification, table 45). Codes have 5 bits; the rest is ignored.
 pub fn rnr_timer(code: u8) -> Duration {
     // Hundredths of milliseconds.

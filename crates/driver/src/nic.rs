@@ -20,7 +20,7 @@ use crate::qp::Qp;
 use crate::qpn::Numbers;
 use crate::stat;
 
-/// What the device holds at most.
+/// What the device takes at most. Numbers of objects are for programs to go by, and no more is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Limits {

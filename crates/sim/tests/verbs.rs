@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use uwarp_proto::setup::PeerData;
 use uwarp_rnic::qp::{Disconnect, QpCaps, QpModify, QpState, StreamParams};
 use uwarp_rnic::{
     Access, EventKind, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, WcOpcode, WcStatus,
@@ -247,6 +248,26 @@ fn message_numbers_wrap() {
         let of = |what: &str| lines.lines().any(|l| l.contains(what) && l.contains(&format!("{msn} ")));
         assert!(of("Send") && of("ReadReq"), "{msn} in\n{lines}");
     }
+}
+
+/// Queries show what a connection brings, but not over what the program has set itself. RESET forgets both.
+#[test]
+fn attributes_of_the_connection_and_of_the_program() {
+    let shown = |p: &mut Pair| {
+        let attr = p.world.end(A).core.query();
+        (attr.dest_qp_num, attr.rnr_retry, attr.timeout, attr.retry_cnt)
+    };
+    let peer = Some(PeerData { qpn: 77, rnr_retry: 3, ..PeerData::new() });
+    let params = StreamParams { peer_is_uwarp: true, peer, timeout: 18, retry_cnt: 7, ..Default::default() };
+    let mut p = Pair::new(8, params);
+    assert_eq!(shown(&mut p), (77, 3, 18, 7));
+    p.to(A, QpState::Reset).unwrap();
+    assert_eq!(shown(&mut p), (0, 0, 0, 0));
+    p.world.settle();
+    let core = &mut p.world.end(A).core;
+    core.modify(&QpModify { timeout: Some(0), retry_cnt: Some(1), ..QpModify::default() }).unwrap();
+    core.attach(StreamParams { peer_is_uwarp: false, peer: None, ..params }).unwrap();
+    assert_eq!(shown(&mut p), (0, 0, 0, 1));
 }
 
 /// A queue pair that was reset takes another stream, and nothing of the first one is left.

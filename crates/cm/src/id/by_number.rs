@@ -19,6 +19,7 @@ use super::{Id, Inner};
 use crate::active::errno_of;
 use crate::event::{ConnParam, Event, EventKind};
 use crate::state::{State, Step};
+use crate::timeouts::RETRIES;
 use crate::{CmError, socket};
 
 /// A connection that the peer has accepted and no queue pair has yet.
@@ -125,6 +126,12 @@ impl Id {
         if inner.conclude(Step::Disconnected) {
             self.report(&mut inner, EventKind::Disconnected, 0);
         }
+    }
+
+    /// How often a transport that counts would retry.
+    pub fn retries(&self) -> u8 {
+        let inner = self.inner.lock();
+        if inner.has_connected { inner.conn_param.retry_count.min(RETRIES) } else { RETRIES }
     }
 
     /// What the peer said of itself in its request or its reply; zero before, and where it does not say.

@@ -17,7 +17,7 @@ use crate::active::Connected;
 use crate::event::{ConnParam, Event, EventKind, MAX_PRIVATE_DATA};
 use crate::listener::Pending;
 use crate::state::{State, Step};
-use crate::timeouts::{STRANGER_FIRST_FPDU, rnr_limit};
+use crate::timeouts::{ACK_TIMEOUT, RETRIES, STRANGER_FIRST_FPDU, rnr_limit};
 use crate::{CmError, socket};
 
 impl Id {
@@ -150,6 +150,9 @@ impl Id {
             ord: negotiated.ord,
             peer_is_uwarp: negotiated.peer_is_uwarp,
             emss: 0,
+            peer: negotiated.peer,
+            timeout: ACK_TIMEOUT,
+            retry_cnt: param.retry_count.min(RETRIES),
             rtr: match negotiated.rtr {
                 setup::Rtr::None => Rtr::None,
                 setup::Rtr::SendWrite => Rtr::SendWrite,

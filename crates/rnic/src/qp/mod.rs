@@ -163,6 +163,12 @@ pub struct StreamParams {
     pub emss: u32,
     /// Ready-to-receive frame.
     pub rtr: Rtr,
+    /// What the peer says of itself, where set-up has told it; a responder hears it with the ready-to-receive Write.
+    pub peer: Option<PeerData>,
+    /// What queries tell of time limit and retries, unless the program has set them itself: TCP has its own.
+    pub timeout: u8,
+    /// See `timeout`.
+    pub retry_cnt: u8,
     /// What our ready-to-receive Write says in its STag and offset ([`PeerData::to_rtr`]), to a uwarp peer only.
     pub rtr_stag_to: (u32, u64),
     /// Responder: nothing may be sent before the first FPDU arrived (RFC 5044 section 7.1.2).
@@ -201,6 +207,9 @@ impl Default for StreamParams {
             ord: 16,
             peer_is_uwarp: false,
             emss: 1460,
+            peer: None,
+            timeout: 0,
+            retry_cnt: 0,
             rtr: Rtr::None,
             rtr_stag_to: PeerData::new().to_rtr(),
             wait_first_fpdu: false,
@@ -240,8 +249,7 @@ pub struct QpCore {
     cookie: u64,
     async_sink: Arc<dyn AsyncSink>,
     attr: QpAttr,
-    /// The program set the access rights itself.
-    access_set: bool,
+    given: Given,
     notify_sqd: bool,
 
     sq: queues::SendQueue,
@@ -254,6 +262,16 @@ pub struct QpCore {
 
     counters: Counters,
     stream: Option<Stream>,
+}
+
+/// What the program has set itself, and no connection changes.
+#[derive(Clone, Copy, Default)]
+struct Given {
+    access: bool,
+    dest_qp_num: bool,
+    timeout: bool,
+    retry_cnt: bool,
+    rnr_retry: bool,
 }
 
 /// The shared receive queue of a queue pair, and how it stands there.
@@ -355,7 +373,7 @@ impl QpCore {
                 sq_draining: false,
                 sq_sig_all: init.sq_sig_all,
             },
-            access_set: false,
+            given: Given::default(),
             notify_sqd: false,
             sq: queues::SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data),
             rq,
@@ -431,11 +449,13 @@ impl QpCore {
         if change.port_num.is_some_and(|p| p != 1) {
             return Err(VerbsError::Invalid("the device has one port, number 1"));
         }
-        let attr = &mut self.attr;
-        if let Some(access) = change.access {
-            attr.access = access;
-            self.access_set = true;
-        }
+        let (attr, given) = (&mut self.attr, &mut self.given);
+        given.access |= change.access.is_some();
+        given.dest_qp_num |= change.dest_qp_num.is_some();
+        given.timeout |= change.timeout.is_some();
+        given.retry_cnt |= change.retry_cnt.is_some();
+        given.rnr_retry |= change.rnr_retry.is_some();
+        set(&mut attr.access, change.access);
         set(&mut attr.dest_qp_num, change.dest_qp_num);
         set(&mut attr.rq_psn, change.rq_psn);
         set(&mut attr.sq_psn, change.sq_psn);
@@ -469,7 +489,9 @@ impl QpCore {
                 self.attr.sq_draining = false;
                 self.notify_sqd = false;
                 self.attr.access = Access::empty();
-                self.access_set = false;
+                self.given = Given::default();
+                (self.attr.timeout, self.attr.retry_cnt) = (0, 0);
+                self.meet(None);
             }
             QpState::Err => self.flush(Disconnect::LocalClosed, None),
             QpState::Sqd => {
@@ -544,9 +566,12 @@ impl QpCore {
         let mulpdu = params.mulpdu();
         self.attr.max_rd_atomic = params.ord;
         self.attr.max_dest_rd_atomic = params.ird;
-        if !self.access_set {
-            self.attr.access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        }
+        let (attr, given) = (&mut self.attr, self.given);
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        set(&mut attr.access, (!given.access).then_some(rights));
+        set(&mut attr.timeout, (!given.timeout).then_some(params.timeout));
+        set(&mut attr.retry_cnt, (!given.retry_cnt).then_some(params.retry_cnt));
+        self.meet(params.peer);
         self.attr.state = QpState::Rts;
         let inserter = params.send_markers.then(MarkerInserter::default);
         let mut stream = Stream {
@@ -580,6 +605,14 @@ impl QpCore {
         stream.begin();
         self.stream = Some(stream);
         Ok(())
+    }
+
+    /// What queries tell of the peer. Of one that does not introduce itself neither number is known, and a stranger may
+    /// end the stream at once when it has no receive, as siw does: no retries.
+    fn meet(&mut self, peer: Option<PeerData>) {
+        let (qpn, retries) = peer.map_or((0, 0), |peer| (peer.qpn, peer.rnr_retry));
+        set(&mut self.attr.dest_qp_num, (!self.given.dest_qp_num).then_some(qpn));
+        set(&mut self.attr.rnr_retry, (!self.given.rnr_retry).then_some(retries));
     }
 
     /// Forgets the stream, after its socket was closed or handed to whoever drains it.

@@ -100,13 +100,14 @@ impl From<TerminateError> for Fault {
 
 impl Stream {
     /// A uwarp initiator says who it is in the header of its ready-to-receive Write.
-    fn introduced(&mut self, segment: &Segment) {
+    fn introduced(&mut self, segment: &Segment) -> Option<PeerData> {
         let (Opcode::Write, Header::Tagged(header), 0) =
             (segment.opcode, segment.header, segment.payload_len)
         else {
-            return;
+            return None;
         };
-        match PeerData::from_rtr(header.stag, header.to) {
+        let peer = PeerData::from_rtr(header.stag, header.to);
+        match peer {
             Some(peer) => self.params.placement_acks |= peer.placement_acks,
             // A stranger, whose request had our reserved bit by mistake.
             None => {
@@ -116,6 +117,7 @@ impl Stream {
                 self.rx.no_uwarp_peer();
             }
         }
+        peer
     }
 
     /// Bytes of the Write that the peer has sent right before this Immediate; zero if it sent none, or not all of it.
@@ -400,10 +402,11 @@ impl QpCore {
         stream.came(segment);
         // A ready-to-receive Write is no message of the program's. One that carries something is, though another was agreed on.
         let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
-        if !stream.first_fpdu_seen && stream.params.peer_is_uwarp && stream.params.rtr == Rtr::Expect {
-            stream.introduced(segment);
-        }
+        let peer = if rtr && stream.params.peer_is_uwarp { stream.introduced(segment) } else { None };
         stream.heard();
+        if peer.is_some() {
+            self.meet(peer);
+        }
         self.deliver(segment, rtr)
     }
 
