@@ -343,6 +343,33 @@ static void options(void)
 	rdma_destroy_event_channel(ch);
 }
 
+/* Each end has its own, set before it connects or accepts. */
+static void ack_timeout(void)
+{
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+	uint8_t client = 14, server = 20;
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct pair p = { 0 };
+
+	listen_somewhere(&p);
+	resolve(&p);
+	side_resources(&p.c, &(struct options){ 0 });
+	MUST(rdma_set_option(p.c.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &client, sizeof client) == 0);
+	MUST(rdma_connect(p.c.id, &param) == 0);
+	p.s.id = must_event(p.s.ch, RDMA_CM_EVENT_CONNECT_REQUEST).id;
+	side_resources(&p.s, &(struct options){ 0 });
+	MUST(rdma_set_option(p.s.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &server, sizeof server) == 0);
+	MUST(rdma_accept(p.s.id, &param) == 0);
+	must_event(p.c.ch, RDMA_CM_EVENT_ESTABLISHED);
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	MUST(ibv_query_qp(p.c.qp, &attr, IBV_QP_TIMEOUT, &init) == 0);
+	check(attr.timeout == client, "query_qp returns the client's ACK_TIMEOUT", "%u", attr.timeout);
+	MUST(ibv_query_qp(p.s.qp, &attr, IBV_QP_TIMEOUT, &init) == 0);
+	check(attr.timeout == server, "and the server's", "%u", attr.timeout);
+	pair_close(&p);
+}
+
 /* Takes a request, and rejects it with a mark of the listener. */
 static int asked(struct rdma_event_channel *ch, struct rdma_cm_id **listeners, int n)
 {
@@ -402,6 +429,7 @@ static void by_number(void)
 	struct pair p = { 0 };
 	struct ibv_qp *qp;
 	struct ibv_cq *cq;
+	uint8_t timeout = 16;
 	int mask;
 
 	listen_somewhere(&p);
@@ -425,6 +453,7 @@ static void by_number(void)
 	errno = 0;
 	check_failed(rdma_establish(p.c.id) == -1, EINVAL, "establish before the response");
 	param.qp_num = qp->qp_num;
+	MUST(rdma_set_option(p.c.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout) == 0);
 	check(rdma_connect(p.c.id, &param) == 0, "connect by number", "%m");
 	MUST(readable(p.s.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.s.ch, &event) == 0);
 	MUST(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -446,7 +475,13 @@ static void by_number(void)
 	check_errno(ibv_modify_qp(qp, &attr, mask), 0, "RTR takes the connection");
 	attr.qp_state = IBV_QPS_RTS;
 	MUST(rdma_init_qp_attr(p.c.id, &attr, &mask) == 0);
+	/* Told for InfiniBand's view; over iWARP the connection brings it. */
+	check(!(mask & IBV_QP_TIMEOUT) || attr.timeout == timeout, "init_qp_attr for RTS has the time limit", "%u",
+	      attr.timeout);
 	check_errno(ibv_modify_qp(qp, &attr, mask), 0, "RTS");
+	MUST(ibv_query_qp(qp, &attr, IBV_QP_TIMEOUT, &init) == 0);
+	check(attr.timeout == timeout && attr.dest_qp_num == p.s.id->qp->qp_num, "and the queue pair has it", "%u",
+	      attr.timeout);
 	check(rdma_establish(p.c.id) == 0, "establish", "%m");
 	errno = 0;
 	check_failed(rdma_establish(p.c.id) == -1, EINVAL, "establish twice");
@@ -522,7 +557,8 @@ int main(int argc, char **argv)
 	static const struct group groups[] = {
 		{ "order", order }, { "binding", binding }, { "queue_pairs", queue_pairs }, { "accepting", accepting },
 		{ "rejecting", rejecting }, { "refused", refused }, { "acknowledging", acknowledging },
-		{ "migrating", migrating }, { "names", names }, { "options", options }, { "listeners", listeners },
+		{ "migrating", migrating }, { "names", names }, { "options", options },
+		{ "ack_timeout", ack_timeout }, { "listeners", listeners },
 		{ "by_number", by_number }, { "private_data", private_data }, { "others", others },
 	};
 

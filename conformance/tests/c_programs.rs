@@ -51,6 +51,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
             "migrating",
             "names",
             "options",
+            "ack_timeout",
             "listeners",
             "by_number",
             "private_data",

@@ -5,7 +5,6 @@ use std::ptr::null_mut;
 
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
-use uwarp_cm::timeouts::ACK_TIMEOUT;
 use uwarp_rnic::Access;
 use uwarp_rnic::qp::{QpModify, QpState};
 
@@ -286,7 +285,7 @@ unsafe fn infiniband_attributes(cid: &CId, attr: &mut ibv_qp_attr) -> Result<u32
                 | IBV_QP_MIN_RNR_TIMER
         }
         IBV_QPS_RTS => {
-            attr.timeout = ACK_TIMEOUT;
+            attr.timeout = cid.id.ack_timeout();
             attr.retry_cnt = cid.id.retries();
             attr.rnr_retry = peer.rnr_retry_count.min(7);
             attr.sq_psn = 0;

@@ -129,6 +129,9 @@ pub struct Options {
     pub reuseaddr: bool,
     /// An IPv6 wildcard does not take IPv4 connections. `None`: as the system is set.
     pub afonly: Option<bool>,
-    /// Stored; TCP measures its own.
+    /// The queue pair's time limit as queries show it, [`ACK_TIMEOUT`] if `None`. It moves nothing: TCP measures the path and
+    /// retransmits by that, and what a program sets for the microseconds of a fabric would end connections for nothing.
+    ///
+    /// [`ACK_TIMEOUT`]: crate::timeouts::ACK_TIMEOUT
     pub ack_timeout: Option<u8>,
 }

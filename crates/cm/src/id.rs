@@ -23,7 +23,7 @@ use crate::event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
 use crate::listener::{Listener, Pending};
 use crate::ports::Claim;
 use crate::state::{State, Step};
-use crate::timeouts::RETRIES;
+use crate::timeouts::{ACK_TIMEOUT, RETRIES};
 use crate::{CmError, EventChannel, socket};
 
 /// One end of a connection, or a listener.
@@ -153,6 +153,11 @@ impl Id {
     /// Its options.
     pub fn options(&self) -> Options {
         self.inner.lock().options
+    }
+
+    /// The time limit that its queue pair's attributes show.
+    pub fn ack_timeout(&self) -> u8 {
+        self.options().ack_timeout.unwrap_or(ACK_TIMEOUT)
     }
 
     /// Sets options. They take effect on what is done afterwards; the type of service also where a socket is bound or a

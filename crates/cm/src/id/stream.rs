@@ -17,7 +17,7 @@ use crate::active::Connected;
 use crate::event::{ConnParam, Event, EventKind, MAX_PRIVATE_DATA};
 use crate::listener::Pending;
 use crate::state::{State, Step};
-use crate::timeouts::{ACK_TIMEOUT, RETRIES, STRANGER_FIRST_FPDU, rnr_limit};
+use crate::timeouts::{RETRIES, STRANGER_FIRST_FPDU, rnr_limit};
 use crate::{CmError, socket};
 
 impl Id {
@@ -151,7 +151,7 @@ impl Id {
             peer_is_uwarp: negotiated.peer_is_uwarp,
             emss: 0,
             peer: negotiated.peer,
-            timeout: ACK_TIMEOUT,
+            timeout: self.ack_timeout(),
             retry_cnt: param.retry_count.min(RETRIES),
             rtr: match negotiated.rtr {
                 setup::Rtr::None => Rtr::None,
