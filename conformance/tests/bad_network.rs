@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::Signal;
+use serde_json::Value;
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::netns::{NetNs, Veth, listens};
 use uwarp_conformance::process::{Cmd, Output, Running};
-use uwarp_conformance::{Failure, Outcome, cc, fail};
+use uwarp_conformance::{Context, Failure, Outcome, cc, fail};
 
 const PORT: u16 = 7471;
 /// Nothing takes as long, on any machine.
@@ -172,7 +173,25 @@ fn loss() -> Outcome {
         nft(place, "add rule inet bad in numgen random mod 100 < 1 drop")?;
     }
     traffic.flows()?;
+    // And it can be seen that there is one.
+    for (end, place) in [(&traffic.client, &traffic.wire.client), (&traffic.server, &traffic.wire.server)] {
+        let mut seen = Ok(0);
+        let told = end.until(Duration::from_secs(30), "sending segments again", |_| {
+            seen = retransmits(place);
+            !matches!(seen, Ok(0))
+        });
+        seen?;
+        told?;
+    }
     traffic.whole()
+}
+
+/// What `uwarp stat` says that the one program there has had to send again.
+fn retransmits(place: &NetNs) -> Outcome<u64> {
+    let stat = Cmd::new(Dist::find()?.uwarp()?).args("stat --json").in_ns(Some(place)).run_ok()?;
+    let document: Value = serde_json::from_str(&stat.stdout).context("JSON")?;
+    let segments = &document["processes"][0]["totals"]["retransmits"];
+    segments.as_u64().ok_or_else(|| Failure(format!("no number of retransmissions: {document}")))
 }
 
 fn mtu() -> Outcome {

@@ -1,14 +1,15 @@
 //! `uwarp stat` looks at real programs while they run.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use uwarp_conformance::dist::Dist;
-use uwarp_conformance::pair;
 use uwarp_conformance::process::{Cmd, Running};
 use uwarp_conformance::topology::free_port;
+use uwarp_conformance::{cc, pair};
 
 /// Longest a test waits for what has to come; reached only when it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -166,6 +167,45 @@ fn reads_and_writes_count_where_the_payload_goes() {
     assert_eq!(totals["sent"]["write"]["messages"].as_u64(), Some(40), "{totals}");
     assert_eq!(totals["received"]["write"]["messages"].as_u64(), Some(0), "{totals}");
     server.stop();
+}
+
+/// Stalls, Terminates, failures, flushes: `c/counted.c` does each on purpose, and says what of it a queue pair must have counted.
+#[test]
+fn what_goes_wrong_is_counted() {
+    let program = cc::build("counted", &Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-stat")).unwrap();
+    let program = Cmd::new(program).arg("127.0.0.1").env("LD_LIBRARY_PATH", Dist::find().unwrap().lib());
+    let program = program.spawn().unwrap();
+    program.until(PATIENCE, "waiting", |program| program.so_far().contains("\nwaiting\n")).unwrap();
+    let (found, text) = (of(&program).unwrap(), program.so_far());
+    let expected: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("queue pair ")).collect();
+    assert_eq!(expected.len(), 4, "{text}");
+    for line in expected {
+        let (qpn, counters) = line.split_once(": ").unwrap();
+        let qpn: u64 = qpn.parse().unwrap();
+        let mut pairs = found["queue_pairs"].as_array().unwrap().iter();
+        let pair = pairs.find(|pair| pair["qpn"] == qpn).unwrap();
+        let words: Vec<_> = counters.split(' ').collect();
+        assert_eq!(words.len(), 12, "{line}");
+        for counter in words.chunks(2) {
+            let (name, want) = (counter[0], counter[1].parse().unwrap());
+            let counted = pair[name].as_u64().unwrap_or_else(|| panic!("no {name}: {pair}"));
+            // How often a socket is full is up to the system.
+            let right = if name == "room_stalls" { counted >= want } else { counted == want };
+            assert!(right, "{name} is {counted}, want {want}: {pair}\n{text}");
+        }
+    }
+    let sum = |name: &str| {
+        let pairs = found["queue_pairs"].as_array().unwrap();
+        pairs.iter().map(|pair| pair[name].as_u64().unwrap()).sum::<u64>()
+    };
+    for name in ["receive_stalls", "room_stalls", "terminates_sent", "terminates_received", "flushed"] {
+        assert_eq!(found["totals"][name].as_u64(), Some(sum(name)), "{name}");
+    }
+    let (_, table) = stat(&["--pid", &number(&program)]);
+    for words in ["1 receive", " room", "1 failed", " flushed", "1 Terminate sent", "1 Terminate received"] {
+        assert!(table.contains(words), "no \"{words}\": {table}");
+    }
+    program.stop();
 }
 
 #[test]

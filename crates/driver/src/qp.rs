@@ -119,6 +119,17 @@ impl Conn {
     }
 }
 
+impl Inner {
+    /// What the queue pair has done and is at, with what only the system knows of its connection.
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.core.snapshot();
+        if let Some(conn) = &self.conn {
+            snapshot.counters.retransmits += tcp::retransmits(conn.fd.as_fd());
+        }
+        snapshot
+    }
+}
+
 enum Tell {
     Established(Arc<dyn StreamObserver>),
     Disconnected(Arc<dyn StreamObserver>, Disconnect),
@@ -281,7 +292,7 @@ impl Qp {
     /// Its state, what it does, and the addresses of its connection (own, peer's) if it has one.
     pub(crate) fn look_at(&self) -> (QpState, Snapshot, [Option<SocketAddr>; 2]) {
         let inner = self.inner.lock();
-        let (state, snapshot) = (inner.core.state(), inner.core.snapshot());
+        let (state, snapshot) = (inner.core.state(), inner.snapshot());
         let addresses = inner.conn.as_ref().map_or([None, None], |conn| tcp::addresses(conn.fd.as_fd()));
         self.release(inner);
         (state, snapshot, addresses)
@@ -383,7 +394,7 @@ impl Qp {
             let (send_cq, recv_cq) = inner.core.cqs();
             send_cq.remove_feeder(self.qpn);
             recv_cq.remove_feeder(self.qpn);
-            self.nic.depart(self.qpn, inner.core.snapshot().counters);
+            self.nic.depart(self.qpn, inner.snapshot().counters);
             // What is placed is placed: the peer's work requests are good.
             inner.core.tell_all();
             self.send(&mut inner);
@@ -439,6 +450,7 @@ impl Qp {
                 }
             }
             inner.core.detach();
+            inner.core.resent(tcp::retransmits(conn.fd.as_fd()));
             let engine = self.nic.engine();
             if conn.parked.is_some() {
                 engine.unpark();
@@ -556,11 +568,11 @@ impl Waiter for Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         // Before another one gets the number.
-        let core = &self.inner.get_mut().core;
-        let (send_cq, recv_cq) = core.cqs();
+        let inner = self.inner.get_mut();
+        let (send_cq, recv_cq) = inner.core.cqs();
         send_cq.remove_feeder(self.qpn);
         recv_cq.remove_feeder(self.qpn);
-        self.nic.depart(self.qpn, core.snapshot().counters);
+        self.nic.depart(self.qpn, inner.snapshot().counters);
         self.nic.numbers.give(self.qpn);
     }
 }

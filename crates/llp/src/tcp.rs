@@ -170,6 +170,22 @@ pub struct Answers {
 pub fn answers(fd: BorrowedFd<'_>) -> Option<Answers> {
     /// A single probe may get lost, and the next is up to two minutes away.
     const PROBES: u8 = 3;
+    let info = info(fd)?;
+    let waiting = unacknowledged(fd);
+    Some(Answers {
+        all: waiting == 0,
+        held: waiting > 0 && info.tcpi_unacked == 0,
+        doubtful: info.tcpi_retransmits > 0 || info.tcpi_probes >= PROBES,
+        last: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+    })
+}
+
+/// Segments that the system has sent again since the connection was made; 0 if it does not tell.
+pub fn retransmits(fd: BorrowedFd<'_>) -> u64 {
+    info(fd).map_or(0, |info| info.tcpi_total_retrans.into())
+}
+
+fn info(fd: BorrowedFd<'_>) -> Option<libc::tcp_info> {
     // SAFETY: plain data, of which all zeros are valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -183,13 +199,7 @@ pub fn answers(fd: BorrowedFd<'_>) -> Option<Answers> {
             &raw mut len,
         )
     };
-    let waiting = unacknowledged(fd);
-    (rc == 0).then(|| Answers {
-        all: waiting == 0,
-        held: waiting > 0 && info.tcpi_unacked == 0,
-        doubtful: info.tcpi_retransmits > 0 || info.tcpi_probes >= PROBES,
-        last: Duration::from_millis(info.tcpi_last_ack_recv.into()),
-    })
+    (rc == 0).then_some(info)
 }
 
 /// Has the system ask a peer from which nothing has come for `idle`, every `interval`; without an answer to `count` questions

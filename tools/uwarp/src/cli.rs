@@ -41,7 +41,7 @@ pub enum Command {
     Devices(DevicesArgs),
     /// Find what would stop a program from running over uwarp, and say the remedy
     Doctor(DoctorArgs),
-    /// Show what your processes do over uwarp: traffic of each queue pair, stalls, errors
+    /// Show what your processes do over uwarp: traffic of each queue pair, stalls, retransmissions, errors
     Stat(StatArgs),
     /// Measure uwarp, beside raw TCP sockets in the same run
     Bench(BenchArgs),

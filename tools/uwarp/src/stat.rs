@@ -108,6 +108,9 @@ struct Counters {
     received: ByOpcode,
     receive_stalls: u64,
     room_stalls: u64,
+    /// Programs that run over an older library do not tell.
+    #[serde(default)]
+    retransmits: u64,
     terminates_sent: u64,
     terminates_received: u64,
     failed: u64,
@@ -161,6 +164,7 @@ impl Counters {
             received: self.received.plus(other.received),
             receive_stalls: self.receive_stalls + other.receive_stalls,
             room_stalls: self.room_stalls + other.room_stalls,
+            retransmits: self.retransmits + other.retransmits,
             terminates_sent: self.terminates_sent + other.terminates_sent,
             terminates_received: self.terminates_received + other.terminates_received,
             failed: self.failed + other.failed,
@@ -372,6 +376,7 @@ fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
             format!("bytes{per}"),
             "reads out".to_owned(),
             "stalls".to_owned(),
+            "resent".to_owned(),
             "errors".to_owned(),
         ]);
         for pair in pairs.iter().take(shown) {
@@ -420,6 +425,10 @@ fn row(
     row.extend(cells(counters.received.all(), then.map(|then| then.received.all())));
     row.push(pair.reads_outstanding.to_string());
     row.push(stalls);
+    row.push(match counters.retransmits {
+        0 => "-".to_owned(),
+        segments => number(segments as f64),
+    });
     row.push(if errors.is_empty() { "-".to_owned() } else { errors.join(", ") });
     row
 }

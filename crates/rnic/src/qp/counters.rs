@@ -17,6 +17,8 @@ pub struct Counters {
     pub receive_stalls: u64,
     /// Times that the socket had no room for what was to be sent.
     pub room_stalls: u64,
+    /// Segments that the lower layer sent again, as far as the owner has told ([`QpCore::resent`](super::QpCore::resent)).
+    pub retransmits: u64,
     /// Terminates sent.
     pub terminates_sent: u64,
     /// Terminates received.
@@ -87,6 +89,7 @@ impl AddAssign for Counters {
         self.received += other.received;
         self.receive_stalls += other.receive_stalls;
         self.room_stalls += other.room_stalls;
+        self.retransmits += other.retransmits;
         self.terminates_sent += other.terminates_sent;
         self.terminates_received += other.terminates_received;
         self.failed += other.failed;

@@ -722,6 +722,11 @@ impl QpCore {
         self.counters.room_stalls += 1;
     }
 
+    /// The lower layer has sent so many segments again.
+    pub fn resent(&mut self, segments: u64) {
+        self.counters.retransmits += segments;
+    }
+
     /// What it has done and what it is at.
     pub fn snapshot(&self) -> Snapshot {
         let stream = self.stream.as_ref();
