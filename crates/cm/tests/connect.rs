@@ -1,6 +1,8 @@
 //! The connection manager over real sockets and queue pairs of this process.
 
 mod common;
+#[path = "connect/sockets.rs"]
+mod sockets;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -128,41 +130,6 @@ fn ends_meet_over_ipv6() {
 }
 
 #[test]
-fn wildcards_take_both_families_unless_told_otherwise() {
-    let cm = cm(Timeouts::default());
-    let (server, client) = (channel(), channel());
-    let both = Id::new(&cm, &server);
-    both.set_options(|_, options| {
-        options.afonly = Some(false);
-        Ok(())
-    })
-    .unwrap();
-    both.bind("[::]:0".parse().unwrap()).unwrap();
-    both.listen(1).unwrap();
-    let port = both.local_address().unwrap().port();
-    let active = resolved(&cm, &client, local(port));
-    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
-
-    let only = Id::new(&cm, &server);
-    only.set_options(|_, options| {
-        options.afonly = Some(true);
-        Ok(())
-    })
-    .unwrap();
-    only.bind("[::]:0".parse().unwrap()).unwrap();
-    only.listen(1).unwrap();
-    let refused = resolved(&cm, &client, local(only.local_address().unwrap().port()));
-    refused.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-    expect(&client, EventKind::Rejected).acknowledge();
-    for id in [both, only, active, passive, refused] {
-        id.destroy();
-    }
-}
-
-#[test]
 fn rejections_carry_private_data() {
     let cm = cm(Timeouts::default());
     let (server, client) = (channel(), channel());
@@ -211,63 +178,6 @@ fn a_listener_that_comes_right_after_the_request_is_found() {
     request.acknowledge();
     active.destroy();
     assert!(client.is_empty(), "the refusal was not told");
-}
-
-#[test]
-fn a_port_has_one_owner_and_survives_its_connections() {
-    let cm = cm(Timeouts::default());
-    let (server, client) = (channel(), channel());
-    let in_use = CmError::System(rustix::io::Errno::ADDRINUSE);
-    let bound = Id::new(&cm, &server);
-    bound.bind(local(0)).unwrap();
-    let at = bound.local_address().unwrap();
-    assert_eq!(Id::new(&cm, &server).bind(at), Err(in_use), "bound by another id, which does not listen");
-    assert_eq!(Id::new(&cm, &server).bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, at.port()))), Err(in_use));
-    assert!(TcpListener::bind(at).is_err(), "an ordinary program cannot have it either");
-    bound.listen(0).unwrap();
-    assert_eq!(Id::new(&cm, &server).bind(at), Err(in_use));
-
-    let active = resolved(&cm, &client, at);
-    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
-    passive.accept(&qp(), None, b"").unwrap();
-    expect(&client, EventKind::Established).acknowledge();
-    expect(&server, EventKind::Established).acknowledge();
-    // The server ends it, so TIME_WAIT is on its side.
-    passive.disconnect().unwrap();
-    expect(&server, EventKind::Disconnected).acknowledge();
-    expect(&client, EventKind::Disconnected).acknowledge();
-    for id in [bound, active, passive] {
-        id.destroy();
-    }
-    Id::new(&cm, &server).bind(at).unwrap();
-}
-
-#[test]
-fn shared_ports_are_shared_by_those_who_say_so() {
-    let cm = cm(Timeouts::default());
-    let server = channel();
-    let share = || {
-        let id = Id::new(&cm, &server);
-        id.set_options(|_, options| {
-            options.reuseaddr = true;
-            Ok(())
-        })
-        .unwrap();
-        id
-    };
-    let first = share();
-    first.bind(local(0)).unwrap();
-    let at = first.local_address().unwrap();
-    let second = share();
-    second.bind(at).unwrap();
-    assert!(Id::new(&cm, &server).bind(at).is_err(), "one that does not say so is no part of it");
-    assert!(first.listen(0).is_err(), "none listens while the other is bound");
-    second.destroy();
-    first.listen(0).unwrap();
-    assert!(share().bind(at).is_err(), "a listener shares no more");
 }
 
 #[test]
