@@ -157,3 +157,24 @@ fn connections_carry_the_type_of_service_that_was_set() {
         }
     }
 }
+
+/// The system answers a SYN to a listener with a full backlog with silence, as a host does that is not there.
+#[test]
+fn a_peer_whose_tcp_does_not_answer_is_unreachable() {
+    let short = Duration::from_millis(150);
+    let cm = cm(Timeouts { connect: short, ..Timeouts::default() });
+    let client = channel();
+    let full = TcpListener::bind(local(0)).unwrap();
+    rustix::net::listen(&full, 0).unwrap();
+    let at = full.local_addr().unwrap();
+    let connects = || TcpStream::connect_timeout(&at, short);
+    let kept: Vec<_> = std::iter::from_fn(|| connects().ok()).take(16).collect();
+    assert!(kept.len() < 16, "the backlog does not fill");
+
+    let active = resolved(&cm, &client, at);
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    let event = expect(&client, EventKind::Unreachable);
+    assert_eq!(event.status, -Errno::TIMEDOUT.raw_os_error());
+    event.acknowledge();
+    active.destroy();
+}
