@@ -6,7 +6,7 @@ mod stream;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once, Weak};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
@@ -276,6 +276,7 @@ impl Id {
                 // Back to where it was, on a new socket, because the old one is gone with the attempt.
                 inner.state = State::Idle;
                 if let Some(local) = local {
+                    explain(errno, local);
                     let _ = self.bind_locked(&mut inner, local);
                 }
                 Err(errno.into())
@@ -611,17 +612,24 @@ impl Inner {
     }
 }
 
-/// A program gets no more than an errno; what is peculiar here is said once.
+/// A program gets no more than an errno; what is peculiar here is said, once for each address. One that goes through
+/// the ports until it finds a free one has heard enough after some.
 fn explain(errno: Errno, address: SocketAddr) {
-    static SAID: Once = Once::new();
-    if errno == Errno::ADDRINUSE {
-        SAID.call_once(|| {
-            tracing::warn!(
-                "{address} is in use: RDMA ports are TCP ports here, so any TCP program of this host may have it \
-                 (\"ss -ltnp\" tells which)"
-            );
-        });
+    const ENOUGH: usize = 16;
+    static SAID: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
+    if errno != Errno::ADDRINUSE {
+        return;
     }
+    let mut said = SAID.lock();
+    if said.len() >= ENOUGH || said.contains(&address) {
+        return;
+    }
+    said.push(address);
+    drop(said);
+    tracing::warn!(
+        "{address} is in use: RDMA ports are TCP ports here, so any TCP program of this host may have it \
+         (\"ss -tanp\" tells which)"
+    );
 }
 
 /// A link-local address means nothing without its interface.
