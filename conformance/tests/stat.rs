@@ -61,6 +61,15 @@ fn until(process: &Running, what: &str, wanted: impl Fn(&Value) -> bool) -> Valu
     }
 }
 
+/// Waits until it is so.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "never {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn sent(found: &Value) -> u64 {
     found["totals"]["sent"]["send"]["bytes"].as_u64().unwrap_or(0)
 }
@@ -216,8 +225,11 @@ fn nothing_is_left_of_a_process_that_was_killed() {
     let pid = number(&server);
     server.signal(Signal::KILL).unwrap();
     drop(server.wait());
-    let (ok, text) = stat(&["--pid", &pid]);
-    assert!(!ok && text.starts_with("No process"), "{text}");
+    // What was waited for is its guard; the system may still be at it.
+    eventually("gone", || {
+        let (ok, text) = stat(&["--pid", &pid]);
+        !ok && text.starts_with("No process")
+    });
 }
 
 #[test]
@@ -225,6 +237,12 @@ fn a_stopped_process_keeps_nobody_waiting() {
     let (server, port) = rping_server();
     let server = pair::serve(&server, port).unwrap();
     server.signal(Signal::STOP).unwrap();
+    let tasks = format!("/proc/{}/task", number(&server));
+    let stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    };
+    eventually("stopped", || std::fs::read_dir(&tasks).unwrap().all(stopped));
     let (_, text) = stat(&["--pid", &number(&server)]);
     assert!(text.contains("does not answer; it may be stopped"), "{text}");
     server.signal(Signal::CONT).unwrap();
