@@ -309,18 +309,18 @@ impl Watch {
     }
 
     pub fn add_bell(&self, bell: &Bell, name: u64) -> Result<(), Errno> {
-        self.insert(bell.fd(), Watched { name, news: None });
+        let watched = Watched { name, news: None };
+        world().change(|state| state.watches.get_mut(&self.0).unwrap().insert(bell.fd(), watched));
         Ok(())
     }
 
     pub fn add(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
-        let news = world().state.lock().unwrap().sockets.get(&fd).copied();
-        self.insert(fd, Watched { name, news: Some(news.ok_or(Errno::BADF)?) });
-        Ok(())
-    }
-
-    fn insert(&self, fd: RawFd, watched: Watched) {
-        world().change(|state| state.watches.get_mut(&self.0).unwrap().insert(fd, watched));
+        // In one step, as the system does it: what comes in between would be told to nobody.
+        world().change(|state| {
+            let news = *state.sockets.get(&fd).ok_or(Errno::BADF)?;
+            state.watches.get_mut(&self.0).unwrap().insert(fd, Watched { name, news: Some(news) });
+            Ok(())
+        })
     }
 
     pub fn rearm(&self, fd: RawFd, _: u64) -> Result<(), Errno> {
