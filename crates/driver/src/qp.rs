@@ -61,6 +61,14 @@ struct Inner {
     telling: bool,
 }
 
+#[derive(Clone, Copy)]
+struct AckDeadline {
+    at: Instant,
+    /// How many of both had gone out when it was set.
+    acks: u32,
+    messages: u64,
+}
+
 struct Conn {
     fd: OwnedFd,
     token: Token,
@@ -77,8 +85,8 @@ struct Conn {
     gone_deadline: Option<Instant>,
     /// The program disconnects; until then posted work still goes out.
     send_deadline: Option<Instant>,
-    /// What is placed waits until then for something to ride on, if no acknowledgement went out since there were so many.
-    ack_deadline: Option<(Instant, u32)>,
+    /// What is placed waits until then for something to ride on, and what is to be asked.
+    ack_deadline: Option<AckDeadline>,
     mute: Mute,
     silence: Silence,
     /// When the engine's timer is set to; never later than the first of the above.
@@ -105,7 +113,7 @@ enum Mute {
 
 impl Conn {
     fn deadlines(&self) -> [Option<Instant>; 7] {
-        let ack = self.ack_deadline.map(|(at, _)| at);
+        let ack = self.ack_deadline.map(|deadline| deadline.at);
         let mute = if let Mute::Until(at) = self.mute { Some(at) } else { None };
         [
             self.hold_until,
@@ -381,6 +389,7 @@ impl Qp {
             conn.send_deadline = Some(Instant::now() + SEND_LIMIT);
             conn.new_deadline = true;
             inner.core.tell_all();
+            inner.core.ask_placed(true);
             self.pump(&mut inner);
         }
         self.release(inner);
@@ -467,7 +476,9 @@ impl Qp {
     fn set_timer(&self, inner: &mut Inner) {
         let Some(conn) = &mut inner.conn else { return };
         if conn.ack_deadline.is_none() && inner.core.ack_waits() {
-            conn.ack_deadline = Some((Instant::now() + ACK_LIMIT, inner.core.acks_sent()));
+            let at = Instant::now() + ACK_LIMIT;
+            let (acks, messages) = (inner.core.acks_sent(), inner.core.messages_sent());
+            conn.ack_deadline = Some(AckDeadline { at, acks, messages });
             conn.new_deadline = true;
         }
         if !conn.new_deadline {
@@ -507,7 +518,7 @@ impl Feeder for Qp {
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
                 let received = self.receive(&mut inner);
                 // A program that polls in vain has nothing to send that an acknowledgement could ride on.
-                let tell = !received && inner.core.ack_waits();
+                let tell = !received && inner.core.ack_awaited();
                 if tell {
                     inner.core.tell_placed();
                 }

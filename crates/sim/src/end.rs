@@ -296,6 +296,7 @@ impl End {
         }
         if self.ack_deadline.take_if(|at| *at <= now).is_some() {
             self.core.tell_placed();
+            self.core.ask_placed(true);
         }
     }
 

@@ -306,7 +306,7 @@ fn acknowledgements_ride_on_answers() {
     "##);
 }
 
-/// Each of the first is asked about, then one in eight; the last ones when nothing follows.
+/// Each of the first eight is asked about, then one in eight; the last ones when nothing follows.
 #[test]
 fn of_many_some_are_asked_about() {
     let mut s = Scene::new(acknowledging());
@@ -324,16 +324,16 @@ fn of_many_some_are_asked_about() {
     0.000 A Write L tell stag=#2 to=0x0 len=8
     0.000 A Write L tell stag=#2 to=0x0 len=8
     0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
+    0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L tell stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
     0.005 A Write L stag=#2 to=0x0 len=8
     0.005 A Write L stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=19

@@ -329,16 +329,15 @@ impl Qp {
         if over(conn.send_deadline) {
             core.close();
         }
-        if let Some((at, told)) = conn.ack_deadline
-            && at <= now
+        if let Some(deadline) = conn.ack_deadline
+            && deadline.at <= now
         {
             conn.ack_deadline = None;
-            // One that is newer has its own time, from when the lock is let go.
-            if core.acks_sent() == told {
+            // What is newer has its own time, from when the lock is let go.
+            if core.acks_sent() == deadline.acks {
                 core.tell_placed();
-            } else {
-                core.ask_placed();
             }
+            core.ask_placed(core.messages_sent() == deadline.messages);
         }
         if let Mute::Until(at) = conn.mute
             && at <= now

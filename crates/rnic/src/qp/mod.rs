@@ -234,6 +234,8 @@ struct Stream {
     tell: transmit::Tell,
     /// Messages of ours that the peer has placed.
     acked: u64,
+    /// Signalled ones that have completed.
+    completed_signaled: u64,
     closing: Option<Disconnect>,
 }
 
@@ -508,6 +510,7 @@ impl QpCore {
             asked_first: 0,
             tell: transmit::Tell::Rides,
             acked: 0,
+            completed_signaled: 0,
             closing: None,
         };
         stream.begin();
@@ -576,6 +579,16 @@ impl QpCore {
         self.stream.as_ref().is_some_and(Stream::ack_waits)
     }
 
+    /// As far as is known, one of the two programs waits for that.
+    pub fn ack_awaited(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::ack_awaited)
+    }
+
+    /// Messages cut so far that the peer counts.
+    pub fn messages_sent(&self) -> u64 {
+        self.stream.as_ref().map_or(0, |s| s.tx.messages())
+    }
+
     /// The peer waits for an acknowledgement longer than it should: the owner is to send before it receives more.
     pub fn ack_presses(&self) -> bool {
         self.stream.as_ref().is_some_and(Stream::ack_presses)
@@ -592,14 +605,15 @@ impl QpCore {
             if stream.owes_ack() {
                 stream.tell = transmit::Tell::Now;
             }
-            stream.tx.ask = stream.owes_question();
+            stream.tx.ask = stream.question_presses();
         }
     }
 
-    /// As [`Self::tell_placed`], but only asks.
-    pub fn ask_placed(&mut self) {
+    /// The next [`Self::build`] asks what the peer has placed of what it was not asked about; of what no work request waits for, only with
+    /// `all`.
+    pub fn ask_placed(&mut self, all: bool) {
         if let Some(stream) = &mut self.stream {
-            stream.tx.ask = stream.owes_question();
+            stream.tx.ask = if all { stream.owes_question() } else { stream.question_presses() };
         }
     }
 
@@ -685,19 +699,20 @@ impl QpCore {
 
     fn retire_done(&mut self) {
         while let Some(slot) = self.sq.front() {
+            let signaled = self.attr.sq_sig_all || slot.flags.contains(SendFlags::SIGNALED);
             let status = match slot.phase {
                 queues::Phase::Done => WcStatus::Success,
                 queues::Phase::Sent { end, message } => {
-                    let Some(s) = &self.stream else { return };
+                    let Some(s) = &mut self.stream else { return };
                     if end > s.out.taken() || message > s.completes_to() {
                         return;
                     }
+                    s.completed_signaled += u64::from(signaled);
                     WcStatus::Success
                 }
                 queues::Phase::Failed(status) => return self.local_failure(status),
                 queues::Phase::Posted | queues::Phase::Reading => return,
             };
-            let signaled = self.attr.sq_sig_all || slot.flags.contains(SendFlags::SIGNALED);
             let mut wc = Wc::new(slot.wr_id, status, transmit::wc_opcode(slot.op), self.qpn);
             wc.byte_len = slot.total;
             self.counters.completed(slot.op, slot.total);

@@ -73,6 +73,10 @@ impl SendQueue {
         }
     }
 
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
     pub fn end(&self) -> u64 {
         self.head + self.slots.len() as u64
     }

@@ -9,9 +9,9 @@ use uwarp_wire::ddp::{Header, QN_READ_REQUEST, QN_SEND, Untagged};
 use uwarp_wire::mpa;
 use uwarp_wire::rdmap::{Ack, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest, UWARP_TELL};
 
-use super::queues::{Phase, slice_sges};
+use super::queues::{Phase, SendQueue, SqSlot, slice_sges};
 use super::receive::{ReadSink, ReadSource};
-use super::{Disconnect, QpCore, QpState, Rtr, Stream};
+use super::{Disconnect, QpAttr, QpCore, QpState, Rtr, Stream};
 use crate::mem::{self, MemSeg, Unmapped};
 use crate::mr::{self, Access, MrCache, Part};
 use crate::trace;
@@ -34,8 +34,11 @@ const LEAD: u64 = 192;
 const TELL_EVERY: u64 = 96;
 /// Toward strangers, with so many messages that are not known to be placed the question goes out, though more are to follow.
 const ASK_AFTER: u64 = 16;
-/// Where completion means placement, the peer is asked to tell of one message in so many, when more than that are under way.
+/// Where completion means placement, the peer is asked to tell of one signalled message in so many, when more than that are under way.
 const ASK_EVERY: u64 = 8;
+/// Nobody waits for an unsignalled one, but it keeps its place in the send queue: it asks when this part of the queue's depth went out since
+/// the last that did.
+const ASK_OF_DEPTH: u64 = 4;
 /// Of a message from this size on it is asked always.
 const ASK_BYTES: u32 = 256 * 1024;
 
@@ -54,6 +57,20 @@ pub(super) enum Tell {
     Now,
 }
 
+/// What bears on whether a message asks.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    signaled: bool,
+    /// Of the send queue.
+    depth: u32,
+}
+
+impl Wish {
+    fn of(slot: &SqSlot, attr: &QpAttr, sq: &SendQueue) -> Self {
+        Self { signaled: attr.sq_sig_all || slot.flags.contains(SendFlags::SIGNALED), depth: sq.depth() }
+    }
+}
+
 /// The message being cut, and what the untagged queues are numbered to.
 #[derive(Debug)]
 pub(super) struct Tx {
@@ -68,6 +85,9 @@ pub(super) struct Tx {
     messages: u64,
     /// The last of them that the peer was asked to tell of.
     asked: u64,
+    /// Signalled ones among them: all, and those behind the last that asked.
+    signaled: u64,
+    unasked: u64,
     /// It is to be asked about the last ones.
     pub ask: bool,
     /// A work request failed locally; no later one starts.
@@ -101,6 +121,8 @@ impl Tx {
             ack_msn: 0,
             messages: 0,
             asked: 0,
+            signaled: 0,
+            unasked: 0,
             ask: false,
             held: false,
             sq_turn: false,
@@ -265,12 +287,12 @@ impl Stream {
     }
 
     /// Queues the Immediate Data message that goes behind an RDMA Write, nothing between them.
-    fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool) {
+    fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool, wish: Wish) {
         self.tx.send_msn = self.tx.send_msn.wrapping_add(1);
         let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
         let message = Message::Untagged { opcode, qn: QN_SEND, msn: self.tx.send_msn, invalidate: 0 };
         let mut segment = message.whole(Immediate::LEN as u32);
-        segment.header.set_rsvdulp(self.asks(0));
+        segment.header.set_rsvdulp(self.asks(0, wish));
         self.tx.messages += 1;
         self.emit_bytes(&segment, &Immediate::of_verbs(imm).to_bytes());
     }
@@ -357,6 +379,11 @@ impl Stream {
         (self.tell != Tell::Now && self.owes_ack()) || (!self.tx.ask && self.owes_question())
     }
 
+    /// And that one of the two programs waits for, as far as is known.
+    pub(super) fn ack_awaited(&self) -> bool {
+        (self.tell != Tell::Now && self.owes_ack()) || (!self.tx.ask && self.question_presses())
+    }
+
     /// Tells the peer how many of its messages are placed, if it is time: it is when something else goes the same way.
     pub(super) fn emit_ack(&mut self, rides: bool) {
         let due = if self.params.placement_acks {
@@ -394,19 +421,27 @@ impl Stream {
         self.emit_bytes(&segment, &bytes);
     }
 
-    /// Whether the peer is to tell of the message that is cut next, of `total` bytes, and remembers it: of each while few are under
-    /// way, of one in some when there are many.
-    fn asks(&mut self, total: u32) -> u8 {
+    /// Whether the peer is to tell of the message that is cut next, of `total` bytes, and remembers it: of each signalled one while few
+    /// are under way, of one in some when there are many; of others seldom.
+    fn asks(&mut self, total: u32, wish: Wish) -> u8 {
         if !self.params.placement_acks {
             return 0;
         }
         let tx = &mut self.tx;
-        let under_way = tx.messages - self.acked;
-        let soon = tx.asked > self.acked && tx.messages - tx.asked < ASK_EVERY;
-        if under_way > ASK_EVERY && soon && total < ASK_BYTES {
+        let asks = if wish.signaled {
+            tx.signaled += 1;
+            tx.unasked += 1;
+            let soon = tx.asked > self.acked && tx.unasked < ASK_EVERY;
+            tx.signaled.saturating_sub(self.completed_signaled) <= ASK_EVERY || !soon || total >= ASK_BYTES
+        } else {
+            let gap = (u64::from(wish.depth) / ASK_OF_DEPTH).max(1);
+            tx.messages - tx.asked.max(self.acked) >= gap
+        };
+        if !asks {
             return 0;
         }
         tx.asked = tx.messages + 1;
+        tx.unasked = 0;
         UWARP_TELL
     }
 
@@ -418,9 +453,15 @@ impl Stream {
             && self.closing.is_none()
     }
 
+    /// And the program waits for one of them.
+    pub(super) fn question_presses(&self) -> bool {
+        self.tx.unasked > 0 && self.owes_question()
+    }
+
     fn emit_question(&mut self) {
         if std::mem::take(&mut self.tx.ask) && self.owes_question() {
             self.tx.asked = self.tx.messages;
+            self.tx.unasked = 0;
             self.emit_ack_now(UWARP_TELL);
         }
     }
@@ -498,11 +539,12 @@ impl QpCore {
             if let Some(mut segment) = current.segmenter.next_segment() {
                 match current.source {
                     Source::Slot(number) => {
-                        if let (true, Some(stream)) = (segment.header.last(), &mut self.stream) {
-                            let slot = self.sq.slot(number);
-                            if !slot.is_some_and(|slot| slot.op.is_pair()) {
-                                segment.header.set_rsvdulp(stream.asks(current.segmenter.total()));
-                            }
+                        if let (true, Some(stream), Some(slot)) =
+                            (segment.header.last(), &mut self.stream, self.sq.slot(number))
+                            && !slot.op.is_pair()
+                        {
+                            let wish = Wish::of(slot, &self.attr, &self.sq);
+                            segment.header.set_rsvdulp(stream.asks(current.segmenter.total(), wish));
                         }
                         self.emit_slot_segment(number, &segment);
                     }
@@ -554,6 +596,7 @@ impl QpCore {
             return false;
         }
         let (total, pair) = (slot.total, slot.op.is_pair());
+        let wish = Wish::of(slot, &self.attr, &self.sq);
         let solicited = slot.flags.contains(SendFlags::SOLICITED);
         let message = match slot.op {
             // It was posted while the peer was taken for a uwarp end.
@@ -599,7 +642,7 @@ impl QpCore {
         if !announced && message.header_len() + total as usize <= stream.mulpdu {
             let mut segment = message.whole(total);
             if !pair {
-                segment.header.set_rsvdulp(stream.asks(total));
+                segment.header.set_rsvdulp(stream.asks(total, wish));
             }
             self.emit_slot_segment(number, &segment);
             self.slot_cut(number);
@@ -668,10 +711,13 @@ impl QpCore {
         stream.tx.messages += 1;
         stream.answered = true;
         stream.look_past_waiting();
+        let Some(wish) = self.sq.slot(number).map(|slot| Wish::of(slot, &self.attr, &self.sq)) else {
+            return;
+        };
         // A slot that failed on the way keeps its failure.
         let Some(slot) = self.sq.slot_mut(number).filter(|s| s.phase == Phase::Posted) else { return };
         if let SendOp::WriteImmediate { imm, .. } = slot.op {
-            stream.emit_immediate(imm, slot.flags.contains(SendFlags::SOLICITED));
+            stream.emit_immediate(imm, slot.flags.contains(SendFlags::SOLICITED), wish);
         }
         slot.phase = Phase::Sent { end: stream.out.queued(), message: stream.tx.messages };
     }
@@ -689,6 +735,7 @@ impl QpCore {
             stream.tx.stop();
             // Nothing starts after this one, and if it asked, the peer will not see it.
             stream.tx.asked = stream.tx.asked.min(stream.acked);
+            stream.tx.unasked = 1;
         }
         self.retire();
     }

@@ -1,7 +1,7 @@
 //! The way out.
 
 use uwarp_rnic::qp::{Disconnect, QpModify, QpState, Rtr, StreamParams};
-use uwarp_rnic::{EventKind, SendOp, Sge, WcStatus};
+use uwarp_rnic::{EventKind, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use uwarp_sim::NetParams;
 use uwarp_sim::Side::{A, B};
 use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
@@ -216,6 +216,26 @@ fn who_is_always_in_the_middle_of_a_message_tells_all_the_same() {
     duo.world.settle_for(100_000);
     let told = duo.sent(B).iter().filter(|line| line.starts_with("Ack")).count();
     assert!(told >= 3, "told {told} times");
+}
+
+/// A stream of which one work request in a hundred is signalled (perftest's) asked about one message in eight all the same, and had an
+/// acknowledgement for each. It asks about what it waits for, and now and then for the sake of its send queue.
+#[test]
+fn unsignalled_messages_ask_seldom() {
+    let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+    let (op, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
+    for wr_id in 1..=60 {
+        let flags = if wr_id == 50 { SendFlags::SIGNALED } else { SendFlags::empty() };
+        duo.world.end(A).core.post_send(&SendWr { wr_id, op, flags, sges: &[sge] }).unwrap();
+    }
+    duo.world.pump(A);
+    duo.world.settle();
+    let lines = duo.sent(A);
+    let asked: Vec<usize> = (1..=60).filter(|n| lines[n - 1].contains(" tell ")).collect();
+    // The send queue has 64 places.
+    assert_eq!(asked, [17, 34, 50]);
+    assert_eq!(duo.sends(A), [(50, WcStatus::Success)]);
+    assert!(duo.world.end(A).core.send_idle());
 }
 
 /// A Send whose STag may not be invalidated was acknowledged before it was refused.
