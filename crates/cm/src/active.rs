@@ -264,6 +264,14 @@ impl Source for Active {
         }
         let Some(running) = self.running.lock().take() else { return };
         self.cm.engine().deregister(running.token);
+        if running.phase == Phase::AwaitReply {
+            let limit = self.cm.timeouts().reply;
+            let peer = socket::peer_address(&running.fd).ok();
+            tracing::warn!(
+                ?peer,
+                "the peer took the connection, and its program did not accept it within {limit:?}"
+            );
+        }
         self.finish(running, Connected::Failed(EventKind::Unreachable, Errno::TIMEDOUT));
     }
 }

@@ -8,7 +8,8 @@ pub struct Timeouts {
     /// For TCP to connect. Shorter than TCP's own two minutes, about as long as InfiniBand's connection manager tries.
     pub connect: Duration,
     /// From the sent request to the whole reply. The other program may take its time to accept; Linux siw gives up
-    /// after 10 s, Chelsio's driver after 60 s.
+    /// after 10 s, Chelsio's driver after 60 s, InfiniBand's connection manager after about 64. (perftest fills its buffers with random
+    /// numbers before it accepts: half a minute on a slow machine.)
     pub reply: Duration,
     /// From an accepted TCP connection to the whole request. As siw.
     pub request: Duration,
@@ -22,7 +23,7 @@ impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(60),
-            reply: Duration::from_secs(30),
+            reply: Duration::from_secs(60),
             request: Duration::from_secs(5),
             ready: Duration::from_secs(10),
             no_descriptors: Duration::from_millis(100),
