@@ -283,6 +283,9 @@ impl Qp {
         }
         let result = inner.core.modify(change);
         if result.is_ok() {
+            if change.state == Some(QpState::Sqd) {
+                inner.core.ask_placed(true);
+            }
             self.pump(&mut inner);
         }
         self.release(inner);

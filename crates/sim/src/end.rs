@@ -265,6 +265,7 @@ impl End {
         if self.core.attached() && self.closing.is_none() && self.send_deadline.is_none() {
             self.send_deadline = Some(now + LIMIT);
             self.core.tell_all();
+            self.core.ask_placed(true);
             self.pump(now, input, output);
         }
     }
@@ -490,10 +491,15 @@ impl End {
         if !self.core.attached() {
             return;
         }
-        if self.send_deadline.is_some() && self.core.closing().is_none() && self.core.send_idle() {
-            self.core.tell_all();
-            self.send_all(now, output);
-            self.core.close();
+        if self.send_deadline.is_some() && self.core.closing().is_none() {
+            if self.core.send_idle() {
+                self.core.tell_all();
+                self.send_all(now, output);
+                self.core.close();
+            } else if self.core.ack_waits() {
+                self.core.ask_placed(true);
+                self.send_all(now, output);
+            }
         }
         let flushed = self.broken || self.core.out().is_none_or(|o| o.is_empty());
         let Some(closing) = &mut self.closing else { return };

@@ -361,11 +361,18 @@ impl Qp {
     /// Closes a stream from which the program has disconnected, once all is sent.
     pub(super) fn wind_down(&self, inner: &mut Inner) {
         let disconnecting = inner.conn.as_ref().is_some_and(|conn| conn.send_deadline.is_some());
-        if disconnecting && inner.core.closing().is_none() && inner.core.send_idle() {
+        if !disconnecting || inner.core.closing().is_some() {
+            return;
+        }
+        if inner.core.send_idle() {
             // What came since.
             inner.core.tell_all();
             self.transmit(inner);
             inner.core.close();
+        } else if inner.core.ack_waits() {
+            // What was cut or acknowledged since the program disconnected may leave a rest that nobody asked about.
+            inner.core.ask_placed(true);
+            self.transmit(inner);
         }
     }
 }

@@ -12,6 +12,7 @@
 //!
 //! `transmit` is the way out, `receive` the way in, `direct` its short cut for large payload, `errors` what happens when something is wrong.
 
+mod acks;
 mod aside;
 pub mod counters;
 mod direct;
@@ -231,7 +232,7 @@ struct Stream {
     /// The first of these of which it was not told yet.
     asked_first: u64,
     /// When the peer is to be told.
-    tell: transmit::Tell,
+    tell: acks::Tell,
     /// Messages of ours that the peer has placed.
     acked: u64,
     /// Signalled ones that have completed.
@@ -442,7 +443,12 @@ impl QpCore {
         if wr.op.wants_uwarp() && self.stream.as_ref().is_some_and(|s| !s.params.peer_is_uwarp) {
             return Err(VerbsError::NotSupported("the peer is no uwarp end, and may not know the operation"));
         }
-        self.sq.post(wr)
+        let posted = self.sq.post(wr);
+        if matches!(posted, Err(VerbsError::QueueFull)) {
+            // Of the places that are taken, some may be those of messages that nobody asked about.
+            self.ask_placed(true);
+        }
+        posted
     }
 
     fn check_post(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
@@ -508,7 +514,7 @@ impl QpCore {
             answered: false,
             asked_of: 0,
             asked_first: 0,
-            tell: transmit::Tell::Rides,
+            tell: acks::Tell::Rides,
             acked: 0,
             completed_signaled: 0,
             closing: None,
@@ -603,9 +609,9 @@ impl QpCore {
     pub fn tell_placed(&mut self) {
         if let Some(stream) = &mut self.stream {
             if stream.owes_ack() {
-                stream.tell = transmit::Tell::Now;
+                stream.tell = acks::Tell::Now;
             }
-            stream.tx.ask = stream.question_presses();
+            stream.tx.ask |= stream.question_presses();
         }
     }
 
@@ -613,7 +619,7 @@ impl QpCore {
     /// `all`.
     pub fn ask_placed(&mut self, all: bool) {
         if let Some(stream) = &mut self.stream {
-            stream.tx.ask = if all { stream.owes_question() } else { stream.question_presses() };
+            stream.tx.ask |= if all { stream.owes_question() } else { stream.question_presses() };
         }
     }
 

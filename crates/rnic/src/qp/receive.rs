@@ -564,7 +564,7 @@ impl QpCore {
         stream.acked = stream.acked.max(ack.completed);
         if segment.asks() {
             stream.count_placed(0, true);
-            stream.tell = super::transmit::Tell::Now;
+            stream.tell = super::acks::Tell::Now;
         }
         self.retire();
         Ok(())

@@ -238,6 +238,41 @@ fn unsignalled_messages_ask_seldom() {
     assert!(duo.world.end(A).core.send_idle());
 }
 
+/// The program disconnects while an acknowledgement is on its way that leaves a rest: asked about in that moment, not by the timer.
+#[test]
+fn an_orderly_end_does_not_wait_for_the_timer() {
+    let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+    let (op, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
+    for wr_id in 1..=20 {
+        let core = &mut duo.world.end(A).core;
+        core.post_send(&SendWr { wr_id, op, flags: SendFlags::empty(), sges: &[sge] }).unwrap();
+        if wr_id == 17 {
+            // The last that asks.
+            duo.world.pump(A);
+            duo.world.settle_for(6_000);
+        }
+    }
+    duo.world.pump(A);
+    duo.world.disconnect(A);
+    duo.world.settle_for(100_000);
+    assert_eq!(duo.world.end(A).disconnected, [Disconnect::LocalClosed]);
+}
+
+/// It is done at once, but completes behind the Write, of which nobody would have asked for long.
+#[test]
+fn a_local_invalidate_behind_an_unsignalled_message_has_the_peer_asked() {
+    let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+    let (op, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
+    let invalidate = SendOp::LocalInvalidate { stag: duo.mr[0].stag() };
+    let core = &mut duo.world.end(A).core;
+    core.post_send(&SendWr { wr_id: 1, op, flags: SendFlags::empty(), sges: &[sge] }).unwrap();
+    core.post_send(&SendWr { wr_id: 2, op: invalidate, flags: SendFlags::SIGNALED, sges: &[] }).unwrap();
+    duo.world.pump(A);
+    assert!(duo.world.end(A).core.ack_awaited());
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(2, WcStatus::Success)]);
+}
+
 /// A Send whose STag may not be invalidated was acknowledged before it was refused.
 #[test]
 fn a_refused_invalidation_is_not_acknowledged() {
