@@ -6,7 +6,9 @@
 
 use std::ffi::c_int;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::{Nic, address};
 
@@ -272,9 +274,20 @@ unsafe fn port_attr(
     Ok(())
 }
 
-/// `active_mtu` of the port, and the MTU of paths from it.
+/// `active_mtu` of the port, and the MTU of paths from it, as it was within the last tenth of a second: programs resolve routes and make
+/// queue pairs by the thousand, and to ask the system takes longer than all the rest of it.
 pub fn active_mtu() -> ibv_mtu {
-    mtu(primary().unwrap_or_default().mtu)
+    const FRESH: Duration = Duration::from_millis(100);
+    static LAST: Mutex<Option<(Instant, ibv_mtu)>> = Mutex::new(None);
+    let mut last = LAST.lock();
+    match *last {
+        Some((at, mtu)) if at.elapsed() < FRESH => mtu,
+        _ => {
+            let mtu = mtu(primary().unwrap_or_default().mtu);
+            *last = Some((Instant::now(), mtu));
+            mtu
+        }
+    }
 }
 
 /// The largest of InfiniBand's packet sizes that fits the interface's.

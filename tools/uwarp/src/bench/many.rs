@@ -39,6 +39,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// After traffic: until delayed acknowledgements and the library's timers are over.
 const SETTLE: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3);
+/// Five seconds after it was last used, the library looks once at each connection, whether its peer's system has answered.
+const LAST_LOOK: Duration = Duration::from_secs(6);
 
 /// Two ends ready for many connections.
 struct Pair {
@@ -136,6 +138,7 @@ pub fn measure(
             Fact::new(format!("{:.1} KiB", each[0].max(0.0) / 1024.0), &[("bytes", each[0])])
         }
         Figures::Idle => {
+            std::thread::sleep(LAST_LOOK);
             let before = among.weigh()?;
             std::thread::sleep(IDLE);
             let after = among.weigh()?;
