@@ -205,6 +205,12 @@ static int in_another_process(const char *host, uint16_t port, bool listens)
 	return WEXITSTATUS(status);
 }
 
+/* What a port gives that an equal address has: a loopback address counts as any address, as in Linux' rdma_cm. */
+static int taken(void)
+{
+	return strncmp(address, "127.", 4) && strcmp(address, "::1") ? EADDRINUSE : EADDRNOTAVAIL;
+}
+
 /* One port: who else may have it. */
 static void ports(void)
 {
@@ -221,14 +227,14 @@ static void ports(void)
 	port = ntohs(rdma_get_src_port(id));
 	check(port && rdma_get_src_port(other) && rdma_get_src_port(other) != rdma_get_src_port(id),
 	      "two ids bound to port 0 have two ports", "%u and %u", port, ntohs(rdma_get_src_port(other)));
-	check_errno(tries(address, port, false), EADDRINUSE, "a bound port is nobody else's");
-	check_errno(in_another_process(address, port, false), EADDRINUSE, "in another process neither");
-	check_errno(tries(wildcard(), port, false), EADDRINUSE, "nor the wildcard's");
+	check_errno(tries(address, port, false), taken(), "a bound port is nobody else's");
+	check_errno(in_another_process(address, port, false), taken(), "in another process neither");
+	check_errno(tries(wildcard(), port, false), EADDRNOTAVAIL, "nor the wildcard's");
 	MUST(rdma_listen(id, 1) == 0);
 	check(ntohs(rdma_get_src_port(id)) == port, "listen keeps the port", "%u", ntohs(rdma_get_src_port(id)));
-	check_errno(tries(address, port, true), EADDRINUSE, "a listener's port is nobody else's");
-	check_errno(in_another_process(address, port, true), EADDRINUSE, "in another process neither");
-	check_errno(in_another_process(wildcard(), port, true), EADDRINUSE, "nor the wildcard's");
+	check_errno(tries(address, port, true), taken(), "a listener's port is nobody else's");
+	check_errno(in_another_process(address, port, true), taken(), "in another process neither");
+	check_errno(in_another_process(wildcard(), port, true), EADDRNOTAVAIL, "nor the wildcard's");
 	MUST(rdma_destroy_id(id) == 0);
 	check_errno(in_another_process(address, port, true), 0, "until it is destroyed");
 	MUST(rdma_destroy_id(other) == 0);
@@ -237,8 +243,8 @@ static void ports(void)
 	id = new_id(ch);
 	MUST(bind_to(id, wildcard(), 0) == 0 && rdma_listen(id, 1) == 0);
 	port = ntohs(rdma_get_src_port(id));
-	check_errno(tries(address, port, true), EADDRINUSE, "beside a wildcard's listener there is none for an address");
-	check_errno(in_another_process(address, port, true), EADDRINUSE, "in another process neither");
+	check_errno(tries(address, port, true), EADDRNOTAVAIL, "beside a wildcard's listener there is none for an address");
+	check_errno(in_another_process(address, port, true), taken(), "in another process neither");
 	MUST(rdma_destroy_id(id) == 0);
 
 	/* Both reuse: both are bound, and one listens. */
@@ -249,11 +255,66 @@ static void ports(void)
 	MUST(bind_to(id, address, 0) == 0);
 	port = ntohs(rdma_get_src_port(id));
 	check(bind_to(other, wildcard(), port) == 0, "ids that reuse may share a port, wildcard and address", "%m");
-	check_errno(tries(address, port, false), EADDRINUSE, "one that does not may not bind beside them");
+	check_errno(tries(address, port, false), taken(), "one that does not may not bind beside them");
 	errno = 0;
-	check_failed(rdma_listen(id, 1) == -1, EADDRINUSE, "none of them listens while the other is bound");
+	check_failed(rdma_listen(id, 1) == -1, EADDRNOTAVAIL, "none of them listens while the other is bound");
 	MUST(rdma_destroy_id(other) == 0);
 	check(rdma_listen(id, 1) == 0, "and does when it is alone", "%m");
+	MUST(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(ch);
+}
+
+/* A loopback address says nothing of the device, as in Linux' rdma_cm (cma_any_addr): the address of a peer does. */
+static void loopback(void)
+{
+	const char *local = strchr(address, ':') ? "::1" : "127.0.0.1";
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE | RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *res;
+	union ibv_gid none = { .raw = { 0 } };
+	struct rdma_event_channel *ch;
+	struct sockaddr_storage ss;
+	struct rdma_cm_id *id, *ep;
+	struct pair p = { 0 };
+
+	MUST(ch = rdma_create_event_channel());
+	id = new_id(ch);
+	check(bind_to(id, local, 0) == 0 && rdma_get_src_port(id), "a loopback address is bound", "%m");
+	check(!id->verbs && !id->pd && !id->port_num, "without a device", "verbs %p, port %u", (void *)id->verbs, id->port_num);
+	ss = sockaddr_of(local, ntohs(rdma_get_src_port(id)));
+	check(memcmp(rdma_get_local_addr(id), &ss, ss.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : 8) == 0,
+	      "and is the id's address", "another is");
+	check(memcmp(&id->route.addr.addr.ibaddr.sgid, &none, sizeof none) == 0, "without a GID", "it has one");
+	check(rdma_listen(id, 1) == 0 && !id->verbs, "a listener there has none either", "%m, %p", (void *)id->verbs);
+	p.c.id = new_id(ch);
+	MUST(bind_to(p.c.id, local, 0) == 0);
+	check(rdma_resolve_addr(p.c.id, NULL, (struct sockaddr *)&ss, LIMIT_MS) == 0, "the address of a peer is resolved", "%m");
+	must_event(ch, RDMA_CM_EVENT_ADDR_RESOLVED);
+	check(p.c.id->verbs && p.c.id->pd && p.c.id->port_num == 1, "which gives the id its device", "%p", (void *)p.c.id->verbs);
+	MUST(rdma_resolve_route(p.c.id, LIMIT_MS) == 0);
+	must_event(ch, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	p.c.ch = ch;
+	side_resources(&p.c, &(struct options){ 0 });
+	MUST(rdma_connect(p.c.id, &(struct rdma_conn_param){ .retry_count = 7 }) == 0);
+	p.s.id = must_event(ch, RDMA_CM_EVENT_CONNECT_REQUEST).id;
+	check(p.s.id->verbs == p.c.id->verbs, "a request has the device that it came by", "%p", (void *)p.s.id->verbs);
+	MUST(rdma_reject(p.s.id, NULL, 0) == 0 && rdma_destroy_id(p.s.id) == 0);
+	must_event(ch, RDMA_CM_EVENT_REJECTED);
+	side_close(&p.c);
+
+	/* Not to other hosts: the routing table says so. */
+	p.c.id = new_id(ch);
+	MUST(bind_to(p.c.id, local, 0) == 0);
+	ss = sockaddr_of(strchr(address, ':') ? "2001:db8::1" : "198.51.100.1", 9);
+	check(rdma_resolve_addr(p.c.id, NULL, (struct sockaddr *)&ss, LIMIT_MS) == 0, "an address elsewhere", "%m");
+	must_event(ch, RDMA_CM_EVENT_ADDR_ERROR);
+	check(!p.c.id->verbs, "is no way to a device", "%p", (void *)p.c.id->verbs);
+	MUST(rdma_destroy_id(p.c.id) == 0);
+
+	MUST(rdma_getaddrinfo(local, NULL, &hints, &res) == 0);
+	MUST(rdma_create_ep(&ep, res, NULL, NULL) == 0);
+	check(!ep->verbs, "an endpoint at a loopback address has no device", "%p",
+	      (void *)ep->verbs);
+	rdma_destroy_ep(ep);
+	rdma_freeaddrinfo(res);
 	MUST(rdma_destroy_id(id) == 0);
 	rdma_destroy_event_channel(ch);
 }
@@ -664,7 +725,7 @@ int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "blocking", blocking }, { "rejecting_actively", rejecting_actively }, { "destroying", destroying },
-		{ "ports", ports }, { "forking", forking }, { "threads", threads }, { "private_data", private_data },
+		{ "ports", ports }, { "loopback", loopback }, { "forking", forking }, { "threads", threads }, { "private_data", private_data },
 		{ "life", life }, { "cancelling", cancelling },
 	};
 

@@ -1,6 +1,8 @@
 /* A program's own mistakes with rdma_cm, the errno they must give, and what events must carry.
  *
  *	errno_cm [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <pthread.h>
 
 #include "common.h"
@@ -54,6 +56,23 @@ static void order(void)
 	MUST(rdma_destroy_id(p.c.id) == 0 && rdma_destroy_id(p.listener) == 0);
 }
 
+/* An IPv4 address of an interface other than loopback, port 0, if the host has one. */
+static bool own_address(struct sockaddr_storage *ss)
+{
+	struct ifaddrs *all, *one;
+	bool found = false;
+
+	MUST(getifaddrs(&all) == 0);
+	for (one = all; one && !found; one = one->ifa_next) {
+		found = one->ifa_addr && one->ifa_addr->sa_family == AF_INET && one->ifa_flags & IFF_UP &&
+			!(one->ifa_flags & IFF_LOOPBACK);
+		if (found)
+			memcpy(ss, one->ifa_addr, sizeof(struct sockaddr_in));
+	}
+	freeifaddrs(all);
+	return found;
+}
+
 static void binding(void)
 {
 	struct sockaddr_storage any = sockaddr_of(address, 0), ss;
@@ -66,22 +85,35 @@ static void binding(void)
 	check(rdma_bind_addr(id, (struct sockaddr *)&any) == 0, "bind_addr to port 0", "%m");
 	port = ntohs(rdma_get_src_port(id));
 	check(port != 0, "and a port is chosen", "0");
-	check(id->verbs != NULL, "an id bound to an address has a device", "none");
+	check(!id->verbs, "an id bound to a loopback address has no device yet", "%p", (void *)id->verbs);
 	errno = 0;
 	check_failed(rdma_bind_addr(id, (struct sockaddr *)&any) == -1, EINVAL, "bind_addr twice");
 	check(rdma_listen(id, 4) == 0, "listen", "%m");
 	ss = sockaddr_of(address, port);
 	other = new_id(ch);
 	errno = 0;
-	check_failed(rdma_bind_addr(other, (struct sockaddr *)&ss) == -1 || rdma_listen(other, 4) == -1, EADDRINUSE,
-		     "a second listener on one port");
+	check_failed(rdma_bind_addr(other, (struct sockaddr *)&ss) == -1 || rdma_listen(other, 4) == -1,
+		     EADDRNOTAVAIL, "a second listener on one port");
 	rdma_destroy_id(other);
 	MUST(rdma_destroy_id(id) == 0);
 	id = new_id(ch);
 	check(rdma_bind_addr(id, (struct sockaddr *)&ss) == 0 && rdma_listen(id, 4) == 0,
 	      "the port is free when its listener is gone", "%m");
 	MUST(rdma_destroy_id(id) == 0);
-	ss = sockaddr_of("192.0.2.1", 0);
+	if (own_address(&ss)) {
+		id = new_id(ch);
+		other = new_id(ch);
+		check(rdma_bind_addr(id, (struct sockaddr *)&ss) == 0 && id->verbs && id->port_num == 1,
+		      "an id bound to an address of an interface has a device", "%p, %m", (void *)id->verbs);
+		errno = 0;
+		check_failed(rdma_bind_addr(other, rdma_get_local_addr(id)) == -1, EADDRINUSE, "equal addresses");
+		ss = sockaddr_of("0.0.0.0", ntohs(rdma_get_src_port(id)));
+		errno = 0;
+		check_failed(rdma_bind_addr(other, (struct sockaddr *)&ss) == -1, EADDRNOTAVAIL, "the wildcard beside it");
+		rdma_destroy_id(other);
+		rdma_destroy_id(id);
+	}
+	ss = sockaddr_of("203.0.113.1", 0);
 	id = new_id(ch);
 	errno = 0;
 	check(rdma_bind_addr(id, (struct sockaddr *)&ss) == -1 && (errno == EADDRNOTAVAIL || errno == ENODEV),

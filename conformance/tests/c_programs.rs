@@ -65,6 +65,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
             "rejecting_actively",
             "destroying",
             "ports",
+            "loopback",
             "forking",
             "threads",
             "private_data",

@@ -20,7 +20,8 @@ use crate::object::look;
 /// Longest name lookups and the like of an endpoint take, in milliseconds; ours take none.
 pub const NO_MATTER: c_int = 2000;
 
-/// Binds the id and shows its address, and its device where the address says which.
+/// Binds the id and shows its address, and its device where the address says which. A loopback address does not, as in Linux'
+/// rdma_cm: libfabric asks for that with "localhost", and would take the loopback address for the device's own.
 ///
 /// # Safety
 /// `cid` is used by no other thread; `address` is NULL or an address.
@@ -30,7 +31,7 @@ pub unsafe fn bind(cid: &CId, address: *const sockaddr) -> Result<(), Failure> {
         let address = address::load(address)?;
         cid.id.bind(address)?;
         cid.show_addresses();
-        if address.ip().is_unspecified() { Ok(()) } else { cid.show_device() }
+        if uwarp_cm::socket::is_any(address.ip()) { Ok(()) } else { cid.show_device() }
     }
 }
 

@@ -120,11 +120,11 @@ unsafe fn show(event: Event) -> Result<*mut rdma_cm_event, Failure> {
         let cid = look::<CId>(c.id)?;
         match event.kind {
             EventKind::AddressResolved => {
-                cid.show_addresses();
                 if let Err(failure) = cid.show_device() {
                     c.event = RDMA_CM_EVENT_ADDR_ERROR;
                     c.status = -failure.errno;
                 }
+                cid.show_addresses();
             }
             EventKind::RouteResolved => cid.show_path(),
             EventKind::ConnectResponse => cid.show_addresses(),
@@ -181,8 +181,8 @@ unsafe fn new_id(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_c
         let new = CId::give(Arc::clone(&event.id), channel, context, ps, false);
         let shown = (|| {
             let cid = look::<CId>(new)?;
-            cid.show_addresses();
             cid.show_device()?;
+            cid.show_addresses();
             cid.show_path();
             if sync { id::migrate(new, null_mut()) } else { Ok(()) }
         })();

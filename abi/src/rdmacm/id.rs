@@ -145,7 +145,10 @@ impl CId {
             let route = &raw mut (*c).route.addr;
             if let Some(local) = self.id.local_address() {
                 (*route).anon_1.src_storage = address::storage(local).0;
-                (*route).addr.ibaddr.sgid = gid_of(local.ip());
+                // An id that no device is known for has no GID.
+                if !uwarp_cm::socket::is_any(local.ip()) || !(*c).verbs.is_null() {
+                    (*route).addr.ibaddr.sgid = gid_of(local.ip());
+                }
             }
             if let Some(peer) = self.id.peer_address() {
                 (*route).anon_2.dst_storage = address::storage(peer).0;

@@ -21,7 +21,7 @@ use crate::active::{Active, Target};
 use crate::cm::{Cm, Options, revision};
 use crate::event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
 use crate::listener::{Listener, Pending};
-use crate::ports::Claim;
+use crate::ports::{Claim, Taken};
 use crate::state::{State, Step};
 use crate::timeouts::{ACK_TIMEOUT, RETRIES};
 use crate::{CmError, EventChannel, socket};
@@ -190,16 +190,23 @@ impl Id {
         let state = inner.after(Step::Bind)?;
         check_scope(address)?;
         let fd = socket::tcp(address, &inner.options)?;
-        let (ports, reuse) = (self.cm.ports(), inner.options.reuseaddr);
-        let bound = ports.check(self.key, address, reuse).and_then(|()| {
-            socket::bind(&fd, address, &inner.options).inspect_err(|errno| explain(*errno, address))
-        })?;
+        let ports = self.cm.ports();
+        let wanted = self.port(&inner.options, address);
+        ports.check(wanted)?;
+        let bound =
+            socket::bind(&fd, address, &inner.options).inspect_err(|errno| explain(*errno, address))?;
         inner.local = Some(bound);
         inner.bound = Some(fd);
         inner.claim = None;
-        inner.claim = Some(ports.claim(self.key, bound, reuse));
+        inner.claim = Some(ports.claim(Taken { address: bound, ..wanted }));
         inner.state = state;
         Ok(())
+    }
+
+    /// What the id wants to have, in the words of the table of ports.
+    fn port(&self, options: &Options, address: SocketAddr) -> Taken {
+        let afonly = address.is_ipv4() || options.afonly.unwrap_or_else(socket::ipv6_only_by_default);
+        Taken { key: self.key, address, reuse: options.reuseaddr, afonly }
     }
 
     /// Finds the way to `peer`. Answered by [`EventKind::AddressResolved`] or [`EventKind::AddressError`], at once.
@@ -220,7 +227,7 @@ impl Id {
         if inner.local.is_some_and(|local| local.is_ipv4() != peer.is_ipv4()) {
             return Err(CmError::Invalid("local and remote address are of different families"));
         }
-        match socket::source_for(peer) {
+        match socket::source_for(inner.local.map(|local| local.ip()), peer) {
             Ok(ip) => {
                 let local = inner.local.get_or_insert(SocketAddr::new(ip, 0));
                 if local.ip().is_unspecified() {
@@ -259,7 +266,7 @@ impl Id {
         }
         let local = inner.local;
         if let Some(local) = local {
-            self.cm.ports().check(self.key, local, false)?;
+            self.cm.ports().check(Taken { reuse: false, ..self.port(&inner.options, local) })?;
         }
         let fd = inner.bound.take().ok_or(CmError::Invalid("not bound"))?;
         inner.state = State::Listening;
@@ -617,7 +624,7 @@ impl Inner {
 fn explain(errno: Errno, address: SocketAddr) {
     const ENOUGH: usize = 16;
     static SAID: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
-    if errno != Errno::ADDRINUSE {
+    if errno != Errno::ADDRINUSE && !(errno == Errno::ADDRNOTAVAIL && socket::is_any(address.ip())) {
         return;
     }
     let mut said = SAID.lock();

@@ -1,8 +1,9 @@
 //! Which ids of this process have which port.
 //!
-//! The system's table of TCP ports decides, except among ids that reuse addresses: its rules for `SO_REUSEADDR` are laxer than
-//! those of rdma_cm. As in Linux' rdma_cm, an id that does not reuse gets no port that another id has, and an id that
-//! does may listen only while no other is bound there.
+//! The system's table of TCP ports decides, except among ids of this process, where the rules of Linux' rdma_cm hold
+//! (`cma_check_port` in drivers/infiniband/core/cma.c): an id that does not reuse gets no port that another id has, and an
+//! id that does may listen only while no other is bound there. The wildcard and the loopback addresses are "any address":
+//! they collide with every address, and the errno is then `EADDRNOTAVAIL`. Two equal addresses give `EADDRINUSE`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,18 +11,24 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
+use crate::socket::is_any;
+
 /// The ports of the ids that the program has bound.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     taken: Mutex<Vec<Taken>>,
 }
 
+/// What an id has, or wants to have.
 #[derive(Debug, Clone, Copy)]
-struct Taken {
+pub(crate) struct Taken {
     /// Of the id.
-    key: u64,
-    address: SocketAddr,
-    reuse: bool,
+    pub key: u64,
+    pub address: SocketAddr,
+    /// It shares with others that do.
+    pub reuse: bool,
+    /// It has its port in its own family only.
+    pub afonly: bool,
 }
 
 /// A port that an id has, until this is dropped.
@@ -32,20 +39,38 @@ pub(crate) struct Claim {
 }
 
 impl Ports {
-    /// Whether an id may have this address; `reuse`: it shares with others that do. Port 0 is always free. Other programs' ports
-    /// are the system's to know.
-    pub fn check(&self, key: u64, address: SocketAddr, reuse: bool) -> Result<(), Errno> {
-        let taken = self.taken.lock();
-        let in_the_way =
-            |other: &Taken| other.key != key && !(reuse && other.reuse) && overlap(other.address, address);
-        // Linux says EADDRNOTAVAIL where one of them is the wildcard; TCP says this in either case.
-        if address.port() != 0 && taken.iter().any(in_the_way) { Err(Errno::ADDRINUSE) } else { Ok(()) }
+    /// Whether an id may have this address. Port 0 is always free. Other programs' ports are the system's to know.
+    pub fn check(&self, wanted: Taken) -> Result<(), Errno> {
+        if wanted.address.port() == 0 {
+            return Ok(());
+        }
+        self.taken.lock().iter().try_for_each(|taken| taken.admits(wanted))
     }
 
     /// The id has this address from now on.
-    pub fn claim(self: &Arc<Self>, key: u64, address: SocketAddr, reuse: bool) -> Claim {
-        self.taken.lock().push(Taken { key, address, reuse });
-        Claim { ports: Arc::clone(self), key }
+    pub fn claim(self: &Arc<Self>, taken: Taken) -> Claim {
+        self.taken.lock().push(taken);
+        Claim { ports: Arc::clone(self), key: taken.key }
+    }
+}
+
+impl Taken {
+    /// Whether another id may have what it wants beside this one.
+    fn admits(&self, wanted: Self) -> Result<(), Errno> {
+        let (mine, other) = (self.address, wanted.address);
+        if self.key == wanted.key
+            || mine.port() != other.port()
+            || (self.reuse && wanted.reuse)
+            || (self.afonly && wanted.afonly && mine.is_ipv4() != other.is_ipv4())
+        {
+            Ok(())
+        } else if is_any(mine.ip()) || is_any(other.ip()) {
+            Err(Errno::ADDRNOTAVAIL)
+        } else if mine == other {
+            Err(Errno::ADDRINUSE)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -68,40 +93,65 @@ impl Drop for Claim {
     }
 }
 
-/// Of one family; what an IPv6 wildcard has of IPv4 the system knows.
-fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
-    one.port() == other.port()
-        && one.is_ipv4() == other.is_ipv4()
-        && (one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn taken(key: u64, address: &str, reuse: bool, afonly: bool) -> Taken {
+        Taken { key, address: address.parse().unwrap(), reuse, afonly }
+    }
+
     #[test]
     fn only_those_that_reuse_share() {
-        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let ports = Arc::new(Ports::default());
-        let first = ports.claim(1, at("127.0.0.1:5"), true);
-        for (address, reuse, free) in [
-            ("127.0.0.1:5", true, true),
-            ("127.0.0.1:5", false, false),
-            ("0.0.0.0:5", true, true),
-            ("0.0.0.0:5", false, false),
-            ("127.0.0.2:5", false, true),
-            ("[::1]:5", false, true),
-            ("[::]:5", false, true),
-            ("127.0.0.1:6", false, true),
-            ("127.0.0.1:0", false, true),
+        let first = ports.claim(taken(1, "192.0.2.1:5", true, true));
+        for (address, reuse, expected) in [
+            ("192.0.2.1:5", true, Ok(())),
+            ("192.0.2.1:5", false, Err(Errno::ADDRINUSE)),
+            ("0.0.0.0:5", true, Ok(())),
+            ("192.0.2.2:5", false, Ok(())),
+            ("192.0.2.1:6", false, Ok(())),
+            ("192.0.2.1:0", false, Ok(())),
         ] {
-            assert_eq!(ports.check(2, at(address), reuse).is_ok(), free, "{address} {reuse}");
+            assert_eq!(ports.check(taken(2, address, reuse, true)), expected, "{address} {reuse}");
         }
-        // Its own address is in nobody's way.
-        assert_eq!(ports.check(1, at("127.0.0.1:5"), false), Ok(()));
+        // An id is not in its own way.
+        assert_eq!(ports.check(taken(1, "192.0.2.1:5", false, true)), Ok(()));
         first.alone();
-        assert_eq!(ports.check(2, at("127.0.0.1:5"), true), Err(Errno::ADDRINUSE));
+        assert_eq!(ports.check(taken(2, "192.0.2.1:5", true, true)), Err(Errno::ADDRINUSE));
         drop(first);
-        assert_eq!(ports.check(2, at("127.0.0.1:5"), false), Ok(()));
+        assert_eq!(ports.check(taken(2, "192.0.2.1:5", false, true)), Ok(()));
+    }
+
+    #[test]
+    fn a_port_bound_twice_is_in_use_only_where_the_addresses_are_equal() {
+        for (one, other, expected) in [
+            ("192.0.2.1:5", "192.0.2.1:5", Err(Errno::ADDRINUSE)),
+            ("192.0.2.1:5", "192.0.2.2:5", Ok(())),
+            ("0.0.0.0:5", "192.0.2.1:5", Err(Errno::ADDRNOTAVAIL)),
+            ("0.0.0.0:5", "0.0.0.0:5", Err(Errno::ADDRNOTAVAIL)),
+            ("127.0.0.1:5", "127.0.0.1:5", Err(Errno::ADDRNOTAVAIL)),
+            ("127.0.0.1:5", "192.0.2.1:5", Err(Errno::ADDRNOTAVAIL)),
+            ("[::1]:5", "[2001:db8::1]:5", Err(Errno::ADDRNOTAVAIL)),
+            ("[::]:5", "0.0.0.0:5", Err(Errno::ADDRNOTAVAIL)),
+            ("[2001:db8::1]:5", "192.0.2.1:5", Ok(())),
+            ("0.0.0.0:5", "0.0.0.0:6", Ok(())),
+        ] {
+            for (one, other) in [(one, other), (other, one)] {
+                let ports = Arc::new(Ports::default());
+                // As Linux has it where nobody sets the option: IPv4 is alone, IPv6 is not.
+                let v4 = |address: &str| !address.contains('[');
+                let _claim = ports.claim(taken(1, one, false, v4(one)));
+                assert_eq!(ports.check(taken(2, other, false, v4(other))), expected, "{one} and {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn ids_of_one_family_only_do_not_collide_with_the_other_family() {
+        let ports = Arc::new(Ports::default());
+        let _claim = ports.claim(taken(1, "0.0.0.0:5", false, true));
+        assert_eq!(ports.check(taken(2, "[::]:5", false, true)), Ok(()));
+        assert_eq!(ports.check(taken(2, "[::]:5", false, false)), Err(Errno::ADDRNOTAVAIL));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -40,7 +41,8 @@ pub fn set_tos(fd: &OwnedFd, local: SocketAddr, tos: u8) -> Result<(), Errno> {
     }
 }
 
-/// Binds so that nobody else can bind the same, in this process or another, and returns the address with its port.
+/// Binds so that nobody else can bind the same, in this process or another, and returns the address with its port. A port of any
+/// address that is taken is `ADDRNOTAVAIL`, as [`crate::ports`] says it.
 ///
 /// Connections of an earlier run in TIME_WAIT are in the way of a plain bind, and `SO_REUSEADDR` would let two programs
 /// that do not listen yet share a port. So it is tried without first; with `SO_REUSEADDR` a bind succeeds only
@@ -56,17 +58,23 @@ pub fn bind(fd: &OwnedFd, address: SocketAddr, options: &Options) -> Result<Sock
             set_socket_reuseaddr(fd, true)?;
             let again = net::bind(fd, &address);
             set_socket_reuseaddr(fd, false)?;
-            again?;
+            again.map_err(|errno| of_any(errno, address))?;
         }
-        other => other?,
+        other => other.map_err(|errno| of_any(errno, address))?,
     }
     local_address(fd)
+}
+
+/// What rdma_cm says where TCP says `ADDRINUSE`.
+fn of_any(errno: Errno, address: SocketAddr) -> Errno {
+    if errno == Errno::ADDRINUSE && is_any(address.ip()) { Errno::ADDRNOTAVAIL } else { errno }
 }
 
 /// Starts to listen.
 pub fn listen(fd: &OwnedFd, backlog: usize) -> Result<(), Errno> {
     set_socket_reuseaddr(fd, true)?;
     net::listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))
+        .map_err(|errno| local_address(fd).map_or(errno, |address| of_any(errno, address)))
 }
 
 /// Starts to connect; `Ok(())` also when that takes time.
@@ -139,9 +147,14 @@ pub fn peer_address(fd: impl AsFd) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(address).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// The address from which this host would talk to `peer`. Sends nothing.
-pub fn source_for(peer: SocketAddr) -> Result<IpAddr, Errno> {
+/// The address from which this host would talk to `peer`; `bound` is the address that the program has bound, if any. Sends
+/// nothing.
+pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
     let fd = net::socket_with(family(peer), SocketType::DGRAM, FLAGS, None)?;
+    // A loopback address has no way to another host, and says so here.
+    if let Some(bound) = bound.filter(IpAddr::is_loopback) {
+        net::bind(&fd, &SocketAddr::new(bound, 0))?;
+    }
     // Port 0 has no route on some systems; any other will do.
     let mut probe = peer;
     if probe.port() == 0 {
@@ -149,6 +162,20 @@ pub fn source_for(peer: SocketAddr) -> Result<IpAddr, Errno> {
     }
     net::connect(&fd, &probe)?;
     Ok(local_address(&fd)?.ip())
+}
+
+/// Whether Linux' rdma_cm takes the address for "any address": the wildcard and the loopback addresses (`cma_any_addr`). An id that
+/// is bound to one has no device until its peer's address is resolved.
+pub fn is_any(ip: IpAddr) -> bool {
+    ip.is_unspecified() || ip.is_loopback()
+}
+
+/// Whether an IPv6 socket leaves IPv4 alone where the program does not say so.
+pub fn ipv6_only_by_default() -> bool {
+    static BY_DEFAULT: OnceLock<bool> = OnceLock::new();
+    *BY_DEFAULT.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|value| value.trim() == "1")
+    })
 }
 
 /// The peer that is meant by a wildcard address: this host.
