@@ -185,7 +185,7 @@ impl Channel {
         }
         let start = sys::now();
         loop {
-            self.engine.note_earnest();
+            self.engine.note_earnest(false);
             BLOCKED_ON.with(|on| on.set(std::ptr::from_ref(self).addr()));
             self.engine.poll_once();
             BLOCKED_ON.with(|on| on.set(0));

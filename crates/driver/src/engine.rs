@@ -16,6 +16,7 @@ use crate::sync::{
     AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock, spin_loop, thread_local,
 };
 use crate::sys::{self, Bell, Thread, Watch};
+use crate::watchdog::{ALIVE, Watchdog};
 
 /// What a descriptor is ready for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,8 +89,9 @@ pub struct Engine {
     /// A thread blocks on a channel and waits here rather than on the channel's own descriptor.
     leader: AtomicBool,
     parked: Mutex<Parked>,
-    /// The background thread sleeps by timer.
+    /// The background thread sleeps on the watchdog.
     standing_back: AtomicBool,
+    watchdog: Watchdog,
     /// The background thread sleeps until the leader leaves.
     aside: AtomicBool,
     background: OnceLock<Thread>,
@@ -130,10 +132,11 @@ struct Looked {
     served: usize,
 }
 
-/// A poll counts as recent for this long.
-const RECENT: Duration = Duration::from_micros(20);
-/// First and longest sleep of the background thread beside a thread that polls in earnest.
-const STAND_BACK: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(200));
+/// The background thread's first sleeps beside a thread that polls in earnest, which may be for a moment only. After these, it
+/// sleeps on the watchdog.
+const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(100)];
+/// Its sleeps beside threads that lead now and then.
+const NAP_ASIDE: Duration = Duration::from_micros(200);
 /// Leads that follow each other within this time do not wake the background thread.
 const LEADS_APART: Duration = Duration::from_millis(5);
 const FOREVER: u64 = u64::MAX;
@@ -157,6 +160,7 @@ impl Engine {
             leader: AtomicBool::new(false),
             parked: Mutex::default(),
             standing_back: AtomicBool::new(false),
+            watchdog: Watchdog::new()?,
             aside: AtomicBool::new(false),
             background: OnceLock::new(),
             park_epoch: AtomicU64::new(1),
@@ -168,6 +172,7 @@ impl Engine {
         // Not before nothing can fail any more: a child must not close a number that is somebody else's by then.
         fork::track(engine.epoll.fd());
         fork::track(engine.wake.fd());
+        engine.watchdog.track();
         // The first to set it is this.
         let _ = engine.background.set(thread);
         Ok(engine)
@@ -324,6 +329,7 @@ impl Engine {
         if LEADS.with(Cell::get) {
             self.leader.store(false, Ordering::SeqCst);
         }
+        self.watchdog.ring();
         if let Some(thread) = self.background.get() {
             thread.unpark();
         }
@@ -351,18 +357,46 @@ impl Engine {
         u64::try_from(at.saturating_duration_since(self.start).as_nanos()).unwrap_or(ASIDE - 1)
     }
 
-    /// A thread is polling in earnest: the background thread may stand back for a while.
-    pub(crate) fn note_earnest(&self) {
-        self.earnest.store(self.nanos(sys::now()), Ordering::Relaxed);
+    /// A thread is polling in earnest: the background thread may stand back for a while. `waits`: it has just begun to wait, and
+    /// most likely has some microseconds to spare.
+    pub(crate) fn note_earnest(&self, waits: bool) {
+        let now = self.nanos(sys::now());
+        self.earnest.store(now, Ordering::Relaxed);
+        self.watchdog.push(now, waits);
     }
 
     /// The polling is over as far as the caller is concerned: the sockets are the background thread's again, at once.
     pub(crate) fn hand_over(&self) {
+        self.earnest.store(0, Ordering::SeqCst);
         if self.standing_back.load(Ordering::SeqCst) {
-            self.earnest.store(0, Ordering::Relaxed);
-            if let Some(thread) = self.background.get() {
-                thread.unpark();
-            }
+            self.watchdog.ring();
+        }
+    }
+
+    /// The background thread sleeps as long as threads poll in earnest or lead one after the other. `nap`: and no longer than this.
+    fn stand_back(&self, nap: Option<Duration>) {
+        if self.leader.load(Ordering::SeqCst) {
+            self.leave_timers_to_leader();
+        }
+        // Who polls for longer may take descriptors from the system: the watchdog sees to it that they come back.
+        self.allow_parking(nap.is_none());
+        self.standing_back.store(true, Ordering::SeqCst);
+        // Looked at again: one who hands over now has not seen that anybody stands back.
+        let last = self.earnest.load(Ordering::SeqCst);
+        match nap {
+            _ if last == 0 => {}
+            Some(time) => self.watchdog.nap(time),
+            None => self.watchdog.sleep(last, self.nanos(sys::now())),
+        }
+        self.standing_back.store(false, Ordering::SeqCst);
+    }
+
+    /// From now on the leader is woken for each new timer; it may not know of some that were set before.
+    fn leave_timers_to_leader(&self) {
+        if self.background_until.swap(ASIDE, Ordering::SeqCst) != ASIDE
+            && !self.timers.lock().order.is_empty()
+        {
+            self.wake();
         }
     }
 
@@ -441,7 +475,7 @@ impl Engine {
         if self.leader.swap(true, Ordering::SeqCst) {
             return None;
         }
-        self.note_earnest();
+        self.note_earnest(true);
         LEADS.with(|leads| leads.set(true));
         Some(Leader { engine: self })
     }
@@ -453,19 +487,11 @@ impl Engine {
         if !self.leader.load(Ordering::SeqCst) {
             return false;
         }
-        // From now on the leader is woken for each new timer; it may not know of some that were set before.
-        if self.background_until.swap(ASIDE, Ordering::SeqCst) != ASIDE
-            && !self.timers.lock().order.is_empty()
-        {
-            self.wake();
-        }
+        self.leave_timers_to_leader();
         if self.polled_within(LEADS_APART) {
-            sys::park_timeout(STAND_BACK.1);
+            sys::park_timeout(NAP_ASIDE);
             return true;
         }
-        // Nobody polls any more, so nobody looks at the descriptors that were left to one who did.
-        self.allow_parking(false);
-        self.unpark();
         self.aside.store(true, Ordering::SeqCst);
         if self.leader.load(Ordering::SeqCst) {
             sys::park();
@@ -495,7 +521,7 @@ impl Drop for Leader<'_> {
     fn drop(&mut self) {
         let engine = self.engine;
         // What has come is the program's to handle, in peace; the background thread waits a little.
-        engine.note_earnest();
+        engine.note_earnest(false);
         LEADS.with(|leads| leads.set(false));
         engine.leader.store(false, Ordering::SeqCst);
         if engine.aside.load(Ordering::SeqCst)
@@ -517,7 +543,7 @@ impl Drop for Leader<'_> {
 /// The background thread: serves the program's peers while no thread of the program does.
 fn background(engine: &Weak<Engine>) {
     fork::ask_for_short_slices();
-    let mut nap = STAND_BACK.0;
+    let mut naps = 0;
     while let Some(engine) = engine.upgrade() {
         if fork::forked() {
             return;
@@ -528,24 +554,21 @@ fn background(engine: &Weak<Engine>) {
             spin_loop();
             continue;
         }
-        if engine.stand_aside() {
-            continue;
-        }
         // Woken beside a thread that polls: every further wake-up would cost that thread a part of its latency.
-        if engine.polled_within(RECENT.max(nap)) {
-            if nap == STAND_BACK.1 {
-                engine.allow_parking(true);
-            }
-            engine.standing_back.store(true, Ordering::SeqCst);
-            sys::park_timeout(nap);
-            engine.standing_back.store(false, Ordering::SeqCst);
-            nap = (nap * 2).min(STAND_BACK.1);
+        let nap = NAPS.get(naps).copied();
+        if engine.polled_within(nap.unwrap_or(ALIVE)) {
+            engine.stand_back(nap);
+            naps = (naps + 1).min(NAPS.len());
             continue;
         }
-        if nap > STAND_BACK.0 {
-            nap = STAND_BACK.0;
+        if naps > 0 {
+            // Nobody polls any more, so nobody looks at the descriptors that were left to one who did.
+            naps = 0;
             engine.allow_parking(false);
             engine.unpark();
+        }
+        if engine.stand_aside() {
+            continue;
         }
         let looked =
             guarded(|| engine.wait_once(None, true)).unwrap_or(Ok(Looked { woken: false, served: 0 }));

@@ -5,6 +5,7 @@
 //! * [`srq`]: a shared receive queue; goes on with the queue pairs that wait for it.
 //! * [`poll`]: what a thread that polls a completion queue does for progress.
 //! * [`channel`]: event queues with a descriptor; a thread that blocks on one sleeps on the sockets.
+//! * `watchdog`: how the background thread notices that polling has stopped.
 //! * [`nic`]: the device: limits, addresses, queue pair numbers. [`stat`]: what `uwarp stat` sees of it.
 //!
 //! # Who makes progress
@@ -13,7 +14,7 @@
 //! or spins on memory still serves its peers. A thread that blocks on an event channel sleeps on the same instance; epoll
 //! wakes the thread that came last, so it is woken and the background thread is not. A thread that polls receives
 //! directly from the few sockets of its completion queue; once it has polled in vain several times in a row it is *in earnest*, and the
-//! background thread, when it finds itself woken beside such a thread, sleeps by timer instead until the polling stops.
+//! background thread, when it finds itself woken beside such a thread, sleeps on a watchdog that the polling pushes back.
 
 #![deny(unsafe_code)]
 
@@ -34,6 +35,7 @@ pub mod stat;
 mod sync;
 mod sys;
 mod trace;
+mod watchdog;
 
 pub use channel::{Channel, ChannelError};
 pub use config::Config;

@@ -137,7 +137,7 @@ impl Nic {
     /// Makes progress for a thread that has found `empty` polls in a row in vain.
     fn look(&self, cq: &Arc<Cq>, empty: u32, blinkers: &mut Blinkers) {
         if empty % STAMP_EVERY == IN_EARNEST {
-            self.engine().note_earnest();
+            self.engine().note_earnest(empty == IN_EARNEST);
         }
         let direct = cq.feed(FEW, empty >= IN_EARNEST);
         let time = blinkers.count();

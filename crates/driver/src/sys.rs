@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::engine::Readiness;
 use crate::fork;
@@ -56,6 +57,42 @@ impl Bell {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         rustix::event::poll(&mut fds, limit.map(timespec).as_ref()).map(|_| ())
     }
+}
+
+/// Runs out once, some time after it was set last. (A timerfd.)
+pub(crate) struct Timer(OwnedFd);
+
+impl Timer {
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self(rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?))
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Forgets an earlier setting, also one that ran out.
+    pub fn set(&self, after: Duration) {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Zero would clear it.
+        let time = Itimerspec { it_interval: zero, it_value: timespec(after.max(Duration::from_nanos(1))) };
+        // Fails for times out of range only.
+        let _ = rustix::time::timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &time);
+    }
+}
+
+/// Waits until the bell rings or one of the timers has run out, `limit` at most.
+pub(crate) fn wait_first(bell: &Bell, timers: Option<&[Timer; 2]>, limit: Option<Duration>) {
+    let bell = PollFd::new(&bell.0, PollFlags::IN);
+    let limit = limit.map(timespec);
+    // An interruption is an early end, after which the caller looks around.
+    let _ = match timers {
+        Some([one, other]) => {
+            let (one, other) = (PollFd::new(&one.0, PollFlags::IN), PollFd::new(&other.0, PollFlags::IN));
+            rustix::event::poll(&mut [bell, one, other], limit.as_ref())
+        }
+        None => rustix::event::poll(&mut [bell], limit.as_ref()),
+    };
 }
 
 /// Descriptors that are waited for together. (An epoll instance.)

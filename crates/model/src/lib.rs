@@ -42,3 +42,5 @@ mod attended;
 mod channel;
 #[path = "../../driver/src/engine.rs"]
 mod engine;
+#[path = "../../driver/src/watchdog.rs"]
+mod watchdog;

@@ -48,6 +48,8 @@ struct State {
     /// Threads that were unparked.
     unparked: Vec<u64>,
     bells: BTreeMap<RawFd, bool>,
+    /// When each runs out or ran out; `None`: it was not set yet.
+    timers: BTreeMap<RawFd, Option<Duration>>,
     sockets: BTreeMap<RawFd, Readiness>,
     watches: BTreeMap<RawFd, BTreeMap<RawFd, Watched>>,
     flags: BTreeMap<u64, u64>,
@@ -62,6 +64,7 @@ struct Watched {
 #[derive(Debug, Clone, Copy)]
 enum Wait {
     Bell(RawFd),
+    Timers(RawFd, [RawFd; 2]),
     Watch(RawFd),
     Unpark(u64),
     End(u64),
@@ -79,6 +82,9 @@ impl State {
         self.over
             || match wait {
                 Wait::Bell(fd) => self.bells[&fd],
+                Wait::Timers(bell, _) => {
+                    self.bells[&bell] || self.runs_out(wait).is_some_and(|at| at <= self.now)
+                }
                 Wait::Watch(fd) => self.watches[&fd].iter().any(|(fd, w)| match w.news {
                     Some(news) => news != Readiness::default(),
                     None => self.bells[fd],
@@ -88,6 +94,12 @@ impl State {
                 Wait::Count(flag, n) => self.flags[&flag] >= n,
                 Wait::Time => false,
             }
+    }
+
+    /// When the first of the timers that are waited for runs out, as they are set now.
+    fn runs_out(&self, wait: Wait) -> Option<Duration> {
+        let Wait::Timers(_, timers) = wait else { return None };
+        timers.iter().filter_map(|fd| self.timers[fd]).min()
     }
 
     fn wakes(&self, wait: Wait, until: Option<Duration>) -> bool {
@@ -102,7 +114,7 @@ impl State {
         {
             return false;
         }
-        match self.asleep.values().filter_map(|(_, until)| *until).min() {
+        match self.asleep.values().filter_map(|(wait, until)| until.or(self.runs_out(*wait))).min() {
             Some(at) => self.now = at,
             None => {
                 let who: Vec<_> = self.asleep.values().map(|(wait, _)| *wait).collect();
@@ -283,6 +295,33 @@ impl Bell {
         world().sleep(Wait::Bell(self.0), limit.map(from_now));
         Ok(())
     }
+}
+
+pub struct Timer(RawFd);
+
+impl Timer {
+    pub fn new() -> Result<Self, Errno> {
+        let fd = descriptor();
+        world().change(|state| state.timers.insert(fd, None));
+        Ok(Self(fd))
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.0
+    }
+
+    pub fn set(&self, after: Duration) {
+        let at = from_now(after);
+        world().change(|state| state.timers.insert(self.0, Some(at)));
+    }
+}
+
+pub fn wait_first(bell: &Bell, timers: Option<&[Timer; 2]>, limit: Option<Duration>) {
+    let wait = match timers {
+        Some([one, other]) => Wait::Timers(bell.0, [one.0, other.0]),
+        None => Wait::Bell(bell.0),
+    };
+    world().sleep(wait, limit.map(from_now));
 }
 
 /// As a program that polls the descriptor of a channel.

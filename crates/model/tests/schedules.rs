@@ -32,6 +32,7 @@ scenarios! {
         a_leader_runs_timers
         a_descriptor_that_was_polled_is_not_forgotten
         a_descriptor_that_was_polled_is_not_forgotten_beside_a_leader
+        that_polling_has_stopped_is_noticed
         a_program_that_waits_on_the_descriptor_is_woken
         exit_is_told_to_all;
 }

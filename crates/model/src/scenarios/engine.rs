@@ -229,7 +229,7 @@ fn poller(engine: &Arc<Engine>, probe: &Arc<Probe>, token: Token) -> Thread {
     start(move || {
         let mut parked = None;
         for _ in 0..40 {
-            engine.note_earnest();
+            engine.note_earnest(false);
             if parked.is_none_or(|mark| !engine.is_parked(mark)) {
                 parked = engine.park(token);
             }
@@ -259,6 +259,34 @@ pub fn a_descriptor_that_was_polled_is_not_forgotten() {
     poller.join();
     probe.socket.arrive();
     probe.read.wait(4);
+}
+
+/// Threads that poll in earnest push back what wakes the background thread. When the last of them stops, at any moment, what comes is
+/// served, and soon, although the background thread sleeps without a limit of its own.
+pub fn that_polling_has_stopped_is_noticed() {
+    // What the watchdog takes, and looks at the clock that were held up.
+    const SOON: Duration = Duration::from_millis(20);
+    let engine = Engine::start().unwrap();
+    let (probe, token) = Probe::new(&engine, None);
+    let (other, _) = Probe::new(&engine, None);
+    let pollers = [(), ()].map(|()| poller(&engine, &probe, token));
+    other.socket.arrive();
+    pollers.into_iter().for_each(Thread::join);
+    let stopped = sys::now();
+    probe.socket.arrive();
+    probe.read.wait(1);
+    let late = sys::now().saturating_duration_since(stopped);
+    assert!(late < SOON, "{late:?} late");
+    // And once more, when the background thread has been back among the sockets for a while.
+    sys::sleep(Duration::from_millis(1));
+    let again = start({
+        let engine = engine.clone();
+        move || (0..40).for_each(|_| engine.note_earnest(true))
+    });
+    other.socket.arrive();
+    again.join();
+    probe.socket.arrive();
+    probe.read.wait(2);
 }
 
 /// Nor is it while another thread sleeps on the sockets and keeps the background thread away.
@@ -291,7 +319,7 @@ pub fn a_program_that_waits_on_the_descriptor_is_woken() {
         start(move || {
             for _ in 0..2 {
                 for _ in 0..3 {
-                    engine.note_earnest();
+                    engine.note_earnest(false);
                     engine.poll_once();
                 }
                 channel.armed();
