@@ -264,11 +264,71 @@ static void overflow(void)
 	pair_close(&p);
 }
 
+/* What is not polled when the queue pair is destroyed or reset never is: its wr_id may point to memory that was freed. */
+static void purging(void)
+{
+	struct ibv_wc wc;
+	struct pair p;
+
+	pair_open(&p);
+	for (int n = 0; n < 4; n++)
+		send_empty(&p, 0);
+	MUST(post_recv(&p.s, NULL, 0, 0) == 0);
+	MUST(post(&p.c, IBV_WR_SEND, IBV_SEND_SIGNALED, NULL, 0, 0, 0, 0) == 0);
+	/* Its completion is there once the peer's is, but is not polled. */
+	for (uint64_t end = now_ms() + LIMIT_MS; now_ms() < end && poll_within(p.s.scq, &wc, QUIET_MS);)
+		;
+	MUST(ibv_req_notify_cq(p.s.rcq, 0) == 0);
+	rdma_destroy_qp(p.s.id);
+	p.s.qp = NULL;
+	check(ibv_poll_cq(p.s.rcq, 1, &wc) == 0, "destroy_qp takes completions along", "%d", (int)wc.wr_id);
+	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "and makes no event", "an event");
+	MUST(to(p.c.qp, IBV_QPS_ERR) == 0 && post_recv(&p.c, NULL, 0, 7) == 0);
+	MUST(to(p.c.qp, IBV_QPS_RESET) == 0);
+	check(ibv_poll_cq(p.c.scq, 1, &wc) == 0 && ibv_poll_cq(p.c.rcq, 1, &wc) == 0, "so does RESET", "%d", (int)wc.wr_id);
+	pair_close(&p);
+}
+
+/* 2,000 receives went into a queue of 16 without one poll. */
+static void throttling(void)
+{
+	struct ibv_async_event event;
+	struct ibv_wc wc;
+	struct pair p;
+	int rc, sent = 0, received = 0, polled = 0;
+
+	pair_open_with(&p, (struct options){ .cqe = 16 });
+	while (sent < 2000 || polled < 2000) {
+		while (received < 2000 && (rc = post_recv(&p.s, NULL, 0, 0)) == 0)
+			received++;
+		MUST(received == 2000 || rc == ENOMEM);
+		while (sent < 2000 && (rc = post(&p.c, IBV_WR_SEND, IBV_SEND_SIGNALED, NULL, 0, 0, 0, 0)) == 0)
+			sent++;
+		MUST(sent == 2000 || rc == ENOMEM);
+		if (received - polled > 16) {
+			check(false, "a receive's place is free when it was polled", "%d posted, %d polled", received, polled);
+			return;
+		}
+		MUST(ibv_poll_cq(p.c.scq, 1, &wc) == 0 || wc.status == IBV_WC_SUCCESS);
+		rc = ibv_poll_cq(p.s.rcq, 1, &wc);
+		MUST(rc == 0 || (rc == 1 && wc.status == IBV_WC_SUCCESS));
+		polled += rc;
+	}
+	check(true, "posts until ENOMEM overrun no CQ as deep as the queue", " ");
+	if (readable(p.c.id->verbs->async_fd, 0)) {
+		MUST(ibv_get_async_event(p.c.id->verbs, &event) == 0);
+		check(false, "and make no asynchronous event", "%s", ibv_event_type_str(event.event_type));
+		ibv_ack_async_event(&event);
+	}
+	pair_close(&p);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "flushing", flushing }, { "notifying", notifying }, { "acknowledging", acknowledging },
 		{ "async_acknowledging", async_acknowledging }, { "overflow", overflow },
+		{ "purging", purging }, { "throttling", throttling },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

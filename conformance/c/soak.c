@@ -488,8 +488,8 @@ static void end_open(struct end *e, struct side *side, unsigned int *seed)
 	MUST(side->cc = ibv_create_comp_channel(side->id->verbs));
 	if (e->mode != 1)
 		MUST(fcntl(side->cc->fd, F_SETFL, fcntl(side->cc->fd, F_GETFL) | O_NONBLOCK) == 0);
-	/* The error state refuses nothing, so there is room for what a poster adds before it notices. */
-	MUST(e->cq = ibv_create_cq(side->id->verbs, 1024, e, side->cc, 0));
+	/* As deep as its work queues: posting is refused before it overruns, in the error state, too. */
+	MUST(e->cq = ibv_create_cq(side->id->verbs, e->shared ? 1024 : SENDS + RECVS, e, side->cc, 0));
 	attr.send_cq = attr.recv_cq = e->cq;
 	if (e->shared)
 		attr.srq = pool.srq;
@@ -529,9 +529,13 @@ static void end_drain(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
 	struct ibv_sge sge = sge_of(e->mr, 0, 1);
+	int rc;
 
 	MUST(ibv_modify_qp(e->side->qp, &attr, IBV_QP_STATE) == 0);
-	MUST(post(e->side, IBV_WR_SEND, 0, &sge, 1, 0, 0, SENTINEL) == 0);
+	/* There is a place for it when the completions of others were polled. */
+	while ((rc = post(e->side, IBV_WR_SEND, 0, &sge, 1, 0, 0, SENTINEL)) == ENOMEM)
+		nap(100);
+	MUST(rc == 0);
 	end_takers_join(e);
 }
 

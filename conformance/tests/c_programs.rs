@@ -37,7 +37,18 @@ const GROUPS: [(&str, &[&str]); 8] = [
             "invalidation",
         ],
     ),
-    ("completions", &["flushing", "notifying", "acknowledging", "async_acknowledging", "overflow"]),
+    (
+        "completions",
+        &[
+            "flushing",
+            "notifying",
+            "acknowledging",
+            "async_acknowledging",
+            "overflow",
+            "purging",
+            "throttling",
+        ],
+    ),
     (
         "errno_cm",
         &[

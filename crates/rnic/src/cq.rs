@@ -19,10 +19,71 @@ enum Armed {
 }
 
 struct Inner {
-    ring: VecDeque<Wc>,
+    ring: VecDeque<Entry>,
     depth: usize,
     armed: Armed,
+    /// Work queues that complete here, each at its key, and the keys that are unused.
+    work_queues: Vec<Option<Arc<Places>>>,
+    unused_keys: Vec<u32>,
 }
+
+struct Entry {
+    wc: Wc,
+    /// The work queue, and the place after that of the work request in it.
+    key: u32,
+    tail: u32,
+}
+
+impl Inner {
+    /// The program has the completion, or will never get it: its work request's place is free.
+    fn free_place(&self, entry: &Entry) {
+        if let Some(Some(places)) = self.work_queues.get(entry.key as usize) {
+            places.free(entry.tail);
+        }
+    }
+}
+
+/// Which places of a work queue are free again.
+///
+/// A place is taken from the post until the completion is *polled*, as in the providers of adapters (mlx4's and mlx5's `poll_cq` advance the
+/// tail of the work queue). So a program that posts until the queue is full cannot overrun a completion queue that is as deep as
+/// its work queues.
+#[derive(Debug)]
+pub(crate) struct Places {
+    freed: AtomicU32,
+    /// Several queue pairs with completion queues of their own complete the receives of a shared receive queue, in any order.
+    shared: bool,
+}
+
+impl Places {
+    /// Of a queue whose work requests complete in the order they were posted, on one completion queue.
+    pub fn in_order() -> Arc<Self> {
+        Arc::new(Self { freed: AtomicU32::new(0), shared: false })
+    }
+
+    /// Of a shared receive queue.
+    pub fn shared() -> Arc<Self> {
+        Arc::new(Self { freed: AtomicU32::new(0), shared: true })
+    }
+
+    /// How many were freed since the start; wraps.
+    pub fn freed(&self) -> u32 {
+        self.freed.load(Ordering::Acquire)
+    }
+
+    /// Frees all places before `tail`, or one of a shared queue.
+    pub fn free(&self, tail: u32) {
+        if self.shared {
+            self.freed.fetch_add(1, Ordering::Release);
+        } else {
+            // Under the completion queue's lock, so in order.
+            self.freed.store(tail, Ordering::Release);
+        }
+    }
+}
+
+/// The key of a completion that frees no place.
+const NO_KEY: u32 = u32::MAX;
 
 /// Something whose progress may bring completions to a queue: a queue pair with its socket.
 pub trait Feeder: Send + Sync {
@@ -48,6 +109,41 @@ pub struct Cq {
     /// Written under the ring's lock, read without: a hint.
     favourite: AtomicU32,
     streak: AtomicU32,
+}
+
+/// Where the work requests of one queue complete. Its completions go with it.
+pub(crate) struct Outlet {
+    cq: Arc<Cq>,
+    key: u32,
+}
+
+impl Outlet {
+    /// `places` are the work queue's.
+    pub fn new(cq: Arc<Cq>, places: Arc<Places>) -> Self {
+        let key = cq.add_work_queue(places);
+        Self { cq, key }
+    }
+
+    pub fn cq(&self) -> &Arc<Cq> {
+        &self.cq
+    }
+
+    /// See [`Cq::push`]. When the program polls it, the work queue's places before `tail` are free.
+    #[inline]
+    pub fn push(&self, tail: u32, wc: Wc, solicited: bool) -> bool {
+        self.cq.push_of(self.key, tail, wc, solicited)
+    }
+
+    /// Drops what the program has not polled; see [`Cq::purge`].
+    pub fn purge(&self) {
+        self.cq.purge(self.key);
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.cq.remove_work_queue(self.key);
+    }
 }
 
 /// Queue pairs by number: thousands may share a queue, and come and go one by one.
@@ -83,6 +179,8 @@ impl Cq {
                 ring: VecDeque::new(),
                 depth: depth.max(1) as usize,
                 armed: Armed::No,
+                work_queues: Vec::new(),
+                unused_keys: Vec::new(),
             }),
             waiting: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
@@ -107,12 +205,14 @@ impl Cq {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return 0;
         }
-        let mut inner = self.inner.lock();
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
         let n = inner.ring.len().min(max);
         self.waiting.store(inner.ring.len() - n, Ordering::Release);
         for _ in 0..n {
-            if let Some(wc) = inner.ring.pop_front() {
-                sink(wc);
+            if let Some(entry) = inner.ring.pop_front() {
+                inner.free_place(&entry);
+                sink(entry.wc);
             }
         }
         n
@@ -157,12 +257,23 @@ impl Cq {
     /// Returns false when the queue is full: the completion is lost, an asynchronous event says so once, and the
     /// caller's queue pair has to go to the error state.
     pub fn push(&self, wc: Wc, solicited: bool) -> bool {
+        self.push_of(NO_KEY, 0, wc, solicited)
+    }
+
+    /// The same, of the work queue at `key`: the program's poll frees the places before `tail`.
+    fn push_of(&self, key: u32, tail: u32, wc: Wc, solicited: bool) -> bool {
         let event = {
             let mut inner = self.inner.lock();
             if inner.ring.len() >= inner.depth {
                 let first = !self.overflowed.swap(true, Ordering::Relaxed);
+                let depth = inner.depth;
                 drop(inner);
                 if first {
+                    tracing::error!(
+                        depth,
+                        qpn = wc.qp_num,
+                        "completion queue overflow: it is full of completions that the program has not polled, and the next one is lost"
+                    );
                     self.async_sink.async_event(AsyncEvent { kind: EventKind::CqErr, cookie: self.cookie });
                 }
                 return false;
@@ -182,7 +293,7 @@ impl Cq {
                 self.favourite.store(wc.qp_num, Ordering::Relaxed);
                 self.streak.store(0, Ordering::Relaxed);
             }
-            inner.ring.push_back(wc);
+            inner.ring.push_back(Entry { wc, key, tail });
             self.waiting.store(inner.ring.len(), Ordering::Release);
             event
         };
@@ -190,6 +301,49 @@ impl Cq {
             sink.completion_event(self.cookie);
         }
         true
+    }
+
+    /// Adds a work queue whose completions come here; returns its key.
+    fn add_work_queue(&self, places: Arc<Places>) -> u32 {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        if let Some(key) = inner.unused_keys.pop()
+            && let Some(place) = inner.work_queues.get_mut(key as usize)
+        {
+            *place = Some(places);
+            return key;
+        }
+        inner.work_queues.push(Some(places));
+        u32::try_from(inner.work_queues.len() - 1).unwrap_or(NO_KEY)
+    }
+
+    /// Drops the completions of a work queue that the program has not polled. Their places are free. Events stay.
+    ///
+    /// Providers of adapters do so when a queue pair is destroyed or reset (`mlx5_destroy_qp` and `mlx5_modify_qp` call
+    /// `mlx5_cq_clean`, mlx4, hns, irdma and bnxt_re have the like), and programs free what the `wr_id` points to right after.
+    fn purge(&self, key: u32) {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        let work_queues = &inner.work_queues;
+        inner.ring.retain(|entry| {
+            let stays = entry.key != key;
+            if !stays && let Some(Some(places)) = work_queues.get(key as usize) {
+                places.free(entry.tail);
+            }
+            stays
+        });
+        self.waiting.store(inner.ring.len(), Ordering::Release);
+    }
+
+    /// Removes a work queue, with its completions.
+    fn remove_work_queue(&self, key: u32) {
+        self.purge(key);
+        let mut inner = self.inner.lock();
+        if let Some(place) = inner.work_queues.get_mut(key as usize)
+            && place.take().is_some()
+        {
+            inner.unused_keys.push(key);
+        }
     }
 
     /// Adds a feeder: the queue pair with this number.
@@ -291,6 +445,29 @@ mod tests {
         assert_eq!(events.0.load(Ordering::Relaxed), 1);
         assert!(cq.overflowed());
         assert_eq!(cq.poll(10, |_| ()), 2);
+    }
+
+    #[test]
+    fn a_queue_that_goes_takes_its_completions_along() {
+        let cq = Cq::new(16, 0, None, Arc::new(Count::default()));
+        let (places, shared) = (Places::in_order(), Places::shared());
+        let gone = Outlet::new(cq.clone(), places.clone());
+        let stays = Outlet::new(cq.clone(), shared.clone());
+        for tail in 1..=3 {
+            assert!(gone.push(tail, Wc { wr_id: 1, ..wc(WcStatus::Success) }, false));
+            assert!(stays.push(tail, Wc { wr_id: 2, ..wc(WcStatus::Success) }, false));
+        }
+        assert_eq!(cq.poll(1, |wc| assert_eq!(wc.wr_id, 1)), 1);
+        assert_eq!((places.freed(), shared.freed()), (1, 0));
+        drop(gone);
+        assert_eq!((places.freed(), shared.freed()), (3, 0));
+        // Another one may get the key of the one that is gone.
+        let next = Outlet::new(cq.clone(), Places::in_order());
+        assert!(next.push(1, Wc { wr_id: 3, ..wc(WcStatus::Success) }, false));
+        let mut found = Vec::new();
+        cq.poll(16, |wc| found.push(wc.wr_id));
+        assert_eq!((found, shared.freed()), (vec![2, 2, 2, 3], 3));
+        assert!(cq.is_empty());
     }
 
     #[derive(Default)]

@@ -7,12 +7,16 @@
 //! A Send that finds none waits, and its queue pair gets in line. A refill keeps one receive for each that waits, the one that
 //! has waited longest first, and wakes only those. Kept receives are nobody else's: a busy queue pair cannot empty the pool
 //! in front of the line, and one that is woken never finds it empty. Only what is left over is free for all.
+//!
+//! A receive's place is free for another post when the program has polled its completion, whichever queue pair completed it
+//! ([`Places`]); so it is with mlx5, whose `mlx5_free_srq_wqe` is called from polling.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
+use crate::cq::Places;
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::pd::Pd;
@@ -135,7 +139,7 @@ impl Srq {
     pub fn new(init: SrqInit) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Inner {
-                queue: RecvQueue::new(init.max_wr, init.max_sge),
+                queue: RecvQueue::shared(init.max_wr, init.max_sge),
                 limit: 0,
                 waiting: VecDeque::new(),
                 kept: HashSet::new(),
@@ -150,6 +154,11 @@ impl Srq {
     /// Its protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
+    }
+
+    /// Where polls, and queue pairs that drop a receive they took, free its places.
+    pub(crate) fn places(&self) -> Arc<Places> {
+        self.inner.lock().queue.places().clone()
     }
 
     /// Its attributes.
@@ -284,7 +293,8 @@ mod tests {
             let waiter: Weak<dyn Waiter> = Arc::downgrade(&self.waiters[n]) as Weak<dyn Waiter>;
             let taken = self.srq.take(n as u32, &mut to, Some(&waiter));
             assert_eq!(taken, to.front().is_some());
-            to.pop().map(|slot| slot.wr_id)
+            // Its completion is polled at once.
+            to.pop().inspect(|_| self.srq.places().free(0)).map(|slot| slot.wr_id)
         }
 
         fn woken(&self) -> [usize; 4] {
@@ -309,6 +319,21 @@ mod tests {
         assert!(matches!(result, Err((0, _))));
         assert_eq!(f.take(0), Some(0));
         f.post(8..9).unwrap();
+    }
+
+    /// As a queue pair's own queue does; the completions of several queue pairs free places in any order.
+    #[test]
+    fn a_place_is_free_when_its_completion_was_polled() {
+        let f = Fixture::new();
+        f.post(0..8).unwrap();
+        let mut own = RecvQueue::new(1, 2);
+        for _ in 0..8 {
+            assert!(f.srq.take(1, &mut own, None));
+            own.pop();
+            assert_eq!(f.post(8..9), Err((0, VerbsError::QueueFull)));
+        }
+        f.srq.places().free(0);
+        assert_eq!(f.post(8..10), Err((1, VerbsError::QueueFull)));
     }
 
     #[test]

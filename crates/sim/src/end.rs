@@ -33,8 +33,8 @@ pub struct EndConfig {
     pub shared_recv: bool,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
-    /// Entries of each completion queue.
-    pub cq_depth: u32,
+    /// Entries of each completion queue; none: as many as the work queue that completes there has places.
+    pub cq_depth: Option<u32>,
     /// Its number, which completions carry.
     pub qpn: u32,
 }
@@ -51,7 +51,7 @@ impl Default for EndConfig {
             },
             shared_recv: false,
             sq_sig_all: false,
-            cq_depth: 4096,
+            cq_depth: None,
             qpn: 0x101,
         }
     }
@@ -145,8 +145,8 @@ impl End {
     /// An end in RESET, with completion queues and a protection domain of its own.
     pub fn new(config: EndConfig) -> Self {
         let events = Arc::new(Events::default());
-        let cq = || Cq::new(config.cq_depth, 0, Some(events.clone()), events.clone());
-        let (send_cq, recv_cq) = (cq(), cq());
+        let cq = |places| Cq::new(config.cq_depth.unwrap_or(places), 0, Some(events.clone()), events.clone());
+        let (send_cq, recv_cq) = (cq(config.caps.max_send_wr), cq(config.caps.max_recv_wr));
         let pd = Pd::new();
         let srq = config.shared_recv.then(|| {
             Srq::new(SrqInit {
@@ -211,6 +211,11 @@ impl End {
     /// The completions of its receives since the last call.
     pub fn recvs(&self) -> Vec<Wc> {
         take(&self.recv_cq)
+    }
+
+    /// Whether there is nothing to poll.
+    pub fn is_empty_of_completions(&self) -> bool {
+        self.send_cq.is_empty() && self.recv_cq.is_empty()
     }
 
     /// Bytes moved since the start, both ways; stands still when nothing happens.

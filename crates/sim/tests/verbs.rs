@@ -90,6 +90,7 @@ fn waiting_inline_data() {
         p.world.settle();
         let expected: Vec<u8> = (0..8).flat_map(|n| [round * 8 + n; 16]).collect();
         assert_eq!(p.memory[1].read(0, 8 * 16), expected);
+        assert_eq!(p.world.end(B).recvs().len(), 8);
     }
     assert_eq!(p.sends(), []);
 }
@@ -291,4 +292,116 @@ fn a_second_stream_after_reset() {
     assert_eq!(waiting, 2 + 18 + 8 + 4);
     assert_eq!(p.sends(), [(2, WcStatus::Success)]);
     assert_eq!(p.world.end(A).events.kinds(), [] as [EventKind; 0]);
+}
+
+/// 2,000 receives went into a queue of 16 without one poll, and then the completion queue was full: with adapters, a place is free when its
+/// completion was polled.
+#[test]
+fn a_program_that_is_throttled_by_a_full_queue_cannot_overrun_its_completion_queue() {
+    let mut p =
+        Pair::new(4, StreamParams { peer_is_uwarp: true, placement_acks: true, ..StreamParams::default() });
+    let (from, to) = (p.sge(A, 0, 8), p.sge(B, 0, 8));
+    let (mut sent, mut received) = (0..100, 0..100);
+    let (mut polled_sends, mut polled_recvs) = (0, 0);
+    while polled_recvs < 100 || polled_sends < 100 {
+        // As many as go in, before each poll.
+        for _ in 0..50 {
+            if let Some(id) = received.clone().next() {
+                match p.recv(B, id, to) {
+                    Ok(()) => _ = received.next(),
+                    Err(e) => assert_eq!(e, VerbsError::QueueFull),
+                }
+            }
+            if let Some(id) = sent.clone().next() {
+                match p.post(id, SEND, SendFlags::SIGNALED, &[from]) {
+                    Ok(()) => _ = sent.next(),
+                    Err(e) => assert_eq!(e, VerbsError::QueueFull),
+                }
+            }
+            p.world.settle();
+        }
+        assert!(sent.start - polled_sends <= 4 && received.start - polled_recvs <= 4);
+        // One at a time: a place for each.
+        p.world
+            .end(A)
+            .send_cq
+            .poll(1, |wc| assert_eq!((wc.wr_id, wc.status), (polled_sends, WcStatus::Success)));
+        p.world
+            .end(B)
+            .recv_cq
+            .poll(1, |wc| assert_eq!((wc.wr_id, wc.status), (polled_recvs, WcStatus::Success)));
+        (polled_sends, polled_recvs) = (polled_sends + 1, polled_recvs + 1);
+    }
+    assert!(p.world.end(A).is_empty_of_completions() && p.world.end(B).is_empty_of_completions());
+}
+
+/// Places of work requests that make no completion are free with the next one that does, or when there is nothing to poll.
+#[test]
+fn places_of_unsignalled_work_requests() {
+    let mut p = Pair::new(4, StreamParams { peer_is_uwarp: true, ..StreamParams::default() });
+    let write = SendOp::Write { stag: p.mr[1].stag(), to: p.memory[1].addr(0) };
+    let sge = p.sge(A, 0, 8);
+    for id in 0..20 {
+        p.post(id, write, SendFlags::empty(), &[sge]).unwrap();
+        p.world.settle();
+    }
+    for (id, flags) in [SendFlags::empty(), SendFlags::SIGNALED, SendFlags::empty(), SendFlags::SIGNALED]
+        .into_iter()
+        .enumerate()
+    {
+        p.post(id as u64, write, flags, &[sge]).unwrap();
+    }
+    p.world.settle();
+    assert_eq!(p.post(9, write, SendFlags::empty(), &[sge]), Err(VerbsError::QueueFull));
+    p.world.end(A).send_cq.poll(1, |wc| assert_eq!(wc.wr_id, 1));
+    for _ in 0..2 {
+        p.post(9, write, SendFlags::empty(), &[sge]).unwrap();
+    }
+    p.world.settle();
+    assert_eq!(p.post(9, write, SendFlags::empty(), &[sge]), Err(VerbsError::QueueFull));
+    assert_eq!(p.sends(), [(3, WcStatus::Success)]);
+    for _ in 0..4 {
+        p.post(9, write, SendFlags::empty(), &[sge]).unwrap();
+    }
+}
+
+/// In the error state, too: what is flushed at once takes a place until it is polled.
+#[test]
+fn flushed_work_requests_cannot_overrun_a_completion_queue() {
+    let mut p = Pair::new(4, StreamParams { peer_is_uwarp: true, ..StreamParams::default() });
+    let sge = p.sge(A, 0, 8);
+    p.recv(A, 0, sge).unwrap();
+    p.to(A, QpState::Err).unwrap();
+    for round in 0..3 {
+        let expected = if round == 0 { 3 } else { 4 };
+        assert_eq!((1..10).take_while(|id| p.recv(A, *id, sge).is_ok()).count(), expected);
+        assert_eq!((1..10).take_while(|id| p.post(*id, SEND, SendFlags::empty(), &[sge]).is_ok()).count(), 4);
+        assert_eq!((p.sends().len(), p.world.end(A).recvs().len()), (4, 4));
+    }
+    assert_eq!(p.world.end(A).events.kinds(), []);
+}
+
+/// Completions of a queue pair were polled after its reset, with the addresses of freed memory in them.
+#[test]
+fn no_completion_outlasts_a_reset() {
+    let mut p = Pair::usual();
+    let (from, to) = (p.sge(A, 0, 8), p.sge(B, 0, 8));
+    for id in 0..3 {
+        p.recv(B, id, to).unwrap();
+        p.recv(A, id, from).unwrap();
+        p.post(id, SEND, SendFlags::SIGNALED, &[from]).unwrap();
+    }
+    p.world.settle();
+    p.to(B, QpState::Err).unwrap();
+    p.to(B, QpState::Reset).unwrap();
+    p.to(A, QpState::Reset).unwrap();
+    for side in Side::BOTH {
+        assert!(p.world.end(side).is_empty_of_completions());
+        p.world.settle();
+        assert!(p.world.end(side).is_empty_of_completions());
+        // All places are free.
+        p.world.end(side).init();
+        let sge = p.sge(side, 0, 8);
+        assert_eq!((0..20).take_while(|id| p.recv(side, *id, sge).is_ok()).count(), 8);
+    }
 }

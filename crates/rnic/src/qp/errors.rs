@@ -136,6 +136,10 @@ impl QpCore {
     /// A completion queue was full: what should have been told is lost, so the stream cannot go on.
     pub(super) fn check_overflow(&mut self) {
         if std::mem::take(&mut self.cq_overflow) {
+            tracing::error!(
+                qpn = self.qpn,
+                "a completion was lost to a full completion queue, so the queue pair fails"
+            );
             self.fail(TerminateError::LocalCatastrophic, None);
         }
     }

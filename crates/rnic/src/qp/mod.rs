@@ -33,7 +33,7 @@ use uwarp_proto::rx::RxState;
 use uwarp_proto::setup::PeerData;
 use uwarp_wire::terminate::TerminateError;
 
-use crate::cq::Cq;
+use crate::cq::{Cq, Outlet};
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::mr::{Access, MrCache, MrUse};
@@ -152,8 +152,8 @@ pub enum Disconnect {
 pub struct QpCore {
     qpn: u32,
     pd: Arc<Pd>,
-    send_cq: Arc<Cq>,
-    recv_cq: Arc<Cq>,
+    send_cq: Outlet,
+    recv_cq: Outlet,
     shared: Option<Shared>,
     cookie: u64,
     async_sink: Arc<dyn AsyncSink>,
@@ -258,11 +258,13 @@ impl QpCore {
                 queues::RecvQueue::new(1, srq.query().max_sge)
             }
         };
+        let sq = queues::SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data);
+        let receive_places = init.srq.as_ref().map_or_else(|| rq.places().clone(), |srq| srq.places());
         Self {
             qpn,
             pd: init.pd,
-            send_cq: init.send_cq,
-            recv_cq: init.recv_cq,
+            send_cq: Outlet::new(init.send_cq, sq.places().clone()),
+            recv_cq: Outlet::new(init.recv_cq, receive_places),
             shared: init.srq.map(|srq| Shared { srq, waiter: None, waiting: false, woken: Woken::default() }),
             cookie: init.cookie,
             async_sink: init.async_sink,
@@ -286,7 +288,7 @@ impl QpCore {
             },
             given: Given::default(),
             notify_sqd: false,
-            sq: queues::SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data),
+            sq,
             rq,
             local: MrCache::default(),
             remote: MrCache::default(),
@@ -313,7 +315,7 @@ impl QpCore {
 
     /// Its completion queues: for sends, for receives.
     pub fn cqs(&self) -> (&Arc<Cq>, &Arc<Cq>) {
-        (&self.send_cq, &self.recv_cq)
+        (self.send_cq.cq(), self.recv_cq.cq())
     }
 
     /// Its shared receive queue.
@@ -389,7 +391,14 @@ impl QpCore {
     fn enter(&mut self, to: QpState, notify_sqd: bool) {
         match to {
             QpState::Reset => {
+                self.send_cq.purge();
+                self.recv_cq.purge();
                 self.sq.clear();
+                if let Some(shared) = &self.shared {
+                    // The receive of a message in progress, which makes no completion now.
+                    let places = shared.srq.places();
+                    (0..self.rq.len()).for_each(|_| places.free(0));
+                }
                 self.rq.clear();
                 self.leave_line();
                 if let Some(stream) = &mut self.stream {
@@ -436,6 +445,7 @@ impl QpCore {
         }
         if self.attr.state == QpState::Err {
             self.check_post(wr)?;
+            self.sq.pass()?;
             let opcode = transmit::wc_opcode(wr.op);
             self.complete_send(Wc::new(wr.wr_id, WcStatus::WrFlushErr, opcode, self.qpn));
             return Ok(());
@@ -467,6 +477,7 @@ impl QpCore {
             return Err(VerbsError::Invalid("the queue pair is in RESET"));
         }
         if self.attr.state == QpState::Err {
+            self.rq.pass()?;
             let wc = Wc::new(wr.wr_id, WcStatus::WrFlushErr, crate::wr::WcOpcode::Recv, self.qpn);
             self.complete_recv(wc, false);
             return Ok(());
@@ -683,18 +694,18 @@ impl QpCore {
         self.async_sink.async_event(AsyncEvent { kind, cookie: self.cookie });
     }
 
+    /// Completes the send work request that was taken out of the queue right before.
     fn complete_send(&mut self, wc: Wc) {
         self.count_failure(&wc);
-        if !self.send_cq.push(wc, false) {
-            self.cq_overflow = true;
-        }
+        let tail = self.sq.completes();
+        self.cq_overflow |= !self.send_cq.push(tail, wc, false);
     }
 
+    /// Completes the receive that was taken out of the queue right before.
     fn complete_recv(&mut self, wc: Wc, solicited: bool) {
         self.count_failure(&wc);
-        if !self.recv_cq.push(wc, solicited) {
-            self.cq_overflow = true;
-        }
+        let tail = self.rq.completes();
+        self.cq_overflow |= !self.recv_cq.push(tail, wc, solicited);
     }
 
     /// Makes the completions of the oldest send work requests that are done.

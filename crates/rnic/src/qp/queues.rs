@@ -4,7 +4,9 @@
 //! nothing.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use crate::cq::Places;
 use crate::error::VerbsError;
 use crate::mem::{self, MemSeg};
 use crate::mr::Part;
@@ -53,6 +55,12 @@ pub(super) struct SendQueue {
     pub head: u64,
     /// Number of the first slot that is not cut into segments.
     pub next: u64,
+    /// The program's polls free places here.
+    places: Arc<Places>,
+    /// Number of the first slot whose place is taken, as known.
+    freed: u64,
+    /// What [`Self::places`] will say when the program has polled all completions there are.
+    to_poll: u64,
     depth: u32,
     max_sge: u32,
     max_inline: u32,
@@ -67,10 +75,48 @@ impl SendQueue {
             inline: Vec::new(),
             head: 0,
             next: 0,
+            places: Places::in_order(),
+            freed: 0,
+            to_poll: 0,
             depth,
             max_sge,
             max_inline,
         }
+    }
+
+    /// Where polls free places.
+    pub fn places(&self) -> &Arc<Places> {
+        &self.places
+    }
+
+    /// The oldest slot, which was dropped right before, makes a completion: the places before this number are free when it is polled.
+    #[inline]
+    pub fn completes(&mut self) -> u32 {
+        self.to_poll = self.head;
+        self.head as u32
+    }
+
+    /// Whether every place is taken. That of a work request with a completion is free when the program has polled that. Those of others
+    /// are free with the next such one, as with adapters, and also when nothing is left to poll: programs that never ask for a completion
+    /// work with siw and rxe.
+    #[inline]
+    fn is_full(&mut self) -> bool {
+        if self.end() - self.freed < u64::from(self.depth) {
+            return false;
+        }
+        let unpolled = (self.to_poll as u32).wrapping_sub(self.places.freed());
+        self.freed = if unpolled == 0 { self.head } else { self.to_poll - u64::from(unpolled) };
+        self.end() - self.freed >= u64::from(self.depth)
+    }
+
+    /// Takes the place of a work request that is done at once.
+    pub fn pass(&mut self) -> Result<(), VerbsError> {
+        if self.is_full() {
+            return Err(VerbsError::QueueFull);
+        }
+        self.head += 1;
+        self.next = self.head;
+        Ok(())
     }
 
     pub fn depth(&self) -> u32 {
@@ -109,7 +155,7 @@ impl SendQueue {
 
     #[inline]
     pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
-        if self.slots.len() >= self.depth as usize {
+        if self.is_full() {
             return Err(VerbsError::QueueFull);
         }
         if wr.sges.len() > self.max_sge as usize {
@@ -188,8 +234,11 @@ impl SendQueue {
         self.slots.front()
     }
 
+    /// Drops everything. No completion of it is left, either.
     pub fn clear(&mut self) {
         while self.pop().is_some() {}
+        (self.freed, self.to_poll) = (self.head, self.head);
+        self.places.free(self.head as u32);
     }
 }
 
@@ -205,17 +254,62 @@ pub(crate) struct RqSlot {
 pub(crate) struct RecvQueue {
     slots: VecDeque<RqSlot>,
     sges: VecDeque<Sge>,
+    /// Posted since the start; wraps.
+    posted: u32,
+    /// The program's polls free places here.
+    places: Arc<Places>,
+    /// How many, as known.
+    freed: u32,
     depth: u32,
     max_sge: u32,
 }
 
 impl RecvQueue {
     pub fn new(depth: u32, max_sge: u32) -> Self {
-        Self { slots: VecDeque::new(), sges: VecDeque::new(), depth, max_sge }
+        Self::with(depth, max_sge, Places::in_order())
+    }
+
+    /// A shared receive queue's.
+    pub fn shared(depth: u32, max_sge: u32) -> Self {
+        Self::with(depth, max_sge, Places::shared())
+    }
+
+    fn with(depth: u32, max_sge: u32, places: Arc<Places>) -> Self {
+        Self { slots: VecDeque::new(), sges: VecDeque::new(), posted: 0, places, freed: 0, depth, max_sge }
+    }
+
+    /// Where polls free places.
+    pub fn places(&self) -> &Arc<Places> {
+        &self.places
+    }
+
+    /// The oldest receive, which was taken out right before, completes: the places before this number are free when that is polled.
+    #[inline]
+    pub fn completes(&self) -> u32 {
+        self.posted.wrapping_sub(self.slots.len() as u32)
+    }
+
+    /// Whether every place is taken, those of receives included whose completion was not polled.
+    #[inline]
+    fn is_full(&mut self) -> bool {
+        if self.posted.wrapping_sub(self.freed) < self.depth {
+            return false;
+        }
+        self.freed = self.places.freed();
+        self.posted.wrapping_sub(self.freed) >= self.depth
+    }
+
+    /// Takes the place of a receive that is done at once.
+    pub fn pass(&mut self) -> Result<(), VerbsError> {
+        if self.is_full() {
+            return Err(VerbsError::QueueFull);
+        }
+        self.posted = self.posted.wrapping_add(1);
+        Ok(())
     }
 
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
-        if self.slots.len() >= self.depth as usize {
+        if self.is_full() {
             return Err(VerbsError::QueueFull);
         }
         if wr.sges.len() > self.max_sge as usize {
@@ -225,6 +319,7 @@ impl RecvQueue {
         append(&mut self.sges, wr.sges);
         let sges = u16::try_from(wr.sges.len()).unwrap_or(u16::MAX);
         self.slots.push_back(RqSlot { wr_id: wr.wr_id, total, sges });
+        self.posted = self.posted.wrapping_add(1);
         Ok(())
     }
 
@@ -266,9 +361,12 @@ impl RecvQueue {
         self.depth = depth;
     }
 
+    /// Drops everything. No completion of it is left, either.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.sges.clear();
+        self.freed = self.posted;
+        self.places.free(self.posted);
     }
 }
 
@@ -355,6 +453,9 @@ mod tests {
         q.post(&wr).unwrap();
         assert_eq!(q.post(&wr), Err(VerbsError::QueueFull));
         q.pop();
+        let tail = q.completes();
+        assert_eq!(q.post(&wr), Err(VerbsError::QueueFull), "the completion is not polled");
+        q.places().free(tail);
         q.post(&wr).unwrap();
         let slot = *q.slot(2).unwrap();
         assert_eq!(q.sges(&slot).copied().collect::<Vec<_>>(), list);

@@ -272,7 +272,8 @@ pub fn run(plan: &Plan) -> Report {
         caps: plan.caps,
         shared_recv: plan.shared_recv,
         sq_sig_all: plan.sq_sig_all,
-        cq_depth: 4096,
+        // A program that polls when it is throttled cannot overrun it.
+        cq_depth: None,
         qpn: 0x100 + side as u32,
     });
     let mut world = World::new(plan.seed, config, plan.net, plan.faults);
@@ -288,13 +289,20 @@ pub fn run(plan: &Plan) -> Report {
             world.end(side).core.set_msn(msn);
         }
     }
-    let mut programs =
-        Programs { plan, layout: &layout, next_send: [0; 2], next_recv: [0; 2], aborted: false };
+    let mut programs = Programs {
+        plan,
+        layout: &layout,
+        next_send: [0; 2],
+        next_recv: [0; 2],
+        aborted: false,
+        sends: Default::default(),
+        recvs: Default::default(),
+    };
     world.run(&mut programs);
     let (posted, received) = (programs.next_send, programs.next_recv);
 
-    let mut report =
-        Report { struck: false, struck_late: false, sends: [vec![], vec![]], recvs: [vec![], vec![]], world };
+    let Programs { sends, recvs, .. } = programs;
+    let mut report = Report { struck: false, struck_late: false, sends, recvs, world };
     report.collect();
     report.struck = report.any_struck();
     let disturbed = report.disturbed(plan);
@@ -341,7 +349,7 @@ impl Report {
     }
 }
 
-/// The programs at both ends: they post what the plan says as soon as it says and the queue has room.
+/// The programs at both ends: they post what the plan says as soon as it says and the queue has room. They poll only when it has none.
 struct Programs<'a> {
     plan: &'a Plan,
     layout: &'a Layout,
@@ -349,6 +357,9 @@ struct Programs<'a> {
     next_send: [usize; 2],
     next_recv: [usize; 2],
     aborted: bool,
+    /// What they have polled.
+    sends: [Vec<Wc>; 2],
+    recvs: [Vec<Wc>; 2],
 }
 
 impl Programs<'_> {
@@ -408,7 +419,13 @@ impl Program for Programs<'_> {
             while self.recv(side).is_some_and(|b| b.at <= world.now()) {
                 match self.post_recv(world, side) {
                     Ok(()) => self.next_recv[side.index()] += 1,
-                    Err(VerbsError::QueueFull) => break,
+                    Err(VerbsError::QueueFull) => {
+                        let polled = world.end(side).recvs();
+                        if polled.is_empty() {
+                            break;
+                        }
+                        self.recvs[side.index()].extend(polled);
+                    }
                     Err(e) => {
                         assert_eq!(world.end(side).core.state(), QpState::Reset, "{e}");
                         break;
@@ -419,7 +436,13 @@ impl Program for Programs<'_> {
             while self.send(side).is_some_and(|b| b.at <= world.now()) {
                 match self.post_send(world, side) {
                     Ok(()) => self.next_send[side.index()] += 1,
-                    Err(VerbsError::QueueFull) => break,
+                    Err(VerbsError::QueueFull) => {
+                        let polled = world.end(side).sends();
+                        if polled.is_empty() {
+                            break;
+                        }
+                        self.sends[side.index()].extend(polled);
+                    }
                     Err(VerbsError::NotSupported(_)) if self.plan.damaged_without_crc() => {
                         // The bit was one of the peer's introduction: it is taken for a stranger.
                         break;

@@ -57,8 +57,12 @@ impl Duo {
             max_recv_sge: 4,
             max_inline_data: 64,
         };
-        let mut world =
-            World::new(1, [EndConfig { caps, cq_depth, ..EndConfig::default() }; 2], net, [fault, None]);
+        let mut world = World::new(
+            1,
+            [EndConfig { caps, cq_depth: Some(cq_depth), ..EndConfig::default() }; 2],
+            net,
+            [fault, None],
+        );
         let memory = [Arena::new(SIZE), Arena::new(SIZE)];
         let mr = Side::BOTH.map(|side| {
             let pd = world.end(side).pd.clone();

@@ -132,6 +132,7 @@ fn completions_run_ahead_of_placement_by_a_bounded_number_of_messages() {
     for wr_id in 0..128 {
         duo.recv(B, wr_id, 0, 64);
         duo.world.settle();
+        assert_eq!(duo.recvs(B).len(), 1);
     }
     assert_eq!(duo.sends(A).len(), 241 - 192);
     assert_eq!(duo.sent(B).iter().filter(|line| line.starts_with("Ack")).count(), 1);
