@@ -72,6 +72,7 @@ pub fn address<T: Object>(object: &T) -> *mut T::C {
 
 /// Gives an object to the program, until [`take`].
 pub fn give<T: Object>(object: Box<T>) -> *mut T::C {
+    uwarp_driver::object_made();
     Box::into_raw(object).cast::<u8>().wrapping_add(T::OFFSET).cast()
 }
 
@@ -108,6 +109,7 @@ pub unsafe fn take<T: Object>(c: *mut T::C) -> Result<Box<T>, Failure> {
     if c.is_null() {
         return Err(Failure::new(libc::EINVAL, format!("{} is NULL", T::NAME)));
     }
+    uwarp_driver::object_gone();
     // SAFETY: by the caller's promise it is the box that `give` gave away.
     Ok(unsafe { Box::from_raw(c.cast::<u8>().wrapping_sub(T::OFFSET).cast::<T>()) })
 }

@@ -90,6 +90,18 @@ fn the_log_says_why_a_call_was_refused() {
     assert!(text.contains("ibv_create_cq: cqe is outside what the device allows"), "{text}");
 }
 
+#[test]
+fn the_log_says_that_a_trace_cannot_be_written() {
+    let program = common::compile("refused", &["-libverbs"]);
+    let text = common::run(&program, &[("UWARP_TRACE", "/no such directory/trace.txt")]);
+    assert!(text.contains("no trace: cannot write /no such directory/trace.txt: "), "{text}");
+}
+
+#[test]
+fn a_child_forked_while_nothing_was_open_begins_afresh() {
+    common::passes("forked_before", &["-lrdmacm", "-libverbs"]);
+}
+
 /// "Resource temporarily unavailable" alone sent people to look for memory and descriptors.
 #[test]
 fn a_device_that_gets_no_thread_names_the_limits() {

@@ -638,6 +638,51 @@ static void life(void)
 	}
 }
 
+/* Over InfiniBand the end of a connection is followed by TIMEWAIT_EXIT, at both ends, as long as the id is not destroyed. */
+static void timewait(void)
+{
+	const char *expected = as_iwarp() ? "DISCONNECTED " : "DISCONNECTED TIMEWAIT_EXIT ";
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+	char client[256] = "", server[256] = "";
+	/* 4.096 us << 8, which is a millisecond. */
+	uint8_t timeout = 8;
+	struct pair p = { 0 };
+
+	listen_somewhere(&p);
+	resolve(&p);
+	MUST(rdma_set_option(p.c.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout) == 0);
+	side_resources(&p.c, &(struct options){ 0 });
+	MUST(rdma_connect(p.c.id, &param) == 0);
+	p.s.id = must_event(p.s.ch, RDMA_CM_EVENT_CONNECT_REQUEST).id;
+	MUST(rdma_set_option(p.s.id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout) == 0);
+	side_resources(&p.s, &(struct options){ 0 });
+	MUST(rdma_accept(p.s.id, &param) == 0);
+	must_event(p.c.ch, RDMA_CM_EVENT_ESTABLISHED);
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	check(message(&p.c, &p.s), "a message", "-");
+	MUST(rdma_disconnect(p.c.id) == 0);
+	for (int n = 0; n < 2; n++) {
+		note(p.c.ch, client, sizeof client, NULL, n && as_iwarp() ? QUIET_MS : LIMIT_MS);
+		if (strcmp(client, expected) == 0 && !as_iwarp())
+			break;
+	}
+	MUST(rdma_disconnect(p.s.id) == 0);
+	for (int n = 0; n < 2; n++) {
+		note(p.s.ch, server, sizeof server, NULL, n && as_iwarp() ? QUIET_MS : LIMIT_MS);
+		if (strcmp(server, expected) == 0 && !as_iwarp())
+			break;
+	}
+	check(strcmp(client, expected) == 0, "the end of a connection at the client", "%s", client);
+	check(strcmp(server, expected) == 0, "and at the server", "%s", server);
+	pair_close(&p);
+	/* One that is destroyed meanwhile hears of nothing, and nothing is left of it. */
+	pair_open(&p);
+	MUST(rdma_disconnect(p.c.id) == 0);
+	must_event(p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
+	must_event(p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	pair_close(&p);
+}
+
 static void *await_cm_event(void *channel)
 {
 	struct rdma_cm_event *event;
@@ -726,7 +771,7 @@ int main(int argc, char **argv)
 	static const struct group groups[] = {
 		{ "blocking", blocking }, { "rejecting_actively", rejecting_actively }, { "destroying", destroying },
 		{ "ports", ports }, { "loopback", loopback }, { "forking", forking }, { "threads", threads }, { "private_data", private_data },
-		{ "life", life }, { "cancelling", cancelling },
+		{ "life", life }, { "timewait", timewait }, { "cancelling", cancelling },
 	};
 
 	if (argc == 5 && strcmp(argv[1], "tries") == 0)

@@ -158,6 +158,14 @@ static inline struct rdma_cm_event must_event(struct rdma_event_channel *ch, enu
 	return event;
 }
 
+/* Whether the device passes for an RNIC, not for InfiniBand or RoCE. */
+static inline bool as_iwarp(void)
+{
+	const char *view = getenv("UWARP_VIEW");
+
+	return view && strcmp(view, "iwarp") == 0;
+}
+
 /* One end of a connection. */
 struct side {
 	struct rdma_event_channel *ch;

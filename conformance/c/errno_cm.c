@@ -240,8 +240,9 @@ static void rejecting(void)
 	MUST(post_recv(&p.c, NULL, 0, 1) == 0);
 	check(rdma_reject(p.s.id, no, sizeof no) == 0, "reject", "%m");
 	MUST(readable(p.c.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.c.ch, &event) == 0);
-	check(event->event == RDMA_CM_EVENT_REJECTED && event->status != 0, "the client's REJECTED, with a status",
-	      "%s, status %d", rdma_event_str(event->event), event->status);
+	/* InfiniBand's reason, IB_CM_REJ_CONSUMER_DEFINED, or an errno. */
+	check(event->event == RDMA_CM_EVENT_REJECTED && event->status == (as_iwarp() ? -ECONNREFUSED : 28),
+	      "the client's REJECTED, with the reason", "%s, status %d", rdma_event_str(event->event), event->status);
 	check(holds(event, no, sizeof no), "it carries the private data of reject", "%u bytes",
 	      event->param.conn.private_data_len);
 	MUST(rdma_ack_cm_event(event) == 0);
@@ -265,7 +266,8 @@ static void refused(void)
 	MUST(rdma_destroy_id(p.listener) == 0);
 	check(rdma_connect(p.c.id, &param) == 0, "connect to a port nobody listens on is started", "%m");
 	event = take_event(p.c.ch);
-	check(event.event == RDMA_CM_EVENT_REJECTED && event.status == -ECONNREFUSED, "and is REJECTED, -ECONNREFUSED",
+	/* IB_CM_REJ_INVALID_SERVICE_ID, or an errno. */
+	check(event.event == RDMA_CM_EVENT_REJECTED && event.status == (as_iwarp() ? -ECONNREFUSED : 8), "and is REJECTED",
 	      "%s, status %d", rdma_event_str(event.event), event.status);
 	side_close(&p.c);
 }

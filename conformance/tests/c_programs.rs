@@ -81,6 +81,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
             "threads",
             "private_data",
             "life",
+            "timewait",
             "cancelling",
         ],
     ),
@@ -102,6 +103,10 @@ const GROUPS: [(&str, &[&str]); 8] = [
     ("limits", &["advertised", "descriptors", "overflow", "receives"]),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended"]),
 ];
+
+/// Groups whose statements depend on the view, which are run as iWARP, too.
+const AS_IWARP: [(&str, &str); 3] =
+    [("errno_cm", "rejecting"), ("errno_cm", "refused"), ("cm_rules", "timewait")];
 
 /// How `verify` is run: address and environment.
 const VERIFY: [(&str, &[(&str, &str)]); 4] = [
@@ -125,6 +130,12 @@ fn main() -> ExitCode {
     let programs =
         Arc::new(Programs { dist: Dist::find(), built: Mutex::default(), net: Network::default() });
     let mut trials = Vec::new();
+    for (program, group) in AS_IWARP {
+        let programs = programs.clone();
+        trials.push(Trial::test(format!("{program} {group}, as iWARP"), move || {
+            Ok(programs.run(program, "127.0.0.1", Some(group), &[("UWARP_VIEW", "iwarp")])?)
+        }));
+    }
     for (program, groups) in GROUPS {
         for group in groups {
             let programs = programs.clone();

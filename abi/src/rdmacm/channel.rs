@@ -22,6 +22,7 @@ pub(super) fn create() -> Result<*mut rdma_event_channel, Failure> {
     let queue = EventChannel::new(cm()?.nic())?;
     let channel = Box::into_raw(Box::new(rdma_event_channel { fd: queue.fd() }));
     CHANNELS.lock().get_or_insert_default().insert(channel.addr(), queue);
+    uwarp_driver::object_made();
     Ok(channel)
 }
 
@@ -34,6 +35,7 @@ pub(super) fn queue(channel: *mut rdma_event_channel) -> Result<Arc<EventChannel
 /// Destroys a channel. Ids that report to it, and threads that wait on it, keep the queue alive.
 pub(super) fn destroy(channel: *mut rdma_event_channel) {
     if CHANNELS.lock().as_mut().is_some_and(|channels| channels.remove(&channel.addr()).is_some()) {
+        uwarp_driver::object_gone();
         // SAFETY: it was in the table, so `create` made it of a box, and only who took it out frees it.
         drop(unsafe { Box::from_raw(channel) });
     }

@@ -1,7 +1,8 @@
-//! The device as ids share it: opened once, with one protection domain, until the process ends.
+//! The device as ids share it: opened once, with one protection domain, until the process ends, or until it forks with nothing
+//! open: the child begins afresh.
 
 use std::ffi::c_int;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use uwarp_abi_types::verbs::{ibv_context, ibv_pd};
@@ -13,20 +14,30 @@ use crate::entry::Failure;
 use crate::ibverbs::device::Context;
 use crate::ibverbs::mr::ibv_alloc_pd;
 
-static CM: OnceLock<Arc<Cm>> = OnceLock::new();
+/// With the generation of the process that it was made in.
+static CM: Mutex<Option<(u32, Arc<Cm>)>> = Mutex::new(None);
 
 /// The connection manager of this process, if it has one yet.
-pub fn cm_if_any() -> Option<&'static Arc<Cm>> {
-    CM.get()
+pub fn cm_if_any() -> Option<Arc<Cm>> {
+    CM.lock()
+        .as_ref()
+        .filter(|(generation, _)| *generation == uwarp_driver::generation())
+        .map(|(_, cm)| cm.clone())
 }
 
 /// The connection manager of this process.
-pub fn cm() -> Result<&'static Arc<Cm>, Failure> {
-    if let Some(cm) = CM.get() {
+pub fn cm() -> Result<Arc<Cm>, Failure> {
+    if let Some(cm) = cm_if_any() {
         return Ok(cm);
     }
     let nic = Nic::open()?;
-    Ok(CM.get_or_init(|| Cm::new(&nic, Timeouts::default())))
+    let generation = uwarp_driver::generation();
+    let mut cm = CM.lock();
+    if let Some((_, cm)) = cm.as_ref().filter(|(made_in, _)| *made_in == generation) {
+        return Ok(cm.clone());
+    }
+    // What a parent left is dropped; the device behind it was given up at the fork.
+    Ok(cm.insert((generation, Cm::new(&nic, Timeouts::default()))).1.clone())
 }
 
 /// What ids with a device have in `verbs` and `pd`.
@@ -41,12 +52,12 @@ pub struct Shared {
 // SAFETY: both are objects that live as long as the process and may be used from any thread.
 unsafe impl Send for Shared {}
 
-static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+static SHARED: Mutex<Option<(u32, Shared)>> = Mutex::new(None);
 
 /// Opens the device, the first time.
 pub fn shared() -> Result<Shared, Failure> {
     let mut shared = SHARED.lock();
-    if let Some(shared) = *shared {
+    if let Some((_, shared)) = shared.filter(|(generation, _)| *generation == uwarp_driver::generation()) {
         return Ok(shared);
     }
     let verbs = Context::open()?;
@@ -55,7 +66,10 @@ pub fn shared() -> Result<Shared, Failure> {
     if pd.is_null() {
         return Err(Failure::new(entry::errno(), "no protection domain for the connection manager"));
     }
-    Ok(*shared.insert(Shared { verbs, pd }))
+    // Both are ours; the program has not opened anything.
+    uwarp_driver::object_gone();
+    uwarp_driver::object_gone();
+    Ok(shared.insert((uwarp_driver::generation(), Shared { verbs, pd })).1)
 }
 
 entry! {
@@ -65,12 +79,15 @@ entry! {
         if let Some(num) = num_devices.as_mut() {
             *num = c_int::from(opened.is_ok());
         }
-        Ok(Box::into_raw(Box::new([opened?.verbs, std::ptr::null_mut()])).cast())
+        let verbs = opened?.verbs;
+        uwarp_driver::object_made();
+        Ok(Box::into_raw(Box::new([verbs, std::ptr::null_mut()])).cast())
     }
 
     /// rdma_get_devices(3).
     fn rdma_free_devices(list: *mut *mut ibv_context) -> () {
         if !list.is_null() {
+            uwarp_driver::object_gone();
             drop(Box::from_raw(list.cast::<[*mut ibv_context; 2]>()));
         }
         Ok(())

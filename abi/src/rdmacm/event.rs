@@ -217,6 +217,7 @@ fn number(kind: EventKind) -> rdma_cm_event_type {
         EventKind::ConnectResponse => RDMA_CM_EVENT_CONNECT_RESPONSE,
         EventKind::Established => RDMA_CM_EVENT_ESTABLISHED,
         EventKind::Disconnected => RDMA_CM_EVENT_DISCONNECTED,
+        EventKind::TimewaitExit => RDMA_CM_EVENT_TIMEWAIT_EXIT,
         EventKind::NamesResolved => RDMA_CM_EVENT_ADDRINFO_RESOLVED,
         EventKind::User(_) => RDMA_CM_EVENT_USER,
     }

@@ -232,7 +232,7 @@ pub fn create(
     let sync = event_channel.is_null();
     let event_channel = if sync { channel::create()? } else { event_channel };
     let reports_to = channel::queue(event_channel)?;
-    Ok(CId::give(Id::new(device::cm()?, &reports_to), event_channel, context, ps, sync))
+    Ok(CId::give(Id::new(&device::cm()?, &reports_to), event_channel, context, ps, sync))
 }
 
 /// Gives an id up. Waits for its events to be acknowledged.

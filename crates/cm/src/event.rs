@@ -33,10 +33,20 @@ pub enum EventKind {
     Established,
     /// The stream ended.
     Disconnected,
+    /// Some time after that: over InfiniBand the queue pair's number may be used again. In the views that pass for InfiniBand.
+    TimewaitExit,
     /// Addresses were looked up by name.
     NamesResolved,
     /// The program's own, with its number.
     User(u64),
+}
+
+/// Why a peer rejects, as InfiniBand's connection manager tells programs (`enum ib_cm_rej_reason` of the kernel).
+pub(crate) mod reason {
+    /// Nobody listens at the port.
+    pub const INVALID_SERVICE_ID: i32 = 8;
+    /// The program does not want the connection, or gave its request up without an answer.
+    pub const CONSUMER_DEFINED: i32 = 28;
 }
 
 /// Connection parameters as a program gives or gets them.
@@ -92,7 +102,8 @@ pub struct Event {
     pub listener: Option<Arc<Id>>,
     /// What happened.
     pub kind: EventKind,
-    /// 0, or a negative errno.
+    /// 0, or a negative errno; with [`EventKind::Rejected`] in the views that pass for InfiniBand the reason, as InfiniBand's
+    /// connection manager counts them.
     pub status: i32,
     /// Parameters of the peer, where there are any.
     pub param: ConnParam,

@@ -66,6 +66,8 @@ struct Inner {
     outcome: (ConnParam, Vec<u8>),
     /// Runs while the peer has yet to show itself.
     ready_timer: Option<Token>,
+    /// Runs after the end of a connection, until [`EventKind::TimewaitExit`].
+    timewait: Option<Token>,
     /// Whether there ever was a connection or an attempt at one.
     has_connected: bool,
 }
@@ -108,6 +110,7 @@ impl Id {
                 conn_param: ConnParam::NONE,
                 outcome: (ConnParam::NONE, Vec::new()),
                 ready_timer: None,
+                timewait: None,
                 has_connected: false,
             }),
             events: Mutex::default(),
@@ -333,7 +336,7 @@ impl Id {
             depths,
             max_ird: self.cm.max_depth(),
             peer: config.find_uwarp_peers.then(|| peer_data(qp, param)),
-            peer_in_request: false,
+            peer_in_request: by_number,
         };
         match Active::start(&self.cm, self, target, config, bound) {
             Ok(active) => {
@@ -523,7 +526,7 @@ impl Id {
         let active = inner.active.take();
         let listener = inner.listener.take();
         let pending = inner.pending.take();
-        let timer = inner.ready_timer.take();
+        let timers = [inner.ready_timer.take(), inner.timewait.take()];
         let qp = inner.qp.take();
         inner.bound = None;
         let claim = inner.claim.take();
@@ -542,7 +545,7 @@ impl Id {
             answer_no(pending, &[]);
         }
         self.unpark();
-        if let Some(timer) = timer {
+        for timer in timers.into_iter().flatten() {
             self.cm.engine().deregister(timer);
         }
         if let Some(qp) = qp

@@ -40,6 +40,14 @@ pub const STRANGER_FIRST_FPDU: Duration = Duration::from_millis(20);
 /// measures its own.
 pub const ACK_TIMEOUT: u8 = 18;
 
+/// How long after the end of a connection its id hears of [`EventKind::TimewaitExit`]: what InfiniBand's connection manager makes of
+/// an acknowledgement timeout (`cm_convert_to_ms`). Without one it takes that of a RoCE path, twice a packet's lifetime.
+///
+/// [`EventKind::TimewaitExit`]: crate::EventKind::TimewaitExit
+pub fn timewait(ack_timeout: Option<u8>) -> Duration {
+    Duration::from_millis(1 << ack_timeout.unwrap_or(19).min(31).saturating_sub(8))
+}
+
 /// The most retries that InfiniBand knows, and what queries show where the program gave no number: TCP counts otherwise.
 pub const RETRIES: u8 = 7;
 
@@ -66,6 +74,12 @@ pub fn rnr_limit(retries: u8, timer_code: u8) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn timewait_is_infinibands() {
+        let of = |timeout| timewait(timeout).as_millis();
+        assert_eq!([None, Some(0), Some(8), Some(14), Some(19)].map(of), [2048, 1, 1, 64, 2048]);
+    }
 
     #[test]
     fn rnr_timers_of_the_specification() {

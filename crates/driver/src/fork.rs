@@ -5,12 +5,19 @@
 
 use std::collections::HashSet;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, Ordering};
 use std::sync::{LazyLock, Once};
 
 use parking_lot::Mutex;
 
+use crate::linger;
+use crate::nic::NIC;
+
 static FORKED: AtomicBool = AtomicBool::new(false);
+/// See [`generation`].
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// Objects that the program has; see [`object_made`].
+static OBJECTS: AtomicIsize = AtomicIsize::new(0);
 /// Descriptors that a forked child has to close. Locked over a fork.
 static DESCRIPTORS: LazyLock<Mutex<HashSet<RawFd>>> = LazyLock::new(Mutex::default);
 
@@ -21,9 +28,25 @@ pub fn has_more_rights_than_its_caller() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Whether this process is a child forked after the device was opened. Its queue pairs are its parent's.
+/// Whether this process is a child forked while the program had something open. Its queue pairs are its parent's.
 pub fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
+}
+
+/// Changes in a child that was forked while the program had nothing open: it begins afresh, and what an earlier generation kept
+/// for itself (the device, the connection manager) is not used any more.
+pub fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// The program was given an object of ours, until [`object_gone`]. A child that is forked meanwhile has no device.
+pub fn object_made() {
+    OBJECTS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The program has given an object back; or it is one that we keep for ourselves.
+pub fn object_gone() {
+    OBJECTS.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Installs the handlers, once.
@@ -40,24 +63,40 @@ pub(crate) fn install() {
 }
 
 extern "C" fn before() {
+    // In the order in which the device's start takes them.
+    std::mem::forget(NIC.lock());
     std::mem::forget(DESCRIPTORS.lock());
 }
 
 extern "C" fn parent() {
-    // SAFETY: `before` locked it in this thread and forgot the guard.
-    unsafe { DESCRIPTORS.force_unlock() }
+    // SAFETY: `before` locked both in this thread and forgot the guards.
+    unsafe {
+        DESCRIPTORS.force_unlock();
+        NIC.force_unlock();
+    }
 }
 
 extern "C" fn child() {
-    FORKED.store(true, Ordering::Relaxed);
+    if OBJECTS.load(Ordering::Relaxed) > 0 {
+        FORKED.store(true, Ordering::Relaxed);
+    } else {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: `before` locked it in the thread that this one is a copy of, so nobody else has it. Never dropped: its descriptors
+        // are closed below, by number.
+        std::mem::forget(unsafe { &mut *NIC.data_ptr() }.take());
+        linger::none_is_ours();
+    }
     // SAFETY: `before` locked it in the thread that this one is a copy of, so nobody else has it and it is whole.
     for fd in unsafe { &mut *DESCRIPTORS.data_ptr() }.drain() {
         // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing here uses
-        // the descriptor again: every verb answers an error from now on.
+        // the descriptor again: every verb answers an error from now on, or uses a new device.
         unsafe { libc::close(fd) };
     }
     // SAFETY: as above.
-    unsafe { DESCRIPTORS.force_unlock() }
+    unsafe {
+        DESCRIPTORS.force_unlock();
+        NIC.force_unlock();
+    }
 }
 
 /// Remembers a descriptor for a forked child to close.

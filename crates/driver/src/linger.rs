@@ -38,6 +38,11 @@ pub(crate) fn open_streams() -> usize {
     usize::try_from(OPEN.load(Ordering::SeqCst)).unwrap_or(0)
 }
 
+/// This process is a child, and its parent's streams are none of its own.
+pub(crate) fn none_is_ours() {
+    OPEN.store(0, Ordering::SeqCst);
+}
+
 /// A queue pair has got a stream; it ends as a [`Linger`].
 pub(crate) fn stream_begins() {
     OPEN.fetch_add(1, Ordering::SeqCst);

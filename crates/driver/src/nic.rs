@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -83,21 +83,22 @@ fn limit_behind(error: &io::Error) -> &'static str {
     }
 }
 
-static NIC: OnceLock<Arc<Nic>> = OnceLock::new();
+/// The device, once it is open. A forked child may forget it.
+pub(crate) static NIC: Mutex<Option<Arc<Nic>>> = Mutex::new(None);
 
 impl Nic {
     /// The device; the first call starts its engine and thread. Fails when the system gives no descriptors or threads, or in a
-    /// forked child of a process that had it open.
+    /// child that was forked while the program had something open.
     pub fn open() -> Result<Arc<Self>, VerbsError> {
         if fork::forked() {
             return Err(VerbsError::Forked);
         }
-        static OPENING: Mutex<()> = Mutex::new(());
-        let _opening = OPENING.lock();
-        if let Some(nic) = NIC.get() {
+        static AT_EXIT: Once = Once::new();
+        fork::install();
+        let mut opened = NIC.lock();
+        if let Some(nic) = opened.as_ref() {
             return Ok(nic.clone());
         }
-        fork::install();
         if !Config::get().guard {
             guard::turn_off();
         }
@@ -106,22 +107,22 @@ impl Nic {
             tracing::error!("cannot start: {e}{}", limit_behind(&e));
             VerbsError::NoResources("descriptors or threads")
         })?;
-        let nic = NIC.get_or_init(|| {
-            Arc::new(Self {
-                engine,
-                numbers: Numbers::default(),
-                qps: Mutex::default(),
-                departed: Mutex::default(),
-            })
+        let nic = Arc::new(Self {
+            engine,
+            numbers: Numbers::default(),
+            qps: Mutex::default(),
+            departed: Mutex::default(),
         });
-        stat::start(nic);
-        fork::at_exit(close_all);
-        Ok(nic.clone())
+        *opened = Some(nic.clone());
+        drop(opened);
+        stat::start(&nic);
+        AT_EXIT.call_once(|| fork::at_exit(close_all));
+        Ok(nic)
     }
 
     /// The device, if it is open.
     pub fn get() -> Option<Arc<Self>> {
-        if fork::forked() { None } else { NIC.get().cloned() }
+        if fork::forked() { None } else { NIC.lock().clone() }
     }
 
     /// The engine.
@@ -131,12 +132,14 @@ impl Nic {
 
     /// A queue pair was made.
     pub(crate) fn arrive(&self, qp: &Arc<Qp>) {
+        fork::object_made();
         self.qps.lock().insert(qp.qpn(), Arc::downgrade(qp));
     }
 
     /// A queue pair was destroyed, having done so much. Once for each.
     pub(crate) fn depart(&self, qpn: u32, counters: Counters) {
         if self.qps.lock().remove(&qpn).is_some() {
+            fork::object_gone();
             *self.departed.lock() += counters;
         }
     }
@@ -172,8 +175,15 @@ extern "C" fn close_all() {
     }
     // This thread may have been in the middle of anything, with any lock held, when a signal's handler called exit: it only
     // asks and waits.
-    let Some(nic) = NIC.get() else { return };
     let end = Instant::now() + LIMIT;
+    let nic = loop {
+        match NIC.try_lock() {
+            Some(nic) => break nic.clone(),
+            None if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
+            None => return,
+        }
+    };
+    let Some(nic) = nic else { return };
     while (!nic.engine().exit() || open_streams() > 0) && Instant::now() < end {
         std::thread::sleep(Duration::from_micros(200));
     }

@@ -21,6 +21,9 @@ use uwarp_wire::text::Line;
 pub(crate) fn start_if_wanted() {
     let Some(target) = std::env::var_os("UWARP_TRACE").filter(|v| !v.is_empty()) else { return };
     if crate::has_more_rights_than_its_caller() {
+        tracing::warn!(
+            "no trace: UWARP_TRACE is not honoured in a program that has more rights than its caller"
+        );
         return;
     }
     let out: Box<dyn Write + Send> = if target == "-" {
@@ -29,7 +32,7 @@ pub(crate) fn start_if_wanted() {
         match OpenOptions::new().create(true).append(true).open(&target) {
             Ok(file) => Box::new(file),
             Err(e) => {
-                tracing::error!("cannot write the trace to {}: {e}", target.display());
+                tracing::warn!("no trace: cannot write {}: {e}", target.display());
                 return;
             }
         }

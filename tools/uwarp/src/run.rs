@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -46,13 +47,27 @@ pub fn run(args: &RunArgs) -> ExitCode {
     for warning in warnings(&file, &libdir) {
         complain(&format_args!("warning: {warning}"));
     }
+    let options = args.options.environment();
+    if let Some(reason) = unwritable_trace(&options) {
+        complain(&reason);
+        return ExitCode::from(OWN_FAILURE);
+    }
     raise_descriptor_limit();
     let mut variables = args.picture.environment();
-    variables.extend(args.options.environment());
+    variables.extend(options);
     variables.push(("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH"))));
     let error = exec(&path, &args.program, &variables, !elf::is_elf(&file));
     complain(&format_args!("cannot execute {}: {error}{}", path.display(), reason(&path, &file)));
     ExitCode::from(126)
+}
+
+/// Why the file that `--trace` names cannot be written. The library would find out when the program opens the device, and all that
+/// is seen then is a line in the log and a trace that is not there.
+fn unwritable_trace(options: &[(&str, OsString)]) -> Option<String> {
+    let (_, file) = options.iter().find(|(name, file)| *name == "UWARP_TRACE" && file != "-")?;
+    // As the library opens it.
+    let error = OpenOptions::new().create(true).append(true).open(file).err()?;
+    Some(format!("cannot write the trace to {}: {error}", Path::new(file).display()))
 }
 
 /// What is behind the kernel's refusal of `path`, for which it would have loaded `file`, and what to do.

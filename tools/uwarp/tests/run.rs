@@ -51,12 +51,13 @@ fn program_sees_library_path_and_settings() {
     let output = uwarp(libdir.path())
         .env("LD_LIBRARY_PATH", "/elsewhere")
         .env("UWARP_PROGRESS", "spin")
+        .current_dir(libdir.path())
         .args(["run", "--as", "roce", "--markers", "--trace", "trace.txt", "--", "env"])
         .output()
         .unwrap();
     assert!(output.status.success());
     let variables: Vec<_> = text(&output.stdout).lines().collect();
-    let here = std::env::current_dir().unwrap();
+    let here = libdir.path().canonicalize().unwrap();
     for wanted in [
         format!("LD_LIBRARY_PATH={}:/elsewhere", libdir.path().canonicalize().unwrap().display()),
         "UWARP_VIEW=roce".to_owned(),
@@ -67,6 +68,23 @@ fn program_sees_library_path_and_settings() {
         assert!(variables.contains(&wanted.as_str()), "{wanted} is not in {variables:#?}");
     }
     assert!(!variables.iter().any(|line| line.starts_with("UWARP_STRICT")));
+}
+
+/// The program ran, and nothing but a line in its log said that there would be no trace.
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_before_the_program_starts() {
+    let libdir = library_directory();
+    let file = libdir.path().join("no such directory").join("trace.txt");
+    let output = run(
+        libdir.path(),
+        &["--trace".as_ref(), file.as_os_str(), "--".as_ref(), "echo".as_ref(), "ran".as_ref()],
+    );
+    assert_refused(
+        &output,
+        125,
+        &["cannot write the trace to", "no such directory/trace.txt", "No such file"],
+    );
+    assert_eq!(text(&output.stdout), "");
 }
 
 #[test]

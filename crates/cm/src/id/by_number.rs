@@ -123,8 +123,13 @@ impl Id {
 
     pub(super) fn lost(&self) {
         let mut inner = self.inner.lock();
-        if inner.conclude(Step::Disconnected) {
+        let ended = inner.conclude(Step::Disconnected);
+        if ended {
             self.report(&mut inner, EventKind::Disconnected, 0);
+        }
+        drop(inner);
+        if ended {
+            self.start_timewait();
         }
     }
 

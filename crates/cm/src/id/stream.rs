@@ -14,10 +14,10 @@ use uwarp_wire::mpa;
 
 use super::Id;
 use crate::active::Connected;
-use crate::event::{ConnParam, Event, EventKind, MAX_PRIVATE_DATA};
+use crate::event::{ConnParam, Event, EventKind, MAX_PRIVATE_DATA, reason};
 use crate::listener::Pending;
 use crate::state::{State, Step};
-use crate::timeouts::{RETRIES, STRANGER_FIRST_FPDU, rnr_limit};
+use crate::timeouts::{RETRIES, STRANGER_FIRST_FPDU, rnr_limit, timewait};
 use crate::{CmError, socket};
 
 impl Id {
@@ -43,11 +43,20 @@ impl Id {
                     fail(&qp);
                     inner = self.inner.lock();
                 }
-                self.report(&mut inner, kind, -errno.raw_os_error());
+                let reason = if errno == Errno::CONNREFUSED {
+                    reason::INVALID_SERVICE_ID
+                } else {
+                    reason::CONSUMER_DEFINED
+                };
+                let status = match kind {
+                    EventKind::Rejected => rejection(reason, errno),
+                    _ => -errno.raw_os_error(),
+                };
+                self.report(&mut inner, kind, status);
             }
             Connected::Rejected(private_data) => {
                 inner.conclude(Step::Failed);
-                let status = -Errno::CONNREFUSED.raw_os_error();
+                let status = rejection(reason::CONSUMER_DEFINED, Errno::CONNREFUSED);
                 let mut event = Event::plain(self, EventKind::Rejected, status);
                 event.private_data = cut(private_data);
                 // As librdmacm: what was posted for the connection is flushed. Before the event, so that the program finds it
@@ -194,6 +203,26 @@ impl Id {
         }
     }
 
+    /// After the end of a connection, in the views that pass for InfiniBand. TCP has no use for it; programs wait for the event.
+    pub(super) fn start_timewait(&self) {
+        let Some(me) = self.me.upgrade().filter(|_| passes_for_infiniband()) else { return };
+        let engine = self.cm.engine();
+        let timer = engine.new_token(me as Arc<dyn Source>);
+        let mut inner = self.inner.lock();
+        let at = Instant::now() + timewait(inner.options.ack_timeout);
+        let ended = inner.state == State::Closed;
+        if ended {
+            inner.timewait = Some(timer);
+        }
+        drop(inner);
+        if ended {
+            engine.set_timer(timer, Some(at));
+        } else {
+            // The program was faster, and has given the id up.
+            engine.deregister(timer);
+        }
+    }
+
     pub(super) fn stream_established(&self) {
         let mut inner = self.inner.lock();
         let Ok(established) = inner.after(Step::Established) else { return };
@@ -221,7 +250,8 @@ impl StreamObserver for Id {
     fn disconnected(&self, why: Disconnect) {
         tracing::debug!(id = self.key, ?why, "stream ended");
         let mut inner = self.inner.lock();
-        if inner.conclude(Step::Disconnected) {
+        let ended = inner.conclude(Step::Disconnected);
+        if ended {
             self.report(&mut inner, EventKind::Disconnected, 0);
         } else if inner.conclude(Step::Failed) {
             self.report(&mut inner, EventKind::ConnectError, -Errno::CONNRESET.raw_os_error());
@@ -231,10 +261,14 @@ impl StreamObserver for Id {
         if let Some(timer) = timer {
             self.cm.engine().deregister(timer);
         }
+        if ended {
+            self.start_timewait();
+        }
     }
 }
 
-/// The timer for a peer that has yet to show itself, and the connection that waits for its queue pair.
+/// The timers for a peer that has yet to show itself and for the end of a connection, and the connection that waits for its queue
+/// pair.
 impl Source for Id {
     fn ready(&self, _: Readiness) {
         self.look_at_parked();
@@ -242,6 +276,11 @@ impl Source for Id {
 
     fn timeout(&self) {
         let mut inner = self.inner.lock();
+        if let Some(timer) = inner.timewait.take() {
+            self.report(&mut inner, EventKind::TimewaitExit, 0);
+            drop(inner);
+            return self.cm.engine().deregister(timer);
+        }
         let Some(timer) = inner.ready_timer.take() else { return };
         let qp = inner.qp.clone();
         if inner.conclude(Step::Failed) {
@@ -306,7 +345,16 @@ fn acknowledges(negotiated: &Negotiated) -> bool {
 
 /// Whether sends are to complete only when the peer has placed them: programs of the InfiniBand views rely on it.
 fn placement_acks() -> bool {
+    passes_for_infiniband()
+}
+
+fn passes_for_infiniband() -> bool {
     Config::get().view != View::Iwarp
+}
+
+/// The status of a rejection: InfiniBand's reason where the device passes for InfiniBand or RoCE, an errno where it is an RNIC.
+fn rejection(reason: i32, errno: Errno) -> i32 {
+    if passes_for_infiniband() { reason } else { -errno.raw_os_error() }
 }
 
 /// Rejects a request, with private data.
