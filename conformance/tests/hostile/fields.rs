@@ -1,14 +1,16 @@
 //! Every field of every frame behind set-up, one at a time.
 
+use std::time::Duration;
+
 use uwarp_conformance::attacker::encode::{
-    Codes, Frame, Marked, READ_REQUEST, ReadRequest, SEND, SEND_INVALIDATE, Setup, TERMINATE, Tagged,
+    self, Codes, Frame, Marked, READ_REQUEST, ReadRequest, SEND, SEND_INVALIDATE, Setup, TERMINATE, Tagged,
     Untagged, WRITE, fpdu, fpdus, terminate,
 };
 use uwarp_conformance::attacker::peer::Peer;
 use uwarp_conformance::attacker::victim::{Region, Victim};
-use uwarp_conformance::{Outcome, require};
+use uwarp_conformance::{Failure, Outcome, require};
 
-use crate::{Fate, strike};
+use crate::{Fate, meet, strike};
 
 fn hit(victim: &mut Victim, bytes: &[u8], what: &str, fate: &Fate) -> Outcome {
     let peer = Peer::established(victim.port)?;
@@ -547,29 +549,38 @@ pub fn markers(victim: &mut Victim) -> Outcome {
     victim.innocent(1)
 }
 
+/// An established connection on which neither end asked for CRCs.
+fn peer_without_crc(victim: &Victim) -> Outcome<Peer> {
+    let mut peer = Peer::set_up(victim.port, &Setup { flags: 0x10, ..Setup::request2() })?;
+    require!(peer.reply.as_ref().is_some_and(|r| r.flags & 0x40 == 0), "it asks for CRCs");
+    peer.send(&Frame { crc_flip: 77, ..Frame::default() }.bytes(&Tagged::write(0, 0, 0).ulpdu()))?;
+    Ok(peer)
+}
+
+/// What the Terminate at the end of such a connection says; its CRC is not looked at.
+fn terminate_without_crc(peer: &mut Peer) -> Outcome<Option<Codes>> {
+    let mut stream = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut peer.tcp, &mut stream);
+    let (seen, rest) = encode::unframe(&stream, false, false).map_err(Failure)?;
+    require!(rest == 0, "{rest} bytes behind {seen:?}");
+    Ok(seen.last().and_then(|segment| segment.codes()))
+}
+
+/// An FPDU with something else where its CRC would be.
+fn odd(ulpdu: &[u8]) -> Vec<u8> {
+    Frame { crc_flip: 0xDEAD_BEEF, ..Frame::default() }.bytes(ulpdu)
+}
+
 /// Both ends do without CRCs: what the field holds does not matter, and everything else is checked as ever.
 pub fn without_crc(victim: &mut Victim) -> Outcome {
     let write = victim.region("write");
-    let request = Setup { flags: 0x10, ..Setup::request2() };
-    let connect = |victim: &Victim| -> Outcome<Peer> {
-        let mut peer = Peer::set_up(victim.port, &request)?;
-        require!(peer.reply.as_ref().is_some_and(|r| r.flags & 0x40 == 0), "it asks for CRCs");
-        peer.send(&Frame { crc_flip: 77, ..Frame::default() }.bytes(&Tagged::write(0, 0, 0).ulpdu()))?;
-        Ok(peer)
-    };
-    let odd = |ulpdu: &[u8]| Frame { crc_flip: 0xDEAD_BEEF, ..Frame::default() }.bytes(ulpdu);
-    let peer = connect(victim)?;
+    let peer = peer_without_crc(victim)?;
     let bytes = odd(&Tagged::write(write.stag, write.at, 8).ulpdu());
     strike(victim, peer, &bytes, "any CRC", &Fate::harmless().changed("write:0-7"))?;
     for (to, codes) in [(write.end(), (1, 1, 1)), (write.at - 1, (1, 1, 1)), (u64::MAX, (1, 1, 3))] {
-        let mut peer = connect(victim)?;
+        let mut peer = peer_without_crc(victim)?;
         peer.send(&odd(&Tagged::write(write.stag, to, 8).ulpdu()))?;
-        // Its CRC is not to be looked at either.
-        let mut stream = Vec::new();
-        let _ = std::io::Read::read_to_end(&mut peer.tcp, &mut stream);
-        let (seen, rest) = uwarp_conformance::attacker::encode::unframe(&stream, false, false)
-            .map_err(uwarp_conformance::Failure)?;
-        require!(rest == 0 && seen.last().and_then(|s| s.codes()) == Some(codes), "{seen:?}");
+        require!(terminate_without_crc(&mut peer)? == Some(codes), "{to:#x}");
         let report = victim.report()?;
         require!(report.changed.is_empty() && report.events == "3", "{report:?}");
     }
@@ -578,4 +589,47 @@ pub fn without_crc(victim: &mut Victim) -> Outcome {
     let bytes =
         Frame { crc_flip: 1, ..Frame::default() }.bytes(&Tagged::write(write.stag, write.at, 8).ulpdu());
     strike(victim, peer, &bytes, "a wrong CRC where they were asked for", &Fate::terminated((2, 0, 2)))
+}
+
+/// Large segments without CRCs are received straight into place: never beyond what the region and the receive allow.
+pub fn large_segments_without_crc(victim: &mut Victim) -> Outcome {
+    victim.tell("profile recvlen=1024")?;
+    let both = victim.region("both");
+    // In pieces with pauses, so that the header is seen before the rest is there.
+    let slowly = |victim: &mut Victim, bytes: &[u8]| -> Outcome<Peer> {
+        let mut peer = peer_without_crc(victim)?;
+        for part in bytes.chunks(9000) {
+            // It may have been terminated by now.
+            if peer.send(part).is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(peer)
+    };
+    let write = |stag, to, len| odd(&Tagged::write(stag, to, len).ulpdu());
+    let peer = slowly(victim, &write(both.stag, both.at, 40_000))?;
+    meet(victim, peer, "as it should be", &Fate::harmless().changed("both:0-39999"))?;
+    // One that ends in the middle of its payload: what came is placed, and the connection is over.
+    let peer = slowly(victim, &write(both.stag, both.at, 40_000)[..30_000])?;
+    peer.finish();
+    let report = victim.report()?;
+    require!(report.changed == "both:0-29983", "cut short: {report:?}");
+    for (stag, to, len, codes) in [
+        (both.stag, both.end() - 20_000, 20_001, (1, 1, 1)),
+        (both.stag, both.end() - 16_384, 60_000, (1, 1, 1)),
+        (both.stag, both.at - 1, 30_000, (1, 1, 1)),
+        (both.stag ^ 4, both.at, 20_000, (1, 1, 0)),
+        (victim.region("read").stag, victim.region("read").at, 20_000, (1, 1, 1)),
+        (victim.region("foreign").stag, victim.region("foreign").at, 20_000, (1, 1, 2)),
+    ] {
+        let mut peer = slowly(victim, &write(stag, to, len))?;
+        let seen = terminate_without_crc(&mut peer)?;
+        let report = victim.report()?;
+        require!(
+            seen == Some(codes) && report.changed.is_empty(),
+            "{len} bytes at {to:#x}: {seen:?} {report:?}"
+        );
+    }
+    victim.tell("profile")
 }

@@ -110,10 +110,10 @@ fn attacks() -> Vec<Attack> {
         floods::tiny_segments_against_a_program_that_polls,
     ]);
     all.extend(attacks![&[], &[("UWARP_MARKERS", "on")]; fields::markers, rows::with_markers,]);
-    all.extend(attacks![&[], &[("UWARP_CRC", "off")]; fields::without_crc,]);
-    all.extend(
-        attacks![&[], &[("UWARP_STRICT", "1")]; sequences::large_segments_that_lie_to_a_strict_victim,],
-    );
+    all.extend(attacks![&[], &[("UWARP_CRC", "off")];
+        fields::without_crc,
+        fields::large_segments_without_crc,
+    ]);
     all
 }
 

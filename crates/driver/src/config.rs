@@ -26,8 +26,6 @@ pub struct Config {
     pub markers: bool,
     /// `UWARP_MPA_REVISION`: the highest MPA revision used, 1 or 2.
     pub mpa_revision: u8,
-    /// `UWARP_STRICT`: stage and check every FPDU before placing it.
-    pub strict: bool,
     /// `UWARP_PROGRESS=spin`: the background thread never sleeps.
     pub spin: bool,
     /// `UWARP_PORT_RANGE`: ports for queue pair numbers.
@@ -110,7 +108,6 @@ impl Config {
             crc: switch("UWARP_CRC", true),
             markers: switch("UWARP_MARKERS", false),
             mpa_revision,
-            strict: switch("UWARP_STRICT", false),
             spin,
             ports,
             find_uwarp_peers: switch("UWARP_PEER", true),
@@ -132,7 +129,7 @@ mod tests {
     #[test]
     fn defaults_are_the_standard() {
         let c = from(&[]);
-        assert!(c.crc && !c.markers && !c.strict && !c.spin && c.find_uwarp_peers);
+        assert!(c.crc && !c.markers && !c.spin && c.find_uwarp_peers);
         assert_eq!((c.view, c.mpa_revision, c.ports), (View::Roce, 2, None));
     }
 

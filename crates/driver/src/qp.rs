@@ -336,7 +336,6 @@ impl Qp {
         if params.emss == 0 {
             params.emss = tcp::emss(&fd).unwrap_or(536);
         }
-        params.strict |= crate::config::Config::get().strict;
         inner.core.attach(params)?;
         let me = self.me.upgrade().ok_or(VerbsError::Invalid("the queue pair is going away"))?;
         // What was heard of an earlier stream is of no interest.

@@ -450,7 +450,6 @@ fn join_sides(a: &Side, b: &Side, random: &mut Random) {
     let params = StreamParams {
         peer_is_uwarp: !random.one_in(3),
         crc: !random.one_in(3),
-        strict: random.one_in(4),
         emss: if random.one_in(2) { 1460 } else { 0 },
         ..StreamParams::default()
     };

@@ -105,15 +105,6 @@ pub struct Segmenter {
     done: u32,
     step: u32,
     started: bool,
-    announce: Announce,
-}
-
-/// Which empty segment comes next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Announce {
-    End,
-    Start,
-    Done,
 }
 
 /// One segment: its header, and which part of the message's payload follows it.
@@ -139,14 +130,7 @@ impl Segmenter {
         } else {
             max
         };
-        Self { message, total, done: 0, step, started: false, announce: Announce::Done }
-    }
-
-    /// Puts two empty segments first: where the message ends, and where it begins. They let a receiver that knows of them
-    /// (another uwarp end) check STag, offset and length by those segments' CRCs, and receive the payload behind straight
-    /// into place.
-    pub fn announced(self) -> Self {
-        Self { announce: if self.total > 0 { Announce::End } else { Announce::Done }, ..self }
+        Self { message, total, done: 0, step, started: false }
     }
 
     /// Bytes of the message.
@@ -165,15 +149,6 @@ impl Segmenter {
             return None;
         }
         self.started = true;
-        let (announced, next) = match self.announce {
-            Announce::End => (Some(self.total), Announce::Start),
-            Announce::Start => (Some(0), Announce::Done),
-            Announce::Done => (None, Announce::Done),
-        };
-        self.announce = next;
-        if let Some(offset) = announced {
-            return Some(self.message.segment(offset, 0, false));
-        }
         let offset = self.done;
         let len = self.step.min(self.total - self.done);
         self.done += len;

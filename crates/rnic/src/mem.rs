@@ -6,9 +6,6 @@
 
 #![allow(unsafe_code)]
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing)))]
-mod fold;
-
 use uwarp_wire::crc::Crc32c;
 
 pub mod guard;
@@ -66,6 +63,21 @@ pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) -> Result<(), Unmapped> {
     if done { Ok(()) } else { Err(unmapped(src)) }
 }
 
+/// As [`copy_out`], and takes the copied bytes into a CRC: in steps that stay in the first-level cache, and of the copy, which nobody
+/// else can change. `out` may be longer by some of the bytes where this fails.
+pub fn copy_out_with_crc(mut src: MemSeg, out: &mut Vec<u8>, crc: &mut Crc32c) -> Result<(), Unmapped> {
+    const STEP: usize = 8 * 1024;
+    out.reserve(src.len);
+    while src.len > 0 {
+        let step = src.part(0, STEP);
+        let at = out.len();
+        copy_out(step, out)?;
+        crc.update(out.get(at..).unwrap_or(&[]));
+        src = src.part(step.len, src.len);
+    }
+    Ok(())
+}
+
 /// Copies as many bytes as both have from the memory that an inline post names to `dst`; returns how many.
 ///
 /// Not guarded: nothing is registered, and a bad pointer is the caller's mistake, to be seen in the call that made it.
@@ -76,32 +88,6 @@ pub fn copy_inline(dst: &mut [u8], src: MemSeg) -> usize {
         unsafe { std::ptr::copy_nonoverlapping(src.ptr().cast_const(), dst.as_mut_ptr(), n) }
     }
     n
-}
-
-/// Takes the bytes of `src` into a CRC, by way of a buffer that stays in the first-level cache.
-pub fn crc_over(mut src: MemSeg, crc: &mut Crc32c) -> Result<(), Unmapped> {
-    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing)))]
-    if src.len >= 4 * fold::STEP && fold::available() {
-        let n = src.len - src.len % fold::STEP;
-        // SAFETY: the source as in `copy_out`; the instructions are there.
-        let register = unsafe { fold::update(crc.register(), src.ptr().cast_const(), n) };
-        *crc = Crc32c::from_register(register.ok_or_else(|| unmapped(src))?);
-        src = src.part(n, src.len);
-    }
-    const STEP: usize = 8192;
-    let mut buf = std::mem::MaybeUninit::<[u8; STEP]>::uninit();
-    while src.len > 0 {
-        let n = src.len.min(STEP);
-        let to = buf.as_mut_ptr().cast::<u8>();
-        // SAFETY: the source as in `copy_out`; the destination holds STEP >= n bytes.
-        if !unsafe { guard::copy(to, src.ptr(), n, to) } {
-            return Err(unmapped(src));
-        }
-        // SAFETY: exactly the n bytes that were just written.
-        crc.update(unsafe { std::slice::from_raw_parts(to, n) });
-        src = src.part(n, src.len);
-    }
-    Ok(())
 }
 
 #[cold]

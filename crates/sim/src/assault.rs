@@ -46,7 +46,6 @@ fn params(flags: u8) -> StreamParams {
         crc: bit(0),
         receive_markers: bit(1),
         peer_is_uwarp: bit(2),
-        strict: bit(3),
         placement_acks: bit(4) && bit(2),
         placement_reads: bit(4),
         rtr: if bit(7) { Rtr::Expect } else { Rtr::None },

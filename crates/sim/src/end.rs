@@ -427,8 +427,8 @@ impl End {
             let bytes = match result {
                 Ok(bytes) if !bytes.is_empty() => bytes,
                 end => {
-                    if let RxPlan::Direct { place, .. } = &plan {
-                        self.core.direct_received(place, 0);
+                    if matches!(plan, RxPlan::Direct { .. }) {
+                        self.core.direct_received(0);
                     }
                     match end {
                         Err(Refusal::WouldBlock) => return false,
@@ -449,7 +449,7 @@ impl End {
                         let n = mem::copy_in(*seg, rest).expect("mapped");
                         rest = &rest[n..];
                     }
-                    self.core.direct_received(place, bytes.len() - rest.len());
+                    self.core.direct_received(bytes.len() - rest.len());
                     self.stage[..rest.len()].copy_from_slice(rest);
                     rest.len()
                 }

@@ -97,7 +97,6 @@ impl Run {
             receive_markers: bit(1),
             send_markers: bit(5),
             peer_is_uwarp: bit(2),
-            strict: bit(3),
             placement_acks: bit(4) && bit(2),
             placement_reads: bit(4),
             rtr: if bit(7) { Rtr::Expect } else { Rtr::None },

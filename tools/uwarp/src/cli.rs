@@ -195,9 +195,6 @@ pub struct RunOptions {
     #[arg(long, value_name = "1|2", env = "UWARP_MPA_REVISION", hide_env_values = true,
           value_parser = clap::value_parser!(u8).range(1..=2))]
     pub mpa_revision: Option<u8>,
-    /// Check every FPDU before any byte of it is placed, at the price of one more copy
-    #[arg(long, env = "UWARP_STRICT", hide_env_values = true, value_parser = BoolishValueParser::new())]
-    pub strict: bool,
     /// Serve peers from a thread that sleeps, or from one that spins and wants a core for itself [default: auto]
     #[arg(long, value_name = "HOW", env = "UWARP_PROGRESS", hide_env_values = true)]
     pub progress: Option<Progress>,
@@ -314,7 +311,6 @@ impl RunOptions {
             ("UWARP_CRC", self.crc.map(word)),
             ("UWARP_MARKERS", self.markers.then(|| "1".into())),
             ("UWARP_MPA_REVISION", self.mpa_revision.map(|revision| revision.to_string().into())),
-            ("UWARP_STRICT", self.strict.then(|| "1".into())),
             ("UWARP_PROGRESS", self.progress.map(word)),
             (
                 "UWARP_PORT_RANGE",
@@ -368,7 +364,6 @@ mod tests {
             ("UWARP_CRC", &["--crc", "off"], "off"),
             ("UWARP_MARKERS", &["--markers"], "1"),
             ("UWARP_MPA_REVISION", &["--mpa-revision", "1"], "1"),
-            ("UWARP_STRICT", &["--strict"], "1"),
             ("UWARP_PROGRESS", &["--progress", "spin"], "spin"),
             ("UWARP_PORT_RANGE", &["--port-range", "20000-20015"], "20000-20015"),
             ("UWARP_ASK", &["--ask", "on"], "on"),

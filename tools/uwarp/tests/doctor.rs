@@ -309,7 +309,8 @@ fn a_sound_library_on_a_host_that_gives_everything_passes() {
     let answer = doctor_in_namespace(
         libdir.path(),
         "ip link set lo up && ip link add near type veth peer name far && ip address add 10.55.0.1/24 dev near \
-         && ip link set near up && ip link set far up",
+         && ip link set near up && ip link set far up \
+         && for i in $(seq 500); do ip -br link show near | grep -qw UP && break; sleep 0.01; done",
     );
     for name in
         ["library", "versions", "device", "settings", "loader", "kernel", "loopback", "buffers", "ports"]

@@ -67,7 +67,7 @@ fn program_sees_library_path_and_settings() {
     ] {
         assert!(variables.contains(&wanted.as_str()), "{wanted} is not in {variables:#?}");
     }
-    assert!(!variables.iter().any(|line| line.starts_with("UWARP_STRICT")));
+    assert!(!variables.iter().any(|line| line.starts_with("UWARP_CRC")));
 }
 
 /// The program ran, and nothing but a line in its log said that there would be no trace.

@@ -175,7 +175,6 @@ impl Id {
             placement_acks: acknowledges(negotiated),
             // Without enhanced set-up nobody knows how many Reads the peer takes; one too many would end the stream.
             placement_reads: Config::get().ask && placement_acks() && negotiated.peer_enhanced.is_some(),
-            strict: false,
         };
         tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");
         qp.attach(fd, params, Arc::clone(self) as Arc<dyn StreamObserver>)?;

@@ -242,8 +242,8 @@ impl Qp {
             let (n, short) = match result {
                 Ok(Scattered { bytes, short }) => (bytes, short),
                 Err(e) => {
-                    if let RxPlan::Direct { place, .. } = &plan {
-                        core.direct_received(place, 0);
+                    if matches!(plan, RxPlan::Direct { .. }) {
+                        core.direct_received(0);
                     }
                     match e {
                         Errno::INTR => continue,
@@ -262,8 +262,8 @@ impl Qp {
             };
             some = true;
             if n == 0 {
-                if let RxPlan::Direct { place, .. } = &plan {
-                    core.direct_received(place, 0);
+                if matches!(plan, RxPlan::Direct { .. }) {
+                    core.direct_received(0);
                 }
                 if core.awaits_receive() && !core.stalled() && left == 0 && direct == 0 {
                     // The program has as long for them as for a Send that waits in the socket.
@@ -275,8 +275,8 @@ impl Qp {
                 return true;
             }
             let staged = match &plan {
-                RxPlan::Direct { place, .. } => {
-                    core.direct_received(place, n.min(direct));
+                RxPlan::Direct { .. } => {
+                    core.direct_received(n.min(direct));
                     n.saturating_sub(direct)
                 }
                 _ => left + n,

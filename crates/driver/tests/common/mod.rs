@@ -107,6 +107,16 @@ impl End {
         Self { nic, pd, qp, cq, channel, watch: Arc::default(), events, mr, memory }
     }
 
+    /// Another queue pair with the same domain and memory, and a completion queue of its own.
+    pub fn beside(&self) -> Self {
+        let channel = Channel::new(self.nic.engine()).unwrap();
+        let events = Arc::new(Events::default());
+        let cq = Cq::new(1024, 7, Some(Arc::new(ToChannel(channel.clone()))), events.clone());
+        let qp = queue_pair(&self.nic, &self.pd, &cq, &events);
+        let (nic, pd, mr) = (self.nic.clone(), self.pd.clone(), self.mr.clone());
+        Self { nic, pd, qp, cq, channel, watch: Arc::default(), events, mr, memory: Box::default() }
+    }
+
     pub fn addr(&self) -> u64 {
         self.mr.range().0
     }

@@ -316,7 +316,7 @@ mod imp {
         }
     }
 
-    /// Whether the fault is the copy's own (or the CRC's, [`super::super::fold`]), at registered memory; if so, it goes on at the way out.
+    /// Whether the fault is the copy's own, at registered memory; if so, it goes on at the way out.
     ///
     /// # Safety
     /// The arguments of a handler with SA_SIGINFO.
@@ -327,20 +327,14 @@ mod imp {
         let value = |name: c_int| registers.get(name as usize).map_or(0, |r| *r as usize);
         let way_out = uwarp_guarded_copy_fault as *const () as usize;
         let copy = uwarp_guarded_copy as *const () as usize..way_out;
-        let (fold, fold_own) = super::super::fold::guarded();
-        let rip = value(libc::REG_RIP);
-        let own_len = if copy.contains(&rip) {
-            value(libc::REG_RDX)
-        } else if fold.contains(&rip) {
-            fold_own
-        } else {
+        if !copy.contains(&value(libc::REG_RIP)) {
             return false;
-        };
+        }
         // A signal that somebody has sent (code of zero and less) is no fault. One at memory of ours is a bug of ours, and to be seen.
         // (The processor does not tell where it was if the address is none that there could be, nor exactly when a page is
         // poisoned; both are none of ours.)
         let own = value(libc::REG_R8);
-        if code <= 0 || (own..own.saturating_add(own_len)).contains(&at) {
+        if code <= 0 || (own..own.saturating_add(value(libc::REG_RDX))).contains(&at) {
             return false;
         }
         if let Some(rip) = registers.get_mut(libc::REG_RIP as usize) {

@@ -144,7 +144,7 @@ impl Stream {
                         Tell::Rides => false,
                         // Whoever is in the middle of a message has no need to know.
                         Tell::Drained => {
-                            (self.direct.is_none() && self.write_continues.is_none()) || self.ack_presses()
+                            (self.direct.is_none() && !self.write_continues) || self.ack_presses()
                         }
                         Tell::Now => true,
                     })

@@ -1,36 +1,27 @@
-//! Direct placement (docs/adr/003): only the start of a large FPDU was received; if where it goes is beyond doubt before its CRC
-//! has been seen, the rest is received straight into place and the CRC checked afterwards.
+//! Direct placement (docs/adr/003): where no CRC is in use and only the start of a large FPDU was received, the rest of its payload
+//! is received straight into place, without a copy of ours.
 //!
-//! Beyond doubt are a Send and a Read Response, whose place follows from what we expect, and a Write that continues one whose
-//! earlier segments had good CRCs and said how far it goes (uwarp ends begin a large Write with two empty segments for that
-//! purpose, at its end and at its start). A CRC that then turns out wrong costs the connection, and bytes inside the announced
-//! message are undefined, as they are with any broken connection.
-//!
-//! The CRC is then of what is found in memory. Should somebody else write there meanwhile, it is wrong for that reason. Receives of a
-//! shared queue are always staged: several queue pairs place at the same time, and programs post the same memory many times.
+//! With a CRC nothing is placed directly. It would have to be taken of what lies in memory, which the program and other streams may
+//! write meanwhile, and memory in use must never cost a connection.
 
 use smallvec::SmallVec;
 use uwarp_proto::rx::Segment;
-use uwarp_wire::crc::{self, Crc32c};
 use uwarp_wire::ddp::Header;
 use uwarp_wire::mpa;
 use uwarp_wire::rdmap::Opcode;
-use uwarp_wire::terminate::{Mpa, TerminateError};
+use uwarp_wire::terminate::TerminateError;
 
 use super::receive::{Fault, Struck};
-use super::transmit::DIRECT;
 use super::{Pins, QpCore};
 use crate::mem::{self, MemSeg};
 use crate::mr::AccessError;
 use crate::trace;
 use crate::wr::WcStatus;
 
-/// Bytes to receive behind a directly placed payload: pad and CRC of this FPDU, two empty announcing segments, and the
-/// header of the next large one.
+/// An FPDU from this size on is worth a receiving call of its own.
+const DIRECT: usize = 16 * 1024;
+/// Bytes to receive behind a directly placed payload: its pad and CRC field, and the header of the next large FPDU.
 const TAIL: usize = 64;
-/// The end of a message is placed only when its CRC was good: programs wait for the last byte to change, and may change it back while
-/// the CRC is still being taken of what lies in memory.
-const LATE: usize = 256;
 /// After a direct placement this many receives are sized to end at the next header, to stay direct.
 const EXACT_READS: u8 = 8;
 
@@ -60,45 +51,17 @@ pub(super) struct Direct {
     segment: Segment,
     ulpdu_len: usize,
     placed: usize,
-    /// Bytes at the end of the payload that are staged, and placed after the check.
-    late: usize,
-    /// Where CRCs are in use.
-    crc: Option<Crc32c>,
     pins: Pins,
 }
 
 impl Direct {
-    /// Bytes that are still to be received into place.
     fn left(&self) -> usize {
-        self.segment.payload_len.saturating_sub(self.late + self.placed)
-    }
-}
-
-/// What earlier segments of a Write, whose CRCs were good, say of those to come.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct WriteInProgress {
-    stag: u32,
-    /// Offset at which the next segment is expected.
-    to: u64,
-    /// The furthest that any of them has named.
-    end: u64,
-}
-
-impl WriteInProgress {
-    /// A segment that is not the last one ends at `to`.
-    pub fn new(before: Option<Self>, stag: u32, to: u64) -> Self {
-        let end = before.filter(|b| b.stag == stag && (to.wrapping_sub(b.end)).cast_signed() <= 0);
-        Self { stag, to, end: end.map_or(to, |before| before.end) }
+        self.segment.payload_len - self.placed
     }
 
-    /// Whether a segment with this header is the end of the message, whatever its L bit says.
-    fn ends_with(&self, to: u64, len: usize) -> bool {
-        to.wrapping_add(len as u64) == self.end
-    }
-
-    /// Whether a segment with this header is where it has to be, and ends within the message.
-    fn goes_on_with(&self, stag: u32, to: u64, len: usize) -> bool {
-        (self.stag, self.to) == (stag, to) && len as u64 <= self.end.wrapping_sub(to)
+    /// Bytes of the FPDU behind its payload.
+    fn trailer(&self) -> usize {
+        mpa::pad_len(self.ulpdu_len) + mpa::CRC_LEN
     }
 }
 
@@ -125,9 +88,7 @@ impl QpCore {
             }
             return RxPlan::Stage { max: buffer };
         };
-        let left = direct.left();
-        let trailer = mpa::pad_len(direct.ulpdu_len) + mpa::CRC_LEN;
-        let tail = direct.late + trailer + TAIL - mpa::CRC_LEN;
+        let (left, tail) = (direct.left(), direct.trailer() + TAIL);
         let mut place = SmallVec::new();
         if left > 0 {
             // Checked anew for every receive: the region may have been taken back in between.
@@ -150,18 +111,8 @@ impl QpCore {
     }
 
     /// `n` bytes were received into the places of the last [`RxPlan::Direct`] (zero if it failed).
-    pub fn direct_received(&mut self, place: &[MemSeg], n: usize) {
+    pub fn direct_received(&mut self, n: usize) {
         let Some(direct) = self.stream.as_mut().and_then(|s| s.direct.as_mut()) else { return };
-        if let Some(crc) = &mut direct.crc {
-            let mut left = n;
-            for seg in place {
-                let got = seg.part(0, left);
-                if mem::crc_over(got, crc).is_err() {
-                    return self.place_unmapped();
-                }
-                left -= got.len;
-            }
-        }
         direct.placed += n;
         direct.pins.clear();
     }
@@ -199,43 +150,28 @@ impl QpCore {
     /// of the input are done with: all of them or none.
     pub(super) fn begin_direct(&mut self, input: &[u8]) -> usize {
         let Some(stream) = &mut self.stream else { return 0 };
-        if !stream.params.peer_is_uwarp || stream.params.strict {
+        if stream.framer.checks_crc() {
             return 0;
         }
         let Some((len, ulpdu)) = input.split_first_chunk::<2>() else { return 0 };
         let ulpdu_len = usize::from(u16::from_be_bytes(*len));
-        if ulpdu_len < DIRECT as usize || ulpdu.len() < Header::MAX_LEN || ulpdu.len() >= ulpdu_len {
+        if ulpdu_len < DIRECT || ulpdu.len() < Header::MAX_LEN || ulpdu.len() >= ulpdu_len {
             return 0;
         }
-        // Whatever is wrong with it is dealt with when it is whole and its CRC was seen.
+        // Whatever is wrong with it is dealt with when it is whole.
         let Ok(segment) = stream.rx.check(ulpdu, ulpdu_len) else { return 0 };
-        let (write_continues, nothing_aside) = (stream.write_continues, stream.aside.is_empty());
-        let certain = match (segment.opcode, segment.header) {
-            (Opcode::Write, Header::Tagged(h)) => {
-                write_continues.is_some_and(|write| write.goes_on_with(h.stag, h.to, segment.payload_len))
+        let may = match segment.opcode {
+            Opcode::Write | Opcode::ReadResponse => true,
+            Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate => {
+                stream.aside.is_empty() && self.find_receive()
             }
-            (Opcode::ReadResponse, _) => true,
-            (
-                Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
-                Header::Untagged(_),
-            ) => nothing_aside && self.shared.is_none() && self.rq.front().is_some(),
             _ => false,
         };
-        if !certain {
+        if !may {
             return 0;
         }
-        let crc = stream.framer.checks_crc().then(|| {
-            let mut crc = Crc32c::new();
-            crc.update(input);
-            crc
-        });
-        let ends = match (write_continues, segment.header) {
-            (Some(write), Header::Tagged(h)) => write.ends_with(h.to, segment.payload_len),
-            _ => false,
-        };
-        let late = if crc.is_some() && (segment.last() || ends) { LATE.min(segment.payload_len) } else { 0 };
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
-        if payload.len() > segment.payload_len - late {
+        if payload.len() > segment.payload_len {
             return 0;
         }
         let mut pins = Pins::new();
@@ -249,35 +185,22 @@ impl QpCore {
         pins.clear();
         trace::segment(self.qpn, trace::Way::In, &segment.header, &[], segment.payload_len);
         let Some(stream) = &mut self.stream else { return 0 };
-        stream.direct = Some(Direct { segment, ulpdu_len, placed: payload.len(), late, crc, pins });
+        stream.direct = Some(Direct { segment, ulpdu_len, placed: payload.len(), pins });
         stream.exact_reads = EXACT_READS;
         input.len()
     }
 
-    /// The end of a directly placed FPDU: late payload, pad and CRC. `None` while they are not there.
+    /// The end of a directly placed FPDU: pad and CRC field. `None` while they are not there.
     pub(super) fn finish_direct(&mut self, input: &[u8]) -> Option<usize> {
         let stream = self.stream.as_mut()?;
-        let direct = stream.direct.as_ref()?;
-        let pad = mpa::pad_len(direct.ulpdu_len);
-        let rest = input.get(..direct.late + pad + mpa::CRC_LEN)?;
-        if direct.left() > 0 {
+        let trailer = stream.direct.as_ref().filter(|direct| direct.left() == 0)?.trailer();
+        if input.len() < trailer {
             return None;
         }
-        let Direct { segment, late, crc, .. } = stream.direct.take()?;
-        let struck = Struck::new(&segment);
-        let (covered, sum) = rest.split_at(late + pad);
-        if let Some(mut crc) = crc {
-            crc.update(covered);
-            if crc::to_wire(crc.finish()) != sum {
-                self.fail(TerminateError::Mpa(Mpa::Crc), None);
-                return Some(rest.len());
-            }
+        let direct = stream.direct.take()?;
+        if let Err(fault) = self.finish(&direct.segment) {
+            self.fault(fault, Some(Struck::new(&direct.segment).get()));
         }
-        let late = covered.get(..late).unwrap_or(&[]);
-        let placed = self.place(&segment, segment.payload_len - late.len(), late);
-        if let Err(fault) = placed.and_then(|()| self.finish(&segment)) {
-            self.fault(fault, Some(struck.get()));
-        }
-        Some(rest.len())
+        Some(trailer)
     }
 }

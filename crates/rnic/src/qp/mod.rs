@@ -218,8 +218,8 @@ struct Stream {
     exact_reads: u8,
     /// Bytes of the Write that came last, whole or not; zero when a Send or an Immediate came behind it.
     written: u32,
-    /// The Write in progress.
-    write_continues: Option<direct::WriteInProgress>,
+    /// The Write that came last is not whole yet.
+    write_continues: bool,
     first_fpdu_seen: bool,
     established: Established,
     /// Messages of the peer that are placed, and how many of them it was told of.
@@ -517,7 +517,7 @@ impl QpCore {
             waiting: None,
             exact_reads: 0,
             written: 0,
-            write_continues: None,
+            write_continues: false,
             first_fpdu_seen: false,
             established: Established::NotYet,
             placed: 0,

@@ -57,8 +57,6 @@ pub struct StreamParams {
     pub placement_acks: bool,
     /// The same toward a stranger, where an RDMA Read of no bytes behind them has to come back. Needs a read depth.
     pub placement_reads: bool,
-    /// Stage and check every FPDU before placing it.
-    pub strict: bool,
 }
 
 impl StreamParams {
@@ -93,7 +91,6 @@ impl Default for StreamParams {
             rnr_timeout: None,
             placement_acks: false,
             placement_reads: false,
-            strict: false,
         }
     }
 }

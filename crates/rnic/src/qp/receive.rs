@@ -1,7 +1,7 @@
 //! The way in: received bytes are framed, checked, placed and completed.
 //!
 //! Two ways of placing. *Staged*: the whole FPDU lies in the owner's buffer, its CRC is checked, then the payload is copied
-//! into place. *Direct*: the payload of a large FPDU is received straight into place, and its CRC checked afterwards (`direct`).
+//! into place. *Direct*: without a CRC, the payload of a large FPDU is received straight into place (`direct`).
 
 use uwarp_proto::framer::Step;
 use uwarp_proto::rx::Segment;
@@ -12,7 +12,6 @@ use uwarp_wire::terminate::{
     Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
 };
 
-use super::direct::WriteInProgress;
 use super::errors::Blame;
 use super::queues::{Phase, slice_sges};
 use super::{Disconnect, Established, QpCore, Rtr, Stream};
@@ -122,7 +121,7 @@ impl Stream {
 
     /// Bytes of the Write that the peer has sent right before this Immediate; zero if it sent none, or not all of it.
     pub(super) fn written_before(&self) -> u32 {
-        if self.write_continues.is_some() { 0 } else { self.written }
+        if self.write_continues { 0 } else { self.written }
     }
 
     /// Something was taken from the queue of Sends: no Immediate speaks of a Write before it any more.
@@ -395,7 +394,7 @@ impl QpCore {
         }
     }
 
-    /// A segment is placed and its CRC was good.
+    /// A segment is placed; its CRC, if there is one, was good.
     pub(super) fn finish(&mut self, segment: &Segment) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
@@ -414,16 +413,14 @@ impl QpCore {
     fn deliver(&mut self, segment: &Segment, rtr: bool) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         match (segment.opcode, segment.header) {
-            (Opcode::Write, Header::Tagged(h)) => {
+            (Opcode::Write, _) => {
                 let len = u32::try_from(segment.payload_len).unwrap_or(u32::MAX);
-                let before = if stream.write_continues.is_some() { stream.written } else { 0 };
+                let before = if stream.write_continues { stream.written } else { 0 };
                 stream.written = before.saturating_add(len);
                 let counts = &mut self.counters.received.write;
                 counts.bytes += segment.payload_len as u64;
                 counts.messages += u64::from(segment.last() && !rtr);
-                let to = h.to.wrapping_add(segment.payload_len as u64);
-                stream.write_continues =
-                    (!segment.last()).then(|| WriteInProgress::new(stream.write_continues, h.stag, to));
+                stream.write_continues = !segment.last();
                 if segment.last() {
                     let behind = stream.aside.placed_behind();
                     stream.count_placed(u64::from(!behind), segment.asks());

@@ -13,19 +13,19 @@ use super::acks::Wish;
 use super::queues::{Phase, slice_sges};
 use super::receive::{ReadSink, ReadSource};
 use super::{Disconnect, QpCore, QpState, Rtr, Stream};
-use crate::mem::{self, MemSeg, Unmapped};
+use crate::mem::{self, MemSeg};
 use crate::mr::{self, Access, MrCache, Part};
 use crate::trace;
 use crate::wr::{SendFlags, SendOp, WcOpcode, WcStatus};
 
-/// Payload from this size on is referenced, not copied.
+/// Without a CRC, payload from this size on is referenced, not copied.
 const BY_REFERENCE: u32 = 8 * 1024;
-/// Payload from this size on is worth receiving straight into place.
-pub(super) const DIRECT: u32 = 16 * 1024;
-/// How far cutting runs ahead of the lower layer: enough for a full system call, little enough that the CRC's bytes are
-/// still in cache when the kernel copies them.
+/// How far cutting runs ahead of the lower layer: enough for a full system call, little enough that staged bytes are
+/// still in the second-level cache when the kernel copies them.
 const AHEAD_BYTES: usize = 256 * 1024;
 const AHEAD_RUNS: usize = 128;
+/// From this size on, the CRC is taken while the payload is copied. Below, one pass over all bytes of the FPDU costs less.
+const FUSED: u32 = 8 * 1024;
 
 /// The message being cut, and what the untagged queues are numbered to.
 #[derive(Debug)]
@@ -153,10 +153,13 @@ impl Stream {
     }
 
     /// Puts one FPDU into the staging buffer; `payload` appends its `segment.len` payload bytes, or nothing is queued.
+    ///
+    /// The CRC is always taken of staged bytes, which nobody else can change (docs/adr/003). `payload` takes it while it copies,
+    /// if it is given one; otherwise the CRC is taken of all bytes at once, which is faster for short ones.
     fn emit_staged<E>(
         &mut self,
         segment: &OutSegment,
-        payload: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+        payload: impl FnOnce(&mut Vec<u8>, Option<&mut Crc32c>) -> Result<(), E>,
     ) -> Result<(), E> {
         let ulpdu_len = segment.header.len() + segment.len as usize;
         let buf = self.out.stage();
@@ -164,17 +167,28 @@ impl Stream {
         buf.reserve(mpa::fpdu_len(ulpdu_len));
         push_header(buf, &segment.header, ulpdu_len);
         let payload_at = buf.len();
-        payload(buf).inspect_err(|_| buf.truncate(start))?;
+        let fused = self.params.crc && self.tx.markers.is_none() && segment.len >= FUSED;
+        let mut crc = fused.then(Crc32c::new);
+        if let Some(crc) = &mut crc {
+            crc.update(buf.get(start..).unwrap_or(&[]));
+        }
+        payload(buf, crc.as_mut()).inspect_err(|_| buf.truncate(start))?;
+        let payload_end = buf.len();
         let head = buf.get(payload_at..).unwrap_or(&[]);
         trace::segment(self.qpn, trace::Way::Out, &segment.header, head, segment.len as usize);
         // A payload that came out short would break the framing for good.
         buf.resize(start + mpa::FPDU_HDR_LEN + ulpdu_len + mpa::pad_len(ulpdu_len), 0);
         match &mut self.tx.markers {
             None => {
-                let covered = buf.get(start..).unwrap_or(&[]);
-                let sum =
-                    if self.params.crc { crc::to_wire(crc::crc32c(covered)) } else { [0; mpa::CRC_LEN] };
-                buf.extend_from_slice(&sum);
+                let sum = match crc {
+                    Some(mut crc) => {
+                        crc.update(buf.get(payload_end..).unwrap_or(&[]));
+                        crc.finish()
+                    }
+                    None if self.params.crc => crc::crc32c(buf.get(start..).unwrap_or(&[])),
+                    None => 0,
+                };
+                buf.extend_from_slice(&crc::to_wire(sum));
             }
             Some(markers) => {
                 let covered = buf.split_off(start);
@@ -187,25 +201,22 @@ impl Stream {
 
     /// The same with bytes that are at hand.
     pub(super) fn emit_bytes(&mut self, segment: &OutSegment, bytes: &[u8]) {
-        let Ok(()) = self.emit_staged(segment, |buf| {
+        let Ok(()) = self.emit_staged(segment, |buf, crc| {
             buf.extend_from_slice(bytes);
+            if let Some(crc) = crc {
+                crc.update(bytes);
+            }
             Ok::<_, Infallible>(())
         });
     }
 
-    /// Queues one FPDU whose payload stays where it is, or nothing.
+    /// Queues one FPDU without a CRC whose payload stays where it is.
     #[inline(never)]
-    fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) -> Result<(), Unmapped> {
+    fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) {
         let ulpdu_len = segment.header.len() + segment.len as usize;
         let buf = self.out.stage();
         let start = buf.len();
         push_header(buf, &segment.header, ulpdu_len);
-        let mut crc = Crc32c::new();
-        if self.params.crc {
-            crc.update(buf.get(start..).unwrap_or(&[]));
-            let read = pieces.iter().try_for_each(|piece| mem::crc_over(*piece, &mut crc));
-            read.inspect_err(|_| buf.truncate(start))?;
-        }
         trace::segment(self.qpn, trace::Way::Out, &segment.header, &[], segment.len as usize);
         self.out.staged(start, false, false);
         for piece in pieces {
@@ -213,16 +224,8 @@ impl Stream {
         }
         let buf = self.out.stage();
         let start = buf.len();
-        buf.resize(start + mpa::pad_len(ulpdu_len), 0);
-        let sum = if self.params.crc {
-            crc.update(buf.get(start..).unwrap_or(&[]));
-            crc::to_wire(crc.finish())
-        } else {
-            [0; mpa::CRC_LEN]
-        };
-        buf.extend_from_slice(&sum);
+        buf.resize(start + mpa::pad_len(ulpdu_len) + mpa::CRC_LEN, 0);
         self.out.staged(start, false, true);
-        Ok(())
     }
 
     fn emit_read_request(&mut self, request: ReadRequest) {
@@ -425,9 +428,7 @@ impl QpCore {
             }
         };
         self.sq.next += 1;
-        let announced =
-            matches!(message, Message::Tagged { .. }) && stream.params.peer_is_uwarp && total >= DIRECT;
-        if !announced && message.header_len() + total as usize <= stream.mulpdu {
+        if message.header_len() + total as usize <= stream.mulpdu {
             let mut segment = message.whole(total);
             if !pair {
                 segment.header.set_rsvdulp(stream.asks(total, wish));
@@ -437,7 +438,6 @@ impl QpCore {
             return true;
         }
         let segmenter = stream.segmenter(message, total);
-        let segmenter = if announced { segmenter.announced() } else { segmenter };
         self.cut(&mut Current { segmenter, source: Source::Slot(number) });
         true
     }
@@ -595,13 +595,16 @@ fn emit_parts(
     pd: u32,
     need: Access,
 ) -> Result<(), mr::AccessError> {
-    // What the peer reads is copied at once. The program promises nothing about it while it is on its way: it may change
-    // it, which must not make the CRC wrong, or take the region back, after which it is not to be read any more.
+    // What the peer reads is copied at once: the program may take the region back while it is on its way, and it must not be read
+    // any more then. What goes with a CRC is copied because the program may change it meanwhile, which must not make the CRC wrong.
     let promised = !need.contains(Access::REMOTE_READ);
-    if !promised || segment.len < BY_REFERENCE || stream.tx.markers.is_some() {
-        return stream.emit_staged(segment, |buf| {
+    if !promised || stream.params.crc || segment.len < BY_REFERENCE || stream.tx.markers.is_some() {
+        return stream.emit_staged(segment, |buf, mut crc| {
             for part in parts {
-                cache.with(part, pd, need, |seg| mem::copy_out(seg, buf))??;
+                cache.with(part, pd, need, |seg| match crc.as_deref_mut() {
+                    Some(crc) => mem::copy_out_with_crc(seg, buf, crc),
+                    None => mem::copy_out(seg, buf),
+                })??;
             }
             Ok(())
         });
@@ -614,7 +617,8 @@ fn emit_parts(
         pieces.push(seg);
         pins.push(pin);
     }
-    Ok(stream.emit_by_reference(segment, pieces.as_slice())?)
+    stream.emit_by_reference(segment, pieces.as_slice());
+    Ok(())
 }
 
 /// A list that is nearly always of one or two.

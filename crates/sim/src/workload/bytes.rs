@@ -79,7 +79,6 @@ impl Plan {
             crc: bit(a, 0),
             uwarp: bit(a, 1),
             acks: bit(a, 2),
-            strict: [bit(a, 3), bit(a, 4)],
             markers: [bit(a, 5), bit(a, 6)],
             emss: 128 + u32::from(s.short() % 9000),
             rtr: b & 3,

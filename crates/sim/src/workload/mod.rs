@@ -58,8 +58,6 @@ pub struct StreamPlan {
     pub markers: [bool; 2],
     /// Both ends know the other as uwarp.
     pub uwarp: bool,
-    /// Stage everything, at A, at B.
-    pub strict: [bool; 2],
     /// Completions wait for placement: between uwarp ends, and toward strangers where there is a read depth to ask with.
     pub acks: bool,
     /// Segment size toward strangers.
@@ -80,7 +78,6 @@ impl Default for StreamPlan {
             crc: true,
             markers: [false; 2],
             uwarp: true,
-            strict: [false; 2],
             acks: false,
             emss: 1460,
             rtr: 1,
@@ -116,7 +113,6 @@ impl StreamPlan {
                 rnr_timeout: None,
                 placement_acks: self.acks && self.uwarp,
                 placement_reads: self.acks,
-                strict: self.strict[me],
                 ..StreamParams::default()
             }
         })

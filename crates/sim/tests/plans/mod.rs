@@ -75,11 +75,19 @@ fn op() -> impl Strategy<Value = Op> {
 fn stream() -> impl Strategy<Value = StreamPlan> {
     (
         (prop::bool::weighted(0.7), [prop::bool::weighted(0.25), prop::bool::weighted(0.25)], any::<bool>()),
-        ([prop::bool::weighted(0.2), prop::bool::weighted(0.2)], any::<bool>(), 100u32..9_200, 0u8..3),
+        (any::<bool>(), 100u32..9_200, 0u8..3),
         ([0u16..5, 0u16..5], [0u16..5, 0u16..5], prop_oneof![3 => Just(0u32), 1 => 1u32..6]),
     )
-        .prop_map(|((crc, markers, uwarp), (strict, acks, emss, rtr), (ird, ord, msn_to_wrap))| {
-            StreamPlan { crc, markers, uwarp, strict, acks, emss, rtr, ird, ord, msn_to_wrap }
+        .prop_map(|((crc, markers, uwarp), (acks, emss, rtr), (ird, ord, msn_to_wrap))| StreamPlan {
+            crc,
+            markers,
+            uwarp,
+            acks,
+            emss,
+            rtr,
+            ird,
+            ord,
+            msn_to_wrap,
         })
 }
 

@@ -144,8 +144,8 @@ mod tests {
         for (variable, value, status) in [
             ("UWARP_VIEW", "roce", Status::Ok),
             ("UWARP_VIEW", "rxe", Status::Fail),
-            ("UWARP_STRICT", "1", Status::Ok),
-            ("UWARP_STRICT", "perhaps", Status::Fail),
+            ("UWARP_MARKERS", "1", Status::Ok),
+            ("UWARP_MARKERS", "perhaps", Status::Fail),
             ("UWARP_PORT_RANGE", "9-5", Status::Fail),
             ("UWARP_MPA_REVISION", "3", Status::Fail),
             ("UWARP_LIBDIR", "/anywhere", Status::Ok),
