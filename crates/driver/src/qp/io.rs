@@ -15,7 +15,7 @@ use super::{Conn, Inner, MUTE_LIMIT, Mute, Qp};
 /// Bytes moved for one queue pair before another has its turn.
 const TURN: usize = 512 * 1024;
 /// Size of a thread's receive buffer.
-const STAGE: usize = 128 * 1024;
+const STAGE: usize = 256 * 1024;
 /// How often one call sends and receives again past a Send that waits, before others have their turn.
 const LOOKS: usize = 4;
 /// Pieces handed to one sending call.

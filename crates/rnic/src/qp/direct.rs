@@ -20,7 +20,7 @@ use crate::wr::WcStatus;
 
 /// An FPDU from this size on is worth a receiving call of its own.
 const DIRECT: usize = 16 * 1024;
-/// Bytes to receive behind a directly placed payload: its pad and CRC field, and the header of the next large FPDU.
+/// Bytes to receive behind a large FPDU, or behind its payload: pad and CRC field, and the header of the next one.
 const TAIL: usize = 64;
 /// After a direct placement this many receives are sized to end at the next header, to stay direct.
 const EXACT_READS: u8 = 8;
@@ -78,15 +78,22 @@ impl QpCore {
             return RxPlan::Stop;
         }
         let Some(mut direct) = stream.direct.take() else {
-            if stream.exact_reads > 0 {
+            let need = match left_over.first_chunk::<2>() {
+                Some(len) if !stream.framer.has_markers() => {
+                    mpa::fpdu_len(usize::from(u16::from_be_bytes(*len)))
+                }
+                _ => 0,
+            };
+            let max = if stream.exact_reads > 0 {
                 stream.exact_reads -= 1;
-                let need = match left_over.first_chunk::<2>() {
-                    Some(len) => mpa::fpdu_len(usize::from(u16::from_be_bytes(*len))),
-                    None => 0,
-                };
-                return RxPlan::Stage { max: (need + TAIL).clamp(left_over.len() + TAIL, buffer) };
-            }
-            return RxPlan::Stage { max: buffer };
+                need + TAIL
+            } else if need >= DIRECT {
+                // As many as fit, should the next ones be of the same size, so that little is left over and moved.
+                need * (buffer.saturating_sub(TAIL) / need).max(1) + TAIL
+            } else {
+                buffer
+            };
+            return RxPlan::Stage { max: max.max(left_over.len() + TAIL).min(buffer) };
         };
         let (left, tail) = (direct.left(), direct.trailer() + TAIL);
         let mut place = SmallVec::new();
