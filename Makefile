@@ -18,7 +18,7 @@ SOAK_SECONDS ?= 600
 # As long as each target runs in make test.
 TEST_FUZZ_SECONDS ?= 10
 FUZZ ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
-BENCH ?= latency bandwidth rate
+BENCH ?= latency transactions bandwidth messages rate
 
 export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export UWARP_DIST := $(abspath $(DIST))

@@ -75,13 +75,16 @@ fn every_figure_is_measured_and_has_its_fields() {
         let group = figure["group"].as_str().unwrap();
         groups.insert(group);
         match group {
-            "latency" | "connections" => sides(figure, true),
-            "bandwidth" => {
+            "latency" | "transactions" => {
+                sides(figure, true);
+                assert!(positive(&figure["target_p99_ratio"]), "{figure}");
+            }
+            "connections" => sides(figure, true),
+            "bandwidth" | "messages" => {
                 sides(figure, false);
                 assert!(positive(&figure["target_ratio"]), "{figure}");
-                if figure["id"].as_str().unwrap().contains("-crc-on") {
-                    assert!(positive(&figure["crc"]), "{figure}");
-                }
+                let with_crc = figure["id"].as_str().unwrap().contains("-crc-on");
+                assert_eq!(positive(&figure["copy_crc"]), with_crc, "{figure}");
             }
             "rate" => sides(figure, false),
             "syscalls" => calls(figure),
@@ -92,7 +95,7 @@ fn every_figure_is_measured_and_has_its_fields() {
             other => panic!("a group of which this test does not know: {other}"),
         }
     }
-    assert_eq!(groups.len(), 6, "{groups:?}");
+    assert_eq!(groups.len(), 8, "{groups:?}");
 }
 
 fn positive(value: &Value) -> bool {
@@ -109,7 +112,12 @@ fn sides(figure: &Value, with_tail: bool) {
     }
     for name in ["median", "least", "most"] {
         assert!(positive(&figure["ratio"][name]), "{figure}");
+        assert_eq!(positive(&figure["p99_ratio"][name]), with_tail, "{figure}");
     }
+    // What raw TCP did, and that it was the best of several ways.
+    let tried = figure["baseline"]["tried"].as_array().unwrap();
+    assert!(tried.len() > 1 && tried.iter().all(|one| positive(&one["value"])), "{figure}");
+    assert!(tried.iter().any(|one| one["way"] == figure["baseline"]["chosen"]), "{figure}");
 }
 
 /// System calls by name.

@@ -110,16 +110,19 @@ pub struct BenchArgs {
     /// Measure for a short time; enough to see whether something is broken
     #[arg(long)]
     pub quick: bool,
-    /// Time for each figure, for raw TCP and for uwarp, over all rounds [default: 2, with --quick 0.6]
+    /// Time for each figure, for raw TCP and for uwarp, over all rounds; finding out how raw TCP does best comes before it
+    /// [default: 2, with --quick 0.6]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<f64>,
     /// How often raw TCP and uwarp take turns [default: 9, with --quick 3]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// Measure between two network namespaces over a pair of Ethernet devices with an MTU of 1500, instead of loopback;
-    /// needs root
+    /// Measure between two network namespaces over a pair of Ethernet devices instead of loopback; needs root
     #[arg(long)]
     pub netns: bool,
+    /// MTU of these devices [default: 1500]
+    #[arg(long, value_name = "BYTES", requires = "netns", value_parser = clap::value_parser!(u32).range(576..=65535))]
+    pub mtu: Option<u32>,
     /// When to keep the measuring thread of each end on a core of its own
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = BenchPin::Spinning)]
     pub pin: BenchPin,
@@ -133,8 +136,12 @@ pub struct BenchArgs {
 pub enum BenchWhat {
     /// Ping-pongs of 64 bytes
     Latency,
-    /// RDMA Writes of 64 KiB to 4 MiB, one way
+    /// A small request, an RDMA Write or Read of 4 to 64 KiB, and a small response, as storage protocols have them
+    Transactions,
+    /// RDMA Writes, Sends and RDMA Reads of 64 KiB to 4 MiB, one way
     Bandwidth,
+    /// The same of 4 to 64 KiB at the settings of ib_write_bw, ib_send_bw and ib_read_bw, each posted by itself
+    Messages,
     /// RDMA Writes of 64 bytes, one way
     Rate,
     /// System calls that posting and polling make

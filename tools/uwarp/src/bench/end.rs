@@ -1,10 +1,9 @@
 //! One end of a measurement: a process that takes orders on its standard input and answers on its standard output.
 
-use std::hint::black_box;
 use std::io::{self, BufRead, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sched::CloneFlags;
 use rustix::process::Signal;
@@ -13,13 +12,11 @@ use rustix::thread::CpuSet;
 use super::dispatch::Counter;
 use super::fabric::crowd::Crowd;
 use super::fabric::{Libraries, Link, Listener};
-use super::protocol::{
-    Answer, Failure, Figure, Job, LARGEST, Many, Order, Result, Role, Transport, Wait, Work,
-};
-use super::raw::Raw;
+use super::protocol::{Answer, Failure, Figure, Job, Many, Order, Over, Result, Role, Work};
+use super::raw::Raws;
 use super::raw_many::RawCrowd;
-use super::weight;
-use super::{paths, rdma};
+use super::ways::Way;
+use super::{flow, fused, paths, rdma, weight};
 use crate::cli::BenchEndArgs;
 use crate::libdir;
 
@@ -54,7 +51,7 @@ pub fn run(args: &BenchEndArgs) -> ExitCode {
 struct End {
     libraries: Option<&'static Libraries>,
     listening: Option<(TcpListener, Listener)>,
-    connected: Option<(Raw, Link)>,
+    connected: Option<(Raws, Link)>,
     counter: Option<Counter>,
     crowds: Option<(RawCrowd, Crowd)>,
     /// The cores that the measuring thread had at first.
@@ -83,12 +80,12 @@ impl End {
             }
             Order::Accept => {
                 let (raw, rdma) = self.listening.take().ok_or_else(|| Failure::new("not listening"))?;
-                let (socket, _) = raw.accept().map_err(Failure::of("accept"))?;
-                self.connected = Some((Raw::new(socket)?, rdma.accept()?));
+                let raws = Raws::new(|| Ok(raw.accept().map_err(Failure::of("accept"))?.0))?;
+                self.connected = Some((raws, rdma.accept()?));
             }
             Order::Connect { raw, rdma } => {
-                let socket = TcpStream::connect(raw).map_err(Failure::of("connect"))?;
-                self.connected = Some((Raw::new(socket)?, Link::connect(self.libraries()?, rdma)?));
+                let raws = Raws::new(|| TcpStream::connect(raw).map_err(Failure::of("connect")))?;
+                self.connected = Some((raws, Link::connect(self.libraries()?, rdma)?));
             }
             Order::Pin { core } => self.pin(core)?,
             Order::Run { job, role } => return self.job(job, role),
@@ -132,32 +129,32 @@ impl End {
 
     fn many(&mut self, many: Many) -> Result<Answer> {
         let (raws, crowd) = self.crowds.as_mut().ok_or_else(|| Failure::new("no crowd"))?;
-        let control = self.connected.as_mut().map(|(raw, _)| raw);
+        let control = self.connected.as_mut().map(|(raws, _)| &mut raws.system);
         let control = control.ok_or_else(|| Failure::new("not connected"));
         Ok(match many {
-            Many::Accept { transport, count } => {
-                match transport {
-                    Transport::Raw => raws.accept(count)?,
-                    Transport::Uwarp => crowd.accept(count)?,
+            Many::Accept { over, count } => {
+                match over {
+                    Over::Raw(way) => raws.accept(count, way)?,
+                    Over::Uwarp => crowd.accept(count)?,
                 }
                 Answer::Done
             }
-            Many::Connect { transport, to, count, at_once } => Answer::Figure(match transport {
-                Transport::Raw => raws.connect(to, count, at_once)?,
-                Transport::Uwarp => crowd.connect(to, count, at_once)?,
+            Many::Connect { over, to, count, at_once } => Answer::Figure(match over {
+                Over::Raw(way) => raws.connect(to, count, at_once, way)?,
+                Over::Uwarp => crowd.connect(to, count, at_once)?,
             }),
-            Many::Leave { transport } => {
-                match transport {
-                    Transport::Raw => raws.close(),
-                    Transport::Uwarp => drop(crowd.leave()?),
+            Many::Leave { over } => {
+                match over {
+                    Over::Raw(_) => raws.close(),
+                    Over::Uwarp => drop(crowd.leave()?),
                 }
                 Answer::Done
             }
-            Many::Disconnect { transport: Transport::Raw } => {
+            Many::Disconnect { over: Over::Raw(_) } => {
                 raws.close();
                 Answer::Done
             }
-            Many::Disconnect { transport: Transport::Uwarp } => Answer::Figure(crowd.disconnect()?),
+            Many::Disconnect { over: Over::Uwarp } => Answer::Figure(crowd.disconnect()?),
             Many::Traffic => {
                 crowd.traffic()?;
                 Answer::Done
@@ -180,85 +177,77 @@ impl End {
     }
 
     fn job(&mut self, job: Job, role: Role) -> Result<Answer> {
-        let (raw, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
+        let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
         let time = Duration::from_millis(job.milliseconds);
-        if let Work::Path(path) = job.work {
-            if role == Role::Active {
-                if self.counter.is_none() {
-                    self.counter = Some(Counter::new()?);
-                }
-                let Some(counter) = &mut self.counter else { return Ok(Answer::Done) };
-                return paths::walk(link, raw, counter, path, time).map(Answer::Calls);
+        if let (Work::Path(path), Role::Active) = (job.work, role) {
+            if self.counter.is_none() {
+                self.counter = Some(Counter::new()?);
             }
-            if let Some(work) = path.opposite() {
-                passive(raw, link, Transport::Uwarp, work)?;
-            }
-            return Ok(Answer::Done);
+            let Some(counter) = &mut self.counter else { return Ok(Answer::Done) };
+            return paths::walk(link, &mut raws.system, counter, path, time).map(Answer::Calls);
         }
-        match role {
-            Role::Active => active(raw, link, job.transport, job.work, time).map(Answer::Figure),
-            Role::Passive => passive(raw, link, job.transport, job.work).map(|()| Answer::Done),
+        match (job.over, role) {
+            (Over::Raw(way), Role::Active) => raw_active(raws, way, job.work, time).map(Answer::Figure),
+            (Over::Raw(way), Role::Passive) => raw_passive(raws, way, job.work).map(|()| Answer::Done),
+            (Over::Uwarp, Role::Active) => active(raws, link, job.work, time).map(Answer::Figure),
+            (Over::Uwarp, Role::Passive) => passive(raws, link, job.work).map(|()| Answer::Done),
         }
     }
 }
 
-fn active(raw: &mut Raw, link: &Link, transport: Transport, work: Work, time: Duration) -> Result<Figure> {
-    match (transport, work) {
-        (Transport::Raw, Work::PingPong { wait, size }) => raw.ping(size as usize, spins(wait), time),
-        (Transport::Raw, Work::Stream { size, .. }) => raw.stream(size as usize, time),
-        (Transport::Raw, Work::Rate { size, list, .. }) => {
-            let figure = raw.stream((size * list) as usize, time)?;
-            Ok(Figure {
-                value: figure.value / f64::from(size),
-                operations: figure.operations * u64::from(list),
-                ..figure
-            })
+fn raw_active(raws: &mut Raws, way: Way, work: Work, time: Duration) -> Result<Figure> {
+    let raw = raws.of(way);
+    match (work, way) {
+        (Work::PingPong { size, .. }, Way::Wait(wait)) => raw.ping(size as usize, wait, time),
+        (Work::Transaction { verb, size }, Way::Wait(wait)) => raw.request(verb, size as usize, wait, time),
+        (Work::Stream { .. }, Way::Calls { send, .. }) => raw.stream(send as usize, time),
+        (Work::Rate { size, .. }, Way::Calls { send, .. }) => {
+            let figure = raw.stream(send as usize, time)?;
+            let operations = figure.operations * u64::from(send / size);
+            Ok(Figure { value: figure.value / f64::from(size), operations, ..figure })
         }
-        (Transport::Uwarp, Work::PingPong { wait, size }) => rdma::ping(link, raw, wait, size, time),
-        (Transport::Uwarp, Work::Stream { size, window, target }) => {
-            rdma::stream(link, raw, size, window, target, time)
-        }
-        (Transport::Uwarp, Work::Rate { size, list, depth, target }) => {
-            rdma::rate(link, raw, size, (list, depth), target, time)
-        }
-        (_, Work::Crc { size }) => Ok(crc(size, time)),
-        (_, Work::Path(_)) => Err(Failure::new("paths are counted, not timed")),
+        _ => Err(not_for_raw()),
     }
 }
 
-fn passive(raw: &mut Raw, link: &Link, transport: Transport, work: Work) -> Result<()> {
-    match (transport, work) {
-        (Transport::Raw, Work::PingPong { wait, size }) => raw.pong(size as usize, spins(wait)),
-        (Transport::Raw, Work::Stream { size, .. }) => raw.drain(size as usize),
-        // A reader that knows of no messages takes what there is.
-        (Transport::Raw, Work::Rate { .. }) => raw.drain(64 * 1024),
-        (Transport::Uwarp, Work::PingPong { wait, size }) => rdma::pong(link, raw, wait, size),
-        (Transport::Uwarp, Work::Stream { size, target, .. }) => rdma::sink(link, raw, size, target),
-        (Transport::Uwarp, Work::Rate { size, list, depth, target }) => {
-            rdma::count(link, raw, size, (list, depth), target)
+fn raw_passive(raws: &mut Raws, way: Way, work: Work) -> Result<()> {
+    let raw = raws.of(way);
+    match (work, way) {
+        (Work::PingPong { size, .. }, Way::Wait(wait)) => raw.pong(size as usize, wait),
+        (Work::Transaction { verb, size }, Way::Wait(wait)) => raw.respond(verb, size as usize, wait),
+        (Work::Stream { .. } | Work::Rate { .. }, Way::Calls { receive, wait, .. }) => {
+            raw.drain(receive as usize, wait)
         }
-        (_, Work::Crc { .. } | Work::Path(_)) => Ok(()),
+        _ => Err(not_for_raw()),
     }
 }
 
-fn spins(wait: Wait) -> bool {
-    matches!(wait, Wait::Spin | Wait::Memory)
+fn active(raws: &mut Raws, link: &Link, work: Work, time: Duration) -> Result<Figure> {
+    let raw = &mut raws.system;
+    match work {
+        Work::PingPong { wait, size } => rdma::ping(link, raw, wait, size, time),
+        Work::Transaction { verb, size } => rdma::request(link, raw, verb, size, time),
+        Work::Stream { flow, target } => flow::stream(link, raw, flow, target, time),
+        Work::Rate { size, list, depth, target } => flow::rate(link, raw, size, (list, depth), target, time),
+        Work::CopyCrc { size } => fused::measure(size, time),
+        Work::Path(_) => Err(Failure::new("paths are counted, not timed")),
+    }
 }
 
-/// The CRC over bytes that stay in cache.
-fn crc(size: u32, time: Duration) -> Figure {
-    let bytes: Vec<u8> = (0..size.min(LARGEST)).map(|i| i as u8).collect();
-    let start = Instant::now();
-    let mut operations = 0_u64;
-    loop {
-        black_box(uwarp_wire::crc::crc32c(black_box(&bytes)));
-        operations += 1;
-        let elapsed = start.elapsed();
-        if elapsed >= time {
-            let value = operations as f64 * bytes.len() as f64 / elapsed.as_secs_f64();
-            return Figure { value, p99: None, operations };
-        }
+fn passive(raws: &mut Raws, link: &Link, work: Work) -> Result<()> {
+    let raw = &mut raws.system;
+    match work {
+        Work::PingPong { wait, size } => rdma::pong(link, raw, wait, size),
+        Work::Transaction { verb, size } => rdma::respond(link, raw, verb, size),
+        Work::Stream { flow, target } => flow::sink(link, raw, flow, target),
+        Work::Rate { size, list, depth, target } => flow::count(link, raw, size, (list, depth), target),
+        Work::CopyCrc { .. } => Ok(()),
+        Work::Path(path) => path.opposite().map_or(Ok(()), |work| passive(raws, link, work)),
     }
+}
+
+fn not_for_raw() -> Failure {
+    Failure::new("raw TCP has no way to do this")
 }
 
 /// Takes our device of the pair into use; which of the two it is, its name says.

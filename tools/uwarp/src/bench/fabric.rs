@@ -24,26 +24,30 @@ use uwarp_abi_types::rdmacm::{
     rdma_conn_param, rdma_event_channel,
 };
 use uwarp_abi_types::verbs::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED,
-    IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, IBV_WR_SEND, ibv_comp_channel, ibv_context, ibv_context_ops, ibv_cq,
-    ibv_mr, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPT_RC, IBV_SEND_INLINE,
+    IBV_SEND_SIGNALED, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND, ibv_comp_channel,
+    ibv_context, ibv_context_ops, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
+    ibv_sge, ibv_wc,
 };
 
-use super::protocol::{Failure, LARGEST, Result};
+use super::protocol::{Failure, LARGEST, Result, Verb};
 use crate::libdir::SONAMES;
 
-/// Room for small messages, received and sent.
+/// Room for small messages to be sent.
 pub const SMALL: u32 = 4096;
-/// Receives that are posted at any time.
-const RECEIVES: u32 = 64;
+/// Receives that are posted at any time, as `ib_send_bw` has them.
+const RECEIVES: u32 = 512;
 const SEND_QUEUE: u32 = 512;
+/// RDMA Reads under way, in either direction: what the device allows.
+const READS: u8 = 16;
 
 /// Where what is in an end's memory, in bytes.
 pub const SOURCE: u32 = 0;
 pub const TARGET: u32 = LARGEST;
 pub const OUT: u32 = 2 * LARGEST;
-const IN: u32 = OUT + SMALL;
-const MEMORY: u32 = IN + RECEIVES * SMALL;
+/// All receives are of this one place, as those of perftest are: what came last is there.
+pub const IN: u32 = OUT + SMALL;
+const MEMORY: u32 = IN + LARGEST;
 
 /// The functions used, under the names and types of the headers.
 pub struct Libraries {
@@ -236,7 +240,8 @@ impl Link {
         let pages = (MEMORY as usize).div_ceil(size_of::<Line>());
         let zeros = || Line([const { AtomicU64::new(0) }; 512]);
         let memory: &'static [Line] = Box::leak((0..pages).map(|_| zeros()).collect());
-        let rights = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).cast_signed();
+        let rights =
+            (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ).cast_signed();
         let start: *mut c_void = ptr::from_ref(memory).cast_mut().cast();
         // SAFETY: the memory is never freed, and looked at through atomics only.
         let mr = unsafe { (libraries.reg_mr)(pd, start, MEMORY as usize, rights) };
@@ -269,7 +274,7 @@ impl Link {
             remote: Offer { address: 0, key: 0 },
             inline: init.cap.max_inline_data,
         };
-        (0..RECEIVES).try_for_each(|slot| link.post_receive(slot))?;
+        (0..RECEIVES).try_for_each(|_| link.post_receive())?;
         Ok(link)
     }
 
@@ -304,6 +309,35 @@ impl Link {
     pub fn send_list(&self, offset: u32, size: u32, signalled: bool) -> List {
         let mut list = self.list(IBV_WR_SEND, &[(offset, 0)], size);
         self.finish_list(&mut list, size <= self.inline, signalled);
+        list
+    }
+
+    /// One message of this kind: a Write or a Send of what is at [`SOURCE`], to [`TARGET`] or the next receive; a Read of the
+    /// peer's `SOURCE` to our `TARGET`.
+    pub fn message(&self, verb: Verb, size: u32, signalled: bool) -> List {
+        let (opcode, place) = match verb {
+            Verb::Write => (IBV_WR_RDMA_WRITE, (SOURCE, TARGET)),
+            Verb::Read => (IBV_WR_RDMA_READ, (TARGET, SOURCE)),
+            Verb::Send => (IBV_WR_SEND, (SOURCE, 0)),
+        };
+        let mut list = self.list(opcode, &[place], size);
+        self.finish_list(&mut list, false, signalled);
+        list
+    }
+
+    /// A Write as [`Link::message`] has it, with a signalled Send of `size` bytes at [`OUT`] behind it in one list.
+    pub fn write_and_send(&self, written: u32, sent: u32) -> List {
+        let mut list = self.list(IBV_WR_RDMA_WRITE, &[(SOURCE, TARGET), (OUT, 0)], written);
+        if let (Some(request), Some(element)) = (list.requests.last_mut(), list.elements.last_mut()) {
+            request.opcode = IBV_WR_SEND;
+            element.length = sent;
+        }
+        self.finish_list(&mut list, false, true);
+        if let Some(request) = list.requests.last_mut()
+            && sent <= self.inline
+        {
+            request.send_flags |= IBV_SEND_INLINE;
+        }
         list
     }
 
@@ -365,52 +399,62 @@ impl Link {
         check("ibv_post_send", status)
     }
 
-    /// `ibv_post_recv` of one slot.
+    /// `ibv_post_recv` of one receive.
     #[inline]
-    pub fn post_receive(&self, slot: u32) -> Result<()> {
+    pub fn post_receive(&self) -> Result<()> {
         // SAFETY: the region is registered.
         let lkey = unsafe { (*self.mr).lkey };
-        let mut element = ibv_sge { addr: self.address(IN + slot * SMALL), length: SMALL, lkey };
-        let mut request =
-            ibv_recv_wr { wr_id: slot.into(), next: ptr::null_mut(), sg_list: &mut element, num_sge: 1 };
+        let mut element = ibv_sge { addr: self.address(IN), length: LARGEST, lkey };
+        let mut request = ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: &mut element, num_sge: 1 };
         let mut bad = ptr::null_mut();
         let Some(post_recv) = self.ops.post_recv else { return Err(absent("post_recv")) };
         // SAFETY: request and element outlive the call; the memory they name is never freed.
         check("ibv_post_recv", unsafe { post_recv(self.qp, &mut request, &mut bad) })
     }
 
-    /// `ibv_poll_cq` for completions of Sends and Writes; says how many there were.
+    /// `ibv_poll_cq` for completions of our work requests; says how many there were.
     #[inline]
     pub fn reap_sends(&self) -> Result<u32> {
-        let (count, _) = self.poll::<16>(self.send_cq)?;
-        Ok(count)
+        self.poll::<16>(self.send_cq, |_| Ok(()))
     }
 
-    /// `ibv_poll_cq` for one received Send; says where it is.
+    /// `ibv_poll_cq` for one received Send; says how long it is.
     #[inline]
-    pub fn reap_receive(&self) -> Result<Option<Received>> {
-        let (count, slot) = self.poll::<1>(self.receive_cq)?;
-        let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-        Ok((count > 0).then_some(Received { slot, offset: IN.saturating_add(slot.saturating_mul(SMALL)) }))
+    pub fn reap_receive(&self) -> Result<Option<u32>> {
+        let mut length = None;
+        self.poll::<1>(self.receive_cq, |completion| {
+            length = Some(completion.byte_len);
+            Ok(())
+        })?;
+        Ok(length)
+    }
+
+    /// `ibv_poll_cq` for received Sends; hands over the length of each.
+    #[inline]
+    pub fn reap_receives(&self, mut each: impl FnMut(u32) -> Result<()>) -> Result<()> {
+        self.poll::<16>(self.receive_cq, |completion| each(completion.byte_len)).map(drop)
     }
 
     #[inline]
-    fn poll<const MOST: usize>(&self, cq: *mut ibv_cq) -> Result<(u32, u64)> {
+    fn poll<const MOST: usize>(
+        &self,
+        cq: *mut ibv_cq,
+        mut each: impl FnMut(&ibv_wc) -> Result<()>,
+    ) -> Result<u32> {
         let mut completions = [const { MaybeUninit::<ibv_wc>::uninit() }; MOST];
         let Some(poll_cq) = self.ops.poll_cq else { return Err(absent("poll_cq")) };
         // SAFETY: the queue is ours and the array has room for MOST, which is small.
         let count = unsafe { poll_cq(cq, MOST as c_int, completions.as_mut_ptr().cast()) };
         let count = u32::try_from(count).map_err(|_| Failure(format!("ibv_poll_cq answers {count}")))?;
-        let mut last = 0;
         for completion in completions.iter().take(count as usize) {
             // SAFETY: the function filled as many as it says.
             let completion = unsafe { completion.assume_init_ref() };
             if completion.status != IBV_WC_SUCCESS {
                 return Err(self.went_wrong(completion.status));
             }
-            last = completion.wr_id;
+            each(completion)?;
         }
-        Ok((count, last))
+        Ok(count)
     }
 
     #[cold]
@@ -449,13 +493,6 @@ impl Link {
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
         rustix::event::poll(&mut fds, None).map(drop).map_err(Failure::of("poll"))
     }
-}
-
-/// A message that arrived.
-#[derive(Clone, Copy)]
-pub struct Received {
-    pub slot: u32,
-    pub offset: u32,
 }
 
 impl Offer {
@@ -527,6 +564,8 @@ fn parameters(private: &[u8; Offer::LENGTH]) -> rdma_conn_param {
     let mut param: rdma_conn_param = unsafe { mem::zeroed() };
     param.private_data = private.as_ptr().cast();
     param.private_data_len = Offer::LENGTH as u8;
+    param.responder_resources = READS;
+    param.initiator_depth = READS;
     param.retry_count = 7;
     param.rnr_retry_count = 7;
     param

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use super::ends::{Ends, Place, out_of_turn};
 use super::fabric::crowd::DEPTH;
-use super::protocol::{Answer, Failure, Figure, Many, Order, Result, Spread, Transport, Weight};
+use super::protocol::{Answer, Failure, Figure, Many, Order, Over, Result, Spread, Weight};
 use super::report::{Fact, Outcome};
 use super::stats::Ratio;
+use super::ways;
 use super::{Extent, ProgressBar};
 
 /// What is measured of many connections.
@@ -66,17 +67,23 @@ impl Pair {
         self.ends.both(&Order::Many(passive), &Order::Many(active), PATIENCE)
     }
 
-    fn open(&mut self, transport: Transport, count: u32, at_once: u32) -> Result<Figure> {
-        let to = match transport {
-            Transport::Raw => self.raw,
-            Transport::Uwarp => self.rdma,
+    fn open(&mut self, over: Over, count: u32, at_once: u32) -> Result<Figure> {
+        let to = match over {
+            Over::Raw(_) => self.raw,
+            Over::Uwarp => self.rdma,
         };
-        let active = Many::Connect { transport, to, count, at_once };
-        figure(self.many(Many::Accept { transport, count }, active)?.1)
+        let active = Many::Connect { over, to, count, at_once };
+        figure(self.many(Many::Accept { over, count }, active)?.1)
     }
 
-    fn close(&mut self, transport: Transport) -> Result<()> {
-        self.many(Many::Leave { transport }, Many::Disconnect { transport }).map(drop)
+    fn close(&mut self, over: Over) -> Result<()> {
+        self.many(Many::Leave { over }, Many::Disconnect { over }).map(drop)
+    }
+
+    fn open_and_close(&mut self, over: Over, count: u32, at_once: u32) -> Result<Figure> {
+        let figure = self.open(over, count, at_once)?;
+        self.close(over)?;
+        Ok(figure)
     }
 
     fn weigh(&mut self) -> Result<[Weight; 2]> {
@@ -98,11 +105,11 @@ pub struct Scale {
 impl Scale {
     pub fn new(place: Place, progress: &ProgressBar) -> Result<Scale> {
         let mut alone = Pair::new(place, 1)?;
-        alone.open(Transport::Uwarp, 1, 1)?;
+        alone.open(Over::Uwarp, 1, 1)?;
         let mut among = Pair::new(place, MANY)?;
         let mut grow = |count| {
             progress.set_message(format!("{count} connections"));
-            among.open(Transport::Uwarp, count, AT_ONCE)?;
+            among.open(Over::Uwarp, count, AT_ONCE)?;
             among.many(Many::Traffic, Many::Traffic)?;
             std::thread::sleep(SETTLE);
             among.weigh()
@@ -175,21 +182,20 @@ pub fn measure(
 /// Raw, uwarp, raw, uwarp and so on; all connections of a round are closed before the next.
 fn open(place: Place, count: u32, at_once: u32, extent: Extent, progress: &ProgressBar) -> Result<Outcome> {
     let mut pair = Pair::new(place, count)?;
-    let (mut raw, mut uwarp) = (Vec::new(), Vec::new());
-    for round in 0..=extent.rounds {
-        for (transport, figures) in [(Transport::Raw, &mut raw), (Transport::Uwarp, &mut uwarp)] {
-            let figure = pair.open(transport, count, at_once)?;
-            pair.close(transport)?;
-            // The first round warms up.
-            if round > 0 {
-                figures.push(figure);
-            }
-        }
-        if round > 0 {
-            progress.inc(1);
-        }
+    // The first of each warm up.
+    let ways = ways::connections();
+    for over in ways.first().map(|&way| Over::Raw(way)).into_iter().chain([Over::Uwarp]) {
+        pair.open_and_close(over, count, at_once)?;
     }
-    Outcome::of(&raw, &uwarp, &[]).ok_or_else(|| Failure::new("no round was measured"))
+    let baseline = ways::sweep(&ways, false, |way| pair.open_and_close(Over::Raw(way), count, at_once))?;
+    let baseline = baseline.ok_or_else(|| Failure::new("raw TCP has no way to do this"))?;
+    let (mut raw, mut uwarp) = (Vec::new(), Vec::new());
+    for _ in 0..extent.rounds {
+        raw.push(pair.open_and_close(Over::Raw(baseline.chosen), count, at_once)?);
+        uwarp.push(pair.open_and_close(Over::Uwarp, count, at_once)?);
+        progress.inc(1);
+    }
+    Outcome::of(&raw, &uwarp, &[], baseline).ok_or_else(|| Failure::new("no round was measured"))
 }
 
 /// What one connection more costs, at each end.

@@ -12,6 +12,8 @@ mod end;
 mod ends;
 #[allow(unsafe_code)]
 mod fabric;
+mod flow;
+mod fused;
 mod machine;
 mod many;
 mod paths;
@@ -22,6 +24,7 @@ mod raw_many;
 mod rdma;
 mod report;
 mod stats;
+mod ways;
 #[allow(unsafe_code)]
 mod weight;
 
@@ -35,8 +38,9 @@ use crate::{complain, libdir};
 use ends::{Ends, Place};
 use machine::Machine;
 use plan::{Goal, Item, Measure};
-use protocol::{Calls, Failure, Figure, Job, Result, Transport, Work};
+use protocol::{Calls, Failure, Figure, Job, Over, Result, Work};
 use report::{Measured, Outcome, Report};
+use ways::{Sweep, Way};
 
 /// Exit status 1 where something could not be measured; figures that miss their goal are figures.
 pub fn run(args: &BenchArgs) -> ExitCode {
@@ -57,12 +61,14 @@ pub fn run_end(args: &BenchEndArgs) -> ExitCode {
     end::run(args)
 }
 
-/// MTU of the devices between the namespaces: Ethernet's own.
+/// Of the devices between the namespaces, if no other is asked for: Ethernet's own.
 const MTU: u32 = 1500;
+/// For each trial of a way that raw TCP may go.
+const PROBE_MS: u64 = 60;
 /// Before the first round, unmeasured: caches, socket buffers and the peer's acquaintance.
 const WARM_UP_MS: u64 = 50;
-/// The CRC's own throughput does not vary much.
-const CRC_MS: u64 = 20;
+/// The throughput of copying with the CRC does not vary much.
+const COPY_CRC_MS: u64 = 20;
 
 /// How long what is measured.
 #[derive(Clone, Copy)]
@@ -81,7 +87,7 @@ fn measure(args: &BenchArgs) -> Result<Report> {
                  unshare --map-root-user uwarp bench --netns ...",
             ));
         }
-        true => Place::Namespaces { mtu: MTU },
+        true => Place::Namespaces { mtu: args.mtu.unwrap_or(MTU) },
         false => Place::Loopback,
     };
     let (seconds, rounds) = if args.quick { (0.6, 3) } else { (2.0, 9) };
@@ -95,8 +101,15 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     }
     let mut machine = Machine::look();
     let progress = progress(items.len() as u64 * u64::from(rounds));
-    let mut runner =
-        Runner { place, pin: args.pin, ends: None, scale: None, extent, progress: progress.clone() };
+    let mut runner = Runner {
+        place,
+        pin: args.pin,
+        ends: None,
+        scale: None,
+        swept: Vec::new(),
+        extent,
+        progress: progress.clone(),
+    };
     let measured = items
         .into_iter()
         .map(|item| {
@@ -126,6 +139,8 @@ struct Runner {
     ends: Option<(bool, Ends)>,
     /// For the figures of many connections.
     scale: Option<many::Scale>,
+    /// The best ways of raw TCP that are known; what is the same for raw TCP is tried once in a run.
+    swept: Vec<(Work, Vec<Way>, Sweep)>,
     extent: Extent,
     progress: ProgressBar,
 }
@@ -157,41 +172,87 @@ impl Runner {
             _ => Ends::start(self.place, &[("UWARP_CRC", if item.crc { "on" } else { "off" })])?,
         };
         let (_, ends) = self.ends.insert((item.crc, ends));
-        ends.pin(match self.pin {
-            BenchPin::Spinning => work.spins(),
+        let mut turn = Turn { ends, pin: self.pin };
+        if let Work::Path(_) = work {
+            return count(&mut turn, work, self.extent).map(Outcome::Calls);
+        }
+        let known =
+            self.swept.iter().find(|(raw, ways, _)| *raw == work.without_verbs() && *ways == item.ways);
+        let baseline = match known {
+            Some((_, _, sweep)) => sweep.clone(),
+            None => {
+                let sweep = sweep(&mut turn, work, &item.ways, self.extent)?;
+                self.swept.push((work.without_verbs(), item.ways.clone(), sweep.clone()));
+                sweep
+            }
+        };
+        let copy_crc = matches!(item.goal, Goal::BesideCrc(_));
+        rounds(&mut turn, work, copy_crc, baseline, self.extent, &self.progress)
+    }
+}
+
+/// The ends of one item.
+struct Turn<'a> {
+    ends: &'a mut Ends,
+    pin: BenchPin,
+}
+
+impl Turn<'_> {
+    fn pin(&mut self, spins: bool) -> Result<()> {
+        self.ends.pin(match self.pin {
+            BenchPin::Spinning => spins,
             BenchPin::Always => true,
             BenchPin::Never => false,
-        })?;
-        match work {
-            Work::Path(_) => count(ends, work, self.extent).map(Outcome::Calls),
-            work => {
-                let crc = matches!(item.goal, Goal::BesideCrc(_));
-                rounds(ends, work, crc, self.extent, &self.progress)
-            }
-        }
+        })
     }
+
+    fn raw(&mut self, work: Work, way: Way, milliseconds: u64) -> Result<Figure> {
+        self.pin(way.spins())?;
+        self.ends.measure(Job { over: Over::Raw(way), work, milliseconds })
+    }
+
+    fn uwarp(&mut self, work: Work, milliseconds: u64) -> Result<Figure> {
+        self.pin(work.spins())?;
+        self.ends.measure(Job { over: Over::Uwarp, work, milliseconds })
+    }
+}
+
+/// Finds out how raw TCP does it best.
+fn sweep(turn: &mut Turn, work: Work, ways: &[Way], extent: Extent) -> Result<Sweep> {
+    if let Some(&way) = ways.first() {
+        turn.raw(work, way, WARM_UP_MS)?;
+    }
+    let milliseconds = extent.round_ms.min(PROBE_MS);
+    let best = ways::sweep(ways, work.is_time(), |way| turn.raw(work, way, milliseconds))?;
+    best.ok_or_else(|| Failure::new("raw TCP has no way to do this"))
 }
 
 /// Raw, uwarp, raw, uwarp and so on.
-fn rounds(ends: &mut Ends, work: Work, crc: bool, extent: Extent, progress: &ProgressBar) -> Result<Outcome> {
-    let mut one = |transport, work, milliseconds| ends.measure(Job { transport, work, milliseconds });
-    let (mut raw, mut uwarp, mut crcs) = (Vec::new(), Vec::new(), Vec::<Figure>::new());
-    for transport in [Transport::Raw, Transport::Uwarp] {
-        one(transport, work, WARM_UP_MS)?;
-    }
+fn rounds(
+    turn: &mut Turn,
+    work: Work,
+    copy_crc: bool,
+    baseline: Sweep,
+    extent: Extent,
+    progress: &ProgressBar,
+) -> Result<Outcome> {
+    let (mut raw, mut uwarp, mut copies) = (Vec::new(), Vec::new(), Vec::<Figure>::new());
+    turn.raw(work, baseline.chosen, WARM_UP_MS)?;
+    turn.uwarp(work, WARM_UP_MS)?;
     for _ in 0..extent.rounds {
-        raw.push(one(Transport::Raw, work, extent.round_ms)?);
-        uwarp.push(one(Transport::Uwarp, work, extent.round_ms)?);
-        if let (true, Work::Stream { size, .. }) = (crc, work) {
-            crcs.push(one(Transport::Uwarp, Work::Crc { size }, CRC_MS)?);
+        raw.push(turn.raw(work, baseline.chosen, extent.round_ms)?);
+        uwarp.push(turn.uwarp(work, extent.round_ms)?);
+        if let (true, Work::Stream { flow, .. }) = (copy_crc, work) {
+            copies.push(turn.uwarp(Work::CopyCrc { size: flow.size }, COPY_CRC_MS)?);
         }
         progress.inc(1);
     }
-    Outcome::of(&raw, &uwarp, &crcs).ok_or_else(|| Failure::new("no round was measured"))
+    Outcome::of(&raw, &uwarp, &copies, baseline).ok_or_else(|| Failure::new("no round was measured"))
 }
 
 /// Counting is exact, so it takes no rounds; it only has to see the rare cases too.
-fn count(ends: &mut Ends, work: Work, extent: Extent) -> Result<Calls> {
+fn count(turn: &mut Turn, work: Work, extent: Extent) -> Result<Calls> {
     let milliseconds = extent.round_ms.min(500);
-    ends.count(Job { transport: Transport::Uwarp, work, milliseconds })
+    turn.pin(work.spins())?;
+    turn.ends.count(Job { over: Over::Uwarp, work, milliseconds })
 }

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::dispatch::Counter;
-use super::fabric::{Link, OUT, SOURCE, TARGET};
-use super::protocol::{Calls, Failure, Path, Result, Target, Wait, Work};
+use super::fabric::{IN, Link, OUT, SOURCE, TARGET};
+use super::flow;
+use super::protocol::{Calls, Failure, Flow, Path, Result, Target, Verb, Wait, Work};
 use super::raw::Raw;
-use super::rdma;
 
 const SMALL: u32 = 64;
 const LIST: u32 = 64;
@@ -22,7 +22,10 @@ impl Path {
             Path::PostList => {
                 Some(Work::Rate { size: SMALL, list: LIST, depth: LIST, target: Target::Polls })
             }
-            Path::PostLarge => Some(Work::Stream { size: LARGE, window: 1, target: Target::Polls }),
+            Path::PostLarge => {
+                let flow = Flow { verb: Verb::Write, size: LARGE, window: 1, signal: 1 };
+                Some(Work::Stream { flow, target: Target::Polls })
+            }
             Path::PollEmpty => None,
         }
     }
@@ -74,17 +77,17 @@ fn ping(link: &Link, counter: &mut Counter, path: Path, over: impl Fn(u64) -> bo
             _ => link.post(&mut message)?,
         }
         while link.reap_sends()? == 0 {}
-        let received = match path {
+        match path {
             Path::Event => loop {
                 let (received, _) = counter.count(|| {
                     link.event()?;
                     link.arm()?;
                     link.reap_receive()
                 });
-                if let Some(received) = received? {
+                if received?.is_some() {
                     counter.keep();
                     operations += 1;
-                    break received;
+                    break;
                 }
             },
             Path::PollWaiting => {
@@ -94,28 +97,23 @@ fn ping(link: &Link, counter: &mut Counter, path: Path, over: impl Fn(u64) -> bo
                 for _ in 0..5 {
                     early = early.or(link.reap_receive()?);
                 }
-                match early {
-                    Some(received) => received,
-                    None => {
-                        spin(Duration::from_micros(20));
-                        let (received, calls) = counter.count(|| link.reap_receive());
-                        match received? {
-                            Some(received) => {
-                                operations += 1;
-                                spared += u64::from(calls == 0);
-                                counter.keep();
-                                received
-                            }
-                            // Later than that: not the path in question.
-                            None => wait(link)?,
-                        }
+                if early.is_none() {
+                    spin(Duration::from_micros(20));
+                    let (received, calls) = counter.count(|| link.reap_receive());
+                    if received?.is_some() {
+                        operations += 1;
+                        spared += u64::from(calls == 0);
+                        counter.keep();
+                    } else {
+                        // Later than that: not the path in question.
+                        wait(link)?;
                     }
                 }
             }
             _ => wait(link)?,
-        };
-        let back = link.load(received.offset + SMALL - 8);
-        link.post_receive(received.slot)?;
+        }
+        let back = link.load(IN + SMALL - 8);
+        link.post_receive()?;
         if back & !LAST != number {
             return Err(Failure::new("uwarp brought a wrong message"));
         }
@@ -125,12 +123,9 @@ fn ping(link: &Link, counter: &mut Counter, path: Path, over: impl Fn(u64) -> bo
     }
 }
 
-fn wait(link: &Link) -> Result<super::fabric::Received> {
-    loop {
-        if let Some(received) = link.reap_receive()? {
-            return Ok(received);
-        }
-    }
+fn wait(link: &Link) -> Result<()> {
+    while link.reap_receive()?.is_none() {}
+    Ok(())
 }
 
 fn spin(time: Duration) {
@@ -161,7 +156,7 @@ fn post_lists(
         // The next one is to find an idle connection.
         spin(Duration::from_micros(50));
     }
-    rdma::tell(link, raw, Target::Polls, number)?;
+    flow::tell(link, raw, Target::Polls, number)?;
     Ok((operations, 0))
 }
 
@@ -186,7 +181,7 @@ fn post_large(
         counter.keep();
         spin(Duration::from_micros(500));
     }
-    rdma::tell(link, raw, Target::Polls, operations)?;
+    flow::tell(link, raw, Target::Polls, operations)?;
     Ok((operations, 0))
 }
 

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use super::many::{self, Figures};
-use super::protocol::{LARGEST, Path, Target, Wait, Work};
+use super::protocol::{Flow, LARGEST, Path, Target, Verb, Wait, Work};
+use super::ways::{self, Way, size_name};
 use crate::cli::BenchWhat;
 
 /// One line of a table.
@@ -18,6 +19,8 @@ pub struct Item {
     pub crc: bool,
     pub work: Measure,
     pub goal: Goal,
+    /// How raw TCP may do the same, where it is held against it on one connection.
+    pub ways: Vec<Way>,
 }
 
 /// What is done for it.
@@ -33,11 +36,20 @@ pub enum Measure {
 #[serde(rename_all = "lowercase")]
 pub enum Group {
     Latency,
+    Transactions,
     Bandwidth,
+    Messages,
     Rate,
     Syscalls,
     Connections,
     Memory,
+}
+
+impl Group {
+    /// Of raw TCP's 99th percentile, what uwarp's is to be at most.
+    pub fn tail(self) -> Option<f64> {
+        matches!(self, Group::Latency | Group::Transactions).then_some(2.0)
+    }
 }
 
 /// What the project wants. Printed beside the figures, never asserted.
@@ -47,7 +59,7 @@ pub enum Goal {
     AtMost(f64),
     /// Of raw TCP's throughput.
     AtLeast(f64),
-    /// Of raw TCP's throughput T and the CRC's own C: this share of 1 / (1 + T/C), the throughput of a
+    /// Of raw TCP's throughput T and that of copying with the CRC, F: this share of 1 / (1 + T/F), the throughput of a
     /// stream whose bytes go through both in turn.
     BesideCrc(f64),
     /// A second.
@@ -58,11 +70,11 @@ pub enum Goal {
 }
 
 impl Goal {
-    /// The figure wanted, where T and C are known.
-    pub fn ratio(self, raw: f64, crc: Option<f64>) -> Option<f64> {
+    /// The figure wanted, where T and F are known.
+    pub fn ratio(self, raw: f64, copy_crc: Option<f64>) -> Option<f64> {
         match self {
             Goal::AtMost(ratio) | Goal::AtLeast(ratio) => Some(ratio),
-            Goal::BesideCrc(share) => Some(share / (1.0 + raw / crc?)),
+            Goal::BesideCrc(share) => Some(share / (1.0 + raw / copy_crc?)),
             Goal::Messages(_) | Goal::Budget(_) | Goal::Open => None,
         }
     }
@@ -73,7 +85,7 @@ impl fmt::Display for Goal {
         match self {
             Goal::AtMost(ratio) => write!(f, "at most {ratio:.2}"),
             Goal::AtLeast(ratio) => write!(f, "at least {ratio:.2}"),
-            Goal::BesideCrc(share) => write!(f, "at least {share:.1} / (1 + T/C)"),
+            Goal::BesideCrc(share) => write!(f, "at least {share:.1} / (1 + T/F)"),
             Goal::Messages(rate) => write!(f, "at least {:.1} million/s", rate / 1e6),
             Goal::Budget(words) => f.write_str(words),
             Goal::Open => f.write_str("-"),
@@ -89,7 +101,8 @@ impl Serialize for Goal {
 
 /// Payload of the small messages.
 const SMALL: u32 = 64;
-/// Writes under way in a stream; programs such as `ib_write_bw` allow more, smaller ones less.
+const VERBS: [Verb; 3] = [Verb::Write, Verb::Send, Verb::Read];
+/// Messages under way in a stream; programs such as `ib_write_bw` allow more, smaller ones less.
 const WINDOW: u32 = 16;
 /// As `ib_write_bw -l 64 -Q 64` has it, with its usual depth of 128.
 const LIST: u32 = 64;
@@ -102,8 +115,14 @@ pub fn items(what: BenchWhat) -> Vec<Item> {
     if wanted(BenchWhat::Latency) {
         latency(&mut items);
     }
+    if wanted(BenchWhat::Transactions) {
+        transactions(&mut items);
+    }
     if wanted(BenchWhat::Bandwidth) {
         bandwidth(&mut items);
+    }
+    if wanted(BenchWhat::Messages) {
+        messages(&mut items);
     }
     if wanted(BenchWhat::Rate) {
         rate(&mut items);
@@ -114,7 +133,7 @@ pub fn items(what: BenchWhat) -> Vec<Item> {
     if wanted(BenchWhat::Connections) {
         let lines = [("connect-one", 300, 1), ("connect-many", 1000, 256)];
         items.extend(lines.map(|(id, count, at_once)| {
-            connections(id, Group::Connections, Figures::Open { count, at_once }, Goal::Open)
+            connections(id, Group::Connections, Figures::Open { count, at_once }, Goal::AtLeast(0.7))
         }));
     }
     if wanted(BenchWhat::Memory) {
@@ -136,7 +155,7 @@ fn latency(items: &mut Vec<Item>) {
         ("send-poll", "64 B Send, both poll", Wait::Spin, 1.10),
         ("send-event", "64 B Send, both block in ibv_get_cq_event", Wait::Block, 1.15),
         ("send-descriptor", "64 B Send, both poll(2) the channel's descriptor", Wait::Descriptor, 2.0),
-        ("write-memory", "64 B Write, both spin on memory", Wait::Memory, 1.8),
+        ("write-memory", "64 B Write, both spin on memory", Wait::Memory, 1.2),
     ];
     items.extend(lines.map(|(id, title, wait, most)| Item {
         id: id.into(),
@@ -145,47 +164,94 @@ fn latency(items: &mut Vec<Item>) {
         crc: true,
         work: Measure::One(Work::PingPong { wait, size: SMALL }),
         goal: Goal::AtMost(most),
+        ways: ways::ping_pong(wait),
     }));
+}
+
+fn transactions(items: &mut Vec<Item>) {
+    for verb in [Verb::Write, Verb::Read] {
+        items.extend([4, 16, 32, 64].map(|kib| {
+            let size = kib * 1024;
+            Item {
+                id: format!("transaction-{}", id_of(verb, size)),
+                title: format!("{} {} between request and response", size_name(size), name(verb)),
+                group: Group::Transactions,
+                crc: true,
+                work: Measure::One(Work::Transaction { verb, size }),
+                goal: Goal::AtMost(1.0),
+                ways: ways::transaction(),
+            }
+        }));
+    }
 }
 
 fn bandwidth(items: &mut Vec<Item>) {
     const SIZES: [u32; 4] = [64 * 1024, 256 * 1024, 1024 * 1024, LARGEST];
-    let stream = |size, crc: bool, target, goal| {
+    let stream = |verb, size, crc: bool, target, goal| {
         let switch = if crc { "on" } else { "off" };
         let (suffix, addition) = match target {
             Target::Polls => ("", ""),
             Target::Blocks => ("-blocks", ", target blocks in ibv_get_cq_event"),
             Target::Sleeps => ("-sleeps", ", target sleeps elsewhere"),
         };
-        let name = size_name(size);
+        let flow = Flow { verb, size, window: WINDOW, signal: 1 };
         Item {
-            id: format!("write-{}-crc-{switch}{suffix}", name.replace(' ', "").to_lowercase()),
-            title: format!("{name} Writes, CRC {switch}{addition}"),
+            id: format!("{}-crc-{switch}{suffix}", id_of(verb, size)),
+            title: format!("{} {}s, CRC {switch}{addition}", size_name(size), name(verb)),
             group: Group::Bandwidth,
             crc,
-            work: Measure::One(Work::Stream { size, window: WINDOW, target }),
+            work: Measure::One(Work::Stream { flow, target }),
             goal,
+            ways: ways::stream(),
         }
     };
-    items.extend(SIZES.map(|size| stream(size, false, Target::Polls, Goal::AtLeast(0.95))));
-    items.extend(SIZES.map(|size| stream(size, true, Target::Polls, Goal::BesideCrc(0.9))));
-    // How much of it hangs on the target's polling; one size says it.
-    let others = [Target::Blocks, Target::Sleeps];
-    items.extend(others.map(|target| stream(1024 * 1024, false, target, Goal::AtLeast(0.95))));
+    for (crc, goal) in [(false, Goal::AtLeast(0.95)), (true, Goal::BesideCrc(0.9))] {
+        for verb in VERBS {
+            items.extend(SIZES.map(|size| stream(verb, size, crc, Target::Polls, goal)));
+        }
+        if !crc {
+            // How much of it hangs on the target's polling; one size says it.
+            let others = [Target::Blocks, Target::Sleeps];
+            items.extend(others.map(|target| stream(Verb::Write, 1024 * 1024, crc, target, goal)));
+        }
+    }
+}
+
+/// As `ib_write_bw`, `ib_read_bw` and `ib_send_bw` have it by default: up to 8 KiB one work request in a hundred is signalled,
+/// above that each. The server of the first two sleeps outside the library, that of the last one polls.
+fn messages(items: &mut Vec<Item>) {
+    for verb in VERBS {
+        items.extend([4, 16, 64].map(|kib| {
+            let size = kib * 1024;
+            let target = if verb == Verb::Send { Target::Polls } else { Target::Sleeps };
+            let signal = if size <= 8 * 1024 { 100 } else { 1 };
+            let flow = Flow { verb, size, window: DEPTH, signal };
+            Item {
+                id: format!("message-{}", id_of(verb, size)),
+                title: format!("{} {}s, as ib_{}_bw", size_name(size), name(verb), name(verb).to_lowercase()),
+                group: Group::Messages,
+                crc: true,
+                work: Measure::One(Work::Stream { flow, target }),
+                goal: Goal::AtLeast(0.9),
+                ways: ways::messages(size),
+            }
+        }));
+    }
 }
 
 fn rate(items: &mut Vec<Item>) {
     let lines = [
-        ("rate", "64 B Writes in lists of 64, target polls", Target::Polls),
-        ("rate-sleeps", "64 B Writes in lists of 64, target sleeps elsewhere", Target::Sleeps),
+        ("rate", "64 B Writes in lists of 64, target polls", Target::Polls, 5e6),
+        ("rate-sleeps", "64 B Writes in lists of 64, target sleeps elsewhere", Target::Sleeps, 4e6),
     ];
-    items.extend(lines.map(|(id, title, target)| Item {
+    items.extend(lines.map(|(id, title, target, least)| Item {
         id: id.into(),
         title: title.into(),
         group: Group::Rate,
         crc: true,
         work: Measure::One(Work::Rate { size: SMALL, list: LIST, depth: DEPTH, target }),
-        goal: Goal::Messages(3e6),
+        goal: Goal::Messages(least),
+        ways: ways::lists(SMALL * LIST, SMALL * DEPTH),
     }));
 }
 
@@ -215,21 +281,25 @@ fn syscalls(items: &mut Vec<Item>) {
         crc: true,
         work: Measure::One(Work::Path(path)),
         goal: Goal::Budget(budget),
+        ways: Vec::new(),
     }));
 }
 
 fn connections(id: &str, group: Group, figures: Figures, goal: Goal) -> Item {
     let title = many::titled(figures);
-    Item { id: id.into(), title, group, crc: true, work: Measure::Many(figures), goal }
+    Item { id: id.into(), title, group, crc: true, work: Measure::Many(figures), goal, ways: Vec::new() }
 }
 
-/// In the largest unit that leaves a whole number.
-fn size_name(bytes: u32) -> String {
-    match bytes {
-        _ if bytes.is_multiple_of(1024 * 1024) => format!("{} MiB", bytes / 1024 / 1024),
-        _ if bytes.is_multiple_of(1024) => format!("{} KiB", bytes / 1024),
-        _ => format!("{bytes} B"),
+fn name(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Write => "Write",
+        Verb::Read => "Read",
+        Verb::Send => "Send",
     }
+}
+
+fn id_of(verb: Verb, size: u32) -> String {
+    format!("{}-{}", name(verb), size_name(size).replace(' ', "")).to_lowercase()
 }
 
 #[cfg(test)]

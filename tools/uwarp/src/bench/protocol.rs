@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use super::ways::Way;
+
 /// Why something could not be measured, as a sentence for the user.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure(pub String);
@@ -42,13 +44,13 @@ pub enum Order {
         address: IpAddr,
         mtu: u32,
     },
-    /// Listen for both connections.
+    /// Listen for the connections over raw TCP and the one over uwarp.
     Listen {
         address: IpAddr,
     },
-    /// Take both connections; answered when they stand.
+    /// Take them; answered when they stand.
     Accept,
-    /// Make both connections.
+    /// Make them.
     Connect {
         raw: SocketAddr,
         rdma: SocketAddr,
@@ -74,21 +76,21 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Many {
     Accept {
-        transport: Transport,
+        over: Over,
         count: u32,
     },
     Connect {
-        transport: Transport,
+        over: Over,
         to: SocketAddr,
         count: u32,
         at_once: u32,
     },
     /// Waits until the peer has ended all connections, and forgets them.
     Leave {
-        transport: Transport,
+        over: Over,
     },
     Disconnect {
-        transport: Transport,
+        over: Over,
     },
     /// Fills all queues once; at both ends.
     Traffic,
@@ -153,15 +155,16 @@ pub enum Role {
     Passive,
 }
 
+/// What carries the traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Transport {
-    Raw,
+pub enum Over {
+    Raw(Way),
     Uwarp,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Job {
-    pub transport: Transport,
+    pub over: Over,
     pub work: Work,
     /// For about how long.
     pub milliseconds: u64,
@@ -171,16 +174,36 @@ pub struct Job {
 pub enum Work {
     /// One message there, one back. The figure is half a round trip.
     PingPong { wait: Wait, size: u32 },
-    /// Messages one way, up to `window` of them under way. The figure is bytes a second, until the target has said that
-    /// it has them all.
-    Stream { size: u32, window: u32, target: Target },
+    /// Messages one way. The figure is bytes a second, until the target has said that it has them all.
+    Stream { flow: Flow, target: Target },
     /// Small messages one way, posted in lists of `list`, the last of each signalled, up to `depth` under way. The figure
     /// is messages a second, likewise.
     Rate { size: u32, list: u32, depth: u32, target: Target },
-    /// The CRC over a buffer of this size; at the active end alone. Bytes a second.
-    Crc { size: u32 },
+    /// A Send with a small request, then an RDMA Write or Read of `size` bytes by the end that was asked, then its Send of
+    /// the response. The figure is the time from the request to the response.
+    Transaction { verb: Verb, size: u32 },
+    /// A message of this size is copied in pieces and its CRC taken on the way; at the active end alone. Bytes a second.
+    CopyCrc { size: u32 },
     /// System calls of the active end's thread on one path of the library.
     Path(Path),
+}
+
+/// Messages of one kind, all from one place and to one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    pub verb: Verb,
+    pub size: u32,
+    /// Work requests under way at most.
+    pub window: u32,
+    /// One work request in so many is signalled.
+    pub signal: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verb {
+    Write,
+    Read,
+    Send,
 }
 
 impl Work {
@@ -189,13 +212,33 @@ impl Work {
         match self {
             Work::PingPong { wait, .. } => matches!(wait, Wait::Spin | Wait::Memory),
             Work::Stream { target, .. } | Work::Rate { target, .. } => target == Target::Polls,
-            Work::Crc { .. } => false,
+            Work::Transaction { .. } => true,
+            Work::CopyCrc { .. } => false,
             Work::Path(path) => path != Path::Event,
+        }
+    }
+
+    /// The figure is a time, and less is better.
+    pub fn is_time(self) -> bool {
+        matches!(self, Work::PingPong { .. } | Work::Transaction { .. })
+    }
+
+    /// What of it is the same for raw TCP, which has no verbs, no queues and, one way, no messages.
+    pub fn without_verbs(self) -> Work {
+        let target = Target::Polls;
+        match self {
+            Work::PingPong { size, .. } => Work::PingPong { wait: Wait::Spin, size },
+            Work::Stream { .. } => {
+                let flow = Flow { verb: Verb::Write, size: LARGEST, window: 1, signal: 1 };
+                Work::Stream { flow, target }
+            }
+            Work::Rate { size, list, depth, .. } => Work::Rate { size, list, depth, target },
+            other => other,
         }
     }
 }
 
-/// How an end waits for the next message of a ping-pong. Raw TCP has two ways: spinning and blocking.
+/// How an end waits for the next message of a ping-pong over uwarp; raw TCP has [`Way`]s of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wait {
     /// `ibv_poll_cq` in a loop; a receive call in a loop.
@@ -241,7 +284,7 @@ pub enum Path {
 pub struct Figure {
     /// Microseconds (median of the round), bytes a second, or messages a second.
     pub value: f64,
-    /// Of ping-pongs: 99 of 100 were not longer, in microseconds.
+    /// Of times: 99 of 100 were not longer, in microseconds.
     pub p99: Option<f64>,
     pub operations: u64,
 }

@@ -4,11 +4,39 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendFlags, sockopt};
 
-use super::protocol::{Failure, Figure, LARGEST, Result};
+use super::protocol::{Failure, Figure, LARGEST, Result, Verb};
 use super::stats;
+use super::ways::{Buffers, FIXED, PATIENCE, Waiting, Way};
+
+/// One connection for each kind of socket buffers: a size once set cannot be given back to the system.
+pub struct Raws {
+    /// Also carries what the ends tell each other.
+    pub system: Raw,
+    fixed: Raw,
+}
+
+impl Raws {
+    /// `next` gives the connections, in the same order at both ends.
+    pub fn new(mut next: impl FnMut() -> Result<TcpStream>) -> Result<Raws> {
+        let system = Raw::new(next()?)?;
+        let fixed = next()?;
+        sockopt::set_socket_send_buffer_size(&fixed, FIXED).map_err(Failure::of("SO_SNDBUF"))?;
+        sockopt::set_socket_recv_buffer_size(&fixed, FIXED).map_err(Failure::of("SO_RCVBUF"))?;
+        Ok(Raws { system, fixed: Raw::new(fixed)? })
+    }
+
+    /// The connection for this way.
+    pub fn of(&mut self, way: Way) -> &mut Raw {
+        match way {
+            Way::Calls { buffers: Buffers::Fixed, .. } => &mut self.fixed,
+            Way::Calls { .. } | Way::Wait(_) | Way::Open { .. } => &mut self.system,
+        }
+    }
+}
 
 /// A connected socket with buffers for sending and receiving.
 pub struct Raw {
@@ -19,6 +47,8 @@ pub struct Raw {
 
 /// In the last word of a ping: this is the last one.
 const LAST: u64 = 1 << 63;
+/// Bytes of a transaction's request, of its response, and of what asks for its payload.
+pub const REQUEST: u32 = 64;
 
 impl Raw {
     pub fn new(socket: TcpStream) -> Result<Raw> {
@@ -28,37 +58,71 @@ impl Raw {
     }
 
     /// The active side of a ping-pong.
-    pub fn ping(&mut self, size: usize, spin: bool, time: Duration) -> Result<Figure> {
+    pub fn ping(&mut self, size: usize, wait: Waiting, time: Duration) -> Result<Figure> {
         let (mut out, mut back) = (message(size)?, message(size)?);
-        let mut halves = Vec::with_capacity(1 << 20);
-        let start = Instant::now();
-        let (mut last, mut number) = (start, 0_u64);
-        loop {
-            number += 1;
-            let over = last - start >= time;
-            put(&mut out, if over { number | LAST } else { number });
+        let mut trips = Trips::start(time);
+        while let Some(number) = trips.next() {
+            put(&mut out, number);
             self.send(&out)?;
-            self.receive(&mut back, spin)?;
-            if word(&back) & !LAST != number {
-                return Err(Failure::new("raw TCP brought a wrong message"));
-            }
-            let now = Instant::now();
-            halves.push(half(now - last));
-            last = now;
-            if over {
-                break;
-            }
+            self.receive(&mut back, wait)?;
+            trips.end(word(&back))?;
         }
-        ping_figure(&mut halves)
+        trips.figure(2)
     }
 
     /// The passive side.
-    pub fn pong(&mut self, size: usize, spin: bool) -> Result<()> {
+    pub fn pong(&mut self, size: usize, wait: Waiting) -> Result<()> {
         let mut message = message(size)?;
         loop {
-            self.receive(&mut message, spin)?;
+            self.receive(&mut message, wait)?;
             self.send(&message)?;
             if word(&message) & LAST != 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The active side of transactions, in the messages of the same with verbs. Where the peer would Write, payload and
+    /// response come in one call; where it would Read, it asks for the payload.
+    pub fn request(&mut self, verb: Verb, size: usize, wait: Waiting, time: Duration) -> Result<Figure> {
+        let (mut out, mut back) = (message(REQUEST as usize)?, message(REQUEST as usize)?);
+        let mut payload = message(size)?;
+        let mut both = message(size + REQUEST as usize)?;
+        let mut trips = Trips::start(time);
+        while let Some(number) = trips.next() {
+            put(&mut out, number);
+            self.send(&out)?;
+            let answer = if verb == Verb::Read {
+                self.receive(&mut back, wait)?;
+                put(&mut payload, number);
+                self.send(&payload)?;
+                self.receive(&mut back, wait)?;
+                word(&back)
+            } else {
+                self.receive(&mut both, wait)?;
+                word(&both)
+            };
+            trips.end(answer)?;
+        }
+        trips.figure(1)
+    }
+
+    /// The passive side.
+    pub fn respond(&mut self, verb: Verb, size: usize, wait: Waiting) -> Result<()> {
+        let mut request = message(REQUEST as usize)?;
+        let mut payload = message(size)?;
+        let mut both = message(size + REQUEST as usize)?;
+        loop {
+            self.receive(&mut request, wait)?;
+            if verb == Verb::Read {
+                self.send(&request)?;
+                self.receive(&mut payload, wait)?;
+                self.send(&request)?;
+            } else {
+                put(&mut both, word(&request));
+                self.send(&both)?;
+            }
+            if word(&request) & LAST != 0 {
                 return Ok(());
             }
         }
@@ -92,11 +156,16 @@ impl Raw {
     }
 
     /// Receives such a stream in calls of up to `size` bytes, and says how much it was.
-    pub fn drain(&mut self, size: usize) -> Result<()> {
+    pub fn drain(&mut self, size: usize, wait: Waiting) -> Result<()> {
+        let flags = if wait == Waiting::Spin { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
         let block = self.sink.get_mut(..size).ok_or_else(too_large)?;
         let mut count = 0_u64;
         loop {
-            let n = (&self.socket).read(block).map_err(Failure::of("raw TCP: receive"))?;
+            let n = match rustix::net::recv(&self.socket, &mut *block, flags) {
+                Ok((_, n)) => n,
+                Err(Errno::AGAIN | Errno::INTR) => continue,
+                Err(error) => return Err(Failure(format!("raw TCP: receive: {error}"))),
+            };
             count += n as u64;
             match block.get(..n).and_then(<[u8]>::last) {
                 Some(0) => {}
@@ -127,26 +196,94 @@ impl Raw {
         }
     }
 
-    fn send(&self, message: &[u8]) -> Result<()> {
-        match rustix::net::send(&self.socket, message, SendFlags::NOSIGNAL) {
-            Ok(n) if n == message.len() => Ok(()),
-            Ok(_) => Err(Failure::new("raw TCP took a part of a small message")),
-            Err(error) => Err(Failure(format!("raw TCP: send: {error}"))),
+    fn send(&self, mut message: &[u8]) -> Result<()> {
+        while !message.is_empty() {
+            match rustix::net::send(&self.socket, message, SendFlags::NOSIGNAL) {
+                Ok(n) => message = message.get(n..).unwrap_or(&[]),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(Failure(format!("raw TCP: send: {error}"))),
+            }
         }
+        Ok(())
     }
 
-    fn receive(&self, message: &mut [u8], spin: bool) -> Result<()> {
-        let flags = if spin { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+    fn receive(&self, message: &mut [u8], wait: Waiting) -> Result<()> {
+        let flags = match wait {
+            Waiting::Block => RecvFlags::WAITALL,
+            Waiting::Spin | Waiting::SpinThenBlock | Waiting::Poll => RecvFlags::DONTWAIT,
+        };
         let mut filled = 0;
+        // When the first look was in vain.
+        let mut waiting_since: Option<Instant> = None;
         while let Some(rest) = message.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            let patient = waiting_since.is_none_or(|since| since.elapsed() < PATIENCE);
+            let flags = match wait {
+                Waiting::SpinThenBlock if !patient => RecvFlags::WAITALL,
+                _ => flags,
+            };
+            if wait == Waiting::Poll {
+                let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+                rustix::event::poll(&mut fds, None).map_err(Failure::of("raw TCP: poll"))?;
+            }
             match rustix::net::recv(&self.socket, rest, flags) {
                 Ok((_, 0)) => return Err(closed()),
                 Ok((_, n)) => filled += n,
+                Err(Errno::AGAIN) if wait == Waiting::SpinThenBlock => {
+                    waiting_since.get_or_insert_with(Instant::now);
+                }
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(error) => return Err(Failure(format!("raw TCP: receive: {error}"))),
             }
         }
         Ok(())
+    }
+}
+
+/// The clock of the active side: numbers the round trips, and says when it is time for the last.
+pub struct Trips {
+    time: Duration,
+    start: Instant,
+    last: Instant,
+    number: u64,
+    over: bool,
+    /// Nanoseconds of each.
+    trips: Vec<u32>,
+}
+
+impl Trips {
+    pub fn start(time: Duration) -> Trips {
+        let trips = Vec::with_capacity(1 << 20);
+        let start = Instant::now();
+        Trips { time, start, last: start, number: 0, over: false, trips }
+    }
+
+    /// The number to send next, with the mark of the last one where it is that; `None` after it.
+    #[inline]
+    pub fn next(&mut self) -> Option<u64> {
+        if self.over {
+            return None;
+        }
+        self.number += 1;
+        self.over = self.last - self.start >= self.time;
+        Some(if self.over { self.number | LAST } else { self.number })
+    }
+
+    /// The answer is there; it must be of the number.
+    #[inline]
+    pub fn end(&mut self, answer: u64) -> Result<()> {
+        let now = Instant::now();
+        if answer & !LAST != self.number {
+            return Err(Failure::new("a wrong message came back"));
+        }
+        self.trips.push(u32::try_from((now - self.last).as_nanos()).unwrap_or(u32::MAX));
+        self.last = now;
+        Ok(())
+    }
+
+    /// With 2, of half a round trip.
+    pub fn figure(mut self, divisor: u32) -> Result<Figure> {
+        self.trips.iter_mut().for_each(|trip| *trip /= divisor);
+        ping_figure(&mut self.trips)
     }
 }
 
@@ -159,6 +296,11 @@ pub fn ping_figure(halves: &mut [u32]) -> Result<Figure> {
     let operations = halves.len() as u64;
     let (value, p99) = stats::summary(halves).ok_or_else(|| Failure::new("no time to measure anything"))?;
     Ok(Figure { value, p99: Some(p99), operations })
+}
+
+/// Whether a ping's number says that it is the last.
+pub fn is_last(number: u64) -> bool {
+    number & LAST != 0
 }
 
 fn message(size: usize) -> Result<Vec<u8>> {
@@ -197,17 +339,24 @@ mod tests {
     }
 
     #[test]
-    fn ping_pong_of_both_kinds_then_streams_on_one_connection() {
+    fn everything_in_every_way_on_one_connection() {
         let (mut active, mut passive) = pair();
-        let short = Duration::from_millis(5);
-        let passive = thread::spawn(move || {
-            passive.pong(64, true)?;
-            passive.pong(64, false)?;
-            passive.drain(4096)?;
-            passive.drain(1 << 20)
+        let short = Duration::from_millis(3);
+        const WAITS: [Waiting; 4] = [Waiting::Spin, Waiting::SpinThenBlock, Waiting::Block, Waiting::Poll];
+        let passive = thread::spawn(move || -> Result<()> {
+            for wait in WAITS {
+                passive.pong(64, wait)?;
+                passive.respond(Verb::Write, 65536, wait)?;
+                passive.respond(Verb::Read, 65536, wait)?;
+            }
+            passive.drain(4096, Waiting::Block)?;
+            passive.drain(1 << 20, Waiting::Spin)
         });
-        assert!(active.ping(64, true, short).unwrap().value > 0.0);
-        assert!(active.ping(64, false, short).unwrap().operations > 0);
+        for wait in WAITS {
+            assert!(active.ping(64, wait, short).unwrap().value > 0.0);
+            assert!(active.request(Verb::Write, 65536, wait, short).unwrap().p99 > Some(0.0));
+            assert!(active.request(Verb::Read, 65536, wait, short).unwrap().operations > 0);
+        }
         assert!(active.stream(65536, short).unwrap().value > 0.0);
         assert!(active.stream(1 << 20, Duration::ZERO).unwrap().operations == 1);
         passive.join().unwrap().unwrap();

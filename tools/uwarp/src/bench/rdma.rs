@@ -1,13 +1,11 @@
-//! The same traffic over uwarp, as programs do it.
+//! Messages there and back over uwarp, as programs exchange them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::fabric::{Link, List, OUT, Received, SMALL, SOURCE, TARGET};
-use super::protocol::{Failure, Figure, LARGEST, Result, Target, Wait};
-use super::raw::{Raw, half, ping_figure};
+use super::fabric::{IN, Link, List, OUT, SMALL, SOURCE, TARGET};
+use super::protocol::{Failure, Figure, LARGEST, Result, Verb, Wait};
+use super::raw::{REQUEST, Raw, Trips, is_last};
 
-/// In the last word of a ping: this is the last one.
-const LAST: u64 = 1 << 63;
 /// Of Sends whose end nobody waits for, one in so many is signalled, so that the send queue empties.
 const SIGNAL_EVERY: u64 = 64;
 
@@ -66,8 +64,8 @@ impl<'a> Ball<'a> {
     fn wait(&mut self) -> Result<u64> {
         match self.wait {
             Wait::Spin => loop {
-                if let Some(received) = self.link.reap_receive()? {
-                    return self.take(received);
+                if self.link.reap_receive()?.is_some() {
+                    return self.take();
                 }
             },
             Wait::Block | Wait::Descriptor => loop {
@@ -76,8 +74,8 @@ impl<'a> Ball<'a> {
                 }
                 self.link.event()?;
                 self.link.arm()?;
-                if let Some(received) = self.link.reap_receive()? {
-                    return self.take(received);
+                if self.link.reap_receive()?.is_some() {
+                    return self.take();
                 }
             },
             Wait::Memory => loop {
@@ -92,9 +90,9 @@ impl<'a> Ball<'a> {
     }
 
     #[inline]
-    fn take(&self, received: Received) -> Result<u64> {
-        let number = self.link.load(received.offset + self.end);
-        self.link.post_receive(received.slot)?;
+    fn take(&self) -> Result<u64> {
+        let number = self.link.load(IN + self.end);
+        self.link.post_receive()?;
         Ok(number)
     }
 
@@ -109,25 +107,13 @@ impl<'a> Ball<'a> {
 pub fn ping(link: &Link, raw: &mut Raw, wait: Wait, size: u32, time: Duration) -> Result<Figure> {
     let mut ball = Ball::new(link, wait, size)?;
     raw.receive_number()?;
-    let mut halves = Vec::with_capacity(1 << 20);
-    let start = Instant::now();
-    let (mut last, mut number) = (start, 0_u64);
-    loop {
-        number += 1;
-        let over = last - start >= time;
-        ball.send(if over { number | LAST } else { number })?;
-        if ball.wait()? & !LAST != number {
-            return Err(Failure::new("uwarp brought a wrong message"));
-        }
-        let now = Instant::now();
-        halves.push(half(now - last));
-        last = now;
-        if over {
-            break;
-        }
+    let mut trips = Trips::start(time);
+    while let Some(number) = trips.next() {
+        ball.send(number)?;
+        trips.end(ball.wait()?)?;
     }
     ball.finish()?;
-    ping_figure(&mut halves)
+    trips.figure(2)
 }
 
 /// The passive side.
@@ -137,191 +123,84 @@ pub fn pong(link: &Link, raw: &mut Raw, wait: Wait, size: u32) -> Result<()> {
     loop {
         let number = ball.wait()?;
         ball.send(number)?;
-        if number & LAST != 0 {
+        if is_last(number) {
             return ball.finish();
         }
     }
 }
 
-/// Writes for about `time`, all to one place, as `ib_write_bw` does. The figure is bytes a second until the target has
-/// said that it has them all.
-pub fn stream(
-    link: &Link,
-    raw: &mut Raw,
-    size: u32,
-    window: u32,
-    target: Target,
-    time: Duration,
-) -> Result<Figure> {
-    if !(8..=LARGEST).contains(&size) || !size.is_multiple_of(8) {
-        return Err(Failure(format!("Writes hold 8 to {LARGEST} bytes in steps of 8")));
-    }
-    let mut write = link.write_list(&[(SOURCE, TARGET)], size, false);
-    link.store(SOURCE + size - 8, 0);
+/// The active side of transactions, both ends polling: a Send of the request, and the wait for the response. What the peer
+/// Writes is at [`TARGET`], what it Reads at [`SOURCE`].
+pub fn request(link: &Link, raw: &mut Raw, verb: Verb, size: u32, time: Duration) -> Result<Figure> {
+    let end = fits(size)?;
+    let mut request = link.send_list(OUT, REQUEST, true);
+    link.store(TARGET + end, 0);
     raw.receive_number()?;
-    let start = Instant::now();
-    let (mut posted, mut under_way) = (0_u64, 0);
-    while start.elapsed() < time {
-        while under_way < window.max(1) {
-            link.post(&mut write)?;
-            posted += 1;
-            under_way += 1;
+    let mut trips = Trips::start(time);
+    while let Some(number) = trips.next() {
+        link.store(OUT + REQUEST - 8, number);
+        if verb == Verb::Read {
+            link.store(SOURCE + end, number);
         }
-        under_way -= link.reap_sends()?;
-    }
-    // The last one carries the count; its bytes must not change while others are under way.
-    while under_way > 0 {
-        under_way -= link.reap_sends()?;
-    }
-    posted += 1;
-    link.store(SOURCE + size - 8, posted);
-    link.post(&mut write)?;
-    let reaped = tell(link, raw, target, posted)?;
-    let seconds = start.elapsed().as_secs_f64();
-    settle(link, 1, reaped)?;
-    Ok(Figure { value: posted as f64 * f64::from(size) / seconds, p99: None, operations: posted })
-}
-
-/// The target of [`stream`].
-pub fn sink(link: &Link, raw: &mut Raw, size: u32, target: Target) -> Result<()> {
-    let end = TARGET + size.min(LARGEST) - 8;
-    link.store(end, 0);
-    await_end(link, raw, target, |count| Ok(link.load(end) == count))
-}
-
-/// Small Writes in lists, numbered, into as many slots as may be under way.
-pub fn rate(
-    link: &Link,
-    raw: &mut Raw,
-    size: u32,
-    (list, depth): (u32, u32),
-    target: Target,
-    time: Duration,
-) -> Result<Figure> {
-    let (list, lists) = shape(size, list, depth)?;
-    let slot = |index: u32| (SOURCE + index * size, TARGET + index * size);
-    let mut prepared: Vec<_> = (0..lists)
-        .map(|i| {
-            let places: Vec<_> = (i * list..(i + 1) * list).map(slot).collect();
-            link.write_list(&places, size, false)
-        })
-        .collect();
-    raw.receive_number()?;
-    let start = Instant::now();
-    let (mut posted, mut under_way, mut next) = (0_u64, 0, 0_u32);
-    while start.elapsed() < time {
-        while under_way < lists {
-            for index in next * list..(next + 1) * list {
-                posted += 1;
-                link.store(SOURCE + index * size + size - 8, posted);
-            }
-            if let Some(list) = prepared.get_mut(next as usize) {
-                link.post(list)?;
-            }
-            next = (next + 1) % lists;
-            under_way += 1;
-        }
-        under_way -= link.reap_sends()?;
-    }
-    let reaped = tell(link, raw, target, posted)?;
-    let seconds = start.elapsed().as_secs_f64();
-    settle(link, under_way, reaped)?;
-    Ok(Figure { value: posted as f64 / seconds, p99: None, operations: posted })
-}
-
-/// The target of [`rate`]: the numbers in the slots say what arrived.
-pub fn count(link: &Link, raw: &mut Raw, size: u32, (list, depth): (u32, u32), target: Target) -> Result<()> {
-    let (list, lists) = shape(size, list, depth)?;
-    let slots = list * lists;
-    let word = |index: u32| TARGET + index * size + size - 8;
-    (0..slots).for_each(|index| link.store(word(index), 0));
-    await_end(link, raw, target, |count| {
-        // The last number that went into each slot.
-        let newest = |index: u32| {
-            let number = u64::from(index) + 1;
-            (number <= count).then(|| count - (count - number) % u64::from(slots))
+        link.post(&mut request)?;
+        while link.reap_receive()?.is_none() {}
+        let answer = match verb {
+            // Payload that came too late, or not at all, is a wrong answer.
+            Verb::Write if link.load(TARGET + end) != number => 0,
+            _ => link.load(IN + REQUEST - 8),
         };
-        Ok((0..slots).all(|index| link.load(word(index)) == newest(index).unwrap_or(0)))
-    })
+        link.post_receive()?;
+        // There, as a rule: the response came behind it.
+        while link.reap_sends()? == 0 {}
+        trips.end(answer)?;
+    }
+    trips.figure(1)
 }
 
-/// Requests in a list, and lists under way.
-fn shape(size: u32, list: u32, depth: u32) -> Result<(u32, u32)> {
-    let lists = depth / list.max(1);
-    if list == 0 || lists == 0 || size < 8 || !size.is_multiple_of(8) || list * lists * size > LARGEST {
-        return Err(Failure::new("messages, lists and depth do not fit together"));
-    }
-    Ok((list, lists))
-}
-
-/// Tells the target how much it should have by now, and waits until it says so. The Send arrives behind all Writes.
-/// Answers how many completions it took meanwhile.
-pub fn tell(link: &Link, raw: &mut Raw, target: Target, count: u64) -> Result<u32> {
-    let mut reaped = 0;
-    let answer = match target {
-        Target::Sleeps => {
-            raw.send_number(count)?;
-            raw.receive_number()?
-        }
-        Target::Polls | Target::Blocks => {
-            link.store(OUT, count);
-            let mut message = link.send_list(OUT, 8, false);
-            link.post(&mut message)?;
-            loop {
-                if let Some(received) = link.reap_receive()? {
-                    let answer = link.load(received.offset);
-                    link.post_receive(received.slot)?;
-                    break answer;
-                }
-                reaped += link.reap_sends()?;
-            }
-        }
-    };
-    if answer == count {
-        Ok(reaped)
-    } else {
-        Err(Failure::new("the target does not have in memory what was written"))
-    }
-}
-
-/// Takes the completions that are still to come.
-fn settle(link: &Link, wanted: u32, mut reaped: u32) -> Result<()> {
-    while reaped < wanted {
-        reaped += link.reap_sends()?;
-    }
-    Ok(())
-}
-
-/// Waits for the initiator's count, looks whether memory holds as much, and answers.
-fn await_end(link: &Link, raw: &mut Raw, target: Target, has: impl Fn(u64) -> Result<bool>) -> Result<()> {
-    const PATIENCE: Duration = Duration::from_secs(5);
-    if target == Target::Blocks {
-        link.arm()?;
-    }
+/// The passive side: a Write with the response behind it, posted as one list, as NVMe-oF and iSER targets do it; or a Read, and
+/// the response when that is completed.
+pub fn respond(link: &Link, raw: &mut Raw, verb: Verb, size: u32) -> Result<()> {
+    let end = fits(size)?;
+    let mut both = link.write_and_send(size, REQUEST);
+    let mut read = link.message(Verb::Read, size, true);
+    let mut response = link.send_list(OUT, REQUEST, true);
+    link.store(TARGET + end, 0);
     raw.send_number(0)?;
-    if target == Target::Sleeps {
-        let count = raw.receive_number()?;
-        let start = Instant::now();
-        // Another connection brought the count: the Writes may still be on their way.
-        while !has(count)? && start.elapsed() < PATIENCE {
-            std::thread::yield_now();
+    let mut under_way = 0;
+    loop {
+        while link.reap_receive()?.is_none() {}
+        let number = link.load(IN + REQUEST - 8);
+        link.post_receive()?;
+        under_way -= link.reap_sends()?;
+        link.store(OUT + REQUEST - 8, number);
+        if verb == Verb::Read {
+            while under_way > 0 {
+                under_way -= link.reap_sends()?;
+            }
+            link.post(&mut read)?;
+            while link.reap_sends()? == 0 {}
+            if link.load(TARGET + end) != number {
+                return Err(Failure::new("an RDMA Read did not bring what was there"));
+            }
+            link.post(&mut response)?;
+        } else {
+            link.store(SOURCE + end, number);
+            link.post(&mut both)?;
         }
-        return raw.send_number(if has(count)? { count } else { 0 });
+        under_way += 1;
+        if is_last(number) {
+            while under_way > 0 {
+                under_way -= link.reap_sends()?;
+            }
+            return Ok(());
+        }
     }
-    let received = loop {
-        if target == Target::Blocks {
-            link.event()?;
-            link.arm()?;
-        }
-        if let Some(received) = link.reap_receive()? {
-            break received;
-        }
-    };
-    let count = link.load(received.offset);
-    link.post_receive(received.slot)?;
-    link.store(OUT, if has(count)? { count } else { 0 });
-    let mut message = link.send_list(OUT, 8, true);
-    link.post(&mut message)?;
-    while link.reap_sends()? == 0 {}
-    Ok(())
+}
+
+/// Where the last word of a message of this size is.
+pub fn fits(size: u32) -> Result<u32> {
+    if (8..=LARGEST).contains(&size) && size.is_multiple_of(8) {
+        return Ok(size - 8);
+    }
+    Err(Failure(format!("messages hold 8 to {LARGEST} bytes in steps of 8")))
 }

@@ -10,9 +10,18 @@ use super::machine::Machine;
 use super::plan::{Goal, Group, Item};
 use super::protocol::{Calls, Figure, Result};
 use super::stats::{self, Ratio, Side};
+use super::ways::Sweep;
 
-const GROUPS: [Group; 6] =
-    [Group::Latency, Group::Bandwidth, Group::Rate, Group::Syscalls, Group::Connections, Group::Memory];
+const GROUPS: [Group; 8] = [
+    Group::Latency,
+    Group::Transactions,
+    Group::Bandwidth,
+    Group::Messages,
+    Group::Rate,
+    Group::Syscalls,
+    Group::Connections,
+    Group::Memory,
+];
 
 pub struct Report {
     pub machine: Machine,
@@ -49,24 +58,30 @@ impl Fact {
     }
 }
 
-/// Raw TCP and uwarp, and where it matters the CRC, in bytes a second.
+/// Raw TCP and uwarp.
 #[derive(Serialize)]
 pub struct Sides {
     raw: Side,
     uwarp: Side,
     ratio: Ratio,
     #[serde(skip_serializing_if = "Option::is_none")]
-    crc: Option<f64>,
+    p99_ratio: Option<Ratio>,
+    /// Where it matters, what copying with the CRC does alone, in bytes a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copy_crc: Option<f64>,
+    baseline: Sweep,
 }
 
 impl Outcome {
-    pub fn of(raw: &[Figure], uwarp: &[Figure], crc: &[Figure]) -> Option<Outcome> {
-        let crcs: Vec<_> = crc.iter().map(|figure| figure.value).collect();
+    pub fn of(raw: &[Figure], uwarp: &[Figure], copy_crc: &[Figure], baseline: Sweep) -> Option<Outcome> {
+        let copies: Vec<_> = copy_crc.iter().map(|figure| figure.value).collect();
         Some(Outcome::Sides(Sides {
             raw: Side::new(raw)?,
             uwarp: Side::new(uwarp)?,
             ratio: Ratio::new(uwarp, raw)?,
-            crc: stats::median(&crcs),
+            p99_ratio: Ratio::of_tails(uwarp, raw),
+            copy_crc: stats::median(&copies),
+            baseline,
         }))
     }
 }
@@ -82,6 +97,8 @@ struct Line<'a> {
     /// The target as a ratio, where it is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     target_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_p99_ratio: Option<f64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     sides: Option<&'a Sides>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
@@ -176,14 +193,16 @@ impl Measured {
             group: self.item.group,
             unit: match self.item.group {
                 Group::Latency => "µs, half a round trip",
-                Group::Bandwidth => "B/s",
+                Group::Transactions => "µs",
+                Group::Bandwidth | Group::Messages => "B/s",
                 Group::Rate => "messages/s",
                 Group::Syscalls => "system calls of the calling thread",
                 Group::Connections => "connections/s",
                 Group::Memory => "see the names",
             },
             target: &self.item.goal,
-            target_ratio: sides.and_then(|sides| self.item.goal.ratio(sides.raw.median, sides.crc)),
+            target_ratio: sides.and_then(|sides| self.item.goal.ratio(sides.raw.median, sides.copy_crc)),
+            target_p99_ratio: self.item.group.tail(),
             sides,
             calls,
             fact,
@@ -202,35 +221,44 @@ impl Measured {
             Ok(Outcome::Fact(fact)) => vec![title, fact.text.clone(), goal.to_string()],
             Ok(Outcome::Sides(sides)) => {
                 let (raw, uwarp) = (&sides.raw, &sides.uwarp);
-                let Ratio { median, least, most } = sides.ratio;
-                let ratio = format!("{median:.2} ({least:.2} to {most:.2})");
-                match self.item.group {
-                    Group::Latency => vec![title, with_tail(raw), with_tail(uwarp), ratio, goal.to_string()],
+                let group = self.item.group;
+                let mut row = vec![title, in_unit(group, raw), in_unit(group, uwarp), spread(sides.ratio)];
+                row.push(match goal {
+                    // The number that it comes to in this run.
+                    Goal::BesideCrc(_) => {
+                        let wanted = goal.ratio(raw.median, sides.copy_crc);
+                        wanted.map_or("-".to_owned(), |wanted| format!("at least {wanted:.2}"))
+                    }
+                    goal => goal.to_string(),
+                });
+                match group {
+                    Group::Latency | Group::Transactions => {
+                        row.push(sides.p99_ratio.map_or("-".to_owned(), spread));
+                        row.push(group.tail().map_or("-".to_owned(), |most| format!("at most {most:.2}")));
+                    }
                     Group::Bandwidth => {
-                        let wanted = goal.ratio(raw.median, sides.crc);
-                        let crc = sides.crc.map_or("-".to_owned(), |crc| format!("{:.1}", crc / 1e9));
-                        vec![
-                            title,
-                            format!("{:.2}", raw.median / 1e9),
-                            format!("{:.2}", uwarp.median / 1e9),
-                            ratio,
-                            wanted.map_or("-".to_owned(), |wanted| format!("at least {wanted:.2}")),
-                            crc,
-                        ]
+                        row.push(sides.copy_crc.map_or("-".to_owned(), |copy| format!("{:.1}", copy / 1e9)));
                     }
-                    Group::Connections => {
-                        vec![title, per_second(raw), per_second(uwarp), ratio, goal.to_string()]
-                    }
-                    Group::Rate | Group::Syscalls | Group::Memory => vec![
-                        title,
-                        format!("{:.2}", raw.median / 1e6),
-                        format!("{:.2}", uwarp.median / 1e6),
-                        ratio,
-                        goal.to_string(),
-                    ],
+                    _ => {}
                 }
+                row.push(sides.baseline.chosen.to_string());
+                row
             }
         }
+    }
+}
+
+fn spread(Ratio { median, least, most }: Ratio) -> String {
+    format!("{median:.2} ({least:.2} to {most:.2})")
+}
+
+/// As the caption and the header of the group say.
+fn in_unit(group: Group, side: &Side) -> String {
+    match group {
+        Group::Latency | Group::Transactions => with_tail(side),
+        Group::Bandwidth | Group::Messages => format!("{:.2}", side.median / 1e9),
+        Group::Connections => per_second(side),
+        Group::Rate | Group::Syscalls | Group::Memory => format!("{:.2}", side.median / 1e6),
     }
 }
 
@@ -271,7 +299,15 @@ fn per_second(side: &Side) -> String {
 fn caption(group: Group) -> &'static str {
     match group {
         Group::Latency => "Ping-pong: half a round trip, median (99th percentile)",
-        Group::Bandwidth => "One way: until the target has said that it has everything",
+        Group::Transactions => {
+            "64 B request, then the payload by RDMA, then a 64 B response; median (99th percentile)"
+        }
+        Group::Bandwidth => {
+            "One way, until the target has said that it has everything. Best raw TCP: sizes of its send / receive calls"
+        }
+        Group::Messages => {
+            "One way at the settings of perftest: 128 work requests under way, each posted alone; raw TCP sends each by itself"
+        }
         Group::Rate => "Small messages one way, counted at the target, CRC on",
         Group::Syscalls => "System calls of the calling thread, one time through each path",
         Group::Connections => {
@@ -284,12 +320,16 @@ fn caption(group: Group) -> &'static str {
 }
 
 fn table(group: Group, rows: impl Iterator<Item = Vec<String>>) -> Table {
+    const BEST: &str = "raw TCP at its best";
     let header: &[&str] = match group {
-        Group::Latency => &["", "raw TCP µs", "uwarp µs", "ratio", "target"],
-        Group::Bandwidth => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", "CRC alone GB/s"],
-        Group::Rate => &["", "raw TCP million/s", "uwarp million/s", "ratio", "target"],
+        Group::Latency | Group::Transactions => {
+            &["", "raw TCP µs", "uwarp µs", "ratio", "target", "of 99th percentiles", "target", BEST]
+        }
+        Group::Bandwidth => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", "copy and CRC GB/s", BEST],
+        Group::Messages => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", BEST],
+        Group::Rate => &["", "raw TCP million/s", "uwarp million/s", "ratio", "target", BEST],
         Group::Syscalls => &["", "calls", "times", "budget"],
-        Group::Connections => &["", "raw TCP", "uwarp", "ratio", "target"],
+        Group::Connections => &["", "raw TCP", "uwarp", "ratio", "target", BEST],
         Group::Memory => &["", "measured", "target"],
     };
     let mut table = Table::new();

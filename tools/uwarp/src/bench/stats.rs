@@ -54,7 +54,16 @@ pub struct Ratio {
 impl Ratio {
     /// Each round is compared with the raw one just before it: a machine that slows down for a while slows both.
     pub fn new(uwarp: &[Figure], raw: &[Figure]) -> Option<Ratio> {
-        let ratios: Vec<_> = uwarp.iter().zip(raw).map(|(uwarp, raw)| uwarp.value / raw.value).collect();
+        Ratio::of(uwarp.iter().zip(raw).map(|(uwarp, raw)| uwarp.value / raw.value))
+    }
+
+    /// Of the 99th percentiles.
+    pub fn of_tails(uwarp: &[Figure], raw: &[Figure]) -> Option<Ratio> {
+        Ratio::of(uwarp.iter().zip(raw).filter_map(|(uwarp, raw)| Some(uwarp.p99? / raw.p99?)))
+    }
+
+    fn of(ratios: impl Iterator<Item = f64>) -> Option<Ratio> {
+        let ratios: Vec<_> = ratios.collect();
         Some(Ratio {
             median: median(&ratios)?,
             least: ratios.iter().copied().min_by(f64::total_cmp)?,

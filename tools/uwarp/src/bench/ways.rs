@@ -1,0 +1,260 @@
+//! How raw TCP does its part: the ways that are tried at the start of a run, of which the best is what uwarp is held against.
+//!
+//! A ratio says something only where the other side is as good as it can be. So whatever uwarp does at an end (spin, take
+//! more than one message in a call, use one buffer again and again) raw TCP may do too, and which of it serves best is
+//! measured, because it differs from machine to machine.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::protocol::{Figure, Result, Wait};
+use super::stats;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Way {
+    /// Of messages there and back: how both ends wait for the next.
+    Wait(Waiting),
+    /// Of bytes one way: what a send and a receive call hand over at most, out of and into one buffer that is used again
+    /// and again, and how the receiver waits. The sender blocks when the socket is full.
+    Calls { send: u32, receive: u32, wait: Waiting, buffers: Buffers },
+    /// Of connections: how each end waits.
+    Open { connect: Waiting, accept: Waiting },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Waiting {
+    /// A call that does not block, in a loop.
+    Spin,
+    /// The same for [`PATIENCE`], then a call that blocks.
+    SpinThenBlock,
+    /// A call that blocks.
+    Block,
+    /// poll(2), or epoll_wait(2) where there are many, then a call.
+    Poll,
+}
+
+/// Of the sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Buffers {
+    /// As the system sizes them.
+    System,
+    /// [`FIXED`] at either end.
+    Fixed,
+}
+
+/// How long [`Waiting::SpinThenBlock`] spins: above a round trip, below a time slice.
+pub const PATIENCE: Duration = Duration::from_micros(100);
+/// Bytes of a socket buffer with [`Buffers::Fixed`]: all of it stays in the processor's caches.
+pub const FIXED: usize = 1024 * 1024;
+
+const KIB: u32 = 1024;
+const MIB: u32 = 1024 * 1024;
+
+impl Way {
+    /// Whether it wants a core for each end.
+    pub fn spins(self) -> bool {
+        match self {
+            Way::Wait(wait) | Way::Calls { wait, .. } => wait == Waiting::Spin,
+            // As many connections come and go, threads of the kernel and of the library want a core, too.
+            Way::Open { .. } => false,
+        }
+    }
+}
+
+/// Of a ping-pong whose ends wait so over uwarp.
+pub fn ping_pong(wait: Wait) -> Vec<Way> {
+    let waits: &[Waiting] = match wait {
+        Wait::Spin | Wait::Memory => &[Waiting::Spin, Waiting::Block, Waiting::Poll],
+        // `ibv_get_cq_event` looks for a while before it sleeps.
+        Wait::Block => &[Waiting::SpinThenBlock, Waiting::Block, Waiting::Poll],
+        // The program has asked to sleep.
+        Wait::Descriptor => &[Waiting::Poll, Waiting::Block],
+    };
+    waits.iter().copied().map(Way::Wait).collect()
+}
+
+pub fn transaction() -> Vec<Way> {
+    ping_pong(Wait::Spin)
+}
+
+/// Of large messages one way: bytes are bytes, so that the best size of a call is the same for all of them.
+pub fn stream() -> Vec<Way> {
+    let mut ways = receivers(&[64 * KIB, 256 * KIB, MIB], &[64 * KIB, 256 * KIB, MIB], Buffers::System);
+    ways.extend(receivers(&[256 * KIB, MIB], &[256 * KIB, MIB], Buffers::Fixed));
+    ways
+}
+
+/// Of messages one way, each in a send call of its own.
+pub fn messages(size: u32) -> Vec<Way> {
+    let mut ways = receivers(&[size], &[size, 64 * KIB, 256 * KIB, MIB], Buffers::System);
+    ways.extend(receivers(&[size], &[64 * KIB, 256 * KIB], Buffers::Fixed));
+    ways
+}
+
+/// Of small messages in lists: the sender hands over one list, or all that may be under way, in a call.
+pub fn lists(list: u32, depth: u32) -> Vec<Way> {
+    receivers(&[list, depth], &[4 * KIB, 64 * KIB, 256 * KIB], Buffers::System)
+}
+
+pub fn connections() -> Vec<Way> {
+    const BOTH: [Waiting; 2] = [Waiting::Block, Waiting::Spin];
+    let pairs = BOTH.iter().flat_map(|connect| BOTH.iter().map(move |accept| (*connect, *accept)));
+    pairs.map(|(connect, accept)| Way::Open { connect, accept }).collect()
+}
+
+fn receivers(sends: &[u32], receives: &[u32], buffers: Buffers) -> Vec<Way> {
+    let mut ways = Vec::new();
+    for &send in sends {
+        for &receive in receives {
+            for wait in [Waiting::Spin, Waiting::Block] {
+                let way = Way::Calls { send, receive, wait, buffers };
+                if !ways.contains(&way) {
+                    ways.push(way);
+                }
+            }
+        }
+    }
+    ways
+}
+
+/// What was tried, and the best of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sweep {
+    #[serde(serialize_with = "as_text")]
+    pub chosen: Way,
+    /// In the order of trial.
+    pub tried: Vec<Tried>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Tried {
+    #[serde(serialize_with = "as_text")]
+    pub way: Way,
+    /// In the unit of the figure, the median of all trials.
+    pub value: f64,
+    #[serde(skip)]
+    trials: Vec<f64>,
+}
+
+/// That many are tried again.
+const FINALISTS: usize = 3;
+/// So often: one trial is short, and a machine has its moods.
+const FINALS: usize = 2;
+
+/// Tries each way once and the best of them again. `None` where there is none.
+pub fn sweep(
+    ways: &[Way],
+    less_is_better: bool,
+    mut measure: impl FnMut(Way) -> Result<Figure>,
+) -> Result<Option<Sweep>> {
+    let mut tried = Vec::new();
+    for &way in ways {
+        let value = measure(way)?.value;
+        tried.push(Tried { way, value, trials: vec![value] });
+    }
+    let order = |tried: &[Tried]| {
+        let mut order: Vec<_> = tried.iter().enumerate().map(|(index, one)| (index, one.value)).collect();
+        order.sort_by(|(_, a), (_, b)| if less_is_better { a.total_cmp(b) } else { b.total_cmp(a) });
+        order.into_iter().map(|(index, _)| index).take(FINALISTS).collect::<Vec<_>>()
+    };
+    let finalists = order(&tried);
+    if ways.len() > 1 {
+        for _ in 0..FINALS {
+            for &index in &finalists {
+                let Some(one) = tried.get_mut(index) else { continue };
+                one.trials.push(measure(one.way)?.value);
+                one.value = stats::median(&one.trials).unwrap_or(one.value);
+            }
+        }
+    }
+    // Among those that had their finals: a single lucky trial chooses nothing.
+    let last: Vec<_> = finalists.iter().filter_map(|&index| tried.get(index).cloned()).collect();
+    let best = order(&last).first().and_then(|&index| last.get(index)).map(|one| one.way);
+    Ok(best.map(|chosen| Sweep { chosen, tried }))
+}
+
+/// In a few words, for a column of a table.
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Wait(wait) => wait.fmt(f),
+            Way::Calls { send, receive, wait, buffers } => {
+                write!(f, "{} / {}, {wait}", size_name(*send), size_name(*receive))?;
+                match buffers {
+                    Buffers::System => Ok(()),
+                    Buffers::Fixed => write!(f, ", buffers of {}", size_name(FIXED as u32)),
+                }
+            }
+            Way::Open { connect, accept } => write!(f, "connect {connect}, accept {accept}"),
+        }
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Waiting::Spin => "spins",
+            Waiting::SpinThenBlock => "spins, then blocks",
+            Waiting::Block => "blocks",
+            Waiting::Poll => "poll(2)",
+        })
+    }
+}
+
+/// For JSON that people read.
+fn as_text<S: Serializer>(way: &Way, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(way)
+}
+
+/// In the largest unit that leaves a whole number.
+pub fn size_name(bytes: u32) -> String {
+    match bytes {
+        _ if bytes.is_multiple_of(MIB) => format!("{} MiB", bytes / MIB),
+        _ if bytes.is_multiple_of(KIB) => format!("{} KiB", bytes / KIB),
+        _ => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(value: f64) -> Result<Figure> {
+        Ok(Figure { value, p99: None, operations: 1 })
+    }
+
+    #[test]
+    fn the_best_way_is_chosen_by_the_median_of_its_trials_not_by_one_lucky_trial() {
+        let ways = stream();
+        let (steady, lucky) = (ways[3], ways[7]);
+        let mut first = true;
+        let sweep = sweep(&ways, false, |way| {
+            figure(match way {
+                _ if way == steady => 5.0,
+                _ if way == lucky && std::mem::take(&mut first) => 9.0,
+                _ => 1.0,
+            })
+        });
+        let sweep = sweep.unwrap().unwrap();
+        assert_eq!(sweep.chosen, steady);
+        assert_eq!(sweep.tried.len(), ways.len());
+    }
+
+    #[test]
+    fn less_is_better_for_times() {
+        let ways = ping_pong(Wait::Spin);
+        let chosen = sweep(&ways, true, |way| figure(if way == ways[1] { 1.0 } else { 2.0 }));
+        assert_eq!(chosen.unwrap().unwrap().chosen, ways[1]);
+        assert!(sweep(&[], true, |_| figure(1.0)).unwrap().is_none());
+    }
+
+    #[test]
+    fn ways_are_told_in_a_few_words() {
+        let way = |buffers| Way::Calls { send: MIB, receive: 64 * KIB, wait: Waiting::Spin, buffers };
+        assert_eq!(way(Buffers::System).to_string(), "1 MiB / 64 KiB, spins");
+        assert_eq!(way(Buffers::Fixed).to_string(), "1 MiB / 64 KiB, spins, buffers of 1 MiB");
+        assert_eq!(connections()[1].to_string(), "connect blocks, accept spins");
+    }
+}
