@@ -519,11 +519,7 @@ impl Feeder for Qp {
                 }
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
                 let received = self.receive(&mut inner);
-                // A program that polls in vain has nothing to send that an acknowledgement could ride on.
-                let tell = !received && inner.core.ack_awaited();
-                if tell {
-                    inner.core.tell_placed();
-                }
+                let tell = !received && inner.core.polled_in_vain();
                 if !(received || tell || unfinished || self.inner.kicked()) {
                     // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
                     // seen by a later poll, or by the thread that leaves it once the lock is free.

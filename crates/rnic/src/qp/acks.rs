@@ -28,6 +28,74 @@ const ASK_BYTES: u32 = 256 * 1024;
 /// way, and nothing follows until it hears.
 const TELL_BEHIND: u64 = 4;
 
+/// Empty polls in a row for which an acknowledgement is held, at most, that could ride on what the program sends: some
+/// microseconds. Libraries between verbs and programs (libfabric's ofi_rxm, MPI) poll until nothing is left before the program can answer.
+const HOLD: u8 = 16;
+
+/// How long this stream holds acknowledgements for a program that polls in vain.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hold {
+    /// Empty polls for which one is held at present: [`HOLD`] where the program has answered within them, less each time that it has not.
+    limit: u8,
+    /// Empty polls since an acknowledgement became due, or since it was let go.
+    polls: u8,
+    at: Held,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// None is, or what the program sends next says nothing of whether to hold one.
+    No,
+    Yes,
+    /// It was let go after an empty poll. Should the program send something soon, it would have paid to hold it for longer.
+    LetGo,
+}
+
+impl Hold {
+    pub fn new() -> Self {
+        Self { limit: HOLD, polls: 0, at: Held::No }
+    }
+
+    /// An acknowledgement is due.
+    fn begin(&mut self) {
+        (self.polls, self.at) = (0, Held::Yes);
+    }
+
+    /// Something came from the peer. What the program sends from now on may be because of that, and may have had to wait for it: two ends
+    /// that wait for each other's acknowledgements must not take that for answers.
+    pub fn input(&mut self) {
+        if self.polls > 0 || self.at == Held::LetGo {
+            self.at = Held::No;
+        }
+    }
+
+    /// The program has polled in vain while one is due. Says whether to hold it no more.
+    fn expires(&mut self) -> bool {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls <= self.limit {
+            return false;
+        }
+        self.limit /= 2;
+        (self.polls, self.at) = (0, Held::LetGo);
+        true
+    }
+
+    /// The program has polled in vain, and none is due.
+    fn idle(&mut self) {
+        if self.at == Held::LetGo {
+            self.polls = self.polls.saturating_add(1);
+        }
+    }
+
+    /// The program sends something.
+    pub fn sent(&mut self) {
+        if self.at == Held::LetGo && self.polls < HOLD || self.at == Held::Yes && self.polls > 0 {
+            self.limit = HOLD;
+        }
+        self.at = Held::No;
+    }
+}
+
 /// When the peer is told what is placed, where completion means placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tell {
@@ -97,9 +165,11 @@ impl Stream {
     /// Messages of the peer's are placed, and it `asks` to be told.
     pub(super) fn count_placed(&mut self, messages: u64, asks: bool) {
         self.placed += messages;
+        self.hold.input();
         if asks {
             if self.asked_of <= self.placed_told {
                 self.asked_first = self.placed;
+                self.hold.begin();
             }
             self.asked_of = self.placed;
             let rides = std::mem::take(&mut self.answered);
@@ -133,6 +203,25 @@ impl Stream {
     /// And that one of the two programs waits for, as far as is known.
     pub(super) fn ack_awaited(&self) -> bool {
         (self.tell != Tell::Now && self.owes_ack()) || (!self.tx.ask && self.question_presses())
+    }
+
+    /// The program has polled in vain: it has nothing to send at present. What is due goes with the next [`super::QpCore::build`], unless the
+    /// program is likely to answer in a moment. Says whether anything is due.
+    pub(super) fn polled_in_vain(&mut self) -> bool {
+        let mut due = false;
+        if self.tell != Tell::Now && self.owes_ack() {
+            due = self.tell == Tell::Drained || self.hold.expires();
+            if due {
+                self.tell = Tell::Now;
+            }
+        } else {
+            self.hold.idle();
+        }
+        if !self.tx.ask && self.question_presses() {
+            self.tx.ask = true;
+            due = true;
+        }
+        due
     }
 
     /// Tells the peer how many of its messages are placed, if it is time: it is when something else goes the same way.

@@ -233,6 +233,8 @@ struct Stream {
     asked_first: u64,
     /// When the peer is to be told.
     tell: acks::Tell,
+    /// And for how long a program that polls in vain may still answer first.
+    hold: acks::Hold,
     /// Messages of ours that the peer has placed.
     acked: u64,
     /// Signalled ones that have completed.
@@ -526,6 +528,7 @@ impl QpCore {
             asked_of: 0,
             asked_first: 0,
             tell: acks::Tell::Rides,
+            hold: acks::Hold::new(),
             acked: 0,
             completed_signaled: 0,
             closing: None,
@@ -599,6 +602,23 @@ impl QpCore {
     /// As far as is known, one of the two programs waits for that.
     pub fn ack_awaited(&self) -> bool {
         self.stream.as_ref().is_some_and(Stream::ack_awaited)
+    }
+
+    /// The program has polled in vain. Says whether the next [`Self::build`] tells or asks the peer because of that: not while the program
+    /// is likely to send something in a moment.
+    pub fn polled_in_vain(&mut self) -> bool {
+        self.stream.as_mut().is_some_and(Stream::polled_in_vain)
+    }
+
+    /// Messages of the peer's that are placed.
+    pub fn messages_placed(&self) -> u64 {
+        self.stream.as_ref().map_or(0, |s| s.placed)
+    }
+
+    /// Whether signalled messages complete before they reach the peer's memory: what the program waits for next is then the peer's
+    /// answer.
+    pub fn completes_early(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| s.params.peer_is_uwarp && !s.params.placement_acks)
     }
 
     /// Messages cut so far that the peer counts.

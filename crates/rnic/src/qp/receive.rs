@@ -559,6 +559,7 @@ impl QpCore {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
         }
         stream.acked = stream.acked.max(ack.completed);
+        stream.hold.input();
         if segment.asks() {
             stream.count_placed(0, true);
             stream.tell = super::acks::Tell::Now;

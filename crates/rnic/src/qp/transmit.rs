@@ -498,6 +498,7 @@ impl QpCore {
         let Some(stream) = &mut self.stream else { return };
         stream.tx.messages += 1;
         stream.answered = true;
+        stream.hold.sent();
         stream.look_past_waiting();
         let Some(wish) = self.sq.slot(number).map(|slot| Wish::of(slot, &self.attr, &self.sq)) else {
             return;

@@ -310,3 +310,66 @@ fn a_responder_does_not_speak_first() {
     assert_eq!(duo.sends(B), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     assert!(!duo.world.end(B).core.muted());
 }
+
+/// Has B get a Write it is asked about, and poll in vain until it lets go of the acknowledgement; says how many polls that takes.
+fn polls_until_told(duo: &mut Duo) -> usize {
+    let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
+    duo.queue(A, 1, write, sge);
+    duo.world.pump(A);
+    duo.world.settle_for(20_000);
+    (1..).find(|_| duo.world.end(B).core.polled_in_vain()).unwrap()
+}
+
+fn answer(duo: &mut Duo) {
+    let (write, sge) = (duo.write_op(B, 0), duo.sge(B, 0, 8));
+    duo.queue(B, 1, write, sge);
+    duo.world.pump(B);
+    duo.world.settle_for(20_000);
+}
+
+/// libfabric's ofi_rxm polls until nothing is left before its program can answer. That poll in vain let go of the acknowledgement, which
+/// went by itself, in each round: twice the time, and twice the calls.
+#[test]
+fn an_acknowledgement_waits_for_a_program_that_polls_again_before_it_answers() {
+    let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+    let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
+    answer(&mut duo);
+    for round in 1..=10 {
+        duo.queue(A, round, write, sge);
+        duo.world.pump(A);
+        duo.world.settle_for(20_000);
+        let sent = duo.sent(B).len();
+        assert!(!duo.world.end(B).core.polled_in_vain());
+        duo.world.pump(B);
+        assert_eq!(duo.sent(B).len(), sent, "round {round}");
+        answer(&mut duo);
+        assert_eq!(duo.sends(A), [(round, WcStatus::Success)], "it rode on the answer");
+    }
+}
+
+/// A program that does not answer within some polls has its peer wait the less the more often that happens; what it sends because of
+/// what came meanwhile is no answer. One that sends something of its own accord just after it was let go gets the time back.
+#[test]
+fn an_acknowledgement_is_held_where_that_pays() {
+    let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
+    answer(&mut duo);
+    let polls: Vec<_> = (0..7)
+        .map(|_| {
+            let polls = polls_until_told(&mut duo);
+            duo.world.pump(B);
+            duo.world.settle_for(20_000);
+            // It comes, and is asked about, after the other was acknowledged.
+            let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
+            duo.queue(A, 2, write, sge);
+            duo.world.pump(A);
+            duo.world.settle_for(20_000);
+            answer(&mut duo);
+            polls
+        })
+        .collect();
+    assert_eq!(polls, [17, 9, 5, 3, 2, 1, 1]);
+    assert_eq!(polls_until_told(&mut duo), 1);
+    duo.world.pump(B);
+    answer(&mut duo);
+    assert_eq!(polls_until_told(&mut duo), 17);
+}
