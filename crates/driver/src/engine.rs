@@ -92,6 +92,8 @@ pub struct Engine {
     /// The background thread sleeps on the watchdog.
     standing_back: AtomicBool,
     watchdog: Watchdog,
+    /// How often there was something to read when the background thread came back from the watchdog.
+    missed: AtomicU64,
     /// The background thread sleeps until the leader leaves.
     aside: AtomicBool,
     background: OnceLock<Thread>,
@@ -124,12 +126,14 @@ thread_local! {
 }
 
 /// What a look at the descriptors brought.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Looked {
     /// The wake descriptor was among them.
     woken: bool,
     /// Others that were ready and have been served.
     served: usize,
+    /// There was something to read among these.
+    input: bool,
 }
 
 /// The background thread's first sleeps beside a thread that polls in earnest, which may be for a moment only. After these, it
@@ -161,6 +165,7 @@ impl Engine {
             parked: Mutex::default(),
             standing_back: AtomicBool::new(false),
             watchdog: Watchdog::new()?,
+            missed: AtomicU64::new(0),
             aside: AtomicBool::new(false),
             background: OnceLock::new(),
             park_epoch: AtomicU64::new(1),
@@ -373,6 +378,11 @@ impl Engine {
         }
     }
 
+    /// How often something had waited for the background thread when it took over from threads that had ceased to poll.
+    pub(crate) fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+
     /// The background thread sleeps as long as threads poll in earnest or lead one after the other. `nap`: and no longer than this.
     fn stand_back(&self, nap: Option<Duration>) {
         if self.leader.load(Ordering::SeqCst) {
@@ -429,7 +439,7 @@ impl Engine {
                 timeout = Some(Duration::ZERO);
             }
         }
-        let mut looked = Looked { woken: false, served: 0 };
+        let mut looked = Looked::default();
         self.epoll.wait(timeout, |name, readiness| {
             let token = Token(name);
             if token == Token::WAKE {
@@ -437,6 +447,7 @@ impl Engine {
                 return;
             }
             looked.served += 1;
+            looked.input |= readiness.readable;
             if let Some(source) = self.find(token) {
                 source.ready(readiness);
             }
@@ -566,12 +577,16 @@ fn background(engine: &Weak<Engine>) {
             naps = 0;
             engine.allow_parking(false);
             engine.unpark();
+            if let Some(Ok(Looked { input: true, .. })) =
+                guarded(|| engine.wait_once(Some(Duration::ZERO), false))
+            {
+                engine.missed.fetch_add(1, Ordering::Relaxed);
+            }
         }
         if engine.stand_aside() {
             continue;
         }
-        let looked =
-            guarded(|| engine.wait_once(None, true)).unwrap_or(Ok(Looked { woken: false, served: 0 }));
+        let looked = guarded(|| engine.wait_once(None, true)).unwrap_or(Ok(Looked::default()));
         match looked.map(|looked| looked.woken) {
             Ok(false) => {}
             Ok(true) => {

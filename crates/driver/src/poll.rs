@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use uwarp_rnic::{Cq, Wc};
 
@@ -25,10 +26,64 @@ const PATIENCE: (u32, u32) = (32, 512);
 /// What comes within so many polls after yielding came of that.
 const AT_ONCE: u32 = 4;
 
+/// Where a Write completes before the peer has it, the program spins on its memory for the peer's answer next. The poll that would
+/// hand it the completion waits for the answer for so long. More than a round trip takes in which the peer's background thread has to be
+/// woken: of two ends that both wait and fail because of each other, one has to succeed first.
+const ANSWER: Duration = Duration::from_micros(50);
+/// After a wait in vain, so many completions are handed out at once: at first, and at most while each wait is in vain.
+const WITHOUT_WAIT: (u32, u32) = (16, 8192);
+/// Answers in a row after which a wait in vain is taken for an exception.
+const ANSWERS: u32 = 4;
+
 thread_local! {
     static POLLER: Cell<Poller> = const {
         Cell::new(Poller { blinkers: Blinkers { polls: 0, until: LOOK_AROUND }, patience: Patience { polls: 0, until: PATIENCE.1, tried: false } })
     };
+    static ANSWERS_EXPECTED: Cell<Expectation> = const {
+        Cell::new(Expectation { skip: 0, pause: WITHOUT_WAIT.0, answers: 0, missed: 0 })
+    };
+}
+
+/// Whether to wait for the peer's answer before a Write's completion is handed out.
+#[derive(Clone, Copy)]
+struct Expectation {
+    /// Completions to hand out at once before the next wait.
+    skip: u32,
+    /// As many after the next wait in vain.
+    pause: u32,
+    /// Answers in a row.
+    answers: u32,
+    /// The engine's count of input that came while the background thread stood back and nobody polled, when last looked at.
+    missed: u64,
+}
+
+impl Expectation {
+    /// Whether to wait now.
+    fn is_time(&mut self, missed: u64) -> bool {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return false;
+        }
+        if self.missed != missed {
+            // What came first was not what the program waited for, or it has stopped polling.
+            self.missed = missed;
+            self.skip = WITHOUT_WAIT.0;
+            return false;
+        }
+        true
+    }
+
+    fn waited(&mut self, answered: bool) {
+        if answered {
+            self.answers += 1;
+            if self.answers >= ANSWERS {
+                self.pause = WITHOUT_WAIT.0;
+            }
+        } else {
+            (self.skip, self.answers) = (self.pause, 0);
+            self.pause = (self.pause * 2).min(WITHOUT_WAIT.1);
+        }
+    }
 }
 
 /// What a thread that polls knows of itself.
@@ -109,6 +164,9 @@ impl Nic {
             blinkers: Blinkers { polls: 0, until: 1 },
             patience: Patience { polls: 0, until: PATIENCE.1, tried: false },
         };
+        if cq.first_is_early_write() {
+            self.wait_for_answer(cq);
+        }
         let mut found = cq.poll(max, &mut sink);
         let mut idle = false;
         if found == 0 {
@@ -132,6 +190,34 @@ impl Nic {
             std::thread::yield_now();
         }
         found
+    }
+
+    /// The program's Write has completed although the peer may not have it yet: receives for a moment, where that has brought the peer's
+    /// answer lately. Otherwise the background thread would have to be woken for it.
+    fn wait_for_answer(&self, cq: &Arc<Cq>) {
+        // A thread that is ending waits for nothing.
+        let Ok(mut expectation) = ANSWERS_EXPECTED.try_with(Cell::get) else { return };
+        let engine = self.engine();
+        if !expectation.is_time(engine.missed()) {
+            if expectation.skip == WITHOUT_WAIT.0 {
+                engine.hand_over();
+            }
+        } else {
+            engine.note_earnest(true);
+            let start = Instant::now();
+            let answered = loop {
+                match cq.listen(FEW) {
+                    Some(false) if start.elapsed() < ANSWER => {}
+                    Some(answered) => break answered,
+                    None => break false,
+                }
+            };
+            if !answered {
+                engine.hand_over();
+            }
+            expectation.waited(answered);
+        }
+        let _ = ANSWERS_EXPECTED.try_with(|e| e.set(expectation));
     }
 
     /// Makes progress for a thread that has found `empty` polls in a row in vain.
@@ -159,6 +245,25 @@ impl Nic {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_write_waits_for_its_answer_seldom_where_none_comes() {
+        let mut expectation = Expectation { skip: 0, pause: WITHOUT_WAIT.0, answers: 0, missed: 0 };
+        let mut waits = 0;
+        for _ in 0..100_000 {
+            if expectation.is_time(0) {
+                waits += 1;
+                expectation.waited(false);
+            }
+        }
+        assert!(waits < 25, "{waits}");
+        // Until answers come.
+        while !expectation.is_time(0) {}
+        (0..ANSWERS).for_each(|_| expectation.waited(true));
+        expectation.waited(false);
+        assert_eq!((0..).take_while(|_| !expectation.is_time(0)).count(), WITHOUT_WAIT.0 as usize);
+        assert!(!expectation.is_time(1), "something came while nobody looked");
+    }
 
     fn polls_until_it_yields(patience: &mut Patience) -> u32 {
         (1..).find(|_| patience.count()).unwrap_or(0)

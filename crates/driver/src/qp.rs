@@ -337,6 +337,9 @@ impl Qp {
             params.emss = tcp::emss(&fd).unwrap_or(536);
         }
         inner.core.attach(params)?;
+        if inner.core.completes_early() {
+            inner.core.cqs().0.note_early_completions();
+        }
         let me = self.me.upgrade().ok_or(VerbsError::Invalid("the queue pair is going away"))?;
         // What was heard of an earlier stream is of no interest.
         self.hung_up.store(false, Ordering::Release);
@@ -502,11 +505,10 @@ impl Qp {
             self.release(inner);
         }
     }
-}
 
-impl Feeder for Qp {
-    fn feed(&self, in_earnest: bool) -> bool {
-        let mut ask = false;
+    /// [`Feeder::feed`], and whether messages of the peer's were placed.
+    fn look_for_input(&self, in_earnest: bool) -> (bool, bool) {
+        let (mut ask, mut placed) = (false, false);
         if let Some(mut inner) = self.inner.try_lock() {
             if let Inner { core, conn: Some(conn), .. } = &mut *inner {
                 let engine = self.nic.engine();
@@ -518,13 +520,15 @@ impl Feeder for Qp {
                     self.polled.store(true, Ordering::Relaxed);
                 }
                 let unfinished = conn.unfinished || self.room.load(Ordering::Relaxed);
+                let before = core.messages_placed();
                 let received = self.receive(&mut inner);
                 let tell = !received && inner.core.polled_in_vain();
+                placed = inner.core.messages_placed() != before;
                 if !(received || tell || unfinished || self.inner.kicked()) {
                     // The usual case of a thread that polls: nothing is different from before. A mark left from now on is
                     // seen by a later poll, or by the thread that leaves it once the lock is free.
                     self.let_go(inner);
-                    return wants_to_be_told;
+                    return (wants_to_be_told, placed);
                 }
                 self.send(&mut inner);
                 self.wind_down(&mut inner);
@@ -532,7 +536,17 @@ impl Feeder for Qp {
             ask = inner.conn.as_ref().is_some_and(|conn| !conn.writable);
             self.release(inner);
         }
-        ask
+        (ask, placed)
+    }
+}
+
+impl Feeder for Qp {
+    fn feed(&self, in_earnest: bool) -> bool {
+        self.look_for_input(in_earnest).0
+    }
+
+    fn listen(&self) -> bool {
+        self.look_for_input(true).1
     }
 }
 

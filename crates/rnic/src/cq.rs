@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
 use crate::sync::{AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, RwLock};
-use crate::wr::{Wc, WcStatus};
+use crate::wr::{Wc, WcOpcode, WcStatus};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Armed {
@@ -91,6 +91,11 @@ pub trait Feeder: Send + Sync {
     /// caller has looked in vain for a while and will look again at once. Says whether it waits for something that looking
     /// does not show, such as room to send: then the system has to be asked.
     fn feed(&self, in_earnest: bool) -> bool;
+    /// Looks for input as [`Self::feed`] in earnest; says whether messages of the peer's were placed.
+    fn listen(&self) -> bool {
+        self.feed(true);
+        false
+    }
 }
 
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
@@ -99,6 +104,8 @@ pub struct Cq {
     /// Entries in the ring; written under its lock, read without.
     waiting: AtomicUsize,
     overflowed: AtomicBool,
+    /// Messages of some feeder complete before they have reached the peer's memory. A hint, never taken back.
+    early: AtomicBool,
     cookie: u64,
     completions: Option<Arc<dyn CompletionSink>>,
     async_sink: Arc<dyn AsyncSink>,
@@ -184,6 +191,7 @@ impl Cq {
             }),
             waiting: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
+            early: AtomicBool::new(false),
             cookie,
             completions,
             async_sink,
@@ -346,6 +354,33 @@ impl Cq {
         }
     }
 
+    /// Messages of a feeder complete before they have reached the peer's memory.
+    pub fn note_early_completions(&self) {
+        self.early.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the oldest completion is of a Write, and may be there before the Write has reached the peer's memory.
+    pub fn first_is_early_write(&self) -> bool {
+        let early = |wc: &Wc| wc.opcode == WcOpcode::RdmaWrite && wc.status == WcStatus::Success;
+        self.early.load(Ordering::Relaxed)
+            && !self.is_empty()
+            && self.inner.lock().ring.front().is_some_and(|entry| early(&entry.wc))
+    }
+
+    /// Lets the feeders look for input, in earnest, if there are at most `few`; says whether messages of the peer's were placed.
+    /// `None`: there are more.
+    pub fn listen(&self, few: usize) -> Option<bool> {
+        let feeders = self.feeders.read();
+        if feeders.list.len() > few {
+            return None;
+        }
+        let some: SmallVec<[Arc<dyn Feeder>; 4]> =
+            feeders.list.iter().filter_map(|(_, feeder)| feeder.upgrade()).collect();
+        drop(feeders);
+        // All of them, whatever the first says.
+        Some(some.iter().filter(|feeder| feeder.listen()).count() > 0)
+    }
+
     /// Adds a feeder: the queue pair with this number.
     pub fn add_feeder(&self, qpn: u32, feeder: Weak<dyn Feeder>) {
         let mut feeders = self.feeders.write();
@@ -415,7 +450,6 @@ impl Cq {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wr::WcOpcode;
 
     #[derive(Default)]
     struct Count(AtomicUsize);
