@@ -6,12 +6,16 @@
 //! program's frames.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uwarp_cm::EventChannel;
+use uwarp_driver::{Channel, ChannelError};
 use uwarp_rnic::VerbsError;
 
 use crate::log;
@@ -237,8 +241,10 @@ pub fn contain<R: Convention>(name: &'static str, body: impl FnOnce() -> Result<
     }
 }
 
+// Cancellation points: glibc unwinds a cancelled thread out of them, so they are not what Rust takes a C function for.
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
+    fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
 }
 
 unsafe extern "C" {
@@ -269,50 +275,181 @@ impl Drop for Uncancelled {
     }
 }
 
-/// How often a thread that waits looks whether it was cancelled. Nothing tells it: `pthread_cancel` wakes threads that wait in the C library
-/// only.
-const LOOKS_FOR_CANCELLATION: Duration = Duration::from_secs(1);
+/// What a verb waits on.
+pub trait Waits: Send + Sync + 'static {
+    /// Its descriptor is readable while there is something.
+    fn channel(&self) -> &Channel;
+}
+
+impl Waits for Channel {
+    fn channel(&self) -> &Channel {
+        self
+    }
+}
+
+impl Waits for EventChannel {
+    fn channel(&self) -> &Channel {
+        self.doorbell()
+    }
+}
+
+/// What the calling thread waits on, or has waited on when it left the call: cancelled, or with a jump out of a signal's handler.
+struct WaitsOn(Cell<Option<Arc<dyn Waits>>>);
+
+impl WaitsOn {
+    fn set(&self, on: Option<Arc<dyn Waits>>) {
+        if let Some(left) = self.0.replace(on) {
+            left.channel().abandon();
+        }
+    }
+}
+
+impl Drop for WaitsOn {
+    fn drop(&mut self) {
+        self.set(None);
+    }
+}
+
+thread_local! {
+    static WAITS_ON: WaitsOn = const { WaitsOn(Cell::new(None)) };
+}
 
 /// The policies of [`run`] for a verb that waits without a limit, and is a cancellation point as the `read` is that other
-/// implementations wait in: finds what to wait on, then waits with `look`, a while each time, as long as that says that there is nothing yet.
+/// implementations wait in: finds what to wait on, then takes what there is (`first`: at the beginning of the call) as often as there may
+/// be something, until `take` says that it has.
+///
+/// The thread sleeps in `poll`, with nothing in hand: it may be cancelled there, and a signal's handler may jump out. What comes
+/// then stays for others.
 ///
 /// To be called by functions of the ABI "C-unwind" that have nothing to drop.
 ///
 /// # Errors
 /// -1 with `errno`.
-pub fn wait<T>(
+pub fn wait<T: Waits>(
     name: &'static str,
     find: impl FnOnce() -> Result<Arc<T>, Failure>,
-    mut look: impl FnMut(&T, Duration) -> Result<Option<()>, Failure>,
+    mut take: impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
 ) -> c_int {
-    // SAFETY: no frame of ours that is left by it has anything to drop.
+    // SAFETY: no frame of ours that is left by it has anything to drop, here and below.
     unsafe { pthread_testcancel() };
-    // A reference of its own, for the program may destroy what the thread waits on; and a raw one, which a cancelled thread leaves behind.
-    let mut held: *const T = std::ptr::null();
-    let found = run::<MinusOne>(name, AfterFork::Refuse, || {
-        held = Arc::into_raw(find()?);
-        Ok(())
-    });
+    let mut on: *const T = std::ptr::null();
+    let found = find_one(name, find, &mut on);
     if found != 0 {
         return found;
     }
+    let mut first = true;
     loop {
-        let mut nothing = false;
-        let whole = Uncancelled::begin();
-        let answer = contain::<MinusOne>(name, || {
-            // SAFETY: from `Arc::into_raw` above.
-            nothing = look(unsafe { &*held }, LOOKS_FOR_CANCELLATION)?.is_none();
-            Ok(())
-        });
-        if !nothing {
-            // SAFETY: as above, and not used again.
-            drop(unsafe { Arc::from_raw(held) });
-            return answer;
+        let (answer, next) = go_on(name, on, first, &mut take);
+        match next {
+            Next::Return => return answer,
+            Next::Take => {}
+            Next::Sleep(fd) => {
+                let mut fds = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+                // SAFETY: one descriptor, which the thread's hold on the channel keeps open.
+                let ready = unsafe { poll(&raw mut fds, 1, -1) };
+                if ready < 0 && errno() == libc::EINTR && Channel::interruptible() {
+                    // An event that has come meanwhile is the answer all the same.
+                    return give_up(name, on, &mut take);
+                }
+            }
         }
-        drop(whole);
+        // What has come stays for others if the thread was cancelled before it takes it.
         // SAFETY: as above.
         unsafe { pthread_testcancel() };
+        first = false;
     }
+}
+
+/// What a thread that waits does next.
+#[derive(Clone, Copy)]
+enum Next {
+    Return,
+    /// There is something, or was.
+    Take,
+    /// Until this descriptor is readable.
+    Sleep(RawFd),
+}
+
+/// Frames that have something to drop are not [`wait`]'s own.
+#[inline(never)]
+fn find_one<T: Waits>(
+    name: &'static str,
+    find: impl FnOnce() -> Result<Arc<T>, Failure>,
+    on: &mut *const T,
+) -> c_int {
+    run::<MinusOne>(name, AfterFork::Refuse, || {
+        // A hold of its own, for the program may destroy what the thread waits on.
+        let found = find()?;
+        *on = Arc::as_ptr(&found);
+        WAITS_ON
+            .try_with(|waits_on| waits_on.set(Some(found)))
+            .map_err(|_| Failure::invalid("the thread is about to end"))
+    })
+}
+
+#[inline(never)]
+fn go_on<T: Waits>(
+    name: &'static str,
+    on: *const T,
+    first: bool,
+    take: &mut impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
+) -> (c_int, Next) {
+    let _whole = Uncancelled::begin();
+    let mut next = Next::Return;
+    let answer = contain::<MinusOne>(name, || {
+        // SAFETY: the thread holds it.
+        let on = unsafe { &*on };
+        if take(on, first)?.is_some() {
+            return Ok(());
+        }
+        next = match on.channel().attend(None) {
+            Ok(true) => Next::Take,
+            Ok(false) => Next::Sleep(on.channel().fd()),
+            Err(ChannelError::Interrupted) => return Err(interrupted()),
+            Err(ChannelError::WouldBlock | ChannelError::NothingYet) => {
+                return Err(Failure::new(libc::EAGAIN, "no event"));
+            }
+        };
+        Ok(())
+    });
+    if matches!(next, Next::Return) {
+        release();
+    }
+    (answer, next)
+}
+
+#[inline(never)]
+fn give_up<T: Waits>(
+    name: &'static str,
+    on: *const T,
+    take: &mut impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
+) -> c_int {
+    let _whole = Uncancelled::begin();
+    let answer = contain::<MinusOne>(name, || {
+        // SAFETY: the thread holds it.
+        take(unsafe { &*on }, false)?.ok_or_else(interrupted)
+    });
+    release();
+    answer
+}
+
+fn interrupted() -> Failure {
+    Failure::new(libc::EINTR, "interrupted by a signal")
+}
+
+fn release() {
+    let errno = errno();
+    // Nothing is left to take care of: dropped without more.
+    let _ = WAITS_ON.try_with(|waits_on| drop(waits_on.0.take()));
+    set_errno(errno);
+}
+
+/// Sleeps, as a cancellation point; to be called as [`wait`] is.
+pub fn sleep(time: Duration) {
+    let errno = errno();
+    // SAFETY: no descriptors; no frame of ours that is left has anything to drop.
+    unsafe { poll(null_mut(), 0, c_int::try_from(time.as_millis()).unwrap_or(c_int::MAX)) };
+    set_errno(errno);
 }
 
 #[cold]

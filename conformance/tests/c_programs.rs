@@ -1,6 +1,7 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
 //! the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement (`completions`), registered memory that is unmapped (`unmapped`),
-//! limits that are reached (`limits`), what the man pages say of events, threads and processes (`cm_rules`),
+//! limits that are reached (`limits`), what the man pages say of events, threads and processes (`cm_rules`), threads that
+//! leave a call (`leaving`),
 //! data integrity between two processes (`verify`, `random`), and connections that come and go in many threads without
 //! anything growing (`soak`).
 //! Each prints one line per statement; a line that begins with FAIL fails the case.
@@ -18,7 +19,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Failure, Outcome, cc, fail, pair};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 8] = [
+const GROUPS: [(&str, &[&str]); 9] = [
     (
         "errno_table",
         &[
@@ -99,6 +100,7 @@ const GROUPS: [(&str, &[&str]); 8] = [
             "endpoints",
         ],
     ),
+    ("leaving", &["cancelling", "jumping", "sleeping"]),
     ("unmapped", &["gone", "handler", "action"]),
     ("limits", &["advertised", "descriptors", "overflow", "receives"]),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended"]),

@@ -6,10 +6,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::time::Duration;
 
 use uwarp_abi_types::verbs::*;
-use uwarp_driver::{Channel, ChannelError};
+use uwarp_driver::Channel;
 use uwarp_rnic::{AsyncEvent, AsyncSink, CompletionSink};
 
 use super::cq::CCq;
@@ -17,7 +16,7 @@ use super::device::Context;
 use super::qp::CQp;
 use super::srq::CSrq;
 use crate::entry;
-use crate::entry::{Code, Failure};
+use crate::entry::Code;
 use crate::object::{self, Object, Unacknowledged, Use, Users, Visible, look};
 
 /// A completion channel.
@@ -104,14 +103,9 @@ impl CompletionSink for CompletionEvents {
     }
 }
 
-/// The next cookie, waiting as the program set the descriptor, for `limit` at most. `None`: there was none.
-fn next(channel: &Channel, limit: Duration) -> Result<Option<u64>, Failure> {
-    match channel.get_within(Some(limit)) {
-        Ok(cookie) => Ok(Some(cookie)),
-        Err(ChannelError::NothingYet) => Ok(None),
-        Err(ChannelError::WouldBlock) => Err(Failure::new(libc::EAGAIN, "no event")),
-        Err(ChannelError::Interrupted) => Err(Failure::new(libc::EINTR, "interrupted by a signal")),
-    }
+/// The next cookie, if there is one.
+fn next(channel: &Channel, first: bool) -> Option<u64> {
+    if first { channel.take_first() } else { channel.take() }
 }
 
 /// ibv_get_cq_event(3). A thread that blocks here sleeps on the sockets itself. A cancellation point.
@@ -128,8 +122,8 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         "ibv_get_cq_event",
         // SAFETY: the caller's promise, here and below.
         || Ok(unsafe { look::<CChannel>(channel) }?.channel.clone()),
-        |channel, limit| {
-            let Some(cookie) = next(channel, limit)? else { return Ok(None) };
+        |channel, first| {
+            let Some(cookie) = next(channel, first) else { return Ok(None) };
             let found: *mut ibv_cq = pointer(cookie);
             // SAFETY: alive: a completion queue's events leave the queue before its memory goes.
             unsafe {
@@ -154,8 +148,8 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
         "ibv_get_async_event",
         // SAFETY: the caller's promise, here and below.
         || Ok(unsafe { look::<Context>(context) }?.events.clone()),
-        |events, limit| {
-            let Some(cookie) = next(events, limit)? else { return Ok(None) };
+        |events, first| {
+            let Some(cookie) = next(events, first) else { return Ok(None) };
             let kind = (cookie & ((1 << KIND_BITS) - 1)) as ibv_event_type;
             // SAFETY: which member of the union is meant follows from the kind; all of them are pointers but the port's number.
             unsafe {

@@ -117,9 +117,9 @@ pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
                 channel::queue((*listen).channel)
             }
         },
-        |queue, limit| {
+        |queue, first| {
             // SAFETY: as above.
-            let Some(event) = (unsafe { event::next_within(queue, limit) })? else { return Ok(None) };
+            let Some(event) = (unsafe { event::take_next(queue, first) })? else { return Ok(None) };
             // SAFETY: as above.
             unsafe { request(listen, id, event) }.map(Some)
         },

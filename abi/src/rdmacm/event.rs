@@ -42,30 +42,21 @@ const GONE: Duration = Duration::from_secs(4);
 /// The ids of the channel are alive, and the program does not change them in other threads meanwhile.
 pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Failure> {
     let queue = channel::queue(channel)?;
-    loop {
+    match queue.get() {
         // SAFETY: the caller's promise.
-        if let Some(event) = unsafe { next_within(&queue, Duration::MAX) }? {
-            return Ok(event);
-        }
+        Ok(event) => unsafe { show(event) },
+        Err(GetError::WouldBlock | GetError::NothingYet) => Err(Failure::new(libc::EAGAIN, "no event")),
+        Err(GetError::Interrupted) => Err(Failure::new(libc::EINTR, "interrupted by a signal")),
     }
 }
 
-/// Like [`next`], for `limit` and little more. `None`: there was none.
+/// The next event, if there is one; `first` is of [`entry::wait`].
 ///
 /// # Safety
 /// As [`next`].
-pub unsafe fn next_within(
-    queue: &EventChannel,
-    limit: Duration,
-) -> Result<Option<*mut rdma_cm_event>, Failure> {
-    let limit = (limit != Duration::MAX).then_some(limit);
-    match queue.get_within(limit) {
-        // SAFETY: the caller's promise.
-        Ok(event) => unsafe { show(event) }.map(Some),
-        Err(GetError::NothingYet) => Ok(None),
-        Err(GetError::WouldBlock) => Err(Failure::new(libc::EAGAIN, "no event")),
-        Err(GetError::Interrupted) => Err(Failure::new(libc::EINTR, "interrupted by a signal")),
-    }
+pub unsafe fn take_next(queue: &EventChannel, first: bool) -> Result<Option<*mut rdma_cm_event>, Failure> {
+    // SAFETY: the caller's promise.
+    queue.take_next(first).map(|event| unsafe { show(event) }).transpose()
 }
 
 /// rdma_get_cm_event(3). A thread that blocks here sleeps on the sockets itself. A cancellation point.
@@ -77,20 +68,25 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    entry::wait(
+    let mut gone = false;
+    let answer = entry::wait(
         "rdma_get_cm_event",
         || {
             entry::required(event, "event")?;
-            channel::queue(channel).inspect_err(|_| std::thread::sleep(GONE))
+            channel::queue(channel).inspect_err(|_| gone = true)
         },
-        |queue, limit| {
+        |queue, first| {
             // SAFETY: the caller's promise.
-            let Some(taken) = (unsafe { next_within(queue, limit) })? else { return Ok(None) };
+            let Some(taken) = (unsafe { take_next(queue, first) })? else { return Ok(None) };
             // SAFETY: as above.
             unsafe { *event = taken };
             Ok(Some(()))
         },
-    )
+    );
+    if gone {
+        entry::sleep(GONE);
+    }
+    answer
 }
 
 /// # Safety

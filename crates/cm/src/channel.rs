@@ -100,17 +100,41 @@ impl EventChannel {
                 Err(ChannelError::Interrupted) => return Err(GetError::Interrupted),
                 Err(ChannelError::NothingYet) => return Err(GetError::NothingYet),
             };
-            let mut queue = self.queue.lock();
-            // Gone when its owner was destroyed or migrated between the two queues.
-            let Some(event) = queue.remove(number) else { continue };
-            queue.forget(event.owner().key(), number);
-            event.owner().event_reported();
-            drop(queue);
-            if event.kind == EventKind::ConnectRequest {
-                event.owner().request_delivered();
+            if let Some(event) = self.event(number) {
+                return Ok(event);
             }
-            return Ok(event);
         }
+    }
+
+    /// The next event if there is one. `first`: at the beginning of a call that waits for one otherwise, in the way that
+    /// [`Channel::attend`] says.
+    pub fn take_next(&self, first: bool) -> Option<Event> {
+        let mut number = if first { self.doorbell.take_first() } else { self.doorbell.take() };
+        while let Some(rung) = number {
+            if let Some(event) = self.event(rung) {
+                return Some(event);
+            }
+            number = self.doorbell.take();
+        }
+        None
+    }
+
+    /// What counts the events, and wakes those that wait.
+    pub fn doorbell(&self) -> &Channel {
+        &self.doorbell
+    }
+
+    /// Hands an event out. `None`: it went when its owner was destroyed or migrated between the two queues.
+    fn event(&self, number: u64) -> Option<Event> {
+        let mut queue = self.queue.lock();
+        let event = queue.remove(number)?;
+        queue.forget(event.owner().key(), number);
+        event.owner().event_reported();
+        drop(queue);
+        if event.kind == EventKind::ConnectRequest {
+            event.owner().request_delivered();
+        }
+        Some(event)
     }
 
     /// Whether events wait.

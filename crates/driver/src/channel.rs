@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, LEAD};
 use crate::fork;
 use crate::sync::{AtomicBool, AtomicI32, Mutex, Ordering, spin_loop, thread_local};
 use crate::sys::{self, Bell};
@@ -49,9 +49,13 @@ const SPIN: Duration = Duration::from_micros(20);
 const MOST_LUCK: i32 = 4;
 const WITHOUT_SPIN: i32 = 64;
 
+/// In place of a lead: the thread looks for a short while only.
+const NO_LEAD: u64 = 0;
+
 thread_local! {
-    /// The channel this thread blocks on, by address: events it brings about itself need no descriptor.
-    static BLOCKED_ON: Cell<usize> = const { Cell::new(0) };
+    /// The channel this thread blocks on, by address, and its lead: events it brings about itself need no descriptor. The lead
+    /// tells whether it has left that call without a word.
+    static BLOCKED_ON: Cell<(usize, u64)> = const { Cell::new((0, NO_LEAD)) };
 }
 
 impl Channel {
@@ -78,7 +82,8 @@ impl Channel {
     pub fn push(&self, cookie: u64) {
         let mut queue = self.queue.lock();
         queue.events.push_back(cookie);
-        if BLOCKED_ON.with(Cell::get) == std::ptr::from_ref(self).addr() {
+        let (blocked_on, lead) = BLOCKED_ON.with(Cell::get);
+        if blocked_on == std::ptr::from_ref(self).addr() && (lead == NO_LEAD || self.engine.leads(lead)) {
             return;
         }
         self.raise(&mut queue);
@@ -124,46 +129,95 @@ impl Channel {
 
     /// Like [`Self::get`], for `limit` and little more.
     pub fn get_within(&self, limit: Option<Duration>) -> Result<u64, ChannelError> {
-        if let Some(event) = self.pop() {
-            self.waits_elsewhere.store(true, Ordering::Relaxed);
+        let until = limit.map(|limit| sys::now() + limit);
+        let left = || until.map(|until| until.saturating_duration_since(sys::now()));
+        if let Some(event) = self.take_first() {
             return Ok(event);
         }
-        self.waits_elsewhere.store(false, Ordering::Relaxed);
+        loop {
+            let there = self.attend(left())?;
+            if let Some(event) = self.take() {
+                return Ok(event);
+            }
+            if left().is_some_and(|left| left.is_zero()) {
+                return Err(ChannelError::NothingYet);
+            }
+            if !there {
+                let waited = self.descriptor.wait(left());
+                if let Some(event) = self.take() {
+                    return Ok(event);
+                }
+                if waited == Err(Errno::INTR) && !fork::interruptions_restart() {
+                    return Err(ChannelError::Interrupted);
+                }
+            }
+        }
+    }
+
+    /// The oldest event, at the beginning of a call that takes one: one that is there already says that the program waits
+    /// elsewhere.
+    pub fn take_first(&self) -> Option<u64> {
+        let event = self.pop();
+        self.waits_elsewhere.store(event.is_some(), Ordering::Relaxed);
+        event
+    }
+
+    /// The oldest event.
+    pub fn take(&self) -> Option<u64> {
+        self.pop()
+    }
+
+    /// Serves the sockets until there is an event, for a few milliseconds at most (and no longer than `limit`). Returns whether there is
+    /// one, for [`Self::take`]. If not, the caller sleeps until the descriptor is readable, in whatever way it likes, and takes
+    /// what is there: the background thread serves the sockets meanwhile.
+    ///
+    /// The descriptor may not be readable although there is an event, until the caller has taken it: one that does not come to that
+    /// calls [`Self::abandon`].
+    pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
         if fork::nonblocking(self.fd()) {
             self.engine.poll_once();
-            return self.pop().ok_or(ChannelError::WouldBlock);
+            return if self.is_empty() { Err(ChannelError::WouldBlock) } else { Ok(true) };
         }
         // What this thread polled in earnest it polls no more.
         self.engine.unpark();
-        if let Some(event) = self.spin() {
-            return Ok(event);
+        if self.spin() {
+            return Ok(true);
         }
-        let until = limit.map(|limit| sys::now() + limit);
-        let over = || until.is_some_and(|until| until <= sys::now());
-        loop {
-            let waited = match self.engine.lead() {
-                Some(leader) => {
-                    let _blocked = Blocked::on(self);
-                    let mut result = Ok(());
-                    // Looks before sleeping: an event pushed before `leading` was set woke nobody. Keeps the lead until there
-                    // is an event: giving it up and taking it again wakes the background thread each time.
-                    while result.is_ok() && self.is_empty() && !over() {
-                        result = leader.wait(limit);
-                    }
-                    result
-                }
-                None => self.descriptor.wait(limit),
-            };
-            if let Some(event) = self.pop() {
-                return Ok(event);
+        let Some(leader) = self.engine.lead() else { return Ok(!self.is_empty()) };
+        let until = sys::now() + limit.map_or(LEAD, |limit| limit.min(LEAD));
+        let blocked = Blocked::on(self, leader.lead());
+        // Looks before sleeping: an event pushed before `leading` was set woke nobody. Keeps the lead until there is an event: giving
+        // it up and taking it again wakes the background thread each time.
+        while self.is_empty() {
+            let left = until.saturating_duration_since(sys::now());
+            if left.is_zero() {
+                drop(blocked);
+                leader.retire();
+                return Ok(!self.is_empty());
             }
-            if waited == Err(Errno::INTR) && !fork::interruptions_restart() {
+            if leader.wait(Some(left)) == Err(Errno::INTR)
+                && self.is_empty()
+                && !fork::interruptions_restart()
+            {
                 return Err(ChannelError::Interrupted);
             }
-            if over() {
-                return Err(ChannelError::NothingYet);
-            }
         }
+        Ok(true)
+    }
+
+    /// A thread that was about to take an event is gone, or does something else.
+    pub fn abandon(&self) {
+        let mut queue = self.queue.lock();
+        if !queue.events.is_empty() {
+            self.raise(&mut queue);
+            drop(queue);
+            self.wake_leader();
+        }
+    }
+
+    /// Whether a signal's handler that has run interrupts a call that waits, as it would a blocking `read`.
+    pub fn interruptible() -> bool {
+        !fork::interruptions_restart()
     }
 
     /// The program armed something that reports here, and is going to wait. If it waits on the descriptor, the background
@@ -175,27 +229,27 @@ impl Channel {
     }
 
     /// Looks for a short while before going to sleep, as long as that has paid off lately: falling asleep and being woken costs
-    /// more than most replies take.
-    fn spin(&self) -> Option<u64> {
+    /// more than most replies take. Says whether there is an event.
+    fn spin(&self) -> bool {
         let luck = self.luck.load(Ordering::Relaxed);
         if luck < 0 {
             // Out of luck: try again now and then.
             self.luck.store(luck + 1, Ordering::Relaxed);
-            return None;
+            return false;
         }
         let start = sys::now();
         loop {
             self.engine.note_earnest(false);
-            BLOCKED_ON.with(|on| on.set(std::ptr::from_ref(self).addr()));
+            BLOCKED_ON.with(|on| on.set((std::ptr::from_ref(self).addr(), NO_LEAD)));
             self.engine.poll_once();
-            BLOCKED_ON.with(|on| on.set(0));
-            if let Some(event) = self.pop() {
+            BLOCKED_ON.with(|on| on.set((0, NO_LEAD)));
+            if !self.is_empty() {
                 self.luck.store((luck + 1).min(MOST_LUCK), Ordering::Relaxed);
-                return Some(event);
+                return true;
             }
             if sys::now().saturating_duration_since(start) > SPIN {
                 self.luck.store(if luck > 0 { luck - 1 } else { -WITHOUT_SPIN }, Ordering::Relaxed);
-                return None;
+                return false;
             }
             spin_loop();
         }
@@ -229,16 +283,16 @@ impl Channel {
 struct Blocked<'a>(&'a Channel);
 
 impl<'a> Blocked<'a> {
-    fn on(channel: &'a Channel) -> Self {
+    fn on(channel: &'a Channel, lead: u64) -> Self {
         channel.leading.store(true, Ordering::SeqCst);
-        BLOCKED_ON.with(|on| on.set(std::ptr::from_ref(channel).addr()));
+        BLOCKED_ON.with(|on| on.set((std::ptr::from_ref(channel).addr(), lead)));
         Self(channel)
     }
 }
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        BLOCKED_ON.with(|on| on.set(0));
+        BLOCKED_ON.with(|on| on.set((0, NO_LEAD)));
         self.0.leading.store(false, Ordering::SeqCst);
     }
 }

@@ -86,8 +86,10 @@ pub struct Engine {
     earnest: AtomicU64,
     /// Until when the background thread sleeps at most, in nanoseconds since `start`.
     background_until: AtomicU64,
-    /// A thread blocks on a channel and waits here rather than on the channel's own descriptor.
-    leader: AtomicBool,
+    /// The lead of a thread that blocks on a channel and waits here rather than on the channel's own descriptor; 0: there is none.
+    leader: AtomicU64,
+    /// Leads so far.
+    leads: AtomicU64,
     parked: Mutex<Parked>,
     /// The background thread sleeps on the watchdog.
     standing_back: AtomicBool,
@@ -141,8 +143,16 @@ struct Looked {
 const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(100)];
 /// Its sleeps beside threads that lead now and then.
 const NAP_ASIDE: Duration = Duration::from_micros(200);
+/// How long a thread sleeps on the sockets at most; then they are the background thread's, and the thread sleeps on its channel's
+/// descriptor. So it sleeps for long only in a call that it may leave in any way (`pthread_cancel`, `longjmp` out of a signal's
+/// handler): it has nothing there that others need.
+pub(crate) const LEAD: Duration = Duration::from_millis(5);
 /// Leads that follow each other within this time do not wake the background thread.
 const LEADS_APART: Duration = Duration::from_millis(5);
+/// Who leads for longer than this is gone: no thread leads for more than [`LEAD`] and what it serves then.
+const LOST: Duration = Duration::from_millis(50);
+/// In place of a lead.
+const NOBODY: u64 = 0;
 const FOREVER: u64 = u64::MAX;
 /// In place of the time until which the background thread sleeps: the leader sees to the timers.
 const ASIDE: u64 = u64::MAX - 1;
@@ -161,7 +171,8 @@ impl Engine {
             start: sys::now(),
             earnest: AtomicU64::new(0),
             background_until: AtomicU64::new(0),
-            leader: AtomicBool::new(false),
+            leader: AtomicU64::new(NOBODY),
+            leads: AtomicU64::new(NOBODY),
             parked: Mutex::default(),
             standing_back: AtomicBool::new(false),
             watchdog: Watchdog::new()?,
@@ -332,7 +343,7 @@ impl Engine {
         self.wake();
         // Another leader goes on, and would not be woken for its channel if nobody knew of it.
         if LEADS.with(Cell::get) {
-            self.leader.store(false, Ordering::SeqCst);
+            self.leader.store(NOBODY, Ordering::SeqCst);
         }
         self.watchdog.ring();
         if let Some(thread) = self.background.get() {
@@ -385,7 +396,7 @@ impl Engine {
 
     /// The background thread sleeps as long as threads poll in earnest or lead one after the other. `nap`: and no longer than this.
     fn stand_back(&self, nap: Option<Duration>) {
-        if self.leader.load(Ordering::SeqCst) {
+        if self.is_led() {
             self.leave_timers_to_leader();
         }
         // Who polls for longer may take descriptors from the system: the watchdog sees to it that they come back.
@@ -481,21 +492,30 @@ impl Engine {
         self.wake.silence();
     }
 
-    /// Becomes the one thread that sleeps here for a channel. `None`: another one does.
+    /// Becomes the one thread that sleeps here for a channel, for [`LEAD`] at most. `None`: another one does.
     pub(crate) fn lead(&self) -> Option<Leader<'_>> {
-        if self.leader.swap(true, Ordering::SeqCst) {
-            return None;
-        }
+        let lead = self.leads.fetch_add(1, Ordering::Relaxed) + 1;
+        self.leader.compare_exchange(NOBODY, lead, Ordering::SeqCst, Ordering::SeqCst).ok()?;
         self.note_earnest(true);
         LEADS.with(|leads| leads.set(true));
-        Some(Leader { engine: self })
+        Some(Leader { engine: self, lead })
+    }
+
+    fn is_led(&self) -> bool {
+        self.leader.load(Ordering::SeqCst) != NOBODY
+    }
+
+    /// Whether this lead has not ended.
+    pub(crate) fn leads(&self, lead: u64) -> bool {
+        self.leader.load(Ordering::SeqCst) == lead
     }
 
     /// The background thread keeps off while another one leads: a wake-up for each packet would cost more than it helps, the two would
     /// be in each other's way at the locks, and of two that wait for the same sockets the one that came last is woken. Says
     /// whether somebody leads.
     fn stand_aside(&self) -> bool {
-        if !self.leader.load(Ordering::SeqCst) {
+        let lead = self.leader.load(Ordering::SeqCst);
+        if lead == NOBODY {
             return false;
         }
         self.leave_timers_to_leader();
@@ -504,20 +524,57 @@ impl Engine {
             return true;
         }
         self.aside.store(true, Ordering::SeqCst);
-        if self.leader.load(Ordering::SeqCst) {
-            sys::park();
+        let since = sys::now();
+        while self.leads(lead) {
+            let left = LOST.saturating_sub(sys::now().saturating_duration_since(since));
+            if left.is_zero() {
+                self.replace_leader(lead);
+                break;
+            }
+            sys::park_timeout(left);
+            guarded(|| self.exit_if_asked());
         }
         self.aside.store(false, Ordering::SeqCst);
         true
+    }
+
+    /// A thread has left its lead without a word: it jumped out of a signal's handler. What the system has told it is lost, so
+    /// it is asked again about every descriptor. Harmless if the thread was only held up.
+    fn replace_leader(&self, lead: u64) {
+        if self.leader.compare_exchange(lead, NOBODY, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        tracing::debug!("a thread that waited for connections has left; serving them here");
+        let sources = self.sources.read();
+        for (fd, token) in sources.iter().filter_map(|(_, slot)| Some((slot.fd?, slot.token))) {
+            // Fails only when the descriptor is closed already, or parked: then it is looked at anyway.
+            let _ = self.epoll.rearm(fd, token.0);
+        }
     }
 }
 
 /// The right to sleep on the sockets in place of the background thread.
 pub(crate) struct Leader<'a> {
     engine: &'a Engine,
+    lead: u64,
 }
 
 impl Leader<'_> {
+    /// Its number.
+    pub(crate) fn lead(&self) -> u64 {
+        self.lead
+    }
+
+    /// Nothing has come for a while: the sockets are the background thread's, at once.
+    pub(crate) fn retire(self) {
+        let engine = self.engine;
+        drop(self);
+        engine.hand_over();
+        if let Some(thread) = engine.background.get() {
+            thread.unpark();
+        }
+    }
+
     /// Sleeps until something was ready, and serves it; no longer than `limit`.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
         if self.engine.wait_once(limit, false)?.woken {
@@ -534,7 +591,8 @@ impl Drop for Leader<'_> {
         // What has come is the program's to handle, in peace; the background thread waits a little.
         engine.note_earnest(false);
         LEADS.with(|leads| leads.set(false));
-        engine.leader.store(false, Ordering::SeqCst);
+        // Unless it was given up for lost.
+        let _ = engine.leader.compare_exchange(self.lead, NOBODY, Ordering::SeqCst, Ordering::SeqCst);
         if engine.aside.load(Ordering::SeqCst)
             && let Some(thread) = engine.background.get()
         {
@@ -591,7 +649,7 @@ fn background(engine: &Weak<Engine>) {
             Ok(false) => {}
             Ok(true) => {
                 engine.drain_wake();
-                if engine.leader.load(Ordering::SeqCst) {
+                if engine.is_led() {
                     // It may have been meant for the thread that is about to sleep here for a channel.
                     engine.wake();
                 }

@@ -12,7 +12,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use crate::engine::Readiness;
 use crate::fork;
 
-pub(crate) use std::thread::{Thread, park, park_timeout, sleep};
+pub(crate) use std::thread::{Thread, park_timeout, sleep};
 
 /// The time.
 #[inline]

@@ -26,6 +26,8 @@ scenarios! {
         blocked_threads_are_woken
         what_comes_at_once_wakes_all_that_block
         what_comes_after_a_leader_is_served
+        what_comes_after_a_leader_that_left_without_a_word_is_served
+        an_event_that_is_left_is_taken_by_another
         events_of_other_threads_wake_those_that_block
         what_goes_with_its_object_takes_nothing_along
         a_timer_set_at_any_moment_runs_out_in_time

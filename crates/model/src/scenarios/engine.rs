@@ -110,6 +110,67 @@ pub fn what_comes_after_a_leader_is_served() {
     probe.read.wait(3);
 }
 
+/// A connection whose news are forgotten while a thread that was told of them leaves.
+struct Forgotten {
+    probe: Arc<Probe>,
+    leaves: Mutex<bool>,
+}
+
+impl Source for Forgotten {
+    fn ready(&self, _: Readiness) {
+        if !*self.leaves.lock() {
+            self.probe.look();
+        }
+    }
+
+    fn timeout(&self) {}
+}
+
+/// A thread jumps out of the call in which it sleeps on the sockets, and is never seen again: what it was told of, and what comes later,
+/// is served all the same.
+pub fn what_comes_after_a_leader_that_left_without_a_word_is_served() {
+    let engine = Engine::start().unwrap();
+    let (later, _) = Probe::new(&engine, None);
+    let (probe, token) = Probe::new(&engine, None);
+    let told = Arc::new(Forgotten { probe: probe.clone(), leaves: Mutex::new(false) });
+    engine.replace(token, told.clone());
+    let jumps = {
+        let (engine, told) = (engine.clone(), told.clone());
+        start(move || {
+            let Some(leader) = engine.lead() else { return };
+            *told.leaves.lock() = true;
+            let _ = leader.wait(Some(Duration::from_millis(1)));
+            std::mem::forget(leader);
+            *told.leaves.lock() = false;
+        })
+    };
+    at_any_moment();
+    probe.socket.arrive();
+    jumps.join();
+    later.socket.arrive();
+    later.read.wait(1);
+    probe.read.wait(1);
+}
+
+/// An event that a thread was about to take, when it was cancelled, is another's.
+pub fn an_event_that_is_left_is_taken_by_another() {
+    let engine = Engine::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (probe, _) = Probe::new(&engine, Some(channel.clone()));
+    let cancelled = {
+        let channel = channel.clone();
+        start(move || {
+            let _ = channel.attend(None);
+            channel.abandon();
+        })
+    };
+    at_any_moment();
+    probe.socket.arrive();
+    sys::wait_readable(channel.fd());
+    get(&channel);
+    cancelled.join();
+}
+
 /// The same where two threads wait on one channel, and the events come from other threads of the program.
 pub fn events_of_other_threads_wake_those_that_block() {
     let engine = Engine::start().unwrap();
