@@ -3,7 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, SocketFlags, SocketType, ipproto,
@@ -97,9 +99,8 @@ pub fn connect_progress(fd: &OwnedFd) -> Result<bool, Errno> {
 
 /// A connection from a listener, ready for set-up. `AGAIN`: none is waiting.
 pub fn accept(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
-    let fd = net::accept_with(fd, FLAGS)?;
-    set_tcp_nodelay(&fd, true)?;
-    Ok(fd)
+    // It has the listener's options; Nagle's delay is off there.
+    net::accept_with(fd, FLAGS)
 }
 
 /// Sends a whole frame. Set-up frames are far smaller than any socket buffer, so a frame that does not fit finds a
@@ -150,9 +151,30 @@ pub fn peer_address(fd: impl AsFd) -> Result<SocketAddr, Errno> {
 /// The address from which this host would talk to `peer`; `bound` is the address that the program has bound, if any. Sends
 /// nothing.
 pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
+    /// The last answer, for programs that make thousands of connections to one peer: the system is asked ten times a second.
+    static LAST: Mutex<Option<(Instant, Route)>> = Mutex::new(None);
+    type Route = (Option<IpAddr>, SocketAddr, IpAddr);
+    const FRESH: Duration = Duration::from_millis(100);
+    let to = SocketAddr::new(peer.ip(), 0);
+    let scoped = matches!(peer, SocketAddr::V6(v6) if v6.scope_id() != 0);
+    let bound = bound.filter(IpAddr::is_loopback);
+    if let Some((at, (from, address, source))) = *LAST.lock()
+        && (from, address) == (bound, to)
+        && !scoped
+        && at.elapsed() < FRESH
+    {
+        return Ok(source);
+    }
+    let source = ask_for_source(bound, peer)?;
+    *LAST.lock() = Some((Instant::now(), (bound, to, source))).filter(|_| !scoped);
+    Ok(source)
+}
+
+/// See [`source_for`]; `bound` is a loopback address.
+fn ask_for_source(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
     let fd = net::socket_with(family(peer), SocketType::DGRAM, FLAGS, None)?;
     // A loopback address has no way to another host, and says so here.
-    if let Some(bound) = bound.filter(IpAddr::is_loopback) {
+    if let Some(bound) = bound {
         net::bind(&fd, &SocketAddr::new(bound, 0))?;
     }
     // Port 0 has no route on some systems; any other will do.

@@ -353,7 +353,7 @@ impl Qp {
                 return Err(VerbsError::NoResources("descriptors"));
             }
         };
-        let silence = Silence::watch(fd.as_fd());
+        let silence = Silence::watch();
         let mute = if params.wait_first_fpdu && params.rtr == Rtr::None { Mute::Look } else { Mute::No };
         linger::stream_begins();
         let hold_until =

@@ -21,18 +21,18 @@ const ASK: u32 = 3;
 /// Watches for the answers of one peer.
 #[derive(Debug)]
 pub(crate) struct Silence {
-    /// Something was sent: when to look.
+    /// Something was sent, or the stream is new: when to look.
     look_at: Option<Instant>,
+    /// The system asks a quiet peer by itself. Not from the beginning: that takes four calls, and many a stream is over before the
+    /// first look.
+    asks: bool,
     /// Nothing is answered, since.
     since: Option<Instant>,
 }
 
 impl Silence {
-    pub(crate) fn watch(fd: BorrowedFd<'_>) -> Self {
-        if let Err(e) = tcp::ask_when_quiet(fd, QUIET, ASK_EVERY, ASK) {
-            tracing::debug!("no questions to a quiet peer: {e}");
-        }
-        Self { look_at: None, since: None }
+    pub(crate) fn watch() -> Self {
+        Self { look_at: Some(Instant::now() + LOOK_EVERY), asks: false, since: None }
     }
 
     /// Bytes went out. Says whether [`Self::deadline`] is new.
@@ -54,6 +54,12 @@ impl Silence {
     pub(crate) fn is_over(&mut self, fd: BorrowedFd<'_>, now: Instant) -> bool {
         if self.look_at.is_none_or(|at| at > now) {
             return false;
+        }
+        if !self.asks {
+            self.asks = true;
+            if let Err(e) = tcp::ask_when_quiet(fd, QUIET, ASK_EVERY, ASK) {
+                tracing::debug!("cannot enable TCP keepalive: {e}");
+            }
         }
         let Some(answers) = tcp::answers(fd).filter(|answers| !answers.all) else {
             (self.look_at, self.since) = (None, None);

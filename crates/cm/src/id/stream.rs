@@ -75,7 +75,9 @@ impl Id {
             Connected::Accepted(fd, mut negotiated) => {
                 let Some(qp) = qp else { return };
                 let param = inner.conn_param;
-                inner.local = socket::local_address(&fd).ok().or(inner.local);
+                if inner.local.is_none_or(|local| local.port() == 0 || local.ip().is_unspecified()) {
+                    inner.local = socket::local_address(&fd).ok().or(inner.local);
+                }
                 let private_data = cut(std::mem::take(&mut negotiated.private_data));
                 inner.outcome = (agreed(&negotiated, self.unknown_depths()), private_data);
                 inner.peer_param = inner.outcome.0;
