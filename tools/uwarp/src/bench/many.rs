@@ -195,7 +195,7 @@ fn open(place: Place, count: u32, at_once: u32, extent: Extent, progress: &Progr
         uwarp.push(pair.open_and_close(Over::Uwarp, count, at_once)?);
         progress.inc(1);
     }
-    Outcome::of(&raw, &uwarp, &[], baseline).ok_or_else(|| Failure::new("no round was measured"))
+    Outcome::of(&raw, &uwarp, &[], baseline, 0).ok_or_else(|| Failure::new("no round was measured"))
 }
 
 /// What one connection more costs, at each end.

@@ -70,10 +70,18 @@ pub struct Sides {
     #[serde(skip_serializing_if = "Option::is_none")]
     copy_crc: Option<f64>,
     baseline: Sweep,
+    /// Rounds that were dropped, because raw TCP was far below its best in them.
+    slow_rounds: u32,
 }
 
 impl Outcome {
-    pub fn of(raw: &[Figure], uwarp: &[Figure], copy_crc: &[Figure], baseline: Sweep) -> Option<Outcome> {
+    pub fn of(
+        raw: &[Figure],
+        uwarp: &[Figure],
+        copy_crc: &[Figure],
+        baseline: Sweep,
+        slow_rounds: u32,
+    ) -> Option<Outcome> {
         let copies: Vec<_> = copy_crc.iter().map(|figure| figure.value).collect();
         Some(Outcome::Sides(Sides {
             raw: Side::new(raw)?,
@@ -82,6 +90,7 @@ impl Outcome {
             p99_ratio: Ratio::of_tails(uwarp, raw),
             copy_crc: stats::median(&copies),
             baseline,
+            slow_rounds,
         }))
     }
 }
