@@ -91,6 +91,7 @@ static void regions(void)
 	struct pair p;
 	struct ibv_mr *mr, *other;
 	struct ibv_pd *pd;
+	uint32_t lkey, rkey;
 
 	pair_open(&p);
 	pd = p.c.pd;
@@ -118,8 +119,11 @@ static void regions(void)
 	      "another result, %m");
 	check(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT,
 	      "rereg_mr to nothing", "another result, %m");
+	lkey = mr->lkey;
+	rkey = mr->rkey;
 	check_errno(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE), 0,
 		    "rereg_mr to fewer rights");
+	check(mr->lkey == lkey && mr->rkey == rkey, "which keeps the keys", "%x, was %x", mr->rkey, rkey);
 	check_errno(ibv_dereg_mr(mr), 0, "dereg_mr");
 	check_errno(ibv_dereg_mr(other), 0, "dereg_mr of the other");
 	pair_close(&p);

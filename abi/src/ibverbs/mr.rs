@@ -181,7 +181,7 @@ entry! {
         Err(Failure::unsupported("dma-buf regions"))
     }
 
-    /// ibv_rereg_mr(3). Keys change with every re-registration: that is what makes old ones useless.
+    /// ibv_rereg_mr(3). Keys change with domain and range: that is what makes old ones useless. They stay when only rights change.
     verb fn ibv_rereg_mr(
         mr: *mut ibv_mr,
         flags: c_int,

@@ -155,30 +155,27 @@ impl Mr {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Self>, VerbsError> {
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-            && !access.contains(Access::LOCAL_WRITE)
-        {
-            return Err(VerbsError::Invalid("remote write or atomic rights need local write"));
-        }
+        check_rights(access)?;
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         // The whole address space is written as 0 and 2^64-1.
         if addr.checked_add(len).is_none() || iova.checked_add(len).is_none() {
             return Err(VerbsError::Invalid("the range wraps around the address space"));
         }
-        let make = |stag| {
-            Arc::new(Self {
-                stag,
-                pd: pd.clone(),
-                addr,
-                iova,
-                len,
-                access,
-                valid: AtomicBool::new(true),
-                users: AtomicU32::new(0),
-            })
-        };
         guard::arm();
-        TABLE.insert(make)
+        TABLE.insert(|stag| Self::new(stag, pd, (addr, len, iova), access))
+    }
+
+    fn new(stag: u32, pd: &Arc<Pd>, (addr, len, iova): (u64, u64, u64), access: Access) -> Arc<Self> {
+        Arc::new(Self {
+            stag,
+            pd: pd.clone(),
+            addr,
+            iova,
+            len,
+            access,
+            valid: AtomicBool::new(true),
+            users: AtomicU32::new(0),
+        })
     }
 
     /// Its STag: local key and remote key.
@@ -205,7 +202,11 @@ impl Mr {
     /// lasts longer than one system call). Doing it twice does nothing.
     pub fn deregister(&self) {
         self.invalidate();
-        // Also when a peer's Send with Invalidate was first: that one waits for nobody.
+        self.wait_for_users();
+    }
+
+    /// Also when a peer's Send with Invalidate was first: that one waits for nobody.
+    fn wait_for_users(&self) {
         while self.users.load(Ordering::SeqCst) != 0 {
             yield_now();
         }
@@ -221,13 +222,23 @@ impl Mr {
         was_valid
     }
 
-    /// Changes domain, range or rights. The old key dies; the new region has a new one.
+    /// Changes domain, range or rights. The old key dies; the new region has a new one, unless only the rights are different: providers
+    /// of adapters and rxe keep the keys then, and programs have told them to their peers (`mlx5_ib_rereg_user_mr`, `rxe_rereg_user_mr`).
     pub fn reregister(
         &self,
         pd: Option<&Arc<Pd>>,
         range: Option<(u64, u64, u64)>,
         access: Option<Access>,
     ) -> Result<Arc<Self>, VerbsError> {
+        if let (None, None, Some(access)) = (pd, range, access) {
+            check_rights(access)?;
+            let new = Self::new(self.stag, &self.pd, (self.addr, self.len, self.iova), access);
+            if TABLE.replace(self, &new) {
+                self.valid.store(false, Ordering::SeqCst);
+                self.wait_for_users();
+                return Ok(new);
+            }
+        }
         let (addr, len, iova) = range.unwrap_or((self.addr, self.len, self.iova));
         let new = Self::register(pd.unwrap_or(&self.pd), addr, len, iova, access.unwrap_or(self.access))?;
         self.deregister();
@@ -255,6 +266,14 @@ impl Mr {
         std::mem::forget(ShortUse::begin(self)?);
         Some(MrUse(self.clone()))
     }
+}
+
+fn check_rights(access: Access) -> Result<(), VerbsError> {
+    let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    if writes && !access.contains(Access::LOCAL_WRITE) {
+        return Err(VerbsError::Invalid("remote write or atomic rights need local write"));
+    }
+    Ok(())
 }
 
 /// Finds regions by STag. Keeps the last one found: most streams use one or two.
@@ -346,6 +365,14 @@ impl Table {
         self.map.read().get(&stag).cloned()
     }
 
+    /// Another region gets the key of `old`; not if that was taken back.
+    fn replace(&self, old: &Mr, new: &Arc<Mr>) -> bool {
+        let mut map = self.map.write();
+        let place = map.get_mut(&old.stag).filter(|mr| std::ptr::eq(Arc::as_ptr(mr), old));
+        let place = place.filter(|_| old.valid.load(Ordering::SeqCst));
+        place.map(|place| *place = new.clone()).is_some()
+    }
+
     fn remove(&self, stag: u32) {
         self.map.write().remove(&stag);
     }
@@ -431,6 +458,31 @@ mod tests {
     fn remote_write_needs_local_write() {
         let pd = Pd::new();
         assert!(matches!(Mr::register(&pd, 0, 1, 0, Access::REMOTE_WRITE), Err(VerbsError::Invalid(_))));
+    }
+
+    /// The keys of a region changed with its rights, which its program had told its peers.
+    #[test]
+    fn a_change_of_rights_keeps_the_keys() {
+        let pd = Pd::new();
+        let mr = Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap();
+        let mut cache = MrCache::default();
+        let mut may =
+            |need| cache.enter(Part { stag: mr.stag(), to: 0x1000, len: 1 }, pd.id(), need).map(drop);
+        assert_eq!(may(Access::REMOTE_WRITE), Ok(()));
+        assert!(mr.reregister(None, None, Some(Access::REMOTE_WRITE)).is_err());
+        assert_eq!(may(Access::REMOTE_WRITE), Ok(()));
+        let fewer = mr.reregister(None, None, Some(Access::REMOTE_READ)).unwrap();
+        assert_eq!(fewer.stag(), mr.stag());
+        assert_eq!(may(Access::REMOTE_WRITE), Err(AccessError::Rights));
+        assert_eq!(may(Access::REMOTE_READ), Ok(()));
+        mr.deregister();
+        assert_eq!(may(Access::REMOTE_READ), Ok(()), "the old one has nothing to take back");
+        // A key that a peer has taken back does not come back to life.
+        fewer.invalidate();
+        let again = fewer.reregister(None, None, Some(all())).unwrap();
+        assert_ne!(again.stag(), fewer.stag());
+        again.deregister();
+        assert_eq!(may(Access::REMOTE_READ), Err(AccessError::InvalidStag));
     }
 
     #[test]
