@@ -37,9 +37,9 @@ fn the_view_decides_what_the_device_passes_for() {
     assert_eq!(
         seen,
         [
-            "node 4 transport 1 link layer 2 gid type 0\n",
-            "node 1 transport 0 link layer 2 gid type 2\n",
-            "node 1 transport 0 link layer 1 gid type 0\n",
+            "node 4 transport 1 link layer 2 gid type 0 first state 1\n",
+            "node 1 transport 0 link layer 2 gid type 2 first state 0\n",
+            "node 1 transport 0 link layer 1 gid type 0 first state 0\n",
         ]
     );
 }

@@ -507,6 +507,8 @@ static void by_number(void)
 	attr.qp_state = IBV_QPS_RTR;
 	MUST(rdma_init_qp_attr(p.c.id, &attr, &mask) == 0);
 	check_errno(ibv_modify_qp(qp, &attr, mask), 0, "RTR takes the connection");
+	usleep(QUIET_MS * 1000);
+	check(state_of(qp) == IBV_QPS_RTR, "and is RTR until the program asks for more", "%s", state_name(state_of(qp)));
 	attr.qp_state = IBV_QPS_RTS;
 	MUST(rdma_init_qp_attr(p.c.id, &attr, &mask) == 0);
 	/* Told for InfiniBand's view; over iWARP the connection brings it. */

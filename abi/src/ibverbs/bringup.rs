@@ -37,10 +37,10 @@ pub fn by_number(qpn: u32) -> Option<Arc<Qp>> {
     NUMBERS.lock().as_ref()?.get(&qpn)?.upgrade()
 }
 
-/// The state that the program is to be told: what it has asked for, while the stream is to come.
+/// The state that the program is to be told: what it has asked for, while the stream is to come, and RTR until it asks for RTS.
 pub fn told(actual: QpState, believed: ibv_qp_state) -> QpState {
     match (actual, believed) {
-        (Init, IBV_QPS_RTR) => Rtr,
+        (Init | Rts, IBV_QPS_RTR) => Rtr,
         (Init, IBV_QPS_RTS) => Rts,
         _ => actual,
     }
@@ -102,6 +102,11 @@ mod tests {
         attr.qp_state = IBV_QPS_ERR;
         assert_eq!(from(Rts, IBV_QPS_RTR, &attr, IBV_QP_STATE), Rts);
         assert_eq!(told(Rts, IBV_QPS_INIT), Rts);
+        // A queue pair moved only to RTR reported RTS once it was connected by number.
+        assert_eq!(
+            (told(Init, IBV_QPS_RTR), told(Rts, IBV_QPS_RTR), told(Rts, IBV_QPS_RTS)),
+            (Rtr, Rtr, Rts)
+        );
         assert_eq!(told(QpState::Err, IBV_QPS_RTS), QpState::Err);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::{Nic, Qp, Srq};
-use uwarp_rnic::qp::{QpCaps, QpInit};
+use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState};
 use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError};
 
 use super::cq::CCq;
@@ -15,7 +15,7 @@ use super::event::{AsyncEvents, cookie};
 use super::mr::CPd;
 use super::srq::CSrq;
 use super::wr_api::{self, Batch};
-use super::{bringup, modify};
+use super::{bringup, modify, view};
 use crate::entry::{Code, Failure};
 use crate::object::{self, Object, Use, Visible, look, zeroed};
 use crate::{entry, slot};
@@ -109,6 +109,11 @@ fn check_caps(nic: &Nic, cap: &ibv_qp_cap, shared: bool) -> Result<(), Failure> 
     if fits { Ok(()) } else { Err(Failure::invalid("a capability is more than the device allows")) }
 }
 
+/// To where a queue pair of this view begins.
+fn first_state() -> QpModify {
+    QpModify { state: Some(view::shown().first_state), ..QpModify::default() }
+}
+
 /// Makes a queue pair; returns it with the capabilities it really has.
 ///
 /// # Safety
@@ -157,6 +162,7 @@ unsafe fn create(wanted: &Wanted) -> Result<(*mut ibv_qp, ibv_qp_cap), Failure> 
             async_sink: async_events.clone(),
         };
         let qp = Qp::create(&context.nic, init)?;
+        qp.modify(&first_state())?;
         cap = cap_of(&qp.query().caps);
         context.qps.lock().insert(qp.qpn(), Arc::downgrade(&qp));
         bringup::enter(&qp);
@@ -226,6 +232,9 @@ entry! {
         let to = change.state;
         bringup::prepare(&pair.qp, actual, from, &mut change)?;
         pair.qp.modify(&change)?;
+        if to == Some(QpState::Reset) {
+            pair.qp.modify(&first_state())?;
+        }
         pair.remember(attr, mask);
         if let Some(state) = to {
             (*qp).state = state as ibv_qp_state;

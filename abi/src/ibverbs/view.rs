@@ -6,6 +6,7 @@ use uwarp_abi_types::verbs::{
     IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_gid_type, ibv_node_type, ibv_transport_type,
 };
 use uwarp_driver::config::{Config, View};
+use uwarp_rnic::qp::QpState;
 
 /// What programs are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +22,9 @@ pub struct Shown {
     /// Whether `ibv_modify_qp` insists on InfiniBand's attributes in each transition. An iWARP program sets state and
     /// rights; the connection brings the rest.
     pub ib_transitions: bool,
+    /// The state of a queue pair that was made, or reset, just now. iWARP's has no RESET: siw's is IDLE and shown as INIT
+    /// (`siw_qp_state_to_ib_qp_state`), and takes receives.
+    pub first_state: QpState,
 }
 
 /// The view this process runs in.
@@ -36,6 +40,7 @@ fn of(view: View) -> Shown {
             link_layer: IBV_LINK_LAYER_ETHERNET as u8,
             gid_type: IBV_GID_TYPE_IB,
             ib_transitions: false,
+            first_state: QpState::Init,
         },
         View::Roce => Shown {
             node_type: IBV_NODE_CA,
@@ -43,6 +48,7 @@ fn of(view: View) -> Shown {
             link_layer: IBV_LINK_LAYER_ETHERNET as u8,
             gid_type: IBV_GID_TYPE_ROCE_V2,
             ib_transitions: true,
+            first_state: QpState::Reset,
         },
         View::Ib => Shown {
             node_type: IBV_NODE_CA,
@@ -50,6 +56,7 @@ fn of(view: View) -> Shown {
             link_layer: IBV_LINK_LAYER_INFINIBAND as u8,
             gid_type: IBV_GID_TYPE_IB,
             ib_transitions: true,
+            first_state: QpState::Reset,
         },
     }
 }
