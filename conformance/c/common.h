@@ -416,7 +416,8 @@ static inline bool in_err(struct ibv_qp *qp)
 	return false;
 }
 
-/* Both ends learn that the connection is over, and no longer work. */
+/* Both ends learn that the connection is over, and no longer work once the programs have answered that. (The queue pair of an end that
+ * did nothing wrong stays in RTS until then.) */
 static inline void check_terminated(struct pair *p, const char *what)
 {
 	char name[128];
@@ -428,6 +429,7 @@ static inline void check_terminated(struct pair *p, const char *what)
 	snprintf(name, sizeof name, "%s: server sees DISCONNECTED", what);
 	event = take_event(p->s.ch);
 	check(event.event == RDMA_CM_EVENT_DISCONNECTED, name, "%s", rdma_event_str(event.event));
+	MUST(rdma_disconnect(p->c.id) == 0 && rdma_disconnect(p->s.id) == 0);
 	snprintf(name, sizeof name, "%s: both queue pairs are in ERR", what);
 	check(in_err(p->c.qp) && in_err(p->s.qp), name, "%s and %s", state_name(state_of(p->c.qp)),
 	      state_name(state_of(p->s.qp)));

@@ -227,14 +227,14 @@ static void missing(struct options o, bool from_server, int late_ms, bool arrive
 		check(wc.status == IBV_WC_RNR_RETRY_EXC_ERR, name, "the sender sees %s", ibv_wc_status_str(wc.status));
 		must_event(s.p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
 		must_event(s.p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
-		do {
-			if (!readable(receiver->id->verbs->async_fd, LIMIT_MS))
-				die("no asynchronous event at the receiver");
+		/* The receiver outlives it: on InfiniBand only the sender hears of its retries. */
+		if (readable(receiver->id->verbs->async_fd, QUIET_MS)) {
 			MUST(ibv_get_async_event(receiver->id->verbs, &event) == 0);
 			ibv_ack_async_event(&event);
-		} while (event.element.qp != receiver->qp);
-		check(event.event_type == IBV_EVENT_QP_REQ_ERR, name, "the receiver hears of event %d", event.event_type);
-		check(state_of(s.p.s.qp) == IBV_QPS_ERR && state_of(s.p.c.qp) == IBV_QPS_ERR, name, "not both in error");
+			check(false, name, "the asynchronous event %s", ibv_event_type_str(event.event_type));
+		}
+		check(state_of(sender->qp) == IBV_QPS_ERR && state_of(receiver->qp) == IBV_QPS_RTS, name,
+		      "sender in %s, receiver in %s", state_name(state_of(sender->qp)), state_name(state_of(receiver->qp)));
 	}
 	scene_close(&s);
 }
@@ -242,7 +242,7 @@ static void missing(struct options o, bool from_server, int late_ms, bool arrive
 static void receives(void)
 {
 	missing((struct options){ .rnr_retry = -1 }, false, 0, false);
-	missing((struct options){ .rnr_retry = -1 }, false, 100, true);
+	missing((struct options){ .rnr_retry = -1 }, false, 20, true);
 	missing((struct options){ .rnr_retry = 2 }, false, 0, false);
 	missing((struct options){ .rnr_retry = 2 }, false, 300, true);
 	missing((struct options){ .rnr_retry = 7 }, false, 3000, true);

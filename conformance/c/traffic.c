@@ -129,8 +129,11 @@ static bool next(struct end *e, struct ibv_wc *wc)
 		poll(fds, 2, 100);
 		if (fds[0].revents && ibv_get_cq_event(e->cc, &cq, &context) == 0)
 			ibv_ack_cq_events(cq, 1);
-		if (fds[1].revents)
-			e->disconnected |= take_event(e->ch).event == RDMA_CM_EVENT_DISCONNECTED;
+		if (fds[1].revents && take_event(e->ch).event == RDMA_CM_EVENT_DISCONNECTED) {
+			/* Until then the receives stay posted. */
+			MUST(rdma_disconnect(e->id) == 0);
+			e->disconnected = true;
+		}
 		return false;
 	}
 	e->outstanding--;

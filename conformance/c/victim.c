@@ -318,8 +318,11 @@ static void take_async(void)
 static void end(struct conn *c, const char *how)
 {
 	struct conn **at = &conns;
-	const char *state = state_name(state_of(c->id->qp));
+	const char *state;
 
+	/* As programs answer DISCONNECTED. A queue pair whose peer has gone is in RTS until then. */
+	rdma_disconnect(c->id);
+	state = state_name(state_of(c->id->qp));
 	take_async();
 	drain(c->scq, c->sends, sizeof c->sends);
 	drain(c->rcq, c->recvs, sizeof c->recvs);
@@ -330,7 +333,6 @@ static void end(struct conn *c, const char *how)
 	while (*at != c)
 		at = &(*at)->next;
 	*at = c->next;
-	rdma_disconnect(c->id);
 	rdma_destroy_qp(c->id);
 	if (c->events)
 		ibv_ack_cq_events(c->rcq, c->events);

@@ -48,6 +48,8 @@ const GROUPS: [(&str, &[&str]); 9] = [
             "overflow",
             "purging",
             "throttling",
+            "leaving",
+            "starving",
         ],
     ),
     (

@@ -81,7 +81,7 @@ pub fn reset_at_every_phase(victim: &mut Victim) -> Outcome {
         require!(
             report.how == "DISCONNECTED"
                 && report.state == "ERR"
-                && report.events == "1"
+                && report.events.is_empty()
                 && report.recvs == recvs
                 && report.sends == sends
                 && inside,

@@ -162,17 +162,19 @@ struct Fate {
     changed: &'static str,
     recvs: &'static str,
     sends: &'static str,
+    /// No asynchronous event, whatever the codes.
+    quiet: bool,
 }
 
 impl Fate {
     /// Terminated; nothing was done to the victim.
     const fn terminated(codes: Codes) -> Self {
-        Self { codes: Some(codes), changed: "", recvs: FLUSHED, sends: "" }
+        Self { codes: Some(codes), changed: "", recvs: FLUSHED, sends: "", quiet: false }
     }
 
     /// Nothing is wrong: the attacker hangs up in the end.
     const fn harmless() -> Self {
-        Self { codes: None, changed: "", recvs: FLUSHED, sends: "" }
+        Self { codes: None, changed: "", recvs: FLUSHED, sends: "", quiet: false }
     }
 
     const fn changed(self, changed: &'static str) -> Self {
@@ -186,13 +188,19 @@ impl Fate {
     const fn sends(self, sends: &'static str) -> Self {
         Self { sends, ..self }
     }
+
+    const fn quiet(self) -> Self {
+        Self { quiet: true, ..self }
+    }
 }
 
-/// The asynchronous event that goes with a Terminate: 1 is fatal, 2 a bad request, 3 an access error.
+/// The asynchronous event that goes with a Terminate: 1 is fatal, 2 a bad request, 3 an access error. A stream that just ends has none: the
+/// victim's device passes for RoCE's (docs/adr/011).
 fn event_of(codes: Codes) -> &'static str {
     match codes {
         (0 | 1, 1, _) => "3",
         (0 | 1, 2, _) => "2",
+        (2, 0, 1) => "",
         _ => "1",
     }
 }
@@ -218,7 +226,7 @@ fn meet(victim: &mut Victim, mut peer: Peer, what: &str, fate: &Fate) -> Outcome
         how: "DISCONNECTED".into(),
         established: true,
         state: "ERR".into(),
-        events: fate.codes.map_or("", event_of).into(),
+        events: fate.codes.filter(|_| !fate.quiet).map_or("", event_of).into(),
         recvs: fate.recvs.into(),
         sends: fate.sends.into(),
         changed: fate.changed.into(),

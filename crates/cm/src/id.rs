@@ -56,6 +56,8 @@ struct Inner {
     by_number: Option<Weak<Qp>>,
     /// The connection that waits for it.
     parked: Option<Parked>,
+    /// The queue pair whose connection has ended. It may not have heard of that: the program still has to disconnect.
+    left: Option<Weak<Qp>>,
     /// What the peer said of itself.
     peer_param: ConnParam,
     /// What the request asked for; for an accept without parameters.
@@ -105,6 +107,7 @@ impl Id {
                 qp: None,
                 by_number: None,
                 parked: None,
+                left: None,
                 peer_param: ConnParam::NONE,
                 requested: ConnParam::NONE,
                 conn_param: ConnParam::NONE,
@@ -470,7 +473,14 @@ impl Id {
                 }
                 Ok(())
             }
-            State::Closed if inner.has_connected => Ok(()),
+            State::Closed if inner.has_connected => {
+                let left = inner.left.take();
+                drop(inner);
+                if let Some(qp) = left.and_then(|qp| qp.upgrade()) {
+                    qp.leave_gone_peer();
+                }
+                Ok(())
+            }
             State::RequestPending => Ok(()),
             _ => Err(CmError::Invalid("not connected")),
         }

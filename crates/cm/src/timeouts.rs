@@ -61,14 +61,21 @@ pub fn rnr_timer(code: u8) -> Duration {
     Duration::from_micros(TABLE[usize::from(code & 0x1F)] * 10)
 }
 
-/// The least time a message may wait for a receive, whatever the peer said. An adapter's program with `rnr_retry` 0 (fio)
-/// has its receives posted again within the microseconds that messages take on a wire; here a receiver that the
-/// scheduler passes over for some milliseconds would lose its connection, and holding a sender back costs nobody anything.
-pub const LEAST_RNR_WAIT: Duration = Duration::from_millis(500);
+/// How long a message waits for a receive where the program allows no retry. A program with `rnr_retry` 0 (fio) has its receives posted
+/// again within the microseconds that messages take on a wire; here a receiver that the scheduler passes over for some
+/// milliseconds would lose its connection.
+pub const WITHOUT_RNR_RETRY: Duration = Duration::from_millis(100);
+
+/// The least time a message waits otherwise: about as exact as a timer is beside other programs.
+pub const LEAST_RNR_WAIT: Duration = Duration::from_millis(10);
 
 /// How long a message may wait for a receive: `retries` times the timer, or for ever with 7.
 pub fn rnr_limit(retries: u8, timer_code: u8) -> Option<Duration> {
-    (retries < 7).then(|| (rnr_timer(timer_code) * u32::from(retries)).max(LEAST_RNR_WAIT))
+    match retries {
+        0 => Some(WITHOUT_RNR_RETRY),
+        1..7 => Some((rnr_timer(timer_code) * u32::from(retries)).max(LEAST_RNR_WAIT)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -90,6 +97,8 @@ mod tests {
         assert_eq!(rnr_limit(7, 12), None);
         assert_eq!(rnr_limit(6, 0), Some(Duration::from_micros(6 * 655_360)));
         assert_eq!(rnr_limit(3, 12), Some(LEAST_RNR_WAIT));
-        assert_eq!(rnr_limit(0, 0), Some(LEAST_RNR_WAIT));
+        assert_eq!(rnr_limit(0, 0), Some(WITHOUT_RNR_RETRY));
+        // Half a second at least, it was.
+        assert_eq!(rnr_limit(6, 19), Some(6 * Duration::from_micros(7680)));
     }
 }

@@ -54,6 +54,8 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(20);
 struct Inner {
     core: QpCore,
     conn: Option<Conn>,
+    /// The peer is gone and work requests wait for it: until when, and under which token.
+    retrying: Option<(Instant, Token)>,
     destroyed: bool,
     /// What is to be told once the lock is released, oldest first.
     tells: VecDeque<Tell>,
@@ -198,6 +200,7 @@ impl Qp {
         let mut inner = Inner {
             core: QpCore::new(qpn, init),
             conn: None,
+            retrying: None,
             destroyed: false,
             tells: VecDeque::new(),
             telling: false,
@@ -396,7 +399,17 @@ impl Qp {
             inner.core.tell_all();
             inner.core.ask_placed(true);
             self.pump(&mut inner);
+        } else if inner.conn.is_none() {
+            inner.core.leave_gone_peer();
         }
+        self.release(inner);
+    }
+
+    /// Ends a connection that the peer has ended, as far as the queue pair is concerned: work requests are flushed. Does nothing to
+    /// another connection, which it may have by now.
+    pub fn leave_gone_peer(&self) {
+        let mut inner = self.inner.lock();
+        inner.core.leave_gone_peer();
         self.release(inner);
     }
 
@@ -455,6 +468,10 @@ impl Qp {
         if let Some(why) = inner.core.closing()
             && let Some(conn) = inner.conn.take()
         {
+            if conn.send_deadline.is_some() {
+                // The program has disconnected already.
+                inner.core.leave_gone_peer();
+            }
             let mut rest = Vec::new();
             if let Some(out) = inner.core.out() {
                 let mut read = Ok(());
@@ -479,7 +496,7 @@ impl Qp {
     /// Has the engine call when the first deadline is over. It may call too early: deadlines move back with every wait for a
     /// receive, and timers cost more than a call for nothing.
     fn set_timer(&self, inner: &mut Inner) {
-        let Some(conn) = &mut inner.conn else { return };
+        let Some(conn) = &mut inner.conn else { return self.set_retry_timer(inner) };
         if conn.ack_deadline.is_none() && inner.core.ack_waits() {
             let at = Instant::now() + ACK_LIMIT;
             let (acks, messages) = (inner.core.acks_sent(), inner.core.messages_sent());
@@ -495,6 +512,24 @@ impl Qp {
         {
             conn.timer = Some(first);
             self.nic.engine().set_timer(conn.token, Some(first));
+        }
+    }
+
+    /// The same for what is posted to a peer that is gone.
+    fn set_retry_timer(&self, inner: &mut Inner) {
+        let engine = self.nic.engine();
+        match (inner.core.retry_limit(), inner.retrying) {
+            (None, None) | (Some(_), Some(_)) => {}
+            (None, Some((_, token))) => {
+                inner.retrying = None;
+                engine.deregister(token);
+            }
+            (Some(limit), None) => {
+                let Some(me) = self.me.upgrade() else { return };
+                let (at, token) = (Instant::now() + limit, engine.new_token(me));
+                inner.retrying = Some((at, token));
+                engine.set_timer(token, Some(at));
+            }
         }
     }
 

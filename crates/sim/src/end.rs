@@ -131,6 +131,8 @@ pub struct End {
     /// Sending failed. The peer's last messages may still be there to be read.
     broken: bool,
     closing: Option<Closing>,
+    /// Until when work requests wait for a peer that is gone.
+    retry_deadline: Option<Time>,
     /// Bytes moved since the start, both ways.
     moved: u64,
 }
@@ -188,6 +190,7 @@ impl End {
             gone_deadline: None,
             broken: false,
             closing: None,
+            retry_deadline: None,
             moved: 0,
         }
     }
@@ -272,6 +275,8 @@ impl End {
             self.core.tell_all();
             self.core.ask_placed(true);
             self.pump(now, input, output);
+        } else if !self.core.attached() {
+            self.core.leave_gone_peer();
         }
     }
 
@@ -280,7 +285,8 @@ impl End {
         let ack = self.ack_deadline.filter(|_| self.core.ack_waits());
         let closing = self.closing.as_ref().filter(|_| self.core.attached()).map(|c| c.deadline);
         let send = self.send_deadline.filter(|_| self.closing.is_none());
-        [self.rnr_deadline, self.gone_deadline, send, closing, ack].into_iter().flatten().min()
+        let retry = self.retry_deadline.filter(|_| self.core.retry_limit().is_some());
+        [self.rnr_deadline, self.gone_deadline, send, closing, ack, retry].into_iter().flatten().min()
     }
 
     /// What is due by the clock.
@@ -299,6 +305,9 @@ impl End {
         }
         if self.send_deadline.is_some_and(|at| at <= now) {
             self.core.close();
+        }
+        if self.retry_deadline.take_if(|at| *at <= now).is_some() {
+            self.core.retries_exceeded();
         }
         if self.ack_deadline.take_if(|at| *at <= now).is_some() {
             self.core.tell_placed();
@@ -482,9 +491,19 @@ impl End {
         if self.core.take_established() {
             self.established += 1;
         }
+        match self.core.retry_limit() {
+            Some(limit) => {
+                let at = now + Time::try_from(limit.as_nanos()).unwrap_or(Time::MAX);
+                self.retry_deadline.get_or_insert(at);
+            }
+            None => self.retry_deadline = None,
+        }
         if let Some(why) = self.core.closing()
             && self.closing.is_none()
         {
+            if self.send_deadline.is_some() {
+                self.core.leave_gone_peer();
+            }
             self.closing = Some(Closing { fin_sent: false, eof: false, deadline: now + LIMIT });
             (self.rnr_deadline, self.gone_deadline) = (None, None);
             self.left_over.clear();

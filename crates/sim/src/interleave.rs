@@ -99,6 +99,7 @@ impl Run {
             peer_is_uwarp: bit(2),
             placement_acks: bit(4) && bit(2),
             placement_reads: bit(4),
+            infiniband: bit(4),
             rtr: if bit(7) { Rtr::Expect } else { Rtr::None },
             wait_first_fpdu: bit(7),
             ird: 2,

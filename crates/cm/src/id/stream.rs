@@ -177,6 +177,7 @@ impl Id {
             placement_acks: acknowledges(negotiated),
             // Without enhanced set-up nobody knows how many Reads the peer takes; one too many would end the stream.
             placement_reads: Config::get().ask && placement_acks() && negotiated.peer_enhanced.is_some(),
+            infiniband: Config::get().view != View::Iwarp,
         };
         tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");
         qp.attach(fd, params, Arc::clone(self) as Arc<dyn StreamObserver>)?;
@@ -251,6 +252,7 @@ impl StreamObserver for Id {
     fn disconnected(&self, why: Disconnect) {
         tracing::debug!(id = self.key, ?why, "stream ended");
         let mut inner = self.inner.lock();
+        inner.left = inner.qp.as_ref().map(Arc::downgrade);
         let ended = inner.conclude(Step::Disconnected);
         if ended {
             self.report(&mut inner, EventKind::Disconnected, 0);

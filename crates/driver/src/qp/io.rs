@@ -254,7 +254,9 @@ impl Qp {
                         }
                         e => {
                             tracing::debug!(qpn = self.qpn, "receiving failed: {e}");
-                            core.connection_lost(Disconnect::Reset);
+                            // The system's own questions to a quiet peer were not answered.
+                            let dead = matches!(e, Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH);
+                            core.connection_lost(if dead { Disconnect::Timeout } else { Disconnect::Reset });
                         }
                     }
                     return true;
@@ -306,8 +308,11 @@ impl Qp {
     }
 
     pub(super) fn run_deadlines(&self, inner: &mut Inner) {
-        let Inner { core, conn: Some(conn), .. } = inner else { return };
         let now = Instant::now();
+        if inner.retrying.is_some_and(|(at, _)| at <= now) {
+            inner.core.retries_exceeded();
+        }
+        let Inner { core, conn: Some(conn), .. } = inner else { return };
         let over = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         (conn.timer, conn.new_deadline) = (None, true);
         if over(conn.hold_until) {
@@ -354,7 +359,7 @@ impl Qp {
             }
         }
         if conn.silence.is_over(conn.fd.as_fd(), now) {
-            core.connection_lost(Disconnect::Reset);
+            core.connection_lost(Disconnect::Timeout);
         }
     }
 

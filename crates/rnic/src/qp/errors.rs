@@ -81,9 +81,30 @@ impl QpCore {
     /// The peer did something wrong (or we cannot go on): a Terminate goes out, the queue pair fails. Only the first
     /// reason counts. `struck` is the DDP segment it was found in, headers at least, with its length.
     pub(super) fn fail(&mut self, error: TerminateError, struck: Option<(&[u8], u16)>) {
-        let Some(stream) = &mut self.stream else { return };
+        if self.terminate(error, struck) {
+            self.flush(Disconnect::Sent(error), None);
+            self.event(event_for(error));
+        }
+    }
+
+    /// A work request of our own cannot be carried out: the peer is told, the queue pair fails. With InfiniBand's verbs the completion
+    /// is all that tells of it (rxe and mlx5 raise asynchronous events for the responder's errors alone).
+    pub(super) fn fail_own(&mut self) {
+        let error = TerminateError::LocalCatastrophic;
+        if self.terminate(error, None) {
+            let quiet = self.infiniband();
+            self.flush(Disconnect::Sent(error), None);
+            if !quiet {
+                self.event(event_for(error));
+            }
+        }
+    }
+
+    /// Queues a Terminate, unless the stream is at its end already.
+    pub(super) fn terminate(&mut self, error: TerminateError, struck: Option<(&[u8], u16)>) -> bool {
+        let Some(stream) = &mut self.stream else { return false };
         if stream.closing.is_some() {
-            return;
+            return false;
         }
         tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
         self.counters.terminates_sent += 1;
@@ -100,8 +121,7 @@ impl QpCore {
                 Message::Untagged { opcode: Opcode::Terminate, qn: QN_TERMINATE, msn: 1, invalidate: 0 };
             stream.emit_message(message, bytes.get(..len).unwrap_or(&[]));
         }
-        self.flush(Disconnect::Sent(error), None);
-        self.event(event_for(error));
+        true
     }
 
     /// The peer sent a Terminate.
@@ -115,10 +135,20 @@ impl QpCore {
             Blame::Oldest => self.sq.front().map(|_| self.sq.head),
             Blame::Nobody => None,
         };
+        let why = Disconnect::Terminated(error);
+        let infiniband = self.infiniband();
         if let Some(slot) = blamed.and_then(|n| self.sq.slot_mut(n)) {
             slot.phase = Phase::Failed(status_for(error));
+            self.flush(why, Some(error));
+            if infiniband {
+                return;
+            }
+        } else if infiniband && error == TerminateError::LocalCatastrophic {
+            // A work request of the peer's own has failed there. An adapter would not hear of it.
+            return self.leave(why);
+        } else {
+            self.flush(why, Some(error));
         }
-        self.flush(Disconnect::Terminated(error), Some(error));
         self.event(EventKind::QpFatal);
     }
 
@@ -127,7 +157,7 @@ impl QpCore {
         tracing::debug!(qpn = self.qpn, ?status, "a send work request failed");
         // RFC 5040 section 7.1: an error found while creating a request is told to the peer instead of the request.
         if self.stream.as_ref().is_some_and(|s| s.closing.is_none()) {
-            self.fail(TerminateError::LocalCatastrophic, None);
+            self.fail_own();
         } else {
             self.flush(Disconnect::LocalClosed, None);
         }
@@ -144,15 +174,6 @@ impl QpCore {
         }
     }
 
-    /// The lower layer broke.
-    pub fn connection_lost(&mut self, why: Disconnect) {
-        if self.closing().is_some() {
-            return;
-        }
-        self.flush(why, None);
-        self.event(EventKind::QpFatal);
-    }
-
     /// The owner wants the stream closed; what was posted and not sent is flushed.
     pub fn close(&mut self) {
         if self.closing().is_none() {
@@ -165,6 +186,7 @@ impl QpCore {
     pub(super) fn flush(&mut self, why: Disconnect, cause: Option<TerminateError>) {
         let before = std::mem::replace(&mut self.attr.state, QpState::Err);
         self.attr.sq_draining = false;
+        self.gone = false;
         self.leave_line();
         if let Some(stream) = &mut self.stream {
             stream.end(why);

@@ -10,13 +10,15 @@
 //! 4. looks whether the stream is to be closed ([`QpCore::closing`]) and whether it is established
 //!    ([`QpCore::take_established`]).
 //!
-//! `transmit` is the way out, `receive` the way in, `direct` its short cut for large payload, `errors` what happens when something is wrong.
+//! `transmit` is the way out, `receive` the way in, `direct` its short cut for large payload, `errors` what happens when something is wrong,
+//! `gone` what happens when the peer is gone.
 
 mod acks;
 mod aside;
 pub mod counters;
 mod direct;
 mod errors;
+mod gone;
 mod params;
 mod queues;
 mod receive;
@@ -168,6 +170,8 @@ pub struct QpCore {
     remote: MrCache,
     /// Something could not be told to a full completion queue.
     cq_overflow: bool,
+    /// The stream is over, and the program has not reacted: the queue pair stays as it was.
+    gone: bool,
 
     counters: Counters,
     stream: Option<Stream>,
@@ -295,6 +299,7 @@ impl QpCore {
             local: MrCache::default(),
             remote: MrCache::default(),
             cq_overflow: false,
+            gone: false,
             counters: Counters::default(),
             stream: None,
         }
@@ -358,7 +363,7 @@ impl QpCore {
         if change.state.is_some() && !from.may_become(to) {
             return Err(VerbsError::Invalid("no such state transition"));
         }
-        if matches!(to, QpState::Rtr | QpState::Rts) && from != to && self.stream.is_none() {
+        if matches!(to, QpState::Rtr | QpState::Rts) && from != to && !self.may_be_up(to) {
             return Err(VerbsError::NotSupported("a queue pair gets its connection from rdma_cm"));
         }
         if change.port_num.is_some_and(|p| p != 1) {
@@ -407,6 +412,7 @@ impl QpCore {
                     stream.end(Disconnect::LocalClosed);
                 }
                 self.attr.state = QpState::Reset;
+                self.gone = false;
                 // Nobody waits for the draining any more; an event would be about a queue pair that may be gone.
                 self.attr.sq_draining = false;
                 self.notify_sqd = false;

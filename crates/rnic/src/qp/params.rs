@@ -57,6 +57,8 @@ pub struct StreamParams {
     pub placement_acks: bool,
     /// The same toward a stranger, where an RDMA Read of no bytes behind them has to come back. Needs a read depth.
     pub placement_reads: bool,
+    /// What becomes of the peer is told as InfiniBand's verbs do, for the roce and ib views (`qp/gone`).
+    pub infiniband: bool,
 }
 
 impl StreamParams {
@@ -91,6 +93,7 @@ impl Default for StreamParams {
             rnr_timeout: None,
             placement_acks: false,
             placement_reads: false,
+            infiniband: false,
         }
     }
 }

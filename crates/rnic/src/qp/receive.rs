@@ -9,12 +9,12 @@ use uwarp_proto::setup::PeerData;
 use uwarp_wire::ddp::{Header, QN_READ_REQUEST, QN_SEND};
 use uwarp_wire::rdmap::{Ack, Control, Immediate, Opcode, ReadRequest};
 use uwarp_wire::terminate::{
-    Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
+    RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
 };
 
 use super::errors::Blame;
 use super::queues::{Phase, slice_sges};
-use super::{Disconnect, Established, QpCore, Rtr, Stream};
+use super::{Established, QpCore, Rtr, Stream};
 use crate::mem;
 use crate::mr::{self, Access, AccessError, MrCache, Part};
 use crate::trace;
@@ -601,7 +601,7 @@ impl QpCore {
                 {
                     slot.phase = Phase::Failed(status);
                 }
-                self.fail(TerminateError::LocalCatastrophic, None);
+                self.fail_own();
             }
         }
     }
@@ -610,19 +610,6 @@ impl QpCore {
     pub fn receive_missing(&mut self) {
         let waiting = self.stream.as_mut().and_then(|s| s.waiting.take());
         let struck = waiting.as_ref().map(Struck::get);
-        self.fail(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer), struck);
-    }
-
-    /// The peer closed its sending side. `partial`: in the middle of an FPDU.
-    pub fn peer_closed(&mut self, partial: bool) {
-        if self.closing().is_some() {
-            return;
-        }
-        if partial || self.stream.as_ref().is_some_and(|s| s.direct.is_some()) {
-            // It may still hear why (RFC 5044 section 8, code 1; RFC 5040 section 6.2.1).
-            self.fail(TerminateError::Mpa(Mpa::ConnectionLost), None);
-        } else {
-            self.flush(Disconnect::PeerClosed, None);
-        }
+        self.give_up(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer), struck);
     }
 }

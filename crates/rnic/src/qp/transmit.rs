@@ -13,6 +13,7 @@ use super::acks::Wish;
 use super::queues::{Phase, slice_sges};
 use super::receive::{ReadSink, ReadSource};
 use super::{Disconnect, QpCore, QpState, Rtr, Stream};
+use crate::event::EventKind;
 use crate::mem::{self, MemSeg};
 use crate::mr::{self, Access, MrCache, Part};
 use crate::trace;
@@ -476,7 +477,7 @@ impl QpCore {
     /// The lower layer cannot read the next byte of [`Self::out`]: the program has unmapped what it posted. The stream has a hole, so
     /// there is no going on.
     pub fn unreadable(&mut self) {
-        let Some(stream) = &self.stream else { return };
+        let Some(stream) = self.stream.as_ref().filter(|s| s.closing.is_none()) else { return };
         let taken = stream.out.taken();
         let cutting = match stream.tx.current {
             Some(Current { source: Source::Slot(number), .. }) => Some(number),
@@ -490,7 +491,11 @@ impl QpCore {
         if let Some(number) = number.or(cutting) {
             self.mark(number, Phase::Failed(WcStatus::LocProtErr));
         }
-        self.connection_lost(Disconnect::Reset);
+        let quiet = self.infiniband();
+        self.flush(Disconnect::Reset, None);
+        if !quiet {
+            self.event(EventKind::QpFatal);
+        }
     }
 
     /// All segments of a slot are queued.

@@ -113,6 +113,8 @@ impl StreamPlan {
                 rnr_timeout: None,
                 placement_acks: self.acks && self.uwarp,
                 placement_reads: self.acks,
+                // The views in which completion means placement.
+                infiniband: self.acks,
                 ..StreamParams::default()
             }
         })
@@ -319,6 +321,14 @@ pub fn run(plan: &Plan) -> Report {
         }
     }
     report.world.settle();
+    // A queue pair whose peer has gone stays as it is until its program reacts.
+    for side in Side::BOTH {
+        let end = report.world.end(side);
+        if end.core.peer_is_gone() {
+            assert!(plan.stream.acks && end.core.state() != QpState::Err);
+            report.world.disconnect(side);
+        }
+    }
     report.collect();
     report.struck_late = !report.struck && report.any_struck();
     check::ended(plan, &layout, &mut report, posted, received);

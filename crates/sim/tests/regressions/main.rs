@@ -2,5 +2,6 @@
 
 mod duo;
 mod introducing;
+mod leaving;
 mod receiving;
 mod sending;

@@ -1,0 +1,149 @@
+//! A peer that is gone, where the device passes for InfiniBand's: the queue pair stays as it is until the program reacts.
+
+use uwarp_rnic::qp::{Disconnect, QpModify, QpState, StreamParams};
+use uwarp_rnic::{EventKind, SendFlags, SendOp, SendWr, WcStatus};
+use uwarp_sim::Side::{self, A, B};
+use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
+
+use super::duo::{Duo, SEND, params};
+
+const NONE: [EventKind; 0] = [];
+
+fn infiniband() -> [StreamParams; 2] {
+    params().map(|p| StreamParams { placement_acks: true, infiniband: true, ..p })
+}
+
+fn state(duo: &mut Duo, side: Side) -> QpState {
+    duo.world.end(side).core.state()
+}
+
+/// The flushes overtook what the program had not read yet, and a Rust transport that takes one for the end of its stream lost data.
+#[test]
+fn the_peers_disconnect_flushes_nothing() {
+    let mut duo = Duo::new(infiniband());
+    for id in 0..3 {
+        duo.recv(B, id, 0, 64);
+    }
+    let sge = duo.sge(A, 0, 8);
+    duo.queue(A, 1, SEND, sge);
+    duo.world.disconnect(A);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(1, WcStatus::Success)]);
+    assert_eq!((duo.recvs(B), state(&mut duo, B)), (vec![(0, WcStatus::Success)], QpState::Rts));
+    assert_eq!(duo.world.end(B).disconnected, [Disconnect::PeerClosed]);
+    duo.recv(B, 3, 0, 64);
+    duo.world.settle();
+    assert_eq!(duo.recvs(B), []);
+    duo.world.disconnect(B);
+    assert_eq!(duo.recvs(B), [1, 2, 3].map(|id| (id, WcStatus::WrFlushErr)));
+    assert_eq!(state(&mut duo, B), QpState::Err);
+    for side in Side::BOTH {
+        assert_eq!(duo.world.end(side).events.kinds(), NONE);
+    }
+}
+
+/// Only the flushes told of it.
+#[test]
+fn sends_to_a_peer_that_is_gone_run_out_of_retries() {
+    let mut duo = Duo::new(infiniband());
+    duo.recv(B, 9, 0, 64);
+    duo.world.disconnect(A);
+    duo.world.settle();
+    let sge = duo.sge(B, 0, 8);
+    for wr_id in 0..3 {
+        let wr = SendWr { wr_id, op: SEND, flags: SendFlags::empty(), sges: &[sge] };
+        duo.world.post_send(B, &wr).unwrap();
+    }
+    duo.world.settle_for(50_000_000);
+    assert_eq!(
+        (duo.sends(B), state(&mut duo, B)),
+        (vec![], QpState::Rts),
+        "the program can hear of the end first"
+    );
+    duo.world.settle();
+    let expected = [(0, WcStatus::RetryExcErr), (1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(duo.sends(B), expected);
+    assert_eq!((duo.recvs(B), state(&mut duo, B)), (vec![(9, WcStatus::WrFlushErr)], QpState::Err));
+    assert_eq!(duo.world.end(B).events.kinds(), NONE);
+}
+
+/// A dead peer gave flushes only.
+#[test]
+fn a_peer_that_does_not_answer_fails_the_oldest_work_request() {
+    for (why, infiniband_too) in [(Disconnect::Timeout, true), (Disconnect::Timeout, false)] {
+        let mut duo = Duo::new(if infiniband_too { infiniband() } else { params() });
+        let sge = duo.sge(A, 0, 8);
+        let read = duo.read_op(A, 0);
+        duo.queue(A, 1, read, sge);
+        duo.queue(A, 2, SEND, sge);
+        duo.world.end(A).core.connection_lost(why);
+        let first = if infiniband_too { WcStatus::RetryExcErr } else { WcStatus::WrFlushErr };
+        assert_eq!(duo.sends(A), [(1, first), (2, WcStatus::WrFlushErr)]);
+        let kinds = duo.world.end(A).events.kinds();
+        assert_eq!(kinds, if infiniband_too { vec![] } else { vec![EventKind::QpFatal] });
+    }
+}
+
+/// A requester's error was QP_FATAL beside its completion.
+#[test]
+fn a_requesters_error_is_a_completion_and_no_event() {
+    let mut duo = Duo::new(infiniband());
+    let sge = duo.sge(A, 0, 8);
+    duo.queue(A, 1, SendOp::Write { stag: 1, to: 0 }, sge);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(1, WcStatus::RemAccessErr)]);
+    assert_eq!(duo.world.end(A).events.kinds(), NONE);
+    assert_eq!(duo.world.end(B).events.kinds(), [EventKind::QpAccessErr]);
+    assert_eq!([A, B].map(|side| state(&mut duo, side)), [QpState::Err; 2]);
+
+    // Of its own making, too; the responder hears of a peer that is gone.
+    let mut duo = Duo::new(infiniband());
+    let sge = duo.sge(A, 0, 8);
+    duo.recv(B, 5, 0, 64);
+    duo.queue(A, 1, SEND, uwarp_rnic::Sge { lkey: 1, ..sge });
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(1, WcStatus::LocProtErr)]);
+    assert_eq!((duo.recvs(B), state(&mut duo, B)), (vec![], QpState::Rts));
+    for side in Side::BOTH {
+        assert_eq!(duo.world.end(side).events.kinds(), NONE);
+    }
+}
+
+/// It was in ERROR with its sender, and all that was posted was flushed.
+#[test]
+fn a_receiver_outlives_a_sender_that_ran_out_of_retries() {
+    let [a, b] = infiniband();
+    let mut duo =
+        Duo::new([a, StreamParams { rnr_timeout: Some(std::time::Duration::from_millis(30)), ..b }]);
+    let sge = duo.sge(A, 0, 8);
+    duo.queue(A, 1, SEND, sge);
+    duo.queue(A, 2, SEND, sge);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)]);
+    let none = TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer);
+    assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(none)]);
+    duo.recv(B, 5, 0, 64);
+    duo.world.settle();
+    assert_eq!((duo.recvs(B), state(&mut duo, B)), (vec![], QpState::Rts));
+    assert_eq!(duo.world.end(B).events.kinds(), NONE);
+}
+
+/// The program may do all that it may do in RTS, and begin anew.
+#[test]
+fn a_queue_pair_whose_peer_is_gone_can_be_reset() {
+    let mut duo = Duo::new(infiniband());
+    duo.world.disconnect(A);
+    duo.world.settle();
+    duo.recv(B, 1, 0, 64);
+    let core = &mut duo.world.end(B).core;
+    let to = |state| QpModify { state: Some(state), ..QpModify::default() };
+    for state in [QpState::Sqd, QpState::Rts, QpState::Reset, QpState::Init] {
+        core.modify(&to(state)).unwrap();
+    }
+    assert!(!core.peer_is_gone());
+    core.attach(params()[1]).unwrap();
+    assert_eq!(core.state(), QpState::Rts);
+    core.leave_gone_peer();
+    assert_eq!(core.state(), QpState::Rts, "that was another connection");
+    assert_eq!(duo.recvs(B), []);
+}
