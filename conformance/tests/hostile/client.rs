@@ -232,9 +232,9 @@ pub fn other_answers(victim: &mut Victim) -> Outcome {
         let Some(request) = peer.read_setup()? else { uwarp_conformance::fail!("no request") };
         require!(attempt > 0 || request.flags & UWARP_A != 0, "it does not show itself: {request:?}");
         peer.send(&Setup { key: Setup::reply2().key, ..request }.bytes())?;
-        // A stranger is given a Write without anything in it.
+        // A stranger is given a Write without anything in it, and no STag 0, which some hardware takes for one of its own.
         let seen = peer.expect_rtr()?;
-        require!(seen.opcode() == WRITE && seen.stag() == 0, "taken for uwarp: {seen:?}");
+        require!(seen.opcode() == WRITE && seen.stag() == 1, "taken for uwarp: {seen:?}");
         peer.finish();
         peer.answer()?;
         Ok(())

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_driver::{Readiness, Source, Token};
-use uwarp_proto::setup::{Initiator, InitiatorConfig, Negotiated, Outcome, SetupError};
+use uwarp_proto::setup::{Initiator, InitiatorConfig, Negotiated, Outcome, Rejection, SetupError};
 use uwarp_wire::mpa;
 
 use crate::cm::{Cm, Options};
@@ -21,8 +21,8 @@ use crate::socket;
 pub(crate) enum Connected {
     /// The peer accepted. The stream begins on this socket.
     Accepted(OwnedFd, Negotiated),
-    /// The peer's program rejected, with this private data.
-    Rejected(Vec<u8>),
+    /// The peer's program rejected.
+    Rejected(Rejection),
     /// It came to nothing: the event to report, with its status.
     Failed(EventKind, Errno),
 }
@@ -248,7 +248,7 @@ impl Source for Active {
             }
             End::Setup(error) => self.fall_back(running, error),
             End::Outcome(Outcome::Rejected(rejection)) => {
-                self.finish(running, Connected::Rejected(rejection.private_data));
+                self.finish(running, Connected::Rejected(rejection));
             }
             End::Outcome(Outcome::Accepted(negotiated)) => {
                 self.tell(Connected::Accepted(running.fd, negotiated));

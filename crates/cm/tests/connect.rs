@@ -3,6 +3,8 @@
 mod common;
 #[path = "connect/sockets.rs"]
 mod sockets;
+#[path = "connect/strangers.rs"]
+mod strangers;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -15,6 +15,18 @@ pub enum View {
     Ib,
 }
 
+/// Whether peers that are not uwarp are asked what they have placed, in the views where a completion means that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ask {
+    /// Those that are no Linux siw for certain: docs/adr/008.
+    #[default]
+    Auto,
+    /// All.
+    On,
+    /// None.
+    Off,
+}
+
 /// Settings; every one has an environment variable and an option of `uwarp run`.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -32,8 +44,8 @@ pub struct Config {
     pub ports: Option<RangeInclusive<u16>>,
     /// `UWARP_PEER=off`: use no reserved bits to find out whether the peer is uwarp.
     pub find_uwarp_peers: bool,
-    /// `UWARP_ASK=on`: in the roce and ib views, ask strangers what they have placed.
-    pub ask: bool,
+    /// `UWARP_ASK`: in the roce and ib views, ask strangers what they have placed: auto, on or off.
+    pub ask: Ask,
     /// `UWARP_STAT=off`: `uwarp stat` does not see this process.
     pub stat: bool,
     /// `UWARP_GUARD=off`: no handler for faults at registered memory.
@@ -86,6 +98,15 @@ impl Config {
                 false
             }
         };
+        let ask = match lookup("UWARP_ASK").as_deref() {
+            None | Some("" | "auto") => Ask::Auto,
+            Some("1" | "on" | "yes" | "true") => Ask::On,
+            Some("0" | "off" | "no" | "false") => Ask::Off,
+            Some(other) => {
+                odd("UWARP_ASK", other, "auto, on, off");
+                Ask::Auto
+            }
+        };
         let ports = lookup("UWARP_PORT_RANGE").filter(|v| !v.is_empty()).and_then(|value| {
             let range = value.split_once('-').and_then(|(a, b)| {
                 let (a, b) = (a.trim().parse().ok()?, b.trim().parse().ok()?);
@@ -111,7 +132,7 @@ impl Config {
             spin,
             ports,
             find_uwarp_peers: switch("UWARP_PEER", true),
-            ask: switch("UWARP_ASK", false),
+            ask,
             stat: switch("UWARP_STAT", true),
             guard: switch("UWARP_GUARD", true),
         }
@@ -130,7 +151,7 @@ mod tests {
     fn defaults_are_the_standard() {
         let c = from(&[]);
         assert!(c.crc && !c.markers && !c.spin && c.find_uwarp_peers);
-        assert_eq!((c.view, c.mpa_revision, c.ports), (View::Roce, 2, None));
+        assert_eq!((c.view, c.mpa_revision, c.ports, c.ask), (View::Roce, 2, None, Ask::Auto));
     }
 
     #[test]
@@ -139,5 +160,13 @@ mod tests {
         assert!(c.crc);
         assert_eq!((c.mpa_revision, c.ports), (2, None));
         assert_eq!(from(&[("UWARP_PORT_RANGE", "40000-40100")]).ports, Some(40000..=40100));
+    }
+
+    #[test]
+    fn asking_strangers_has_three_settings() {
+        let asks = [("auto", Ask::Auto), ("on", Ask::On), ("off", Ask::Off), ("sometimes", Ask::Auto)];
+        for (word, ask) in asks {
+            assert_eq!(from(&[("UWARP_ASK", word)]).ask, ask, "{word}");
+        }
     }
 }

@@ -319,7 +319,7 @@ impl Qp {
         fd: OwnedFd,
         params: StreamParams,
         observer: Arc<dyn StreamObserver>,
-    ) -> Result<(), VerbsError> {
+    ) -> Result<(), (VerbsError, OwnedFd)> {
         let mut inner = self.inner.lock();
         let result = self.attach_locked(&mut inner, fd, params, observer);
         self.release(inner);
@@ -332,18 +332,22 @@ impl Qp {
         fd: OwnedFd,
         mut params: StreamParams,
         observer: Arc<dyn StreamObserver>,
-    ) -> Result<(), VerbsError> {
+    ) -> Result<(), (VerbsError, OwnedFd)> {
         if inner.destroyed {
-            return Err(VerbsError::Invalid("the queue pair is destroyed"));
+            return Err((VerbsError::Invalid("the queue pair is destroyed"), fd));
         }
         if params.emss == 0 {
             params.emss = tcp::emss(&fd).unwrap_or(536);
         }
-        inner.core.attach(params)?;
+        let Some(me) = self.me.upgrade() else {
+            return Err((VerbsError::Invalid("the queue pair is going away"), fd));
+        };
+        if let Err(error) = inner.core.attach(params) {
+            return Err((error, fd));
+        }
         if inner.core.completes_early() {
             inner.core.cqs().0.note_early_completions();
         }
-        let me = self.me.upgrade().ok_or(VerbsError::Invalid("the queue pair is going away"))?;
         // What was heard of an earlier stream is of no interest.
         self.hung_up.store(false, Ordering::Release);
         let engine = self.nic.engine();
@@ -353,7 +357,7 @@ impl Qp {
                 tracing::error!(qpn = self.qpn, "cannot watch the socket: {e}");
                 inner.core.close();
                 inner.core.detach();
-                return Err(VerbsError::NoResources("descriptors"));
+                return Err((VerbsError::NoResources("descriptors"), fd));
             }
         };
         let silence = Silence::watch();

@@ -16,7 +16,8 @@
 //! What the RFCs leave open is decided here:
 //! - An initiator always asks for the peer-to-peer model with a Write or Read indication, because the plain model
 //!   makes the responder wait for the first FPDU, and a server that speaks first would wait for ever. It never
-//!   offers a Send: that would eat one of the program's receives.
+//!   offers a Send: that would eat one of the program's receives. Where the responder does not agree to the model, the Write
+//!   goes out all the same.
 //! - A responder raises its IRD to what the initiator asks for, as far as the device goes: read depth costs us nothing,
 //!   and programs give small numbers without meaning them.
 //! - Two uwarp ends know each other by reserved flag bits: see [`peer`].
@@ -64,15 +65,19 @@ impl Revision {
 /// The ready-to-receive indication of the peer-to-peer model, seen from one end (RFC 6581 section 9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rtr {
-    /// Client-server model: nobody sends one.
+    /// Client-server model: nobody waits for one.
     None,
-    /// We send a zero-length RDMA Write before anything else.
+    /// We send a zero-length RDMA Write before anything else; also where the responder did not agree to the peer-to-peer model.
     SendWrite,
     /// We send a zero-length RDMA Read before anything else.
     SendRead,
     /// We wait for the peer's: a zero-length Write or Read. It may also show itself with a real message first.
     Expect,
 }
+
+/// STag and tagged offset of a ready-to-receive Write that says nothing. They mean nothing where nothing is placed, but some
+/// hardware takes STag 0 for one of its own, so siw and cxgb4 name STag 1, and so do we.
+pub const RTR_STAG_TO: (u32, u64) = (uwarp_wire::rdmap::EMPTY_STAG, 0);
 
 /// Read depths of one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,12 +124,15 @@ pub struct Negotiated {
     /// What the peer said of its depths and model, to be handed to the program (RFC 6581 section 9.1); `None` without
     /// enhanced set-up.
     pub peer_enhanced: Option<Enhanced>,
+    /// Our request set a reserved flag, and the reply does not have it. Linux siw sends a request's flags back; adapters do not.
+    pub drops_reserved_flags: bool,
     /// The peer is uwarp.
     pub peer_is_uwarp: bool,
     /// What the uwarp peer says of itself. A responder learns it from the ready-to-receive indication only, see
     /// [`PeerData::from_rtr`].
     pub peer: Option<PeerData>,
-    /// What goes into STag and tagged offset of our ready-to-receive Write, see [`PeerData::to_rtr`]: zero toward strangers.
+    /// What goes into STag and tagged offset of our ready-to-receive Write, see [`PeerData::to_rtr`]; [`RTR_STAG_TO`] toward
+    /// strangers.
     pub rtr_stag_to: (u32, u64),
     /// The reply's private data for the program (initiator); empty at the responder, which had it in [`Request`].
     pub private_data: Vec<u8>,
@@ -181,6 +189,15 @@ pub enum SetupError {
     /// API misuse: a call out of order. Nothing has changed.
     #[error("call out of order")]
     Misuse,
+}
+
+impl Negotiated {
+    /// The only FPDU of a stream that cannot begin, because of something at this end (RFC 6581 section 9.3). `None` where the set-up
+    /// was not enhanced: the code is RFC 6581's.
+    pub fn local_error(&self) -> Option<Vec<u8>> {
+        self.peer_enhanced?;
+        Some(terminate_fpdu(TerminateError::Mpa(Mpa::LocalCatastrophic), self.crc, self.send_markers))
+    }
 }
 
 impl SetupError {

@@ -85,8 +85,9 @@ pub fn name_stags(text: &str) -> String {
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
         let (number, tail) = rest.split_at(end);
         rest = tail;
-        if number == "0x0" {
-            out.push('0');
+        // Those that name nothing.
+        if let "0x0" | "0x1" = number {
+            out.push_str(number.trim_start_matches("0x"));
             continue;
         }
         let index = known.iter().position(|k| k == number).unwrap_or_else(|| {

@@ -114,7 +114,7 @@ fn send_to_a_stranger_is_cut_to_the_path() {
     s.recv(B, 4000);
     s.post(A, SEND, 4000);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A Send qn=0 msn=1 mo=0 len=1436
     0.000 A Send qn=0 msn=1 mo=1436 len=1436
     0.000 A Send L qn=0 msn=1 mo=2872 len=1128
@@ -144,7 +144,7 @@ fn solicited_send_with_invalidate() {
     s.world.settle();
     assert!(s.remote[1].enter().is_none());
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A SendSEInv L qn=0 msn=1 mo=0 inv=#1 len=16
     "##);
 }
@@ -207,7 +207,7 @@ fn write_to_a_stranger() {
     let write = s.write(A, 0x1000);
     s.post(A, write, 3000);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A Write stag=#1 to=0x1000 len=1440
     0.000 A Write stag=#1 to=0x15a0 len=1440
     0.000 A Write L stag=#1 to=0x1b40 len=120
@@ -240,7 +240,7 @@ fn read_and_fenced_send() {
     s.post(A, read, 64);
     s.post_with(A, SEND, 64, SendFlags::FENCE);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x0 size=64
     0.020 B ReadResp L stag=#1 to=0x0 len=64
     0.040 A Send L qn=0 msn=1 mo=0 len=64
@@ -255,8 +255,8 @@ fn ready_to_receive_by_read() {
     // The responder has work at once, and has to wait with it.
     s.post(B, SEND, 16);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=0/0x0 src=0/0x0 size=0
-    0.020 B ReadResp L stag=0 to=0x0 len=0
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=1/0x0 src=1/0x0 size=0
+    0.020 B ReadResp L stag=1 to=0x0 len=0
     0.020 B Send L qn=0 msn=1 mo=0 len=16
     "##);
 }
@@ -355,12 +355,12 @@ fn a_stranger_is_asked_once_for_many() {
     s.world.settle();
     assert_eq!(s.world.end(A).sends().len(), 3);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
-    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=0/0x0 src=0/0x0 size=0
-    0.020 B ReadResp L stag=0 to=0x0 len=0
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=1/0x0 src=1/0x0 size=0
+    0.020 B ReadResp L stag=1 to=0x0 len=0
     "##);
 }
 
@@ -371,7 +371,7 @@ fn a_stranger_is_asked_on_the_way() {
     let write = s.write(A, 0);
     s.post_list(A, &[write; 40], 8);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
@@ -388,7 +388,7 @@ fn a_stranger_is_asked_on_the_way() {
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
-    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=0/0x0 src=0/0x0 size=0
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=1/0x0 src=1/0x0 size=0
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
@@ -413,9 +413,9 @@ fn a_stranger_is_asked_on_the_way() {
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A Write L stag=#1 to=0x0 len=8
-    0.020 B ReadResp L stag=0 to=0x0 len=0
-    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=0/0x0 src=0/0x0 size=0
-    0.060 B ReadResp L stag=0 to=0x0 len=0
+    0.020 B ReadResp L stag=1 to=0x0 len=0
+    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=1/0x0 src=1/0x0 size=0
+    0.060 B ReadResp L stag=1 to=0x0 len=0
     "##);
 }
 
@@ -426,26 +426,33 @@ fn a_read_of_the_programs_asks_too() {
     let (write, read) = (s.write(A, 0), s.read(A, 0));
     s.post_list(A, &[write, read, write], 8);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A Write L stag=#1 to=0x0 len=8
     0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#2/0x0 src=#1/0x0 size=8
     0.000 A Write L stag=#1 to=0x0 len=8
     0.020 B ReadResp L stag=#2 to=0x0 len=8
-    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=0/0x0 src=0/0x0 size=0
-    0.060 B ReadResp L stag=0 to=0x0 len=0
+    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=1/0x0 src=1/0x0 size=0
+    0.060 B ReadResp L stag=1 to=0x0 len=0
     "##);
 }
 
+/// A program that reads nothing has a depth of 0; its peer takes the one Read that asks.
 #[test]
-fn a_stranger_without_read_depth_is_not_asked() {
+fn a_stranger_is_asked_by_a_program_without_read_depth() {
     let mut s = Scene::new(asking(0));
     let write = s.write(A, 0);
     s.post(A, write, 8);
+    s.post(A, write, 8);
     s.world.settle();
-    assert_eq!(s.world.end(A).sends().len(), 1);
+    assert_eq!(s.world.end(A).sends().len(), 2);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A Write L stag=#1 to=0x0 len=8
+    0.000 A ReadReq L qn=1 msn=1 mo=0 sink=1/0x0 src=1/0x0 size=0
+    0.000 A Write L stag=#1 to=0x0 len=8
+    0.020 B ReadResp L stag=1 to=0x0 len=0
+    0.040 A ReadReq L qn=1 msn=2 mo=0 sink=1/0x0 src=1/0x0 size=0
+    0.060 B ReadResp L stag=1 to=0x0 len=0
     "##);
 }
 
@@ -510,7 +517,7 @@ fn terminate_of_a_read() {
     let read = s.read(A, 0x40);
     s.post(A, read, 8);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x40 size=8
     0.020 B Terminate L qn=2 msn=1 mo=0 RDMAP: invalid STag (0/1/00) segment=46 [ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x40 size=8]
     "##);
@@ -524,7 +531,7 @@ fn markers() {
     let write = s.write(A, 0);
     s.post(A, write, 3000);
     insta::assert_snapshot!(s.trace(), @r##"
-    0.000 A Write L stag=0 to=0x0 len=0
+    0.000 A Write L stag=1 to=0x0 len=0
     0.000 A Write stag=#1 to=0x0 len=1428
     0.000 A Write stag=#1 to=0x594 len=1428
     0.000 A Write L stag=#1 to=0xb28 len=144

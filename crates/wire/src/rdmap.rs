@@ -287,6 +287,10 @@ mod field {
     }
 }
 
+/// The STag of frames of our own making that move no bytes. It names nothing and is not to be checked (RFC 5041 section 5.2), but some
+/// hardware takes STag 0 for one of its own; siw and cxgb4 write 1, too.
+pub const EMPTY_STAG: u32 = 1;
+
 /// Header of an RDMA Read Request (RFC 5040 section 4.4): where to read and where to put it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReadRequest {
@@ -307,7 +311,8 @@ impl ReadRequest {
     pub const LEN: usize = 28;
 
     /// Asks for no bytes: its STags and offsets mean nothing and are not to be checked.
-    pub const EMPTY: Self = ReadRequest { sink_stag: 0, sink_to: 0, size: 0, source_stag: 0, source_to: 0 };
+    pub const EMPTY: Self =
+        ReadRequest { sink_stag: EMPTY_STAG, sink_to: 0, size: 0, source_stag: EMPTY_STAG, source_to: 0 };
 
     /// Reads the header behind the DDP header.
     #[inline]

@@ -209,9 +209,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "FIRST-LAST", env = "UWARP_PORT_RANGE", hide_env_values = true)]
     pub port_range: Option<PortRange>,
     /// In the roce and ib views, ask peers that are not uwarp what they have placed, by RDMA Reads of no bytes, before
-    /// a Send or Write completes; not with Linux siw, which answers some of them wrongly [default: off]
-    #[arg(long, value_name = "on|off", env = "UWARP_ASK", hide_env_values = true)]
-    pub ask: Option<Switch>,
+    /// a Send or Write completes: those that cannot be Linux siw, which answers some of them wrongly; all; or none
+    /// [default: auto]
+    #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true)]
+    pub ask: Option<Ask>,
     /// Let `uwarp stat` see the program [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true)]
     pub stat: Option<Switch>,
@@ -245,6 +246,17 @@ pub enum DeviceModel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
+    Off,
+}
+
+/// `--ask`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Ask {
+    /// Those that cannot be Linux siw
+    Auto,
+    /// All
+    On,
+    /// None
     Off,
 }
 
@@ -373,6 +385,7 @@ mod tests {
             ("UWARP_MPA_REVISION", &["--mpa-revision", "1"], "1"),
             ("UWARP_PROGRESS", &["--progress", "spin"], "spin"),
             ("UWARP_PORT_RANGE", &["--port-range", "20000-20015"], "20000-20015"),
+            ("UWARP_ASK", &["--ask", "auto"], "auto"),
             ("UWARP_ASK", &["--ask", "on"], "on"),
             ("UWARP_STAT", &["--stat", "off"], "off"),
             ("UWARP_GUARD", &["--guard", "off"], "off"),

@@ -14,7 +14,7 @@ use uwarp_driver::{Qp, Token};
 use uwarp_llp::tcp;
 use uwarp_proto::setup::Negotiated;
 
-use super::stream::{agreed, cut};
+use super::stream::{agreed, cut, tell_local_error};
 use super::{Id, Inner};
 use crate::active::errno_of;
 use crate::event::{ConnParam, Event, EventKind};
@@ -68,6 +68,7 @@ impl Id {
                 if let Ok(watch) = watched {
                     self.cm.engine().deregister(watch);
                 }
+                tell_local_error(&fd, &negotiated);
                 return;
             }
         };

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use uwarp_driver::config::{Config, View};
+use uwarp_driver::config::{Ask, Config, View};
 use uwarp_driver::{Disconnect, Qp, Readiness, Rtr, Source, StreamObserver, StreamParams};
 use uwarp_proto::setup::{self, Negotiated, PeerData, Request};
 use uwarp_rnic::qp::{QpModify, QpState};
-use uwarp_wire::mpa;
+use uwarp_wire::mpa::{self, Enhanced};
 
 use super::Id;
 use crate::active::Connected;
@@ -54,11 +54,12 @@ impl Id {
                 };
                 self.report(&mut inner, kind, status);
             }
-            Connected::Rejected(private_data) => {
+            Connected::Rejected(reply) => {
                 inner.conclude(Step::Failed);
                 let status = rejection(reason::CONSUMER_DEFINED, Errno::CONNREFUSED);
                 let mut event = Event::plain(self, EventKind::Rejected, status);
-                event.private_data = cut(private_data);
+                event.param = depths_of(reply.enhanced, ConnParam::NONE);
+                event.private_data = cut(reply.private_data);
                 // As librdmacm: what was posted for the connection is flushed. Before the event, so that the program finds it
                 // done; without the id's lock, because a queue pair's owner may call back.
                 if let Some(qp) = qp {
@@ -103,15 +104,7 @@ impl Id {
             drop(inner);
             return answer_no(pending, &[]);
         }
-        let mut param = self.unknown_depths();
-        if let Some(enhanced) = request.enhanced {
-            if enhanced.ord != mpa::NO_AUTO {
-                param.responder_resources = octet(enhanced.ord);
-            }
-            if enhanced.ird != mpa::NO_AUTO {
-                param.initiator_depth = octet(enhanced.ird);
-            }
-        }
+        let mut param = depths_of(request.enhanced, self.unknown_depths());
         if let Some(peer) = request.peer {
             param.rnr_retry_count = peer.rnr_retry;
             param.qp_num = peer.qpn;
@@ -175,12 +168,14 @@ impl Id {
             first_fpdu_delay: if stranger_client { STRANGER_FIRST_FPDU } else { Duration::ZERO },
             rnr_timeout: rnr_limit(param.rnr_retry_count, qp.query().min_rnr_timer),
             placement_acks: acknowledges(negotiated),
-            // Without enhanced set-up nobody knows how many Reads the peer takes; one too many would end the stream.
-            placement_reads: Config::get().ask && placement_acks() && negotiated.peer_enhanced.is_some(),
+            placement_reads: placement_acks() && asks_stranger(Config::get().ask, negotiated),
             infiniband: Config::get().view != View::Iwarp,
         };
         tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");
-        qp.attach(fd, params, Arc::clone(self) as Arc<dyn StreamObserver>)?;
+        if let Err((error, fd)) = qp.attach(fd, params, Arc::clone(self) as Arc<dyn StreamObserver>) {
+            tell_local_error(&fd, negotiated);
+            return Err(error.into());
+        }
         // The program may have given up while no lock was held; then nobody else ends the stream.
         if !matches!(
             self.state(),
@@ -324,6 +319,20 @@ pub(super) fn agreed(negotiated: &Negotiated, unknown: ConnParam) -> ConnParam {
     param
 }
 
+/// What the peer says of its depths, as seen from here; `unknown` where it does not say.
+fn depths_of(peer: Option<Enhanced>, unknown: ConnParam) -> ConnParam {
+    let mut param = unknown;
+    if let Some(peer) = peer {
+        if peer.ord != mpa::NO_AUTO {
+            param.responder_resources = octet(peer.ord);
+        }
+        if peer.ird != mpa::NO_AUTO {
+            param.initiator_depth = octet(peer.ird);
+        }
+    }
+    param
+}
+
 fn octet(depth: u16) -> u8 {
     u8::try_from(depth).unwrap_or(u8::MAX)
 }
@@ -336,6 +345,15 @@ pub(super) fn peer_data(qp: &Qp, param: ConnParam) -> PeerData {
         min_rnr_timer: qp.query().min_rnr_timer,
         qpn: qp.qpn(),
         ..PeerData::new()
+    }
+}
+
+/// Tells the peer that the stream cannot begin, for a reason of our own (RFC 6581 section 9.3). The connection is to be closed then.
+pub(super) fn tell_local_error(fd: &OwnedFd, negotiated: &Negotiated) {
+    if let Some(terminate) = negotiated.local_error() {
+        // It ends with or without a word.
+        let _ = socket::send_all(fd, &terminate);
+        socket::finish(fd);
     }
 }
 
@@ -358,6 +376,19 @@ fn passes_for_infiniband() -> bool {
 /// The status of a rejection: InfiniBand's reason where the device passes for InfiniBand or RoCE, an errno where it is an RNIC.
 fn rejection(reason: i32, errno: Errno) -> i32 {
     if passes_for_infiniband() { reason } else { -errno.raw_os_error() }
+}
+
+/// Whether a stranger is asked what it has placed (docs/adr/008). It has to say that it takes a Read: without enhanced set-up, or where
+/// the programs see to depths, nobody knows, and one too many would end the stream.
+fn asks_stranger(ask: Ask, negotiated: &Negotiated) -> bool {
+    let takes_one = negotiated.peer_enhanced.is_some_and(|peer| (1..mpa::NO_AUTO).contains(&peer.ird));
+    takes_one
+        && match ask {
+            Ask::Off => false,
+            Ask::On => true,
+            // siw sends our flags back in its reply. Of an initiator nobody can tell.
+            Ask::Auto => negotiated.initiator && negotiated.drops_reserved_flags,
+        }
 }
 
 /// Rejects a request, with private data.

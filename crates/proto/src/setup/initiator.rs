@@ -3,7 +3,7 @@
 use uwarp_wire::mpa::{self, Enhanced, FrameKind};
 
 use super::reader::{FrameReader, Received};
-use super::{Depths, Negotiated, PeerData, Revision, Rtr, SetupError, frame, terminate_fpdu};
+use super::{Depths, Negotiated, PeerData, RTR_STAG_TO, Revision, Rtr, SetupError, frame, terminate_fpdu};
 
 /// What an initiator asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,9 @@ impl Initiator {
                 a_p2p: true,
                 b_send_rtr: false,
                 c_write_rtr: true,
-                d_read_rtr: offers_read(&config),
+                // Also without an outbound read depth: it needs none of the program's, and the responder has one place for it
+                // (RFC 6581 section 9.1). Chelsio's driver answers with the Read only, unless it is told otherwise.
+                d_read_rtr: true,
             }
         });
         let request = frame(FrameKind::Request, flags, config.revision, enhanced, private_data, peer)?;
@@ -198,11 +200,14 @@ impl Initiator {
             receive_markers: config.markers,
             ird: config.depths.ird,
             ord: config.depths.ord,
-            rtr: Rtr::None,
+            // Without the peer-to-peer model nobody asked for it, but it is a legal first FPDU (RFC 5044 section 7.1.2), and a
+            // server whose program speaks first may go on.
+            rtr: Rtr::SendWrite,
             peer_enhanced: None,
+            drops_reserved_flags: config.shows_itself() && frame.flags & mpa::FLAG_UWARP_A == 0,
             peer_is_uwarp: false,
             peer: None,
-            rtr_stag_to: (0, 0),
+            rtr_stag_to: RTR_STAG_TO,
             private_data: Vec::new(),
         };
         if config.revision == Revision::Two {
@@ -220,6 +225,7 @@ impl Initiator {
             })?;
             if let Some(ours) =
                 config.peer.filter(|_| answers_uwarp(frame.flags) && negotiated.rtr == Rtr::SendWrite)
+                && enhanced.a_p2p
                 && let Some((data, peer)) = split_peer_data(&private_data)
             {
                 negotiated.peer_is_uwarp = true;
@@ -231,11 +237,6 @@ impl Initiator {
         negotiated.private_data = private_data;
         Ok(Outcome::Accepted(negotiated))
     }
-}
-
-/// A Read as the indication needs an outbound read depth.
-fn offers_read(config: &InitiatorConfig) -> bool {
-    config.depths.ord > 0
 }
 
 /// Depths and indication from the reply's enhanced data (RFC 6581 sections 9.1 and 9.2).
@@ -253,12 +254,10 @@ fn agree(config: &InitiatorConfig, reply: Enhanced, negotiated: &mut Negotiated)
         }
     }
     // A responder that answers the peer-to-peer model without it breaks a MUST, but has told us what it will do (Chelsio's
-    // driver with its `peer2peer` switched off): wait for our first FPDU. So be it.
-    negotiated.rtr = if !reply.a_p2p {
-        Rtr::None
-    } else if reply.c_write_rtr {
+    // driver with its `peer2peer` switched off): wait for our first FPDU, which the Write is then, too.
+    negotiated.rtr = if !reply.a_p2p || reply.c_write_rtr {
         Rtr::SendWrite
-    } else if reply.d_read_rtr && offers_read(config) {
+    } else if reply.d_read_rtr {
         Rtr::SendRead
     } else {
         return Err(SetupError::NoMatchingRtr);

@@ -5,6 +5,7 @@
 //! echoes a request's flags does not look like uwarp) and puts its [`PeerData`] behind the program's private data. The
 //! initiator answers with its own in the STag and tagged offset of the ready-to-receive Write, which has no payload
 //! and whose STag and offset therefore mean nothing to anybody else (RFC 5040 section 5.1 with RFC 6581 section 9.2).
+//! What is 0 in the drawing is checked: it is all that tells our twelve bytes from a stranger's.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -61,11 +62,12 @@ impl PeerData {
         Self { version: VERSION, placement_acks: false, rnr_retry: 7, min_rnr_timer: 0, qpn: 0 }
     }
 
-    /// Reads twelve bytes. Bits that version 1 does not know are ignored; a version of 0 is nobody's.
+    /// Reads twelve bytes. A version of 0 is nobody's, and neither are bytes that have something where zeros belong: whoever set our
+    /// flag by mistake goes on as a stranger. Features that version 1 does not know are ignored.
     pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
-        let [_, _, _, _, _, q0, q1, q2, ..] = *bytes;
-        (bytes[field::VERSION] != 0).then_some(Self {
-            version: bytes[field::VERSION],
+        let [version, _, _, 0, 0, q0, q1, q2, 0, 0, 0, 0] = *bytes else { return None };
+        (version != 0).then_some(Self {
+            version,
             placement_acks: bytes[field::FEATURES] & field::FEATURE_PLACEMENT_ACKS != 0,
             rnr_retry: bytes[field::RNR] >> field::RETRY_SHIFT,
             min_rnr_timer: bytes[field::RNR] & field::TIMER_MASK,
@@ -123,7 +125,10 @@ mod tests {
 
     #[test]
     fn a_strangers_ready_to_receive_write_says_nothing() {
-        assert_eq!(PeerData::from_rtr(0, 0), None);
+        // Of siw, of cxgb4, of an older uwarp.
+        for (stag, to) in [(1, 0), (1, 1), (0, 0)] {
+            assert_eq!(PeerData::from_rtr(stag, to), None);
+        }
     }
 
     proptest! {

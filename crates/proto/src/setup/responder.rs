@@ -4,7 +4,9 @@ use uwarp_wire::mpa::{self, Enhanced, FrameKind};
 
 use super::initiator::split_peer_data;
 use super::reader::{FrameReader, Received};
-use super::{Depths, Negotiated, PeerData, Revision, Rtr, SetupError, frame, private_data_limit};
+use super::{
+    Depths, Negotiated, PeerData, RTR_STAG_TO, Revision, Rtr, SetupError, frame, private_data_limit,
+};
 
 /// What a responder goes by before it knows who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,9 +151,10 @@ impl Responder {
             ord: params.depths.ord,
             rtr: Rtr::None,
             peer_enhanced: asked.enhanced,
+            drops_reserved_flags: false,
             peer_is_uwarp: uwarp,
             peer: asked.peer.filter(|_| uwarp),
-            rtr_stag_to: (0, 0),
+            rtr_stag_to: RTR_STAG_TO,
             private_data: Vec::new(),
         };
         let reply = asked.enhanced.map(|request| self.agree(params.depths, request, uwarp, &mut negotiated));

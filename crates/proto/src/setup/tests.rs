@@ -124,8 +124,8 @@ fn our_request_golden_bytes() {
     );
     assert_eq!(
         request(InitiatorConfig { depths: Depths { ird: 4, ord: 0, negotiate: true }, ..config() }),
-        frame_bytes(KEY_REQ, "50 02 0006 8004 8000 6869"),
-        "no Read indication without outbound depth"
+        frame_bytes(KEY_REQ, "50 02 0006 8004 c000 6869"),
+        "a Read indication without outbound depth, too"
     );
     assert_eq!(
         request(InitiatorConfig { depths: Depths { ird: 4, ord: 9, negotiate: false }, ..config() }),
@@ -144,8 +144,76 @@ fn siw_server_echoes_flags_and_stays_a_stranger() {
     echo[..16].copy_from_slice(&KEY_REP);
     let negotiated = accepted(&mut ours, &echo);
     assert!(!negotiated.peer_is_uwarp);
-    assert_eq!((negotiated.peer, negotiated.rtr_stag_to), (None, (0, 0)));
+    assert_eq!((negotiated.peer, negotiated.rtr_stag_to), (None, (1, 0)));
     assert_eq!(negotiated.rtr, Rtr::SendWrite);
+    assert!(!negotiated.drops_reserved_flags);
+}
+
+/// siw was not told from an adapter.
+#[test]
+fn a_reply_without_our_flag_is_no_siws() {
+    let drops = |peer, reply| {
+        let ours = InitiatorConfig { peer, ..config() };
+        accepted(&mut initiator(ours), &frame_bytes(KEY_REP, reply)).drops_reserved_flags
+    };
+    let known = Some(PeerData::new());
+    assert!(drops(known, "50 02 0004 8010 8010"));
+    assert!(
+        drops(known, "52 02 0010 8010 8010 0100e000 00000000 00000000"),
+        "uwarp does not send it back either"
+    );
+    assert!(!drops(known, "54 02 0004 8010 8010"), "as siw");
+    assert!(!drops(None, "50 02 0004 8010 8010"), "nothing was asked");
+}
+
+/// Chelsio's driver answers with the Read only, and programs that read nothing ask for a depth of 0.
+#[test]
+fn a_read_indication_needs_no_outbound_depth_of_the_program() {
+    let depths = Depths { ird: 4, ord: 0, negotiate: true };
+    for (reply, ord) in [("50 02 0004 8001 4004", 0), ("50 02 0004 8000 4004", 0)] {
+        let mut ours = initiator(InitiatorConfig { depths, ..config() });
+        let negotiated = accepted(&mut ours, &frame_bytes(KEY_REP, reply));
+        assert_eq!((negotiated.rtr, negotiated.ord), (Rtr::SendRead, ord), "{reply}");
+    }
+}
+
+/// Twelve bytes of a stranger's private data were taken for ours because of one reserved bit.
+#[test]
+fn private_data_that_is_not_ours_is_the_programs() {
+    let reply = |data: &str| {
+        let mut ours = initiator(InitiatorConfig { peer: Some(PeerData::new()), ..config() });
+        let mut bytes = frame_bytes(KEY_REP, &format!("52 02 0010 8010 8010 {data}"));
+        let length = u16::try_from(bytes.len() - 20).unwrap();
+        bytes[18..20].copy_from_slice(&length.to_be_bytes());
+        let negotiated = accepted(&mut ours, &bytes);
+        assert_eq!(negotiated.peer_is_uwarp, negotiated.peer.is_some());
+        (negotiated.peer_is_uwarp, negotiated.private_data.len(), negotiated.rtr_stag_to == RTR_STAG_TO)
+    };
+    assert_eq!(reply("6869 0100e000 00000001 00000000"), (true, 2, false));
+    assert_eq!(reply("6869 01ffe000 00000001 00000000"), (true, 2, false), "features to come");
+    for other in [
+        "6869 0000e000 00000001 00000000",
+        "6869 0100e001 00000001 00000000",
+        "6869 0100e000 80000001 00000000",
+        "6869 0100e000 00000001 00000001",
+        "6869 0100e000 00000001 01000000",
+        "6869 73747261 6e676572 20686572",
+    ] {
+        assert_eq!(reply(other), (false, 14, true), "{other}");
+    }
+}
+
+/// A stream that cannot begin ended without a word (RFC 6581 section 9.3).
+#[test]
+fn an_error_at_this_end_is_told_with_a_terminate() {
+    let mut ours = initiator(InitiatorConfig { crc: false, ..config() });
+    let negotiated = accepted(&mut ours, &frame_bytes(KEY_REP, "10 02 0004 8010 8010"));
+    let terminate =
+        &frame_bytes([0; 16], "0016 4147 00000000 00000002 00000001 00000000 20050000 00000000")[16..];
+    assert_eq!(negotiated.local_error().as_deref(), Some(terminate));
+    let mut first = initiator(InitiatorConfig { revision: Revision::One, ..config() });
+    let negotiated = accepted(&mut first, &frame_bytes(KEY_REP, "00 01 0000"));
+    assert_eq!(negotiated.local_error(), None, "revision one has no code for it");
 }
 
 #[test]
@@ -218,7 +286,18 @@ fn indication_is_a_write_if_it_may_be_and_never_a_send() {
     let rtr = |config, reply| accepted(&mut initiator(config), &frame_bytes(KEY_REP, reply)).rtr;
     assert_eq!(rtr(config(), "50 02 0004 8010 c010"), Rtr::SendWrite);
     assert_eq!(rtr(config(), "50 02 0004 8010 4010"), Rtr::SendRead);
-    assert_eq!(rtr(config(), "50 02 0004 0010 c010"), Rtr::None, "without A the other bits mean nothing");
+    assert_eq!(
+        rtr(config(), "50 02 0004 0010 4010"),
+        Rtr::SendWrite,
+        "without A the other bits mean nothing"
+    );
+    assert_eq!(
+        rtr(config(), "50 02 0004 0010 0010"),
+        Rtr::SendWrite,
+        "nobody waits for it, and a server may speak first"
+    );
+    let first = InitiatorConfig { revision: Revision::One, ..config() };
+    assert_eq!(rtr(first, "40 01 0000"), Rtr::SendWrite, "in revision one, too");
     let send_only = reply_to(&mut initiator(config()), &frame_bytes(KEY_REP, "50 02 0004 c010 0010"));
     assert_eq!(send_only, Err(SetupError::NoMatchingRtr));
 
@@ -430,12 +509,13 @@ fn every_pair_of_wishes_comes_together() {
             assert_eq!((ours.peer_is_uwarp, theirs.peer_is_uwarp), (uwarp, uwarp));
             assert_eq!(ours.peer.map(|peer| peer.qpn), uwarp.then_some(0x000102));
             let (stag, to) = ours.rtr_stag_to;
+            assert_ne!(stag, 0, "some hardware takes it for one of its own");
             assert_eq!(PeerData::from_rtr(stag, to).map(|peer| peer.qpn), uwarp.then_some(0xABCDEF));
             if enhanced {
                 assert_eq!((ours.rtr, theirs.rtr), (Rtr::SendWrite, Rtr::Expect));
                 assert_eq!((ours.ird, ours.ord, theirs.ird, theirs.ord), (3, 5, 7, 2));
             } else {
-                assert_eq!((ours.rtr, theirs.rtr), (Rtr::None, Rtr::None));
+                assert_eq!((ours.rtr, theirs.rtr), (Rtr::SendWrite, Rtr::None));
                 assert_eq!((ours.ird, ours.ord, theirs.ird, theirs.ord), (3, 5, 7, 2), "each keeps its own");
             }
         }

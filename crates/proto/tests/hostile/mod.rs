@@ -185,7 +185,7 @@ fn request(policy: ResponderPolicy, params: AcceptParams, rest: &[u8], piece: us
 fn sane(negotiated: &Negotiated, initiator: bool) {
     assert_eq!(negotiated.initiator, initiator);
     let mine = if initiator {
-        [Rtr::None, Rtr::SendWrite, Rtr::SendRead]
+        [Rtr::SendWrite, Rtr::SendWrite, Rtr::SendRead]
     } else {
         [Rtr::None, Rtr::Expect, Rtr::Expect]
     };
@@ -211,7 +211,8 @@ fn conversation(config: InitiatorConfig, policy: ResponderPolicy, params: Accept
     assert_eq!(a.private_data, data);
     assert_eq!((a.crc, a.send_markers, a.receive_markers), (b.crc, b.receive_markers, b.send_markers));
     assert_eq!((a.revision, a.peer_is_uwarp), (b.revision, b.peer_is_uwarp));
-    assert_eq!(a.rtr == Rtr::None, b.rtr == Rtr::None);
+    // Whoever waits for the indication gets it.
+    assert!(a.rtr == Rtr::SendWrite || b.rtr == Rtr::Expect);
     // Revision 1 does not speak of depths.
     if a.peer_enhanced.is_some() && config.depths.negotiate && params.depths.negotiate {
         assert!(a.ord <= b.ird && b.ord <= a.ird, "{a:?} {b:?}");

@@ -135,7 +135,7 @@ impl Stream {
 
     /// Whether a stranger is asked for what is placed.
     pub(super) fn asks_strangers(&self) -> bool {
-        self.params.placement_reads && !self.params.peer_is_uwarp && self.params.ord > 0
+        self.params.placement_reads && !self.params.peer_is_uwarp
     }
 
     /// Asks a stranger whether all messages so far are placed, if it is time: by an RDMA Read of no bytes, whose Response comes when all
@@ -144,7 +144,8 @@ impl Stream {
     #[cold]
     #[inline(never)]
     pub(super) fn ask_stranger(&mut self, last: bool) {
-        if !self.asks_strangers() || self.reads.len() >= usize::from(self.params.ord) {
+        // It takes a place among the program's Reads. Where that has none, the peer has one all the same (see `placement_reads`).
+        if !self.asks_strangers() || self.reads.len() >= usize::from(self.params.ord.max(1)) {
             return;
         }
         let asked = self.reads.iter().map(|read| read.behind).max().unwrap_or(0).max(self.acked);

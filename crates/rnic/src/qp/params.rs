@@ -55,7 +55,8 @@ pub struct StreamParams {
     pub rnr_timeout: Option<Duration>,
     /// Sends and Writes complete when the peer acknowledged their placement (uwarp peers only).
     pub placement_acks: bool,
-    /// The same toward a stranger, where an RDMA Read of no bytes behind them has to come back. Needs a read depth.
+    /// The same toward a stranger, where an RDMA Read of no bytes behind them has to come back. Only where the peer is known to take one
+    /// Read at least, whatever `ord` says of the program's.
     pub placement_reads: bool,
     /// What becomes of the peer is told as InfiniBand's verbs do, for the roce and ib views (`qp/gone`).
     pub infiniband: bool,

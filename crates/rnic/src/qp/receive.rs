@@ -61,7 +61,7 @@ impl ReadSink {
 
     /// Of a Read of no bytes: a ready-to-receive frame, or one that asks whether messages are placed.
     pub fn empty(msn: u32, behind: u64) -> Self {
-        Self { slot: None, stag: 0, total: 0, received: 0, msn, behind }
+        Self { slot: None, stag: ReadRequest::EMPTY.sink_stag, total: 0, received: 0, msn, behind }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use uwarp_proto::framer::MarkerInserter;
+use uwarp_proto::setup::RTR_STAG_TO;
 use uwarp_proto::tx::{Message, OutSegment, Segmenter};
 use uwarp_wire::crc::{self, Crc32c};
 use uwarp_wire::ddp::{Header, QN_READ_REQUEST, QN_SEND, Untagged};
@@ -137,7 +138,8 @@ impl Stream {
         match self.params.rtr {
             Rtr::SendWrite => {
                 // Nothing is placed, so STag and offset are free: between uwarp ends they say who we are.
-                let (stag, to) = if self.params.peer_is_uwarp { self.params.rtr_stag_to } else { (0, 0) };
+                let uwarp = self.params.peer_is_uwarp;
+                let (stag, to) = if uwarp { self.params.rtr_stag_to } else { RTR_STAG_TO };
                 self.emit_message(Message::Tagged { opcode: Opcode::Write, stag, to }, &[]);
                 // A uwarp peer counts it among what it has placed, but nobody waits to hear of it.
                 self.tx.messages += 1;
@@ -146,7 +148,6 @@ impl Stream {
                 self.established = super::Established::Untold;
             }
             Rtr::SendRead => self.emit_empty_read(),
-            Rtr::None if self.params.initiator => self.established = super::Established::Untold,
             // Without peer-to-peer the first FPDU may be long in coming; what is posted waits, but the connection is up.
             Rtr::None => self.established = super::Established::Untold,
             Rtr::Expect => {}
