@@ -212,6 +212,8 @@ struct Stream {
     reads: VecDeque<receive::ReadSink>,
     /// Reads of the peer's that wait for our responses.
     requests: VecDeque<receive::ReadSource>,
+    /// Where the responses end that are cut and, as far as was looked, not all with the lower layer.
+    responses: VecDeque<u64>,
     /// A Send arrived and no receive was posted.
     stalled: bool,
     /// Sends that came without a receive while Responses to our Reads are to come behind them.
@@ -520,6 +522,7 @@ impl QpCore {
             direct: None,
             reads: VecDeque::new(),
             requests: VecDeque::new(),
+            responses: VecDeque::new(),
             stalled: false,
             aside: aside::Aside::default(),
             waiting: None,

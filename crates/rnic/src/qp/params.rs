@@ -29,7 +29,7 @@ pub struct StreamParams {
     pub send_markers: bool,
     /// We asked for markers.
     pub receive_markers: bool,
-    /// RDMA Reads the peer may have outstanding.
+    /// RDMA Reads the peer may have outstanding. With 0 it may have one of no bytes.
     pub ird: u16,
     /// RDMA Reads this end may have outstanding.
     pub ord: u16,

@@ -132,6 +132,16 @@ impl Stream {
         }
     }
 
+    /// Reads of the peer's that are outstanding (RFC 5040 section 6.1): those that wait, and those whose Response is not all with the lower
+    /// layer, so that the peer cannot have it.
+    pub(super) fn reads_to_serve(&mut self) -> usize {
+        let taken = self.out.taken();
+        while self.responses.front().is_some_and(|end| *end <= taken) {
+            self.responses.pop_front();
+        }
+        self.requests.len() + self.responses.len() + usize::from(self.tx.responding())
+    }
+
     /// The peer has sent a good FPDU. With the first one a responder may send too.
     fn heard(&mut self) {
         if !self.first_fpdu_seen {
@@ -519,9 +529,10 @@ impl QpCore {
         else {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
         };
-        // A zero-length read is allowed whatever was negotiated: it is a ready-to-receive frame, or asks whether all before
+        // One Read of no bytes is allowed whatever was negotiated: it is a ready-to-receive frame, or asks whether all before
         // it is placed. It still takes a place while others wait.
-        if stream.requests.len() >= usize::from(stream.params.ird).max(1) {
+        let depth = stream.params.ird.max(u16::from(request.size == 0));
+        if stream.reads_to_serve() >= usize::from(depth) {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer));
         }
         if request.size > 0 {

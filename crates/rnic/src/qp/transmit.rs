@@ -110,6 +110,11 @@ impl Tx {
         self.messages
     }
 
+    /// A Response is half cut.
+    pub fn responding(&self) -> bool {
+        self.current.is_some_and(|current| matches!(current.source, Source::Region(_)))
+    }
+
     /// No message is half cut.
     pub fn idle(&self) -> bool {
         self.current.is_none()
@@ -347,7 +352,10 @@ impl QpCore {
                 Source::Slot(number) if current.segmenter.finished() => return self.slot_cut(number),
                 // It failed on the way. (A response goes on: only work requests are held.)
                 Source::Slot(_) if stream.tx.held => return,
-                _ if current.segmenter.finished() => return,
+                Source::Region(_) if current.segmenter.finished() => {
+                    stream.responses.push_back(stream.out.queued());
+                    return;
+                }
                 _ => {}
             }
             if stream.closing.is_some() || stream.far_ahead() {

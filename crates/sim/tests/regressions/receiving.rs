@@ -159,6 +159,44 @@ fn a_region_without_remote_rights_cannot_be_invalidated_by_the_peer() {
     assert!(local.enter().is_some());
 }
 
+/// Without inbound read depth, the peer could read all the same.
+#[test]
+fn a_depth_of_none_lets_no_data_be_read() {
+    let [a, b] = params().map(|p| StreamParams { peer_is_uwarp: false, ..p });
+    let b = StreamParams { ird: 0, ..b };
+    let mut duo = Duo::new([a, b]);
+    let (read, sge) = (duo.read_op(A, 0), duo.sge(A, 0, 0));
+    duo.queue(A, 1, read, sge);
+    duo.world.settle();
+    assert_eq!(duo.sends(A), [(1, WcStatus::Success)], "one of no bytes says that all before it is placed");
+    let sge = duo.sge(A, 0, 8);
+    duo.queue(A, 2, read, sge);
+    duo.world.settle();
+    let error = TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer);
+    assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
+}
+
+/// The Read whose Response was on its way was not counted, so the peer had one more than it was given.
+#[test]
+fn a_read_that_is_being_answered_counts_against_the_depth() {
+    const LEN: u32 = 900_000;
+    for (ird, more, refused) in [(1, 1, true), (2, 1, false), (2, 2, true)] {
+        let [a, b] = params().map(|p| StreamParams { peer_is_uwarp: false, crc: false, ..p });
+        let b = StreamParams { ird, ..b };
+        let mut duo = Duo::with_net([a, b], NetParams { capacity: 10_000, ..NetParams::default() });
+        let (read, large, small) = (duo.read_op(A, 0), duo.sge(A, 0, LEN), duo.sge(A, 0, 8));
+        duo.queue(A, 1, read, large);
+        for id in 0..more {
+            duo.queue(A, 2 + id, read, small);
+        }
+        duo.world.settle();
+        let closed = duo.world.end(B).disconnected.clone();
+        let error = TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer);
+        let expected = if refused { vec![Disconnect::Sent(error)] } else { vec![] };
+        assert_eq!(closed, expected, "depth {ird}, {more} more");
+    }
+}
+
 /// An overflowing completion queue failed the queue pair only when the next bytes arrived.
 #[test]
 fn an_overflowing_completion_queue_fails_the_queue_pair_at_once() {
