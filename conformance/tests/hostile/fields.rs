@@ -229,15 +229,14 @@ pub fn stags_over_one_buffer(victim: &mut Victim) -> Outcome {
     ] {
         hit(victim, &fpdu(&ulpdu), what, &Fate::terminated(codes))?;
     }
-    victim.tell("profile")?;
-
-    // Taken back is only the one that was named.
+    // Taken back is only the one that was named. (No other stream is of that domain.)
     let invalidate =
-        Untagged { rdmap: 0x40 | SEND_INVALIDATE, invalidate: readers.stag, ..Untagged::send(1, 8) };
-    let bytes = fpdus([invalidate.ulpdu(), put(write)]);
-    let fate = Fate::harmless().changed("write:0-7,recv:0-7").recvs("ok8,e5");
-    hit(victim, &bytes, "a Write when the other key is invalid", &fate)?;
-    hit(victim, &fpdu(&get(readers)), "a Read with the invalid key", &Fate::terminated((0, 1, 0)))?;
+        Untagged { rdmap: 0x40 | SEND_INVALIDATE, invalidate: strangers.stag, ..Untagged::send(1, 0) };
+    let taken = Fate::harmless().recvs("ok0,e5");
+    hit(victim, &invalidate.fpdu(), "an invalidation of the other domain's key", &taken)?;
+    hit(victim, &fpdu(&put(strangers)), "a Write with the invalid key", &Fate::terminated((1, 1, 0)))?;
+    victim.tell("profile")?;
+    hit(victim, &fpdu(&put(write)), "a Write when another key is invalid", &written())?;
     victim.tell("renew")
 }
 

@@ -120,34 +120,58 @@ pub fn responses_that_lie(victim: &mut Victim) -> Outcome {
     victim.tell("profile")
 }
 
-/// A Send with Invalidate takes the key back: for this stream, and for every other.
+/// A Send with Invalidate takes the key back, but not from other streams (RFC 5040 section 8.1.1 rule 7): a key is good for all streams of
+/// its protection domain.
 pub fn after_invalidation(victim: &mut Victim) -> Outcome {
     victim.tell("profile recvs=1")?;
-    for (what, then) in [("Write", true), ("Read", false)] {
-        let both = victim.region("both");
+    let invalidate = |stag| Untagged { rdmap: 0x44, invalidate: stag, ..Untagged::send(1, 0) };
+    let cannot = Fate::terminated((0, 1, 9)).recvs("e5");
+    // The innocent connection is of that domain, too.
+    let both = victim.region("both");
+    let peer = Peer::established(victim.port)?;
+    strike(
+        victim,
+        peer,
+        &invalidate(both.stag).fpdu(),
+        "an invalidation of what the innocent can use",
+        &cannot,
+    )?;
+    let peer = Peer::established(victim.port)?;
+    let written = Fate::harmless().recvs("e5").changed("both:0-7");
+    strike(victim, peer, &Tagged::write(both.stag, both.at, 8).fpdu(), "a Write after that", &written)?;
+
+    // A domain where the attacker is alone at first.
+    victim.tell("profile recvs=1 stranger=1")?;
+    for (what, write) in [("Write", true), ("Read", false)] {
+        let key = victim.region("strangers");
+        let put = Tagged::write(key.stag, key.at, 8);
+        let written = Fate::harmless().recvs("e5").changed("write:0-7");
         let other = Peer::established(victim.port)?;
         victim.sync()?;
-        let mut peer = Peer::established(victim.port)?;
-        let invalidate = Untagged { rdmap: 0x44, invalidate: both.stag, ..Untagged::send(1, 8) };
-        let (after, codes) = if then {
-            (Tagged::write(both.stag, both.at, 8).ulpdu(), (1, 1, 0))
+        let peer = Peer::established(victim.port)?;
+        strike(victim, peer, &invalidate(key.stag).fpdu(), "an invalidation beside another stream", &cannot)?;
+        strike(victim, other, &put.fpdu(), &format!("the other stream before a {what}"), &written)?;
+
+        let (after, codes) = if write {
+            (put.ulpdu(), (1, 1, 0))
         } else {
-            (Untagged::read(1, &ReadRequest::new(8, both.stag, both.at)).ulpdu(), (0, 1, 0))
+            (Untagged::read(1, &ReadRequest::new(8, key.stag, key.at)).ulpdu(), (0, 1, 0))
         };
-        peer.send(&fpdus([Tagged::write(both.stag, both.at, 8).ulpdu(), invalidate.ulpdu()]))?;
-        let fate = Fate::terminated(codes).recvs("ok8").changed("both:0-7,recv:0-7");
+        let mut peer = Peer::established(victim.port)?;
+        peer.send(&fpdus([put.ulpdu(), invalidate(key.stag).ulpdu()]))?;
+        let fate = Fate::terminated(codes).recvs("ok0").changed("write:0-7");
         strike(victim, peer, &fpdu(&after), &format!("a {what} after invalidation"), &fate)?;
+        let peer = Peer::established(victim.port)?;
         let fate = Fate::terminated(codes).recvs("e5");
-        strike(victim, other, &fpdu(&after), &format!("a {what} on another stream"), &fate)?;
+        strike(victim, peer, &fpdu(&after), &format!("a {what} on a later stream"), &fate)?;
         // Twice is an error.
         let peer = Peer::established(victim.port)?;
-        let fate = Fate::terminated((0, 1, 9)).recvs("e5").changed("recv:0-7");
-        strike(victim, peer, &invalidate.fpdu(), "invalidated twice", &fate)?;
+        strike(victim, peer, &invalidate(key.stag).fpdu(), "invalidated twice", &cannot)?;
         victim.tell("renew")?;
-        require!(victim.region("both").stag != both.stag, "a key is used again at once");
+        require!(victim.region("strangers").stag != key.stag, "a key is used again at once");
         let peer = Peer::established(victim.port)?;
         let fate = Fate::terminated((1, 1, 0)).recvs("e5");
-        strike(victim, peer, &Tagged::write(both.stag, both.at, 8).fpdu(), "the old key", &fate)?;
+        strike(victim, peer, &put.fpdu(), "the old key", &fate)?;
     }
     victim.tell("profile")
 }

@@ -146,10 +146,14 @@ struct Closing {
 impl End {
     /// An end in RESET, with completion queues and a protection domain of its own.
     pub fn new(config: EndConfig) -> Self {
+        Self::new_in(config, Pd::new())
+    }
+
+    /// The same, with a protection domain that there is.
+    pub fn new_in(config: EndConfig, pd: Arc<Pd>) -> Self {
         let events = Arc::new(Events::default());
         let cq = |places| Cq::new(config.cq_depth.unwrap_or(places), 0, Some(events.clone()), events.clone());
         let (send_cq, recv_cq) = (cq(config.caps.max_send_wr), cq(config.caps.max_recv_wr));
-        let pd = Pd::new();
         let srq = config.shared_recv.then(|| {
             Srq::new(SrqInit {
                 pd: pd.clone(),

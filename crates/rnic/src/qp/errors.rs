@@ -74,6 +74,7 @@ impl Stream {
         self.aside.clear();
         self.reads.clear();
         self.requests.clear();
+        self.streaming = None;
     }
 }
 

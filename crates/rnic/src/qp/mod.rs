@@ -40,7 +40,7 @@ use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::mr::{Access, MrCache, MrUse};
 use crate::out::OutQueue;
-use crate::pd::Pd;
+use crate::pd::{Pd, Streaming};
 use crate::srq::{Srq, Waiter, Woken};
 use crate::wr::{RecvWr, SendFlags, SendWr, Wc, WcStatus};
 
@@ -214,6 +214,8 @@ struct Stream {
     requests: VecDeque<receive::ReadSource>,
     /// Where the responses end that are cut and, as far as was looked, not all with the lower layer.
     responses: VecDeque<u64>,
+    /// Until it ends, the stream can use the regions of its domain.
+    streaming: Option<Streaming>,
     /// A Send arrived and no receive was posted.
     stalled: bool,
     /// Sends that came without a receive while Responses to our Reads are to come behind them.
@@ -523,6 +525,7 @@ impl QpCore {
             reads: VecDeque::new(),
             requests: VecDeque::new(),
             responses: VecDeque::new(),
+            streaming: Some(self.pd.begin_stream()),
             stalled: false,
             aside: aside::Aside::default(),
             waiting: None,

@@ -462,7 +462,7 @@ impl QpCore {
                 let invalidate = matches!(segment.opcode, Opcode::SendInvalidate | Opcode::SendSeInvalidate);
                 if invalidate {
                     // One code for each reason (RFC 5040 section 5.3), so that a peer learns nothing from guessing.
-                    mr::invalidate_remotely(h.rsvdulp32, self.pd.id()).map_err(|_| {
+                    mr::invalidate_remotely(h.rsvdulp32, &self.pd).map_err(|_| {
                         TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated)
                     })?;
                 }

@@ -1,9 +1,9 @@
 //! The way in.
 
-use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};
+use uwarp_rnic::qp::{Disconnect, QpModify, QpState, Rtr, StreamParams};
 use uwarp_rnic::{Access, EventKind, SendOp, WcStatus};
 use uwarp_sim::Side::{A, B};
-use uwarp_sim::{Fault, NetParams};
+use uwarp_sim::{End, EndConfig, Fault, NetParams};
 use uwarp_wire::terminate::{
     Mpa, RemoteOperation, RemoteProtection, TaggedBuffer, TerminateError, UntaggedBuffer,
 };
@@ -157,6 +157,37 @@ fn a_region_without_remote_rights_cannot_be_invalidated_by_the_peer() {
     let error = TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated);
     assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
     assert!(local.enter().is_some());
+}
+
+/// One stream took a region from another of the same domain (RFC 5040 section 8.1.1 rule 7).
+#[test]
+fn a_region_that_another_stream_can_use_is_not_invalidated_by_the_peer() {
+    let invalidate = |others: &[QpState]| {
+        let mut duo = Duo::new(params());
+        let pd = duo.world.end(B).pd.clone();
+        let mut more = Vec::new();
+        for state in others {
+            let mut other = End::new_in(EndConfig { qpn: 77, ..EndConfig::default() }, pd.clone());
+            other.init();
+            other.attach(params()[1]).unwrap();
+            other.core.modify(&QpModify { state: Some(*state), ..QpModify::default() }).unwrap();
+            more.push(other);
+        }
+        duo.recv(B, 10, 0, 16);
+        let sge = duo.sge(A, 0, 16);
+        let stag = duo.mr[1].stag();
+        duo.queue(A, 1, SendOp::Send { invalidate: Some(stag) }, sge);
+        duo.world.settle();
+        (duo.mr[1].enter().is_none(), duo.world.end(B).disconnected.clone())
+    };
+    let error = TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated);
+    assert_eq!(invalidate(&[]), (true, vec![]));
+    assert_eq!(invalidate(&[QpState::Rts]), (false, vec![Disconnect::Sent(error)]));
+    assert_eq!(
+        invalidate(&[QpState::Err, QpState::Err]),
+        (true, vec![]),
+        "streams that have ended use nothing"
+    );
 }
 
 /// Without inbound read depth, the peer could read all the same.
