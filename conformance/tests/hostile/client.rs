@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use uwarp_conformance::attacker::encode::{
-    Codes, ENHANCED, P2P, READ_REQUEST, REJECT, REQUEST, RTR_READ, RTR_WRITE, Setup, Tagged, UWARP_A,
-    UWARP_B, Untagged, WRITE, enhanced, fpdus,
+    Codes, ENHANCED, P2P, READ_REQUEST, READ_RESPONSE, REJECT, REQUEST, RTR_READ, RTR_WRITE, SEND, Setup,
+    Tagged, UWARP_A, UWARP_B, Untagged, WRITE, enhanced, fpdus,
 };
 use uwarp_conformance::attacker::peer::{End, Peer};
 use uwarp_conformance::attacker::victim::{Report, Victim};
@@ -255,6 +255,42 @@ pub fn other_answers(victim: &mut Victim) -> Outcome {
     let (report, _) = serve(victim, &answer_with(stream))?;
     require!(report.recvs == crate::FLUSHED && report.changed.is_empty(), "{report:?}");
     victim.innocent(1)
+}
+
+/// A server that is not uwarp is asked what it has placed: a Send is done when that is answered, not before. One that sends our flag back
+/// may be siw, which is not asked.
+pub fn answers_to_what_is_placed(victim: &mut Victim) -> Outcome {
+    victim.tell("profile sends=1")?;
+    for (what, flags, answered, done) in [
+        ("an answer", 0x50, true, true),
+        ("no answer", 0x50, false, false),
+        ("one that is not asked", 0x50 | UWARP_A, false, true),
+    ] {
+        let script: Arc<Script> = Arc::new(move |peer, _| {
+            peer.read_setup()?;
+            peer.send(&Setup { flags, ..Setup::reply2() }.bytes())?;
+            peer.expect_rtr()?;
+            let seen = peer.segment()?;
+            require!(seen.opcode() == SEND, "no Send: {seen:?}");
+            if flags & UWARP_A == 0 {
+                let seen = peer.segment()?;
+                let asks = seen.opcode() == READ_REQUEST
+                    && (seen.word(18), seen.word(18 + 12), seen.word(18 + 16)) == (1, 0, 1);
+                require!(asks, "not a Read of no bytes with STags 1: {seen:?}");
+            }
+            if answered {
+                peer.send(&Tagged::new(READ_RESPONSE, 1, 0, 0).fpdu())?;
+            }
+            peer.finish();
+            let rest = peer.answer()?;
+            require!(rest.seen.is_empty(), "more: {rest:?}");
+            Ok(())
+        });
+        let (report, _) = serve(victim, &script)?;
+        require!(report.established && (report.sends == "ok16") == done, "{what}: {report:?}");
+        victim.innocent(1)?;
+    }
+    victim.tell("profile")
 }
 
 /// A server that sets up well: what the victim asks of it is answered with lies.

@@ -63,6 +63,7 @@ fn attacks() -> Vec<Attack> {
         client::read_depths_and_model,
         client::cut_short_at_every_byte,
         client::other_answers,
+        client::answers_to_what_is_placed,
         client::a_server_that_lies_later,
         fields::fpdu_lengths,
         fields::fpdu_pads_and_crcs,
