@@ -138,7 +138,7 @@ pub fn deregistering_waits_for_uses() {
     let peer = {
         let pd = pd.clone();
         start(move || {
-            let _ = mr::invalidate_remotely(part.stag, pd.id());
+            let _ = mr::invalidate_remotely(part.stag, &pd);
         })
     };
     mr.deregister();
