@@ -339,6 +339,9 @@ pub fn wait<T: Waits>(
     }
     let mut first = true;
     loop {
+        // What is there stays for others if the thread was cancelled before it takes it.
+        // SAFETY: as above.
+        unsafe { pthread_testcancel() };
         let (answer, next) = go_on(name, on, first, &mut take);
         match next {
             Next::Return => return answer,
@@ -353,9 +356,6 @@ pub fn wait<T: Waits>(
                 }
             }
         }
-        // What has come stays for others if the thread was cancelled before it takes it.
-        // SAFETY: as above.
-        unsafe { pthread_testcancel() };
         first = false;
     }
 }

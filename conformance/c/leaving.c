@@ -106,7 +106,7 @@ static void cancelling(void)
 		MUST(post_recv(&p.s, &sge, 1, 1) == 0);
 		MUST(ibv_req_notify_cq(p.s.rcq, 0) == 0);
 		/* Before, while and after the thread serves the connections itself. */
-		ends += cancelled(await_cq_event, p.s.cc, (unsigned)n * 300, message, &p);
+		ends += cancelled(await_cq_event, p.s.cc, (unsigned)(n + 1) * 300, message, &p);
 		if (!readable(p.s.cc->fd, LIMIT_MS))
 			break;
 		told++;
@@ -122,7 +122,7 @@ static void cancelling(void)
 	kept = ends = 0;
 	for (int n = 0; n < ROUNDS; n++) {
 		open_pair(&p);
-		ends += cancelled(await_cm_event, p.c.ch, (unsigned)n * 300, cm_event, &p);
+		ends += cancelled(await_cm_event, p.c.ch, (unsigned)(n + 1) * 300, cm_event, &p);
 		must_event(p.c.ch, RDMA_CM_EVENT_DISCONNECTED);
 		kept++;
 		close_pair(&p);
