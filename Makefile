@@ -3,6 +3,7 @@
 # make test     runs the whole test suite; this is what CI runs
 # make install  copies dist/ to PREFIX (default /usr/local)
 # make bench    measures, beside raw TCP sockets in the same run
+# make programs runs all programs of the table, those that can take more rounds at length: ten migrations, for example
 # make siw      runs everything that can be run against the Linux kernel's own iWARP, and prints a table
 # make soak     lets connections come and go for SOAK_SECONDS (default 600) and sees that nothing grows
 # make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
@@ -27,7 +28,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO_TEST = cargo test --locked
 
-.PHONY: dist demo test install bench siw soak tsan fuzz clean help
+.PHONY: dist demo test install bench programs siw soak tsan fuzz clean help
 .NOTPARALLEL:
 
 dist:
@@ -60,6 +61,10 @@ install:
 
 bench: dist
 	@for what in $(BENCH); do $(UWARP_DIST)/bin/uwarp bench $$what || exit 1; done
+
+programs: dist
+	@scripts/setup demo test
+	PROGRAMS=full $(CARGO_TEST) -p uwarp-conformance --test programs
 
 siw: dist
 	@scripts/setup demo siw

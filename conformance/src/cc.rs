@@ -14,6 +14,11 @@ pub fn build(name: &str, dir: &Path) -> Outcome<PathBuf> {
 
 /// The same with more options.
 pub fn build_with(name: &str, dir: &Path, options: &str) -> Outcome<PathBuf> {
+    build_by("cc", name, dir, &format!("-lrdmacm -libverbs {options}"))
+}
+
+/// The same by another compiler, and with no library but what `options` name.
+pub fn build_by(compiler: &str, name: &str, dir: &Path, options: &str) -> Outcome<PathBuf> {
     require!(
         Path::new("/usr/include/infiniband/verbs.h").exists()
             && Path::new("/usr/include/rdma/rdma_cma.h").exists(),
@@ -21,11 +26,10 @@ pub fn build_with(name: &str, dir: &Path, options: &str) -> Outcome<PathBuf> {
     );
     std::fs::create_dir_all(dir).context(dir.display())?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{name}.c"));
-    let program = dir.join(name);
-    Cmd::line("cc -std=gnu11 -O1 -g -Wall -Wextra -Werror -pthread -o")
+    let program = dir.join(Path::new(name).file_name().unwrap_or_default());
+    Cmd::line(&format!("{compiler} -std=gnu11 -O1 -g -Wall -Wextra -Werror -pthread -o"))
         .arg(&program)
         .arg(&source)
-        .args("-lrdmacm -libverbs")
         .args(options)
         .limit(Duration::from_secs(60))
         .run_ok()?;

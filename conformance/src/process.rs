@@ -436,6 +436,11 @@ fn find_program(name: &OsStr) -> Outcome<PathBuf> {
         "ip" | "ss" => "iproute2",
         "python3" | "tshark" => &*name,
         "cc" => "gcc",
+        "as" | "ld" => "binutils",
+        n if n.starts_with("fi_") => "libfabric-bin",
+        "mpirun" => "openmpi-bin",
+        "mpicc" => "libopenmpi-dev",
+        "qemu-system-x86_64" => "qemu-system-x86",
         "setpriv" => "util-linux",
         _ => fail!("program {name} is not installed"),
     };

@@ -1,11 +1,19 @@
 //! Debian's RDMA programs, unmodified, over uwarp. One row of [`cases`] per program and manner of use; the outcome of
 //! a complete run is written to `PROGRAMS.md`.
 //!
+//! Some rows take more rounds with `PROGRAMS=full`, which `make programs` sets: ten migrations instead of one.
+//!
 //! Cases run one at a time: many of these programs spin at both ends, and two such pairs on two processors would
 //! measure each other's patience.
 
 #[path = "programs/cm.rs"]
 mod cm;
+#[path = "programs/fabric.rs"]
+mod fabric;
+#[path = "programs/guest.rs"]
+mod guest;
+#[path = "programs/memory.rs"]
+mod memory;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,6 +58,8 @@ use Run::{Custom, Perftest, PerftestIwarp, Rping};
 /// Variables for both ends.
 type Env = &'static [(&'static str, &'static str)];
 const AS_IWARP: Env = &[("UWARP_VIEW", "iwarp")];
+const AS_IB: Env = &[("UWARP_VIEW", "ib")];
+const CRC_OFF: Env = &[("UWARP_CRC", "off")];
 const SPINNING: Env = &[("UWARP_PROGRESS", "spin")];
 const AS_STRANGERS: Env = &[("UWARP_PEER", "off")];
 
@@ -70,7 +80,7 @@ fn cases() -> Vec<Case> {
     let perf = |program, args, at, expected| case(program, args, TABLE, at, Perftest(args, expected));
     let iwarp =
         |program, args, at, expected| case(program, args, IWARP_TABLE, at, PerftestIwarp(args, expected));
-    vec![
+    let mut all = vec![
         // Device queries.
         case("ibv_devices", "", "one device, uwarp0, with a node GUID", LO, Custom(devices)),
         case(
@@ -97,7 +107,7 @@ fn cases() -> Vec<Case> {
         // rping: Send, Recv, RDMA Read and Write with the data compared. 26 is the least size it takes, 65535 the most.
         case("rping", "-v -V -C 20, sizes 26 to 65535", PING, EVERYWHERE, Rping(&SIZES, &[])),
         case("rping", "-v -V -C 2000", PING, LO, Rping(&[(2000, 64)], &[])),
-        case("rping", "UWARP_CRC=off", PING, LO_AND_VETH, Rping(&[(20, 4096)], &[("UWARP_CRC", "off")])),
+        case("rping", "UWARP_CRC=off", PING, LO_AND_VETH, Rping(&[(20, 4096)], CRC_OFF)),
         case("rping", "MPA revision 1", PING, LO, Rping(&[(20, 4096)], &[("UWARP_MPA_REVISION", "1")])),
         case("rping", "UWARP_PROGRESS=spin", PING, LO_AND_VETH, Rping(&[(20, 64), (20, 65535)], SPINNING)),
         case("rping", "UWARP_PEER=off", PING, LO_AND_VETH, Rping(&[(20, 64), (20, 65535)], AS_STRANGERS)),
@@ -294,8 +304,60 @@ fn cases() -> Vec<Case> {
         perf("ib_send_bw", "-D 2", LO, Expected::lasting(65536)),
         perf("ib_write_bw", "-D 2", VETH_1500, Expected::lasting(65536)),
         perf("ib_read_bw", "-D 2", LO, Expected::lasting(65536)),
+    ];
+    all.extend(applications());
+    all
+}
+
+/// Programs that have another purpose than to try RDMA, and the libraries they use it by.
+fn applications() -> Vec<Case> {
+    let case = |program, manner, checked, at, run| Case { program, manner, checked, at, run: Custom(run) };
+    vec![
+        // libfabric: connected endpoints, and reliable datagrams over many of them with receives shared between them.
+        case(
+            "fi_info",
+            "-p verbs",
+            "connected endpoints and reliable datagrams, of uwarp0",
+            LO_AND_VETH,
+            |w, p| w.fi_info(p),
+        ),
+        case("fi_pingpong", "-p verbs -e msg -c", FI, EVERYWHERE, |w, p| w.fi_pingpong(FI_MSG, &[], p)),
+        case("fi_pingpong", "-p verbs -e msg, UWARP_CRC=off", FI, LO_AND_VETH, |w, p| {
+            w.fi_pingpong(FI_MSG, CRC_OFF, p)
+        }),
+        case("fi_pingpong", "-p verbs -e msg, as iWARP", FI, LO_AND_VETH, |w, p| {
+            w.fi_pingpong(FI_MSG, AS_IWARP, p)
+        }),
+        case("fi_pingpong", "-p verbs -e msg, as InfiniBand", FI, LO_AND_VETH, |w, p| {
+            w.fi_pingpong(FI_MSG, AS_IB, p)
+        }),
+        // Open MPI with its ranks on one host, or half of them in each namespace.
+        case("mpirun -np 2", "--mca mtl ofi, verbs;ofi_rxm", MPI, LO_AND_VETH, |w, p| w.mpi(2, &[], p)),
+        case("mpirun -np 4", "--mca mtl ofi, verbs;ofi_rxm", MPI, LO_AND_VETH, |w, p| w.mpi(4, &[], p)),
+        case("mpirun -np 4", "UWARP_CRC=off", MPI, VETH_1500, |w, p| w.mpi(4, CRC_OFF, p)),
+        case("mpirun -np 4", "as iWARP", MPI, LO_AND_VETH, |w, p| w.mpi(4, AS_IWARP, p)),
+        case("mpirun -np 4", "as InfiniBand", MPI, VETH_1500, |w, p| w.mpi(4, AS_IB, p)),
+        // QEMU: RDMA Writes from and to memory that changes meanwhile.
+        case("qemu", "migrate rdma:", GUEST, LO_AND_VETH, |w, p| w.migrate(false, &[], p)),
+        case("qemu", "migrate rdma:, rdma-pin-all", GUEST, LO_AND_VETH, |w, p| w.migrate(true, &[], p)),
+        case("qemu", "migrate rdma:, UWARP_CRC=off", GUEST, LO, |w, p| w.migrate(false, CRC_OFF, p)),
+        case("qemu", "migrate rdma:, as iWARP", GUEST, LO, |w, p| w.migrate(false, AS_IWARP, p)),
+        case("qemu", "migrate rdma:, as InfiniBand", GUEST, LO, |w, p| w.migrate(false, AS_IB, p)),
+        // librpma. Debian has none of its examples, and no fio with its engines. Not on loopback: its server takes its
+        // device from the address it binds, and rdma_cm binds none for 127.0.0.1.
+        case("librpma", "c/rpma.c", RPMA, VETHS, |w, p| w.rpma(&[], p)),
+        case("librpma", "c/rpma.c, UWARP_CRC=off", RPMA, VETH_1500, |w, p| w.rpma(CRC_OFF, p)),
+        case("librpma", "c/rpma.c, as iWARP", RPMA, VETH_1500, |w, p| w.rpma(AS_IWARP, p)),
+        case("librpma", "c/rpma.c, as InfiniBand", RPMA, VETH_1500, |w, p| w.rpma(AS_IB, p)),
     ]
 }
+
+const FI: &str = "every round of each size, data checked at both ends";
+const FI_MSG: &str = "-p verbs -e msg";
+const MPI: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
+const GUEST: &str =
+    "a guest that writes all the time goes on, each round of it whole; ten times with make programs";
+const RPMA: &str = "written, flushed, read back; every byte at both ends";
 
 const STATUS_0: &str = "data transfers complete, return status 0 at both ends";
 
@@ -329,7 +391,8 @@ fn main() -> ExitCode {
     let (as_it_is, all_as_iwarp) = (view.is_none(), view.is_some_and(|view| view == "iwarp"));
     let complete = as_it_is && args.filter.is_none() && args.skip.is_empty() && !args.list && !args.ignored;
 
-    let world = Arc::new(World { dist: Dist::find(), net: Network::default(), all_as_iwarp });
+    let thorough = std::env::var_os("PROGRAMS").is_some_and(|size| size == "full");
+    let world = Arc::new(World { dist: Dist::find(), net: Network::default(), all_as_iwarp, thorough });
     let cases = Arc::new(cases());
     let results: Arc<Mutex<Results>> = Arc::default();
     let mut trials = Vec::new();
@@ -398,6 +461,8 @@ struct World {
     net: Network,
     /// What names no view is run as iWARP too.
     all_as_iwarp: bool,
+    /// Rows that can take more rounds do.
+    thorough: bool,
 }
 
 impl World {
