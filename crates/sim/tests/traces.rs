@@ -194,8 +194,6 @@ fn write() {
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
     0.000 A Write L stag=#2 to=0x100 len=64
-    0.000 A Write stag=#2 to=0x196a0 len=0
-    0.000 A Write stag=#2 to=0x1000 len=0
     0.000 A Write stag=#2 to=0x1000 len=50000
     0.000 A Write L stag=#2 to=0xd350 len=50000
     "##);
