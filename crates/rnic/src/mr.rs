@@ -321,7 +321,7 @@ pub fn invalidate(stag: u32, pd: u32) -> Result<(), AccessError> {
 }
 
 /// The same for Send with Invalidate. A region that gives the peer no right at all is none of its business. Nor may it take one from other
-/// streams (RFC 5040 section 8.1.1 rule 7), and a region serves every stream of its domain: docs/adr/011.
+/// streams (RFC 5040 section 8.1.1 rule 7), and a region serves every stream of its domain: docs/adr/012.
 pub fn invalidate_remotely(stag: u32, pd: &Pd) -> Result<(), AccessError> {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     invalidate_if(stag, pd.id(), |mr| mr.access.intersects(remote) && pd.streams() <= 1)
