@@ -70,6 +70,8 @@ struct Inner {
     ready_timer: Option<Token>,
     /// Runs after the end of a connection, until [`EventKind::TimewaitExit`].
     timewait: Option<Token>,
+    /// Runs while the end of the connection is not reported yet: the program has completions to poll first.
+    unreported_end: Option<Token>,
     /// Whether there ever was a connection or an attempt at one.
     has_connected: bool,
 }
@@ -114,6 +116,7 @@ impl Id {
                 outcome: (ConnParam::NONE, Vec::new()),
                 ready_timer: None,
                 timewait: None,
+                unreported_end: None,
                 has_connected: false,
             }),
             events: Mutex::default(),
@@ -438,6 +441,12 @@ impl Id {
     /// [`EventKind::Disconnected`] at both ends. Where the peer was first, nothing more happens.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
+        if let Some(timer) = inner.unreported_end.take() {
+            drop(inner);
+            self.cm.engine().deregister(timer);
+            self.stream_ended();
+            inner = self.inner.lock();
+        }
         match inner.state {
             _ if inner.waits_for_queue_pair() => {
                 drop(inner);
@@ -536,7 +545,7 @@ impl Id {
         let active = inner.active.take();
         let listener = inner.listener.take();
         let pending = inner.pending.take();
-        let timers = [inner.ready_timer.take(), inner.timewait.take()];
+        let timers = [inner.ready_timer.take(), inner.timewait.take(), inner.unreported_end.take()];
         let qp = inner.qp.take();
         inner.bound = None;
         let claim = inner.claim.take();

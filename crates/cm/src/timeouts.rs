@@ -48,6 +48,14 @@ pub fn timewait(ack_timeout: Option<u8>) -> Duration {
     Duration::from_millis(1 << ack_timeout.unwrap_or(19).min(31).saturating_sub(8))
 }
 
+/// How long [`EventKind::Disconnected`] waits at most for the program to poll the completions that came with the peer's last bytes, in the
+/// views that pass for InfiniBand. There the peer's request to disconnect is a message of its own, which comes through the kernel and some
+/// hundred microseconds behind. Programs look for completions, then for events, and destroy the queue pair on this one, with
+/// all completions that came in between (libfabric's rxm reports them as flushed).
+///
+/// [`EventKind::Disconnected`]: crate::EventKind::Disconnected
+pub const UNPOLLED: Duration = Duration::from_millis(5);
+
 /// The most retries that InfiniBand knows, and what queries show where the program gave no number: TCP counts otherwise.
 pub const RETRIES: u8 = 7;
 

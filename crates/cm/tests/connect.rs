@@ -10,13 +10,14 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use uwarp_cm::listener::max_half_open;
 use uwarp_cm::{Cm, CmError, ConnParam, Event, EventChannel, EventKind, GetError, Id, State, Timeouts};
 use uwarp_driver::Nic;
 use uwarp_rnic::qp::{QpModify, QpState};
+use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr};
 use uwarp_wire::mpa::{FLAG_C, FLAG_S, FLAG_UWARP_A, KEY_REP, KEY_REQ};
 
 use common::qp;
@@ -119,6 +120,49 @@ fn meet_at(address: SocketAddr) {
     passive.destroy();
     listener.destroy();
     assert!(server.is_empty() && client.is_empty());
+}
+
+/// A program that polls, then looks for events, and destroys the queue pair when the connection has ended (libfabric's rxm) lost the
+/// completion of a message that came together with the end.
+#[test]
+fn the_end_is_reported_when_the_completions_before_it_were_polled() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 0);
+    for round in 0..50 {
+        let active = resolved(&cm, &client, listener.local_address().unwrap());
+        let active_qp = qp();
+        active.connect(&active_qp, ConnParam::DEFAULT, b"").unwrap();
+        let request = expect(&server, EventKind::ConnectRequest);
+        let passive = Arc::clone(&request.id);
+        request.acknowledge();
+        let (passive_qp, cq) = common::qp_and_cq();
+        passive_qp.modify(&QpModify { state: Some(QpState::Init), ..QpModify::default() }).unwrap();
+        passive_qp.post_recv(std::iter::once(RecvWr { wr_id: 1, sges: &[] })).unwrap();
+        passive.accept(&passive_qp, None, b"").unwrap();
+        expect(&client, EventKind::Established).acknowledge();
+        expect(&server, EventKind::Established).acknowledge();
+        let send =
+            SendWr { wr_id: 2, op: SendOp::Send { invalidate: None }, flags: SendFlags::empty(), sges: &[] };
+        active_qp.post_send(std::iter::once(send)).unwrap();
+        active.disconnect().unwrap();
+        let (mut received, end) = (0, Instant::now() + PATIENCE);
+        loop {
+            // The background thread serves the socket, between any two of these lines.
+            received += cq.poll(1, |_| ());
+            if let Some(event) = server.take_next(false) {
+                assert_eq!(event.kind, EventKind::Disconnected);
+                event.acknowledge();
+                break;
+            }
+            assert!(Instant::now() < end, "no end");
+        }
+        assert_eq!(received, 1, "round {round}: the message came behind the end");
+        expect(&client, EventKind::Disconnected).acknowledge();
+        [active, passive].iter().for_each(|id| id.destroy());
+        [active_qp, passive_qp].iter().for_each(|qp| qp.destroy());
+    }
+    listener.destroy();
 }
 
 #[test]

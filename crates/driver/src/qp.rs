@@ -303,6 +303,15 @@ impl Qp {
         attr
     }
 
+    /// Whether completions wait to be polled in the queues where its work requests complete.
+    pub fn has_unpolled(&self) -> bool {
+        let inner = self.inner.lock();
+        let (send_cq, recv_cq) = inner.core.cqs();
+        let some = !(send_cq.is_empty() && recv_cq.is_empty());
+        self.release(inner);
+        some
+    }
+
     /// Its state, what it does, and the addresses of its connection (own, peer's) if it has one.
     pub(crate) fn look_at(&self) -> (QpState, Snapshot, [Option<SocketAddr>; 2]) {
         let inner = self.inner.lock();

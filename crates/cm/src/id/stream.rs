@@ -17,7 +17,7 @@ use crate::active::Connected;
 use crate::event::{ConnParam, Event, EventKind, MAX_PRIVATE_DATA, reason};
 use crate::listener::Pending;
 use crate::state::{State, Step};
-use crate::timeouts::{RETRIES, STRANGER_FIRST_FPDU, rnr_limit, timewait};
+use crate::timeouts::{RETRIES, STRANGER_FIRST_FPDU, UNPOLLED, rnr_limit, timewait};
 use crate::{CmError, socket};
 
 impl Id {
@@ -246,6 +246,38 @@ impl StreamObserver for Id {
 
     fn disconnected(&self, why: Disconnect) {
         tracing::debug!(id = self.key, ?why, "stream ended");
+        if !self.wait_for_polls(why) {
+            self.stream_ended();
+        }
+    }
+}
+
+impl Id {
+    /// Leaves the report of the stream's end to a timer, if the program has yet to poll what came before; says whether that is so.
+    fn wait_for_polls(&self, why: Disconnect) -> bool {
+        let Some(me) = self.me.upgrade().filter(|_| passes_for_infiniband()) else { return false };
+        let qp = self.inner.lock().qp.clone();
+        if why == Disconnect::LocalClosed || !qp.is_some_and(|qp| qp.has_unpolled()) {
+            return false;
+        }
+        let engine = self.cm.engine();
+        let timer = engine.new_token(me as Arc<dyn Source>);
+        let mut inner = self.inner.lock();
+        // The program may have given the id up by now.
+        let waits = inner.state == State::Established;
+        if waits {
+            inner.unreported_end = Some(timer);
+        }
+        drop(inner);
+        if waits {
+            engine.set_timer(timer, Some(Instant::now() + UNPOLLED));
+        } else {
+            engine.deregister(timer);
+        }
+        waits
+    }
+
+    pub(super) fn stream_ended(&self) {
         let mut inner = self.inner.lock();
         inner.left = inner.qp.as_ref().map(Arc::downgrade);
         let ended = inner.conclude(Step::Disconnected);
@@ -274,6 +306,11 @@ impl Source for Id {
 
     fn timeout(&self) {
         let mut inner = self.inner.lock();
+        if let Some(timer) = inner.unreported_end.take() {
+            drop(inner);
+            self.cm.engine().deregister(timer);
+            return self.stream_ended();
+        }
         if let Some(timer) = inner.timewait.take() {
             self.report(&mut inner, EventKind::TimewaitExit, 0);
             drop(inner);

@@ -14,6 +14,11 @@ impl AsyncSink for Ignore {
 
 /// A queue pair in RESET, with a protection domain and a completion queue of its own.
 pub fn qp() -> Arc<Qp> {
+    qp_and_cq().0
+}
+
+/// The same, and its completion queue.
+pub fn qp_and_cq() -> (Arc<Qp>, Arc<Cq>) {
     let sink: Arc<dyn AsyncSink> = Arc::new(Ignore);
     let cq = Cq::new(64, 0, None, Arc::clone(&sink));
     let caps =
@@ -21,12 +26,12 @@ pub fn qp() -> Arc<Qp> {
     let init = QpInit {
         pd: Pd::new(),
         send_cq: Arc::clone(&cq),
-        recv_cq: cq,
+        recv_cq: Arc::clone(&cq),
         srq: None,
         caps,
         sq_sig_all: true,
         cookie: 0,
         async_sink: sink,
     };
-    Qp::create(&Nic::open().expect("a device"), init).expect("a queue pair")
+    (Qp::create(&Nic::open().expect("a device"), init).expect("a queue pair"), cq)
 }
