@@ -471,9 +471,14 @@ mod tests {
         let err = cmd.run().unwrap_err().0;
         assert!(err.contains("still running"), "{err}");
         let child: u32 = err.lines().find_map(|l| l.strip_prefix("  out| ")).unwrap().parse().unwrap();
-        // The grandchild was killed with the group; whoever adopted it may still have to reap it.
-        let state = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+        // The grandchild was killed with the group; it may take a moment to die, and whoever adopted it may still have to reap it.
+        let state = || std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        let lives = |state: &str| !state.is_empty() && !state.contains(") Z ");
+        let end = Instant::now() + Duration::from_secs(10);
+        while lives(&state()) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(!lives(&state()), "{}", state());
     }
 
     #[test]

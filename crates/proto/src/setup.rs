@@ -76,7 +76,7 @@ pub enum Rtr {
 }
 
 /// STag and tagged offset of a ready-to-receive Write that says nothing. They mean nothing where nothing is placed, but some
-/// hardware takes STag 0 for one of its own, so siw and cxgb4 name STag 1, and so do we.
+/// hardware may treat STag 0 specially (siw's source says so), so siw and cxgb4 name STag 1, and so do we.
 pub const RTR_STAG_TO: (u32, u64) = (uwarp_wire::rdmap::EMPTY_STAG, 0);
 
 /// Read depths of one end.

@@ -328,7 +328,8 @@ impl Cq {
     /// Drops the completions of a work queue that the program has not polled. Their places are free. Events stay.
     ///
     /// Providers of adapters do so when a queue pair is destroyed or reset (`mlx5_destroy_qp` and `mlx5_modify_qp` call
-    /// `mlx5_cq_clean`, mlx4, hns, irdma and bnxt_re have the like), and programs free what the `wr_id` points to right after.
+    /// `mlx5_cq_clean`, mlx4, hns and bnxt_re have the like; irdma does so at destruction only), and programs free what the `wr_id`
+    /// points to right after.
     fn purge(&self, key: u32) {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;

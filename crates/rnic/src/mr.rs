@@ -222,8 +222,9 @@ impl Mr {
         was_valid
     }
 
-    /// Changes domain, range or rights. The old key dies; the new region has a new one, unless only the rights are different: providers
-    /// of adapters and rxe keep the keys then, and programs have told them to their peers (`mlx5_ib_rereg_user_mr`, `rxe_rereg_user_mr`).
+    /// Changes domain, range or rights. The old key dies; the new region has a new one, unless only the rights are different: the
+    /// kernel's drivers keep the keys then (rxe and mlx4 always, mlx5 where it can change the rights in place), and programs have told
+    /// them to their peers.
     pub fn reregister(
         &self,
         pd: Option<&Arc<Pd>>,

@@ -288,7 +288,7 @@ mod field {
 }
 
 /// The STag of frames of our own making that move no bytes. It names nothing and is not to be checked (RFC 5041 section 5.2), but some
-/// hardware takes STag 0 for one of its own; siw and cxgb4 write 1, too.
+/// hardware may treat STag 0 specially (siw's source says so); siw and cxgb4 write 1, too.
 pub const EMPTY_STAG: u32 = 1;
 
 /// Header of an RDMA Read Request (RFC 5040 section 4.4): where to read and where to put it.

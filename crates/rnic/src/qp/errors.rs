@@ -89,7 +89,7 @@ impl QpCore {
     }
 
     /// A work request of our own cannot be carried out: the peer is told, the queue pair fails. With InfiniBand's verbs the completion
-    /// is all that tells of it (rxe and mlx5 raise asynchronous events for the responder's errors alone).
+    /// is all that tells of it (so does rxe, `rxe_comp.c`).
     pub(super) fn fail_own(&mut self) {
         let error = TerminateError::LocalCatastrophic;
         if self.terminate(error, None) {

@@ -14,8 +14,8 @@ use super::{Disconnect, Established, QpCore, QpState};
 use crate::event::EventKind;
 use crate::wr::WcStatus;
 
-/// How long sends to a peer that is gone wait. An adapter's retries take about as long with the numbers that programs give, and up to
-/// half a minute with others; TCP has said already that nobody is there. Time enough for the program to hear of the end first.
+/// How long sends to a peer that is gone wait. An adapter's retries take about as long with the numbers that programs give, and longer
+/// with others (4.096 µs × 2^timeout × (retry_cnt + 1): half a minute with 20 and 7); TCP has said already that nobody is there. Time enough for the program to hear of the end first.
 const LEAST: Duration = Duration::from_millis(100);
 const MOST: Duration = Duration::from_secs(2);
 
