@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use uwarp_conformance::attacker::encode::Setup;
+use uwarp_conformance::attacker::peer::Peer;
+use uwarp_conformance::attacker::victim::Victim;
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::process::{Cmd, Running};
 use uwarp_conformance::topology::free_port;
@@ -262,20 +265,26 @@ fn a_program_can_be_hidden() {
 /// RFC 5044 section 7.1.2 has the responder wait. The program cannot know; whoever looks is told.
 #[test]
 fn a_server_that_must_not_speak_first_says_so() {
-    let port = free_port();
-    let server = over_uwarp(&format!("ib_write_lat -R -F -n 5 -p {port}"));
-    let server = pair::serve(&server, port).unwrap();
-    let client = over_uwarp(&format!("ib_write_lat -R -F -n 5 -p {port} 127.0.0.1"));
-    let client = client.env("UWARP_MPA_REVISION", "1").spawn().unwrap();
-    until(&server, "muted", |found| {
-        found["queue_pairs"].as_array().unwrap().iter().any(|pair| pair["muted"] == true)
-    });
-    let (_, table) = stat(&["--pid", &number(&server)]);
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stat");
+    let program = cc::build("victim", &dir).unwrap();
+    let mut server = Victim::start(&program, &Dist::find().unwrap(), &[], &[]).unwrap();
+    server.tell("profile sends=1").unwrap();
+    // A client that asks for no peer-to-peer model, as siw does not, and that says nothing.
+    let client = Peer::set_up(server.port, &Setup::request1()).unwrap();
+    let pid = server.pid().to_string();
+    let muted = || {
+        let document: Value = serde_json::from_str(&stat(&["--json", "--pid", &pid]).1).unwrap();
+        let pairs = document["processes"][0]["queue_pairs"].as_array().cloned().unwrap_or_default();
+        pairs.iter().any(|pair| pair["muted"] == true)
+    };
+    let start = Instant::now();
+    while !muted() {
+        assert!(start.elapsed() < PATIENCE, "nothing is muted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (_, table) = stat(&["--pid", &pid]);
     assert!(table.contains("RTS, must not speak first"), "{table}");
-    let said = |server: &Running| server.so_far().contains("this end may not speak first");
-    server.until(PATIENCE, "saying why", said).unwrap();
-    client.stop();
-    server.stop();
+    drop(client);
 }
 
 /// Names in the abstract namespace are open to all.

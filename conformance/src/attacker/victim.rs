@@ -200,6 +200,11 @@ impl Victim {
         }
     }
 
+    /// The process that is attacked.
+    pub fn pid(&self) -> u32 {
+        self.server.child.id()
+    }
+
     /// One of its regions.
     ///
     /// # Panics
