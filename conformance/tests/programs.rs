@@ -331,6 +331,15 @@ fn applications() -> Vec<Case> {
         case("fi_pingpong", "-p verbs -e msg, as InfiniBand", FI, LO_AND_VETH, |w, p| {
             w.fi_pingpong(FI_MSG, AS_IB, p)
         }),
+        case("fi_pingpong", "-p verbs;ofi_rxm -e rdm -c", FI, EVERYWHERE, |w, p| {
+            w.fi_pingpong(FI_RXM, &[], p)
+        }),
+        case("fi_pingpong", "-p verbs;ofi_rxm -e rdm, UWARP_CRC=off", FI, LO_AND_VETH, |w, p| {
+            w.fi_pingpong(FI_RXM, CRC_OFF, p)
+        }),
+        case("fi_pingpong", "-p verbs;ofi_rxm -e rdm, as iWARP", FI, LO_AND_VETH, |w, p| {
+            w.fi_pingpong(FI_RXM, AS_IWARP, p)
+        }),
         // Open MPI with its ranks on one host, or half of them in each namespace.
         case("mpirun -np 2", "--mca mtl ofi, verbs;ofi_rxm", MPI, LO_AND_VETH, |w, p| w.mpi(2, &[], p)),
         case("mpirun -np 4", "--mca mtl ofi, verbs;ofi_rxm", MPI, LO_AND_VETH, |w, p| w.mpi(4, &[], p)),
@@ -354,6 +363,7 @@ fn applications() -> Vec<Case> {
 
 const FI: &str = "every round of each size, data checked at both ends";
 const FI_MSG: &str = "-p verbs -e msg";
+const FI_RXM: &str = "-p verbs;ofi_rxm -e rdm";
 const MPI: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
 const GUEST: &str =
     "a guest that writes all the time goes on, each round of it whole; ten times with make programs";
