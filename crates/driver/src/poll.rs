@@ -34,13 +34,16 @@ const ANSWER: Duration = Duration::from_micros(50);
 const WITHOUT_WAIT: (u32, u32) = (16, 8192);
 /// Answers in a row after which a wait in vain is taken for an exception.
 const ANSWERS: u32 = 4;
+/// Waits that are answered keep the background thread away as empty polls do, and may be all that a thread ever does: it looks
+/// around as often, and after so long at the latest.
+const UNSEEN: Duration = Duration::from_millis(1);
 
 thread_local! {
     static POLLER: Cell<Poller> = const {
         Cell::new(Poller { blinkers: Blinkers { polls: 0, until: LOOK_AROUND }, patience: Patience { polls: 0, until: PATIENCE.1, tried: false } })
     };
     static ANSWERS_EXPECTED: Cell<Expectation> = const {
-        Cell::new(Expectation { skip: 0, pause: WITHOUT_WAIT.0, answers: 0, missed: 0 })
+        Cell::new(Expectation { skip: 0, pause: WITHOUT_WAIT.0, answers: 0, missed: 0, looked: None })
     };
 }
 
@@ -55,6 +58,8 @@ struct Expectation {
     answers: u32,
     /// The engine's count of input that came while the background thread stood back and nobody polled, when last looked at.
     missed: u64,
+    /// When a wait last began with a look at all sockets.
+    looked: Option<Instant>,
 }
 
 impl Expectation {
@@ -96,14 +101,14 @@ struct Poller {
 /// How long this thread has not looked around.
 #[derive(Clone, Copy)]
 struct Blinkers {
-    /// Empty polls since.
+    /// Empty polls and waits for an answer since.
     polls: u32,
-    /// Empty polls after which it does.
+    /// As many after which it does.
     until: u32,
 }
 
 impl Blinkers {
-    /// Counts an empty poll; says whether it is time.
+    /// Counts an empty poll or a wait; says whether it is time.
     fn count(&mut self) -> bool {
         self.polls += 1;
         self.polls >= self.until
@@ -204,7 +209,11 @@ impl Nic {
             }
         } else {
             engine.note_earnest(true);
-            let start = Instant::now();
+            let mut start = Instant::now();
+            if self.look_beside(expectation.looked.is_none_or(|at| start.duration_since(at) >= UNSEEN)) {
+                start = Instant::now();
+                expectation.looked = Some(start);
+            }
             let answered = loop {
                 match cq.listen(FEW) {
                     Some(false) if start.elapsed() < ANSWER => {}
@@ -218,6 +227,20 @@ impl Nic {
             expectation.waited(answered);
         }
         let _ = ANSWERS_EXPECTED.try_with(|e| e.set(expectation));
+    }
+
+    /// At the beginning of a wait, when the answer cannot be there yet: looks at all sockets and timers where it is time, or `now`; says
+    /// whether it did.
+    fn look_beside(&self, now: bool) -> bool {
+        let Ok(mut poller) = POLLER.try_with(Cell::get) else { return false };
+        let time = poller.blinkers.count() || now;
+        if time {
+            let served = self.engine().poll_once();
+            self.engine().unpark_forgotten();
+            poller.blinkers.looked(served > 0);
+        }
+        let _ = POLLER.try_with(|p| p.set(poller));
+        time
     }
 
     /// Makes progress for a thread that has found `empty` polls in a row in vain.
@@ -248,7 +271,8 @@ mod tests {
 
     #[test]
     fn a_write_waits_for_its_answer_seldom_where_none_comes() {
-        let mut expectation = Expectation { skip: 0, pause: WITHOUT_WAIT.0, answers: 0, missed: 0 };
+        let mut expectation =
+            Expectation { skip: 0, pause: WITHOUT_WAIT.0, answers: 0, missed: 0, looked: None };
         let mut waits = 0;
         for _ in 0..100_000 {
             if expectation.is_time(0) {
