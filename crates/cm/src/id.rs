@@ -602,7 +602,15 @@ impl Id {
 
     fn report(&self, inner: &mut MutexGuard<'_, Inner>, kind: EventKind, status: i32) {
         if let Some(me) = self.me.upgrade() {
-            inner.channel.push(Event::plain(&me, kind, status));
+            Self::push(inner, Event::plain(&me, kind, status));
+        }
+    }
+
+    /// Nothing is reported of an id that the program has destroyed: the call may have returned while no lock was held, and what the
+    /// id was may be something else by now.
+    fn push(inner: &mut MutexGuard<'_, Inner>, event: Event) {
+        if inner.state != State::Destroyed {
+            inner.channel.push(event);
         }
     }
 

@@ -67,7 +67,7 @@ impl Id {
                     fail(&qp);
                     inner = self.inner.lock();
                 }
-                inner.channel.push(event);
+                Self::push(&mut inner, event);
             }
             Connected::Accepted(fd, negotiated) if inner.by_number.is_some() => {
                 drop(inner);
@@ -230,7 +230,7 @@ impl Id {
             let mut event = Event::plain(&me, EventKind::Established, 0);
             event.param = param;
             event.private_data = private_data;
-            inner.channel.push(event);
+            Self::push(&mut inner, event);
         }
         drop(inner);
         if let Some(timer) = timer {
