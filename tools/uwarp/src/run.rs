@@ -2,10 +2,12 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
+use std::fs::{self, FileType, OpenOptions};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::ExitCode;
 
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cli::RunArgs;
@@ -65,9 +67,19 @@ pub fn run(args: &RunArgs) -> ExitCode {
 /// is seen then is a line in the log and a trace that is not there.
 fn unwritable_trace(options: &[(&str, OsString)]) -> Option<String> {
     let (_, file) = options.iter().find(|(name, file)| *name == "UWARP_TRACE" && file != "-")?;
-    // As the library opens it.
-    let error = OpenOptions::new().create(true).append(true).open(file).err()?;
+    let error = if fs::metadata(file).is_ok_and(|found| opening_is_felt(found.file_type())) {
+        accessat(CWD, Path::new(file), Access::WRITE_OK, AtFlags::EACCESS).err()?.into()
+    } else {
+        // As the library opens it.
+        OpenOptions::new().create(true).append(true).open(file).err()?
+    };
     Some(format!("cannot write the trace to {}: {error}", Path::new(file).display()))
+}
+
+/// Whether opening and closing such a file does something to it: the reader of a FIFO would see the end there, and be gone when the
+/// library opens it.
+fn opening_is_felt(kind: FileType) -> bool {
+    kind.is_fifo() || kind.is_char_device() || kind.is_block_device()
 }
 
 /// What is behind the kernel's refusal of `path`, for which it would have loaded `file`, and what to do.

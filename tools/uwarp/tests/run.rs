@@ -4,9 +4,10 @@ mod common;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use common::{cc, uwarp};
 
@@ -85,6 +86,25 @@ fn a_trace_that_cannot_be_written_is_refused_before_the_program_starts() {
         &["cannot write the trace to", "no such directory/trace.txt", "No such file"],
     );
     assert_eq!(text(&output.stdout), "");
+}
+
+/// The reader is still there when the program opens the FIFO: `uwarp run` has not opened and closed it before.
+#[test]
+fn a_trace_into_a_fifo_is_left_to_the_program() {
+    let libdir = library_directory();
+    let fifo = libdir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let mut reader =
+        Command::new("timeout").arg("20").arg("cat").arg(&fifo).stdout(Stdio::piped()).spawn().unwrap();
+    let output = uwarp(libdir.path())
+        .args(["run", "--trace", fifo.to_str().unwrap(), "--"])
+        .args(["timeout", "20", "sh", "-c", "echo traced >\"$UWARP_TRACE\""])
+        .output()
+        .unwrap();
+    let mut read = String::new();
+    reader.stdout.take().unwrap().read_to_string(&mut read).unwrap();
+    reader.wait().unwrap();
+    assert_eq!((output.status.code(), read.as_str()), (Some(0), "traced\n"), "{}", text(&output.stderr));
 }
 
 #[test]
