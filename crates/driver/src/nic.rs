@@ -95,6 +95,11 @@ impl Nic {
         }
         static AT_EXIT: Once = Once::new();
         fork::install();
+        if let Some(nic) = NIC.lock().as_ref() {
+            return Ok(nic.clone());
+        }
+        // Of two threads that come here at once, one has opened it for nothing.
+        let trace = crate::trace::open_if_wanted();
         let mut opened = NIC.lock();
         if let Some(nic) = opened.as_ref() {
             return Ok(nic.clone());
@@ -102,7 +107,9 @@ impl Nic {
         if !Config::get().guard {
             guard::turn_off();
         }
-        crate::trace::start_if_wanted();
+        if let Some(trace) = trace {
+            crate::trace::start(trace);
+        }
         let engine = Engine::start().map_err(|e| {
             tracing::error!("cannot start: {e}{}", limit_behind(&e));
             VerbsError::NoResources("descriptors or threads")

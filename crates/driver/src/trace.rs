@@ -15,28 +15,36 @@ use parking_lot::Mutex;
 use uwarp_rnic::trace::{self, Passing, Way};
 use uwarp_wire::text::Line;
 
-/// Starts tracing if the environment asks for it: `-` is standard error, anything else a file that is appended to.
+/// Where a trace goes.
+pub(crate) type Target = Box<dyn Write + Send>;
+
+/// Opens what the environment asks to trace to, if it does: `-` is standard error, anything else a file that is appended to.
 ///
 /// In a program that has more rights than its caller, the caller's environment must not choose a file to write to.
-pub(crate) fn start_if_wanted() {
-    let Some(target) = std::env::var_os("UWARP_TRACE").filter(|v| !v.is_empty()) else { return };
+///
+/// To be called with no lock held: a FIFO opens when it has a reader.
+pub(crate) fn open_if_wanted() -> Option<Target> {
+    let target = std::env::var_os("UWARP_TRACE").filter(|v| !v.is_empty())?;
     if crate::has_more_rights_than_its_caller() {
         tracing::warn!(
             "no trace: UWARP_TRACE is not honoured in a program that has more rights than its caller"
         );
-        return;
+        return None;
     }
-    let out: Box<dyn Write + Send> = if target == "-" {
-        Box::new(std::io::stderr())
-    } else {
-        match OpenOptions::new().create(true).append(true).open(&target) {
-            Ok(file) => Box::new(file),
-            Err(e) => {
-                tracing::warn!("no trace: cannot write {}: {e}", target.display());
-                return;
-            }
+    if target == "-" {
+        return Some(Box::new(std::io::stderr()));
+    }
+    match OpenOptions::new().create(true).append(true).open(&target) {
+        Ok(file) => Some(Box::new(file)),
+        Err(e) => {
+            tracing::warn!("no trace: cannot write {}: {e}", target.display());
+            None
         }
-    };
+    }
+}
+
+/// Starts tracing.
+pub(crate) fn start(out: Target) {
     let out = Mutex::new(Some(out));
     let start = Instant::now();
     trace::start(move |p: &Passing<'_>| {
