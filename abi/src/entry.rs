@@ -221,6 +221,7 @@ pub fn run<R: Convention>(
     body: impl FnOnce() -> Result<R::Value, Failure>,
 ) -> R::C {
     let _whole = Uncancelled::begin();
+    let _under_way = UnderWay::begin();
     log::init();
     tracing::trace!(target: "uwarp::abi", "{name}");
     if after_fork == AfterFork::Refuse && uwarp_driver::forked() {
@@ -272,6 +273,25 @@ impl Drop for Uncancelled {
     fn drop(&mut self) {
         // SAFETY: the state that was. Going back to it acts on nothing by itself.
         unsafe { pthread_setcancelstate(self.0, null_mut()) };
+    }
+}
+
+/// While it lives, the process counts as having something open. A child that is forked meanwhile, by another thread, has a copy of
+/// every lock that the call holds, and nobody who releases it: it is refused, rather than to begin afresh and wait for ever.
+struct UnderWay;
+
+impl UnderWay {
+    #[inline]
+    fn begin() -> Self {
+        uwarp_driver::object_made();
+        Self
+    }
+}
+
+impl Drop for UnderWay {
+    #[inline]
+    fn drop(&mut self) {
+        uwarp_driver::object_gone();
     }
 }
 
@@ -584,6 +604,30 @@ mod tests {
                 _ => panic!("asked for"),
             }
         }
+    }
+
+    entry! {
+        /// Forks, as another thread might at this moment; says whether the child is refused.
+        fn uwarp_test_fork() -> MinusOne<c_int> {
+            // SAFETY: the child only reads an atomic and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: no pointers.
+                unsafe { libc::_exit(c_int::from(uwarp_driver::forked())) };
+            }
+            let mut status = 0;
+            // SAFETY: a child of this call; writes the status.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            Ok(libc::WEXITSTATUS(status))
+        }
+    }
+
+    #[test]
+    fn a_child_forked_in_the_middle_of_a_call_is_refused() {
+        // Has the handlers for forks.
+        uwarp_driver::Nic::open().unwrap();
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { uwarp_test_fork() }, 1);
     }
 
     #[test]

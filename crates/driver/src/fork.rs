@@ -16,7 +16,7 @@ use crate::nic::NIC;
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// See [`generation`].
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// Objects that the program has; see [`object_made`].
+/// Objects that the program has, and calls under way; see [`object_made`].
 static OBJECTS: AtomicIsize = AtomicIsize::new(0);
 /// Descriptors that a forked child has to close. Locked over a fork.
 static DESCRIPTORS: LazyLock<Mutex<HashSet<RawFd>>> = LazyLock::new(Mutex::default);
@@ -39,12 +39,12 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// The program was given an object of ours, until [`object_gone`]. A child that is forked meanwhile has no device.
+/// The program was given an object of ours, or has begun a call, until [`object_gone`]. A child that is forked meanwhile has no device.
 pub fn object_made() {
     OBJECTS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The program has given an object back; or it is one that we keep for ourselves.
+/// The program has given an object back, or the call has ended; or it is one that we keep for ourselves.
 pub fn object_gone() {
     OBJECTS.fetch_sub(1, Ordering::Relaxed);
 }
