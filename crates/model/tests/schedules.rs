@@ -16,7 +16,8 @@ macro_rules! scenarios {
 scenarios! {
     locks:
         no_readiness_is_lost
-        deregistering_waits_for_uses;
+        deregistering_waits_for_uses
+        rights_change_beside_uses_and_invalidation;
     rings:
         no_completion_comes_between_arming_and_sleeping
         completions_come_out_once

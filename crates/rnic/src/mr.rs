@@ -214,12 +214,10 @@ impl Mr {
 
     /// Takes the key back without waiting, as a Send with Invalidate does. Says whether it was valid.
     pub fn invalidate(&self) -> bool {
-        let was_valid = self.valid.swap(false, Ordering::SeqCst);
-        // Only once: the number may be another region's by now.
-        if was_valid {
-            TABLE.remove(self.stag);
-        }
-        was_valid
+        // The number may be another region's by now.
+        TABLE
+            .remove_if(self.stag, |mr| std::ptr::eq(mr, self).then_some(()).ok_or(AccessError::InvalidStag))
+            .is_ok()
     }
 
     /// Changes domain, range or rights. The old key dies; the new region has a new one, unless only the rights are different: the
@@ -235,7 +233,6 @@ impl Mr {
             check_rights(access)?;
             let new = Self::new(self.stag, &self.pd, (self.addr, self.len, self.iova), access);
             if TABLE.replace(self, &new) {
-                self.valid.store(false, Ordering::SeqCst);
                 self.wait_for_users();
                 return Ok(new);
             }
@@ -295,10 +292,14 @@ impl MrCache {
 
     /// Finds the region, checks the use and begins it.
     pub fn enter(&mut self, part: Part, pd: u32, need: Access) -> Result<(MemSeg, MrUse), AccessError> {
-        let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
-        let seg = mr.check(pd, part.to, part.len, need)?;
-        let guard = mr.enter().ok_or(AccessError::InvalidStag)?;
-        Ok((seg, guard))
+        loop {
+            let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
+            let seg = mr.check(pd, part.to, part.len, need)?;
+            if let Some(guard) = mr.enter() {
+                return Ok((seg, guard));
+            }
+            // Between the two the key was taken back, or has become that of a region with other rights: the table knows.
+        }
     }
 
     /// Finds the region, checks the use and makes it: the memory is good until `copy` returns.
@@ -309,10 +310,14 @@ impl MrCache {
         need: Access,
         copy: impl FnOnce(MemSeg) -> T,
     ) -> Result<T, AccessError> {
-        let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
-        let seg = mr.check(pd, part.to, part.len, need)?;
-        let _use = ShortUse::begin(mr).ok_or(AccessError::InvalidStag)?;
-        Ok(copy(seg))
+        loop {
+            let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
+            let seg = mr.check(pd, part.to, part.len, need)?;
+            // If not, as in `enter`.
+            if let Some(_use) = ShortUse::begin(mr) {
+                return Ok(copy(seg));
+            }
+        }
     }
 }
 
@@ -329,18 +334,17 @@ pub fn invalidate_remotely(stag: u32, pd: &Pd) -> Result<(), AccessError> {
 }
 
 fn invalidate_if(stag: u32, pd: u32, may: impl FnOnce(&Mr) -> bool) -> Result<(), AccessError> {
-    let mr = TABLE.find(stag).ok_or(AccessError::InvalidStag)?;
-    if mr.pd.id() != pd {
-        return Err(AccessError::WrongPd);
-    }
-    if !may(&mr) {
-        return Err(AccessError::Rights);
-    }
-    mr.invalidate();
-    Ok(())
+    TABLE.remove_if(stag, |mr| {
+        if mr.pd.id() != pd {
+            return Err(AccessError::WrongPd);
+        }
+        may(mr).then_some(()).ok_or(AccessError::Rights)
+    })
 }
 
 /// STags are drawn at random, so that knowing one says nothing about another (RFC 5042 section 5.1).
+///
+/// Regions in the table are valid, all others are not: both change under its lock.
 struct Table {
     map: RwLock<HashMap<u32, Arc<Mr>, BuildHasherDefault<StagHasher>>>,
 }
@@ -371,12 +375,24 @@ impl Table {
     fn replace(&self, old: &Mr, new: &Arc<Mr>) -> bool {
         let mut map = self.map.write();
         let place = map.get_mut(&old.stag).filter(|mr| std::ptr::eq(Arc::as_ptr(mr), old));
-        let place = place.filter(|_| old.valid.load(Ordering::SeqCst));
-        place.map(|place| *place = new.clone()).is_some()
+        let Some(place) = place else { return false };
+        old.valid.store(false, Ordering::SeqCst);
+        *place = new.clone();
+        true
     }
 
-    fn remove(&self, stag: u32) {
-        self.map.write().remove(&stag);
+    /// Takes the key back, if `may` has nothing against it.
+    fn remove_if(
+        &self,
+        stag: u32,
+        may: impl FnOnce(&Mr) -> Result<(), AccessError>,
+    ) -> Result<(), AccessError> {
+        let mut map = self.map.write();
+        let mr = map.get(&stag).ok_or(AccessError::InvalidStag)?;
+        may(mr)?;
+        mr.valid.store(false, Ordering::SeqCst);
+        map.remove(&stag);
+        Ok(())
     }
 }
 
@@ -499,5 +515,29 @@ mod tests {
         mr.deregister();
         assert!(cache.find(mr.stag()).is_none());
         assert!(mr.enter().is_none());
+    }
+
+    /// A use that had found the old region failed, and cost its connection.
+    #[test]
+    fn a_change_of_rights_costs_no_use_that_is_under_way() {
+        let pd = Pd::new();
+        let mut mr = Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap();
+        let part = Part { stag: mr.stag(), to: 0x1000, len: 1 };
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let user = scope.spawn(|| {
+                let mut cache = MrCache::default();
+                while !stop.load(Ordering::Relaxed) {
+                    cache.with(part, pd.id(), Access::REMOTE_WRITE, |_| ())?;
+                    cache.enter(part, pd.id(), Access::REMOTE_WRITE)?;
+                }
+                Ok::<_, AccessError>(())
+            });
+            for _ in 0..50_000 {
+                mr = mr.reregister(None, None, Some(all())).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(user.join().unwrap(), Ok(()));
+        });
     }
 }

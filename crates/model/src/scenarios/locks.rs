@@ -146,3 +146,24 @@ pub fn deregistering_waits_for_uses() {
     [short, long, peer].into_iter().for_each(Thread::join);
     assert!(MrCache::default().find(part.stag).is_none());
 }
+
+/// Toward peers a region stays what it is while its rights change: uses go on, and its key can be taken back.
+pub fn rights_change_beside_uses_and_invalidation() {
+    let pd = Pd::new();
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let mr = Mr::register(&pd, 0x1000, 64, 0x1000, rights).unwrap();
+    let part = Part { stag: mr.stag(), to: 0x1000, len: 8 };
+    let user = {
+        let pd = pd.clone();
+        start(move || {
+            let mut cache = MrCache::default();
+            assert_eq!(cache.with(part, pd.id(), Access::REMOTE_WRITE, |_| ()), Ok(()));
+            assert!(cache.enter(part, pd.id(), Access::REMOTE_WRITE).is_ok());
+            assert_eq!(mr::invalidate_remotely(part.stag, &pd), Ok(()));
+        })
+    };
+    let new = mr.reregister(None, None, Some(rights | Access::REMOTE_READ)).unwrap();
+    user.join();
+    assert!(MrCache::default().find(part.stag).is_none(), "a key that was taken back is valid");
+    new.deregister();
+}
