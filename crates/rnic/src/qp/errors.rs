@@ -5,7 +5,7 @@ use uwarp_wire::ddp::QN_TERMINATE;
 use uwarp_wire::rdmap::Opcode;
 use uwarp_wire::terminate::{RemoteOperation, Terminate, TerminateError, UntaggedBuffer};
 
-use super::queues::Phase;
+use super::queues::{Phase, SendQueue};
 use super::transmit::wc_opcode;
 use super::{Disconnect, QpCore, QpState, Stream};
 use crate::event::EventKind;
@@ -54,6 +54,11 @@ impl Stream {
         let dropped = self.out.cut();
         self.tx.unsend(dropped.unwrap_or(0));
         dropped.ok()
+    }
+
+    /// The peer is a uwarp end, and no Read of ours is under way that it would have to serve.
+    pub(super) fn peer_only_receives(&self) -> bool {
+        self.params.peer_is_uwarp && self.reads.iter().all(|read| read.slot.is_none())
     }
 
     /// The stream is to be closed; the work requests are about to be completed. Only the first reason counts.
@@ -128,14 +133,27 @@ impl QpCore {
     /// The peer sent a Terminate.
     pub(super) fn peer_terminated(&mut self, error: TerminateError, blame: Blame) {
         tracing::warn!(qpn = self.qpn, %error, "the peer terminated the stream");
-        let Some(stream) = &mut self.stream else { return };
         self.counters.terminates_received += 1;
-        let by_msn = |msn| stream.reads.iter().find(|s| s.msn == msn).and_then(|s| s.slot);
+        let oldest = |sq: &SendQueue| sq.front().map(|_| sq.head);
         let blamed = match blame {
-            Blame::Read(msn) => by_msn(msn),
-            Blame::Oldest => self.sq.front().map(|_| self.sq.head),
+            Blame::Read(msn) => {
+                let Some(stream) = &mut self.stream else { return };
+                let read = stream.reads.iter().find(|read| read.msn == msn).copied();
+                if let Some(read) = &read {
+                    // The peer came to its request, so what went out before is placed.
+                    stream.read_answered(read);
+                    self.retire();
+                }
+                // One of our own making is no work request; it asked about those that wait.
+                read.and_then(|read| read.slot.or_else(|| oldest(&self.sq)))
+            }
+            Blame::Oldest => oldest(&self.sq),
             Blame::Nobody => None,
         };
+        // What was complete may have let one of our own failures come to light, which has ended the stream.
+        if self.closing().is_some() {
+            return;
+        }
         let why = Disconnect::Terminated(error);
         let infiniband = self.infiniband();
         if let Some(slot) = blamed.and_then(|n| self.sq.slot_mut(n)) {

@@ -42,7 +42,7 @@ impl Struck {
 }
 
 /// Where the response to a read of ours goes.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct ReadSink {
     /// Slot of the send queue; none for a Read of no bytes of our own making.
     pub slot: Option<u64>,
@@ -585,14 +585,20 @@ impl QpCore {
             return;
         };
         let header = terminate.ddp_header.and_then(|h| Header::parse(h).ok()).map(|(h, _)| h);
+        let error = terminate.header.error;
+        // Nothing that we have sent is wrong then, but it may not have been able to read for us.
+        let own_failure = error == TerminateError::LocalCatastrophic
+            && self.infiniband()
+            && self.stream.as_ref().is_some_and(Stream::peer_only_receives);
         let blame = match header {
+            None if own_failure => Blame::Nobody,
             Some(Header::Untagged(h)) if h.qn == QN_READ_REQUEST => Blame::Read(h.msn),
             Some(Header::Tagged(h)) if Control::parse(h.rsvdulp).opcode == Opcode::ReadResponse => {
                 Blame::Nobody
             }
             _ => Blame::Oldest,
         };
-        self.peer_terminated(terminate.header.error, blame);
+        self.peer_terminated(error, blame);
     }
 
     pub(super) fn fault(&mut self, fault: Fault, struck: Option<(&[u8], u16)>) {

@@ -1,9 +1,12 @@
 //! A peer that is gone, where the device passes for InfiniBand's: the queue pair stays as it is until the program reacts.
 
 use uwarp_rnic::qp::{Disconnect, QpModify, QpState, StreamParams};
-use uwarp_rnic::{EventKind, SendFlags, SendOp, SendWr, WcStatus};
+use uwarp_rnic::{EventKind, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use uwarp_sim::Side::{self, A, B};
-use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
+use uwarp_wire::ddp::{QN_READ_REQUEST, QN_TERMINATE, Untagged};
+use uwarp_wire::mpa;
+use uwarp_wire::rdmap::ReadRequest;
+use uwarp_wire::terminate::{RemoteProtection, Terminate, TerminateError, UntaggedBuffer};
 
 use super::duo::{Duo, SEND, params};
 
@@ -100,7 +103,7 @@ fn a_requesters_error_is_a_completion_and_no_event() {
     let mut duo = Duo::new(infiniband());
     let sge = duo.sge(A, 0, 8);
     duo.recv(B, 5, 0, 64);
-    duo.queue(A, 1, SEND, uwarp_rnic::Sge { lkey: 1, ..sge });
+    duo.queue(A, 1, SEND, Sge { lkey: 1, ..sge });
     duo.world.settle();
     assert_eq!(duo.sends(A), [(1, WcStatus::LocProtErr)]);
     assert_eq!((duo.recvs(B), state(&mut duo, B)), (vec![], QpState::Rts));
@@ -146,4 +149,74 @@ fn a_queue_pair_whose_peer_is_gone_can_be_reset() {
     core.leave_gone_peer();
     assert_eq!(core.state(), QpState::Rts, "that was another connection");
     assert_eq!(duo.recvs(B), []);
+}
+
+/// What was under way failed with an error that was none of its own.
+#[test]
+fn a_requesters_error_of_the_peer_costs_no_send_that_is_under_way() {
+    let mut duo = Duo::new(infiniband());
+    let sges = [A, B].map(|side| duo.sge(side, 0, 8));
+    // The Send waits for a receive.
+    duo.queue(B, 7, SEND, sges[1]);
+    duo.world.pump(B);
+    duo.world.pump(A);
+    duo.queue(A, 1, SEND, Sge { lkey: 1, ..sges[0] });
+    duo.world.settle_for(50_000_000);
+    assert_eq!(duo.sends(A), [(1, WcStatus::LocProtErr)]);
+    assert_eq!((duo.sends(B), state(&mut duo, B)), (vec![], QpState::Rts));
+    duo.world.settle();
+    assert_eq!(duo.sends(B), [(7, WcStatus::RetryExcErr)]);
+    assert_eq!(duo.world.end(B).events.kinds(), NONE);
+}
+
+/// It was flushed, though its receive had completed.
+#[test]
+fn a_send_in_front_of_a_refused_read_completes() {
+    for uwarp in [false, true] {
+        let with =
+            |p| StreamParams { peer_is_uwarp: uwarp, placement_acks: uwarp, placement_reads: !uwarp, ..p };
+        let mut duo = Duo::new(infiniband().map(with));
+        duo.recv(B, 5, 0, 64);
+        let sge = duo.sge(A, 0, 8);
+        duo.queue(A, 1, SEND, sge);
+        duo.queue(A, 2, SendOp::Read { stag: 1, to: 0, invalidate_local: false }, sge);
+        duo.world.settle();
+        assert_eq!(duo.recvs(B).first(), Some(&(5, WcStatus::Success)));
+        let expected = [(1, WcStatus::Success), (2, WcStatus::RemAccessErr)];
+        assert_eq!(duo.sends(A), expected, "toward a uwarp end: {uwarp}");
+    }
+}
+
+/// Nobody was blamed, and the program heard of flushes only.
+#[test]
+fn a_refusal_of_our_own_question_fails_the_oldest_work_request() {
+    let with = |p| StreamParams {
+        crc: false,
+        peer_is_uwarp: false,
+        placement_acks: false,
+        placement_reads: true,
+        ..p
+    };
+    let mut duo = Duo::new(infiniband().map(with));
+    let sge = duo.sge(A, 0, 8);
+    duo.queue(A, 1, SEND, sge);
+    duo.world.pump(A);
+    assert_eq!(duo.sent(A).len(), 2, "the question is behind the Send");
+    // What is behind the Send is not placed, and not asked about.
+    duo.queue(A, 2, SEND, sge);
+    duo.queue(A, 3, SEND, sge);
+    duo.world.pump(A);
+    let request = Untagged { last: true, rsvdulp: 0x41, rsvdulp32: 0, qn: QN_READ_REQUEST, msn: 1, mo: 0 };
+    let request = [&request.to_bytes()[..], &[0; ReadRequest::LEN]].concat();
+    let error = TerminateError::RemoteProtection(RemoteProtection::AccessRights);
+    let mut bytes = [0; Terminate::MAX_LEN];
+    let len = Terminate::new(error, Some((&request, 46))).emit(&mut bytes);
+    let header = Untagged { last: true, rsvdulp: 0x47, rsvdulp32: 0, qn: QN_TERMINATE, msn: 1, mo: 0 };
+    let mut fpdu = u16::try_from(Untagged::LEN + len).unwrap().to_be_bytes().to_vec();
+    fpdu.extend(header.to_bytes());
+    fpdu.extend(&bytes[..len]);
+    fpdu.resize(mpa::fpdu_len(Untagged::LEN + len), 0);
+    duo.world.end(A).core.handle_input(&fpdu);
+    let expected = [(1, WcStatus::Success), (2, WcStatus::RemAccessErr), (3, WcStatus::WrFlushErr)];
+    assert_eq!(duo.sends(A), expected);
 }
