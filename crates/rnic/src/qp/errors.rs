@@ -115,6 +115,7 @@ impl QpCore {
         tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
         self.counters.terminates_sent += 1;
         if let Some(dropped) = stream.cut() {
+            self.sq.unsend(stream.out.queued());
             // What was good is told first: the peer takes its oldest message without an acknowledgement for the bad one. (Not behind an
             // acknowledgement that was dropped here, which would leave a gap in their numbers.)
             if dropped == 0 {

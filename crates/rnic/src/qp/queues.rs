@@ -234,6 +234,16 @@ impl SendQueue {
         self.slots.front()
     }
 
+    /// Of the work requests that were cut, those that reach past stream byte `end` are not going to be sent after all. Other bytes get
+    /// their numbers, and must not complete them.
+    pub fn unsend(&mut self, end: u64) {
+        for slot in &mut self.slots {
+            if matches!(slot.phase, Phase::Sent { end: of, .. } if of > end) {
+                slot.phase = Phase::Posted;
+            }
+        }
+    }
+
     /// Drops everything. No completion of it is left, either.
     pub fn clear(&mut self) {
         while self.pop().is_some() {}

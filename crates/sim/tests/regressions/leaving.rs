@@ -151,6 +151,29 @@ fn a_queue_pair_whose_peer_is_gone_can_be_reset() {
     assert_eq!(duo.recvs(B), []);
 }
 
+/// The bytes of the Terminate were taken for its own.
+#[test]
+fn a_send_that_was_dropped_for_a_terminate_does_not_complete() {
+    let stranger = |p| StreamParams { peer_is_uwarp: false, placement_acks: false, ..p };
+    let mut duo = Duo::new(infiniband().map(stranger));
+    let sge = duo.sge(A, 0, 4);
+    let take_all = |duo: &mut Duo| {
+        let core = &mut duo.world.end(A).core;
+        let n = core.out().unwrap().waiting();
+        core.taken(n);
+    };
+    for wr_id in [1, 2] {
+        duo.queue(A, wr_id, SEND, sge);
+        duo.world.end(A).core.build();
+        if wr_id == 1 {
+            take_all(&mut duo);
+        }
+    }
+    duo.world.end(A).core.receive_missing();
+    take_all(&mut duo);
+    assert_eq!(duo.sends(A), [(1, WcStatus::Success)], "the first was with the kernel before");
+}
+
 /// What was under way failed with an error that was none of its own.
 #[test]
 fn a_requesters_error_of_the_peer_costs_no_send_that_is_under_way() {
