@@ -417,6 +417,7 @@ impl QpCore {
                 }
                 self.attr.state = QpState::Reset;
                 self.gone = false;
+                self.cq_overflow = false;
                 // Nobody waits for the draining any more; an event would be about a queue pair that may be gone.
                 self.attr.sq_draining = false;
                 self.notify_sqd = false;

@@ -243,3 +243,23 @@ fn a_refusal_of_our_own_question_fails_the_oldest_work_request() {
     let expected = [(1, WcStatus::Success), (2, WcStatus::RemAccessErr), (3, WcStatus::WrFlushErr)];
     assert_eq!(duo.sends(A), expected);
 }
+
+/// The next connection ended at once for it.
+#[test]
+fn a_lost_completion_is_not_the_next_connections() {
+    let mut duo = Duo::with_cq_depth(infiniband(), 2);
+    let to = |state| QpModify { state: Some(state), ..QpModify::default() };
+    duo.world.end(A).core.modify(&to(QpState::Err)).unwrap();
+    duo.world.settle();
+    let sge = duo.sge(A, 0, 4);
+    for wr_id in 0..3 {
+        duo.queue(A, wr_id, SEND, sge);
+    }
+    duo.world.settle();
+    let core = &mut duo.world.end(A).core;
+    core.modify(&to(QpState::Reset)).unwrap();
+    core.detach();
+    core.attach(infiniband()[0]).unwrap();
+    core.build();
+    assert_eq!(core.closing(), None);
+}
