@@ -275,6 +275,12 @@ impl Cq {
             if inner.ring.len() >= inner.depth {
                 let first = !self.overflowed.swap(true, Ordering::Relaxed);
                 let depth = inner.depth;
+                // Nobody will poll it. (That of a queue of its own is free with the next completion, if there is one.)
+                if let Some(Some(places)) = inner.work_queues.get(key as usize)
+                    && places.shared
+                {
+                    places.free(tail);
+                }
                 drop(inner);
                 if first {
                     tracing::error!(
@@ -480,6 +486,19 @@ mod tests {
         assert_eq!(events.0.load(Ordering::Relaxed), 1);
         assert!(cq.overflowed());
         assert_eq!(cq.poll(10, |_| ()), 2);
+    }
+
+    /// The place was taken for good, and the queue is of others too.
+    #[test]
+    fn a_lost_completion_frees_its_place_in_a_shared_queue() {
+        let cq = Cq::new(1, 0, None, Arc::new(Count::default()));
+        let (places, shared) = (Places::in_order(), Places::shared());
+        let own = Outlet::new(cq.clone(), places.clone());
+        let pool = Outlet::new(cq.clone(), shared.clone());
+        assert!(own.push(1, wc(WcStatus::Success), false));
+        assert!(!own.push(2, wc(WcStatus::Success), false));
+        assert!(!pool.push(1, wc(WcStatus::Success), false));
+        assert_eq!((places.freed(), shared.freed()), (0, 1));
     }
 
     #[test]
