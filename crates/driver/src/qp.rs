@@ -35,7 +35,8 @@ use io::go_on;
 pub trait StreamObserver: Send + Sync {
     /// Both sides are up: for the responder, the initiator's first FPDU arrived. Once at most.
     fn established(&self);
-    /// The stream is over; the queue pair is in the error state and its work requests are flushed. Once at most.
+    /// The stream is over; the queue pair is in the error state and its work requests are flushed. In the roce and ib views it may
+    /// be up still, until the program reacts ([`QpCore::peer_is_gone`]). Once at most.
     fn disconnected(&self, why: Disconnect);
 }
 

@@ -16,7 +16,7 @@ use crate::net::{Pipe, Refusal};
 use crate::{Rng, Time};
 
 /// Size of the receive buffer, the driver's.
-const STAGE: usize = 128 * 1024;
+const STAGE: usize = 256 * 1024;
 /// Pieces handed to one send, the driver's.
 const PIECES: usize = 64;
 /// How long posted work may take to go out after a disconnect, and how long input is drained after that.
