@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use uwarp_wire::mpa;
+
 use crate::mem::{self, MemSeg, Unmapped};
 
 /// One run of bytes. A run is part of one FPDU, or holds whole small ones.
@@ -14,7 +16,12 @@ struct Run {
 
 #[derive(Debug, Clone, Copy)]
 enum Bytes {
-    Staged { start: usize, len: usize },
+    /// `fpdu`: where in the staging buffer an FPDU begins, in the run or before it, or the one that the run begins in ends.
+    Staged {
+        start: usize,
+        len: usize,
+        fpdu: usize,
+    },
     Memory(MemSeg),
 }
 
@@ -41,9 +48,16 @@ pub struct OutQueue {
     mid_fpdu: bool,
     queued: u64,
     taken: u64,
+    /// The staged FPDUs have markers in them, so their length fields do not say where they end.
+    markers: bool,
 }
 
 impl OutQueue {
+    /// Of a stream with markers.
+    pub fn with_markers(markers: bool) -> Self {
+        Self { markers, ..Self::default() }
+    }
+
     /// Stream bytes queued since the start.
     pub fn queued(&self) -> u64 {
         self.queued
@@ -86,15 +100,20 @@ impl OutQueue {
             return;
         }
         self.queued += len as u64;
+        let end = start + len;
         if whole
-            && let Some(Run { bytes: Bytes::Staged { start: s, len: l }, ends_fpdu: true }) =
+            && let Some(Run { bytes: Bytes::Staged { start: s, len: l, fpdu }, ends_fpdu: true }) =
                 self.runs.back_mut()
             && *s + *l == start
         {
             *l += len;
+            if self.markers {
+                *fpdu = end;
+            }
             return;
         }
-        self.runs.push_back(Run { bytes: Bytes::Staged { start, len }, ends_fpdu: whole || ends_fpdu });
+        let fpdu = if whole && !self.markers { start } else { end };
+        self.runs.push_back(Run { bytes: Bytes::Staged { start, len, fpdu }, ends_fpdu: whole || ends_fpdu });
     }
 
     /// Queues registered memory, part of an FPDU that does not end here.
@@ -108,7 +127,7 @@ impl OutQueue {
     /// All bytes waiting, if they are one run of staged ones.
     pub fn only_staged(&self) -> Option<&[u8]> {
         match (self.runs.len(), self.runs.front()) {
-            (1, Some(Run { bytes: Bytes::Staged { start, len }, .. })) => {
+            (1, Some(Run { bytes: Bytes::Staged { start, len, .. }, .. })) => {
                 self.staged.get(start + self.head_taken..start + len)
             }
             _ => None,
@@ -122,7 +141,7 @@ impl OutQueue {
         for run in self.runs.iter().take(max) {
             let seg = match run.bytes {
                 Bytes::Memory(seg) => seg,
-                Bytes::Staged { start, len } => {
+                Bytes::Staged { start, len, .. } => {
                     let staged = self.staged.get(start..start + len).unwrap_or(&[]);
                     MemSeg { addr: staged.as_ptr().expose_provenance() as u64, len: staged.len() }
                 }
@@ -158,25 +177,37 @@ impl OutQueue {
     /// Drops the staged bytes that the kernel has taken. On a busy stream something always waits, so that the buffer is never
     /// empty; it must not grow for that.
     fn compact(&mut self) {
-        if let Some(Run { bytes: Bytes::Staged { start, len }, .. }) = self.runs.front_mut() {
+        if let Some(Run { bytes: Bytes::Staged { start, len, .. }, .. }) = self.runs.front_mut() {
             *start += self.head_taken;
             *len -= self.head_taken;
             self.mid_fpdu |= self.head_taken > 0;
             self.head_taken = 0;
         }
-        let first = self.runs.iter().find_map(|run| match run.bytes {
-            Bytes::Staged { start, .. } => Some(start),
+        let first = self.runs.iter_mut().find_map(|run| match &mut run.bytes {
+            Bytes::Staged { start, fpdu, .. } => Some((*start, fpdu)),
             Bytes::Memory(_) => None,
         });
-        let done = first.unwrap_or(self.staged.len());
+        let mut done = first.as_ref().map_or(self.staged.len(), |(start, _)| *start);
         // Moving the rest costs no more than what was sent since the last time.
         if done < COMPACT || done < self.staged.len() / 2 {
             return;
         }
+        if let Some((start, fpdu)) = first {
+            // The FPDU that is partly out stays: its length field tells where the next one begins.
+            loop {
+                let next = next_fpdu(&self.staged, *fpdu);
+                if next > start {
+                    break;
+                }
+                *fpdu = next;
+            }
+            done = start.min(*fpdu);
+        }
         self.staged.drain(..done);
         for run in &mut self.runs {
-            if let Bytes::Staged { start, .. } = &mut run.bytes {
+            if let Bytes::Staged { start, fpdu, .. } = &mut run.bytes {
                 *start -= done;
+                *fpdu -= done;
             }
         }
     }
@@ -185,13 +216,9 @@ impl OutQueue {
     /// taken a part of. That one is copied, for the work request it belongs to is about to be flushed. Returns how
     /// many bytes were dropped. If it cannot be read any more, all is dropped, and nothing may follow.
     pub fn cut(&mut self) -> Result<usize, Unmapped> {
-        let partial = self.head_taken > 0 || self.mid_fpdu;
-        let keep = if partial {
-            self.runs.iter().position(|r| r.ends_fpdu).map_or(self.runs.len(), |i| i + 1)
-        } else {
-            0
-        };
         let before = self.waiting();
+        let partial = self.head_taken > 0 || self.mid_fpdu;
+        let keep = if partial { self.end_of_fpdu() } else { 0 };
         self.runs.truncate(keep);
         let mut copy = pool::take();
         let mut read = Ok(());
@@ -204,10 +231,26 @@ impl OutQueue {
         let dropped = before.saturating_sub(copy.len());
         self.release();
         self.staged = copy;
-        self.staged(0, true, true);
+        self.staged(0, false, true);
         // What is kept is still the rest of an FPDU that is partly out.
         self.mid_fpdu = partial && !self.runs.is_empty();
         Ok(dropped)
+    }
+
+    /// How many runs there are up to the end of the FPDU that is partly out; the last of them is made to end there.
+    fn end_of_fpdu(&mut self) -> usize {
+        let Some(last) = self.runs.iter().position(|r| r.ends_fpdu) else { return self.runs.len() };
+        let head_taken = if last == 0 { self.head_taken } else { 0 };
+        let Some(Run { bytes: Bytes::Staged { start, len, fpdu }, .. }) = self.runs.get_mut(last) else {
+            return last + 1;
+        };
+        let end = *start + *len;
+        let mut rest = *fpdu;
+        while rest < *start + head_taken {
+            rest = next_fpdu(&self.staged, rest);
+        }
+        *len = rest.min(end) - *start;
+        if *len == head_taken { last } else { last + 1 }
     }
 
     /// Drops all that waits; it is not read.
@@ -222,6 +265,12 @@ impl OutQueue {
         self.queued = self.taken;
         pool::give(std::mem::take(&mut self.staged));
     }
+}
+
+/// Where the FPDU behind the one at `at` begins.
+fn next_fpdu(staged: &[u8], at: usize) -> usize {
+    let len = staged.get(at..).and_then(|rest| rest.first_chunk()).map(|len| u16::from_be_bytes(*len));
+    len.map_or(usize::MAX, |len| at + mpa::fpdu_len(len.into()))
 }
 
 /// Staging buffers of queue pairs that have nothing to send, kept for the next one: an idle queue pair has none.
@@ -385,5 +434,52 @@ mod tests {
         q.cut().unwrap();
         push(&mut q, b"term");
         assert_eq!(drain(&mut q), b"term");
+    }
+
+    /// All that lay side by side was kept, some hundred KiB.
+    #[test]
+    fn cut_drops_the_small_fpdus_behind_the_one_that_is_partly_out() {
+        let fpdu = |n: u16| {
+            let mut bytes = n.to_be_bytes().to_vec();
+            bytes.resize(mpa::fpdu_len(n.into()), n as u8);
+            bytes
+        };
+        for markers in [false, true] {
+            let mut all = Vec::new();
+            let mut q = OutQueue::with_markers(markers);
+            for n in [30, 20, 25] {
+                push(&mut q, &fpdu(n));
+                all.extend(fpdu(n));
+            }
+            // Partly out: the second; with markers the length fields are not to be relied on.
+            let kept = if markers { 45..all.len() } else { 45..36 + 28 };
+            q.take(40);
+            q.take(5);
+            assert_eq!(q.cut(), Ok(all.len() - kept.end));
+            push(&mut q, b"term");
+            assert_eq!(drain(&mut q), [&all[kept], b"term"].concat());
+        }
+        // At the very end of one, nothing is to be kept.
+        let mut q = OutQueue::default();
+        [30, 20].iter().for_each(|n| push(&mut q, &fpdu(*n)));
+        q.take(36);
+        assert_eq!((q.cut(), q.is_empty()), (Ok(28), true));
+        // Behind the trailer of a large one, and far into a stream.
+        let body = [7; 40];
+        for taken in [1, 30, 43] {
+            let mut q = OutQueue::default();
+            for _ in 0..10_000 {
+                push(&mut q, &fpdu(20));
+                q.take(q.waiting() - 1);
+            }
+            push(&mut q, &fpdu(21));
+            q.take(q.waiting() - 1);
+            assert_eq!((q.cut(), q.waiting()), (Ok(0), 1));
+            q.take(1);
+            push_large(&mut q, b"H", &body, b"TRA");
+            push(&mut q, &fpdu(20));
+            q.take(taken);
+            assert_eq!((q.cut(), q.waiting()), (Ok(28), 44 - taken));
+        }
     }
 }

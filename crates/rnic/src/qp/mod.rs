@@ -518,7 +518,7 @@ impl QpCore {
             qpn: self.qpn,
             params,
             mulpdu,
-            out: OutQueue::default(),
+            out: OutQueue::with_markers(params.send_markers),
             tx: transmit::Tx::new(inserter, !params.wait_first_fpdu),
             framer: Framer::new(params.crc, params.receive_markers),
             rx: RxState::new(params.peer_is_uwarp),
