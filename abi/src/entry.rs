@@ -414,7 +414,7 @@ fn go_on<T: Waits>(
     first: bool,
     take: &mut impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
 ) -> (c_int, Next) {
-    let _whole = Uncancelled::begin();
+    let whole = Uncancelled::begin();
     let mut next = Next::Return;
     let answer = contain::<MinusOne>(name, || {
         // SAFETY: the thread holds it.
@@ -422,7 +422,10 @@ fn go_on<T: Waits>(
         if take(on, first)?.is_some() {
             return Ok(());
         }
-        next = match on.channel().attend(None) {
+        uwarp_driver::cancelled_as(Some(whole.0));
+        let attended = on.channel().attend(None);
+        uwarp_driver::cancelled_as(None);
+        next = match attended {
             Ok(true) => Next::Take,
             Ok(false) => Next::Sleep(on.channel().fd()),
             Err(ChannelError::Interrupted) => return Err(interrupted()),

@@ -3,7 +3,9 @@
 // Reason: handlers for fork, signal masks, and descriptors that are known by number.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::HashSet;
+use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, Ordering};
 use std::sync::{LazyLock, Once};
@@ -132,6 +134,33 @@ pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
         result
     }
+}
+
+thread_local! {
+    /// See [`cancelled_as`].
+    static CANCELLED_AS: Cell<Option<c_int>> = const { Cell::new(None) };
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+/// What the program has set with `pthread_setcancelstate` in the calling thread, which has put cancellation off since. It is so again while
+/// the thread sleeps on the sockets: the handler of a signal may jump out of that, and nobody would set it right afterwards.
+pub fn cancelled_as(state: Option<c_int>) {
+    CANCELLED_AS.with(|cell| cell.set(state));
+}
+
+/// Makes a system call that sleeps. It is not made through the C library, so it is no cancellation point.
+pub(crate) fn asleep<T>(call: impl FnOnce() -> T) -> T {
+    let Some(state) = CANCELLED_AS.with(Cell::get) else { return call() };
+    let mut ours = 0;
+    // SAFETY: writes the old state.
+    unsafe { pthread_setcancelstate(state, &raw mut ours) };
+    let result = call();
+    // SAFETY: the state that was.
+    unsafe { pthread_setcancelstate(ours, std::ptr::null_mut()) };
+    result
 }
 
 /// Asks the scheduler to run this thread soon and briefly: it has microseconds of work when it is woken, and beside a program

@@ -40,7 +40,7 @@ mod watchdog;
 pub use channel::{Channel, ChannelError};
 pub use config::Config;
 pub use engine::{Engine, Readiness, Source, Token};
-pub use fork::{forked, generation, has_more_rights_than_its_caller, object_gone, object_made};
+pub use fork::{cancelled_as, forked, generation, has_more_rights_than_its_caller, object_gone, object_made};
 pub use nic::{Limits, Nic};
 pub use qp::{Qp, StreamObserver};
 pub use srq::Srq;

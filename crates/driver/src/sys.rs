@@ -141,7 +141,10 @@ impl Watch {
         use epoll::EventFlags as F;
         let spec = limit.map(timespec);
         let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; AT_ONCE];
-        let (ready, _) = epoll::wait(&self.0, &mut raw[..], spec.as_ref())?;
+        let (ready, _) = match limit {
+            Some(Duration::ZERO) => epoll::wait(&self.0, &mut raw[..], spec.as_ref()),
+            _ => fork::asleep(|| epoll::wait(&self.0, &mut raw[..], spec.as_ref())),
+        }?;
         for event in ready.iter() {
             let flags = event.flags;
             let hangup = flags.intersects(F::ERR | F::HUP | F::RDHUP);
