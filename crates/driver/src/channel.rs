@@ -58,6 +58,13 @@ thread_local! {
     static BLOCKED_ON: Cell<(usize, u64)> = const { Cell::new((0, NO_LEAD)) };
 }
 
+/// The calling thread has left the call in which it blocked on a channel, perhaps without a word: with a jump out of the handler of
+/// a signal while it looked there for a short while. An event that it brings about now goes to the descriptor.
+pub(crate) fn waits_no_more() {
+    // A thread that is ending waits for nothing.
+    let _ = BLOCKED_ON.try_with(|on| on.set((0, NO_LEAD)));
+}
+
 impl Channel {
     /// A new channel on the process's engine.
     pub fn new(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
@@ -174,6 +181,7 @@ impl Channel {
     /// The descriptor may not be readable although there is an event, until the caller has taken it: one that does not come to that
     /// calls [`Self::abandon`].
     pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
+        waits_no_more();
         if fork::nonblocking(self.fd()) {
             self.engine.poll_once();
             return if self.is_empty() { Err(ChannelError::WouldBlock) } else { Ok(true) };

@@ -88,6 +88,8 @@ pub struct Engine {
     background_until: AtomicU64,
     /// The lead of a thread that blocks on a channel and waits here rather than on the channel's own descriptor; 0: there is none.
     leader: AtomicU64,
+    /// Since when, in nanoseconds since `start`; [`FOREVER`] where nobody has said so.
+    led_since: AtomicU64,
     /// Leads so far.
     leads: AtomicU64,
     parked: Mutex<Parked>,
@@ -172,6 +174,7 @@ impl Engine {
             earnest: AtomicU64::new(0),
             background_until: AtomicU64::new(0),
             leader: AtomicU64::new(NOBODY),
+            led_since: AtomicU64::new(FOREVER),
             leads: AtomicU64::new(NOBODY),
             parked: Mutex::default(),
             standing_back: AtomicBool::new(false),
@@ -284,6 +287,12 @@ impl Engine {
         if tokens.into_iter().any(|token| self.find(token).is_some_and(|source| !source.polled())) {
             self.unpark();
         }
+    }
+
+    /// What a thread that polls sees to now and then in place of the background thread.
+    pub(crate) fn look_after(&self) {
+        self.unpark_forgotten();
+        self.replace_lost_leader();
     }
 
     /// Whether a descriptor is still parked.
@@ -496,6 +505,7 @@ impl Engine {
     pub(crate) fn lead(&self) -> Option<Leader<'_>> {
         let lead = self.leads.fetch_add(1, Ordering::Relaxed) + 1;
         self.leader.compare_exchange(NOBODY, lead, Ordering::SeqCst, Ordering::SeqCst).ok()?;
+        self.led_since.store(self.nanos(sys::now()), Ordering::SeqCst);
         self.note_earnest(true);
         LEADS.with(|leads| leads.set(true));
         Some(Leader { engine: self, lead })
@@ -538,12 +548,27 @@ impl Engine {
         true
     }
 
+    /// Threads that poll keep the background thread from waiting for the end of a lead, and may do so for ever.
+    fn replace_lost_leader(&self) {
+        let lead = self.leader.load(Ordering::SeqCst);
+        if lead == NOBODY {
+            return;
+        }
+        let since = self.led_since.load(Ordering::SeqCst);
+        let age = self.nanos(sys::now()).saturating_sub(since);
+        // Of another lead by now, at worst: harmless, as below.
+        if age > u64::try_from(LOST.as_nanos()).unwrap_or(FOREVER) {
+            self.replace_leader(lead);
+        }
+    }
+
     /// A thread has left its lead without a word: it jumped out of a signal's handler. What the system has told it is lost, so
     /// it is asked again about every descriptor. Harmless if the thread was only held up.
     fn replace_leader(&self, lead: u64) {
         if self.leader.compare_exchange(lead, NOBODY, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return;
         }
+        self.led_since.store(FOREVER, Ordering::SeqCst);
         tracing::debug!("a thread that waited for connections has left; serving them here");
         let sources = self.sources.read();
         for (fd, token) in sources.iter().filter_map(|(_, slot)| Some((slot.fd?, slot.token))) {
@@ -588,6 +613,8 @@ impl Leader<'_> {
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
         let engine = self.engine;
+        // Before the next one says when it began.
+        engine.led_since.store(FOREVER, Ordering::SeqCst);
         // What has come is the program's to handle, in peace; the background thread waits a little.
         engine.note_earnest(false);
         LEADS.with(|leads| leads.set(false));
@@ -623,6 +650,7 @@ fn background(engine: &Weak<Engine>) {
             spin_loop();
             continue;
         }
+        engine.replace_lost_leader();
         // Woken beside a thread that polls: every further wake-up would cost that thread a part of its latency.
         let nap = NAPS.get(naps).copied();
         if engine.polled_within(nap.unwrap_or(ALIVE)) {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use uwarp_rnic::{Cq, Wc};
 
+use crate::channel::waits_no_more;
 use crate::fork;
 use crate::nic::Nic;
 
@@ -170,6 +171,7 @@ impl Nic {
             patience: Patience { polls: 0, until: PATIENCE.1, tried: false },
         };
         if cq.first_is_early_write() {
+            waits_no_more();
             self.wait_for_answer(cq);
         }
         let mut found = cq.poll(max, &mut sink);
@@ -177,6 +179,7 @@ impl Nic {
         if found == 0 {
             let mut poller = POLLER.try_with(Cell::get).unwrap_or(unknown);
             let empty = cq.note_poll(false);
+            waits_no_more();
             self.look(cq, empty, &mut poller.blinkers);
             found = cq.poll(max, sink);
             if found == 0 {
@@ -236,7 +239,7 @@ impl Nic {
         let time = poller.blinkers.count() || now;
         if time {
             let served = self.engine().poll_once();
-            self.engine().unpark_forgotten();
+            self.engine().look_after();
             poller.blinkers.looked(served > 0);
         }
         let _ = POLLER.try_with(|p| p.set(poller));
@@ -253,7 +256,7 @@ impl Nic {
         if time || !direct {
             let served = self.engine().poll_once();
             if time {
-                self.engine().unpark_forgotten();
+                self.engine().look_after();
             }
             if direct {
                 blinkers.looked(served > 0);
@@ -268,6 +271,7 @@ impl Nic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Engine;
 
     #[test]
     fn a_write_waits_for_its_answer_seldom_where_none_comes() {
@@ -287,6 +291,19 @@ mod tests {
         expectation.waited(false);
         assert_eq!((0..).take_while(|_| !expectation.is_time(0)).count(), WITHOUT_WAIT.0 as usize);
         assert!(!expectation.is_time(1), "something came while nobody looked");
+    }
+
+    #[test]
+    fn a_lead_that_was_left_without_a_word_is_replaced_although_a_thread_polls() {
+        let engine = Engine::start().unwrap();
+        // As a jump out of a signal's handler leaves it.
+        std::mem::forget(engine.lead());
+        let end = Instant::now() + Duration::from_secs(20);
+        while engine.lead().is_none() {
+            assert!(Instant::now() < end, "nobody else may lead");
+            engine.note_earnest(false);
+            engine.look_after();
+        }
     }
 
     fn polls_until_it_yields(patience: &mut Patience) -> u32 {
