@@ -3,7 +3,7 @@
 //! There the end of a connection is the connection manager's event, and nothing happens to the queue pair: it stays in RTS with its receives
 //! posted until the program disconnects, modifies or destroys it. What it has posted to send is tried again for a while; then the
 //! oldest work request fails with `RETRY_EXC_ERR` and the queue pair with it. (An iWARP queue pair is in ERROR as soon as its
-//! stream has ended: RFC 5040 section 6.2, and siw.)
+//! stream has ended, as siw's is: `siw_qp_llp_close`.)
 
 use std::time::Duration;
 
@@ -14,8 +14,9 @@ use super::{Disconnect, Established, QpCore, QpState};
 use crate::event::EventKind;
 use crate::wr::WcStatus;
 
-/// How long sends to a peer that is gone wait. An adapter's retries take about as long with the numbers that programs give, and longer
-/// with others (4.096 µs × 2^timeout × (retry_cnt + 1): half a minute with 20 and 7); TCP has said already that nobody is there. Time enough for the program to hear of the end first.
+/// How long sends to a peer that is gone wait. An adapter's retries take about as long with the numbers that most programs
+/// give, and longer with others (4.096 µs × 2^timeout × (retry_cnt + 1): half a minute with 20 and 7). TCP has said already
+/// that nobody is there. It is time enough for the program to hear of the end first.
 const LEAST: Duration = Duration::from_millis(100);
 const MOST: Duration = Duration::from_secs(2);
 
