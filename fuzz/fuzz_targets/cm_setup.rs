@@ -1,4 +1,5 @@
-//! Any bytes for an MPA request or reply over a real socket, private data among them, and any decisions of the program.
+//! Any bytes for an MPA request or reply over a real socket, private data among them, and any decisions of
+//! the program.
 #![no_main]
 
 #[path = "../../crates/cm/tests/hostile/mod.rs"]

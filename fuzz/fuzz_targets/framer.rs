@@ -1,4 +1,5 @@
-//! The MPA framer on any stream: what it finds does not depend on how the bytes arrive; and marker insertion against it.
+//! The MPA framer on any stream: what it finds does not depend on how the bytes arrive; and marker insertion
+//! against it.
 #![no_main]
 
 #[path = "../../crates/proto/tests/hostile/mod.rs"]

@@ -1,4 +1,5 @@
-//! Lists of work requests between two queue pairs over a network that the bytes choose, compared with a model.
+//! Lists of work requests between two queue pairs over a network that the bytes choose, compared with a
+//! model.
 #![no_main]
 
 use uwarp_sim::workload::{self, Plan};

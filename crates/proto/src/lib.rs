@@ -1,12 +1,13 @@
 //! iWARP protocol machines without sockets or clock.
 //!
-//! [`setup`] makes the MPA connection, [`framer`] finds FPDUs in a byte stream, [`rx`] checks and
+//! [`setup`] makes the MPA connection, [`framing`] finds and makes frames, [`rx`] checks and
 //! interprets DDP segments, [`tx`] cuts messages into segments. None of them holds payload: whoever
 //! drives them moves the bytes.
 
 #![forbid(unsafe_code)]
 
-pub mod framer;
+pub mod datagram;
+pub mod framing;
 pub mod rx;
 pub mod setup;
 pub mod tx;

@@ -3,8 +3,8 @@
 //! [`RxState::check`] looks, [`RxState::commit`] moves on. Between the two the owner places the payload; if
 //! it cannot yet (no receive is posted), it leaves the segment and checks it again later.
 
-use uwarp_wire::ddp::{self, Header, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
-use uwarp_wire::rdmap::{Control, Opcode, QN_UWARP_ACK, RV, UWARP_TELL, UWARP_WITH_IMM};
+use uwarp_wire::ddp::{self, Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
+use uwarp_wire::rdmap::{Control, Opcode, OpcodeInfo, QN_UWARP_ACK, RV, UWARP_TELL, UWARP_WITH_IMM};
 use uwarp_wire::terminate::{Mpa, RemoteOperation, TaggedBuffer, TerminateError, UntaggedBuffer};
 
 /// A segment that passed every check that needs no memory region.
@@ -12,8 +12,8 @@ use uwarp_wire::terminate::{Mpa, RemoteOperation, TaggedBuffer, TerminateError, 
 pub struct Segment {
     /// The header as it came.
     pub header: Header,
-    /// The RDMAP operation.
-    pub opcode: Opcode,
+    /// The RDMAP operation: its row of the opcode table.
+    pub info: &'static OpcodeInfo,
     /// Bytes of DDP header; the rest of the ULPDU is payload.
     pub header_len: usize,
     /// Payload bytes.
@@ -48,8 +48,8 @@ impl Queue {
 }
 
 impl Segment {
-    /// The immediate data of a Send with Immediate, in the order of the wire. Only another uwarp end's bit means that;
-    /// toward strangers it is reserved and not looked at (RFC 5040 section 4.1).
+    /// The immediate data of a Send with Immediate, in the order of the wire. Only another uwarp end's bit
+    /// means that; toward strangers it is reserved and not looked at (RFC 5040 section 4.1).
     pub fn send_immediate(&self) -> Option<[u8; 4]> {
         match self.header {
             Header::Untagged(h) if h.rsvdulp & UWARP_WITH_IMM != 0 => Some(h.rsvdulp32.to_be_bytes()),
@@ -61,14 +61,14 @@ impl Segment {
 /// What a stream's untagged queues expect next.
 #[derive(Debug)]
 pub struct RxState {
-    queues: [Queue; 4],
+    queues: [Queue; 5],
     uwarp_peer: bool,
 }
 
 impl RxState {
     /// A stream that starts now. `uwarp_peer`: the peer may use our own operations.
     pub fn new(uwarp_peer: bool) -> Self {
-        Self { queues: [Queue::START; 4], uwarp_peer }
+        Self { queues: [Queue::START; 5], uwarp_peer }
     }
 
     /// The peer was taken for a uwarp end and is none: our own operations are errors from now on.
@@ -96,35 +96,24 @@ impl RxState {
         if control.version != RV {
             return Err(TerminateError::RemoteOperation(RemoteOperation::InvalidVersion));
         }
-        let opcode = control.opcode;
-        let segment = Segment { header, opcode, header_len, payload_len };
-        match header {
+        let unexpected = TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode);
+        let known = control.opcode.info();
+        let info = match header {
             Header::Tagged(h) => {
-                if !matches!(opcode, Opcode::Write | Opcode::ReadResponse) {
-                    return Err(TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode));
-                }
+                let info = known.filter(|info| info.tagged).ok_or(unexpected)?;
                 let len = u64::try_from(payload_len).unwrap_or(u64::MAX);
                 if h.to.checked_add(len).is_none() {
                     return Err(TerminateError::TaggedBuffer(TaggedBuffer::ToWrap));
                 }
+                info
             }
             Header::Untagged(h) => {
                 let queue =
                     self.queue(h.qn).ok_or(TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidQn))?;
-                let fits = match opcode {
-                    Opcode::Send
-                    | Opcode::SendInvalidate
-                    | Opcode::SendSe
-                    | Opcode::SendSeInvalidate
-                    | Opcode::Immediate
-                    | Opcode::ImmediateSe => h.qn == QN_SEND,
-                    Opcode::ReadRequest => h.qn == QN_READ_REQUEST,
-                    Opcode::Terminate => h.qn == QN_TERMINATE,
-                    Opcode::UwarpAck => h.qn == QN_UWARP_ACK && self.uwarp_peer,
-                    _ => false,
-                };
-                if !fits || queue.opcode.is_some_and(|o| o != opcode) {
-                    return Err(TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode));
+                // (Only a uwarp peer has the queue for acknowledgements.)
+                let info = known.filter(|info| info.queue == Some(h.qn)).ok_or(unexpected)?;
+                if queue.opcode.is_some_and(|o| o != info.opcode) {
+                    return Err(unexpected);
                 }
                 if h.msn != queue.msn {
                     return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::MsnRange));
@@ -134,9 +123,10 @@ impl RxState {
                 if h.mo != queue.mo || h.mo.checked_add(len).is_none() {
                     return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::InvalidMo));
                 }
+                info
             }
-        }
-        Ok(segment)
+        };
+        Ok(Segment { header, info, header_len, payload_len })
     }
 
     /// Moves on past a segment that [`check`](Self::check) accepted and whose payload is placed.
@@ -147,15 +137,15 @@ impl RxState {
             *queue = Queue { msn: queue.msn.wrapping_add(1), ..Queue::START };
         } else {
             let len = u32::try_from(segment.payload_len).unwrap_or(u32::MAX);
-            *queue = Queue { mo: queue.mo.saturating_add(len), opcode: Some(segment.opcode), ..*queue };
+            *queue = Queue { mo: queue.mo.saturating_add(len), opcode: Some(segment.info.opcode), ..*queue };
         }
     }
 
-    /// Makes the next message of every queue expect this MSN, for tests near the wrap. The Terminate queue sees one
-    /// message at most, so it stays as it is.
+    /// Makes the next message of every queue expect this MSN, for tests near the wrap. The Terminate queue
+    /// sees one message at most, so it stays as it is.
     #[doc(hidden)]
     pub fn set_msn(&mut self, msn: u32) {
-        for qn in [QN_SEND, QN_READ_REQUEST, QN_UWARP_ACK] {
+        for qn in [QN_SEND, QN_READ_REQUEST, QN_ATOMIC_RESPONSE, QN_UWARP_ACK] {
             if let Some(queue) = self.queue_mut(qn) {
                 *queue = Queue { msn, ..Queue::START };
             }
@@ -167,7 +157,8 @@ impl RxState {
             QN_SEND => Some(0),
             QN_READ_REQUEST => Some(1),
             QN_TERMINATE => Some(2),
-            QN_UWARP_ACK if self.uwarp_peer => Some(3),
+            QN_ATOMIC_RESPONSE => Some(3),
+            QN_UWARP_ACK if self.uwarp_peer => Some(4),
             _ => None,
         }
     }

@@ -10,16 +10,16 @@
 //! ```
 //!
 //! Neither machine knows a socket or a clock. `want()` says how many bytes of the stream the machine takes
-//! next, and the caller reads no more than these: the byte behind a frame is the stream's first FPDU and belongs to
-//! somebody else. Time limits are the caller's (RFC 5044 section 7.1.2 rule 10).
+//! next, and the caller reads no more than these: the byte behind a frame is the stream's first FPDU and
+//! belongs to somebody else. Time limits are the caller's (RFC 5044 section 7.1.2 rule 10).
 //!
 //! What the RFCs leave open is decided here:
-//! - An initiator always asks for the peer-to-peer model with a Write or Read indication, because the plain model
-//!   makes the responder wait for the first FPDU, and a server that speaks first would wait for ever. It never
-//!   offers a Send: that would eat one of the program's receives. Where the responder does not agree to the model, the Write
-//!   goes out all the same.
-//! - A responder raises its IRD to what the initiator asks for, as far as the device goes: read depth costs us nothing,
-//!   and programs give small numbers without meaning them.
+//! - An initiator always asks for the peer-to-peer model with a Write or Read indication, because the plain
+//!   model makes the responder wait for the first FPDU, and a server that speaks first would wait for ever.
+//!   It never offers a Send: that would eat one of the program's receives. Where the responder does not agree
+//!   to the model, the Write goes out all the same.
+//! - A responder raises its IRD to what the initiator asks for, as far as the device goes: read depth costs
+//!   us nothing, and programs give small numbers without meaning them.
 //! - Two uwarp ends know each other by reserved flag bits: see [`peer`].
 
 mod initiator;
@@ -34,8 +34,11 @@ pub use responder::{AcceptParams, Request, Responder, ResponderPolicy};
 use thiserror::Error;
 use uwarp_wire::ddp;
 use uwarp_wire::mpa::{self, Enhanced, FrameKind};
-use uwarp_wire::rdmap::{Control, Opcode};
-use uwarp_wire::terminate::{Mpa, Terminate, TerminateError};
+use uwarp_wire::rdmap::Opcode;
+use uwarp_wire::terminate::{self, Terminate, TerminateError};
+
+use crate::framing::{Framing, Mpa};
+use crate::tx::Message;
 
 /// MPA revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,21 +65,25 @@ impl Revision {
     }
 }
 
-/// The ready-to-receive indication of the peer-to-peer model, seen from one end (RFC 6581 section 9.2).
+/// The ready-to-receive indication of peer-to-peer connections, by which the initiator sends first, as one
+/// end has negotiated it (RFC 6581 section 9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rtr {
-    /// Client-server model: nobody waits for one.
+    /// Client-server model: none is sent.
     None,
-    /// We send a zero-length RDMA Write before anything else; also where the responder did not agree to the peer-to-peer model.
+    /// Initiator: send a zero-length RDMA Write first; also where the responder did not agree to the
+    /// peer-to-peer model.
     SendWrite,
-    /// We send a zero-length RDMA Read before anything else.
+    /// Initiator: send a zero-length RDMA Read Request first.
     SendRead,
-    /// We wait for the peer's: a zero-length Write or Read. It may also show itself with a real message first.
+    /// Responder: the first FPDU that arrives is one: a zero-length Write or Read. A message with content
+    /// also counts.
     Expect,
 }
 
-/// STag and tagged offset of a ready-to-receive Write that says nothing. They mean nothing where nothing is placed, but some
-/// hardware may treat STag 0 specially (siw's source says so), so siw and cxgb4 name STag 1, and so do we.
+/// STag and tagged offset of a ready-to-receive Write that says nothing. They mean nothing where nothing is
+/// placed, but some hardware may treat STag 0 specially (siw's source says so), so siw and cxgb4 name STag 1,
+/// and so do we.
 pub const RTR_STAG_TO: (u32, u64) = (uwarp_wire::rdmap::EMPTY_STAG, 0);
 
 /// Read depths of one end.
@@ -121,20 +128,22 @@ pub struct Negotiated {
     pub ord: u16,
     /// Ready-to-receive indication.
     pub rtr: Rtr,
-    /// What the peer said of its depths and model, to be handed to the program (RFC 6581 section 9.1); `None` without
-    /// enhanced set-up.
+    /// What the peer said of its depths and model, to be handed to the program (RFC 6581 section 9.1); `None`
+    /// without enhanced set-up.
     pub peer_enhanced: Option<Enhanced>,
-    /// Our request set a reserved flag, and the reply does not have it. Linux siw sends a request's flags back; adapters do not.
+    /// Our request set a reserved flag, and the reply does not have it. Linux siw sends a request's flags
+    /// back; adapters do not.
     pub drops_reserved_flags: bool,
     /// The peer is uwarp.
     pub peer_is_uwarp: bool,
-    /// What the uwarp peer says of itself. A responder learns it from the ready-to-receive indication only, see
-    /// [`PeerData::from_rtr`].
+    /// What the uwarp peer says of itself. A responder learns it from the ready-to-receive indication only,
+    /// see [`PeerData::from_rtr`].
     pub peer: Option<PeerData>,
-    /// What goes into STag and tagged offset of our ready-to-receive Write, see [`PeerData::to_rtr`]; [`RTR_STAG_TO`] toward
-    /// strangers.
+    /// What goes into STag and tagged offset of our ready-to-receive Write, see [`PeerData::to_rtr`];
+    /// [`RTR_STAG_TO`] toward strangers.
     pub rtr_stag_to: (u32, u64),
-    /// The reply's private data for the program (initiator); empty at the responder, which had it in [`Request`].
+    /// The reply's private data for the program (initiator); empty at the responder, which had it in
+    /// [`Request`].
     pub private_data: Vec<u8>,
 }
 
@@ -157,8 +166,8 @@ pub enum SetupError {
     /// Peer incompatible: a revision that we do not speak.
     #[error("MPA revision {0} is not supported")]
     Revision(u8),
-    /// Peer incompatible: it answered an enhanced request without enhanced set-up (RFC 6581 section 10 forbids
-    /// it). It took our four bytes of enhanced data for the program's.
+    /// Peer incompatible: it answered an enhanced request without enhanced set-up (RFC 6581 section 10
+    /// forbids it). It took our four bytes of enhanced data for the program's.
     #[error("the peer does not speak enhanced set-up")]
     NotEnhanced,
     /// Peer incompatible: it wants more outstanding Reads than this end can serve.
@@ -192,21 +201,28 @@ pub enum SetupError {
 }
 
 impl Negotiated {
-    /// The only FPDU of a stream that cannot begin, because of something at this end (RFC 6581 section 9.3). `None` where the set-up
-    /// was not enhanced: the code is RFC 6581's.
+    /// The framing of the stream that begins now.
+    pub fn framing(&self) -> Framing {
+        let Self { crc, send_markers, receive_markers, .. } = *self;
+        Framing::Mpa(Mpa { crc, send_markers, receive_markers })
+    }
+
+    /// The only FPDU of a stream that cannot begin, because of something at this end (RFC 6581 section 9.3).
+    /// `None` where the set-up was not enhanced: the code is RFC 6581's.
     pub fn local_error(&self) -> Option<Vec<u8>> {
         self.peer_enhanced?;
-        Some(terminate_fpdu(TerminateError::Mpa(Mpa::LocalCatastrophic), self.crc, self.send_markers))
+        Some(terminate_fpdu(TerminateError::Mpa(terminate::Mpa::LocalCatastrophic), self.framing()))
     }
 }
 
 impl SetupError {
-    /// The Terminate that the peer is told with. Errors in a frame itself are answered by closing the connection at once
-    /// (RFC 5044 section 8, code 4), for there is no stream yet whose framing both ends agree on.
+    /// The Terminate that the peer is told with. Errors in a frame itself are answered by closing the
+    /// connection at once (RFC 5044 section 8, code 4), for there is no stream yet whose framing both ends
+    /// agree on.
     pub const fn terminate(self) -> Option<TerminateError> {
         match self {
-            Self::InsufficientIrd { .. } => Some(TerminateError::Mpa(Mpa::InsufficientIrd)),
-            Self::NoMatchingRtr => Some(TerminateError::Mpa(Mpa::NoMatchingRtr)),
+            Self::InsufficientIrd { .. } => Some(TerminateError::Mpa(terminate::Mpa::InsufficientIrd)),
+            Self::NoMatchingRtr => Some(TerminateError::Mpa(terminate::Mpa::NoMatchingRtr)),
             Self::BadKey
             | Self::WrongKind(_)
             | Self::PrivateDataTooLong(_)
@@ -263,28 +279,14 @@ fn frame(
 }
 
 /// A stream whose only FPDU is a Terminate.
-fn terminate_fpdu(error: TerminateError, crc: bool, markers: bool) -> Vec<u8> {
-    let message = Terminate::new(error, None);
-    let header = ddp::Untagged {
-        last: true,
-        rsvdulp: Control::new(Opcode::Terminate).to_byte(),
-        rsvdulp32: 0,
-        qn: ddp::QN_TERMINATE,
-        msn: 1,
-        mo: 0,
-    };
-    let ulpdu_len = ddp::Untagged::LEN + message.len();
-    let mut out = Vec::with_capacity(mpa::MARKER_LEN + mpa::fpdu_len(ulpdu_len));
-    if markers {
-        out.extend_from_slice(&mpa::Marker { fpduptr: 0 }.to_bytes());
-    }
-    out.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(0).to_be_bytes());
-    out.extend_from_slice(&header.to_bytes());
-    let at = out.len();
-    out.resize(at + message.len() + mpa::pad_len(ulpdu_len), 0);
-    message.emit(&mut out[at..]);
-    let sum = if crc { uwarp_wire::crc::to_wire(uwarp_wire::crc::crc32c(&out)) } else { [0; mpa::CRC_LEN] };
-    out.extend_from_slice(&sum);
+fn terminate_fpdu(error: TerminateError, framing: Framing) -> Vec<u8> {
+    let mut bytes = [0; Terminate::MAX_LEN];
+    let len = Terminate::new(error, None).emit(&mut bytes);
+    let message =
+        Message::Untagged { opcode: Opcode::Terminate, qn: ddp::QN_TERMINATE, msn: 1, invalidate: 0 };
+    let segment = message.whole(u32::try_from(len).unwrap_or(0));
+    let mut out = Vec::new();
+    framing.sender().stage_bytes(&mut out, &segment, bytes.get(..len).unwrap_or(&[]));
     out
 }
 

@@ -1,7 +1,6 @@
 //! Sending: messages cut into DDP segments (RFC 5041 section 5).
 
 use uwarp_wire::ddp::{Header, QN_SEND, Tagged, Untagged};
-use uwarp_wire::mpa;
 use uwarp_wire::rdmap::{Control, Opcode, UWARP_WITH_IMM};
 
 /// A message to send, without its payload.
@@ -118,10 +117,18 @@ pub struct OutSegment {
     pub len: u32,
 }
 
+impl OutSegment {
+    /// Bytes of the whole segment: header and payload.
+    #[inline]
+    pub fn ulpdu_len(&self) -> usize {
+        self.header.len() + self.len as usize
+    }
+}
+
 impl Segmenter {
-    /// `total` bytes in segments whose ULPDU is at most `mulpdu` bytes. With `balanced`, segments are of about equal
-    /// size, so that a message just above the limit does not end in a tiny one (worth it where segments are
-    /// received straight into place); without, each is as large as it may be.
+    /// `total` bytes in segments whose ULPDU is at most `mulpdu` bytes. With `balanced`, segments are of
+    /// about equal size, so that a message just above the limit does not end in a tiny one (worth it where
+    /// segments are received straight into place); without, each is as large as it may be.
     pub fn new(message: Message, total: u32, mulpdu: usize, balanced: bool) -> Self {
         let max = u32::try_from(mulpdu.saturating_sub(message.header_len()).max(64)).unwrap_or(u32::MAX) & !3;
         let step = if balanced && total > max {
@@ -155,15 +162,4 @@ impl Segmenter {
         let last = self.done == self.total;
         Some(self.message.segment(offset, len, last))
     }
-}
-
-/// Largest ULPDU between two uwarp ends, in bytes: 64 KiB less room for what a later revision may add.
-pub const UWARP_MULPDU: usize = 64_768;
-
-/// Largest ULPDU for a path whose effective maximum segment size is `emss` bytes: one FPDU a TCP segment (RFC 5044
-/// section 4.5, with `markers`: room for those that fall into one segment).
-pub fn mulpdu_for_emss(emss: usize, markers: bool) -> usize {
-    let markers = if markers { mpa::MARKER_LEN * emss.div_ceil(mpa::MARKER_SPACING) } else { 0 };
-    let overhead = mpa::FPDU_HDR_LEN + mpa::CRC_LEN + markers + emss % 4;
-    emss.saturating_sub(overhead).clamp(128, UWARP_MULPDU)
 }

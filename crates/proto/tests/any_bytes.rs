@@ -26,6 +26,11 @@ proptest! {
     }
 
     #[test]
+    fn datagram(bytes in vec(any::<u8>(), 0..200)) {
+        hostile::datagram(&bytes);
+    }
+
+    #[test]
     fn setup(bytes in vec(any::<u8>(), 0..700)) {
         hostile::setup(&bytes);
     }

@@ -1,4 +1,5 @@
-//! What one 64-byte message costs in the RNIC alone, without sockets: nanoseconds per Send and per Write, in three parts.
+//! What one 64-byte message costs in the RNIC alone, without sockets: nanoseconds per Send and per Write, in
+//! three parts.
 //!
 //! `cargo run --release -p uwarp-rnic --example hot_path [messages]`
 
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use uwarp_rnic::event::{AsyncEvent, AsyncSink};
 use uwarp_rnic::mr::Access;
-use uwarp_rnic::qp::{QpCaps, QpCore, QpInit, StreamParams};
+use uwarp_rnic::qp::{Now, QpCaps, QpInit, RcCore, StreamParams};
 use uwarp_rnic::{Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge};
 
 struct Silent;
@@ -16,7 +17,7 @@ impl AsyncSink for Silent {
     fn async_event(&self, _: AsyncEvent) {}
 }
 
-fn end(pd: &Arc<Pd>) -> (QpCore, Arc<Cq>) {
+fn end(pd: &Arc<Pd>) -> (RcCore, Arc<Cq>) {
     let cq = Cq::new(1024, 0, None, Arc::new(Silent));
     let caps =
         QpCaps { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
@@ -30,8 +31,8 @@ fn end(pd: &Arc<Pd>) -> (QpCore, Arc<Cq>) {
         cookie: 0,
         async_sink: Arc::new(Silent),
     };
-    let mut core = QpCore::new(1, init);
-    core.attach(StreamParams { peer_is_uwarp: true, ..StreamParams::default() }).unwrap();
+    let mut core = RcCore::new(1, init, None);
+    core.attach(&Now::unread(), StreamParams { peer_is_uwarp: true, ..StreamParams::default() }).unwrap();
     (core, cq)
 }
 
@@ -49,6 +50,7 @@ fn main() {
     let write = SendOp::Write { stag: mr.stag(), to: addr + 128 };
     let both = SendFlags::SIGNALED | SendFlags::INLINE;
     let mut wire = Vec::with_capacity(4096);
+    let now = Now::unread;
     for (name, op, flags) in [
         ("Send, inline", send, both),
         ("Send", send, SendFlags::SIGNALED),
@@ -65,35 +67,33 @@ fn main() {
                 }
                 let t0 = timed.then(Instant::now);
                 a.post_send(&SendWr { wr_id: i.into(), op, flags, sges: &list }).unwrap();
-                a.build();
                 wire.clear();
-                if let Some(out) = a.out() {
+                if let Some(out) = a.poll_transmit(&now()) {
                     wire.extend_from_slice(out.only_staged().unwrap());
                 }
-                a.taken(wire.len());
+                a.transmitted(&now(), wire.len());
                 let t1 = timed.then(Instant::now);
                 black_box(b.rx_plan(&[], 65536));
-                assert_eq!(b.handle_input(&wire), wire.len());
+                assert_eq!(b.handle_input(&now(), &wire), wire.len());
                 let t2 = timed.then(Instant::now);
                 // What tells of placed messages, now and then, or completions are held back.
-                b.build();
                 let mut acks = 0;
-                if let Some(bytes) = b.out().filter(|out| !out.is_empty()).and_then(|out| out.only_staged()) {
+                if let Some(bytes) = b.poll_transmit(&now()).and_then(|out| out.only_staged()) {
                     acks = bytes.len();
-                    assert_eq!(a.handle_input(bytes), acks);
+                    assert_eq!(a.handle_input(&now(), bytes), acks);
                 }
-                b.taken(acks);
+                b.transmitted(&now(), acks);
                 let mut n = a_cq.poll(16, |wc| _ = black_box(wc));
                 n += b_cq.poll(16, |wc| _ = black_box(wc));
                 // A send may complete with a later one's acknowledgement, which comes once in many messages.
                 assert!(n >= usize::from(is_send));
-                b.build();
-                if let Some(out) = b.out().filter(|out| !out.is_empty()) {
+                if let Some(out) = b.poll_transmit(&now()) {
                     wire.clear();
                     wire.extend_from_slice(out.only_staged().unwrap());
-                    b.taken(wire.len());
-                    a.handle_input(&wire);
+                    b.transmitted(&now(), wire.len());
+                    a.handle_input(&now(), &wire);
                 }
+                black_box((a.poll_timeout(), b.poll_timeout()));
                 if let (Some(t0), Some(t1), Some(t2)) = (t0, t1, t2) {
                     for (part, time) in parts.iter_mut().zip([t1 - t0, t2 - t1, t2.elapsed()]) {
                         *part += time;

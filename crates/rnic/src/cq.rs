@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
-use crate::sync::{AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, RwLock};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::wr::{Wc, WcOpcode, WcStatus};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,8 @@ struct Entry {
     /// The work queue, and the place after that of the work request in it.
     key: u32,
     tail: u32,
+    /// When it was added, by the queue's clock.
+    at: u64,
 }
 
 impl Inner {
@@ -45,13 +47,14 @@ impl Inner {
 
 /// Which places of a work queue are free again.
 ///
-/// A place is taken from the post until the completion is *polled*, as in the providers of adapters (mlx4's and mlx5's `poll_cq` advance the
-/// tail of the work queue). So a program that posts until the queue is full cannot overrun a completion queue that is as deep as
-/// its work queues.
+/// A place is taken from the post until the completion is *polled*, as in the providers of adapters (mlx4's
+/// and mlx5's `poll_cq` advance the tail of the work queue). So a program that posts until the queue is full
+/// cannot overrun a completion queue that is as deep as its work queues.
 #[derive(Debug)]
 pub(crate) struct Places {
     freed: AtomicU32,
-    /// Several queue pairs with completion queues of their own complete the receives of a shared receive queue, in any order.
+    /// Several queue pairs with completion queues of their own complete the receives of a shared receive
+    /// queue, in any order.
     shared: bool,
 }
 
@@ -85,15 +88,45 @@ impl Places {
 /// The key of a completion that frees no place.
 const NO_KEY: u32 = u32::MAX;
 
+/// What a direct look at sockets, without the system (epoll), has covered.
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coverage {
+    /// Everything that the queue pairs wait for.
+    Complete,
+    /// Not all: there are other queue pairs, or one waits for something that only the system can tell, such
+    /// as room to send.
+    Partial,
+}
+
+impl Coverage {
+    /// Both together.
+    pub fn and(self, other: Self) -> Self {
+        if self == Self::Complete { other } else { Self::Partial }
+    }
+}
+
+/// Which queue pairs of a completion queue a thread looks at directly.
+#[derive(Debug, Clone, Copy)]
+pub struct Direct {
+    /// All, if there are at most this many.
+    pub few: usize,
+    /// Of more, the one that brought this many completions in a row.
+    pub favourite: u32,
+    /// Even so, every so many empty polls leave the others to the system: they must not wait for more than a
+    /// microsecond or two.
+    pub partial_every: u32,
+}
+
 /// Something whose progress may bring completions to a queue: a queue pair with its socket.
 pub trait Feeder: Send + Sync {
-    /// Looks for input and for room to send, without blocking. Does nothing if another thread is at it. `in_earnest`: the
-    /// caller has looked in vain for a while and will look again at once. Says whether it waits for something that looking
-    /// does not show, such as room to send: then the system has to be asked.
-    fn feed(&self, in_earnest: bool) -> bool;
-    /// Looks for input as [`Self::feed`] in earnest; says whether messages of the peer's were placed.
-    fn listen(&self) -> bool {
-        self.feed(true);
+    /// Looks for input and for room to send, without blocking. Does nothing if another thread does so.
+    /// `in_earnest`: the caller has looked in vain for a while and will look again at once.
+    fn make_progress(&self, in_earnest: bool) -> Coverage;
+    /// Looks for input as [`Self::make_progress`] in earnest; says whether messages of the peer's were
+    /// placed.
+    fn receive_messages(&self) -> bool {
+        let _ = self.make_progress(true);
         false
     }
 }
@@ -106,14 +139,18 @@ pub struct Cq {
     overflowed: AtomicBool,
     /// Messages of some feeder complete before they have reached the peer's memory. A hint, never taken back.
     early: AtomicBool,
+    /// Tells when completions were added, where the program wants to know.
+    clock: Option<fn() -> u64>,
+    /// When the completion that was polled last had been added.
+    polled_at: AtomicU64,
     cookie: u64,
     completions: Option<Arc<dyn CompletionSink>>,
     async_sink: Arc<dyn AsyncSink>,
     /// Polls in a row that found nothing; kept for whoever decides on progress.
     empty_polls: AtomicU32,
     feeders: RwLock<Feeders>,
-    /// Of many feeders, the one that lately brought everything: the queue pair's number, and how many completions in a row.
-    /// Written under the ring's lock, read without: a hint.
+    /// Of many feeders, the one that lately brought everything: the queue pair's number, and how many
+    /// completions in a row. Written under the ring's lock, read without: a hint.
     favourite: AtomicU32,
     streak: AtomicU32,
 }
@@ -161,11 +198,6 @@ struct Feeders {
     place: HashMap<u32, usize>,
 }
 
-/// Completions in a row of one queue pair among many, after which it is asked directly too.
-const FAVOURITE: u32 = 16;
-/// Every so many empty polls, the system is asked nevertheless: others are not to wait for more than a microsecond or two.
-const ASK_EVERY: u32 = 4;
-
 impl std::fmt::Debug for Cq {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cq").field("cookie", &self.cookie).finish_non_exhaustive()
@@ -180,6 +212,17 @@ impl Cq {
         completions: Option<Arc<dyn CompletionSink>>,
         async_sink: Arc<dyn AsyncSink>,
     ) -> Arc<Self> {
+        Self::with_clock(depth, cookie, completions, async_sink, None)
+    }
+
+    /// The same; each completion gets the time of this clock when it is added ([`Self::polled_at`]).
+    pub fn with_clock(
+        depth: u32,
+        cookie: u64,
+        completions: Option<Arc<dyn CompletionSink>>,
+        async_sink: Arc<dyn AsyncSink>,
+        clock: Option<fn() -> u64>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             // The ring grows on use: an idle queue of 16,384 entries costs nothing.
             inner: Mutex::new(Inner {
@@ -192,6 +235,8 @@ impl Cq {
             waiting: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
             early: AtomicBool::new(false),
+            clock,
+            polled_at: AtomicU64::new(0),
             cookie,
             completions,
             async_sink,
@@ -220,10 +265,19 @@ impl Cq {
         for _ in 0..n {
             if let Some(entry) = inner.ring.pop_front() {
                 inner.free_place(&entry);
+                if self.clock.is_some() {
+                    self.polled_at.store(entry.at, Ordering::Relaxed);
+                }
                 sink(entry.wc);
             }
         }
         n
+    }
+
+    /// When the completion that was polled last had been added, by the queue's clock; 0 without one. Of use
+    /// to a program that polls one completion at a time, in one thread.
+    pub fn polled_at(&self) -> u64 {
+        self.polled_at.load(Ordering::Relaxed)
     }
 
     /// Whether completions wait.
@@ -236,8 +290,9 @@ impl Cq {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    /// Makes the next completion (or the next solicited or failed one) an event. Completions that are there already make
-    /// none: the program polls after arming, as the man page says. Arming for any outweighs arming for solicited.
+    /// Makes the next completion (or the next solicited or failed one) an event. Completions that are there
+    /// already make none: the program polls after arming, as the man page says. Arming for any outweighs
+    /// arming for solicited.
     pub fn arm(&self, solicited_only: bool) {
         let mut inner = self.inner.lock();
         inner.armed = match (inner.armed, solicited_only) {
@@ -262,8 +317,8 @@ impl Cq {
 
     /// Adds a completion. `solicited`: it completes a receive of a Send with Solicited Event.
     ///
-    /// Returns false when the queue is full: the completion is lost, an asynchronous event says so once, and the
-    /// caller's queue pair has to go to the error state.
+    /// Returns false when the queue is full: the completion is lost, an asynchronous event says so once, and
+    /// the caller's queue pair has to go to the error state.
     pub fn push(&self, wc: Wc, solicited: bool) -> bool {
         self.push_of(NO_KEY, 0, wc, solicited)
     }
@@ -275,7 +330,8 @@ impl Cq {
             if inner.ring.len() >= inner.depth {
                 let first = !self.overflowed.swap(true, Ordering::Relaxed);
                 let depth = inner.depth;
-                // Nobody will poll it. (That of a queue of its own is free with the next completion, if there is one.)
+                // Nobody will poll it. (That of a queue of its own is free with the next completion, if there
+                // is one.)
                 if let Some(Some(places)) = inner.work_queues.get(key as usize)
                     && places.shared
                 {
@@ -307,7 +363,8 @@ impl Cq {
                 self.favourite.store(wc.qp_num, Ordering::Relaxed);
                 self.streak.store(0, Ordering::Relaxed);
             }
-            inner.ring.push_back(Entry { wc, key, tail });
+            let at = self.clock.map_or(0, |clock| clock());
+            inner.ring.push_back(Entry { wc, key, tail, at });
             self.waiting.store(inner.ring.len(), Ordering::Release);
             event
         };
@@ -331,11 +388,12 @@ impl Cq {
         u32::try_from(inner.work_queues.len() - 1).unwrap_or(NO_KEY)
     }
 
-    /// Drops the completions of a work queue that the program has not polled. Their places are free. Events stay.
+    /// Drops the completions of a work queue that the program has not polled. Their places are free. Events
+    /// stay.
     ///
-    /// Providers of adapters do so when a queue pair is destroyed or reset (`mlx5_destroy_qp` and `mlx5_modify_qp` call
-    /// `mlx5_cq_clean`, mlx4, hns and bnxt_re have the like; irdma does so at destruction only), and programs free what the `wr_id`
-    /// points to right after.
+    /// Providers of adapters do so when a queue pair is destroyed or reset (`mlx5_destroy_qp` and
+    /// `mlx5_modify_qp` call `mlx5_cq_clean`, mlx4, hns and bnxt_re have the like; irdma does so at
+    /// destruction only), and programs free what the `wr_id` points to right after.
     fn purge(&self, key: u32) {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
@@ -366,7 +424,8 @@ impl Cq {
         self.early.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the oldest completion is of a Write, and may be there before the Write has reached the peer's memory.
+    /// Whether the oldest completion is of a Write, and may be there before the Write has reached the peer's
+    /// memory.
     pub fn first_is_early_write(&self) -> bool {
         let early = |wc: &Wc| wc.opcode == WcOpcode::RdmaWrite && wc.status == WcStatus::Success;
         self.early.load(Ordering::Relaxed)
@@ -374,9 +433,9 @@ impl Cq {
             && self.inner.lock().ring.front().is_some_and(|entry| early(&entry.wc))
     }
 
-    /// Lets the feeders look for input, in earnest, if there are at most `few`; says whether messages of the peer's were placed.
-    /// `None`: there are more.
-    pub fn listen(&self, few: usize) -> Option<bool> {
+    /// Lets the feeders look for input, in earnest, if there are at most `few`; says whether messages of the
+    /// peer's were placed. `None`: there are more.
+    pub fn receive_messages(&self, few: usize) -> Option<bool> {
         let feeders = self.feeders.read();
         if feeders.list.len() > few {
             return None;
@@ -385,7 +444,7 @@ impl Cq {
             feeders.list.iter().filter_map(|(_, feeder)| feeder.upgrade()).collect();
         drop(feeders);
         // All of them, whatever the first says.
-        Some(some.iter().filter(|feeder| feeder.listen()).count() > 0)
+        Some(some.iter().filter(|feeder| feeder.receive_messages()).count() > 0)
     }
 
     /// Adds a feeder: the queue pair with this number.
@@ -408,33 +467,34 @@ impl Cq {
         }
     }
 
-    /// Lets the feeders look, if there are at most `few` of them, or one of them lately brought everything. Says no when it is
-    /// better to ask the system: there are more, or one of them waits for what only the system can tell.
-    pub fn feed(&self, few: usize, in_earnest: bool) -> bool {
-        // Taken out of the lock: a feeder tells observers, who take locks of their own.
+    /// Lets feeders look directly: all, if they are few, or the one that lately brought everything.
+    pub fn make_progress(&self, direct: &Direct, in_earnest: bool) -> Coverage {
+        // Taken out of the lock: a feeder calls observers, which take locks of their own.
         let feeders = self.feeders.read();
-        if feeders.list.len() > few {
-            let favourite = self.favourite(&feeders);
+        if feeders.list.len() > direct.few {
+            let favourite = self.favourite(&feeders, direct.favourite);
             drop(feeders);
-            let Some(favourite) = favourite else { return false };
-            let ask = favourite.feed(in_earnest);
-            return !ask && !self.empty_polls.load(Ordering::Relaxed).is_multiple_of(ASK_EVERY);
+            let Some(favourite) = favourite else { return Coverage::Partial };
+            let covered = favourite.make_progress(in_earnest);
+            let others_wait = self.empty_polls.load(Ordering::Relaxed).is_multiple_of(direct.partial_every);
+            return if others_wait { Coverage::Partial } else { covered };
         }
         // One is the rule, and polled millions of times a second.
         if let [(_, one)] = feeders.list.as_slice() {
             let one = one.upgrade();
             drop(feeders);
-            return one.is_none_or(|one| !one.feed(in_earnest));
+            return one.map_or(Coverage::Complete, |one| one.make_progress(in_earnest));
         }
         let some: SmallVec<[Arc<dyn Feeder>; 4]> =
             feeders.list.iter().filter_map(|(_, feeder)| feeder.upgrade()).collect();
         drop(feeders);
         // All of them, whatever the first says.
-        some.iter().filter(|feeder| feeder.feed(in_earnest)).count() == 0
+        let each = some.iter().map(|feeder| feeder.make_progress(in_earnest));
+        each.fold(Coverage::Complete, Coverage::and)
     }
 
-    fn favourite(&self, feeders: &Feeders) -> Option<Arc<dyn Feeder>> {
-        if self.streak.load(Ordering::Relaxed) < FAVOURITE {
+    fn favourite(&self, feeders: &Feeders, streak: u32) -> Option<Arc<dyn Feeder>> {
+        if self.streak.load(Ordering::Relaxed) < streak {
             return None;
         }
         let at = *feeders.place.get(&self.favourite.load(Ordering::Relaxed))?;
@@ -527,14 +587,15 @@ mod tests {
     #[derive(Default)]
     struct Looks(AtomicUsize);
     impl Feeder for Looks {
-        fn feed(&self, _: bool) -> bool {
+        fn make_progress(&self, _: bool) -> Coverage {
             self.0.fetch_add(1, Ordering::Relaxed);
-            false
+            Coverage::Complete
         }
     }
 
     #[test]
     fn of_many_feeders_the_one_that_brings_everything_is_asked() {
+        const DIRECT: Direct = Direct { few: 2, favourite: 16, partial_every: 4 };
         let cq = Cq::new(64, 0, None, Arc::new(Count::default()));
         let many: Vec<_> = (0..100).map(|_| Arc::new(Looks::default())).collect();
         for (qpn, feeder) in (1..).zip(&many) {
@@ -546,16 +607,17 @@ mod tests {
             cq.push(Wc::new(1, WcStatus::Success, WcOpcode::Recv, qpn), false);
             cq.poll(64, drop);
         };
-        assert!(!cq.feed(2, true) && (0..100).all(|index| looks(index) == 0), "the system is asked");
-        (0..=FAVOURITE + 1).for_each(|_| complete(7));
+        let covers_all = || cq.make_progress(&DIRECT, true) == Coverage::Complete;
+        assert!(!covers_all() && (0..100).all(|index| looks(index) == 0), "the system is asked");
+        (0..=DIRECT.favourite + 1).for_each(|_| complete(7));
         cq.note_poll(true);
-        let direct = (0..8).filter(|_| cq.note_poll(false) > 0 && cq.feed(2, true)).count();
+        let direct = (0..8).filter(|_| cq.note_poll(false) > 0 && covers_all()).count();
         assert_eq!((looks(6), direct), (8, 6), "and the system still now and then");
         complete(8);
-        assert!(!cq.feed(2, true));
+        assert!(!covers_all());
         assert_eq!(looks(6), 8, "another one has brought something");
         (1..=99).for_each(|qpn| cq.remove_feeder(qpn));
-        assert!(cq.feed(2, true));
+        assert!(covers_all());
         assert_eq!(looks(99), 1, "the last one is asked");
     }
 

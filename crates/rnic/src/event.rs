@@ -19,6 +19,7 @@ pub enum EventKind {
     SrqErr = 14,
     SrqLimitReached = 15,
     QpLastWqeReached = 16,
+    GidChange = 18,
 }
 
 /// An asynchronous event and the object it concerns.

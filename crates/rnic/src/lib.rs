@@ -1,6 +1,6 @@
 //! The RNIC: protection domains, memory regions, queue pairs and completion queues.
 //!
-//! No sockets and no clock live here. A queue pair ([`qp::QpCore`]) turns work requests into bytes to
+//! No sockets and no clock live here. A queue pair ([`qp::RcCore`]) turns work requests into bytes to
 //! send ([`out::OutQueue`]) and received bytes into placements and completions; `uwarp-driver` moves the
 //! bytes. Names are those of the verbs (and of RFC 5040/5041 where the verbs have none).
 //!
@@ -8,6 +8,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod ah;
 pub mod cq;
 pub mod error;
 pub mod event;
@@ -16,11 +17,13 @@ pub mod mr;
 pub mod out;
 pub mod pd;
 pub mod qp;
+mod queues;
 pub mod srq;
 mod sync;
 pub mod trace;
 pub mod wr;
 
+pub use ah::Ah;
 pub use cq::Cq;
 pub use error::VerbsError;
 pub use event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};

@@ -1,19 +1,21 @@
 //! The one room that touches registered memory.
 //!
-//! The program and the peer write this memory while we look, so no slice over it is ever formed: it is named by
-//! address and length ([`MemSeg`]) and copied from or to, here, or handed to the kernel by address. A copy that races with
-//! a writer yields some mixture of old and new bytes, as it would with an adapter.
+//! The program and the peer write this memory while we look, so no slice over it is ever formed: it is named
+//! by address and length ([`MemSeg`]) and copied from or to, here, or handed to the kernel by address. A copy
+//! that races with a writer yields some mixture of old and new bytes, as it would with an adapter.
 
 #![allow(unsafe_code)]
 
 use uwarp_wire::crc::Crc32c;
+use uwarp_wire::rdmap::{AtomicOp, AtomicRequest};
 
 pub mod guard;
+pub mod populate;
 
 /// A stretch of memory in a registered region (or in a program's inline buffer during the post).
 ///
-/// Whoever makes one has checked it against a region that is valid, or took it from a work request. That the memory is still
-/// mapped is the program's promise, which it may break: see [`guard`].
+/// Whoever makes one has checked it against a region that is valid, or took it from a work request. That the
+/// memory is still mapped is the program's promise, which it may break: see [`guard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemSeg {
     /// Virtual address in this process.
@@ -41,17 +43,70 @@ pub struct Unmapped;
 /// Copies as many bytes as both have from `src` into registered memory; returns how many.
 pub fn copy_in(dst: MemSeg, src: &[u8]) -> Result<usize, Unmapped> {
     let n = dst.len.min(src.len());
-    // SAFETY: `dst` lies in a region that is registered (checked right before), and `src` is ours, so they do not overlap. Racing
-    // writers are the program's choice; no reference to the region exists on our side.
+    // SAFETY: `dst` lies in a region that is registered (checked right before), and `src` is ours, so they do
+    // not overlap. Racing writers are the program's choice; no reference to the region exists on our side.
     let done = unsafe { guard::copy(dst.ptr(), src.as_ptr(), n, src.as_ptr()) };
     if done { Ok(n) } else { Err(unmapped(dst)) }
+}
+
+/// Why an atomic operation was not carried out; the memory is as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotDone {
+    /// The address is not a multiple of 8.
+    Unaligned,
+    /// The operation is not defined.
+    Unknown,
+    /// The memory is not there any more, or may not be written.
+    Unmapped,
+}
+
+impl From<Unmapped> for NotDone {
+    fn from(_: Unmapped) -> Self {
+        Self::Unmapped
+    }
+}
+
+/// Whether [`atomic`] would be carried out, as far as that can be said without touching the memory.
+pub fn check_atomic(dst: MemSeg, request: &AtomicRequest) -> Result<(), NotDone> {
+    if dst.len != size_of::<u64>() || !dst.addr.is_multiple_of(size_of::<u64>() as u64) {
+        return Err(NotDone::Unaligned);
+    }
+    request.apply(0).map(|_| ()).ok_or(NotDone::Unknown)
+}
+
+/// Carries out an atomic operation on the eight bytes of `dst`, in host byte order, and returns what they
+/// were. With the processor's own atomic instructions: it is atomic toward those of any thread of any process
+/// that shares the memory, and so toward any other device of ours.
+pub fn atomic(dst: MemSeg, request: &AtomicRequest) -> Result<u64, NotDone> {
+    check_atomic(dst, request)?;
+    let whole = |mask: u64| mask == u64::MAX;
+    // A mask of zero, or of the top bit alone, makes one field of all bits.
+    if request.operation == AtomicOp::FetchAdd && request.add_swap_mask << 1 == 0 {
+        // SAFETY: as in `copy_in`; aligned.
+        let done = unsafe { guard::fetch_add(dst.ptr().cast(), request.add_swap_data) };
+        return done.ok_or_else(|| unmapped(dst).into());
+    }
+    // The first guess at what is there: for a plain compare-and-swap its own, else any, which is most likely
+    // wrong.
+    let plain = whole(request.add_swap_mask) && whole(request.compare_mask);
+    let mut guess = if plain { request.compare_data } else { 0 };
+    loop {
+        let new = request.apply(guess).ok_or(NotDone::Unknown)?;
+        // SAFETY: as in `copy_in`; aligned.
+        let found = unsafe { guard::compare_exchange(dst.ptr().cast(), guess, new) };
+        let found = found.ok_or_else(|| unmapped(dst))?;
+        if found == guess || request.apply(found) == Some(found) {
+            return Ok(found);
+        }
+        guess = found;
+    }
 }
 
 /// Appends the bytes of `src` to `out`, or nothing.
 pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) -> Result<(), Unmapped> {
     out.reserve(src.len);
-    // SAFETY: `src` lies in registered memory (see `copy_in`) or in a staging buffer of ours; the destination was just reserved,
-    // is ours alone, and is initialised by the copy before the length says so.
+    // SAFETY: `src` lies in registered memory (see `copy_in`) or in a staging buffer of ours; the destination
+    // was just reserved, is ours alone, and is initialised by the copy before the length says so.
     let done = unsafe {
         let end = out.as_mut_ptr().add(out.len());
         let done = guard::copy(end, src.ptr(), src.len, end);
@@ -63,8 +118,8 @@ pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) -> Result<(), Unmapped> {
     if done { Ok(()) } else { Err(unmapped(src)) }
 }
 
-/// As [`copy_out`], and takes the copied bytes into a CRC: in steps that stay in the first-level cache, and of the copy, which nobody
-/// else can change. `out` may be longer by some of the bytes where this fails.
+/// As [`copy_out`], and takes the copied bytes into a CRC: in steps that stay in the first-level cache, and
+/// of the copy, which nobody else can change. `out` may be longer by some of the bytes where this fails.
 pub fn copy_out_with_crc(mut src: MemSeg, out: &mut Vec<u8>, crc: &mut Crc32c) -> Result<(), Unmapped> {
     const STEP: usize = 8 * 1024;
     out.reserve(src.len);
@@ -80,7 +135,8 @@ pub fn copy_out_with_crc(mut src: MemSeg, out: &mut Vec<u8>, crc: &mut Crc32c) -
 
 /// Copies as many bytes as both have from the memory that an inline post names to `dst`; returns how many.
 ///
-/// Not guarded: nothing is registered, and a bad pointer is the caller's mistake, to be seen in the call that made it.
+/// Not guarded: nothing is registered, and a bad pointer is the caller's mistake, to be seen in the call that
+/// made it.
 pub fn copy_inline(dst: &mut [u8], src: MemSeg) -> usize {
     let n = dst.len().min(src.len);
     if n > 0 {
@@ -98,4 +154,90 @@ fn unmapped(seg: MemSeg) -> Unmapped {
         "registered memory is not mapped any more"
     );
     Unmapped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn request(operation: AtomicOp, data: u64, mask: u64) -> AtomicRequest {
+        AtomicRequest {
+            operation,
+            request_id: 0,
+            stag: 0,
+            to: 0,
+            add_swap_data: data,
+            add_swap_mask: mask,
+            compare_data: 0,
+            compare_mask: 0,
+        }
+    }
+
+    fn segment(word: &AtomicU64) -> MemSeg {
+        MemSeg { addr: word.as_ptr().expose_provenance() as u64, len: 8 }
+    }
+
+    #[test]
+    fn what_cannot_be_carried_out_changes_nothing() {
+        guard::arm();
+        let words = [AtomicU64::new(7), AtomicU64::new(8)];
+        let seg = segment(&words[0]);
+        let add = request(AtomicOp::FetchAdd, 1, 0);
+        for off in 1..8 {
+            let seg = MemSeg { addr: seg.addr + off, ..seg };
+            assert_eq!(atomic(seg, &add), Err(NotDone::Unaligned));
+        }
+        assert_eq!(atomic(MemSeg { len: 4, ..seg }, &add), Err(NotDone::Unaligned));
+        assert_eq!(atomic(seg, &request(AtomicOp::Unknown(1), 1, 0)), Err(NotDone::Unknown));
+        assert_eq!(words.each_ref().map(|word| word.load(Ordering::SeqCst)), [7, 8]);
+    }
+
+    /// A compare-and-swap that finds another value than the first guess is tried again with what it has
+    /// found.
+    #[test]
+    fn masked_operations_find_what_is_there() {
+        let word = AtomicU64::new(0x1122_3344_5566_7788);
+        let seg = segment(&word);
+        let low = request(AtomicOp::CmpSwap, 0xFF, 0xFF);
+        assert_eq!(atomic(seg, &low), Ok(0x1122_3344_5566_7788));
+        assert_eq!(word.load(Ordering::SeqCst), 0x1122_3344_5566_77FF);
+        let differs = AtomicRequest { compare_data: 1, compare_mask: 0xFF, ..low };
+        assert_eq!(atomic(seg, &differs), Ok(0x1122_3344_5566_77FF));
+        let fields = request(AtomicOp::FetchAdd, 1, 0x80);
+        assert_eq!(atomic(seg, &fields), Ok(0x1122_3344_5566_77FF));
+        assert_eq!(word.load(Ordering::SeqCst), 0x1122_3344_5566_7700, "the carry does not leave the field");
+    }
+
+    /// Plain and masked ones, and the processor's own.
+    #[test]
+    fn operations_of_many_threads_exclude_each_other() {
+        const EACH: u64 = if cfg!(miri) { 50 } else { 20_000 };
+        let word = AtomicU64::new(0);
+        let seg = segment(&word);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..EACH).for_each(|_| _ = atomic(seg, &request(AtomicOp::FetchAdd, 1, 0)).unwrap())
+            });
+            // Two fields of 32 bits, of which the upper one gets a number.
+            let upper = request(AtomicOp::FetchAdd, 1 << 32, 1 << 31 | 1 << 63);
+            scope.spawn(move || (0..EACH).for_each(|_| _ = atomic(seg, &upper).unwrap()));
+            scope.spawn(|| {
+                let mut done = 0;
+                let mut expected = 0;
+                while done < EACH {
+                    let swap = AtomicRequest {
+                        compare_data: expected,
+                        compare_mask: u64::MAX,
+                        ..request(AtomicOp::CmpSwap, expected + 1, u64::MAX)
+                    };
+                    let found = atomic(seg, &swap).unwrap();
+                    done += u64::from(found == expected);
+                    expected = if found == expected { found + 1 } else { found };
+                }
+            });
+            scope.spawn(|| (0..EACH).for_each(|_| _ = word.fetch_add(1, Ordering::SeqCst)));
+        });
+        assert_eq!(word.load(Ordering::SeqCst), (EACH << 32) + 3 * EACH);
+    }
 }

@@ -1,4 +1,4 @@
-//! Memory regions and the table of their STags.
+//! Memory regions, memory windows bound to them (docs/adr/030), and the table of their STags.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -6,6 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use bitflags::bitflags;
+use uwarp_wire::rdmap::Right;
 use uwarp_wire::terminate::{RemoteProtection, TaggedBuffer, TerminateError};
 
 use crate::error::VerbsError;
@@ -39,6 +40,20 @@ bitflags! {
         const FLUSH_PERSISTENT = 1 << 9;
         /// A hint that ordering does not matter.
         const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+impl Access {
+    /// What an operation of the peer needs, by its row of the opcode table.
+    #[inline]
+    pub fn needed(right: Option<Right>) -> Self {
+        match right {
+            None => Self::empty(),
+            Some(Right::LocalWrite) => Self::LOCAL_WRITE,
+            Some(Right::RemoteWrite) => Self::REMOTE_WRITE,
+            Some(Right::RemoteRead) => Self::REMOTE_READ,
+            Some(Right::RemoteAtomic) => Self::REMOTE_ATOMIC,
+        }
     }
 }
 
@@ -99,9 +114,50 @@ pub struct Mr {
     len: u64,
     access: Access,
     valid: AtomicBool,
-    /// Receives and sends that use the memory at this moment.
+    /// Receives and sends that use the memory at this moment, through windows too.
     users: AtomicU32,
+    /// Windows that are bound to it.
+    windows: AtomicU32,
+    /// Of a window: what it is bound to.
+    window: Option<Window>,
 }
+
+/// What makes of a region a bound memory window: a part of another region, with rights of its own and for peers only.
+#[derive(Debug)]
+struct Window {
+    /// Cannot be deregistered while the window is bound.
+    region: Arc<Mr>,
+    /// The queue pair whose peer alone may use it, if it is of type 2.
+    qpn: Option<u32>,
+}
+
+/// The two types of memory windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowType {
+    /// Every queue pair of the domain may use it. Binding it gives it another key and ends an earlier binding.
+    One,
+    /// Only the queue pair that has bound it may use it. The program chooses the key's last byte. It is invalidated
+    /// before it is bound again.
+    Two,
+}
+
+/// What a bind work request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bind {
+    /// The key to be; all but the last byte name the window.
+    pub key: u32,
+    /// Key of the region.
+    pub region: u32,
+    /// First offset in the region.
+    pub addr: u64,
+    /// Bytes; none takes a window of type 1 off its region.
+    pub len: u64,
+    /// What the peer may do, and whether its offsets count from zero.
+    pub access: Access,
+}
+
+/// The part of a window's key that stays.
+const WINDOW_NAME: u32 = !0xFF;
 
 /// A stretch that is to be used, by offset and key.
 #[derive(Debug, Clone, Copy)]
@@ -125,7 +181,7 @@ impl<'a> ShortUse<'a> {
     /// `None` when the key was taken back.
     fn begin(mr: &'a Mr) -> Option<Self> {
         // Counted first, looked at second; deregistration does it the other way round, so one of the two sees.
-        mr.users.fetch_add(1, Ordering::SeqCst);
+        mr.begin_use();
         let guard = Self(mr);
         mr.valid.load(Ordering::SeqCst).then_some(guard)
     }
@@ -133,13 +189,13 @@ impl<'a> ShortUse<'a> {
 
 impl Drop for ShortUse<'_> {
     fn drop(&mut self) {
-        self.0.users.fetch_sub(1, Ordering::Release);
+        self.0.end_use();
     }
 }
 
 impl Drop for MrUse {
     fn drop(&mut self) {
-        self.0.users.fetch_sub(1, Ordering::Release);
+        self.0.end_use();
     }
 }
 
@@ -166,7 +222,11 @@ impl Mr {
     }
 
     fn new(stag: u32, pd: &Arc<Pd>, (addr, len, iova): (u64, u64, u64), access: Access) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::unshared(stag, pd, (addr, len, iova), access))
+    }
+
+    fn unshared(stag: u32, pd: &Arc<Pd>, (addr, len, iova): (u64, u64, u64), access: Access) -> Self {
+        Self {
             stag,
             pd: pd.clone(),
             addr,
@@ -175,7 +235,41 @@ impl Mr {
             access,
             valid: AtomicBool::new(true),
             users: AtomicU32::new(0),
-        })
+            windows: AtomicU32::new(0),
+            window: None,
+        }
+    }
+
+    /// A use through a window is one of the region, too: the window may be taken back meanwhile, by a peer that waits for
+    /// nobody, and then the region.
+    fn begin_use(&self) {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        if let Some(window) = &self.window {
+            window.region.users.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn end_use(&self) {
+        if let Some(window) = &self.window {
+            window.region.users.fetch_sub(1, Ordering::Release);
+        }
+        self.users.fetch_sub(1, Ordering::Release);
+    }
+
+    fn has_windows(&self) -> bool {
+        self.windows.load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether this user may name it.
+    fn check_user(&self, user: User) -> Result<(), AccessError> {
+        match (&self.window, user) {
+            (None, _) => Ok(()),
+            // It has no local key.
+            (Some(_), User::Program) => Err(AccessError::InvalidStag),
+            (Some(window), User::PeerOf(qpn)) => {
+                window.qpn.is_none_or(|own| own == qpn).then_some(()).ok_or(AccessError::WrongPd)
+            }
+        }
     }
 
     /// Its STag: local key and remote key.
@@ -199,10 +293,14 @@ impl Mr {
     }
 
     /// Takes the key back and waits until no receive or send uses the memory any more (microseconds: no use
-    /// lasts longer than one system call). Doing it twice does nothing.
-    pub fn deregister(&self) {
-        self.invalidate();
+    /// lasts longer than one system call). Doing it twice does nothing. False, and nothing done, while memory windows
+    /// are bound to the region.
+    pub fn deregister(&self) -> bool {
+        if !self.invalidate() && self.has_windows() {
+            return false;
+        }
         self.wait_for_users();
+        true
     }
 
     /// Also when a peer's Send with Invalidate was first: that one waits for nobody.
@@ -212,7 +310,8 @@ impl Mr {
         }
     }
 
-    /// Takes the key back without waiting, as a Send with Invalidate does. Says whether it was valid.
+    /// Takes the key back without waiting, as a Send with Invalidate does. Says whether it was valid, and no memory window
+    /// was bound to it.
     pub fn invalidate(&self) -> bool {
         // The number may be another region's by now.
         TABLE
@@ -229,6 +328,9 @@ impl Mr {
         range: Option<(u64, u64, u64)>,
         access: Option<Access>,
     ) -> Result<Arc<Self>, VerbsError> {
+        if self.has_windows() {
+            return Err(VerbsError::Busy);
+        }
         if let (None, None, Some(access)) = (pd, range, access) {
             check_rights(access)?;
             let new = Self::new(self.stag, &self.pd, (self.addr, self.len, self.iova), access);
@@ -239,7 +341,10 @@ impl Mr {
         }
         let (addr, len, iova) = range.unwrap_or((self.addr, self.len, self.iova));
         let new = Self::register(pd.unwrap_or(&self.pd), addr, len, iova, access.unwrap_or(self.access))?;
-        self.deregister();
+        if !self.deregister() {
+            new.deregister();
+            return Err(VerbsError::Busy);
+        }
         Ok(new)
     }
 
@@ -274,13 +379,29 @@ fn check_rights(access: Access) -> Result<(), VerbsError> {
     Ok(())
 }
 
+/// Who names a region.
+#[derive(Debug, Default, Clone, Copy)]
+enum User {
+    /// A work request.
+    #[default]
+    Program,
+    /// The peer of this queue pair.
+    PeerOf(u32),
+}
+
 /// Finds regions by STag. Keeps the last one found: most streams use one or two.
 #[derive(Debug, Default)]
 pub struct MrCache {
     last: Option<Arc<Mr>>,
+    user: User,
 }
 
 impl MrCache {
+    /// For what the peer of this queue pair names. (One that is made by default is for what work requests name.)
+    pub fn of_peer(qpn: u32) -> Self {
+        Self { user: User::PeerOf(qpn), ..Self::default() }
+    }
+
     /// The region with this STag.
     pub fn find(&mut self, stag: u32) -> Option<&Arc<Mr>> {
         let hit = self.last.as_ref().is_some_and(|mr| mr.stag == stag && mr.valid.load(Ordering::Acquire));
@@ -293,7 +414,9 @@ impl MrCache {
     /// Finds the region, checks the use and begins it.
     pub fn enter(&mut self, part: Part, pd: u32, need: Access) -> Result<(MemSeg, MrUse), AccessError> {
         loop {
+            let user = self.user;
             let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
+            mr.check_user(user)?;
             let seg = mr.check(pd, part.to, part.len, need)?;
             if let Some(guard) = mr.enter() {
                 return Ok((seg, guard));
@@ -311,7 +434,9 @@ impl MrCache {
         copy: impl FnOnce(MemSeg) -> T,
     ) -> Result<T, AccessError> {
         loop {
+            let user = self.user;
             let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
+            mr.check_user(user)?;
             let seg = mr.check(pd, part.to, part.len, need)?;
             // If not, as in `enter`.
             if let Some(_use) = ShortUse::begin(mr) {
@@ -321,46 +446,168 @@ impl MrCache {
     }
 }
 
-/// Invalidates the region with this STag if it belongs to `pd`, for local invalidation.
-pub fn invalidate(stag: u32, pd: u32) -> Result<(), AccessError> {
-    invalidate_if(stag, pd, |_| true)
+/// Invalidates the region with this STag, or the window that queue pair `qpn` has bound, if it belongs to `pd`: for local
+/// invalidation.
+pub fn invalidate(stag: u32, pd: u32, qpn: u32) -> Result<(), AccessError> {
+    invalidate_if(stag, pd, qpn, |_| true)
 }
 
 /// The same for Send with Invalidate. A region that gives the peer no right at all is none of its business. Nor may it take one from other
 /// streams (RFC 5040 section 8.1.1 rule 7), and a region serves every stream of its domain: docs/adr/012.
-pub fn invalidate_remotely(stag: u32, pd: &Pd) -> Result<(), AccessError> {
+pub fn invalidate_remotely(stag: u32, pd: &Pd, qpn: u32) -> Result<(), AccessError> {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    invalidate_if(stag, pd.id(), |mr| mr.access.intersects(remote) && pd.streams() <= 1)
+    invalidate_if(stag, pd.id(), qpn, |mr| mr.access.intersects(remote) && pd.streams() <= 1)
 }
 
-fn invalidate_if(stag: u32, pd: u32, may: impl FnOnce(&Mr) -> bool) -> Result<(), AccessError> {
+/// `may` says it of regions. A window of type 2 is its queue pair's alone; one of type 1 cannot be invalidated.
+fn invalidate_if(stag: u32, pd: u32, qpn: u32, may: impl FnOnce(&Mr) -> bool) -> Result<(), AccessError> {
     TABLE.remove_if(stag, |mr| {
         if mr.pd.id() != pd {
             return Err(AccessError::WrongPd);
         }
-        may(mr).then_some(()).ok_or(AccessError::Rights)
+        let may = mr.window.as_ref().map_or_else(|| may(mr), |window| window.qpn == Some(qpn));
+        may.then_some(()).ok_or(AccessError::Rights)
     })
+}
+
+/// Makes the name of a memory window, whose last byte changes with its bindings, and returns its first key.
+pub fn add_window(pd: u32, kind: WindowType) -> Result<u32, VerbsError> {
+    let mut keys = TABLE.keys.write();
+    // Bounded, as for regions.
+    for _ in 0..64 {
+        let key = random_u32()?;
+        let name = key & WINDOW_NAME;
+        let taken = name == 0
+            || name == WINDOW_NAME
+            || keys.windows.contains_key(&name)
+            || (name..=name | 0xFF).any(|key| keys.regions.contains_key(&key));
+        if !taken {
+            keys.windows.insert(name, Named { pd, kind, key });
+            return Ok(key);
+        }
+    }
+    Err(VerbsError::NoResources("STags"))
+}
+
+/// Forgets a window, bound or not, by any of its keys. Waits until nothing uses its memory any more.
+pub fn remove_window(key: u32) {
+    let bound = {
+        let mut keys = TABLE.keys.write();
+        let named = keys.windows.remove(&(key & WINDOW_NAME));
+        named.and_then(|named| keys.remove(named.key))
+    };
+    if let Some(bound) = bound {
+        bound.wait_for_users();
+    }
+}
+
+/// Binds a window, for queue pair `qpn` of domain `pd`.
+pub fn bind_window(pd: &Arc<Pd>, qpn: u32, bind: &Bind) -> Result<(), AccessError> {
+    let mut keys = TABLE.keys.write();
+    let name = bind.key & WINDOW_NAME;
+    let named = *keys.windows.get(&name).ok_or(AccessError::InvalidStag)?;
+    if named.pd != pd.id() {
+        return Err(AccessError::WrongPd);
+    }
+    let two = named.kind == WindowType::Two;
+    // InfiniBand volume 1, section 10.6.7.2: a window of type 2 that is bound is not bound again, and not to nothing.
+    if two && (bind.len == 0 || keys.regions.contains_key(&named.key)) {
+        return Err(AccessError::Rights);
+    }
+    let window = if bind.len == 0 { None } else { Some(bound_window(&keys, pd, qpn, bind, two)?) };
+    keys.remove(named.key);
+    if let Some(window) = window {
+        if let Some(Window { region, .. }) = &window.window {
+            region.windows.fetch_add(1, Ordering::SeqCst);
+        }
+        keys.regions.insert(bind.key, Arc::new(window));
+    }
+    keys.windows.insert(name, Named { key: bind.key, ..named });
+    Ok(())
+}
+
+/// Checks what a window is to be bound to.
+fn bound_window(keys: &Keys, pd: &Arc<Pd>, qpn: u32, bind: &Bind, two: bool) -> Result<Mr, AccessError> {
+    let region = keys.regions.get(&bind.region).filter(|mr| mr.window.is_none());
+    let region = region.ok_or(AccessError::InvalidStag)?;
+    let len = usize::try_from(bind.len).map_err(|_| AccessError::Bounds)?;
+    let seg = region.check(pd.id(), bind.addr, len, Access::MW_BIND)?;
+    if region.access.contains(Access::ZERO_BASED) || check_rights(bind.access | region.access).is_err() {
+        return Err(AccessError::Rights);
+    }
+    let iova = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
+    let window = Window { region: region.clone(), qpn: two.then_some(qpn) };
+    let range = (seg.addr, bind.len, iova);
+    Ok(Mr { window: Some(window), ..Mr::unshared(bind.key, pd, range, bind.access) })
+}
+
+/// Queue pair `qpn` is reset or goes: the windows that it has bound are not its next peer's business.
+pub fn unbind_windows_of(qpn: u32) {
+    if TABLE.keys.read().windows.is_empty() {
+        return;
+    }
+    let mut keys = TABLE.keys.write();
+    let of_it = |mr: &&Arc<Mr>| mr.window.as_ref().is_some_and(|window| window.qpn == Some(qpn));
+    let bound: Vec<u32> = keys
+        .windows
+        .values()
+        .filter_map(|named| keys.regions.get(&named.key).filter(of_it).map(|mr| mr.stag))
+        .collect();
+    for key in bound {
+        keys.remove(key);
+    }
 }
 
 /// STags are drawn at random, so that knowing one says nothing about another (RFC 5042 section 5.1).
 ///
 /// Regions in the table are valid, all others are not: both change under its lock.
 struct Table {
-    map: RwLock<HashMap<u32, Arc<Mr>, BuildHasherDefault<StagHasher>>>,
+    keys: RwLock<Keys>,
 }
 
-static TABLE: LazyLock<Table> = LazyLock::new(|| Table { map: RwLock::default() });
+type ByKey<T> = HashMap<u32, T, BuildHasherDefault<StagHasher>>;
+
+#[derive(Default)]
+struct Keys {
+    /// Bound windows too.
+    regions: ByKey<Arc<Mr>>,
+    /// All windows, by what stays of their keys. No region has a key that could become one of theirs.
+    windows: ByKey<Named>,
+}
+
+/// A window, bound or not.
+#[derive(Debug, Clone, Copy)]
+struct Named {
+    pd: u32,
+    kind: WindowType,
+    /// The key that it has, or had last.
+    key: u32,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| Table { keys: RwLock::default() });
+
+impl Keys {
+    fn remove(&mut self, stag: u32) -> Option<Arc<Mr>> {
+        let mr = self.regions.remove(&stag)?;
+        mr.valid.store(false, Ordering::SeqCst);
+        if let Some(window) = &mr.window {
+            window.region.windows.fetch_sub(1, Ordering::SeqCst);
+        }
+        Some(mr)
+    }
+}
 
 impl Table {
     fn insert(&self, make: impl FnOnce(u32) -> Arc<Mr>) -> Result<Arc<Mr>, VerbsError> {
-        let mut map = self.map.write();
+        let mut keys = self.keys.write();
         // Bounded: at a million regions one draw in 4,000 is taken.
         for _ in 0..64 {
             let stag = random_u32()?;
+            let taken = keys.regions.contains_key(&stag) || keys.windows.contains_key(&(stag & WINDOW_NAME));
             // 0 is what peers write for "no STag", all ones for none too.
-            if stag != 0 && stag != u32::MAX && !map.contains_key(&stag) {
+            if stag != 0 && stag != u32::MAX && !taken {
                 let mr = make(stag);
-                map.insert(stag, mr.clone());
+                keys.regions.insert(stag, mr.clone());
                 return Ok(mr);
             }
         }
@@ -368,30 +615,32 @@ impl Table {
     }
 
     fn find(&self, stag: u32) -> Option<Arc<Mr>> {
-        self.map.read().get(&stag).cloned()
+        self.keys.read().regions.get(&stag).cloned()
     }
 
-    /// Another region gets the key of `old`; not if that was taken back.
+    /// Another region gets the key of `old`; not if that was taken back, or has windows.
     fn replace(&self, old: &Mr, new: &Arc<Mr>) -> bool {
-        let mut map = self.map.write();
-        let place = map.get_mut(&old.stag).filter(|mr| std::ptr::eq(Arc::as_ptr(mr), old));
-        let Some(place) = place else { return false };
+        let mut keys = self.keys.write();
+        let place = keys.regions.get_mut(&old.stag).filter(|mr| std::ptr::eq(Arc::as_ptr(mr), old));
+        let Some(place) = place.filter(|mr| !mr.has_windows()) else { return false };
         old.valid.store(false, Ordering::SeqCst);
         *place = new.clone();
         true
     }
 
-    /// Takes the key back, if `may` has nothing against it.
+    /// Takes the key back, if `may` has nothing against it and no window is bound to the region.
     fn remove_if(
         &self,
         stag: u32,
         may: impl FnOnce(&Mr) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
-        let mut map = self.map.write();
-        let mr = map.get(&stag).ok_or(AccessError::InvalidStag)?;
+        let mut keys = self.keys.write();
+        let mr = keys.regions.get(&stag).ok_or(AccessError::InvalidStag)?;
         may(mr)?;
-        mr.valid.store(false, Ordering::SeqCst);
-        map.remove(&stag);
+        if mr.has_windows() {
+            return Err(AccessError::Rights);
+        }
+        keys.remove(stag);
         Ok(())
     }
 }
@@ -515,6 +764,107 @@ mod tests {
         mr.deregister();
         assert!(cache.find(mr.stag()).is_none());
         assert!(mr.enter().is_none());
+    }
+
+    const WINDOW: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+    fn region_for_windows(pd: &Arc<Pd>) -> Arc<Mr> {
+        Mr::register(pd, 0x1000, 64, 0x1000, Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
+    }
+
+    fn bind_of(key: u32, region: &Mr) -> Bind {
+        Bind { key, region: region.stag(), addr: 0x1010, len: 16, access: WINDOW }
+    }
+
+    fn use_of(user: &mut MrCache, pd: &Pd, key: u32, to: u64) -> Result<MemSeg, AccessError> {
+        user.with(Part { stag: key, to, len: 1 }, pd.id(), Access::REMOTE_WRITE, |seg| seg)
+    }
+
+    #[test]
+    fn a_window_shows_its_part_to_peers_only_and_holds_its_region() {
+        let pd = Pd::new();
+        let region = region_for_windows(&pd);
+        let key = add_window(pd.id(), WindowType::One).unwrap();
+        let (mut peer, mut program) = (MrCache::of_peer(7), MrCache::default());
+        assert_eq!(use_of(&mut peer, &pd, key, 0x1010), Err(AccessError::InvalidStag), "not bound");
+        bind_window(&pd, 7, &bind_of(key, &region)).unwrap();
+        assert_eq!(use_of(&mut peer, &pd, key, 0x101F), Ok(MemSeg { addr: 0x101F, len: 1 }));
+        assert_eq!(use_of(&mut peer, &pd, key, 0x1020), Err(AccessError::Bounds));
+        assert_eq!(use_of(&mut peer, &pd, key, 0x100F), Err(AccessError::Bounds));
+        assert_eq!(use_of(&mut peer, &pd, region.stag(), 0x1010), Err(AccessError::Rights));
+        assert_eq!(use_of(&mut program, &pd, key, 0x1010), Err(AccessError::InvalidStag));
+        assert!(use_of(&mut MrCache::of_peer(8), &pd, key, 0x1010).is_ok(), "type 1 is the domain's");
+        assert!(!region.deregister() && !region.invalidate());
+        assert_eq!(region.reregister(None, None, Some(Access::empty())).err(), Some(VerbsError::Busy));
+        assert_eq!(invalidate(region.stag(), pd.id(), 7), Err(AccessError::Rights));
+        assert_eq!(invalidate(key, pd.id(), 7), Err(AccessError::Rights), "type 1 is bound again instead");
+        assert_eq!(invalidate_remotely(key, &pd, 7), Err(AccessError::Rights));
+        // Another key; the old one is dead. Then off the region.
+        let next = key ^ 1;
+        bind_window(&pd, 7, &bind_of(next, &region)).unwrap();
+        assert_eq!(use_of(&mut peer, &pd, key, 0x1010), Err(AccessError::InvalidStag));
+        assert!(use_of(&mut peer, &pd, next, 0x1010).is_ok());
+        bind_window(&pd, 7, &Bind { len: 0, ..bind_of(key, &region) }).unwrap();
+        assert_eq!(use_of(&mut peer, &pd, next, 0x1010), Err(AccessError::InvalidStag));
+        assert!(region.deregister());
+        remove_window(key);
+        assert_eq!(bind_window(&pd, 7, &bind_of(key, &region)), Err(AccessError::InvalidStag));
+    }
+
+    #[test]
+    fn a_window_of_type_2_is_its_queue_pairs() {
+        let pd = Pd::new();
+        let region = region_for_windows(&pd);
+        let key = add_window(pd.id(), WindowType::Two).unwrap();
+        let zero = Bind { access: WINDOW | Access::ZERO_BASED, ..bind_of(key, &region) };
+        bind_window(&pd, 7, &zero).unwrap();
+        let (mut peer, mut other) = (MrCache::of_peer(7), MrCache::of_peer(8));
+        assert_eq!(use_of(&mut peer, &pd, key, 3), Ok(MemSeg { addr: 0x1013, len: 1 }));
+        assert_eq!(use_of(&mut other, &pd, key, 3), Err(AccessError::WrongPd));
+        assert_eq!(bind_window(&pd, 7, &zero), Err(AccessError::Rights), "bound already");
+        assert_eq!(invalidate(key, pd.id(), 8), Err(AccessError::Rights));
+        assert_eq!(invalidate_remotely(key, &pd, 8), Err(AccessError::Rights));
+        // However many streams the domain has.
+        let _streams = [pd.begin_stream(), pd.begin_stream()];
+        assert_eq!(invalidate_remotely(key, &pd, 7), Ok(()));
+        assert_eq!(use_of(&mut peer, &pd, key, 3), Err(AccessError::InvalidStag));
+        bind_window(&pd, 8, &zero).unwrap();
+        assert!(use_of(&mut other, &pd, key, 3).is_ok());
+        assert_eq!(bind_window(&pd, 8, &Bind { len: 0, ..zero }), Err(AccessError::Rights));
+        unbind_windows_of(7);
+        assert!(use_of(&mut other, &pd, key, 3).is_ok());
+        unbind_windows_of(8);
+        assert_eq!(use_of(&mut other, &pd, key, 3), Err(AccessError::InvalidStag));
+        bind_window(&pd, 7, &zero).unwrap();
+        remove_window(key);
+        assert_eq!(use_of(&mut peer, &pd, key, 3), Err(AccessError::InvalidStag));
+        assert!(region.deregister());
+    }
+
+    #[test]
+    fn what_a_window_cannot_be_bound_to() {
+        let (pd, other) = (Pd::new(), Pd::new());
+        let key = add_window(pd.id(), WindowType::Two).unwrap();
+        let region = region_for_windows(&pd);
+        let bind = bind_of(key, &region);
+        let register = |access| Mr::register(&pd, 0x1000, 64, 0x1000, access).unwrap();
+        let with = |mr: &Mr| bind_window(&pd, 7, &Bind { region: mr.stag(), ..bind });
+        assert_eq!(with(&register(Access::LOCAL_WRITE)), Err(AccessError::Rights), "no right to bind");
+        assert_eq!(with(&register(Access::MW_BIND)), Err(AccessError::Rights), "no local writes");
+        let zero = Access::LOCAL_WRITE | Access::MW_BIND | Access::ZERO_BASED;
+        assert!(with(&register(zero)).is_err(), "a region with offsets from zero");
+        assert_eq!(with(&region_for_windows(&other)), Err(AccessError::WrongPd));
+        assert_eq!(bind_window(&other, 7, &bind), Err(AccessError::WrongPd));
+        assert_eq!(bind_window(&pd, 7, &Bind { region: 1, ..bind }), Err(AccessError::InvalidStag));
+        for (addr, len) in [(0xFFF, 16), (0x1031, 16), (0x1000, 65), (0x1000, u64::MAX), (u64::MAX, 2)] {
+            assert_eq!(bind_window(&pd, 7, &Bind { addr, len, ..bind }), Err(AccessError::Bounds));
+        }
+        bind_window(&pd, 7, &bind).unwrap();
+        let second = add_window(pd.id(), WindowType::Two).unwrap();
+        let on_window = Bind { key: second, region: key, ..bind };
+        assert_eq!(bind_window(&pd, 7, &on_window), Err(AccessError::InvalidStag), "a window on a window");
+        remove_window(key);
+        remove_window(second);
     }
 
     /// A use that had found the old region failed, and cost its connection.

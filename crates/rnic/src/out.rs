@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use uwarp_wire::mpa;
+use uwarp_proto::framing::Boundaries;
 
 use crate::mem::{self, MemSeg, Unmapped};
 
@@ -16,7 +16,8 @@ struct Run {
 
 #[derive(Debug, Clone, Copy)]
 enum Bytes {
-    /// `fpdu`: where in the staging buffer an FPDU begins, in the run or before it, or the one that the run begins in ends.
+    /// `fpdu`: where in the staging buffer an FPDU begins, in the run or before it, or the one that the run
+    /// begins in ends.
     Staged {
         start: usize,
         len: usize,
@@ -48,14 +49,14 @@ pub struct OutQueue {
     mid_fpdu: bool,
     queued: u64,
     taken: u64,
-    /// The staged FPDUs have markers in them, so their length fields do not say where they end.
-    markers: bool,
+    /// How the staged frames are found again.
+    boundaries: Boundaries,
 }
 
 impl OutQueue {
-    /// Of a stream with markers.
-    pub fn with_markers(markers: bool) -> Self {
-        Self { markers, ..Self::default() }
+    /// Of a stream whose frames are found in this way.
+    pub fn new(boundaries: Boundaries) -> Self {
+        Self { boundaries, ..Self::default() }
     }
 
     /// Stream bytes queued since the start.
@@ -93,7 +94,8 @@ impl OutQueue {
 
     /// Queues what was appended to the staging buffer from `start` on.
     ///
-    /// `whole`: these are whole FPDUs (they may join the run before them). Otherwise `ends_fpdu` says whether an FPDU ends here.
+    /// `whole`: these are whole FPDUs (they may join the run before them). Otherwise `ends_fpdu` says whether
+    /// an FPDU ends here.
     pub fn staged(&mut self, start: usize, whole: bool, ends_fpdu: bool) {
         let len = self.staged.len().saturating_sub(start);
         if len == 0 {
@@ -107,12 +109,12 @@ impl OutQueue {
             && *s + *l == start
         {
             *l += len;
-            if self.markers {
+            if !self.boundaries.are_known() {
                 *fpdu = end;
             }
             return;
         }
-        let fpdu = if whole && !self.markers { start } else { end };
+        let fpdu = if whole && self.boundaries.are_known() { start } else { end };
         self.runs.push_back(Run { bytes: Bytes::Staged { start, len, fpdu }, ends_fpdu: whole || ends_fpdu });
     }
 
@@ -134,7 +136,8 @@ impl OutQueue {
         }
     }
 
-    /// The bytes waiting, as addresses for a gathering system call; at most `max` pieces are handed to `sink`.
+    /// The bytes waiting, as addresses for a gathering system call; at most `max` pieces are handed to
+    /// `sink`.
     pub fn gather(&self, max: usize, mut sink: impl FnMut(MemSeg)) -> usize {
         let mut skip = self.head_taken;
         let mut bytes = 0;
@@ -155,6 +158,7 @@ impl OutQueue {
     }
 
     /// The kernel has taken `n` more bytes.
+    #[inline]
     pub fn take(&mut self, n: usize) {
         self.taken += n as u64;
         let mut n = self.head_taken + n;
@@ -174,8 +178,8 @@ impl OutQueue {
         }
     }
 
-    /// Drops the staged bytes that the kernel has taken. On a busy stream something always waits, so that the buffer is never
-    /// empty; it must not grow for that.
+    /// Drops the staged bytes that the kernel has taken. On a busy stream something always waits, so that the
+    /// buffer is never empty; it must not grow for that.
     fn compact(&mut self) {
         if let Some(Run { bytes: Bytes::Staged { start, len, .. }, .. }) = self.runs.front_mut() {
             *start += self.head_taken;
@@ -195,7 +199,7 @@ impl OutQueue {
         if let Some((start, fpdu)) = first {
             // The FPDU that is partly out stays: its length field tells where the next one begins.
             loop {
-                let next = next_fpdu(&self.staged, *fpdu);
+                let next = self.boundaries.next(&self.staged, *fpdu);
                 if next > start {
                     break;
                 }
@@ -212,9 +216,10 @@ impl OutQueue {
         }
     }
 
-    /// Drops what the stream can do without, so that a Terminate may follow at once: all but the FPDU the kernel has
-    /// taken a part of. That one is copied, for the work request it belongs to is about to be flushed. Returns how
-    /// many bytes were dropped. If it cannot be read any more, all is dropped, and nothing may follow.
+    /// Drops what the stream can do without, so that a Terminate may follow at once: all but the FPDU the
+    /// kernel has taken a part of. That one is copied, for the work request it belongs to is about to be
+    /// flushed. Returns how many bytes were dropped. If it cannot be read any more, all is dropped, and
+    /// nothing may follow.
     pub fn cut(&mut self) -> Result<usize, Unmapped> {
         let before = self.waiting();
         let partial = self.head_taken > 0 || self.mid_fpdu;
@@ -237,7 +242,8 @@ impl OutQueue {
         Ok(dropped)
     }
 
-    /// How many runs there are up to the end of the FPDU that is partly out; the last of them is made to end there.
+    /// How many runs there are up to the end of the FPDU that is partly out; the last of them is made to end
+    /// there.
     fn end_of_fpdu(&mut self) -> usize {
         let Some(last) = self.runs.iter().position(|r| r.ends_fpdu) else { return self.runs.len() };
         let head_taken = if last == 0 { self.head_taken } else { 0 };
@@ -247,7 +253,7 @@ impl OutQueue {
         let end = *start + *len;
         let mut rest = *fpdu;
         while rest < *start + head_taken {
-            rest = next_fpdu(&self.staged, rest);
+            rest = self.boundaries.next(&self.staged, rest);
         }
         *len = rest.min(end) - *start;
         if *len == head_taken { last } else { last + 1 }
@@ -267,13 +273,8 @@ impl OutQueue {
     }
 }
 
-/// Where the FPDU behind the one at `at` begins.
-fn next_fpdu(staged: &[u8], at: usize) -> usize {
-    let len = staged.get(at..).and_then(|rest| rest.first_chunk()).map(|len| u16::from_be_bytes(*len));
-    len.map_or(usize::MAX, |len| at + mpa::fpdu_len(len.into()))
-}
-
-/// Staging buffers of queue pairs that have nothing to send, kept for the next one: an idle queue pair has none.
+/// Staging buffers of queue pairs that have nothing to send, kept for the next one: an idle queue pair has
+/// none.
 pub(crate) mod pool {
     use std::cell::{Cell, RefCell};
 
@@ -441,18 +442,18 @@ mod tests {
     fn cut_drops_the_small_fpdus_behind_the_one_that_is_partly_out() {
         let fpdu = |n: u16| {
             let mut bytes = n.to_be_bytes().to_vec();
-            bytes.resize(mpa::fpdu_len(n.into()), n as u8);
+            bytes.resize(uwarp_wire::mpa::fpdu_len(n.into()), n as u8);
             bytes
         };
-        for markers in [false, true] {
+        for boundaries in [Boundaries::MpaLength, Boundaries::Unknown] {
             let mut all = Vec::new();
-            let mut q = OutQueue::with_markers(markers);
+            let mut q = OutQueue::new(boundaries);
             for n in [30, 20, 25] {
                 push(&mut q, &fpdu(n));
                 all.extend(fpdu(n));
             }
-            // Partly out: the second; with markers the length fields are not to be relied on.
-            let kept = if markers { 45..all.len() } else { 45..36 + 28 };
+            // Partly out: the second. (With markers the length fields do not say where they end.)
+            let kept = if boundaries.are_known() { 45..36 + 28 } else { 45..all.len() };
             q.take(40);
             q.take(5);
             assert_eq!(q.cut(), Ok(all.len() - kept.end));

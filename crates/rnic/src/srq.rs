@@ -1,15 +1,16 @@
 //! Shared receive queues: one pool of receives for many queue pairs.
 //!
-//! A queue pair takes a receive when the first segment of a Send arrives, in order of arrival over all of them (RFC 5041 numbers
-//! the messages of each stream by themselves, so each stream's stay in order). The receive is then the queue pair's own until the
-//! message is complete.
+//! A queue pair takes a receive when the first segment of a Send arrives, in order of arrival over all of
+//! them (RFC 5041 numbers the messages of each stream by themselves, so each stream's stay in order). The
+//! receive is then the queue pair's own until the message is complete.
 //!
-//! A Send that finds none waits, and its queue pair gets in line. A refill keeps one receive for each that waits, the one that
-//! has waited longest first, and wakes only those. Kept receives are nobody else's: a busy queue pair cannot empty the pool
-//! in front of the line, and one that is woken never finds it empty. Only what is left over is free for all.
+//! A Send that finds none waits, and its queue pair gets in line. A refill keeps one receive for each that
+//! waits, the one that has waited longest first, and wakes only those. Kept receives are nobody else's: a
+//! busy queue pair cannot empty the pool in front of the line, and one that is woken never finds it empty.
+//! Only what is left over is free for all.
 //!
-//! A receive's place is free for another post when the program has polled its completion, whichever queue pair completed it
-//! ([`Places`]); so it is with mlx5, whose `mlx5_free_srq_wqe` is called from polling.
+//! A receive's place is free for another post when the program has polled its completion, whichever queue
+//! pair completed it ([`Places`]); so it is with mlx5, whose `mlx5_free_srq_wqe` is called from polling.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -20,18 +21,19 @@ use crate::cq::Places;
 use crate::error::VerbsError;
 use crate::event::{AsyncEvent, AsyncSink, EventKind};
 use crate::pd::Pd;
-use crate::qp::RecvQueue;
+use crate::queues::RecvQueue;
 use crate::sync::Mutex;
 use crate::wr::RecvWr;
 
 /// A queue pair that waits for a receive.
 pub trait Waiter: Send + Sync {
-    /// A receive is kept for it: it may go on. Called without the shared receive queue's lock. Must not block.
+    /// A receive is kept for it: it may go on. Called without the shared receive queue's lock. Must not
+    /// block.
     fn receive_kept(&self);
 }
 
-/// Queue pairs that are to be told, by [`Waiter::receive_kept`], that a receive is kept for them. Where a queue pair's lock is
-/// held, that has to wait until it is free.
+/// Queue pairs that are to be told, by [`Waiter::receive_kept`], that a receive is kept for them. Where a
+/// queue pair's lock is held, that has to wait until it is free.
 #[must_use = "a queue pair that is not woken waits for ever"]
 #[derive(Default)]
 pub struct Woken(SmallVec<[Arc<dyn Waiter>; 4]>);
@@ -167,8 +169,9 @@ impl Srq {
         SrqAttr { max_wr: inner.queue.depth(), max_sge: self.max_sge, limit: inner.limit }
     }
 
-    /// Changes the number of receives it holds at most (not below those it holds), or the limit; all or nothing. A limit above
-    /// what it holds is refused; one above what is posted now makes its event when the next receive is taken, or missed.
+    /// Changes the number of receives it holds at most (not below those it holds), or the limit; all or
+    /// nothing. A limit above what it holds is refused; one above what is posted now makes its event when the
+    /// next receive is taken, or missed.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
         let depth = max_wr.unwrap_or_else(|| inner.queue.depth());
@@ -184,8 +187,8 @@ impl Srq {
         Ok(())
     }
 
-    /// Posts receives. On a refusal, says which one (the ones before it are posted) and why. In any case, those that wait are to
-    /// be woken.
+    /// Posts receives. On a refusal, says which one (the ones before it are posted) and why. In any case,
+    /// those that wait are to be woken.
     pub fn post_recv<'a>(
         &self,
         wrs: impl Iterator<Item = RecvWr<'a>>,
@@ -201,10 +204,29 @@ impl Srq {
         (result, inner.keep())
     }
 
-    /// Moves a receive to `to`, for queue pair `qpn`; says whether there was one for it. If not, and `waiter` is given, the
-    /// queue pair gets in line.
+    /// Moves a receive to `to`, for queue pair `qpn`; says whether there was one for it. If not, and `waiter`
+    /// is given, the queue pair gets in line.
     pub(crate) fn take(&self, qpn: u32, to: &mut RecvQueue, waiter: Option<&Weak<dyn Waiter>>) -> bool {
+        self.take_fitting(qpn, 0, to, waiter).unwrap_or(false)
+    }
+
+    /// The same for a datagram of `length` bytes, which does not wait. `None`: the next receive is too short
+    /// for it, and stays where every queue pair finds it.
+    pub(crate) fn take_for_datagram(&self, qpn: u32, length: u32, to: &mut RecvQueue) -> Option<bool> {
+        self.take_fitting(qpn, length, to, None)
+    }
+
+    fn take_fitting(
+        &self,
+        qpn: u32,
+        length: u32,
+        to: &mut RecvQueue,
+        waiter: Option<&Weak<dyn Waiter>>,
+    ) -> Option<bool> {
         let mut inner = self.inner.lock();
+        if inner.queue.front().is_some_and(|recv| recv.total < length) {
+            return None;
+        }
         // Most of the time nobody waits, and nothing is kept.
         let mine = !inner.kept.is_empty() && inner.kept.remove(&qpn);
         let taken = (mine || inner.free() > 0) && inner.queue.move_front(to);
@@ -220,7 +242,7 @@ impl Srq {
             let kind = EventKind::SrqLimitReached;
             self.async_sink.async_event(AsyncEvent { kind, cookie: self.cookie });
         }
-        taken
+        Some(taken)
     }
 
     /// A queue pair does not wait any more; what was kept for it is another's.

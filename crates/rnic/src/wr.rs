@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use crate::mr::Bind;
+
 /// One piece of local memory: `length` bytes at virtual address `addr`, named by a region's key.
 ///
 /// The layout is that of a verbs scatter/gather element, so a program's list is read in place.
@@ -70,23 +72,82 @@ pub enum SendOp {
         /// Invalidate the first local key when done (iWARP's Read with Invalidate Local).
         invalidate_local: bool,
     },
+    /// Atomic fetch-and-add of eight bytes (RFC 7306 section 5.1.1), to another uwarp end only. The scatter list
+    /// gets the value before it, in host byte order.
+    FetchAdd {
+        /// Remote STag.
+        stag: u32,
+        /// Remote tagged offset.
+        to: u64,
+        /// What to add.
+        add: u64,
+    },
+    /// Atomic compare-and-swap of eight bytes (RFC 7306 section 5.1.2); the rest as [`SendOp::FetchAdd`].
+    CmpSwap {
+        /// Remote STag.
+        stag: u32,
+        /// Remote tagged offset.
+        to: u64,
+        /// What must be there.
+        compare: u64,
+        /// What then replaces it.
+        swap: u64,
+    },
     /// Invalidate a local STag.
     LocalInvalidate {
         /// The STag.
         stag: u32,
     },
+    /// Bind a memory window.
+    Bind(Bind),
 }
 
 impl SendOp {
+    /// The opcode of its completion.
+    pub fn completion(self) -> WcOpcode {
+        match self {
+            Self::Send { .. } | Self::SendImmediate { .. } => WcOpcode::Send,
+            Self::Write { .. } | Self::WriteImmediate { .. } => WcOpcode::RdmaWrite,
+            Self::Read { .. } => WcOpcode::RdmaRead,
+            Self::FetchAdd { .. } => WcOpcode::FetchAdd,
+            Self::CmpSwap { .. } => WcOpcode::CompSwap,
+            Self::LocalInvalidate { .. } => WcOpcode::LocalInv,
+            Self::Bind(_) => WcOpcode::BindMw,
+        }
+    }
+
     /// Whether a second message follows the first.
     pub fn is_pair(self) -> bool {
         matches!(self, Self::WriteImmediate { .. })
     }
 
-    /// Whether only another uwarp end is known to understand it: no RFC has it, or one that leaves it to agreements outside of the
-    /// protocol.
+    /// Whether it is an atomic operation.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Self::FetchAdd { .. } | Self::CmpSwap { .. })
+    }
+
+    /// Whether the peer answers it, and so takes a place of the read depth.
+    pub fn is_answered(self) -> bool {
+        matches!(self, Self::Read { .. }) || self.is_atomic()
+    }
+
+    /// Whether its bytes may be posted inline.
+    pub fn may_be_inline(self) -> bool {
+        match self {
+            Self::Send { .. } | Self::SendImmediate { .. } => true,
+            Self::Write { .. } | Self::WriteImmediate { .. } => true,
+            Self::Read { .. }
+            | Self::FetchAdd { .. }
+            | Self::CmpSwap { .. }
+            | Self::LocalInvalidate { .. }
+            | Self::Bind(_) => false,
+        }
+    }
+
+    /// Whether only another uwarp end is known to understand it: no RFC has it, or one that leaves it to agreements
+    /// outside of the protocol (docs/adr/006, docs/adr/029).
     pub fn wants_uwarp(self) -> bool {
-        matches!(self, Self::SendImmediate { .. } | Self::WriteImmediate { .. })
+        matches!(self, Self::SendImmediate { .. } | Self::WriteImmediate { .. }) || self.is_atomic()
     }
 }
 

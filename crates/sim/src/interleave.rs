@@ -1,13 +1,16 @@
-//! Arbitrary bytes from the peer between arbitrary calls of the program, in any order: posts, state changes, registration and
-//! its end, invalidation, disconnect. Shared by a property test and a fuzz target.
+//! Arbitrary bytes from the peer between arbitrary calls of the program, in any order: posts, state changes,
+//! registration and its end, invalidation, disconnect. Shared by a property test and a fuzz target.
 //!
 //! The input is a list of steps: a byte that says which, then the step's own bytes. What must hold:
 //! - no panic, and an end;
-//! - memory that may not be written at a moment (no region, or one without any right to write) does not change;
-//! - a work request that was posted completes once at most, once exactly if the queue pair was never reset, and not after a reset.
+//! - memory that may not be written at a moment (no region, or one without any right to write) does not
+//!   change;
+//! - a work request that was posted completes once at most, once exactly if the queue pair was never reset,
+//!   and not after a reset.
 
 use std::sync::Arc;
 
+use uwarp_proto::framing::{Framing, Mpa};
 use uwarp_rnic::qp::{QpModify, QpState, Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge};
 use uwarp_wire::rdmap::{Control, Opcode};
@@ -48,16 +51,24 @@ struct Run {
 }
 
 /// The input, a piece at a time.
-struct Bytes<'a>(&'a [u8]);
+pub(crate) struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
-    fn byte(&mut self) -> u8 {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         *first
     }
 
-    fn take(&mut self, len: usize) -> &'a [u8] {
+    pub fn take(&mut self, len: usize) -> &'a [u8] {
         let (head, tail) = self.0.split_at(len.min(self.0.len()));
         self.0 = tail;
         head
@@ -69,10 +80,10 @@ impl<'a> Bytes<'a> {
 /// # Panics
 /// When something is not as it must be.
 pub fn check(bytes: &[u8]) {
-    let mut bytes = Bytes(bytes);
+    let mut bytes = Bytes::new(bytes);
     let mut run = Run::new(bytes.byte(), bytes.byte());
     for _ in 0..MOST {
-        if bytes.0.is_empty() {
+        if bytes.is_empty() {
             break;
         }
         run.step(&mut bytes);
@@ -93,9 +104,7 @@ impl Run {
         end.init();
         let params = StreamParams {
             initiator: !bit(7),
-            crc: true,
-            receive_markers: bit(1),
-            send_markers: bit(5),
+            framing: Framing::Mpa(Mpa { crc: true, receive_markers: bit(1), send_markers: bit(5) }),
             peer_is_uwarp: bit(2),
             placement_acks: bit(4) && bit(2),
             placement_reads: bit(4),
@@ -164,7 +173,7 @@ impl Run {
             }
             13 => self.world.settle_for(u64::from(bytes.byte()) * 1_000_000),
             14 => {
-                let access = Access::from_bits_truncate(u32::from(bytes.byte()) & 7);
+                let access = Access::from_bits_truncate(u32::from(bytes.byte()) & 15);
                 let change = QpModify { access: Some(access), ..QpModify::default() };
                 let _ = self.world.end(B).core.modify(&change);
             }
@@ -193,7 +202,8 @@ impl Run {
         let what = bytes.byte();
         let stag = self.key(bytes.byte());
         let to = u64::from(bytes.byte()) << ((what >> 5 & 3) * 16);
-        let op = match what % 8 {
+        let operand = u64::from(what) << 32 | to;
+        let op = match what % 10 {
             0 => SendOp::Send { invalidate: None },
             1 => SendOp::Send { invalidate: Some(stag) },
             2 => SendOp::Write { stag, to },
@@ -201,6 +211,8 @@ impl Run {
             4 => SendOp::Read { stag, to, invalidate_local: true },
             5 => SendOp::LocalInvalidate { stag },
             6 => SendOp::SendImmediate { imm: [what; 4] },
+            7 => SendOp::FetchAdd { stag, to, add: operand },
+            8 => SendOp::CmpSwap { stag, to, compare: 0, swap: operand },
             _ => SendOp::WriteImmediate { stag, to, imm: [what; 4] },
         };
         let flags = SendFlags::from_bits_truncate(u32::from(bytes.byte()) & 0xF);
@@ -253,8 +265,10 @@ impl Run {
         if let Some(old) = self.slots[slot].region.take() {
             old.deregister();
         }
-        let mut access = Access::from_bits_truncate(u32::from(access) & 7 | u32::from(access & 8) << 2);
-        if access.contains(Access::REMOTE_WRITE) {
+        // Zero-based ones too.
+        let mut access = Access::from_bits_truncate(u32::from(access) & 0x37);
+        access.set(Access::REMOTE_ATOMIC, access.contains(Access::MW_BIND));
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
             access |= Access::LOCAL_WRITE;
         }
         // Peers name it by offsets from zero or by its addresses; both are tried.
@@ -270,7 +284,8 @@ impl Run {
         self.slots[slot].frozen = Some(self.memory.read(slot * SLOT, HALF));
     }
 
-    /// A well-formed FPDU around a ULPDU, with keys put in for small numbers. `stretch`: so many bytes more of payload.
+    /// A well-formed FPDU around a ULPDU, with keys put in for small numbers. `stretch`: so many bytes more
+    /// of payload.
     fn frame(&self, ulpdu: &[u8], stretch: usize) -> Vec<u8> {
         let mut ulpdu = ulpdu.to_vec();
         if let Some(control) = ulpdu.first_mut() {

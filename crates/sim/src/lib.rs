@@ -1,33 +1,39 @@
 //! Virtual clock and seeded network for protocol tests.
 //!
-//! Two queue pairs without sockets ([`End`]) are joined by two pipes ([`net::Pipe`]) that delay, cut, stall, corrupt and
-//! break as their seed says; [`World`] moves bytes between them in virtual time, doing with a [`QpCore`] exactly what the
-//! driver does with a socket in between. [`workload`] runs lists of work requests over it and compares what came of
-//! them with a model; [`tap`] prints the wire as text.
+//! Two queue pairs without sockets ([`End`]) are joined by two pipes ([`net::Pipe`]) that delay, cut, stall,
+//! corrupt and break as their seed says; [`World`] moves bytes between them in virtual time, with the
+//! driver's pump. [`workload`] runs lists of work requests over it and compares what came of them with a
+//! model; [`tap`] prints the wire as text.
 //!
 //! A seed repeats a run exactly, but for the STags, which are random by design.
 //!
 //! ```text
 //!   workload ── posts, model, checks
 //!       │
-//!     World ── clock, who moves next ──┬── End ── QpCore, buffers, completions
+//!     World ── clock, who moves next ──┬── End ── RcCore, buffers, completions
 //!       │                              └── End
 //!     Pipe a→b, Pipe b→a ── tap
 //! ```
 //!
-//! [`QpCore`]: uwarp_rnic::qp::QpCore
+//! [`RcCore`]: uwarp_rnic::qp::RcCore
 
 #![forbid(unsafe_code)]
 
 pub mod assault;
+pub mod datagram_calls;
+pub mod datagrams;
 pub mod end;
 pub mod interleave;
+mod lower;
 pub mod memory;
 pub mod net;
 pub mod rng;
 pub mod tap;
 pub mod workload;
 pub mod world;
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 pub use end::{End, EndConfig};
 pub use memory::Arena;
@@ -37,3 +43,17 @@ pub use world::{Side, World};
 
 /// Virtual time in nanoseconds since the start.
 pub type Time = u64;
+
+/// Virtual time zero, on the clock that queue pairs know.
+fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}
+
+pub(crate) fn instant(now: Time) -> Instant {
+    start() + Duration::from_nanos(now)
+}
+
+pub(crate) fn time(at: Instant) -> Time {
+    Time::try_from(at.duration_since(start()).as_nanos()).unwrap_or(Time::MAX)
+}

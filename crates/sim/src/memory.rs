@@ -10,7 +10,9 @@ use uwarp_rnic::{Access, Mr, Pd};
 /// reference.
 #[derive(Debug)]
 pub struct Arena {
+    /// A few more than it has: the first one is at a multiple of 8, for atomic operations.
     bytes: Box<[AtomicU8]>,
+    len: usize,
     addr: u64,
     regions: Mutex<Vec<Arc<Mr>>>,
 }
@@ -27,9 +29,9 @@ impl Drop for Arena {
 impl Arena {
     /// `len` zero bytes.
     pub fn new(len: usize) -> Self {
-        let bytes: Box<[AtomicU8]> = (0..len).map(|_| AtomicU8::new(0)).collect();
-        let addr = bytes.as_ptr().expose_provenance() as u64;
-        Self { bytes, addr, regions: Mutex::default() }
+        let bytes: Box<[AtomicU8]> = (0..len + 7).map(|_| AtomicU8::new(0)).collect();
+        let addr = (bytes.as_ptr().expose_provenance() as u64).next_multiple_of(8);
+        Self { bytes, len, addr, regions: Mutex::default() }
     }
 
     /// A copy of `bytes`.
@@ -41,12 +43,12 @@ impl Arena {
 
     /// Bytes it has.
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.len.min(self.bytes.len())
     }
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len == 0
     }
 
     /// Address of the byte at `offset`.

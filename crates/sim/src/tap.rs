@@ -4,18 +4,19 @@
 //! 0.000 A Write L stag=#1 to=0x0 len=4
 //! 0.012 B Send L qn=0 msn=1 mo=0 len=16
 //! ```
-//! The first column is the virtual time in milliseconds at which the sender's lower layer took the last byte, the second the sender.
-//! STags, which are random, are numbered in order of appearance.
+//! The first column is the virtual time in milliseconds at which the sender's lower layer took the last byte,
+//! the second the sender. STags, which are random, are numbered in order of appearance.
 
 use std::fmt::Write as _;
 
-use uwarp_proto::framer::{Framer, Step};
+use uwarp_proto::framing::{Framing, Mpa, Step};
 use uwarp_wire::text::Segment;
 
 use crate::net::Pipe;
 use crate::{Side, Time, World};
 
-/// All segments of both directions. `markers`: whether A's and B's streams carry them; `crc`: whether sums are checked.
+/// All segments of both directions. `markers`: whether A's and B's streams carry them; `crc`: whether sums
+/// are checked.
 pub fn lines(world: &World, crc: bool, markers: [bool; 2]) -> String {
     let mut all: Vec<(Time, usize, String)> = Vec::new();
     for side in Side::BOTH {
@@ -39,7 +40,8 @@ fn millis(at: Time) -> f64 {
 
 /// The segments of one direction, each with the time at which its last byte was sent.
 pub fn segments(pipe: &Pipe, crc: bool, markers: bool) -> Vec<(Time, String)> {
-    let mut framer = Framer::new(crc, markers);
+    let framing = Framing::Mpa(Mpa { crc, receive_markers: markers, ..Mpa::default() });
+    let (mut receiver, mut scratch) = (framing.receiver(), Vec::new());
     let stream: Vec<u8> = pipe.tapped().iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
     let mut ends = Vec::new();
     let mut end = 0;
@@ -51,8 +53,8 @@ pub fn segments(pipe: &Pipe, crc: bool, markers: bool) -> Vec<(Time, String)> {
     let mut out = Vec::new();
     let mut start = 0;
     while let Some(rest) = stream.get(start..).filter(|rest| !rest.is_empty()) {
-        match framer.next(rest) {
-            Ok(Step::Fpdu { ulpdu, consumed }) => {
+        match receiver.next(rest, &mut scratch) {
+            Ok(Step::Ulpdu { ulpdu, consumed }) => {
                 start += consumed;
                 let line = match Segment::parse(ulpdu) {
                     Ok(segment) => segment.to_string(),

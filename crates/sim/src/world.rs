@@ -167,7 +167,7 @@ impl World {
             }
             let now = self.now;
             let arrivals = self.pipes.iter().filter_map(|p| p.next_arrival(now));
-            let timers = self.ends.iter().filter_map(End::timeout);
+            let timers = self.ends.iter_mut().filter_map(End::timeout);
             let next = arrivals.chain(timers).chain(program.wake(now)).filter(|at| *at > now).min();
             let Some(next) = next.filter(|_| !program.done(now)) else { return };
             self.now = next;

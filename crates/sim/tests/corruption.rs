@@ -1,4 +1,5 @@
-//! Every bit of every header of large messages flips, one in each run, while their payload is received straight into place.
+//! Every bit of every header of large messages flips, one in each run, while their payload is received
+//! straight into place.
 //!
 //! Random workloads hit a header of such a message too seldom.
 
@@ -75,7 +76,9 @@ fn every_flip(from: Side, op: impl Fn(&Run) -> SendOp + Copy) {
     assert_eq!(quiet.world.end(A).sends()[0].status, WcStatus::Success);
     let stream: Vec<u8> = quiet.world.pipe(from).tapped().iter().flat_map(|(_, b)| b.clone()).collect();
     let crc = TerminateError::Mpa(Mpa::Crc);
-    for at in headers(&stream) {
+    let headers = headers(&stream);
+    assert!(headers.len() >= 2 * 22, "{} bytes of headers and CRCs", headers.len());
+    for at in headers {
         for bit in 0..8 {
             let fault = Some(Fault::Flip { at: at as u64, bit });
             let mut run = Run::new(if from == A { [fault, None] } else { [None, fault] });

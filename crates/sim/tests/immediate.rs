@@ -53,7 +53,8 @@ fn a_write_with_immediate_is_a_write_and_an_immediate() {
     );
 }
 
-/// Sends and Immediate Data share the numbering of queue 0, and each length is that of the Write right before.
+/// Sends and Immediate Data share the numbering of queue 0, and each length is that of the Write right
+/// before.
 #[test]
 fn lengths_are_those_of_the_writes_before() {
     let mut duo = Duo::new(params());
@@ -131,7 +132,8 @@ fn a_stranger_that_was_taken_for_uwarp_is_sent_none() {
     assert!(!duo.sent(B).iter().any(|line| line.starts_with("Send")));
 }
 
-/// What was written is there at once; the completion waits for a receive, and with acknowledgements so does the writer's.
+/// What was written is there at once; the completion waits for a receive, and with acknowledgements so does
+/// the writer's.
 #[test]
 fn an_immediate_waits_for_a_receive() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
@@ -183,7 +185,8 @@ fn immediates_that_were_set_aside_keep_their_lengths() {
     assert_eq!(found, [with_imm(100, [1; 4]), with_imm(50, [2; 4]), send, with_imm(7, [3; 4])]);
 }
 
-/// A peer may send Immediate Data by itself, or in the middle of a Write: then there is no Write that ended right before.
+/// A peer may send Immediate Data by itself, or in the middle of a Write: then there is no Write that ended
+/// right before.
 #[test]
 fn an_immediate_that_follows_no_write_has_no_length() {
     let fpdu = |ulpdu: &[u8]| {

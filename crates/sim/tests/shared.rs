@@ -149,7 +149,8 @@ fn its_queue_pairs_take_no_receives_of_their_own() {
     assert_eq!((core.query().caps.max_recv_wr, core.query().caps.max_recv_sge), (0, 0));
 }
 
-/// A message longer than its receive, and a receive that may not be written, cost that receive and the connection.
+/// A message longer than its receive, and a receive that may not be written, cost that receive and the
+/// connection.
 #[test]
 fn a_receive_that_does_not_fit_is_used_up() {
     let mut p = Pair::usual();

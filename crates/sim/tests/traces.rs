@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use uwarp_proto::framing::{Framing, Mpa};
 use uwarp_rnic::qp::{Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use uwarp_sim::Side::{A, B};
@@ -86,7 +87,10 @@ impl Scene {
     /// Runs to the end and prints the wire.
     fn trace(mut self) -> String {
         self.world.settle();
-        let [a, b] = self.params;
+        let [a, b] = self.params.map(|params| {
+            let Framing::Mpa(mpa) = params.framing;
+            mpa
+        });
         tap::lines(&self.world, a.crc, [a.send_markers, b.send_markers])
     }
 }
@@ -184,7 +188,8 @@ fn send_with_immediate() {
     "##);
 }
 
-/// Between uwarp ends a large Write begins with two empty segments, by which the receiver checks where the rest goes and ends.
+/// Between uwarp ends a large Write begins with two empty segments, by which the receiver checks where the
+/// rest goes and ends.
 #[test]
 fn write() {
     let mut s = Scene::new(uwarp());
@@ -300,7 +305,7 @@ fn acknowledgements_ride_on_answers() {
     0.100 A Send L tell qn=0 msn=2 mo=0 len=8
     0.150 B Ack L qn=ack msn=2 mo=0 completed=3
     0.150 B Send L tell qn=0 msn=2 mo=0 len=8
-    0.320 A Ack L qn=ack msn=2 mo=0 completed=2
+    0.570 A Ack L qn=ack msn=2 mo=0 completed=2
     "##);
 }
 
@@ -362,7 +367,8 @@ fn a_stranger_is_asked_once_for_many() {
     "##);
 }
 
-/// With many to send it does not wait for the last: the second question takes in all that went out since the first.
+/// With many to send it does not wait for the last: the second question takes in all that went out since the
+/// first.
 #[test]
 fn a_stranger_is_asked_on_the_way() {
     let mut s = Scene::new(asking(4));
@@ -524,7 +530,10 @@ fn terminate_of_a_read() {
 #[test]
 fn markers() {
     let [a, b] = strangers();
-    let [a, b] = [StreamParams { send_markers: true, ..a }, StreamParams { receive_markers: true, ..b }];
+    let [sends, takes] = [(true, false), (false, true)].map(|(send_markers, receive_markers)| {
+        Framing::Mpa(Mpa { send_markers, receive_markers, ..Mpa::default() })
+    });
+    let [a, b] = [StreamParams { framing: sends, ..a }, StreamParams { framing: takes, ..b }];
     let mut s = Scene::new([a, b]);
     let write = s.write(A, 0);
     s.post(A, write, 3000);

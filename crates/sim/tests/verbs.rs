@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use uwarp_proto::setup::PeerData;
-use uwarp_rnic::qp::{Disconnect, QpCaps, QpModify, QpState, StreamParams};
+use uwarp_rnic::qp::{Disconnect, Now, QpCaps, QpModify, QpState, StreamParams};
 use uwarp_rnic::{
     Access, EventKind, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, WcOpcode, WcStatus,
 };
@@ -143,8 +143,8 @@ fn posting_by_state() {
     assert_eq!(p.sends(), []);
 }
 
-/// What cannot be carried out fails when its turn comes: earlier ones complete, later ones are flushed, the peer is told
-/// of a local failure.
+/// What cannot be carried out fails when its turn comes: earlier ones complete, later ones are flushed, the
+/// peer is told of a local failure.
 #[test]
 fn local_errors_wait_their_turn() {
     type Bad = fn(&Pair) -> (SendOp, Sge);
@@ -267,7 +267,7 @@ fn attributes_of_the_connection_and_of_the_program() {
     p.world.settle();
     let core = &mut p.world.end(A).core;
     core.modify(&QpModify { timeout: Some(0), retry_cnt: Some(1), ..QpModify::default() }).unwrap();
-    core.attach(StreamParams { peer_is_uwarp: false, peer: None, ..params }).unwrap();
+    core.attach(&Now::unread(), StreamParams { peer_is_uwarp: false, peer: None, ..params }).unwrap();
     assert_eq!(shown(&mut p), (0, 0, 0, 1));
 }
 
@@ -282,20 +282,40 @@ fn a_second_stream_after_reset() {
     assert!(p.world.end(A).is_closed() && p.world.end(B).is_closed());
     assert_eq!(p.sends(), []);
     let core = &mut p.world.end(A).core;
-    core.attach(StreamParams { peer_is_uwarp: true, ..StreamParams::default() }).unwrap();
-    assert_eq!(core.state(), QpState::Rts);
+    core.attach(&Now::unread(), StreamParams { peer_is_uwarp: true, ..StreamParams::default() }).unwrap();
+    assert_eq!(core.query().state, QpState::Rts);
     core.post_send(&SendWr { wr_id: 2, op: SEND, flags: SendFlags::SIGNALED, sges: &[sge] }).unwrap();
-    core.build();
-    let waiting = core.out().unwrap().waiting();
-    core.taken(waiting);
+    let waiting = core.poll_transmit(&Now::unread()).unwrap().waiting();
+    core.transmitted(&Now::unread(), waiting);
     // Length, header, 8 bytes and CRC; no pad.
     assert_eq!(waiting, 2 + 18 + 8 + 4);
     assert_eq!(p.sends(), [(2, WcStatus::Success)]);
     assert_eq!(p.world.end(A).events.kinds(), [] as [EventKind; 0]);
 }
 
-/// 2,000 receives went into a queue of 16 without one poll, and then the completion queue was full: with adapters, a place is free when its
-/// completion was polled.
+/// The pump went through the whole of cutting once more after each message that was sent, and after each that
+/// came.
+#[test]
+fn a_core_says_when_it_has_nothing_more_to_send() {
+    let mut p =
+        Pair::new(4, StreamParams { peer_is_uwarp: true, placement_acks: true, ..StreamParams::default() });
+    let sge = p.sge(A, 0, 8);
+    let (core, now) = (&mut p.world.end(A).core, &Now::unread());
+    let send = SendWr { wr_id: 1, op: SEND, flags: SendFlags::SIGNALED, sges: &[sge] };
+    core.post_send(&send).unwrap();
+    assert!(!core.has_nothing_to_send(), "it is not cut yet");
+    let waiting = core.poll_transmit(now).unwrap().waiting();
+    assert!(core.transmitted(now, 1), "the link has not taken the rest");
+    assert!(!core.has_nothing_to_send());
+    assert!(!core.transmitted(now, waiting - 1), "all was cut");
+    assert!(core.has_nothing_to_send());
+    assert!(core.poll_transmit(now).is_none());
+    core.post_send(&send).unwrap();
+    assert!(!core.has_nothing_to_send());
+}
+
+/// 2,000 receives went into a queue of 16 without one poll, and then the completion queue was full: with
+/// adapters, a place is free when its completion was polled.
 #[test]
 fn a_program_that_is_throttled_by_a_full_queue_cannot_overrun_its_completion_queue() {
     let mut p =
@@ -335,7 +355,8 @@ fn a_program_that_is_throttled_by_a_full_queue_cannot_overrun_its_completion_que
     assert!(p.world.end(A).is_empty_of_completions() && p.world.end(B).is_empty_of_completions());
 }
 
-/// Places of work requests that make no completion are free with the next one that does, or when there is nothing to poll.
+/// Places of work requests that make no completion are free with the next one that does, or when there is
+/// nothing to poll.
 #[test]
 fn places_of_unsignalled_work_requests() {
     let mut p = Pair::new(4, StreamParams { peer_is_uwarp: true, ..StreamParams::default() });

@@ -24,7 +24,8 @@ proptest! {
         workload::run(&plan);
     }
 
-    /// One bit flips, CRCs are off: anything may arrive, but nothing panics or hangs, and everything completes once.
+    /// One bit flips, CRCs are off: anything may arrive, but nothing panics or hangs, and everything
+    /// completes once.
     #[test]
     fn a_flipped_bit_without_crc(plan in plans::plan(Trouble::Flip)) {
         let plan = Plan { stream: workload::StreamPlan { crc: false, ..plan.stream }, ..plan };

@@ -1,5 +1,5 @@
-//! Prints how fast the CRC goes at each length, beside the `crc32c` crate. Run it with `--release` on an idle machine:
-//! `cargo run --release -p uwarp-wire --example crc_speed`.
+//! Prints the speed of the CRC at each length, beside the `crc32c` crate. Run it with `--release` on an idle
+//! machine: `cargo run --release -p uwarp-wire --example crc_speed`.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,8 +1,9 @@
-//! CRC32c as MPA uses it (RFC 5044 section 4.4: as iSCSI computes its digests).
+//! CRC32c as MPA uses it (RFC 5044 section 4.4: computed as iSCSI's digests).
 //!
-//! Backend: the `crc-fast` crate alone. It picks the instructions at run time (VPCLMULQDQ and AVX-512 from Rust 1.89 on,
-//! else PCLMULQDQ and SSE4.2, else tables), needs no feature of its own for that, and no other was better at
-//! any length. Measured with `examples/crc_speed.rs` on a Xeon with VPCLMULQDQ, Rust 1.95, 2 busy cores:
+//! Backend: the `crc-fast` crate alone. It selects the instructions at run time (VPCLMULQDQ and AVX-512 from
+//! Rust 1.89 on, else PCLMULQDQ and SSE4.2, else tables) and needs no cargo feature for that. No other crate
+//! was faster at any length. Measured with `examples/crc_speed.rs` on a Xeon with VPCLMULQDQ, Rust 1.95, 2
+//! busy cores:
 //!
 //! | bytes | 20 | 64 | 88 | 200 | 512 | 1460 | 16 KiB | 64 KiB | 1 MiB |
 //! |---|---|---|---|---|---|---|---|---|---|
@@ -11,8 +12,9 @@
 //! | [`Crc32c`], 4 bytes + rest | 22 ns | 25 ns | 22 ns | 24 ns | 28 ns | 30 GB/s | 70 GB/s | 80 GB/s | 80 GB/s |
 //! | crate `crc32c` | 14 ns | 16 ns | 14 ns | 19 ns | 43 ns | 11 GB/s | 16 GB/s | 19 GB/s | 20 GB/s |
 //!
-//! Without AVX-512 (the crate's detection patched) lengths up to 256 stay the same, 16 KiB and more go at 30 to 39
-//! GB/s. So: bytes that lie in one piece go to [`crc32c`]; pieces worth a [`Crc32c`] are those too large to copy together.
+//! Without AVX-512 (with the crate's detection patched), lengths up to 256 stay the same; 16 KiB and more run
+//! at 30 to 39 GB/s. So use [`crc32c`] for bytes in one piece, and [`Crc32c`] only for pieces that are too
+//! large to copy together.
 
 use core::fmt;
 
@@ -24,36 +26,36 @@ pub fn crc32c(data: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(data)
 }
 
-/// CRC32c of bytes that come in pieces.
+/// CRC32c of bytes in several pieces.
 ///
-/// About 300 bytes: keeping the backend's tables of constants beside the state is a third faster for each small piece than
-/// a bare 32 bit state that looks them up again.
+/// About 300 bytes: it keeps the backend's constants beside the state. That is a third faster for each small
+/// piece than a bare 32-bit state that looks them up again.
 #[derive(Clone)]
 pub struct Crc32c {
     digest: Digest,
 }
 
 impl Crc32c {
-    /// Before the first byte.
+    /// The state before the first byte.
     #[inline]
     pub fn new() -> Self {
         Crc32c { digest: Digest::new(CrcAlgorithm::Crc32Iscsi) }
     }
 
-    /// Takes in the next bytes.
+    /// Adds the next bytes.
     #[inline]
     pub fn update(&mut self, data: &[u8]) {
         self.digest.update(data);
     }
 
-    /// The register as it stands, for bytes that somebody else takes in: the CRC without its last inversion.
+    /// The current register: the CRC without its last inversion. For code that adds bytes by other means.
     #[inline]
     pub fn register(&self) -> u32 {
         // As in `finish`.
         (self.digest.get_state() & 0xFFFF_FFFF) as u32
     }
 
-    /// Goes on from a register.
+    /// Continues from a register.
     #[inline]
     pub fn from_register(register: u32) -> Self {
         Crc32c { digest: Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(register)) }
@@ -62,7 +64,7 @@ impl Crc32c {
     /// The CRC of all bytes so far.
     #[inline]
     pub fn finish(self) -> u32 {
-        // The backend answers in 64 bits for all widths; the upper half of a 32 bit CRC is zero.
+        // The backend returns 64 bits for all widths; the upper half of a 32-bit CRC is zero.
         (self.digest.finalize() & 0xFFFF_FFFF) as u32
     }
 }
@@ -79,8 +81,8 @@ impl fmt::Debug for Crc32c {
     }
 }
 
-/// The four bytes of the CRC field. The remainder's lowest byte goes first: the polynomial is bit-reflected, and iSCSI
-/// sends it so. Seen as a number it is the only little-endian field of the stream.
+/// The four bytes of the CRC field. The lowest byte of the remainder goes first, as in iSCSI, because the
+/// polynomial is bit-reflected. As a number, it is the only little-endian field of the stream.
 #[inline]
 pub const fn to_wire(crc: u32) -> [u8; 4] {
     crc.to_le_bytes()
@@ -98,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// RFC 3720 appendix B.4, in the order of the wire.
+    /// RFC 3720 appendix B.4, in network byte order.
     #[test]
     fn iscsi_vectors() {
         let ascending: [u8; 32] = core::array::from_fn(|i| i as u8);
@@ -125,7 +127,7 @@ mod tests {
         assert_eq!(crc32c(b""), 0);
     }
 
-    /// RFC 5044 figures 5 and 6: the first with the marker before its FPDU, the second with one inside.
+    /// RFC 5044 figures 5 and 6: the first has the marker before its FPDU, the second inside.
     #[test]
     fn rfc5044_fpdus() {
         let mut first = [0; 0x30];
@@ -141,7 +143,7 @@ mod tests {
     }
 
     proptest! {
-        /// Lengths on both sides of the backend's change of method at 256 bytes, at all alignments.
+        /// Lengths on both sides of 256 bytes, where the backend changes its method, at all alignments.
         #[test]
         fn agrees_with_another_implementation(
             data in prop_oneof![

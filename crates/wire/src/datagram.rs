@@ -1,33 +1,50 @@
-//! Extension header of datagram-iWARP: what a UDP datagram carries before its DDP segment.
+//! Datagram-iWARP (docs/datagram-iwarp.md): the extension header that begins every UDP datagram, and the
+//! datagram as a whole. [`error`] has the Error Message, [`lookup`] what rdma_cm sends.
 //!
 //! ```text
 //!  0                   1                   2                   3
 //!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
 //! +---------------+-----------------------------------------------+
-//! |    Version    |               Source QPN                      |
-//! +-+-+-----------+-----------------------------------------------+
-//! |I|R| Reserved  |               Destination QPN                 |
-//! +-+-+-----------+-----------------------------------------------+
+//! |    Version    |                  Source QPN                   |
+//! +-+-+---+-------+-----------------------------------------------+
+//! |I|R|Rsv| Kind  |                Destination QPN                |
+//! +-+-+---+-------+-----------------------------------------------+
 //! |                             Q_Key                             |
 //! +---------------------------------------------------------------+
 //! |                 Immediate (zero unless I is set)              |
 //! +---------------------------------------------------------------+
 //! |                          Incarnation                          |
 //! +---------------------------------------------------------------+
+//! |                    body: up to the last four bytes            |
+//! +---------------------------------------------------------------+
+//! |                  CRC32c, the last four bytes                  |
+//! +---------------------------------------------------------------+
 //! ```
+
+pub mod error;
+pub mod lookup;
 
 use core::fmt;
 
-use crate::be32;
+use crate::{be32, crc};
 
 /// Version that is sent and understood.
 pub const VERSION: u8 = 1;
-/// I: the immediate field counts.
+/// I: the immediate field is valid.
 pub const FLAG_IMMEDIATE: u8 = 0x80;
 /// R: reliable service; the reliable-datagram header follows this one.
 pub const FLAG_RELIABLE: u8 = 0x40;
-/// Destination of multicast and broadcast datagrams; never a queue pair's own number.
+/// The bits of the flags that hold the [`Kind`].
+pub const KIND_MASK: u8 = 0x0F;
+/// Destination of multicast and broadcast datagrams. It is never the number of a queue pair.
 pub const QPN_MULTICAST: u32 = 0x00FF_FFFF;
+/// Bytes of the CRC field at the end.
+pub const CRC_LEN: usize = 4;
+/// Bytes of the shortest datagram: an extension header and a CRC.
+pub const MIN_LEN: usize = Header::LEN + CRC_LEN;
+/// Bytes of the longest datagram: what UDP over IPv4 carries. It is the limit over IPv6 too, so that the
+/// largest message does not depend on the address.
+pub const MAX_LEN: usize = 65_507;
 
 mod field {
     use core::ops::Range;
@@ -42,10 +59,59 @@ mod field {
     pub const QPN: u32 = 0x00FF_FFFF;
 }
 
-/// Why bytes are not an extension header.
+/// What the body of a datagram is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A whole DDP/RDMAP message.
+    Message,
+    /// rdma_cm asks for the queue pair behind a port: [`lookup::Request`].
+    LookupRequest,
+    /// The answer: [`lookup::Reply`].
+    LookupReply,
+    /// Unassigned.
+    Unknown(u8),
+}
+
+impl Kind {
+    /// From the low four bits of `code`.
+    #[inline]
+    pub const fn from_code(code: u8) -> Self {
+        match code & KIND_MASK {
+            0 => Kind::Message,
+            1 => Kind::LookupRequest,
+            2 => Kind::LookupReply,
+            other => Kind::Unknown(other),
+        }
+    }
+
+    /// The four bits.
+    #[inline]
+    pub const fn code(self) -> u8 {
+        match self {
+            Kind::Message => 0,
+            Kind::LookupRequest => 1,
+            Kind::LookupReply => 2,
+            Kind::Unknown(code) => code & KIND_MASK,
+        }
+    }
+}
+
+/// `message`, `lookup request`, `lookup reply`, `kind 0x8`
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Message => f.write_str("message"),
+            Kind::LookupRequest => f.write_str("lookup request"),
+            Kind::LookupReply => f.write_str("lookup reply"),
+            Kind::Unknown(code) => write!(f, "kind {code:#x}"),
+        }
+    }
+}
+
+/// Why bytes are not a datagram of ours. The receiver counts and drops it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// The datagram ends before the header does.
+    /// Shorter than its header, or, for a whole datagram, than [`MIN_LEN`].
     Truncated,
     /// Another version.
     BadVersion(u8),
@@ -65,17 +131,18 @@ impl core::error::Error for Error {}
 /// The extension header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// `FLAG_*`; reserved bits are kept when parsed and emitted as they are, senders leave them zero.
+    /// `FLAG_*` and the [`Kind`]. Reserved bits are kept when parsed and emitted unchanged; senders leave
+    /// them zero.
     pub flags: u8,
     /// The sender's queue pair, 24 bits.
     pub source_qpn: u32,
     /// The receiver's queue pair, 24 bits, or [`QPN_MULTICAST`].
     pub destination_qpn: u32,
-    /// Must equal the receiving queue pair's.
+    /// Must equal the Q_Key of the receiving queue pair.
     pub qkey: u32,
-    /// Immediate data as on the wire, when [`FLAG_IMMEDIATE`] is set.
+    /// Immediate data in network byte order, valid if [`FLAG_IMMEDIATE`] is set.
     pub immediate: u32,
-    /// Random number that tells this life of the sender's queue pair from earlier ones.
+    /// Random number that distinguishes the sender's queue pair from earlier ones with the same number.
     pub incarnation: u32,
 }
 
@@ -83,7 +150,8 @@ impl Header {
     /// Bytes on the wire.
     pub const LEN: usize = 20;
 
-    /// Reads the header at the start of a datagram; the version is looked at before the length.
+    /// Reads the header at the start of a datagram. Checks the version before the length: another version may
+    /// have a shorter header.
     pub fn parse(datagram: &[u8]) -> Result<Self, Error> {
         let &version = datagram.get(field::VERSION).ok_or(Error::Truncated)?;
         if version != VERSION {
@@ -100,7 +168,7 @@ impl Header {
         })
     }
 
-    /// Writes the header with version [`VERSION`]; of the queue pair numbers the low 24 bits.
+    /// Writes the header with version [`VERSION`] and the low 24 bits of the queue pair numbers.
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         out[field::SOURCE_QPN].copy_from_slice(&self.source_qpn.to_be_bytes());
         out[field::DESTINATION_QPN].copy_from_slice(&self.destination_qpn.to_be_bytes());
@@ -118,7 +186,12 @@ impl Header {
         out
     }
 
-    /// Immediate data, when there is any.
+    /// What the body is.
+    pub const fn kind(&self) -> Kind {
+        Kind::from_code(self.flags)
+    }
+
+    /// Immediate data, if there is any.
     pub const fn immediate(&self) -> Option<u32> {
         if self.flags & FLAG_IMMEDIATE != 0 { Some(self.immediate) } else { None }
     }
@@ -137,6 +210,59 @@ impl fmt::Display for Header {
             write!(f, " imm={immediate:#x}")?;
         }
         write!(f, " inc={:#x}", self.incarnation)
+    }
+}
+
+/// A datagram whose version and length are good. Its CRC is not checked yet: a receiver that copies the
+/// payload anyway can compute the CRC on the way.
+#[derive(Debug, Clone, Copy)]
+pub struct Datagram<'a> {
+    header: Header,
+    covered: &'a [u8],
+    crc: u32,
+}
+
+impl<'a> Datagram<'a> {
+    /// Checks version and length.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        let header = Header::parse(bytes)?;
+        let (covered, crc) = bytes.split_last_chunk::<CRC_LEN>().ok_or(Error::Truncated)?;
+        if covered.len() < Header::LEN {
+            return Err(Error::Truncated);
+        }
+        Ok(Datagram { header, covered, crc: crc::from_wire(*crc) })
+    }
+
+    /// The extension header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What lies between the extension header and the CRC.
+    pub fn body(&self) -> &'a [u8] {
+        self.covered.get(Header::LEN..).unwrap_or(&[])
+    }
+
+    /// The bytes that the CRC covers: everything in front of it.
+    pub fn covered(&self) -> &'a [u8] {
+        self.covered
+    }
+
+    /// Whether the CRC is right. Reads the whole datagram.
+    pub fn is_intact(&self) -> bool {
+        crc::crc32c(self.covered) == self.crc
+    }
+
+    /// Bytes of the whole datagram.
+    pub fn datagram_len(&self) -> usize {
+        self.covered.len() + CRC_LEN
+    }
+}
+
+/// Writes the CRC of everything in front of it into the last four bytes of `datagram`, which must be longer.
+fn seal(datagram: &mut [u8]) {
+    if let Some((covered, field)) = datagram.split_last_chunk_mut::<CRC_LEN>() {
+        *field = crc::to_wire(crc::crc32c(covered));
     }
 }
 
@@ -189,5 +315,35 @@ mod tests {
         assert_eq!(Header::parse(&[1]), Err(Error::Truncated));
         assert_eq!(Header::parse(&[]), Err(Error::Truncated));
         assert_eq!(Header::parse(&[1; 19]), Err(Error::Truncated));
+    }
+
+    #[test]
+    fn every_kind_survives() {
+        for code in 0..16 {
+            assert_eq!(Kind::from_code(code).code(), code);
+            assert_eq!(Kind::from_code(0xF0 | code), Kind::from_code(code));
+        }
+        assert_eq!(Kind::from_code(8).to_string(), "kind 0x8");
+    }
+
+    #[test]
+    fn the_body_lies_between_header_and_crc() {
+        let mut bytes = [0; MIN_LEN + 3];
+        bytes[0] = VERSION;
+        bytes[20..23].copy_from_slice(&[1, 2, 3]);
+        seal(&mut bytes);
+        let datagram = Datagram::parse(&bytes).unwrap();
+        assert_eq!(datagram.body(), [1, 2, 3]);
+        assert_eq!(datagram.covered().len(), 23);
+        assert_eq!(datagram.datagram_len(), bytes.len());
+        assert!(datagram.is_intact());
+        for at in 0..bytes.len() {
+            let mut broken = bytes;
+            broken[at] ^= 0x10;
+            assert!(!Datagram::parse(&broken).is_ok_and(|datagram| datagram.is_intact()), "byte {at}");
+        }
+        for len in [0, 3, 20, 23] {
+            assert!(matches!(Datagram::parse(&bytes[..len]), Err(Error::Truncated)), "{len}");
+        }
     }
 }

@@ -22,7 +22,7 @@ use crate::{be32, be64};
 /// The only DDP version there is.
 pub const DV: u8 = 1;
 
-/// Untagged queue of the Send family and of immediate data.
+/// Untagged queue of Sends and of immediate data.
 pub const QN_SEND: u32 = 0;
 /// Untagged queue of Read Requests and Atomic Requests.
 pub const QN_READ_REQUEST: u32 = 1;
@@ -54,11 +54,11 @@ mod field {
 pub enum Error {
     /// The segment ends before its header does.
     Truncated,
-    /// Another DDP version. Which of the two error codes that is depends on the buffer model.
+    /// Another DDP version. The buffer model (T bit) decides between two error codes.
     BadVersion {
         /// The T bit.
         tagged: bool,
-        /// What the version field says.
+        /// Value of the version field.
         dv: u8,
     },
 }
@@ -74,7 +74,7 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// Header of a segment that names its buffer: RDMA Write and Read Response.
+/// Header of a segment that names its buffer itself: RDMA Write and Read Response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tagged {
     /// Last segment of its message.
@@ -133,7 +133,7 @@ impl fmt::Display for Tagged {
     }
 }
 
-/// Header of a segment that goes into the buffer a queue hands out: everything but Write and Read Response.
+/// Header of a segment whose buffer comes from a queue: every message except Write and Read Response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Untagged {
     /// Last segment of its message.
@@ -215,9 +215,10 @@ impl Header {
     /// Bytes of the longest header.
     pub const MAX_LEN: usize = Untagged::LEN;
 
-    /// Reads the header at the start of a segment; returns it with its length, where the payload begins.
+    /// Reads the header at the start of a segment. Returns it with its length, which is where the payload
+    /// begins.
     ///
-    /// The version is looked at before the length: another version may have a header of another length.
+    /// Checks the version before the length: another version may have a header of another length.
     #[inline]
     pub fn parse(segment: &[u8]) -> Result<(Header, usize), Error> {
         let &control = segment.first().ok_or(Error::Truncated)?;
@@ -235,7 +236,7 @@ impl Header {
         }
     }
 
-    /// Length of the header that begins with this byte, whatever its version.
+    /// Length of the header that begins with this byte, for any version.
     #[inline]
     pub const fn len_for(control: u8) -> usize {
         if control & field::CONTROL_T != 0 { Tagged::LEN } else { Untagged::LEN }
@@ -316,7 +317,7 @@ mod tests {
 
     use super::*;
 
-    /// The header in RFC 5044 figure 5, which is also what siw sends first.
+    /// The header in RFC 5044 figure 5; siw's first segment has the same.
     #[test]
     fn untagged() {
         let bytes = [0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0xEE];
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!(Header::parse(&bytes), clean);
     }
 
-    /// A segment of another version is that, however short it is.
+    /// A wrong version is reported as such, however short the segment is.
     #[test]
     fn version_before_length() {
         for (control, tagged, dv) in [(0x00, false, 0), (0x42, false, 2), (0x80, true, 0), (0xFF, true, 3)] {

@@ -1,4 +1,4 @@
-//! iWARP wire formats: one module for each header, and nothing that knows a socket, a clock or a queue pair.
+//! iWARP wire formats: one module for each header. No sockets, no clock, no queue pairs.
 //!
 //! | module | header | from |
 //! |---|---|---|
@@ -7,17 +7,20 @@
 //! | [`ddp`] | tagged and untagged segment headers | RFC 5041 |
 //! | [`rdmap`] | control byte, opcode table, Read Request, atomics, immediate data | RFC 5040, RFC 7306 |
 //! | [`terminate`] | Terminate header and every error code of every layer | RFC 5040, 5041, 5044, 6581, 7306 |
-//! | [`datagram`] | extension header of datagram-iWARP | this project |
+//! | [`datagram`] | UDP datagrams: extension header, Error Message, lookups | docs/datagram-iwarp.md |
+//! | [`grh`] | the 40 bytes in front of a received datagram | docs/datagram-iwarp.md |
+//! | [`introduction`] | private data of a stream between queue pairs that know each other by number | this project |
 //! | [`text`] | one line of text for a frame or a segment | this project |
 //!
-//! # Habits of every module
-//! - A private `field` module names the byte ranges; multi-byte fields are big endian.
-//! - `parse` takes any bytes and never panics. Bytes after the header are left alone: lengths come from the layer
-//!   below. Reserved bits are ignored, unknown codes survive as `Unknown(n)`.
-//! - `emit` of a header of one length takes `&mut [u8; LEN]` and `to_bytes` returns the array, so neither can fail. `emit` of a
-//!   header of several lengths takes a slice, **panics when it is shorter than the header's `len()`**, and
-//!   returns the number of bytes written. That is the only panic in this crate and no byte from the network leads to it.
-//! - Reserved bits are emitted as zero.
+//! # Rules of every module
+//! - A private `field` module names the byte ranges. Multi-byte fields are big endian.
+//! - `parse` takes any bytes and never panics. It ignores bytes behind the header: lengths come from the
+//!   layer below. It ignores reserved bits. Unknown codes survive as `Unknown(n)`.
+//! - For a header of fixed length, `emit` takes `&mut [u8; LEN]` and `to_bytes` returns the array, so neither
+//!   can fail. For a header of variable length, `emit` takes a slice, **panics if it is shorter than the
+//!   header's `len()`**, and returns the number of bytes written. This is the only panic in the crate; no
+//!   byte from the network leads to it.
+//! - `emit` writes reserved bits as zero.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -27,6 +30,8 @@ extern crate std;
 pub mod crc;
 pub mod datagram;
 pub mod ddp;
+pub mod grh;
+pub mod introduction;
 pub mod mpa;
 pub mod rdmap;
 pub mod terminate;
@@ -52,8 +57,7 @@ fn head<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], Truncated> {
     bytes.first_chunk::<N>().ok_or(Truncated)
 }
 
-// These three are called with constant ranges of arrays only, so the length check in `copy_from_slice` is
-// decided by the compiler.
+// Callers pass only constant ranges of arrays, so the compiler decides the length check in `copy_from_slice`.
 #[inline]
 fn be16(bytes: &[u8]) -> u16 {
     let mut array = [0; 2];

@@ -5,50 +5,50 @@ use core::fmt;
 
 use crate::{Truncated, be16, head};
 
-/// Opens a request frame: `MPA ID Req Frame`.
+/// First bytes of a request frame: `MPA ID Req Frame`.
 pub const KEY_REQ: [u8; 16] = *b"MPA ID Req Frame";
-/// Opens a reply frame: `MPA ID Rep Frame`.
+/// First bytes of a reply frame: `MPA ID Rep Frame`.
 pub const KEY_REP: [u8; 16] = *b"MPA ID Rep Frame";
 /// Bytes of a request or reply frame before its private data.
 pub const FRAME_LEN: usize = 20;
-/// Most bytes of private data in a frame, the enhanced set-up data included (RFC 5044 section 7.1.1).
+/// Largest private data of a frame, including the enhanced set-up data (RFC 5044 section 7.1.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
 
-/// M: the sender of this frame wants markers in what it receives.
+/// M: the sender of this frame requests markers in what it receives.
 pub const FLAG_M: u8 = 0x80;
-/// C: the sender of this frame wants CRCs.
+/// C: the sender of this frame requests CRCs.
 pub const FLAG_C: u8 = 0x40;
 /// R: connection rejected; in replies only.
 pub const FLAG_R: u8 = 0x20;
 /// S: private data begins with [`Enhanced`] (RFC 6581).
 pub const FLAG_S: u8 = 0x10;
-/// Reserved in the RFCs; Linux siw asks its own kind for segmentation offload with it.
+/// Reserved in the RFCs. Linux siw uses it to negotiate segmentation offload with another siw.
 pub const FLAG_SIW_GSO: u8 = 0x08;
-/// Reserved in the RFCs; a uwarp initiator sets it in its request.
+/// Reserved in the RFCs. A uwarp initiator sets it in its request.
 pub const FLAG_UWARP_A: u8 = 0x04;
-/// Reserved in the RFCs; a uwarp responder answers [`FLAG_UWARP_A`] with this bit and without A. Peers that echo a
-/// request's flags (siw does) therefore do not look like uwarp.
+/// Reserved in the RFCs. A uwarp responder answers [`FLAG_UWARP_A`] with this bit and without A. So a peer
+/// that echoes the flags of a request (siw does) does not look like uwarp.
 pub const FLAG_UWARP_B: u8 = 0x02;
 
-/// ULPDU length field that opens an FPDU.
+/// Bytes of the ULPDU length field at the start of an FPDU.
 pub const FPDU_HDR_LEN: usize = 2;
-/// CRC field that closes an FPDU; present even when CRCs are off.
+/// Bytes of the CRC field at the end of an FPDU; present even when CRCs are off.
 pub const CRC_LEN: usize = 4;
 /// Distance from the first byte of one marker to the first byte of the next.
 pub const MARKER_SPACING: usize = 512;
 /// Bytes of a marker.
 pub const MARKER_LEN: usize = Marker::LEN;
-/// IRD or ORD value that says: no automatic negotiation, the consumer sees to it (RFC 6581 section 9.1).
+/// IRD or ORD value for "no automatic negotiation": the consumer negotiates itself (RFC 6581 section 9.1).
 pub const NO_AUTO: u16 = 0x3FFF;
 
-/// Zero bytes between the ULPDU and the CRC: they make header and ULPDU a multiple of four.
+/// Zero bytes between the ULPDU and the CRC. They make length field and ULPDU a multiple of four.
 pub const fn pad_len(ulpdu_len: usize) -> usize {
     FPDU_HDR_LEN.wrapping_sub(ulpdu_len) & 3
 }
 
 /// Bytes of a whole FPDU without markers: length field, ULPDU, pad, CRC.
 ///
-/// `ulpdu_len` is meant to be a value of the 16 bit length field; lengths near `usize::MAX` overflow.
+/// `ulpdu_len` must be a value of the 16-bit length field; lengths near `usize::MAX` overflow.
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     FPDU_HDR_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
 }
@@ -81,9 +81,9 @@ pub enum FrameKind {
 /// Why bytes are not a set-up frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetupError {
-    /// Fewer than [`FRAME_LEN`] bytes, and what is there agrees with a key so far.
+    /// Fewer than [`FRAME_LEN`] bytes, which agree with a key so far.
     Truncated,
-    /// Neither key: whatever talks there, it is not MPA.
+    /// Neither key: the peer does not speak MPA.
     BadKey,
 }
 
@@ -98,8 +98,8 @@ impl fmt::Display for SetupError {
 
 impl core::error::Error for SetupError {}
 
-/// The fixed part of a request or reply frame. Revision, reserved flags and private data length are reported as
-/// they are: whether they are acceptable is the set-up machine's decision, which has to know what to answer.
+/// The fixed part of a request or reply frame. Revision, reserved flags and private data length are not
+/// checked here: the set-up machine decides whether it accepts them, because it must also decide the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SetupFrame {
     /// From the key.
@@ -108,7 +108,8 @@ pub struct SetupFrame {
     pub flags: u8,
     /// MPA revision: 1 (RFC 5044) or 2 (RFC 6581); 0 is the RDMA Consortium's.
     pub revision: u8,
-    /// Bytes of private data behind the frame, as claimed: at most [`MAX_PRIVATE_DATA`] is legal.
+    /// Length of the private data behind the frame, as the frame claims. At most [`MAX_PRIVATE_DATA`] is
+    /// legal.
     pub private_data_len: u16,
 }
 
@@ -116,8 +117,8 @@ impl SetupFrame {
     /// Same as [`FRAME_LEN`].
     pub const LEN: usize = FRAME_LEN;
 
-    /// Reads the fixed part. Too few bytes that already contradict both keys are [`SetupError::BadKey`], so
-    /// that a stranger that speaks HTTP is turned away at its first bytes.
+    /// Reads the fixed part. If there are too few bytes, but they already contradict both keys, the error is
+    /// [`SetupError::BadKey`]: a peer that speaks HTTP is rejected at its first bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, SetupError> {
         let key = &bytes[..bytes.len().min(KEY_REQ.len())];
         let kind = if KEY_REQ.starts_with(key) {
@@ -136,7 +137,7 @@ impl SetupFrame {
         })
     }
 
-    /// Writes the fixed part, flags as they are.
+    /// Writes the fixed part with all flags unchanged.
     pub fn emit(&self, out: &mut [u8; FRAME_LEN]) {
         out[field::KEY].copy_from_slice(match self.kind {
             FrameKind::Request => &KEY_REQ,
@@ -210,7 +211,7 @@ pub struct Enhanced {
     pub ird: u16,
     /// Outbound read depth, 14 bits; [`NO_AUTO`] leaves it to the consumer.
     pub ord: u16,
-    /// A: peer-to-peer model. Without it the three RTR bits mean nothing (section 9.2: to be ignored).
+    /// A: peer-to-peer model. Without it the three RTR bits must be ignored (section 9.2).
     pub a_p2p: bool,
     /// B: a zero-length Send may be the ready-to-receive indication.
     pub b_send_rtr: bool,
@@ -238,8 +239,8 @@ impl Enhanced {
         })
     }
 
-    /// Writes four bytes. A depth above 14 bits is written as 0x3FFE, the greatest real one: cutting bits off
-    /// would say something small, and all ones would say [`NO_AUTO`].
+    /// Writes four bytes. A depth above 14 bits is written as 0x3FFE, the largest real depth: truncated, it
+    /// would be small, and all ones mean [`NO_AUTO`].
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         let word = |depth: u16, high: bool, low: bool| {
             let depth = if depth > field::DEPTH { NO_AUTO - 1 } else { depth };
@@ -281,8 +282,8 @@ impl fmt::Display for Enhanced {
 /// A marker (RFC 5044 section 4.2): 16 reserved bits, then the distance back to the FPDU's length field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Marker {
-    /// Bytes from the first byte of the ULPDU length field to the first byte of this marker, markers between
-    /// them counted; a multiple of four. 0: the marker stands before an FPDU and belongs to it.
+    /// Bytes from the first byte of the ULPDU length field to the first byte of this marker, including
+    /// markers in between; a multiple of four. 0: the marker stands before an FPDU and belongs to it.
     pub fpduptr: u16,
 }
 
@@ -291,7 +292,7 @@ impl Marker {
     pub const LEN: usize = 4;
     const PTR_MASK: u16 = !3;
 
-    /// Reads a marker; the low two bits of the pointer count as zero, as section 4.2 demands.
+    /// Reads a marker. The low two bits of the pointer count as zero (section 4.2).
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         let marker = head::<{ Self::LEN }>(bytes)?;
         Ok(Marker { fpduptr: be16(&marker[field::FPDUPTR]) & Self::PTR_MASK })
@@ -341,7 +342,7 @@ mod tests {
         assert_eq!((KEY_REQ, KEY_REP), (req, rep));
     }
 
-    /// Frames that Linux siw was seen to send.
+    /// Frames captured from Linux siw.
     #[test]
     fn frames_of_siw() {
         let cases = [
@@ -401,7 +402,7 @@ mod tests {
     #[test]
     fn lengths() {
         assert_eq!([0, 1, 2, 3, 4, 5, 6].map(pad_len), [2, 1, 0, 3, 2, 1, 0]);
-        // RFC 5044 figure 5 without its marker; siw's bad-CRC Terminate; the longest there can be.
+        // RFC 5044 figure 5 without its marker; siw's Terminate for a bad CRC; the longest possible FPDU.
         assert_eq!([42, 22, 65535].map(fpdu_len), [48, 28, 65544]);
         for len in 0..2000 {
             assert_eq!(fpdu_len(len) % 4, 0);
@@ -414,7 +415,7 @@ mod tests {
     fn markers() {
         assert_eq!(Marker::parse(&[0, 0, 0, 0x0C]), Ok(Marker { fpduptr: 12 }));
         assert_eq!(Marker { fpduptr: 0x14 }.to_bytes(), [0, 0, 0, 0x14]);
-        // Reserved bits and the two low bits do not count.
+        // Reserved bits and the two low bits are ignored.
         assert_eq!(Marker::parse(&[0xFF, 0xFF, 0x01, 0xFF]), Ok(Marker { fpduptr: 0x01FC }));
         assert_eq!(Marker { fpduptr: 0x0203 }.to_bytes(), [0, 0, 0x02, 0x00]);
         assert_eq!(Marker::parse(&[0; 3]), Err(Truncated));

@@ -5,22 +5,25 @@ use core::fmt;
 use crate::ddp::{QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
 use crate::{Truncated, be32, be64, head};
 
-/// RDMAP version that is sent. RFC 5040 also calls 0 valid, the RDMA Consortium's; whether it is accepted is a
-/// matter of the connection, not of the header.
+/// RDMAP version that is sent. RFC 5040 also allows 0, the RDMA Consortium's version. The connection decides
+/// whether it accepts 0; the header does not.
 pub const RV: u8 = 1;
 
-/// Opcode of [`Ack`]. The registry keeps 0xF for experiments (RFC 6580 section 3.4), so no later RFC will collide.
+/// Opcode of [`Ack`]. The registry reserves 0xF for experiments (RFC 6580 section 3.4), so no later RFC can
+/// collide.
 pub const UWARP_ACK: u8 = 0x0F;
 
-/// Untagged queue of [`Ack`]; far from the registry's queues, which are handed out from 0 upwards.
+/// Untagged queue of [`Ack`]. It is far from the registry's queues, which are assigned from 0 upwards.
 pub const QN_UWARP_ACK: u32 = 0x7557_0000;
 
-/// A reserved bit of the control field that goes with Send and Send with Solicited Event between two uwarp ends: the four bytes
-/// where Send with Invalidate has its STag are immediate data. No RFC has this operation (docs/adr/006-immediate-data.md).
+/// Reserved bit of the control field, used between two uwarp ends with Send and Send with Solicited Event:
+/// the four bytes where Send with Invalidate has its STag are immediate data. No RFC has this operation
+/// (docs/adr/006-immediate-data.md).
 pub const UWARP_WITH_IMM: u8 = 0x20;
 
-/// A reserved bit of the control field between two uwarp ends: whoever sent this message wants to hear when it and all before it
-/// are placed ([`Ack`]). On an `Ack`: the same, of all that was sent so far (docs/adr/009-acknowledgements-are-asked-for.md).
+/// Reserved bit of the control field, used between two uwarp ends: the sender requests an acknowledgement
+/// ([`Ack`]) when this message and all before it are placed. In an `Ack`: of everything sent so far
+/// (docs/adr/009-acknowledgements-on-request.md).
 pub const UWARP_TELL: u8 = 0x10;
 
 /// RDMAP message type, four bits.
@@ -50,9 +53,9 @@ pub enum Opcode {
     AtomicRequest,
     /// Atomic Response (RFC 7306).
     AtomicResponse,
-    /// Acknowledgement between two uwarp ends; toward anyone else it is an unexpected opcode.
+    /// Acknowledgement between two uwarp ends. Every other peer takes it for an unexpected opcode.
     UwarpAck,
-    /// Nobody's, 0xC to 0xE.
+    /// Unassigned: 0xC to 0xE.
     Unknown(u8),
 }
 
@@ -118,7 +121,7 @@ impl Opcode {
     }
 }
 
-/// The name in the table, `Unknown(0xc)` where there is none.
+/// The name in the table, or `Unknown(0xc)`.
 impl fmt::Display for Opcode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -126,6 +129,42 @@ impl fmt::Display for Opcode {
             known => f.write_str(known.name()),
         }
     }
+}
+
+/// What the end that receives a segment does with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// Places the payload in the region that the DDP header names.
+    Region,
+    /// Places the payload in the sink of the oldest RDMA Read; the last segment completes the Read.
+    ReadSink,
+    /// Places the payload in the oldest receive; the last segment completes the receive.
+    Receive,
+    /// Completes the oldest receive without using its memory: the payload is part of the completion.
+    Immediate,
+    /// Reads the region that the payload names, and answers.
+    ReadRequest,
+    /// Changes the eight bytes that the payload names, and answers with what they were.
+    AtomicRequest,
+    /// Completes the oldest atomic operation with the value in the payload.
+    AtomicResponse,
+    /// Ends the stream.
+    Terminate,
+    /// Counts messages of its own as placed.
+    Acknowledge,
+}
+
+/// What a region must allow to be the target of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Right {
+    /// Its own program receives or reads into it.
+    LocalWrite,
+    /// The peer writes to it.
+    RemoteWrite,
+    /// The peer reads from it.
+    RemoteRead,
+    /// The peer changes it atomically.
+    RemoteAtomic,
 }
 
 /// What an opcode implies; a row of [`OPCODES`].
@@ -139,19 +178,21 @@ pub struct OpcodeInfo {
     pub tagged: bool,
     /// Untagged queue number; `None` when tagged.
     pub queue: Option<u32>,
-    /// Bytes of RDMAP header behind the DDP header; for Terminate the part that is always there.
+    /// Bytes of RDMAP header behind the DDP header; for Terminate, the fixed part.
     pub header_len: usize,
     /// Carries an Invalidate STag.
     pub invalidates: bool,
     /// Wakes a completion channel armed for solicited events.
     pub solicited: bool,
-    /// Consumes a receive and completes it at the target.
-    pub delivers_receive: bool,
-    /// Where it is defined.
+    /// What the end that receives it does with it.
+    pub delivery: Delivery,
+    /// What the memory that it reads or writes at that end must allow; `None` when it touches none.
+    pub right: Option<Right>,
+    /// RFC that defines it.
     pub rfc: &'static str,
 }
 
-/// Every opcode there is, in the order of the codes (RFC 5040 figures 4 and 5, RFC 7306 figures 2 and 3).
+/// Every assigned opcode, in the order of the codes (RFC 5040 figures 4 and 5, RFC 7306 figures 2 and 3).
 pub static OPCODES: [OpcodeInfo; 13] = {
     const RFC5040: OpcodeInfo = OpcodeInfo {
         opcode: Opcode::Write,
@@ -161,23 +202,49 @@ pub static OPCODES: [OpcodeInfo; 13] = {
         header_len: 0,
         invalidates: false,
         solicited: false,
-        delivers_receive: false,
+        delivery: Delivery::Region,
+        right: None,
         rfc: "RFC 5040",
     };
-    const SEND: OpcodeInfo = OpcodeInfo { queue: Some(QN_SEND), delivers_receive: true, ..RFC5040 };
+    const SEND: OpcodeInfo = OpcodeInfo {
+        queue: Some(QN_SEND),
+        delivery: Delivery::Receive,
+        right: Some(Right::LocalWrite),
+        ..RFC5040
+    };
     const RFC7306: OpcodeInfo = OpcodeInfo { rfc: "RFC 7306", ..RFC5040 };
-    const IMMEDIATE: OpcodeInfo =
-        OpcodeInfo { queue: Some(QN_SEND), delivers_receive: true, header_len: Immediate::LEN, ..RFC7306 };
+    const IMMEDIATE: OpcodeInfo = OpcodeInfo {
+        queue: Some(QN_SEND),
+        delivery: Delivery::Immediate,
+        header_len: Immediate::LEN,
+        ..RFC7306
+    };
     [
-        OpcodeInfo { opcode: Opcode::Write, name: "Write", tagged: true, ..RFC5040 },
+        OpcodeInfo {
+            opcode: Opcode::Write,
+            name: "Write",
+            tagged: true,
+            delivery: Delivery::Region,
+            right: Some(Right::RemoteWrite),
+            ..RFC5040
+        },
         OpcodeInfo {
             opcode: Opcode::ReadRequest,
             name: "ReadReq",
             queue: Some(QN_READ_REQUEST),
             header_len: ReadRequest::LEN,
+            delivery: Delivery::ReadRequest,
+            right: Some(Right::RemoteRead),
             ..RFC5040
         },
-        OpcodeInfo { opcode: Opcode::ReadResponse, name: "ReadResp", tagged: true, ..RFC5040 },
+        OpcodeInfo {
+            opcode: Opcode::ReadResponse,
+            name: "ReadResp",
+            tagged: true,
+            delivery: Delivery::ReadSink,
+            right: Some(Right::LocalWrite),
+            ..RFC5040
+        },
         OpcodeInfo { opcode: Opcode::Send, name: "Send", ..SEND },
         OpcodeInfo { opcode: Opcode::SendInvalidate, name: "SendInv", invalidates: true, ..SEND },
         OpcodeInfo { opcode: Opcode::SendSe, name: "SendSE", solicited: true, ..SEND },
@@ -193,6 +260,7 @@ pub static OPCODES: [OpcodeInfo; 13] = {
             name: "Terminate",
             queue: Some(QN_TERMINATE),
             header_len: crate::terminate::Header::LEN,
+            delivery: Delivery::Terminate,
             ..RFC5040
         },
         OpcodeInfo { opcode: Opcode::Immediate, name: "Imm", ..IMMEDIATE },
@@ -202,6 +270,8 @@ pub static OPCODES: [OpcodeInfo; 13] = {
             name: "AtomicReq",
             queue: Some(QN_READ_REQUEST),
             header_len: AtomicRequest::LEN,
+            delivery: Delivery::AtomicRequest,
+            right: Some(Right::RemoteAtomic),
             ..RFC7306
         },
         OpcodeInfo {
@@ -209,6 +279,8 @@ pub static OPCODES: [OpcodeInfo; 13] = {
             name: "AtomicResp",
             queue: Some(QN_ATOMIC_RESPONSE),
             header_len: AtomicResponse::LEN,
+            delivery: Delivery::AtomicResponse,
+            right: Some(Right::LocalWrite),
             ..RFC7306
         },
         OpcodeInfo {
@@ -216,6 +288,7 @@ pub static OPCODES: [OpcodeInfo; 13] = {
             name: "Ack",
             queue: Some(QN_UWARP_ACK),
             header_len: Ack::LEN,
+            delivery: Delivery::Acknowledge,
             rfc: "uwarp",
             ..RFC5040
         },
@@ -238,7 +311,8 @@ impl Control {
         Control { version: RV, opcode }
     }
 
-    /// From the byte that DDP carries as RsvdULP. Total: a wrong version or opcode is for the caller to report.
+    /// From the byte that DDP carries as RsvdULP. Never fails: the caller must report a wrong version or
+    /// opcode.
     #[inline]
     pub const fn parse(byte: u8) -> Self {
         Control { version: byte >> 6, opcode: Opcode::from_code(byte) }
@@ -287,18 +361,19 @@ mod field {
     }
 }
 
-/// The STag of frames of our own making that move no bytes. It names nothing and is not to be checked (RFC 5041 section 5.2), but some
-/// hardware may treat STag 0 specially (siw's source says so); siw and cxgb4 write 1, too.
+/// STag in zero-length frames that uwarp generates. It names nothing, and the receiver must not check it (RFC
+/// 5041 section 5.2). It is not 0, because some hardware may treat STag 0 specially (siw's source says so);
+/// siw and cxgb4 write 1 too.
 pub const EMPTY_STAG: u32 = 1;
 
-/// Header of an RDMA Read Request (RFC 5040 section 4.4): where to read and where to put it.
+/// Header of an RDMA Read Request (RFC 5040 section 4.4): source and sink of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReadRequest {
     /// STag of the requester's buffer, returned in the Read Response.
     pub sink_stag: u32,
     /// Where in that buffer the data goes.
     pub sink_to: u64,
-    /// Bytes to read; 0 is legal, and then the source is not to be checked.
+    /// Bytes to read. 0 is legal; the responder must then not check the source.
     pub size: u32,
     /// STag of the responder's buffer.
     pub source_stag: u32,
@@ -310,7 +385,7 @@ impl ReadRequest {
     /// Bytes on the wire.
     pub const LEN: usize = 28;
 
-    /// Asks for no bytes: its STags and offsets mean nothing and are not to be checked.
+    /// A zero-length request: its STags and offsets mean nothing, and the responder must not check them.
     pub const EMPTY: Self =
         ReadRequest { sink_stag: EMPTY_STAG, sink_to: 0, size: 0, source_stag: EMPTY_STAG, source_to: 0 };
 
@@ -362,7 +437,7 @@ impl fmt::Display for ReadRequest {
 /// What an Atomic Request does (RFC 7306 figure 5), four bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AtomicOp {
-    /// Adds, in the fields that the mask cuts the 64 bits into.
+    /// Adds, separately in each field into which the mask divides the 64 bits.
     FetchAdd,
     /// Compares under one mask and swaps under another.
     CmpSwap,
@@ -390,10 +465,10 @@ impl AtomicOp {
     }
 }
 
-/// Header of an Atomic Request (RFC 7306 section 5.2.1). All 52 bytes are there for each operation.
+/// Header of an Atomic Request (RFC 7306 section 5.2.1): 52 bytes for every operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AtomicRequest {
-    /// What to do.
+    /// Operation.
     pub operation: AtomicOp,
     /// Chosen by the requester, returned in the response.
     pub request_id: u32,
@@ -454,6 +529,25 @@ impl AtomicRequest {
         self.emit(&mut out);
         out
     }
+
+    /// What the operation makes of `original` (RFC 7306 sections 5.1.1 and 5.1.2). `None`: the operation is
+    /// not defined.
+    #[inline]
+    pub fn apply(&self, original: u64) -> Option<u64> {
+        let (data, mask) = (self.add_swap_data, self.add_swap_mask);
+        match self.operation {
+            // Each bit of the mask is the most significant one of a field. The fields are added without these
+            // bits, so no carry leaves a field; the bits themselves are added without a carry.
+            AtomicOp::FetchAdd => {
+                Some((original & !mask).wrapping_add(data & !mask) ^ ((original ^ data) & mask))
+            }
+            AtomicOp::CmpSwap if (self.compare_data ^ original) & self.compare_mask == 0 => {
+                Some((original & !mask) | (data & mask))
+            }
+            AtomicOp::CmpSwap => Some(original),
+            AtomicOp::Unknown(_) => None,
+        }
+    }
 }
 
 /// `AtomicReq FetchAdd id=1 target=0x2/0x2000 data=0x1/0x0` with compare data and mask for CmpSwap
@@ -476,7 +570,7 @@ impl fmt::Display for AtomicRequest {
 pub struct AtomicResponse {
     /// From the request.
     pub request_id: u32,
-    /// What stood there before.
+    /// Value before the operation.
     pub original: u64,
 }
 
@@ -518,11 +612,11 @@ impl fmt::Display for AtomicResponse {
 
 /// The eight bytes of an Immediate Data message (RFC 7306 section 6.2), opaque to RDMAP.
 ///
-/// The verbs know four. They come first, and four zeros behind them, as an adapter has it that knows the operation
-/// (docs/adr/006-immediate-data.md).
+/// The verbs have four bytes. They come first, then four zeros. The one adapter whose driver has the
+/// operation does the same (docs/adr/006-immediate-data.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Immediate {
-    /// In the order of the wire.
+    /// In network byte order.
     pub data: [u8; 8],
 }
 
@@ -530,14 +624,14 @@ impl Immediate {
     /// Bytes on the wire.
     pub const LEN: usize = 8;
 
-    /// From the verbs' immediate data, in the order of the wire.
+    /// From the verbs' immediate data, in network byte order.
     #[inline]
     pub const fn of_verbs(imm: [u8; 4]) -> Self {
         let [a, b, c, d] = imm;
         Immediate { data: [a, b, c, d, 0, 0, 0, 0] }
     }
 
-    /// The verbs' immediate data. The other four bytes are nobody's and are not looked at.
+    /// The verbs' immediate data. The other four bytes are ignored.
     #[inline]
     pub const fn to_verbs(&self) -> [u8; 4] {
         let [a, b, c, d, ..] = self.data;
@@ -570,11 +664,11 @@ impl fmt::Display for Immediate {
     }
 }
 
-/// Acknowledgement between two uwarp ends: how far placement has come. Cumulative, so a later one replaces an earlier
-/// one, and it needs no buffer of the receiver's.
+/// Acknowledgement of placed messages, between two uwarp ends. It is cumulative, so a later one replaces an
+/// earlier one. It needs no receive buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ack {
-    /// Messages of the receiver of this frame that its sender has placed since the connection began.
+    /// Number of messages that the sender of this frame has placed since the connection began.
     pub completed: u64,
 }
 
@@ -616,7 +710,7 @@ mod tests {
 
     #[test]
     fn control_bytes() {
-        // Send, Terminate and Read Request as siw sends them.
+        // Send, Terminate and Read Request, as siw sends them.
         for (byte, opcode) in [(0x43, Opcode::Send), (0x47, Opcode::Terminate), (0x41, Opcode::ReadRequest)] {
             assert_eq!(Control::parse(byte), Control::new(opcode));
             assert_eq!(Control::new(opcode).to_byte(), byte);
@@ -674,6 +768,55 @@ mod tests {
         );
     }
 
+    /// Section 5.1.1's pseudocode, bit by bit.
+    fn add_by_bits(original: u64, data: u64, mask: u64) -> u64 {
+        let (mut value, mut carry) = (0, 0);
+        for bit in 0..64 {
+            let sum = carry + (original >> bit & 1) + (data >> bit & 1);
+            value |= (sum & 1) << bit;
+            carry = if mask >> bit & 1 == 0 { sum >> 1 } else { 0 };
+        }
+        value
+    }
+
+    #[test]
+    fn results_of_atomics() {
+        let mut request = AtomicRequest::parse(&[0; AtomicRequest::LEN]).unwrap();
+        // Any numbers, the same each time.
+        let mut random = 1u64;
+        let mut next = || {
+            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            random ^ random >> 29
+        };
+        let masks = [0, 1 << 63, u64::MAX, 0x8000_0000_8000_0000, 0x8080_8080_8080_8080];
+        for round in 0..1000 {
+            let original = if round == 0 { u64::MAX } else { next() };
+            request.add_swap_data = next();
+            for mask in masks.into_iter().chain([next(), next() & next() & next()]) {
+                request.add_swap_mask = mask;
+                let expected = add_by_bits(original, request.add_swap_data, mask);
+                assert_eq!(request.apply(original), Some(expected), "{original:#x} {request}");
+            }
+        }
+        let swap = |original, compare: (u64, u64), swap: (u64, u64)| {
+            let request = AtomicRequest {
+                operation: AtomicOp::CmpSwap,
+                add_swap_data: swap.0,
+                add_swap_mask: swap.1,
+                compare_data: compare.0,
+                compare_mask: compare.1,
+                ..request
+            };
+            request.apply(original).unwrap()
+        };
+        assert_eq!(swap(5, (5, u64::MAX), (9, u64::MAX)), 9);
+        assert_eq!(swap(6, (5, u64::MAX), (9, u64::MAX)), 6);
+        assert_eq!(swap(0x1234, (0x30, 0xF0), (0xFFFF, 0x0F00)), 0x1F34);
+        assert_eq!(swap(7, (5, 0), (9, u64::MAX)), 9, "nothing is compared: a swap");
+        request.operation = AtomicOp::Unknown(1);
+        assert_eq!(request.apply(7), None);
+    }
+
     #[test]
     fn short_headers() {
         let response = AtomicResponse { request_id: 0x0102_0304, original: 0x0506_0708_090A_0B0C };
@@ -695,7 +838,7 @@ mod tests {
         assert_eq!(Ack::parse(&bytes[..7]), Err(Truncated));
     }
 
-    /// uwarp's own queue is not one that the registry is likely to reach.
+    /// The registry is unlikely to reach uwarp's own queue number.
     #[test]
     fn ack_is_apart() {
         assert_eq!(QN_UWARP_ACK.to_be_bytes(), *b"uW\0\0");

@@ -1,5 +1,6 @@
-//! The Terminate message: layer, type and code of the error that ended a stream, and the headers it struck
-//! (RFC 5040 section 4.8; codes also from RFC 5041 section 7.2, RFC 5044 section 8, RFC 6581 section 8).
+//! The Terminate message: layer, type and code of the error that ended a stream, and the headers of the
+//! offending segment (RFC 5040 section 4.8; codes also from RFC 5041 section 7.2, RFC 5044 section 8, RFC
+//! 6581 section 8).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -37,7 +38,7 @@ mod field {
     pub const SIW_R: u8 = 0x04;
 }
 
-/// RDMAP layer, error type 1: what a peer's STag or offset did wrong (RFC 5040 figure 9).
+/// RDMAP layer, error type 1: errors in a peer's STag or offset (RFC 5040 figure 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemoteProtection {
     /// 0x00
@@ -50,13 +51,13 @@ pub enum RemoteProtection {
     StagNotAssociated,
     /// 0x04
     ToWrap,
-    /// 0x09; the same code stands under [`RemoteOperation`], and RFC 5040 does not say which to use.
+    /// 0x09; [`RemoteOperation`] has the same code, and RFC 5040 does not say which one to use.
     StagCannotBeInvalidated,
     /// 0xFF
     Unspecified,
 }
 
-/// RDMAP layer, error type 2: what a peer's message did wrong (RFC 5040 figure 9).
+/// RDMAP layer, error type 2: errors in a peer's message (RFC 5040 figure 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemoteOperation {
     /// 0x05
@@ -93,7 +94,7 @@ pub enum TaggedBuffer {
 pub enum UntaggedBuffer {
     /// 0x01
     InvalidQn,
-    /// 0x02: there was no receive for the message.
+    /// 0x02: no receive was posted for the message.
     NoBuffer,
     /// 0x03
     MsnRange,
@@ -105,7 +106,7 @@ pub enum UntaggedBuffer {
     InvalidVersion,
 }
 
-/// MPA, which is the lower layer here: error type 0 (RFC 5044 section 8, RFC 6581 section 8).
+/// MPA, the lower layer: error type 0 (RFC 5044 section 8, RFC 6581 section 8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mpa {
     /// 0x01
@@ -124,10 +125,10 @@ pub enum Mpa {
     NoMatchingRtr,
 }
 
-/// Layer, type and code of an error in one value.
+/// Layer, type and code of an error, in one value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TerminateError {
-    /// Layer 0, type 0. Any code may come with it; it is sent as 0.
+    /// Layer 0, type 0. Any code is accepted; 0 is sent.
     LocalCatastrophic,
     /// Layer 0, type 1.
     RemoteProtection(RemoteProtection),
@@ -159,8 +160,8 @@ pub const LAYER_DDP: u8 = 1;
 /// Layer of an MPA error.
 pub const LAYER_LLP: u8 = 2;
 
-/// Every error that an RFC names, with its codes and a sentence: the table that [`TerminateError::codes`],
-/// [`TerminateError::from_codes`] and `Display` read.
+/// Every error that an RFC names, with its codes and a description. [`TerminateError::codes`],
+/// [`TerminateError::from_codes`] and `Display` read this table.
 pub static ERRORS: [(TerminateError, (u8, u8, u8), &str); 33] = {
     use TerminateError as E;
     [
@@ -224,17 +225,17 @@ pub static ERRORS: [(TerminateError, (u8, u8, u8), &str); 33] = {
     ]
 };
 
-/// Which of the struck headers a Terminate carries (RFC 5040 figure 10).
+/// Which headers of the offending segment a Terminate carries (RFC 5040 figure 10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Includes {
-    /// DDP segment length and DDP header, if a segment was struck and its header was received whole.
+    /// DDP segment length and DDP header, if there is an offending segment whose whole header was received.
     pub ddp: bool,
     /// RDMAP header, if the segment was a Read Request.
     pub rdmap: bool,
 }
 
 impl TerminateError {
-    /// Layer, type, code; only the low four bits of an unknown layer and type count.
+    /// Layer, type, code; only the low four bits of an unknown layer and type are used.
     pub fn codes(self) -> (u8, u8, u8) {
         match self {
             TerminateError::Unknown { layer, etype, code } => (layer & 0x0F, etype & 0x0F, code),
@@ -242,7 +243,7 @@ impl TerminateError {
         }
     }
 
-    /// The error with these codes; only the low four bits of layer and type count.
+    /// The error with these codes; only the low four bits of layer and type are used.
     pub fn from_codes(layer: u8, etype: u8, code: u8) -> Self {
         let (layer, etype) = (layer & 0x0F, etype & 0x0F);
         if (layer, etype) == (LAYER_RDMAP, 0) {
@@ -254,11 +255,11 @@ impl TerminateError {
             .map_or(TerminateError::Unknown { layer, etype, code }, |row| row.0)
     }
 
-    /// Which headers a Terminate with this error carries when they are at hand.
+    /// Which headers a Terminate with this error carries, if they are available.
     ///
-    /// RFC 5040 contradicts itself about the RDMAP header: figure 10 wants it with each remote protection error,
-    /// the text only for a Read Request, and a Send with Invalidate has none. Here: remote protection error,
-    /// and a Read Request.
+    /// RFC 5040 contradicts itself about the RDMAP header. Figure 10 requires it with each remote protection
+    /// error, the text only for a Read Request, and a Send with Invalidate has none. We send it with a remote
+    /// protection error of a Read Request.
     pub const fn includes(self) -> Includes {
         match self {
             TerminateError::RemoteProtection(_) => Includes { ddp: true, rdmap: true },
@@ -283,7 +284,7 @@ impl TerminateError {
     }
 }
 
-/// `MPA: CRC mismatch (2/0/02)`: layer, sentence, and the codes as layer/type/code in hexadecimal.
+/// `MPA: CRC mismatch (2/0/02)`: layer, description, and the codes as layer/type/code in hexadecimal.
 impl fmt::Display for TerminateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (layer, etype, code) = self.codes();
@@ -295,7 +296,7 @@ impl fmt::Display for TerminateError {
 /// The four bytes that every Terminate has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// What happened.
+    /// The error.
     pub error: TerminateError,
     /// M: the DDP segment length is valid.
     pub m: bool,
@@ -311,15 +312,16 @@ impl Header {
 
     /// Reads the four bytes behind the DDP header.
     ///
-    /// Linux siw lays them out with C bit-fields and, on little-endian machines, sends the two halves of the first byte
-    /// swapped and M, D, R as the lowest bits of the third. A header is read in siw's order when all of this holds:
-    /// - M, D and R are clear where the RFC puts them;
-    /// - siw's order gives an error that exists;
-    /// - the RFC's order gives none that exists; or siw's M, D or R is set, which the RFC wants zero; or the RFC's error
-    ///   is one that comes with a DDP header and siw's is one that does not.
+    /// Linux siw uses C bit-fields. On little-endian machines it sends the two halves of the first byte
+    /// swapped, and M, D, R as the lowest bits of the third. A header is read in siw's order if all of these
+    /// hold:
+    /// - M, D and R are clear in the RFC's places;
+    /// - siw's order gives an existing error;
+    /// - the RFC's order gives no existing error; or siw's M, D or R is set, where the RFC requires zero; or
+    ///   the RFC's error requires a DDP header and siw's does not.
     ///
-    /// The price: a remote operation error 5, 6 or 7 that some peer sends without the DDP header it should bring shows as the MPA
-    /// error of that number; and siw's own 5 and 6 (RDMAP version, opcode), sent so, do as well.
+    /// The price: if a peer sends a remote operation error 5, 6 or 7 without the required DDP header, it is
+    /// read as the MPA error of that number. This includes siw's own 5 and 6 (RDMAP version, opcode).
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         let header = head::<{ Self::LEN }>(bytes)?;
         let (high, low) = (header[field::LAYER_ETYPE] >> 4, header[field::LAYER_ETYPE] & 0x0F);
@@ -343,7 +345,7 @@ impl Header {
         Ok(Header { error, m: hdrct & m != 0, d: hdrct & d != 0, r: hdrct & r != 0 })
     }
 
-    /// Writes the four bytes, in the RFC's order always.
+    /// Writes the four bytes, always in the RFC's order.
     pub fn emit(&self, out: &mut [u8; Self::LEN]) {
         let (layer, etype, code) = self.error.codes();
         *out = [0; Self::LEN];
@@ -367,14 +369,14 @@ impl Header {
 /// A whole Terminate message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Terminate<'a> {
-    /// What happened, and what the sender says it includes.
+    /// The error, and what the sender claims to include.
     pub header: Header,
-    /// Length of the struck DDP segment, header and payload (RFC 5040 section 7.1 calls it ULP PDU Length; siw sends
-    /// the payload's alone); to be believed only when `header.m`.
+    /// Length of the offending DDP segment, header and payload (RFC 5040 section 7.1 calls it ULP PDU Length;
+    /// siw sends only the length of the payload). Valid only if `header.m`.
     pub ddp_segment_len: Option<u16>,
-    /// The struck DDP header, 14 or 18 bytes.
+    /// The DDP header of the offending segment, 14 or 18 bytes.
     pub ddp_header: Option<&'a [u8]>,
-    /// The struck Read Request's header, 28 bytes.
+    /// The RDMAP header of the offending Read Request, 28 bytes.
     pub rdmap_header: Option<&'a [u8]>,
 }
 
@@ -382,9 +384,9 @@ impl<'a> Terminate<'a> {
     /// Bytes of the longest Terminate.
     pub const MAX_LEN: usize = Header::LEN + SEGMENT_LEN_LEN + ddp::Untagged::LEN + ReadRequest::LEN;
 
-    /// A Terminate for `error` that struck `segment`, with as much of the segment as RFC 5040 allows with this
-    /// error. `segment` holds at least the headers of the DDP segment of `segment_len` bytes; `None` when the error
-    /// has nothing to do with an incoming segment.
+    /// A Terminate for `error` in `segment`, with as much of the segment as RFC 5040 allows for this error.
+    /// `segment` holds at least the headers of the DDP segment of `segment_len` bytes; `None` if the error
+    /// does not come from an incoming segment.
     pub fn new(error: TerminateError, segment: Option<(&'a [u8], u16)>) -> Self {
         let mut terminate = Terminate {
             header: Header { error, m: false, d: false, r: false },
@@ -406,13 +408,14 @@ impl<'a> Terminate<'a> {
         terminate
     }
 
-    /// Reads the message behind the DDP header. Only the first four bytes are needed: when the headers that M, D
-    /// and R promise are cut short they are `None`, because the reason matters more than its illustration.
+    /// Reads the message behind the DDP header. It needs only the first four bytes. If the headers that M, D
+    /// and R announce are truncated, they are `None`: the error matters more than the quoted headers.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Truncated> {
         let header = Header::parse(bytes)?;
         let mut terminate = Terminate { header, ddp_segment_len: None, ddp_header: None, rdmap_header: None };
         let mut rest = &bytes[Header::LEN..];
-        // "MUST be valid if the M bit is set ... MUST be present when the D bit is set": so it is there with either.
+        // "MUST be valid if the M bit is set ... MUST be present when the D bit is set": so either bit means
+        // that it is present.
         if header.m || header.d {
             let Some((len, after)) = rest.split_at_checked(SEGMENT_LEN_LEN) else { return Ok(terminate) };
             terminate.ddp_segment_len = Some(be16(&len[field::SEGMENT_LEN]));
@@ -439,8 +442,8 @@ impl<'a> Terminate<'a> {
             + self.rdmap_header.map_or(0, <[u8]>::len)
     }
 
-    /// Writes the message at the start of `out` and returns its length. D and R are set for what is there, M when
-    /// `header.m` and there is a length.
+    /// Writes the message at the start of `out` and returns its length. Sets D and R for the headers that are
+    /// included, and M if `header.m` is set and there is a length.
     ///
     /// # Panics
     /// When `out` is shorter than [`Terminate::len`].
@@ -470,7 +473,7 @@ impl<'a> Terminate<'a> {
     }
 }
 
-/// `Terminate MPA: CRC mismatch (2/0/02)`, with ` segment=64` and the struck headers where they are included.
+/// `Terminate MPA: CRC mismatch (2/0/02)`, with ` segment=64` and the quoted headers if they are included.
 impl fmt::Display for Terminate<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Terminate {}", self.header.error)?;
@@ -487,7 +490,8 @@ impl fmt::Display for Terminate<'_> {
 
 const SEGMENT_LEN_LEN: usize = 2;
 
-/// Cuts a DDP header off by its T bit; its version does not matter, a wrong one may be what is being reported.
+/// Splits a DDP header off by its T bit. It ignores the version: a wrong version may be the error that is
+/// reported.
 fn split_ddp_header(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     bytes.split_at_checked(ddp::Header::len_for(*bytes.first()?))
 }
@@ -575,7 +579,7 @@ mod tests {
         assert_eq!(shape(TerminateError::DdpLocalCatastrophic, &READ), (0, 0));
     }
 
-    /// A DDP header of a version that we do not know is still quoted.
+    /// A DDP header of an unknown version is still quoted.
     #[test]
     fn quotes_a_header_of_another_version() {
         let mut write = WRITE;
@@ -605,7 +609,7 @@ mod tests {
         }
     }
 
-    /// siw's answer to a bad CRC, seen on the wire, as a whole ULPDU.
+    /// siw's answer to a bad CRC, captured on the wire, as a whole ULPDU.
     #[test]
     fn siw_bad_crc() {
         let ulpdu = [0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0x02, 0x02, 0x00, 0x00];
@@ -619,11 +623,11 @@ mod tests {
     #[test]
     fn siw_order() {
         let error = |bytes: [u8; 4]| Header::parse(&bytes).unwrap().error;
-        // Seen: wrong key, ORD too large.
+        // Captured: wrong key, ORD too large.
         assert_eq!(error([0x02, 0x04, 0, 0]), TerminateError::Mpa(Mpa::InvalidSetupFrame));
         assert_eq!(error([0x02, 0x06, 0, 0]), TerminateError::Mpa(Mpa::InsufficientIrd));
         assert_eq!(error([0x01, 0x00, 0, 0]), TerminateError::DdpLocalCatastrophic);
-        // M and D at the bottom of the third byte: a Read Request of an STag that is not there.
+        // M and D as the lowest bits of the third byte: a Read Request with an STag that does not exist.
         let read = Header::parse(&[0x10, 0x00, 0x07, 0]).unwrap();
         let error_of_read = TerminateError::RemoteProtection(RemoteProtection::InvalidStag);
         assert_eq!(read, Header { error: error_of_read, m: true, d: true, r: true });
@@ -632,7 +636,7 @@ mod tests {
         assert_eq!(send, Header { error: error_of_send, m: true, d: true, r: false });
     }
 
-    /// Every error in the RFC's order with the headers it brings is read in the RFC's order.
+    /// Every error in the RFC's order, with its required headers, is read in the RFC's order.
     #[test]
     fn rfc_order_is_never_taken_for_siw() {
         for &(error, ..) in &ERRORS {

@@ -1,4 +1,4 @@
-//! One line of text for a DDP segment: the form of golden traces and of `UWARP_TRACE`.
+//! A DDP segment as one line of text, for golden traces and `UWARP_TRACE`.
 //!
 //! ```text
 //! Send L qn=0 msn=1 mo=0 len=16
@@ -12,8 +12,8 @@ use core::fmt;
 
 use crate::ddp::{self, Header};
 use crate::rdmap::{
-    Ack, AtomicRequest, AtomicResponse, Control, Immediate, Opcode, QN_UWARP_ACK, ReadRequest, UWARP_TELL,
-    UWARP_WITH_IMM,
+    Ack, AtomicRequest, AtomicResponse, Control, Delivery, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
+    UWARP_TELL, UWARP_WITH_IMM,
 };
 use crate::terminate::Terminate;
 
@@ -22,7 +22,7 @@ use crate::terminate::Terminate;
 pub struct Segment<'a> {
     /// Its header.
     pub header: Header,
-    /// What follows the header; of the payload of Sends, Writes and Read Responses only the length is printed.
+    /// The bytes behind the header. For Sends, Writes and Read Responses only the length is printed.
     pub payload: &'a [u8],
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Segment<'_> {
     }
 }
 
-/// A DDP segment of which only the headers are at hand, as one line.
+/// A DDP segment of which only the headers are available, as one line.
 #[derive(Debug, Clone, Copy)]
 pub struct Line<'a> {
     /// Its DDP header.
@@ -65,7 +65,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// The headers of a segment whose payload is not there, as a Terminate quotes them.
+/// Headers of a segment without its payload, as a Terminate quotes them.
 pub(crate) struct Headers<'a> {
     pub(crate) header: Header,
     pub(crate) rdmap_header: &'a [u8],
@@ -87,20 +87,20 @@ fn write_header(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
         Header::Tagged(header) => write!(f, " stag={:#x} to={:#x}", header.stag, header.to),
         Header::Untagged(header) => {
             write!(f, " qn={} msn={} mo={}", Queue(header.qn), header.msn, header.mo)?;
-            if control.opcode.info().is_some_and(|info| info.invalidates) {
-                write!(f, " inv={:#x}", header.rsvdulp32)?;
+            match control.opcode.info() {
+                Some(info) if info.invalidates => write!(f, " inv={:#x}", header.rsvdulp32),
+                Some(info) if info.delivery == Delivery::Receive && header.rsvdulp & UWARP_WITH_IMM != 0 => {
+                    write!(f, " imm={:#010x}", header.rsvdulp32)
+                }
+                _ => Ok(()),
             }
-            let send = matches!(control.opcode, Opcode::Send | Opcode::SendSe);
-            if send && header.rsvdulp & UWARP_WITH_IMM != 0 {
-                write!(f, " imm={:#010x}", header.rsvdulp32)?;
-            }
-            Ok(())
         }
     }
 }
 
-/// Prints the RDMAP header of an untagged message, its first word left out because the line has it already. False
-/// when the message has none, or it is cut short, or this is not the message's first segment.
+/// Prints the RDMAP header of an untagged message without its first word, which the line already has. Returns
+/// false if the message has no RDMAP header, if the header is truncated, or if this is not the message's
+/// first segment.
 fn write_rdmap_header(f: &mut fmt::Formatter<'_>, header: &Header, bytes: &[u8]) -> Result<bool, fmt::Error> {
     let Header::Untagged(ddp::Untagged { mo: 0, rsvdulp, .. }) = *header else { return Ok(false) };
     let written = match Control::parse(rsvdulp).opcode {
@@ -117,7 +117,7 @@ fn write_rdmap_header(f: &mut fmt::Formatter<'_>, header: &Header, bytes: &[u8])
     Ok(written.transpose()?.is_some())
 }
 
-/// A queue number; uwarp's own by name, because its number says nothing to a reader.
+/// A queue number. uwarp's own queue has a name, because its number is meaningless to a reader.
 struct Queue(u32);
 
 impl fmt::Display for Queue {
@@ -129,7 +129,7 @@ impl fmt::Display for Queue {
     }
 }
 
-/// Writes what `body` displays from its first space on.
+/// Writes what `body` displays, from its first space on.
 fn after_name(f: &mut fmt::Formatter<'_>, body: &dyn fmt::Display) -> fmt::Result {
     struct SkipWord<'a, 'b> {
         out: &'a mut fmt::Formatter<'b>,

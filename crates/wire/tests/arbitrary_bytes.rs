@@ -1,10 +1,10 @@
-//! Every parser on bytes of no meaning, and on bytes of nearly one.
+//! Every parser on arbitrary bytes, and on bytes that are nearly valid.
 
 mod roundtrip;
 
 use proptest::prelude::*;
 
-/// First bytes that lead past the version checks, so that random bytes reach the rest.
+/// The first bytes pass the version checks, so random bytes reach the code behind them.
 fn nearly_meaningful() -> impl Strategy<Value = Vec<u8>> {
     let control = prop_oneof![Just(0x41u8), Just(0xC1), Just(0x01), Just(0x81), any::<u8>()];
     let rdmap = prop_oneof![0x40u8..=0x4F, any::<u8>()];
@@ -19,7 +19,8 @@ fn nearly_meaningful() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// A Terminate whose first byte is a layer and type that exist, in either order, with few or no bytes behind it.
+/// A Terminate whose first byte is an existing layer and type, in either order, with few or no bytes behind
+/// it.
 fn nearly_terminate() -> impl Strategy<Value = Vec<u8>> {
     (0u8..4, 0u8..4, prop_oneof![0u8..10, Just(0xFF)], any::<u8>(), prop::collection::vec(any::<u8>(), 1..60))
         .prop_map(|(layer, etype, code, hdrct, mut rest)| {

@@ -1,4 +1,4 @@
-//! The two tables that everything else reads, as a reader of the RFCs would want to see them.
+//! The opcode table and the error table, printed in the form of the RFCs.
 
 use std::fmt::Write;
 
@@ -11,40 +11,38 @@ fn opcode_table() {
     for info in &OPCODES {
         let model = if info.tagged { "tagged".into() } else { format!("qn={:#x}", info.queue.unwrap()) };
         let mut marks = Vec::new();
-        for (set, mark) in [
-            (info.delivers_receive, "receive"),
-            (info.solicited, "solicited"),
-            (info.invalidates, "invalidate"),
-        ] {
+        for (set, mark) in [(info.solicited, "solicited"), (info.invalidates, "invalidate")] {
             if set {
                 marks.push(mark);
             }
         }
         let line = format!(
-            "{:#x} {:10} {:13} header={:<2} {:8} {}",
+            "{:#x} {:10} {:13} header={:<2} {:8} {:14} {:12} {}",
             info.opcode.code(),
             info.name,
             model,
             info.header_len,
             info.rfc,
+            format!("{:?}", info.delivery),
+            info.right.map_or(String::new(), |right| format!("{right:?}")),
             marks.join(" ")
         );
         writeln!(table, "{}", line.trim_end()).unwrap();
     }
     insta::assert_snapshot!(table, @r"
-    0x0 Write      tagged        header=0  RFC 5040
-    0x1 ReadReq    qn=0x1        header=28 RFC 5040
-    0x2 ReadResp   tagged        header=0  RFC 5040
-    0x3 Send       qn=0x0        header=0  RFC 5040 receive
-    0x4 SendInv    qn=0x0        header=0  RFC 5040 receive invalidate
-    0x5 SendSE     qn=0x0        header=0  RFC 5040 receive solicited
-    0x6 SendSEInv  qn=0x0        header=0  RFC 5040 receive solicited invalidate
-    0x7 Terminate  qn=0x2        header=4  RFC 5040
-    0x8 Imm        qn=0x0        header=8  RFC 7306 receive
-    0x9 ImmSE      qn=0x0        header=8  RFC 7306 receive solicited
-    0xa AtomicReq  qn=0x1        header=52 RFC 7306
-    0xb AtomicResp qn=0x3        header=12 RFC 7306
-    0xf Ack        qn=0x75570000 header=8  uwarp
+    0x0 Write      tagged        header=0  RFC 5040 Region         RemoteWrite
+    0x1 ReadReq    qn=0x1        header=28 RFC 5040 ReadRequest    RemoteRead
+    0x2 ReadResp   tagged        header=0  RFC 5040 ReadSink       LocalWrite
+    0x3 Send       qn=0x0        header=0  RFC 5040 Receive        LocalWrite
+    0x4 SendInv    qn=0x0        header=0  RFC 5040 Receive        LocalWrite   invalidate
+    0x5 SendSE     qn=0x0        header=0  RFC 5040 Receive        LocalWrite   solicited
+    0x6 SendSEInv  qn=0x0        header=0  RFC 5040 Receive        LocalWrite   solicited invalidate
+    0x7 Terminate  qn=0x2        header=4  RFC 5040 Terminate
+    0x8 Imm        qn=0x0        header=8  RFC 7306 Immediate
+    0x9 ImmSE      qn=0x0        header=8  RFC 7306 Immediate                   solicited
+    0xa AtomicReq  qn=0x1        header=52 RFC 7306 AtomicRequest  RemoteAtomic
+    0xb AtomicResp qn=0x3        header=12 RFC 7306 AtomicResponse LocalWrite
+    0xf Ack        qn=0x75570000 header=8  uwarp    Acknowledge
     ");
 }
 

@@ -1,4 +1,4 @@
-//! Every value that a field can hold survives `emit` and `parse`.
+//! Every value of every field survives `emit` and `parse`.
 
 use proptest::prelude::*;
 use uwarp_wire::terminate::{ERRORS, Terminate, TerminateError};
@@ -106,7 +106,7 @@ proptest! {
         prop_assert_eq!(datagram::Header::parse(&header.to_bytes()), Ok(header));
     }
 
-    /// What `Terminate::new` makes for an error that struck a segment is what the peer reads.
+    /// The peer reads what `Terminate::new` built for an error in a segment.
     #[test]
     fn terminates(
         error in prop::sample::select(ERRORS.iter().map(|row| row.0).collect::<Vec<_>>()),
@@ -128,7 +128,7 @@ proptest! {
         prop_assert_eq!(sent.emit(&mut wire), wire.len());
         prop_assert!(wire.len() <= Terminate::MAX_LEN);
         let received = Terminate::parse(&wire);
-        // Without a struck segment a few errors share their bytes with another one in siw's order.
+        // Without an offending segment, a few errors have the same bytes as another error in siw's order.
         if struck || !matches!(error, TerminateError::RemoteProtection(_) | TerminateError::RemoteOperation(_)) {
             prop_assert_eq!(received, Ok(sent));
         }

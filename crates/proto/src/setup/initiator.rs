@@ -16,7 +16,8 @@ pub struct InitiatorConfig {
     pub markers: bool,
     /// Our read depths before negotiation.
     pub depths: Depths,
-    /// The most inbound read depth that this end can serve, for a responder that insists on more than was offered.
+    /// The most inbound read depth that this end can serve, for a responder that insists on more than was
+    /// offered.
     pub max_ird: u16,
     /// Say that we are uwarp, and this once the peer is known to be it too. `None`: keep to the RFCs' bits.
     /// Needs revision two.
@@ -31,9 +32,9 @@ impl InitiatorConfig {
         self.peer.is_some() && matches!(self.revision, Revision::Two)
     }
 
-    /// What to try next on a new TCP connection when a peer hung up on a request of this kind: first the
-    /// same without reserved bits (a peer may be stricter than RFC 5044, which says not to check them), then revision one
-    /// (RFC 6581 section 10).
+    /// What to try next on a new TCP connection when a peer hung up on a request of this kind: first the same
+    /// without reserved bits (a peer may be stricter than RFC 5044, which says not to check them), then
+    /// revision one (RFC 6581 section 10).
     fn plainer(self) -> Option<Self> {
         match self.revision {
             Revision::Two if self.shows_itself() => Some(Self { peer: None, peer_in_request: false, ..self }),
@@ -101,8 +102,9 @@ impl Initiator {
                 a_p2p: true,
                 b_send_rtr: false,
                 c_write_rtr: true,
-                // Also without an outbound read depth: it needs none of the program's, and the responder has one place for it
-                // (RFC 6581 section 9.1). Chelsio's driver answers with the Read only, unless it is told otherwise.
+                // Also without an outbound read depth: it needs none of the program's, and the responder has
+                // one place for it (RFC 6581 section 9.1). Chelsio's driver answers with the Read only,
+                // unless it is told otherwise.
                 d_read_rtr: true,
             }
         });
@@ -161,8 +163,8 @@ impl Initiator {
         error
     }
 
-    /// After a failure: what to try on a new TCP connection to the same peer, if the failure looks like one of
-    /// a peer that did not understand the request.
+    /// After a failure: what to try on a new TCP connection to the same peer, if the failure looks like one
+    /// of a peer that did not understand the request.
     pub fn fallback(&self) -> Option<InitiatorConfig> {
         match self.state {
             State::Failed(SetupError::Closed { silent: true }) => self.config.plainer(),
@@ -200,8 +202,8 @@ impl Initiator {
             receive_markers: config.markers,
             ird: config.depths.ird,
             ord: config.depths.ord,
-            // Without the peer-to-peer model nobody asked for it, but it is a legal first FPDU (RFC 5044 section 7.1.2), and a
-            // server whose program speaks first may go on.
+            // Without the peer-to-peer model nobody asked for it, but it is a legal first FPDU (RFC 5044
+            // section 7.1.2), and a server whose program speaks first may go on.
             rtr: Rtr::SendWrite,
             peer_enhanced: None,
             drops_reserved_flags: config.shows_itself() && frame.flags & mpa::FLAG_UWARP_A == 0,
@@ -219,9 +221,7 @@ impl Initiator {
             // From here on both ends know how the stream is framed, so errors are told with a Terminate.
             agree(config, enhanced, &mut negotiated).map_err(|error| Failure {
                 error,
-                terminate: error
-                    .terminate()
-                    .map(|reason| terminate_fpdu(reason, negotiated.crc, negotiated.send_markers)),
+                terminate: error.terminate().map(|reason| terminate_fpdu(reason, negotiated.framing())),
             })?;
             if let Some(ours) =
                 config.peer.filter(|_| answers_uwarp(frame.flags) && negotiated.rtr == Rtr::SendWrite)
@@ -253,8 +253,9 @@ fn agree(config: &InitiatorConfig, reply: Enhanced, negotiated: &mut Negotiated)
             negotiated.ord = config.depths.ord.min(reply.ird);
         }
     }
-    // A responder that answers the peer-to-peer model without it breaks a MUST, but has told us what it will do (Chelsio's
-    // driver with its `peer2peer` switched off): wait for our first FPDU, which the Write is then, too.
+    // A responder that answers the peer-to-peer model without it breaks a MUST, but has told us what it will
+    // do (Chelsio's driver with its `peer2peer` switched off): wait for our first FPDU, which the Write is
+    // then, too.
     negotiated.rtr = if !reply.a_p2p || reply.c_write_rtr {
         Rtr::SendWrite
     } else if reply.d_read_rtr {

@@ -1,11 +1,12 @@
-//! How two uwarp ends know each other, and what they tell each other (docs/adr/002-uwarp-peers-know-each-other.md).
+//! How two uwarp ends know each other, and what they tell each other
+//! (docs/adr/002-uwarp-peers-know-each-other.md).
 //!
-//! A uwarp initiator sets the reserved bit A in its request and changes nothing else, so a stranger sees exactly
-//! the program's private data. A uwarp responder answers with the reserved bit B and without A (a peer that
-//! echoes a request's flags does not look like uwarp) and puts its [`PeerData`] behind the program's private data. The
-//! initiator answers with its own in the STag and tagged offset of the ready-to-receive Write, which has no payload
-//! and whose STag and offset therefore mean nothing to anybody else (RFC 5040 section 5.1 with RFC 6581 section 9.2).
-//! What is 0 in the drawing is checked: it is all that tells our twelve bytes from a stranger's.
+//! A uwarp initiator sets the reserved bit A in its request. A uwarp responder answers with the reserved bit
+//! B and without A (a peer that echoes a request's flags does not look like uwarp) and puts its [`PeerData`]
+//! behind the program's private data. The initiator answers with its own in the STag and tagged offset of the
+//! ready-to-receive Write, which has no payload and whose STag and offset therefore mean nothing to anybody
+//! else (RFC 5040 section 5.1 with RFC 6581 section 9.2). What is 0 in the drawing is checked: it is all that
+//! tells our twelve bytes from a stranger's.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -19,8 +20,8 @@
 //! +---------------------------------------------------------------+
 //! ```
 //!
-//! A request may carry it too, behind the program's data, with A and B both set: for programs that pass queue pair
-//! numbers through the connection manager and do not run against strangers anyway.
+//! A request can carry it, too, behind the program's data, with A and B both set: in the views that pass for
+//! InfiniBand (docs/adr/021), and for programs that pass queue pair numbers through the connection manager.
 
 /// The protocol between two uwarp ends that this code speaks. Two ends use the lower of their versions.
 ///
@@ -34,7 +35,8 @@ pub struct PeerData {
     pub version: u8,
     /// The sender wants its messages acknowledged when they are placed.
     pub placement_acks: bool,
-    /// How often the sender of this wishes its peer to retry when it has no receive posted: 0 to 6, or 7 without end.
+    /// How often the sender of this wishes its peer to retry when it has no receive posted: 0 to 6, or 7
+    /// without end.
     pub rnr_retry: u8,
     /// The sender's minimum RNR timer, a 5-bit code (0 is 655 ms).
     pub min_rnr_timer: u8,
@@ -62,8 +64,9 @@ impl PeerData {
         Self { version: VERSION, placement_acks: false, rnr_retry: 7, min_rnr_timer: 0, qpn: 0 }
     }
 
-    /// Reads twelve bytes. A version of 0 is nobody's, and neither are bytes that have something where zeros belong: whoever set our
-    /// flag by mistake goes on as a stranger. Features that version 1 does not know are ignored.
+    /// Reads twelve bytes. A version of 0 is nobody's, and neither are bytes that have something where zeros
+    /// belong: whoever set our flag by mistake goes on as a stranger. Features that version 1 does not know
+    /// are ignored.
     pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let [version, _, _, 0, 0, q0, q1, q2, 0, 0, 0, 0] = *bytes else { return None };
         (version != 0).then_some(Self {
@@ -94,8 +97,8 @@ impl PeerData {
         (u32::from_be_bytes([a, b, c, d]), u64::from_be_bytes(rest))
     }
 
-    /// What the ready-to-receive Write with this STag and offset says. `None`: its sender is no uwarp end, although
-    /// it set our bit in its request; treat it as a stranger.
+    /// What the ready-to-receive Write with this STag and offset says. `None`: its sender is no uwarp end,
+    /// although it set our bit in its request; treat it as a stranger.
     pub fn from_rtr(stag: u32, to: u64) -> Option<Self> {
         let mut bytes = [0; Self::LEN];
         let (head, tail) = bytes.split_at_mut(4);

@@ -11,8 +11,8 @@ use super::{
 /// What a responder goes by before it knows who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResponderPolicy {
-    /// Highest revision that is answered. One: a request of revision two is treated as a responder of RFC 5044's time
-    /// would, so the connection ends.
+    /// Highest revision that is answered. One: a request of revision two is treated as a responder of RFC
+    /// 5044's time would, so the connection ends.
     pub max_revision: Revision,
     /// Ask for CRCs; without, they are off unless the initiator wants them.
     pub crc: bool,
@@ -42,7 +42,8 @@ pub struct Request {
 /// Terms on which a request is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcceptParams {
-    /// Our read depths. The inbound one is raised to what the initiator asks for, at most to the policy's limit.
+    /// Our read depths. The inbound one is raised to what the initiator asks for, at most to the policy's
+    /// limit.
     pub depths: Depths,
     /// What a uwarp initiator is told.
     pub peer: PeerData,
@@ -101,9 +102,9 @@ impl Responder {
         self.state == State::AwaitRequest && self.reader.is_empty()
     }
 
-    /// Takes at most `want()` bytes of the stream. `None`: more are needed. After `Some` comes [`Responder::accept`] or
-    /// [`Responder::reject`]; after an error the connection is to be closed without an answer (RFC 5044 section
-    /// 7.1.2 rule 2).
+    /// Takes at most `want()` bytes of the stream. `None`: more are needed. After `Some` comes
+    /// [`Responder::accept`] or [`Responder::reject`]; after an error the connection is to be closed without
+    /// an answer (RFC 5044 section 7.1.2 rule 2).
     pub fn handle_input(&mut self, input: &[u8]) -> Result<Option<Request>, SetupError> {
         if self.state != State::AwaitRequest {
             return Err(SetupError::Misuse);
@@ -135,9 +136,11 @@ impl Responder {
         private_data_limit(enhanced, false)
     }
 
-    /// Accepts. The stream begins in each direction behind the reply, which waits in [`Responder::poll_transmit`].
+    /// Accepts. The stream begins in each direction behind the reply, which waits in
+    /// [`Responder::poll_transmit`].
     ///
-    /// With private data so long that ours does not fit behind it, a uwarp initiator is answered as a stranger.
+    /// With private data so long that ours does not fit behind it, a uwarp initiator is answered as a
+    /// stranger.
     pub fn accept(&mut self, params: AcceptParams, private_data: &[u8]) -> Result<Negotiated, SetupError> {
         let State::AwaitDecision(asked) = self.state else { return Err(SetupError::Misuse) };
         let uwarp = asked.uwarp && private_data.len() <= private_data_limit(true, true);
@@ -172,14 +175,16 @@ impl Responder {
         Ok(negotiated)
     }
 
-    /// Rejects. After the reply, which waits in [`Responder::poll_transmit`], the connection is of no more use.
+    /// Rejects. After the reply, which waits in [`Responder::poll_transmit`], the connection is of no more
+    /// use.
     pub fn reject(&mut self, private_data: &[u8]) -> Result<(), SetupError> {
         let State::AwaitDecision(asked) = self.state else { return Err(SetupError::Misuse) };
         let mut flags = mpa::FLAG_R;
         if self.policy.crc || asked.crc {
             flags |= mpa::FLAG_C;
         }
-        // An enhanced request gets an enhanced answer, a rejection too (RFC 6581 section 10). We have no depths to say.
+        // An enhanced request gets an enhanced answer, a rejection too (RFC 6581 section 10). We have no
+        // depths to say.
         let reply = asked.enhanced.map(|request| Enhanced {
             ird: request.ord,
             ord: request.ird,
@@ -197,7 +202,8 @@ impl Responder {
         let revision = Revision::from_wire(frame.revision)
             .filter(|revision| *revision <= self.policy.max_revision)
             .ok_or(SetupError::Revision(frame.revision))?;
-        // The R bit of a request and reserved bits are not checked (RFC 5044 section 7.1.1); S is reserved in revision one.
+        // The R bit of a request and reserved bits are not checked (RFC 5044 section 7.1.1); S is reserved in
+        // revision one.
         let enhanced = if revision == Revision::Two && frame.enhanced() {
             let enhanced = Enhanced::parse(&private_data).map_err(|_| SetupError::EnhancedMissing)?;
             private_data.drain(..Enhanced::LEN);
@@ -205,7 +211,8 @@ impl Responder {
         } else {
             None
         };
-        // A request of ours always looks like this, which keeps away most of those who set a reserved bit by mistake.
+        // A request of ours always looks like this, which keeps away most of those who set a reserved bit by
+        // mistake.
         let uwarp = self.policy.know_peers
             && frame.flags & mpa::FLAG_UWARP_A != 0
             && enhanced.is_some_and(|enhanced| enhanced.a_p2p && enhanced.c_write_rtr);
@@ -248,8 +255,8 @@ impl Responder {
     }
 }
 
-/// The indications that a reply names: those asked for that we know, or else all that we know, so that the initiator
-/// can say what is wrong (RFC 6581 section 9.2).
+/// The indications that a reply names: those asked for that we know, or else all that we know, so that the
+/// initiator can say what is wrong (RFC 6581 section 9.2).
 fn indications(request: Enhanced) -> Enhanced {
     let neither = !request.c_write_rtr && !request.d_read_rtr;
     Enhanced {

@@ -446,7 +446,8 @@ impl Wishes {
     }
 }
 
-/// Lets two ends meet over as many TCP connections as it takes. The responder's view, the initiator's, connections.
+/// Lets two ends meet over as many TCP connections as it takes. The responder's view, the initiator's,
+/// connections.
 fn meet(a: Wishes, b: Wishes) -> (Negotiated, Negotiated, usize) {
     let mut connections = 0;
     let mut next = Some(InitiatorConfig {

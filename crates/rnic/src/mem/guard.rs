@@ -1,29 +1,54 @@
 //! Copies that survive memory which is not there.
 //!
-//! A program may unmap what it has registered, take its rights away, or truncate the file behind it. An adapter holds on to
-//! the pages; the kernel's copies answer EFAULT; a copy of ours would end the process for what a peer asked for. So
-//! [`copy`] runs between two labels, and a handler for SIGSEGV and SIGBUS, installed with the first region, makes it return
-//! early when the fault is one of its own. Every other fault gets the handler that was there before, on the stack, with the
-//! mask and in the way it would have got it without us, or the default action at the instruction that faulted: debuggers,
-//! sanitizers, virtual machines and crash reporters see what they always see.
+//! A program may unmap what it has registered, take its rights away, or truncate the file behind it. An
+//! adapter holds on to the pages; the kernel's copies answer EFAULT; a copy of ours would end the process for
+//! what a peer asked for. So [`copy`] runs between two labels, and a handler for SIGSEGV and SIGBUS,
+//! installed with the first region, makes it return early when the fault is one of its own. Every other fault
+//! gets the handler that was there before, on the stack, with the mask and in the way it would have got it
+//! without us, or the default action at the instruction that faulted: debuggers, sanitizers, virtual machines
+//! and crash reporters see what they always see.
 //!
-//! What this cannot do: a program that installs its own handler later, and does not call the one it replaced, sees these faults
-//! itself, as it would without us. One that mends faults on registered memory in its handler (write barriers) must be run with
-//! `UWARP_GUARD=off`, for here nobody would ask it. A thread that blocks these signals cannot be helped: the kernel ends
-//! the process.
+//! What this cannot do: a program that installs its own handler later, and does not call the one it replaced,
+//! sees these faults itself, as it would without us. One that mends faults on registered memory in its
+//! handler (write barriers) must be run with `UWARP_GUARD=off`, for here nobody would ask it. A thread that
+//! blocks these signals cannot be helped: the kernel ends the process.
 
 #![allow(unsafe_code)]
 
-/// Copies `len` bytes between memory of ours and registered memory, in ascending order, the end last: a program that spins on the
-/// last byte finds the others in place. False when registered memory was not there; what was copied until then is undefined.
+/// Copies `len` bytes between memory of ours and registered memory, in ascending order, the end last: a
+/// program that spins on the last byte finds the others in place. False when registered memory was not there;
+/// what was copied until then is undefined.
 ///
 /// # Safety
-/// `own`, which is either `dst` or `src`, is valid for `len` bytes, and nobody else uses it in a way that conflicts. The other one is
-/// `len` bytes of memory that the program registered, or may be nothing at all where a fault of the program's memory is acceptable.
+/// `own`, which is either `dst` or `src`, is valid for `len` bytes, and nobody else uses it in a way that
+/// conflicts. The other one is `len` bytes of memory that the program registered, or may be nothing at all
+/// where a fault of the program's memory is acceptable.
 #[inline]
 pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, own: *const u8) -> bool {
     // SAFETY: as this function's.
     unsafe { imp::copy(dst, src, len, own) }
+}
+
+/// Adds `add` to the eight bytes at `at`, atomically, and returns what they were; `None` when the memory was
+/// not there, or may not be written.
+///
+/// # Safety
+/// `at` is aligned, and eight bytes of memory that the program registered, or nothing at all as in [`copy`].
+#[inline]
+pub(super) unsafe fn fetch_add(at: *mut u64, add: u64) -> Option<u64> {
+    // SAFETY: as this function's.
+    unsafe { imp::fetch_add(at, add) }
+}
+
+/// Writes `new` to the eight bytes at `at` if they are `expected`, atomically. Returns what they were; `None`
+/// as [`fetch_add`].
+///
+/// # Safety
+/// As [`fetch_add`].
+#[inline]
+pub(super) unsafe fn compare_exchange(at: *mut u64, expected: u64, new: u64) -> Option<u64> {
+    // SAFETY: as this function's.
+    unsafe { imp::compare_exchange(at, expected, new) }
 }
 
 /// Installs the handler, once, unless [`turn_off`] was called before.
@@ -32,7 +57,8 @@ pub fn arm() {
     imp::arm();
 }
 
-/// `UWARP_GUARD=off`: no handler will be installed by this process. Has an effect before the first region only.
+/// `UWARP_GUARD=off`: no handler will be installed by this process. Has an effect before the first region
+/// only.
 pub fn turn_off() {
     imp::turn_off();
 }
@@ -46,6 +72,20 @@ mod imp {
         true
     }
 
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    pub unsafe fn fetch_add(at: *mut u64, add: u64) -> Option<u64> {
+        // SAFETY: as the caller's; the program uses it atomically, or takes what it gets.
+        Some(unsafe { AtomicU64::from_ptr(at) }.fetch_add(add, Ordering::SeqCst))
+    }
+
+    pub unsafe fn compare_exchange(at: *mut u64, expected: u64, new: u64) -> Option<u64> {
+        // SAFETY: as the caller's; the program uses it atomically, or takes what it gets.
+        let word = unsafe { AtomicU64::from_ptr(at) };
+        let result = word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst);
+        Some(result.unwrap_or_else(|found| found))
+    }
+
     pub fn arm() {}
     pub fn turn_off() {}
 }
@@ -57,11 +97,12 @@ mod imp {
     use std::sync::Once;
     use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-    // rdi: to, rsi: from, rdx: length, rcx (kept in r8): which of the two is ours. rax: 0, or 1 from the way out that the handler
-    // takes. Leaf code without a frame: whatever instruction faults, the return address is on top of the stack.
+    // rdi: to, rsi: from, rdx: length, rcx (kept in r8): which of the two is ours. rax: 0, or 1 from the way
+    // out that the handler takes. Leaf code without a frame: whatever instruction faults, the return address
+    // is on top of the stack.
     //
-    // As memcpy does it: up to 64 bytes two or four overlapping moves, then loops, from 4 KiB on the string instruction. (Its stores
-    // are not ordered among themselves, but the store behind it is.)
+    // As memcpy does it: up to 64 bytes two or four overlapping moves, then loops, from 4 KiB on the string
+    // instruction. (Its stores are not ordered among themselves, but the store behind it is.)
     core::arch::global_asm!(
         ".pushsection .text.uwarp_guarded_copy,\"ax\",@progbits",
         ".p2align 6",
@@ -130,7 +171,8 @@ mod imp {
         "2:",
         "xor eax, eax",
         "ret",
-        // More than 64: all but the last 1 to 64 bytes in steps, then the last 64. Where there is AVX, with twice the width.
+        // More than 64: all but the last 1 to 64 bytes in steps, then the last 64. Where there is AVX, with
+        // twice the width.
         ".p2align 4",
         "5:",
         "cmp rdx, 4096",
@@ -219,6 +261,27 @@ mod imp {
         "movups [rdi], xmm0",
         "xor eax, eax",
         "ret",
+        // rdi: at, rsi: what to add, rdx: 8, rcx: where the value before goes. To the handler, a copy with
+        // the latter as our side.
+        ".globl uwarp_guarded_add",
+        ".hidden uwarp_guarded_add",
+        "uwarp_guarded_add:",
+        "mov r8, rcx",
+        "mov rax, rsi",
+        "lock xadd [rdi], rax",
+        "mov [rcx], rax",
+        "xor eax, eax",
+        "ret",
+        // The same; rsi: the new value, rcx: where the expected value is, and the value before goes.
+        ".globl uwarp_guarded_swap",
+        ".hidden uwarp_guarded_swap",
+        "uwarp_guarded_swap:",
+        "mov r8, rcx",
+        "mov rax, [rcx]",
+        "lock cmpxchg [rdi], rsi",
+        "mov [rcx], rax",
+        "xor eax, eax",
+        "ret",
         ".globl uwarp_guarded_copy_fault",
         ".hidden uwarp_guarded_copy_fault",
         "uwarp_guarded_copy_fault:",
@@ -242,6 +305,8 @@ mod imp {
 
     unsafe extern "C" {
         fn uwarp_guarded_copy(dst: *mut u8, src: *const u8, len: usize, own: *const u8) -> u32;
+        fn uwarp_guarded_add(at: *mut u64, add: u64, len: usize, before: *mut u64) -> u32;
+        fn uwarp_guarded_swap(at: *mut u64, new: u64, len: usize, before: *mut u64) -> u32;
         /// The end of the part that may fault, and the way out.
         fn uwarp_guarded_copy_fault();
         /// Whether there is AVX.
@@ -252,6 +317,22 @@ mod imp {
     pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, own: *const u8) -> bool {
         // SAFETY: as the caller's. The routine keeps to the C calling convention.
         unsafe { uwarp_guarded_copy(dst, src, len, own) == 0 }
+    }
+
+    #[inline]
+    pub unsafe fn fetch_add(at: *mut u64, add: u64) -> Option<u64> {
+        let mut before = 0;
+        // SAFETY: as the caller's; `before` is ours. The routine keeps to the C calling convention.
+        let failed = unsafe { uwarp_guarded_add(at, add, size_of::<u64>(), &raw mut before) };
+        (failed == 0).then_some(before)
+    }
+
+    #[inline]
+    pub unsafe fn compare_exchange(at: *mut u64, expected: u64, new: u64) -> Option<u64> {
+        let mut before = expected;
+        // SAFETY: as the caller's; `before` is ours. The routine keeps to the C calling convention.
+        let failed = unsafe { uwarp_guarded_swap(at, new, size_of::<u64>(), &raw mut before) };
+        (failed == 0).then_some(before)
     }
 
     static OFF: AtomicBool = AtomicBool::new(false);
@@ -283,8 +364,8 @@ mod imp {
         if unsafe { libc::sigaction(signal, ptr::null(), &raw mut old) } != 0 {
             return;
         }
-        // Known before ours can be called. (A handler that another thread installs between these lines is replaced without being
-        // known, and found below.)
+        // Known before ours can be called. (A handler that another thread installs between these lines is
+        // replaced without being known, and found below.)
         before.store(Box::into_raw(Box::new(old)), Ordering::Release);
         let mut new = old;
         new.sa_sigaction = on_fault as *const () as usize;
@@ -294,7 +375,8 @@ mod imp {
             _ => old.sa_flags & (libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART),
         };
         new.sa_flags = libc::SA_SIGINFO | keep;
-        // SAFETY: the handler is a function of this object, which is never unloaded, and does only what is allowed in one.
+        // SAFETY: the handler is a function of this object, which is never unloaded, and does only what is
+        // allowed in one.
         let rc = unsafe { libc::sigaction(signal, &raw const new, &raw mut old) };
         if rc != 0 {
             tracing::warn!(
@@ -308,7 +390,8 @@ mod imp {
     }
 
     extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-        // SAFETY: installed with SA_SIGINFO, so the kernel gives both (as does a handler that calls the one it replaced).
+        // SAFETY: installed with SA_SIGINFO, so the kernel gives both (as does a handler that calls the one
+        // it replaced).
         unsafe {
             if !cut_short(info, context.cast()) {
                 pass_on(signal, info, context);
@@ -330,9 +413,9 @@ mod imp {
         if !copy.contains(&value(libc::REG_RIP)) {
             return false;
         }
-        // A signal that somebody has sent (code of zero and less) is no fault. One at memory of ours is a bug of ours, and to be seen.
-        // (The processor does not tell where it was if the address is none that there could be, nor exactly when a page is
-        // poisoned; both are none of ours.)
+        // A signal that somebody has sent (code of zero and less) is no fault. One at memory of ours is a bug
+        // of ours, and to be seen. (The processor does not tell where it was if the address is none that
+        // there could be, nor exactly when a page is poisoned; both are none of ours.)
         let own = value(libc::REG_R8);
         if code <= 0 || (own..own.saturating_add(value(libc::REG_RDX))).contains(&at) {
             return false;
@@ -361,7 +444,8 @@ mod imp {
             libc::SIG_DFL | libc::SIG_IGN => {
                 default_from_now_on(signal);
                 if !is_fault {
-                    // Nothing will send it again. SAFETY: to the calling thread, which gets it when this handler returns; `info` is valid.
+                    // Nothing will send it again. SAFETY: to the calling thread, which gets it when this
+                    // handler returns; `info` is valid.
                     unsafe {
                         libc::syscall(
                             libc::SYS_rt_tgsigqueueinfo,
@@ -378,8 +462,8 @@ mod imp {
                 if flags & libc::SA_RESETHAND != 0 {
                     default_from_now_on(signal);
                 }
-                // SAFETY: the program installed it as a handler. The kernel gives all three arguments to every handler, whether it asked
-                // for them or not.
+                // SAFETY: the program installed it as a handler. The kernel gives all three arguments to
+                // every handler, whether it asked for them or not.
                 unsafe {
                     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                         std::mem::transmute(handler);
@@ -390,7 +474,8 @@ mod imp {
     }
 
     fn default_from_now_on(signal: c_int) {
-        // SAFETY: plain data, of which all zeros means the default action; `sigaction` is allowed in a handler.
+        // SAFETY: plain data, of which all zeros means the default action; `sigaction` is allowed in a
+        // handler.
         unsafe {
             let default: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, &raw const default, ptr::null_mut());
@@ -453,6 +538,18 @@ mod tests {
                 // No address at all: the processor does not say where.
                 let nowhere = std::ptr::without_provenance_mut(1 << 62);
                 assert!(!copy(nowhere, me, len, me) && !copy(me, nowhere, len, me), "{len}");
+            }
+        }
+        // SAFETY: aligned; that nothing, or memory that is read only, is there is what this is about.
+        unsafe {
+            let there = base.cast::<u64>();
+            there.write(0);
+            assert_eq!((fetch_add(there, 5), compare_exchange(there, 5, 9)), (Some(0), Some(5)));
+            assert_eq!((compare_exchange(there, 5, 1), there.read()), (Some(9), 9));
+            let gone = base.add(PAGE).cast::<u64>();
+            let nowhere = std::ptr::without_provenance_mut(1 << 62);
+            for at in [gone, nowhere] {
+                assert_eq!((fetch_add(at, 5), compare_exchange(at, 0, 9)), (None, None));
             }
         }
         // SAFETY: the mapping above.

@@ -17,7 +17,7 @@ pub struct Counters {
     pub receive_stalls: u64,
     /// Times that the socket had no room for what was to be sent.
     pub room_stalls: u64,
-    /// Segments that the lower layer sent again, as far as the owner has told ([`QpCore::resent`](super::QpCore::resent)).
+    /// Segments that the lower layer sent again, as far as the owner has reported ([`LinkEvent::Resent`](super::LinkEvent::Resent)).
     pub retransmits: u64,
     /// Terminates sent.
     pub terminates_sent: u64,
@@ -38,6 +38,8 @@ pub struct ByOpcode {
     pub write: Messages,
     /// Read Responses: received ones are Reads of this end, sent ones those of the peer (counted when they begin).
     pub read_response: Messages,
+    /// Atomic Responses: received ones are atomic operations of this end, sent ones those of the peer.
+    pub atomic_response: Messages,
 }
 
 /// How many, and their payload in bytes.
@@ -63,7 +65,8 @@ impl Counters {
             SendOp::Send { .. } | SendOp::SendImmediate { .. } => self.sent.send.count(bytes),
             SendOp::Write { .. } | SendOp::WriteImmediate { .. } => self.sent.write.count(bytes),
             SendOp::Read { .. } => self.received.read_response.count(bytes),
-            SendOp::LocalInvalidate { .. } => {}
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => self.received.atomic_response.count(bytes),
+            SendOp::LocalInvalidate { .. } | SendOp::Bind(_) => {}
         }
     }
 }
@@ -80,6 +83,7 @@ impl AddAssign for ByOpcode {
         self.send += other.send;
         self.write += other.write;
         self.read_response += other.read_response;
+        self.atomic_response += other.atomic_response;
     }
 }
 
@@ -98,14 +102,14 @@ impl AddAssign for Counters {
 }
 
 /// A queue pair at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Snapshot {
     /// What it has done.
     #[serde(flatten)]
     pub counters: Counters,
-    /// Reads of this end that wait for their responses.
+    /// Reads and atomics of this end that wait for their responses.
     pub reads_outstanding: usize,
-    /// Reads of the peer that wait for ours.
+    /// Reads and atomics of the peer that wait for ours.
     pub reads_to_serve: usize,
     /// Send work requests that are not complete.
     pub sends_posted: usize,

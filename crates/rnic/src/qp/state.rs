@@ -1,6 +1,6 @@
 //! Queue pair states and their transitions.
 
-/// State of an RC queue pair; the numbers are the verbs' own.
+/// State of a queue pair; the numbers are the verbs' own.
 ///
 /// ```text
 ///   from \ to   RESET  INIT  RTR  RTS  SQD  ERR
@@ -9,11 +9,12 @@
 ///   RTR           x                x         x
 ///   RTS           x                x    x    x
 ///   SQD           x                x    x    x
+///   SQE           x                x         x
 ///   ERR           x                          x
 /// ```
 ///
-/// SQE does not occur on RC. INIT to RTR takes a connection: rdma_cm makes it and moves the queue pair through
-/// RTR to RTS in one step.
+/// Only datagram queue pairs are ever in SQE: an RC queue pair whose work request fails is in ERR. On RC,
+/// INIT to RTR takes a connection: rdma_cm makes it and moves the queue pair through RTR to RTS in one step.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -30,10 +31,14 @@ pub enum QpState {
 impl QpState {
     /// Whether a program may ask for this transition.
     pub fn may_become(self, to: Self) -> bool {
-        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
         matches!(
             (self, to),
-            (_, Reset | Err) | (Reset | Init, Init) | (Init, Rtr) | (Rtr | Rts | Sqd, Rts) | (Rts | Sqd, Sqd)
+            (_, Reset | Err)
+                | (Reset | Init, Init)
+                | (Init, Rtr)
+                | (Rtr | Rts | Sqd | Sqe, Rts)
+                | (Rts | Sqd, Sqd)
         )
     }
 
@@ -54,12 +59,12 @@ mod tests {
 
     #[test]
     fn transition_table() {
-        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
-        let all = [Reset, Init, Rtr, Rts, Sqd, Err];
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
         let rows: Vec<String> = all
             .iter()
             .map(|f| all.iter().map(|t| if f.may_become(*t) { 'x' } else { '.' }).collect())
             .collect();
-        assert_eq!(rows, ["xx...x", "xxx..x", "x..x.x", "x..xxx", "x..xxx", "x....x"]);
+        assert_eq!(rows, ["xx....x", "xxx...x", "x..x..x", "x..xx.x", "x..xx.x", "x..x..x", "x.....x"]);
     }
 }

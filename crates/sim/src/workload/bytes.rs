@@ -44,6 +44,13 @@ impl Source<'_> {
             Kind::SendImmediate,
             Kind::WriteImmediate,
         ][usize::from(what >> 1 & 7)];
+        // Reads with an odd scale are atomic operations.
+        let kind = match (kind, scale & 1, flags & 3) {
+            (Kind::Read, 1, 0 | 1) => Kind::FetchAdd,
+            (Kind::Read, 1, 2) => Kind::CmpSwap,
+            (Kind::Read, 1, _) => Kind::CmpSwapDiffers,
+            (kind, ..) => kind,
+        };
         // Small ones often, up to 64 KiB.
         let len = u32::from(self.short()) >> (scale & 15);
         let cuts = (0..what >> 4 & 3).map(|_| self.short()).collect();

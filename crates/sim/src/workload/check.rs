@@ -63,6 +63,8 @@ fn opcode(kind: Kind) -> WcOpcode {
         Kind::Write | Kind::WriteImmediate => WcOpcode::RdmaWrite,
         Kind::Read | Kind::ReadInvalidate => WcOpcode::RdmaRead,
         Kind::LocalInvalidate => WcOpcode::LocalInv,
+        Kind::FetchAdd => WcOpcode::FetchAdd,
+        Kind::CmpSwap | Kind::CmpSwapDiffers => WcOpcode::CompSwap,
     }
 }
 
@@ -89,7 +91,7 @@ pub(super) fn ended(plan: &Plan, layout: &Layout, report: &mut Report, sends: [u
         assert!(end.is_closed(), "{side:?}: the stream is not closed");
         assert_eq!(end.disconnected.len(), 1, "{side:?}: told of the end {:?}", end.disconnected);
         assert!(end.established <= 1);
-        let state = end.core.state();
+        let state = end.core.query().state;
         // An aborted program may have asked for RESET after the stream had ended.
         assert!(state == QpState::Err || (reset && state == QpState::Reset), "{side:?}: {state:?}");
         if !disturbed {
@@ -157,7 +159,7 @@ fn right(plan: &Plan, layout: &Layout, report: &Report, side: Side) {
         let kind = plan.ops[built.index].kind;
         assert_eq!(wc.opcode, opcode(kind));
         let placed = plan.stream.acks && (plan.stream.uwarp || plan.stream.params()[i].ord > 0);
-        if kind.is_read() || (placed && kind != Kind::LocalInvalidate) {
+        if kind.is_answered() || (placed && kind != Kind::LocalInvalidate) {
             content(layout, &layout.effects[built.index], "read, or placed at the peer");
         }
     }
@@ -173,8 +175,10 @@ fn guards(layout: &Layout) {
     for side in Side::BOTH {
         let i = side.index();
         let mut inside = vec![false; layout.initial[i].len()];
-        for effect in layout.effects.iter().filter(|e| e.side == side) {
-            for area in &effect.areas {
+        for effect in &layout.effects {
+            let word = effect.word.iter().map(|(area, _)| area).filter(|_| effect.side != side);
+            let own = effect.areas.iter().filter(|_| effect.side == side);
+            for area in own.chain(word) {
                 inside[area.at..area.at + area.len].fill(true);
             }
         }

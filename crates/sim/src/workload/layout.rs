@@ -34,6 +34,8 @@ pub(super) struct Effect {
     pub side: Side,
     pub areas: Vec<Area>,
     pub data: Vec<u8>,
+    /// The word of the peer's that an atomic operation has changed, and its new value.
+    pub word: Option<(Area, [u8; 8])>,
     /// A region that must be invalid afterwards.
     pub invalidates: Option<Arc<Mr>>,
     /// What comes with it.
@@ -59,6 +61,14 @@ struct Allocator {
 }
 
 impl Allocator {
+    /// Eight bytes where an atomic operation may work.
+    fn take_word(&mut self, rng: &mut Rng) -> Area {
+        self.end = (self.end + rng.size(1, 40)).next_multiple_of(8);
+        let area = Area { at: self.end, len: 8 };
+        self.end += area.len;
+        area
+    }
+
     fn take(&mut self, len: usize, rng: &mut Rng) -> Area {
         self.end += rng.size(1, 40);
         let area = Area { at: self.end, len };
@@ -119,7 +129,8 @@ impl Layout {
         if plan.one_region {
             for side in Side::BOTH {
                 let all = Area { at: 0, len: layout.arenas[side.index()].len() };
-                let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+                let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+                let access = Access::LOCAL_WRITE | remote;
                 layout.register(pds, side, all, access);
             }
         }
@@ -184,7 +195,6 @@ impl Layout {
         data
     }
 
-    #[allow(clippy::too_many_lines)]
     fn build(
         &mut self,
         plan: &Plan,
@@ -204,19 +214,19 @@ impl Layout {
         let inline = op.inline
             && placed.len <= plan.caps.max_inline_data as usize
             && placed.chained.is_none()
-            && !op.kind.is_read()
+            && !op.kind.is_answered()
             && op.kind != Kind::LocalInvalidate;
         flags.set(SendFlags::INLINE, inline);
         let mut effect =
-            Effect { side: peer, areas: vec![], data: vec![], invalidates: None, imm: None, len };
-        if op.kind.wants_uwarp() {
+            Effect { side: peer, areas: vec![], data: vec![], word: None, invalidates: None, imm: None, len };
+        if op.kind.has_immediate() {
             let mut imm = [0; 4];
             rng.fill(&mut imm);
             effect.imm = Some(imm);
         }
 
         // What goes over the wire: filled in now, or read by the operation before.
-        if !op.kind.is_read() && op.kind != Kind::LocalInvalidate {
+        if !op.kind.is_answered() && op.kind != Kind::LocalInvalidate {
             effect.data = match placed.chained {
                 Some(read) => self.effects[read].data[..placed.len].to_vec(),
                 None => self.fill(side, &placed.local, rng),
@@ -229,7 +239,44 @@ impl Layout {
                 sge.lkey = 0;
             }
         }
-        let operation = match op.kind {
+        let operation = self.operation(plan, pds, rng, op, placed, &mut effect);
+        if matches!(operation, SendOp::Read { invalidate_local: true, .. }) {
+            let lkey = sges.first().map(|s| s.lkey);
+            effect.invalidates =
+                self.regions[side.index()].iter().find(|mr| Some(mr.stag()) == lkey).cloned();
+        }
+        if op.kind == Kind::LocalInvalidate {
+            sges.clear();
+        }
+        if op.kind.takes_receive() {
+            let recv_sges = self.sges(plan, pds, peer, &placed.recv, Access::LOCAL_WRITE);
+            if op.kind.is_send() {
+                effect.areas.clone_from(&placed.recv);
+            }
+            self.recvs[peer.index()].push(Built {
+                index,
+                op: operation,
+                flags,
+                sges: recv_sges,
+                at: op.recv_at,
+            });
+        }
+        self.sends[side.index()].push(Built { index, op: operation, flags, sges, at: op.at });
+        self.effects.push(effect);
+    }
+
+    /// The operation itself; what only it does goes into `effect`.
+    fn operation(
+        &mut self,
+        plan: &Plan,
+        pds: &[Arc<Pd>; 2],
+        rng: &mut Rng,
+        op: &Op,
+        placed: &Placed,
+        effect: &mut Effect,
+    ) -> SendOp {
+        let (side, peer) = (op.side, op.side.peer());
+        match op.kind {
             Kind::Send => SendOp::Send { invalidate: None },
             Kind::SendInvalidate => {
                 let spare = Area { at: 0, len: 1 };
@@ -256,12 +303,29 @@ impl Layout {
                 effect.side = side;
                 let stag = self.region(plan, pds, peer, area, rights(op.kind, true)).stag();
                 let invalidate_local = op.kind == Kind::ReadInvalidate && !plan.one_region;
-                if invalidate_local {
-                    let lkey = sges.first().map(|s| s.lkey);
-                    effect.invalidates =
-                        self.regions[side.index()].iter().find(|mr| Some(mr.stag()) == lkey).cloned();
-                }
                 SendOp::Read { stag, to: self.arenas[peer.index()].addr(area.at), invalidate_local }
+            }
+            Kind::FetchAdd | Kind::CmpSwap | Kind::CmpSwapDiffers => {
+                let area = placed.remote.expect("an atomic operation has a target");
+                effect.data = self.fill(peer, &[area], rng);
+                effect.areas.clone_from(&placed.local);
+                effect.side = side;
+                let stag = self.region(plan, pds, peer, area, rights(op.kind, true)).stag();
+                let to = self.arenas[peer.index()].addr(area.at);
+                let old = u64::from_ne_bytes(effect.data[..].try_into().expect("eight bytes"));
+                let operand = rng.draw();
+                let compare = if op.kind == Kind::CmpSwap { old } else { !old };
+                let (operation, new) = match op.kind {
+                    Kind::FetchAdd => {
+                        (SendOp::FetchAdd { stag, to, add: operand }, old.wrapping_add(operand))
+                    }
+                    kind => {
+                        let new = if kind == Kind::CmpSwap { operand } else { old };
+                        (SendOp::CmpSwap { stag, to, compare, swap: operand }, new)
+                    }
+                };
+                effect.word = Some((area, new.to_ne_bytes()));
+                operation
             }
             Kind::LocalInvalidate => {
                 let mr = self.register(pds, side, Area { at: 0, len: 1 }, Access::LOCAL_WRITE);
@@ -270,25 +334,7 @@ impl Layout {
                 effect.invalidates = Some(mr);
                 SendOp::LocalInvalidate { stag }
             }
-        };
-        if op.kind == Kind::LocalInvalidate {
-            sges.clear();
         }
-        if op.kind.takes_receive() {
-            let recv_sges = self.sges(plan, pds, peer, &placed.recv, Access::LOCAL_WRITE);
-            if op.kind.is_send() {
-                effect.areas.clone_from(&placed.recv);
-            }
-            self.recvs[peer.index()].push(Built {
-                index,
-                op: operation,
-                flags,
-                sges: recv_sges,
-                at: op.recv_at,
-            });
-        }
-        self.sends[side.index()].push(Built { index, op: operation, flags, sges, at: op.at });
-        self.effects.push(effect);
     }
 
     /// What stands in an effect's areas, as long as the message is.
@@ -302,7 +348,13 @@ impl Layout {
     /// An end's memory as it was, with these effects applied.
     pub fn model<'a>(&self, side: Side, effects: impl Iterator<Item = &'a Effect>) -> Vec<u8> {
         let mut memory = self.initial[side.index()].clone();
-        for effect in effects.filter(|e| e.side == side) {
+        for effect in effects {
+            if let Some((area, new)) = effect.word.filter(|_| effect.side != side) {
+                memory[area.at..area.at + area.len].copy_from_slice(&new);
+            }
+            if effect.side != side {
+                continue;
+            }
             let mut rest = &effect.data[..];
             for area in &effect.areas {
                 let n = area.len.min(rest.len());
@@ -329,10 +381,14 @@ fn place(
     if op.kind == Kind::LocalInvalidate {
         return Placed { local: vec![], remote: None, recv: vec![], len: 0, chained: None };
     }
+    if op.kind.is_atomic() {
+        len = 8;
+    }
     // A fenced Send or Write right behind a Read sends what that has brought.
     let previous = (0..index).rev().find(|i| plan.ops[*i].side == op.side);
-    let chained = previous
-        .filter(|i| op.fence && plan.ops[*i].kind == Kind::Read && !op.kind.is_read() && before[*i].len > 0);
+    let chained = previous.filter(|i| {
+        op.fence && plan.ops[*i].kind == Kind::Read && !op.kind.is_answered() && before[*i].len > 0
+    });
     let [a, b] = allocators;
     let (own, peers) = if op.side == Side::A { (a, b) } else { (b, a) };
     let local = match chained {
@@ -342,7 +398,8 @@ fn place(
         }
         None => own.pieces(len, &op.cuts, send_sge, rng),
     };
-    let remote = (!op.kind.is_send()).then(|| peers.take(len, rng));
+    let remote = (!op.kind.is_send())
+        .then(|| if op.kind.is_atomic() { peers.take_word(rng) } else { peers.take(len, rng) });
     let recv = if op.kind.takes_receive() {
         peers.pieces(len + usize::from(op.slack), &op.peer_cuts, recv_sge, rng)
     } else {

@@ -14,6 +14,7 @@ mod layout;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uwarp_proto::framing::{Framing, Mpa};
 use uwarp_rnic::qp::{QpCaps, QpModify, QpState, Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc};
 
@@ -100,9 +101,11 @@ impl StreamPlan {
             let (me, peer) = (side.index(), side.peer().index());
             StreamParams {
                 initiator: side == Side::A,
-                crc: self.crc,
-                send_markers: self.markers[me],
-                receive_markers: self.markers[peer],
+                framing: Framing::Mpa(Mpa {
+                    crc: self.crc,
+                    send_markers: self.markers[me],
+                    receive_markers: self.markers[peer],
+                }),
                 ird: self.ird[me],
                 ord: self.ord[me].min(self.ird[peer]),
                 peer_is_uwarp: self.uwarp,
@@ -110,6 +113,7 @@ impl StreamPlan {
                 rtr: rtr[me],
                 wait_first_fpdu: rtr[me] == Rtr::Expect,
                 first_fpdu_delay: Duration::ZERO,
+                nudge_after: None,
                 rnr_timeout: None,
                 placement_acks: self.acks && self.uwarp,
                 placement_reads: self.acks,
@@ -149,7 +153,7 @@ impl Plan {
                 op.kind = if op.kind.is_send() { Kind::Send } else { Kind::Write };
             }
             // No read depth is an error of its own, with a test of its own.
-            if op.kind.is_read() && params[op.side.index()].ord == 0 {
+            if op.kind.is_answered() && params[op.side.index()].ord == 0 {
                 op.kind = Kind::Write;
             }
         }
@@ -218,6 +222,12 @@ pub enum Kind {
     ReadInvalidate,
     /// Invalidation of a local key.
     LocalInvalidate,
+    /// Atomic fetch-and-add.
+    FetchAdd,
+    /// Atomic compare-and-swap that finds what it expects.
+    CmpSwap,
+    /// Atomic compare-and-swap that does not.
+    CmpSwapDiffers,
 }
 
 impl Kind {
@@ -233,7 +243,22 @@ impl Kind {
 
     /// Whether only another uwarp end takes it.
     pub fn wants_uwarp(self) -> bool {
+        self.has_immediate() || self.is_atomic()
+    }
+
+    /// Whether immediate data comes with it.
+    pub fn has_immediate(self) -> bool {
         matches!(self, Self::SendImmediate | Self::WriteImmediate)
+    }
+
+    /// Whether it is an atomic operation.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Self::FetchAdd | Self::CmpSwap | Self::CmpSwapDiffers)
+    }
+
+    /// Whether the peer answers it.
+    pub fn is_answered(self) -> bool {
+        self.is_read() || self.is_atomic()
     }
 
     /// Whether it is an RDMA Read.
@@ -281,6 +306,11 @@ pub fn run(plan: &Plan) -> Report {
         world.end(side).init();
     }
     world.attach(plan.stream.params());
+    let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    for side in Side::BOTH {
+        let grant = QpModify { access: Some(all), ..QpModify::default() };
+        world.end(side).core.modify(&grant).expect("rights can always be changed");
+    }
     if plan.stream.msn_to_wrap > 0 {
         let msn = 0u32.wrapping_sub(plan.stream.msn_to_wrap);
         for side in Side::BOTH {
@@ -324,8 +354,8 @@ pub fn run(plan: &Plan) -> Report {
     // A queue pair whose peer has gone stays as it is until its program reacts.
     for side in Side::BOTH {
         let end = report.world.end(side);
-        if end.core.peer_is_gone() {
-            assert!(plan.stream.acks && end.core.state() != QpState::Err);
+        if matches!(end.core.query().state, QpState::Rts | QpState::Sqd) {
+            assert!(plan.stream.acks && end.is_closed());
             report.world.disconnect(side);
         }
     }
@@ -433,7 +463,7 @@ impl Program for Programs<'_> {
                         self.recvs[side.index()].extend(polled);
                     }
                     Err(e) => {
-                        assert_eq!(world.end(side).core.state(), QpState::Reset, "{e}");
+                        assert_eq!(world.end(side).core.query().state, QpState::Reset, "{e}");
                         break;
                     }
                 }
@@ -454,7 +484,7 @@ impl Program for Programs<'_> {
                         break;
                     }
                     Err(e) => {
-                        assert_eq!(world.end(side).core.state(), QpState::Reset, "{e}");
+                        assert_eq!(world.end(side).core.query().state, QpState::Reset, "{e}");
                         break;
                     }
                 }
@@ -476,6 +506,7 @@ fn rights(kind: Kind, remote: bool) -> Access {
     match (kind, remote) {
         (Kind::Write | Kind::WriteImmediate, true) => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         (Kind::Read | Kind::ReadInvalidate, true) => Access::REMOTE_READ,
+        (kind, true) if kind.is_atomic() => Access::LOCAL_WRITE | Access::REMOTE_ATOMIC,
         (
             Kind::Send | Kind::SendInvalidate | Kind::SendImmediate | Kind::Write | Kind::WriteImmediate,
             false,

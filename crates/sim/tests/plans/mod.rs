@@ -39,6 +39,9 @@ fn kind() -> impl Strategy<Value = Kind> {
         3 => Just(Kind::Read),
         1 => Just(Kind::ReadInvalidate),
         1 => Just(Kind::LocalInvalidate),
+        2 => Just(Kind::FetchAdd),
+        1 => Just(Kind::CmpSwap),
+        1 => Just(Kind::CmpSwapDiffers),
     ]
 }
 

@@ -1,4 +1,5 @@
-//! The scripted peer's own encoder. It shares nothing with `uwarp-wire`: what is wrong there must not be wrong here too.
+//! The scripted peer's own encoder. It shares nothing with `uwarp-wire`: what is wrong there must not be
+//! wrong here too.
 
 /// CRC32c a bit at a time (RFC 5044 section 4.4; RFC 3720 appendix B.4).
 fn crc32c(bytes: &[u8]) -> [u8; 4] {
@@ -44,6 +45,7 @@ pub const SEND_INVALIDATE: u8 = 4;
 pub const TERMINATE: u8 = 7;
 pub const IMMEDIATE: u8 = 8;
 pub const ATOMIC_REQUEST: u8 = 10;
+pub const ATOMIC_RESPONSE: u8 = 11;
 
 /// A tagged segment, every field of which can be wrong.
 #[derive(Clone)]

@@ -1,9 +1,11 @@
-//! What a queue pair answers to a peer that breaks the rules: a scripted peer with its own encoder sends one bad frame, and the Terminate
-//! is compared byte by byte, with the asynchronous event, the completions and the memory beside it.
+//! What a queue pair answers to a peer that breaks the rules: a scripted peer with its own encoder sends one
+//! bad frame, and the Terminate is compared byte by byte, with the asynchronous event, the completions and
+//! the memory beside it.
 //!
-//! The table of rows is in `rows`; the snapshot prints it with what was seen, so that it can be judged beside RFC 5040 section 7, RFC
-//! 5041 section 7 and RFC 5044 section 8.
+//! The table of rows is in `rows`; the snapshot prints it with what was seen, so that it can be judged beside
+//! RFC 5040 section 7, RFC 5041 section 7 and RFC 5044 section 8.
 
+mod atomics;
 mod encoder;
 mod row;
 mod rows;
@@ -100,6 +102,7 @@ fn describe(row: &Row, victim: &Victim, struck: &[u8], outcome: &Outcome) -> Str
         ("WRITABLE", victim.writable.stag()),
         ("READABLE", victim.readable.stag()),
         ("LOCAL", victim.local.stag()),
+        ("ATOMIC", victim.atomic.stag()),
         ("FOREIGN", victim.foreign.stag()),
         ("DEAD", victim.dead),
         ("SINK", victim.sink),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use uwarp_proto::framing::{Framing, Mpa};
 use uwarp_rnic::qp::StreamParams;
 use uwarp_rnic::{Access, EventKind, WcStatus};
 
@@ -52,7 +53,8 @@ pub fn stranger() -> StreamParams {
 }
 
 pub fn marked() -> StreamParams {
-    StreamParams { receive_markers: true, ..stranger() }
+    let framing = Framing::Mpa(Mpa { receive_markers: true, ..Mpa::default() });
+    StreamParams { framing, ..stranger() }
 }
 
 pub fn impatient() -> StreamParams {

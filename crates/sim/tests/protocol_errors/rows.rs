@@ -3,19 +3,19 @@
 use uwarp_rnic::{Access, WcStatus};
 
 use crate::encoder::{
-    ATOMIC_REQUEST, IMMEDIATE, Quotes, READ_REQUEST, READ_RESPONSE, SEND, SEND_INVALIDATE, TERMINATE, Tagged,
-    Untagged, WRITE, fpdu, marked_fpdu, read_request,
+    IMMEDIATE, Quotes, READ_REQUEST, READ_RESPONSE, SEND, SEND_INVALIDATE, TERMINATE, Tagged, Untagged,
+    WRITE, fpdu, marked_fpdu, read_request,
 };
 use crate::row::{Answer, FLUSHED, Row, Script, bad, good, impatient, marked, uwarp};
 use crate::victim::{BASE, PIECE, RECEIVES, REGION, SINK, Victim, WRITABLE};
 
 /// One frame.
-fn one(ulpdu: Vec<u8>) -> Script {
+pub fn one(ulpdu: Vec<u8>) -> Script {
     Script { bytes: fpdu(&ulpdu), struck: ulpdu, end: false }
 }
 
 /// Several frames, of which the one with this number is wrong.
-fn some(ulpdus: &[Vec<u8>], struck: usize) -> Script {
+pub fn some(ulpdus: &[Vec<u8>], struck: usize) -> Script {
     let bytes = ulpdus.iter().flat_map(|u| fpdu(u)).collect();
     Script { bytes, struck: ulpdus[struck].clone(), end: false }
 }
@@ -24,11 +24,11 @@ fn write(stag: u32, to: u64, len: usize) -> Tagged {
     Tagged::new(WRITE, stag, to, len)
 }
 
-fn request(size: u32, stag: u32, to: u64) -> Untagged {
+pub fn request(size: u32, stag: u32, to: u64) -> Untagged {
     Untagged::new(READ_REQUEST, 1, 1, read_request(size, stag, to))
 }
 
-fn response(v: &Victim, to: u64, len: usize) -> Tagged {
+pub fn response(v: &Victim, to: u64, len: usize) -> Tagged {
     Tagged::new(READ_RESPONSE, v.sink, to, len)
 }
 
@@ -39,13 +39,18 @@ fn nothing(_: &Victim) -> Vec<u8> {
 pub fn all() -> Vec<Row> {
     let mut rows = mpa();
     rows.extend(tagged());
+    rows.extend(writes());
     rows.extend(untagged());
+    rows.extend(untagged_segments());
     rows.extend(rdmap());
     rows.extend(read_requests());
+    rows.extend(read_request_messages());
     rows.extend(read_responses());
+    rows.extend(read_response_lengths());
     rows.extend(sends());
     rows.extend(immediates());
     rows.extend(terminates());
+    rows.extend(crate::atomics::all());
     rows
 }
 
@@ -138,6 +143,13 @@ fn tagged() -> Vec<Row> {
         bad("DDP tagged: TO and length wrap", (1, 1, 3), Ddp, "RFC 5041 section 7.1, tagged 5", |v| {
             one(write(v.writable.stag(), u64::MAX - 3, 8).ulpdu())
         }),
+    ]
+}
+
+fn writes() -> Vec<Row> {
+    use Quotes::Ddp;
+    let end = BASE + REGION as u64;
+    vec![
         bad(
             "RDMA Write: no right to write the region",
             (0, 1, 2),
@@ -194,8 +206,8 @@ fn untagged() -> Vec<Row> {
         bad("DDP untagged: version 3", (1, 2, 6), Ddp, "RFC 5041 section 7.2", |_| {
             one(Untagged { ddp_version: 3, ..Untagged::send(1, 8) }.ulpdu())
         }),
-        bad("DDP untagged: queue 3", (1, 2, 1), Ddp, "RFC 5041 section 7.1, untagged 1", |_| {
-            one(Untagged { qn: 3, ..Untagged::send(1, 8) }.ulpdu())
+        bad("DDP untagged: queue 4", (1, 2, 1), Ddp, "RFC 5041 section 7.1, untagged 1", |_| {
+            one(Untagged { qn: 4, ..Untagged::send(1, 8) }.ulpdu())
         }),
         bad("DDP untagged: queue 2^32-1", (1, 2, 1), Ddp, "RFC 5041 section 7.1, untagged 1", |_| {
             one(Untagged { qn: u32::MAX, ..Untagged::send(1, 8) }.ulpdu())
@@ -226,6 +238,12 @@ fn untagged() -> Vec<Row> {
             "RFC 5041 section 7.1, untagged 5",
             |v| one(Untagged { msn: 2, ..request(8, v.readable.stag(), BASE) }.ulpdu()),
         ),
+    ]
+}
+
+fn untagged_segments() -> Vec<Row> {
+    use Quotes::Ddp;
+    vec![
         bad(
             "DDP untagged: first segment with an offset",
             (1, 2, 4),
@@ -354,13 +372,6 @@ fn rdmap() -> Vec<Row> {
         )
         .written(RECEIVES, 8),
         bad(
-            "RDMAP: Atomic Request, which is not offered",
-            (0, 2, 6),
-            Ddp,
-            "RFC 7306 section 1: unexpected where not supported",
-            |_| one(Untagged::new(ATOMIC_REQUEST, 1, 1, vec![0; 52]).ulpdu()),
-        ),
-        bad(
             "RDMAP: our own acknowledgement from a stranger",
             (1, 2, 1),
             Ddp,
@@ -379,7 +390,7 @@ fn rdmap() -> Vec<Row> {
 }
 
 fn read_requests() -> Vec<Row> {
-    use Quotes::{Ddp, Rdmap};
+    use Quotes::Rdmap;
     let end = BASE + REGION as u64;
     vec![
         bad(
@@ -434,6 +445,12 @@ fn read_requests() -> Vec<Row> {
                 one(bad.ulpdu())
             },
         ),
+    ]
+}
+
+fn read_request_messages() -> Vec<Row> {
+    use Quotes::{Ddp, Rdmap};
+    vec![
         bad("Read Request: no right to read the region", (0, 1, 2), Rdmap, "RFC 5040 section 4.8", |v| {
             one(request(8, v.writable.stag(), BASE).ulpdu())
         }),
@@ -536,6 +553,13 @@ fn read_responses() -> Vec<Row> {
             "RFC 5041 section 7.1, tagged 3; order is kept",
             |v| one(response(v, 4, PIECE - 4).ulpdu()),
         ),
+    ]
+}
+
+fn read_response_lengths() -> Vec<Row> {
+    use Quotes::Ddp;
+    let done = |v: &Victim| response(v, 0, PIECE).ulpdu();
+    vec![
         bad("Read Response: a byte too long", (1, 1, 1), Ddp, "RFC 5041 section 7.1, tagged 4", |v| {
             one(response(v, 0, PIECE + 1).ulpdu())
         }),
@@ -583,7 +607,7 @@ fn read_responses() -> Vec<Row> {
             "RFC 5040 section 7.1, case 1: ours, so nothing is quoted",
             move |v| one(done(v)),
         )
-        .before(|v| v.own.deregister())
+        .before(|v| _ = v.own.deregister())
         .sends(&[(1, WcStatus::LocProtErr), (2, FLUSHED)]),
     ]
 }
@@ -638,7 +662,7 @@ fn sends() -> Vec<Row> {
             "RFC 5041 section 7.2: ours, so nothing is quoted",
             |_| one(Untagged::send(1, 8).ulpdu()),
         )
-        .before(|v| v.own.deregister())
+        .before(|v| _ = v.own.deregister())
         .recvs(&[(100, WcStatus::LocProtErr), (101, FLUSHED)]),
     ]
 }

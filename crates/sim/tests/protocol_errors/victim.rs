@@ -27,6 +27,8 @@ pub struct Victim {
     pub writable: Arc<Mr>,
     pub readable: Arc<Mr>,
     pub local: Arc<Mr>,
+    /// Rights to atomic operations.
+    pub atomic: Arc<Mr>,
     /// All rights, but in another protection domain.
     pub foreign: Arc<Mr>,
     /// The key of a region that was deregistered.
@@ -51,7 +53,7 @@ impl Victim {
         let register = |pd: &Arc<Pd>, at: usize, access| {
             Mr::register(pd, memory.addr(at), REGION as u64, BASE, access | Access::LOCAL_WRITE).unwrap()
         };
-        let all = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let dead = register(&pd, LOCAL, all);
         dead.deregister();
         let victim_own = memory.register(&pd, 0, memory.len(), Access::LOCAL_WRITE);
@@ -59,6 +61,7 @@ impl Victim {
             writable: register(&pd, WRITABLE, Access::REMOTE_WRITE),
             readable: register(&pd, READABLE, Access::REMOTE_READ),
             local: register(&pd, LOCAL, Access::empty()),
+            atomic: register(&pd, LOCAL, Access::REMOTE_ATOMIC),
             foreign: register(&Pd::new(), WRITABLE, all),
             dead: dead.stag(),
             own: victim_own,

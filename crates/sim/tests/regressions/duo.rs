@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use uwarp_rnic::mem;
-use uwarp_rnic::qp::{QpCaps, Rtr, StreamParams};
+use uwarp_rnic::qp::{Now, QpCaps, Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
 use uwarp_sim::tap;
 use uwarp_sim::{Arena, EndConfig, Fault, NetParams, Side, World};
@@ -104,11 +104,10 @@ impl Duo {
     pub fn request_bytes(&mut self, side: Side, read: SendOp, sge: Sge) -> Vec<u8> {
         self.queue(side, 99, read, sge);
         let core = &mut self.world.end(side).core;
-        core.build();
-        let out = core.out().unwrap();
+        let out = core.poll_transmit(&Now::unread()).unwrap();
         let mut bytes = Vec::new();
         out.gather(usize::MAX, |seg| mem::copy_out(seg, &mut bytes).unwrap());
-        out.take(bytes.len());
+        core.transmitted(&Now::unread(), bytes.len());
         bytes
     }
 

@@ -1,6 +1,8 @@
-//! A peer that is gone, where the device passes for InfiniBand's: the queue pair stays as it is until the program reacts.
+//! A peer that is gone, where the device passes for InfiniBand's: the queue pair stays as it is until the
+//! program reacts.
 
-use uwarp_rnic::qp::{Disconnect, QpModify, QpState, StreamParams};
+use uwarp_proto::framing::Framing;
+use uwarp_rnic::qp::{Action, Disconnect, LinkEvent, Now, QpModify, QpState, StreamParams};
 use uwarp_rnic::{EventKind, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use uwarp_sim::Side::{self, A, B};
 use uwarp_wire::ddp::{QN_READ_REQUEST, QN_TERMINATE, Untagged};
@@ -17,10 +19,11 @@ fn infiniband() -> [StreamParams; 2] {
 }
 
 fn state(duo: &mut Duo, side: Side) -> QpState {
-    duo.world.end(side).core.state()
+    duo.world.end(side).core.query().state
 }
 
-/// The flushes overtook what the program had not read yet, and a Rust transport that takes one for the end of its stream lost data.
+/// The flushes overtook what the program had not read yet, and a Rust transport that takes one for the end of
+/// its stream lost data.
 #[test]
 fn the_peers_disconnect_flushes_nothing() {
     let mut duo = Duo::new(infiniband());
@@ -79,7 +82,7 @@ fn a_peer_that_does_not_answer_fails_the_oldest_work_request() {
         let read = duo.read_op(A, 0);
         duo.queue(A, 1, read, sge);
         duo.queue(A, 2, SEND, sge);
-        duo.world.end(A).core.connection_lost(why);
+        duo.world.end(A).core.handle_link(&Now::unread(), LinkEvent::Lost(why));
         let first = if infiniband_too { WcStatus::RetryExcErr } else { WcStatus::WrFlushErr };
         assert_eq!(duo.sends(A), [(1, first), (2, WcStatus::WrFlushErr)]);
         let kinds = duo.world.end(A).events.kinds();
@@ -143,11 +146,10 @@ fn a_queue_pair_whose_peer_is_gone_can_be_reset() {
     for state in [QpState::Sqd, QpState::Rts, QpState::Reset, QpState::Init] {
         core.modify(&to(state)).unwrap();
     }
-    assert!(!core.peer_is_gone());
-    core.attach(params()[1]).unwrap();
-    assert_eq!(core.state(), QpState::Rts);
+    core.attach(&Now::unread(), params()[1]).unwrap();
+    assert_eq!(core.query().state, QpState::Rts);
     core.leave_gone_peer();
-    assert_eq!(core.state(), QpState::Rts, "that was another connection");
+    assert_eq!(core.query().state, QpState::Rts, "that was another connection");
     assert_eq!(duo.recvs(B), []);
 }
 
@@ -159,17 +161,18 @@ fn a_send_that_was_dropped_for_a_terminate_does_not_complete() {
     let sge = duo.sge(A, 0, 4);
     let take_all = |duo: &mut Duo| {
         let core = &mut duo.world.end(A).core;
-        let n = core.out().unwrap().waiting();
-        core.taken(n);
+        let n = core.poll_transmit(&Now::unread()).unwrap().waiting();
+        core.transmitted(&Now::unread(), n);
     };
     for wr_id in [1, 2] {
         duo.queue(A, wr_id, SEND, sge);
-        duo.world.end(A).core.build();
+        duo.world.end(A).core.poll_transmit(&Now::unread());
         if wr_id == 1 {
             take_all(&mut duo);
         }
     }
-    duo.world.end(A).core.receive_missing();
+    let cut_short = LinkEvent::End { partial: true, broken: false };
+    duo.world.end(A).core.handle_link(&Now::unread(), cut_short);
     take_all(&mut duo);
     assert_eq!(duo.sends(A), [(1, WcStatus::Success)], "the first was with the kernel before");
 }
@@ -214,7 +217,7 @@ fn a_send_in_front_of_a_refused_read_completes() {
 #[test]
 fn a_refusal_of_our_own_question_fails_the_oldest_work_request() {
     let with = |p| StreamParams {
-        crc: false,
+        framing: Framing::PLAIN,
         peer_is_uwarp: false,
         placement_acks: false,
         placement_reads: true,
@@ -239,7 +242,7 @@ fn a_refusal_of_our_own_question_fails_the_oldest_work_request() {
     fpdu.extend(header.to_bytes());
     fpdu.extend(&bytes[..len]);
     fpdu.resize(mpa::fpdu_len(Untagged::LEN + len), 0);
-    duo.world.end(A).core.handle_input(&fpdu);
+    duo.world.end(A).core.handle_input(&Now::unread(), &fpdu);
     let expected = [(1, WcStatus::Success), (2, WcStatus::RemAccessErr), (3, WcStatus::WrFlushErr)];
     assert_eq!(duo.sends(A), expected);
 }
@@ -258,8 +261,8 @@ fn a_lost_completion_is_not_the_next_connections() {
     duo.world.settle();
     let core = &mut duo.world.end(A).core;
     core.modify(&to(QpState::Reset)).unwrap();
-    core.detach();
-    core.attach(infiniband()[0]).unwrap();
-    core.build();
-    assert_eq!(core.closing(), None);
+    core.attach(&Now::unread(), infiniband()[0]).unwrap();
+    core.poll_transmit(&Now::unread());
+    let ended = |action| matches!(action, Action::Disconnected { .. });
+    assert!(!std::iter::from_fn(|| core.poll_action()).any(ended));
 }

@@ -1,6 +1,7 @@
 //! The way in.
 
-use uwarp_rnic::qp::{Disconnect, QpModify, QpState, Rtr, StreamParams};
+use uwarp_proto::framing::Framing;
+use uwarp_rnic::qp::{Disconnect, LinkEvent, Now, QpModify, QpState, Rtr, StreamParams};
 use uwarp_rnic::{Access, EventKind, SendOp, WcStatus};
 use uwarp_sim::Side::{A, B};
 use uwarp_sim::{End, EndConfig, Fault, NetParams};
@@ -15,8 +16,8 @@ fn small_pieces() -> NetParams {
     NetParams { piece: 3000, ..NetParams::default() }
 }
 
-/// Only the part of a large Write that had arrived was checked: up to the region's end it was placed, and the Terminate
-/// did not say which segment it was about.
+/// Only the part of a large Write that had arrived was checked: up to the region's end it was placed, and the
+/// Terminate did not say which segment it was about.
 #[test]
 fn a_large_write_is_checked_as_a_whole_before_it_is_placed() {
     let mut duo = Duo::with_net(params(), small_pieces());
@@ -33,8 +34,9 @@ fn a_large_write_is_checked_as_a_whole_before_it_is_placed() {
     assert_eq!(placed, 32_768);
 }
 
-/// A bit flipped in the length field of an FPDU that was received straight into place: bytes of what came behind it were written behind
-/// the message, for the announcing segment said where the message begins, and nothing where it ends.
+/// A bit flipped in the length field of an FPDU that was received straight into place: bytes of what came
+/// behind it were written behind the message, for the announcing segment said where the message begins, and
+/// nothing where it ends.
 #[test]
 fn no_flipped_bit_leads_out_of_the_message() {
     const LEN: u32 = 16_384;
@@ -53,17 +55,19 @@ fn no_flipped_bit_leads_out_of_the_message() {
     }
 }
 
-/// A region taken back in the middle of a directly placed Write: the Terminate said so without the header it is to carry.
+/// A region taken back in the middle of a directly placed Write: the Terminate said so without the header it
+/// is to carry.
 #[test]
 fn a_terminate_in_the_middle_of_a_direct_placement_quotes_the_header() {
-    let mut duo = Duo::with_net(params().map(|p| StreamParams { crc: false, ..p }), small_pieces());
+    let mut duo =
+        Duo::with_net(params().map(|p| StreamParams { framing: Framing::PLAIN, ..p }), small_pieces());
     let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 200_000));
     duo.queue(A, 1, write, sge);
     duo.world.pump(A);
     let bytes: Vec<u8> = duo.world.pipe(A).tapped().iter().flat_map(|(_, b)| b.clone()).collect();
     // The announcing segments and a part of the first large one.
     let b = &mut duo.world.end(B).core;
-    let used = b.handle_input(&bytes[..5000]);
+    let used = b.handle_input(&Now::unread(), &bytes[..5000]);
     assert_eq!(used, 5000, "it is placed directly");
     duo.mr[1].deregister();
     let _ = duo.world.end(B).core.rx_plan(&[], 131_072);
@@ -72,13 +76,15 @@ fn a_terminate_in_the_middle_of_a_direct_placement_quotes_the_header() {
     assert!(lines[0].contains("(1/1/00) segment=") && lines[0].contains("[Write"), "{lines:?}");
 }
 
-/// The stream ended in the middle of an FPDU, and neither the peer nor the program was told that something was lost.
+/// The stream ended in the middle of an FPDU, and neither the peer nor the program was told that something
+/// was lost.
 #[test]
 fn an_end_within_an_fpdu_is_terminated_and_told() {
     let mut duo = Duo::new(params());
     duo.world.inject(B, &[0x10, 0x00, 0x41]);
     duo.world.settle();
-    duo.world.end(B).core.peer_closed(true);
+    let end = LinkEvent::End { partial: true, broken: false };
+    duo.world.end(B).core.handle_link(&Now::unread(), end);
     duo.world.settle();
     let lost = TerminateError::Mpa(Mpa::ConnectionLost);
     assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(lost)]);
@@ -86,8 +92,8 @@ fn an_end_within_an_fpdu_is_terminated_and_told() {
     assert_eq!(duo.world.end(A).disconnected, [Disconnect::Terminated(lost)]);
 }
 
-/// A program that posts its first receives when it hears that the connection is up never heard of it if the peer's first
-/// message was a Send.
+/// A program that posts its first receives when it hears that the connection is up never heard of it if the
+/// peer's first message was a Send.
 #[test]
 fn a_send_without_receive_shows_that_the_peer_is_there() {
     let mut duo = Duo::new(with_rtr(Rtr::None));
@@ -101,8 +107,8 @@ fn a_send_without_receive_shows_that_the_peer_is_there() {
     assert_eq!(duo.world.end(B).established, 1);
 }
 
-/// What the peer reads was handed to the kernel by address: the program changed it on the way, which is its right, and the CRC
-/// no longer fitted.
+/// What the peer reads was handed to the kernel by address: the program changed it on the way, which is its
+/// right, and the CRC no longer fitted.
 #[test]
 fn memory_may_change_while_the_peer_reads_it() {
     let mut duo = Duo::with_net(params(), NetParams { capacity: 5000, ..NetParams::default() });
@@ -118,7 +124,8 @@ fn memory_may_change_while_the_peer_reads_it() {
     assert_eq!(duo.world.end(A).disconnected, []);
 }
 
-/// A region was taken back while its bytes waited to be sent: they were sent as they stood then, whosever they were.
+/// A region was taken back while its bytes waited to be sent: they were sent as they stood then, whosever
+/// they were.
 #[test]
 fn a_region_taken_back_is_not_read_any_more() {
     let mut duo = Duo::with_net(params(), NetParams { capacity: 5000, ..NetParams::default() });
@@ -212,7 +219,7 @@ fn a_depth_of_none_lets_no_data_be_read() {
 fn a_read_that_is_being_answered_counts_against_the_depth() {
     const LEN: u32 = 900_000;
     for (ird, more, refused) in [(1, 1, true), (2, 1, false), (2, 2, true)] {
-        let [a, b] = params().map(|p| StreamParams { peer_is_uwarp: false, crc: false, ..p });
+        let [a, b] = params().map(|p| StreamParams { peer_is_uwarp: false, framing: Framing::PLAIN, ..p });
         let b = StreamParams { ird, ..b };
         let mut duo = Duo::with_net([a, b], NetParams { capacity: 10_000, ..NetParams::default() });
         let (read, large, small) = (duo.read_op(A, 0), duo.sge(A, 0, LEN), duo.sge(A, 0, 8));
@@ -246,7 +253,7 @@ fn an_overflowing_completion_queue_fails_the_queue_pair_at_once() {
 /// An acknowledgement of more than was sent completed what was still on its way.
 #[test]
 fn an_acknowledgement_of_what_was_not_sent_is_an_error() {
-    let acks = params().map(|p| StreamParams { placement_acks: true, crc: false, ..p });
+    let acks = params().map(|p| StreamParams { placement_acks: true, framing: Framing::PLAIN, ..p });
     let mut duo = Duo::new(acks);
     let mut ack = vec![0, 26, 0x41, 0x4F, 0, 0, 0, 0, 0x75, 0x57, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
     ack.extend([0, 0, 0, 0, 0, 0, 0, 1]);
@@ -257,8 +264,8 @@ fn an_acknowledgement_of_what_was_not_sent_is_an_error() {
     assert_eq!(duo.world.end(A).disconnected, [Disconnect::Sent(error)]);
 }
 
-/// An untagged message that is no Send, as long as only a Send can be, was received straight into a posted receive, and
-/// nobody heard of it.
+/// An untagged message that is no Send, as long as only a Send can be, was received straight into a posted
+/// receive, and nobody heard of it.
 #[test]
 fn only_a_send_is_placed_into_a_receive() {
     let mut duo = Duo::with_net(params(), small_pieces());
@@ -278,8 +285,8 @@ fn only_a_send_is_placed_into_a_receive() {
     assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
 }
 
-/// A Send without a receive held up the Response behind it: two ends that read from each other before they post receives waited
-/// for ever.
+/// A Send without a receive held up the Response behind it: two ends that read from each other before they
+/// post receives waited for ever.
 #[test]
 fn responses_come_past_sends_that_wait_for_receives() {
     let mut duo = Duo::new(params());
@@ -325,8 +332,8 @@ fn a_long_send_that_was_set_aside_arrives_whole() {
     assert_eq!(duo.recvs(A), [(20, WcStatus::Success), (21, WcStatus::LocLenErr)]);
 }
 
-/// A program that waits for the last byte of a Write and sets it back was quicker than our look at the bytes in memory: a CRC that was good
-/// cost the connection.
+/// A program that waits for the last byte of a Write and sets it back was quicker than our look at the bytes
+/// in memory: a CRC that was good cost the connection.
 #[test]
 fn the_last_bytes_of_a_message_are_placed_when_its_crc_is_known() {
     let mut duo = Duo::new(params());
@@ -347,7 +354,8 @@ fn the_last_bytes_of_a_message_are_placed_when_its_crc_is_known() {
     assert_eq!(duo.world.end(B).disconnected, []);
 }
 
-/// Acknowledgements stayed unread behind a Send that waited for a receive: the program posted it only when its own Send was complete.
+/// Acknowledgements stayed unread behind a Send that waited for a receive: the program posted it only when
+/// its own Send was complete.
 #[test]
 fn acknowledgements_come_past_sends_that_wait_for_receives() {
     for stalled_first in [false, true] {

@@ -1,9 +1,11 @@
-//! What must hold for any bytes: no parser panics, no line of text panics, and what a parser accepted comes out of
-//! `emit` as it went in, but for the bits that the RFCs reserve. Shared by `tests/arbitrary_bytes.rs` and the fuzz
-//! target `wire_parse`.
+//! Checks for any bytes: no parser panics, no text line panics, and `emit` returns what a parser accepted,
+//! except for bits that the RFCs reserve. `tests/arbitrary_bytes.rs` and the fuzz target `wire_parse` share
+//! this file.
 
+use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::datagram::{Datagram, lookup};
 use uwarp_wire::terminate::{self, Terminate, TerminateError};
-use uwarp_wire::{crc, datagram, ddp, mpa, rdmap, text};
+use uwarp_wire::{crc, datagram, ddp, grh, mpa, rdmap, text};
 
 /// Runs every check on `bytes`. Panics when one fails.
 pub fn check(bytes: &[u8]) {
@@ -12,6 +14,7 @@ pub fn check(bytes: &[u8]) {
     rdmap_headers(bytes);
     terminate(bytes);
     extension_header(bytes);
+    grh_area(bytes);
     for &byte in bytes.iter().take(4) {
         let control = rdmap::Control::parse(byte);
         assert_eq!(control.to_byte(), byte & 0xCF);
@@ -30,7 +33,7 @@ fn one_line(value: &dyn std::fmt::Display) {
 }
 
 fn setup(bytes: &[u8]) {
-    // A fuzzer seldom finds 16 bytes of key: give it both.
+    // A fuzzer seldom finds the 16 bytes of a key, so prepend both keys.
     for key in [mpa::KEY_REQ, mpa::KEY_REP] {
         let mut frame = key.to_vec();
         frame.extend(bytes);
@@ -123,7 +126,7 @@ fn terminate(bytes: &[u8]) {
         assert_eq!(second, first, "{bytes:02x?}");
         assert_eq!(out[terminate::Header::LEN..len], bytes[terminate::Header::LEN..len]);
     }
-    // M, D and R where the RFC puts them: this was not siw, so the header's own bytes come back as well.
+    // M, D and R are in the RFC's places: this was not siw, so the header's own bytes must come back too.
     if promised_is_there && bytes[2] & 0xE0 != 0 {
         let code = if bytes[0] == 0 { 0 } else { bytes[1] };
         assert_eq!(out[..4], [bytes[0], code, bytes[2] & 0xE0, 0]);
@@ -145,4 +148,86 @@ fn extension_header(bytes: &[u8]) {
         }
     }
     let _ = datagram::Header::parse(bytes);
+    whole_datagram(bytes);
+    // A fuzzer seldom finds a version, a kind and a DDP header that agree: give it all of them.
+    for kind in 0..4 {
+        let mut framed = versioned.clone();
+        if let Some(flags) = framed.get_mut(4) {
+            *flags = kind;
+        }
+        whole_datagram(&framed);
+        if let Some(ddp) = framed.get_mut(20..22) {
+            ddp.copy_from_slice(&[0x41, 0x43 | ddp[1] & 0x04]);
+        }
+        whole_datagram(&framed);
+    }
+}
+
+fn whole_datagram(bytes: &[u8]) {
+    let datagram = match Datagram::parse(bytes) {
+        Ok(datagram) => datagram,
+        Err(error) => return one_line(&error),
+    };
+    assert_eq!(datagram.datagram_len(), bytes.len());
+    assert_eq!(datagram.body().len(), bytes.len() - datagram::MIN_LEN);
+    let intact = datagram.covered().len() + datagram::CRC_LEN == bytes.len()
+        && crc::to_wire(crc::crc32c(datagram.covered())) == bytes[datagram.covered().len()..];
+    assert_eq!(datagram.is_intact(), intact);
+    match ErrorMessage::parse(&datagram) {
+        Ok(error) => one_line(&error),
+        Err(error) => one_line(&error),
+    }
+    lookup_request(&datagram);
+    lookup_reply(&datagram);
+    let error = TerminateError::from_codes(1, 2, 5);
+    if let Some(answer) = ErrorMessage::answer(&datagram, error) {
+        assert!(answer.to_bytes().len() <= bytes.len(), "an answer is never longer than the question");
+        let answer_bytes = answer.to_bytes();
+        let answer_read = Datagram::parse(&answer_bytes).expect("a whole datagram");
+        assert!(answer_read.is_intact());
+        assert_eq!(ErrorMessage::answer(&answer_read, error), None, "no answer to an answer");
+        assert_eq!(ErrorMessage::parse(&answer_read), Ok(answer));
+    }
+}
+
+fn lookup_request(datagram: &Datagram<'_>) {
+    match lookup::Request::parse(datagram) {
+        Ok(request) => {
+            one_line(&request);
+            let mut out = [0; lookup::Request::MAX_DATAGRAM_LEN];
+            let len = request.emit(&mut out);
+            assert!((lookup::Request::MIN_DATAGRAM_LEN..=out.len()).contains(&len));
+            let again = Datagram::parse(&out[..len]).expect("what was emitted");
+            assert!(again.is_intact());
+            assert_eq!(lookup::Request::parse(&again), Ok(request));
+        }
+        Err(error) => one_line(&error),
+    }
+}
+
+fn lookup_reply(datagram: &Datagram<'_>) {
+    match lookup::Reply::parse(datagram) {
+        Ok(reply) => {
+            one_line(&reply);
+            let mut out = [0; lookup::Reply::MAX_DATAGRAM_LEN];
+            let len = reply.emit(&mut out);
+            assert!(len <= lookup::Request::MIN_DATAGRAM_LEN, "never longer than a request");
+            let again = Datagram::parse(&out[..len]).expect("what was emitted");
+            assert!(again.is_intact());
+            assert_eq!(lookup::Reply::parse(&again), Ok(reply));
+        }
+        Err(error) => one_line(&error),
+    }
+}
+
+fn grh_area(bytes: &[u8]) {
+    let Some(area) = bytes.first_chunk() else { return };
+    if let Some(grh) = grh::Grh::parse(area) {
+        let mut out = *area;
+        grh.emit(&mut out);
+        // A length of less than an IP header has no header that says it.
+        let said = grh::Grh::parse(&out).expect("what was emitted");
+        assert_eq!((said.source, said.destination), (grh.source, grh.destination));
+        assert_eq!((said.traffic_class, said.hop_limit), (grh.traffic_class, grh.hop_limit));
+    }
 }

@@ -1,80 +1,30 @@
 //! The way in: received bytes are framed, checked, placed and completed.
 //!
-//! Two ways of placing. *Staged*: the whole FPDU lies in the owner's buffer, its CRC is checked, then the payload is copied
-//! into place. *Direct*: without a CRC, the payload of a large FPDU is received straight into place (`direct`).
+//! Two ways of placing. *Staged*: the whole frame lies in the owner's buffer, its CRC is checked, then the payload is copied
+//! into place. *Direct*: without a CRC, the payload of a large frame is received straight into place (`direct`).
 
-use uwarp_proto::framer::Step;
+use uwarp_proto::framing::Step;
 use uwarp_proto::rx::Segment;
 use uwarp_proto::setup::PeerData;
-use uwarp_wire::ddp::{Header, QN_READ_REQUEST, QN_SEND};
-use uwarp_wire::rdmap::{Ack, Control, Immediate, Opcode, ReadRequest};
+use uwarp_wire::ddp::{Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND};
+use uwarp_wire::rdmap::{Ack, Control, Delivery, Immediate, Opcode, ReadRequest};
 use uwarp_wire::terminate::{
     RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
 };
 
-use super::errors::Blame;
-use super::queues::{Phase, slice_sges};
-use super::{Established, QpCore, Rtr, Stream};
+use super::core::RcCore;
+use super::errors::{Blame, Fault};
+use super::params::Rtr;
+use super::reads::{ReadSource, Request};
+use super::stream::{Established, OffendingSegment, Stream};
+use super::timers::Now;
+use crate::event::EventKind;
 use crate::mem;
 use crate::mr::{self, Access, AccessError, MrCache, Part};
+use crate::qp::state::QpState;
+use crate::queues::{Phase, slice_sges};
 use crate::trace;
 use crate::wr::{SendOp, Wc, WcFlags, WcOpcode, WcStatus};
-
-/// The header of a segment whose bytes are not at hand any more, for a Terminate that tells of it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Struck {
-    header: [u8; Header::MAX_LEN],
-    header_len: usize,
-    segment_len: u16,
-}
-
-impl Struck {
-    pub fn new(segment: &Segment) -> Self {
-        let mut header = [0; Header::MAX_LEN];
-        let header_len = segment.header.emit(&mut header);
-        let segment_len = u16::try_from(segment.header_len + segment.payload_len).unwrap_or(u16::MAX);
-        Self { header, header_len, segment_len }
-    }
-
-    pub fn get(&self) -> (&[u8], u16) {
-        (self.header.get(..self.header_len).unwrap_or(&[]), self.segment_len)
-    }
-}
-
-/// Where the response to a read of ours goes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ReadSink {
-    /// Slot of the send queue; none for a Read of no bytes of our own making.
-    pub slot: Option<u64>,
-    pub stag: u32,
-    pub total: u32,
-    pub received: u32,
-    pub msn: u32,
-    /// Messages that went out before its request, so far.
-    pub behind: u64,
-}
-
-impl ReadSink {
-    pub fn new(slot: u64, stag: u32, total: u32, msn: u32, behind: u64) -> Self {
-        Self { slot: Some(slot), stag, total, received: 0, msn, behind }
-    }
-
-    /// Of a Read of no bytes: a ready-to-receive frame, or one that asks whether messages are placed.
-    pub fn empty(msn: u32, behind: u64) -> Self {
-        Self { slot: None, stag: ReadRequest::EMPTY.sink_stag, total: 0, received: 0, msn, behind }
-    }
-}
-
-/// What a read of the peer's asked for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ReadSource {
-    pub msn: u32,
-    pub sink_stag: u32,
-    pub sink_to: u64,
-    pub size: u32,
-    pub stag: u32,
-    pub to: u64,
-}
 
 enum Placed {
     Done,
@@ -82,26 +32,11 @@ enum Placed {
     NoReceive,
 }
 
-/// The local memory for a receive is not what the program said.
-pub(super) enum Fault {
-    Peer(TerminateError),
-    /// The receive at hand completes with this status; the peer is told of a local failure.
-    Receive(WcStatus, TerminateError),
-    /// The read at hand fails.
-    Read(WcStatus),
-}
-
-impl From<TerminateError> for Fault {
-    fn from(e: TerminateError) -> Self {
-        Self::Peer(e)
-    }
-}
-
 impl Stream {
     /// A uwarp initiator says who it is in the header of its ready-to-receive Write.
     fn introduced(&mut self, segment: &Segment) -> Option<PeerData> {
-        let (Opcode::Write, Header::Tagged(header), 0) =
-            (segment.opcode, segment.header, segment.payload_len)
+        let (Delivery::Region, Header::Tagged(header), 0) =
+            (segment.info.delivery, segment.header, segment.payload_len)
         else {
             return None;
         };
@@ -132,7 +67,7 @@ impl Stream {
         }
     }
 
-    /// Reads of the peer's that are outstanding (RFC 5040 section 6.1): those that wait, and those whose Response is not all with the lower
+    /// Reads and atomic operations of the peer's that are outstanding (RFC 5040 section 6.1): those that wait, and those whose Response is not all with the lower
     /// layer, so that the peer cannot have it.
     pub(super) fn reads_to_serve(&mut self) -> usize {
         let taken = self.out.taken();
@@ -163,10 +98,11 @@ fn check_immediate(segment: &Segment) -> Result<(), TerminateError> {
     }
 }
 
-impl QpCore {
+impl RcCore {
     /// Takes received bytes; returns how many are done with. The rest begins the next call's input.
-    pub fn handle_input(&mut self, input: &[u8]) -> usize {
+    pub fn handle_input(&mut self, now: &Now, input: &[u8]) -> usize {
         let mut used = 0;
+        let mut scratch = Vec::new();
         while let Some(stream) = &mut self.stream {
             if stream.closing.is_some() {
                 return input.len();
@@ -182,63 +118,50 @@ impl QpCore {
             if rest.is_empty() {
                 break;
             }
-            // Markers make the framer own what it found, so it is taken out of the stream for the time being.
-            let mut marked =
-                if stream.framer.has_markers() { Some(std::mem::take(&mut stream.framer)) } else { None };
-            let step = match &mut marked {
-                Some(framer) => framer.next(rest),
-                None => stream.framer.next_plain(rest),
-            };
-            let (advance, more) = match step {
+            match stream.receiver.next(rest, &mut scratch) {
                 Err(e) => {
                     self.fail(e, None);
-                    (rest.len(), false)
+                    used = input.len();
+                    break;
                 }
                 Ok(Step::Incomplete { .. }) => {
-                    (if marked.is_some() { 0 } else { self.begin_direct(rest) }, false)
+                    used += self.begin_direct(rest);
+                    break;
                 }
-                Ok(Step::Fpdu { ulpdu, consumed }) => match self.segment(ulpdu) {
-                    Placed::Done => (consumed, true),
+                Ok(Step::Ulpdu { ulpdu, consumed }) => match self.segment(ulpdu) {
+                    Placed::Done => used += consumed,
                     Placed::NoReceive => {
-                        if let Some(framer) = &mut marked {
-                            framer.rewind(consumed);
+                        if let Some(stream) = &mut self.stream {
+                            stream.receiver.rewind(consumed);
                         }
-                        (0, false)
+                        break;
                     }
                 },
-            };
-            if let Some(stream) = &mut self.stream {
-                if let Some(framer) = marked {
-                    stream.framer = framer;
-                }
-                used += advance;
-            }
-            if !more {
-                break;
             }
         }
         self.wait_if_nothing_else_comes();
         self.check_overflow();
+        self.set_deadlines(now);
         used
     }
 
-    /// One whole FPDU's ULPDU.
+    /// One whole ULPDU.
     fn segment(&mut self, ulpdu: &[u8]) -> Placed {
         let Some(stream) = &mut self.stream else { return Placed::Done };
-        let struck = Some((ulpdu, u16::try_from(ulpdu.len()).unwrap_or(u16::MAX)));
+        let offending = Some((ulpdu, u16::try_from(ulpdu.len()).unwrap_or(u16::MAX)));
         let segment = match stream.rx.check(ulpdu, ulpdu.len()) {
             Ok(segment) => segment,
             Err(e) => {
-                self.fail(e, struck);
+                self.fail(e, offending);
                 return Placed::Done;
             }
         };
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
-        trace::segment(self.qpn, trace::Way::In, &segment.header, payload, segment.payload_len);
-        let done = match segment.opcode {
+        trace::segment(self.shell.qpn, trace::Way::In, &segment.header, payload, segment.payload_len);
+        let done = match segment.info.delivery {
             // What it reads may be what a Send before it brings: it is the program's turn only when that is delivered (RFC 5040
             // section 5.5).
-            Opcode::ReadRequest if !stream.aside.is_empty() => {
+            Delivery::ReadRequest | Delivery::AtomicRequest if !stream.aside.is_empty() => {
                 if self.set_aside(&segment, ulpdu) {
                     return Placed::Done;
                 }
@@ -247,31 +170,33 @@ impl QpCore {
                 }
                 return Placed::NoReceive;
             }
-            Opcode::ReadRequest => self.read_request(&segment, payload).map_err(Fault::Peer),
-            Opcode::Terminate => {
+            Delivery::ReadRequest => self.read_request(&segment, payload).map_err(Fault::Peer),
+            Delivery::AtomicRequest => self.atomic_request(&segment, payload).map_err(Fault::Peer),
+            Delivery::AtomicResponse => self.atomic_response(&segment, payload),
+            Delivery::Terminate => {
                 self.terminated(payload);
                 return Placed::Done;
             }
-            Opcode::UwarpAck => self.acknowledged(&segment, payload).map_err(Fault::Peer),
-            Opcode::Write | Opcode::ReadResponse => self.place(&segment, 0, payload),
-            // The four Sends and Immediate Data; nothing else passed the check.
-            opcode => {
-                let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
+            Delivery::Acknowledge => self.acknowledged(&segment, payload).map_err(Fault::Peer),
+            Delivery::Region | Delivery::ReadSink => self.place(&segment, 0, payload),
+            // What takes a receive; the check has let nothing else pass.
+            delivery => {
+                let immediate = delivery == Delivery::Immediate;
                 if immediate && let Err(e) = check_immediate(&segment) {
-                    self.fail(e, struck);
+                    self.fail(e, offending);
                     return Placed::Done;
                 }
                 // Behind one that was set aside, it has to wait even if there is a receive.
                 if !stream.aside.is_empty() || !self.find_receive() {
                     let set_aside = self.set_aside(&segment, ulpdu);
                     if let Some(stream) = &mut self.stream {
-                        self.counters.receive_stalls += 1;
+                        self.shell.counters.receive_stalls += 1;
                         if set_aside {
                             stream.heard();
                             return Placed::Done;
                         }
                         stream.stalled = true;
-                        stream.waiting = Some(Struck::new(&segment));
+                        stream.waiting = Some(OffendingSegment::new(&segment));
                         // A program may post its first receives when it hears that the connection is up.
                         stream.heard();
                     }
@@ -287,7 +212,7 @@ impl QpCore {
         };
         match done.and_then(|()| self.finish(&segment)) {
             Ok(()) => {}
-            Err(fault) => self.fault(fault, struck),
+            Err(fault) => self.fault(fault, offending),
         }
         Placed::Done
     }
@@ -295,28 +220,15 @@ impl QpCore {
     /// Takes a segment that was checked and counted before. `written`: what [`Stream::written_before`] was when it came.
     pub(super) fn place_checked(&mut self, segment: &Segment, ulpdu: &[u8], written: u32) {
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
-        let done = match segment.opcode {
-            Opcode::ReadRequest => self.read_request(segment, payload).map_err(Fault::Peer),
-            Opcode::Immediate | Opcode::ImmediateSe => self.immediate(segment, payload, written),
+        let done = match segment.info.delivery {
+            Delivery::ReadRequest => self.read_request(segment, payload).map_err(Fault::Peer),
+            Delivery::AtomicRequest => self.atomic_request(segment, payload).map_err(Fault::Peer),
+            Delivery::Immediate => self.immediate(segment, payload, written),
             _ => self.place(segment, 0, payload).and_then(|()| self.deliver(segment, false)),
         };
         if let Err(fault) = done {
             self.fault(fault, Some((ulpdu, u16::try_from(ulpdu.len()).unwrap_or(u16::MAX))));
         }
-    }
-
-    /// Whether there is a receive for the Send at hand; takes one from the shared receive queue if need be. If there is none, the
-    /// queue pair gets in line there.
-    pub(super) fn find_receive(&mut self) -> bool {
-        if self.rq.front().is_some() {
-            return true;
-        }
-        let Some(shared) = &mut self.shared else { return false };
-        let waiter = shared.waiter.as_ref().filter(|_| !shared.waiting);
-        let in_line = shared.waiting || waiter.is_some();
-        let taken = shared.srq.take(self.qpn, &mut self.rq, waiter);
-        shared.waiting = in_line && !taken;
-        taken
     }
 
     /// Copies staged payload, which begins `skip` bytes behind the segment's first, to where it belongs.
@@ -340,26 +252,26 @@ impl QpCore {
         mut visit: impl FnMut(&mut MrCache, Part, u32, Access) -> Result<(), AccessError>,
     ) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
-        let pd = self.pd.id();
-        match (segment.opcode, segment.header) {
-            (Opcode::Write, Header::Tagged(h)) => {
+        let pd = self.shell.pd.id();
+        let need = Access::needed(segment.info.right);
+        match (segment.info.delivery, segment.header) {
+            (Delivery::Region, Header::Tagged(h)) => {
                 if len == 0 {
                     return Ok(());
                 }
-                if !self.attr.access.contains(Access::REMOTE_WRITE) {
+                if !self.shell.attr.access.contains(need) {
                     return Err(Fault::Peer(TerminateError::RemoteProtection(
                         RemoteProtection::AccessRights,
                     )));
                 }
                 let to = h.to.wrapping_add(skip as u64);
                 let part = Part { stag: h.stag, to, len };
-                visit(&mut self.remote, part, pd, Access::REMOTE_WRITE)
-                    .map_err(|e| Fault::Peer(e.for_tagged()))
+                visit(&mut self.remote, part, pd, need).map_err(|e| Fault::Peer(e.for_tagged()))
             }
-            (Opcode::ReadResponse, Header::Tagged(h)) => {
+            (Delivery::ReadSink, Header::Tagged(h)) => {
                 // STag and offset of an empty segment say nothing and are not to be checked (RFC 5041 section 5.2).
                 let empty = segment.payload_len == 0;
-                let Some(sink) = stream.reads.front() else {
+                let Some(sink) = stream.reads.front().filter(|sink| !sink.atomic) else {
                     return Err(if empty {
                         TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode).into()
                     } else {
@@ -377,15 +289,15 @@ impl QpCore {
                 if !fits || (h.to != u64::from(sink.received) && !empty) {
                     return Err(TerminateError::TaggedBuffer(TaggedBuffer::BaseOrBounds).into());
                 }
-                let Some(slot) = sink.slot.and_then(|n| self.sq.slot(n)) else { return Ok(()) };
+                let Some(slot) = sink.slot.and_then(|n| self.shell.sq.slot(n)) else { return Ok(()) };
                 let offset = sink.received.saturating_add(u32::try_from(skip).unwrap_or(u32::MAX));
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
-                slice_sges(self.sq.sges(slot), offset, len)
-                    .try_for_each(|part| visit(&mut self.local, part, pd, Access::LOCAL_WRITE))
+                slice_sges(self.shell.sq.sges(slot), offset, len)
+                    .try_for_each(|part| visit(&mut self.shell.local, part, pd, need))
                     .map_err(|_| Fault::Read(WcStatus::LocProtErr))
             }
             (_, Header::Untagged(h)) => {
-                let Some(recv) = self.rq.front() else {
+                let Some(recv) = self.shell.rq.front() else {
                     return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer).into());
                 };
                 let end = u64::from(h.mo) + segment.payload_len as u64;
@@ -395,9 +307,9 @@ impl QpCore {
                 }
                 let offset = h.mo.saturating_add(u32::try_from(skip).unwrap_or(u32::MAX));
                 let len = u32::try_from(len).unwrap_or(u32::MAX);
-                let pd = self.shared.as_ref().map_or(pd, |shared| shared.srq.pd().id());
-                slice_sges(self.rq.front_sges(), offset, len)
-                    .try_for_each(|part| visit(&mut self.local, part, pd, Access::LOCAL_WRITE))
+                let pd = self.shell.srq.as_ref().map_or(pd, |srq| srq.pd().id());
+                slice_sges(self.shell.rq.front_sges(), offset, len)
+                    .try_for_each(|part| visit(&mut self.shell.local, part, pd, need))
                     .map_err(|_| Fault::Receive(WcStatus::LocProtErr, TerminateError::DdpLocalCatastrophic))
             }
             _ => Err(TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode).into()),
@@ -413,6 +325,10 @@ impl QpCore {
         let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
         let peer = if rtr && stream.params.peer_is_uwarp { stream.introduced(segment) } else { None };
         stream.heard();
+        if !rtr && self.shell.attr.state == QpState::Rtr && !stream.comm_est {
+            stream.comm_est = true;
+            self.shell.event(EventKind::CommEst);
+        }
         if peer.is_some() {
             self.meet(peer);
         }
@@ -422,12 +338,12 @@ impl QpCore {
     /// What a placed segment brings about: completions, mostly. `rtr`: it is the ready-to-receive Write.
     fn deliver(&mut self, segment: &Segment, rtr: bool) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
-        match (segment.opcode, segment.header) {
-            (Opcode::Write, _) => {
+        match (segment.info.delivery, segment.header) {
+            (Delivery::Region, _) => {
                 let len = u32::try_from(segment.payload_len).unwrap_or(u32::MAX);
                 let before = if stream.write_continues { stream.written } else { 0 };
                 stream.written = before.saturating_add(len);
-                let counts = &mut self.counters.received.write;
+                let counts = &mut self.shell.counters.received.write;
                 counts.bytes += segment.payload_len as u64;
                 counts.messages += u64::from(segment.last() && !rtr);
                 stream.write_continues = !segment.last();
@@ -436,7 +352,7 @@ impl QpCore {
                     stream.count_placed(u64::from(!behind), segment.asks());
                 }
             }
-            (Opcode::ReadResponse, _) => {
+            (Delivery::ReadSink, _) => {
                 if let Some(sink) = stream.reads.front_mut() {
                     sink.received =
                         sink.received.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
@@ -451,33 +367,28 @@ impl QpCore {
                     }
                 }
             }
-            (
-                Opcode::Send | Opcode::SendSe | Opcode::SendInvalidate | Opcode::SendSeInvalidate,
-                Header::Untagged(h),
-            ) if h.last => {
+            (Delivery::Receive, Header::Untagged(h)) if h.last => {
                 let uwarp = stream.params.peer_is_uwarp;
                 let byte_len = h.mo.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
-                self.counters.received.send.count(byte_len);
-                let solicited = matches!(segment.opcode, Opcode::SendSe | Opcode::SendSeInvalidate);
-                let invalidate = matches!(segment.opcode, Opcode::SendInvalidate | Opcode::SendSeInvalidate);
-                if invalidate {
+                self.shell.counters.received.send.count(byte_len);
+                if segment.info.invalidates {
                     // One code for each reason (RFC 5040 section 5.3), so that a peer learns nothing from guessing.
-                    mr::invalidate_remotely(h.rsvdulp32, &self.pd).map_err(|_| {
+                    mr::invalidate_remotely(h.rsvdulp32, &self.shell.pd, self.shell.qpn).map_err(|_| {
                         TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated)
                     })?;
                 }
                 stream.count_placed(1, segment.asks());
-                if let Some(recv) = self.rq.pop() {
-                    let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.qpn);
+                if let Some(recv) = self.shell.rq.pop() {
+                    let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.shell.qpn);
                     wc.byte_len = byte_len;
-                    if invalidate {
+                    if segment.info.invalidates {
                         wc.flags = WcFlags::WITH_INV;
                         wc.imm_or_inv = h.rsvdulp32;
                     } else if let Some(imm) = segment.send_immediate().filter(|_| uwarp) {
                         wc.flags = WcFlags::WITH_IMM;
                         wc.imm_or_inv = u32::from_ne_bytes(imm);
                     }
-                    self.complete_recv(wc, solicited);
+                    self.shell.complete_recv(wc, segment.info.solicited);
                 }
             }
             _ => {}
@@ -491,26 +402,27 @@ impl QpCore {
         let Ok(immediate) = Immediate::parse(payload) else {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified).into());
         };
-        let Some(recv) = self.rq.pop() else {
+        let Some(recv) = self.shell.rq.pop() else {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer).into());
         };
         stream.count_placed(1, segment.asks());
-        let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::RecvRdmaWithImm, self.qpn);
+        let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::RecvRdmaWithImm, self.shell.qpn);
         wc.byte_len = written;
         wc.flags = WcFlags::WITH_IMM;
         wc.imm_or_inv = u32::from_ne_bytes(immediate.to_verbs());
-        self.complete_recv(wc, segment.opcode == Opcode::ImmediateSe);
+        self.shell.complete_recv(wc, segment.info.solicited);
         Ok(())
     }
 
-    fn read_done(&mut self, number: u64) {
-        if let Some(slot) = self.sq.slot_mut(number) {
+    pub(super) fn read_done(&mut self, number: u64) {
+        if let Some(slot) = self.shell.sq.slot_mut(number) {
             slot.phase = Phase::Done;
             if let SendOp::Read { invalidate_local: true, .. } = slot.op {
-                let key = self.sq.slot(number).and_then(|s| self.sq.sges(s).next()).map(|sge| sge.lkey);
+                let key =
+                    self.shell.sq.slot(number).and_then(|s| self.shell.sq.sges(s).next()).map(|sge| sge.lkey);
                 if let Some(key) = key {
                     // The key was good when the read began; that it is gone already is what was wanted.
-                    let _ = mr::invalidate(key, self.pd.id());
+                    let _ = mr::invalidate(key, self.shell.pd.id(), self.shell.qpn);
                 }
             }
         }
@@ -536,7 +448,8 @@ impl QpCore {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer));
         }
         if request.size > 0 {
-            if !self.attr.access.contains(Access::REMOTE_READ) {
+            let need = Access::needed(segment.info.right);
+            if !self.shell.attr.access.contains(need) {
                 return Err(TerminateError::RemoteProtection(RemoteProtection::AccessRights));
             }
             if request.source_to.checked_add(u64::from(request.size)).is_none()
@@ -546,17 +459,17 @@ impl QpCore {
             }
             let part = Part { stag: request.source_stag, to: request.source_to, len: request.size as usize };
             self.remote
-                .with(part, self.pd.id(), Access::REMOTE_READ, |_| ())
+                .with(part, self.shell.pd.id(), need, |_| ())
                 .map_err(AccessError::for_read_request)?;
         }
-        stream.requests.push_back(ReadSource {
+        stream.requests.push_back(Request::Read(ReadSource {
             msn: header.msn,
             sink_stag: request.sink_stag,
             sink_to: request.sink_to,
             size: request.size,
             stag: request.source_stag,
             to: request.source_to,
-        });
+        }));
         Ok(())
     }
 
@@ -573,7 +486,7 @@ impl QpCore {
         stream.hold.input();
         if segment.asks() {
             stream.count_placed(0, true);
-            stream.tell = super::acks::Tell::Now;
+            stream.tell = super::ack_policy::AckTiming::Now;
         }
         self.retire();
         Ok(())
@@ -596,37 +509,16 @@ impl QpCore {
             Some(Header::Tagged(h)) if Control::parse(h.rsvdulp).opcode == Opcode::ReadResponse => {
                 Blame::Nobody
             }
+            Some(Header::Untagged(h)) if h.qn == QN_ATOMIC_RESPONSE => Blame::Nobody,
             _ => Blame::Oldest,
         };
         self.peer_terminated(error, blame);
     }
 
-    pub(super) fn fault(&mut self, fault: Fault, struck: Option<(&[u8], u16)>) {
-        match fault {
-            Fault::Peer(e) => self.fail(e, struck),
-            Fault::Receive(status, e) => {
-                if let Some(recv) = self.rq.pop() {
-                    let wc = Wc::new(recv.wr_id, status, WcOpcode::Recv, self.qpn);
-                    self.complete_recv(wc, false);
-                }
-                self.fail(e, struck);
-            }
-            Fault::Read(status) => {
-                if let Some(number) =
-                    self.stream.as_ref().and_then(|s| s.reads.front()).and_then(|sink| sink.slot)
-                    && let Some(slot) = self.sq.slot_mut(number)
-                {
-                    slot.phase = Phase::Failed(status);
-                }
-                self.fail_own();
-            }
-        }
-    }
-
-    /// No receive was posted in the time the peer allows (DESIGN.md, "Missing receive buffer").
-    pub fn receive_missing(&mut self) {
+    /// No receive was posted in the time the peer allows (docs/adr/004).
+    pub(super) fn receive_missing(&mut self) {
         let waiting = self.stream.as_mut().and_then(|s| s.waiting.take());
-        let struck = waiting.as_ref().map(Struck::get);
-        self.give_up(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer), struck);
+        let offending = waiting.as_ref().map(OffendingSegment::get);
+        self.give_up(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer), offending);
     }
 }

@@ -5,14 +5,16 @@ use uwarp_wire::ddp::QN_TERMINATE;
 use uwarp_wire::rdmap::Opcode;
 use uwarp_wire::terminate::{RemoteOperation, Terminate, TerminateError, UntaggedBuffer};
 
-use super::queues::{Phase, SendQueue};
-use super::transmit::wc_opcode;
-use super::{Disconnect, QpCore, QpState, Stream};
+use super::core::RcCore;
+use super::stream::{Disconnect, Stream};
+use super::timers::Timer;
 use crate::event::EventKind;
-use crate::wr::{Wc, WcOpcode, WcStatus};
+use crate::qp::state::QpState;
+use crate::queues::{Phase, SendQueue};
+use crate::wr::{SendOp, Wc, WcOpcode, WcStatus};
 
-/// The completion status of the work request that a peer's Terminate speaks of (verbs' names for RFC 5040's and 5041's
-/// errors).
+/// The completion status of the work request that a peer's Terminate speaks of (verbs' names for RFC 5040's
+/// and 5041's errors).
 pub(super) fn status_for(error: TerminateError) -> WcStatus {
     match error {
         TerminateError::RemoteProtection(_) | TerminateError::TaggedBuffer(_) => WcStatus::RemAccessErr,
@@ -24,6 +26,17 @@ pub(super) fn status_for(error: TerminateError) -> WcStatus {
         | TerminateError::DdpLocalCatastrophic => WcStatus::RemOpErr,
         TerminateError::UntaggedBuffer(_) => WcStatus::BadRespErr,
         TerminateError::Mpa(_) | TerminateError::Unknown { .. } => WcStatus::FatalErr,
+    }
+}
+
+/// The same for this work request: of an atomic operation, the error that RFC 7306 section 8.2 has for an
+/// address that is not aligned means just that. InfiniBand's verbs call it an invalid request.
+fn status_of(op: SendOp, error: TerminateError) -> WcStatus {
+    match error {
+        TerminateError::RemoteOperation(RemoteOperation::CatastrophicStream) if op.is_atomic() => {
+            WcStatus::RemInvReqErr
+        }
+        error => status_for(error),
     }
 }
 
@@ -47,12 +60,27 @@ pub(super) enum Blame {
     Nobody,
 }
 
+/// The local memory for a receive is not what the program said.
+pub(super) enum Fault {
+    Peer(TerminateError),
+    /// The receive at hand completes with this status; the peer is told of a local failure.
+    Receive(WcStatus, TerminateError),
+    /// The read at hand fails.
+    Read(WcStatus),
+}
+
+impl From<TerminateError> for Fault {
+    fn from(e: TerminateError) -> Self {
+        Self::Peer(e)
+    }
+}
+
 impl Stream {
-    /// Drops what is queued and not partly out already; says how many bytes that were. `None` when the program unmapped what is partly
-    /// out: then nothing more can be sent.
+    /// Drops what is queued and not partly out already; says how many bytes that were. `None` when the
+    /// program unmapped what is partly out: then nothing more can be sent.
     fn cut(&mut self) -> Option<usize> {
         let dropped = self.out.cut();
-        self.tx.unsend(dropped.unwrap_or(0));
+        self.sender.unsend(dropped.unwrap_or(0));
         dropped.ok()
     }
 
@@ -83,45 +111,47 @@ impl Stream {
     }
 }
 
-impl QpCore {
-    /// The peer did something wrong (or we cannot go on): a Terminate goes out, the queue pair fails. Only the first
-    /// reason counts. `struck` is the DDP segment it was found in, headers at least, with its length.
-    pub(super) fn fail(&mut self, error: TerminateError, struck: Option<(&[u8], u16)>) {
-        if self.terminate(error, struck) {
+impl RcCore {
+    /// The peer did something wrong (or we cannot go on): a Terminate goes out, the queue pair fails. Only
+    /// the first reason counts. `offending` is the DDP segment it was found in, headers at least, with its
+    /// length.
+    pub(super) fn fail(&mut self, error: TerminateError, offending: Option<(&[u8], u16)>) {
+        if self.terminate(error, offending) {
             self.flush(Disconnect::Sent(error), None);
-            self.event(event_for(error));
+            self.shell.event(event_for(error));
         }
     }
 
-    /// A work request of our own cannot be carried out: the peer is told, the queue pair fails. With InfiniBand's verbs the completion
-    /// is all that tells of it (so does rxe, `rxe_comp.c`).
+    /// A work request of our own cannot be carried out: the peer is told, the queue pair fails. With
+    /// InfiniBand's verbs the completion is all that tells of it (so does rxe, `rxe_comp.c`).
     pub(super) fn fail_own(&mut self) {
         let error = TerminateError::LocalCatastrophic;
         if self.terminate(error, None) {
             let quiet = self.infiniband();
             self.flush(Disconnect::Sent(error), None);
             if !quiet {
-                self.event(event_for(error));
+                self.shell.event(event_for(error));
             }
         }
     }
 
     /// Queues a Terminate, unless the stream is at its end already.
-    pub(super) fn terminate(&mut self, error: TerminateError, struck: Option<(&[u8], u16)>) -> bool {
+    pub(super) fn terminate(&mut self, error: TerminateError, offending: Option<(&[u8], u16)>) -> bool {
         let Some(stream) = &mut self.stream else { return false };
         if stream.closing.is_some() {
             return false;
         }
-        tracing::warn!(qpn = self.qpn, %error, "terminating the stream");
-        self.counters.terminates_sent += 1;
+        tracing::warn!(qpn = self.shell.qpn, %error, "terminating the stream");
+        self.shell.counters.terminates_sent += 1;
         if let Some(dropped) = stream.cut() {
-            self.sq.unsend(stream.out.queued());
-            // What was good is told first: the peer takes its oldest message without an acknowledgement for the bad one. (Not behind an
-            // acknowledgement that was dropped here, which would leave a gap in their numbers.)
+            self.shell.sq.unsend(stream.out.queued());
+            // What was good is told first: the peer takes its oldest message without an acknowledgement for
+            // the bad one. (Not behind an acknowledgement that was dropped here, which would leave a gap in
+            // their numbers.)
             if dropped == 0 {
                 stream.emit_last_ack();
             }
-            let terminate = Terminate::new(error, struck);
+            let terminate = Terminate::new(error, offending);
             let mut bytes = [0u8; Terminate::MAX_LEN];
             let len = terminate.emit(&mut bytes);
             let message =
@@ -133,8 +163,8 @@ impl QpCore {
 
     /// The peer sent a Terminate.
     pub(super) fn peer_terminated(&mut self, error: TerminateError, blame: Blame) {
-        tracing::warn!(qpn = self.qpn, %error, "the peer terminated the stream");
-        self.counters.terminates_received += 1;
+        tracing::warn!(qpn = self.shell.qpn, %error, "the peer terminated the stream");
+        self.shell.counters.terminates_received += 1;
         let oldest = |sq: &SendQueue| sq.front().map(|_| sq.head);
         let blamed = match blame {
             Blame::Read(msn) => {
@@ -146,9 +176,9 @@ impl QpCore {
                     self.retire();
                 }
                 // One of our own making is no work request; it asked about those that wait.
-                read.and_then(|read| read.slot.or_else(|| oldest(&self.sq)))
+                read.and_then(|read| read.slot.or_else(|| oldest(&self.shell.sq)))
             }
-            Blame::Oldest => oldest(&self.sq),
+            Blame::Oldest => oldest(&self.shell.sq),
             Blame::Nobody => None,
         };
         // What was complete may have let one of our own failures come to light, which has ended the stream.
@@ -157,8 +187,8 @@ impl QpCore {
         }
         let why = Disconnect::Terminated(error);
         let infiniband = self.infiniband();
-        if let Some(slot) = blamed.and_then(|n| self.sq.slot_mut(n)) {
-            slot.phase = Phase::Failed(status_for(error));
+        if let Some(slot) = blamed.and_then(|n| self.shell.sq.slot_mut(n)) {
+            slot.phase = Phase::Failed(status_of(slot.op, error));
             self.flush(why, Some(error));
             if infiniband {
                 return;
@@ -169,13 +199,14 @@ impl QpCore {
         } else {
             self.flush(why, Some(error));
         }
-        self.event(EventKind::QpFatal);
+        self.shell.event(EventKind::QpFatal);
     }
 
     /// A work request of our own cannot be carried out, and all earlier ones are complete.
     pub(super) fn local_failure(&mut self, status: WcStatus) {
-        tracing::debug!(qpn = self.qpn, ?status, "a send work request failed");
-        // RFC 5040 section 7.1: an error found while creating a request is told to the peer instead of the request.
+        tracing::debug!(qpn = self.shell.qpn, ?status, "a send work request failed");
+        // RFC 5040 section 7.1: an error found while creating a request is told to the peer instead of the
+        // request.
         if self.stream.as_ref().is_some_and(|s| s.closing.is_none()) {
             self.fail_own();
         } else {
@@ -183,30 +214,49 @@ impl QpCore {
         }
     }
 
+    pub(super) fn fault(&mut self, fault: Fault, offending: Option<(&[u8], u16)>) {
+        match fault {
+            Fault::Peer(e) => self.fail(e, offending),
+            Fault::Receive(status, e) => {
+                if let Some(recv) = self.shell.rq.pop() {
+                    let wc = Wc::new(recv.wr_id, status, WcOpcode::Recv, self.shell.qpn);
+                    self.shell.complete_recv(wc, false);
+                }
+                self.fail(e, offending);
+            }
+            Fault::Read(status) => {
+                if let Some(number) =
+                    self.stream.as_ref().and_then(|s| s.reads.front()).and_then(|sink| sink.slot)
+                    && let Some(slot) = self.shell.sq.slot_mut(number)
+                {
+                    slot.phase = Phase::Failed(status);
+                }
+                self.fail_own();
+            }
+        }
+    }
+
     /// A completion queue was full: what should have been told is lost, so the stream cannot go on.
     pub(super) fn check_overflow(&mut self) {
-        if std::mem::take(&mut self.cq_overflow) {
-            tracing::error!(
-                qpn = self.qpn,
-                "a completion was lost to a full completion queue, so the queue pair fails"
-            );
+        if self.shell.take_overflow() {
             self.fail(TerminateError::LocalCatastrophic, None);
         }
     }
 
     /// The owner wants the stream closed; what was posted and not sent is flushed.
-    pub fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         if self.closing().is_none() {
             self.flush(Disconnect::LocalClosed, None);
         }
     }
 
-    /// To the error state: every work request that is not done completes, in order, with a flush error or with the failure it
-    /// was marked with.
+    /// To the error state: every work request that is not done completes, in order, with a flush error or
+    /// with the failure it was marked with.
     pub(super) fn flush(&mut self, why: Disconnect, cause: Option<TerminateError>) {
-        let before = std::mem::replace(&mut self.attr.state, QpState::Err);
-        self.attr.sq_draining = false;
+        let before = self.shell.attr.state;
+        self.shell.fail();
         self.gone = false;
+        self.timers.clear(Timer::Retry);
         self.leave_line();
         if let Some(stream) = &mut self.stream {
             stream.end(why);
@@ -218,7 +268,7 @@ impl QpCore {
         let (taken, completes_to) =
             self.stream.as_ref().map_or((0, 0), |s| (s.out.taken(), s.completes_to()));
         let mut failed = false;
-        while let Some(slot) = self.sq.pop() {
+        while let Some(slot) = self.shell.sq.pop() {
             // Behind one that is not done, none counts as done: programs take the first failure for the end.
             let status = match slot.phase {
                 Phase::Done if !failed => WcStatus::Success,
@@ -230,24 +280,21 @@ impl QpCore {
             };
             failed |= status != WcStatus::Success;
             if status == WcStatus::Success {
-                self.counters.completed(slot.op, slot.total);
+                self.shell.counters.completed(slot.op, slot.total);
             }
-            let signaled = self.attr.sq_sig_all || slot.flags.contains(crate::wr::SendFlags::SIGNALED);
+            let signaled = self.shell.signals(slot.flags);
             if status == WcStatus::Success && !signaled {
                 continue;
             }
-            let mut wc = Wc::new(slot.wr_id, status, wc_opcode(slot.op), self.qpn);
+            let mut wc = Wc::new(slot.wr_id, status, slot.op.completion(), self.shell.qpn);
             if matches!(slot.phase, Phase::Failed(_)) {
                 wc.vendor_err = vendor_err;
             }
-            self.complete_send(wc);
+            self.shell.complete_send(wc);
         }
-        while let Some(slot) = self.rq.pop() {
-            self.complete_recv(Wc::new(slot.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv, self.qpn), false);
-        }
-        if self.shared.is_some() && before != QpState::Err {
-            // Receives that nobody has taken stay where they are, so no completion tells the program that this is over.
-            self.event(EventKind::QpLastWqeReached);
+        self.shell.flush_receives();
+        if before != QpState::Err {
+            self.shell.last_receive_reached();
         }
     }
 }

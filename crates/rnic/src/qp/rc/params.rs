@@ -2,33 +2,17 @@
 
 use std::time::Duration;
 
+use uwarp_proto::framing::Framing;
 use uwarp_proto::setup::PeerData;
-use uwarp_proto::tx::{self, UWARP_MULPDU};
-
-/// Ready-to-receive frame of RFC 6581's peer-to-peer connections, by which the initiator speaks first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rtr {
-    /// None was negotiated.
-    None,
-    /// Initiator: send a zero-length RDMA Write first.
-    SendWrite,
-    /// Initiator: send a zero-length RDMA Read Request first.
-    SendRead,
-    /// Responder: the first FPDU that arrives is one.
-    Expect,
-}
+pub use uwarp_proto::setup::Rtr;
 
 /// What was negotiated for a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamParams {
     /// This end sent the MPA request.
     pub initiator: bool,
-    /// CRCs are generated and checked.
-    pub crc: bool,
-    /// The peer asked for markers.
-    pub send_markers: bool,
-    /// We asked for markers.
-    pub receive_markers: bool,
+    /// How segments are delimited and protected.
+    pub framing: Framing,
     /// RDMA Reads the peer may have outstanding. With 0 it may have one of no bytes.
     pub ird: u16,
     /// RDMA Reads this end may have outstanding.
@@ -51,6 +35,8 @@ pub struct StreamParams {
     pub wait_first_fpdu: bool,
     /// How long to wait before the first FPDU; some peers are not listening yet when their reply arrives.
     pub first_fpdu_delay: Duration,
+    /// The peer may miss the first FPDU until more comes: it gets more while it has sent nothing. Pause before the first time.
+    pub nudge_after: Option<Duration>,
     /// How long a Send waits for a receive to be posted; `None`: for ever.
     pub rnr_timeout: Option<Duration>,
     /// Sends and Writes complete when the peer acknowledged their placement (uwarp peers only).
@@ -58,6 +44,8 @@ pub struct StreamParams {
     /// The same toward a stranger, where an RDMA Read of no bytes behind them has to come back. Only where the peer is known to take one
     /// Read at least, whatever `ord` says of the program's.
     pub placement_reads: bool,
+    /// The lower layer tells how the peer's system answers: a peer that is silent for long is given up.
+    pub link_answers: bool,
     /// What becomes of the peer is told as InfiniBand's verbs do, for the roce and ib views (`qp/gone`).
     pub infiniband: bool,
 }
@@ -65,11 +53,7 @@ pub struct StreamParams {
 impl StreamParams {
     /// Largest ULPDU to send.
     pub(super) fn mulpdu(&self) -> usize {
-        if self.peer_is_uwarp {
-            UWARP_MULPDU
-        } else {
-            tx::mulpdu_for_emss(self.emss as usize, self.send_markers)
-        }
+        self.framing.mulpdu(self.emss as usize, self.peer_is_uwarp)
     }
 }
 
@@ -77,9 +61,7 @@ impl Default for StreamParams {
     fn default() -> Self {
         Self {
             initiator: true,
-            crc: true,
-            send_markers: false,
-            receive_markers: false,
+            framing: Framing::default(),
             ird: 16,
             ord: 16,
             peer_is_uwarp: false,
@@ -91,9 +73,11 @@ impl Default for StreamParams {
             rtr_stag_to: PeerData::new().to_rtr(),
             wait_first_fpdu: false,
             first_fpdu_delay: Duration::ZERO,
+            nudge_after: None,
             rnr_timeout: None,
             placement_acks: false,
             placement_reads: false,
+            link_answers: false,
             infiniband: false,
         }
     }

@@ -1,141 +1,29 @@
-//! The way out: work requests and the peer's RDMA Reads become FPDUs.
+//! The way out: work requests and the peer's RDMA Reads become frames.
 
-use std::convert::Infallible;
-
-use uwarp_proto::framer::MarkerInserter;
 use uwarp_proto::setup::RTR_STAG_TO;
 use uwarp_proto::tx::{Message, OutSegment, Segmenter};
-use uwarp_wire::crc::{self, Crc32c};
-use uwarp_wire::ddp::{Header, QN_READ_REQUEST, QN_SEND, Untagged};
-use uwarp_wire::mpa;
-use uwarp_wire::rdmap::{Control, Immediate, Opcode, ReadRequest};
+use uwarp_wire::crc::Crc32c;
+use uwarp_wire::ddp::{QN_READ_REQUEST, QN_SEND};
+use uwarp_wire::rdmap::{Immediate, Opcode, ReadRequest};
 
-use super::acks::Wish;
-use super::queues::{Phase, slice_sges};
-use super::receive::{ReadSink, ReadSource};
-use super::{Disconnect, QpCore, QpState, Rtr, Stream};
+use super::ack_policy::AckPolicy;
+use super::core::RcCore;
+use super::params::Rtr;
+use super::reads::{ReadSink, ReadSource, Request};
+use super::stream::{Disconnect, Established, Stream};
+use super::tx::{Current, Source};
 use crate::event::EventKind;
 use crate::mem::{self, MemSeg};
 use crate::mr::{self, Access, MrCache, Part};
+use crate::qp::state::QpState;
+use crate::queues::{Phase, slice_sges};
 use crate::trace;
-use crate::wr::{SendFlags, SendOp, WcOpcode, WcStatus};
+use crate::wr::{SendFlags, SendOp, WcStatus};
 
-/// Without a CRC, payload from this size on is referenced, not copied.
-const BY_REFERENCE: u32 = 8 * 1024;
 /// How far cutting runs ahead of the lower layer: enough for a full system call, little enough that staged bytes are
 /// still in the second-level cache when the kernel copies them.
 const AHEAD_BYTES: usize = 256 * 1024;
 const AHEAD_RUNS: usize = 128;
-/// From this size on, the CRC is taken while the payload is copied. Below, one pass over all bytes of the FPDU costs less.
-const FUSED: u32 = 8 * 1024;
-
-/// The message being cut, and what the untagged queues are numbered to.
-#[derive(Debug)]
-pub(super) struct Tx {
-    markers: Option<MarkerInserter>,
-    current: Option<Current>,
-    /// The responder may send: the first FPDU arrived.
-    pub open: bool,
-    send_msn: u32,
-    pub(super) read_msn: u32,
-    pub(super) ack_msn: u32,
-    /// Sends and Writes cut so far.
-    pub(super) messages: u64,
-    /// The last of them that the peer was asked to tell of.
-    pub(super) asked: u64,
-    /// Signalled ones among them: all, and those behind the last that asked.
-    pub(super) signaled: u64,
-    pub(super) unasked: u64,
-    /// It is to be asked about the last ones.
-    pub ask: bool,
-    /// A work request failed locally; no later one starts.
-    held: bool,
-    /// A read response went out last: the send queue has its turn.
-    sq_turn: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Current {
-    segmenter: Segmenter,
-    source: Source,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Source {
-    /// The scatter/gather list of this slot of the send queue.
-    Slot(u64),
-    /// Memory that the peer reads.
-    Region(ReadSource),
-}
-
-impl Tx {
-    pub fn new(markers: Option<MarkerInserter>, open: bool) -> Self {
-        Self {
-            markers,
-            current: None,
-            open,
-            send_msn: 0,
-            read_msn: 0,
-            ack_msn: 0,
-            messages: 0,
-            asked: 0,
-            signaled: 0,
-            unasked: 0,
-            ask: false,
-            held: false,
-            sq_turn: false,
-        }
-    }
-
-    /// Gives the next message of every queue this MSN.
-    pub fn set_msn(&mut self, msn: u32) {
-        let last = msn.wrapping_sub(1);
-        (self.send_msn, self.read_msn, self.ack_msn) = (last, last, last);
-    }
-
-    /// Bytes that were queued last are not sent after all.
-    pub fn unsend(&mut self, bytes: usize) {
-        if let Some(markers) = &mut self.markers {
-            markers.rewind(bytes);
-        }
-    }
-
-    /// Acknowledgements sent so far; wraps.
-    pub fn acks(&self) -> u32 {
-        self.ack_msn
-    }
-
-    /// Messages whose placement the peer counts, so far.
-    pub fn messages(&self) -> u64 {
-        self.messages
-    }
-
-    /// A Response is half cut.
-    pub fn responding(&self) -> bool {
-        self.current.is_some_and(|current| matches!(current.source, Source::Region(_)))
-    }
-
-    /// No message is half cut.
-    pub fn idle(&self) -> bool {
-        self.current.is_none()
-    }
-
-    /// Forgets the message being cut.
-    pub fn stop(&mut self) {
-        self.current = None;
-        self.held = true;
-    }
-}
-
-/// The completion opcode of an operation.
-pub(super) fn wc_opcode(op: SendOp) -> WcOpcode {
-    match op {
-        SendOp::Send { .. } | SendOp::SendImmediate { .. } => WcOpcode::Send,
-        SendOp::Write { .. } | SendOp::WriteImmediate { .. } => WcOpcode::RdmaWrite,
-        SendOp::Read { .. } => WcOpcode::RdmaRead,
-        SendOp::LocalInvalidate { .. } => WcOpcode::LocalInv,
-    }
-}
 
 impl Stream {
     /// Queues the ready-to-receive frame, if this end owes one.
@@ -150,97 +38,67 @@ impl Stream {
                 self.tx.messages += 1;
                 self.acked = 1;
                 self.tx.asked = 1;
-                self.established = super::Established::Untold;
+                self.established = Established::Untold;
             }
             Rtr::SendRead => self.emit_empty_read(),
-            // Without peer-to-peer the first FPDU may be long in coming; what is posted waits, but the connection is up.
-            Rtr::None => self.established = super::Established::Untold,
+            // Without peer-to-peer the first frame may be long in coming; what is posted waits, but the connection is up.
+            Rtr::None => self.established = Established::Untold,
             Rtr::Expect => {}
         }
     }
 
-    /// Puts one FPDU into the staging buffer; `payload` appends its `segment.len` payload bytes, or nothing is queued.
-    ///
-    /// The CRC is always taken of staged bytes, which nobody else can change (docs/adr/003). `payload` takes it while it copies,
-    /// if it is given one; otherwise the CRC is taken of all bytes at once, which is faster for short ones.
+    /// Puts one frame into the staging buffer; `payload` appends its `segment.len` payload bytes, and takes them into the CRC
+    /// if it gets one. If it fails, nothing is queued.
     fn emit_staged<E>(
         &mut self,
         segment: &OutSegment,
         payload: impl FnOnce(&mut Vec<u8>, Option<&mut Crc32c>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let ulpdu_len = segment.header.len() + segment.len as usize;
+        let qpn = self.qpn;
         let buf = self.out.stage();
         let start = buf.len();
-        buf.reserve(mpa::fpdu_len(ulpdu_len));
-        push_header(buf, &segment.header, ulpdu_len);
-        let payload_at = buf.len();
-        let fused = self.params.crc && self.tx.markers.is_none() && segment.len >= FUSED;
-        let mut crc = fused.then(Crc32c::new);
-        if let Some(crc) = &mut crc {
-            crc.update(buf.get(start..).unwrap_or(&[]));
-        }
-        payload(buf, crc.as_mut()).inspect_err(|_| buf.truncate(start))?;
-        let payload_end = buf.len();
-        let head = buf.get(payload_at..).unwrap_or(&[]);
-        trace::segment(self.qpn, trace::Way::Out, &segment.header, head, segment.len as usize);
-        // A payload that came out short would break the framing for good.
-        buf.resize(start + mpa::FPDU_HDR_LEN + ulpdu_len + mpa::pad_len(ulpdu_len), 0);
-        match &mut self.tx.markers {
-            None => {
-                let sum = match crc {
-                    Some(mut crc) => {
-                        crc.update(buf.get(payload_end..).unwrap_or(&[]));
-                        crc.finish()
-                    }
-                    None if self.params.crc => crc::crc32c(buf.get(start..).unwrap_or(&[])),
-                    None => 0,
-                };
-                buf.extend_from_slice(&crc::to_wire(sum));
-            }
-            Some(markers) => {
-                let covered = buf.split_off(start);
-                markers.emit(&covered, self.params.crc, buf);
-            }
-        }
+        self.sender.stage(buf, segment, |buf, crc| {
+            let at = buf.len();
+            payload(buf, crc)?;
+            let head = buf.get(at..).unwrap_or(&[]);
+            trace::segment(qpn, trace::Way::Out, &segment.header, head, segment.len as usize);
+            Ok(())
+        })?;
         self.out.staged(start, true, true);
         Ok(())
     }
 
     /// The same with bytes that are at hand.
     pub(super) fn emit_bytes(&mut self, segment: &OutSegment, bytes: &[u8]) {
-        let Ok(()) = self.emit_staged(segment, |buf, crc| {
-            buf.extend_from_slice(bytes);
-            if let Some(crc) = crc {
-                crc.update(bytes);
-            }
-            Ok::<_, Infallible>(())
-        });
-    }
-
-    /// Queues one FPDU without a CRC whose payload stays where it is.
-    #[inline(never)]
-    fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) {
-        let ulpdu_len = segment.header.len() + segment.len as usize;
+        trace::segment(self.qpn, trace::Way::Out, &segment.header, bytes, segment.len as usize);
         let buf = self.out.stage();
         let start = buf.len();
-        push_header(buf, &segment.header, ulpdu_len);
+        self.sender.stage_bytes(buf, segment, bytes);
+        self.out.staged(start, true, true);
+    }
+
+    /// Queues one frame whose payload stays where it is.
+    #[inline(never)]
+    fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) {
         trace::segment(self.qpn, trace::Way::Out, &segment.header, &[], segment.len as usize);
+        let buf = self.out.stage();
+        let start = buf.len();
+        self.sender.begin(buf, segment);
         self.out.staged(start, false, false);
         for piece in pieces {
             self.out.memory(*piece);
         }
         let buf = self.out.stage();
         let start = buf.len();
-        buf.resize(start + mpa::pad_len(ulpdu_len) + mpa::CRC_LEN, 0);
+        self.sender.end(buf, segment);
         self.out.staged(start, false, true);
     }
 
     fn emit_read_request(&mut self, request: ReadRequest) {
-        self.tx.read_msn = self.tx.read_msn.wrapping_add(1);
         let message = Message::Untagged {
             opcode: Opcode::ReadRequest,
             qn: QN_READ_REQUEST,
-            msn: self.tx.read_msn,
+            msn: self.tx.next_read_msn(),
             invalidate: 0,
         };
         self.emit_message(message, &request.to_bytes());
@@ -252,8 +110,14 @@ impl Stream {
         self.reads.push_back(ReadSink::empty(self.tx.read_msn, self.tx.messages));
     }
 
+    /// Queues an RDMA Write of no bytes to a peer that does not count what it places.
+    pub(super) fn emit_empty_write(&mut self) {
+        let (stag, to) = RTR_STAG_TO;
+        self.emit_message(Message::Tagged { opcode: Opcode::Write, stag, to }, &[]);
+    }
+
     /// Queues the Immediate Data message that goes behind an RDMA Write, nothing between them.
-    fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool, wish: Wish) {
+    fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool, wish: AckPolicy) {
         self.tx.send_msn = self.tx.send_msn.wrapping_add(1);
         let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
         let message = Message::Untagged { opcode, qn: QN_SEND, msn: self.tx.send_msn, invalidate: 0 };
@@ -263,7 +127,7 @@ impl Stream {
         self.emit_bytes(&segment, &Immediate::of_verbs(imm).to_bytes());
     }
 
-    /// Queues a short message of our own making as one FPDU.
+    /// Queues a short message of our own making as one frame.
     pub(super) fn emit_message(&mut self, message: Message, bytes: &[u8]) {
         let len = u32::try_from(bytes.len()).unwrap_or(0);
         self.emit_bytes(&message.whole(len), bytes);
@@ -278,34 +142,27 @@ impl Stream {
     }
 }
 
-/// Appends length field and DDP header.
-#[inline]
-fn push_header(buf: &mut Vec<u8>, header: &Header, ulpdu_len: usize) {
-    buf.extend_from_slice(&u16::try_from(ulpdu_len).unwrap_or(u16::MAX).to_be_bytes());
-    match header {
-        Header::Tagged(header) => buf.extend_from_slice(&header.to_bytes()),
-        Header::Untagged(header) => buf.extend_from_slice(&header.to_bytes()),
-    }
-}
-
-impl QpCore {
-    /// Cuts work into FPDUs until enough is ahead of the lower layer or there is none. Call after posting, after
-    /// [`Self::taken`], and after input.
-    pub fn build(&mut self) {
+impl RcCore {
+    /// Cuts work into frames until enough is ahead of the lower layer or there is none. Part of
+    /// [`Self::poll_transmit`].
+    #[inline]
+    pub(super) fn build(&mut self) {
         self.check_overflow();
         loop {
             let Some(stream) = &mut self.stream else { return };
+            stream.tx.all_cut = false;
             if stream.closing.is_some() || !stream.tx.open || stream.far_ahead() {
                 return;
             }
-            let sq_ready = !stream.tx.held && self.attr.state == QpState::Rts && self.sq.has_unsent();
+            let sq_ready =
+                !stream.tx.held && self.shell.attr.state == QpState::Rts && self.shell.sq.has_unsent();
             let response = !stream.requests.is_empty();
             stream.emit_ack(sq_ready || response || stream.tx.current.is_some());
             if let Some(mut current) = stream.tx.current.take() {
                 self.cut(&mut current);
                 continue;
             }
-            if stream.params.placement_reads && self.sq.next_is_no_read() {
+            if stream.params.placement_reads && self.shell.sq.next_is_not_answered() {
                 stream.ask_stranger(false);
             }
             let progressed = if response && !(sq_ready && stream.tx.sq_turn) {
@@ -320,6 +177,7 @@ impl QpCore {
             if !progressed {
                 if let Some(stream) = &mut self.stream {
                     stream.emit_question();
+                    stream.tx.all_cut = true;
                     if stream.params.placement_reads && stream.closing.is_none() {
                         stream.ask_stranger(true);
                     }
@@ -336,10 +194,10 @@ impl QpCore {
                 match current.source {
                     Source::Slot(number) => {
                         if let (true, Some(stream), Some(slot)) =
-                            (segment.header.last(), &mut self.stream, self.sq.slot(number))
+                            (segment.header.last(), &mut self.stream, self.shell.sq.slot(number))
                             && !slot.op.is_pair()
                         {
-                            let wish = Wish::of(slot, &self.attr, &self.sq);
+                            let wish = AckPolicy::of(slot, &self.shell);
                             segment.header.set_rsvdulp(stream.asks(current.segmenter.total(), wish));
                         }
                         self.emit_slot_segment(number, &segment);
@@ -367,39 +225,38 @@ impl QpCore {
         }
     }
 
-    /// The lower layer took `n` bytes of [`Self::out`].
-    pub fn taken(&mut self, n: usize) {
-        if let Some(stream) = &mut self.stream {
-            stream.out.take(n);
-        }
-        self.retire();
-    }
-
     fn start_response(&mut self) -> bool {
         let Some(stream) = &mut self.stream else { return false };
-        let Some(request) = stream.requests.pop_front() else { return false };
+        let request = match stream.requests.pop_front() {
+            None => return false,
+            Some(Request::Read(request)) => request,
+            Some(Request::Atomic(atomic)) => {
+                self.start_atomic_response(atomic);
+                return true;
+            }
+        };
         let message =
             Message::Tagged { opcode: Opcode::ReadResponse, stag: request.sink_stag, to: request.sink_to };
         let segmenter = stream.segmenter(message, request.size);
-        self.counters.sent.read_response.count(request.size);
+        self.shell.counters.sent.read_response.count(request.size);
         self.cut(&mut Current { segmenter, source: Source::Region(request) });
         true
     }
 
     /// Starts the next work request, if its turn has come. False when it has to wait.
     fn start_work_request(&mut self) -> bool {
-        let number = self.sq.next;
-        let Some(slot) = self.sq.slot(number) else { return false };
+        let number = self.shell.sq.next;
+        let Some(slot) = self.shell.sq.slot(number) else { return false };
         let Some(stream) = &mut self.stream else { return false };
         if slot.flags.contains(SendFlags::FENCE) && stream.reads.iter().any(|read| read.slot.is_some()) {
             return false;
         }
         let (total, pair) = (slot.total, slot.op.is_pair());
-        let wish = Wish::of(slot, &self.attr, &self.sq);
+        let wish = AckPolicy::of(slot, &self.shell);
         let solicited = slot.flags.contains(SendFlags::SOLICITED);
         let message = match slot.op {
-            // It was posted while the peer was taken for a uwarp end.
-            SendOp::SendImmediate { .. } | SendOp::WriteImmediate { .. } if !stream.params.peer_is_uwarp => {
+            // It was posted while the peer was taken for a uwarp end, or not known yet.
+            op if op.wants_uwarp() && !stream.params.peer_is_uwarp => {
                 self.hold(number, WcStatus::LocQpOpErr);
                 return true;
             }
@@ -414,22 +271,23 @@ impl QpCore {
             SendOp::Write { stag, to } | SendOp::WriteImmediate { stag, to, .. } => {
                 Message::Tagged { opcode: Opcode::Write, stag, to }
             }
-            SendOp::Read { stag, to, .. } => {
-                if stream.reads.len() >= usize::from(stream.params.ord) {
-                    // No read depth at all can never be mended by waiting.
-                    if stream.params.ord == 0 {
-                        self.hold(number, WcStatus::LocQpOpErr);
-                        return true;
-                    }
-                    return false;
+            SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }
+                if stream.reads.len() >= usize::from(stream.params.ord) =>
+            {
+                // No read depth at all can never be mended by waiting.
+                if stream.params.ord == 0 {
+                    self.hold(number, WcStatus::LocQpOpErr);
+                    return true;
                 }
-                return self.start_read(number, stag, to, total);
+                return false;
             }
-            SendOp::LocalInvalidate { stag } => {
-                self.sq.next += 1;
+            SendOp::Read { stag, to, .. } => return self.start_read(number, stag, to, total),
+            SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => return self.start_atomic(number),
+            op @ (SendOp::LocalInvalidate { .. } | SendOp::Bind(_)) => {
+                self.shell.sq.next += 1;
                 // It completes behind what the peer was not asked about.
                 stream.tx.unasked += u64::from(wish.signaled);
-                match mr::invalidate(stag, self.pd.id()) {
+                match self.change_key(op) {
                     Ok(()) => self.mark(number, Phase::Done),
                     Err(_) => self.hold(number, WcStatus::MwBindErr),
                 }
@@ -437,7 +295,7 @@ impl QpCore {
                 return true;
             }
         };
-        self.sq.next += 1;
+        self.shell.sq.next += 1;
         if message.header_len() + total as usize <= stream.mulpdu {
             let mut segment = message.whole(total);
             if !pair {
@@ -452,12 +310,22 @@ impl QpCore {
         true
     }
 
+    /// A work request about a key of this end: nothing of it goes out.
+    fn change_key(&self, op: SendOp) -> Result<(), mr::AccessError> {
+        let (pd, qpn) = (&self.shell.pd, self.shell.qpn);
+        match op {
+            SendOp::LocalInvalidate { stag } => mr::invalidate(stag, pd.id(), qpn),
+            SendOp::Bind(bind) => mr::bind_window(pd, qpn, &bind),
+            _ => Ok(()),
+        }
+    }
+
     fn start_read(&mut self, number: u64, stag: u32, to: u64, total: u32) -> bool {
         // The sink is checked before the request goes out: a response that cannot be placed would cost the connection.
-        let Some(slot) = self.sq.slot(number).copied() else { return false };
-        let pd = self.pd.id();
-        let local = &mut self.local;
-        let bad = slice_sges(self.sq.sges(&slot), 0, total)
+        let Some(slot) = self.shell.sq.slot(number).copied() else { return false };
+        let pd = self.shell.pd.id();
+        let local = &mut self.shell.local;
+        let bad = slice_sges(self.shell.sq.sges(&slot), 0, total)
             .any(|part| local.with(part, pd, Access::LOCAL_WRITE, |_| ()).is_err());
         if bad {
             self.hold(number, WcStatus::LocProtErr);
@@ -478,14 +346,14 @@ impl QpCore {
         let msn = stream.tx.read_msn;
         stream.reads.push_back(ReadSink::new(number, sink_stag, total, msn, stream.tx.messages));
         stream.look_past_waiting();
-        self.sq.next += 1;
+        self.shell.sq.next += 1;
         self.mark(number, Phase::Reading);
         true
     }
 
-    /// The lower layer cannot read the next byte of [`Self::out`]: the program has unmapped what it posted. The stream has a hole, so
+    /// The lower layer cannot read the next byte: the program has unmapped what it posted. The stream has a hole, so
     /// there is no going on.
-    pub fn unreadable(&mut self) {
+    pub(super) fn unreadable(&mut self) {
         let Some(stream) = self.stream.as_ref().filter(|s| s.closing.is_none()) else { return };
         let taken = stream.out.taken();
         let cutting = match stream.tx.current {
@@ -493,8 +361,8 @@ impl QpCore {
             _ => None,
         };
         // Responses are copied, so it is a work request's: the first that is not wholly taken.
-        let number = (self.sq.head..self.sq.next).find(|number| {
-            let phase = self.sq.slot(*number).map(|slot| slot.phase);
+        let number = (self.shell.sq.head..self.shell.sq.next).find(|number| {
+            let phase = self.shell.sq.slot(*number).map(|slot| slot.phase);
             matches!(phase, Some(Phase::Sent { end, .. }) if end > taken)
         });
         if let Some(number) = number.or(cutting) {
@@ -503,7 +371,7 @@ impl QpCore {
         let quiet = self.infiniband();
         self.flush(Disconnect::Reset, None);
         if !quiet {
-            self.event(EventKind::QpFatal);
+            self.shell.event(EventKind::QpFatal);
         }
     }
 
@@ -514,25 +382,25 @@ impl QpCore {
         stream.answered = true;
         stream.hold.sent();
         stream.look_past_waiting();
-        let Some(wish) = self.sq.slot(number).map(|slot| Wish::of(slot, &self.attr, &self.sq)) else {
+        let Some(wish) = self.shell.sq.slot(number).map(|slot| AckPolicy::of(slot, &self.shell)) else {
             return;
         };
         // A slot that failed on the way keeps its failure.
-        let Some(slot) = self.sq.slot_mut(number).filter(|s| s.phase == Phase::Posted) else { return };
+        let Some(slot) = self.shell.sq.slot_mut(number).filter(|s| s.phase == Phase::Posted) else { return };
         if let SendOp::WriteImmediate { imm, .. } = slot.op {
             stream.emit_immediate(imm, slot.flags.contains(SendFlags::SOLICITED), wish);
         }
         slot.phase = Phase::Sent { end: stream.out.queued(), message: stream.tx.messages };
     }
 
-    fn mark(&mut self, number: u64, phase: Phase) {
-        if let Some(slot) = self.sq.slot_mut(number) {
+    pub(super) fn mark(&mut self, number: u64, phase: Phase) {
+        if let Some(slot) = self.shell.sq.slot_mut(number) {
             slot.phase = phase;
         }
     }
 
     /// The work request fails by its own fault: no later one starts, earlier ones complete, then the queue pair fails.
-    fn hold(&mut self, number: u64, status: WcStatus) {
+    pub(super) fn hold(&mut self, number: u64, status: WcStatus) {
         self.mark(number, Phase::Failed(status));
         if let Some(stream) = &mut self.stream {
             stream.tx.stop();
@@ -544,16 +412,17 @@ impl QpCore {
     }
 
     fn emit_slot_segment(&mut self, number: u64, segment: &OutSegment) {
-        let Some(slot) = self.sq.slot(number) else { return };
+        let Some(slot) = self.shell.sq.slot(number) else { return };
         let Some(stream) = &mut self.stream else { return };
         if slot.flags.contains(SendFlags::INLINE) {
-            let bytes = self.sq.inline_bytes(number, slot.total);
+            let bytes = self.shell.sq.inline_bytes(number, slot.total);
             let at = segment.offset as usize;
             stream.emit_bytes(segment, bytes.get(at..at + segment.len as usize).unwrap_or(&[]));
             return;
         }
-        let parts = slice_sges(self.sq.sges(slot), segment.offset, segment.len);
-        let ok = emit_parts(stream, segment, parts, &mut self.local, self.pd.id(), Access::empty());
+        let parts = slice_sges(self.shell.sq.sges(slot), segment.offset, segment.len);
+        let ok =
+            emit_parts(stream, segment, parts, &mut self.shell.local, self.shell.pd.id(), Access::empty());
         if ok.is_err() {
             self.hold(number, WcStatus::LocProtErr);
         }
@@ -566,42 +435,15 @@ impl QpCore {
             (segment.len > 0).then_some(Part { stag: request.stag, to: at, len: segment.len as usize });
         // Checked when the request came, and again here: the region may have gone since.
         let need = Access::REMOTE_READ;
-        if let Err(e) = emit_parts(stream, segment, part.into_iter(), &mut self.remote, self.pd.id(), need) {
+        if let Err(e) =
+            emit_parts(stream, segment, part.into_iter(), &mut self.remote, self.shell.pd.id(), need)
+        {
             self.fail(e.for_read_request(), Some((&request.rest(segment.offset), ReadSource::SEGMENT_LEN)));
         }
     }
 }
 
-impl ReadSource {
-    const SEGMENT_LEN: u16 = (Untagged::LEN + ReadRequest::LEN) as u16;
-
-    /// The segment that asked for it, with what is left to do from `offset` on, as a Terminate in the middle of a response
-    /// quotes it (RFC 5040 section 4.8).
-    fn rest(&self, offset: u32) -> [u8; Self::SEGMENT_LEN as usize] {
-        let header = Untagged {
-            last: true,
-            rsvdulp: Control::new(Opcode::ReadRequest).to_byte(),
-            rsvdulp32: 0,
-            qn: QN_READ_REQUEST,
-            msn: self.msn,
-            mo: 0,
-        };
-        let request = ReadRequest {
-            sink_stag: self.sink_stag,
-            sink_to: self.sink_to.wrapping_add(u64::from(offset)),
-            size: self.size.saturating_sub(offset),
-            source_stag: self.stag,
-            source_to: self.to.wrapping_add(u64::from(offset)),
-        };
-        let mut bytes = [0; Self::SEGMENT_LEN as usize];
-        let (head, tail) = bytes.split_at_mut(Untagged::LEN);
-        head.copy_from_slice(&header.to_bytes());
-        tail.copy_from_slice(&request.to_bytes());
-        bytes
-    }
-}
-
-/// Queues one FPDU whose payload lies in the given parts of registered memory.
+/// Queues one frame whose payload lies in the given parts of registered memory.
 fn emit_parts(
     stream: &mut Stream,
     segment: &OutSegment,
@@ -611,9 +453,9 @@ fn emit_parts(
     need: Access,
 ) -> Result<(), mr::AccessError> {
     // What the peer reads is copied at once: the program may take the region back while it is on its way, and it must not be read
-    // any more then. What goes with a CRC is copied because the program may change it meanwhile, which must not make the CRC wrong.
+    // any more then. With a CRC, the framing takes no references.
     let promised = !need.contains(Access::REMOTE_READ);
-    if !promised || stream.params.crc || segment.len < BY_REFERENCE || stream.tx.markers.is_some() {
+    if !promised || !stream.sender.takes_reference(segment) {
         return stream.emit_staged(segment, |buf, mut crc| {
             for part in parts {
                 cache.with(part, pd, need, |seg| match crc.as_deref_mut() {

@@ -1,7 +1,7 @@
 //! The work queues: bounded rings of work requests and their scatter/gather lists.
 //!
-//! Both grow on use, so that an idle queue pair costs little whatever depth it was made for; in steady state posting allocates
-//! nothing.
+//! Both grow on use, so that an idle queue pair costs little whatever depth it was made for; in steady state
+//! posting allocates nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,17 +15,20 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
 /// Largest message in bytes (reported as the port's `max_msg_sz`).
 pub const MAX_MESSAGE: u32 = 0x7FFF_FFFF;
 
+/// What an atomic operation works on, and returns.
+pub(crate) const ATOMIC_BYTES: u32 = 8;
+
 /// How far a send work request has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     Posted,
-    /// Cut into segments; done when the stream byte `end` is taken and message number `message` is acknowledged
-    /// (where acknowledgements are in use).
+    /// Cut into segments; done when the stream byte `end` is taken and message number `message` is
+    /// acknowledged (where acknowledgements are in use).
     Sent {
         end: u64,
         message: u64,
     },
-    /// An RDMA Read Request is out.
+    /// An RDMA Read Request or an Atomic Request is out.
     Reading,
     Done,
     /// Fails, but earlier ones complete first.
@@ -33,7 +36,7 @@ pub(super) enum Phase {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SqSlot {
+pub(crate) struct SqSlot {
     pub wr_id: u64,
     pub op: SendOp,
     pub flags: SendFlags,
@@ -45,7 +48,7 @@ pub(super) struct SqSlot {
 
 /// The send queue. Slots are named by their number since the start.
 #[derive(Debug)]
-pub(super) struct SendQueue {
+pub(crate) struct SendQueue {
     slots: VecDeque<SqSlot>,
     sges: VecDeque<Sge>,
     sge_base: u64,
@@ -89,22 +92,29 @@ impl SendQueue {
         &self.places
     }
 
-    /// The oldest slot, which was dropped right before, makes a completion: the places before this number are free when it is polled.
+    /// The oldest slot, which was dropped right before, makes a completion: the places before this number are
+    /// free when it is polled.
     #[inline]
     pub fn completes(&mut self) -> u32 {
         self.to_poll = self.head;
         self.head as u32
     }
 
-    /// Whether every place is taken. That of a work request with a completion is free when the program has polled that. Those of others
-    /// are free with the next such one, as with adapters, and also when nothing is left to poll: programs that never ask for a completion
-    /// work with siw and rxe.
+    /// Places that are free when the program has polled all completions there are, and not before.
+    #[inline]
+    pub fn unpolled(&self) -> u32 {
+        (self.to_poll as u32).wrapping_sub(self.places.freed())
+    }
+
+    /// Whether every place is taken. That of a work request with a completion is free when the program has
+    /// polled that. Those of others are free with the next such one, as with adapters, and also when nothing
+    /// is left to poll: programs that never ask for a completion work with siw and rxe.
     #[inline]
     fn is_full(&mut self) -> bool {
         if self.end() - self.freed < u64::from(self.depth) {
             return false;
         }
-        let unpolled = (self.to_poll as u32).wrapping_sub(self.places.freed());
+        let unpolled = self.unpolled();
         self.freed = if unpolled == 0 { self.head } else { self.to_poll - u64::from(unpolled) };
         self.end() - self.freed >= u64::from(self.depth)
     }
@@ -140,9 +150,9 @@ impl SendQueue {
         self.next < self.end()
     }
 
-    /// The next work request to be cut into segments, if there is one, is no RDMA Read.
-    pub fn next_is_no_read(&self) -> bool {
-        self.slot(self.next).is_none_or(|slot| !matches!(slot.op, SendOp::Read { .. }))
+    /// The next work request to be cut into segments, if there is one, is not answered by the peer.
+    pub fn next_is_not_answered(&self) -> bool {
+        self.slot(self.next).is_none_or(|slot| !slot.op.is_answered())
     }
 
     pub fn slot(&self, number: u64) -> Option<&SqSlot> {
@@ -162,10 +172,13 @@ impl SendQueue {
             return Err(VerbsError::Invalid("more scatter/gather elements than the queue pair was made for"));
         }
         let total = total_len(wr.sges)?;
+        if wr.op.is_atomic() && total != ATOMIC_BYTES {
+            return Err(VerbsError::Invalid("an atomic operation returns exactly 8 bytes"));
+        }
         let first_sge = self.sge_base + self.sges.len() as u64;
         let mut sges = wr.sges.len();
         if wr.flags.contains(SendFlags::INLINE) {
-            if matches!(wr.op, SendOp::Read { .. } | SendOp::LocalInvalidate { .. }) {
+            if !wr.op.may_be_inline() {
                 return Err(VerbsError::Invalid("inline data goes with Send and RDMA Write only"));
             }
             if total > self.max_inline {
@@ -234,8 +247,8 @@ impl SendQueue {
         self.slots.front()
     }
 
-    /// Of the work requests that were cut, those that reach past stream byte `end` are not going to be sent after all. Other bytes get
-    /// their numbers, and must not complete them.
+    /// Of the work requests that were cut, those that reach past stream byte `end` are not going to be sent
+    /// after all. Other bytes get their numbers, and must not complete them.
     pub fn unsend(&mut self, end: u64) {
         for slot in &mut self.slots {
             if matches!(slot.phase, Phase::Sent { end: of, .. } if of > end) {
@@ -293,7 +306,8 @@ impl RecvQueue {
         &self.places
     }
 
-    /// The oldest receive, which was taken out right before, completes: the places before this number are free when that is polled.
+    /// The oldest receive, which was taken out right before, completes: the places before this number are
+    /// free when that is polled.
     #[inline]
     pub fn completes(&self) -> u32 {
         self.posted.wrapping_sub(self.slots.len() as u32)
@@ -380,7 +394,8 @@ impl RecvQueue {
     }
 }
 
-// Lists have one element nearly always, and the general ways of a `VecDeque` cost several times as much for it.
+// Lists have one element nearly always, and the general ways of a `VecDeque` cost several times as much for
+// it.
 
 fn append(queue: &mut VecDeque<Sge>, list: &[Sge]) {
     match list {
@@ -411,7 +426,7 @@ fn total_len(sges: &[Sge]) -> Result<u32, VerbsError> {
 }
 
 /// The parts of a scatter/gather list that hold bytes `offset` to `offset + len` of the message.
-pub(super) fn slice_sges<'a>(
+pub(crate) fn slice_sges<'a>(
     sges: impl Iterator<Item = &'a Sge>,
     offset: u32,
     len: u32,

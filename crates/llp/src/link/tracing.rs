@@ -1,0 +1,105 @@
+//! A lower layer that keeps what was asked of it: for tests.
+
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+
+use crate::lower::{Answers, LowerLayer, Piece, Received};
+
+/// One call that moves bytes, with its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// Bytes in one run, or pieces: how many bytes were offered.
+    Send {
+        /// Bytes that were offered.
+        offered: usize,
+        /// Bytes that were taken.
+        result: Result<usize, Errno>,
+    },
+    /// Into a buffer, or into pieces and a buffer.
+    Receive {
+        /// Bytes there was room for in memory that the owner named.
+        direct: usize,
+        /// And in its buffer.
+        staged: usize,
+        /// What came.
+        result: Result<usize, Errno>,
+    },
+}
+
+/// Keeps a list of all calls that move bytes.
+#[derive(Debug)]
+pub struct Tracing<L> {
+    inner: L,
+    calls: Vec<Call>,
+}
+
+impl<L> Tracing<L> {
+    /// Wraps `inner`.
+    pub fn new(inner: L) -> Self {
+        Self { inner, calls: Vec::new() }
+    }
+
+    /// The calls since this was called last.
+    pub fn take_calls(&mut self) -> Vec<Call> {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// The lower layer inside.
+    pub fn inner(&self) -> &L {
+        &self.inner
+    }
+}
+
+fn bytes_of(pieces: &[Piece]) -> usize {
+    pieces.iter().map(Piece::len).sum()
+}
+
+impl<L: LowerLayer> LowerLayer for Tracing<L> {
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        let result = self.inner.send_bytes(bytes);
+        self.calls.push(Call::Send { offered: bytes.len(), result });
+        result
+    }
+
+    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+        let result = self.inner.send(pieces);
+        self.calls.push(Call::Send { offered: bytes_of(pieces), result });
+        result
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno> {
+        let staged = buffer.len();
+        let result = self.inner.receive(buffer);
+        self.calls.push(Call::Receive { direct: 0, staged, result: result.map(|r| r.bytes) });
+        result
+    }
+
+    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+        let staged = buffer.len();
+        let result = self.inner.receive_scattered(pieces, buffer);
+        let direct = bytes_of(pieces);
+        self.calls.push(Call::Receive { direct, staged, result: result.map(|r| r.bytes) });
+        result
+    }
+
+    fn hung_up(&self) -> bool {
+        self.inner.hung_up()
+    }
+
+    fn broken(&self) -> bool {
+        self.inner.broken()
+    }
+
+    fn answers(&self) -> Option<Answers> {
+        self.inner.answers()
+    }
+
+    fn probe_when_quiet(&self) {
+        self.inner.probe_when_quiet();
+    }
+
+    fn peer(&self) -> Option<SocketAddr> {
+        self.inner.peer()
+    }
+}

@@ -1,0 +1,91 @@
+//! Addresses of this host, and the routing table.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+
+/// The address from which this host would talk to `peer`; `bound` is the address that the program has bound,
+/// if any. Sends nothing.
+pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
+    /// The last answer, for programs that make thousands of connections to one peer: the system is asked ten
+    /// times a second.
+    static LAST: Mutex<Option<(Instant, Route)>> = Mutex::new(None);
+    type Route = (Option<IpAddr>, SocketAddr, IpAddr);
+    const FRESH: Duration = Duration::from_millis(100);
+    let last = || LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let to = SocketAddr::new(peer.ip(), 0);
+    let scoped = matches!(peer, SocketAddr::V6(v6) if v6.scope_id() != 0);
+    // A group is reached from wherever one sends (ip(7)).
+    if let Some(bound) = bound.filter(|bound| peer.ip().is_multicast() && !bound.is_unspecified()) {
+        return Ok(bound);
+    }
+    let bound = bound.filter(IpAddr::is_loopback);
+    if let Some((at, (from, address, source))) = *last()
+        && (from, address) == (bound, to)
+        && !scoped
+        && at.elapsed() < FRESH
+    {
+        return Ok(source);
+    }
+    let source = ask_for_source(bound, peer)?;
+    *last() = Some((Instant::now(), (bound, to, source))).filter(|_| !scoped);
+    Ok(source)
+}
+
+/// See [`source_for`]; `bound` is a loopback address.
+fn ask_for_source(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
+    let flags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+    let fd = net::socket_with(family(peer), SocketType::DGRAM, flags, None)?;
+    // A loopback address has no route to another host, and the bind makes the connect below say so.
+    if let Some(bound) = bound {
+        net::bind(&fd, &SocketAddr::new(bound, 0))?;
+    }
+    // Port 0 has no route on some systems; any other will do.
+    let mut probe = peer;
+    if probe.port() == 0 {
+        probe.set_port(9);
+    }
+    net::connect(&fd, &probe)?;
+    let local = SocketAddr::try_from(net::getsockname(&fd)?).map_err(|_| Errno::AFNOSUPPORT)?;
+    Ok(local.ip())
+}
+
+/// Whether Linux' rdma_cm takes the address for "any address": the wildcard and the loopback addresses
+/// (`cma_any_addr`). An id that is bound to one has no device until its peer's address is resolved.
+pub fn is_any(ip: IpAddr) -> bool {
+    ip.is_unspecified() || ip.is_loopback()
+}
+
+/// Whether an IPv6 socket leaves IPv4 alone where the program does not choose.
+pub fn ipv6_only_by_default() -> bool {
+    static BY_DEFAULT: OnceLock<bool> = OnceLock::new();
+    *BY_DEFAULT.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|value| value.trim() == "1")
+    })
+}
+
+/// The peer that a wildcard address means: this host.
+pub fn loopback_if_wildcard(mut peer: SocketAddr) -> SocketAddr {
+    if peer.ip().is_unspecified() {
+        peer.set_ip(match peer {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        });
+    }
+    peer
+}
+
+pub(crate) fn family(address: SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+/// The addresses of a connected socket: its own, the peer's.
+pub fn addresses(fd: BorrowedFd<'_>) -> [Option<SocketAddr>; 2] {
+    let own = net::getsockname(fd).ok().and_then(|address| SocketAddr::try_from(address).ok());
+    let peer = net::getpeername(fd).ok().flatten();
+    [own, peer.and_then(|address| SocketAddr::try_from(address).ok())]
+}

@@ -1,0 +1,691 @@
+//! UDP as the lower layer of datagram services.
+//!
+//! One socket of a process serves many queue pairs, so every datagram names where it goes and, on the way in,
+//! which of the host's addresses it was sent to. The socket is of IPv6 where the system has it, and IPv4
+//! addresses are then mapped into it (RFC 4291 section 2.5.5.2); callers see plain addresses.
+
+// Reason: message headers with their addresses are handed to the kernel.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+
+/// Most datagrams that one call sends or receives.
+pub const BATCH: usize = 32;
+/// Room for datagrams that wait, see [`Socket::make_room`]: for some thousand of a kilobyte, as the system
+/// counts.
+const ROOM: usize = 4 << 20;
+/// Room for whatever one call of the system may give of one sender: the largest datagram, or several joined.
+/// Not a power of two, so that the headers of small datagrams do not all fall into the same places of the
+/// processor's cache.
+pub const SLOT: usize = 65_536 + 192;
+/// Bytes of joined datagrams at most; the system's limit is that of one datagram.
+const MOST_JOINED: usize = 65_000;
+/// Datagrams that the system cuts out of one at most (UDP_MAX_SEGMENTS).
+const _: () = assert!(BATCH <= 64);
+
+/// Where a datagram goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// Address and port of the receiver; an IPv6 link-local address needs its scope.
+    pub to: SocketAddr,
+    /// The address of this host that it comes from; none: the system chooses.
+    pub from: Option<IpAddr>,
+}
+
+/// A datagram on its way out.
+#[derive(Debug, Clone, Copy)]
+pub struct Outgoing<'a> {
+    /// Where it goes.
+    pub route: &'a Route,
+    /// All of it.
+    pub bytes: &'a [u8],
+}
+
+/// A datagram that was received, in the buffer that the caller gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Incoming {
+    /// Where it begins in the buffer.
+    pub start: usize,
+    /// Its length in bytes, at most that of a slot.
+    pub len: usize,
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// The address it was sent to: this host's, or a group's. Unspecified if the system does not tell.
+    pub to: IpAddr,
+    /// It was longer than the slot, and its end is lost.
+    pub truncated: bool,
+}
+
+/// What one call has received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Slots that were filled.
+    pub slots: usize,
+    /// Datagrams in them.
+    pub datagrams: usize,
+}
+
+/// How many datagrams from the first on the system can cut out of one: to one receiver, all as long as the
+/// first, but the last may be shorter. Groups are left alone: each of their members would have to cut for
+/// itself.
+fn run(batch: &[Outgoing<'_>], cut_up_to: usize) -> usize {
+    let Some(first) = batch.first() else { return 0 };
+    let length = first.bytes.len();
+    if length == 0 || length > cut_up_to || first.route.to.ip().is_multicast() {
+        return 1;
+    }
+    let (mut count, mut total) = (1, length);
+    for out in batch.iter().skip(1) {
+        total += out.bytes.len();
+        let fits = out.route == first.route && out.bytes.len() <= length && !out.bytes.is_empty();
+        if !fits || total > MOST_JOINED {
+            break;
+        }
+        count += 1;
+        if out.bytes.len() < length {
+            break;
+        }
+    }
+    count
+}
+
+/// A UDP socket on one port of all of the host's addresses.
+#[derive(Debug)]
+pub struct Socket {
+    fd: OwnedFd,
+    ipv6: bool,
+    /// Longest datagrams that are handed to the system joined, for it to cut; shorter once it has refused.
+    cut_up_to: AtomicUsize,
+}
+
+/// Control data of one datagram: the packet information of either family, and the length that joined
+/// datagrams have.
+const CONTROL: usize = 96;
+
+/// Aligned as control headers have to be.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL]);
+
+impl Socket {
+    /// Opens a non-blocking socket that is closed on exec. Port 0: the system chooses.
+    pub fn bind(port: u16) -> Result<Self, Errno> {
+        Self::bind_with(port, false)
+    }
+
+    /// The same for a port that several processes receive the same groups on.
+    pub fn bind_shared(port: u16) -> Result<Self, Errno> {
+        Self::bind_with(port, true)
+    }
+
+    /// A socket that is bound to this address; port 0 takes a free one.
+    pub fn bind_address(address: SocketAddr) -> Result<Self, Errno> {
+        Self::bind_to(&address, false)
+    }
+
+    /// From now on it receives from this peer only, and its errors are told: `CONNREFUSED` that nobody
+    /// listens there.
+    pub fn connect(&self, peer: SocketAddr) -> Result<(), Errno> {
+        rustix::net::connect(&self.fd, &peer)
+    }
+
+    fn bind_with(port: u16, shared: bool) -> Result<Self, Errno> {
+        let any = [
+            SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
+            SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+        ];
+        let mut failure = Errno::AFNOSUPPORT;
+        for address in any {
+            match Self::bind_to(&address, shared) {
+                Ok(socket) => return Ok(socket),
+                // The port is taken in IPv6; IPv4 alone would be half a port.
+                Err(Errno::ADDRINUSE) => return Err(Errno::ADDRINUSE),
+                Err(e) => failure = e,
+            }
+        }
+        Err(failure)
+    }
+
+    fn bind_to(address: &SocketAddr, shared: bool) -> Result<Self, Errno> {
+        let ipv6 = address.is_ipv6();
+        let family = if ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?;
+        if ipv6 {
+            rustix::net::sockopt::set_ipv6_v6only(&fd, false)?;
+            set_option(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            // Otherwise a socket receives what any other socket of the host has joined.
+            let _ = set_option(fd.as_fd(), libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0);
+        } else {
+            set_option(fd.as_fd(), libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+        }
+        let _ = set_option(fd.as_fd(), libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0);
+        if shared {
+            rustix::net::sockopt::set_socket_reuseaddr(&fd, true)?;
+        }
+        rustix::net::sockopt::set_socket_broadcast(&fd, true)?;
+        rustix::net::bind(&fd, address)?;
+        Ok(Self { fd, ipv6, cut_up_to: AtomicUsize::new(usize::MAX) })
+    }
+
+    /// Gives the system room for what comes while nobody receives, as far as the system allows: without the
+    /// right to more, up to `net.core.rmem_max`. The memory is used when it is needed. From then on, the
+    /// system may pass several datagrams joined.
+    pub fn make_room(&self) {
+        // Joined datagrams need slots of 64 KiB ([`SLOT`]). An older system does not join.
+        let _ = set_option(self.fd.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
+        let forced = rustix::net::sockopt::set_socket_recv_buffer_size_force(&self.fd, ROOM);
+        if forced.is_err() {
+            // More than is allowed is cut to what is.
+            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&self.fd, ROOM);
+        }
+    }
+
+    /// Its port.
+    pub fn port(&self) -> Result<u16, Errno> {
+        let address = rustix::net::getsockname(&self.fd)?;
+        SocketAddr::try_from(address).map(|address| address.port())
+    }
+
+    /// The descriptor, to wait for readiness.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Sends datagrams in order, at most [`BATCH`]; returns how many the kernel took, at least one. `AGAIN`:
+    /// there is no room for the first. Any other error is the first one's; it was not sent.
+    pub fn send(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
+        // To clear the room for many headers would take longer than the rest of the way out.
+        if batch.len() == 1 { self.send_some::<1>(batch) } else { self.send_some::<BATCH>(batch) }
+    }
+
+    fn send_some<const N: usize>(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
+        match self.send_runs::<N>(batch, self.cut_up_to.load(Ordering::Relaxed)) {
+            // Longer than the path's MTU, a device that computes no checksums, an older system.
+            Err((Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP, Some(length))) => {
+                self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
+                self.send_runs::<N>(batch, 0).map_err(|(e, _)| e)
+            }
+            sent => sent.map_err(|(e, _)| e),
+        }
+    }
+
+    /// One header for each run of datagrams that the system can cut out of one ([`run`]). An error says the
+    /// length of the first datagram if it began such a run.
+    fn send_runs<const N: usize>(
+        &self,
+        batch: &[Outgoing<'_>],
+        cut_up_to: usize,
+    ) -> Result<usize, (Errno, Option<usize>)> {
+        let mut names = [MaybeUninit::<libc::sockaddr_in6>::uninit(); N];
+        let mut controls = [Control([0; CONTROL]); N];
+        let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
+        let mut runs = [0; N];
+        // SAFETY: plain data, of which all zeros are valid.
+        let mut headers: [libc::mmsghdr; N] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        let (mut rest, mut room) = (batch, &mut pieces[..]);
+        let places = names.iter_mut().zip(&mut controls).zip(&mut runs).zip(&mut headers);
+        for (((name, control), run_len), header) in places {
+            let Some(first) = rest.first() else { break };
+            let run = run(rest, cut_up_to).min(room.len());
+            if run == 0 {
+                break;
+            }
+            let (datagrams, behind) = rest.split_at(run);
+            let (own, free) = std::mem::take(&mut room).split_at_mut(run);
+            (rest, room) = (behind, free);
+            for (out, piece) in datagrams.iter().zip(own.iter_mut()) {
+                piece.iov_base = out.bytes.as_ptr().cast_mut().cast();
+                piece.iov_len = out.bytes.len();
+            }
+            let header = &mut header.msg_hdr;
+            header.msg_iov = own.as_mut_ptr();
+            header.msg_iovlen = run as _;
+            header.msg_name = name.as_mut_ptr().cast();
+            header.msg_namelen = self.put_address(name, &first.route.to);
+            let mut used = first.route.from.map_or(0, |from| self.put_source(control, from));
+            if run > 1 {
+                let length = u16::try_from(first.bytes.len()).unwrap_or(u16::MAX);
+                used += put_control(control, used, libc::SOL_UDP, libc::UDP_SEGMENT, length);
+            }
+            if used > 0 {
+                header.msg_controllen = used as _;
+                header.msg_control = control.0.as_mut_ptr().cast();
+            }
+            *run_len = run;
+            count += 1;
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the first `count` headers name addresses, control data and bytes that live until the call
+        // returns; the kernel only reads the bytes.
+        let sent = unsafe {
+            match count {
+                1 => match libc::sendmsg(self.fd.as_raw_fd(), &raw const headers[0].msg_hdr, flags) {
+                    n if n < 0 => -1,
+                    _ => 1,
+                },
+                _ => libc::sendmmsg(self.fd.as_raw_fd(), headers.as_mut_ptr(), count, flags as _),
+            }
+        };
+        let cut = batch.first().map(|first| first.bytes.len()).filter(|_| runs.first() > Some(&1));
+        let sent = usize::try_from(sent).map_err(|_| (last_error(), cut))?;
+        Ok(runs.iter().take(sent).sum())
+    }
+
+    /// Receives into up to `most` (and [`BATCH`]) slots of `slot` bytes of `buffer`, and calls `each` for the
+    /// datagrams in them in order of arrival: one in a slot, or several that the system has joined. `AGAIN`
+    /// when there are none.
+    pub fn receive(
+        &self,
+        buffer: &mut [u8],
+        slot: usize,
+        most: usize,
+        each: impl FnMut(&[u8], Incoming),
+    ) -> Result<Received, Errno> {
+        if most == 1 {
+            self.receive_some::<1>(buffer, slot, most, each)
+        } else {
+            self.receive_some::<BATCH>(buffer, slot, most, each)
+        }
+    }
+
+    fn receive_some<const N: usize>(
+        &self,
+        buffer: &mut [u8],
+        slot: usize,
+        most: usize,
+        mut each: impl FnMut(&[u8], Incoming),
+    ) -> Result<Received, Errno> {
+        let mut names = [MaybeUninit::<libc::sockaddr_storage>::uninit(); N];
+        let mut controls = [MaybeUninit::<Control>::uninit(); N];
+        let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
+        // SAFETY: plain data, of which all zeros are valid.
+        let mut headers: [libc::mmsghdr; N] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        let places = names.iter_mut().zip(&mut controls).zip(&mut pieces).zip(&mut headers);
+        for (chunk, (((name, control), piece), header)) in buffer.chunks_exact_mut(slot.max(1)).zip(places) {
+            if count == most {
+                break;
+            }
+            piece.iov_base = chunk.as_mut_ptr().cast();
+            piece.iov_len = chunk.len();
+            header.msg_hdr.msg_iov = piece;
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_name = name.as_mut_ptr().cast();
+            header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
+            header.msg_hdr.msg_control = control.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = CONTROL as _;
+            count += 1;
+        }
+        let fd = self.fd.as_raw_fd();
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: the first `count` headers name room for addresses, control data and bytes that is valid for
+        // writes of the lengths given until the call returns.
+        let received = unsafe {
+            match count {
+                0 => 0,
+                1 => match libc::recvmsg(fd, &raw mut headers[0].msg_hdr, flags) {
+                    n if n < 0 => -1,
+                    n => {
+                        headers[0].msg_len = u32::try_from(n).unwrap_or(0);
+                        1
+                    }
+                },
+                _ => libc::recvmmsg(fd, headers.as_mut_ptr(), count as _, flags as _, std::ptr::null_mut()),
+            }
+        };
+        let slots = usize::try_from(received).map_err(|_| last_error())?;
+        let mut datagrams = 0;
+        for (i, header) in headers.iter().take(slots).enumerate() {
+            let start = i * slot;
+            let len = (header.msg_len as usize).min(slot);
+            // SAFETY: the kernel has filled in the address and the control data of this header, which live in
+            // this frame.
+            let (from, (to, joined)) =
+                unsafe { (address_of(&header.msg_hdr), information_of(&header.msg_hdr)) };
+            let Some(from) = from else { continue };
+            let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            // The system joins datagrams of one length; the last may be shorter.
+            let each_len = joined.filter(|joined| *joined > 0).unwrap_or(len);
+            let mut at = 0;
+            loop {
+                let len = (len - at).min(each_len);
+                let bytes = buffer.get(start + at..start + at + len).unwrap_or(&[]);
+                let truncated = truncated && at + len == (header.msg_len as usize).min(slot);
+                each(bytes, Incoming { start: start + at, len, from, to, truncated });
+                datagrams += 1;
+                at += len;
+                if at >= (header.msg_len as usize).min(slot) {
+                    break;
+                }
+            }
+        }
+        Ok(Received { slots, datagrams })
+    }
+
+    /// Writes an address as this socket's family has it; returns its length.
+    fn put_address(&self, name: &mut MaybeUninit<libc::sockaddr_in6>, to: &SocketAddr) -> libc::socklen_t {
+        // SAFETY: plain data, of which all zeros are valid.
+        let mut out: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+        if self.ipv6 {
+            let (ip, scope) = match to {
+                SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+                SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
+            };
+            out.sin6_family = libc::AF_INET6 as _;
+            out.sin6_port = to.port().to_be();
+            out.sin6_addr.s6_addr = ip.octets();
+            out.sin6_scope_id = scope;
+            name.write(out);
+            return size_of::<libc::sockaddr_in6>() as _;
+        }
+        name.write(out);
+        // SAFETY: an IPv4 address is shorter than the zeroed room for one of IPv6, and aligned no more
+        // strictly. One of IPv6 does not fit this socket and stays a family of 0, which the system refuses.
+        let v4 = unsafe { &mut *name.as_mut_ptr().cast::<libc::sockaddr_in>() };
+        if let IpAddr::V4(ip) = to.ip() {
+            v4.sin_family = libc::AF_INET as _;
+            v4.sin_port = to.port().to_be();
+            v4.sin_addr.s_addr = u32::from(ip).to_be();
+        }
+        size_of::<libc::sockaddr_in>() as _
+    }
+
+    /// Writes the control message that chooses the source address; returns its length.
+    fn put_source(&self, control: &mut Control, from: IpAddr) -> usize {
+        if self.ipv6 {
+            let ip = match from {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
+            };
+            let info =
+                libc::in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: ip.octets() }, ipi6_ifindex: 0 };
+            return put_control(control, 0, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+        let IpAddr::V4(ip) = from else { return 0 };
+        let info = libc::in_pktinfo {
+            ipi_ifindex: 0,
+            ipi_spec_dst: libc::in_addr { s_addr: u32::from(ip).to_be() },
+            ipi_addr: libc::in_addr { s_addr: 0 },
+        };
+        put_control(control, 0, libc::IPPROTO_IP, libc::IP_PKTINFO, info)
+    }
+
+    /// Joins a group on the interface with number `interface` (0: the system chooses).
+    pub fn join(&self, group: IpAddr, interface: u32) -> Result<(), Errno> {
+        self.membership(group, interface, libc::MCAST_JOIN_GROUP)
+    }
+
+    /// Leaves it again.
+    pub fn leave(&self, group: IpAddr, interface: u32) -> Result<(), Errno> {
+        self.membership(group, interface, libc::MCAST_LEAVE_GROUP)
+    }
+
+    fn membership(&self, group: IpAddr, interface: u32, what: libc::c_int) -> Result<(), Errno> {
+        let level = if group.is_ipv4() { libc::IPPROTO_IP } else { libc::IPPROTO_IPV6 };
+        // SAFETY: plain data, of which all zeros are valid.
+        let mut request: GroupRequest = unsafe { std::mem::zeroed() };
+        request.interface = interface;
+        let place = (&raw mut request.group).cast::<libc::c_void>();
+        // SAFETY: an address of either family fits the zeroed storage and is aligned no more strictly.
+        unsafe {
+            match group {
+                IpAddr::V4(ip) => {
+                    let v4 = &mut *place.cast::<libc::sockaddr_in>();
+                    v4.sin_family = libc::AF_INET as _;
+                    v4.sin_addr.s_addr = u32::from(ip).to_be();
+                }
+                IpAddr::V6(ip) => {
+                    let v6 = &mut *place.cast::<libc::sockaddr_in6>();
+                    v6.sin6_family = libc::AF_INET6 as _;
+                    v6.sin6_addr.s6_addr = ip.octets();
+                }
+            }
+        }
+        set_option(self.fd.as_fd(), level, what, request)
+    }
+}
+
+/// `struct group_req` (RFC 3678 section 5.1).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GroupRequest {
+    interface: u32,
+    group: libc::sockaddr_storage,
+}
+
+/// Not in the C library's headers of Debian 12: linux/in6.h.
+const IPV6_MULTICAST_ALL: libc::c_int = 29;
+
+pub(crate) fn set_option<T: Copy>(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: T,
+) -> Result<(), Errno> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the value is plain data of the length given, and only read.
+    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) };
+    if rc == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// Writes a control message behind `used` bytes of others, at most [`CONTROL`] / 2; returns its length.
+fn put_control<T: Copy>(
+    control: &mut Control,
+    used: usize,
+    level: libc::c_int,
+    kind: libc::c_int,
+    value: T,
+) -> usize {
+    const { assert!(size_of::<libc::cmsghdr>() + 8 + size_of::<T>() <= CONTROL / 2) };
+    assert!(used <= CONTROL / 2 && used.is_multiple_of(8));
+    let len = size_of::<T>() as u32;
+    // SAFETY: the header and a value of this size fit the buffer behind the others (asserted), and the place
+    // is aligned for the header.
+    unsafe {
+        let header = control.0.as_mut_ptr().add(used).cast::<libc::cmsghdr>();
+        (*header).cmsg_level = level;
+        (*header).cmsg_type = kind;
+        (*header).cmsg_len = libc::CMSG_LEN(len) as _;
+        libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+        libc::CMSG_SPACE(len) as usize
+    }
+}
+
+/// # Safety
+/// The kernel has filled in the name that `header` points to.
+unsafe fn address_of(header: &libc::msghdr) -> Option<SocketAddr> {
+    if (header.msg_namelen as usize) < size_of::<libc::sockaddr_in>() {
+        return None;
+    }
+    // SAFETY: the caller's promise; the family says which structure it is.
+    unsafe {
+        match i32::from((*header.msg_name.cast::<libc::sockaddr>()).sa_family) {
+            libc::AF_INET => {
+                let v4 = header.msg_name.cast::<libc::sockaddr_in>().read();
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))))
+            }
+            libc::AF_INET6 => {
+                let v6 = header.msg_name.cast::<libc::sockaddr_in6>().read();
+                let (ip, port) = (Ipv6Addr::from(v6.sin6_addr.s6_addr), u16::from_be(v6.sin6_port));
+                Some(match ip.to_ipv4_mapped() {
+                    Some(v4) => SocketAddr::from((v4, port)),
+                    None => SocketAddrV6::new(ip, port, 0, v6.sin6_scope_id).into(),
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The address that a datagram was sent to, unspecified if the system does not tell, and the length of those
+/// that it has joined.
+///
+/// # Safety
+/// The kernel has filled in the control data that `header` points to.
+unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, Option<usize>) {
+    let (mut to, mut joined) = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), None);
+    // SAFETY: the caller's promise; the walk stays within the length that the kernel wrote, and level and
+    // type say what a message is.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while !at.is_null() {
+            match ((*at).cmsg_level, (*at).cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = libc::CMSG_DATA(at).cast::<libc::in_pktinfo>().read_unaligned();
+                    to = Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into();
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = libc::CMSG_DATA(at).cast::<libc::in6_pktinfo>().read_unaligned();
+                    let ip = Ipv6Addr::from(info.ipi6_addr.s6_addr);
+                    to = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+                }
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    let length = libc::CMSG_DATA(at).cast::<libc::c_int>().read_unaligned();
+                    joined = usize::try_from(length).ok();
+                }
+                _ => {}
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+    (to, joined)
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wait(socket: &Socket) {
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(socket.fd(), rustix::event::PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "nothing came within ten seconds");
+    }
+
+    fn receive(socket: &Socket, slot: usize, most: usize) -> Vec<(Vec<u8>, Incoming)> {
+        let mut got = Vec::new();
+        let mut buffer = vec![0; slot * most];
+        wait(socket);
+        socket
+            .receive(&mut buffer, slot, most, |bytes, incoming| got.push((bytes.to_vec(), incoming)))
+            .unwrap();
+        got
+    }
+
+    #[test]
+    fn datagrams_say_whence_they_come_and_which_address_they_were_sent_to() {
+        let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
+        let ports = (a.port().unwrap(), b.port().unwrap());
+        for (from, to) in [("127.0.0.1", "127.0.0.2"), ("127.0.0.3", "127.0.0.1"), ("::1", "::1")] {
+            let (from, to): (IpAddr, IpAddr) = (from.parse().unwrap(), to.parse().unwrap());
+            let route = Route { to: SocketAddr::new(to, ports.1), from: Some(from) };
+            assert_eq!(a.send(&[Outgoing { route: &route, bytes: b"hello" }]), Ok(1));
+            let got = receive(&b, 16, 1);
+            assert_eq!(got.len(), 1);
+            assert_eq!(got[0].0, b"hello");
+            let incoming = got[0].1;
+            assert_eq!((incoming.from, incoming.to), (SocketAddr::new(from, ports.0), to));
+            assert!(!incoming.truncated);
+        }
+    }
+
+    #[test]
+    fn a_batch_keeps_its_order_and_a_long_datagram_is_marked() {
+        let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
+        let route = Route { to: SocketAddr::from((Ipv4Addr::LOCALHOST, b.port().unwrap())), from: None };
+        let texts: [&[u8]; 4] = [b"one", b"", b"seventeen letters", b"4"];
+        let batch: Vec<Outgoing<'_>> = texts.iter().map(|bytes| Outgoing { route: &route, bytes }).collect();
+        assert_eq!(a.send(&batch), Ok(4));
+        let got = receive(&b, 8, 8);
+        let texts: Vec<&[u8]> = got.iter().map(|(bytes, _)| &bytes[..]).collect();
+        assert_eq!(texts, [&b"one"[..], b"", b"seventee", b"4"]);
+        assert_eq!(got.iter().map(|(_, i)| i.truncated).collect::<Vec<_>>(), [false, false, true, false]);
+        let mut buffer = [0; 64];
+        assert_eq!(b.receive(&mut buffer, 8, 8, |_, _| ()), Err(Errno::AGAIN));
+    }
+
+    /// All of them in few calls; how the system passes them is its own affair.
+    #[test]
+    fn datagrams_that_the_system_cuts_and_joins_arrive_as_they_were_sent() {
+        let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
+        b.make_room();
+        for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+            let route = Route { to: SocketAddr::new(ip, b.port().unwrap()), from: Some(ip) };
+            // Runs of one length, with a shorter one at their end, and some that are alone.
+            let lengths = [100, 100, 100, 7, 2000, 2000, 9, 9, 9, 9, 1, 0, 0, 50, 60, 60];
+            let texts: Vec<Vec<u8>> = (1..).zip(lengths).map(|(i, length)| vec![i; length]).collect();
+            let batch: Vec<_> = texts.iter().map(|bytes| Outgoing { route: &route, bytes }).collect();
+            assert_eq!(a.send(&batch), Ok(batch.len()));
+            let mut got = Vec::new();
+            while got.len() < texts.len() {
+                got.extend(receive(&b, SLOT, 4));
+            }
+            assert!(got.iter().map(|(bytes, _)| bytes).eq(&texts));
+            assert!(got.iter().all(|(_, incoming)| incoming.to == ip && !incoming.truncated));
+        }
+    }
+
+    #[test]
+    fn runs_end_where_the_system_could_not_cut() {
+        let to = |last: u8| Route { to: SocketAddr::from(([127, 0, 0, last], 9)), from: None };
+        let (one, other) = (to(1), to(2));
+        let group = Route { to: SocketAddr::from(([239, 1, 2, 3], 9)), from: None };
+        let room = [0; 40_000];
+        let runs = |batch: &[(&Route, usize)], cut_up_to| {
+            let out = |&(route, length)| Outgoing { route, bytes: &room[..length] };
+            let batch: Vec<_> = batch.iter().map(out).collect();
+            run(&batch, cut_up_to)
+        };
+        assert_eq!(runs(&[(&one, 9), (&one, 9), (&other, 9)], 100), 2);
+        assert_eq!(runs(&[(&one, 9), (&one, 8), (&one, 8)], 100), 2);
+        assert_eq!(runs(&[(&one, 9), (&one, 10)], 100), 1);
+        assert_eq!(runs(&[(&one, 9), (&one, 0)], 100), 1);
+        assert_eq!(runs(&[(&one, 0), (&one, 0)], 100), 1);
+        assert_eq!(runs(&[(&one, 9), (&one, 9)], 8), 1);
+        assert_eq!(runs(&[(&group, 9), (&group, 9)], 100), 1);
+        assert_eq!(runs(&[(&one, 40_000), (&one, 40_000)], usize::MAX), 1);
+        assert_eq!(runs(&[], 100), 0);
+    }
+
+    #[test]
+    fn datagrams_that_the_system_does_not_cut_are_sent_one_by_one() {
+        let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
+        b.make_room();
+        let route = Route { to: SocketAddr::from((Ipv4Addr::LOCALHOST, b.port().unwrap())), from: None };
+        let long = vec![7; 200];
+        let batch = [Outgoing { route: &route, bytes: &long }; 4];
+        a.cut_up_to.store(100, Ordering::Relaxed);
+        assert_eq!(a.send(&batch), Ok(4));
+        let mut got = Vec::new();
+        while got.len() < 4 {
+            got.extend(receive(&b, SLOT, 4));
+        }
+        assert!(got.iter().all(|(bytes, _)| *bytes == long));
+    }
+
+    #[test]
+    fn what_cannot_be_sent_says_why() {
+        let a = Socket::bind(0).unwrap();
+        let route = Route { to: SocketAddr::from((Ipv4Addr::LOCALHOST, 9)), from: None };
+        let long = vec![0; 70_000];
+        assert_eq!(a.send(&[Outgoing { route: &route, bytes: &long }]), Err(Errno::MSGSIZE));
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_refused() {
+        let a = Socket::bind(0).unwrap();
+        assert_eq!(Socket::bind(a.port().unwrap()).err(), Some(Errno::ADDRINUSE));
+    }
+}

@@ -1,0 +1,64 @@
+//! Address handles: where a datagram goes.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+pub use uwarp_wire::datagram::QPN_MULTICAST;
+pub use uwarp_wire::grh;
+
+use crate::pd::Pd;
+
+/// The lower layer's address of a receiver, and the address of this host that datagrams to it come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Address and port.
+    pub to: SocketAddr,
+    /// None: the system chooses.
+    pub from: Option<IpAddr>,
+}
+
+/// An address handle.
+#[derive(Debug)]
+pub struct Ah {
+    pd: Arc<Pd>,
+    to: SocketAddr,
+    from: Option<IpAddr>,
+    group: bool,
+}
+
+impl Ah {
+    /// A handle for the host at `to`, whose port does not count: each queue pair number says its own. `from`:
+    /// an address of this host.
+    pub fn new(pd: &Arc<Pd>, to: SocketAddr, from: Option<IpAddr>) -> Arc<Self> {
+        Arc::new(Self { pd: pd.clone(), to, from, group: false })
+    }
+
+    /// A handle for a multicast group or a broadcast address, on the port that all its members listen on.
+    pub fn group(pd: &Arc<Pd>, to: SocketAddr, from: Option<IpAddr>) -> Arc<Self> {
+        Arc::new(Self { pd: pd.clone(), to, from, group: true })
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Whether it names a group.
+    pub fn is_group(&self) -> bool {
+        self.group
+    }
+
+    /// Where a datagram to queue pair `qpn` goes.
+    pub fn endpoint(&self, qpn: u32) -> Endpoint {
+        let mut to = self.to;
+        if !self.group {
+            to.set_port(port_of(qpn));
+        }
+        Endpoint { to, from: self.from }
+    }
+}
+
+/// The port of a queue pair number.
+pub fn port_of(qpn: u32) -> u16 {
+    u16::try_from(qpn >> 8 & 0xFFFF).unwrap_or(0)
+}

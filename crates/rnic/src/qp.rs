@@ -1,0 +1,21 @@
+//! Queue pairs: what they have in common, and their services.
+//!
+//! Every service is a machine without sockets: [`RcCore`] (reliable connection) and [`UdCore`] (unreliable
+//! datagrams). What does not depend on the service is in `shell`, which each of them owns (docs/adr/026). The
+//! owner of a core knows its service, so that nothing is looked up on the way; what stands for a queue pair
+//! of any service is `uwarp_driver::QueuePair`.
+
+mod attr;
+pub mod counters;
+mod rc;
+mod shell;
+mod state;
+mod ud;
+
+pub use attr::{QpAttr, QpCaps, QpInit, QpModify};
+pub use counters::{Counters, Snapshot};
+pub use rc::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, Rtr, RxPlan, StreamParams};
+pub use state::QpState;
+pub use ud::{Arrival, Dropped, Drops, MAX_PAYLOAD as MAX_DATAGRAM, UdCore, UdSendWr};
+
+pub use crate::queues::MAX_MESSAGE;

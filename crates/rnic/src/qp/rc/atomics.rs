@@ -1,0 +1,186 @@
+//! Atomic operations (RFC 7306 section 5; docs/adr/029), at both ends.
+//!
+//! The responder carries a request out when it arrives, unless earlier Reads of the peer are not answered
+//! yet: then in its turn, so that those do not show what it has changed. Requests and Reads share one queue,
+//! one numbering and the read depth, and are answered in the order in which they came.
+
+use uwarp_proto::rx::Segment;
+use uwarp_proto::tx::Message;
+use uwarp_wire::ddp::{Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST};
+use uwarp_wire::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode};
+use uwarp_wire::terminate::{RemoteOperation, RemoteProtection, TerminateError, UntaggedBuffer};
+
+use super::core::RcCore;
+use super::errors::Fault;
+use super::reads::{Atomic, ReadSink, Request};
+use crate::mem::{self, NotDone};
+use crate::mr::{Access, AccessError, Part};
+use crate::queues::{ATOMIC_BYTES, Phase, slice_sges};
+use crate::wr::{SendOp, WcStatus};
+
+/// RFC 7306 sections 5.2.1 and 5.2.2 fix the lengths and name no code; these are what a Read Request of the
+/// wrong length gets. The message is one segment: any segment may be larger (RFC 5044 section 4.1).
+fn check_length(segment: &Segment, len: usize) -> Result<(), TerminateError> {
+    match segment.payload_len {
+        longer if longer > len => Err(TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong)),
+        exact if exact == len && segment.last() => Ok(()),
+        _ => Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified)),
+    }
+}
+
+/// The Terminate for an Atomic Request that cannot be carried out.
+fn error_for(why: NotDone) -> TerminateError {
+    match why {
+        // RFC 7306 section 8.2.
+        NotDone::Unaligned => TerminateError::RemoteOperation(RemoteOperation::CatastrophicStream),
+        // Section 5.2.1 item 4 names no code; section 1.1 says that a peer can learn from this one what is
+        // supported.
+        NotDone::Unknown => TerminateError::RemoteOperation(RemoteOperation::UnexpectedOpcode),
+        NotDone::Unmapped => AccessError::Unmapped.for_read_request(),
+    }
+}
+
+/// The request of a work request; none for one that is no atomic operation.
+fn request_of(op: SendOp, request_id: u32) -> Option<AtomicRequest> {
+    match op {
+        SendOp::FetchAdd { stag, to, add } => Some(AtomicRequest {
+            operation: AtomicOp::FetchAdd,
+            request_id,
+            stag,
+            to,
+            add_swap_data: add,
+            add_swap_mask: 0,
+            compare_data: 0,
+            compare_mask: u64::MAX,
+        }),
+        SendOp::CmpSwap { stag, to, compare, swap } => Some(AtomicRequest {
+            operation: AtomicOp::CmpSwap,
+            request_id,
+            stag,
+            to,
+            add_swap_data: swap,
+            add_swap_mask: u64::MAX,
+            compare_data: compare,
+            compare_mask: u64::MAX,
+        }),
+        _ => None,
+    }
+}
+
+impl RcCore {
+    /// Sends the request of a work request, which the read depth has a place for.
+    pub(super) fn start_atomic(&mut self, number: u64) -> bool {
+        // The sink is checked before the request goes out: the operation cannot be taken back.
+        let Some(slot) = self.shell.sq.slot(number).copied() else { return false };
+        let (pd, local) = (self.shell.pd.id(), &mut self.shell.local);
+        let bad = slice_sges(self.shell.sq.sges(&slot), 0, slot.total)
+            .any(|part| local.with(part, pd, Access::LOCAL_WRITE, |_| ()).is_err());
+        if bad {
+            self.hold(number, WcStatus::LocProtErr);
+            return true;
+        }
+        let Some(stream) = &mut self.stream else { return false };
+        let msn = stream.tx.next_read_msn();
+        let Some(request) = request_of(slot.op, msn) else { return false };
+        let message =
+            Message::Untagged { opcode: Opcode::AtomicRequest, qn: QN_READ_REQUEST, msn, invalidate: 0 };
+        stream.emit_message(message, &request.to_bytes());
+        stream.reads.push_back(ReadSink::atomic(number, msn, stream.tx.messages()));
+        stream.look_past_waiting();
+        self.shell.sq.next += 1;
+        self.mark(number, Phase::Reading);
+        true
+    }
+
+    /// An Atomic Response arrived.
+    pub(super) fn atomic_response(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), Fault> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let Some(sink) = stream.reads.front().copied().filter(|sink| sink.atomic) else {
+            // Nothing was asked for, or a Read before it is not answered yet.
+            return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer).into());
+        };
+        check_length(segment, AtomicResponse::LEN)?;
+        let response = AtomicResponse::parse(payload).ok().filter(|response| response.request_id == sink.msn);
+        let response = response.ok_or(TerminateError::RemoteOperation(RemoteOperation::Unspecified))?;
+        let Some((number, slot)) = sink.slot.and_then(|n| self.shell.sq.slot(n).map(|slot| (n, slot))) else {
+            return Ok(());
+        };
+        let value = response.original.to_ne_bytes();
+        let mut rest: &[u8] = &value;
+        let (pd, need) = (self.shell.pd.id(), Access::needed(segment.info.right));
+        for part in slice_sges(self.shell.sq.sges(slot), 0, ATOMIC_BYTES) {
+            let placed = self.shell.local.with(part, pd, need, |seg| mem::copy_in(seg, rest));
+            let Ok(Ok(n)) = placed else { return Err(Fault::Read(WcStatus::LocProtErr)) };
+            rest = rest.get(n..).unwrap_or(&[]);
+        }
+        stream.reads.pop_front();
+        stream.read_answered(&sink);
+        self.read_done(number);
+        Ok(())
+    }
+
+    /// An Atomic Request arrived: carries it out, or has it wait for its turn.
+    pub(super) fn atomic_request(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), TerminateError> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        check_length(segment, AtomicRequest::LEN)?;
+        let (Header::Untagged(header), Ok(request)) = (segment.header, AtomicRequest::parse(payload)) else {
+            return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
+        };
+        if stream.reads_to_serve() >= usize::from(stream.params.ird) {
+            return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer));
+        }
+        let answers_wait = !stream.requests.is_empty() || stream.tx.responding();
+        if !self.shell.attr.access.contains(Access::needed(segment.info.right)) {
+            return Err(TerminateError::RemoteProtection(RemoteProtection::AccessRights));
+        }
+        // All that can be wrong is found at once, even if it has to wait.
+        let original = self.carry_out(&request, answers_wait)?;
+        if let Some(stream) = &mut self.stream {
+            stream.requests.push_back(Request::Atomic(Atomic { msn: header.msn, request, original }));
+        }
+        Ok(())
+    }
+
+    /// Checks the target, and carries the operation out unless only the check is wanted.
+    fn carry_out(
+        &mut self,
+        request: &AtomicRequest,
+        check_only: bool,
+    ) -> Result<Option<u64>, TerminateError> {
+        if request.to.checked_add(u64::from(ATOMIC_BYTES)).is_none() {
+            return Err(TerminateError::RemoteProtection(RemoteProtection::ToWrap));
+        }
+        let part = Part { stag: request.stag, to: request.to, len: ATOMIC_BYTES as usize };
+        let done = self.remote.with(part, self.shell.pd.id(), Access::REMOTE_ATOMIC, |seg| {
+            if check_only {
+                return mem::check_atomic(seg, request).map(|()| None);
+            }
+            mem::atomic(seg, request).map(Some)
+        });
+        done.map_err(AccessError::for_read_request)?.map_err(error_for)
+    }
+
+    /// Answers an atomic operation whose turn has come.
+    pub(super) fn start_atomic_response(&mut self, atomic: Atomic) {
+        let done = match atomic.original {
+            // The region may have gone since the request came.
+            None => self.carry_out(&atomic.request, false),
+            done => Ok(done),
+        };
+        let original = match done {
+            Ok(original) => original.unwrap_or_default(),
+            Err(error) => return self.fail(error, Some((&atomic.segment(), Atomic::SEGMENT_LEN))),
+        };
+        self.shell.counters.sent.atomic_response.count(ATOMIC_BYTES);
+        let Some(stream) = &mut self.stream else { return };
+        let response = AtomicResponse { request_id: atomic.request.request_id, original };
+        let message = Message::Untagged {
+            opcode: Opcode::AtomicResponse,
+            qn: QN_ATOMIC_RESPONSE,
+            msn: stream.tx.next_atomic_msn(),
+            invalidate: 0,
+        };
+        stream.emit_message(message, &response.to_bytes());
+        stream.responses.push_back(stream.out.queued());
+    }
+}

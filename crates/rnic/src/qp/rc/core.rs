@@ -1,0 +1,351 @@
+//! What the program asks of a reliable connected queue pair: attributes, state, posting, and the stream that it gets.
+
+use std::sync::Weak;
+
+use uwarp_proto::setup::PeerData;
+
+use super::params::StreamParams;
+use super::stream::{Disconnect, Stream};
+use super::timers::{LOOK_EVERY, Now, SentBefore, Timer, Timers};
+use crate::error::VerbsError;
+use crate::mr::{self, Access, MrCache};
+use crate::qp::attr::{QpAttr, QpInit, QpModify, set};
+use crate::qp::counters::Snapshot;
+use crate::qp::shell::Shell;
+use crate::qp::state::QpState;
+use crate::queues::Phase;
+use crate::srq::{Waiter, Woken};
+use crate::wr::{RecvWr, SendWr, Wc, WcStatus};
+
+/// A reliable connected queue pair without its socket.
+pub struct RcCore {
+    pub(super) shell: Shell,
+    given: Given,
+    /// Where it stands at the shared receive queue.
+    pub(super) line: Line,
+    /// Regions that the peer named lately.
+    pub(super) remote: MrCache,
+    /// The stream is over, and the program has not reacted: the queue pair stays as it was.
+    pub(super) gone: bool,
+    /// The program itself moves the queue pair up, and posts, while its stream is being made.
+    pub(super) by_program: bool,
+    /// How often it did.
+    pub(super) moves: u32,
+
+    pub(super) timers: Timers,
+    pub(super) sent_before: SentBefore,
+    /// What deadlines have the owner do.
+    pub(super) checks: Checks,
+    pub(super) stream: Option<Stream>,
+}
+
+/// What the program has set itself, and no connection changes.
+#[derive(Clone, Copy, Default)]
+struct Given {
+    access: bool,
+    dest_qp_num: bool,
+    timeout: bool,
+    retry_cnt: bool,
+    rnr_retry: bool,
+}
+
+/// A queue pair's place in the line at its shared receive queue, if it has one.
+#[derive(Default)]
+pub(super) struct Line {
+    pub waiter: Option<Weak<dyn Waiter>>,
+    /// In line, or woken and with a receive kept for it.
+    pub waiting: bool,
+    /// Others that got what was kept for this one.
+    pub woken: Woken,
+}
+
+/// Actions that deadlines have brought.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Checks {
+    pub hang_up: bool,
+    pub answers: bool,
+    pub muted: bool,
+}
+
+impl Given {
+    fn add(&mut self, change: &QpModify) {
+        self.access |= change.access.is_some();
+        self.dest_qp_num |= change.dest_qp_num.is_some();
+        self.timeout |= change.timeout.is_some();
+        self.retry_cnt |= change.retry_cnt.is_some();
+        self.rnr_retry |= change.rnr_retry.is_some();
+    }
+}
+
+impl RcCore {
+    /// A queue pair in RESET. `waiter` is woken when a receive of the shared receive queue is kept for this
+    /// queue pair; the owner then calls [`Self::resume`].
+    pub fn new(qpn: u32, init: QpInit, waiter: Option<Weak<dyn Waiter>>) -> Self {
+        Self {
+            shell: Shell::new(qpn, init),
+            given: Given::default(),
+            line: Line { waiter, ..Line::default() },
+            remote: MrCache::of_peer(qpn),
+            gone: false,
+            by_program: false,
+            moves: 0,
+            timers: Timers::default(),
+            sent_before: SentBefore::default(),
+            checks: Checks::default(),
+            stream: None,
+        }
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        self.shell.qpn
+    }
+
+    /// All its attributes.
+    pub fn query(&self) -> QpAttr {
+        self.shell.attr
+    }
+
+    /// Leaves the line at the shared receive queue.
+    pub(super) fn leave_line(&mut self) {
+        if let Some(srq) = &self.shell.srq
+            && std::mem::take(&mut self.line.waiting)
+        {
+            self.line.woken.append(srq.leave(self.shell.qpn));
+        }
+    }
+
+    /// Changes attributes and state. All or nothing.
+    pub fn modify(&mut self, change: &QpModify) -> Result<(), VerbsError> {
+        let (from, to) = (self.shell.attr.state, self.shell.check(change)?);
+        let by_program = self.by_program || (change.awaits_stream && to == QpState::Rtr);
+        if matches!(to, QpState::Rtr | QpState::Rts) && from != to && !by_program && !self.may_be_up(to) {
+            return Err(VerbsError::NotSupported("a queue pair gets its connection from rdma_cm"));
+        }
+        self.by_program = by_program;
+        self.moves = self.moves.wrapping_add(u32::from(change.awaits_stream && to == QpState::Rtr));
+        self.given.add(change);
+        let attr = &mut self.shell.attr;
+        attr.apply(change);
+        if self.stream.is_none() || by_program {
+            set(&mut attr.max_rd_atomic, change.max_rd_atomic.map(u16::from));
+            set(&mut attr.max_dest_rd_atomic, change.max_dest_rd_atomic.map(u16::from));
+        }
+        if from != to {
+            self.enter(to, change.sqd_async_notify.unwrap_or(false));
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, to: QpState, notify_sqd: bool) {
+        match to {
+            QpState::Reset => self.reset(),
+            QpState::Err => self.flush(Disconnect::LocalClosed, None),
+            to => self.shell.go_to(to, notify_sqd),
+        }
+        if to == QpState::Sqd {
+            self.check_drained();
+            if let Some(stream) = &mut self.stream {
+                stream.request_ack(true);
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.shell.reset();
+        mr::unbind_windows_of(self.shell.qpn);
+        self.leave_line();
+        if let Some(stream) = &mut self.stream {
+            stream.end(Disconnect::LocalClosed);
+        }
+        (self.gone, self.by_program) = (false, false);
+        self.timers.clear(Timer::Retry);
+        self.given = Given::default();
+        self.meet(None);
+    }
+
+    fn check_drained(&mut self) {
+        if self.shell.attr.sq_draining && self.shell.sq.next == self.shell.sq.head {
+            self.shell.drained();
+        }
+    }
+
+    /// Queues a send work request; [`Self::poll_transmit`] starts it.
+    #[inline]
+    pub fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
+        self.shell.may_send()?;
+        if self.shell.attr.state == QpState::Err {
+            self.shell.check_send(wr)?;
+            self.shell.sq.pass()?;
+            let wc = Wc::new(wr.wr_id, WcStatus::WrFlushErr, wr.op.completion(), self.shell.qpn);
+            self.shell.complete_send(wc);
+            return Ok(());
+        }
+        if wr.op.wants_uwarp() && self.stream.as_ref().is_some_and(|s| !s.params.peer_is_uwarp) {
+            return Err(VerbsError::NotSupported("the peer is no uwarp end, and may not know the operation"));
+        }
+        let posted = self.shell.sq.post(wr);
+        if matches!(posted, Err(VerbsError::QueueFull)) {
+            // Of the places that are taken, some may be those of messages that nobody asked about.
+            if let Some(stream) = &mut self.stream {
+                stream.request_ack(true);
+            }
+        }
+        posted
+    }
+
+    /// Queues a receive work request. The owner calls [`Self::resume`] when [`Self::awaits_receive`].
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
+        self.shell.post_recv(wr)
+    }
+
+    /// Gives the queue pair a stream and moves it to RTS.
+    pub fn attach(&mut self, now: &Now, params: StreamParams) -> Result<(), VerbsError> {
+        let may_begin =
+            self.awaits_stream().is_some() || matches!(self.shell.attr.state, QpState::Reset | QpState::Init);
+        if !may_begin || self.stream.is_some() {
+            return Err(VerbsError::Invalid("the queue pair is connected already or in error"));
+        }
+        if !self.by_program {
+            (self.shell.attr.max_rd_atomic, self.shell.attr.max_dest_rd_atomic) = (params.ord, params.ird);
+        }
+        let (attr, given) = (&mut self.shell.attr, self.given);
+        let mut rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        // As the kernel's connection managers do: `cm_init_qp_init_attr`, `iwcm_init_qp_init_attr`.
+        rights.set(Access::REMOTE_ATOMIC, params.infiniband);
+        set(&mut attr.access, (!given.access).then_some(rights));
+        set(&mut attr.timeout, (!given.timeout).then_some(params.timeout));
+        set(&mut attr.retry_cnt, (!given.retry_cnt).then_some(params.retry_cnt));
+        self.meet(params.peer);
+        self.timers.clear(Timer::Retry);
+        if !self.by_program {
+            self.shell.attr.state = QpState::Rts;
+        }
+        let mut stream = Stream::new(self.shell.qpn, params, self.shell.pd.begin_stream());
+        stream.begin();
+        if params.peer_is_uwarp && !params.placement_acks {
+            // Signalled messages complete before they reach the peer's memory: what the program waits for
+            // next is the peer's answer.
+            self.shell.note_early_completions();
+        }
+        self.stream = Some(stream);
+        if !params.first_fpdu_delay.is_zero() {
+            self.timers.start(Timer::FirstFpdu, now, params.first_fpdu_delay);
+        }
+        if let Some(after) = params.nudge_after {
+            self.timers.start(Timer::Nudge, now, params.first_fpdu_delay + after);
+        }
+        if params.link_answers {
+            self.timers.start(Timer::Silence, now, LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// What queries tell of the peer. Of one that does not introduce itself neither number is known, and a
+    /// stranger may end the stream at once when it has no receive, as siw does: no retries.
+    pub(super) fn meet(&mut self, peer: Option<PeerData>) {
+        let (qpn, retries) = peer.map_or((0, 0), |peer| (peer.qpn, peer.rnr_retry));
+        set(&mut self.shell.attr.dest_qp_num, (!self.given.dest_qp_num).then_some(qpn));
+        set(&mut self.shell.attr.rnr_retry, (!self.given.rnr_retry).then_some(retries));
+    }
+
+    /// Why the stream is to be closed, once it is.
+    pub(super) fn closing(&self) -> Option<Disconnect> {
+        self.stream.as_ref().and_then(|s| s.closing)
+    }
+
+    /// Whether work is posted that may not go out: a responder is silent until the initiator's first FPDU has
+    /// arrived (RFC 5044 section 7.1.2 rule 4).
+    pub(super) fn muted(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| !s.tx.open && s.closing.is_none()) && self.shell.sq.has_unsent()
+    }
+
+    /// Whether a Send waits for a receive to be posted; nothing is to be read meanwhile.
+    pub fn stalled(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| s.stalled)
+    }
+
+    /// The program has polled in vain. Says whether the next [`Self::poll_transmit`] tells or asks the peer
+    /// because of that: not while the program is likely to send something in a moment.
+    pub fn polled_in_vain(&mut self) -> bool {
+        let unpolled = self.shell.sq.unpolled();
+        self.stream.as_mut().is_some_and(|stream| stream.polled_in_vain(unpolled))
+    }
+
+    /// Messages of the peer's that are placed.
+    pub fn messages_placed(&self) -> u64 {
+        self.stream.as_ref().map_or(0, |s| s.placed)
+    }
+
+    /// The peer waits for an acknowledgement longer than it should: the owner is to send before it receives
+    /// more.
+    pub fn ack_presses(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::ack_presses)
+    }
+
+    /// The stream is about to end: the next [`Self::poll_transmit`] tells of all that is placed, asked or
+    /// not.
+    pub fn ack_everything(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.ack_everything();
+        }
+    }
+
+    /// Makes the next message of every queue, in both directions, have this MSN, for tests near the wrap.
+    /// Call on both ends right after they were attached.
+    #[doc(hidden)]
+    pub fn set_msn(&mut self, msn: u32) {
+        if let Some(stream) = &mut self.stream {
+            stream.rx.set_msn(msn);
+            stream.tx.set_msn(msn);
+        }
+    }
+
+    /// What it has done and what it is at.
+    pub fn snapshot(&self) -> Snapshot {
+        let stream = self.stream.as_ref();
+        Snapshot {
+            counters: self.shell.counters,
+            reads_outstanding: stream.map_or(0, |s| s.reads.len()),
+            reads_to_serve: stream.map_or(0, |s| s.requests.len()),
+            sends_posted: self.shell.sq.len(),
+            receives_posted: self.shell.rq.len(),
+            waiting_bytes: stream.map_or(0, |s| s.out.waiting()),
+            stalled: self.stalled(),
+            muted: self.muted(),
+            peer_is_uwarp: stream.is_some_and(|s| s.params.peer_is_uwarp),
+        }
+    }
+
+    /// Makes the completions of the oldest send work requests that are done.
+    pub(super) fn retire(&mut self) {
+        self.retire_done();
+        self.check_drained();
+    }
+
+    fn retire_done(&mut self) {
+        while let Some(slot) = self.shell.sq.front() {
+            let signaled = self.shell.signals(slot.flags);
+            let status = match slot.phase {
+                Phase::Done => WcStatus::Success,
+                Phase::Sent { end, message } => {
+                    let Some(s) = &mut self.stream else { return };
+                    if end > s.out.taken() || message > s.completes_to() {
+                        return;
+                    }
+                    s.completed_signaled += u64::from(signaled);
+                    WcStatus::Success
+                }
+                Phase::Failed(status) => return self.local_failure(status),
+                Phase::Posted | Phase::Reading => return,
+            };
+            let mut wc = Wc::new(slot.wr_id, status, slot.op.completion(), self.shell.qpn);
+            wc.byte_len = slot.total;
+            self.shell.counters.completed(slot.op, slot.total);
+            self.shell.sq.pop();
+            if signaled {
+                self.shell.complete_send(wc);
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Direct placement (docs/adr/003): where no CRC is in use and only the start of a large frame was received,
+//! the rest of its payload is received straight into place, without a copy of ours.
+//!
+//! With a CRC nothing is placed directly. It would have to be taken of what lies in memory, which the program
+//! and other streams may write meanwhile, and memory in use must never cost a connection.
+
+use smallvec::SmallVec;
+use uwarp_proto::rx::Segment;
+use uwarp_wire::rdmap::Delivery;
+use uwarp_wire::terminate::TerminateError;
+
+use super::core::RcCore;
+use super::errors::Fault;
+use super::stream::{Direct, OffendingSegment, Pins};
+use crate::mem::{self, MemSeg};
+use crate::mr::AccessError;
+use crate::trace;
+use crate::wr::WcStatus;
+
+/// Where the next received bytes belong.
+#[derive(Debug)]
+pub enum RxPlan {
+    /// Into the owner's buffer, behind what [`RcCore::handle_input`] left over; at most `max` bytes in all.
+    Stage {
+        /// Left-over bytes included.
+        max: usize,
+    },
+    /// Into registered memory first (`place`), then up to `tail` bytes into the owner's buffer. Report with
+    /// [`RcCore::direct_received`].
+    Direct {
+        /// Where to; in use until reported.
+        place: SmallVec<[MemSeg; 4]>,
+        /// Bytes wanted behind.
+        tail: usize,
+    },
+    /// Nothing is to be received now.
+    Stop,
+}
+
+impl RcCore {
+    /// Where the next received bytes should go. `left_over` bytes are in the owner's buffer already,
+    /// unconsumed. `buffer` is the size of that buffer.
+    #[inline]
+    pub fn rx_plan(&mut self, left_over: &[u8], buffer: usize) -> RxPlan {
+        let Some(stream) = &mut self.stream else { return RxPlan::Stop };
+        if stream.closing.is_some() || stream.stalled {
+            return RxPlan::Stop;
+        }
+        let Some(mut direct) = stream.direct.take() else {
+            return RxPlan::Stage { max: stream.receiver.plan(left_over, buffer) };
+        };
+        let (left, tail) = (direct.rest.payload(), direct.rest.behind());
+        let mut place = SmallVec::new();
+        if left > 0 {
+            // Checked anew for every receive: the region may have been taken back in between.
+            let placed = direct.segment.payload_len.saturating_sub(left);
+            match self.pin(&direct.segment, placed, left, &mut direct.pins) {
+                Ok(found) => place = found,
+                Err(fault) => {
+                    self.fault(fault, Some(OffendingSegment::new(&direct.segment).get()));
+                    return RxPlan::Stop;
+                }
+            }
+        }
+        if let Some(stream) = &mut self.stream {
+            stream.direct = Some(direct);
+        }
+        if place.is_empty() {
+            RxPlan::Stage { max: buffer.min(tail) }
+        } else {
+            RxPlan::Direct { place, tail }
+        }
+    }
+
+    /// `n` bytes were received into the places of the last [`RxPlan::Direct`] (zero if it failed).
+    pub fn direct_received(&mut self, n: usize) {
+        let Some(direct) = self.stream.as_mut().and_then(|s| s.direct.as_mut()) else { return };
+        direct.rest.placed(n);
+        direct.pins.clear();
+    }
+
+    /// The places of the last [`RxPlan::Direct`] are not all mapped any more: the stream ends.
+    pub(super) fn place_unmapped(&mut self) {
+        let Some(direct) = self.stream.as_mut().and_then(|s| s.direct.take()) else { return };
+        let fault = match direct.segment.info.delivery {
+            Delivery::Region => Fault::Peer(AccessError::Unmapped.for_tagged()),
+            Delivery::ReadSink => Fault::Read(WcStatus::LocProtErr),
+            _ => Fault::Receive(WcStatus::LocProtErr, TerminateError::DdpLocalCatastrophic),
+        };
+        self.fault(fault, Some(OffendingSegment::new(&direct.segment).get()));
+    }
+
+    /// Finds the memory for payload bytes `skip` to `skip + len` of a segment and begins its use, for
+    /// [`RxPlan::Direct`].
+    fn pin(
+        &mut self,
+        segment: &Segment,
+        skip: usize,
+        len: usize,
+        pins: &mut Pins,
+    ) -> Result<SmallVec<[MemSeg; 4]>, Fault> {
+        let mut place = SmallVec::new();
+        self.locate(segment, skip, len, |cache, part, pd, need| {
+            let (seg, pin) = cache.enter(part, pd, need)?;
+            place.push(seg);
+            pins.push(pin);
+            Ok(())
+        })?;
+        Ok(place)
+    }
+
+    /// Tries to receive the rest of the incomplete frame at the start of `input` straight into place. Returns
+    /// how many bytes of the input are done with: all of them or none.
+    pub(super) fn begin_direct(&mut self, input: &[u8]) -> usize {
+        let Some(stream) = &mut self.stream else { return 0 };
+        let Some(large) = stream.receiver.large(input) else { return 0 };
+        // Whatever is wrong with it is dealt with when it is whole.
+        let Ok(segment) = stream.rx.check(large.ulpdu, large.ulpdu_len) else { return 0 };
+        let may = match segment.info.delivery {
+            Delivery::Region | Delivery::ReadSink => true,
+            Delivery::Receive => stream.aside.is_empty() && self.find_receive(),
+            _ => false,
+        };
+        if !may {
+            return 0;
+        }
+        let payload = large.ulpdu.get(segment.header_len..).unwrap_or(&[]);
+        if payload.len() > segment.payload_len {
+            return 0;
+        }
+        let mut pins = Pins::new();
+        // All of it must fit before the first byte is placed.
+        let Ok(place) = self.pin(&segment, 0, segment.payload_len, &mut pins) else { return 0 };
+        let mut rest = payload;
+        for seg in place {
+            let Ok(n) = mem::copy_in(seg, rest) else { return 0 };
+            rest = rest.get(n..).unwrap_or(&[]);
+        }
+        pins.clear();
+        trace::segment(self.shell.qpn, trace::Way::In, &segment.header, &[], segment.payload_len);
+        let Some(stream) = &mut self.stream else { return 0 };
+        let rest = stream.receiver.begin_rest(&large, segment.payload_len, payload.len());
+        stream.direct = Some(Direct { segment, rest, pins });
+        input.len()
+    }
+
+    /// The end of a frame whose payload is in place: how many bytes of `input` it takes. `None` while they
+    /// are not all there.
+    pub(super) fn finish_direct(&mut self, input: &[u8]) -> Option<usize> {
+        let stream = self.stream.as_mut()?;
+        let end = stream.direct.as_ref()?.rest.end(input)?;
+        let direct = stream.direct.take()?;
+        if let Err(fault) = self.finish(&direct.segment) {
+            self.fault(fault, Some(OffendingSegment::new(&direct.segment).get()));
+        }
+        Some(end)
+    }
+}

@@ -1,0 +1,349 @@
+//! What moves a queue pair: the five verbs, and what the link tells.
+//!
+//! | verb                        | when to call                                               |
+//! |-----------------------------|------------------------------------------------------------|
+//! | [`RcCore::handle_input`]    | bytes arrived at the place that [`RcCore::rx_plan`] named  |
+//! | [`RcCore::handle_timeout`]  | the time that `poll_timeout` gave has come                 |
+//! | [`RcCore::poll_transmit`]   | after any of these, after posting and after                |
+//! |                             | [`RcCore::transmitted`], until it has nothing or the link  |
+//! |                             | has no room                                                |
+//! | [`RcCore::poll_timeout`]    | then, before the owner lets go of the queue pair           |
+//! | [`RcCore::poll_action`]     | then too, until there is none                              |
+//!
+//! [`RcCore::handle_link`] takes what the link has to say beside bytes.
+
+use std::time::Instant;
+
+use super::core::{Checks, RcCore};
+use super::silence::Answers;
+use super::stream::{Disconnect, Established, Stream};
+use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, NUDGES, Now, SentBefore, Timer};
+use crate::mem;
+use crate::out::OutQueue;
+use crate::srq::Woken;
+
+/// What the lower layer says, beside bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkEvent {
+    /// It had no room for all that was to be sent.
+    NoRoom,
+    /// The peer has hung up, as far as the owner has heard, and nobody reads because a Send waits for a
+    /// receive.
+    HungUp,
+    /// The peer sends no more. `partial`: in the middle of an FPDU. `broken`: sending has failed before.
+    End {
+        #[allow(missing_docs)]
+        partial: bool,
+        #[allow(missing_docs)]
+        broken: bool,
+    },
+    /// The connection broke, or the peer does not answer.
+    Lost(Disconnect),
+    /// Memory that the program has posted is not mapped any more, so the next bytes cannot be sent.
+    Unreadable,
+    /// The places of the last [`super::direct::RxPlan::Direct`] are not mapped any more.
+    Unwritable,
+    /// How the peer answers, for [`Action::CheckAnswers`]; `None`: not known.
+    Answers(Option<Answers>),
+    /// Segments that were sent again while the stream lasted.
+    Resent(u64),
+}
+
+/// What the owner must do, or tell.
+pub enum Action {
+    /// These queue pairs now have a receive of the shared receive queue. To be woken without this one's lock.
+    Wake(Woken),
+    /// AckTiming the program: both sides are up. For the responder, the initiator's first FPDU arrived.
+    Established,
+    /// AckTiming the program: the stream is over. The queue pair has forgotten it; `unsent` still goes out before
+    /// the link is closed.
+    Disconnected {
+        /// Why.
+        why: Disconnect,
+        /// Bytes that the link has not taken.
+        unsent: Vec<u8>,
+    },
+    /// Warn: what is posted must wait for the peer's first message (RFC 5044 section 7.1.2).
+    Muted,
+    /// Look whether the peer has hung up for good; if so, [`LinkEvent::End`].
+    CheckHangUp,
+    /// Look how the peer answers, and report [`LinkEvent::Answers`].
+    CheckAnswers {
+        /// Have the link probe a quiet peer itself from now on.
+        probe: bool,
+    },
+}
+
+impl RcCore {
+    /// What the link should be given next: all of it waits in order. `None`: nothing may go out now.
+    #[inline]
+    pub fn poll_transmit(&mut self, now: &Now) -> Option<&OutQueue> {
+        if self.unreachable() {
+            self.set_retry_deadline(now);
+        }
+        let stream = self.stream.as_ref()?;
+        if stream.closing.is_none() {
+            if self.timers.is_set(Timer::FirstFpdu) {
+                return None;
+            }
+            self.build();
+            if self.stream.as_ref().is_some_and(|stream| stream.out.is_empty()) {
+                self.nothing_to_send(now);
+            }
+        }
+        self.stream.as_ref().map(|stream| &stream.out).filter(|out| !out.is_empty())
+    }
+
+    /// Whether [`Self::poll_transmit`] would do nothing and have nothing: the usual case when a message of the
+    /// peer's has come. It may say no where it would.
+    #[inline]
+    pub fn has_nothing_to_send(&self) -> bool {
+        let Some(stream) = &self.stream else { return false };
+        let tx = &stream.tx;
+        stream.out.is_empty()
+            && stream.requests.is_empty()
+            && (tx.open && tx.current.is_none() && !tx.ask)
+            && (stream.closing.is_none() && !stream.draining)
+            && !(stream.asks_strangers() || stream.ack_is_due(false))
+            && (self.timers.is_set(Timer::Ack) || !stream.ack_waits())
+            && !self.timers.is_set(Timer::FirstFpdu)
+            && !(self.shell.sq.has_unsent() || self.shell.has_overflowed())
+    }
+
+    /// What waits, waits for a time to come, or for the end.
+    #[inline]
+    fn nothing_to_send(&mut self, now: &Now) {
+        let Some(stream) = &self.stream else { return };
+        if stream.draining {
+            self.drained();
+        } else if !stream.tx.open && stream.warn_if_muted {
+            self.set_muted_deadline(now);
+        }
+        let Some(stream) = &self.stream else { return };
+        if !self.timers.is_set(Timer::Ack) && stream.ack_waits() {
+            self.sent_before = SentBefore { acks: stream.tx.acks(), messages: stream.tx.messages() };
+            self.timers.start(Timer::Ack, now, ACK);
+        }
+    }
+
+    /// The link took `n` bytes of what [`Self::poll_transmit`] gave. Says whether that may have more; where it
+    /// cannot, it need not be asked until something else has been done.
+    #[inline]
+    pub fn transmitted(&mut self, now: &Now, n: usize) -> bool {
+        if let Some(stream) = &mut self.stream {
+            stream.out.take(n);
+            if stream.params.link_answers {
+                self.timers.start(Timer::Silence, now, LOOK_EVERY);
+            }
+        }
+        self.retire();
+        // What room and completions change for the next message is nothing, where all was cut before.
+        let all = |stream: &Stream| stream.tx.all_cut && stream.out.is_empty() && stream.closing.is_none();
+        if !self.stream.as_ref().is_some_and(all) || self.shell.has_overflowed() {
+            return true;
+        }
+        self.nothing_to_send(now);
+        self.stream.as_ref().is_none_or(|stream| !stream.out.is_empty() || stream.closing.is_some())
+    }
+
+    /// The program disconnects: what is posted goes out, for a bounded time, then the stream ends. From a
+    /// peer that is gone, the queue pair goes to the error state.
+    pub fn disconnect(&mut self, now: &Now) {
+        let Some(stream) = &mut self.stream else { return self.leave_gone_peer() };
+        if !std::mem::replace(&mut stream.draining, true) {
+            stream.ack_everything();
+            stream.request_ack(true);
+            self.timers.start(Timer::Drain, now, DRAIN);
+        }
+    }
+
+    /// Closes a stream from which the program has disconnected, once all is sent.
+    #[cold]
+    fn drained(&mut self) {
+        let draining = |stream: &&mut Stream| stream.closing.is_none() && stream.out.is_empty();
+        let Some(stream) = self.stream.as_mut().filter(draining) else { return };
+        if self.shell.sq.is_empty() && stream.tx.idle() {
+            // What came since.
+            stream.ack_everything();
+            self.build();
+            if self.stream.as_ref().is_some_and(|stream| stream.out.is_empty()) {
+                self.close();
+            }
+        } else if stream.ack_waits() {
+            // What was cut or acknowledged since the program disconnected may leave a rest that nobody asked
+            // about.
+            stream.request_ack(true);
+            self.build();
+        }
+    }
+
+    #[cold]
+    fn set_muted_deadline(&mut self, now: &Now) {
+        if self.muted()
+            && let Some(stream) = &mut self.stream
+        {
+            stream.warn_if_muted = false;
+            self.timers.start(Timer::Muted, now, MUTED);
+        }
+    }
+
+    /// Takes what the link says.
+    pub fn handle_link(&mut self, now: &Now, event: LinkEvent) {
+        match event {
+            LinkEvent::NoRoom => self.shell.counters.room_stalls += 1,
+            LinkEvent::HungUp if self.stalled() => self.timers.start(Timer::HangUp, now, HANG_UP),
+            LinkEvent::HungUp => {}
+            // The program has as long for Sends that were set aside as for one that waits in the link.
+            LinkEvent::End { partial: false, .. } if self.awaits_receive() && !self.stalled() => self.stall(),
+            LinkEvent::End { broken: true, .. } => self.connection_lost(Disconnect::Reset),
+            LinkEvent::End { partial, .. } => self.peer_closed(partial),
+            LinkEvent::Lost(why) => self.connection_lost(why),
+            LinkEvent::Unreadable => self.unreadable(),
+            LinkEvent::Unwritable => self.place_unmapped(),
+            LinkEvent::Answers(answers) => self.answers(now, answers),
+            LinkEvent::Resent(segments) => self.shell.counters.retransmits += segments,
+        }
+        self.set_deadlines(now);
+    }
+
+    /// Whether [`Self::poll_action`] has one.
+    #[inline]
+    pub fn has_action(&self) -> bool {
+        let wants = |s: &Stream| s.established == Established::Untold || s.closing.is_some();
+        !self.line.woken.is_empty()
+            || self.stream.as_ref().is_some_and(wants)
+            || self.checks != Checks::default()
+    }
+
+    /// The next thing to do or to tell.
+    #[inline]
+    pub fn poll_action(&mut self) -> Option<Action> {
+        if !self.line.woken.is_empty() {
+            return Some(Action::Wake(std::mem::take(&mut self.line.woken)));
+        }
+        let stream = self.stream.as_mut()?;
+        if stream.established == Established::Untold {
+            stream.established = Established::Told;
+            return Some(Action::Established);
+        }
+        if let Some(why) = stream.closing {
+            return Some(self.end_of_stream(why));
+        }
+        if self.checks == Checks::default() {
+            return None;
+        }
+        Some(self.next_check())
+    }
+
+    #[cold]
+    fn next_check(&mut self) -> Action {
+        if std::mem::take(&mut self.checks.hang_up) {
+            return Action::CheckHangUp;
+        }
+        if std::mem::take(&mut self.checks.muted) {
+            return Action::Muted;
+        }
+        self.checks.answers = false;
+        let probed = self.stream.as_mut().map(|stream| std::mem::replace(&mut stream.silence.probed, true));
+        Action::CheckAnswers { probe: probed == Some(false) }
+    }
+
+    #[cold]
+    fn end_of_stream(&mut self, why: Disconnect) -> Action {
+        if self.stream.as_ref().is_some_and(|stream| stream.draining) {
+            // The program has disconnected already.
+            self.leave_gone_peer();
+        }
+        let mut unsent = Vec::new();
+        if let Some(stream) = self.stream.take() {
+            let mut read = Ok(());
+            stream.out.gather(usize::MAX, |seg| read = read.and_then(|()| mem::copy_out(seg, &mut unsent)));
+            if read.is_err() {
+                unsent.clear();
+            }
+        }
+        self.timers.end_of_stream();
+        self.checks = Checks::default();
+        Action::Disconnected { why, unsent }
+    }
+
+    /// When [`Self::handle_timeout`] must be called, if it must.
+    #[inline]
+    pub fn poll_timeout(&mut self) -> Option<Instant> {
+        self.timers.first()
+    }
+
+    /// Does what is due. Call [`Self::poll_transmit`] and [`Self::poll_action`] next. A call that comes early
+    /// does nothing.
+    pub fn handle_timeout(&mut self, now: &Now) {
+        for timer in ALL {
+            if self.timers.take(timer, now.get()) {
+                self.over(timer, now);
+            }
+        }
+        self.set_deadlines(now);
+    }
+
+    fn over(&mut self, timer: Timer, now: &Now) {
+        match timer {
+            // `poll_transmit` looks whether it is set.
+            Timer::FirstFpdu => {}
+            Timer::Nudge => self.nudge(now),
+            Timer::Receive if self.awaits_receive() => self.receive_missing(),
+            Timer::HangUp if self.stalled() => self.checks.hang_up = true,
+            Timer::Receive | Timer::HangUp => {}
+            Timer::Drain => self.close(),
+            Timer::Ack => {
+                let before = self.sent_before;
+                if let Some(stream) = &mut self.stream {
+                    // What is newer gets its own time.
+                    if stream.tx.acks() == before.acks {
+                        stream.tell_placed();
+                    }
+                    stream.request_ack(stream.tx.messages() == before.messages);
+                }
+            }
+            Timer::Muted => self.checks.muted = self.muted(),
+            Timer::Silence => self.checks.answers = true,
+            Timer::Retry => self.retries_exceeded(),
+        }
+    }
+
+    /// Sends the peer something that means nothing, unless it has answered. A program that posts later is waited
+    /// for: what has not gone out cannot be missed.
+    fn nudge(&mut self, now: &Now) {
+        let Some(stream) = &mut self.stream else { return };
+        let Some(after) = stream.params.nudge_after else { return };
+        if stream.first_fpdu_seen || stream.closing.is_some() || stream.nudges == NUDGES {
+            return;
+        }
+        stream.nudges += 1;
+        if stream.out.taken() > 0 && stream.tx.idle() {
+            stream.emit_empty_write();
+        }
+        self.timers.start(Timer::Nudge, now, after * 2u32.saturating_pow(stream.nudges));
+    }
+
+    /// Input or the link may have begun a wait, or ended one.
+    #[inline]
+    pub(super) fn set_deadlines(&mut self, now: &Now) {
+        if self.unreachable() || self.timers.is_set(Timer::Retry) {
+            self.set_retry_deadline(now);
+        }
+        let Some(stream) = &self.stream else { return };
+        if !stream.stalled && stream.aside.is_empty() {
+            self.timers.clear(Timer::Receive);
+            self.timers.clear(Timer::HangUp);
+        } else if let Some(limit) = stream.params.rnr_timeout {
+            self.timers.start(Timer::Receive, now, limit);
+        }
+    }
+
+    #[cold]
+    pub(super) fn set_retry_deadline(&mut self, now: &Now) {
+        match self.retry_limit() {
+            Some(limit) => self.timers.start(Timer::Retry, now, limit),
+            None => self.timers.clear(Timer::Retry),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! RDMA Reads and atomic operations that are outstanding: this end's, and the peer's.
+
+use uwarp_wire::ddp::{QN_READ_REQUEST, Untagged};
+use uwarp_wire::rdmap::{AtomicRequest, Control, Opcode, ReadRequest};
+
+use crate::queues::ATOMIC_BYTES;
+
+/// Where the response to a Read or an atomic operation of ours goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReadSink {
+    /// An Atomic Response answers it, not a Read Response.
+    pub atomic: bool,
+    /// Slot of the send queue; none for a Read of no bytes of our own making.
+    pub slot: Option<u64>,
+    pub stag: u32,
+    pub total: u32,
+    pub received: u32,
+    pub msn: u32,
+    /// Messages that went out before its request, so far.
+    pub behind: u64,
+}
+
+impl ReadSink {
+    pub fn new(slot: u64, stag: u32, total: u32, msn: u32, behind: u64) -> Self {
+        Self { atomic: false, slot: Some(slot), stag, total, received: 0, msn, behind }
+    }
+
+    /// Of an atomic operation, whose request has its MSN as its identifier.
+    pub fn atomic(slot: u64, msn: u32, behind: u64) -> Self {
+        Self { atomic: true, ..Self::new(slot, 0, ATOMIC_BYTES, msn, behind) }
+    }
+
+    /// Of a Read of no bytes: a ready-to-receive frame, or one that asks whether messages are placed.
+    pub fn empty(msn: u32, behind: u64) -> Self {
+        let stag = ReadRequest::EMPTY.sink_stag;
+        Self { atomic: false, slot: None, stag, total: 0, received: 0, msn, behind }
+    }
+}
+
+/// What the peer waits for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Request {
+    Read(ReadSource),
+    Atomic(Atomic),
+}
+
+/// What a read of the peer's asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReadSource {
+    pub msn: u32,
+    pub sink_stag: u32,
+    pub sink_to: u64,
+    pub size: u32,
+    pub stag: u32,
+    pub to: u64,
+}
+
+impl ReadSource {
+    pub const SEGMENT_LEN: u16 = (Untagged::LEN + ReadRequest::LEN) as u16;
+
+    /// The segment that asked for it, with what is left to do from `offset` on, as a Terminate in the middle
+    /// of a response quotes it (RFC 5040 section 4.8).
+    pub fn rest(&self, offset: u32) -> [u8; Self::SEGMENT_LEN as usize] {
+        let header = Untagged {
+            last: true,
+            rsvdulp: Control::new(Opcode::ReadRequest).to_byte(),
+            rsvdulp32: 0,
+            qn: QN_READ_REQUEST,
+            msn: self.msn,
+            mo: 0,
+        };
+        let request = ReadRequest {
+            sink_stag: self.sink_stag,
+            sink_to: self.sink_to.wrapping_add(u64::from(offset)),
+            size: self.size.saturating_sub(offset),
+            source_stag: self.stag,
+            source_to: self.to.wrapping_add(u64::from(offset)),
+        };
+        let mut bytes = [0; Self::SEGMENT_LEN as usize];
+        let (head, tail) = bytes.split_at_mut(Untagged::LEN);
+        head.copy_from_slice(&header.to_bytes());
+        tail.copy_from_slice(&request.to_bytes());
+        bytes
+    }
+}
+
+/// An atomic operation of the peer's that waits for its response.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Atomic {
+    pub msn: u32,
+    pub request: AtomicRequest,
+    /// What was there before; `None` until the operation is carried out.
+    pub original: Option<u64>,
+}
+
+impl Atomic {
+    pub const SEGMENT_LEN: u16 = (Untagged::LEN + AtomicRequest::LEN) as u16;
+
+    /// The segment that asked for it, as a Terminate quotes it.
+    pub fn segment(&self) -> [u8; Self::SEGMENT_LEN as usize] {
+        let header = Untagged {
+            last: true,
+            rsvdulp: Control::new(Opcode::AtomicRequest).to_byte(),
+            rsvdulp32: 0,
+            qn: QN_READ_REQUEST,
+            msn: self.msn,
+            mo: 0,
+        };
+        let mut bytes = [0; Self::SEGMENT_LEN as usize];
+        let (head, tail) = bytes.split_at_mut(Untagged::LEN);
+        head.copy_from_slice(&header.to_bytes());
+        tail.copy_from_slice(&self.request.to_bytes());
+        bytes
+    }
+}

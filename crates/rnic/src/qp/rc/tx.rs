@@ -1,0 +1,118 @@
+//! How far the way out has come: the message that is being cut, and the numbers of each queue.
+
+use uwarp_proto::tx::Segmenter;
+
+use super::reads::ReadSource;
+
+/// The message being cut, and what the untagged queues are numbered to.
+#[derive(Debug)]
+pub(super) struct Tx {
+    pub current: Option<Current>,
+    /// The responder may send: the first frame arrived.
+    pub open: bool,
+    pub send_msn: u32,
+    pub read_msn: u32,
+    pub atomic_msn: u32,
+    pub ack_msn: u32,
+    /// Sends and Writes cut so far.
+    pub messages: u64,
+    /// The last of them that the peer was asked to tell of.
+    pub asked: u64,
+    /// Signalled ones among them: all, and those behind the last that asked.
+    pub signaled: u64,
+    pub unasked: u64,
+    /// Of `messages`, the last one before which there was an unsignalled one.
+    pub unsignaled_at: u64,
+    /// Messages that the peer had sent when the last signalled one was cut.
+    pub heard: u64,
+    /// It is to be asked about the last ones.
+    pub ask: bool,
+    /// A work request failed locally; no later one starts.
+    pub held: bool,
+    /// A read response went out last: the send queue has its turn.
+    pub sq_turn: bool,
+    /// All that may go out was cut when this was last tried.
+    pub all_cut: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Current {
+    pub segmenter: Segmenter,
+    pub source: Source,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Source {
+    /// The scatter/gather list of this slot of the send queue.
+    Slot(u64),
+    /// Memory that the peer reads.
+    Region(ReadSource),
+}
+
+impl Tx {
+    pub fn new(open: bool) -> Self {
+        Self {
+            current: None,
+            open,
+            send_msn: 0,
+            read_msn: 0,
+            atomic_msn: 0,
+            ack_msn: 0,
+            messages: 0,
+            asked: 0,
+            signaled: 0,
+            unasked: 0,
+            unsignaled_at: 0,
+            heard: 0,
+            ask: false,
+            held: false,
+            sq_turn: false,
+            all_cut: false,
+        }
+    }
+
+    /// Gives the next message of every queue this MSN.
+    pub fn set_msn(&mut self, msn: u32) {
+        let last = msn.wrapping_sub(1);
+        (self.send_msn, self.read_msn, self.ack_msn) = (last, last, last);
+        self.atomic_msn = last;
+    }
+
+    /// Numbers the next Read Request or Atomic Request.
+    pub fn next_read_msn(&mut self) -> u32 {
+        self.read_msn = self.read_msn.wrapping_add(1);
+        self.read_msn
+    }
+
+    /// Numbers the next Atomic Response.
+    pub fn next_atomic_msn(&mut self) -> u32 {
+        self.atomic_msn = self.atomic_msn.wrapping_add(1);
+        self.atomic_msn
+    }
+
+    /// Acknowledgements sent so far; wraps.
+    pub fn acks(&self) -> u32 {
+        self.ack_msn
+    }
+
+    /// Messages whose placement the peer counts, so far.
+    pub fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    /// A Response is half cut.
+    pub fn responding(&self) -> bool {
+        self.current.is_some_and(|current| matches!(current.source, Source::Region(_)))
+    }
+
+    /// No message is half cut.
+    pub fn idle(&self) -> bool {
+        self.current.is_none()
+    }
+
+    /// Forgets the message being cut.
+    pub fn stop(&mut self) {
+        self.current = None;
+        self.held = true;
+    }
+}

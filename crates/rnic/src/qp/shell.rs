@@ -1,0 +1,251 @@
+//! What every queue pair has, whatever its service: number, domain, attributes, work queues, completions, counters.
+//!
+//! A service ([`super::rc`], [`super::ud`]) owns one [`Shell`] and adds how its messages travel (docs/adr/026). What needs no
+//! knowledge of that is here, once.
+
+use std::sync::Arc;
+
+use super::attr::{QpAttr, QpInit, QpModify};
+use super::counters::Counters;
+use super::state::QpState;
+use crate::cq::Outlet;
+use crate::error::VerbsError;
+use crate::event::{AsyncEvent, AsyncSink, EventKind};
+use crate::mr::{Access, MrCache};
+use crate::pd::Pd;
+use crate::queues::{RecvQueue, SendQueue};
+use crate::srq::Srq;
+use crate::wr::{RecvWr, SendFlags, SendWr, Wc, WcOpcode, WcStatus};
+
+/// The part of a queue pair that does not depend on its service.
+pub(super) struct Shell {
+    pub qpn: u32,
+    pub pd: Arc<Pd>,
+    send_cq: Outlet,
+    recv_cq: Outlet,
+    pub srq: Option<Arc<Srq>>,
+    cookie: u64,
+    async_sink: Arc<dyn AsyncSink>,
+    /// Everything that a query shows, the state included.
+    pub attr: QpAttr,
+    /// An event is wanted when the send queue has drained.
+    notify_sqd: bool,
+    pub sq: SendQueue,
+    /// With a shared receive queue: the receive that the message in progress goes to.
+    pub rq: RecvQueue,
+    /// Regions that work requests named lately.
+    pub local: MrCache,
+    /// A completion was lost to a full completion queue, and the service has not reacted yet.
+    overflowed: bool,
+    pub counters: Counters,
+}
+
+impl Shell {
+    /// In RESET.
+    pub fn new(qpn: u32, init: QpInit) -> Self {
+        let mut caps = init.caps;
+        let rq = match &init.srq {
+            None => RecvQueue::new(caps.max_recv_wr, caps.max_recv_sge),
+            Some(srq) => {
+                (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
+                RecvQueue::new(1, srq.query().max_sge)
+            }
+        };
+        let sq = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline_data);
+        let receive_places = init.srq.as_ref().map_or_else(|| rq.places().clone(), |srq| srq.places());
+        Self {
+            qpn,
+            pd: init.pd,
+            send_cq: Outlet::new(init.send_cq, sq.places().clone()),
+            recv_cq: Outlet::new(init.recv_cq, receive_places),
+            srq: init.srq,
+            cookie: init.cookie,
+            async_sink: init.async_sink,
+            attr: QpAttr::new(caps, init.sq_sig_all),
+            notify_sqd: false,
+            sq,
+            rq,
+            local: MrCache::default(),
+            overflowed: false,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Signalled messages complete before they are in the peer's memory.
+    pub fn note_early_completions(&self) {
+        self.send_cq.cq().note_early_completions();
+    }
+
+    /// Checks a change of any service; returns the state that it leads to. Nothing has changed yet.
+    pub fn check(&self, change: &QpModify) -> Result<QpState, VerbsError> {
+        let from = self.attr.state;
+        if change.cur_state.is_some_and(|s| s != from) {
+            return Err(VerbsError::Invalid("the queue pair is not in the state the program names"));
+        }
+        if change.state.is_some_and(|to| !from.may_become(to)) {
+            return Err(VerbsError::Invalid("no such state transition"));
+        }
+        if change.port_num.is_some_and(|p| p != 1) {
+            return Err(VerbsError::Invalid("the device has one port, number 1"));
+        }
+        Ok(change.state.unwrap_or(from))
+    }
+
+    /// To RESET: no work request is left, no completion that the program has not polled, and no attribute of a connection.
+    pub fn reset(&mut self) {
+        self.send_cq.purge();
+        self.recv_cq.purge();
+        self.sq.clear();
+        if let Some(srq) = &self.srq {
+            // The receive of a message in progress, which makes no completion now.
+            let places = srq.places();
+            (0..self.rq.len()).for_each(|_| places.free(0));
+        }
+        self.rq.clear();
+        self.overflowed = false;
+        // Nobody waits for the draining any more; an event would be about a queue pair that may be gone.
+        self.notify_sqd = false;
+        let attr = &mut self.attr;
+        (attr.state, attr.sq_draining) = (QpState::Reset, false);
+        (attr.access, attr.qkey) = (Access::empty(), 0);
+        (attr.timeout, attr.retry_cnt) = (0, 0);
+    }
+
+    /// To a state in which work requests wait or go out: not RESET, nor ERROR.
+    pub fn go_to(&mut self, to: QpState, notify_sqd: bool) {
+        let draining = to == QpState::Sqd;
+        (self.attr.state, self.attr.sq_draining) = (to, draining);
+        if draining {
+            self.notify_sqd = notify_sqd;
+        }
+    }
+
+    /// In SQD: every work request that was started is complete. Those that were not wait for RTS.
+    #[cold]
+    pub fn drained(&mut self) {
+        self.attr.sq_draining = false;
+        if std::mem::take(&mut self.notify_sqd) {
+            self.event(EventKind::SqDrained);
+        }
+    }
+
+    /// To ERROR; the service then completes its work requests.
+    pub fn fail(&mut self) {
+        (self.attr.state, self.attr.sq_draining) = (QpState::Err, false);
+    }
+
+    /// Checks a send work request that no queue checks: one that is flushed or taken apart at once.
+    pub fn check_send(&self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
+        if wr.sges.len() > self.attr.caps.max_send_sge as usize {
+            return Err(VerbsError::Invalid("more scatter/gather elements than the queue pair was made for"));
+        }
+        Ok(())
+    }
+
+    /// Whether a send work request may be posted in the state that the queue pair is in.
+    #[inline]
+    pub fn may_send(&self) -> Result<(), VerbsError> {
+        if !self.attr.state.may_post_send() {
+            return Err(VerbsError::Invalid("the queue pair is not ready to send"));
+        }
+        Ok(())
+    }
+
+    /// Whether a work request with these flags makes a completion when it succeeds.
+    #[inline]
+    pub fn signals(&self, flags: SendFlags) -> bool {
+        self.attr.sq_sig_all || flags.contains(SendFlags::SIGNALED)
+    }
+
+    /// Queues a receive work request; in ERROR it is flushed.
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
+        if self.srq.is_some() {
+            return Err(VerbsError::Invalid("the queue pair takes its receives from a shared receive queue"));
+        }
+        if !self.attr.state.may_post_recv() {
+            return Err(VerbsError::Invalid("the queue pair is in RESET"));
+        }
+        if self.attr.state == QpState::Err {
+            self.rq.pass()?;
+            self.complete_recv(Wc::new(wr.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv, self.qpn), false);
+            return Ok(());
+        }
+        self.rq.post(wr)
+    }
+
+    /// Completes every receive that is left with a flush error.
+    pub fn flush_receives(&mut self) {
+        while let Some(slot) = self.rq.pop() {
+            self.complete_recv(Wc::new(slot.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv, self.qpn), false);
+        }
+    }
+
+    /// In ERROR for the first time. Receives that nobody has taken from a shared receive queue stay where they are, so no
+    /// completion tells the program that this queue pair takes no more.
+    pub fn last_receive_reached(&self) {
+        if self.srq.is_some() {
+            self.event(EventKind::QpLastWqeReached);
+        }
+    }
+
+    /// Completes the send work request that was taken out of the queue right before.
+    #[inline]
+    pub fn complete_send(&mut self, wc: Wc) {
+        let tail = self.sq.completes();
+        self.complete_send_at(tail, wc);
+    }
+
+    /// Completes a send work request; the places before `tail` are free when its completion is polled.
+    #[inline]
+    pub fn complete_send_at(&mut self, tail: u32, wc: Wc) {
+        self.count_failure(&wc);
+        self.overflowed |= !self.send_cq.push(tail, wc, false);
+    }
+
+    /// Completes the receive that was taken out of the queue right before.
+    #[inline]
+    pub fn complete_recv(&mut self, wc: Wc, solicited: bool) {
+        self.count_failure(&wc);
+        let tail = self.rq.completes();
+        self.overflowed |= !self.recv_cq.push(tail, wc, solicited);
+    }
+
+    #[inline]
+    fn count_failure(&mut self, wc: &Wc) {
+        match wc.status {
+            WcStatus::Success => {}
+            WcStatus::WrFlushErr => self.counters.flushed += 1,
+            _ => self.counters.failed += 1,
+        }
+    }
+
+    /// What [`Self::take_overflow`] says next.
+    #[inline]
+    pub fn has_overflowed(&self) -> bool {
+        self.overflowed
+    }
+
+    /// Whether a completion was lost since the last call: the program cannot know any more what is done, so the queue pair must
+    /// fail.
+    #[inline]
+    pub fn take_overflow(&mut self) -> bool {
+        let overflowed = std::mem::take(&mut self.overflowed);
+        if overflowed {
+            self.report_overflow();
+        }
+        overflowed
+    }
+
+    #[cold]
+    fn report_overflow(&self) {
+        tracing::error!(
+            qpn = self.qpn,
+            "a completion was lost to a full completion queue, so the queue pair fails"
+        );
+    }
+
+    /// Reports an asynchronous event.
+    pub fn event(&self, kind: EventKind) {
+        self.async_sink.async_event(AsyncEvent { kind, cookie: self.cookie });
+    }
+}

@@ -1,0 +1,505 @@
+//! Unreliable datagrams: a queue pair that sends to and receives from anyone.
+//!
+//! A work request is taken apart when it is posted: its bytes are copied behind their headers, the CRC is taken of the copy, and the
+//! datagram waits for the lower layer, which mostly takes it within the same call ([`UdCore::outgoing`], [`UdCore::sent`]). So what
+//! the program does with its memory afterwards costs nothing, and no state is kept about a peer.
+//!
+//! What arrives is placed or dropped ([`UdCore::deliver`]); a datagram never changes the state of the queue pair.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use serde::Serialize;
+use uwarp_proto::datagram::{self, Head, Message};
+use uwarp_wire::crc::Crc32c;
+use uwarp_wire::datagram::QPN_MULTICAST;
+use uwarp_wire::grh::{self, Grh};
+
+use super::attr::{QpAttr, QpInit, QpModify};
+use super::counters::Snapshot;
+use super::shell::Shell;
+use super::state::QpState;
+use crate::ah::{Ah, Endpoint};
+use crate::error::VerbsError;
+use crate::event::EventKind;
+use crate::mem;
+use crate::mr::{Access, Part, random_u32};
+use crate::out::pool;
+use crate::queues::slice_sges;
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+
+/// Bytes in front of the payload of a received message: room for a global routing header, as the verbs have it.
+pub const GRH_LEN: u32 = grh::LEN as u32;
+/// Payload of the largest message: the largest path MTU of the verbs.
+pub const MAX_PAYLOAD: u32 = 4096;
+/// A remote Q_Key with this bit stands for the queue pair's own (ibv_post_send(3), InfiniBand volume 1 section 10.2.4.5).
+const CONTROLLED_QKEY: u32 = 1 << 31;
+
+/// A send work request of a datagram.
+#[derive(Clone, Copy)]
+pub struct UdSendWr<'a> {
+    /// What every service has. The operation is a Send, with immediate data or without.
+    pub wr: SendWr<'a>,
+    /// Where it goes.
+    pub ah: &'a Ah,
+    /// The receiver's queue pair.
+    pub remote_qpn: u32,
+    /// The receiver's Q_Key, or one with the top bit set for this queue pair's own.
+    pub remote_qkey: u32,
+}
+
+/// How a datagram came.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival {
+    /// Its sender's address.
+    pub from: IpAddr,
+    /// The address it was sent to.
+    pub to: IpAddr,
+    /// The sender's LID, where the device has LIDs.
+    pub slid: u16,
+}
+
+/// Why a queue pair dropped a datagram that was whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dropped {
+    /// It does not receive in its state.
+    State,
+    /// Another Q_Key.
+    Qkey,
+    /// No receive was posted.
+    NoReceive,
+    /// Longer than the receive that was next, which stays.
+    TooLong,
+}
+
+/// Datagrams that were dropped, by reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[allow(missing_docs)]
+pub struct Drops {
+    pub state: u64,
+    pub qkey: u64,
+    pub no_receive: u64,
+    pub too_long: u64,
+    /// The lower layer refused them on the way out: no route, a firewall.
+    pub unsent: u64,
+}
+
+impl std::ops::AddAssign for Drops {
+    fn add_assign(&mut self, other: Self) {
+        self.state += other.state;
+        self.qkey += other.qkey;
+        self.no_receive += other.no_receive;
+        self.too_long += other.too_long;
+        self.unsent += other.unsent;
+    }
+}
+
+/// A work request that is not complete: its datagram waits for the lower layer, or it has failed and waits for those before it.
+struct Pending {
+    endpoint: Endpoint,
+    wr_id: u64,
+    status: WcStatus,
+    /// In the staging buffer, behind those before it.
+    len: usize,
+    payload: u32,
+    /// What the program's poll of its completion frees; none: it makes none.
+    tail: Option<u32>,
+}
+
+/// A datagram queue pair without its socket.
+pub struct UdCore {
+    /// Its send queue only counts places; what waits is in `pending`.
+    shell: Shell,
+    pending: VecDeque<Pending>,
+    staged: Vec<u8>,
+    /// Bytes of `staged` that were sent.
+    taken: usize,
+    /// In SQD: how many of `pending` still go out.
+    draining: usize,
+    msn: u32,
+    incarnation: u32,
+    /// A completion was lost, and the program has heard of it.
+    overflow_reported: bool,
+    drops: Drops,
+}
+
+impl UdCore {
+    /// A queue pair in RESET.
+    pub fn new(qpn: u32, init: QpInit) -> Result<Self, VerbsError> {
+        Ok(Self {
+            shell: Shell::new(qpn, init),
+            pending: VecDeque::new(),
+            staged: Vec::new(),
+            taken: 0,
+            draining: 0,
+            msn: 0,
+            incarnation: random_u32()?,
+            overflow_reported: false,
+            drops: Drops::default(),
+        })
+    }
+
+    /// Its attributes.
+    pub fn query(&self) -> QpAttr {
+        self.shell.attr
+    }
+
+    /// What it has dropped.
+    pub fn drops(&self) -> Drops {
+        self.drops
+    }
+
+    /// What it has done and is at.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            counters: self.shell.counters,
+            sends_posted: self.pending.len(),
+            receives_posted: self.shell.rq.len(),
+            waiting_bytes: self.staged.len() - self.taken,
+            ..Snapshot::default()
+        }
+    }
+
+    /// Changes attributes and state. All or nothing.
+    pub fn modify(&mut self, change: &QpModify) -> Result<(), VerbsError> {
+        let (from, to) = (self.shell.attr.state, self.shell.check(change)?);
+        self.shell.attr.apply(change);
+        if from != to {
+            self.enter(to, change.sqd_async_notify.unwrap_or(false));
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, to: QpState, notify_sqd: bool) {
+        match to {
+            QpState::Reset => {
+                self.discard();
+                self.shell.reset();
+                self.overflow_reported = false;
+            }
+            QpState::Err => self.flush(),
+            to => self.shell.go_to(to, notify_sqd),
+        }
+        if to == QpState::Sqd {
+            self.draining = self.pending.len();
+            self.check_drained();
+        }
+    }
+
+    fn check_drained(&mut self) {
+        if self.shell.attr.sq_draining && self.draining == 0 {
+            self.shell.drained();
+        }
+    }
+
+    /// Nothing that waits is sent, and nobody is told.
+    fn discard(&mut self) {
+        self.pending.clear();
+        self.taken = 0;
+        self.draining = 0;
+        pool::give(std::mem::take(&mut self.staged));
+    }
+
+    /// To the error state: what was not sent and the receives complete with a flush error.
+    fn flush(&mut self) {
+        self.shell.fail();
+        let pending = std::mem::take(&mut self.pending);
+        self.discard();
+        for mut datagram in pending {
+            if datagram.status == WcStatus::Success {
+                datagram.status = WcStatus::WrFlushErr;
+            }
+            self.complete_pending(&datagram);
+        }
+        self.shell.flush_receives();
+        self.check_overflow();
+        self.shell.last_receive_reached();
+    }
+
+    /// A failure is always a completion, also where a success would be none.
+    fn complete_pending(&mut self, pending: &Pending) {
+        let failed = pending.status != WcStatus::Success;
+        if let Some(tail) = pending.tail.or_else(|| failed.then(|| self.shell.sq.completes())) {
+            let wc = Wc::new(pending.wr_id, pending.status, WcOpcode::Send, self.shell.qpn);
+            self.shell.complete_send_at(tail, wc);
+            self.check_overflow();
+        }
+    }
+
+    /// Completes what has failed and stands in front.
+    fn settle(&mut self) {
+        while self.pending.front().is_some_and(|first| first.status != WcStatus::Success) {
+            let Some(failed) = self.pending.pop_front() else { return };
+            self.draining = self.draining.saturating_sub(1);
+            self.complete_pending(&failed);
+        }
+        if self.pending.is_empty() {
+            self.discard();
+        }
+        self.check_drained();
+    }
+
+    /// Posts a datagram: it waits in [`Self::outgoing`].
+    ///
+    /// What is wrong with its memory, or its length, is a completion, and the queue pair sends no more until the program takes it from
+    /// SQE to RTS again.
+    pub fn post_send(&mut self, ud: &UdSendWr<'_>) -> Result<(), VerbsError> {
+        let wr = &ud.wr;
+        self.shell.may_send()?;
+        let immediate = match wr.op {
+            SendOp::Send { invalidate: None } => None,
+            SendOp::SendImmediate { imm } => Some(imm),
+            _ => return Err(VerbsError::Invalid("a datagram queue pair has Sends only")),
+        };
+        self.shell.check_send(wr)?;
+        let total: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        if inline && total > u64::from(self.shell.attr.caps.max_inline_data) {
+            return Err(VerbsError::Invalid("more inline data than the queue pair was made for"));
+        }
+        if ud.ah.pd().id() != self.shell.pd.id() {
+            return Err(VerbsError::Invalid("the address handle is of another protection domain"));
+        }
+        if self.pending.len() >= self.shell.attr.caps.max_send_wr as usize {
+            return Err(VerbsError::QueueFull);
+        }
+        self.shell.sq.pass()?;
+        let signaled = self.shell.signals(wr.flags);
+        let tail = signaled.then(|| self.shell.sq.completes());
+        let payload = u32::try_from(total).unwrap_or(u32::MAX);
+        let (status, len) = match self.shell.attr.state {
+            QpState::Err | QpState::Sqe => (WcStatus::WrFlushErr, 0),
+            _ if payload > MAX_PAYLOAD => (WcStatus::LocLenErr, 0),
+            _ => match self.stage(ud, immediate, payload) {
+                Some(len) => (WcStatus::Success, len),
+                None => (WcStatus::LocProtErr, 0),
+            },
+        };
+        let endpoint = ud.ah.endpoint(ud.remote_qpn);
+        self.pending.push_back(Pending { endpoint, wr_id: wr.wr_id, status, len, payload, tail });
+        if status != WcStatus::Success {
+            self.stop_sending();
+            self.settle();
+        }
+        Ok(())
+    }
+
+    /// A work request has failed: the ones behind it are flushed until the program has reacted.
+    fn stop_sending(&mut self) {
+        if matches!(self.shell.attr.state, QpState::Rts | QpState::Sqd) {
+            self.shell.attr.state = QpState::Sqe;
+        }
+    }
+
+    /// Copies a message behind its headers, and its CRC behind it; returns the datagram's length. `None`: its memory is not to be used.
+    fn stage(&mut self, ud: &UdSendWr<'_>, immediate: Option<[u8; 4]>, payload: u32) -> Option<usize> {
+        let own = ud.remote_qkey & CONTROLLED_QKEY != 0;
+        self.msn = self.msn.wrapping_add(1);
+        let head = Head {
+            source_qpn: self.shell.qpn,
+            destination_qpn: if ud.ah.is_group() { QPN_MULTICAST } else { ud.remote_qpn },
+            qkey: if own { self.shell.attr.qkey } else { ud.remote_qkey },
+            immediate,
+            solicited: ud.wr.flags.contains(SendFlags::SOLICITED),
+            msn: self.msn,
+            incarnation: self.incarnation,
+        };
+        if self.staged.capacity() == 0 {
+            self.staged = pool::take();
+        }
+        let start = self.staged.len();
+        self.staged.reserve(datagram::OVERHEAD + payload as usize);
+        self.staged.extend_from_slice(&head.to_bytes());
+        if !self.stage_payload(&ud.wr) {
+            self.staged.truncate(start);
+            return None;
+        }
+        let mut crc = Crc32c::new();
+        crc.update(self.staged.get(start..).unwrap_or(&[]));
+        self.staged.extend_from_slice(&datagram::trailer(crc.finish()));
+        Some(self.staged.len() - start)
+    }
+
+    fn stage_payload(&mut self, wr: &SendWr<'_>) -> bool {
+        let staged = &mut self.staged;
+        if wr.flags.contains(SendFlags::INLINE) {
+            for sge in wr.sges {
+                let start = staged.len();
+                staged.resize(start + sge.length as usize, 0);
+                let place = staged.get_mut(start..).unwrap_or(&mut []);
+                mem::copy_inline(place, mem::MemSeg { addr: sge.addr, len: sge.length as usize });
+            }
+            return true;
+        }
+        let part = |sge: &Sge| Part { stag: sge.lkey, to: sge.addr, len: sge.length as usize };
+        let Shell { local, pd, .. } = &mut self.shell;
+        wr.sges.iter().filter(|sge| sge.length > 0).all(|sge| {
+            let copied =
+                local.with(part(sge), pd.id(), Access::empty(), |memory| mem::copy_out(memory, staged));
+            matches!(copied, Ok(Ok(())))
+        })
+    }
+
+    /// The datagrams that the lower layer is to send now, oldest first.
+    pub fn outgoing(&self) -> impl Iterator<Item = (&Endpoint, &[u8])> {
+        let most = match self.shell.attr.state {
+            QpState::Rts | QpState::Sqe => self.pending.len(),
+            QpState::Sqd => self.draining,
+            _ => 0,
+        };
+        let mut at = self.taken;
+        let ready = self.pending.iter().take(most).take_while(|p| p.status == WcStatus::Success);
+        ready.map(move |datagram| {
+            let bytes = self.staged.get(at..at + datagram.len).unwrap_or(&[]);
+            at += datagram.len;
+            (&datagram.endpoint, bytes)
+        })
+    }
+
+    /// Whether something waits for the lower layer.
+    pub fn has_outgoing(&self) -> bool {
+        self.outgoing().next().is_some()
+    }
+
+    /// The lower layer took the first `count` of [`Self::outgoing`].
+    pub fn sent(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(datagram) = self.next_pending() else { return };
+            self.shell.counters.sent.send.count(datagram.payload);
+            self.complete_pending(&datagram);
+        }
+        self.settle();
+    }
+
+    /// The lower layer refused the first of [`Self::outgoing`]. `too_long`: for its length; otherwise it is lost, like one that is
+    /// dropped on the way.
+    pub fn refused(&mut self, too_long: bool) {
+        let Some(mut datagram) = self.next_pending() else { return };
+        if too_long {
+            datagram.status = WcStatus::LocLenErr;
+            self.stop_sending();
+            // As if they had been posted after it.
+            for behind in &mut self.pending {
+                if behind.status == WcStatus::Success {
+                    behind.status = WcStatus::WrFlushErr;
+                }
+            }
+        } else {
+            self.drops.unsent += 1;
+        }
+        self.complete_pending(&datagram);
+        self.settle();
+    }
+
+    fn next_pending(&mut self) -> Option<Pending> {
+        let datagram = self.pending.pop_front()?;
+        self.taken += datagram.len;
+        self.draining = self.draining.saturating_sub(1);
+        Some(datagram)
+    }
+
+    /// Posts a receive, whose first [`GRH_LEN`] bytes are for the routing header.
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), VerbsError> {
+        self.shell.post_recv(wr)?;
+        self.check_overflow();
+        Ok(())
+    }
+
+    /// Places a message into the next receive, or drops it.
+    pub fn deliver(&mut self, message: &Message<'_>, arrival: &Arrival) -> Result<(), Dropped> {
+        let placed = self.place(message, arrival);
+        match placed {
+            Ok(()) => {}
+            Err(Dropped::State) => self.drops.state += 1,
+            Err(Dropped::Qkey) => self.drops.qkey += 1,
+            Err(Dropped::NoReceive) => self.drops.no_receive += 1,
+            Err(Dropped::TooLong) => self.drops.too_long += 1,
+        }
+        placed
+    }
+
+    fn place(&mut self, message: &Message<'_>, arrival: &Arrival) -> Result<(), Dropped> {
+        if !matches!(self.shell.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            return Err(Dropped::State);
+        }
+        if message.head.qkey != self.shell.attr.qkey {
+            return Err(Dropped::Qkey);
+        }
+        let payload = u32::try_from(message.payload.len()).unwrap_or(u32::MAX);
+        let byte_len = payload.saturating_add(GRH_LEN);
+        if let Some(srq) = &self.shell.srq {
+            match srq.take_for_datagram(self.shell.qpn, byte_len, &mut self.shell.rq) {
+                Some(true) => {}
+                Some(false) => return Err(Dropped::NoReceive),
+                None => return Err(Dropped::TooLong),
+            }
+        }
+        let Some(room) = self.shell.rq.front().map(|recv| recv.total) else { return Err(Dropped::NoReceive) };
+        if byte_len > room {
+            return Err(Dropped::TooLong);
+        }
+        let mut area = [0; grh::LEN];
+        let len = datagram::OVERHEAD + message.payload.len();
+        Grh::of_datagram(arrival.from, arrival.to, u16::try_from(len).unwrap_or(u16::MAX)).emit(&mut area);
+        // With IPv4 the first half stays as the program left it.
+        let skip = if area[0] == 0 { grh::LEN - grh::V4_LEN } else { 0 };
+        let good = self.copy_in(skip as u32, &area[skip..]) && self.copy_in(GRH_LEN, message.payload);
+        let Some(recv) = self.shell.rq.pop() else { return Ok(()) };
+        if !good {
+            // The program's own mistake, as with every service.
+            self.complete_recv(
+                Wc::new(recv.wr_id, WcStatus::LocProtErr, WcOpcode::Recv, self.shell.qpn),
+                false,
+            );
+            self.enter(QpState::Err, false);
+            return Ok(());
+        }
+        self.shell.counters.received.send.count(payload);
+        let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.shell.qpn);
+        wc.byte_len = byte_len;
+        wc.src_qp = message.head.source_qpn;
+        wc.slid = arrival.slid;
+        wc.flags = WcFlags::GRH;
+        if let Some(imm) = message.head.immediate {
+            wc.flags |= WcFlags::WITH_IMM;
+            wc.imm_or_inv = u32::from_ne_bytes(imm);
+        }
+        self.complete_recv(wc, message.head.solicited);
+        Ok(())
+    }
+
+    /// Copies bytes to where they belong in the receive at hand; says whether its memory could be used.
+    fn copy_in(&mut self, offset: u32, mut bytes: &[u8]) -> bool {
+        let pd = self.shell.srq.as_ref().map_or(self.shell.pd.id(), |srq| srq.pd().id());
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let local = &mut self.shell.local;
+        slice_sges(self.shell.rq.front_sges(), offset, len).all(|part| {
+            match local.with(part, pd, Access::LOCAL_WRITE, |place| mem::copy_in(place, bytes)) {
+                Ok(Ok(n)) => {
+                    bytes = bytes.get(n..).unwrap_or(&[]);
+                    true
+                }
+                _ => false,
+            }
+        })
+    }
+
+    fn complete_recv(&mut self, wc: Wc, solicited: bool) {
+        self.shell.complete_recv(wc, solicited);
+        self.check_overflow();
+    }
+
+    /// A completion queue was full: the queue pair fails.
+    fn check_overflow(&mut self) {
+        if !self.shell.take_overflow() || std::mem::replace(&mut self.overflow_reported, true) {
+            return;
+        }
+        self.shell.event(EventKind::QpFatal);
+        if self.shell.attr.state != QpState::Err {
+            self.enter(QpState::Err, false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! The virtual network as a lower layer, and what a pump has around it here.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use uwarp_driver::pump::Surroundings;
+use uwarp_llp::link::{Answers, LowerLayer, Piece, Received};
+use uwarp_rnic::mem::{self, MemSeg};
+
+use crate::Time;
+use crate::end::Kept;
+use crate::net::{Pipe, Refusal};
+
+/// Two pipes at one moment.
+pub(crate) struct Network<'a> {
+    pub now: Time,
+    pub input: &'a mut Pipe,
+    pub output: &'a mut Pipe,
+    pub kept: &'a Kept,
+    /// Bytes moved since the start, both ways.
+    pub moved: &'a mut u64,
+}
+
+fn seg(piece: &Piece) -> MemSeg {
+    MemSeg { addr: piece.addr(), len: piece.len() }
+}
+
+fn errno(refusal: Refusal) -> Errno {
+    match refusal {
+        Refusal::WouldBlock => Errno::AGAIN,
+        Refusal::Reset => Errno::CONNRESET,
+    }
+}
+
+impl Network<'_> {
+    fn recv(&mut self, max: usize) -> Result<Vec<u8>, Errno> {
+        let bytes = self.input.recv(self.now, max).map_err(errno)?;
+        *self.moved += bytes.len() as u64;
+        Ok(bytes)
+    }
+}
+
+impl LowerLayer for Network<'_> {
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        let n = self.output.send(self.now, bytes).map_err(errno)?;
+        *self.moved += n as u64;
+        Ok(n)
+    }
+
+    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+        let mut bytes = Vec::new();
+        for piece in pieces {
+            mem::copy_out(seg(piece), &mut bytes).map_err(|_| Errno::FAULT)?;
+        }
+        self.send_bytes(&bytes)
+    }
+
+    /// A receive may come up short although there is more.
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno> {
+        let bytes = self.recv(buffer.len())?;
+        buffer[..bytes.len()].copy_from_slice(&bytes);
+        Ok(Received { bytes: bytes.len(), short: false })
+    }
+
+    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+        let direct: usize = pieces.iter().map(Piece::len).sum();
+        let bytes = self.recv(direct + buffer.len())?;
+        let mut rest = &bytes[..];
+        for piece in pieces {
+            let n = mem::copy_in(seg(piece), rest).map_err(|_| Errno::FAULT)?;
+            rest = &rest[n..];
+        }
+        buffer[..rest.len()].copy_from_slice(rest);
+        Ok(Received { bytes: bytes.len(), short: false })
+    }
+
+    fn hung_up(&self) -> bool {
+        self.input.hung_up(self.now)
+    }
+
+    fn broken(&self) -> bool {
+        self.input.is_reset() || self.output.is_reset()
+    }
+
+    fn answers(&self) -> Option<Answers> {
+        None
+    }
+
+    fn probe_when_quiet(&self) {}
+
+    fn peer(&self) -> Option<SocketAddr> {
+        None
+    }
+}
+
+/// The world calls the pump as long as anything moves, so it needs no calls of its own.
+impl Surroundings for Network<'_> {
+    type Lower = Self;
+
+    fn lower(&mut self) -> &mut Self {
+        self
+    }
+
+    fn take_room(&mut self) -> bool {
+        true
+    }
+
+    fn take_kept(&mut self) -> bool {
+        self.kept.0.swap(false, Ordering::Relaxed)
+    }
+
+    fn hung_up(&self) -> bool {
+        LowerLayer::hung_up(self)
+    }
+
+    fn set_hung_up(&mut self) {}
+
+    fn again(&mut self) {}
+
+    fn watch(&mut self) -> bool {
+        false
+    }
+}
