@@ -1,31 +1,20 @@
 //! Connecting: TCP, then the MPA request and its reply, over as many connections as the peer's age demands.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use uwarp_driver::{Readiness, Source, Token};
-use uwarp_proto::setup::{Initiator, InitiatorConfig, Negotiated, Outcome, Rejection, SetupError};
+use uwarp_driver::{Engine, Readiness, Source, Token};
+use uwarp_llp::connect::{Connection, Options, Unconnected};
+use uwarp_proto::setup::{Initiator, InitiatorConfig, Outcome, SetupError};
 use uwarp_wire::mpa;
 
-use crate::cm::{Cm, Options};
 use crate::event::EventKind;
-use crate::id::Id;
-use crate::socket;
-
-/// How connecting ended, for the id.
-#[derive(Debug)]
-pub(crate) enum Connected {
-    /// The peer accepted. The stream begins on this socket.
-    Accepted(OwnedFd, Negotiated),
-    /// The peer's program rejected.
-    Rejected(Rejection),
-    /// It came to nothing: the event to report, with its status.
-    Failed(EventKind, Errno),
-}
+use crate::handshake::{ConnectObserver, Connected, errno_of};
+use crate::timeouts::Timeouts;
 
 /// From where to where, and how.
 #[derive(Debug)]
@@ -37,11 +26,12 @@ pub(crate) struct Target {
     pub private_data: Vec<u8>,
 }
 
-/// A connection that is being set up. The engine calls it when its socket has news.
+/// A connection that is being set up. The engine calls it when its socket is ready.
 pub(crate) struct Active {
-    cm: Arc<Cm>,
+    engine: Arc<Engine>,
+    timeouts: Timeouts,
     me: Weak<Self>,
-    id: Weak<Id>,
+    observer: Weak<dyn ConnectObserver>,
     target: Target,
     running: Mutex<Option<Running>>,
     refused: Mutex<Refused>,
@@ -49,15 +39,15 @@ pub(crate) struct Active {
 
 /// A listener that is not there yet.
 ///
-/// Programs tell their peers a port and listen on it right after (perftest, qperf), or start both ends at once. An adapter
-/// takes milliseconds to resolve address and route, which hides that; here both take none. So a refusal is believed only
-/// when it has been repeated for a third of a second.
+/// Programs tell their peers a port and listen on it right after (perftest, qperf), or start both ends at
+/// once. An adapter takes milliseconds to resolve address and route, which hides that; here both take none.
+/// So a refusal is believed only when it has been repeated for a third of a second.
 #[derive(Debug, Default)]
 struct Refused {
     times: u32,
     /// The next attempt: its timer, and what it asks for.
     next: Option<(Token, InitiatorConfig)>,
-    /// Nobody wants the connection any more.
+    /// The program does not want the connection any more.
     cancelled: bool,
 }
 
@@ -68,32 +58,37 @@ const MOST_REPETITIONS: u32 = 6;
 #[derive(Debug)]
 struct Running {
     token: Token,
-    fd: OwnedFd,
+    connection: Connection,
     phase: Phase,
     machine: Initiator,
     config: InitiatorConfig,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum Phase {
-    Connecting,
+    /// The request waits for the connection.
+    Connecting {
+        request: Vec<u8>,
+    },
     AwaitReply,
 }
 
 impl Active {
-    /// Starts to connect, on `bound` if the program has bound the id. How it ends is reported to the id, maybe before this
-    /// returns; an error that is returned is not reported.
+    /// Starts to connect, on `bound` if the program has bound a socket. The end is reported to the observer,
+    /// maybe before this returns; an error that is returned is not reported.
     pub fn start(
-        cm: &Arc<Cm>,
-        id: &Arc<Id>,
+        engine: &Arc<Engine>,
+        timeouts: Timeouts,
+        observer: Weak<dyn ConnectObserver>,
         target: Target,
         config: InitiatorConfig,
-        bound: Option<OwnedFd>,
+        bound: Option<Unconnected>,
     ) -> Result<Arc<Self>, Errno> {
         let active = Arc::new_cyclic(|me| Self {
-            cm: Arc::clone(cm),
+            engine: Arc::clone(engine),
+            timeouts,
             me: Weak::clone(me),
-            id: Arc::downgrade(id),
+            observer,
             target,
             running: Mutex::default(),
             refused: Mutex::default(),
@@ -104,8 +99,8 @@ impl Active {
             Err(NoAttempt::Local(errno)) => Err(errno),
             Err(NoAttempt::Peer(errno)) => {
                 // Over loopback a refusal may be there before `connect` returns. Programs wait for an event.
-                let (kind, errno) = event_for_tcp(errno);
-                id.connected(Connected::Failed(kind, errno));
+                let (kind, errno) = event_for_errno(errno);
+                active.report(Connected::Failed(kind, errno));
                 Ok(active)
             }
         }
@@ -120,14 +115,14 @@ impl Active {
             (running.take(), refused.next.take())
         };
         if let Some(running) = running {
-            self.cm.engine().deregister(running.token);
+            self.engine.deregister(running.token);
         }
         if let Some((timer, _)) = next {
-            self.cm.engine().deregister(timer);
+            self.engine.deregister(timer);
         }
     }
 
-    /// The peer refuses. Whether it is to be asked again, in a moment.
+    /// The peer refuses. Returns whether another attempt follows, in a moment.
     fn again_later(&self, config: InitiatorConfig) -> bool {
         let Some(source) = self.me.upgrade() else { return false };
         let mut refused = self.refused.lock();
@@ -136,7 +131,7 @@ impl Active {
         }
         let pause = FIRST_PAUSE * (1 << refused.times);
         refused.times += 1;
-        let engine = self.cm.engine();
+        let engine = &self.engine;
         let timer = engine.new_token(source);
         refused.next = Some((timer, config));
         engine.set_timer(timer, Some(Instant::now() + pause));
@@ -150,64 +145,67 @@ impl Active {
             Err(NoAttempt::Peer(Errno::CONNREFUSED)) if self.again_later(config) => return,
             Err(NoAttempt::Local(errno) | NoAttempt::Peer(errno)) => errno,
         };
-        let (kind, errno) = event_for_tcp(failed);
-        self.tell(Connected::Failed(kind, errno));
+        let (kind, errno) = event_for_errno(failed);
+        self.report(Connected::Failed(kind, errno));
     }
 
-    fn attempt(&self, config: InitiatorConfig, bound: Option<OwnedFd>) -> Result<(), NoAttempt> {
+    fn attempt(&self, config: InitiatorConfig, bound: Option<Unconnected>) -> Result<(), NoAttempt> {
         let mut machine =
             Initiator::new(config, &self.target.private_data).map_err(|_| NoAttempt::Local(Errno::INVAL))?;
-        let fd = match bound {
-            Some(fd) => fd,
+        let socket = match bound {
+            Some(socket) => socket,
             None => self.socket().map_err(NoAttempt::Local)?,
         };
-        socket::connect(&fd, self.target.peer).map_err(NoAttempt::Peer)?;
-        if let (Some(id), Ok(local)) = (self.id.upgrade(), socket::local_address(&fd)) {
-            id.connecting_from(local);
+        let connection = socket.connect(self.target.peer).map_err(NoAttempt::Peer)?;
+        // Over loopback the connection stands by now. The request goes out before anything else is done, so
+        // that the listener finds it as soon as it finds the connection.
+        let request = machine.poll_transmit().unwrap_or_default();
+        let (phase, patience) = match connection.send_first_frame(&request) {
+            Ok(false) => (Phase::Connecting { request }, self.timeouts.connect),
+            // The peer has hung up: this is seen again when the reply is read.
+            Ok(true) | Err(Errno::CONNRESET | Errno::PIPE) => (Phase::AwaitReply, self.timeouts.reply),
+            Err(errno) => return Err(NoAttempt::Peer(errno)),
+        };
+        if let (Some(observer), Ok(local)) = (self.observer.upgrade(), connection.local_address()) {
+            observer.connecting_from(local);
         }
         let Some(source) = self.me.upgrade() else { return Ok(()) };
-        let timeouts = self.cm.timeouts();
-        let (mut phase, mut patience) = (Phase::Connecting, timeouts.connect);
-        // Over loopback the connection stands by now: the request goes out at once, and reaches the listener with it. (Not
-        // `connect_progress`: it would take the error away from whoever looks next.)
-        if socket::peer_address(&fd).is_ok() {
-            (phase, patience) = (Phase::AwaitReply, timeouts.reply);
-            // What went wrong is found out again when the reply is read.
-            let _ = transmit(&fd, &mut machine);
-        }
-        let engine = self.cm.engine();
-        // Held over the registration, so that news that come at once find the token.
+        // Held over the registration, so that readiness that comes at once finds the token.
         let mut running = self.running.lock();
         if self.refused.lock().cancelled {
             return Ok(());
         }
-        let token =
-            engine.register(fd.as_raw_fd(), source).map_err(|error| NoAttempt::Local(errno_of(&error)))?;
-        engine.set_timer(token, Some(Instant::now() + patience));
-        *running = Some(Running { token, fd, phase, machine, config });
+        let fd = connection.as_raw_fd();
+        let token = self.engine.register(fd, source).map_err(|error| NoAttempt::Local(errno_of(&error)))?;
+        self.engine.set_timer(token, Some(Instant::now() + patience));
+        *running = Some(Running { token, connection, phase, machine, config });
         Ok(())
     }
 
-    fn socket(&self) -> Result<OwnedFd, Errno> {
-        let fd = socket::tcp(self.target.peer, &self.target.options)?;
-        if let Some(local) = self.target.local {
-            socket::bind(&fd, local, &self.target.options)?;
+    fn socket(&self) -> Result<Unconnected, Errno> {
+        let socket = Unconnected::new(self.target.peer, &self.target.options)?;
+        match self.target.local {
+            // The system looks for a port when it knows the peer: long lists of ports in use cost nothing
+            // then.
+            Some(local) if local.port() == 0 => socket.bind_later(local, &self.target.options)?,
+            Some(local) => _ = socket.bind(local, &self.target.options)?,
+            None => {}
         }
-        Ok(fd)
+        Ok(socket)
     }
 
     fn finish(&self, running: Running, how: Connected) {
         drop(running);
-        self.tell(how);
+        self.report(how);
     }
 
-    fn tell(&self, how: Connected) {
-        if let Some(id) = self.id.upgrade() {
-            id.connected(how);
+    fn report(&self, how: Connected) {
+        if let Some(observer) = self.observer.upgrade() {
+            observer.connected(how);
         }
     }
 
-    /// Goes on on a new connection if the peer may understand a plainer request, or reports the failure.
+    /// Tries again on a new connection if the peer may understand a plainer request, or reports the failure.
     fn fall_back(&self, running: Running, error: SetupError) {
         let (kind, errno) = event_for(error);
         let Some(config) = running.machine.fallback() else {
@@ -220,7 +218,7 @@ impl Active {
             if config.peer.is_some() { "and" } else { "without" },
         );
         if self.target.local.is_some() {
-            socket::abandon(&running.fd);
+            running.connection.abandon();
         }
         drop(running);
         self.attempt_again(config);
@@ -231,27 +229,27 @@ impl Source for Active {
     fn ready(&self, _: Readiness) {
         let mut guard = self.running.lock();
         let Some(running) = guard.as_mut() else { return };
-        let Some(end) = running.advance(&self.cm) else { return };
+        let Some(end) = running.advance(&self.engine, &self.timeouts) else { return };
         let Some(running) = guard.take() else { return };
-        self.cm.engine().deregister(running.token);
+        self.engine.deregister(running.token);
         drop(guard);
         match end {
-            End::Tcp(errno) => {
+            End::System(errno) => {
                 let config = running.config;
                 // Before the next attempt, which may begin at once: it may need the same local port.
                 drop(running);
                 if errno == Errno::CONNREFUSED && self.again_later(config) {
                     return;
                 }
-                let (kind, errno) = event_for_tcp(errno);
-                self.tell(Connected::Failed(kind, errno));
+                let (kind, errno) = event_for_errno(errno);
+                self.report(Connected::Failed(kind, errno));
             }
             End::Setup(error) => self.fall_back(running, error),
             End::Outcome(Outcome::Rejected(rejection)) => {
                 self.finish(running, Connected::Rejected(rejection));
             }
             End::Outcome(Outcome::Accepted(negotiated)) => {
-                self.tell(Connected::Accepted(running.fd, negotiated));
+                self.report(Connected::Accepted(running.connection, negotiated));
             }
         }
     }
@@ -259,14 +257,14 @@ impl Source for Active {
     fn timeout(&self) {
         let next = self.refused.lock().next.take();
         if let Some((timer, config)) = next {
-            self.cm.engine().deregister(timer);
+            self.engine.deregister(timer);
             return self.attempt_again(config);
         }
         let Some(running) = self.running.lock().take() else { return };
-        self.cm.engine().deregister(running.token);
-        if running.phase == Phase::AwaitReply {
-            let limit = self.cm.timeouts().reply;
-            let peer = socket::peer_address(&running.fd).ok();
+        self.engine.deregister(running.token);
+        if matches!(running.phase, Phase::AwaitReply) {
+            let limit = self.timeouts.reply;
+            let peer = running.connection.peer_address().ok();
             tracing::warn!(
                 ?peer,
                 "the peer took the connection, and its program did not accept it within {limit:?}"
@@ -281,45 +279,49 @@ impl Source for Active {
 enum NoAttempt {
     /// This host refuses.
     Local(Errno),
-    /// The peer, or the way to it.
+    /// The peer refuses, or there is no route to it.
     Peer(Errno),
 }
 
-/// Why a connection needs no more looking after.
+/// Why an attempt has ended.
 #[derive(Debug)]
 enum End {
-    Tcp(Errno),
+    System(Errno),
     Setup(SetupError),
     Outcome(Outcome),
 }
 
 impl Running {
     /// Goes as far as it can without waiting; `None`: wait for more.
-    fn advance(&mut self, cm: &Cm) -> Option<End> {
-        if self.phase == Phase::Connecting {
-            match socket::connect_progress(&self.fd) {
+    fn advance(&mut self, engine: &Engine, timeouts: &Timeouts) -> Option<End> {
+        if let Phase::Connecting { request } = &self.phase {
+            match self.connection.progress() {
                 Ok(true) => {}
                 Ok(false) => return None,
-                Err(errno) => return Some(End::Tcp(errno)),
+                Err(errno) => return Some(End::System(errno)),
+            }
+            match self.connection.send_frame(request) {
+                Ok(()) => {}
+                Err(Errno::CONNRESET | Errno::PIPE) => return Some(End::Setup(self.machine.handle_close())),
+                Err(errno) => return Some(End::System(errno)),
             }
             self.phase = Phase::AwaitReply;
-            cm.engine().set_timer(self.token, Some(Instant::now() + cm.timeouts().reply));
-            if let Err(end) = transmit(&self.fd, &mut self.machine) {
-                return Some(end);
-            }
+            engine.set_timer(self.token, Some(Instant::now() + timeouts.reply));
         }
         let mut buffer = [0; mpa::MAX_PRIVATE_DATA];
         loop {
             let want = self.machine.want().min(buffer.len());
-            match socket::receive(&self.fd, &mut buffer[..want]) {
+            match self.connection.receive(&mut buffer[..want]) {
                 Ok(0) => return Some(End::Setup(self.machine.handle_close())),
                 Ok(received) => match self.machine.handle_input(&buffer[..received]) {
                     Ok(None) => {}
                     Ok(Some(outcome)) => return Some(End::Outcome(outcome)),
                     Err(error) => {
                         // A Terminate, if there is one to send; the connection ends either way.
-                        let _ = transmit(&self.fd, &mut self.machine);
-                        socket::finish(&self.fd);
+                        while let Some(bytes) = self.machine.poll_transmit() {
+                            let _ = self.connection.send_frame(&bytes);
+                        }
+                        self.connection.finish();
                         return Some(End::Setup(error));
                     }
                 },
@@ -327,25 +329,14 @@ impl Running {
                 Err(Errno::CONNRESET | Errno::PIPE) => {
                     return Some(End::Setup(self.machine.handle_close()));
                 }
-                Err(errno) => return Some(End::Tcp(errno)),
+                Err(errno) => return Some(End::System(errno)),
             }
         }
     }
 }
 
-fn transmit(fd: &OwnedFd, machine: &mut Initiator) -> Result<(), End> {
-    while let Some(bytes) = machine.poll_transmit() {
-        match socket::send_all(fd, &bytes) {
-            Ok(()) => {}
-            Err(Errno::CONNRESET | Errno::PIPE) => return Err(End::Setup(machine.handle_close())),
-            Err(errno) => return Err(End::Tcp(errno)),
-        }
-    }
-    Ok(())
-}
-
 /// Event and status for a failure of TCP, as Linux' iWARP connection manager reports them.
-pub(crate) fn event_for_tcp(errno: Errno) -> (EventKind, Errno) {
+fn event_for_errno(errno: Errno) -> (EventKind, Errno) {
     match errno {
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => (EventKind::Rejected, errno),
         Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN => {
@@ -362,8 +353,4 @@ fn event_for(error: SetupError) -> (EventKind, Errno) {
         SetupError::InsufficientIrd { .. } => (EventKind::ConnectError, Errno::NOMEM),
         _ => (EventKind::ConnectError, Errno::PROTO),
     }
-}
-
-pub(crate) fn errno_of(error: &std::io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }

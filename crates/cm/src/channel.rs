@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uwarp_driver::{Channel, ChannelError, Nic};
 
-use crate::{CmError, Event, EventKind};
+use crate::error::CmError;
+use crate::event::{Event, EventKind, Owner};
 
 /// Why [`EventChannel::get`] returned without an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,33 +19,39 @@ pub enum GetError {
     WouldBlock,
     /// A signal handler ran.
     Interrupted,
-    /// The caller's limit is over.
+    /// The caller's time limit is over.
     NothingYet,
 }
 
-/// A queue of events in the order in which they happened, with a descriptor that is readable while there are any.
+/// A queue of events in the order in which they happened, with a descriptor that is readable while there are
+/// any.
 ///
 /// Any number of ids report to it and any number of threads read from it.
-pub struct EventChannel {
+pub struct EventChannel<I> {
     /// Counts and wakes; holds one cookie, its number, for each event in `queue`.
     doorbell: Arc<Channel>,
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue<I>>,
 }
 
-/// Events by number. Thousands may wait when a peer with as many connections goes away, and the program may destroy their ids
-/// one by one without having looked at any: neither may cost a walk over the others.
-#[derive(Default)]
-struct Queue {
-    /// Those that were taken back leave a hole.
-    events: VecDeque<Option<Event>>,
+/// Events by number. Thousands can wait when a peer with as many connections goes away, and the program can
+/// destroy their ids one by one without taking any event: neither must cost a walk over the others.
+struct Queue<I> {
+    /// An event that was taken back leaves a hole.
+    events: VecDeque<Option<Event<I>>>,
     /// Number of the first of them.
     first: u64,
     /// Numbers by owner.
     of: HashMap<u64, SmallVec<[u64; 2]>>,
 }
 
-impl Queue {
-    fn push(&mut self, event: Event) -> u64 {
+impl<I> Default for Queue<I> {
+    fn default() -> Self {
+        Self { events: VecDeque::new(), first: 0, of: HashMap::new() }
+    }
+}
+
+impl<I: Owner> Queue<I> {
+    fn push(&mut self, event: Event<I>) -> u64 {
         let number = self.first + self.events.len() as u64;
         self.of.entry(event.owner().key()).or_default().push(number);
         self.events.push_back(Some(event));
@@ -52,7 +59,7 @@ impl Queue {
     }
 
     /// The event with this number; leaves its owner's list as it is.
-    fn remove(&mut self, number: u64) -> Option<Event> {
+    fn remove(&mut self, number: u64) -> Option<Event<I>> {
         let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
         let event = self.events.get_mut(index)?.take();
         while let Some(None) = self.events.front() {
@@ -72,7 +79,7 @@ impl Queue {
     }
 }
 
-impl EventChannel {
+impl<I: Owner> EventChannel<I> {
     /// An empty channel.
     pub fn new(nic: &Nic) -> Result<Arc<Self>, CmError> {
         Ok(Arc::new(Self { doorbell: Channel::new(nic.engine())?, queue: Mutex::default() }))
@@ -83,50 +90,31 @@ impl EventChannel {
         self.doorbell.fd()
     }
 
-    /// The next event. Blocks while there is none (and moves data of all connections meanwhile), unless the program set
-    /// the descriptor to `O_NONBLOCK`.
+    /// The next event. Blocks while there is none (and moves data of all connections meanwhile), unless the
+    /// program set the descriptor to `O_NONBLOCK`.
     ///
     /// The event's owner waits in [`crate::Id::destroy`] until it is acknowledged.
-    pub fn get(&self) -> Result<Event, GetError> {
+    pub fn get(&self) -> Result<Event<I>, GetError> {
         self.get_within(None)
     }
 
     /// Like [`Self::get`], for `limit` and little more.
-    pub fn get_within(&self, limit: Option<Duration>) -> Result<Event, GetError> {
-        loop {
-            let number = match self.doorbell.get_within(limit) {
-                Ok(number) => number,
-                Err(ChannelError::WouldBlock) => return Err(GetError::WouldBlock),
-                Err(ChannelError::Interrupted) => return Err(GetError::Interrupted),
-                Err(ChannelError::NothingYet) => return Err(GetError::NothingYet),
-            };
-            if let Some(event) = self.event(number) {
-                return Ok(event);
-            }
-        }
+    pub fn get_within(&self, limit: Option<Duration>) -> Result<Event<I>, GetError> {
+        self.doorbell.wait_for(limit, |first| self.take_next(first)).map_err(|error| match error {
+            ChannelError::WouldBlock => GetError::WouldBlock,
+            ChannelError::Interrupted => GetError::Interrupted,
+            ChannelError::NothingYet => GetError::NothingYet,
+        })
     }
 
-    /// The next event if there is one. `first`: at the beginning of a call that waits for one otherwise, in the way that
-    /// [`Channel::attend`] says.
-    pub fn take_next(&self, first: bool) -> Option<Event> {
-        let mut number = if first { self.doorbell.take_first() } else { self.doorbell.take() };
-        while let Some(rung) = number {
-            if let Some(event) = self.event(rung) {
-                return Some(event);
-            }
-            number = self.doorbell.take();
-        }
-        None
-    }
-
-    /// What counts the events, and wakes those that wait.
-    pub fn doorbell(&self) -> &Channel {
-        &self.doorbell
-    }
-
-    /// Hands an event out. `None`: it went when its owner was destroyed or migrated between the two queues.
-    fn event(&self, number: u64) -> Option<Event> {
+    /// The next event if there is one. `first`: at the beginning of a call that waits for one otherwise, in
+    /// the way that [`Channel::attend`] says.
+    pub fn take_next(&self, first: bool) -> Option<Event<I>> {
+        // Held over both, as in `push`: an event whose number is taken already must not be taken back.
+        // Another thread may have the one behind it, and destroy the owner on it; the first would never be
+        // reported.
         let mut queue = self.queue.lock();
+        let number = if first { self.doorbell.take_first() } else { self.doorbell.take() }?;
         let event = queue.remove(number)?;
         queue.forget(event.owner().key(), number);
         event.owner().event_reported();
@@ -137,12 +125,17 @@ impl EventChannel {
         Some(event)
     }
 
+    /// What counts the events, and wakes those that wait.
+    pub fn doorbell(&self) -> &Channel {
+        &self.doorbell
+    }
+
     /// Whether events wait.
     pub fn is_empty(&self) -> bool {
         self.queue.lock().of.is_empty()
     }
 
-    pub(crate) fn push(&self, event: Event) {
+    pub(crate) fn push(&self, event: Event<I>) {
         tracing::debug!(
             id = event.id.key(),
             kind = ?event.kind,
@@ -156,10 +149,90 @@ impl EventChannel {
     }
 
     /// Takes back all events that this owner has queued. None of them is reported any more.
-    pub(crate) fn take(&self, key: u64) -> Vec<Event> {
+    pub(crate) fn take(&self, key: u64) -> Vec<Event<I>> {
         let mut queue = self.queue.lock();
         let Some(numbers) = queue.of.remove(&key) else { return Vec::new() };
-        self.doorbell.remove_if(|number| numbers.contains(&number));
+        numbers.iter().for_each(|number| self.doorbell.remove_ascending(*number));
         numbers.into_iter().filter_map(|number| queue.remove(number)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts who looks at it.
+    struct Watched {
+        key: u64,
+        looks: AtomicUsize,
+    }
+
+    impl Owner for Watched {
+        fn key(&self) -> u64 {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            self.key
+        }
+        fn event_reported(&self) {}
+        fn event_acknowledged(&self) {}
+        fn request_delivered(&self) {}
+    }
+
+    /// The events of each id were searched and moved for every other one.
+    #[test]
+    fn events_are_taken_back_without_a_look_at_those_of_others() {
+        const COUNT: u64 = 500;
+        let channel = EventChannel::new(&Nic::open().unwrap()).unwrap();
+        let ids: Vec<_> =
+            (0..COUNT).map(|key| Arc::new(Watched { key, looks: AtomicUsize::new(0) })).collect();
+        for id in ids.iter().chain(&ids) {
+            channel.push(Event::plain(id, EventKind::User(1), 0));
+        }
+        let looks = || ids.iter().map(|id| id.looks.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let before = looks();
+        // The last first: every event of others stands in front.
+        for key in (1..COUNT).rev() {
+            assert_eq!(channel.take(key).len(), 2);
+        }
+        assert_eq!(looks(), before);
+        for _ in 0..2 {
+            assert!(Arc::ptr_eq(&channel.take_next(false).unwrap().id, &ids[0]));
+        }
+        assert!(channel.take_next(false).is_none() && channel.is_empty() && channel.doorbell().is_empty());
+    }
+
+    /// Two threads take the events of one channel. The owner is destroyed by the one that takes its second
+    /// event, while the other one is about to have the first: that one was never reported.
+    #[test]
+    fn an_event_that_another_thread_is_taking_is_reported_before_those_behind_it() {
+        const COUNT: u64 = 20_000;
+        let channel = EventChannel::<Watched>::new(&Nic::open().unwrap()).unwrap();
+        let [firsts, seconds, dropped] = [const { AtomicUsize::new(0) }; 3];
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while seconds.load(Ordering::Relaxed) < COUNT as usize {
+                        match channel.take_next(false) {
+                            Some(Event { kind: EventKind::User(1), .. }) => {
+                                firsts.fetch_add(1, Ordering::Relaxed);
+                            }
+                            Some(event) => {
+                                let taken_back = channel.take(event.owner().key()).len();
+                                dropped.fetch_add(taken_back, Ordering::Relaxed);
+                                seconds.fetch_add(1, Ordering::Relaxed);
+                            }
+                            None => std::thread::yield_now(),
+                        }
+                    }
+                });
+            }
+            for key in 0..COUNT {
+                let id = Arc::new(Watched { key, looks: AtomicUsize::new(0) });
+                channel.push(Event::plain(&id, EventKind::User(1), 0));
+                channel.push(Event::plain(&id, EventKind::User(2), 0));
+            }
+        });
+        assert_eq!((firsts.into_inner() as u64, dropped.into_inner()), (COUNT, 0));
     }
 }

@@ -1,16 +1,17 @@
 //! What ids have in common.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Engine, Nic};
-use uwarp_proto::setup::{ResponderPolicy, Revision};
+use uwarp_llp::connect;
+use uwarp_proto::setup::ResponderPolicy;
 
-use crate::Id;
+use crate::awaiting::{Adopter, Awaiting};
 use crate::event::MAX_DEPTH;
+use crate::pairing::Pairings;
+use crate::params::revision;
 use crate::ports::Ports;
 use crate::timeouts::Timeouts;
 
@@ -19,26 +20,9 @@ pub struct Cm {
     nic: Arc<Nic>,
     timeouts: Timeouts,
     next_key: AtomicU64,
-    /// Ids that a queue pair of the program's own is to come to, by key: requests that wait for an answer, and connections
-    /// that wait for their queue pair.
-    awaiting: Mutex<HashMap<u64, Awaiting>>,
+    awaiting: Awaiting,
     ports: Arc<Ports>,
-}
-
-/// See [`Cm::adopter`] and [`Cm::expects`].
-struct Awaiting {
-    id: Weak<Id>,
-    /// Our queue pair, where it is known already.
-    ours: Option<u32>,
-    /// The peer's; 0 where it does not say.
-    peer: u32,
-}
-
-impl Awaiting {
-    /// Whether a queue pair that is told this destination can be meant.
-    fn is_meant(&self, destination: Option<u32>) -> bool {
-        self.peer == 0 || destination.is_none_or(|destination| destination == self.peer)
-    }
+    pairings: Arc<Pairings>,
 }
 
 impl Cm {
@@ -48,8 +32,9 @@ impl Cm {
             nic: Arc::clone(nic),
             timeouts,
             next_key: AtomicU64::new(1),
-            awaiting: Mutex::default(),
+            awaiting: Awaiting::default(),
             ports: Arc::default(),
+            pairings: Pairings::new(nic, timeouts, responder_policy(nic)),
         })
     }
 
@@ -58,25 +43,30 @@ impl Cm {
         &self.nic
     }
 
-    /// The id with a connection for this queue pair, which the program sees to itself. `destination`: the peer's queue pair,
-    /// if the program names it. The id is to be asked to [`Id::adopt`].
-    pub fn adopter(&self, qpn: u32, destination: Option<u32>) -> Option<Arc<Id>> {
-        let awaiting = self.awaiting.lock();
-        let found = awaiting.values().find(|a| a.ours == Some(qpn) && a.is_meant(destination))?;
-        found.id.upgrade()
+    /// The connection for this queue pair, which the program moves on itself. `destination`: the peer's queue
+    /// pair, if the program names it.
+    pub fn adopter(&self, qpn: u32, destination: Option<u32>) -> Option<Arc<dyn Adopter>> {
+        self.awaiting.adopter(qpn, destination)
     }
 
-    /// Whether there is a request that a queue pair of the program's own may be meant for.
+    /// Whether there is a request that a queue pair which the program moves on itself may be meant for.
     pub fn expects(&self, destination: Option<u32>) -> bool {
-        self.awaiting.lock().values().any(|a| a.ours.is_none() && a.is_meant(destination))
+        self.awaiting.expects(destination)
     }
 
-    pub(crate) fn await_queue_pair(&self, id: &Arc<Id>, ours: Option<u32>, peer: u32) {
-        self.awaiting.lock().insert(id.key(), Awaiting { id: Arc::downgrade(id), ours, peer });
+    /// See [`Awaiting::insert`].
+    pub(crate) fn await_queue_pair(
+        &self,
+        key: u64,
+        adopter: Weak<dyn Adopter>,
+        ours: Option<u32>,
+        peer: u32,
+    ) {
+        self.awaiting.insert(key, adopter, ours, peer);
     }
 
     pub(crate) fn no_longer_awaits(&self, key: u64) {
-        self.awaiting.lock().remove(&key);
+        self.awaiting.remove(key);
     }
 
     /// The ports that ids have.
@@ -97,27 +87,35 @@ impl Cm {
         &self.timeouts
     }
 
+    /// Streams of queue pairs that know each other by number and address.
+    pub(crate) fn pairings(&self) -> &Pairings {
+        &self.pairings
+    }
+
     pub(crate) fn responder_policy(&self) -> ResponderPolicy {
-        let config = Config::get();
-        ResponderPolicy {
-            max_revision: revision(config),
-            crc: config.crc,
-            markers: config.markers,
-            know_peers: config.find_uwarp_peers,
-            max_ird: self.max_depth(),
-        }
+        responder_policy(&self.nic)
     }
 
     /// Greatest read depth of a queue pair, in either direction.
     pub(crate) fn max_depth(&self) -> u16 {
-        // The device's limit fits into the octet that rdma_cm has for it.
-        u16::try_from(self.nic.limits().max_qp_rd_atom).unwrap_or(u16::MAX).min(u16::from(MAX_DEPTH) - 1)
+        max_depth(&self.nic)
     }
 }
 
-/// The revision that this end speaks, or asks for.
-pub(crate) fn revision(config: &Config) -> Revision {
-    if config.mpa_revision == 1 { Revision::One } else { Revision::Two }
+fn responder_policy(nic: &Nic) -> ResponderPolicy {
+    let config = Config::get();
+    ResponderPolicy {
+        max_revision: revision(config),
+        crc: config.crc,
+        markers: config.markers,
+        know_peers: config.find_uwarp_peers,
+        max_ird: max_depth(nic),
+    }
+}
+
+fn max_depth(nic: &Nic) -> u16 {
+    // The device's limit fits into the octet that rdma_cm has for it.
+    u16::try_from(nic.limits().max_qp_rd_atom).unwrap_or(u16::MAX).min(u16::from(MAX_DEPTH) - 1)
 }
 
 /// Options of an id, to be set before it is bound or connects.
@@ -129,9 +127,17 @@ pub struct Options {
     pub reuseaddr: bool,
     /// An IPv6 wildcard does not take IPv4 connections. `None`: as the system is set.
     pub afonly: Option<bool>,
-    /// The queue pair's time limit as queries show it, [`ACK_TIMEOUT`] if `None`. It moves nothing: TCP measures the path and
-    /// retransmits by that, and what a program sets for the microseconds of a fabric would end connections for nothing.
+    /// The queue pair's time limit as queries show it, [`ACK_TIMEOUT`] if `None`. It moves nothing: TCP
+    /// measures the path and retransmits by that, and what a program sets for the microseconds of a fabric
+    /// would end connections for nothing.
     ///
     /// [`ACK_TIMEOUT`]: crate::timeouts::ACK_TIMEOUT
     pub ack_timeout: Option<u8>,
+}
+
+impl Options {
+    /// Those that concern sockets.
+    pub(crate) fn of_sockets(&self) -> connect::Options {
+        connect::Options { tos: self.tos, reuseaddr: self.reuseaddr, afonly: self.afonly }
+    }
 }

@@ -3,8 +3,8 @@
 use rustix::io::Errno;
 use uwarp_rnic::VerbsError;
 
-/// Why a call of the connection manager failed. Nothing has changed when one of these is returned, unless the call says
-/// otherwise.
+/// Why a call of the connection manager failed. Nothing has changed when one of these is returned, unless the
+/// call says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmError {
     /// The call is not allowed in the id's state, or an argument is wrong.

@@ -1,8 +1,7 @@
 //! Events and connection parameters.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
-
-use crate::Id;
 
 /// Most bytes of private data that a program gives or gets: one length octet in rdma_cm's interface.
 pub const MAX_PRIVATE_DATA: usize = 255;
@@ -25,34 +24,39 @@ pub enum EventKind {
     ConnectError,
     /// The peer cannot be reached, or does not answer in time.
     Unreachable,
-    /// The peer does not want the connection: its program rejected it, nobody listens, or it hung up.
+    /// The peer refuses the connection: its program rejected it, no program listens, or it hung up.
     Rejected,
-    /// The peer has accepted, and the program sees to its queue pair itself ([`Id::connect_by_number`]).
+    /// The peer has accepted, and the program moves its queue pair itself ([`crate::Id::connect_by_number`]).
     ConnectResponse,
     /// The stream runs.
     Established,
     /// The stream ended.
     Disconnected,
-    /// Some time after that: over InfiniBand the queue pair's number may be used again. In the views that pass for InfiniBand.
+    /// Some time after that: over InfiniBand the queue pair's number may be used again. In the views that
+    /// pass for InfiniBand.
     TimewaitExit,
+    /// The program may attach its queue pair to a group ([`crate::Id::join`]).
+    MulticastJoin,
     /// Addresses were looked up by name.
     NamesResolved,
     /// The program's own, with its number.
     User(u64),
 }
 
-/// Why a peer rejects, as InfiniBand's connection manager tells programs (`enum ib_cm_rej_reason` of the kernel).
+/// Why a peer rejects, as InfiniBand's connection manager tells programs (`enum ib_cm_rej_reason` of the
+/// kernel).
 pub(crate) mod reason {
-    /// Nobody listens at the port.
+    /// No program listens at the port.
     pub const INVALID_SERVICE_ID: i32 = 8;
-    /// The program does not want the connection, or gave its request up without an answer.
+    /// The program rejects the connection, or destroyed its request without an answer.
     pub const CONSUMER_DEFINED: i32 = 28;
 }
 
 /// Connection parameters as a program gives or gets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnParam {
-    /// Inbound read depth: Reads and atomics of the peer that may be outstanding here. [`MAX_DEPTH`]: the most.
+    /// Inbound read depth: Reads and atomics of the peer that may be outstanding here. [`MAX_DEPTH`]: the
+    /// most.
     pub responder_resources: u8,
     /// Outbound read depth: Reads and atomics that may be outstanding at the peer. [`MAX_DEPTH`]: the most.
     pub initiator_depth: u8,
@@ -60,8 +64,9 @@ pub struct ConnParam {
     pub flow_control: u8,
     /// Meaningless over TCP.
     pub retry_count: u8,
-    /// How often the peer is to retry when no receive is posted here, times our RNR timer: the time its messages may wait,
-    /// a stranger's too (docs/adr/004). 7: for ever. In events: what the peer gave, for messages of ours.
+    /// How often the peer is to retry when no receive is posted here, times our RNR timer: the time its
+    /// messages may wait, a stranger's too (docs/adr/004). 7: for ever. In events: what the peer gave, for
+    /// messages of ours.
     pub rnr_retry_count: u8,
     /// Whether the queue pair has a shared receive queue.
     pub srq: bool,
@@ -93,38 +98,68 @@ impl ConnParam {
     };
 }
 
-/// An event. It is acknowledged by [`Event::acknowledge`]; an id waits for that in [`Id::destroy`].
+/// Where datagrams go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatagramParam {
+    /// The queue pair; 0 in a request.
+    pub qpn: u32,
+    /// Its Q_Key.
+    pub qkey: u32,
+    /// From which address of this host.
+    pub local: SocketAddr,
+    /// To which address, which may be a group's.
+    pub peer: SocketAddr,
+    /// The program's own, given to [`crate::Id::join`].
+    pub context: usize,
+}
+
+/// What events concern: an id. It accounts for them.
+pub trait Owner {
+    /// Unique among the owners on one channel.
+    fn key(&self) -> u64;
+    /// The program has taken an event.
+    fn event_reported(&self);
+    /// The program is done with it.
+    fn event_acknowledged(&self);
+    /// The event was a [`EventKind::ConnectRequest`] to this listener.
+    fn request_delivered(&self);
+}
+
+/// An event. It is acknowledged by [`Event::acknowledge`]; an id waits for that before it is destroyed.
 #[derive(Debug)]
-pub struct Event {
+pub struct Event<I> {
     /// The id it concerns; for [`EventKind::ConnectRequest`] the new one.
-    pub id: Arc<Id>,
+    pub id: Arc<I>,
     /// The listener of a [`EventKind::ConnectRequest`].
-    pub listener: Option<Arc<Id>>,
+    pub listener: Option<Arc<I>>,
     /// What happened.
     pub kind: EventKind,
-    /// 0, or a negative errno; with [`EventKind::Rejected`] in the views that pass for InfiniBand the reason, as InfiniBand's
-    /// connection manager counts them.
+    /// 0, or a negative errno; with [`EventKind::Rejected`] in the views that pass for InfiniBand the reason,
+    /// as InfiniBand's connection manager counts them.
     pub status: i32,
     /// Parameters of the peer, where there are any.
     pub param: ConnParam,
+    /// With ids of datagrams: where to.
+    pub datagram: Option<DatagramParam>,
     /// The peer program's private data, at most [`MAX_PRIVATE_DATA`] bytes.
     pub private_data: Vec<u8>,
 }
 
-impl Event {
-    pub(crate) fn plain(id: &Arc<Id>, kind: EventKind, status: i32) -> Self {
+impl<I: Owner> Event<I> {
+    pub(crate) fn plain(id: &Arc<I>, kind: EventKind, status: i32) -> Self {
         Self {
             id: Arc::clone(id),
             listener: None,
             kind,
             status,
             param: ConnParam::NONE,
+            datagram: None,
             private_data: Vec::new(),
         }
     }
 
     /// The id that accounts for this event: the listener where there is one.
-    pub fn owner(&self) -> &Arc<Id> {
+    pub fn owner(&self) -> &Arc<I> {
         self.listener.as_ref().unwrap_or(&self.id)
     }
 

@@ -1,37 +1,47 @@
 //! An id: one end of a connection, or a listener, as programs handle it.
 
 mod by_number;
+mod datagrams;
 mod stream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Disconnect, Qp, StreamObserver as _, Token};
+use uwarp_llp::connect::Unconnected;
+use uwarp_llp::route;
 use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Rtr, SetupError};
-use uwarp_rnic::qp::QpState;
+use uwarp_rnic::qp::{QpModify, QpState};
 
-use self::by_number::Parked;
-use self::stream::{agreed, answer_no, fail, peer_data};
 use crate::active::{Active, Target};
-use crate::cm::{Cm, Options, revision};
-use crate::event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
-use crate::listener::{Listener, Pending};
+use crate::cm::{Cm, Options};
+use crate::error::CmError;
+use crate::event::{ConnParam, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA, Owner};
+use crate::handshake::{Parked, Pending};
+use crate::listener::Listener;
+use crate::params::{agreed, passes_for_infiniband, peer_data, revision};
 use crate::ports::{Claim, Taken};
-use crate::state::{State, Step};
+use crate::state::{Lifecycle, State, Step};
 use crate::timeouts::{ACK_TIMEOUT, RETRIES};
-use crate::{CmError, EventChannel, socket};
+use crate::{Event, EventChannel};
+
+use by_number::StandIn;
+use datagrams::Datagrams;
+pub use datagrams::QKEY;
 
 /// One end of a connection, or a listener.
 pub struct Id {
     key: u64,
     cm: Arc<Cm>,
     me: Weak<Self>,
-    /// For the owner's use.
+    /// Of datagrams; `None`: of streams.
+    port_space: Option<u16>,
+    /// For the program.
     cookie: AtomicUsize,
     inner: Mutex<Inner>,
     events: Mutex<EventCount>,
@@ -39,41 +49,53 @@ pub struct Id {
 }
 
 struct Inner {
-    state: State,
+    life: Lifecycle,
     channel: Arc<EventChannel>,
     options: Options,
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
     /// Bound by the program, and not yet connecting or listening.
-    bound: Option<OwnedFd>,
-    /// Its port, where the program has bound it: until it is destroyed.
+    bound: Option<Unconnected>,
+    /// Its port, if the program has bound it: until it is destroyed.
     claim: Option<Claim>,
     active: Option<Arc<Active>>,
     listener: Option<Arc<Listener>>,
     pending: Option<Pending>,
+    datagrams: Datagrams,
     qp: Option<Arc<Qp>>,
-    /// The queue pair that the program sees to itself, until it is `qp`.
+    /// The queue pair that the program moves to RTS itself, until it is `qp`.
     by_number: Option<Weak<Qp>>,
+    /// Stands in for a queue pair that takes no connection.
+    stand_in: Option<StandIn>,
     /// The connection that waits for it.
     parked: Option<Parked>,
-    /// The queue pair whose connection has ended. It may not have heard of that: the program still has to disconnect.
+    /// The queue pair whose connection has ended. It may still be in RTS: the program has to disconnect
+    /// first.
     left: Option<Weak<Qp>>,
-    /// What the peer said of itself.
+    /// The peer's parameters.
     peer_param: ConnParam,
-    /// What the request asked for; for an accept without parameters.
+    /// The parameters of the request; for an accept without parameters.
     requested: ConnParam,
-    /// Our parameters while a connection comes into being.
+    /// Our parameters while a connection is set up.
     conn_param: ConnParam,
     /// Reported with [`EventKind::Established`].
     outcome: (ConnParam, Vec<u8>),
-    /// Runs while the peer has yet to show itself.
+    /// Runs until the peer's ready-to-receive indication arrives.
     ready_timer: Option<Token>,
     /// Runs after the end of a connection, until [`EventKind::TimewaitExit`].
     timewait: Option<Token>,
-    /// Runs while the end of the connection is not reported yet: the program has completions to poll first.
-    unreported_end: Option<Token>,
+    /// Runs while the end of the connection is not reported yet: the program must poll completions first.
+    unreported_end: Option<UnreportedEnd>,
     /// Whether there ever was a connection or an attempt at one.
     has_connected: bool,
+}
+
+/// The end of a connection that is reported later.
+#[derive(Debug, Clone, Copy)]
+struct UnreportedEnd {
+    timer: Token,
+    /// Then at the latest.
+    limit: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -83,20 +105,31 @@ struct EventCount {
 }
 
 impl Id {
-    /// A fresh id that reports to this channel.
+    /// A new id that reports to this channel.
     pub fn new(cm: &Arc<Cm>, channel: &Arc<EventChannel>) -> Arc<Self> {
-        Self::with_state(cm, channel, State::Idle)
+        Self::with_state(cm, channel, State::Idle, None)
     }
 
-    fn with_state(cm: &Arc<Cm>, channel: &Arc<EventChannel>, state: State) -> Arc<Self> {
+    /// The same, of datagrams; `port_space` as on the wire.
+    pub fn of_datagrams(cm: &Arc<Cm>, channel: &Arc<EventChannel>, port_space: u16) -> Arc<Self> {
+        Self::with_state(cm, channel, State::Idle, Some(port_space))
+    }
+
+    fn with_state(
+        cm: &Arc<Cm>,
+        channel: &Arc<EventChannel>,
+        state: State,
+        port_space: Option<u16>,
+    ) -> Arc<Self> {
         let key = cm.next_key();
         Arc::new_cyclic(|me| Self {
             key,
             cm: Arc::clone(cm),
             me: Weak::clone(me),
+            port_space,
             cookie: AtomicUsize::new(0),
             inner: Mutex::new(Inner {
-                state,
+                life: Lifecycle::at(state),
                 channel: Arc::clone(channel),
                 options: Options::default(),
                 local: None,
@@ -106,8 +139,10 @@ impl Id {
                 active: None,
                 listener: None,
                 pending: None,
+                datagrams: Datagrams::default(),
                 qp: None,
                 by_number: None,
+                stand_in: None,
                 parked: None,
                 left: None,
                 peer_param: ConnParam::NONE,
@@ -124,24 +159,19 @@ impl Id {
         })
     }
 
-    /// Unique among the ids of a connection manager, never 0.
-    pub fn key(&self) -> u64 {
-        self.key
-    }
-
-    /// What the owner has stored; 0 at first.
+    /// The value that the program has stored; 0 at first.
     pub fn cookie(&self) -> usize {
         self.cookie.load(Ordering::Acquire)
     }
 
-    /// Stores a value for the owner.
+    /// Stores a value for the program.
     pub fn set_cookie(&self, cookie: usize) {
         self.cookie.store(cookie, Ordering::Release);
     }
 
-    /// Where it stands.
+    /// Its state.
     pub fn state(&self) -> State {
-        self.inner.lock().state
+        self.inner.lock().life.state()
     }
 
     /// The local address, as far as it is known.
@@ -169,65 +199,70 @@ impl Id {
         self.options().ack_timeout.unwrap_or(ACK_TIMEOUT)
     }
 
-    /// Sets options. They take effect on what is done afterwards; the type of service also where a socket is bound or a
-    /// request waits.
+    /// Sets options. They take effect on later calls; the type of service also on a socket that is bound and
+    /// on a request that waits.
     pub fn set_options(
         &self,
         change: impl FnOnce(State, &mut Options) -> Result<(), CmError>,
     ) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        let state = inner.state;
+        let state = inner.life.state();
         let before = inner.options.tos;
         change(state, &mut inner.options)?;
-        if let (Some(tos), Some(local)) =
-            (inner.options.tos.filter(|_| inner.options.tos != before), inner.local)
-            && let Some(fd) = inner.bound.as_ref().or(inner.pending.as_ref().map(|pending| &pending.fd))
-        {
-            socket::set_tos(fd, local, tos)?;
+        let changed = inner.options.tos.filter(|_| inner.options.tos != before);
+        if let (Some(tos), Some(local)) = (changed, inner.local) {
+            if let Some(socket) = &inner.bound {
+                socket.set_tos(local, tos)?;
+            } else if let Some(pending) = &inner.pending {
+                pending.connection.set_tos(local, tos)?;
+            }
         }
         Ok(())
     }
 
-    /// Binds to a local address; port 0 takes a free one, which [`Id::local_address`] then says. The port is taken from the
-    /// host's TCP ports, because that is where connections arrive.
+    /// Binds to a local address; port 0 takes a free one, which [`Id::local_address`] then returns. The port
+    /// is one of the host's TCP ports, because connections arrive there.
     pub fn bind(&self, address: SocketAddr) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
         self.bind_locked(&mut inner, address)
     }
 
     fn bind_locked(&self, inner: &mut MutexGuard<'_, Inner>, address: SocketAddr) -> Result<(), CmError> {
-        let state = inner.after(Step::Bind)?;
+        if self.is_datagram() {
+            return self.bind_datagrams(inner, address);
+        }
+        inner.life.check(Step::Bind)?;
         check_scope(address)?;
-        let fd = socket::tcp(address, &inner.options)?;
+        let options = inner.options.of_sockets();
+        let socket = Unconnected::new(address, &options)?;
         let ports = self.cm.ports();
         let wanted = self.port(&inner.options, address);
         ports.check(wanted)?;
-        let bound =
-            socket::bind(&fd, address, &inner.options).inspect_err(|errno| explain(*errno, address))?;
+        let bound = socket.bind(address, &options).inspect_err(|errno| explain(*errno, address))?;
         inner.local = Some(bound);
-        inner.bound = Some(fd);
+        inner.bound = Some(socket);
         inner.claim = None;
         inner.claim = Some(ports.claim(Taken { address: bound, ..wanted }));
-        inner.state = state;
-        Ok(())
+        inner.life.take(Step::Bind)
     }
 
-    /// What the id wants to have, in the words of the table of ports.
+    /// The port that the id wants, for the table of ports.
     fn port(&self, options: &Options, address: SocketAddr) -> Taken {
-        let afonly = address.is_ipv4() || options.afonly.unwrap_or_else(socket::ipv6_only_by_default);
+        let afonly = address.is_ipv4() || options.afonly.unwrap_or_else(route::ipv6_only_by_default);
         Taken { key: self.key, address, reuse: options.reuseaddr, afonly }
     }
 
-    /// Finds the way to `peer`. Answered by [`EventKind::AddressResolved`] or [`EventKind::AddressError`], at once.
+    /// Finds the route to `peer`. Answered by [`EventKind::AddressResolved`] or [`EventKind::AddressError`],
+    /// at once.
     ///
-    /// An id that is not bound gets the local address that the routing table gives, or `source`. Without a port in
-    /// `source` it gets one when it connects. A wildcard peer is this host.
+    /// An id that is not bound gets the local address that the routing table gives, or `source`. Without a
+    /// port in `source` it gets one when it connects. A wildcard peer is this host.
     pub fn resolve_address(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        let state = inner.after(Step::ResolveAddress)?;
+        inner.life.check(Step::ResolveAddress)?;
         check_scope(peer)?;
-        let peer = socket::loopback_if_wildcard(peer);
-        if inner.state == State::Idle
+        let peer = route::loopback_if_wildcard(peer);
+        if inner.life.state() == State::Idle
             && let Some(source) = source
             && (source.port() != 0 || !source.ip().is_unspecified())
         {
@@ -236,18 +271,18 @@ impl Id {
         if inner.local.is_some_and(|local| local.is_ipv4() != peer.is_ipv4()) {
             return Err(CmError::Invalid("local and remote address are of different families"));
         }
-        match socket::source_for(inner.local.map(|local| local.ip()), peer) {
+        match route::source_for(inner.local.map(|local| local.ip()), peer) {
             Ok(ip) => {
                 let local = inner.local.get_or_insert(SocketAddr::new(ip, 0));
                 if local.ip().is_unspecified() {
                     local.set_ip(ip);
                 }
                 inner.peer = Some(peer);
-                inner.state = state;
+                inner.life.take(Step::ResolveAddress)?;
                 self.report(&mut inner, EventKind::AddressResolved, 0);
             }
             Err(errno) => {
-                inner.state = inner.after(Step::AddressError)?;
+                inner.life.take(Step::AddressError)?;
                 self.report(&mut inner, EventKind::AddressError, -errno.raw_os_error());
             }
         }
@@ -257,30 +292,37 @@ impl Id {
     /// Finds the route; over TCP there is nothing to find. Answered by [`EventKind::RouteResolved`], at once.
     pub fn resolve_route(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        inner.state = inner.after(Step::ResolveRoute)?;
+        inner.life.take(Step::ResolveRoute)?;
         self.report(&mut inner, EventKind::RouteResolved, 0);
         Ok(())
     }
 
-    /// Takes connection requests from now on; each comes as [`EventKind::ConnectRequest`]. An id that is not bound is
-    /// bound to the IPv4 wildcard and a free port.
+    /// Takes connection requests from now on; each is reported as [`EventKind::ConnectRequest`]. An id that
+    /// is not bound is bound to the IPv4 wildcard and a free port.
     ///
-    /// `backlog`: how many requests may wait for [`EventChannel::get`]; 0 or less: many. Connections beyond that wait in
-    /// the kernel.
+    /// `backlog`: how many requests may wait for [`EventChannel::get`]; 0 or less: many. Connections beyond
+    /// that wait in the kernel.
     pub fn listen(self: &Arc<Self>, backlog: i32) -> Result<(), CmError> {
+        if let Some(port_space) = self.port_space {
+            return self.listen_datagrams(port_space, backlog);
+        }
         let mut inner = self.inner.lock();
-        inner.after(Step::Listen)?;
-        if inner.state == State::Idle {
+        inner.life.check(Step::Listen)?;
+        if inner.life.state() == State::Idle {
             self.bind_locked(&mut inner, SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))?;
         }
         let local = inner.local;
         if let Some(local) = local {
             self.cm.ports().check(Taken { reuse: false, ..self.port(&inner.options, local) })?;
         }
-        let fd = inner.bound.take().ok_or(CmError::Invalid("not bound"))?;
-        inner.state = State::Listening;
-        // The lock is held meanwhile: a request that comes at once, and is taken at once, has to find the listener.
-        match Listener::start(&self.cm, self, fd, Listener::backlog(backlog)) {
+        let socket = inner.bound.take().ok_or(CmError::Invalid("not bound"))?;
+        inner.life.take(Step::Listen)?;
+        let cm = &self.cm;
+        let me: Weak<Self> = Weak::clone(&self.me);
+        let backlog = Listener::backlog(backlog);
+        // The lock is held meanwhile: a request that arrives at once, and is taken at once, must find the
+        // listener.
+        match Listener::start(cm.engine(), *cm.timeouts(), cm.responder_policy(), me, socket, backlog) {
             Ok(listener) => {
                 inner.listener = Some(listener);
                 if let Some(claim) = &inner.claim {
@@ -289,8 +331,8 @@ impl Id {
                 Ok(())
             }
             Err(errno) => {
-                // Back to where it was, on a new socket, because the old one is gone with the attempt.
-                inner.state = State::Idle;
+                inner.life.take(Step::ListenRefused)?;
+                // Bound again, on a new socket: the old one is gone with the attempt.
                 if let Some(local) = local {
                     explain(errno, local);
                     let _ = self.bind_locked(&mut inner, local);
@@ -320,16 +362,21 @@ impl Id {
     ) -> Result<(), CmError> {
         check_private_data(private_data)?;
         let depths = self.depths(param, None)?;
+        // Before the id's lock is taken: releasing the queue pair's lock may call its observer, which takes
+        // the id's.
+        let min_rnr_timer = qp.query().min_rnr_timer;
         let mut inner = self.inner.lock();
-        let state = inner.after(Step::Connect)?;
+        inner.life.check(Step::Connect)?;
         let peer = inner.peer.ok_or(CmError::Invalid("no remote address"))?;
-        inner.state = state;
-        // What the program bound itself is what a second attempt binds again.
+        inner.life.take(Step::Connect)?;
+        // A second attempt binds again what the program has bound.
         let local = inner.bound.as_ref().and(inner.local);
-        let target = Target { local, peer, options: inner.options, private_data: private_data.to_vec() };
+        let options = inner.options.of_sockets();
+        let target = Target { local, peer, options, private_data: private_data.to_vec() };
         let bound = inner.bound.take();
         inner.qp = (!by_number).then(|| Arc::clone(qp));
         inner.by_number = by_number.then(|| Arc::downgrade(qp));
+        let number = inner.number_of(qp, param);
         inner.conn_param = param;
         inner.has_connected = true;
         drop(inner);
@@ -341,16 +388,18 @@ impl Id {
             markers: config.markers,
             depths,
             max_ird: self.cm.max_depth(),
-            peer: config.find_uwarp_peers.then(|| peer_data(qp, param)),
-            peer_in_request: by_number,
+            peer: config.find_uwarp_peers.then(|| peer_data(number, min_rnr_timer, param)),
+            // InfiniBand's connection manager always names the queue pair in the request (docs/adr/021).
+            peer_in_request: by_number || passes_for_infiniband(),
         };
-        match Active::start(&self.cm, self, target, config, bound) {
+        let me: Weak<Self> = Weak::clone(&self.me);
+        match Active::start(self.cm.engine(), *self.cm.timeouts(), me, target, config, bound) {
             Ok(active) => {
                 let mut inner = self.inner.lock();
-                if inner.state == State::Connecting {
+                if inner.life.state() == State::Connecting {
                     inner.active = Some(active);
                 } else {
-                    // It has ended already, or was given up by another thread.
+                    // It has ended already, or another thread has cancelled it.
                     drop(inner);
                     active.cancel();
                 }
@@ -358,8 +407,8 @@ impl Id {
             }
             Err(errno) => {
                 let mut inner = self.inner.lock();
-                if inner.state == State::Connecting {
-                    inner.state = State::RouteResolved;
+                // Not if the program has destroyed it meanwhile.
+                if inner.life.take(Step::ConnectRefused).is_ok() {
                     inner.qp = None;
                 }
                 Err(errno.into())
@@ -367,7 +416,8 @@ impl Id {
         }
     }
 
-    /// Accepts the request with this queue pair. Answered by [`EventKind::Established`] or [`EventKind::ConnectError`].
+    /// Accepts the request with this queue pair. Answered by [`EventKind::Established`] or
+    /// [`EventKind::ConnectError`].
     ///
     /// `param`: `None` takes the depths that the request asks for. After an error the request is gone.
     pub fn accept(
@@ -377,42 +427,42 @@ impl Id {
         private_data: &[u8],
     ) -> Result<(), CmError> {
         check_private_data(private_data)?;
+        // Before the id's lock is taken, as in `connect`.
+        let min_rnr_timer = qp.query().min_rnr_timer;
         let mut inner = self.inner.lock();
-        let accepting = inner.after(Step::Accept)?;
+        inner.life.check(Step::Accept)?;
         let param = param.unwrap_or(ConnParam { rnr_retry_count: 7, ..inner.requested });
-        // "This value is ignored" (rdma_accept(3)); that of the peer's program is not told.
+        // "This value is ignored" (rdma_accept(3)); the peer's program does not learn ours.
         let param = ConnParam { retry_count: RETRIES, ..param };
         let depths = self.depths(param, Some(inner.requested))?;
         let Some(mut pending) = inner.pending.take() else { return Err(CmError::Invalid("no request")) };
         self.cm.no_longer_awaits(self.key);
-        let peer = peer_data(qp, param);
+        let peer = peer_data(inner.number_of(qp, param), min_rnr_timer, param);
         let negotiated = pending.responder.accept(AcceptParams { depths, peer }, private_data).map_err(
             |error| match error {
                 SetupError::PrivateDataLimit { .. } => CmError::Invalid("too much private data"),
                 _ => CmError::Invalid("no request"),
             },
         )?;
-        while let Some(reply) = pending.responder.poll_transmit() {
-            if let Err(errno) = socket::send_all(&pending.fd, &reply) {
-                inner.state = State::Closed;
-                drop(inner);
-                // As librdmacm: the receives that were posted for the connection are flushed.
-                fail(qp);
-                // The peer gave up before we answered, which is the usual reason.
-                let errno = if errno == Errno::PIPE { Errno::CONNRESET } else { errno };
-                return Err(errno.into());
-            }
+        if let Err(errno) = pending.reply() {
+            inner.conclude(Step::Failed);
+            drop(inner);
+            // As librdmacm: the receives that were posted for the connection are flushed.
+            fail(qp);
+            // The usual reason is that the peer gave up before we answered.
+            let errno = if errno == Errno::PIPE { Errno::CONNRESET } else { errno };
+            return Err(errno.into());
         }
-        inner.state = accepting;
+        inner.life.take(Step::Accept)?;
         inner.qp = Some(Arc::clone(qp));
         inner.conn_param = param;
         inner.has_connected = true;
         inner.outcome = (agreed(&negotiated, inner.requested), Vec::new());
         drop(inner);
-        // Without an indication to wait for, the program may go on; the stream itself holds back until the peer's
-        // first FPDU (RFC 5044 section 7.1.2 rule 4).
+        // Without an indication to wait for, the program may continue; the stream itself holds back until the
+        // peer's first FPDU (RFC 5044 section 7.1.2 rule 4).
         let ready = negotiated.rtr == Rtr::None;
-        self.attach(qp, pending.fd, &negotiated, param).inspect_err(|_| {
+        self.attach(qp, pending.connection, &negotiated, param).inspect_err(|_| {
             self.inner.lock().conclude(Step::Failed);
         })?;
         if ready {
@@ -427,27 +477,30 @@ impl Id {
     pub fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
         check_private_data(private_data)?;
         let mut inner = self.inner.lock();
-        inner.state = inner.after(Step::Reject)?;
+        inner.life.take(Step::Reject)?;
+        if self.is_datagram() {
+            return Self::refuse(inner, private_data);
+        }
         let pending = inner.pending.take();
         drop(inner);
         self.cm.no_longer_awaits(self.key);
         if let Some(pending) = pending {
-            answer_no(pending, private_data);
+            pending.reject(private_data);
         }
         Ok(())
     }
 
-    /// Ends the connection: queued work goes out as far as it can in bounded time. Answered by
-    /// [`EventKind::Disconnected`] at both ends. Where the peer was first, nothing more happens.
+    /// Ends the connection: posted work is sent as far as possible in bounded time. Answered by
+    /// [`EventKind::Disconnected`] at both ends. If the peer was first, nothing more happens.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        if let Some(timer) = inner.unreported_end.take() {
+        if let Some(end) = inner.unreported_end.take() {
             drop(inner);
-            self.cm.engine().deregister(timer);
+            self.cm.engine().deregister(end.timer);
             self.stream_ended();
             inner = self.inner.lock();
         }
-        match inner.state {
+        match inner.life.state() {
             _ if inner.waits_for_queue_pair() => {
                 drop(inner);
                 if self.unpark() {
@@ -460,7 +513,7 @@ impl Id {
                 drop(inner);
                 if let Some(qp) = qp {
                     qp.disconnect();
-                    // Destroyed without our knowing, so its stream ended and no call to us followed.
+                    // The program has destroyed it without a call to us, and its stream ended without one.
                     if qp.query().state == QpState::Reset {
                         self.queue_pair_destroyed();
                     }
@@ -470,7 +523,7 @@ impl Id {
             State::Connecting => {
                 let active = inner.active.take();
                 let qp = inner.qp.clone();
-                // An attempt that is given up ends like one that fails.
+                // An attempt that the program cancels ends like one that fails.
                 inner.conclude(Step::Failed);
                 self.report(&mut inner, EventKind::ConnectError, -Errno::CONNABORTED.raw_os_error());
                 drop(inner);
@@ -495,31 +548,39 @@ impl Id {
         }
     }
 
-    /// The program has destroyed the id's queue pair, which ends a connection without a call to the observer. Reported as
-    /// [`EventKind::Disconnected`], as a device in the kernel does.
+    /// The program has destroyed the id's queue pair, which ends a connection without a call to the observer.
+    /// Reported as [`EventKind::Disconnected`], as a device in the kernel does.
     pub fn queue_pair_destroyed(&self) {
+        if self.is_datagram() {
+            return;
+        }
         self.disconnected(Disconnect::LocalClosed);
     }
 
-    /// Queues an event that is not the connection manager's own: for calls that answer by event and do their work
-    /// elsewhere, and for programs that wake a thread.
+    /// Queues an event that is not the connection manager's own: for calls that answer by event and do their
+    /// work elsewhere, and for programs that wake a thread of their own.
     pub fn post(&self, kind: EventKind, status: i32) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        if inner.state == State::Destroyed {
+        if inner.life.state() == State::Destroyed {
             return Err(CmError::Invalid("destroyed"));
         }
         self.report(&mut inner, kind, status);
         Ok(())
     }
 
-    /// Makes the id report to another channel; events that it has queued move along.
+    /// Makes the id report to another channel. Its queued events move there, too, and so do the ids of
+    /// requests among them: a program that takes the request there waits for what follows there.
     pub fn migrate(&self, channel: &Arc<EventChannel>) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        if inner.state == State::Destroyed {
+        if inner.life.state() == State::Destroyed {
             return Err(CmError::Invalid("destroyed"));
         }
         let old = std::mem::replace(&mut inner.channel, Arc::clone(channel));
         for event in old.take(self.key) {
+            if event.kind == EventKind::ConnectRequest {
+                // Refused only if it is destroyed, which the program cannot do before it has it.
+                let _ = event.id.migrate(channel);
+            }
             channel.push(event);
         }
         Ok(())
@@ -533,20 +594,24 @@ impl Id {
         }
     }
 
-    /// Gives the id up: a listener stops, a request is rejected, an attempt is abandoned, a connection is
+    /// Destroys the id: a listener stops, a request is rejected, an attempt is cancelled, a connection is
     /// disconnected. Events that were not reported yet are dropped.
     ///
     /// Blocks until all reported events have been acknowledged.
     pub fn destroy(&self) {
         let mut inner = self.inner.lock();
-        let before = inner.state;
-        let Ok(after) = inner.after(Step::Destroy) else { return };
-        inner.state = after;
+        let before = inner.life.state();
+        if inner.life.take(Step::Destroy).is_err() {
+            return;
+        }
         let active = inner.active.take();
         let listener = inner.listener.take();
         let pending = inner.pending.take();
-        let timers = [inner.ready_timer.take(), inner.timewait.take(), inner.unreported_end.take()];
+        let unreported_end = inner.unreported_end.take().map(|end| end.timer);
+        let timers = [inner.ready_timer.take(), inner.timewait.take(), unreported_end];
         let qp = inner.qp.take();
+        let stand_in = inner.stand_in.take();
+        let datagrams = std::mem::take(&mut inner.datagrams);
         inner.bound = None;
         let claim = inner.claim.take();
         let channel = Arc::clone(&inner.channel);
@@ -558,10 +623,11 @@ impl Id {
         if let Some(listener) = listener {
             listener.cancel();
         }
+        datagrams.close();
         // The port is free when its socket is.
         drop(claim);
         if let Some(pending) = pending {
-            answer_no(pending, &[]);
+            pending.reject(&[]);
         }
         self.unpark();
         for timer in timers.into_iter().flatten() {
@@ -572,32 +638,14 @@ impl Id {
         {
             qp.disconnect();
         }
+        drop(stand_in);
         for event in channel.take(self.key) {
             if event.kind == EventKind::ConnectRequest {
-                // Nobody will ever see this id.
+                // The program will never see this id.
                 event.id.destroy();
             }
         }
         self.wait_acknowledged();
-    }
-
-    pub(crate) fn request_delivered(&self) {
-        let listener = self.inner.lock().listener.clone();
-        if let Some(listener) = listener {
-            listener.request_delivered();
-        }
-    }
-
-    pub(crate) fn event_reported(&self) {
-        self.events.lock().reported += 1;
-    }
-
-    pub(crate) fn event_acknowledged(&self) {
-        let mut events = self.events.lock();
-        events.acknowledged += 1;
-        if events.acknowledged >= events.reported {
-            self.acknowledged.notify_all();
-        }
     }
 
     fn report(&self, inner: &mut MutexGuard<'_, Inner>, kind: EventKind, status: i32) {
@@ -606,10 +654,10 @@ impl Id {
         }
     }
 
-    /// Nothing is reported of an id that the program has destroyed: the call may have returned while no lock was held, and what the
-    /// id was may be something else by now.
+    /// Reports nothing of an id that the program has destroyed: the call may have returned while no lock was
+    /// held, and the program's memory for the id may be in use for something else by now.
     fn push(inner: &mut MutexGuard<'_, Inner>, event: Event) {
-        if inner.state != State::Destroyed {
+        if inner.life.state() != State::Destroyed {
             inner.channel.push(event);
         }
     }
@@ -629,6 +677,31 @@ impl Id {
     }
 }
 
+impl Owner for Id {
+    fn key(&self) -> u64 {
+        self.key
+    }
+
+    fn request_delivered(&self) {
+        let listener = self.inner.lock().listener.clone();
+        if let Some(listener) = listener {
+            listener.request_delivered();
+        }
+    }
+
+    fn event_reported(&self) {
+        self.events.lock().reported += 1;
+    }
+
+    fn event_acknowledged(&self) {
+        let mut events = self.events.lock();
+        events.acknowledged += 1;
+        if events.acknowledged >= events.reported {
+            self.acknowledged.notify_all();
+        }
+    }
+}
+
 impl std::fmt::Debug for Id {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Id").field("key", &self.key).field("state", &self.state()).finish_non_exhaustive()
@@ -636,25 +709,30 @@ impl std::fmt::Debug for Id {
 }
 
 impl Inner {
-    fn after(&self, step: Step) -> Result<State, CmError> {
-        self.state.next(step).ok_or(CmError::Invalid("not allowed in the id's state"))
-    }
-
-    /// Takes a step towards [`State::Closed`] if it is one here; the queue pair is then the program's alone again.
+    /// Takes a step to [`State::Closed`] if the table has it; the queue pair then belongs to the program
+    /// alone again.
     fn conclude(&mut self, step: Step) -> bool {
-        let Some(state) = self.state.next(step) else { return false };
-        self.state = state;
-        self.qp = None;
-        true
+        let ended = self.life.take(step).is_ok();
+        if ended {
+            self.qp = None;
+        }
+        ended
     }
 }
 
-/// A program gets no more than an errno; what is peculiar here is said, once for each address. One that goes through
-/// the ports until it finds a free one has heard enough after some.
+/// Moves a queue pair whose connection failed to the error state.
+fn fail(qp: &Qp) {
+    let change = QpModify { state: Some(QpState::Err), ..QpModify::default() };
+    // Refused only in a forked child, which has no connections.
+    let _ = qp.modify(&change);
+}
+
+/// A program gets only an errno; this logs what is special here, once for each address, and only for the
+/// first few addresses: some programs try one port after the other.
 fn explain(errno: Errno, address: SocketAddr) {
     const ENOUGH: usize = 16;
     static SAID: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
-    if errno != Errno::ADDRINUSE && !(errno == Errno::ADDRNOTAVAIL && socket::is_any(address.ip())) {
+    if errno != Errno::ADDRINUSE && !(errno == Errno::ADDRNOTAVAIL && route::is_any(address.ip())) {
         return;
     }
     let mut said = SAID.lock();

@@ -9,42 +9,66 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`timeouts`], [`error`], [`event`] | time limits; errors with their errno; events and connection parameters |
 //! | [`state`] | the state diagram of an id, as a table |
-//! | [`cm`] | what ids have in common |
-//! | [`id`] | [`Id`]: every call of rdma_cm on an id, and what peer, queue pair and clock do to it |
-//! | [`channel`] | [`EventChannel`]: the queue that events wait in, with a descriptor to poll |
-//! | [`event`] | events and connection parameters |
+//! | [`channel`] | the queue that events wait in, with a descriptor to poll |
+//! | `handshake` | what the next two report, and to whom: they know nothing of ids |
 //! | [`active`] | connecting: from a TCP socket to a stream, with fallback to older peers |
 //! | [`listener`] | listening: half-open connections, bounded, until their request is whole |
-//! | [`socket`] | the system calls, and routes |
-//! | [`timeouts`] | how long each phase may take |
+//! | `lookup` | which queue pair serves a port of datagrams: the question and its answer |
+//! | `params` | connection parameters between the program, the peer and the queue pair |
+//! | `ports` | which ids have which port |
+//! | `awaiting` | connections that wait for a queue pair which the program moves itself |
+//! | [`pairing`] | streams between queue pairs that know each other by number and address |
+//! | [`cm`] | what ids have in common |
+//! | [`process`] | what a process has once: its connection manager, shared device, channels by address |
+//! | [`bringup`] | queue pairs that the program moves to RTR and RTS itself |
+//! | [`id`] | [`Id`]: every call of rdma_cm on an id, and what peer, queue pair and clock do to it |
 //!
-//! Semantics are those that programs know from Linux' rdma_cm on iWARP devices: which call is legal in which state, which
-//! event answers it, and which status a failure carries. Nothing here blocks except [`EventChannel::get`] and
-//! [`Id::destroy`], as their C names say. All sockets are non-blocking, close-on-exec and without Nagle's delay.
+//! Each module uses only those above it (docs/adr/020).
+//!
+//! Semantics are those that programs know from Linux' rdma_cm on iWARP devices: which call is legal in which
+//! state, which event answers it, and which status a failure carries. Nothing here blocks except
+//! [`EventChannel::get`] and [`Id::destroy`], as their C names say. System calls on sockets are
+//! `uwarp_llp`'s.
 //!
 //! # Locks
-//! An id's lock and a handshake's lock are never held together, and none is held while a queue pair or the engine is
-//! called that could call back.
+//! An id's lock and a handshake's lock are never held together, with one exception: an id starts its listener
+//! under its lock, and no thread takes the two in the other order. No lock is held while a queue pair is
+//! called that could call its observer. Requests of one listener are reported under a lock of their own,
+//! which keeps their order.
 
 #![deny(unsafe_code)]
 
 pub mod active;
+mod awaiting;
+pub mod bringup;
 pub mod channel;
 pub mod cm;
 pub mod error;
 pub mod event;
+mod handshake;
 pub mod id;
 pub mod listener;
+mod lookup;
+pub mod pairing;
+mod params;
 mod ports;
-pub mod socket;
+pub mod process;
 pub mod state;
 pub mod timeouts;
 
-pub use channel::{EventChannel, GetError};
+pub use awaiting::Adopter;
+pub use channel::GetError;
 pub use cm::{Cm, Options};
 pub use error::CmError;
-pub use event::{ConnParam, Event, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA};
-pub use id::Id;
+pub use event::{ConnParam, DatagramParam, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA, Owner};
+pub use id::{Id, QKEY};
 pub use state::State;
 pub use timeouts::Timeouts;
+pub use uwarp_llp::route::is_any;
+
+/// An event of an id.
+pub type Event = event::Event<Id>;
+/// A queue of events of ids.
+pub type EventChannel = channel::EventChannel<Id>;

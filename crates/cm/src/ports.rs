@@ -1,17 +1,17 @@
 //! Which ids of this process have which port.
 //!
-//! The system's table of TCP ports decides, except among ids of this process, where the rules of Linux' rdma_cm hold
-//! (`cma_check_port` in drivers/infiniband/core/cma.c): an id that does not reuse gets no port that another id has, and an
-//! id that does may listen only while no other is bound there. The wildcard and the loopback addresses are "any address":
-//! they collide with every address, and the errno is then `EADDRNOTAVAIL`. Two equal addresses give `EADDRINUSE`.
+//! The system's table of TCP ports decides, except among ids of this process, where the rules of Linux'
+//! rdma_cm hold (`cma_check_port` in drivers/infiniband/core/cma.c): an id that does not reuse gets no port
+//! that another id has, and an id that does may listen only while no other is bound there. The wildcard and
+//! the loopback addresses are "any address": they collide with every address, and the errno is then
+//! `EADDRNOTAVAIL`. Two equal addresses give `EADDRINUSE`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-
-use crate::socket::is_any;
+use uwarp_llp::route::is_any;
 
 /// The ports of the ids that the program has bound.
 #[derive(Debug, Default)]
@@ -39,7 +39,8 @@ pub(crate) struct Claim {
 }
 
 impl Ports {
-    /// Whether an id may have this address. Port 0 is always free. Other programs' ports are the system's to know.
+    /// Whether an id may have this address. Port 0 is always free. Other programs' ports are the system's to
+    /// know.
     pub fn check(&self, wanted: Taken) -> Result<(), Errno> {
         if wanted.address.port() == 0 {
             return Ok(());

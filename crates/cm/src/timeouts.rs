@@ -5,11 +5,12 @@ use std::time::Duration;
 /// Time limits of the connection manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For TCP to connect. Shorter than TCP's own two minutes, about as long as InfiniBand's connection manager tries.
+    /// For TCP to connect. Shorter than TCP's own two minutes, about as long as InfiniBand's connection
+    /// manager tries.
     pub connect: Duration,
-    /// From the sent request to the whole reply. The other program may take its time to accept; Linux siw gives up
-    /// after 10 s, Chelsio's driver after 60 s, InfiniBand's connection manager after about 64. (perftest fills its buffers with random
-    /// numbers before it accepts: half a minute on a slow machine.)
+    /// From the sent request to the whole reply. The other program may take its time to accept; Linux siw
+    /// gives up after 10 s, Chelsio's driver after 60 s, InfiniBand's connection manager after about 64.
+    /// (perftest fills its buffers with random numbers before it accepts: half a minute on a slow machine.)
     pub reply: Duration,
     /// From an accepted TCP connection to the whole request. As siw.
     pub request: Duration,
@@ -31,35 +32,47 @@ impl Default for Timeouts {
     }
 }
 
-/// How long the first FPDU waits after a stranger's reply. Linux siw sends its reply before it is ready to be told of
-/// input: an FPDU that arrives in that moment is not read until more comes (seen in 8 of 150 connections without
-/// a pause, in none of 150 with this one).
+/// How long the first FPDU waits after a stranger's reply. Linux siw sends its reply before it is ready to be
+/// told of input: an FPDU that arrives in that moment is not read until more comes (seen in 8 of 150
+/// connections without a pause, in none of 150 with this one).
 pub const STRANGER_FIRST_FPDU: Duration = Duration::from_millis(20);
 
-/// The local acknowledgement timeout that queries show, 4.096 µs × 2¹⁸, about a second: no more than a number, as TCP
-/// measures its own.
+/// When a peer that may be siw is sent an RDMA Write of no bytes because it has not sent anything yet; again
+/// after twice the time, and so on. On a busy machine it may miss the first FPDU in spite of the pause (18 of
+/// 8,100 connections), and reads it when more comes.
+pub const NUDGE_AFTER: Duration = Duration::from_millis(100);
+
+/// The local acknowledgement timeout that queries show, 4.096 µs × 2¹⁸, about a second: no more than a
+/// number, as TCP measures its own.
 pub const ACK_TIMEOUT: u8 = 18;
 
-/// How long after the end of a connection its id hears of [`EventKind::TimewaitExit`]: what InfiniBand's connection manager makes of
-/// an acknowledgement timeout (`cm_convert_to_ms`). Without one it takes that of a RoCE path, twice a packet's lifetime.
+/// How long after the end of a connection its id hears of [`EventKind::TimewaitExit`]: what InfiniBand's
+/// connection manager makes of an acknowledgement timeout (`cm_convert_to_ms`). Without one it takes that of
+/// a RoCE path, twice a packet's lifetime.
 ///
 /// [`EventKind::TimewaitExit`]: crate::EventKind::TimewaitExit
 pub fn timewait(ack_timeout: Option<u8>) -> Duration {
     Duration::from_millis(1 << ack_timeout.unwrap_or(19).min(31).saturating_sub(8))
 }
 
-/// How long [`EventKind::Disconnected`] waits at most for the program to poll the completions that came with the peer's last bytes, in the
-/// views that pass for InfiniBand. There the peer's request to disconnect is a message of its own, which comes through the kernel and some
-/// hundred microseconds behind. Programs look for completions, then for events, and destroy the queue pair on this one, with
-/// all completions that came in between (libfabric's rxm reports them as flushed).
+/// How long [`EventKind::Disconnected`] waits at most for the program to poll the completions that came with
+/// the peer's last bytes. From InfiniBand's manager and from adapters, the event comes through the kernel, some
+/// hundred microseconds behind them. Programs look for completions, then for events, and destroy the queue
+/// pair on this one, with all completions that came in between (libfabric's rxm then waits for them for
+/// ever). On a busy machine, a program may not run for long.
 ///
 /// [`EventKind::Disconnected`]: crate::EventKind::Disconnected
-pub const UNPOLLED: Duration = Duration::from_millis(5);
+pub const UNPOLLED: Duration = Duration::from_millis(50);
+/// How often this looks whether they have been polled; after an end that is not the peer's orderly one, how long
+/// it waits, in the views that pass for InfiniBand.
+pub const UNPOLLED_LOOK: Duration = Duration::from_millis(5);
 
-/// The most retries that InfiniBand knows, and what queries show where the program gave no number: TCP counts otherwise.
+/// The most retries that InfiniBand knows, and what queries show where the program gave no number: TCP counts
+/// otherwise.
 pub const RETRIES: u8 = 7;
 
-/// What a minimum RNR timer code means (InfiniBand specification, table 45). Codes have 5 bits; the rest is ignored.
+/// What a minimum RNR timer code means (InfiniBand specification, table 45). Codes have 5 bits; the rest is
+/// ignored.
 pub fn rnr_timer(code: u8) -> Duration {
     // Hundredths of milliseconds.
     const TABLE: [u64; 32] = [
@@ -69,9 +82,9 @@ pub fn rnr_timer(code: u8) -> Duration {
     Duration::from_micros(TABLE[usize::from(code & 0x1F)] * 10)
 }
 
-/// How long a message waits for a receive where the program allows no retry. A program with `rnr_retry` 0 (fio) has its receives posted
-/// again within the microseconds that messages take on a wire; here a receiver that the scheduler passes over for some
-/// milliseconds would lose its connection.
+/// How long a message waits for a receive where the program allows no retry. A program with `rnr_retry` 0
+/// (fio) has its receives posted again within the microseconds that messages take on a wire; here a receiver
+/// that the scheduler passes over for some milliseconds would lose its connection.
 pub const WITHOUT_RNR_RETRY: Duration = Duration::from_millis(100);
 
 /// The least time a message waits otherwise: about as exact as a timer is beside other programs.

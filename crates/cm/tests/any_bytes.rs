@@ -1,4 +1,5 @@
-//! Any bytes for a request or reply; see `hostile/mod.rs`. The fuzz target `cm_setup` does the same for longer.
+//! Any bytes for a request or reply; see `hostile/mod.rs`. The fuzz target `cm_setup` does the same for
+//! longer.
 
 #[path = "hostile/mod.rs"]
 mod hostile;

@@ -1,4 +1,5 @@
-//! Connections made and given up at every moment, by several threads at once: nothing may hang, panic or be left over.
+//! Connections made and given up at every moment, by several threads at once: nothing may hang, panic or be
+//! left over.
 
 mod common;
 

@@ -1,6 +1,10 @@
 //! The connection manager over real sockets and queue pairs of this process.
 
+#[path = "connect/channels.rs"]
+mod channels;
 mod common;
+#[path = "connect/listeners.rs"]
+mod listeners;
 #[path = "connect/sockets.rs"]
 mod sockets;
 #[path = "connect/strangers.rs"]
@@ -18,7 +22,7 @@ use uwarp_cm::{Cm, CmError, ConnParam, Event, EventChannel, EventKind, GetError,
 use uwarp_driver::Nic;
 use uwarp_rnic::qp::{QpModify, QpState};
 use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr};
-use uwarp_wire::mpa::{FLAG_C, FLAG_S, FLAG_UWARP_A, KEY_REP, KEY_REQ};
+use uwarp_wire::mpa::{FLAG_C, FLAG_S, FLAG_UWARP_A, FLAG_UWARP_B, KEY_REP, KEY_REQ};
 
 use common::qp;
 
@@ -65,6 +69,16 @@ fn listening(cm: &Arc<Cm>, channel: &Arc<EventChannel>, address: SocketAddr, bac
     id
 }
 
+/// Reads an MPA request.
+fn take_request(stream: &mut TcpStream) -> Vec<u8> {
+    let mut request = vec![0; 20];
+    stream.read_exact(&mut request).unwrap();
+    let rest = usize::from(u16::from_be_bytes([request[18], request[19]]));
+    request.resize(20 + rest, 0);
+    stream.read_exact(&mut request[20..]).unwrap();
+    request
+}
+
 /// An id that is ready to connect.
 fn resolved(cm: &Arc<Cm>, channel: &Arc<EventChannel>, peer: SocketAddr) -> Arc<Id> {
     let id = Id::new(cm, channel);
@@ -91,6 +105,9 @@ fn meet_at(address: SocketAddr) {
     let request = expect(&server, EventKind::ConnectRequest);
     assert_eq!(request.private_data, b"question");
     assert_eq!((request.param.responder_resources, request.param.initiator_depth), (5, 3));
+    // It was 0 unless the program gave the number to rdma_connect.
+    assert_eq!(request.param.qp_num, active_qp.qpn(), "the request names the peer's queue pair");
+    assert_eq!(request.param.rnr_retry_count, 2);
     let passive = Arc::clone(&request.id);
     assert_eq!(passive.local_address(), Some(at));
     assert!(Arc::ptr_eq(request.owner(), &listener));
@@ -122,8 +139,8 @@ fn meet_at(address: SocketAddr) {
     assert!(server.is_empty() && client.is_empty());
 }
 
-/// A program that polls, then looks for events, and destroys the queue pair when the connection has ended (libfabric's rxm) lost the
-/// completion of a message that came together with the end.
+/// A program that polls, then looks for events, and destroys the queue pair when the connection has ended
+/// (libfabric's rxm) lost the completion of a message that came together with the end.
 #[test]
 fn the_end_is_reported_when_the_completions_before_it_were_polled() {
     let cm = cm(Timeouts::default());
@@ -311,7 +328,8 @@ fn a_peer_that_never_shows_itself_does_not_hold_an_accepted_request() {
 
 #[test]
 fn an_accept_that_comes_too_late_fails_the_queue_pair() {
-    // Found by the attacker of `conformance/tests/hostile`: what was posted for the connection was never flushed.
+    // Found by the attacker of `conformance/tests/hostile`: what was posted for the connection was never
+    // flushed.
     let cm = cm(Timeouts::default());
     let server = channel();
     let listener = listening(&cm, &server, local(0), 0);
@@ -374,7 +392,7 @@ fn an_end_behind_bytes_is_seen_before_the_queue_pair_comes() {
     let queue_pair = qp();
     active.connect_by_number(&queue_pair, ConnParam::DEFAULT, b"").unwrap();
     let (mut stream, _) = old.accept().unwrap();
-    stream.read_exact(&mut [0; 24]).unwrap();
+    take_request(&mut stream);
     stream.write_all(&KEY_REP).unwrap();
     stream.write_all(&[FLAG_S, 2, 0, 4, 0, 1, 0, 1]).unwrap();
     let response = expect(&client, EventKind::ConnectResponse);
@@ -472,7 +490,7 @@ fn an_end_that_comes_with_the_first_fpdu_is_seen() {
         request.acknowledge();
         let qp = qp();
         passive.accept(&qp, None, b"").unwrap();
-        stranger.read_exact(&mut [0; 24]).unwrap();
+        take_request(&mut stranger);
         // A ready-to-receive Write and the end of the stream in one TCP segment.
         let mut fpdu = vec![0, 14, 0xC1, 0x40];
         fpdu.resize(16, 0);
@@ -492,16 +510,14 @@ fn older_peers_are_asked_again_on_new_connections() {
     let client = channel();
     let old = TcpListener::bind(local(0)).unwrap();
     let active = resolved(&cm, &client, old.local_addr().unwrap());
-    active.connect(&qp(), ConnParam::DEFAULT, b"hi").unwrap();
+    let queue_pair = qp();
+    active.connect(&queue_pair, ConnParam::DEFAULT, b"hi").unwrap();
     let mut asked = Vec::new();
     loop {
         let (mut stream, _) = old.accept().unwrap();
-        let mut fixed = [0; 20];
-        stream.read_exact(&mut fixed).unwrap();
-        let mut data = vec![0; usize::from(fixed[19])];
-        stream.read_exact(&mut data).unwrap();
-        asked.push((fixed[16], fixed[17], data));
-        if fixed[17] == 1 {
+        let request = take_request(&mut stream);
+        asked.push((request[16], request[17], request[20..].to_vec()));
+        if request[17] == 1 {
             stream.write_all(&KEY_REP).unwrap();
             stream.write_all(&[0, 1, 0, 1, b'!']).unwrap();
             let event = expect(&client, EventKind::Established);
@@ -511,10 +527,12 @@ fn older_peers_are_asked_again_on_new_connections() {
         }
     }
     let enhanced = vec![0x80, 128, 0xC0, 128, b'h', b'i'];
+    let [_, q0, q1, q2] = queue_pair.qpn().to_be_bytes();
+    let named = [&enhanced[..], &[1, 1, 0xE0, 0, 0, q0, q1, q2, 0, 0, 0, 0]].concat();
     assert_eq!(
         asked,
         [
-            (FLAG_C | FLAG_S | FLAG_UWARP_A, 2, enhanced.clone()),
+            (FLAG_C | FLAG_S | FLAG_UWARP_A | FLAG_UWARP_B, 2, named),
             (FLAG_C | FLAG_S, 2, enhanced),
             (FLAG_C, 1, b"hi".to_vec()),
         ]
@@ -584,8 +602,7 @@ fn a_responder_that_wants_too_much_is_told_with_a_terminate() {
     let active = resolved(&cm, &client, greedy.local_addr().unwrap());
     active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
     let (mut stream, _) = greedy.accept().unwrap();
-    let mut request = [0; 24];
-    stream.read_exact(&mut request).unwrap();
+    take_request(&mut stream);
     stream.write_all(&KEY_REP).unwrap();
     stream.write_all(&[FLAG_S, 2, 0, 4, 0x80, 1, 0xBF, 0xFE]).unwrap();
     let mut terminate = Vec::new();
@@ -595,235 +612,4 @@ fn a_responder_that_wants_too_much_is_told_with_a_terminate() {
     let event = expect(&client, EventKind::ConnectError);
     assert_eq!(event.status, -rustix::io::Errno::NOMEM.raw_os_error());
     event.acknowledge();
-}
-
-#[test]
-fn half_open_connections_end_after_their_time() {
-    let cm = cm(quick());
-    let server = channel();
-    let listener = listening(&cm, &server, local(0), 0);
-    let mut silent = TcpStream::connect(listener.local_address().unwrap()).unwrap();
-    silent.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
-    assert!(server.is_empty());
-}
-
-#[test]
-fn strangers_that_do_not_speak_mpa_are_turned_away_at_once() {
-    let cm = cm(Timeouts { request: PATIENCE * 10, ..Timeouts::default() });
-    let server = channel();
-    let listener = listening(&cm, &server, local(0), 0);
-    let mut web = TcpStream::connect(listener.local_address().unwrap()).unwrap();
-    web.set_read_timeout(Some(PATIENCE)).unwrap();
-    web.write_all(b"GET /").unwrap();
-    // An end of file or a reset, depending on what the kernel still held.
-    assert!(matches!(web.read(&mut [0; 1]), Ok(0) | Err(_)));
-    assert!(server.is_empty());
-}
-
-#[test]
-fn a_flood_of_half_open_connections_does_not_keep_honest_peers_out() {
-    let cm = cm(Timeouts { request: PATIENCE * 10, ..Timeouts::default() });
-    let (server, client) = (channel(), channel());
-    let listener = listening(&cm, &server, local(0), 4);
-    let at = listener.local_address().unwrap();
-    let flood: Vec<TcpStream> = (0..max_half_open() + 40).map(|_| TcpStream::connect(at).unwrap()).collect();
-    let active = resolved(&cm, &client, at);
-    active.connect(&qp(), ConnParam::DEFAULT, b"honest").unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    assert_eq!(request.private_data, b"honest");
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
-    let mut oldest = flood.into_iter().next().unwrap();
-    oldest.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(oldest.read(&mut [0; 1]).unwrap(), 0, "the oldest has gone");
-    passive.destroy();
-    expect(&client, EventKind::Rejected).acknowledge();
-}
-
-/// As a program does that starts all of its connections before it looks at the first event: its kernel has connected them long
-/// before they have sent their requests.
-#[test]
-fn hundreds_of_connections_begun_at_once_are_no_flood() {
-    const CLIENTS: usize = 400;
-    let cm = cm(Timeouts::default());
-    let (server, client) = (channel(), channel());
-    let listener = listening(&cm, &server, local(0), 0);
-    let at = listener.local_address().unwrap();
-    let actives: Vec<_> = (0..CLIENTS).map(|_| resolved(&cm, &client, at)).collect();
-    for active in &actives {
-        active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-    }
-    let passives: Vec<_> = (0..CLIENTS)
-        .map(|_| {
-            let event = expect(&server, EventKind::ConnectRequest);
-            let passive = Arc::clone(&event.id);
-            event.acknowledge();
-            passive
-        })
-        .collect();
-    assert!(client.is_empty(), "nobody was turned away");
-    passives.iter().for_each(|passive| passive.destroy());
-    actives.iter().for_each(|active| active.destroy());
-}
-
-/// The events of each were searched and moved for every other one.
-#[test]
-fn ids_with_events_waiting_are_destroyed_without_a_walk_over_the_others() {
-    let cm = cm(Timeouts::default());
-    let channel = channel();
-    let ids: Vec<_> = (0..2000).map(|_| Id::new(&cm, &channel)).collect();
-    for id in &ids {
-        id.post(EventKind::User(1), 0).unwrap();
-    }
-    for id in ids.iter().skip(1) {
-        id.destroy();
-    }
-    let event = next(&channel);
-    assert_eq!(event.id.key(), ids[0].key());
-    event.acknowledge();
-    assert!(channel.is_empty());
-    ids[0].destroy();
-}
-
-#[test]
-fn requests_beyond_the_backlog_wait_and_are_not_lost() {
-    const CLIENTS: usize = 12;
-    let cm = cm(Timeouts::default());
-    let (server, client) = (channel(), channel());
-    let listener = listening(&cm, &server, local(0), 2);
-    let at = listener.local_address().unwrap();
-    let actives: Vec<_> = (0..CLIENTS)
-        .map(|_| {
-            let active = resolved(&cm, &client, at);
-            active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-            active
-        })
-        .collect();
-    let mut passives = Vec::new();
-    for _ in 0..CLIENTS {
-        let mut event = next(&server);
-        while event.kind == EventKind::Established {
-            event.acknowledge();
-            event = next(&server);
-        }
-        assert_eq!(event.kind, EventKind::ConnectRequest);
-        let passive = Arc::clone(&event.id);
-        event.acknowledge();
-        let qp = qp();
-        passive.accept(&qp, None, b"").unwrap();
-        passives.push((passive, qp));
-    }
-    for _ in 0..CLIENTS {
-        expect(&client, EventKind::Established).acknowledge();
-    }
-    for active in actives {
-        active.destroy();
-    }
-}
-
-#[test]
-fn destroying_a_listener_rejects_what_nobody_has_seen() {
-    let cm = cm(Timeouts::default());
-    let (server, client) = (channel(), channel());
-    let listener = listening(&cm, &server, local(0), 0);
-    let active = resolved(&cm, &client, listener.local_address().unwrap());
-    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-    // Wait until the request is queued, and leave it there.
-    while server.is_empty() {
-        std::thread::yield_now();
-    }
-    listener.destroy();
-    expect(&client, EventKind::Rejected).acknowledge();
-    assert!(server.is_empty());
-}
-
-#[test]
-fn destroy_waits_for_acknowledgement() {
-    let cm = cm(Timeouts::default());
-    let channel = channel();
-    let id = Id::new(&cm, &channel);
-    id.resolve_address(None, local(7)).unwrap();
-    let event = expect(&channel, EventKind::AddressResolved);
-    let (done, waiting) = std::sync::mpsc::channel();
-    let destroyer = std::thread::spawn({
-        let id = Arc::clone(&id);
-        move || {
-            id.destroy();
-            done.send(()).unwrap();
-        }
-    });
-    while id.state() != State::Destroyed {
-        std::thread::yield_now();
-    }
-    assert!(waiting.try_recv().is_err(), "the event is not acknowledged yet");
-    event.acknowledge();
-    waiting.recv_timeout(PATIENCE).unwrap();
-    destroyer.join().unwrap();
-}
-
-#[test]
-fn migrating_takes_queued_events_along() {
-    let cm = cm(Timeouts::default());
-    let (from, to) = (channel(), channel());
-    let other = Id::new(&cm, &from);
-    let id = Id::new(&cm, &from);
-    other.resolve_address(None, local(7)).unwrap();
-    id.resolve_address(None, local(7)).unwrap();
-    id.resolve_route().unwrap();
-    id.migrate(&to).unwrap();
-    expect(&to, EventKind::AddressResolved).acknowledge();
-    expect(&to, EventKind::RouteResolved).acknowledge();
-    let left = expect(&from, EventKind::AddressResolved);
-    assert!(Arc::ptr_eq(&left.id, &other));
-    left.acknowledge();
-    assert!(from.is_empty());
-}
-
-#[test]
-fn non_blocking_channels_do_not_block() {
-    let channel = channel();
-    // SAFETY: the channel outlives the borrow.
-    let fd = unsafe { BorrowedFd::borrow_raw(channel.fd()) };
-    let flags = rustix::fs::fcntl_getfl(fd).unwrap();
-    rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
-    assert_eq!(channel.get().unwrap_err(), GetError::WouldBlock);
-}
-
-#[test]
-fn a_thread_that_blocks_on_the_channel_hears_of_both_ends() {
-    let cm = cm(Timeouts::default());
-    let channel = channel();
-    let listener = listening(&cm, &channel, local(0), 0);
-    let at = listener.local_address().unwrap();
-    let thread = std::thread::spawn({
-        let channel = Arc::clone(&channel);
-        move || {
-            let mut seen = Vec::new();
-            let mut kept = Vec::new();
-            while seen.iter().filter(|kind| **kind == EventKind::Disconnected).count() < 2 {
-                let event = channel.get().unwrap();
-                seen.push(event.kind);
-                let (id, kind) = (Arc::clone(&event.id), event.kind);
-                event.acknowledge();
-                match kind {
-                    EventKind::ConnectRequest => {
-                        let qp = qp();
-                        id.accept(&qp, None, b"").unwrap();
-                        kept.push(qp);
-                    }
-                    EventKind::Established if seen.iter().filter(|k| **k == kind).count() == 2 => {
-                        id.disconnect().unwrap();
-                    }
-                    _ => {}
-                }
-            }
-            seen.len()
-        }
-    });
-    let active = Id::new(&cm, &channel);
-    active.resolve_address(None, at).unwrap();
-    active.resolve_route().unwrap();
-    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-    assert_eq!(thread.join().unwrap(), 7);
 }

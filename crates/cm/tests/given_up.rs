@@ -35,8 +35,8 @@ fn expect(channel: &EventChannel, kind: EventKind) {
     event.acknowledge();
 }
 
-/// An attempt to reach `peer` with a receive posted; its id is destroyed while the rejection flushes the receive. Another id of the
-/// same channel then hears of its own, and nobody of the first one's.
+/// An attempt to reach `peer` with a receive posted; its id is destroyed while the rejection flushes the
+/// receive. Another id of the same channel then hears of its own, and nobody of the first one's.
 fn destroyed_while_receives_are_flushed(cm: &Arc<Cm>, peer: SocketAddr) {
     let channel = EventChannel::new(cm.nic()).unwrap();
     let id = Id::new(cm, &channel);

@@ -3,7 +3,12 @@
 // Reason: getifaddrs.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// An address of an interface that is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,9 +25,62 @@ pub struct Address {
     pub link_local: bool,
 }
 
-/// All addresses: the default route's interface first, IPv4 before IPv6, link-local last; loopback's only if there are no
-/// others.
-pub fn list() -> Vec<Address> {
+/// The addresses as they were when last asked for, and when that was.
+struct Last(Mutex<Option<(Instant, Arc<[Address]>)>>);
+
+static LAST: Last = Last(Mutex::new(None));
+/// See [`recent`].
+const FRESH: Duration = Duration::from_millis(100);
+
+impl Last {
+    // A child that was forked while another thread had the lock does without: it only tries.
+    fn keep(&self, list: Vec<Address>) -> Arc<[Address]> {
+        let list: Arc<[Address]> = list.into();
+        if let Some(mut last) = self.0.try_lock() {
+            *last = Some((Instant::now(), Arc::clone(&list)));
+        }
+        list
+    }
+
+    fn recent(&self, now: Instant) -> Option<Arc<[Address]>> {
+        let last = self.0.try_lock()?;
+        let (at, list) = last.as_ref()?;
+        (now < *at + FRESH).then(|| Arc::clone(list))
+    }
+}
+
+/// The LID of an address, where the device shows LIDs: its low half. IPv6 has none.
+pub fn lid_of(ip: IpAddr) -> u16 {
+    match ip {
+        IpAddr::V4(ip) => {
+            let [.., high, low] = ip.octets();
+            u16::from_be_bytes([high, low])
+        }
+        IpAddr::V6(_) => 0,
+    }
+}
+
+/// The address with this LID in the network of an address of ours.
+pub fn ip_of_lid(lid: u16, own: IpAddr) -> Option<IpAddr> {
+    let IpAddr::V4(own) = own else { return None };
+    let [a, b, ..] = own.octets();
+    let [high, low] = lid.to_be_bytes();
+    (lid != 0).then_some(IpAddr::V4(Ipv4Addr::new(a, b, high, low)))
+}
+
+/// All addresses: the default route's interface first, IPv4 before IPv6, link-local last. Loopback's only if
+/// there are no others.
+pub fn list() -> Arc<[Address]> {
+    LAST.keep(ask())
+}
+
+/// The same, at most a tenth of a second old and never older than what [`list`] has shown. Programs move queue
+/// pairs to RTR by the thousand, and asking the system takes longer than all the rest of that.
+pub fn recent() -> Arc<[Address]> {
+    LAST.recent(Instant::now()).unwrap_or_else(list)
+}
+
+fn ask() -> Vec<Address> {
     let mut all = all();
     if all.iter().any(|a| !a.loopback) {
         all.retain(|a| !a.loopback);
@@ -34,49 +92,61 @@ pub fn list() -> Vec<Address> {
 
 /// All addresses, loopback's too, as the system lists them.
 pub fn all() -> Vec<Address> {
-    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `first` is valid for the write; the list is freed below.
-    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return Vec::new();
-    }
     let mut out = Vec::new();
-    let mut at = first;
-    while !at.is_null() {
-        // SAFETY: `at` is a node of the list that getifaddrs made and nobody has freed.
-        let node = unsafe { &*at };
-        at = node.ifa_next;
-        let up = node.ifa_flags & libc::IFF_UP as u32 != 0 && node.ifa_flags & libc::IFF_RUNNING as u32 != 0;
-        if node.ifa_addr.is_null() || !up {
-            continue;
+    for_each_entry(|entry, name| {
+        let flags = entry.ifa_flags;
+        let up = flags & libc::IFF_UP as u32 != 0 && flags & libc::IFF_RUNNING as u32 != 0;
+        if entry.ifa_addr.is_null() || !up {
+            return;
         }
         // SAFETY: the family says which structure the address is; both casts follow it.
         let ip = unsafe {
-            match i32::from((*node.ifa_addr).sa_family) {
+            match i32::from((*entry.ifa_addr).sa_family) {
                 libc::AF_INET => {
-                    let a = &*node.ifa_addr.cast::<libc::sockaddr_in>();
+                    let a = &*entry.ifa_addr.cast::<libc::sockaddr_in>();
                     IpAddr::from(Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr)))
                 }
                 libc::AF_INET6 => {
-                    let a = &*node.ifa_addr.cast::<libc::sockaddr_in6>();
+                    let a = &*entry.ifa_addr.cast::<libc::sockaddr_in6>();
                     IpAddr::from(Ipv6Addr::from(a.sin6_addr.s6_addr))
                 }
-                _ => continue,
+                _ => return,
             }
         };
-        // SAFETY: the name is a C string that lives as long as the list.
-        let (name, index) =
-            unsafe { (std::ffi::CStr::from_ptr(node.ifa_name), libc::if_nametoindex(node.ifa_name)) };
         out.push(Address {
             ip,
             interface: name.to_string_lossy().into_owned(),
-            index,
-            loopback: node.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
+            index: index(name),
+            loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
             link_local: matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()),
         });
+    });
+    out
+}
+
+/// The number of the interface with this name.
+pub(crate) fn index(name: &CStr) -> u32 {
+    // SAFETY: a C string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+/// Calls `each` with every entry of getifaddrs(3) and the name of its interface. An entry's address is NULL
+/// or of the family it says.
+pub(crate) fn for_each_entry(mut each: impl FnMut(&libc::ifaddrs, &CStr)) {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: `first` is valid for the write; the list is freed below.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return;
+    }
+    let mut next = first;
+    // SAFETY: an entry of the list that getifaddrs made, or NULL at its end; the list is freed only below.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        // SAFETY: the name is a C string that lives as long as the list.
+        each(entry, unsafe { CStr::from_ptr(entry.ifa_name) });
     }
     // SAFETY: `first` came from getifaddrs and is freed once.
     unsafe { libc::freeifaddrs(first) };
-    out
 }
 
 /// Name of the interface of the default route, IPv4's if there is one.
@@ -96,4 +166,21 @@ fn default_interface() -> Option<String> {
             (default && name != "lo").then(|| name.to_owned())
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recent_addresses_are_those_that_were_listed_last() {
+        let at = |ip| Address { ip, interface: "eth".into(), index: 2, loopback: false, link_local: false };
+        let last = Last(Mutex::new(None));
+        let now = Instant::now();
+        assert_eq!(last.recent(now), None);
+        last.keep(vec![]);
+        last.keep(vec![at(Ipv4Addr::LOCALHOST.into())]);
+        assert_eq!(last.recent(now).map(|list| list.len()), Some(1));
+        assert_eq!(last.recent(now + FRESH * 2), None, "the system is asked again");
+    }
 }

@@ -1,8 +1,9 @@
 //! A lock whose holder, before it is done, looks again for those who found it taken.
 //!
-//! Whoever has the lock does the work. Whoever brings news of work and finds it taken leaves a mark (`kick`) and goes; the holder looks
-//! at the mark after letting go, so that no news is lost. Therefore the lock is let go by [`Attended::release`] and
-//! [`Attended::let_go`] alone, however short it was held. The model of it is in `crates/model`.
+//! Whoever has the lock does the work. Whoever brings news of work and finds it taken leaves a mark (`kick`)
+//! and goes; the holder looks at the mark after letting go, so that no news is lost. Therefore the lock is
+//! let go by [`Attended::release`] and [`Attended::let_go`] alone, however short it was held. The model of it
+//! is in `crates/model`.
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
 
@@ -41,8 +42,8 @@ impl<T> Attended<T> {
         self.kick.load(Ordering::SeqCst)
     }
 
-    /// Lets go of the lock; says whether there is news, with which the caller goes on by [`Self::look`]. For a holder that changed
-    /// nothing that others have to know.
+    /// Lets go of the lock; says whether there is news, with which the caller goes on by [`Self::look`]. For
+    /// a holder that changed nothing that others have to know.
     #[inline]
     #[must_use = "news would be lost"]
     pub fn let_go(&self, inner: MutexGuard<'_, T>) -> bool {
@@ -83,15 +84,16 @@ impl<T> Attended<T> {
         }
     }
 
-    /// For one that brings news: the lock, to work and to be let go by [`Self::release`]. `None`: another thread has it, and does.
+    /// For one that brings news: the lock, to work and to be let go by [`Self::release`]. `None`: another
+    /// thread has it, and does.
     #[inline]
     pub fn look(&self) -> Option<MutexGuard<'_, T>> {
         self.kick.store(true, Ordering::SeqCst);
         // Marked before the lock is looked at.
         fence(Ordering::SeqCst);
         let inner = self.inner.try_lock()?;
-        // Exchanged, not stored: what the work then reads must not be read before, or the news of one who left a mark in between is
-        // missed with it. (A store may be late on ARM.)
+        // Exchanged, not stored: what the work then reads must not be read before, or the news of one who
+        // left a mark in between is missed with it. (A store may be late on ARM.)
         self.kick.swap(false, Ordering::SeqCst);
         Some(inner)
     }

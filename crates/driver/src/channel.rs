@@ -3,14 +3,18 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use uwarp_rnic::Cq;
+use uwarp_rnic::cq::Coverage;
 
-use crate::engine::{Engine, LEAD};
+use crate::background::in_background;
+use crate::engine::Engine;
 use crate::fork;
-use crate::sync::{AtomicBool, AtomicI32, Mutex, Ordering, spin_loop, thread_local};
+use crate::progress::{DIRECT, Lead, SPIN, Spinning};
+use crate::sync::{AtomicBool, Mutex, Ordering, spin_loop, thread_local};
 use crate::sys::{self, Bell};
 
 /// Why no event was returned.
@@ -38,31 +42,41 @@ pub struct Channel {
     descriptor: Bell,
     /// A thread that blocks on this channel sleeps on the sockets.
     leading: AtomicBool,
-    /// The last event was there when it was asked for: the program waits on the descriptor, not here.
+    /// The completion queue that was armed last, whose sockets a short look asks directly.
+    armed: Mutex<Weak<Cq>>,
+    /// A thread is in a call that waits for an event. A hint: it may have left with a jump.
+    attended: AtomicBool,
+    /// The background thread brought an event while no thread was in such a call, and no call has found the
+    /// queue empty since: the program waits on the descriptor, or computes.
     waits_elsewhere: AtomicBool,
-    /// Waits that a short look spared, less those it did not; negative: waits to go without looking.
-    luck: AtomicI32,
+    spinning: Spinning,
 }
 
-/// Longest look before a sleep: about what falling asleep and being woken costs on both sides.
-const SPIN: Duration = Duration::from_micros(20);
-const MOST_LUCK: i32 = 4;
-const WITHOUT_SPIN: i32 = 64;
-
-/// In place of a lead: the thread looks for a short while only.
-const NO_LEAD: u64 = 0;
+/// The channel, by address, that a thread blocks on. Events that this thread brings about need no descriptor.
+#[derive(Clone, Copy)]
+enum BlockedOn {
+    Nothing,
+    /// It looks for a short while.
+    Looking(usize),
+    /// It leads. If it does not any more, it has left the call with a jump.
+    Leading(usize, Lead),
+}
 
 thread_local! {
-    /// The channel this thread blocks on, by address, and its lead: events it brings about itself need no descriptor. The lead
-    /// tells whether it has left that call without a word.
-    static BLOCKED_ON: Cell<(usize, u64)> = const { Cell::new((0, NO_LEAD)) };
+    static BLOCKED_ON: Cell<BlockedOn> = const { Cell::new(BlockedOn::Nothing) };
 }
 
-/// The calling thread has left the call in which it blocked on a channel, perhaps without a word: with a jump out of the handler of
-/// a signal while it looked there for a short while. An event that it brings about now goes to the descriptor.
-pub(crate) fn waits_no_more() {
+/// The calling thread has left the call in which it blocked on a channel, perhaps with a jump out of a
+/// signal's handler while it looked there for a short while. An event that it brings about now goes to the
+/// descriptor.
+///
+/// Returns the lead that it has left so, if it had one.
+pub(crate) fn waits_no_more() -> Option<Lead> {
     // A thread that is ending waits for nothing.
-    let _ = BLOCKED_ON.try_with(|on| on.set((0, NO_LEAD)));
+    match BLOCKED_ON.try_with(|on| on.replace(BlockedOn::Nothing)) {
+        Ok(BlockedOn::Leading(_, lead)) => Some(lead),
+        _ => None,
+    }
 }
 
 impl Channel {
@@ -75,12 +89,15 @@ impl Channel {
             queue: Mutex::default(),
             descriptor,
             leading: AtomicBool::new(false),
+            armed: Mutex::default(),
+            attended: AtomicBool::new(false),
             waits_elsewhere: AtomicBool::new(true),
-            luck: AtomicI32::new(0),
+            spinning: Spinning::new(),
         }))
     }
 
-    /// The descriptor, for `poll` and the like. The program may set `O_NONBLOCK` on it, which [`Self::get`] honours.
+    /// The descriptor, for `poll` and the like. The program may set `O_NONBLOCK` on it, which [`Self::get`]
+    /// honours.
     pub fn fd(&self) -> RawFd {
         self.descriptor.fd()
     }
@@ -89,13 +106,26 @@ impl Channel {
     pub fn push(&self, cookie: u64) {
         let mut queue = self.queue.lock();
         queue.events.push_back(cookie);
-        let (blocked_on, lead) = BLOCKED_ON.with(Cell::get);
-        if blocked_on == std::ptr::from_ref(self).addr() && (lead == NO_LEAD || self.engine.leads(lead)) {
+        let taken_here = match BLOCKED_ON.with(Cell::get) {
+            BlockedOn::Nothing => false,
+            BlockedOn::Looking(channel) => channel == self.address(),
+            BlockedOn::Leading(channel, lead) => {
+                channel == self.address() && self.engine.lead.get() == Some(lead)
+            }
+        };
+        if taken_here {
             return;
+        }
+        if in_background() && !self.attended.load(Ordering::Relaxed) {
+            self.waits_elsewhere.store(true, Ordering::Relaxed);
         }
         self.raise(&mut queue);
         drop(queue);
         self.wake_leader();
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     fn wake_leader(&self) {
@@ -128,22 +158,32 @@ impl Channel {
         event
     }
 
-    /// The oldest event. Blocks until there is one, unless the descriptor is non-blocking; meanwhile the calling thread
-    /// serves the sockets.
+    /// The oldest event. Blocks until there is one, unless the descriptor is non-blocking; meanwhile the
+    /// calling thread serves the sockets.
     pub fn get(&self) -> Result<u64, ChannelError> {
         self.get_within(None)
     }
 
     /// Like [`Self::get`], for `limit` and little more.
     pub fn get_within(&self, limit: Option<Duration>) -> Result<u64, ChannelError> {
+        self.wait_for(limit, |first| if first { self.take_first() } else { self.take() })
+    }
+
+    /// Like [`Self::get_within`], for a caller that takes events together with what they speak of: `take` does
+    /// so by [`Self::take_first`] when it is called with `true`, and by [`Self::take`] otherwise.
+    pub fn wait_for<T>(
+        &self,
+        limit: Option<Duration>,
+        mut take: impl FnMut(bool) -> Option<T>,
+    ) -> Result<T, ChannelError> {
         let until = limit.map(|limit| sys::now() + limit);
         let left = || until.map(|until| until.saturating_duration_since(sys::now()));
-        if let Some(event) = self.take_first() {
+        if let Some(event) = take(true) {
             return Ok(event);
         }
         loop {
             let there = self.attend(left())?;
-            if let Some(event) = self.take() {
+            if let Some(event) = take(false) {
                 return Ok(event);
             }
             if left().is_some_and(|left| left.is_zero()) {
@@ -151,7 +191,7 @@ impl Channel {
             }
             if !there {
                 let waited = self.descriptor.wait(left());
-                if let Some(event) = self.take() {
+                if let Some(event) = take(false) {
                     return Ok(event);
                 }
                 if waited == Err(Errno::INTR) && !fork::interruptions_restart() {
@@ -161,52 +201,62 @@ impl Channel {
         }
     }
 
-    /// The oldest event, at the beginning of a call that takes one: one that is there already says that the program waits
-    /// elsewhere.
+    /// The oldest event, at the beginning of a call that takes one. If there is none, the program waits here.
+    ///
+    /// An event that is there does not tell where the program waits: it may have come together with the last
+    /// one, or with what the program posted.
     pub fn take_first(&self) -> Option<u64> {
+        self.attended.store(false, Ordering::Relaxed);
         let event = self.pop();
-        self.waits_elsewhere.store(event.is_some(), Ordering::Relaxed);
+        if event.is_none() {
+            self.waits_elsewhere.store(false, Ordering::Relaxed);
+        }
         event
     }
 
     /// The oldest event.
     pub fn take(&self) -> Option<u64> {
-        self.pop()
+        let event = self.pop();
+        if event.is_some() {
+            self.attended.store(false, Ordering::Relaxed);
+        }
+        event
     }
 
-    /// Serves the sockets until there is an event, for a few milliseconds at most (and no longer than `limit`). Returns whether there is
-    /// one, for [`Self::take`]. If not, the caller sleeps until the descriptor is readable, in whatever way it likes, and takes
-    /// what is there: the background thread serves the sockets meanwhile.
+    /// Serves the sockets until there is an event, until the background thread wants them (when nothing has
+    /// come for some milliseconds), or for `limit`. Returns whether there is an event, for [`Self::take`]. If
+    /// not, the caller sleeps until the descriptor is readable, in any way, and takes what is there: the
+    /// background thread serves the sockets meanwhile.
     ///
-    /// The descriptor may not be readable although there is an event, until the caller has taken it: one that does not come to that
-    /// calls [`Self::abandon`].
+    /// The descriptor may not be readable although there is an event, until the caller has taken it: one that
+    /// does not come to that calls [`Self::abandon`].
     pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
-        waits_no_more();
+        if let Some(lead) = waits_no_more() {
+            self.engine.astray.found(lead);
+        }
         if fork::nonblocking(self.fd()) {
             self.engine.poll_once();
             return if self.is_empty() { Err(ChannelError::WouldBlock) } else { Ok(true) };
         }
-        // What this thread polled in earnest it polls no more.
-        self.engine.unpark();
+        self.attended.store(true, Ordering::Relaxed);
         if self.spin() {
             return Ok(true);
         }
+        // What this thread polled in earnest it polls no more.
+        self.engine.unpark();
         let Some(leader) = self.engine.lead() else { return Ok(!self.is_empty()) };
-        let until = sys::now() + limit.map_or(LEAD, |limit| limit.min(LEAD));
+        let until = limit.map(|limit| sys::now() + limit);
         let blocked = Blocked::on(self, leader.lead());
-        // Looks before sleeping: an event pushed before `leading` was set woke nobody. Keeps the lead until there is an event: giving
-        // it up and taking it again wakes the background thread each time.
+        // Looks before sleeping: an event pushed before `leading` was set woke nobody. Keeps the lead until
+        // there is an event: giving it up and taking it again wakes the background thread each time.
         while self.is_empty() {
-            let left = until.saturating_duration_since(sys::now());
-            if left.is_zero() {
+            let left = until.map(|until| until.saturating_duration_since(sys::now()));
+            if leader.is_over() || left.is_some_and(|left| left.is_zero()) {
                 drop(blocked);
                 leader.retire();
                 return Ok(!self.is_empty());
             }
-            if leader.wait(Some(left)) == Err(Errno::INTR)
-                && self.is_empty()
-                && !fork::interruptions_restart()
-            {
+            if leader.wait(left) == Err(Errno::INTR) && self.is_empty() && !fork::interruptions_restart() {
                 return Err(ChannelError::Interrupted);
             }
         }
@@ -228,35 +278,49 @@ impl Channel {
         !fork::interruptions_restart()
     }
 
-    /// The program armed something that reports here, and is going to wait. If it waits on the descriptor, the background
-    /// thread has to bring the event about; a thread that blocks in [`Self::get`] does so itself.
-    pub fn armed(&self) {
+    /// The program armed a completion queue that reports here, and is going to wait. If it waits on the
+    /// descriptor, the background thread has to bring the event about; a thread that blocks in [`Self::get`]
+    /// does so itself.
+    pub fn armed(&self, cq: &Weak<Cq>) {
+        let mut armed = self.armed.lock();
+        if !armed.ptr_eq(cq) {
+            armed.clone_from(cq);
+        }
+        drop(armed);
         if self.waits_elsewhere.load(Ordering::Relaxed) {
             self.engine.hand_over();
         }
     }
 
-    /// Looks for a short while before going to sleep, as long as that has paid off lately: falling asleep and being woken costs
-    /// more than most replies take. Says whether there is an event.
+    /// Looks for a short while before going to sleep, as long as that has paid lately: falling asleep and
+    /// being woken costs more than most replies take. Says whether there is an event.
     fn spin(&self) -> bool {
-        let luck = self.luck.load(Ordering::Relaxed);
-        if luck < 0 {
-            // Out of luck: try again now and then.
-            self.luck.store(luck + 1, Ordering::Relaxed);
-            return false;
-        }
+        let Some(score) = self.spinning.begin() else { return false };
+        let cq = self.armed.lock().upgrade();
         let start = sys::now();
+        let mut begins = true;
         loop {
-            self.engine.note_earnest(false);
-            BLOCKED_ON.with(|on| on.set((std::ptr::from_ref(self).addr(), NO_LEAD)));
-            self.engine.poll_once();
-            BLOCKED_ON.with(|on| on.set((0, NO_LEAD)));
-            if !self.is_empty() {
-                self.luck.store((luck + 1).min(MOST_LUCK), Ordering::Relaxed);
+            BLOCKED_ON.with(|on| on.set(BlockedOn::Looking(self.address())));
+            let covered = cq.as_ref().map_or(Coverage::Partial, |cq| cq.make_progress(&DIRECT, true));
+            let around = self.spinning.looks_around();
+            if around || covered == Coverage::Partial {
+                self.engine.poll_once();
+            }
+            BLOCKED_ON.with(|on| on.set(BlockedOn::Nothing));
+            let found = !self.is_empty();
+            if begins || around {
+                self.engine.note_earnest(begins && !found);
+                begins = false;
+            }
+            if around {
+                self.engine.look_after();
+            }
+            if found {
+                self.spinning.end(score, true);
                 return true;
             }
             if sys::now().saturating_duration_since(start) > SPIN {
-                self.luck.store(if luck > 0 { luck - 1 } else { -WITHOUT_SPIN }, Ordering::Relaxed);
+                self.spinning.end(score, false);
                 return false;
             }
             spin_loop();
@@ -274,11 +338,24 @@ impl Channel {
         let before = queue.events.len();
         queue.events.retain(|event| !gone(*event));
         let removed = before - queue.events.len();
+        self.silence_if_empty(&mut queue);
+        removed
+    }
+
+    /// Drops one queued event, in a channel where each cookie is larger than those before it.
+    pub fn remove_ascending(&self, cookie: u64) {
+        let mut queue = self.queue.lock();
+        if let Ok(at) = queue.events.binary_search(&cookie) {
+            queue.events.remove(at);
+            self.silence_if_empty(&mut queue);
+        }
+    }
+
+    fn silence_if_empty(&self, queue: &mut Queue) {
         if queue.events.is_empty() && queue.raised {
             queue.raised = false;
             self.descriptor.silence();
         }
-        removed
     }
 
     /// Whether no event waits.
@@ -291,16 +368,16 @@ impl Channel {
 struct Blocked<'a>(&'a Channel);
 
 impl<'a> Blocked<'a> {
-    fn on(channel: &'a Channel, lead: u64) -> Self {
+    fn on(channel: &'a Channel, lead: Lead) -> Self {
         channel.leading.store(true, Ordering::SeqCst);
-        BLOCKED_ON.with(|on| on.set((std::ptr::from_ref(channel).addr(), lead)));
+        BLOCKED_ON.with(|on| on.set(BlockedOn::Leading(channel.address(), lead)));
         Self(channel)
     }
 }
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        BLOCKED_ON.with(|on| on.set((0, NO_LEAD)));
+        BLOCKED_ON.with(|on| on.set(BlockedOn::Nothing));
         self.0.leading.store(false, Ordering::SeqCst);
     }
 }

@@ -1,6 +1,8 @@
-//! What the environment says. Read once.
+//! Settings from the environment. Read once.
 
+use std::ffi::{CStr, CString};
 use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::OnceLock;
 
 /// How the device presents itself.
@@ -15,10 +17,11 @@ pub enum View {
     Ib,
 }
 
-/// Whether peers that are not uwarp are asked what they have placed, in the views where a completion means that.
+/// Which peers that are not uwarp are requested to acknowledge placement, in the views where a completion
+/// means placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ask {
-    /// Those that are no Linux siw for certain: docs/adr/008.
+    /// Those that are certainly not Linux siw: docs/adr/008.
     #[default]
     Auto,
     /// All.
@@ -32,7 +35,7 @@ pub enum Ask {
 pub struct Config {
     /// `UWARP_VIEW`: iwarp, roce or ib.
     pub view: View,
-    /// `UWARP_CRC`: off says we can do without; CRCs are off only when the peer says so too.
+    /// `UWARP_CRC`: off means that we can do without; CRCs are off only when the peer agrees.
     pub crc: bool,
     /// `UWARP_MARKERS`: ask peers for markers.
     pub markers: bool,
@@ -42,13 +45,15 @@ pub struct Config {
     pub spin: bool,
     /// `UWARP_PORT_RANGE`: ports for queue pair numbers.
     pub ports: Option<RangeInclusive<u16>>,
-    /// `UWARP_PEER=off`: use no reserved bits to find out whether the peer is uwarp.
+    /// `UWARP_MCAST_PORT`: the UDP port of multicast groups; the same on all hosts.
+    pub multicast_port: u16,
+    /// `UWARP_PEER=off`: do not use reserved bits to find out whether the peer is uwarp.
     pub find_uwarp_peers: bool,
-    /// `UWARP_ASK`: in the roce and ib views, ask strangers what they have placed: auto, on or off.
+    /// `UWARP_ASK`: in the roce and ib views, request strangers to acknowledge placement: auto, on or off.
     pub ask: Ask,
     /// `UWARP_STAT=off`: `uwarp stat` does not see this process.
     pub stat: bool,
-    /// `UWARP_GUARD=off`: no handler for faults at registered memory.
+    /// `UWARP_GUARD=off`: no handler for faults on registered memory.
     pub guard: bool,
 }
 
@@ -59,54 +64,16 @@ impl Config {
         CONFIG.get_or_init(|| Self::from_lookup(|name| std::env::var(name).ok()))
     }
 
-    /// Settings from any lookup of names. What cannot be understood is reported and left at its default.
+    /// Settings from any lookup of names. A value that is not valid is logged, and the default stays.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
-        let odd = |name: &str, value: &str, allowed: &str| {
-            tracing::warn!("{name}={value} is not understood and ignored; allowed: {allowed}");
+        let switch = |name: &str, default: bool| {
+            choice(lookup(name), name, "on, off", default, &[(ON, true), (OFF, false)])
         };
-        let switch = |name: &str, default: bool| match lookup(name).as_deref() {
-            None | Some("") => default,
-            Some("1" | "on" | "yes" | "true") => true,
-            Some("0" | "off" | "no" | "false") => false,
-            Some(other) => {
-                odd(name, other, "on, off");
-                default
-            }
-        };
-        let view = match lookup("UWARP_VIEW").as_deref() {
-            None | Some("" | "roce") => View::Roce,
-            Some("iwarp") => View::Iwarp,
-            Some("ib") => View::Ib,
-            Some(other) => {
-                odd("UWARP_VIEW", other, "iwarp, roce, ib");
-                View::Roce
-            }
-        };
-        let mpa_revision = match lookup("UWARP_MPA_REVISION").as_deref() {
-            None | Some("" | "2") => 2,
-            Some("1") => 1,
-            Some(other) => {
-                odd("UWARP_MPA_REVISION", other, "1, 2");
-                2
-            }
-        };
-        let spin = match lookup("UWARP_PROGRESS").as_deref() {
-            None | Some("" | "auto") => false,
-            Some("spin") => true,
-            Some(other) => {
-                odd("UWARP_PROGRESS", other, "auto, spin");
-                false
-            }
-        };
-        let ask = match lookup("UWARP_ASK").as_deref() {
-            None | Some("" | "auto") => Ask::Auto,
-            Some("1" | "on" | "yes" | "true") => Ask::On,
-            Some("0" | "off" | "no" | "false") => Ask::Off,
-            Some(other) => {
-                odd("UWARP_ASK", other, "auto, on, off");
-                Ask::Auto
-            }
-        };
+        let views: &[(&[&str], View)] =
+            &[(&["roce"], View::Roce), (&["iwarp"], View::Iwarp), (&["ib"], View::Ib)];
+        let asks: &[(&[&str], Ask)] = &[(&["auto"], Ask::Auto), (ON, Ask::On), (OFF, Ask::Off)];
+        let revisions: &[(&[&str], u8)] = &[(&["2"], 2), (&["1"], 1)];
+        let progress: &[(&[&str], bool)] = &[(&["auto"], false), (&["spin"], true)];
         let ports = lookup("UWARP_PORT_RANGE").filter(|v| !v.is_empty()).and_then(|value| {
             let range = value.split_once('-').and_then(|(a, b)| {
                 let (a, b) = (a.trim().parse().ok()?, b.trim().parse().ok()?);
@@ -117,31 +84,135 @@ impl Config {
             }
             range
         });
+        let multicast_port = match lookup("UWARP_MCAST_PORT").filter(|value| !value.is_empty()) {
+            None => MULTICAST_PORT,
+            Some(value) => value.trim().parse().ok().filter(|port| *port != 0).unwrap_or_else(|| {
+                odd("UWARP_MCAST_PORT", &value, "1 to 65535");
+                MULTICAST_PORT
+            }),
+        };
         match lookup("UWARP_DEVICES").as_deref() {
             None | Some("" | "one") => {}
             Some("per-interface") => tracing::warn!(
-                "UWARP_DEVICES=per-interface is accepted and not built yet: there is one device with all addresses"
+                "UWARP_DEVICES=per-interface is accepted, but not implemented yet: there is one device with all addresses"
             ),
             Some(other) => odd("UWARP_DEVICES", other, "one, per-interface"),
         }
         Self {
-            view,
+            view: choice(lookup("UWARP_VIEW"), "UWARP_VIEW", "iwarp, roce, ib", View::Roce, views),
             crc: switch("UWARP_CRC", true),
             markers: switch("UWARP_MARKERS", false),
-            mpa_revision,
-            spin,
+            mpa_revision: choice(lookup("UWARP_MPA_REVISION"), "UWARP_MPA_REVISION", "1, 2", 2, revisions),
+            spin: choice(lookup("UWARP_PROGRESS"), "UWARP_PROGRESS", "auto, spin", false, progress),
             ports,
+            multicast_port,
             find_uwarp_peers: switch("UWARP_PEER", true),
-            ask,
+            ask: choice(lookup("UWARP_ASK"), "UWARP_ASK", "auto, on, off", Ask::Auto, asks),
             stat: switch("UWARP_STAT", true),
             guard: switch("UWARP_GUARD", true),
         }
     }
 }
 
+const ON: &[&str] = &["1", "on", "yes", "true"];
+const OFF: &[&str] = &["0", "off", "no", "false"];
+
+/// The value of the first choice that has this word. Without a word, or with an invalid one, the default.
+fn choice<T: Copy>(
+    word: Option<String>,
+    name: &str,
+    allowed: &str,
+    default: T,
+    choices: &[(&[&str], T)],
+) -> T {
+    let word = word.unwrap_or_default();
+    if word.is_empty() {
+        return default;
+    }
+    let found = choices.iter().find(|(words, _)| words.contains(&word.as_str()));
+    found.map_or_else(
+        || {
+            odd(name, &word, allowed);
+            default
+        },
+        |(_, value)| *value,
+    )
+}
+
+fn odd(name: &str, value: &str, allowed: &str) {
+    tracing::warn!("{name}={value} is not valid and ignored; allowed: {allowed}");
+}
+
+/// Default of `UWARP_MCAST_PORT`.
+pub const MULTICAST_PORT: u16 = 18514;
+
+/// Levels of `UWARP_LOG`.
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// Checks the value of `UWARP_LOG`: a level, or a list such as `warn,uwarp_cm=debug`.
+///
+/// The subscriber takes a bare word that is not a level for a part of the program, and all other parts fall
+/// silent. So only a name that begins with `uwarp` may stand without a level.
+///
+/// # Errors
+/// A sentence that names the part that is not valid.
+pub fn check_log_filter(text: &str) -> Result<(), String> {
+    let is_level = |word: &str| {
+        let word = word.trim();
+        LOG_LEVELS.contains(&word.to_ascii_lowercase().as_str()) || matches!(word.parse::<u8>(), Ok(0..=5))
+    };
+    let valid = |part: &str| match part.rsplit_once('=') {
+        // A list of fields may hold anything; the subscriber looks at it.
+        _ if part.contains('[') => true,
+        Some((_, level)) => is_level(level),
+        None => part.is_empty() || part.starts_with("uwarp") || is_level(part),
+    };
+    match text.split(',').map(str::trim).find(|part| !valid(part)) {
+        Some(part) => Err(format!("{part} is not a level; the levels are {}", LOG_LEVELS.join(", "))),
+        None => Ok(()),
+    }
+}
+
+/// Where sysfs is mounted. `SYSFS_PATH` moves it, as libsysfs once did.
+pub fn sysfs_path() -> &'static CStr {
+    static PATH: OnceLock<CString> = OnceLock::new();
+    PATH.get_or_init(|| {
+        std::env::var_os("SYSFS_PATH")
+            // As in libibverbs: the caller's environment must not steer a program that has more rights.
+            .filter(|path| !path.is_empty() && !crate::has_more_rights_than_its_caller())
+            .and_then(|path| {
+                let bytes = path.as_bytes();
+                let end = bytes.iter().rposition(|b| *b != b'/').map_or(bytes.len(), |last| last + 1);
+                CString::new(&bytes[..end]).ok()
+            })
+            .unwrap_or_else(|| c"/sys".to_owned())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_misspelt_log_level_is_refused_and_does_not_silence_warnings() {
+        for good in [
+            "",
+            "warn",
+            "DEBUG",
+            "off",
+            "warn,uwarp_cm=debug",
+            "uwarp_cm",
+            "uwarp_cm=trace,",
+            "[span]=info",
+            "3",
+        ] {
+            assert_eq!(check_log_filter(good), Ok(()), "{good}");
+        }
+        for bad in ["loud", "debgu", "warn,debgu", "uwarp_cm=loud", "warn uwarp_cm", "6"] {
+            let error = check_log_filter(bad).unwrap_err();
+            assert!(error.ends_with("off, error, warn, info, debug, trace"), "{bad}: {error}");
+        }
+    }
 
     fn from(pairs: &[(&str, &str)]) -> Config {
         Config::from_lookup(|n| pairs.iter().find(|(k, _)| *k == n).map(|(_, v)| (*v).to_owned()))
@@ -159,11 +230,13 @@ mod tests {
         let c = from(&[("UWARP_CRC", "maybe"), ("UWARP_MPA_REVISION", "7"), ("UWARP_PORT_RANGE", "9-3")]);
         assert!(c.crc);
         assert_eq!((c.mpa_revision, c.ports), (2, None));
+        let port = |text| from(&[("UWARP_MCAST_PORT", text)]).multicast_port;
+        assert_eq!([port("7"), port("0"), port("x"), port("")], [7, 18514, 18514, 18514]);
         assert_eq!(from(&[("UWARP_PORT_RANGE", "40000-40100")]).ports, Some(40000..=40100));
     }
 
     #[test]
-    fn asking_strangers_has_three_settings() {
+    fn requests_to_strangers_have_three_settings() {
         let asks = [("auto", Ask::Auto), ("on", Ask::On), ("off", Ask::Off), ("sometimes", Ask::Auto)];
         for (word, ask) in asks {
             assert_eq!(from(&[("UWARP_ASK", word)]).ask, ask, "{word}");

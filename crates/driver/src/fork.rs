@@ -1,6 +1,6 @@
-//! Forks, signals and descriptors by number: what needs the system's C interface.
+//! Forks, signals, thread cancellation and descriptors by number: what needs the system's C interface.
 
-// Reason: handlers for fork, signal masks, and descriptors that are known by number.
+// Reason: handlers for fork, signal masks, cancellation states, and descriptors that are known by number.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -8,55 +8,139 @@ use std::collections::HashSet;
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, Ordering};
-use std::sync::{LazyLock, Once};
+use std::sync::{LazyLock, Once, OnceLock};
 
-use parking_lot::Mutex;
-
-use crate::linger;
-use crate::nic::NIC;
+use parking_lot::{Mutex, MutexGuard};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// See [`generation`].
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// Objects that the program has, and calls under way; see [`object_made`].
+/// Objects that the program has, and calls in progress; see [`object_made`].
 static OBJECTS: AtomicIsize = AtomicIsize::new(0);
 /// Descriptors that a forked child has to close. Locked over a fork.
 static DESCRIPTORS: LazyLock<Mutex<HashSet<RawFd>>> = LazyLock::new(Mutex::default);
 
-/// Whether the program has more rights than whoever started it (setuid, setgid, file capabilities), so that its environment
-/// is not to be believed where it names files.
+/// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
+/// Its environment must then not be trusted to name files.
 pub fn has_more_rights_than_its_caller() -> bool {
     // SAFETY: no pointers.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Whether this process is a child forked while the program had something open. Its queue pairs are its parent's.
+/// Whether this process is a child that was forked while the program had something open. Its queue pairs are
+/// its parent's.
 pub fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Changes in a child that was forked while the program had nothing open: it begins afresh, and what an earlier generation kept
-/// for itself (the device, the connection manager) is not used any more.
-pub fn generation() -> u32 {
+/// Changes in a child that was forked while the program had nothing open. Such a child starts afresh.
+fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// The program was given an object of ours, or has begun a call, until [`object_gone`]. A child that is forked meanwhile has no device.
+/// A value that the process has once. A child that starts afresh does not see its parent's: it gets its own.
+pub struct OncePerProcess<T>(Mutex<Option<(u32, T)>>);
+
+impl<T: Clone> OncePerProcess<T> {
+    /// No value yet.
+    #[allow(clippy::new_without_default, reason = "for statics")]
+    pub const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// The value, if this process has one.
+    pub fn get(&self) -> Option<T> {
+        self.0.lock().as_ref().filter(|(made_in, _)| *made_in == generation()).map(|(_, value)| value.clone())
+    }
+
+    /// The value; `make` makes it the first time, with the lock held. A value that a parent left is dropped.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let mut value = self.0.lock();
+        if let Some((_, value)) = value.as_ref().filter(|(made_in, _)| *made_in == generation()) {
+            return Ok(value.clone());
+        }
+        Ok(value.insert((generation(), make()?)).1.clone())
+    }
+}
+
+/// The program got an object of ours, or a call began. A child that is forked before the matching
+/// [`object_gone`] has no device.
 pub fn object_made() {
     OBJECTS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The program has given an object back, or the call has ended; or it is one that we keep for ourselves.
+/// The program gave an object back, or a call ended; or the object turned out to be one that we keep for
+/// ourselves.
 pub fn object_gone() {
     OBJECTS.fetch_sub(1, Ordering::Relaxed);
 }
 
+/// What the process has once and a child that starts afresh has not: the device. It is locked over a fork, so that no child finds it
+/// half made.
+pub(crate) struct Device<T>(Mutex<Option<T>>);
+
+impl<T> Device<T> {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        self.0.lock()
+    }
+
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Option<T>>> {
+        self.0.try_lock()
+    }
+}
+
+/// A device as the handlers see it.
+pub(crate) trait AcrossFork: Sync {
+    /// Locks it.
+    fn hold(&self);
+    /// In the child: the parent's is none of its own.
+    ///
+    /// # Safety
+    /// It is held.
+    unsafe fn forget(&self);
+    /// Unlocks it.
+    ///
+    /// # Safety
+    /// It is held, by this thread or the one that it is a copy of.
+    unsafe fn let_go(&self);
+}
+
+impl<T: Send> AcrossFork for Device<T> {
+    fn hold(&self) {
+        std::mem::forget(self.0.lock());
+    }
+
+    unsafe fn forget(&self) {
+        // SAFETY: held, so no other thread has it. Never dropped: its descriptors are closed by number.
+        std::mem::forget(unsafe { &mut *self.0.data_ptr() }.take());
+    }
+
+    unsafe fn let_go(&self) {
+        // SAFETY: the caller's promise; `hold` forgot the guard.
+        unsafe { self.0.force_unlock() };
+    }
+}
+
+/// What the handlers deal with: the device, and what else a child must forget that starts afresh.
+static INSTALLED: OnceLock<(&'static dyn AcrossFork, fn())> = OnceLock::new();
+
 /// Installs the handlers, once.
-pub(crate) fn install() {
+pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn()) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         LazyLock::force(&DESCRIPTORS);
-        // SAFETY: the handlers are functions of this object, which is never unloaded (linked with -z nodelete).
+        // Before any handler can run: a fork must find the same in all of them.
+        INSTALLED.get_or_init(|| (device, forget));
+        // SAFETY: the handlers are functions of this object, which is never unloaded (linked with -z
+        // nodelete).
         let rc = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
         if rc != 0 {
             tracing::warn!("no fork handler could be installed; a forked child keeps copies of the sockets");
@@ -66,60 +150,65 @@ pub(crate) fn install() {
 
 extern "C" fn before() {
     // In the order in which the device's start takes them.
-    std::mem::forget(NIC.lock());
-    std::mem::forget(DESCRIPTORS.lock());
+    if let Some((device, _)) = INSTALLED.get() {
+        device.hold();
+        std::mem::forget(DESCRIPTORS.lock());
+    }
 }
 
 extern "C" fn parent() {
+    let Some((device, _)) = INSTALLED.get() else { return };
     // SAFETY: `before` locked both in this thread and forgot the guards.
     unsafe {
         DESCRIPTORS.force_unlock();
-        NIC.force_unlock();
+        device.let_go();
     }
 }
 
 extern "C" fn child() {
+    let Some((device, forget)) = INSTALLED.get() else { return };
     if OBJECTS.load(Ordering::Relaxed) > 0 {
         FORKED.store(true, Ordering::Relaxed);
     } else {
         GENERATION.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: `before` locked it in the thread that this one is a copy of, so nobody else has it. Never dropped: its descriptors
-        // are closed below, by number.
-        std::mem::forget(unsafe { &mut *NIC.data_ptr() }.take());
-        linger::none_is_ours();
+        // SAFETY: `before` locked it in the thread that this one is a copy of. Its descriptors are closed below.
+        unsafe { device.forget() };
+        forget();
     }
-    // SAFETY: `before` locked it in the thread that this one is a copy of, so nobody else has it and it is whole.
+    // SAFETY: `before` locked it in the thread that this one is a copy of, so no other thread has it and it
+    // is consistent.
     for fd in unsafe { &mut *DESCRIPTORS.data_ptr() }.drain() {
-        // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing here uses
-        // the descriptor again: every verb answers an error from now on, or uses a new device.
+        // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing
+        // here uses the descriptor again: every verb answers an error from now on, or uses a new device.
         unsafe { libc::close(fd) };
     }
     // SAFETY: as above.
     unsafe {
         DESCRIPTORS.force_unlock();
-        NIC.force_unlock();
+        device.let_go();
     }
 }
 
-/// Remembers a descriptor for a forked child to close.
+/// Records a descriptor that a forked child must close.
 pub(crate) fn track(fd: RawFd) {
     DESCRIPTORS.lock().insert(fd);
 }
 
-/// Forgets it.
+/// Removes such a record.
 pub(crate) fn untrack(fd: RawFd) {
     DESCRIPTORS.lock().remove(&fd);
 }
 
 /// A descriptor whose owner keeps it open while it is registered.
 pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: used only inside one call of the engine, on a descriptor that its owner registered and closes only after
-    // deregistering it; the kernel answers EBADF otherwise.
+    // SAFETY: used only inside one call of the engine, on a descriptor that its owner registered and closes
+    // only after deregistering it; the kernel answers EBADF otherwise.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Runs `f` (which starts a thread) with all signals blocked, so that the thread never takes one of the program's. Those that tell
-/// of a thread's own faults stay: blocked, they end the process without asking a handler.
+/// Runs `f` (which starts a thread) with all signals blocked, so that the thread never takes one of the
+/// program's. Signals of a thread's own faults stay unblocked: a blocked one ends the process without calling
+/// its handler.
 pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are initialised by sigfillset and pthread_sigmask before they are read.
     unsafe {
@@ -137,35 +226,66 @@ pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
 }
 
 thread_local! {
-    /// See [`cancelled_as`].
-    static CANCELLED_AS: Cell<Option<c_int>> = const { Cell::new(None) };
+    /// See [`set_cancel_state_asleep`].
+    static CANCEL_STATE_ASLEEP: Cell<Option<c_int>> = const { Cell::new(None) };
 }
 
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
-/// What the program has set with `pthread_setcancelstate` in the calling thread, which has put cancellation off since. It is so again while
-/// the thread sleeps on the sockets: the handler of a signal may jump out of that, and nobody would set it right afterwards.
-pub fn cancelled_as(state: Option<c_int>) {
-    CANCELLED_AS.with(|cell| cell.set(state));
+fn set_cancel_state(state: c_int) -> c_int {
+    let mut old = 0;
+    // SAFETY: writes the old state. A new state acts on nothing by itself.
+    unsafe { pthread_setcancelstate(state, &raw mut old) };
+    old
 }
 
-/// Makes a system call that sleeps. It is not made through the C library, so it is no cancellation point.
+/// Defers a cancellation of the calling thread (`pthread_cancel`) while it lives. glibc unwinds a cancelled
+/// thread out of the next system call that it makes through the C library; in our frames that ends the
+/// process.
+pub struct Uncancelled(c_int);
+
+impl Uncancelled {
+    /// From now on.
+    #[inline]
+    pub fn begin() -> Self {
+        const PTHREAD_CANCEL_DISABLE: c_int = 1;
+        Self(set_cancel_state(PTHREAD_CANCEL_DISABLE))
+    }
+
+    /// What the program had set before.
+    pub fn state_before(&self) -> c_int {
+        self.0
+    }
+}
+
+impl Drop for Uncancelled {
+    #[inline]
+    fn drop(&mut self) {
+        set_cancel_state(self.0);
+    }
+}
+
+/// What the program has set with `pthread_setcancelstate` in the calling thread, which now defers
+/// cancellation. The state is restored while the thread sleeps on the sockets: a signal's handler may jump
+/// out of that sleep, and then nothing would restore it.
+pub fn set_cancel_state_asleep(state: Option<c_int>) {
+    CANCEL_STATE_ASLEEP.with(|cell| cell.set(state));
+}
+
+/// Makes a system call that sleeps. It is not made through the C library, so it is not a cancellation point.
 pub(crate) fn asleep<T>(call: impl FnOnce() -> T) -> T {
-    let Some(state) = CANCELLED_AS.with(Cell::get) else { return call() };
-    let mut ours = 0;
-    // SAFETY: writes the old state.
-    unsafe { pthread_setcancelstate(state, &raw mut ours) };
+    let Some(state) = CANCEL_STATE_ASLEEP.with(Cell::get) else { return call() };
+    let ours = set_cancel_state(state);
     let result = call();
-    // SAFETY: the state that was.
-    unsafe { pthread_setcancelstate(ours, std::ptr::null_mut()) };
+    set_cancel_state(ours);
     result
 }
 
-/// Asks the scheduler to run this thread soon and briefly: it has microseconds of work when it is woken, and beside a program
-/// that spins on memory on every core it would otherwise wait for the end of that program's slice (milliseconds). Linux 6.12 and
-/// later honour it, without any right; earlier ones ignore it.
+/// Requests that the scheduler runs this thread soon and briefly. It has microseconds of work when it is
+/// woken; beside a program that spins on memory on every core it would otherwise wait for the end of that
+/// program's slice (milliseconds). Linux 6.12 and later do so without any right; earlier ones ignore it.
 pub(crate) fn ask_for_short_slices() {
     /// `struct sched_attr` of the system, first version.
     #[repr(C)]
@@ -187,16 +307,17 @@ pub(crate) fn ask_for_short_slices() {
     unsafe {
         if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) == 0 && attr.policy == 0 {
             attr.runtime = SHORTEST_SLICE_NS;
-            // Refused by older systems: then it stays as it was.
+            // Older systems refuse; then nothing changes.
             libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
         }
     }
 }
 
-/// Whether every signal handler of the program asks for interrupted calls to be restarted. Tells a blocking call that was
-/// interrupted whether the program expects to hear of it, as a blocking `read` would.
+/// Whether every signal handler of the program has `SA_RESTART`. If not, an interrupted wait returns `EINTR`,
+/// as a blocking `read` would.
 ///
-/// Signals that are a thread's own faults interrupt no wait, and crash reporters (and our own guard) do not ask for anything.
+/// Signals of a thread's own faults do not count: they interrupt no wait, and crash reporters (and our own
+/// guard) install their handlers without `SA_RESTART`.
 pub(crate) fn interruptions_restart() -> bool {
     const FAULTS: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
     (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
@@ -220,14 +341,32 @@ pub(crate) fn at_exit(f: extern "C" fn()) {
     }
 }
 
-/// Closes a descriptor where a thread of the program may come by that was cancelled (`pthread_cancel`): it would be unwound
-/// out of a close through the C library.
+/// Closes a descriptor in a thread that may be cancelled (`pthread_cancel`): glibc would unwind it out of a
+/// close through the C library.
 pub(crate) fn close(fd: OwnedFd) {
-    // SAFETY: it was owned, so nobody else closes it.
+    // SAFETY: it was owned, so nothing else closes it.
     unsafe { rustix::io::close(fd.into_raw_fd()) }
 }
 
-/// Whether a descriptor has `O_NONBLOCK` set, by the program.
+/// Whether the program has set `O_NONBLOCK` on a descriptor.
 pub(crate) fn nonblocking(fd: RawFd) -> bool {
     rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|f| f.contains(rustix::fs::OFlags::NONBLOCK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_made_once_and_again_in_a_child_that_starts_afresh() {
+        static VALUE: OncePerProcess<u32> = OncePerProcess::new();
+        assert_eq!(VALUE.get(), None);
+        assert_eq!(VALUE.get_or_make(|| Err("failed")), Err("failed"));
+        assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(1)), Ok(1));
+        assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(2)), Ok(1));
+        // As `child` leaves it.
+        *VALUE.0.lock() = Some((generation().wrapping_sub(1), 1));
+        assert_eq!(VALUE.get(), None);
+        assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(3)), Ok(3));
+    }
 }

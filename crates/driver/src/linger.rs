@@ -1,28 +1,29 @@
 //! Streams that are over.
 //!
-//! Closing without loss (DESIGN.md, "Wire rules that matter"): what the kernel has not taken yet goes out, our side is shut
-//! down, input is drained for a bounded time, then the socket is closed. The queue pair has nothing to do with it any
-//! more: it may be destroyed, or be given another stream.
+//! Closing without loss (docs/contracts.md, "Wire rules"): send what the kernel has not taken yet, shut our
+//! side down, drain input for a bounded time, then close the link. The queue pair is no longer involved: it
+//! may be destroyed, or get another stream.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use uwarp_llp::tcp::{self, Piece};
+use uwarp_llp::link::Received;
+use uwarp_llp::{Link, LowerLayer as _};
 
-use crate::engine::{Engine, Readiness, Source, Token};
+use crate::engine::Engine;
 use crate::fork;
+use crate::source::{Readiness, Source, Token};
 
 /// How long it may take all in all.
 const LIMIT: Duration = Duration::from_secs(2);
-/// A peer that answers and takes nothing for so long at the end of it is not waited for any longer, and is told so by a reset.
-/// It does not read, because a message waits for a receive that its program may never post; the end of the stream lies
-/// behind what it does not read, so its program would not hear of the end while this system goes on offering the bytes, for
-/// minutes. One that does not answer is another matter: the network may be out for a moment, and this system goes on
-/// sending after the close.
+/// A peer that answers and takes nothing for so long at the end of it is not waited for any longer, and is
+/// told so by a reset. It does not read, because a message waits for a receive that its program may never
+/// post; the end of the stream lies behind what it does not read, so its program would not hear of the end
+/// while this system goes on offering the bytes, for minutes. One that does not answer is another matter: the
+/// network may be out for a moment, and this system goes on sending after the close.
 const STALLED: Duration = Duration::from_millis(500);
 /// So much earlier than the limit, because a process that exits waits no longer than that.
 const BEFORE_EXIT: Duration = Duration::from_millis(250);
@@ -60,7 +61,7 @@ pub(crate) struct Linger {
 }
 
 struct State {
-    fd: OwnedFd,
+    link: Link,
     token: Token,
     rest: Vec<u8>,
     sent: usize,
@@ -73,12 +74,20 @@ struct State {
 }
 
 impl Linger {
-    /// Takes the socket, registered under `token`, from its queue pair. `rest` is what is still to be sent. The caller
-    /// calls [`Self::step`] as soon as it holds no lock.
-    pub(crate) fn take_over(engine: &Arc<Engine>, fd: OwnedFd, token: Token, rest: Vec<u8>) -> Arc<Self> {
+    /// Takes the link, registered under `token`, from its queue pair. `rest` is what is still to be sent. The
+    /// caller calls [`Self::step`] as soon as it holds no lock.
+    pub(crate) fn take_over(engine: &Arc<Engine>, link: Link, token: Token, rest: Vec<u8>) -> Arc<Self> {
         let deadline = Instant::now() + LIMIT;
-        let state =
-            State { fd, token, rest, sent: 0, shut_down: false, eof: false, deadline, unacknowledged: None };
+        let state = State {
+            link,
+            token,
+            rest,
+            sent: 0,
+            shut_down: false,
+            eof: false,
+            deadline,
+            unacknowledged: None,
+        };
         let linger = Arc::new(Self { engine: engine.clone(), state: Mutex::new(Some(state)) });
         engine.replace(token, linger.clone());
         engine.set_timer(token, Some(deadline - BEFORE_EXIT - STALLED));
@@ -100,7 +109,7 @@ impl Linger {
         let Some(state) = guard.take() else { return };
         drop(guard);
         self.engine.deregister(state.token);
-        fork::close(state.fd);
+        fork::close(state.link.into_fd());
         OPEN.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -114,13 +123,13 @@ impl State {
             _ if now >= self.deadline => return true,
             None if now < look - STALLED => return false,
             None => {
-                self.unacknowledged = Some(tcp::unacknowledged(&self.fd));
+                self.unacknowledged = Some(self.link.unacknowledged());
                 look
             }
             Some(_) if now < look => return false,
             Some(before) => {
-                if tcp::unacknowledged(&self.fd) == before && reads_nothing(&self.fd) {
-                    tcp::reset_on_close(self.fd.as_fd());
+                if self.link.unacknowledged() == before && reads_nothing(&self.link) {
+                    self.link.reset_on_close();
                     return true;
                 }
                 self.deadline
@@ -132,8 +141,7 @@ impl State {
 
     fn send(&mut self) {
         while let Some(rest) = self.rest.get(self.sent..).filter(|rest| !rest.is_empty()) {
-            let piece = Piece::new(rest.as_ptr().expose_provenance() as u64, rest.len());
-            match tcp::send(self.fd.as_fd(), &[piece]) {
+            match self.link.send_bytes(rest) {
                 Ok(n) => self.sent += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
@@ -145,19 +153,19 @@ impl State {
             self.shut_down = true;
             self.rest = Vec::new();
             self.sent = 0;
-            tcp::shutdown_send(self.fd.as_fd());
+            self.link.finish();
         }
     }
 
-    /// Unread bytes would turn the close into a reset, which costs the peer what it has not read. Says whether there may be
-    /// more.
+    /// Unread bytes would turn the close into a reset, which costs the peer what it has not read. Says
+    /// whether there may be more.
     fn drain(&mut self) -> bool {
         let mut buffer = [0; 16 * 1024];
         let mut drained = 0;
         while !self.eof && drained < TURN {
-            match tcp::recv(self.fd.as_fd(), &mut buffer) {
-                Ok(0) => self.eof = true,
-                Ok(n) => drained += n,
+            match self.link.receive(&mut buffer) {
+                Ok(Received { bytes: 0, .. }) => self.eof = true,
+                Ok(received) => drained += received.bytes,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return false,
                 Err(_) => self.eof = true,
@@ -168,8 +176,8 @@ impl State {
 }
 
 /// Whether the peer answers, but takes no more.
-fn reads_nothing(fd: &OwnedFd) -> bool {
-    tcp::answers(fd.as_fd()).is_some_and(|answers| answers.held && !answers.doubtful)
+fn reads_nothing(link: &Link) -> bool {
+    link.answers().is_some_and(|answers| answers.held && !answers.doubtful)
 }
 
 impl Source for Linger {

@@ -1,24 +1,25 @@
 //! The device: limits, addresses, and the one engine behind it.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Once, Weak};
-use std::time::{Duration, Instant};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rustix::io::Errno;
-use uwarp_rnic::VerbsError;
-use uwarp_rnic::mem::guard;
-use uwarp_rnic::qp::{Counters, MAX_MESSAGE};
+use uwarp_llp::udp;
+use uwarp_rnic::ah::port_of;
+use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
+use uwarp_rnic::{AsyncSink, VerbsError};
 
+use crate::background;
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::fork;
-use crate::linger::open_streams;
-use crate::qp::Qp;
+use crate::pair::{QueuePair, WeakQueuePair};
+use crate::port::{Port, PortWatch};
 use crate::qpn::Numbers;
-use crate::stat;
+use crate::ud::{DatagramPort, Unclaimed, UnclaimedCounters};
 
 /// What the device takes at most. Numbers of objects are for programs to go by, and no more is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,77 +60,57 @@ const LIMITS: Limits = Limits {
     max_message: MAX_MESSAGE,
 };
 
+/// Inline data that every queue pair takes, in bytes.
+const GIVEN_INLINE: u32 = 64;
+
+impl Limits {
+    /// Checks the sizes of a queue pair; returns those it gets. Sizes of receives mean nothing where these
+    /// are shared (ibv_create_qp(3)).
+    pub(crate) fn admit(&self, init: &QpInit) -> Result<QpCaps, VerbsError> {
+        let (mut caps, own_receives) = (init.caps, init.srq.is_none());
+        if caps.max_send_wr > self.max_qp_wr || (own_receives && caps.max_recv_wr > self.max_qp_wr) {
+            return Err(VerbsError::Invalid("more work requests than max_qp_wr"));
+        }
+        if caps.max_send_sge > self.max_sge || (own_receives && caps.max_recv_sge > self.max_sge) {
+            return Err(VerbsError::Invalid("more scatter/gather elements than max_sge"));
+        }
+        if caps.max_inline_data > self.max_inline {
+            return Err(VerbsError::Invalid("more inline data than the device takes"));
+        }
+        // Adapters give more than was asked for, and programs post short inline messages without having asked
+        // for any (rdma_xclient). The room is made when first used.
+        caps.max_inline_data = caps.max_inline_data.max(GIVEN_INLINE);
+        Ok(caps)
+    }
+}
+
 /// The device of this process.
 pub struct Nic {
     engine: Arc<Engine>,
-    pub(crate) numbers: Numbers,
-    /// For whoever wants to see them all; by number.
-    qps: Mutex<BTreeMap<u32, Weak<Qp>>>,
-    departed: Mutex<Counters>,
+    pub(crate) numbers: Numbers<WeakQueuePair>,
+    /// Those with datagram queue pairs.
+    datagram_ports: Mutex<HashMap<u16, Weak<DatagramPort>>>,
+    /// That of multicast groups, while a queue pair is a member of one.
+    group_port: Mutex<Weak<DatagramPort>>,
+    /// Counters of destroyed queue pairs, and the datagrams that they dropped.
+    departed: Mutex<(Counters, Drops)>,
+    unclaimed: Arc<UnclaimedCounters>,
+    /// Once something wants to know when the port changes.
+    watch: Mutex<Option<Arc<PortWatch>>>,
 }
-
-/// Which limit an error of the engine's start speaks of, and where it can be seen.
-fn limit_behind(error: &io::Error) -> &'static str {
-    match Errno::from_io_error(error) {
-        // Of all that is asked for, only a thread is refused so; of memory for its stack, too, by the C library.
-        Some(Errno::AGAIN) => {
-            "; no thread is left below one of these limits: the user's (`ulimit -u`), the control group's (pids.max in its \
-             directory below /sys/fs/cgroup; TasksMax= of a systemd unit, --pids-limit of a container), the system's \
-             (`sysctl kernel.threads-max kernel.pid_max`), or that of address space (`ulimit -v`)"
-        }
-        Some(Errno::MFILE) => "; the process's limit of descriptors is what `ulimit -n` says",
-        Some(Errno::NFILE) => "; the whole system's limit is what `sysctl fs.file-max` says",
-        _ => "",
-    }
-}
-
-/// The device, once it is open. A forked child may forget it.
-pub(crate) static NIC: Mutex<Option<Arc<Nic>>> = Mutex::new(None);
 
 impl Nic {
-    /// The device; the first call starts its engine and thread. Fails when the system gives no descriptors or threads, or in a
-    /// child that was forked while the program had something open.
-    pub fn open() -> Result<Arc<Self>, VerbsError> {
-        if fork::forked() {
-            return Err(VerbsError::Forked);
-        }
-        static AT_EXIT: Once = Once::new();
-        fork::install();
-        if let Some(nic) = NIC.lock().as_ref() {
-            return Ok(nic.clone());
-        }
-        // Of two threads that come here at once, one has opened it for nothing.
-        let trace = crate::trace::open_if_wanted();
-        let mut opened = NIC.lock();
-        if let Some(nic) = opened.as_ref() {
-            return Ok(nic.clone());
-        }
-        if !Config::get().guard {
-            guard::turn_off();
-        }
-        if let Some(trace) = trace {
-            crate::trace::start(trace);
-        }
-        let engine = Engine::start().map_err(|e| {
-            tracing::error!("cannot start: {e}{}", limit_behind(&e));
-            VerbsError::NoResources("descriptors or threads")
-        })?;
-        let nic = Arc::new(Self {
-            engine,
+    /// A device that nobody uses yet, and its engine's thread.
+    pub(crate) fn start() -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            engine: background::start()?,
             numbers: Numbers::default(),
-            qps: Mutex::default(),
+            datagram_ports: Mutex::default(),
+            group_port: Mutex::default(),
             departed: Mutex::default(),
-        });
-        *opened = Some(nic.clone());
-        drop(opened);
-        stat::start(&nic);
-        AT_EXIT.call_once(|| fork::at_exit(close_all));
-        Ok(nic)
-    }
-
-    /// The device, if it is open.
-    pub fn get() -> Option<Arc<Self>> {
-        if fork::forked() { None } else { NIC.lock().clone() }
+            unclaimed: Arc::default(),
+            watch: Mutex::default(),
+        }))
     }
 
     /// The engine.
@@ -137,28 +118,110 @@ impl Nic {
         &self.engine
     }
 
-    /// A queue pair was made.
-    pub(crate) fn arrive(&self, qp: &Arc<Qp>) {
-        fork::object_made();
-        self.qps.lock().insert(qp.qpn(), Arc::downgrade(qp));
-    }
-
-    /// A queue pair was destroyed, having done so much. Once for each.
-    pub(crate) fn depart(&self, qpn: u32, counters: Counters) {
-        if self.qps.lock().remove(&qpn).is_some() {
-            fork::object_gone();
-            *self.departed.lock() += counters;
+    /// From now on `sink` gets the events of `port`, as long as it lives. Their cookie is the port's number.
+    /// Without netlink there are none; a log line says so.
+    pub fn watch_port(&self, port: &'static Port, sink: Weak<dyn AsyncSink>) {
+        let mut watch = self.watch.lock();
+        if watch.is_none() {
+            match PortWatch::start(&self.engine) {
+                Ok(started) => *watch = Some(started),
+                Err(error) => {
+                    tracing::warn!("no events will tell that an interface goes up or down: netlink: {error}");
+                    return;
+                }
+            }
+        }
+        if let Some(watch) = &*watch {
+            watch.add(port, sink);
         }
     }
 
-    /// All queue pairs that are not destroyed, in the order of their numbers.
-    pub(crate) fn queue_pairs(&self) -> Vec<Weak<Qp>> {
-        self.qps.lock().values().cloned().collect()
+    /// The port that datagrams to `qpn` come to, served from now on. The number is one that was taken.
+    pub(crate) fn datagram_port(&self, qpn: u32) -> Result<Arc<DatagramPort>, VerbsError> {
+        let none = VerbsError::NoResources("descriptors");
+        let port = port_of(qpn);
+        let mut ports = self.datagram_ports.lock();
+        if let Some(known) = ports.get(&port).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let socket = self.numbers.datagrams(qpn).ok_or(none)?;
+        let new = DatagramPort::of_numbers(&self.engine, socket, port, &self.unclaimed).map_err(|e| {
+            tracing::error!("cannot watch the UDP socket of port {port}: {e}");
+            none
+        })?;
+        ports.insert(port, Arc::downgrade(&new));
+        Ok(new)
     }
 
-    /// What those did that are.
-    pub(crate) fn departed(&self) -> Counters {
+    /// The port of multicast groups, served from now on.
+    pub(crate) fn group_port(&self) -> Result<Arc<DatagramPort>, VerbsError> {
+        let mut known = self.group_port.lock();
+        if let Some(port) = known.upgrade() {
+            return Ok(port);
+        }
+        let number = Config::get().multicast_port;
+        let made = udp::Socket::bind_shared(number)
+            .and_then(|socket| DatagramPort::of_groups(&self.engine, Arc::new(socket), &self.unclaimed));
+        let port = made.map_err(|error| {
+            tracing::error!("cannot listen for multicast on UDP port {number} (UWARP_MCAST_PORT): {error}");
+            VerbsError::NoResources("the port of multicast groups")
+        })?;
+        *known = Arc::downgrade(&port);
+        Ok(port)
+    }
+
+    /// The TCP socket that is bound to the port of a queue pair's number: a descriptor to listen with.
+    pub fn stream_socket(&self, qpn: u32) -> Option<OwnedFd> {
+        self.numbers.streams(qpn)
+    }
+
+    /// A queue pair was made.
+    pub(crate) fn arrive(&self, qp: &QueuePair) {
+        fork::object_made();
+        self.numbers.register(qp.qpn(), qp.downgrade());
+    }
+
+    /// A queue pair was destroyed; adds its counters to those of the device, the first time.
+    pub(crate) fn depart(&self, qpn: u32, counters: Counters, drops: Drops) {
+        if self.numbers.unregister(qpn) {
+            fork::object_gone();
+            let mut departed = self.departed.lock();
+            departed.0 += counters;
+            departed.1 += drops;
+        }
+    }
+
+    /// The queue pair with this number, unless it is destroyed.
+    pub fn queue_pair(&self, qpn: u32) -> Option<QueuePair> {
+        self.numbers.find(qpn)?.upgrade()
+    }
+
+    /// All queue pairs that are not destroyed, in the order of their numbers.
+    pub(crate) fn queue_pairs(&self) -> Vec<WeakQueuePair> {
+        self.numbers.all()
+    }
+
+    /// Says that a queue pair belongs to an opened device, for [`Self::close_context`]. `context`: any number
+    /// but 0.
+    pub fn set_context(&self, qp: &QueuePair, context: u64) {
+        self.numbers.set_context(qp.qpn(), context);
+    }
+
+    /// Destroys the queue pairs that belong to an opened device.
+    pub fn close_context(&self, context: u64) {
+        for qp in self.numbers.of_context(context).iter().filter_map(WeakQueuePair::upgrade) {
+            qp.destroy();
+        }
+    }
+
+    /// Counters of destroyed queue pairs, and the datagrams that they dropped.
+    pub(crate) fn departed(&self) -> (Counters, Drops) {
         *self.departed.lock()
+    }
+
+    /// Datagrams that reached no queue pair.
+    pub fn unclaimed(&self) -> Unclaimed {
+        self.unclaimed.get()
     }
 
     /// The device's limits.
@@ -166,32 +229,9 @@ impl Nic {
         &LIMITS
     }
 
-    /// The host's addresses, in the order of the GID table: the default route's interface first, loopback only if
-    /// nothing else is up.
+    /// The host's addresses, in the order of the GID table: the default route's interface first, loopback
+    /// only if nothing else is up.
     pub fn addresses(&self) -> Vec<IpAddr> {
-        crate::address::list().into_iter().map(|a| a.ip).collect()
-    }
-}
-
-/// At exit: what was accepted from the program goes out, and unread bytes do not turn the close into a reset.
-extern "C" fn close_all() {
-    /// Longest delay of an exit by a peer that takes nothing.
-    const LIMIT: Duration = Duration::from_secs(2);
-    if fork::forked() {
-        return;
-    }
-    // This thread may have been in the middle of anything, with any lock held, when a signal's handler called exit: it only
-    // asks and waits.
-    let end = Instant::now() + LIMIT;
-    let nic = loop {
-        match NIC.try_lock() {
-            Some(nic) => break nic.clone(),
-            None if Instant::now() < end => std::thread::sleep(Duration::from_micros(200)),
-            None => return,
-        }
-    };
-    let Some(nic) = nic else { return };
-    while (!nic.engine().exit() || open_streams() > 0) && Instant::now() < end {
-        std::thread::sleep(Duration::from_micros(200));
+        crate::address::list().iter().map(|a| a.ip).collect()
     }
 }

@@ -1,10 +1,15 @@
-//! Queue pair numbers: `port << 8 | slot`, so that an address and a number name a queue pair without a name service.
+//! Queue pair numbers, and the registry of the queue pairs that have them.
+//!
+//! A number is `port << 8 | slot`, so that an address and a number name a queue pair without a name service.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use uwarp_llp::udp;
 use uwarp_rnic::VerbsError;
 
 use crate::config::Config;
@@ -17,20 +22,36 @@ struct Port {
     /// Numbers that are not used.
     free: u16,
     next: u8,
-    _tcp: OwnedFd,
-    _udp: OwnedFd,
+    tcp: OwnedFd,
+    udp: Arc<udp::Socket>,
 }
 
-/// Hands out numbers. Opens a port's sockets when the first number on it is needed.
-#[derive(Default)]
-pub(crate) struct Numbers {
+/// Allocates numbers and finds queue pairs by them. Opens a port's sockets when the first number on it is
+/// needed.
+///
+/// A number is taken until its queue pair is dropped. The queue pair is found by it until it is destroyed,
+/// which is earlier. `Q`: what is found, which keeps nothing alive.
+pub(crate) struct Numbers<Q> {
     ports: Mutex<Vec<Port>>,
+    registered: Mutex<BTreeMap<u32, Registered<Q>>>,
+}
+
+struct Registered<Q> {
+    qp: Q,
+    /// See [`Numbers::set_context`]; 0 before that.
+    context: u64,
+}
+
+impl<Q> Default for Numbers<Q> {
+    fn default() -> Self {
+        Self { ports: Mutex::default(), registered: Mutex::default() }
+    }
 }
 
 /// Never a queue pair: multicast's destination.
 const RESERVED: u32 = 0xFF_FFFF;
 
-impl Numbers {
+impl<Q: Clone> Numbers<Q> {
     pub fn take(&self) -> Result<u32, VerbsError> {
         let mut ports = self.ports.lock();
         for port in ports.iter_mut().filter(|port| port.free > 0) {
@@ -61,6 +82,50 @@ impl Numbers {
             port.used[slot / 64] &= !(1 << (slot % 64));
         }
     }
+
+    /// The UDP socket of a number that was taken.
+    pub fn datagrams(&self, qpn: u32) -> Option<Arc<udp::Socket>> {
+        let ports = self.ports.lock();
+        ports.iter().find(|p| u32::from(p.port) == qpn >> 8).map(|p| p.udp.clone())
+    }
+
+    /// The TCP socket of a number that was taken, which does not listen of itself: another descriptor for it.
+    pub fn streams(&self, qpn: u32) -> Option<OwnedFd> {
+        let ports = self.ports.lock();
+        let port = ports.iter().find(|p| u32::from(p.port) == qpn >> 8)?;
+        rustix::io::fcntl_dupfd_cloexec(&port.tcp, 0).ok()
+    }
+
+    pub fn register(&self, qpn: u32, qp: Q) {
+        self.registered.lock().insert(qpn, Registered { qp, context: 0 });
+    }
+
+    /// Whether it was registered.
+    pub fn unregister(&self, qpn: u32) -> bool {
+        self.registered.lock().remove(&qpn).is_some()
+    }
+
+    pub fn find(&self, qpn: u32) -> Option<Q> {
+        self.registered.lock().get(&qpn).map(|registered| registered.qp.clone())
+    }
+
+    /// All that are registered, in the order of their numbers.
+    pub fn all(&self) -> Vec<Q> {
+        self.registered.lock().values().map(|registered| registered.qp.clone()).collect()
+    }
+
+    /// Says which opened device a queue pair belongs to.
+    pub fn set_context(&self, qpn: u32, context: u64) {
+        if let Some(registered) = self.registered.lock().get_mut(&qpn) {
+            registered.context = context;
+        }
+    }
+
+    /// All that are registered and belong to an opened device.
+    pub fn of_context(&self, context: u64) -> Vec<Q> {
+        let registered = self.registered.lock();
+        registered.values().filter(|r| r.context == context).map(|r| r.qp.clone()).collect()
+    }
 }
 
 impl Port {
@@ -90,23 +155,22 @@ fn open_port() -> Option<Port> {
         None => vec![0; 64],
     };
     candidates.into_iter().find_map(|port| {
-        let (tcp, port) = bind(SocketType::STREAM, port)?;
-        let (udp, _) = bind(SocketType::DGRAM, port)?;
+        let (tcp, port) = bind(port)?;
+        let udp = udp::Socket::bind(port).ok()?;
         fork::track(tcp.as_raw_fd());
-        fork::track(udp.as_raw_fd());
-        Some(Port { port, used: [0; 4], free: 256, next: 0, _tcp: tcp, _udp: udp })
+        fork::track(udp.fd().as_raw_fd());
+        Some(Port { port, used: [0; 4], free: 256, next: 0, tcp, udp: Arc::new(udp) })
     })
 }
 
-/// A socket on all addresses of both families, or of IPv4 alone where the system has no IPv6.
-fn bind(kind: SocketType, port: u16) -> Option<(OwnedFd, u16)> {
+/// A TCP socket on all addresses of both families, or of IPv4 alone where the system has no IPv6.
+fn bind(port: u16) -> Option<(OwnedFd, u16)> {
     let any =
         [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))];
     any.into_iter().find_map(|address| {
         let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
-        let protocol = if kind == SocketType::STREAM { ipproto::TCP } else { ipproto::UDP };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = rustix::net::socket_with(family, kind, flags, Some(protocol)).ok()?;
+        let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).ok()?;
         if address.is_ipv6() {
             rustix::net::sockopt::set_ipv6_v6only(&fd, false).ok()?;
         }
@@ -122,7 +186,7 @@ mod tests {
 
     #[test]
     fn numbers_that_are_given_back_serve_before_another_port_is_opened() {
-        let numbers = Numbers::default();
+        let numbers = Numbers::<()>::default();
         let all: Vec<u32> = (0..256).map(|_| numbers.take().unwrap()).collect();
         assert!(all.iter().all(|qpn| qpn >> 8 == all[0] >> 8));
         numbers.give(all[9]);
@@ -132,8 +196,21 @@ mod tests {
     }
 
     #[test]
-    fn numbers_name_a_port_and_go_round() {
+    fn a_queue_pair_is_found_by_its_number_until_it_is_unregistered() {
         let numbers = Numbers::default();
+        for (qpn, pair) in (10..).zip(["a", "b", "c"]) {
+            numbers.register(qpn, pair);
+        }
+        numbers.set_context(10, 7);
+        numbers.set_context(12, 7);
+        assert_eq!((numbers.find(11), numbers.of_context(7)), (Some("b"), vec!["a", "c"]));
+        assert!(numbers.unregister(12) && !numbers.unregister(12));
+        assert_eq!((numbers.find(12), numbers.of_context(7).len(), numbers.all().len()), (None, 1, 2));
+    }
+
+    #[test]
+    fn numbers_name_a_port_and_go_round() {
+        let numbers = Numbers::<()>::default();
         let a = numbers.take().unwrap();
         let b = numbers.take().unwrap();
         assert_eq!(a >> 8, b >> 8);

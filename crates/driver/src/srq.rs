@@ -35,8 +35,8 @@ impl Srq {
         &self.core
     }
 
-    /// Posts receives, and goes on with queue pairs that wait for them, in the calling thread. On a refusal, says which one (the
-    /// ones before it are posted) and why. Never blocks.
+    /// Posts receives, and goes on with queue pairs that wait for them, in the calling thread. On a refusal,
+    /// says which one (the ones before it are posted) and why. Never blocks.
     pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
         if fork::forked() {
             return Err((0, VerbsError::Forked));

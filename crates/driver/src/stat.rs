@@ -1,11 +1,12 @@
-//! What this process does, for `uwarp stat`: a Unix socket that answers every connection of the same user with lines of JSON.
+//! What this process does, for `uwarp stat`: a Unix socket that answers every connection of the same user
+//! with lines of JSON.
 //!
-//! The name is in the abstract namespace, `@uwarp-stat-UID-PID-N`: nothing is left behind however the process ends, a forked
-//! child and a program that is executed do not have it, and no directory is needed. Abstract names have no owner,
-//! so both sides look at the other's user.
+//! The name is in the abstract namespace, `@uwarp-stat-UID-PID-N`: nothing is left behind however the process
+//! ends, a forked child and a program that is executed do not have it, and no directory is needed. Abstract
+//! names have no owner, so both sides look at the other's user.
 //!
-//! The first line tells of the process, each further one of a queue pair. Thousands of them are written piece by piece, so that
-//! connections have their turns in between.
+//! The first line tells of the process, each further one of a queue pair. Thousands of them are written piece
+//! by piece, so that connections have their turns in between.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -17,12 +18,14 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
-use uwarp_rnic::qp::{Counters, QpState, Snapshot};
+use uwarp_rnic::qp::{Counters, Drops, QpState, Snapshot};
 
 use crate::config::Config;
-use crate::engine::{Engine, Readiness, Source, Token};
+use crate::engine::Engine;
 use crate::nic::Nic;
-use crate::qp::Qp;
+use crate::pair::{QueuePair, WeakQueuePair};
+use crate::source::{Readiness, Source, Token};
+use crate::ud::Unclaimed;
 
 /// Beginning of the sockets' names, without the zero byte of the abstract namespace.
 pub const NAME: &str = "uwarp-stat-";
@@ -34,7 +37,8 @@ const MOST_READERS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Queue pairs told of before others have their turn.
 const TURN: usize = 64;
-/// Connections taken before others have their turn: any user of this host may connect as fast as they are taken.
+/// Connections taken before others have their turn: any user of this host may connect as fast as they are
+/// taken.
 const ACCEPTS: usize = 16;
 /// Until it is tried again where there was no descriptor or no memory.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -48,23 +52,56 @@ struct Process {
     queue_pairs: usize,
     /// Of the queue pairs that are gone.
     departed: Counters,
+    /// What these dropped.
+    departed_drops: Drops,
+    /// Datagrams that reached no queue pair.
+    unclaimed: Unclaimed,
 }
 
 /// Each further line.
 #[derive(Serialize)]
 struct Line {
     qpn: u32,
+    service: &'static str,
     state: &'static str,
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
+    /// The number of the peer's queue pair, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_qpn: Option<u32>,
     #[serde(flatten)]
     now: Snapshot,
+    /// Datagrams that were dropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drops: Option<Drops>,
 }
 
 impl Line {
-    fn new(qp: &Qp) -> Self {
-        let (state, now, [local, peer]) = qp.look_at();
-        Self { qpn: qp.qpn(), state: name(state), local, peer, now }
+    fn new(qp: &QueuePair) -> Self {
+        let (service, state, now, addresses, drops) = match qp {
+            QueuePair::Rc(qp) => {
+                let (state, now, addresses) = qp.look_at();
+                ("RC", state, now, addresses, None)
+            }
+            QueuePair::Ud(qp) => {
+                let (state, now, drops) = qp.look_at();
+                ("UD", state, now, [None, None], Some(drops))
+            }
+        };
+        let [local, peer] = addresses.map(|address| address.map(plain));
+        let peer_qpn = match qp {
+            QueuePair::Rc(qp) => Some(qp.query().dest_qp_num).filter(|number| *number != 0),
+            QueuePair::Ud(_) => None,
+        };
+        Self { qpn: qp.qpn(), service, state: name(state), local, peer, peer_qpn, now, drops }
+    }
+}
+
+/// The address of a connection that a socket of IPv6 has accepted, as its peer would write it.
+fn plain(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip if ip == address.ip() => address,
+        ip => SocketAddr::new(ip, address.port()),
     }
 }
 
@@ -139,11 +176,14 @@ impl Listener {
         *readers += 1;
         drop(readers);
         let qps = nic.queue_pairs();
+        let (departed, departed_drops) = nic.departed();
         let process = Process {
             pid: std::process::id(),
             seconds: self.since.elapsed().as_secs_f64(),
             queue_pairs: qps.len(),
-            departed: nic.departed(),
+            departed,
+            departed_drops,
+            unclaimed: nic.unclaimed(),
         };
         let mut text = Vec::new();
         append(&mut text, &process);
@@ -184,7 +224,7 @@ struct Answer {
     text: Vec<u8>,
     written: usize,
     /// Those that are still to be told of, last one first.
-    qps: Vec<Weak<Qp>>,
+    qps: Vec<WeakQueuePair>,
 }
 
 impl Reader {
@@ -193,7 +233,7 @@ impl Reader {
         listener: Arc<Listener>,
         fd: OwnedFd,
         text: Vec<u8>,
-        mut qps: Vec<Weak<Qp>>,
+        mut qps: Vec<WeakQueuePair>,
     ) {
         qps.reverse();
         let reader = Arc::new(Self {
@@ -280,4 +320,20 @@ fn append(text: &mut Vec<u8>, line: &impl Serialize) {
     // Into memory, and none of the values can fail.
     let _ = serde_json::to_writer(&mut *text, line);
     let _ = text.write_all(b"\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn mapped_addresses_are_shown_as_ipv4_and_scopes_stay() {
+        for (given, shown) in [
+            ("[::ffff:192.0.2.1]:7", "192.0.2.1:7"),
+            ("192.0.2.1:7", "192.0.2.1:7"),
+            ("[fe80::1%2]:7", "[fe80::1%2]:7"),
+        ] {
+            assert_eq!(plain(given.parse().unwrap()).to_string(), shown);
+        }
+    }
 }

@@ -1,5 +1,5 @@
-//! What the engine and the channels ask of the system: a clock, sleep, and descriptors that tell when something is ready.
-//! `crates/model` has another one, with a clock and sockets that are not there.
+//! What the engine and the channels ask of the system: a clock, sleep, and descriptors that tell when
+//! something is ready. `crates/model` has another one, with a clock and sockets that are not there.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -9,8 +9,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
-use crate::engine::Readiness;
 use crate::fork;
+use crate::source::Readiness;
 
 pub(crate) use std::thread::{Thread, park_timeout, sleep};
 
@@ -45,8 +45,8 @@ impl Bell {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// To be called by a thread that knows that it rings and nobody else silences it: it would wait otherwise, unless the
-    /// descriptor is non-blocking.
+    /// To be called by a thread that knows that it rings and nobody else silences it: it would wait
+    /// otherwise, unless the descriptor is non-blocking.
     pub fn silence(&self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.0, &mut count);
@@ -130,8 +130,8 @@ impl Watch {
         epoll::delete(&self.0, fork::borrow(fd))
     }
 
-    /// Waits until something is ready, `limit` at most, and tells of it by name. Returns how many there were. Fails when a signal
-    /// handler has run.
+    /// Waits until something is ready, `limit` at most, and tells of it by name. Returns how many there were.
+    /// Fails when a signal handler has run.
     #[inline]
     pub fn wait(
         &self,

@@ -18,9 +18,11 @@ use uwarp_wire::text::Line;
 /// Where a trace goes.
 pub(crate) type Target = Box<dyn Write + Send>;
 
-/// Opens what the environment asks to trace to, if it does: `-` is standard error, anything else a file that is appended to.
+/// Opens what the environment asks to trace to, if it does: `-` is standard error, anything else a file that
+/// is appended to.
 ///
-/// In a program that has more rights than its caller, the caller's environment must not choose a file to write to.
+/// In a program that has more rights than its caller, the caller's environment must not choose a file to
+/// write to.
 ///
 /// To be called with no lock held: a FIFO opens when it has a reader.
 pub(crate) fn open_if_wanted() -> Option<Target> {
@@ -55,7 +57,8 @@ pub(crate) fn start(out: Target) {
         let line = Line { header: *p.header, head: p.head, len: p.len };
         let text = format!("{:>11.6} qp {:#08x} {arrow} {line}\n", start.elapsed().as_secs_f64(), p.qpn);
         let mut out = out.lock();
-        // A trace that cannot be written is no reason to fail the program's traffic; one with a hole would mislead.
+        // A trace that cannot be written is no reason to fail the program's traffic; one with a hole would
+        // mislead.
         if let Err(error) = out.as_mut().map_or(Ok(()), |out| out.write_all(text.as_bytes())) {
             *out = None;
             tracing::error!("the trace ends here, it cannot be written any more: {error}");

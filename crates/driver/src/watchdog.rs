@@ -4,16 +4,19 @@ use std::io;
 use std::time::Duration;
 
 use crate::fork;
+use crate::progress::{ALIVE, PUSH_LATE, PUSH_PERIOD, nanos};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, Bell, Timer};
 
-/// Threads that poll push it back, and the background thread sleeps on it: it fires when nobody has pushed it for a while.
+/// Threads that poll push it back, and the background thread sleeps on it: it fires when nobody has pushed it
+/// for a while.
 ///
-/// A thread that computes makes no call, so only a timer can tell that it has stopped polling. A thread that wakes by timer
-/// and finds that all is well costs the polling thread 20 µs on its own core (interrupt, two switches, and in a virtual machine an exit to
-/// the hypervisor for each setting of the timer). Pushing back a timer that never fires costs that setting only, and there are two
-/// timers in turn because of it: what is pushed back is the later one's successor, so the hardware is set once for it. To
-/// cancel the first timer of a core and set another one takes two settings.
+/// A thread that computes makes no call, so only a timer can tell that it has stopped polling. A thread that
+/// wakes by timer and finds that all is well costs the polling thread 20 µs on its own core (interrupt, two
+/// switches, and in a virtual machine an exit to the hypervisor for each setting of the timer). Pushing back
+/// a timer that never fires costs that setting only, and there are two timers in turn because of it: what is
+/// pushed back is the later one's successor, so the hardware is set once for it. To cancel the first timer of
+/// a core and set another one takes two settings.
 pub(crate) struct Watchdog {
     timers: [Timer; 2],
     bell: Bell,
@@ -23,19 +26,8 @@ pub(crate) struct Watchdog {
     pushes: AtomicU32,
 }
 
-/// Time between two pushes.
-const PERIOD: Duration = Duration::from_micros(250);
-/// A thread that polls is taken for alive if it has said so within this time. [`PERIOD`] and this are the longest time for which
-/// nobody notices that it has stopped.
-pub(crate) const ALIVE: Duration = Duration::from_micros(200);
-/// A push that is due may be late by this, to come at a moment when the thread that polls has nothing better to do.
-const LATE: Duration = Duration::from_micros(50);
-/// Nobody sleeps on it.
+/// No push is due: the background thread does not sleep on the watchdog.
 const NEVER: u64 = u64::MAX;
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(NEVER / 4)
-}
 
 impl Watchdog {
     pub fn new() -> io::Result<Self> {
@@ -53,12 +45,12 @@ impl Watchdog {
         self.timers.iter().for_each(|timer| fork::track(timer.fd()));
     }
 
-    /// A thread polls, at `now` by the engine's clock. `waits`: it has just begun to wait for an answer, so the time that a push
-    /// takes is not lost.
+    /// A thread polls, at `now` by the engine's clock. `waits`: it has just begun to wait for an answer, so
+    /// the time that a push takes is not lost.
     #[inline]
     pub fn push(&self, now: u64, waits: bool) {
         let due = self.due.load(Ordering::Relaxed);
-        let grace = if waits { 0 } else { nanos(LATE) };
+        let grace = if waits { 0 } else { nanos(PUSH_LATE) };
         if now >= due.saturating_add(grace) {
             self.push_now(now, due);
         }
@@ -66,26 +58,31 @@ impl Watchdog {
 
     #[cold]
     fn push_now(&self, now: u64, due: u64) {
-        if self.due.compare_exchange(due, now + nanos(PERIOD), Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        if self
+            .due
+            .compare_exchange(due, now + nanos(PUSH_PERIOD), Ordering::SeqCst, Ordering::Relaxed)
+            .is_err()
+        {
             // Another thread was faster, or the background thread sleeps no more.
             return;
         }
-        // It counts from when it is set, not from `now`: a thread that was held up in between is alive all the same.
+        // It counts from when it is set, not from `now`: a thread that was held up in between is alive all
+        // the same.
         let [one, other] = &self.timers;
         let timer = if self.pushes.fetch_add(1, Ordering::Relaxed) & 1 == 0 { one } else { other };
-        timer.set(PERIOD * 2 + ALIVE);
+        timer.set(PUSH_PERIOD * 2 + ALIVE);
     }
 
-    /// Sleeps until nobody has pushed for a while, or [`Self::ring`]. The last sign of life was at `last`, and it is `now`, by the engine's
-    /// clock.
+    /// Sleeps until nobody has pushed for a while, or [`Self::ring`]. The last sign of life was at `last`,
+    /// and it is `now`, by the engine's clock.
     pub fn sleep(&self, last: u64, now: u64) {
         let age = Duration::from_nanos(now.saturating_sub(last));
         // As if the one that polls had pushed at `last`.
         let [one, other] = &self.timers;
-        one.set((PERIOD + ALIVE).saturating_sub(age));
-        other.set((PERIOD * 2 + ALIVE).saturating_sub(age));
+        one.set((PUSH_PERIOD + ALIVE).saturating_sub(age));
+        other.set((PUSH_PERIOD * 2 + ALIVE).saturating_sub(age));
         self.pushes.store(0, Ordering::Relaxed);
-        self.due.store(last + nanos(PERIOD), Ordering::SeqCst);
+        self.due.store(last + nanos(PUSH_PERIOD), Ordering::SeqCst);
         sys::wait_first(&self.bell, Some(&self.timers), None);
         self.due.store(NEVER, Ordering::SeqCst);
         self.bell.silence();
@@ -97,7 +94,8 @@ impl Watchdog {
         self.bell.silence();
     }
 
-    /// Ends the sleep, or the next one if there is none. What the background thread must then see is written before.
+    /// Ends the sleep, or the next one if there is none. What the background thread must then see is written
+    /// before.
     pub fn ring(&self) {
         self.bell.ring();
     }

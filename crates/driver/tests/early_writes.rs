@@ -1,4 +1,5 @@
-//! A thread whose Writes complete early and are always answered. Alone in its process, so that no other test makes its progress.
+//! A thread whose Writes complete early and are always answered. Alone in its process, so that no other test
+//! makes its progress.
 
 #![allow(missing_docs)]
 
@@ -13,22 +14,22 @@ use std::time::Instant;
 
 use common::*;
 use uwarp_driver::{Nic, Readiness, Source};
-use uwarp_rnic::cq::Feeder;
+use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::{Cq, Wc, WcOpcode, WcStatus};
 
 /// The perfect peer: the answer is there whenever it is asked for.
 struct Answers;
 impl Feeder for Answers {
-    fn feed(&self, _: bool) -> bool {
-        false
+    fn make_progress(&self, _: bool) -> Coverage {
+        Coverage::Complete
     }
-    fn listen(&self) -> bool {
+    fn receive_messages(&self) -> bool {
         true
     }
 }
 
-/// Whether the thread of the ping-pong has served a timer and a socket. On a busy machine the background thread does so now and then
-/// in its place, when it is kept from polling for a moment.
+/// Whether the thread of the ping-pong has served a timer and a socket. On a busy machine the background
+/// thread does so now and then in its place, when it is kept from polling for a moment.
 struct Other {
     ping_pong: ThreadId,
     timer: AtomicBool,

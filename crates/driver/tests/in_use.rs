@@ -1,5 +1,6 @@
-//! Memory that is in use: what a program does with its own registered memory, or a second stream with the same memory, never costs
-//! a connection. The bytes are then indeterminate, and that is all (RFC 5040 section 5.5): each is an old one or a new one.
+//! Memory that is in use: what a program does with its own registered memory, or a second stream with the
+//! same memory, never costs a connection. The bytes are then indeterminate, and that is all (RFC 5040 section
+//! 5.5): each is an old one or a new one.
 //!
 //! `UWARP_STRESS_SECONDS` makes it longer.
 
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use uwarp_driver::StreamParams;
+use uwarp_proto::framing::Framing;
 use uwarp_rnic::{SendOp, WcStatus};
 
 const SIZES: [u32; 12] = [1, 7, 64, 1000, 4096, 8192, 16_384, 64 << 10, 70_001, 256 << 10, 1 << 20, 4 << 20];
@@ -125,7 +127,7 @@ fn in_use(params: StreamParams, op: Op, changing: Changing, len: u32, streams: u
         stop.store(true, Ordering::Relaxed);
         count = results.into_iter().map(|r| r.unwrap_or_else(|p| std::panic::resume_unwind(p))).sum();
     });
-    let what = format!("{op:?} of {len} B, {changing:?} changing, {streams} streams, CRC {}", params.crc);
+    let what = format!("{op:?} of {len} B, {changing:?} changing, {streams} streams, {:?}", params.framing);
     let old_or_new = [SOURCE, SINK].concat();
     assert_eq!(stray(sink, size, &old_or_new), None, "{what}: a byte that is neither old nor new");
     assert_eq!(stray(sink + u64::from(len), BESIDE, &SINK), None, "{what}: beside it");
@@ -138,9 +140,10 @@ fn in_use(params: StreamParams, op: Op, changing: Changing, len: u32, streams: u
 
 fn all_of(op: Op) {
     let mut count = 0;
-    for crc in [true, false] {
+    for framing in [Framing::default(), Framing::PLAIN] {
         for uwarp_peer in [true, false] {
-            let params = StreamParams { crc, ..if uwarp_peer { uwarp() } else { StreamParams::default() } };
+            let params = if uwarp_peer { uwarp() } else { StreamParams::default() };
+            let params = StreamParams { framing, ..params };
             for changing in [Changing::Source, Changing::Sink, Changing::Both] {
                 for len in SIZES {
                     for streams in [1, 2] {

@@ -6,20 +6,26 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use uwarp_driver::{Disconnect, Nic, Qp, Readiness, Rtr, Source, StreamParams};
+use uwarp_driver::{Disconnect, Nic, Qp, Readiness, Rtr, Source, StreamParams, UdQp};
+use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::{QpCaps, QpInit, QpState};
 use uwarp_rnic::{Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 const SEND: SendOp = SendOp::Send { invalidate: None };
 const TASK: &str = "UWARP_TEST_CHILD";
+/// Exit status of a child that has done its task. Not 0: a test program that finds no test of the name it was
+/// given exits with 0.
+const DONE: i32 = 42;
 
 /// Ends the child however the test ends.
 struct Process(Child);
@@ -40,6 +46,21 @@ impl Process {
     fn signal(&self, signal: i32) {
         // SAFETY: a process that this test started and has not waited for.
         assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), signal) }, 0);
+    }
+
+    /// Stops all of its threads, and returns when they stand.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.0.id());
+        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+        };
+        let end = Instant::now() + LIMIT;
+        while !std::fs::read_dir(&tasks).unwrap().all(stands) {
+            assert!(Instant::now() < end, "the process does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn code(&mut self) -> Option<i32> {
@@ -64,6 +85,7 @@ fn child() {
         ["idle"] => idle(),
         ["memory"] => memory(),
         ["forks"] => forks(),
+        ["fork_behind_a_group"] => fork_behind_a_group(),
         ["panic"] => panic_in_background(),
         ["serve", port] => serve(port.parse().unwrap()),
         ref other => panic!("{other:?}"),
@@ -117,10 +139,10 @@ const AMOUNT: u32 = 3 << 20;
 
 fn send_and_exit(port: u16) {
     let end = End::new(AMOUNT as usize);
-    attach(&end, to_parent(port), StreamParams { crc: false, ..plain() });
+    attach(&end, to_parent(port), StreamParams { framing: Framing::PLAIN, ..plain() });
     end.send(SendOp::Write { stag: 1, to: 0 }, &[end.sge(0, AMOUNT)]);
     assert_eq!(end.poll().status, WcStatus::Success);
-    std::process::exit(0);
+    std::process::exit(DONE);
 }
 
 #[test]
@@ -140,7 +162,7 @@ fn what_was_accepted_arrives_although_the_process_exits_with_input_unread() {
     peer.read_to_end(&mut rest).unwrap();
     assert!(first.len() + rest.len() > AMOUNT as usize);
     drop(peer);
-    assert_eq!(process.code(), Some(0));
+    assert_eq!(process.code(), Some(DONE));
 }
 
 /// How often the threads of this process went to sleep, all in all.
@@ -179,7 +201,7 @@ fn idle() {
     // This thread has slept, and counted.
     assert!(sleeps() <= before + 4, "{} sleeps", sleeps() - before);
     assert!(cpu() - cpu_before < Duration::from_millis(200));
-    std::process::exit(0);
+    std::process::exit(DONE);
 }
 
 /// Processor time of this process.
@@ -245,7 +267,7 @@ fn memory() {
     let each = (heap() - before) / (2 * CONNECTIONS);
     println!("{each} bytes for each queue pair");
     assert!(each <= 8192, "{each}");
-    std::process::exit(0);
+    std::process::exit(DONE);
 }
 
 struct Broken(AtomicBool);
@@ -269,12 +291,12 @@ fn panic_in_background() {
     b.recv(&[b.sge(0, 64)]);
     a.send(SEND, &[a.sge(0, 64)]);
     assert_eq!(b.look_only().status, WcStatus::Success);
-    std::process::exit(0);
+    std::process::exit(DONE);
 }
 
 #[test]
 fn a_panic_does_not_end_the_background_thread() {
-    assert_eq!(Process::start("panic").code(), Some(0));
+    assert_eq!(Process::start("panic").code(), Some(DONE));
 }
 
 /// Descriptors of this process that are sockets or belong to an event loop.
@@ -337,40 +359,76 @@ fn forks() {
         stop.store(true, Ordering::SeqCst);
     });
     assert_eq!((a.watch.ended(), b.watch.ended()), (None, None));
-    std::process::exit(0);
+    std::process::exit(DONE);
+}
+
+/// Forks when a multicast group's socket is closed, and the program has its number for something else.
+fn fork_behind_a_group() {
+    const LO: u32 = 1;
+    let (nic, events) = (Nic::open().unwrap(), Arc::new(Events::default()));
+    let cq = Cq::new(8, 0, None, events.clone());
+    let qp = UdQp::create(&nic, init(&Pd::new(), &cq, &events)).unwrap();
+    qp.attach("239.77.1.2".parse().unwrap(), LO).unwrap();
+    qp.destroy();
+    drop(qp);
+    let files: Vec<File> = (0..64).map(|_| File::open("/dev/null").unwrap()).collect();
+    // SAFETY: the child looks at its descriptors, and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: asks for flags.
+        let open = files.iter().all(|file| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFD) } >= 0);
+        // SAFETY: ends this process.
+        unsafe { libc::_exit(i32::from(!open)) }
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child has lost a descriptor of the program");
+    std::process::exit(DONE);
+}
+
+#[test]
+fn a_forked_child_keeps_the_programs_descriptors_behind_a_group() {
+    assert_eq!(Process::start("fork_behind_a_group").code(), Some(DONE));
 }
 
 #[test]
 fn forked_children_leave_connections_alone() {
-    assert_eq!(Process::start("forks").code(), Some(0));
+    assert_eq!(Process::start("forks").code(), Some(DONE));
 }
 
 #[test]
 fn a_queue_pair_at_rest_takes_little_memory() {
-    assert_eq!(Process::start("memory").code(), Some(0));
+    assert_eq!(Process::start("memory").code(), Some(DONE));
 }
 
 #[test]
 fn connections_at_rest_wake_nobody() {
-    assert_eq!(Process::start("idle").code(), Some(0));
+    assert_eq!(Process::start("idle").code(), Some(DONE));
 }
 
-/// Receives and sends back, until the peer goes.
+/// A Write completes when the peer has placed it.
+fn acknowledged() -> StreamParams {
+    StreamParams { placement_acks: true, ..uwarp() }
+}
+
+/// Posts receives and calls nothing more, until the peer goes.
 fn serve(port: u16) {
     let end = End::new(1 << 20);
     for _ in 0..100 {
         end.recv(&[end.sge(0, 1 << 20)]);
     }
-    let params = StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..uwarp() };
+    let params = StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..acknowledged() };
     let mut socket = to_parent(port);
     socket.write_all(&end.mr.stag().to_be_bytes()).unwrap();
     socket.write_all(&end.addr().to_be_bytes()).unwrap();
     attach(&end, socket, params);
     end.watch.wait_end();
-    std::process::exit(0);
+    std::process::exit(DONE);
 }
 
-/// A process that serves, and the connection to it.
+/// A process that serves and whose program makes no calls after set-up, and the connection to it. In a
+/// process of its own, because this one's polls would serve both ends.
 fn served() -> (Process, End, u32, u64) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let process = Process::start(&format!("serve {}", listener.local_addr().unwrap().port()));
@@ -379,14 +437,44 @@ fn served() -> (Process, End, u32, u64) {
     socket.read_exact(&mut stag).unwrap();
     socket.read_exact(&mut addr).unwrap();
     let end = End::new(1 << 20);
-    attach(&end, socket, StreamParams { rtr: Rtr::SendWrite, ..uwarp() });
+    attach(&end, socket, StreamParams { rtr: Rtr::SendWrite, ..acknowledged() });
     (process, end, u32::from_be_bytes(stag), u64::from_be_bytes(addr))
+}
+
+#[test]
+fn the_background_thread_serves_a_program_that_never_calls() {
+    let (_process, end, stag, to) = served();
+    for _ in 0..100 {
+        end.send(SendOp::Read { stag, to, invalidate_local: false }, &[end.sge(0, 512)]);
+        assert_eq!(end.poll().status, WcStatus::Success);
+    }
+}
+
+/// No receive is taken and no completion made in the target: a Write needs only its acknowledgement.
+#[test]
+fn a_target_that_never_calls_acknowledges_writes() {
+    let (process, end, stag, to) = served();
+    for _ in 0..200 {
+        end.send(SendOp::Write { stag, to }, &[end.sge(0, 64)]);
+        assert_eq!(end.poll().status, WcStatus::Success);
+    }
+    // A process that does not run acknowledges nothing: what completed above did not complete by itself.
+    process.stop();
+    end.send(SendOp::Write { stag, to }, &[end.sge(0, 64)]);
+    for _ in 0..1000 {
+        assert_eq!(end.cq.poll(1, |wc| panic!("{wc:?} of a stopped peer")), 0);
+        std::thread::yield_now();
+    }
+    process.signal(libc::SIGCONT);
+    assert_eq!(end.poll().status, WcStatus::Success);
 }
 
 #[test]
 fn a_killed_peer_fails_what_is_outstanding() {
     for reads in [false, true] {
         let (process, end, stag, to) = served();
+        // More than the sockets hold, and a peer that takes nothing any more.
+        const LAST: u64 = 130;
         let op = if reads {
             SendOp::Read { stag, to, invalidate_local: false }
         } else {
@@ -394,12 +482,13 @@ fn a_killed_peer_fails_what_is_outstanding() {
         };
         end.send(op, &[end.sge(0, 1 << 20)]);
         assert_eq!(end.poll().status, WcStatus::Success);
-        for wr_id in 100..110 {
+        process.stop();
+        for wr_id in 100..LAST {
             end.try_send(wr_id, op, &[end.sge(0, 1 << 20)]).unwrap();
         }
         drop(process);
         let mut failed = 0;
-        for wr_id in 100..110 {
+        for wr_id in 100..LAST {
             let wc = end.poll();
             assert_eq!(wc.wr_id, wr_id);
             match wc.status {
@@ -408,6 +497,7 @@ fn a_killed_peer_fails_what_is_outstanding() {
                 other => panic!("{other:?} after {failed}"),
             }
         }
+        assert!(failed > 0, "nothing was outstanding");
         assert!(matches!(end.watch.wait_end(), Disconnect::Reset | Disconnect::PeerClosed));
         assert_eq!(end.qp.query().state, QpState::Err);
     }
@@ -434,5 +524,5 @@ fn a_stopped_peer_holds_up_neither_a_disconnect_nor_a_destroy() {
     other.send(SendOp::Write { stag, to }, &[other.sge(0, 1 << 20)]);
     drop(other);
     process.signal(libc::SIGCONT);
-    assert_eq!(process.code(), Some(0));
+    assert_eq!(process.code(), Some(DONE));
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use common::{CAPS, End, Events, LIMIT, Watch, address, all_rights, attach, sockets, to, uwarp};
 use parking_lot::Mutex;
 use uwarp_driver::{Disconnect, Nic, Qp, Rtr, Srq, StreamParams};
+use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::{QpInit, QpState};
 use uwarp_rnic::{
     AsyncEvent, AsyncSink, Cq, EventKind, Mr, Pd, RecvWr, SendOp, Sge, SrqInit, VerbsError, Wc, WcStatus,
@@ -143,7 +144,8 @@ fn message(peer: usize, number: u32, len: usize) -> Vec<u8> {
     out
 }
 
-/// Each refill of as many receives as there are waiting gives each one; who is served stands at the end of the line again.
+/// Each refill of as many receives as there are waiting gives each one; who is served stands at the end of
+/// the line again.
 fn woken_in_turn(params: StreamParams, size: usize, post: impl Fn(&Hub, std::ops::Range<u64>)) {
     const PEERS: usize = 5;
     const ROUNDS: u32 = 8;
@@ -176,8 +178,8 @@ fn woken_in_turn(params: StreamParams, size: usize, post: impl Fn(&Hub, std::ops
     for (at, (peer, number)) in order.iter().enumerate() {
         assert_eq!(*number, numbers[*peer], "the messages of peer {peer} are out of order");
         numbers[*peer] += 1;
-        // Whoever waits gets one before anybody gets two. With large messages, whoever has not got all of its next one does not
-        // wait yet.
+        // Whoever waits gets one before anybody gets two. With large messages, whoever has not got all of its
+        // next one does not wait yet.
         let in_turn = numbers.iter().all(|n| *n + 1 >= numbers[*peer]);
         assert!(in_turn || size > 5000, "{peer} again after {:?}", &order[..at]);
     }
@@ -189,7 +191,7 @@ fn those_that_wait_are_woken_in_turn() {
     woken_in_turn(uwarp(), 1500, Hub::post);
     woken_in_turn(uwarp(), 100_000, Hub::post);
     woken_in_turn(StreamParams::default(), 20_000, Hub::post);
-    woken_in_turn(StreamParams { crc: false, ..uwarp() }, 70_000, Hub::post);
+    woken_in_turn(StreamParams { framing: Framing::PLAIN, ..uwarp() }, 70_000, Hub::post);
 }
 
 #[test]
@@ -244,7 +246,8 @@ fn nothing_is_lost_or_late_under_load() {
                         assert_eq!(peer.poll().status, WcStatus::Success);
                     }
                 }
-                // Not destroyed before all has arrived: what was posted goes out, but an end with work in the sockets does not.
+                // Not destroyed before all has arrived: what was posted goes out, but an end with work in the
+                // sockets does not.
                 peers.iter().for_each(|peer| peer.qp.disconnect());
                 peers.iter().for_each(|peer| {
                     peer.watch.wait_end();
@@ -263,8 +266,8 @@ fn nothing_is_lost_or_late_under_load() {
     }
 }
 
-/// Programs that measure post the same memory many times. Queue pairs then receive into it side by side; one read the other's
-/// bytes back for its CRC and ended its connection.
+/// Programs that measure post the same memory many times. Queue pairs then receive into it side by side; one
+/// read the other's bytes back for its CRC and ended its connection.
 #[test]
 fn receives_that_overlap_cost_no_connection() {
     const PEERS: usize = 4;

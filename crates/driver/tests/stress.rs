@@ -1,8 +1,8 @@
-//! Many queue pairs, many threads, everything at random, in one process over loopback. Every byte is checked, and every
-//! work request completes exactly once.
+//! Many queue pairs, many threads, everything at random, in one process over loopback. Every byte is checked,
+//! and every work request completes exactly once.
 //!
-//! `make tsan` runs it under the thread sanitizer, without a rebuilt standard library (whose own locks and reference
-//! counts it then does not understand: `tests/tsan.supp`).
+//! `make tsan` runs it under the thread sanitizer, without a rebuilt standard library (whose own locks and
+//! reference counts it then does not understand: `tests/tsan.supp`).
 //!
 //! `UWARP_STRESS_SEED` repeats a run as far as threads allow; `UWARP_STRESS_SECONDS` makes it longer.
 
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use parking_lot::{Mutex, RwLock};
 use uwarp_driver::{Channel, Nic, Qp, Rtr, StreamParams};
+use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::{QpCaps, QpInit, QpState};
 use uwarp_rnic::{Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, WcOpcode, WcStatus};
 
@@ -301,7 +302,8 @@ impl Side {
         Sge { addr: self.addr + offset, length: length as u32, lkey: self.mr.stag() }
     }
 
-    /// Compares `len` bytes at `offset` of this side's memory with bytes `from` on of what side `serial` sends from.
+    /// Compares `len` bytes at `offset` of this side's memory with bytes `from` on of what side `serial`
+    /// sends from.
     fn check(&self, offset: u64, serial: u64, from: u64, len: u64) {
         for i in 0..len {
             let byte: *const u8 = std::ptr::with_exposed_provenance((self.addr + offset + i) as usize);
@@ -449,7 +451,7 @@ fn join_sides(a: &Side, b: &Side, random: &mut Random) {
     }
     let params = StreamParams {
         peer_is_uwarp: !random.one_in(3),
-        crc: !random.one_in(3),
+        framing: if random.one_in(3) { Framing::PLAIN } else { Framing::default() },
         emss: if random.one_in(2) { 1460 } else { 0 },
         ..StreamParams::default()
     };
@@ -505,6 +507,41 @@ fn wait_idle(side: &Side) {
     }
 }
 
+/// Posts a Write with a key that is not one. `false`: refused.
+fn post_with_invalid_key(side: &Side) -> bool {
+    let mut book = side.book.lock();
+    let id = side.serial << 32 | book.next;
+    let sges = [side.sge(0, 10)];
+    let op = SendOp::Write { stag: 0, to: 0 };
+    let wr = SendWr { wr_id: id, op, flags: SendFlags::empty(), sges: &sges };
+    let posted = side.qp.post_send(std::iter::once(wr)).is_ok();
+    if posted {
+        book.next += 1;
+        book.outstanding.insert(id, Work::Send);
+        book.order.push_back(id);
+    }
+    posted
+}
+
+/// Waits until all that was posted has completed well and was read.
+fn complete_and_read(a: &Side, b: &Side) {
+    let end = Instant::now() + LIMIT;
+    for side in [a, b] {
+        while !side.book.lock().outstanding.is_empty() {
+            assert!(Instant::now() < end, "never completed: {:?}", side.book.lock().order);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    for (one, other) in [(a, b), (b, a)] {
+        let sent = one.book.lock().messages;
+        while other.receives.lock().messages < sent {
+            assert!(Instant::now() < end, "a message was lost");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    assert_eq!((a.faults.load(Ordering::SeqCst), b.faults.load(Ordering::SeqCst)), (0, 0));
+}
+
 /// One connection from its making to its end.
 fn life(groups: &[Arc<Group>], serial: &AtomicU64, random: &mut Random) {
     let group = |random: &mut Random| &groups[random.below(groups.len() as u64) as usize];
@@ -545,39 +582,13 @@ fn life(groups: &[Arc<Group>], serial: &AtomicU64, random: &mut Random) {
                 stop.store(true, Ordering::SeqCst);
             }
             6 => {
-                // A key that is no key.
-                let mut book = a.book.lock();
-                let id = a.serial << 32 | book.next;
-                let sges = [a.sge(0, 10)];
-                let op = SendOp::Write { stag: 0, to: 0 };
-                let wr = SendWr { wr_id: id, op, flags: SendFlags::empty(), sges: &sges };
-                if a.qp.post_send(std::iter::once(wr)).is_ok() {
-                    book.next += 1;
-                    book.outstanding.insert(id, Work::Send);
-                    book.order.push_back(id);
-                } else {
-                    drop(book);
+                if !post_with_invalid_key(&a) {
                     a.qp.disconnect();
                 }
             }
             _ => {
-                // Calm: all that was posted completes well, and is read.
                 stop.store(true, Ordering::SeqCst);
-                let end = Instant::now() + LIMIT;
-                for side in [&a, &b] {
-                    while !side.book.lock().outstanding.is_empty() {
-                        assert!(Instant::now() < end, "never completed: {:?}", side.book.lock().order);
-                        std::thread::sleep(Duration::from_micros(200));
-                    }
-                }
-                for (one, other) in [(&a, &b), (&b, &a)] {
-                    let sent = one.book.lock().messages;
-                    while other.receives.lock().messages < sent {
-                        assert!(Instant::now() < end, "a message was lost");
-                        std::thread::sleep(Duration::from_micros(200));
-                    }
-                }
-                assert_eq!((a.faults.load(Ordering::SeqCst), b.faults.load(Ordering::SeqCst)), (0, 0));
+                complete_and_read(&a, &b);
                 a.qp.disconnect();
             }
         }

@@ -1,4 +1,4 @@
-//! The settings as they are without any.
+//! The default settings.
 
 pub struct Config {
     pub spin: bool,

@@ -1,4 +1,4 @@
-//! No process forks here, and no signal comes.
+//! In the model no process forks and no signal arrives.
 
 use std::os::fd::RawFd;
 

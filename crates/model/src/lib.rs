@@ -1,18 +1,21 @@
-//! What threads share, under all orders of threads that a scheduler thinks of.
+//! Tests the code that threads share, under many orders of threads.
 //!
-//! The files below are those of `uwarp-rnic` and `uwarp-driver`, compiled once more: the very code, with other locks and
-//! atomics ([`sync`]), at each of which Shuttle may go on with another thread, and another system ([`sys`]), whose clock goes on when
-//! all threads sleep. No feature or `cfg` is in the way of the code itself, and nothing is built twice but these files.
+//! The files below are those of `uwarp-rnic` and `uwarp-driver`, compiled a second time. The code is the
+//! same. The locks and atomics are others ([`sync`]): at each of them Shuttle may switch to another thread.
+//! The system is another one too ([`sys`]): its clock advances when all threads sleep. The code needs no
+//! feature and no `cfg` for this, and only these files are built twice.
 //!
-//! The scenarios ([`scenarios`]) end when what has to happen has happened. If it never does, all threads sleep, and that is
-//! an error with the list of who sleeps where. A failure prints its schedule, which `shuttle::replay` repeats.
+//! A scenario ([`scenarios`]) ends when everything that must happen has happened. If it never does, all
+//! threads sleep, and the model fails with a list of where each thread sleeps. A failure prints its schedule,
+//! which `shuttle::replay` repeats.
 //!
-//! Memory is sequentially consistent here: what the orderings of atomics allow on ARM is not seen. (Loom would see some of it, but
-//! takes `SeqCst` for less than it is, which this code relies on.) The thread sanitizer looks at that side: CONTRIBUTING.md.
+//! Memory is sequentially consistent here, so the model does not find what weaker orderings allow on ARM.
+//! (Loom would find some of it, but models `SeqCst` weaker than it is, and this code relies on it.) The
+//! thread sanitizer covers that part: CONTRIBUTING.md.
 
-// The unit tests of those files want the locks they know, and run where they are.
+// The unit tests of those files need the usual locks. They run in their own crates.
 #![cfg(not(test))]
-// Only a part of each file is used.
+// The model uses only a part of each file.
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::all)]
 
 pub mod scenarios;
@@ -28,19 +31,26 @@ pub(crate) use uwarp_rnic::{error, event, mem, pd, wr};
 mod cq;
 #[path = "../../rnic/src/mr.rs"]
 mod mr;
-#[path = "../../rnic/src/qp/queues.rs"]
+#[path = "../../rnic/src/queues.rs"]
 mod queues;
 #[path = "../../rnic/src/srq.rs"]
 mod srq;
-mod qp {
-    pub(crate) use crate::queues::RecvQueue;
-}
 
+#[path = "../../driver/src/astray.rs"]
+mod astray;
 #[path = "../../driver/src/attended.rs"]
 mod attended;
+#[path = "../../driver/src/background.rs"]
+mod background;
 #[path = "../../driver/src/channel.rs"]
 mod channel;
 #[path = "../../driver/src/engine.rs"]
 mod engine;
+#[path = "../../driver/src/lead.rs"]
+mod lead;
+#[path = "../../driver/src/progress.rs"]
+mod progress;
+#[path = "../../driver/src/source.rs"]
+mod source;
 #[path = "../../driver/src/watchdog.rs"]
 mod watchdog;

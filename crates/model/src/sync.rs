@@ -1,4 +1,4 @@
-//! Shuttle's locks and atomics in the shape of those that the code knows.
+//! Shuttle's locks and atomics behind the interfaces that the code uses.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -80,7 +80,7 @@ impl<T> RwLock<T> {
     }
 }
 
-/// A static of which each execution has its own.
+/// A static variable with a separate value for each execution.
 pub struct LazyLock<T: 'static> {
     make: fn() -> T,
     of: std::sync::Mutex<Option<HashMap<u64, &'static T>>>,
@@ -96,7 +96,7 @@ impl<T> Deref for LazyLock<T> {
     type Target = T;
     fn deref(&self) -> &T {
         let mut of = self.of.lock().unwrap();
-        // Never given back: a small table for each execution.
+        // Never freed: a small table for each execution.
         of.get_or_insert_default()
             .entry(crate::sys::execution())
             .or_insert_with(|| Box::leak(Box::new((self.make)())))

@@ -1,5 +1,5 @@
-//! A system for the model: threads that sleep, a clock that goes on when all of them do, descriptors that become ready when a
-//! scenario says so. In the shape of `uwarp-driver`'s `sys`.
+//! A system for the model: threads that sleep, a clock that advances when all of them sleep, and descriptors
+//! that become ready when a scenario says so. It has the interface of `uwarp-driver`'s `sys`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,19 +14,19 @@ use rustix::io::Errno;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex};
 
-use crate::engine::Readiness;
+use crate::source::Readiness;
 
-/// Every look at the clock takes this long, so that who spins until a time gets there.
+/// Every look at the clock takes this long, so that a thread that spins until a time reaches it.
 const LOOK: Duration = Duration::from_micros(2);
-/// One in so many looks and locks takes this long: the processor was somebody else's, and what a thread had meant to do next comes
-/// late.
+/// One in so many clock reads and locks takes this long: another process had the processor, and the thread's
+/// next step comes late.
 const HELD_UP: (u32, Duration) = (64, Duration::from_micros(250));
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 static EXECUTIONS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// All threads of an execution run on one thread of the system.
+    /// All threads of an execution run on one system thread.
     static WORLD: RefCell<Option<Arc<World>>> = const { RefCell::new(None) };
 }
 
@@ -39,7 +39,7 @@ struct World {
 #[derive(Default)]
 struct State {
     now: Duration,
-    /// The scenario has ended, and so do all threads.
+    /// The scenario has ended, so all threads must end.
     over: bool,
     threads: usize,
     asleep: BTreeMap<u64, (Wait, Option<Duration>)>,
@@ -48,16 +48,18 @@ struct State {
     /// Threads that were unparked.
     unparked: Vec<u64>,
     bells: BTreeMap<RawFd, bool>,
-    /// When each runs out or ran out; `None`: it was not set yet.
+    /// When each timer expires or expired; `None`: not set yet.
     timers: BTreeMap<RawFd, Option<Duration>>,
     sockets: BTreeMap<RawFd, Readiness>,
     watches: BTreeMap<RawFd, BTreeMap<RawFd, Watched>>,
     flags: BTreeMap<u64, u64>,
+    /// See [`busy`].
+    late: Duration,
 }
 
 struct Watched {
     name: u64,
-    /// `None`: a bell, which is told of as long as it rings.
+    /// `None`: a bell, which is level-triggered.
     news: Option<Readiness>,
 }
 
@@ -96,7 +98,7 @@ impl State {
             }
     }
 
-    /// When the first of the timers that are waited for runs out, as they are set now.
+    /// When the first of the awaited timers expires, by their current settings.
     fn runs_out(&self, wait: Wait) -> Option<Duration> {
         let Wait::Timers(_, timers) = wait else { return None };
         timers.iter().filter_map(|fd| self.timers[fd]).min()
@@ -106,7 +108,7 @@ impl State {
         self.is_over(wait) || until.is_some_and(|at| at <= self.now)
     }
 
-    /// If all threads sleep, the first one's time comes.
+    /// If all threads sleep, advances the clock to the first deadline.
     fn let_time_pass(&mut self) -> bool {
         if self.over
             || self.asleep.len() < self.threads
@@ -143,7 +145,7 @@ impl World {
         result
     }
 
-    /// Sleeps; says whether that was for what was waited for.
+    /// Sleeps. Returns whether the awaited event woke the thread.
     fn sleep(&self, wait: Wait, until: Option<Duration>) -> bool {
         let mut state = self.state.lock().unwrap();
         let me = state.number();
@@ -164,7 +166,7 @@ fn world() -> Arc<World> {
     WORLD.with_borrow(|world| world.clone().expect("within a scenario"))
 }
 
-/// Runs one execution of a scenario in a world of its own.
+/// Runs one execution of a scenario, with a world of its own.
 pub fn execute(scenario: fn()) {
     let execution = EXECUTIONS.fetch_add(1, Ordering::Relaxed);
     let state = Mutex::new(State { threads: 1, ..State::default() });
@@ -184,7 +186,7 @@ pub fn over() -> bool {
 
 pub fn now() -> Instant {
     held_up();
-    // Others may wake by that.
+    // This may wake other threads.
     let now = world().change(|state| {
         state.now += LOOK;
         state.now
@@ -192,11 +194,23 @@ pub fn now() -> Instant {
     *START + now
 }
 
-/// Before a thread goes on, others may have had their turn.
+/// Gives other threads a turn before this one continues.
 pub fn held_up() {
     if thread_rng().gen_ratio(1, HELD_UP.0) {
         world().change(|state| state.now += HELD_UP.1);
         shuttle::thread::yield_now();
+    }
+}
+
+/// From now on, a thread that was woken from its sleep on a watch may run so much later.
+pub fn busy(late: Duration) {
+    world().change(|state| state.late = late);
+}
+
+fn run_late(world: &World) {
+    let late = world.state.lock().unwrap().late;
+    if !late.is_zero() && thread_rng().gen_bool(0.5) {
+        sleep(late.mul_f64(thread_rng().gen_range(0.0..1.0)));
     }
 }
 
@@ -324,12 +338,12 @@ pub fn wait_first(bell: &Bell, timers: Option<&[Timer; 2]>, limit: Option<Durati
     world().sleep(wait, limit.map(from_now));
 }
 
-/// As a program that polls the descriptor of a channel.
+/// Behaves as a program that polls the descriptor of a channel.
 pub fn wait_readable(bell: RawFd) {
     world().sleep(Wait::Bell(bell), None);
 }
 
-/// Whether it would not have to wait.
+/// Whether it can continue without waiting.
 pub fn is_readable(bell: RawFd) -> bool {
     world().state.lock().unwrap().bells[&bell]
 }
@@ -354,7 +368,7 @@ impl Watch {
     }
 
     pub fn add(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
-        // In one step, as the system does it: what comes in between would be told to nobody.
+        // In one step, as the system does it: no thread would learn of an event in between.
         world().change(|state| {
             let news = *state.sockets.get(&fd).ok_or(Errno::BADF)?;
             state.watches.get_mut(&self.0).unwrap().insert(fd, Watched { name, news: Some(news) });
@@ -384,9 +398,12 @@ impl Watch {
         let world = world();
         let until = limit.map(from_now);
         loop {
-            // Others may be faster.
+            // Other threads may be faster.
             let may_sleep = limit != Some(Duration::ZERO);
             let ready = !may_sleep || world.sleep(Wait::Watch(self.0), until);
+            if may_sleep {
+                run_late(&world);
+            }
             let told = world.change(|state| {
                 let State { watches, bells, .. } = state;
                 let mut told = Vec::new();
@@ -412,7 +429,7 @@ impl Watch {
     }
 }
 
-/// A connection, of which only matters how much can be read.
+/// A connection. Only the amount of readable data matters.
 #[derive(Clone)]
 pub struct Socket(RawFd);
 
@@ -427,7 +444,7 @@ impl Socket {
         self.0
     }
 
-    /// Something comes.
+    /// Input arrives.
     pub fn arrive(&self) {
         world().change(|state| {
             let news = Readiness { readable: true, ..Readiness::default() };
@@ -436,13 +453,13 @@ impl Socket {
         });
     }
 
-    /// Reads all; says whether there was something.
+    /// Reads everything; returns whether there was something.
     pub fn read(&self) -> bool {
         world().change(|state| state.sockets.insert(self.0, Readiness::default()).unwrap().readable)
     }
 }
 
-/// Counts what has happened, for those that wait for it.
+/// Counts events, for threads that wait for them.
 #[derive(Clone)]
 pub struct Count(u64);
 

@@ -1,37 +1,34 @@
-//! Connections for queue pairs that a program sees to itself: made with `ibv_create_qp`, moved on with `ibv_modify_qp`,
-//! known to the connection manager by number only (rdma_connect(3), rdma_establish(3)).
+//! Connections for queue pairs that a program moves itself: made with `ibv_create_qp`, moved to RTR and RTS
+//! with `ibv_modify_qp`, known to the connection manager by number only (rdma_connect(3), rdma_establish(3)).
 //!
-//! The active end learns of the peer's answer by [`EventKind::ConnectResponse`]; the connection then waits here until the
-//! program moves the queue pair on, which takes it ([`Id::adopt`]). The passive end may move the queue pair on before it
-//! accepts, as over InfiniBand; [`crate::Cm::expects`] tells that a request for it is there. Linux' rdma_cm over iWARP knows
-//! only the half of this: it takes the number and moves the queue pair itself.
+//! The active end learns of the peer's answer by [`EventKind::ConnectResponse`]; the connection then waits
+//! here until the program moves the queue pair to RTR, which takes it ([`Adopter::adopt`]). The passive end
+//! may move the queue pair before it accepts, as over InfiniBand; [`crate::Cm::expects`] then says that a
+//! request for it is there. Linux' rdma_cm over iWARP has only the half of this: it takes the number and
+//! moves the queue pair itself.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use uwarp_driver::{Qp, Token};
-use uwarp_llp::tcp;
+use uwarp_driver::{Nic, Qp};
+use uwarp_llp::connect::Connection;
 use uwarp_proto::setup::Negotiated;
+use uwarp_rnic::qp::{QpCaps, QpInit};
+use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
 
-use super::stream::{agreed, cut, tell_local_error};
 use super::{Id, Inner};
-use crate::active::errno_of;
-use crate::event::{ConnParam, Event, EventKind};
+use crate::Event;
+use crate::awaiting::Adopter;
+use crate::error::CmError;
+use crate::event::{ConnParam, EventKind};
+use crate::handshake::{Parked, errno_of, report_local_error};
+use crate::params::{agreed, cut};
 use crate::state::{State, Step};
 use crate::timeouts::RETRIES;
-use crate::{CmError, socket};
-
-/// A connection that the peer has accepted and no queue pair has yet.
-pub(super) struct Parked {
-    fd: OwnedFd,
-    negotiated: Negotiated,
-    /// The engine looks whether the peer hangs up.
-    watch: Token,
-}
 
 impl Id {
-    /// As [`Id::connect`], for a queue pair that the program sees to itself. An acceptance is answered by
+    /// As [`Id::connect`], for a queue pair that the program moves itself. An acceptance is answered by
     /// [`EventKind::ConnectResponse`], and no [`EventKind::Established`] follows.
     pub fn connect_by_number(
         self: &Arc<Self>,
@@ -42,25 +39,65 @@ impl Id {
         self.connect_as(qp, true, param, private_data)
     }
 
+    /// As [`Id::connect_by_number`], for a queue pair that takes no connection: UCX gives the number of a
+    /// datagram queue pair that it never uses, and only wants the connection's private data and its end.
+    /// `param` has the number, which the peer sees.
+    pub fn connect_by_stand_in(
+        self: &Arc<Self>,
+        param: ConnParam,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        let qp = self.stand_in()?;
+        self.connect_as(&qp, true, param, private_data).inspect_err(|_| self.no_stand_in())
+    }
+
+    /// The same for [`Id::accept`].
+    pub fn accept_by_stand_in(
+        self: &Arc<Self>,
+        param: ConnParam,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        let qp = self.stand_in()?;
+        self.accept(&qp, Some(param), private_data).inspect_err(|_| self.no_stand_in())
+    }
+
+    /// Makes the queue pair that stands in; the id keeps it until it is destroyed.
+    fn stand_in(&self) -> Result<Arc<Qp>, CmError> {
+        let new = StandIn::new(self.cm.nic())?;
+        let qp = Arc::clone(&new.0);
+        let old = self.inner.lock().stand_in.replace(new);
+        drop(old);
+        Ok(qp)
+    }
+
+    fn no_stand_in(&self) {
+        // Without the id's lock: the queue pair may call its observer.
+        let stand_in = self.inner.lock().stand_in.take();
+        drop(stand_in);
+    }
+
     /// The program has its queue pair ready, or will have: the connection is established. rdma_establish(3).
     pub fn establish(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        inner.state = inner.after(Step::Establish)?;
-        Ok(())
+        inner.life.take(Step::Establish)?;
+        let waiting = inner.stand_in.as_ref().filter(|_| inner.parked.is_some());
+        let stand_in = waiting.map(|stand_in| Arc::clone(&stand_in.0));
+        drop(inner);
+        stand_in.map_or(Ok(()), |qp| self.adopt(&qp))
     }
 
     /// The peer has accepted: the connection waits for its queue pair.
-    pub(super) fn responded(self: &Arc<Self>, fd: OwnedFd, mut negotiated: Negotiated) {
+    pub(super) fn responded(self: &Arc<Self>, connection: Connection, mut negotiated: Negotiated) {
         let private_data = cut(std::mem::take(&mut negotiated.private_data));
         let param = agreed(&negotiated, self.unknown_depths());
-        let watched = self.cm.engine().register(fd.as_raw_fd(), Arc::clone(self) as _);
+        let watched = self.cm.engine().register(connection.as_raw_fd(), Arc::clone(self) as _);
         let mut inner = self.inner.lock();
         let qpn = inner.by_number.as_ref().and_then(Weak::upgrade).map(|qp| qp.qpn());
         let (watch, qpn) = match (watched, qpn) {
             (Ok(watch), Some(qpn)) => (watch, qpn),
             (watched, qpn) => {
                 let errno = watched.as_ref().err().map_or(Errno::INVAL, errno_of);
-                tracing::warn!(id = self.key, ?qpn, "nothing takes the connection: {errno}");
+                tracing::warn!(id = self.key, ?qpn, "no queue pair takes the connection: {errno}");
                 if inner.conclude(Step::Failed) {
                     self.report(&mut inner, EventKind::ConnectError, -errno.raw_os_error());
                 }
@@ -68,44 +105,33 @@ impl Id {
                 if let Ok(watch) = watched {
                     self.cm.engine().deregister(watch);
                 }
-                tell_local_error(&fd, &negotiated);
+                report_local_error(&connection, &negotiated);
                 return;
             }
         };
-        let Ok(state) = inner.after(Step::Response) else {
+        if inner.life.take(Step::Response).is_err() {
             drop(inner);
             return self.cm.engine().deregister(watch);
-        };
-        inner.state = state;
-        inner.local = socket::local_address(&fd).ok().or(inner.local);
+        }
+        inner.local = connection.local_address().ok().or(inner.local);
         inner.peer_param = param;
-        inner.parked = Some(Parked { fd, negotiated, watch });
-        self.cm.await_queue_pair(self, Some(qpn), param.qp_num);
+        inner.parked = Some(Parked { connection, negotiated, watch });
+        if inner.stand_in.is_none() {
+            self.cm.await_queue_pair(self.key, Arc::downgrade(self) as _, Some(qpn), param.qp_num);
+        }
         let mut event = Event::plain(self, EventKind::ConnectResponse, 0);
         event.param = param;
         event.private_data = private_data;
         inner.channel.push(event);
         drop(inner);
-        // What came before the connection was in its place.
+        // Readiness may have come before the connection was in its place.
         self.look_at_parked();
-    }
-
-    /// The program moves its queue pair on: it gets the connection that waits for it, and is in RTS.
-    pub fn adopt(self: &Arc<Self>, qp: &Arc<Qp>) -> Result<(), CmError> {
-        let mut inner = self.inner.lock();
-        let parked = inner.parked.take().ok_or(CmError::Invalid("no connection waits for the queue pair"))?;
-        inner.qp = Some(Arc::clone(qp));
-        let param = inner.conn_param;
-        drop(inner);
-        self.cm.no_longer_awaits(self.key);
-        self.cm.engine().deregister(parked.watch);
-        self.attach(qp, parked.fd, &parked.negotiated, param).inspect_err(|_| self.lost())
     }
 
     /// Whether the peer has hung up before the queue pair came.
     pub(super) fn look_at_parked(&self) {
         let inner = self.inner.lock();
-        let gone = inner.parked.as_ref().is_some_and(|parked| tcp::hung_up(parked.fd.as_fd()));
+        let gone = inner.parked.as_ref().is_some_and(|parked| parked.connection.hung_up());
         drop(inner);
         if gone {
             self.unpark();
@@ -113,7 +139,7 @@ impl Id {
         }
     }
 
-    /// Gives up a connection that waits for its queue pair. Whether there was one.
+    /// Gives up a connection that waits for its queue pair. Returns whether there was one.
     pub(super) fn unpark(&self) -> bool {
         let parked = self.inner.lock().parked.take();
         self.cm.no_longer_awaits(self.key);
@@ -134,21 +160,82 @@ impl Id {
         }
     }
 
-    /// How often a transport that counts would retry.
+    /// The retry count that queries show. TCP counts none.
     pub fn retries(&self) -> u8 {
         let inner = self.inner.lock();
         if inner.has_connected { inner.conn_param.retry_count.min(RETRIES) } else { RETRIES }
     }
 
-    /// What the peer said of itself in its request or its reply; zero before, and where it does not say.
+    /// The peer's parameters from its request or its reply; zero before, and for what the peer does not name.
     pub fn peer_param(&self) -> ConnParam {
         self.inner.lock().peer_param
     }
 }
 
+impl Adopter for Id {
+    fn adopt(&self, qp: &Arc<Qp>) -> Result<(), CmError> {
+        let none = CmError::Invalid("no connection waits for the queue pair");
+        let me = self.me.upgrade().ok_or(none)?;
+        let mut inner = self.inner.lock();
+        let parked = inner.parked.take().ok_or(none)?;
+        inner.qp = Some(Arc::clone(qp));
+        let param = inner.conn_param;
+        drop(inner);
+        self.cm.no_longer_awaits(self.key);
+        self.cm.engine().deregister(parked.watch);
+        me.attach(qp, parked.connection, &parked.negotiated, param).inspect_err(|_| self.lost())
+    }
+}
+
+/// A queue pair of our own that has the connection in place of one that cannot: a datagram queue pair. The
+/// program does not know of it, and nothing is ever posted to it.
+pub(super) struct StandIn(Arc<Qp>);
+
+/// Hears what nobody asks for.
+struct Unheard;
+
+impl AsyncSink for Unheard {
+    fn async_event(&self, _: AsyncEvent) {}
+}
+
+impl StandIn {
+    fn new(nic: &Arc<Nic>) -> Result<Self, CmError> {
+        let async_sink: Arc<dyn AsyncSink> = Arc::new(Unheard);
+        let cq = Cq::new(1, 0, None, Arc::clone(&async_sink));
+        let init = QpInit {
+            pd: Pd::new(),
+            send_cq: Arc::clone(&cq),
+            recv_cq: cq,
+            srq: None,
+            caps: QpCaps {
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            sq_sig_all: false,
+            cookie: 0,
+            async_sink,
+        };
+        Ok(Self(Qp::create(nic, init)?))
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
 impl Inner {
+    /// The number that the peer sees for a connection of `qp`.
+    pub(super) fn number_of(&self, qp: &Qp, param: ConnParam) -> u32 {
+        if self.stand_in.is_some() { param.qp_num } else { qp.qpn() }
+    }
+
     /// Whether a connection waits for its queue pair.
     pub(super) fn waits_for_queue_pair(&self) -> bool {
-        matches!(self.state, State::Responded | State::Established) && self.parked.is_some()
+        matches!(self.life.state(), State::Responded | State::Established) && self.parked.is_some()
     }
 }

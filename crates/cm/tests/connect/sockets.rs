@@ -1,8 +1,9 @@
-//! What the sockets below have to do with it: families, ports, type of service, and listeners that are not answering.
+//! What the sockets below have to do with it: families, ports, type of service, and listeners that are not
+//! answering.
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{ip_tos, ipv6_tclass};
-use uwarp_cm::socket::{local_address, peer_address};
+use uwarp_llp::route;
 
 use super::*;
 
@@ -103,14 +104,15 @@ fn shared_ports_are_shared_by_those_who_say_so() {
 fn socket_at(here: SocketAddr, there: SocketAddr) -> BorrowedFd<'static> {
     let ours = std::fs::read_dir("/proc/self/fd").unwrap();
     ours.filter_map(|entry| entry.unwrap().file_name().into_string().ok()?.parse().ok())
-        // SAFETY: its owner keeps it until the test is over; for a number that is nobody's any more the calls fail.
+        // SAFETY: its owner keeps it until the test is over; for a number that is nobody's any more the calls
+        // fail.
         .map(|number| unsafe { BorrowedFd::borrow_raw(number) })
-        .find(|fd| local_address(fd) == Ok(here) && peer_address(fd) == Ok(there))
+        .find(|fd| route::addresses(*fd) == [Some(here), Some(there)])
         .expect("our socket")
 }
 
 fn type_of_service(fd: BorrowedFd<'_>) -> u8 {
-    match local_address(fd).unwrap() {
+    match route::addresses(fd)[0].unwrap() {
         SocketAddr::V4(_) => ip_tos(fd).unwrap(),
         SocketAddr::V6(_) => ipv6_tclass(fd).unwrap().try_into().unwrap(),
     }

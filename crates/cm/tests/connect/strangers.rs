@@ -19,12 +19,11 @@ impl Stranger {
         self.listener.local_addr().unwrap()
     }
 
-    /// Takes a request with 4 bytes of private data (of enhanced set-up) and answers it.
-    fn answer(&self, reply: &[u8]) -> (TcpStream, [u8; 24]) {
+    /// Takes a request and answers it.
+    fn answer(&self, reply: &[u8]) -> (TcpStream, Vec<u8>) {
         let (mut stream, _) = self.listener.accept().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut request = [0; 24];
-        stream.read_exact(&mut request).unwrap();
+        let request = take_request(&mut stream);
         stream.write_all(&KEY_REP).unwrap();
         stream.write_all(reply).unwrap();
         (stream, request)
@@ -53,8 +52,8 @@ fn read(msn: u8) -> Vec<u8> {
     request
 }
 
-/// Chelsio's driver agrees to the Read indication only, and a program without Reads of its own asks for no depth: the two did not
-/// come together.
+/// Chelsio's driver agrees to the Read indication only, and a program without Reads of its own asks for no
+/// depth: the two did not come together.
 #[test]
 fn a_program_that_reads_nothing_meets_a_responder_that_waits_for_a_read() {
     let cm = cm(Timeouts::default());
@@ -63,7 +62,7 @@ fn a_program_that_reads_nothing_meets_a_responder_that_waits_for_a_read() {
     let queue_pair = qp();
     active.connect(&queue_pair, ConnParam { initiator_depth: 0, ..ConnParam::DEFAULT }, b"").unwrap();
     let (mut stream, request) = stranger.answer(&[FLAG_C | FLAG_S, 2, 0, 4, 0x80, 1, 0x40, 4]);
-    assert_eq!(request[20..], [0x80, 128, 0xC0, 0], "both indications are offered");
+    assert_eq!(request[20..24], [0x80, 128, 0xC0, 0], "both indications are offered");
     assert_eq!(ulpdu(&mut stream), read(1));
     // Established when the Read is answered.
     let response = [0xC1, 0x42, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -141,7 +140,7 @@ fn a_queue_pair_that_cannot_take_the_connection_is_told_of_by_the_responder() {
     let passive = Arc::clone(&request.id);
     request.acknowledge();
     assert!(passive.accept(&in_error(), None, b"").is_err());
-    stranger.read_exact(&mut [0; 24]).unwrap();
+    take_request(&mut stranger);
     assert_eq!(ulpdu(&mut stranger)[18..22], LOCAL_ERROR);
 }
 

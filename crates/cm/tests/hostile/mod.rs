@@ -1,9 +1,9 @@
-//! Any bytes for an MPA request or reply, over a real socket, and any decisions of the program. Shared by a test and a fuzz
-//! target.
+//! Any bytes for an MPA request or reply, over a real socket, and any decisions of the program. Shared by a
+//! test and a fuzz target.
 //!
-//! The first byte says which end is attacked, how the bytes arrive and how the attacker leaves; the second what the program
-//! does. What must hold: each id tells its story in an order that makes sense, and to its end; private data never
-//! exceeds what rdma_cm can say; nothing hangs.
+//! The first byte says which end is attacked, how the bytes arrive and how the attacker leaves; the second
+//! what the program does. What must hold: each id tells its story in an order that makes sense, and to its
+//! end; private data never exceeds what rdma_cm can say; nothing hangs.
 
 #[path = "../common/mod.rs"]
 mod common;

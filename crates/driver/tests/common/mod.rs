@@ -4,13 +4,13 @@
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use uwarp_driver::{Channel, Disconnect, Nic, Qp, Rtr, StreamObserver, StreamParams};
+use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState};
 use uwarp_rnic::{
     Access, AsyncEvent, AsyncSink, CompletionSink, Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge,
@@ -155,6 +155,19 @@ impl End {
         }
     }
 
+    /// The next completion; blocks on the channel.
+    pub fn wait(&self) -> Wc {
+        loop {
+            let mut got = None;
+            self.cq.arm(false);
+            self.nic.poll_cq(&self.cq, 1, |wc| got = Some(wc));
+            if let Some(wc) = got {
+                return wc;
+            }
+            assert_eq!(self.channel.get(), Ok(7));
+        }
+    }
+
     /// The next completion, without making any progress here.
     pub fn look_only(&self) -> Wc {
         let end = Instant::now() + LIMIT;
@@ -177,8 +190,8 @@ impl Drop for End {
     }
 }
 
-pub fn queue_pair(nic: &Arc<Nic>, pd: &Arc<Pd>, cq: &Arc<Cq>, events: &Arc<Events>) -> Arc<Qp> {
-    let init = QpInit {
+pub fn init(pd: &Arc<Pd>, cq: &Arc<Cq>, events: &Arc<Events>) -> QpInit {
+    QpInit {
         pd: pd.clone(),
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
@@ -187,8 +200,11 @@ pub fn queue_pair(nic: &Arc<Nic>, pd: &Arc<Pd>, cq: &Arc<Cq>, events: &Arc<Event
         sq_sig_all: false,
         cookie: 1,
         async_sink: events.clone(),
-    };
-    let qp = Qp::create(nic, init).unwrap();
+    }
+}
+
+pub fn queue_pair(nic: &Arc<Nic>, pd: &Arc<Pd>, cq: &Arc<Cq>, events: &Arc<Events>) -> Arc<Qp> {
+    let qp = Qp::create(nic, init(pd, cq, events)).unwrap();
     qp.modify(&to(QpState::Init)).unwrap();
     qp
 }
@@ -212,7 +228,7 @@ pub fn sockets() -> (TcpStream, TcpStream) {
 
 pub fn attach(end: &End, socket: TcpStream, params: StreamParams) {
     socket.set_nonblocking(true).unwrap();
-    end.qp.attach(OwnedFd::from(socket), params, end.watch.clone()).unwrap();
+    end.qp.attach(socket.into(), params, end.watch.clone()).unwrap();
 }
 
 /// Two queue pairs, connected.
@@ -239,7 +255,7 @@ pub fn with_raw_peer(params: StreamParams, size: usize) -> (End, TcpStream) {
     // Small, so that a peer that does not read is soon felt.
     rustix::net::sockopt::set_socket_send_buffer_size(&b, 100_000).unwrap();
     rustix::net::sockopt::set_socket_recv_buffer_size(&a, 100_000).unwrap();
-    attach(&end, b, StreamParams { crc: false, emss: 0, ..params });
+    attach(&end, b, StreamParams { framing: Framing::PLAIN, emss: 0, ..params });
     (end, a)
 }
 

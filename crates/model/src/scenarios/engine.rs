@@ -1,16 +1,21 @@
-//! Who makes progress, and how that is handed on: the engine and its channels as they are, over sockets that are not there.
+//! Which thread makes progress, and how threads hand this over: the real engine and its channels, over
+//! simulated sockets.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use shuttle::rand::Rng;
 
+use crate::background;
 use crate::channel::Channel;
-use crate::engine::{Engine, Readiness, Source, Token};
+use crate::engine::Engine;
+use crate::source::{Readiness, Source, Token};
 use crate::sync::Mutex;
 use crate::sys::{self, Count, Socket, Thread, start};
 
-/// A connection whose input is read by whoever makes progress, and makes an event for each read that found something.
+/// A connection. The thread that makes progress reads its input; each read that finds something raises an
+/// event.
 struct Probe {
     socket: Socket,
     read: Count,
@@ -57,14 +62,15 @@ fn get(channel: &Channel) {
     assert_eq!(channel.get(), Ok(7));
 }
 
-/// Before, while or after a thread that begins to block looks for a short while, and the background thread's first naps.
+/// Before, during or after the short polling of a thread that begins to block, and the background thread's
+/// first naps.
 fn at_any_moment() {
     sys::sleep(Duration::from_micros(shuttle::rand::thread_rng().gen_range(0..400)));
 }
 
-/// Threads that block on channels of their own hear of what comes for them, whichever of them sleeps on the sockets.
+/// Threads that block on their own channels get their events, whichever of them sleeps on the sockets.
 pub fn blocked_threads_are_woken() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let sides = [0, 1].map(|_| {
         let channel = Channel::new(&engine).unwrap();
         (Probe::new(&engine, Some(channel.clone())).0, channel)
@@ -77,9 +83,10 @@ pub fn blocked_threads_are_woken() {
     threads.into_iter().for_each(Thread::join);
 }
 
-/// Two threads wait on one channel, and the one that sleeps on the sockets may find more there than it takes itself.
+/// Two threads wait on one channel. The one that sleeps on the sockets may find more events than it takes
+/// itself.
 pub fn what_comes_at_once_wakes_all_that_block() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let [one, other] = [0, 1].map(|_| Probe::new(&engine, Some(channel.clone())).0);
     let threads = [0, 1].map(|_| {
@@ -93,13 +100,13 @@ pub fn what_comes_at_once_wakes_all_that_block() {
     assert!(channel.is_empty());
 }
 
-/// What comes when the thread that slept on the sockets has gone, soon or late, is served by the background thread.
+/// When the thread that slept on the sockets has left, the background thread serves the input, soon or later.
 pub fn what_comes_after_a_leader_is_served() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, _) = Probe::new(&engine, Some(channel.clone()));
     let program = start(move || get(&channel));
-    // Just as long as the background thread takes to sleep without a timer, or less, or more.
+    // As long as the background thread takes until it sleeps without a timer, or less, or more.
     sys::sleep(Duration::from_micros(4900 + shuttle::rand::thread_rng().gen_range(0..500)));
     probe.socket.arrive();
     probe.read.wait(1);
@@ -110,7 +117,7 @@ pub fn what_comes_after_a_leader_is_served() {
     probe.read.wait(3);
 }
 
-/// A connection whose news are forgotten while a thread that was told of them leaves.
+/// A connection whose events are lost when the thread that received them leaves.
 struct Forgotten {
     probe: Arc<Probe>,
     leaves: Mutex<bool>,
@@ -126,10 +133,10 @@ impl Source for Forgotten {
     fn timeout(&self) {}
 }
 
-/// A thread jumps out of the call in which it sleeps on the sockets, and is never seen again: what it was told of, and what comes later,
-/// is served all the same.
+/// A thread jumps out of the call in which it sleeps on the sockets, and never returns. The events that it
+/// received, and later events, are served all the same.
 pub fn what_comes_after_a_leader_that_left_without_a_word_is_served() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let (later, _) = Probe::new(&engine, None);
     let (probe, token) = Probe::new(&engine, None);
     let told = Arc::new(Forgotten { probe: probe.clone(), leaves: Mutex::new(false) });
@@ -152,9 +159,50 @@ pub fn what_comes_after_a_leader_that_left_without_a_word_is_served() {
     probe.read.wait(1);
 }
 
-/// An event that a thread was about to take, when it was cancelled, is another's.
+/// A thread that blocks in a call is taken for gone, because the machine is so busy that it does not run in time. It gets its
+/// event all the same.
+pub fn a_leader_that_is_held_up_gets_its_event() {
+    sys::busy(Duration::from_millis(200));
+    let engine = background::start().unwrap();
+    let sides = [0, 1].map(|_| Channel::new(&engine).unwrap());
+    let threads = sides.clone().map(|channel| start(move || get(&channel)));
+    for channel in sides {
+        sys::sleep(Duration::from_micros(shuttle::rand::thread_rng().gen_range(0..300_000)));
+        channel.push(7);
+    }
+    threads.into_iter().for_each(Thread::join);
+}
+
+/// A thread that blocks in a call does not sleep on the sockets for long if nothing comes, whatever the
+/// background thread does when it begins, and although another thread polls. What comes later is served, and
+/// wakes it.
+pub fn a_thread_that_waits_in_vain_is_dismissed() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (probe, _) = Probe::new(&engine, Some(channel.clone()));
+    let (other, token) = Probe::new(&engine, None);
+    let poller = poller(&engine, &other, token);
+    if shuttle::rand::thread_rng().gen_bool(0.5) {
+        // Wakes the background thread, which then stands back.
+        other.socket.arrive();
+    }
+    at_any_moment();
+    let blocked = {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    };
+    poller.join();
+    sys::sleep(Duration::from_millis(30));
+    assert!(!engine.is_led());
+    probe.socket.arrive();
+    blocked.join();
+    probe.socket.arrive();
+    probe.read.wait(2);
+}
+
+/// If a thread is cancelled when it is about to take an event, another thread gets the event.
 pub fn an_event_that_is_left_is_taken_by_another() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, _) = Probe::new(&engine, Some(channel.clone()));
     let cancelled = {
@@ -171,9 +219,9 @@ pub fn an_event_that_is_left_is_taken_by_another() {
     cancelled.join();
 }
 
-/// The same where two threads wait on one channel, and the events come from other threads of the program.
+/// The same with two threads on one channel and with events from other threads of the program.
 pub fn events_of_other_threads_wake_those_that_block() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let threads = [0, 1].map(|_| {
         let channel = channel.clone();
@@ -189,12 +237,13 @@ pub fn events_of_other_threads_wake_those_that_block() {
     assert!(channel.is_empty());
 }
 
-/// An object goes, and its events with it, while others are queued and taken: each of its events is either taken or counted as removed
-/// (destruction waits for those that were taken), nobody misses another's, and the descriptor says whether there is one.
+/// An object is destroyed with its events while other events are queued and taken. Each of its events is
+/// either taken or counted as removed (destruction waits for the taken ones), no other event is lost, and the
+/// descriptor shows whether there is an event.
 pub fn what_goes_with_its_object_takes_nothing_along() {
     const GOES: u64 = 8;
     const EVENTS: usize = 3;
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, _) = Probe::new(&engine, Some(channel.clone()));
     let (taken, removed) = (Count::new(), Count::new());
@@ -228,13 +277,14 @@ pub fn what_goes_with_its_object_takes_nothing_along() {
     assert!(sys::is_readable(channel.fd()), "one is left");
 }
 
-/// A timer that is set while a thread leads, begins to or ceases to, runs out in time although another one runs out much later.
+/// A timer that is set while a thread leads, begins to lead or stops leading, expires in time although
+/// another one expires much later.
 pub fn a_timer_set_at_any_moment_runs_out_in_time() {
     const SOON: Duration = Duration::from_secs(1);
     const LATE: Duration = Duration::from_secs(100);
-    // Naps, leads that follow each other, and looks at the clock.
+    // Naps, consecutive leads, and clock reads.
     const SLACK: Duration = Duration::from_millis(20);
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, token) = Probe::new(&engine, Some(channel.clone()));
     let (_, late) = Probe::new(&engine, None);
@@ -258,7 +308,7 @@ pub fn a_timer_set_at_any_moment_runs_out_in_time() {
     engine.deregister(late);
 }
 
-/// A timer whose event a blocked thread waits for, and nothing else happens.
+/// A blocked thread waits for the event of a timer, and nothing else happens.
 pub fn a_leader_runs_timers() {
     const SLACK: Duration = Duration::from_millis(20);
     struct Tick(Arc<Channel>);
@@ -268,7 +318,7 @@ pub fn a_leader_runs_timers() {
             self.0.push(7);
         }
     }
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let token = engine.new_token(Arc::new(Tick(channel.clone())));
     let late = engine.new_token(Arc::new(Tick(channel.clone())));
@@ -284,7 +334,7 @@ pub fn a_leader_runs_timers() {
     assert!(sys::now() < at + SLACK, "{:?} late", sys::now().saturating_duration_since(at));
 }
 
-/// A thread that polls in earnest for long enough that the background thread lets it take the descriptor from the system.
+/// A thread polls in earnest for so long that the background thread lets it remove the descriptor from epoll.
 fn poller(engine: &Arc<Engine>, probe: &Arc<Probe>, token: Token) -> Thread {
     let (engine, probe) = (engine.clone(), probe.clone());
     start(move || {
@@ -303,16 +353,16 @@ fn poller(engine: &Arc<Engine>, probe: &Arc<Probe>, token: Token) -> Thread {
     })
 }
 
-/// What comes for a descriptor that a polling thread has taken from the system is found when that thread stops polling, at any
-/// moment.
+/// Input of a descriptor that a polling thread has removed from epoll is found when that thread stops
+/// polling, at any moment.
 pub fn a_descriptor_that_was_polled_is_not_forgotten() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let (probe, token) = Probe::new(&engine, None);
-    // Wakes the background thread beside the one that polls.
+    // Wakes the background thread beside the polling thread.
     let (other, _) = Probe::new(&engine, None);
     let poller = poller(&engine, &probe, token);
     other.socket.arrive();
-    // Each is read by itself: only then is there a next.
+    // Each input is read by itself; the next one arrives only after that.
     for n in 1..=3 {
         probe.socket.arrive();
         probe.read.wait(n);
@@ -322,12 +372,13 @@ pub fn a_descriptor_that_was_polled_is_not_forgotten() {
     probe.read.wait(4);
 }
 
-/// Threads that poll in earnest push back what wakes the background thread. When the last of them stops, at any moment, what comes is
-/// served, and soon, although the background thread sleeps without a limit of its own.
+/// Threads that poll in earnest push back the timer that wakes the background thread. When the last of them
+/// stops, at any moment, input is served soon, although the background thread sleeps without a time limit of
+/// its own.
 pub fn that_polling_has_stopped_is_noticed() {
-    // What the watchdog takes, and looks at the clock that were held up.
+    // The watchdog's time, and delayed clock reads.
     const SOON: Duration = Duration::from_millis(20);
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let (probe, token) = Probe::new(&engine, None);
     let (other, _) = Probe::new(&engine, None);
     let pollers = [(), ()].map(|()| poller(&engine, &probe, token));
@@ -338,7 +389,7 @@ pub fn that_polling_has_stopped_is_noticed() {
     probe.read.wait(1);
     let late = sys::now().saturating_duration_since(stopped);
     assert!(late < SOON, "{late:?} late");
-    // And once more, when the background thread has been back among the sockets for a while.
+    // Once more, when the background thread has been serving the sockets for a while.
     sys::sleep(Duration::from_millis(1));
     let again = start({
         let engine = engine.clone();
@@ -350,9 +401,9 @@ pub fn that_polling_has_stopped_is_noticed() {
     probe.read.wait(2);
 }
 
-/// Nor is it while another thread sleeps on the sockets and keeps the background thread away.
+/// The same while another thread sleeps on the sockets and keeps the background thread away.
 pub fn a_descriptor_that_was_polled_is_not_forgotten_beside_a_leader() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, token) = Probe::new(&engine, None);
     let (other, _) = Probe::new(&engine, None);
@@ -370,9 +421,9 @@ pub fn a_descriptor_that_was_polled_is_not_forgotten_beside_a_leader() {
     blocked.join();
 }
 
-/// A program that has polled, arms and sleeps on the channel's descriptor hears of what comes.
+/// A program that polled, then arms and sleeps on the channel's descriptor, gets its events.
 pub fn a_program_that_waits_on_the_descriptor_is_woken() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, _) = Probe::new(&engine, Some(channel.clone()));
     let program = {
@@ -383,7 +434,7 @@ pub fn a_program_that_waits_on_the_descriptor_is_woken() {
                     engine.note_earnest(false);
                     engine.poll_once();
                 }
-                channel.armed();
+                channel.armed(&Weak::new());
                 sys::wait_readable(channel.fd());
                 get(&channel);
             }
@@ -395,17 +446,18 @@ pub fn a_program_that_waits_on_the_descriptor_is_woken() {
     program.join();
 }
 
-/// The process exits in a thread that may be the leader, which then never goes on: every connection is told.
+/// The process exits in a thread that may be the leader, which then never continues: every connection is
+/// notified.
 pub fn exit_is_told_to_all() {
-    let engine = Engine::start().unwrap();
+    let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let probes = [0, 1].map(|_| Probe::new(&engine, Some(channel.clone())).0);
     let exiting = {
         let engine = engine.clone();
         start(move || {
-            // The handler of a signal that came while this thread led.
+            // A signal handler, while this thread led.
             std::mem::forget(engine.lead());
-            // Until the background thread sleeps by timer, or has gone to sleep without one.
+            // Until the background thread sleeps with a timer, or sleeps without one.
             sys::sleep(Duration::from_micros(shuttle::rand::thread_rng().gen_range(0..7000)));
             while !engine.exit() {
                 sys::sleep(Duration::from_millis(1));
@@ -420,12 +472,65 @@ pub fn exit_is_told_to_all() {
     for probe in &probes {
         probe.exits.wait(1);
     }
-    // What they wait for before they close still comes, although the thread that led serves nothing any more.
+    // What the connections wait for before they close still arrives, although the former leader serves
+    // nothing any more.
     for probe in &probes {
         probe.socket.arrive();
         probe.read.wait(1);
     }
-    // It may have got into the lead after the exit began.
+    // It may have become leader after the exit began.
     channel.push(7);
     other.join();
+}
+
+/// The modes of the background thread that [`every_mode_is_entered`] has seen, over all executions.
+pub static MODES: std::sync::Mutex<BTreeSet<String>> = std::sync::Mutex::new(BTreeSet::new());
+
+fn note_mode(engine: &Engine) {
+    let mode = format!("{:?}", engine.mode.get());
+    let name = mode.split(' ').next().unwrap_or(&mode);
+    MODES.lock().unwrap().insert(name.into());
+}
+
+/// A thread polls, another one leads again and again until it is dismissed, and both stop: everything is served meanwhile, and the
+/// background thread passes through all its modes.
+pub fn every_mode_is_entered() {
+    let engine = background::start().unwrap();
+    let (probe, _) = Probe::new(&engine, None);
+    let (other, token) = Probe::new(&engine, None);
+    let watcher = {
+        let engine = engine.clone();
+        start(move || {
+            for _ in 0..20 {
+                note_mode(&engine);
+                at_any_moment();
+            }
+        })
+    };
+    let poller = poller(&engine, &other, token);
+    other.socket.arrive();
+    let leads = {
+        let engine = engine.clone();
+        start(move || {
+            // Longer than the other thread polls.
+            let end = sys::now() + Duration::from_micros(1500);
+            while sys::now() < end {
+                let _ = engine.lead().map(|leader| leader.wait(Some(Duration::from_micros(300))));
+            }
+            let Some(leader) = engine.lead() else { return };
+            while !leader.is_over() {
+                let _ = leader.wait(None);
+                note_mode(&engine);
+            }
+            leader.retire();
+        })
+    };
+    for n in 1..=3 {
+        at_any_moment();
+        probe.socket.arrive();
+        probe.read.wait(n);
+    }
+    leads.join();
+    poller.join();
+    watcher.join();
 }

@@ -9,7 +9,7 @@ use crate::mr::{self, Access, Mr, MrCache, Part};
 use crate::sync::{AtomicBool, Ordering, yield_now};
 use crate::sys::{Thread, start};
 
-/// A queue pair in short: news that comes without the lock, and what was done with it.
+/// A reduced queue pair: events that arrive without the lock, and what was done with them.
 struct Busy {
     lock: Attended<u64>,
     news: AtomicBool,
@@ -47,7 +47,7 @@ impl Busy {
     /// As `Qp::post_send`.
     fn post(&self) {
         let mut done = self.lock.lock();
-        // Looks at nothing: it only sends.
+        // It only sends and checks for no event.
         *done += 0;
         self.release(done);
     }
@@ -60,8 +60,8 @@ impl Busy {
         }
     }
 
-    /// As `Qp::feed`.
-    fn feed(&self) {
+    /// As `Qp::make_progress`.
+    fn make_progress(&self) {
         if let Some(mut done) = self.lock.try_lock() {
             let before = *done;
             self.work(&mut done);
@@ -76,7 +76,8 @@ impl Busy {
     }
 }
 
-/// Whoever brings news and finds the lock taken is heard by the holder, however that holds and lets go of it.
+/// If a thread brings an event and finds the lock taken, the holder of the lock handles the event, however it
+/// holds and releases the lock.
 pub fn no_readiness_is_lost() {
     let busy = Busy::new();
     let ways: [fn(&Busy); 5] = [
@@ -91,8 +92,8 @@ pub fn no_readiness_is_lost() {
             busy.post_without_looking();
         },
         |busy| {
-            busy.feed();
-            busy.feed();
+            busy.make_progress();
+            busy.make_progress();
         },
     ];
     let threads = ways.map(|way| {
@@ -104,7 +105,8 @@ pub fn no_readiness_is_lost() {
     assert!(*busy.lock.lock() > 0);
 }
 
-/// The program may give memory back once its region is deregistered, whoever else took the key back and whatever was under way.
+/// The program may free memory once its region is deregistered, even if another thread invalidated the key
+/// and uses were in progress.
 pub fn deregistering_waits_for_uses() {
     let pd = Pd::new();
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -138,7 +140,7 @@ pub fn deregistering_waits_for_uses() {
     let peer = {
         let pd = pd.clone();
         start(move || {
-            let _ = mr::invalidate_remotely(part.stag, &pd);
+            let _ = mr::invalidate_remotely(part.stag, &pd, 1);
         })
     };
     mr.deregister();
@@ -147,7 +149,7 @@ pub fn deregistering_waits_for_uses() {
     assert!(MrCache::default().find(part.stag).is_none());
 }
 
-/// Toward peers a region stays what it is while its rights change: uses go on, and its key can be taken back.
+/// For peers a region stays valid while its rights change: uses continue, and its key can be invalidated.
 pub fn rights_change_beside_uses_and_invalidation() {
     let pd = Pd::new();
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -159,7 +161,7 @@ pub fn rights_change_beside_uses_and_invalidation() {
             let mut cache = MrCache::default();
             assert_eq!(cache.with(part, pd.id(), Access::REMOTE_WRITE, |_| ()), Ok(()));
             assert!(cache.enter(part, pd.id(), Access::REMOTE_WRITE).is_ok());
-            assert_eq!(mr::invalidate_remotely(part.stag, &pd), Ok(()));
+            assert_eq!(mr::invalidate_remotely(part.stag, &pd, 1), Ok(()));
         })
     };
     let new = mr.reregister(None, None, Some(rights | Access::REMOTE_READ)).unwrap();

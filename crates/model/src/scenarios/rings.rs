@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 
 use uwarp_rnic::{AsyncEvent, AsyncSink, CompletionSink, Pd, RecvWr, Sge, Wc, WcOpcode, WcStatus};
 
-use crate::cq::{Cq, Feeder};
-use crate::qp::RecvQueue;
+use crate::cq::{Coverage, Cq, Direct, Feeder};
+use crate::queues::RecvQueue;
 use crate::srq::{Srq, SrqInit, Waiter};
 use crate::sys::{Count, Thread, start};
 
@@ -24,9 +24,9 @@ impl AsyncSink for Events {
 }
 
 impl Feeder for Events {
-    fn feed(&self, _: bool) -> bool {
+    fn make_progress(&self, _: bool) -> Coverage {
         self.0.add();
-        false
+        Coverage::Complete
     }
 }
 
@@ -44,7 +44,8 @@ fn wc(id: u64) -> Wc {
     Wc::new(id, WcStatus::Success, WcOpcode::Recv, (id >> 8) as u32)
 }
 
-/// Who arms, looks once more and then sleeps is woken by every completion that this look did not find.
+/// A thread that arms, polls once more and then sleeps is woken by every completion that this poll did not
+/// find.
 pub fn no_completion_comes_between_arming_and_sleeping() {
     const EACH: u64 = 3;
     let told = events();
@@ -63,14 +64,14 @@ pub fn no_completion_comes_between_arming_and_sleeping() {
             heard += 1;
             told.0.wait(heard);
         }
-        // An event that was not waited for is not one for the next time.
+        // An event without a waiter does not count for the next wait.
         heard = told.0.get();
     }
     producers.into_iter().for_each(Thread::join);
 }
 
-/// Every completion that was taken in comes out once, each queue pair's in order, whoever polls and resizes meanwhile; one that
-/// finds no room is told of once.
+/// Every accepted completion is polled once, in order for each queue pair, while other threads poll and
+/// resize; a completion that finds no room is reported once.
 pub fn completions_come_out_once() {
     const EACH: u64 = 4;
     let broken = events();
@@ -92,7 +93,7 @@ pub fn completions_come_out_once() {
         let (cq, out) = (cq.clone(), out.clone());
         threads.push(start(move || {
             for _ in 0..3 {
-                // The order of two that poll is that of the ring only as long as one takes all.
+                // Two threads that poll keep the order of the ring only while one of them takes everything.
                 let mut out = out.lock();
                 cq.poll(2, |wc| out.push(wc.wr_id));
             }
@@ -117,8 +118,9 @@ pub fn completions_come_out_once() {
     assert_eq!(cq.overflowed(), lost > 0);
 }
 
-/// Queue pairs come and go while their completion queue asks them.
+/// Queue pairs are created and destroyed while their completion queue asks them for input.
 pub fn feeders_come_and_go() {
+    const FEW: Direct = Direct { few: 2, favourite: u32::MAX, partial_every: 1 };
     let cq = Cq::new(4, 0, None, events());
     let feeder = |of: &Arc<Events>| -> Weak<dyn Feeder> { Arc::downgrade(of) as Weak<dyn Feeder> };
     let stays = events();
@@ -129,9 +131,9 @@ pub fn feeders_come_and_go() {
             for number in [2, 3] {
                 let goes = events();
                 cq.add_feeder(number, feeder(&goes));
-                // A queue pair with one queue for both directions.
+                // A queue pair with one completion queue for both directions.
                 cq.add_feeder(number, feeder(&goes));
-                cq.feed(2, false);
+                let _ = cq.make_progress(&FEW, false);
                 cq.remove_feeder(number);
                 cq.remove_feeder(number);
             }
@@ -139,20 +141,20 @@ pub fn feeders_come_and_go() {
     };
     let asks = {
         let cq = cq.clone();
-        start(move || (0..3).for_each(|_| _ = cq.feed(2, true)))
+        start(move || (0..3).for_each(|_| _ = cq.make_progress(&FEW, true)))
     };
     goes.join();
     asks.join();
     let before = stays.0.get();
-    assert!(cq.feed(1, false), "one is left, and is asked directly");
+    assert_eq!(cq.make_progress(&FEW, false), Coverage::Complete, "one is left, and is asked directly");
     assert_eq!(stays.0.get(), before + 1);
     cq.remove_feeder(1);
-    cq.feed(1, false);
+    let _ = cq.make_progress(&FEW, false);
     assert_eq!(stays.0.get(), before + 1, "removed");
 }
 
-/// Queue pairs that wait for a receive get one as long as there are some, though others take receives in between and one that
-/// was given its turn is destroyed instead.
+/// Queue pairs that wait for a receive get one while there are receives, although others take receives in
+/// between and one that got its turn is destroyed.
 pub fn a_refill_reaches_all_that_wait() {
     const SIDES: u32 = 3;
     let srq = Srq::new(SrqInit { pd: Pd::new(), max_wr: 8, max_sge: 1, cookie: 0, async_sink: events() });
@@ -166,7 +168,8 @@ pub fn a_refill_reaches_all_that_wait() {
             let mut own = RecvQueue::new(1, 1);
             let mut heard = 0;
             if qpn == 0 {
-                // Is destroyed, whether it has got one, is about to or waits; there is one for each of the others.
+                // This one is destroyed, whether it has a receive, is about to get one, or waits. There is
+                // one for each of the others.
                 if srq.take(qpn, &mut own, Some(&waiter)) {
                     post(&srq, 1);
                 }

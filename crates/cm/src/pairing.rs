@@ -1,0 +1,713 @@
+//! Streams between queue pairs that know each other by address and number, without ids (docs/contracts.md, "Bring-up").
+//!
+//! A queue pair number names a TCP port, so an address and a number say where the peer's process listens. The end with the smaller
+//! (address, number) listens, the other one connects; both send an [`Introduction`]. A request that comes before its queue pair is in
+//! RTR, or while it still has its last stream, waits here, bounded in number and time. A connector that finds nobody tries again, for as
+//! long as its queue pair waits: the time that work requests may wait is the queue pair's own
+//! ([`uwarp_rnic::qp::RcCore::retry_limit`]). A stream that ends before the listening end has heard anything on it was none: its
+//! connector was moved to RESET meanwhile, and the queue pair waits for the next one.
+//!
+//! ```text
+//!   modify to RTR ─▶ Pairing ──┬─ larger: Active ── Accepted ──────────────┬─▶ driver::Qp::attach
+//!                              └─ smaller: waits ─┐                        │
+//!   the port ─▶ Listener ─▶ Door ─▶ request ──────┴── accept and reply ────┘
+//! ```
+
+use std::cmp::Ordering;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use uwarp_driver::config::Config;
+use uwarp_driver::{Disconnect, Engine, Nic, Qp, Readiness, Source, StreamObserver, Token};
+use uwarp_llp::connect::{Connection, Options, Unconnected};
+use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Negotiated, Request, ResponderPolicy, Rtr};
+use uwarp_rnic::VerbsError;
+use uwarp_rnic::ah::port_of;
+use uwarp_rnic::mr::random_u32;
+use uwarp_rnic::qp::{QpAttr, QpState};
+use uwarp_wire::introduction::Introduction;
+
+use crate::active::{Active, Target};
+use crate::error::CmError;
+use crate::event::ConnParam;
+use crate::handshake::{ConnectObserver, Connected, Pending, RequestObserver};
+use crate::listener::{Listener, MAX_BACKLOG, max_half_open};
+use crate::params::{peer_data, revision, stream_params};
+use crate::timeouts::{RETRIES, Timeouts};
+
+/// Between which addresses a queue pair's stream is; ports do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// An address of this host.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub peer: SocketAddr,
+}
+
+/// Until a connector that found nobody tries again; each further time it waits twice as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// Most of them for one queue pair: more than one is a peer that began anew, or somebody who lies.
+const MOST_EARLY_EACH: usize = 4;
+/// How long such a request waits.
+const EARLY_LIMIT: Duration = Duration::from_secs(30);
+
+/// All pairings of a process.
+pub(crate) struct Pairings {
+    me: Weak<Self>,
+    nic: Arc<Nic>,
+    timeouts: Timeouts,
+    policy: ResponderPolicy,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By the number of our queue pair.
+    pairings: HashMap<u32, Arc<Pairing>>,
+    /// How many there were when those of destroyed queue pairs were last looked for.
+    swept: usize,
+    /// By port.
+    doors: HashMap<u16, Arc<Door>>,
+    /// In the order in which they came.
+    early: VecDeque<Early>,
+    /// Looks after those whose time is over.
+    timer: Option<Token>,
+}
+
+/// A request whose queue pair is not in RTR.
+struct Early {
+    since: Instant,
+    introduction: Introduction,
+    /// Where it comes from.
+    from: Option<Ipv6Addr>,
+    pending: Pending,
+}
+
+impl Early {
+    fn is_for(&self, qpn: u32) -> bool {
+        self.introduction.destination_qpn == qpn
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        now > self.since + EARLY_LIMIT
+    }
+
+    /// Asks the system. Asked of all that wait each time that one comes or goes, it would be most of the work.
+    fn hung_up(&self) -> bool {
+        self.pending.connection.hung_up()
+    }
+}
+
+impl Pairings {
+    pub fn new(nic: &Arc<Nic>, timeouts: Timeouts, policy: ResponderPolicy) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            nic: Arc::clone(nic),
+            timeouts,
+            policy,
+            table: Mutex::default(),
+        })
+    }
+
+    /// The queue pair, in RTR by now and waiting for its stream, is to be joined with queue pair `peer` at the path's other end.
+    pub fn begin(&self, qp: &Arc<Qp>, path: Path, peer: u32) -> Result<(), CmError> {
+        let Some((attr, moves)) = qp.awaits_stream() else { return Ok(()) };
+        let incarnation = random_u64()?;
+        let pairing = Arc::new_cyclic(|me| Pairing {
+            me: Weak::clone(me),
+            pairings: Weak::clone(&self.me),
+            nic: Arc::clone(&self.nic),
+            timeouts: self.timeouts,
+            max_ird: self.policy.max_ird,
+            qp: Arc::downgrade(qp),
+            moves,
+            introduction: Introduction {
+                source_qpn: qp.qpn(),
+                destination_qpn: peer,
+                rq_psn: attr.rq_psn,
+                sq_psn: None,
+                incarnation,
+            },
+            path,
+            attempt: Mutex::default(),
+        });
+        match pairing.role() {
+            Ordering::Less => self.listen(qp, &pairing),
+            Ordering::Equal => pairing.join_itself(),
+            Ordering::Greater => {
+                self.table.lock().insert(qp.qpn(), &pairing);
+                pairing.connect();
+                Ok(())
+            }
+        }
+    }
+
+    /// The queue pair is in RESET or ERR: nothing that was begun for it goes on.
+    pub fn end(&self, qpn: u32) {
+        let pairing = self.table.lock().pairings.remove(&qpn);
+        if let Some(pairing) = pairing {
+            pairing.cancel();
+        }
+    }
+
+    /// The queue pair is about to be destroyed.
+    pub fn forget(&self, qpn: u32) {
+        let (pairing, early) = {
+            let mut table = self.table.lock();
+            let unwanted = table.early.iter().filter(|early| early.introduction.destination_qpn == qpn);
+            let unwanted = unwanted.count();
+            let mut early = Vec::with_capacity(unwanted);
+            for _ in 0..unwanted {
+                let at = table.early.iter().position(|early| early.introduction.destination_qpn == qpn);
+                early.extend(at.and_then(|at| table.early.remove(at)));
+            }
+            (table.pairings.remove(&qpn), early)
+        };
+        if let Some(pairing) = pairing {
+            pairing.cancel();
+        }
+        for early in early {
+            early.pending.reject(&[]);
+        }
+    }
+
+    fn listen(&self, qp: &Arc<Qp>, pairing: &Arc<Pairing>) -> Result<(), CmError> {
+        self.open_door(qp)?;
+        self.table.lock().insert(qp.qpn(), pairing);
+        self.serve(pairing);
+        Ok(())
+    }
+
+    /// Gives a queue pair that waits for its stream the request that waits for it, the last one if there are several.
+    fn serve(&self, pairing: &Pairing) {
+        if pairing.waiting().is_none() {
+            return;
+        }
+        let request = {
+            let mut table = self.table.lock();
+            table.drop_over(Instant::now());
+            table.drop_hung_up(pairing.introduction.source_qpn);
+            let at = table.early.iter().rposition(|early| pairing.is_meant(early));
+            at.and_then(|at| table.early.remove(at))
+        };
+        if let Some(Early { introduction, pending, .. }) = request {
+            pairing.accept(introduction, pending);
+        }
+    }
+
+    /// Sees to it that the port of this queue pair's number takes connections.
+    fn open_door(&self, qp: &Arc<Qp>) -> Result<(), CmError> {
+        let port = port_of(qp.qpn());
+        // Held over the making, so that two threads do not both make it. A listener takes no connection within `start`.
+        let mut table = self.table.lock();
+        if table.doors.contains_key(&port) {
+            return Ok(());
+        }
+        let socket = self.nic.stream_socket(qp.qpn()).ok_or(Errno::MFILE)?;
+        let door = Arc::new(Door { pairings: Weak::clone(&self.me), listener: Mutex::default() });
+        let observer: Weak<Door> = Arc::downgrade(&door);
+        let engine = self.nic.engine();
+        let bound = Unconnected::from(socket);
+        let listener = Listener::start(engine, self.timeouts, self.policy, observer, bound, MAX_BACKLOG)?;
+        *door.listener.lock() = Some(listener);
+        table.doors.insert(port, door);
+        Ok(())
+    }
+
+    /// A request came to a port.
+    fn requested(&self, pending: Pending, request: &Request) {
+        let Some(introduction) = Introduction::parse(&request.private_data) else {
+            tracing::debug!(
+                peer = ?pending.connection.peer_address().ok(),
+                "a connection to the port of queue pairs does not come from one"
+            );
+            return;
+        };
+        let qpn = introduction.destination_qpn;
+        if self.nic.queue_pair(qpn).is_none() {
+            return pending.reject(&[]);
+        }
+        let known = self.known(qpn);
+        let from = pending.connection.peer_address().ok().map(|address| gid(address.ip()));
+        self.admit(known.as_deref(), Early { since: Instant::now(), introduction, from, pending });
+    }
+
+    /// What is to be done for this queue pair, if something is.
+    fn known(&self, qpn: u32) -> Option<Arc<Pairing>> {
+        self.table.lock().pairings.get(&qpn).cloned()
+    }
+
+    /// Gives a request to `known` if that waits for it, and keeps it otherwise.
+    fn admit(&self, known: Option<&Pairing>, request: Early) {
+        if let Some(pairing) = known.filter(|pairing| pairing.is_meant(&request))
+            && pairing.waiting().is_some()
+        {
+            return pairing.accept(request.introduction, request.pending);
+        }
+        let qpn = request.introduction.destination_qpn;
+        self.keep(request);
+        // Its queue pair may have been moved to RTR since it was looked up, or its last stream may have ended:
+        // then whoever looked for a request has not found this one.
+        if let Some(pairing) = self.known(qpn) {
+            self.serve(&pairing);
+        }
+    }
+
+    fn keep(&self, new: Early) {
+        let mut table = self.table.lock();
+        table.keep(new);
+        if table.timer.is_none()
+            && let Some(me) = self.me.upgrade()
+        {
+            let timer = self.nic.engine().new_token(me);
+            table.timer = Some(timer);
+            self.nic.engine().set_timer(timer, Some(Instant::now() + EARLY_LIMIT));
+        }
+    }
+}
+
+/// Early requests whose time is over.
+impl Source for Pairings {
+    fn ready(&self, _: Readiness) {}
+
+    fn timeout(&self) {
+        let engine = self.nic.engine();
+        let mut table = self.table.lock();
+        let now = Instant::now();
+        table.early.retain(|early| !early.is_over(now) && !early.hung_up());
+        let Some(timer) = table.timer else { return };
+        if table.early.is_empty() {
+            table.timer = None;
+            drop(table);
+            engine.deregister(timer);
+        } else {
+            engine.set_timer(timer, Some(now + EARLY_LIMIT / 4));
+        }
+    }
+}
+
+impl Table {
+    fn insert(&mut self, qpn: u32, pairing: &Arc<Pairing>) {
+        if self.pairings.len() >= 2 * self.swept.max(64) {
+            self.pairings.retain(|_, pairing| pairing.qp.strong_count() > 0);
+            self.swept = self.pairings.len();
+        }
+        self.pairings.insert(qpn, Arc::clone(pairing));
+    }
+
+    /// Keeps a request that came early. What it drives out is closed, and its connector tries again.
+    fn keep(&mut self, new: Early) {
+        let qpn = new.introduction.destination_qpn;
+        self.drop_over(new.since);
+        self.drop_hung_up(qpn);
+        if self.early.iter().filter(|early| early.is_for(qpn)).count() >= MOST_EARLY_EACH {
+            let first = self.early.iter().position(|early| early.is_for(qpn));
+            first.and_then(|first| self.early.remove(first));
+        } else if self.early.len() >= max_half_open() {
+            self.early.retain(|early| !early.hung_up());
+            if self.early.len() >= max_half_open() {
+                self.early.pop_front();
+            }
+        }
+        self.early.push_back(new);
+    }
+
+    /// Those whose time is over: the first ones.
+    fn drop_over(&mut self, now: Instant) {
+        while self.early.front().is_some_and(|early| early.is_over(now)) {
+            self.early.pop_front();
+        }
+    }
+
+    /// Those for this queue pair whose peers have hung up.
+    fn drop_hung_up(&mut self, qpn: u32) {
+        self.early.retain(|early| !early.is_for(qpn) || !early.hung_up());
+    }
+}
+
+/// A port of queue pair numbers that takes connections.
+struct Door {
+    pairings: Weak<Pairings>,
+    listener: Mutex<Option<Arc<Listener>>>,
+}
+
+impl RequestObserver for Door {
+    fn requested(&self, pending: Pending, request: Request) {
+        if let Some(pairings) = self.pairings.upgrade() {
+            pairings.requested(pending, &request);
+        }
+        let listener = self.listener.lock().clone();
+        if let Some(listener) = listener {
+            listener.request_delivered();
+        }
+    }
+}
+
+/// One queue pair and the one that it is to be joined with.
+struct Pairing {
+    me: Weak<Self>,
+    pairings: Weak<Pairings>,
+    nic: Arc<Nic>,
+    timeouts: Timeouts,
+    max_ird: u16,
+    qp: Weak<Qp>,
+    /// Which of the queue pair's moves to RTR this is for.
+    moves: u32,
+    introduction: Introduction,
+    path: Path,
+    attempt: Mutex<Attempt>,
+}
+
+/// What the connecting end is at.
+#[derive(Default)]
+struct Attempt {
+    active: Option<Arc<Active>>,
+    /// The next attempt.
+    timer: Option<Token>,
+    pauses: u32,
+    cancelled: bool,
+}
+
+impl Pairing {
+    /// Less: it listens; greater: it connects; equal: the queue pair is its own peer.
+    fn role(&self) -> Ordering {
+        let own = (gid(self.path.local.ip()), self.introduction.source_qpn);
+        own.cmp(&(gid(self.path.peer.ip()), self.introduction.destination_qpn))
+    }
+
+    fn is_meant(&self, request: &Early) -> bool {
+        let introduction = &request.introduction;
+        introduction.source_qpn == self.introduction.destination_qpn
+            && introduction.destination_qpn == self.introduction.source_qpn
+            && request.from == Some(gid(self.path.peer.ip()))
+            && self.role() == Ordering::Less
+    }
+
+    /// Its queue pair, if that waits for this stream still.
+    fn waiting(&self) -> Option<(Arc<Qp>, QpAttr)> {
+        let qp = self.qp.upgrade()?;
+        let (attr, moves) = qp.awaits_stream()?;
+        (moves == self.moves).then_some((qp, attr))
+    }
+
+    /// Takes the peer's request, if the queue pair still waits for it.
+    fn accept(&self, introduction: Introduction, mut pending: Pending) {
+        let Some((qp, attr)) = self.waiting() else { return pending.reject(&[]) };
+        let peer = peer_data(qp.qpn(), attr.min_rnr_timer, conn_param(&attr));
+        let params = AcceptParams { depths: self.depths(), peer };
+        let reply = self.introduction(&attr).to_bytes();
+        let negotiated = match pending.responder.accept(params, &reply) {
+            Ok(negotiated) => negotiated,
+            Err(error) => return tracing::debug!(qpn = qp.qpn(), "cannot accept: {error}"),
+        };
+        if let Err(errno) = pending.reply() {
+            return tracing::debug!(qpn = qp.qpn(), "the peer went while its request was answered: {errno}");
+        }
+        self.attach(pending.connection, &negotiated, Some(introduction));
+    }
+
+    fn connect(&self) {
+        let Some((qp, attr)) = self.waiting() else { return };
+        let config = Config::get();
+        let request = InitiatorConfig {
+            revision: revision(config),
+            crc: config.crc,
+            markers: config.markers,
+            depths: self.depths(),
+            max_ird: self.max_ird,
+            peer: config.find_uwarp_peers.then(|| peer_data(qp.qpn(), attr.min_rnr_timer, conn_param(&attr))),
+            peer_in_request: false,
+        };
+        let mut peer = self.path.peer;
+        peer.set_port(port_of(self.introduction.destination_qpn));
+        let target = Target {
+            local: Some(self.path.local),
+            peer,
+            options: Options::default(),
+            private_data: self.introduction(&attr).to_bytes().to_vec(),
+        };
+        drop(qp);
+        let me: Weak<Self> = Weak::clone(&self.me);
+        match Active::start(self.engine(), self.timeouts, me, target, request, None) {
+            Ok(active) => {
+                let mut attempt = self.attempt.lock();
+                if attempt.cancelled {
+                    drop(attempt);
+                    return active.cancel();
+                }
+                attempt.active = Some(active);
+            }
+            Err(errno) => {
+                tracing::debug!(qpn = self.introduction.source_qpn, %peer, "cannot connect: {errno}");
+                self.again_later();
+            }
+        }
+    }
+
+    /// Nobody is there, or not yet.
+    fn again_later(&self) {
+        let (Some(me), Some(_)) = (self.me.upgrade(), self.waiting()) else { return };
+        let timer = self.engine().new_token(me);
+        let mut attempt = self.attempt.lock();
+        if attempt.cancelled || attempt.timer.is_some() {
+            drop(attempt);
+            return self.engine().deregister(timer);
+        }
+        let pause = (FIRST_PAUSE * (1 << attempt.pauses.min(10))).min(LONGEST_PAUSE);
+        attempt.pauses += 1;
+        attempt.timer = Some(timer);
+        drop(attempt);
+        self.engine().set_timer(timer, Some(Instant::now() + pause));
+    }
+
+    fn cancel(&self) {
+        let (active, timer) = {
+            let mut attempt = self.attempt.lock();
+            attempt.cancelled = true;
+            (attempt.active.take(), attempt.timer.take())
+        };
+        if let Some(active) = active {
+            active.cancel();
+        }
+        if let Some(timer) = timer {
+            self.engine().deregister(timer);
+        }
+    }
+
+    /// A queue pair that is its own peer: a TCP connection can be, too.
+    fn join_itself(&self) -> Result<(), CmError> {
+        let options = Options::default();
+        let socket = Unconnected::new(self.path.local, &options)?;
+        let address = socket.bind(self.path.local, &options)?;
+        let connection = socket.connect(address)?;
+        let Some((qp, attr)) = self.waiting() else { return Ok(()) };
+        let (crc, markers) = (Config::get().crc, Config::get().markers);
+        let negotiated = Negotiated {
+            initiator: true,
+            revision: revision(Config::get()),
+            crc,
+            send_markers: markers,
+            receive_markers: markers,
+            ird: self.max_ird,
+            ord: self.max_ird,
+            rtr: Rtr::None,
+            peer_enhanced: None,
+            drops_reserved_flags: false,
+            peer_is_uwarp: true,
+            peer: Some(peer_data(qp.qpn(), attr.min_rnr_timer, conn_param(&attr))),
+            rtr_stag_to: uwarp_proto::setup::RTR_STAG_TO,
+            private_data: Vec::new(),
+        };
+        self.attach(connection, &negotiated, None);
+        Ok(())
+    }
+
+    fn attach(&self, connection: Connection, negotiated: &Negotiated, peer: Option<Introduction>) {
+        let (Some(me), Some((qp, attr))) = (self.me.upgrade(), self.waiting()) else { return };
+        if let (Some(begins), Some(expects)) = (peer.and_then(|peer| peer.sq_psn), Some(attr.rq_psn))
+            && begins != expects
+        {
+            tracing::warn!(
+                qpn = qp.qpn(),
+                "the peer begins with PSN {begins:#x}, and the program expects {expects:#x} (rq_psn): \
+                 over InfiniBand nothing would arrive"
+            );
+        }
+        let mut param = conn_param(&attr);
+        if let Some(peer) = negotiated.peer {
+            // A queue pair says for how long its own Sends may wait, an id for how long its peer's may.
+            param.rnr_retry_count = peer.rnr_retry;
+        }
+        let params = stream_params(negotiated, param, attr.timeout, attr.min_rnr_timer);
+        tracing::debug!(qpn = qp.qpn(), peer = self.introduction.destination_qpn, ?params, "attach");
+        if let Err((error, _)) = qp.attach_awaited(connection.into(), params, me, self.moves) {
+            // Closed without a word: the peer's queue pair waits for the next one.
+            tracing::debug!(qpn = qp.qpn(), "the queue pair does not take the connection: {error}");
+        }
+    }
+
+    /// As of now: the program gives one of the numbers late.
+    fn introduction(&self, attr: &QpAttr) -> Introduction {
+        let said = attr.state != QpState::Rtr;
+        Introduction { sq_psn: said.then_some(attr.sq_psn), ..self.introduction }
+    }
+
+    /// As far as the device goes: programs give their own numbers when the stream may be there already.
+    fn depths(&self) -> Depths {
+        Depths::negotiated(self.max_ird, self.max_ird)
+    }
+
+    fn engine(&self) -> &Arc<Engine> {
+        self.nic.engine()
+    }
+}
+
+impl ConnectObserver for Pairing {
+    fn connecting_from(&self, _: SocketAddr) {}
+
+    fn connected(&self, how: Connected) {
+        self.attempt.lock().active = None;
+        match how {
+            Connected::Accepted(connection, negotiated) => {
+                let peer = Introduction::parse(&negotiated.private_data);
+                self.attach(connection, &negotiated, peer);
+            }
+            Connected::Rejected(_) => self.again_later(),
+            Connected::Failed(kind, errno) => {
+                tracing::debug!(qpn = self.introduction.source_qpn, ?kind, "nobody is there yet: {errno}");
+                self.again_later();
+            }
+        }
+    }
+}
+
+/// The timer of the next attempt.
+impl Source for Pairing {
+    fn ready(&self, _: Readiness) {}
+
+    fn timeout(&self) {
+        let timer = self.attempt.lock().timer.take();
+        if let Some(timer) = timer {
+            self.engine().deregister(timer);
+            self.connect();
+        }
+    }
+}
+
+/// Without an id, no program is told what becomes of a stream: it learns it from its completions.
+impl StreamObserver for Pairing {
+    fn established(&self) {}
+
+    /// Of one that was none, the next may have been asked for already.
+    fn disconnected(&self, _: Disconnect) {
+        if let Some(pairings) = self.pairings.upgrade() {
+            pairings.serve(self);
+        }
+    }
+}
+
+/// What the program said of the queue pair, as rdma_cm would have it. How long its Sends may wait for a receive
+/// it says when it moves the queue pair to RTS, which may be later: until then, for as long as it takes.
+fn conn_param(attr: &QpAttr) -> ConnParam {
+    let said = attr.state != QpState::Rtr;
+    let rnr_retry_count = if said { attr.rnr_retry } else { RETRIES };
+    ConnParam { retry_count: attr.retry_cnt, rnr_retry_count, ..ConnParam::NONE }
+}
+
+fn gid(address: IpAddr) -> Ipv6Addr {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+fn random_u64() -> Result<u64, VerbsError> {
+    Ok(u64::from(random_u32()?) << 32 | u64::from(random_u32()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+
+    use uwarp_proto::setup::{Initiator, Responder};
+    use uwarp_rnic::qp::{QpCaps, QpInit, QpModify};
+    use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
+
+    use super::*;
+    use crate::cm::Cm;
+
+    struct Ignore;
+
+    impl AsyncSink for Ignore {
+        fn async_event(&self, _: AsyncEvent) {}
+    }
+
+    fn queue_pair(nic: &Arc<Nic>) -> Arc<Qp> {
+        let cq = Cq::new(8, 0, None, Arc::new(Ignore));
+        let caps =
+            QpCaps { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let init = QpInit {
+            pd: Pd::new(),
+            send_cq: Arc::clone(&cq),
+            recv_cq: cq,
+            srq: None,
+            caps,
+            sq_sig_all: true,
+            cookie: 0,
+            async_sink: Arc::new(Ignore),
+        };
+        let qp = Qp::create(nic, init).unwrap();
+        qp.modify(&QpModify { state: Some(QpState::Init), ..QpModify::default() }).unwrap();
+        qp
+    }
+
+    /// A connection with a request that has come, and the peer's end of it.
+    fn request(policy: ResponderPolicy, introduction: &Introduction) -> (Pending, TcpStream) {
+        let depths = Depths::negotiated(1, 1);
+        let config = InitiatorConfig {
+            revision: revision(Config::get()),
+            crc: true,
+            markers: false,
+            depths,
+            max_ird: 1,
+            peer: None,
+            peer_in_request: false,
+        };
+        let mut initiator = Initiator::new(config, &introduction.to_bytes()).unwrap();
+        let bytes = initiator.poll_transmit().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        peer.write_all(&bytes).unwrap();
+        let mut responder = Responder::new(policy);
+        let mut got = 0;
+        while got < bytes.len() {
+            let part = responder.want().min(bytes.len() - got);
+            let request = responder.handle_input(&bytes[got..got + part]).unwrap();
+            got += part;
+            assert_eq!(request.is_some(), got == bytes.len());
+        }
+        std::io::copy(&mut (&accepted).take(bytes.len() as u64), &mut std::io::sink()).unwrap();
+        accepted.set_nonblocking(true).unwrap();
+        let connection = Connection::from(OwnedFd::from(accepted));
+        (Pending { connection, addresses: [None; 2], responder }, peer)
+    }
+
+    /// Thousands of queue pairs are joined at once: both ends waited for half a minute, until the request was stale.
+    #[test]
+    fn a_request_that_comes_while_its_queue_pair_is_moved_to_rtr_is_served() {
+        let nic = Nic::open().unwrap();
+        let cm = Cm::new(&nic, Timeouts::default());
+        let pairings = cm.pairings();
+        let (low, high) = (queue_pair(&nic), queue_pair(&nic));
+        let introduction = Introduction {
+            source_qpn: high.qpn(),
+            destination_qpn: low.qpn(),
+            rq_psn: 0,
+            sq_psn: None,
+            incarnation: 1,
+        };
+        let (pending, mut peer) = request(cm.responder_policy(), &introduction);
+        // The engine looks the queue pair up, and before it has kept the request the program moves the queue pair.
+        let known = pairings.known(low.qpn());
+        assert!(known.is_none());
+        let change = QpModify { state: Some(QpState::Rtr), awaits_stream: true, ..QpModify::default() };
+        low.modify(&change).unwrap();
+        let here = SocketAddr::from(([127, 0, 0, 1], 0));
+        pairings.begin(&low, Path { local: here, peer: here }, high.qpn()).unwrap();
+        let from = pending.connection.peer_address().ok().map(|address| gid(address.ip()));
+        pairings.admit(known.as_deref(), Early { since: Instant::now(), introduction, from, pending });
+        assert!(low.awaits_stream().is_none(), "it has its stream");
+        peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert!(peer.read(&mut [0; 256]).unwrap() > 0, "and its peer a reply");
+        pairings.forget(low.qpn());
+        low.destroy();
+    }
+}

@@ -1,0 +1,72 @@
+//! What a process has once: its connection manager, the device that ids share, and its event channels by
+//! address.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use uwarp_driver::waits::Waits;
+use uwarp_driver::{Channel, Nic, OncePerProcess, object_gone, object_made};
+use uwarp_rnic::VerbsError;
+
+use crate::{Cm, EventChannel, Timeouts};
+
+static CM: OncePerProcess<Arc<Cm>> = OncePerProcess::new();
+static SHARED_DEVICE: OncePerProcess<usize> = OncePerProcess::new();
+static CHANNELS: Mutex<BTreeMap<usize, Arc<EventChannel>>> = Mutex::new(BTreeMap::new());
+
+impl Cm {
+    /// The connection manager of this process; the first call opens the device.
+    pub fn of_process() -> Result<Arc<Self>, VerbsError> {
+        if let Some(cm) = CM.get() {
+            return Ok(cm);
+        }
+        // Without the lock, for it may block: docs at `UWARP_TRACE`.
+        let nic = Nic::open()?;
+        CM.get_or_make(|| Ok(Self::new(&nic, Timeouts::default())))
+    }
+
+    /// The connection manager of this process, if it has one yet.
+    pub fn if_any() -> Option<Arc<Self>> {
+        CM.get()
+    }
+}
+
+/// The cookie of the opened device that all ids share; `open` opens it, the first time.
+///
+/// # Errors
+/// Those of `open`.
+pub fn shared_device<E>(open: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+    SHARED_DEVICE.get_or_make(open)
+}
+
+/// Enters a channel under the address that the program knows it by.
+///
+/// Programs use channels that they have destroyed: rping destroys its channel just before it exits, while
+/// another of its threads is about to wait on it. With a kernel behind the channel that costs an error. So an
+/// address is looked up here, and never followed.
+pub fn enter_channel(address: usize, channel: Arc<EventChannel>) {
+    object_made();
+    CHANNELS.lock().insert(address, channel);
+}
+
+/// The channel with this address. Any address may be given.
+pub fn find_channel(address: usize) -> Option<Arc<EventChannel>> {
+    CHANNELS.lock().get(&address).cloned()
+}
+
+/// Removes a channel; `true` for the one caller that removed it. Ids that report to it, and threads that wait
+/// on it, keep it alive.
+pub fn remove_channel(address: usize) -> bool {
+    let removed = CHANNELS.lock().remove(&address).is_some();
+    if removed {
+        object_gone();
+    }
+    removed
+}
+
+impl Waits for EventChannel {
+    fn channel(&self) -> &Channel {
+        self.doorbell()
+    }
+}

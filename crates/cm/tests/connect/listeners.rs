@@ -1,0 +1,125 @@
+//! Listeners: half-open connections, floods, and the backlog.
+
+use super::*;
+
+#[test]
+fn half_open_connections_end_after_their_time() {
+    let cm = cm(quick());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let mut silent = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
+    assert!(server.is_empty());
+}
+
+#[test]
+fn strangers_that_do_not_speak_mpa_are_turned_away_at_once() {
+    let cm = cm(Timeouts { request: PATIENCE * 10, ..Timeouts::default() });
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let mut web = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+    web.set_read_timeout(Some(PATIENCE)).unwrap();
+    web.write_all(b"GET /").unwrap();
+    // An end of file or a reset, depending on what the kernel still held.
+    assert!(matches!(web.read(&mut [0; 1]), Ok(0) | Err(_)));
+    assert!(server.is_empty());
+}
+
+#[test]
+fn a_flood_of_half_open_connections_does_not_keep_honest_peers_out() {
+    let cm = cm(Timeouts { request: PATIENCE * 10, ..Timeouts::default() });
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 4);
+    let at = listener.local_address().unwrap();
+    let flood: Vec<TcpStream> = (0..max_half_open() + 40).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let active = resolved(&cm, &client, at);
+    active.connect(&qp(), ConnParam::DEFAULT, b"honest").unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    assert_eq!(request.private_data, b"honest");
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    let mut oldest = flood.into_iter().next().unwrap();
+    oldest.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(oldest.read(&mut [0; 1]).unwrap(), 0, "the oldest has gone");
+    passive.destroy();
+    expect(&client, EventKind::Rejected).acknowledge();
+}
+
+/// As a program does that starts all of its connections before it looks at the first event: its kernel has
+/// connected them long before they have sent their requests.
+#[test]
+fn hundreds_of_connections_begun_at_once_are_no_flood() {
+    const CLIENTS: usize = 400;
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 0);
+    let at = listener.local_address().unwrap();
+    let actives: Vec<_> = (0..CLIENTS).map(|_| resolved(&cm, &client, at)).collect();
+    for active in &actives {
+        active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    }
+    let passives: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let event = expect(&server, EventKind::ConnectRequest);
+            let passive = Arc::clone(&event.id);
+            event.acknowledge();
+            passive
+        })
+        .collect();
+    assert!(client.is_empty(), "nobody was turned away");
+    passives.iter().for_each(|passive| passive.destroy());
+    actives.iter().for_each(|active| active.destroy());
+}
+
+#[test]
+fn requests_beyond_the_backlog_wait_and_are_not_lost() {
+    const CLIENTS: usize = 12;
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 2);
+    let at = listener.local_address().unwrap();
+    let actives: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let active = resolved(&cm, &client, at);
+            active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+            active
+        })
+        .collect();
+    let mut passives = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut event = next(&server);
+        while event.kind == EventKind::Established {
+            event.acknowledge();
+            event = next(&server);
+        }
+        assert_eq!(event.kind, EventKind::ConnectRequest);
+        let passive = Arc::clone(&event.id);
+        event.acknowledge();
+        let qp = qp();
+        passive.accept(&qp, None, b"").unwrap();
+        passives.push((passive, qp));
+    }
+    for _ in 0..CLIENTS {
+        expect(&client, EventKind::Established).acknowledge();
+    }
+    for active in actives {
+        active.destroy();
+    }
+}
+
+#[test]
+fn destroying_a_listener_rejects_what_nobody_has_seen() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, local(0), 0);
+    let active = resolved(&cm, &client, listener.local_address().unwrap());
+    active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
+    // Wait until the request is queued, and leave it there.
+    while server.is_empty() {
+        std::thread::yield_now();
+    }
+    listener.destroy();
+    expect(&client, EventKind::Rejected).acknowledge();
+    assert!(server.is_empty());
+}

@@ -1,0 +1,179 @@
+//! The background thread: serves the program's peers while no thread of the program does.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::config::Config;
+use crate::engine::{Engine, Looked};
+use crate::fork;
+use crate::progress::{LOST, Lead, Mode, NAP_BESIDE_LEADS, NEVER, Signs, nap};
+use crate::sync::{spin_loop, thread_local};
+use crate::sys;
+
+thread_local! {
+    /// This thread is the background thread.
+    static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is the background thread.
+pub(crate) fn in_background() -> bool {
+    IN_BACKGROUND.try_with(Cell::get).unwrap_or(false)
+}
+
+/// An engine with its background thread.
+pub(crate) fn start() -> io::Result<Arc<Engine>> {
+    let engine = Arc::new(Engine::new()?);
+    let weak = Arc::downgrade(&engine);
+    // The program's signals are the program's: its own threads take them.
+    let thread = fork::with_signals_blocked(|| sys::spawn("uwarp-progress", move || run(&weak)))?;
+    // Not before nothing can fail any more: a child must not close a number that by then belongs to another
+    // descriptor.
+    engine.track();
+    // The first to set it is this.
+    let _ = engine.background.set(thread);
+    Ok(engine)
+}
+
+/// What the thread knows beside its mode.
+struct Background {
+    /// Sleeps beside threads that poll since it last served.
+    naps: usize,
+    /// It has slept on the sockets, and the leader may not know of all timers yet.
+    has_served: bool,
+}
+
+fn run(engine: &Weak<Engine>) {
+    fork::ask_for_short_slices();
+    IN_BACKGROUND.with(|here| here.set(true));
+    let mut background = Background { naps: 0, has_served: true };
+    while let Some(engine) = engine.upgrade() {
+        if fork::forked() {
+            return;
+        }
+        guarded(|| engine.exit_if_requested());
+        engine.end_long_lead();
+        if Config::get().spin {
+            guarded(|| engine.poll_once());
+            spin_loop();
+            continue;
+        }
+        let lead = engine.lead.get();
+        let signs = Signs { lead, polled: engine.last_poll.age(engine.now()), naps: background.naps };
+        background.sleep(&engine, signs);
+    }
+}
+
+impl Background {
+    /// Does what these signs call for, and is awake again.
+    fn sleep(&mut self, engine: &Engine, signs: Signs) {
+        let mode = Mode::next(signs);
+        match mode {
+            Mode::Awake => return,
+            Mode::Napping | Mode::StandingBack => self.stand_back(engine, mode),
+            Mode::TakingBack => self.take_back(engine),
+            Mode::BesideLeads => self.nap_beside_leads(engine),
+            Mode::AwaitingLeader => self.await_leader(engine, signs.lead),
+            Mode::Serving { .. } => self.serve(engine),
+        }
+        engine.mode.enter(Mode::Awake);
+    }
+
+    /// Sleeps as long as threads poll in earnest or lead one after the other; for a moment only, if the mode
+    /// says so.
+    fn stand_back(&mut self, engine: &Engine, mode: Mode) {
+        if engine.is_led() {
+            self.leave_timers_to_leader(engine);
+        }
+        let nap = nap(self.naps);
+        self.naps = self.naps.saturating_add(1);
+        engine.mode.enter(mode);
+        // A thread that handed over before has not seen this mode, and woke nobody.
+        match (engine.last_poll.get(), nap) {
+            (None, _) => {}
+            (Some(_), Some(time)) => engine.watchdog.nap(time),
+            (Some(last), None) => engine.watchdog.sleep(last, engine.now()),
+        }
+    }
+
+    /// No thread polls any more, so none looks at the descriptors that were left to one.
+    fn take_back(&mut self, engine: &Engine) {
+        engine.mode.enter(Mode::TakingBack);
+        self.naps = 0;
+        engine.unpark();
+        let looked = guarded(|| engine.wait_once(Some(Duration::ZERO)));
+        if let Some(Ok(Looked { input: true, .. })) = looked {
+            engine.note_missed();
+        }
+    }
+
+    fn nap_beside_leads(&mut self, engine: &Engine) {
+        engine.mode.enter(Mode::BesideLeads);
+        self.leave_timers_to_leader(engine);
+        sys::park_timeout(NAP_BESIDE_LEADS);
+    }
+
+    /// Ends a lead that has lasted long.
+    fn await_leader(&mut self, engine: &Engine, lead: Option<Lead>) {
+        engine.mode.enter(Mode::AwaitingLeader);
+        let Some(lead) = lead else { return };
+        self.leave_timers_to_leader(engine);
+        engine.dismiss(lead);
+        let since = sys::now();
+        while engine.lead.get() == Some(lead) {
+            let left = LOST.saturating_sub(sys::now().saturating_duration_since(since));
+            if left.is_zero() {
+                return engine.replace_leader(lead);
+            }
+            sys::park_timeout(left);
+            guarded(|| engine.exit_if_requested());
+        }
+    }
+
+    /// From now on the leader is woken for each new timer that it may sleep past. It may not know of some
+    /// that were set while this thread slept until an earlier one.
+    fn leave_timers_to_leader(&mut self, engine: &Engine) {
+        if std::mem::take(&mut self.has_served) && engine.first_timer().is_some_and(Engine::within_a_lead) {
+            engine.wake();
+        }
+    }
+
+    /// Sleeps until something is ready, and serves it; not beside a lead that has just begun.
+    fn serve(&mut self, engine: &Engine) {
+        self.has_served = true;
+        let deadline = engine.first_timer();
+        let until = deadline.map_or(NEVER, |at| engine.nanos(at));
+        engine.mode.enter(Mode::Serving { until });
+        if engine.is_led() {
+            return;
+        }
+        // A thread that set a timer before has not seen this mode.
+        let limit = (engine.first_timer() != deadline).then_some(Duration::ZERO);
+        match guarded(|| engine.wait_until(deadline, limit)).unwrap_or(Ok(Looked::default())) {
+            Ok(Looked { woken: false, .. }) | Err(Errno::INTR) => {}
+            Ok(Looked { woken: true, .. }) => {
+                engine.take_wake();
+                if engine.is_led() {
+                    // It may have been meant for the thread that is about to sleep here for a channel.
+                    engine.wake();
+                }
+            }
+            Err(e) => {
+                tracing::error!("the progress thread cannot wait: {e}");
+                sys::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+/// Without this, a panic while one connection is served would stop all of them.
+fn guarded<T>(serve: impl FnOnce() -> T) -> Option<T> {
+    // Locks are released on the way, and only the failed source can be half changed.
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve));
+    result
+        .inspect_err(|_| tracing::error!("a panic while serving a connection; going on with the others"))
+        .ok()
+}

@@ -1,0 +1,164 @@
+//! A thread of the program that sleeps on the sockets, in place of the background thread.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::engine::Engine;
+use crate::progress::{Due, LEAD, Lead, Mode};
+use crate::sync::thread_local;
+
+thread_local! {
+    /// This thread is the leader: should it exit, in the handler of a signal, no thread leads any more.
+    static LEADS: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Engine {
+    /// Becomes the one thread that sleeps here for a channel, until it is dismissed. `None`: another one
+    /// does.
+    pub(crate) fn lead(&self) -> Option<Leader<'_>> {
+        let now = self.now();
+        let lead = Lead::beginning(now);
+        if !self.lead.begin(lead) {
+            return None;
+        }
+        self.note_earnest_at(now, true);
+        LEADS.with(|leads| leads.set(true));
+        Some(Leader { engine: self, lead })
+    }
+
+    /// Requests that another thread tells all sources that the process exits; says whether it has begun. Must
+    /// be called again until then. Takes no lock: the calling thread may have been stopped anywhere, by a
+    /// signal whose handler exits.
+    pub(crate) fn exit(&self) -> bool {
+        // Another leader goes on, and would not be woken for its channel if it were not known.
+        if LEADS.with(Cell::get) {
+            self.lead.end_any();
+        }
+        self.request_exit()
+    }
+
+    /// Tells the thread with this lead to [retire](Leader::retire).
+    pub(crate) fn dismiss(&self, lead: Lead) {
+        if self.lead.dismiss(lead) {
+            self.wake();
+        }
+    }
+
+    /// What a thread that polls does now and then in place of the background thread.
+    pub(crate) fn look_after(&self) {
+        self.unpark_forgotten();
+        self.end_long_lead();
+    }
+
+    /// Threads that poll keep the background thread from ending a long lead, and may do so for ever.
+    pub(crate) fn end_long_lead(&self) {
+        let Some(lead) = self.lead.get() else { return };
+        match Due::at(lead.age(self.now())) {
+            Due::Nothing => {}
+            Due::Dismissal => self.dismiss(lead),
+            Due::End => self.replace_leader(lead),
+        }
+    }
+
+    /// A thread has left its lead without ending it: it jumped out of a signal's handler. If the thread was
+    /// only held up, it finds out when it wakes.
+    pub(crate) fn replace_leader(&self, lead: Lead) {
+        let mut astray = self.astray.lock();
+        if self.lead.end(lead) {
+            astray.add(lead);
+            drop(astray);
+            tracing::debug!("a thread that waited for events has left; serving the connections here");
+            // What the system has told it is lost.
+            self.rearm_all();
+        }
+    }
+}
+
+/// The right to sleep on the sockets in place of the background thread.
+pub(crate) struct Leader<'a> {
+    engine: &'a Engine,
+    lead: Lead,
+}
+
+impl Leader<'_> {
+    /// Its lead.
+    pub(crate) fn lead(&self) -> Lead {
+        self.lead
+    }
+
+    /// Whether it must [retire](Self::retire).
+    pub(crate) fn is_over(&self) -> bool {
+        !self.engine.lead.goes_on(self.lead) || self.own_limit().is_some_and(|left| left.is_zero())
+    }
+
+    /// What is left of the lead if no thread dismisses the leader: the background thread sleeps on the
+    /// sockets, or is about to. Otherwise it sets no timer: that costs some microseconds, as much as half a
+    /// message.
+    fn own_limit(&self) -> Option<Duration> {
+        let serving = matches!(self.engine.mode.get(), Mode::Serving { .. });
+        serving.then(|| LEAD.saturating_sub(self.lead.age(self.engine.now())))
+    }
+
+    /// Nothing has come for a while: the background thread gets the sockets at once.
+    pub(crate) fn retire(self) {
+        let engine = self.engine;
+        drop(self);
+        engine.hand_over();
+        engine.unpark_background();
+    }
+
+    /// Sleeps until something was ready, and serves it; no longer than `limit`. May return sooner.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
+        let limit = [limit, self.own_limit()].into_iter().flatten().min();
+        if self.engine.wait_once(limit)?.woken {
+            if self.engine.lead.get() == Some(self.lead) {
+                self.engine.take_wake();
+            }
+            self.engine.exit_if_requested();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        let engine = self.engine;
+        // What has come is the program's to handle, undisturbed; the background thread waits a little.
+        engine.note_earnest(false);
+        LEADS.with(|leads| leads.set(false));
+        if !engine.lead.end(self.lead) {
+            // It was replaced.
+            engine.astray.found(self.lead);
+        }
+        match engine.mode.get() {
+            Mode::AwaitingLeader => engine.unpark_background(),
+            // A wake-up for an early timer may have come here, and the background thread would sleep past it.
+            Mode::Serving { until } if engine.first_timer().is_some_and(|at| engine.nanos(at) < until) => {
+                engine.wake();
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use crate::background;
+
+    #[test]
+    fn a_lead_that_was_left_without_a_word_is_replaced_although_a_thread_polls() {
+        let engine = background::start().unwrap();
+        // As a jump out of a signal's handler leaves it.
+        std::mem::forget(engine.lead());
+        let end = Instant::now() + Duration::from_secs(20);
+        while engine.lead().is_none() {
+            assert!(Instant::now() < end, "no other thread may lead");
+            engine.note_earnest(false);
+            engine.look_after();
+        }
+    }
+}

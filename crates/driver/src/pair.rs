@@ -1,0 +1,66 @@
+//! A queue pair of either service.
+
+use std::sync::{Arc, Weak};
+
+use uwarp_rnic::qp::QpAttr;
+
+use crate::qp::Qp;
+use crate::ud::UdQp;
+
+/// A queue pair, by its service.
+#[derive(Clone)]
+pub enum QueuePair {
+    /// Reliable connection: a stream over TCP.
+    Rc(Arc<Qp>),
+    /// Unreliable datagrams over UDP.
+    Ud(Arc<UdQp>),
+}
+
+impl QueuePair {
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        match self {
+            Self::Rc(qp) => qp.qpn(),
+            Self::Ud(qp) => qp.qpn(),
+        }
+    }
+
+    /// Its attributes.
+    pub fn query(&self) -> QpAttr {
+        match self {
+            Self::Rc(qp) => qp.query(),
+            Self::Ud(qp) => qp.query(),
+        }
+    }
+
+    /// Destroys it; see [`Qp::destroy`] and [`UdQp::destroy`].
+    pub fn destroy(&self) {
+        match self {
+            Self::Rc(qp) => qp.destroy(),
+            Self::Ud(qp) => qp.destroy(),
+        }
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakQueuePair {
+        match self {
+            Self::Rc(qp) => WeakQueuePair::Rc(Arc::downgrade(qp)),
+            Self::Ud(qp) => WeakQueuePair::Ud(Arc::downgrade(qp)),
+        }
+    }
+}
+
+/// What the registry of numbers holds.
+#[derive(Clone)]
+pub(crate) enum WeakQueuePair {
+    Rc(Weak<Qp>),
+    Ud(Weak<UdQp>),
+}
+
+impl WeakQueuePair {
+    pub fn upgrade(&self) -> Option<QueuePair> {
+        match self {
+            Self::Rc(qp) => qp.upgrade().map(QueuePair::Rc),
+            Self::Ud(qp) => qp.upgrade().map(QueuePair::Ud),
+        }
+    }
+}

@@ -1,0 +1,658 @@
+//! Who makes progress, and when: every decision and every number of it, and no action (docs/adr/001 and 034).
+//!
+//! A thread that polls serves the sockets itself. A thread that blocks on a channel serves them as the
+//! *leader*. Where neither does, the background thread does. [`Mode`] is what the background thread does, and
+//! [`Mode::next`] chooses it; [`Lead`] is who leads. `background` and `lead` act on them. The second half is
+//! for the program's threads: how a thread that polls, waits for an answer or is about to sleep divides its
+//! time.
+
+use std::time::{Duration, Instant};
+
+use uwarp_rnic::cq::Direct;
+
+use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// A time, in nanoseconds since the engine's start.
+pub(crate) type Nanos = u64;
+
+/// Later than any time.
+pub(crate) const NEVER: Nanos = u64::MAX >> Mode::TAG_BITS;
+
+/// As a number of nanoseconds.
+pub(crate) fn nanos(time: Duration) -> Nanos {
+    u64::try_from(time.as_nanos()).unwrap_or(NEVER).min(NEVER)
+}
+
+// The background thread.
+
+/// The background thread's first sleeps beside a thread that polls in earnest, which may be for a moment
+/// only. After these, it sleeps on the watchdog.
+const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(100)];
+/// Its sleeps beside leads that follow each other.
+pub(crate) const NAP_BESIDE_LEADS: Duration = Duration::from_micros(200);
+/// Longest lead, and longest time between leads that do not wake the background thread. After a longer lead,
+/// the background thread serves the sockets, and the thread sleeps on its channel's descriptor. So a thread
+/// sleeps for long only in a call that it can leave in any way (`pthread_cancel`, `longjmp` out of a signal
+/// handler): it holds nothing there that other threads need.
+pub(crate) const LEAD: Duration = Duration::from_millis(5);
+/// A thread that still leads so long after its dismissal is gone.
+pub(crate) const LOST: Duration = Duration::from_millis(50);
+/// Time between two pushes of the watchdog.
+pub(crate) const PUSH_PERIOD: Duration = Duration::from_micros(250);
+/// A push that is due may be late by this, to come at a moment when the thread that polls has nothing better
+/// to do.
+pub(crate) const PUSH_LATE: Duration = Duration::from_micros(50);
+/// A thread that polls counts as alive if it has stamped the time this recently. This and [`PUSH_PERIOD`] are
+/// the longest time for which nobody notices that it has stopped.
+pub(crate) const ALIVE: Duration = Duration::from_micros(200);
+
+/// What the background thread does. Only that thread changes it.
+///
+/// ```text
+///   mode              it sleeps                        woken by                timers wake       may park
+///   Awake             not: it chooses                  -                       the leader        no
+///   Serving           on the sockets                   input, timer, bell      it, before until  no
+///   Napping           beside a poller, for a moment    hand-over               the leader        no
+///   StandingBack      beside pollers                   hand-over, watchdog     the leader        yes
+///   TakingBack        not: one look at all sockets     -                       the leader        no
+///   BesideLeads       beside leads that follow         time                    the leader        no
+///   AwaitingLeader    until a dismissed leader leaves  end of the lead         the leader        no
+/// ```
+///
+/// From `Awake` it goes to the mode that [`Mode::next`] chooses, from every other mode to `Awake`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It looks at what the program's threads do, and chooses.
+    Awake,
+    /// It sleeps on the sockets, or is about to, until this time at most.
+    Serving { until: Nanos },
+    /// It naps beside a thread that polls, perhaps only for a moment.
+    Napping,
+    /// It sleeps on the watchdog, which those who poll push back. They may park descriptors.
+    StandingBack,
+    /// No thread polls any more: it watches the parked descriptors again.
+    TakingBack,
+    /// It naps beside leads that follow each other: a wake-up for each packet would cost more than it helps,
+    /// the threads would compete for the locks, and of two that wait for the same sockets the one that came
+    /// last is woken.
+    BesideLeads,
+    /// It has dismissed the leader and sleeps until that has left.
+    AwaitingLeader,
+}
+
+/// What the program's threads do, as the background thread sees it when it chooses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Signs {
+    /// Since a thread last polled in earnest, began to lead or stopped. `None`: it has handed over.
+    pub polled: Option<Duration>,
+    /// The lead that goes on.
+    pub lead: Option<Lead>,
+    /// Sleeps beside polling threads since it last served.
+    pub naps: usize,
+}
+
+impl Mode {
+    const TAG_BITS: u32 = 3;
+
+    /// The mode for these signs. The transition table is printed by a test below.
+    pub fn next(signs: Signs) -> Self {
+        let within = |span| signs.polled.is_some_and(|age| age < span);
+        match nap(signs.naps) {
+            Some(time) if within(time) => Self::Napping,
+            None if within(ALIVE) => Self::StandingBack,
+            _ if signs.naps > 0 => Self::TakingBack,
+            _ if signs.lead.is_some() && within(LEAD) => Self::BesideLeads,
+            _ if signs.lead.is_some() => Self::AwaitingLeader,
+            _ => Self::Serving { until: NEVER },
+        }
+    }
+
+    /// Whether a thread that polls may have descriptors not watched: only while the watchdog notices that it
+    /// has stopped.
+    pub fn allows_parking(self) -> bool {
+        self == Self::StandingBack
+    }
+
+    /// Whether it sleeps beside threads that poll, so that a hand-over must wake it.
+    pub fn heeds_hand_over(self) -> bool {
+        matches!(self, Self::Napping | Self::StandingBack)
+    }
+
+    fn to_word(self) -> u64 {
+        let (tag, until) = match self {
+            Self::Awake => (0, 0),
+            Self::Serving { until } => (1, until.min(NEVER)),
+            Self::Napping => (2, 0),
+            Self::StandingBack => (3, 0),
+            Self::TakingBack => (4, 0),
+            Self::BesideLeads => (5, 0),
+            Self::AwaitingLeader => (6, 0),
+        };
+        until << Self::TAG_BITS | tag
+    }
+
+    fn from_word(word: u64) -> Self {
+        match word & ((1 << Self::TAG_BITS) - 1) {
+            1 => Self::Serving { until: word >> Self::TAG_BITS },
+            2 => Self::Napping,
+            3 => Self::StandingBack,
+            4 => Self::TakingBack,
+            5 => Self::BesideLeads,
+            6 => Self::AwaitingLeader,
+            _ => Self::Awake,
+        }
+    }
+}
+
+/// How long the background thread naps beside a thread that polls, after so many sleeps beside it. `None`: it
+/// stands back.
+pub(crate) fn nap(naps: usize) -> Option<Duration> {
+    NAPS.get(naps).copied()
+}
+
+/// Where the background thread's mode is for all to see.
+pub(crate) struct CurrentMode(AtomicU64);
+
+impl CurrentMode {
+    pub fn new() -> Self {
+        Self(AtomicU64::new(Mode::Awake.to_word()))
+    }
+
+    /// For the background thread. What it looks at after this, other threads have changed before they look at
+    /// the mode, or they see this mode: of the two, at least one notices the other.
+    pub fn enter(&self, mode: Mode) {
+        let old = self.0.swap(mode.to_word(), Ordering::SeqCst);
+        debug_assert_ne!(old == 0, mode == Mode::Awake, "from {:?} to {mode:?}", Mode::from_word(old));
+    }
+
+    pub fn get(&self) -> Mode {
+        Mode::from_word(self.0.load(Ordering::SeqCst))
+    }
+
+    /// Perhaps an earlier one. For a thread that polls, at each poll.
+    #[inline]
+    pub fn glance(&self) -> Mode {
+        Mode::from_word(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// When a thread last polled in earnest.
+pub(crate) struct LastPoll(AtomicU64);
+
+impl LastPoll {
+    const HANDED_OVER: u64 = 0;
+
+    pub fn new() -> Self {
+        Self(AtomicU64::new(Self::HANDED_OVER))
+    }
+
+    #[inline]
+    pub fn stamp(&self, now: Nanos) {
+        self.0.store(now, Ordering::Relaxed);
+    }
+
+    /// The polling is over.
+    pub fn hand_over(&self) {
+        self.0.store(Self::HANDED_OVER, Ordering::SeqCst);
+    }
+
+    /// `None`: it is over.
+    pub fn get(&self) -> Option<Nanos> {
+        Some(self.0.load(Ordering::SeqCst)).filter(|at| *at != Self::HANDED_OVER)
+    }
+
+    pub fn age(&self, now: Nanos) -> Option<Duration> {
+        self.get().map(|at| Duration::from_nanos(now.saturating_sub(at)))
+    }
+}
+
+// The leader.
+
+/// A thread's right to sleep on the sockets in place of the background thread, named by when it began: two
+/// leads never begin at the same nanosecond, for one must end before another begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lead(u64);
+
+impl Lead {
+    pub fn beginning(now: Nanos) -> Self {
+        Self(now.max(1) << 1)
+    }
+
+    pub fn age(self, now: Nanos) -> Duration {
+        Duration::from_nanos(now.saturating_sub(self.0 >> 1))
+    }
+}
+
+/// Who leads.
+///
+/// ```text
+///   from               event                                          to
+///   nobody             a thread begins to block on a channel          led
+///   led                nothing has come for LEAD                      dismissed
+///   led, dismissed     its thread has an event, retires, or exits     nobody
+///   led, dismissed     its thread is lost: it left with a jump        nobody
+/// ```
+pub(crate) struct CurrentLead(AtomicU64);
+
+/// What is due for a lead of some age, where threads that poll keep the background thread from looking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    Nothing,
+    Dismissal,
+    /// Its thread is lost.
+    End,
+}
+
+impl CurrentLead {
+    const NOBODY: u64 = 0;
+    const DISMISSED: u64 = 1;
+
+    pub fn new() -> Self {
+        Self(AtomicU64::new(Self::NOBODY))
+    }
+
+    /// Says whether nobody led.
+    pub fn begin(&self, lead: Lead) -> bool {
+        self.0.compare_exchange(Self::NOBODY, lead.0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Says whether it had not been dismissed before.
+    pub fn dismiss(&self, lead: Lead) -> bool {
+        let dismissed = lead.0 | Self::DISMISSED;
+        self.0.compare_exchange(lead.0, dismissed, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Says whether it had not ended before.
+    pub fn end(&self, lead: Lead) -> bool {
+        let ends = |word| (word & !Self::DISMISSED == lead.0).then_some(Self::NOBODY);
+        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, ends).is_ok()
+    }
+
+    /// Whoever leads does not any more.
+    pub fn end_any(&self) {
+        self.0.store(Self::NOBODY, Ordering::SeqCst);
+    }
+
+    /// Who leads, dismissed or not.
+    pub fn get(&self) -> Option<Lead> {
+        let lead = self.0.load(Ordering::SeqCst) & !Self::DISMISSED;
+        (lead != Self::NOBODY).then_some(Lead(lead))
+    }
+
+    /// Whether this lead goes on, not dismissed.
+    pub fn goes_on(&self, lead: Lead) -> bool {
+        self.0.load(Ordering::SeqCst) == lead.0
+    }
+}
+
+impl Due {
+    pub fn at(age: Duration) -> Self {
+        match age {
+            age if age > LEAD + LOST => Self::End,
+            age if age > LEAD => Self::Dismissal,
+            _ => Self::Nothing,
+        }
+    }
+}
+
+// A thread that polls a completion queue.
+
+/// Empty polls in a row after which a thread polls in earnest. A program that polls once after each post and
+/// finds its completion (`ib_write_lat`) never gets there.
+pub(crate) const IN_EARNEST: u32 = 4;
+/// A thread that polls in earnest stamps the time every so many polls: a few microseconds, well within
+/// [`ALIVE`].
+const STAMP_EVERY: u32 = 16;
+/// The queue pairs of a completion queue that are received from directly; with more, epoll tells which have
+/// input.
+pub(crate) const DIRECT: Direct = Direct { few: 2, favourite: 16, partial_every: 4 };
+/// A direct receive does not see other sockets. Every so many empty polls, they are looked at too, and far
+/// more often as long as this finds something: the background thread stands back for all sockets, not only
+/// for the polled ones. Not only polls in a row count: a thread that often finds something keeps the
+/// background thread away all the same.
+const LOOK_AROUND: u32 = 256;
+/// Empty polls after which a thread yields its core, because another thread there may have to answer: at
+/// least, and at most while yielding brings nothing.
+const YIELD: (u32, u32) = (32, 512);
+/// A completion within so many polls after a yield is credited to the yield.
+const SOON: u32 = 4;
+
+/// Whether a thread stamps the time at its `empty`th empty poll in a row.
+#[inline]
+pub(crate) fn stamps(empty: u32) -> bool {
+    empty % STAMP_EVERY == IN_EARNEST
+}
+
+/// What a thread that polls keeps between polls.
+#[derive(Clone, Copy)]
+pub(crate) struct Poller {
+    pub look_around: LookAround,
+    pub yielding: Yielding,
+}
+
+impl Poller {
+    pub const NEW: Self = Self {
+        look_around: LookAround { polls: 0, until: LOOK_AROUND },
+        yielding: Yielding { polls: 0, until: YIELD.1, tried: false },
+    };
+    /// Keeps nothing, and looks around each time.
+    pub const ENDING: Self = Self { look_around: LookAround { polls: 0, until: 1 }, ..Self::NEW };
+}
+
+/// When a thread that polls looks at all sockets.
+#[derive(Clone, Copy)]
+pub(crate) struct LookAround {
+    /// Empty polls and waits for an answer since it last did.
+    polls: u32,
+    /// It does so after this many.
+    until: u32,
+}
+
+impl LookAround {
+    /// Counts an empty poll or a wait; says whether it is time.
+    pub fn count(&mut self) -> bool {
+        self.polls += 1;
+        self.polls >= self.until
+    }
+
+    /// It has looked, and found other sockets `busy` or not.
+    pub fn looked(&mut self, busy: bool) {
+        self.polls = 0;
+        self.until = if busy { (self.until / 8).max(1) } else { (self.until * 2).min(LOOK_AROUND) };
+    }
+
+    /// It has looked, as at each poll.
+    pub fn looked_as_always(&mut self) {
+        self.polls = 0;
+    }
+}
+
+/// When a thread that polls yields its core.
+///
+/// Where both ends spin on one core, each would wait for the end of the other's time slice. Where another
+/// thread computes there, yielding costs one of its slices and brings nothing. What the next polls find shows
+/// which of the two it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Yielding {
+    /// Empty polls since the last completion or yield.
+    polls: u32,
+    /// It yields after this many.
+    until: u32,
+    /// It has yielded since the last completion.
+    tried: bool,
+}
+
+impl Yielding {
+    /// Counts an empty poll; says whether to yield.
+    pub fn count(&mut self) -> bool {
+        self.polls += 1;
+        if self.polls < self.until {
+            return false;
+        }
+        if self.tried {
+            self.until = (self.until * 2).min(YIELD.1);
+        }
+        (self.polls, self.tried) = (0, true);
+        true
+    }
+
+    /// A poll found a completion.
+    pub fn found(&mut self) {
+        if self.tried && self.polls <= SOON {
+            self.until = YIELD.0;
+        }
+        (self.polls, self.tried) = (0, false);
+    }
+}
+
+// A thread that waits for the answer to a Write which completed early.
+
+/// Where a Write completes before the peer has it, the program spins on its memory for the peer's answer
+/// next. The poll that would return the completion waits for the answer for this long. It is more than a
+/// round trip in which the peer's background thread must be woken: of two ends that both wait and fail
+/// because of each other, one must succeed first.
+pub(crate) const ANSWER: Duration = Duration::from_micros(50);
+/// After a wait in vain, so many completions are returned at once: at first, and at most while each wait is
+/// in vain.
+const WITHOUT_WAIT: (u32, u32) = (16, 8192);
+/// Answers in a row after which a wait in vain counts as an exception.
+const ANSWERS: u32 = 4;
+/// Waits that are answered keep the background thread away as empty polls do, and may be all that a thread
+/// ever does: it looks around after as many, and after this time at the latest.
+const UNSEEN: Duration = Duration::from_millis(1);
+
+/// What a poll does before it returns an early completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BeforeEarly {
+    /// It waits for the answer.
+    Wait,
+    /// It returns it: lately, no answer came.
+    Return,
+    /// It returns it, and the background thread gets the sockets at once: the program stopped polling.
+    HandOver,
+}
+
+/// Whether a thread waits for the peer's answer before it returns the completion of a Write.
+#[derive(Clone, Copy)]
+pub(crate) struct AnswerWait {
+    /// Completions to return at once before the next wait.
+    skip: u32,
+    /// As many after the next wait in vain.
+    pause: u32,
+    /// Answers in a row.
+    answers: u32,
+    /// The last known count of input that came while the background thread stood back and no thread polled.
+    missed: u64,
+    /// When a wait last began with a look at all sockets.
+    looked: Option<Instant>,
+}
+
+impl AnswerWait {
+    pub const NEW: Self = Self { skip: 0, pause: WITHOUT_WAIT.0, answers: 0, missed: 0, looked: None };
+
+    /// Counts a completion. `missed`: how much input the background thread has found when it took the sockets
+    /// back.
+    pub fn next(&mut self, missed: u64) -> BeforeEarly {
+        if self.skip > 0 {
+            self.skip -= 1;
+            BeforeEarly::Return
+        } else if self.missed != missed {
+            // The first input was not what the program waited for, or it has stopped polling.
+            self.missed = missed;
+            self.skip = WITHOUT_WAIT.0;
+            BeforeEarly::HandOver
+        } else {
+            BeforeEarly::Wait
+        }
+    }
+
+    /// Whether all sockets must be looked at before a wait that begins now.
+    pub fn must_look_around(&self, now: Instant) -> bool {
+        self.looked.is_none_or(|at| now.duration_since(at) >= UNSEEN)
+    }
+
+    pub fn looked_around(&mut self, now: Instant) {
+        self.looked = Some(now);
+    }
+
+    pub fn waited(&mut self, answered: bool) {
+        if answered {
+            self.answers += 1;
+            if self.answers >= ANSWERS {
+                self.pause = WITHOUT_WAIT.0;
+            }
+        } else {
+            (self.skip, self.answers) = (self.pause, 0);
+            self.pause = (self.pause * 2).min(WITHOUT_WAIT.1);
+        }
+    }
+}
+
+// A thread that is about to sleep for an event.
+
+/// Longest look before a sleep. A round trip takes less even if the peer's thread must be woken for it: of
+/// two ends that both sleep, one can find out in this way that looking pays, and then the other.
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
+const MOST_SPIN_SCORE: i32 = 4;
+const WITHOUT_SPIN: i32 = 64;
+/// One direct look in so many looks at all sockets too. Counted over all waits: a wait that ends at its first
+/// look must not keep the others' sockets from being looked at.
+const SPIN_AROUND: u32 = 4;
+
+/// Whether the threads that wait on a channel look for a short while before they sleep: falling asleep and
+/// being woken costs more than most answers take.
+pub(crate) struct Spinning {
+    /// Waits that a look made unnecessary, less those that it did not; negative: waits left without a look.
+    score: AtomicI32,
+    /// Looks in all waits so far.
+    looks: AtomicU32,
+}
+
+impl Spinning {
+    pub fn new() -> Self {
+        Self { score: AtomicI32::new(0), looks: AtomicU32::new(0) }
+    }
+
+    /// The score, if a wait that begins now looks first.
+    pub fn begin(&self) -> Option<i32> {
+        let score = self.score.load(Ordering::Relaxed);
+        if score < 0 {
+            // Tries again now and then.
+            self.score.store(score + 1, Ordering::Relaxed);
+            return None;
+        }
+        Some(score)
+    }
+
+    /// Counts a look; says whether it must be at all sockets.
+    pub fn looks_around(&self) -> bool {
+        self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(SPIN_AROUND)
+    }
+
+    /// The wait that began with this score found its event, or not.
+    pub fn end(&self, score: i32, found: bool) {
+        let score = match score {
+            score if found => (score + 1).min(MOST_SPIN_SCORE),
+            score if score > 0 => score - 1,
+            _ => -WITHOUT_SPIN,
+        };
+        self.score.store(score, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every combination of signs, and the mode that follows: the transition table of [`Mode::next`].
+    #[test]
+    fn the_background_thread_chooses_its_mode() {
+        let us = Duration::from_micros;
+        let ages = [("-", None), ("40", Some(us(40))), ("90", Some(us(90))), ("190", Some(us(190)))];
+        let ages = ages.into_iter().chain([("4000", Some(us(4000))), ("6000", Some(us(6000)))]);
+        let mut table =
+            String::from("polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2\n");
+        for (name, polled) in ages {
+            let mode = |lead, naps| match Mode::next(Signs { polled, lead, naps }) {
+                Mode::Serving { .. } => "Serving".into(),
+                mode => format!("{mode:?}"),
+            };
+            let row =
+                [None, Some(Lead::beginning(1))].map(|lead| [0, 1, 2].map(|naps| mode(lead, naps)).join(" "));
+            table += &format!("{name:<7} {} | {}\n", row[0], row[1]);
+        }
+        assert_eq!(table, TABLE);
+    }
+
+    const TABLE: &str = "\
+polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2
+-       Serving TakingBack TakingBack | AwaitingLeader TakingBack TakingBack
+40      Napping Napping StandingBack | Napping Napping StandingBack
+90      Serving Napping StandingBack | BesideLeads Napping StandingBack
+190     Serving TakingBack StandingBack | BesideLeads TakingBack StandingBack
+4000    Serving TakingBack TakingBack | BesideLeads TakingBack TakingBack
+6000    Serving TakingBack TakingBack | AwaitingLeader TakingBack TakingBack
+";
+
+    #[test]
+    fn a_mode_is_read_as_it_was_stored() {
+        for mode in [
+            Mode::Awake,
+            Mode::Serving { until: 0 },
+            Mode::Serving { until: 12345 },
+            Mode::Serving { until: NEVER },
+            Mode::Napping,
+            Mode::StandingBack,
+            Mode::TakingBack,
+            Mode::BesideLeads,
+            Mode::AwaitingLeader,
+        ] {
+            assert_eq!(Mode::from_word(mode.to_word()), mode);
+        }
+    }
+
+    #[test]
+    fn a_lead_ends_once() {
+        let (current, one, other) = (CurrentLead::new(), Lead::beginning(10), Lead::beginning(11));
+        assert!(!current.dismiss(one) && !current.end(one), "no thread leads");
+        assert!(current.begin(one) && !current.begin(other));
+        assert!(current.goes_on(one) && !current.goes_on(other));
+        assert!(!current.dismiss(other) && !current.end(other), "another one leads");
+        assert!(current.dismiss(one) && !current.dismiss(one));
+        assert!(current.get() == Some(one) && !current.goes_on(one), "it leads until it retires");
+        assert!(current.end(one) && !current.end(one));
+        assert!(current.get().is_none() && current.begin(other));
+        assert_eq!(Due::at(other.age(11 + nanos(LEAD))), Due::Nothing);
+        assert_eq!(Due::at(other.age(12 + nanos(LEAD))), Due::Dismissal);
+        assert_eq!(Due::at(other.age(12 + nanos(LEAD + LOST))), Due::End);
+    }
+
+    #[test]
+    fn a_write_waits_for_its_answer_seldom_where_none_comes() {
+        let mut policy = AnswerWait::NEW;
+        let mut waits = 0;
+        for _ in 0..100_000 {
+            if policy.next(0) == BeforeEarly::Wait {
+                waits += 1;
+                policy.waited(false);
+            }
+        }
+        assert!((10..25).contains(&waits), "{waits}");
+        // Until answers come.
+        while policy.next(0) != BeforeEarly::Wait {}
+        (0..ANSWERS).for_each(|_| policy.waited(true));
+        policy.waited(false);
+        let returned = (0..).take_while(|_| policy.next(0) == BeforeEarly::Return).count();
+        assert_eq!(returned, WITHOUT_WAIT.0 as usize);
+        assert_eq!(policy.next(1), BeforeEarly::HandOver, "input came while no thread looked");
+    }
+
+    fn polls_until_it_yields(yielding: &mut Yielding) -> u32 {
+        (1..).find(|_| yielding.count()).unwrap_or(0)
+    }
+
+    #[test]
+    fn yields_soon_where_that_helped_and_seldom_where_it_did_not() {
+        let mut yielding = Poller::NEW.yielding;
+        assert_eq!(polls_until_it_yields(&mut yielding), YIELD.1);
+        yielding.found();
+        assert_eq!(polls_until_it_yields(&mut yielding), YIELD.0);
+        let mut last = YIELD.0;
+        for _ in 0..10 {
+            let n = polls_until_it_yields(&mut yielding);
+            assert!(n >= last);
+            last = n;
+        }
+        assert_eq!(last, YIELD.1);
+    }
+
+    #[test]
+    fn a_wait_looks_first_as_long_as_that_pays() {
+        let spinning = Spinning::new();
+        let wait = |found| spinning.begin().map(|score| spinning.end(score, found)).is_some();
+        (0..10).for_each(|_| assert!(wait(true)));
+        (0..=MOST_SPIN_SCORE).for_each(|_| assert!(wait(false)));
+        (0..WITHOUT_SPIN).for_each(|_| assert!(!wait(true), "it has not paid"));
+        assert!(wait(true), "it is tried again");
+    }
+}

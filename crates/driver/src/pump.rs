@@ -1,0 +1,393 @@
+//! The pump: moves bytes between a queue pair's core and what carries its stream, in both directions.
+//!
+//! The driver runs it over links, the simulator over its network. What else differs between the two is in
+//! [`Surroundings`]: who is told what, and when the pump is called again.
+
+use std::cell::RefCell;
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use uwarp_llp::link::{LowerLayer, Piece, Received};
+use uwarp_rnic::mem::MemSeg;
+use uwarp_rnic::qp::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, RxPlan};
+
+/// Bytes moved for one queue pair before another has its turn.
+const TURN: usize = 512 * 1024;
+/// Size of a thread's receive buffer.
+const STAGE: usize = 256 * 1024;
+/// How often one call sends and receives again past a Send that waits, before others have their turn.
+const LOOKS: usize = 4;
+/// Pieces handed to one sending call.
+const PIECES: usize = 64;
+
+thread_local! {
+    static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGE].into_boxed_slice());
+}
+
+/// What a pump has around it: the lower layer, and its owner's news and services.
+pub trait Surroundings {
+    /// What carries the stream.
+    type Lower: LowerLayer;
+
+    /// What carries the stream.
+    fn lower(&mut self) -> &mut Self::Lower;
+
+    /// Takes the news that the lower layer may have room again.
+    fn take_room(&mut self) -> bool;
+
+    /// Takes the news that a receive of the shared receive queue is kept for this queue pair.
+    fn take_kept(&mut self) -> bool;
+
+    /// Whether the peer is said to have closed, or the link to have broken.
+    fn hung_up(&self) -> bool;
+
+    /// The pump has found that out itself.
+    fn set_hung_up(&mut self);
+
+    /// The pump has stopped for the sake of others: it must be called again soon.
+    fn again(&mut self);
+
+    /// The lower layer must tell from now on what it is ready for. Says whether it did not before; whatever
+    /// it is ready for is then told anew.
+    fn watch(&mut self) -> bool;
+}
+
+/// One stream's pump.
+#[derive(Debug)]
+pub struct Pump {
+    /// Received and not taken by the core yet: part of a frame, or Sends that wait for receives.
+    left_over: Vec<u8>,
+    /// The lower layer has room.
+    writable: bool,
+    /// Sending stopped although there was room, for the others' sake.
+    unfinished: bool,
+    /// Sending has failed. What the peer sent before that is still to be read.
+    broken: bool,
+}
+
+impl Default for Pump {
+    fn default() -> Self {
+        Self { left_over: Vec::new(), writable: true, unfinished: false, broken: false }
+    }
+}
+
+/// One queue pair's turn to receive.
+struct Turn {
+    /// Bytes so far.
+    moved: usize,
+    /// It may be interrupted to acknowledge what the peer waits for.
+    heeds_acks: bool,
+    /// And was: there is more to receive.
+    interrupted: bool,
+}
+
+impl Pump {
+    /// Whether the lower layer has room, as far as is known.
+    pub fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Whether sending stopped although there was room.
+    pub fn unfinished(&self) -> bool {
+        self.unfinished
+    }
+
+    /// Whether sending has failed.
+    pub fn broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Moves what can be moved, in both directions.
+    pub fn run(&mut self, core: &mut RcCore, now: &Now, around: &mut impl Surroundings) {
+        self.receive(core, now, around);
+        self.send(core, now, around);
+    }
+
+    /// Sends what can be sent; receives, where that lets a queue pair go on that waits for a receive.
+    #[inline]
+    pub fn send(&mut self, core: &mut RcCore, now: &Now, around: &mut impl Surroundings) {
+        if self.writable && !self.unfinished && core.has_nothing_to_send() {
+            debug_assert!(core.poll_transmit(now).is_none(), "the core has something to send");
+            return;
+        }
+        for _ in 0..LOOKS {
+            let stalled = core.stalled();
+            self.transmit(core, now, around);
+            if !stalled || core.stalled() {
+                return;
+            }
+            // What was sent waits for the peer, whose answer is to be received past the Send that waits here.
+            self.receive(core, now, around);
+        }
+        around.again();
+    }
+
+    fn transmit<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) {
+        if around.take_room() {
+            self.writable = true;
+        }
+        if self.broken {
+            return;
+        }
+        self.unfinished = false;
+        let mut moved = 0;
+        let mut most = PIECES;
+        loop {
+            let out = core.poll_transmit(now);
+            if !self.writable {
+                // Room is told of only while the lower layer is watched.
+                around.watch();
+                return;
+            }
+            let Some(out) = out else { return };
+            let (result, bytes) = match out.only_staged() {
+                Some(bytes) => (around.lower().send_bytes(bytes), bytes.len()),
+                None => {
+                    let mut pieces = SmallVec::<[Piece; PIECES]>::new();
+                    let bytes = out.gather(most, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
+                    (around.lower().send(&pieces), bytes)
+                }
+            };
+            match result {
+                Ok(n) => {
+                    // A send that came up short has used up the room; the system tells when there is some
+                    // again.
+                    self.writable = n == bytes;
+                    if !core.transmitted(now, n) {
+                        debug_assert!(core.poll_transmit(now).is_none(), "the core has more to send");
+                        return;
+                    }
+                    if n < bytes {
+                        core.handle_link(now, LinkEvent::NoRoom);
+                    }
+                    moved += n;
+                    if moved >= TURN && self.writable {
+                        // The first thread that hears of it goes on: the system says again that there is
+                        // room, but not to a thread that polls the socket unwatched.
+                        self.unfinished = true;
+                        around.again();
+                        return;
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    self.writable = false;
+                    core.handle_link(now, LinkEvent::NoRoom);
+                }
+                Err(Errno::INTR) => {}
+                // The program unmapped what it had posted. One by one: the kernel does not say which piece it
+                // was, and the ones before it are good.
+                Err(Errno::FAULT) if most > 1 => most = 1,
+                Err(Errno::FAULT) => {
+                    tracing::warn!(qpn = core.qpn(), "memory of a work request is not mapped any more");
+                    core.handle_link(now, LinkEvent::Unreadable);
+                    return;
+                }
+                Err(e) => {
+                    tracing::debug!(qpn = core.qpn(), "sending failed: {e}");
+                    // The peer's last messages, and why it went, may not be read yet.
+                    self.broken = true;
+                    around.set_hung_up();
+                    if !around.watch() {
+                        around.again();
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Receives what there is. Says whether that was anything: bytes, an end, an error.
+    pub fn receive<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) -> bool {
+        if core.awaits_receive() && around.take_kept() {
+            core.resume(now);
+        }
+        let (mut turn, mut some) = (Turn { moved: 0, heeds_acks: true, interrupted: false }, false);
+        loop {
+            some |= with_stage(|stage| self.receive_into(core, now, around, stage, &mut turn));
+            if !std::mem::take(&mut turn.interrupted) {
+                break;
+            }
+            self.transmit(core, now, around);
+            // It may have to wait, but what comes does not.
+            turn.heeds_acks = !core.ack_presses();
+        }
+        if !core.stalled() {
+            return some;
+        }
+        // Nobody receives now, so nobody would find the end.
+        around.watch();
+        if around.hung_up() {
+            core.handle_link(now, LinkEvent::HungUp);
+        }
+        true
+    }
+
+    fn receive_into<S: Surroundings>(
+        &mut self,
+        core: &mut RcCore,
+        now: &Now,
+        around: &mut S,
+        stage: &mut [u8],
+        turn: &mut Turn,
+    ) -> bool {
+        // What a stalled queue pair left may be taken now.
+        let mut some = false;
+        if !self.left_over.is_empty() && !core.stalled() {
+            let used = core.handle_input(now, &self.left_over);
+            self.left_over.drain(..used.min(self.left_over.len()));
+            some = used > 0;
+        }
+        loop {
+            let plan = core.rx_plan(&self.left_over, stage.len());
+            let Some((result, direct)) = receive_as_planned(around.lower(), &plan, &self.left_over, stage)
+            else {
+                return true;
+            };
+            let is_direct = matches!(plan, RxPlan::Direct { .. });
+            let (n, short) = match result {
+                Ok(Received { bytes, short }) => (bytes, short),
+                Err(e) => {
+                    if is_direct {
+                        core.direct_received(0);
+                    }
+                    match e {
+                        Errno::INTR => continue,
+                        Errno::AGAIN => return some,
+                        e => receiving_failed(core, now, e),
+                    }
+                    return true;
+                }
+            };
+            some = true;
+            let left = self.left_over.len();
+            if n == 0 {
+                if is_direct {
+                    core.direct_received(0);
+                }
+                around.set_hung_up();
+                let partial = left > 0 || direct > 0;
+                core.handle_link(now, LinkEvent::End { partial, broken: self.broken });
+                return true;
+            }
+            let staged = if is_direct {
+                core.direct_received(n.min(direct));
+                n.saturating_sub(direct)
+            } else {
+                left + n
+            };
+            let input = stage.get(..staged).unwrap_or(&[]);
+            let used = core.handle_input(now, input);
+            self.keep(input.get(used..).unwrap_or(&[]));
+            turn.moved += n;
+            // A receive that came up short has emptied the socket, unless the end of the stream came with the
+            // last bytes: the system will not say that again.
+            if short && !around.hung_up() {
+                return true;
+            }
+            if turn.moved >= TURN {
+                around.again();
+                return true;
+            }
+            if turn.heeds_acks && core.ack_presses() {
+                turn.interrupted = true;
+                return true;
+            }
+        }
+    }
+
+    fn keep(&mut self, rest: &[u8]) {
+        self.left_over.clear();
+        self.left_over.extend_from_slice(rest);
+        if self.left_over.is_empty() && self.left_over.capacity() > 4096 {
+            self.left_over = Vec::new();
+        }
+    }
+
+    /// The next thing that the core wants to be done or told. What it wants to know of the lower layer, it is
+    /// told here.
+    #[inline]
+    pub fn poll_action<S: Surroundings>(
+        &mut self,
+        core: &mut RcCore,
+        now: &Now,
+        around: &mut S,
+    ) -> Option<Action> {
+        loop {
+            match core.poll_action()? {
+                Action::CheckHangUp => self.check_hang_up(core, now, around.lower()),
+                Action::CheckAnswers { probe } => {
+                    let lower = around.lower();
+                    if probe {
+                        lower.probe_when_quiet();
+                    }
+                    let answers = lower.answers().map(|answers| Answers {
+                        pending: !answers.all,
+                        doubtful: answers.doubtful,
+                        last: answers.last,
+                    });
+                    core.handle_link(now, LinkEvent::Answers(answers));
+                }
+                action => return Some(action),
+            }
+        }
+    }
+
+    fn check_hang_up(&mut self, core: &mut RcCore, now: &Now, lower: &impl LowerLayer) {
+        if lower.hung_up() {
+            self.broken |= lower.broken();
+            core.handle_link(now, LinkEvent::End { partial: false, broken: self.broken });
+        }
+    }
+}
+
+/// Hands out the thread's receive buffer.
+fn with_stage<R>(mut with: impl FnMut(&mut [u8]) -> R) -> R {
+    let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
+        Ok(mut stage) => with(&mut stage),
+        // A completion's observer came back in: rare, and it may allocate.
+        Err(_) => with(&mut vec![0; STAGE]),
+    });
+    // A thread that is ending has no thread-local buffer any more.
+    done.unwrap_or_else(|_| with(&mut vec![0; STAGE]))
+}
+
+/// Receives to where the core wants it; returns the result and how many bytes of memory the core has named.
+/// `None`: nothing is to be received now.
+fn receive_as_planned(
+    lower: &mut impl LowerLayer,
+    plan: &RxPlan,
+    left_over: &[u8],
+    stage: &mut [u8],
+) -> Option<(Result<Received, Errno>, usize)> {
+    match plan {
+        RxPlan::Stop => None,
+        RxPlan::Stage { max } => {
+            let left = left_over.len();
+            let max = (*max).max(left + 1).min(stage.len());
+            let (head, tail) = stage.get_mut(..max)?.split_at_mut_checked(left)?;
+            head.copy_from_slice(left_over);
+            debug_assert!(!tail.is_empty(), "a frame does not fit the buffer");
+            // (Nothing received would look like the end.)
+            (!tail.is_empty()).then(|| (lower.receive(tail), 0))
+        }
+        RxPlan::Direct { place, tail } => {
+            debug_assert!(left_over.is_empty(), "bytes are left over in front of a direct placement");
+            let pieces: SmallVec<[Piece; 8]> = place.iter().map(|s| Piece::new(s.addr, s.len)).collect();
+            let direct = place.iter().map(|s| s.len).sum();
+            let tail = stage.get_mut(..*tail).unwrap_or_default();
+            Some((lower.receive_scattered(&pieces, tail), direct))
+        }
+    }
+}
+
+#[cold]
+fn receiving_failed(core: &mut RcCore, now: &Now, error: Errno) {
+    if error == Errno::FAULT {
+        tracing::warn!(qpn = core.qpn(), "a registered region is not mapped any more");
+        return core.handle_link(now, LinkEvent::Unwritable);
+    }
+    tracing::debug!(qpn = core.qpn(), "receiving failed: {error}");
+    // The system's own probes of a quiet peer were not answered.
+    let dead = matches!(error, Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH);
+    core.handle_link(now, LinkEvent::Lost(if dead { Disconnect::Timeout } else { Disconnect::Reset }));
+}

@@ -1,0 +1,85 @@
+//! What every queue pair has beside its core, whatever its service: a number, and its places at the device and at the completion
+//! queues (docs/adr/026).
+
+use std::sync::{Arc, Weak};
+
+use uwarp_rnic::cq::Feeder;
+use uwarp_rnic::qp::{Counters, Drops, QpInit};
+use uwarp_rnic::{Cq, VerbsError};
+
+use crate::fork;
+use crate::nic::Nic;
+use crate::pair::QueuePair;
+
+/// The part of a queue pair that does not depend on its service. Its number is free again when this is dropped.
+pub(crate) struct Shell {
+    nic: Arc<Nic>,
+    qpn: u32,
+    /// Where it completes, so that polls of these look for its input.
+    cqs: [Arc<Cq>; 2],
+}
+
+impl Shell {
+    /// Gives a queue pair its number; `init` then has the sizes that it really gets. Fails when a limit of the device is exceeded
+    /// or no number is free.
+    pub fn admit(nic: &Arc<Nic>, init: &mut QpInit) -> Result<Self, VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        init.caps = nic.limits().admit(init)?;
+        let qpn = nic.numbers.take()?;
+        Ok(Self { nic: nic.clone(), qpn, cqs: [init.send_cq.clone(), init.recv_cq.clone()] })
+    }
+
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    #[inline]
+    pub fn nic(&self) -> &Arc<Nic> {
+        &self.nic
+    }
+
+    /// The queue pair is made. Not before it exists: a completion queue forgets feeders that do not.
+    pub fn arrive(&self, qp: &QueuePair, feeder: &Weak<dyn Feeder>) {
+        for cq in &self.cqs {
+            cq.add_feeder(self.qpn, feeder.clone());
+        }
+        self.nic.arrive(qp);
+    }
+
+    /// Whether completions wait to be polled in these queues.
+    pub fn has_unpolled(&self) -> bool {
+        self.cqs.iter().any(|cq| !cq.is_empty())
+    }
+
+    /// No poll looks for its input any more.
+    pub fn stop_feeding(&self) {
+        for cq in &self.cqs {
+            cq.remove_feeder(self.qpn);
+        }
+    }
+
+    /// The queue pair is destroyed: adds what it has done to the device's counters, the first time.
+    pub fn depart(&self, counters: Counters, drops: Drops) {
+        self.nic.depart(self.qpn, counters, drops);
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        self.nic.numbers.give(self.qpn);
+    }
+}
+
+/// Posts work requests one by one. On a refusal, says which one (the ones before it are posted) and why.
+#[inline]
+pub(crate) fn post_each<W>(
+    wrs: impl Iterator<Item = W>,
+    mut post: impl FnMut(&W) -> Result<(), VerbsError>,
+) -> Result<(), (usize, VerbsError)> {
+    for (i, wr) in wrs.enumerate() {
+        post(&wr).map_err(|e| (i, e))?;
+    }
+    Ok(())
+}

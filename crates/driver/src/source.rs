@@ -1,0 +1,45 @@
+//! What the engine serves, and the names for it.
+
+/// What a descriptor is ready for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Readiness {
+    /// Bytes, a connection or the end of the stream can be read.
+    pub readable: bool,
+    /// There is room to send, or a connection attempt has ended.
+    pub writable: bool,
+    /// Error or hang-up; reading tells which.
+    pub hangup: bool,
+}
+
+/// Something that is served when its descriptor is ready or its timer has expired.
+///
+/// Calls come from whichever thread makes progress, possibly from two at once and possibly without need; they
+/// must not block.
+pub trait Source: Send + Sync {
+    /// The descriptor became ready.
+    fn ready(&self, readiness: Readiness);
+    /// The timer set with [`Engine::set_timer`](crate::Engine::set_timer) expired.
+    fn timeout(&self);
+    /// Whether a thread has polled the descriptor, without the engine, since the last call of this.
+    fn polled(&self) -> bool {
+        true
+    }
+    /// The process exits: begin to close what can be closed without loss.
+    fn exit(&self) {}
+}
+
+/// Names a registered source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(pub(crate) u64);
+
+impl Token {
+    pub(crate) const WAKE: Self = Self(u64::MAX);
+
+    pub(crate) fn new(index: usize, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | (index as u64 & 0xFFFF_FFFF))
+    }
+
+    pub(crate) fn index(self) -> usize {
+        (self.0 & 0xFFFF_FFFF) as usize
+    }
+}

@@ -1,0 +1,556 @@
+//! Datagram queue pairs with the UDP socket that they share.
+//!
+//! A queue pair number names a port, so the up to 256 queue pairs of a port receive from one socket ([`DatagramPort`]). Which thread
+//! receives is decided as for connected queue pairs: the one that polls, or the engine's. Each datagram goes to the queue pair that
+//! its header names, under that queue pair's lock; a datagram for nobody is counted and dropped.
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use rustix::io::Errno;
+use serde::Serialize;
+use smallvec::SmallVec;
+use uwarp_llp::udp::{self, Incoming, Outgoing, Received, Route, SLOT};
+use uwarp_proto::datagram;
+use uwarp_rnic::ah::{QPN_MULTICAST, port_of};
+use uwarp_rnic::cq::{Coverage, Feeder};
+use uwarp_rnic::qp::{Arrival, Drops, QpAttr, QpInit, QpModify, QpState, Snapshot, UdCore, UdSendWr};
+use uwarp_rnic::{RecvWr, VerbsError};
+
+use crate::address;
+use crate::attended::Attended;
+use crate::config::{Config, View};
+use crate::engine::{Engine, ParkMark};
+use crate::fork;
+use crate::nic::Nic;
+use crate::pair::QueuePair;
+use crate::shell::{Shell, post_each};
+use crate::source::{Readiness, Source, Token};
+
+/// Datagrams received in one turn before other sockets are served.
+const TURN: usize = 256;
+
+/// So many datagrams are sent, and nobody has received: the sender does.
+const LOOK_AFTER: usize = 32;
+
+thread_local! {
+    /// Two megabytes of addresses; the system gives memory for what is used of them.
+    static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; SLOT * udp::BATCH].into_boxed_slice());
+}
+
+/// Datagrams that reached no queue pair, on all ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Unclaimed {
+    /// Not a message: truncated, another version, a bad CRC, headers that do not fit.
+    pub malformed: u64,
+    /// Nobody has that number.
+    pub unknown: u64,
+    /// The queue pair that the sender names is not of the port it was sent from.
+    pub spoofed: u64,
+}
+
+/// Where they are counted.
+#[derive(Debug, Default)]
+pub(crate) struct UnclaimedCounters {
+    malformed: AtomicU64,
+    unknown: AtomicU64,
+    spoofed: AtomicU64,
+}
+
+impl UnclaimedCounters {
+    pub fn get(&self) -> Unclaimed {
+        let [malformed, unknown, spoofed] =
+            [&self.malformed, &self.unknown, &self.spoofed].map(|counter| counter.load(Ordering::Relaxed));
+        Unclaimed { malformed, unknown, spoofed }
+    }
+}
+
+/// Receiving: who does it has this.
+struct Receiver {
+    parked: Option<ParkMark>,
+    /// How many slots the next call fills at most: as many as the last one did, roughly.
+    batch: usize,
+}
+
+/// Who receives from a port.
+enum Receivers {
+    /// The queue pair that the header names; their places go by the low byte of the number.
+    Numbers { port: u16, places: RwLock<Vec<Weak<UdQp>>> },
+    /// The members of the group that the datagram was sent to, each a copy.
+    Groups(RwLock<Vec<Member>>),
+}
+
+struct Member {
+    group: IpAddr,
+    /// On which the system has joined it; 0: there was nothing to join.
+    interface: u32,
+    qp: Weak<UdQp>,
+}
+
+impl Receivers {
+    fn find(&self, qpn: u32, to: IpAddr) -> SmallVec<[Arc<UdQp>; 1]> {
+        match self {
+            Self::Numbers { port, places } if port_of(qpn) == *port => {
+                let places = places.read();
+                places.get((qpn & 0xFF) as usize).and_then(Weak::upgrade).into_iter().collect()
+            }
+            Self::Groups(members) if qpn == QPN_MULTICAST => {
+                let members = members.read();
+                members.iter().filter(|member| member.group == to).filter_map(|m| m.qp.upgrade()).collect()
+            }
+            _ => SmallVec::new(),
+        }
+    }
+
+    fn enter(&self, qpn: u32, qp: Weak<UdQp>) {
+        if let Self::Numbers { places, .. } = self
+            && let Some(place) = places.write().get_mut((qpn & 0xFF) as usize)
+        {
+            *place = qp;
+        }
+    }
+}
+
+/// The UDP socket of one port.
+pub(crate) struct DatagramPort {
+    socket: Arc<udp::Socket>,
+    engine: Arc<Engine>,
+    /// The descriptor that the engine watches, where the socket lives on for the next queue pair: what serves
+    /// that may begin before this one has ended, and the engine can watch a descriptor only once.
+    watched: Option<OwnedFd>,
+    token: OnceLock<Token>,
+    receivers: Receivers,
+    receiver: Attended<Receiver>,
+    /// A thread has polled the socket while the system does not watch it.
+    polled: AtomicBool,
+    /// Datagrams sent since somebody received.
+    sent: AtomicUsize,
+    /// Queue pairs whose datagrams wait for room.
+    blocked: Mutex<Vec<Weak<UdQp>>>,
+    unclaimed: Arc<UnclaimedCounters>,
+}
+
+impl DatagramPort {
+    /// Serves `socket`, which is bound to `port`, for the queue pairs whose numbers name it.
+    pub(crate) fn of_numbers(
+        engine: &Arc<Engine>,
+        socket: Arc<udp::Socket>,
+        port: u16,
+        unclaimed: &Arc<UnclaimedCounters>,
+    ) -> Result<Arc<Self>, Errno> {
+        let places = (0..256).map(|_| Weak::new()).collect();
+        let watched = rustix::io::fcntl_dupfd_cloexec(socket.fd(), 0)?;
+        let receivers = Receivers::Numbers { port, places: RwLock::new(places) };
+        Self::new(engine, socket, Some(watched), unclaimed, receivers)
+    }
+
+    /// Serves `socket`, which is bound to the port of multicast groups.
+    pub(crate) fn of_groups(
+        engine: &Arc<Engine>,
+        socket: Arc<udp::Socket>,
+        unclaimed: &Arc<UnclaimedCounters>,
+    ) -> Result<Arc<Self>, Errno> {
+        Self::new(engine, socket, None, unclaimed, Receivers::Groups(RwLock::default()))
+    }
+
+    fn new(
+        engine: &Arc<Engine>,
+        socket: Arc<udp::Socket>,
+        watched: Option<OwnedFd>,
+        unclaimed: &Arc<UnclaimedCounters>,
+        receivers: Receivers,
+    ) -> Result<Arc<Self>, Errno> {
+        let this = Arc::new(Self {
+            engine: engine.clone(),
+            watched,
+            token: OnceLock::new(),
+            receivers,
+            receiver: Attended::new(Receiver { parked: None, batch: 1 }),
+            polled: AtomicBool::new(false),
+            sent: AtomicUsize::new(0),
+            blocked: Mutex::default(),
+            unclaimed: unclaimed.clone(),
+            socket,
+        });
+        this.socket.make_room();
+        let fd = this.watched.as_ref().map_or_else(|| this.socket.fd(), OwnedFd::as_fd).as_raw_fd();
+        let source: Arc<dyn Source> = Arc::new(PortSource(Arc::downgrade(&this)));
+        let token = engine.register(fd, source).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        // The only one to set it.
+        let _ = this.token.set(token);
+        Ok(this)
+    }
+
+    /// Receives in one call to the system; returns how many datagrams.
+    fn receive_some(&self, receiver: &mut Receiver) -> Result<usize, Errno> {
+        let batch = receiver.batch;
+        self.sent.store(0, Ordering::Relaxed);
+        let deliver = |bytes: &[u8], incoming: Incoming| self.deliver(bytes, &incoming);
+        let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
+            Ok(mut stage) => self.socket.receive(&mut stage, SLOT, batch, deliver),
+            // A completion's observer came back in: rare, and it may allocate.
+            Err(_) => self.socket.receive(&mut vec![0; SLOT], SLOT, 1, deliver),
+        });
+        // A thread that is ending has no thread-local buffer any more.
+        let received = done.unwrap_or_else(|_| self.socket.receive(&mut vec![0; SLOT], SLOT, 1, deliver));
+        receiver.batch = match received {
+            Ok(Received { slots, .. }) if slots == batch => (batch * 4).min(udp::BATCH),
+            Ok(Received { slots, .. }) => slots.max(1),
+            Err(_) => 1,
+        };
+        received.map(|received| received.datagrams)
+    }
+
+    /// Receives until the socket is empty, or it is others' turn.
+    fn drain(&self, receiver: &mut Receiver) {
+        let mut received = 0;
+        while received < TURN {
+            match self.receive_some(receiver) {
+                Ok(n) => received += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                // An error of a datagram that was sent, reported by the network (RFC 1122 section 4.1.3.3): it was lost.
+                Err(_) => received += 1,
+            }
+        }
+        if let Some(token) = self.token.get() {
+            self.engine.rearm(*token);
+        }
+    }
+
+    fn deliver(&self, bytes: &[u8], incoming: &Incoming) {
+        let count = |counter: &AtomicU64| {
+            counter.fetch_add(1, Ordering::Relaxed);
+        };
+        if incoming.truncated {
+            return count(&self.unclaimed.malformed);
+        }
+        let message = match datagram::parse(bytes) {
+            Ok(message) => message,
+            Err(reject) => {
+                tracing::debug!(from = %incoming.from, "datagram dropped: {reject}");
+                return count(&self.unclaimed.malformed);
+            }
+        };
+        if port_of(message.head.source_qpn) != incoming.from.port() {
+            return count(&self.unclaimed.spoofed);
+        }
+        let arrival =
+            Arrival { from: incoming.from.ip(), to: incoming.to, slid: shown_lid(incoming.from.ip()) };
+        let receivers = self.receivers.find(message.head.destination_qpn, incoming.to);
+        if receivers.is_empty() {
+            count(&self.unclaimed.unknown);
+        }
+        for qp in receivers {
+            let mut inner = qp.inner.lock();
+            if let Err(dropped) = inner.core.deliver(&message, &arrival) {
+                tracing::debug!(qpn = qp.qpn(), from = %incoming.from, "datagram dropped: {dropped:?}");
+            }
+        }
+    }
+
+    /// A thread polls: receives once. A queue pair that waits for room to send is told of it by the system only.
+    fn make_progress(&self, in_earnest: bool) -> Coverage {
+        let blocked = !self.blocked.lock().is_empty();
+        if let Some(mut receiver) = self.receiver.try_lock() {
+            let parked = receiver.parked.is_some_and(|mark| self.engine.is_parked(mark));
+            if in_earnest && !blocked && !parked {
+                receiver.parked = self.token.get().and_then(|token| self.engine.park(*token));
+            }
+            if receiver.parked.is_some() {
+                self.polled.store(true, Ordering::Relaxed);
+            }
+            // An error is that of a datagram which was sent and lost; the next look finds what came.
+            let _ = self.receive_some(&mut receiver);
+            self.release(receiver);
+        }
+        if blocked { Coverage::Partial } else { Coverage::Complete }
+    }
+
+    fn add_member(&self, qp: &Weak<UdQp>, group: IpAddr, interface: u32) -> Result<(), VerbsError> {
+        let Receivers::Groups(members) = &self.receivers else { return Ok(()) };
+        let mut members = members.write();
+        if members.iter().any(|member| member.group == group && member.qp.ptr_eq(qp)) {
+            return Ok(());
+        }
+        let interface = if group.is_multicast() { interface } else { 0 };
+        let joined = members.iter().any(|member| (member.group, member.interface) == (group, interface));
+        if interface != 0 && !joined {
+            self.socket.join(group, interface).map_err(|error| {
+                tracing::warn!("cannot join {group} on interface {interface}: {error}");
+                VerbsError::NoResources("multicast groups (see net.ipv4.igmp_max_memberships)")
+            })?;
+        }
+        members.push(Member { group, interface, qp: qp.clone() });
+        Ok(())
+    }
+
+    /// Says whether it was a member of one of these groups.
+    fn remove_members(&self, qp: &Weak<UdQp>, of: impl Fn(IpAddr) -> bool) -> bool {
+        let Receivers::Groups(members) = &self.receivers else { return false };
+        let mut members = members.write();
+        let mut left = SmallVec::<[(IpAddr, u32); 4]>::new();
+        members.retain(|member| {
+            let leaves = member.qp.ptr_eq(qp) && of(member.group);
+            if leaves {
+                left.push((member.group, member.interface));
+            }
+            !leaves
+        });
+        for &(group, interface) in left.iter().filter(|(_, interface)| *interface != 0) {
+            if !members.iter().any(|member| (member.group, member.interface) == (group, interface)) {
+                // Gone with its interface, at worst.
+                let _ = self.socket.leave(group, interface);
+            }
+        }
+        !left.is_empty()
+    }
+
+    fn look(&self) {
+        if let Some(mut receiver) = self.receiver.look() {
+            self.drain(&mut receiver);
+            self.release(receiver);
+        }
+    }
+
+    fn release<'a>(&'a self, receiver: MutexGuard<'a, Receiver>) {
+        self.receiver.release(receiver, |_| (), |receiver| self.drain(receiver));
+    }
+
+    /// A queue pair's datagrams wait for room: the system says when there is some, if it watches the socket.
+    fn block(&self, qp: Weak<UdQp>) {
+        self.blocked.lock().push(qp);
+        self.engine.unpark();
+        if let Some(token) = self.token.get() {
+            // Room that came in between is reported, too.
+            self.engine.rearm(*token);
+        }
+    }
+
+    fn unblock(&self) {
+        let blocked = std::mem::take(&mut *self.blocked.lock());
+        for qp in blocked.iter().filter_map(Weak::upgrade) {
+            let mut inner = qp.inner.lock();
+            inner.blocked = false;
+            qp.transmit(&mut inner);
+        }
+    }
+}
+
+impl Drop for DatagramPort {
+    fn drop(&mut self) {
+        if let Some(token) = self.token.get() {
+            self.engine.deregister(*token);
+        }
+        if let Some(watched) = self.watched.take() {
+            fork::close(watched);
+        }
+    }
+}
+
+/// What the engine holds of a port, which lives as long as its queue pairs.
+struct PortSource(Weak<DatagramPort>);
+
+impl Source for PortSource {
+    fn ready(&self, readiness: Readiness) {
+        let Some(port) = self.0.upgrade() else { return };
+        if readiness.writable && !port.blocked.lock().is_empty() {
+            port.unblock();
+        }
+        port.look();
+    }
+
+    fn timeout(&self) {}
+
+    fn polled(&self) -> bool {
+        self.0.upgrade().is_none_or(|port| port.polled.swap(false, Ordering::Relaxed))
+    }
+}
+
+/// The LID of an address; 0 where the device shows none.
+fn shown_lid(ip: IpAddr) -> u16 {
+    if Config::get().view == View::Ib { address::lid_of(ip) } else { 0 }
+}
+
+struct Inner {
+    core: UdCore,
+    /// The socket had no room; the port knows.
+    blocked: bool,
+    destroyed: bool,
+}
+
+/// A datagram queue pair.
+pub struct UdQp {
+    me: Weak<Self>,
+    shell: Shell,
+    port: Arc<DatagramPort>,
+    /// Of multicast groups, if it is a member of any.
+    groups: Mutex<Option<Arc<DatagramPort>>>,
+    inner: Mutex<Inner>,
+}
+
+impl UdQp {
+    /// Makes a queue pair in RESET. Fails when a limit of the device is exceeded or no number is free.
+    pub fn create(nic: &Arc<Nic>, mut init: QpInit) -> Result<Arc<Self>, VerbsError> {
+        let shell = Shell::admit(nic, &mut init)?;
+        let qpn = shell.qpn();
+        let (port, core) = (nic.datagram_port(qpn)?, UdCore::new(qpn, init)?);
+        let qp = Arc::new_cyclic(|me: &Weak<Self>| Self {
+            me: me.clone(),
+            shell,
+            port,
+            groups: Mutex::default(),
+            inner: Mutex::new(Inner { core, blocked: false, destroyed: false }),
+        });
+        qp.port.receivers.enter(qpn, qp.me.clone());
+        let feeder: Weak<dyn Feeder> = qp.me.clone();
+        qp.shell.arrive(&QueuePair::Ud(qp.clone()), &feeder);
+        Ok(qp)
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        self.shell.qpn()
+    }
+
+    /// Posts datagrams. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
+    pub fn post_send<'a>(&self, wrs: impl Iterator<Item = UdSendWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        if fork::forked() {
+            return Err((0, VerbsError::Forked));
+        }
+        let mut inner = self.inner.lock();
+        let result = post_each(wrs, |wr| inner.core.post_send(wr));
+        let sent = self.transmit(&mut inner);
+        drop(inner);
+        // A thread that posts without end must not lose what comes meanwhile: the system's room for it is bounded.
+        if self.port.sent.fetch_add(sent, Ordering::Relaxed) >= LOOK_AFTER {
+            let _ = self.port.make_progress(false);
+        }
+        result
+    }
+
+    /// Hands what waits to the system, as long as that takes it; returns how many datagrams it took.
+    fn transmit(&self, inner: &mut Inner) -> usize {
+        let mut sent = 0;
+        while !inner.blocked {
+            let Some(first) = inner.core.outgoing().next().map(|(endpoint, _)| endpoint.to) else { break };
+            match self.send_some(&inner.core) {
+                Ok(n) => {
+                    inner.core.sent(n);
+                    sent += n;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    inner.blocked = true;
+                    self.port.block(self.me.clone());
+                }
+                Err(e) => {
+                    tracing::debug!(qpn = self.qpn(), to = %first, "datagram not sent: {e}");
+                    inner.core.refused(e == Errno::MSGSIZE);
+                }
+            }
+        }
+        sent
+    }
+
+    fn send_some(&self, core: &UdCore) -> Result<usize, Errno> {
+        let routes: SmallVec<[Route; 2]> = core
+            .outgoing()
+            .take(udp::BATCH)
+            .map(|(endpoint, _)| Route { to: endpoint.to, from: endpoint.from })
+            .collect();
+        let batch: SmallVec<[Outgoing<'_>; 2]> =
+            routes.iter().zip(core.outgoing()).map(|(route, (_, bytes))| Outgoing { route, bytes }).collect();
+        self.port.socket.send(&batch)
+    }
+
+    /// Posts receives. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
+    pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
+        if fork::forked() {
+            return Err((0, VerbsError::Forked));
+        }
+        let mut inner = self.inner.lock();
+        post_each(wrs, |wr| inner.core.post_recv(wr))
+    }
+
+    /// Changes attributes or state.
+    pub fn modify(&self, change: &QpModify) -> Result<(), VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        let mut inner = self.inner.lock();
+        inner.core.modify(change)?;
+        self.transmit(&mut inner);
+        Ok(())
+    }
+
+    /// Its attributes.
+    pub fn query(&self) -> QpAttr {
+        self.inner.lock().core.query()
+    }
+
+    /// Its state, what it has done, and what it has dropped.
+    pub fn look_at(&self) -> (QpState, Snapshot, Drops) {
+        let inner = self.inner.lock();
+        (inner.core.query().state, inner.core.snapshot(), inner.core.drops())
+    }
+
+    /// Becomes a member of a group, on one interface (its index; of no meaning for a broadcast address). Nothing changes for one that is a
+    /// member already.
+    pub fn attach(&self, group: IpAddr, interface: u32) -> Result<(), VerbsError> {
+        let port = self.shell.nic().group_port()?;
+        port.add_member(&self.me, group, interface)?;
+        *self.groups.lock() = Some(port);
+        Ok(())
+    }
+
+    /// Is a member no more.
+    pub fn detach(&self, group: IpAddr) -> Result<(), VerbsError> {
+        let port = self.groups.lock().clone();
+        let left = port.is_some_and(|port| port.remove_members(&self.me, |of| of == group));
+        if left { Ok(()) } else { Err(VerbsError::Invalid("the queue pair is no member of the group")) }
+    }
+
+    fn leave_all(&self) {
+        if let Some(port) = self.groups.lock().take() {
+            port.remove_members(&self.me, |_| true);
+        }
+    }
+
+    /// Destroys the queue pair: no completion and no event follows.
+    pub fn destroy(&self) {
+        let mut inner = self.inner.lock();
+        if std::mem::replace(&mut inner.destroyed, true) {
+            return;
+        }
+        self.shell.stop_feeding();
+        self.port.receivers.enter(self.qpn(), Weak::new());
+        drop(inner);
+        self.leave_all();
+        let mut inner = self.inner.lock();
+        let (counters, drops) = (inner.core.snapshot().counters, inner.core.drops());
+        let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
+        // Cannot be refused: any state may become RESET.
+        let _ = inner.core.modify(&reset);
+        drop(inner);
+        self.shell.depart(counters, drops);
+    }
+}
+
+impl Feeder for UdQp {
+    fn make_progress(&self, in_earnest: bool) -> Coverage {
+        let groups = self.groups.lock().clone();
+        let covered = groups.map_or(Coverage::Complete, |groups| groups.make_progress(in_earnest));
+        self.port.make_progress(in_earnest).and(covered)
+    }
+}
+
+impl Drop for UdQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}

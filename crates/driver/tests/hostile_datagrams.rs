@@ -1,0 +1,306 @@
+//! Datagrams that strangers make, against a receiver that lives on: what is bad is counted under its reason,
+//! nothing else is lost, and nothing grows.
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use uwarp_driver::ud::Unclaimed;
+use uwarp_driver::{Nic, UdQp};
+use uwarp_llp::udp;
+use uwarp_proto::datagram::{self, Head};
+use uwarp_rnic::qp::{Drops, QpModify, QpState};
+use uwarp_rnic::{Access, Cq, Mr, Pd, RecvWr, Sge, WcStatus};
+use uwarp_wire::crc::crc32c;
+
+mod common;
+use common::{Events, LIMIT, address, init};
+
+const QKEY: u32 = 0x1111_1111;
+const ROOM: u32 = 200;
+
+/// The counters are the process's: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+struct Victim {
+    nic: Arc<Nic>,
+    qp: Arc<UdQp>,
+    cq: Arc<Cq>,
+    mr: Arc<Mr>,
+    /// Before anything was sent.
+    unclaimed: Unclaimed,
+    _memory: Box<[u8]>,
+}
+
+impl Victim {
+    fn new() -> Self {
+        let (nic, pd, events) = (Nic::open().unwrap(), Pd::new(), Arc::new(Events::default()));
+        let cq = Cq::new(1024, 0, None, events.clone());
+        let qp = UdQp::create(&nic, init(&pd, &cq, &events)).unwrap();
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            qp.modify(&QpModify { state: Some(state), qkey: Some(QKEY), ..QpModify::default() }).unwrap();
+        }
+        let mut memory = vec![0u8; ROOM as usize].into_boxed_slice();
+        let addr = address(&mut memory);
+        let mr = Mr::register(&pd, addr, u64::from(ROOM), addr, Access::LOCAL_WRITE).unwrap();
+        let unclaimed = nic.unclaimed();
+        Self { nic, qp, cq, mr, unclaimed, _memory: memory }
+    }
+
+    fn to(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, u16::try_from(self.qp.qpn() >> 8 & 0xFFFF).unwrap()).into()
+    }
+
+    fn recv(&self) {
+        let sges = [Sge { addr: self.mr.range().0, length: ROOM, lkey: self.mr.stag() }];
+        self.qp.post_recv(std::iter::once(RecvWr { wr_id: 0, sges: &sges })).unwrap();
+    }
+
+    /// Datagrams that reached no queue pair since the beginning.
+    fn unclaimed(&self) -> Unclaimed {
+        let (now, then) = (self.nic.unclaimed(), self.unclaimed);
+        Unclaimed {
+            malformed: now.malformed - then.malformed,
+            unknown: now.unknown - then.unknown,
+            spoofed: now.spoofed - then.spoofed,
+        }
+    }
+
+    /// Each of these is malformed, and good messages arrive between them.
+    fn finds_malformed(&self, stranger: &Stranger, datagrams: impl Iterator<Item = Vec<u8>>) {
+        let mut sent = 0;
+        for bytes in datagrams {
+            stranger.send(&bytes, self);
+            sent += 1;
+            if sent % PAUSE == 0 {
+                self.receives(stranger, b"good");
+            }
+        }
+        self.receives(stranger, b"good");
+        assert_eq!(self.unclaimed(), Unclaimed { malformed: sent, unknown: 0, spoofed: 0 });
+        assert_eq!(self.qp.look_at().2, Drops::default());
+    }
+
+    /// A good message arrives behind everything that was sent before, and is all that completes.
+    fn receives(&self, stranger: &Stranger, payload: &[u8]) {
+        self.recv();
+        stranger.send(&made(&stranger.head(self), payload), self);
+        let end = Instant::now() + LIMIT;
+        let mut got = None;
+        while got.is_none() {
+            assert!(Instant::now() < end, "nothing arrives");
+            self.nic.poll_cq(&self.cq, 1, |wc| got = Some(wc));
+        }
+        let wc = got.unwrap();
+        let length = 40 + u32::try_from(payload.len()).unwrap();
+        assert_eq!((wc.status, wc.byte_len, wc.src_qp), (WcStatus::Success, length, stranger.qpn()));
+    }
+}
+
+struct Stranger(UdpSocket);
+
+impl Stranger {
+    fn new() -> Self {
+        Self(UdpSocket::bind("127.0.0.1:0").unwrap())
+    }
+
+    fn qpn(&self) -> u32 {
+        u32::from(self.0.local_addr().unwrap().port()) << 8 | 1
+    }
+
+    fn head(&self, to: &Victim) -> Head {
+        Head {
+            source_qpn: self.qpn(),
+            destination_qpn: to.qp.qpn(),
+            qkey: QKEY,
+            immediate: None,
+            solicited: false,
+            msn: 1,
+            incarnation: 0,
+        }
+    }
+
+    fn send(&self, bytes: &[u8], to: &Victim) {
+        self.0.send_to(bytes, to.to()).unwrap();
+    }
+}
+
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let sum = crc32c(&bytes);
+    bytes.extend_from_slice(&datagram::trailer(sum));
+    bytes
+}
+
+fn made(head: &Head, payload: &[u8]) -> Vec<u8> {
+    sealed([&head.to_bytes()[..], payload].concat())
+}
+
+/// So many were sent without a look that the next ones might find no room in the socket.
+const PAUSE: u64 = 100;
+
+#[test]
+fn every_length_and_every_flipped_bit_is_malformed() {
+    let _alone = ALONE.lock();
+    let (victim, stranger) = (Victim::new(), Stranger::new());
+    let good = made(&stranger.head(&victim), b"a message");
+    let cut = (0..good.len()).map(|length| good[..length].to_vec());
+    let flipped = (0..good.len() * 8).map(|bit| {
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 0x80 >> (bit % 8);
+        bytes
+    });
+    let longer = [vec![0; 1], vec![0; 4000], vec![0xFF; 60_000]].map(|tail| [&good[..], &tail].concat());
+    victim.finds_malformed(&stranger, cut.chain(flipped).chain(longer));
+}
+
+/// With a right CRC: every value of every byte of the headers that decides.
+#[test]
+fn every_value_of_the_header_that_is_not_a_message_is_malformed() {
+    let _alone = ALONE.lock();
+    let (victim, stranger) = (Victim::new(), Stranger::new());
+    let head = stranger.head(&victim).to_bytes();
+    // Version; flags and kind; DDP control; RDMAP control; queue number; message offset.
+    let decide = [0, 4, 20, 21, 26, 27, 28, 29, 34, 35, 36, 37];
+    // Immediate data; reserved bits of DDP and RDMAP that a receiver ignores; the other Send.
+    let passes = |at: usize, value: u8| match at {
+        4 => value & 0x7F == 0,
+        20 => value & 0xC3 == 0x41,
+        21 => value & 0xC0 == 0x40 && matches!(value & 0x0F, 3 | 5),
+        _ => value == head[at],
+    };
+    let all = decide.iter().flat_map(|&at| (0..=u8::MAX).map(move |value| (at, value)));
+    let bad = all.filter(|&(at, value)| !passes(at, value)).map(|(at, value)| {
+        let mut bytes = head.to_vec();
+        bytes[at] = value;
+        sealed(bytes)
+    });
+    victim.finds_malformed(&stranger, bad);
+}
+
+/// A sender can have the system cut datagrams that it passes as one, and the receiver's system may join them
+/// again.
+#[test]
+fn bad_datagrams_among_joined_ones_cost_only_themselves() {
+    let _alone = ALONE.lock();
+    let (victim, stranger) = (Victim::new(), Stranger::new());
+    let socket = udp::Socket::bind(0).unwrap();
+    let to = victim.to();
+    let source_qpn = u32::from(socket.port().unwrap()) << 8 | 1;
+    let head = Head { source_qpn, ..stranger.head(&victim) };
+    let good = made(&head, b"as long as each");
+    let mut corrupt = good.clone();
+    corrupt[50] ^= 1;
+    let false_port = made(&Head { source_qpn: source_qpn ^ 0x100, ..head }, b"as long as each");
+    let short = good[..good.len() - 1].to_vec();
+    let sent = [&good, &corrupt, &good, &false_port, &corrupt, &good, &good, &short];
+    let route = udp::Route { to, from: None };
+    let batch = sent.map(|bytes| udp::Outgoing { route: &route, bytes });
+    (0..4).for_each(|_| victim.recv());
+    assert_eq!(socket.send(&batch), Ok(batch.len()));
+    let (end, mut received) = (Instant::now() + LIMIT, 0);
+    while received < 4 || victim.unclaimed().malformed < 3 {
+        assert!(Instant::now() < end, "{received} received, {:?}", victim.unclaimed());
+        victim.nic.poll_cq(&victim.cq, 1, |wc| {
+            assert_eq!((wc.status, wc.byte_len, wc.src_qp), (WcStatus::Success, 40 + 15, source_qpn));
+            received += 1;
+        });
+    }
+    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 3, unknown: 0, spoofed: 1 });
+    assert_eq!(victim.qp.look_at().2, Drops::default());
+}
+
+#[test]
+fn what_is_for_nobody_from_a_false_port_or_with_another_key_is_counted_so() {
+    let _alone = ALONE.lock();
+    let (victim, stranger) = (Victim::new(), Stranger::new());
+    let good = stranger.head(&victim);
+    let send = |head: Head| stranger.send(&made(&head, b"x"), &victim);
+    let qpn = victim.qp.qpn();
+    for slot in 0..=0xFF {
+        // Of the victim's port, which has other queue pairs only if another test left one; of another port; a
+        // group; none.
+        if slot != qpn & 0xFF {
+            send(Head { destination_qpn: qpn & !0xFF | slot, ..good });
+        }
+    }
+    for destination_qpn in [qpn ^ 0x100, qpn ^ 0x80_0000, 0xFF_FFFF, 0] {
+        send(Head { destination_qpn, ..good });
+    }
+    for source_qpn in [qpn, 0, 0xFF_FFFF, good.source_qpn ^ 0x100] {
+        send(Head { source_qpn, ..good });
+    }
+    for bit in 0..32 {
+        send(Head { qkey: QKEY ^ 1 << bit, ..good });
+    }
+    victim.receives(&stranger, b"good");
+    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 0, unknown: 255 + 4, spoofed: 4 });
+    assert_eq!(victim.qp.look_at().2, Drops { qkey: 32, ..Drops::default() });
+    // Without a receive; longer than the one there is.
+    let until = |what: &str, drops: fn(Drops) -> u64| {
+        let end = Instant::now() + LIMIT;
+        while drops(victim.qp.look_at().2) == 0 {
+            assert!(Instant::now() < end, "{what}");
+            victim.nic.poll_cq(&victim.cq, 1, |_| panic!("a completion"));
+        }
+    };
+    send(good);
+    until("never without a receive", |drops| drops.no_receive);
+    victim.recv();
+    stranger.send(&made(&good, &[0; ROOM as usize]), &victim);
+    until("never too long", |drops| drops.too_long);
+    victim.receives(&stranger, b"good");
+    assert_eq!(victim.qp.look_at().2, Drops { qkey: 32, no_receive: 1, too_long: 1, ..Drops::default() });
+    assert_eq!(victim.qp.query().state, QpState::Rts);
+}
+
+/// Resident memory in KiB.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4
+}
+
+#[test]
+fn a_flood_from_many_sources_leaves_nothing_behind() {
+    let _alone = ALONE.lock();
+    let victim = Victim::new();
+    let strangers: Vec<_> = (0..64).map(|_| Stranger::new()).collect();
+    let round = |number: u32| {
+        for (i, stranger) in strangers.iter().enumerate() {
+            let good = stranger.head(&victim);
+            let incarnation = number << 8 | i as u32;
+            stranger.send(&made(&Head { incarnation, ..good }, b"without a receive"), &victim);
+            stranger.send(&made(&Head { source_qpn: good.source_qpn ^ 0x100, ..good }, &[]), &victim);
+            stranger.send(&[1; 60], &victim);
+        }
+        // Whatever came is looked at before more is sent, so that the socket has room.
+        let end = Instant::now() + LIMIT;
+        while victim.unclaimed().malformed < 64 * u64::from(number) {
+            assert!(Instant::now() < end, "{:?}", victim.unclaimed());
+            victim.nic.poll_cq(&victim.cq, 1, |_| panic!("a completion"));
+        }
+    };
+    (1..=20).for_each(round);
+    let before = resident();
+    (21..=220).for_each(round);
+    let after = resident();
+    assert!(after < before + 1024, "{before} KiB before, {after} after");
+    assert_eq!(victim.unclaimed(), Unclaimed { malformed: 64 * 220, unknown: 0, spoofed: 64 * 220 });
+    assert_eq!(victim.qp.look_at().2, Drops { no_receive: 64 * 220, ..Drops::default() });
+    strangers.iter().for_each(|stranger| victim.receives(stranger, b"good"));
+}
+
+/// Where nothing else keeps the port: making one failed ("File exists"), or nobody was told of what came for
+/// it.
+#[test]
+fn the_last_queue_pair_of_a_port_goes_while_the_next_is_made() {
+    let _alone = ALONE.lock();
+    let end = |victim: &Victim| victim.qp.destroy();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..2000).for_each(|_| end(&Victim::new())));
+        }
+    });
+    let (victim, stranger) = (Victim::new(), Stranger::new());
+    victim.receives(&stranger, b"good");
+}
