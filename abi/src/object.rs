@@ -1,5 +1,5 @@
-//! One ownership kind for each C type: a box that we allocate, C holds by a pointer to the structure embedded in it, and
-//! the destroying verb takes back.
+//! One ownership kind for each C type: a box that we allocate, C holds by a pointer to the structure embedded
+//! in it, and the destroying verb takes back.
 //!
 //! The conversions between pointers and references live here and nowhere else.
 
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{Condvar, Mutex};
 use uwarp_rnic::VerbsError;
 
-use crate::entry::Failure;
+use crate::failure::Failure;
 
-/// The part of an object that C sees. The program reads it at any time and writes some members of it, so nobody holds a
-/// Rust reference into it: members are read and written through the pointer, one at a time.
+/// The part of an object that C sees. The program reads it at any time and writes some members of it, so
+/// there is never a Rust reference into it: members are read and written through the pointer, one at a time.
 #[repr(transparent)]
 pub struct Visible<T>(UnsafeCell<T>);
 
@@ -24,8 +24,8 @@ impl<T> std::fmt::Debug for Visible<T> {
     }
 }
 
-// SAFETY: it is a block of plain C memory that is only reached by raw pointer; whoever does that answers for races, as
-// C programs do.
+// SAFETY: it is a block of plain C memory that is only accessed by raw pointer; the code that does so answers
+// for races, as C programs do.
 unsafe impl<T> Send for Visible<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Visible<T> {}
@@ -36,7 +36,7 @@ impl<T> Visible<T> {
         Self(UnsafeCell::new(value))
     }
 
-    /// Where it lies.
+    /// Its address.
     pub const fn get(&self) -> *mut T {
         self.0.get()
     }
@@ -45,7 +45,8 @@ impl<T> Visible<T> {
 /// All bits zero.
 ///
 /// # Safety
-/// That must be a valid `T`; it is for C's structures (numbers, nullable pointers, pthread objects' initial values).
+/// That must be a valid `T`. It is for C's structures (numbers, nullable pointers, pthread objects' initial
+/// values).
 pub unsafe fn zeroed<T>() -> T {
     // SAFETY: the caller's promise.
     unsafe { MaybeUninit::zeroed().assume_init() }
@@ -54,7 +55,8 @@ pub unsafe fn zeroed<T>() -> T {
 /// An object that C knows by a structure inside it.
 ///
 /// # Safety
-/// `Self` is `repr(C)` and has a `Visible<_>` that holds, at `OFFSET` bytes from the start of `Self`, a `Self::C`.
+/// `Self` is `repr(C)` and has a `Visible<_>` that holds, at `OFFSET` bytes from the start of `Self`, a
+/// `Self::C`.
 pub unsafe trait Object: Sized {
     /// The C structure.
     type C;
@@ -66,7 +68,8 @@ pub unsafe trait Object: Sized {
 
 /// The address C knows an object by.
 pub fn address<T: Object>(object: &T) -> *mut T::C {
-    // The C structure lies behind a `Visible`, so writing through a pointer made from a shared reference is allowed.
+    // The C structure lies behind a `Visible`, so writing through a pointer made from a shared reference is
+    // allowed.
     std::ptr::from_ref(object).cast::<u8>().wrapping_add(T::OFFSET).cast::<T::C>().cast_mut()
 }
 
@@ -104,7 +107,7 @@ pub unsafe fn look<'a, T: Object>(c: *mut T::C) -> Result<&'a T, Failure> {
 /// Takes an object back from the program, to drop it.
 ///
 /// # Safety
-/// As [`look`], and nobody uses the object any more.
+/// As [`look`], and nothing uses the object any more.
 pub unsafe fn take<T: Object>(c: *mut T::C) -> Result<Box<T>, Failure> {
     if c.is_null() {
         return Err(Failure::new(libc::EINVAL, format!("{} is NULL", T::NAME)));
@@ -114,7 +117,7 @@ pub unsafe fn take<T: Object>(c: *mut T::C) -> Result<Box<T>, Failure> {
     Ok(unsafe { Box::from_raw(c.cast::<u8>().wrapping_sub(T::OFFSET).cast::<T>()) })
 }
 
-/// Counts the objects that use another one, which then cannot be destroyed (`EBUSY`).
+/// Counts the objects that use another one, which can then not be destroyed (`EBUSY`).
 #[derive(Debug, Default, Clone)]
 pub struct Users(Arc<AtomicUsize>);
 
@@ -146,10 +149,10 @@ impl Drop for Use {
     }
 }
 
-/// Events of an object that were made and that the program has not acknowledged.
+/// Events of an object that were queued and that the program has not acknowledged.
 ///
-/// Counted when the event is queued, not when the program takes it: so there is no moment at which an event is neither
-/// in the queue nor counted, and a destroying verb cannot miss one.
+/// An event is counted when it is queued, not when the program takes it: so there is no moment at which it is
+/// neither in the queue nor counted, and a destroying verb cannot miss one.
 #[derive(Debug, Default)]
 pub struct Unacknowledged {
     count: Mutex<usize>,
@@ -162,14 +165,16 @@ impl Unacknowledged {
         *self.count.lock() += 1;
     }
 
-    /// The program acknowledged `n` events, or `n` were dropped from the queue. More than there are count as all.
+    /// The program acknowledged `n` events, or `n` were dropped from the queue. A larger `n` than there are
+    /// events means all.
     pub fn done(&self, n: usize) {
         let mut count = self.count.lock();
         *count = count.saturating_sub(n);
         self.fewer.notify_all();
     }
 
-    /// Blocks until the program has acknowledged all it took, as ibv_destroy_cq(3) and ibv_destroy_qp(3) promise.
+    /// Blocks until the program has acknowledged all it took, as ibv_destroy_cq(3) and ibv_destroy_qp(3)
+    /// promise.
     pub fn wait(&self) {
         let mut count = self.count.lock();
         while *count != 0 {
@@ -206,9 +211,9 @@ mod tests {
         // SAFETY: `c` is alive.
         let thing = unsafe { look::<Thing>(c) }.unwrap();
         assert_eq!((thing.before, address(thing)), (c.addr() as u64, c));
-        // SAFETY: `c` is alive and nobody else looks.
+        // SAFETY: `c` is alive, and no other thread uses it.
         assert_eq!(unsafe { *c }, 7);
-        // SAFETY: nobody uses it any more.
+        // SAFETY: nothing uses it any more.
         drop(unsafe { take::<Thing>(c) }.unwrap());
         assert_eq!(Arc::strong_count(&dropped), 1);
         // SAFETY: NULL is allowed.

@@ -1,5 +1,5 @@
-//! C programs compiled against the distribution's headers. Here is what needs no connection; programs that connect are in
-//! `conformance/`.
+//! C programs compiled against the distribution's headers. Here is what needs no connection; programs that
+//! connect are in `conformance/`.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Notes version and git commit for `uwarp --version`; a source tree without git builds just as well, without the
-//! commit.
+//! Notes version and git commit for `uwarp --version`; a source tree without git builds just as well, without
+//! the commit.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Completion queues, in both of the verbs' shapes: `ibv_poll_cq`, and the extended one that reads one completion at a
-//! time through accessors.
+//! Completion queues, in both of the verbs' shapes: `ibv_poll_cq`, and the extended one that reads one
+//! completion at a time through accessors.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -11,9 +11,13 @@ use uwarp_abi_types::verbs::*;
 use uwarp_driver::Nic;
 use uwarp_rnic::{Cq, VerbsError, Wc};
 
-use super::device::Context;
+use super::clock;
+use super::context::Context;
 use super::event::{AsyncEvents, CChannel, CompletionEvents, cookie};
-use crate::entry::{Code, Failure, Negative};
+use super::mr::CPd;
+use super::parent;
+use crate::convention::{Code, Negative, PlainCode};
+use crate::failure::{Failure, required};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
 use crate::{entry, slot};
 
@@ -31,6 +35,7 @@ pub struct CCq {
     /// Its asynchronous events.
     pub async_events: Arc<AsyncEvents>,
     reader: Reader,
+    _domain: Option<Use>,
     _channel: Option<Use>,
     _context: Use,
 }
@@ -46,7 +51,7 @@ const _: () = {
     assert!(offset_of!(ibv_cq, context) == offset_of!(ibv_cq_ex, context));
     assert!(offset_of!(ibv_cq, channel) == offset_of!(ibv_cq_ex, channel));
     assert!(offset_of!(ibv_cq, async_events_completed) == offset_of!(ibv_cq_ex, async_events_completed));
-    // A completion is handed over by copying it.
+    // A completion is copied as it is.
     assert!(size_of::<Wc>() == size_of::<ibv_wc>() && align_of::<Wc>() == align_of::<ibv_wc>());
     assert!(offset_of!(Wc, wr_id) == offset_of!(ibv_wc, wr_id));
     assert!(offset_of!(Wc, status) == offset_of!(ibv_wc, status));
@@ -69,46 +74,75 @@ struct Reader {
     current: UnsafeCell<Option<Wc>>,
 }
 
-// SAFETY: `current` is used by whoever holds `lock`, or by the only thread if the program promised there is one.
+// SAFETY: `current` is used by the thread that holds `lock`, or by the only thread if the program promised
+// there is one.
 unsafe impl Sync for Reader {}
 
-/// What extended completion queues can be asked to deliver.
+/// What extended completion queues can deliver.
 const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_IMM
     | IBV_WC_EX_WITH_QP_NUM
     | IBV_WC_EX_WITH_SRC_QP
     | IBV_WC_EX_WITH_SLID
     | IBV_WC_EX_WITH_SL
-    | IBV_WC_EX_WITH_DLID_PATH_BITS) as u64;
+    | IBV_WC_EX_WITH_DLID_PATH_BITS
+    | TIMES as u32) as u64;
 
+/// Those that need the time of each completion.
+const TIMES: u64 =
+    (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
+
+/// ibv_create_cq(3).
+///
 /// # Safety
 /// Pointers are live objects or, for `channel`, NULL.
-unsafe fn create(
+pub unsafe fn create(
     context: *mut ibv_context,
     cqe: u32,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     comp_vector: u32,
 ) -> Result<*mut ibv_cq, Failure> {
+    // SAFETY: plain C data.
+    let mut attr: ibv_cq_init_attr_ex = unsafe { zeroed() };
+    (attr.cqe, attr.cq_context, attr.channel, attr.comp_vector) = (cqe, cq_context, channel, comp_vector);
     // SAFETY: the caller's promise.
-    let open = unsafe { look::<Context>(context) }?;
+    unsafe { create_with(context, &attr, None) }
+}
+
+/// The same with the attributes of both shapes. `domain`: the parent domain it is made in.
+///
+/// # Safety
+/// As [`create`].
+unsafe fn create_with(
+    context: *mut ibv_context,
+    attr: &ibv_cq_init_attr_ex,
+    domain: Option<&CPd>,
+) -> Result<*mut ibv_cq, Failure> {
+    let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = *attr;
+    // SAFETY: the caller's promise.
+    let opened = unsafe { look::<Context>(context) }?;
     let on = if channel.is_null() {
         None
     } else {
         // SAFETY: the caller's promise.
         Some(unsafe { look::<CChannel>(channel) }?)
     };
-    if cqe == 0 || cqe > open.nic.limits().max_cqe {
+    if cqe == 0 || cqe > opened.nic.limits().max_cqe {
         return Err(Failure::invalid("cqe is outside what the device allows"));
     }
     if comp_vector != 0 {
         return Err(Failure::invalid("the device has one completion vector, number 0"));
     }
     object::give_with(|address: *mut ibv_cq| {
-        let async_events = AsyncEvents::new(open);
+        let async_events = AsyncEvents::new(opened);
         let events = on.map(CompletionEvents::new);
         let sink = events.clone().map(|events| events as Arc<_>);
-        let cq = Cq::new(cqe, cookie(address), sink, async_events.clone());
+        let clock = (attr.wc_flags & TIMES != 0).then_some(clock::raw as fn() -> u64);
+        let cq = Cq::with_clock(cqe, cookie(address), sink, async_events.clone(), clock);
+        if let Some(events) = &events {
+            events.belongs_to(&cq);
+        }
         // SAFETY: plain C data.
         let mut c: ibv_cq_ex = unsafe { zeroed() };
         c.context = context;
@@ -122,15 +156,35 @@ unsafe fn create(
         Ok(CCq {
             c: Visible::new(c),
             cq,
-            nic: open.nic.clone(),
+            nic: opened.nic.clone(),
             users: Users::default(),
             events,
             async_events,
             reader: Reader { lock: RawMutex::INIT, current: UnsafeCell::new(None) },
+            _domain: domain.map(|domain| domain.users.hold()),
             _channel: on.map(|on| on.users.hold()),
-            _context: open.users.hold(),
+            _context: opened.users.hold(),
         })
     })
+}
+
+/// ibv_destroy_cq(3): waits until the program has acknowledged the events it took.
+///
+/// # Safety
+/// `cq` is alive or NULL, and not used any more if this succeeds.
+pub unsafe fn destroy(cq: *mut ibv_cq) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let queue = look::<CCq>(cq)?;
+        queue.users.none()?;
+        if let Some(events) = &queue.events {
+            events.close(cookie(cq));
+            (*(*cq).channel).refcnt -= 1;
+        }
+        queue.async_events.close(cookie(cq));
+        drop(object::take::<CCq>(cq)?);
+    }
+    Ok(())
 }
 
 entry! {
@@ -160,20 +214,22 @@ entry! {
 
     /// ibv_destroy_cq(3): waits until the program has acknowledged the events it took.
     verb fn ibv_destroy_cq(cq: *mut ibv_cq) -> Code {
+        destroy(cq)
+    }
+
+    /// ibv_get_cq_event(3).
+    verb fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: u32) -> () {
         let queue = look::<CCq>(cq)?;
-        queue.users.none()?;
+        (*cq).comp_events_completed = (*cq).comp_events_completed.wrapping_add(nevents);
         if let Some(events) = &queue.events {
-            events.close(cookie(cq));
-            (*(*cq).channel).refcnt -= 1;
+            events.acknowledged(nevents as usize);
         }
-        queue.async_events.close(cookie(cq));
-        drop(object::take::<CCq>(cq)?);
         Ok(())
     }
 }
 
 slot! {
-    /// ibv_poll_cq(3). Makes progress in the caller's thread when nothing waits.
+    /// ibv_poll_cq(3). Makes progress in the caller's thread when there is no completion.
     hot fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> Negative {
         let queue = look::<CCq>(cq)?;
         if uwarp_driver::forked() {
@@ -204,14 +260,16 @@ slot! {
 
     /// ibv_create_cq_ex(3).
     verb fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
-        let attr = &*entry::required(attr, "cq_attr")?;
+        let attr = &*required(attr, "cq_attr")?;
         let known = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
         if attr.comp_mask & !known != 0 {
             return Err(Failure::invalid("unknown members in comp_mask"));
         }
-        if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 && !attr.parent_domain.is_null() {
-            return Err(Failure::unsupported("parent domains"));
-        }
+        let domain = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+            Some(parent::look_at_parent(attr.parent_domain, context)?)
+        } else {
+            None
+        };
         let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
         if flags & !(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) != 0 {
             return Err(Failure::invalid("unknown creation flags"));
@@ -220,10 +278,9 @@ slot! {
             return Err(Failure::unsupported("ignoring overruns"));
         }
         if attr.wc_flags & !WC_FLAGS != 0 {
-            return Err(Failure::unsupported("timestamps, VLANs, flow tags and tag matching in completions"));
+            return Err(Failure::unsupported("VLANs, flow tags and tag matching in completions"));
         }
-        let cq: *mut ibv_cq_ex =
-            create(context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector)?.cast();
+        let cq: *mut ibv_cq_ex = create_with(context, attr, domain)?.cast();
         (*cq).start_poll = Some(start_poll);
         (*cq).next_poll = Some(next_poll);
         (*cq).end_poll = Some(end_poll);
@@ -237,17 +294,22 @@ slot! {
         (*cq).read_slid = Some(read_slid);
         (*cq).read_sl = Some(read_sl);
         (*cq).read_dlid_path_bits = Some(read_dlid_path_bits);
+        if attr.wc_flags & TIMES != 0 {
+            (*cq).read_completion_ts = Some(read_completion_ts);
+            (*cq).read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+        }
         Ok(cq)
     }
 
-    /// `ibv_start_poll`: 0 with a completion to read, `ENOENT` when there is none.
-    hot fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> PollCode {
+    /// `ibv_start_poll`: 0 with a completion to read, `ENOENT` when there is none (without a log line or
+    /// `errno`).
+    hot fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> PlainCode {
         if attr.as_ref().is_some_and(|attr| attr.comp_mask != 0) {
             return Err(Failure::invalid("unknown members in comp_mask"));
         }
         let queue = look::<CCq>(cq.cast())?;
-        // Also when the program promised to be the only thread: an uncontended lock costs nanoseconds, and a program
-        // that lied gets away with it.
+        // Also when the program promised to use one thread only: an uncontended lock costs nanoseconds, and a
+        // broken promise does no harm.
         queue.reader.lock.lock();
         let got = advance(queue, cq);
         if !matches!(got, Ok(0)) {
@@ -257,7 +319,7 @@ slot! {
     }
 
     /// `ibv_next_poll`.
-    hot fn next_poll(cq: *mut ibv_cq_ex) -> PollCode {
+    hot fn next_poll(cq: *mut ibv_cq_ex) -> PlainCode {
         advance(look::<CCq>(cq.cast())?, cq)
     }
 
@@ -318,20 +380,15 @@ slot! {
     hot fn read_dlid_path_bits(cq: *mut ibv_cq_ex) -> u8 {
         read(cq, |wc| wc.dlid_path_bits)
     }
-}
 
-/// `ENOENT` is how polling says that nothing is there: not worth a log line, nor `errno`.
-#[derive(Debug)]
-pub struct PollCode;
-
-impl entry::Convention for PollCode {
-    type C = c_int;
-    type Value = c_int;
-    fn success(value: c_int) -> c_int {
-        value
+    /// `ibv_wc_read_completion_ts`: in ticks of the clock that `ibv_query_rt_values_ex` reads.
+    hot fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
+        Ok(look::<CCq>(cq.cast())?.cq.polled_at())
     }
-    fn failure(errno: c_int) -> c_int {
-        errno
+
+    /// `ibv_wc_read_completion_wallclock_ns`: nanoseconds since 1970.
+    hot fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+        Ok(clock::wall(look::<CCq>(cq.cast())?.cq.polled_at()))
     }
 }
 
@@ -374,6 +431,6 @@ mod tests {
     #[test]
     fn standard_flags_are_all_there() {
         // IBV_WC_STANDARD_FLAGS of verbs.h, which programs ask for by default.
-        assert_eq!(WC_FLAGS, 0x7f);
+        assert_eq!(WC_FLAGS & !TIMES, 0x7f);
     }
 }

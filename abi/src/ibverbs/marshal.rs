@@ -4,6 +4,7 @@ use uwarp_abi_types::kern::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_at
 use uwarp_abi_types::verbs::{ibv_ah_attr, ibv_gid, ibv_qp_attr, ibv_qp_cap, ibv_sa_path_rec};
 
 use crate::entry;
+use crate::failure::required;
 
 fn ah_attr(src: &ib_uverbs_ah_attr) -> ibv_ah_attr {
     // SAFETY: plain C data.
@@ -60,13 +61,13 @@ macro_rules! copy_path {
 entry! {
     /// Address vector, from the kernel's structure.
     fn ibv_copy_ah_attr_from_kern(dst: *mut ibv_ah_attr, src: *mut ib_uverbs_ah_attr) -> () {
-        *entry::required(dst, "dst")? = ah_attr(&*entry::required(src, "src")?);
+        *required(dst, "dst")? = ah_attr(&*required(src, "src")?);
         Ok(())
     }
 
     /// Queue pair attributes, from the kernel's structure. The state is not among them.
     fn ibv_copy_qp_attr_from_kern(dst: *mut ibv_qp_attr, src: *mut ib_uverbs_qp_attr) -> () {
-        let (dst, src) = (&mut *entry::required(dst, "dst")?, &*entry::required(src, "src")?);
+        let (dst, src) = (&mut *required(dst, "dst")?, &*required(src, "src")?);
         copy_members!(
             dst,
             src,
@@ -106,7 +107,7 @@ entry! {
 
     /// Path record, from the kernel's structure.
     fn ibv_copy_path_rec_from_kern(dst: *mut ibv_sa_path_rec, src: *mut ib_user_path_rec) -> () {
-        let (dst, src) = (&mut *entry::required(dst, "dst")?, &*entry::required(src, "src")?);
+        let (dst, src) = (&mut *required(dst, "dst")?, &*required(src, "src")?);
         dst.dgid = ibv_gid { raw: src.dgid };
         dst.sgid = ibv_gid { raw: src.sgid };
         copy_path!(dst, src);
@@ -115,7 +116,7 @@ entry! {
 
     /// Path record, to the kernel's structure.
     fn ibv_copy_path_rec_to_kern(dst: *mut ib_user_path_rec, src: *mut ibv_sa_path_rec) -> () {
-        let (dst, src) = (&mut *entry::required(dst, "dst")?, &*entry::required(src, "src")?);
+        let (dst, src) = (&mut *required(dst, "dst")?, &*required(src, "src")?);
         dst.dgid = src.dgid.raw;
         dst.sgid = src.sgid.raw;
         copy_path!(dst, src);

@@ -6,9 +6,8 @@ use uwarp_driver::Limits;
 use uwarp_rnic::Access;
 use uwarp_rnic::qp::{QpModify, QpState};
 
-use super::query::PORT;
-use super::view;
-use crate::entry::Failure;
+use super::view::{self, PORT};
+use crate::failure::Failure;
 
 /// Every attribute an RC queue pair has.
 const RC: u32 = IBV_QP_STATE
@@ -73,8 +72,24 @@ fn transition(from: QpState, to: QpState) -> Option<(u32, u32)> {
     })
 }
 
-/// An iWARP queue pair gets from its connection what an InfiniBand one is told: what rdma_init_qp_attr(3) names for it,
-/// rights and no more, is enough. What a program says beyond that is remembered.
+/// Required and optional attributes of a transition of a UD queue pair, beside the state itself.
+fn ud_transition(from: QpState, to: QpState) -> Option<(u32, u32)> {
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    Some(match (from, to) {
+        (_, Reset | Err) => (0, 0),
+        (Reset, Init) => (IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0),
+        (Init, Init) => (0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+        (Init, Rtr) => (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        (Rtr, Rts) => (IBV_QP_SQ_PSN, IBV_QP_CUR_STATE | IBV_QP_QKEY),
+        (Rts | Sqd | Sqe, Rts) => (0, IBV_QP_CUR_STATE | IBV_QP_QKEY),
+        (Rts, Sqd) => (0, IBV_QP_CUR_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
+        _ => return None,
+    })
+}
+
+/// An iWARP queue pair gets from its connection what an InfiniBand one gets as attributes. The rights that
+/// rdma_init_qp_attr(3) sets for it are enough. Other attributes that a program sets are stored.
 fn iwarp_suffices(from: QpState, to: QpState, given: u32) -> bool {
     match (from, to) {
         (QpState::Reset, QpState::Init) | (QpState::Init, QpState::Rtr) => given & IBV_QP_ACCESS_FLAGS != 0,
@@ -82,7 +97,8 @@ fn iwarp_suffices(from: QpState, to: QpState, given: u32) -> bool {
     }
 }
 
-fn state(value: ibv_qp_state) -> Result<QpState, Failure> {
+/// The RNIC's name of a state.
+pub fn state(value: ibv_qp_state) -> Result<QpState, Failure> {
     Ok(match value {
         IBV_QPS_RESET => QpState::Reset,
         IBV_QPS_INIT => QpState::Init,
@@ -95,7 +111,7 @@ fn state(value: ibv_qp_state) -> Result<QpState, Failure> {
     })
 }
 
-/// Checks `attr` under `mask` and says it in the RNIC's words. Nothing has changed when it fails.
+/// Checks `attr` under `mask` and converts it to the RNIC's form. Nothing has changed when it fails.
 pub fn convert(
     attr: &ibv_qp_attr,
     mask: u32,
@@ -135,13 +151,38 @@ fn checked(
         return Err(Failure::invalid("an attribute cannot be changed in this transition"));
     }
     check_values(attr, mask, limits)?;
+    Ok(change(attr, mask, from, to))
+}
+
+/// The same of a UD queue pair, whose rules are InfiniBand's in every view.
+pub fn convert_ud(attr: &ibv_qp_attr, mask: u32, current: QpState) -> Result<QpModify, Failure> {
+    let has = |bit: u32| mask & bit != 0;
+    let from = if has(IBV_QP_CUR_STATE) { state(attr.cur_qp_state)? } else { current };
+    let to = if has(IBV_QP_STATE) { state(attr.qp_state)? } else { from };
+    let (required, optional) =
+        ud_transition(from, to).ok_or_else(|| Failure::invalid("no such state transition"))?;
+    let given = mask & !IBV_QP_STATE;
+    if given & required != required {
+        return Err(Failure::invalid("the transition needs more attributes"));
+    }
+    if given & !(required | optional) != 0 {
+        return Err(Failure::invalid("an attribute cannot be changed in this transition"));
+    }
+    check_common_values(attr, mask)?;
+    Ok(change(attr, mask, from, to))
+}
+
+fn change(attr: &ibv_qp_attr, mask: u32, from: QpState, to: QpState) -> QpModify {
+    let has = |bit: u32| mask & bit != 0;
     let access = Access::from_bits_truncate(attr.qp_access_flags);
-    Ok(QpModify {
+    QpModify {
         state: has(IBV_QP_STATE).then_some(to),
+        requested: None,
         cur_state: has(IBV_QP_CUR_STATE).then_some(from),
         access: has(IBV_QP_ACCESS_FLAGS).then_some(access),
         max_rd_atomic: has(IBV_QP_MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic),
         max_dest_rd_atomic: has(IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic),
+        qkey: has(IBV_QP_QKEY).then_some(attr.qkey),
         dest_qp_num: has(IBV_QP_DEST_QPN).then_some(attr.dest_qp_num),
         rq_psn: has(IBV_QP_RQ_PSN).then_some(attr.rq_psn),
         sq_psn: has(IBV_QP_SQ_PSN).then_some(attr.sq_psn),
@@ -152,20 +193,31 @@ fn checked(
         port_num: has(IBV_QP_PORT).then_some(attr.port_num),
         pkey_index: has(IBV_QP_PKEY_INDEX).then_some(attr.pkey_index),
         sqd_async_notify: has(IBV_QP_EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0),
-    })
+        awaits_stream: false,
+    }
 }
 
-fn check_values(attr: &ibv_qp_attr, mask: u32, limits: &Limits) -> Result<(), Failure> {
-    // Each: bit, whether the value is good, what is wrong if not. Fields are as wide as InfiniBand's.
+/// Bit, whether the value is valid, what is wrong if not. Fields are as wide as InfiniBand's.
+type Rule = (u32, bool, &'static str);
+
+/// Those of every service.
+fn check_common_values(attr: &ibv_qp_attr, mask: u32) -> Result<(), Failure> {
     let rules = [
         (IBV_QP_PORT, attr.port_num == PORT, "the device has one port, number 1"),
         (IBV_QP_PKEY_INDEX, attr.pkey_index == 0, "the device has one partition key, index 0"),
-        // Programs pass a region's flags; what means nothing to a queue pair is passed over.
+        (IBV_QP_SQ_PSN, attr.sq_psn < 1 << 24, "a PSN has 24 bits"),
+    ];
+    keep_to(mask, &rules)
+}
+
+fn check_values(attr: &ibv_qp_attr, mask: u32, limits: &Limits) -> Result<(), Failure> {
+    check_common_values(attr, mask)?;
+    let rules = [
+        // Programs pass a region's flags; those that mean nothing to a queue pair are ignored.
         (IBV_QP_ACCESS_FLAGS, Access::from_bits(attr.qp_access_flags).is_some(), "unknown rights"),
         (IBV_QP_PATH_MTU, (IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu), "unknown path MTU"),
         (IBV_QP_DEST_QPN, attr.dest_qp_num < 1 << 24, "a QPN has 24 bits"),
         (IBV_QP_RQ_PSN, attr.rq_psn < 1 << 24, "a PSN has 24 bits"),
-        (IBV_QP_SQ_PSN, attr.sq_psn < 1 << 24, "a PSN has 24 bits"),
         (IBV_QP_MIN_RNR_TIMER, attr.min_rnr_timer < 32, "min_rnr_timer is more than 31"),
         (IBV_QP_TIMEOUT, attr.timeout < 32, "timeout is more than 31"),
         (IBV_QP_RETRY_CNT, attr.retry_cnt < 8, "retry_cnt is more than 7"),
@@ -181,6 +233,10 @@ fn check_values(attr: &ibv_qp_attr, mask: u32, limits: &Limits) -> Result<(), Fa
             "more reads than the device allows",
         ),
     ];
+    keep_to(mask, &rules)
+}
+
+fn keep_to(mask: u32, rules: &[Rule]) -> Result<(), Failure> {
     match rules.iter().find(|(bit, good, _)| mask & bit != 0 && !good) {
         Some((_, _, why)) => Err(Failure::invalid(why)),
         None => Ok(()),
@@ -234,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn infiniband_insists_on_its_attributes_and_iwarp_does_not() {
+    fn infiniband_requires_its_attributes_and_iwarp_does_not() {
         let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         assert_eq!(errno(init, Init, Reset, true), 0);
         assert_eq!(errno(IBV_QP_STATE | IBV_QP_ACCESS_FLAGS, Init, Reset, true), libc::EINVAL);
@@ -252,6 +308,26 @@ mod tests {
         assert_eq!(errno(IBV_QP_STATE, Err, Reset, true), 0);
         assert_eq!(errno(IBV_QP_STATE | IBV_QP_QKEY, Err, Reset, false), libc::EINVAL);
         assert_eq!(errno(1 << 30, Err, Reset, false), libc::EINVAL);
+    }
+
+    #[test]
+    fn a_datagram_queue_pair_has_a_q_key_and_no_peer() {
+        use QpState::Sqe;
+        let errno = |mask: u32, to: QpState, from: QpState| {
+            let mut attr = good();
+            attr.qp_state = to as u32;
+            convert_ud(&attr, mask | IBV_QP_STATE, from).err().map_or(0, |e| e.errno)
+        };
+        let init = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+        assert_eq!(errno(init, Init, Reset), 0);
+        assert_eq!(errno(init & !IBV_QP_QKEY, Init, Reset), libc::EINVAL);
+        assert_eq!(errno(init | IBV_QP_ACCESS_FLAGS, Init, Reset), libc::EINVAL);
+        assert_eq!(errno(0, Rtr, Init), 0);
+        assert_eq!(errno(IBV_QP_AV | IBV_QP_DEST_QPN, Rtr, Init), libc::EINVAL);
+        assert_eq!(errno(IBV_QP_SQ_PSN, Rts, Rtr), 0);
+        assert_eq!(errno(0, Rts, Rtr), libc::EINVAL);
+        assert_eq!(errno(0, Rts, Sqe), 0);
+        assert_eq!(errno(IBV_QP_SQ_PSN, Rts, Reset), libc::EINVAL);
     }
 
     #[test]

@@ -5,11 +5,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
-use uwarp_rnic::{Access, Mr, Pd};
+use uwarp_rnic::mem::populate;
+use uwarp_rnic::mr::{AccessError, MrCache, Part};
+use uwarp_rnic::{Access, Mr, Pd, VerbsError};
 
-use super::device::Context;
-use super::memory;
-use crate::entry::{Code, Failure};
+use super::context::Context;
+use super::dmabuf::Mapping;
+use super::parent::Contents;
+use crate::convention::{Code, MinusOne};
+use crate::failure::{Failure, required};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
 use crate::{entry, slot};
 
@@ -20,9 +24,18 @@ pub struct CPd {
     c: Visible<ibv_pd>,
     /// The RNIC's.
     pub pd: Arc<Pd>,
-    /// Regions, queue pairs and shared receive queues made in it.
+    /// Regions, memory windows, queue pairs and shared receive queues made in it.
     pub users: Users,
+    /// Of a parent domain.
+    contents: Option<Contents>,
     _context: Use,
+}
+
+impl CPd {
+    /// Whether it is a parent domain.
+    pub fn is_parent(&self) -> bool {
+        self.contents.is_some()
+    }
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -38,6 +51,8 @@ pub struct CMr {
     c: Visible<ibv_mr>,
     /// The RNIC's, and the domain it is in; re-registration changes both.
     inner: Mutex<(Arc<Mr>, Use)>,
+    /// Its memory, if it is a buffer of others.
+    mapping: Option<Mapping>,
     _context: Use,
 }
 
@@ -47,10 +62,17 @@ unsafe impl Object for CMr {
     const NAME: &'static str = "mr";
 }
 
+impl CMr {
+    /// The region's key.
+    pub fn stag(&self) -> u32 {
+        self.inner.lock().0.stag()
+    }
+}
+
 /// Flags that a device may ignore when it has no use for them.
 const OPTIONAL: u32 = (IB_UVERBS_ACCESS_OPTIONAL_LAST << 1) - IB_UVERBS_ACCESS_OPTIONAL_FIRST;
 
-/// IBV_ADVISE_MR_FLAG_FLUSH: wait until it is done. We always do.
+/// IBV_ADVISE_MR_FLAG_FLUSH.
 const ADVISE_FLUSH: u32 = 1;
 
 fn access(flags: u32) -> Result<Access, Failure> {
@@ -64,7 +86,7 @@ fn check_memory(address: u64, length: u64, access: Access) -> Result<(), Failure
         return Ok(());
     }
     let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    Ok(memory::check(address as usize, length as usize, access.intersects(writable))?)
+    Ok(populate::check(address as usize, length as usize, access.intersects(writable))?)
 }
 
 /// Registers `length` bytes at `address`, which keys and offsets name from `iova` on.
@@ -77,6 +99,48 @@ unsafe fn register(
     length: usize,
     iova: u64,
     flags: u32,
+) -> Result<*mut ibv_mr, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { register_with(pd, address, length, iova, flags, None) }
+}
+
+/// Registers `length` bytes of a buffer that another device or process owns, from `offset` on.
+///
+/// # Safety
+/// As [`register`].
+unsafe fn register_buffer(
+    pd: *mut ibv_pd,
+    fd: c_int,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    flags: u32,
+) -> Result<*mut ibv_mr, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { look::<CPd>(pd) }?;
+    if access(flags)?.intersects(Access::ON_DEMAND | Access::ZERO_BASED) {
+        return Err(Failure::unsupported("on-demand paging and zero-based offsets of buffers of others"));
+    }
+    let mapping = Mapping::of(fd, offset, length, access(flags)?)?;
+    let address = mapping.address();
+    // SAFETY: as above.
+    let mr = unsafe { register_with(pd, address, length, iova, flags, Some(mapping)) }?;
+    // SAFETY: made just now. Adapters show the offset, as they have no address in this process.
+    unsafe { (*mr).addr = std::ptr::without_provenance_mut(offset as usize) };
+    Ok(mr)
+}
+
+/// [`register`], of memory that we have mapped ourselves.
+///
+/// # Safety
+/// As [`register`].
+unsafe fn register_with(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: u32,
+    mapping: Option<Mapping>,
 ) -> Result<*mut ibv_mr, Failure> {
     // SAFETY: the caller's promise.
     let domain = unsafe { look::<CPd>(pd) }?;
@@ -97,21 +161,76 @@ unsafe fn register(
     Ok(object::give(Box::new(CMr {
         c: Visible::new(c),
         inner: Mutex::new((mr, domain.users.hold())),
+        mapping,
         _context: context.users.hold(),
     })))
+}
+
+/// ibv_alloc_pd(3).
+///
+/// # Safety
+/// `context` is alive or NULL.
+pub unsafe fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { give_domain(context, Pd::new(), None) }
+}
+
+/// Gives the program a name for a domain.
+///
+/// # Safety
+/// `context` is alive or NULL.
+pub unsafe fn give_domain(
+    context: *mut ibv_context,
+    pd: Arc<Pd>,
+    contents: Option<Contents>,
+) -> Result<*mut ibv_pd, Failure> {
+    // SAFETY: the caller's promise.
+    let opened = unsafe { look::<Context>(context) }?;
+    Ok(object::give(Box::new(CPd {
+        c: Visible::new(ibv_pd { context, handle: pd.id() }),
+        pd,
+        users: Users::default(),
+        contents,
+        _context: opened.users.hold(),
+    })))
+}
+
+/// ibv_reg_mr_ex(3) for memory given by address.
+///
+/// # Safety
+/// `pd` is a live protection domain or NULL; `attr` is valid or NULL.
+unsafe fn register_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Result<*mut ibv_mr, Failure> {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { &*required(attr, "mr_init_attr")? };
+    let given = |bits: u32| attr.comp_mask & u64::from(bits) != 0;
+    let known = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
+    if given(IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF) {
+        return Err(Failure::unsupported("DMA handles and buffers from the device"));
+    }
+    if attr.comp_mask & !u64::from(known) != 0 {
+        return Err(Failure::invalid("unknown members in comp_mask"));
+    }
+    let flags = attr.access.cast_unsigned();
+    match (given(IBV_REG_MR_MASK_FD), given(IBV_REG_MR_MASK_ADDR)) {
+        (true, false) => {
+            let offset = if given(IBV_REG_MR_MASK_FD_OFFSET) { attr.fd_offset } else { 0 };
+            let iova = if given(IBV_REG_MR_MASK_IOVA) { attr.iova } else { offset };
+            // SAFETY: the caller's promise.
+            unsafe { register_buffer(pd, attr.fd, offset, attr.length, iova, flags) }
+        }
+        (false, true) if !given(IBV_REG_MR_MASK_FD_OFFSET) => {
+            let iova = if given(IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.addr.addr() as u64 };
+            // SAFETY: the caller's promise.
+            unsafe { register(pd, attr.addr, attr.length, iova, flags) }
+        }
+        _ => Err(Failure::invalid("either an address or a descriptor is needed")),
+    }
 }
 
 entry! {
     /// ibv_alloc_pd(3).
     verb fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-        let open = look::<Context>(context)?;
-        let pd = Pd::new();
-        Ok(object::give(Box::new(CPd {
-            c: Visible::new(ibv_pd { context, handle: pd.id() }),
-            pd,
-            users: Users::default(),
-            _context: open.users.hold(),
-        })))
+        alloc_pd(context)
     }
 
     /// ibv_dealloc_pd(3).
@@ -148,40 +267,26 @@ entry! {
         register(pd, addr, length, iova, access)
     }
 
-    /// ibv_reg_mr_ex(3) for memory given by address.
+    /// ibv_reg_mr_ex(3), as exported; verbs.h calls the one of the context.
     verb fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
-        let attr = &*entry::required(attr, "mr_init_attr")?;
-        let known = u64::from(IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR);
-        let all = known
-            | u64::from(IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET | IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF);
-        if attr.comp_mask & !all != 0 {
-            return Err(Failure::invalid("unknown members in comp_mask"));
-        }
-        if attr.comp_mask & !known != 0 {
-            return Err(Failure::unsupported("regions of buffers that are not memory of this process"));
-        }
-        if attr.comp_mask & u64::from(IBV_REG_MR_MASK_ADDR) == 0 {
-            return Err(Failure::invalid("an address is needed"));
-        }
-        let given = attr.comp_mask & u64::from(IBV_REG_MR_MASK_IOVA) != 0;
-        let iova = if given { attr.iova } else { attr.addr.addr() as u64 };
-        register(pd, attr.addr, attr.length, iova, attr.access.cast_unsigned())
+        register_ex(pd, attr)
     }
 
-    /// ibv_reg_mr(3): memory of other devices is out of reach.
+    /// ibv_reg_dmabuf_mr(3), for buffers that can be mapped.
     verb fn ibv_reg_dmabuf_mr(
         pd: *mut ibv_pd,
-        _offset: u64,
-        _length: usize,
-        _iova: u64,
-        _fd: c_int,
-        _access: c_int,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
     ) -> *mut ibv_mr {
-        look::<CPd>(pd)?;
-        Err(Failure::unsupported("dma-buf regions"))
+        register_buffer(pd, fd, offset, length, iova, access.cast_unsigned())
     }
 
-    /// ibv_rereg_mr(3). Keys change with domain and range: that is what makes old ones useless. They stay when only rights change.
+    /// ibv_rereg_mr(3). Keys change with domain and range, which makes the old ones useless; they stay when
+    /// only rights change. A failure changes nothing (-1 is IBV_REREG_MR_ERR_INPUT: the old region is still
+    /// valid).
     verb fn ibv_rereg_mr(
         mr: *mut ibv_mr,
         flags: c_int,
@@ -189,7 +294,7 @@ entry! {
         addr: *mut c_void,
         length: usize,
         flags_access: c_int,
-    ) -> RereregCode {
+    ) -> MinusOne {
         let region = look::<CMr>(mr)?;
         let wants = |flag: u32| flags.cast_unsigned() & flag != 0;
         if flags.cast_unsigned() & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
@@ -201,10 +306,15 @@ entry! {
         if wants(IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0) {
             return Err(Failure::invalid("a new translation needs an address and a length"));
         }
+        if region.mapping.is_some() {
+            return Err(Failure::invalid("a buffer of others cannot be registered again"));
+        }
         let domain = if wants(IBV_REREG_MR_CHANGE_PD) { Some(look::<CPd>(pd)?) } else { None };
         let mut inner = region.inner.lock();
-        let new_access =
-            if wants(IBV_REREG_MR_CHANGE_ACCESS) { Some(access(flags_access.cast_unsigned())?) } else { None };
+        let new_access = match flags_access.cast_unsigned() {
+            flags if wants(IBV_REREG_MR_CHANGE_ACCESS) => Some(access(flags)?),
+            _ => None,
+        };
         let range = wants(IBV_REREG_MR_CHANGE_TRANSLATION)
             .then_some((addr.addr() as u64, length as u64, addr.addr() as u64));
         let (old_addr, old_len, _) = inner.0.range();
@@ -223,10 +333,13 @@ entry! {
         Ok(())
     }
 
-    /// ibv_dereg_mr(3). Waits for a receive into the region that is in progress.
+    /// ibv_dereg_mr(3). Waits for a receive into the region that is in progress. EBUSY while windows are bound to it.
     verb fn ibv_dereg_mr(mr: *mut ibv_mr) -> Code {
-        let region = object::take::<CMr>(mr)?;
-        region.inner.lock().0.deregister();
+        if !look::<CMr>(mr)?.inner.lock().0.deregister() {
+            // Memory windows are bound to it.
+            return Err(VerbsError::Busy.into());
+        }
+        drop(object::take::<CMr>(mr)?);
         Ok(())
     }
 
@@ -250,12 +363,12 @@ entry! {
         Ok(())
     }
 
-    /// ibv_fork_init(3). Our regions are ordinary memory: a child's copy on write harms nobody.
+    /// ibv_fork_init(3). Our regions are ordinary memory: a child's copy on write does no harm.
     fn ibv_fork_init() -> Code {
         Ok(())
     }
 
-    /// ibv_is_fork_initialized(3): fork is safe without anybody's help.
+    /// ibv_is_fork_initialized(3): fork is safe without any call.
     fn ibv_is_fork_initialized() -> u32 {
         Ok(IBV_FORK_UNNEEDED)
     }
@@ -272,7 +385,13 @@ entry! {
 }
 
 slot! {
-    /// ibv_advise_mr(3): prefetches the pages of the given pieces of regions.
+    /// ibv_reg_mr_ex(3).
+    verb fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+        register_ex(pd, attr)
+    }
+
+    /// ibv_advise_mr(3): prefetches the pages of the given pieces of regions. Done when it returns, also without
+    /// `IBV_ADVISE_MR_FLAG_FLUSH`.
     verb fn advise_mr(
         pd: *mut ibv_pd,
         advice: ib_uverbs_advise_mr_advice,
@@ -280,7 +399,7 @@ slot! {
         sges: *mut ibv_sge,
         num_sges: u32,
     ) -> Code {
-        look::<CPd>(pd)?;
+        let domain = look::<CPd>(pd)?;
         if flags & !ADVISE_FLUSH != 0 || sges.is_null() != (num_sges == 0) {
             return Err(Failure::invalid("flags or list"));
         }
@@ -289,30 +408,20 @@ slot! {
             IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => true,
             _ => return Err(Failure::unsupported("this advice")),
         };
+        let need = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        let mut regions = MrCache::default();
         for i in 0..num_sges as usize {
             let sge = &*sges.add(i);
-            // Without NO_FAULT a prefetch faults pages in; with it only what is there counts, and that needs nothing.
+            let part = Part { stag: sge.lkey, to: sge.addr, len: sge.length as usize };
+            let (memory, _use) = regions.enter(part, domain.pd.id(), need).map_err(|e| match e {
+                AccessError::WrongPd | AccessError::Rights => Failure::new(libc::EPERM, "a region of others, or read-only"),
+                _ => Failure::new(libc::EFAULT, "no such region, or beyond its end"),
+            })?;
+            // NO_FAULT concerns pages that are there; those need nothing.
             if advice != IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT {
-                memory::check(sge.addr as usize, sge.length as usize, write)?;
+                populate::check(memory.addr as usize, memory.len, write)?;
             }
         }
         Ok(())
-    }
-}
-
-/// `enum ibv_rereg_mr_err_code`: 0, or -1 for input that cannot be used, with `errno`.
-#[derive(Debug)]
-pub struct RereregCode;
-
-impl entry::Convention for RereregCode {
-    type C = c_int;
-    type Value = ();
-    fn success((): ()) -> c_int {
-        0
-    }
-    fn failure(errno: c_int) -> c_int {
-        entry::set_errno(errno);
-        // IBV_REREG_MR_ERR_INPUT. Nothing was changed: the old region is still good.
-        -1
     }
 }

@@ -1,32 +1,30 @@
 //! Queries of device and port. Where a number promises a size or a depth, it is the number the RNIC enforces.
 //!
-//! How many objects there may be (`max_qp`, `max_cq`, `max_srq`, `max_mr`, `max_pd`) has to be some number, as programs size
-//! tables by it; nothing is refused beyond it. What bounds them is the process' memory, and for queue pairs the ports
-//! that their numbers come from.
+//! `max_qp`, `max_cq`, `max_srq`, `max_mr` and `max_pd` are numbers for programs that size tables by them;
+//! nothing is refused beyond them. The real bound is the process' memory, and for queue pairs the ports that
+//! their numbers come from.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
+use uwarp_driver::config::{Config, View};
+use uwarp_driver::port::Port;
 use uwarp_driver::{Nic, address};
 
-use super::device::{Context, Device};
-use super::netdev::{self, Netdev};
-use super::view;
-use crate::entry::{Code, Failure, MinusOne};
+use super::clock;
+use super::context::{Context, guid};
+use super::view::{self, PORT};
+use crate::convention::{Code, MinusOne, Negative};
+use crate::failure::{Failure, required};
 use crate::object::{look, zeroed};
 use crate::{entry, slot};
-
-/// The device has one port, and it has this number.
-pub const PORT: u8 = 1;
 
 /// `max_pkeys`, and the only partition key: the default one.
 const PKEY: u16 = 0xffff;
 
-/// Vendors are told by their IEEE number. We have none, and programs take 0 for an error: one of the numbers anybody may
-/// use ("locally administered", 02-75-77), which is nobody's.
+/// Vendors have an IEEE number. We have none, and programs take 0 for an error. So this is one of the numbers
+/// that are free to use ("locally administered", 02-75-77).
 const VENDOR: u32 = 0x02_7577;
 
 fn count(n: u32) -> c_int {
@@ -40,16 +38,19 @@ fn device_attr(nic: &Nic) -> ibv_device_attr {
     for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *to = from.cast_signed();
     }
-    attr.node_guid = Device::get().guid();
-    attr.sys_image_guid = Device::get().guid();
+    attr.node_guid = guid();
+    attr.sys_image_guid = guid();
     attr.max_mr_size = limits.max_mr_size;
-    // Pages are not our business: any size will do.
+    // Pages of any size will do.
     attr.page_size_cap = !0xfff;
     attr.vendor_id = VENDOR;
     attr.max_qp = count(limits.max_qp);
     attr.max_qp_wr = count(limits.max_qp_wr);
     // Send with Invalidate and local invalidation.
-    attr.device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS | IBV_DEVICE_SRQ_RESIZE;
+    attr.device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS
+        | IBV_DEVICE_SRQ_RESIZE
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
     attr.max_sge = count(limits.max_sge);
     attr.max_sge_rd = count(limits.max_sge_rd);
     attr.max_srq = count(limits.max_srq);
@@ -58,35 +59,60 @@ fn device_attr(nic: &Nic) -> ibv_device_attr {
     attr.max_cq = count(limits.max_cq);
     attr.max_cqe = count(limits.max_cqe);
     attr.max_mr = count(limits.max_mr);
+    attr.max_mw = count(limits.max_mr);
     attr.max_pd = count(limits.max_pd);
     attr.max_qp_rd_atom = count(limits.max_qp_rd_atom);
     attr.max_qp_init_rd_atom = count(limits.max_qp_rd_atom);
     attr.max_res_rd_atom = count(limits.max_qp.saturating_mul(limits.max_qp_rd_atom));
-    attr.atomic_cap = IBV_ATOMIC_NONE;
+    // The processor's own instructions carry them out: atomic toward everything that uses the memory. What is
+    // shown as iWARP may have peers that know none (docs/adr/029).
+    attr.atomic_cap = if Config::get().view == View::Iwarp { IBV_ATOMIC_NONE } else { IBV_ATOMIC_GLOB };
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     attr
 }
 
+/// # Safety
+/// `context` is alive or NULL; `attr` is valid or NULL.
+unsafe fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let context = look::<Context>(context)?;
+        *required(attr, "device_attr")? = device_attr(&context.nic);
+    }
+    Ok(())
+}
+
+/// As exported: the structure of older programs, which ends before `port_cap_flags2`. Newer programs come
+/// through the context, with the length of theirs.
+///
+/// # Safety
+/// As [`query_device`].
+unsafe fn query_old_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { port_attr(context, port, attr.cast(), std::mem::offset_of!(ibv_port_attr, port_cap_flags2)) }
+}
+
 entry! {
     /// ibv_query_device(3).
     verb fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> Code {
-        let context = look::<Context>(context)?;
-        *entry::required(attr, "device_attr")? = device_attr(&context.nic);
-        Ok(())
+        query_device(context, attr)
     }
 
-    /// ibv_query_port(3) as exported: older programs' structure, which ends before `port_cap_flags2`. Newer ones come
-    /// through the context with the length of theirs.
+    /// ibv_query_port(3).
     verb fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> Code {
-        port_attr(context, port, attr.cast(), std::mem::offset_of!(ibv_port_attr, port_cap_flags2))
+        query_old_port(context, port, attr)
     }
 
     /// ibv_query_gid(3).
     verb fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> MinusOne {
         look::<Context>(context)?;
         let index = u32::try_from(index).map_err(|_| Failure::invalid("negative index"))?;
-        *entry::required(gid, "gid")? = gid_entry(port.into(), index)?.gid;
+        *required(gid, "gid")? = gid_entry(port.into(), index)?.gid;
         Ok(())
     }
 
@@ -100,7 +126,7 @@ entry! {
         entry_size: usize,
     ) -> Code {
         look::<Context>(context)?;
-        entry::required(entry, "entry")?;
+        required(entry, "entry")?;
         if flags != 0 {
             return Err(Failure::unsupported("flags"));
         }
@@ -109,17 +135,17 @@ entry! {
         Ok(())
     }
 
-    /// ibv_query_gid_table(3), which is inline and calls this with the size of its structure. Returns the number of
-    /// entries or a negative error number.
+    /// ibv_query_gid_table(3), which is inline and calls this with the size of its structure. Returns the
+    /// number of entries or a negative error number.
     verb fn _ibv_query_gid_table(
         context: *mut ibv_context,
         entries: *mut ibv_gid_entry,
         max_entries: usize,
         flags: u32,
         entry_size: usize,
-    ) -> NegativeSize {
+    ) -> Negative<isize> {
         look::<Context>(context)?;
-        entry::required(entries, "entries")?;
+        required(entries, "entries")?;
         if flags != 0 {
             return Err(Failure::unsupported("flags"));
         }
@@ -138,7 +164,7 @@ entry! {
     verb fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, kind: *mut u32) -> MinusOne {
         look::<Context>(context)?;
         let found = gid_entry(port.into(), index)?;
-        *entry::required(kind, "type")? = u32::from(found.gid_type == IBV_GID_TYPE_ROCE_V2);
+        *required(kind, "type")? = u32::from(found.gid_type == IBV_GID_TYPE_ROCE_V2);
         Ok(())
     }
 
@@ -148,31 +174,44 @@ entry! {
         if port != PORT || index != 0 {
             return Err(Failure::invalid("one port with one partition key"));
         }
-        *entry::required(pkey, "pkey")? = PKEY.to_be();
+        *required(pkey, "pkey")? = PKEY.to_be();
         Ok(())
     }
 
     /// ibv_get_pkey_index(3).
     verb fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> MinusOne<c_int> {
         look::<Context>(context)?;
-        if port == PORT && pkey == PKEY.to_be() { Ok(0) } else { Err(Failure::invalid("no such partition key")) }
+        if port != PORT || pkey != PKEY.to_be() {
+            return Err(Failure::invalid("no such partition key"));
+        }
+        Ok(0)
     }
 
     /// ibv_query_port_speed(3): in units of 100 Mb/s.
     verb fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> Code {
         look::<Context>(context)?;
-        entry::required(speed, "port_speed")?;
+        required(speed, "port_speed")?;
         if port != u32::from(PORT) {
             return Err(Failure::invalid("one port"));
         }
-        let mbps = primary().and_then(|dev| dev.speed());
-        let mbps = mbps.ok_or_else(|| Failure::unsupported("the interface does not tell its speed"))?;
+        let mbps = Port::of_host().state().netdev.speed();
+        let mbps = mbps.ok_or_else(|| Failure::unsupported("the interface has no known speed"))?;
         *speed = u64::from(mbps / 100);
         Ok(())
     }
 }
 
 slot! {
+    /// `ibv_context_ops._compat_query_device`.
+    verb fn compat_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> Code {
+        query_device(context, attr)
+    }
+
+    /// `ibv_context_ops._compat_query_port`.
+    verb fn compat_query_port(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> Code {
+        query_old_port(context, port, attr)
+    }
+
     /// `verbs_context.query_port`: fills as much as the caller's structure has room for.
     verb fn query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, length: usize) -> Code {
         port_attr(context, port, attr, length)
@@ -186,40 +225,30 @@ slot! {
         size: usize,
     ) -> Code {
         let context = look::<Context>(context)?;
-        entry::required(attr, "attr")?;
+        required(attr, "attr")?;
         if input.as_ref().is_some_and(|input| input.comp_mask != 0) {
-            return Err(Failure::invalid("comp_mask asks for something unknown"));
+            return Err(Failure::invalid("unknown members in comp_mask"));
         }
         let mut all: ibv_device_attr_ex = zeroed();
         all.orig_attr = device_attr(&context.nic);
         all.device_cap_flags_ex = all.orig_attr.device_cap_flags.into();
         // Memory is not pinned: nothing is faulted in at registration when the program does not want it.
         all.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
-        all.odp_caps.per_transport_caps.rc_odp_caps =
-            IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_SRQ_RECV;
+        all.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND
+            | IBV_ODP_SUPPORT_RECV
+            | IBV_ODP_SUPPORT_WRITE
+            | IBV_ODP_SUPPORT_READ
+            | IBV_ODP_SUPPORT_ATOMIC
+            | IBV_ODP_SUPPORT_SRQ_RECV;
         all.phys_port_cnt_ex = 1;
+        (all.completion_timestamp_mask, all.hca_core_clock) = (u64::MAX, clock::KHZ);
         copy_prefix(&all, attr, size);
         Ok(())
     }
 }
 
-/// A count, or a negative error number.
-#[derive(Debug)]
-pub struct NegativeSize;
-
-impl entry::Convention for NegativeSize {
-    type C = isize;
-    type Value = isize;
-    fn success(value: isize) -> isize {
-        value
-    }
-    fn failure(errno: c_int) -> isize {
-        entry::set_errno(errno);
-        -(errno as isize)
-    }
-}
-
-/// Copies as much of a structure as the caller's version of it has; what the caller knows beyond ours is zeroed.
+/// Copies as much of a structure as the caller's version of it has; what the caller knows beyond ours is
+/// zeroed.
 ///
 /// # Safety
 /// `to` has `length` bytes.
@@ -232,12 +261,6 @@ unsafe fn copy_prefix<T>(from: &T, to: *mut T, length: usize) {
     }
 }
 
-/// The interface of the port: that of GID 0.
-fn primary() -> Option<Netdev> {
-    let index = address::list().first()?.index;
-    netdev::list().into_iter().find(|dev| dev.index == index)
-}
-
 /// # Safety
 /// `context` as everywhere; `attr` has `length` bytes.
 unsafe fn port_attr(
@@ -248,11 +271,12 @@ unsafe fn port_attr(
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let context = unsafe { look::<Context>(context) }?;
-    entry::required(attr, "port_attr")?;
+    required(attr, "port_attr")?;
     if port != PORT {
         return Err(Failure::invalid("the device has one port, number 1"));
     }
-    let dev = primary().unwrap_or_default();
+    let state = Port::of_host().state();
+    let dev = &state.netdev;
     let speed = dev.speed();
     // SAFETY: plain C data.
     let mut all: ibv_port_attr = unsafe { zeroed() };
@@ -261,8 +285,12 @@ unsafe fn port_attr(
     all.phys_state = if dev.up { 5 } else { 3 };
     all.max_mtu = IBV_MTU_4096;
     all.active_mtu = mtu(dev.mtu);
-    all.gid_tbl_len = c_int::try_from(gid_table().len().max(1)).unwrap_or(c_int::MAX);
+    all.gid_tbl_len = c_int::try_from(state.addresses.len().max(1)).unwrap_or(c_int::MAX);
     all.pkey_tbl_len = 1;
+    if Config::get().view == View::Ib {
+        let lid = state.addresses.first().map_or(0, |first| address::lid_of(first.ip));
+        (all.lid, all.sm_lid) = (lid, lid);
+    }
     all.max_msg_sz = context.nic.limits().max_message;
     all.port_cap_flags = IBV_PORT_CM_SUP;
     all.max_vl_num = 1;
@@ -274,20 +302,9 @@ unsafe fn port_attr(
     Ok(())
 }
 
-/// `active_mtu` of the port, and the MTU of paths from it, as it was within the last tenth of a second: programs resolve routes and make
-/// queue pairs by the thousand, and to ask the system takes longer than all the rest of it.
+/// `active_mtu` of the port, and the MTU of paths from it.
 pub fn active_mtu() -> ibv_mtu {
-    const FRESH: Duration = Duration::from_millis(100);
-    static LAST: Mutex<Option<(Instant, ibv_mtu)>> = Mutex::new(None);
-    let mut last = LAST.lock();
-    match *last {
-        Some((at, mtu)) if at.elapsed() < FRESH => mtu,
-        _ => {
-            let mtu = mtu(primary().unwrap_or_default().mtu);
-            *last = Some((Instant::now(), mtu));
-            mtu
-        }
-    }
+    mtu(Port::of_host().mtu())
 }
 
 /// The largest of InfiniBand's packet sizes that fits the interface's.
@@ -301,8 +318,9 @@ fn mtu(bytes: u32) -> ibv_mtu {
     }
 }
 
-/// InfiniBand's link width (1: 1X, 2: 4X) and lane speed codes (1: 2.5, 2: 5, 8: 10, 32: 25, 64: 50, 128: 100 Gb/s a lane)
-/// whose product comes near an Ethernet speed in Mb/s. An interface that does not tell (loopback) passes for 1X, 2.5.
+/// InfiniBand's link width (1: 1X, 2: 4X) and lane speed codes (1: 2.5, 2: 5, 8: 10, 32: 25, 64: 50, 128: 100
+/// Gb/s a lane) whose product comes near an Ethernet speed in Mb/s. An interface without a speed (loopback)
+/// is shown as 1X, 2.5.
 fn width_and_speed(mbps: Option<u32>) -> (u8, u8) {
     match mbps.unwrap_or(1_000) {
         ..=2_500 => (1, 1),
@@ -330,8 +348,9 @@ pub fn gid_of(address: IpAddr) -> ibv_gid {
 /// The GID table: the host's addresses, the default route's interface first.
 pub fn gid_table() -> Vec<ibv_gid_entry> {
     let gid_type = view::shown().gid_type;
-    address::list()
-        .into_iter()
+    Port::of_host()
+        .addresses()
+        .iter()
         .zip(0..)
         .map(|(address, gid_index)| ibv_gid_entry {
             gid: gid_of(address.ip),

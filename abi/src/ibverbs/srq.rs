@@ -1,6 +1,6 @@
 //! Shared receive queues: create, modify, query, destroy, post.
 //!
-//! `IBV_EVENT_SRQ_ERR` is never raised: nothing can go wrong with such a queue that is not the fault of one receive, which then
+//! `IBV_EVENT_SRQ_ERR` is never raised: every error of such a queue is an error of one receive, which then
 //! fails on the queue pair that took it.
 
 use std::ffi::c_int;
@@ -10,11 +10,12 @@ use uwarp_abi_types::verbs::*;
 use uwarp_driver::Srq;
 use uwarp_rnic::SrqInit;
 
-use super::device::Context;
+use super::context::Context;
 use super::event::{AsyncEvents, cookie};
 use super::mr::CPd;
-use super::qp;
-use crate::entry::{Code, Failure};
+use super::post;
+use crate::convention::Code;
+use crate::failure::{Failure, required};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
 use crate::{entry, slot};
 
@@ -41,7 +42,7 @@ unsafe impl Object for CSrq {
 ///
 /// # Safety
 /// `pd` is a live protection domain or NULL.
-unsafe fn create(
+pub unsafe fn create(
     pd: *mut ibv_pd,
     srq_context: *mut std::ffi::c_void,
     attr: &mut ibv_srq_attr,
@@ -52,7 +53,7 @@ unsafe fn create(
     let context = unsafe { look::<Context>((*pd).context) }?;
     let c = object::give_with(|address: *mut ibv_srq| {
         let async_events = AsyncEvents::new(context);
-        // The limit is of no interest here (ibv_create_srq(3)); programs leave it unset.
+        // The limit is ignored here (ibv_create_srq(3)); programs leave it unset.
         let init = SrqInit {
             pd: domain.pd.clone(),
             max_wr: attr.max_wr,
@@ -81,17 +82,33 @@ unsafe fn create(
     Ok(c)
 }
 
+/// ibv_create_srq(3): refused while queue pairs use it; waits until the program has acknowledged the events
+/// it took.
+///
+/// # Safety
+/// `srq` is alive or NULL, and not used any more if this succeeds.
+pub unsafe fn destroy(srq: *mut ibv_srq) -> Result<(), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let shared = look::<CSrq>(srq)?;
+        shared.users.none()?;
+        shared.async_events.close(cookie(srq));
+        drop(object::take::<CSrq>(srq)?);
+    }
+    Ok(())
+}
+
 entry! {
     /// ibv_create_srq(3).
     verb fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-        let attr = &mut *entry::required(attr, "srq_init_attr")?;
+        let attr = &mut *required(attr, "srq_init_attr")?;
         create(pd, attr.srq_context, &mut attr.attr)
     }
 
     /// ibv_modify_srq(3).
     verb fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> Code {
         let shared = look::<CSrq>(srq)?;
-        let attr = &*entry::required(attr, "srq_attr")?;
+        let attr = &*required(attr, "srq_attr")?;
         let mask = mask.cast_unsigned();
         if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
             return Err(Failure::invalid("unknown bits in srq_attr_mask"));
@@ -104,45 +121,44 @@ entry! {
     /// ibv_query_srq(3).
     verb fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> Code {
         let now = look::<CSrq>(srq)?.srq.query();
-        *entry::required(attr, "srq_attr")? =
+        *required(attr, "srq_attr")? =
             ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
         Ok(())
     }
 
-    /// ibv_create_srq(3): refused while queue pairs use it; waits until the program has acknowledged the events it took.
+    /// ibv_create_srq(3): refused while queue pairs use it; waits until the program has acknowledged the
+    /// events it took.
     verb fn ibv_destroy_srq(srq: *mut ibv_srq) -> Code {
-        let shared = look::<CSrq>(srq)?;
-        shared.users.none()?;
-        shared.async_events.close(cookie(srq));
-        drop(object::take::<CSrq>(srq)?);
-        Ok(())
+        destroy(srq)
     }
 }
 
 slot! {
-    /// ibv_create_srq_ex(3). The inline function in verbs.h brings what has only the members of a basic queue to
-    /// [`ibv_create_srq`] itself.
+    /// ibv_create_srq_ex(3). For a structure with only the members of a basic queue, the inline function in
+    /// verbs.h calls [`ibv_create_srq`] itself.
     verb fn create_srq_ex(context: *mut ibv_context, attr: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
         look::<Context>(context)?;
-        let attr = &mut *entry::required(attr, "srq_init_attr_ex")?;
+        let attr = &mut *required(attr, "srq_init_attr_ex")?;
         if attr.comp_mask & !(IBV_SRQ_INIT_ATTR_RESERVED - 1) != 0 {
             return Err(Failure::invalid("unknown members in comp_mask"));
         }
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && attr.srq_type != IBV_SRQT_BASIC {
             return Err(match attr.srq_type {
-                IBV_SRQT_XRC | IBV_SRQT_TM => Failure::unsupported("shared receive queues other than basic ones"),
+                IBV_SRQT_XRC | IBV_SRQT_TM => {
+                    Failure::unsupported("shared receive queues other than basic ones")
+                }
                 _ => Failure::invalid("unknown type of shared receive queue"),
             });
         }
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
             return Err(Failure::invalid("a protection domain is needed"));
         }
-        // Members that belong to other types are of no interest.
+        // Members that belong to other types are ignored.
         create(attr.pd, attr.srq_context, &mut attr.attr)
     }
 
     /// ibv_post_srq_recv(3).
     hot fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
-        qp::post_receives(&look::<CSrq>(srq)?.srq, wr, bad_wr)
+        post::post_receives(&look::<CSrq>(srq)?.srq, wr, bad_wr)
     }
 }

@@ -1,42 +1,33 @@
-//! Reading sysfs for other libraries. Our device has no place there; programs that look get what is.
+//! Reading sysfs for other libraries. Our device has no entry there; programs read what is there.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::OnceLock;
 
+use uwarp_driver::config;
+
+use crate::convention::MinusOne;
 use crate::entry;
-use crate::entry::{Failure, MinusOne};
-
-/// `SYSFS_PATH` moves it, as libsysfs once did.
-fn root() -> &'static CStr {
-    static ROOT: OnceLock<std::ffi::CString> = OnceLock::new();
-    ROOT.get_or_init(|| {
-        std::env::var_os("SYSFS_PATH")
-            // As libibverbs: not where the caller's environment would steer a program with more rights.
-            .filter(|path| !path.is_empty() && !uwarp_driver::has_more_rights_than_its_caller())
-            .and_then(|path| {
-                let bytes = path.as_bytes();
-                let end = bytes.iter().rposition(|b| *b != b'/').map_or(bytes.len(), |last| last + 1);
-                std::ffi::CString::new(&bytes[..end]).ok()
-            })
-            .unwrap_or_else(|| c"/sys".to_owned())
-    })
-}
+use crate::failure::{Failure, required};
 
 entry! {
     /// Where sysfs is mounted.
     fn ibv_get_sysfs_path() -> *const c_char {
-        Ok(root().as_ptr())
+        Ok(config::sysfs_path().as_ptr())
     }
 
-    /// Reads `dir/file` into `buf`, without a newline at the end, and with a terminating zero where there is room.
-    /// Returns the length or -1.
-    fn ibv_read_sysfs_file(dir: *const c_char, file: *const c_char, buf: *mut c_char, size: usize) -> MinusOne<c_int> {
-        entry::required(dir.cast_mut(), "dir")?;
-        entry::required(file.cast_mut(), "file")?;
-        entry::required(buf, "buf")?;
+    /// Reads `dir/file` into `buf`, without a newline at the end, and with a terminating zero where there is
+    /// room. Returns the length or -1.
+    fn ibv_read_sysfs_file(
+        dir: *const c_char,
+        file: *const c_char,
+        buf: *mut c_char,
+        size: usize,
+    ) -> MinusOne<c_int> {
+        required(dir.cast_mut(), "dir")?;
+        required(file.cast_mut(), "file")?;
+        required(buf, "buf")?;
         let part = |text: *const c_char| Path::new(OsStr::from_bytes(CStr::from_ptr(text).to_bytes()));
         let path = part(dir).join(part(file));
         let mut text = Vec::new();
@@ -48,7 +39,7 @@ entry! {
         if text.len() < size {
             *buf.add(text.len()) = 0;
         }
-        c_int::try_from(text.len()).map_err(|_| Failure::invalid("longer than an int can say"))
+        c_int::try_from(text.len()).map_err(|_| Failure::invalid("longer than an int can hold"))
     }
 }
 

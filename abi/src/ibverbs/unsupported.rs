@@ -1,87 +1,22 @@
-//! Verbs this device does not offer (yet). Each answers as its man page says a device without it does: `EOPNOTSUPP`, by
-//! return value or by NULL and `errno`. Grouped by object, so that a group moves out when it is built.
+//! Verbs this device does not offer (yet). Each fails as its man page says for a device without it:
+//! `EOPNOTSUPP`, by return value or by NULL and `errno`. Grouped by object, so that a group can move out when
+//! it is built.
 //!
-//! What verbs.h calls through `verbs_context` (work queues, flows, XRC domains, counters, device memory, thread and
-//! parent domains) needs nothing here: those members are NULL, and the inline functions answer.
+//! What verbs.h calls through `verbs_context` (work queues, flows, XRC domains, counters, device memory) needs
+//! nothing here: those members are NULL, and the inline functions return the error.
 
 use std::ffi::{c_int, c_void};
 
 use uwarp_abi_types::verbs::*;
 
-use crate::entry::{Code, Failure, MinusOne};
-use crate::{entry, slot};
+use crate::convention::{Code, MinusOne};
+use crate::entry;
+use crate::failure::Failure;
 
-const AH: &str = "address handles";
-const MULTICAST: &str = "multicast";
-const WINDOW: &str = "memory windows";
 const DM: &str = "device memory";
 const DMAH: &str = "DMA handles";
 const BUFFER: &str = "buffers from the device";
 const COUNTER: &str = "completion counters";
-
-// Datagrams.
-entry! {
-    /// ibv_create_ah(3).
-    verb fn ibv_create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-        Err(Failure::unsupported(AH))
-    }
-    /// ibv_create_ah_from_wc(3).
-    verb fn ibv_create_ah_from_wc(
-        _pd: *mut ibv_pd,
-        _wc: *mut ibv_wc,
-        _grh: *mut ibv_grh,
-        _port: u8,
-    ) -> *mut ibv_ah {
-        Err(Failure::unsupported(AH))
-    }
-    /// ibv_create_ah_from_wc(3).
-    verb fn ibv_init_ah_from_wc(
-        _context: *mut ibv_context,
-        _port: u8,
-        _wc: *mut ibv_wc,
-        _grh: *mut ibv_grh,
-        _attr: *mut ibv_ah_attr,
-    ) -> MinusOne {
-        Err(Failure::unsupported(AH))
-    }
-    /// ibv_create_ah(3).
-    verb fn ibv_destroy_ah(_ah: *mut ibv_ah) -> Code {
-        Err(Failure::unsupported(AH))
-    }
-    /// Finds the Ethernet address of a RoCE destination, for vendor drivers.
-    verb fn ibv_resolve_eth_l2_from_gid(
-        _context: *mut ibv_context,
-        _attr: *mut ibv_ah_attr,
-        _mac: *mut u8,
-        _vlan: *mut u16,
-    ) -> Code {
-        Err(Failure::unsupported(AH))
-    }
-    /// ibv_attach_mcast(3).
-    verb fn ibv_attach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> Code {
-        Err(Failure::unsupported(MULTICAST))
-    }
-    /// ibv_attach_mcast(3).
-    verb fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> Code {
-        Err(Failure::unsupported(MULTICAST))
-    }
-}
-
-// Memory windows.
-slot! {
-    /// ibv_alloc_mw(3).
-    verb fn alloc_mw(_pd: *mut ibv_pd, _kind: ibv_mw_type) -> *mut ibv_mw {
-        Err(Failure::unsupported(WINDOW))
-    }
-    /// ibv_bind_mw(3).
-    verb fn bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> Code {
-        Err(Failure::unsupported(WINDOW))
-    }
-    /// ibv_alloc_mw(3).
-    verb fn dealloc_mw(_mw: *mut ibv_mw) -> Code {
-        Err(Failure::unsupported(WINDOW))
-    }
-}
 
 // Device memory, DMA handles, buffers.
 entry! {

@@ -1,5 +1,5 @@
-//! What the device passes for. The wire is iWARP in every view; programs look at these few values and choose how to set
-//! connections up. Decided here and nowhere else.
+//! How the device presents itself. The wire is iWARP in every view; programs look at these few values and
+//! choose how to set connections up. Decided here and nowhere else.
 
 use uwarp_abi_types::verbs::{
     IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND, IBV_NODE_CA,
@@ -7,6 +7,8 @@ use uwarp_abi_types::verbs::{
 };
 use uwarp_driver::config::{Config, View};
 use uwarp_rnic::qp::QpState;
+
+pub use uwarp_driver::port::PORT;
 
 /// What programs are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +21,11 @@ pub struct Shown {
     pub link_layer: u8,
     /// `ibv_gid_entry.gid_type`.
     pub gid_type: ibv_gid_type,
-    /// Whether `ibv_modify_qp` insists on InfiniBand's attributes in each transition. An iWARP program sets state and
-    /// rights; the connection brings the rest.
+    /// Whether `ibv_modify_qp` requires InfiniBand's attributes in each transition. An iWARP program sets
+    /// state and rights; the connection brings the rest.
     pub ib_transitions: bool,
-    /// The state of a queue pair that was made, or reset, just now. iWARP's has no RESET: siw's is IDLE and shown as INIT
-    /// (`siw_qp_state_to_ib_qp_state`), and takes receives.
+    /// The state of a queue pair that was just made or reset. iWARP's has no RESET: siw's is IDLE, which is
+    /// shown as INIT (`siw_qp_state_to_ib_qp_state`) and takes receives.
     pub first_state: QpState,
 }
 

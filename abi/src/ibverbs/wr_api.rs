@@ -1,88 +1,42 @@
-//! The `ibv_wr_*` functions (ibv_wr_post(3)): work requests built call by call, posted together by `ibv_wr_complete`.
+//! The `ibv_wr_*` functions (ibv_wr_post(3)): work requests built call by call, posted together by
+//! `ibv_wr_complete`.
 //!
 //! Inline data is copied when it is set. A mistake shows in `ibv_wr_complete`, which then posts nothing.
 
-use std::cell::UnsafeCell;
 use std::ffi::c_void;
 
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use uwarp_abi_types::verbs::*;
-use uwarp_rnic::{SendFlags, SendOp, SendWr, Sge, VerbsError};
+use uwarp_driver::QueuePair;
+use uwarp_rnic::{SendFlags, SendOp, Sge, VerbsError};
 
+use super::ah::CAh;
+use super::batch::{Batch, Building};
+use super::mw::bind_request;
+use super::post::sges;
 use super::qp::CQp;
-use crate::entry::{Code, Failure};
+use crate::convention::Code;
+use crate::failure::Failure;
 use crate::object::look;
 use crate::slot;
 
-/// Operations that `send_ops_flags` may ask for.
+/// Operations that `send_ops_flags` may contain.
 pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_SEND_WITH_IMM
     | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
     | IBV_QP_EX_WITH_LOCAL_INV
+    | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
-/// Work requests between `ibv_wr_start` and `ibv_wr_complete`.
-pub struct Batch {
-    lock: RawMutex,
-    building: UnsafeCell<Building>,
-}
+/// The same of a datagram queue pair.
+pub const SUPPORTED_UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
-// SAFETY: `building` is used by whoever holds `lock`.
-unsafe impl Sync for Batch {}
-
-#[derive(Default)]
-struct Building {
-    requests: Vec<Request>,
-    sges: Vec<Sge>,
-    /// Inline bytes; pieces of it are named by position until the batch is posted, as it may move while it grows.
-    inline: Vec<u8>,
-    failure: Option<Failure>,
-}
-
-struct Request {
-    wr_id: u64,
-    op: SendOp,
-    flags: SendFlags,
-    data: Data,
-}
-
-enum Data {
-    /// A range of `sges`.
-    Sges(std::ops::Range<usize>),
-    /// A range of `inline`.
-    Inline(std::ops::Range<usize>),
-}
-
-impl Building {
-    fn clear(&mut self) {
-        self.requests.clear();
-        self.sges.clear();
-        self.inline.clear();
-        self.failure = None;
-    }
-
-    fn fail(&mut self, why: Failure) {
-        self.failure.get_or_insert(why);
-    }
-
-    fn set(&mut self, data: Data) {
-        match self.requests.last_mut() {
-            Some(request) => request.data = data,
-            None => self.fail(Failure::invalid("data without a work request")),
-        }
-    }
-
-    fn set_inline(&mut self, start: usize) {
-        let data = Data::Inline(start..self.inline.len());
-        self.set(data);
-    }
-}
-
-/// Fills the function pointers for the operations asked for; the others stay NULL.
-pub fn fill(qp: &mut ibv_qp_ex, ops: u64) -> Batch {
+/// Fills the function pointers for the requested operations; the others stay NULL.
+pub fn fill(qp: &mut ibv_qp_ex, ops: u64, is_ud: bool) {
     let wants = |op: u32| ops & u64::from(op) != 0;
     qp.wr_start = Some(wr_start);
     qp.wr_complete = Some(wr_complete);
@@ -91,6 +45,9 @@ pub fn fill(qp: &mut ibv_qp_ex, ops: u64) -> Batch {
     qp.wr_set_sge_list = Some(wr_set_sge_list);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    if is_ud {
+        qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    }
     if wants(IBV_QP_EX_WITH_RDMA_WRITE) {
         qp.wr_rdma_write = Some(wr_rdma_write);
     }
@@ -106,61 +63,65 @@ pub fn fill(qp: &mut ibv_qp_ex, ops: u64) -> Batch {
     if wants(IBV_QP_EX_WITH_RDMA_READ) {
         qp.wr_rdma_read = Some(wr_rdma_read);
     }
+    if wants(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP) {
+        qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    }
+    if wants(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) {
+        qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    }
     if wants(IBV_QP_EX_WITH_LOCAL_INV) {
         qp.wr_local_inv = Some(wr_local_inv);
+    }
+    if wants(IBV_QP_EX_WITH_BIND_MW) {
+        qp.wr_bind_mw = Some(wr_bind_mw);
     }
     if wants(IBV_QP_EX_WITH_SEND_WITH_INV) {
         qp.wr_send_inv = Some(wr_send_inv);
     }
-    Batch { lock: RawMutex::INIT, building: UnsafeCell::default() }
 }
 
-/// The batch, for a thread between `ibv_wr_start` and its end.
+/// The batch that a thread builds between `ibv_wr_start` and its end; it holds the batch's lock meanwhile.
 ///
 /// # Safety
-/// `qp` is alive and was made for this interface; the caller holds the batch's lock.
-#[allow(clippy::mut_from_ref, reason = "the lock makes it exclusive")]
-unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> Result<&'a mut Building, Failure> {
+/// `qp` is alive.
+unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> Result<&'a Batch, Failure> {
     // SAFETY: the caller's promise.
     let pair = unsafe { look::<CQp>(qp.cast()) }?;
-    let batch = pair.batch.as_ref().ok_or_else(|| Failure::invalid("not made for ibv_wr functions"))?;
-    // SAFETY: the caller holds the lock.
-    Ok(unsafe { &mut *batch.building.get() })
+    pair.batch.as_ref().ok_or_else(|| Failure::invalid("not made for ibv_wr functions"))
 }
 
 /// Begins a work request with the identity and flags the program has put into the structure.
 ///
 /// # Safety
-/// As [`building`].
+/// `qp` is alive and was made for this interface; the caller holds the batch's lock.
 unsafe fn begin(qp: *mut ibv_qp_ex, op: SendOp) -> Result<(), Failure> {
     // SAFETY: the caller's promise; the members are the caller's own.
-    let (building, wr_id, flags) = unsafe { (building(qp)?, (*qp).wr_id, (*qp).wr_flags) };
-    // Inline is decided by the setter.
-    let flags = SendFlags::from_bits_truncate(flags) - SendFlags::INLINE;
-    building.requests.push(Request { wr_id, op, flags, data: Data::Sges(0..0) });
+    unsafe { batch(qp)?.building().begin((*qp).wr_id, op, SendFlags::from_bits_truncate((*qp).wr_flags)) };
     Ok(())
 }
 
 slot! {
     /// `ibv_wr_start`.
     hot fn wr_start(qp: *mut ibv_qp_ex) -> () {
-        let pair = look::<CQp>(qp.cast())?;
-        let batch = pair.batch.as_ref().ok_or_else(|| Failure::invalid("not made for ibv_wr functions"))?;
+        let batch = batch(qp)?;
         batch.lock.lock();
-        (*batch.building.get()).clear();
+        batch.building().clear();
         Ok(())
     }
 
     /// `ibv_wr_abort`.
     hot fn wr_abort(qp: *mut ibv_qp_ex) -> () {
-        building(qp)?.clear();
-        unlock(qp)
+        let batch = batch(qp)?;
+        batch.building().clear();
+        batch.lock.unlock();
+        Ok(())
     }
 
     /// `ibv_wr_complete`.
     hot fn wr_complete(qp: *mut ibv_qp_ex) -> Code {
-        let result = post(look::<CQp>(qp.cast())?, building(qp)?);
-        unlock(qp)?;
+        let batch = batch(qp)?;
+        let result = post(look::<CQp>(qp.cast())?, batch.building());
+        batch.lock.unlock();
         result
     }
 
@@ -185,6 +146,22 @@ slot! {
         begin(qp, SendOp::Read { stag: rkey, to: remote_addr, invalidate_local: false })
     }
 
+    /// `ibv_wr_atomic_cmp_swp`.
+    hot fn wr_atomic_cmp_swp(
+        qp: *mut ibv_qp_ex,
+        rkey: u32,
+        remote_addr: u64,
+        compare: u64,
+        swap: u64,
+    ) -> () {
+        begin(qp, SendOp::CmpSwap { stag: rkey, to: remote_addr, compare, swap })
+    }
+
+    /// `ibv_wr_atomic_fetch_add`.
+    hot fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) -> () {
+        begin(qp, SendOp::FetchAdd { stag: rkey, to: remote_addr, add })
+    }
+
     /// `ibv_wr_send`.
     hot fn wr_send(qp: *mut ibv_qp_ex) -> () {
         begin(qp, SendOp::Send { invalidate: None })
@@ -200,98 +177,60 @@ slot! {
         begin(qp, SendOp::LocalInvalidate { stag: rkey })
     }
 
+    /// `ibv_wr_bind_mw`. A window that cannot be bound shows in `ibv_wr_complete`.
+    hot fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> () {
+        let info = info.as_ref().ok_or_else(|| Failure::invalid("bind_info is NULL"));
+        match info.and_then(|info| bind_request(mw, rkey, info)) {
+            Ok(op) => begin(qp, op),
+            Err(why) => {
+                batch(qp)?.building().fail(why);
+                Ok(())
+            }
+        }
+    }
+
+    /// `ibv_wr_set_ud_addr`.
+    hot fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) -> () {
+        batch(qp)?.building().set_destination(&look::<CAh>(ah)?.ah, remote_qpn, remote_qkey);
+        Ok(())
+    }
+
     /// `ibv_wr_set_sge`.
     hot fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) -> () {
-        let building = building(qp)?;
-        let start = building.sges.len();
-        building.sges.push(Sge { addr, length, lkey });
-        building.set(Data::Sges(start..start + 1));
+        batch(qp)?.building().set_sges(&[Sge { addr, length, lkey }]);
         Ok(())
     }
 
     /// `ibv_wr_set_sge_list`.
     hot fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, list: *const ibv_sge) -> () {
-        let building = building(qp)?;
-        let start = building.sges.len();
-        if num_sge > 0 {
-            // The same layout, asserted where the plain lists are read.
-            building.sges.extend_from_slice(std::slice::from_raw_parts(list.cast::<Sge>(), num_sge));
-        }
-        building.set(Data::Sges(start..start + num_sge));
+        let list = sges(list.cast_mut(), num_sge).ok_or_else(|| Failure::invalid("sg_list"))?;
+        batch(qp)?.building().set_sges(list);
         Ok(())
     }
 
     /// `ibv_wr_set_inline_data`.
     hot fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) -> () {
-        let building = building(qp)?;
-        let start = building.inline.len();
-        append(building, addr, length);
-        building.set_inline(start);
+        batch(qp)?.building().set_inline(std::iter::once((addr.cast_const().cast(), length)));
         Ok(())
     }
 
     /// `ibv_wr_set_inline_data_list`.
     hot fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, list: *const ibv_data_buf) -> () {
-        let building = building(qp)?;
-        let start = building.inline.len();
-        for i in 0..num_buf {
-            let piece = &*list.add(i);
-            append(building, piece.addr, piece.length);
-        }
-        building.set_inline(start);
+        // SAFETY: the list has that many.
+        let piece = |i| unsafe { &*list.add(i) };
+        let pieces = (0..num_buf).map(piece).map(|piece| (piece.addr.cast_const().cast(), piece.length));
+        batch(qp)?.building().set_inline(pieces);
         Ok(())
     }
-}
-
-/// Copies inline data. Plainly too much of it is refused before it is copied; the queue pair's own limit is checked when
-/// the request is posted.
-///
-/// # Safety
-/// `addr` points to `length` bytes.
-unsafe fn append(building: &mut Building, addr: *mut c_void, length: usize) {
-    const LIMIT: usize = 1 << 20;
-    if length > LIMIT {
-        building.fail(Failure::invalid("inline data is longer than the queue pair allows"));
-    } else if length > 0 {
-        // SAFETY: the caller's promise; nobody else writes it while it is being copied, by the same promise.
-        building.inline.extend_from_slice(unsafe { std::slice::from_raw_parts(addr.cast::<u8>(), length) });
-    }
-}
-
-/// # Safety
-/// The caller holds the lock and does not touch the batch any more.
-unsafe fn unlock(qp: *mut ibv_qp_ex) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
-    let pair = unsafe { look::<CQp>(qp.cast()) }?;
-    if let Some(batch) = &pair.batch {
-        // SAFETY: the caller holds the lock.
-        unsafe { batch.lock.unlock() };
-    }
-    Ok(())
 }
 
 fn post(pair: &CQp, building: &mut Building) -> Result<(), Failure> {
     if uwarp_driver::forked() {
         return Err(VerbsError::Forked.into());
     }
-    if let Some(failure) = building.failure.take() {
-        return Err(failure);
+    match &pair.qp {
+        QueuePair::Rc(qp) => qp.post_send(building.finish()?),
+        QueuePair::Ud(qp) => qp.post_send(building.finish_datagrams()?),
     }
-    // Inline pieces become elements now that they do not move any more.
-    let base = building.inline.as_ptr().addr();
-    for request in &mut building.requests {
-        if let Data::Inline(range) = &request.data {
-            let length = u32::try_from(range.len()).map_err(|_| Failure::invalid("too much inline data"))?;
-            let at = building.sges.len();
-            building.sges.push(Sge { addr: (base + range.start) as u64, length, lkey: 0 });
-            request.data = Data::Sges(at..at + 1);
-            request.flags |= SendFlags::INLINE;
-        }
-    }
-    let sges = &building.sges;
-    let requests = building.requests.iter().map(|request| {
-        let Data::Sges(range) = &request.data else { unreachable!("turned into elements above") };
-        SendWr { wr_id: request.wr_id, op: request.op, flags: request.flags, sges: &sges[range.clone()] }
-    });
-    pair.qp.post_send(requests).map_err(|(_, error)| error.into())
+    .map_err(|(_, error)| error.into())
 }

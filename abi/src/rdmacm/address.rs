@@ -4,10 +4,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
-use crate::entry::Failure;
+use crate::failure::Failure;
 use crate::object::zeroed;
 
-/// Reads an address that a program gave. NULL and families other than IPv4 and IPv6 are `EINVAL`, as in librdmacm.
+/// Reads an address that a program gave. NULL and families other than IPv4 and IPv6 are `EINVAL`, as in
+/// librdmacm.
 ///
 /// # Safety
 /// `address` is NULL or a socket address as long as its family says.

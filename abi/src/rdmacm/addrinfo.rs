@@ -8,37 +8,20 @@ use std::ptr::{null, null_mut};
 use libc::{addrinfo, sockaddr, socklen_t};
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND};
-use uwarp_cm::EventKind;
 
-use super::id::{CId, Resolving};
+use crate::convention::MinusOne;
 use crate::entry;
-use crate::entry::{Convention, Failure, MinusOne};
-use crate::object::{look, zeroed};
+use crate::failure::{Failure, required};
+use crate::object::zeroed;
 
 /// AF_IB, which Linux reserves and we do not serve.
 const AF_IB: c_int = 27;
-
-/// What `rdma_getaddrinfo` returns: 0, -1 with `errno`, or an error code of getaddrinfo(3).
-#[derive(Debug)]
-pub struct LookupCode;
-
-impl Convention for LookupCode {
-    type C = c_int;
-    type Value = c_int;
-    fn success(value: c_int) -> c_int {
-        value
-    }
-    fn failure(errno: c_int) -> c_int {
-        entry::set_errno(errno);
-        -1
-    }
-}
 
 fn no_memory() -> Failure {
     Failure::new(libc::ENOMEM, "no memory")
 }
 
-/// What the hints say, in getaddrinfo's words.
+/// The hints in getaddrinfo's form.
 fn to_system(hints: &rdma_addrinfo) -> addrinfo {
     // SAFETY: plain C data.
     let mut system: addrinfo = unsafe { zeroed() };
@@ -122,7 +105,7 @@ unsafe fn from_system(
 ///
 /// # Safety
 /// The strings are C strings or NULL, the hints valid or NULL.
-unsafe fn lookup(
+pub(super) unsafe fn lookup(
     node: *const c_char,
     service: *const c_char,
     hints: *const rdma_addrinfo,
@@ -207,7 +190,7 @@ unsafe fn fill(
 /// Frees a list.
 ///
 /// # Safety
-/// Its members are malloc's or NULL, and nobody uses it any more.
+/// Its members are malloc's or NULL, and nothing uses it any more.
 pub unsafe fn free(mut info: *mut rdma_addrinfo) {
     // SAFETY: the caller's promise; free(3) takes NULL.
     unsafe {
@@ -230,14 +213,14 @@ pub unsafe fn free(mut info: *mut rdma_addrinfo) {
 }
 
 entry! {
-    /// rdma_getaddrinfo(3).
+    /// rdma_getaddrinfo(3): 0, -1 with `errno`, or an error code of getaddrinfo(3).
     verb fn rdma_getaddrinfo(
         node: *const c_char,
         service: *const c_char,
         hints: *const rdma_addrinfo,
         res: *mut *mut rdma_addrinfo,
-    ) -> LookupCode {
-        entry::required(res, "res")?;
+    ) -> MinusOne<c_int> {
+        required(res, "res")?;
         match lookup(node, service, hints)? {
             Ok(info) => {
                 *res = info;
@@ -252,43 +235,12 @@ entry! {
         free(res);
         Ok(())
     }
-
-    /// As `rdma_getaddrinfo`, answered by an event; the result is then taken with `rdma_query_addrinfo`. Names are looked
-    /// up in the call.
-    verb fn rdma_resolve_addrinfo(
-        id: *mut rdma_cm_id,
-        node: *const c_char,
-        service: *const c_char,
-        hints: *const rdma_addrinfo,
-    ) -> MinusOne {
-        let cid = look::<CId>(id)?;
-        if !matches!(cid.private.lock().resolving, Resolving::No) {
-            return Err(Failure::new(libc::EBUSY, "a result is waiting to be taken"));
-        }
-        let info = lookup(node, service, hints)?
-            .map_err(|code| Failure::new(libc::ENOENT, format!("getaddrinfo: code {code}")))?;
-        cid.private.lock().resolving = Resolving::Done(info);
-        cid.id.post(EventKind::NamesResolved, 0)?;
-        cid.complete()
-    }
-
-    /// Takes the result of `rdma_resolve_addrinfo`.
-    verb fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> MinusOne {
-        let cid = look::<CId>(id)?;
-        entry::required(info, "info")?;
-        match std::mem::take(&mut cid.private.lock().resolving) {
-            Resolving::Done(result) => {
-                *info = result;
-                Ok(())
-            }
-            Resolving::No => Err(Failure::new(libc::ENOENT, "nothing was resolved")),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::errno;
     use crate::rdmacm::address;
 
     /// # Safety
@@ -352,13 +304,13 @@ mod tests {
     fn what_cannot_be_looked_up() {
         // SAFETY: valid strings and structures.
         unsafe {
-            assert_eq!((get(null(), null(), None).0, entry::errno()), (-1, libc::EINVAL));
+            assert_eq!((get(null(), null(), None).0, errno()), (-1, libc::EINVAL));
             let mut hints: rdma_addrinfo = zeroed();
             hints.ai_flags = RAI_NUMERICHOST.cast_signed();
             assert_eq!(get(c"not-a-number".as_ptr(), null(), Some(&hints)).0, libc::EAI_NONAME);
             hints.ai_flags = RAI_SA.cast_signed();
             assert_eq!(get(null(), c"1".as_ptr(), Some(&hints)).0, -1);
-            assert_eq!(entry::errno(), libc::EOPNOTSUPP);
+            assert_eq!(errno(), libc::EOPNOTSUPP);
             rdma_freeaddrinfo(null_mut());
         }
     }

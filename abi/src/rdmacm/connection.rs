@@ -1,27 +1,26 @@
 //! From an address to a connection and back.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
 use libc::sockaddr;
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
-use uwarp_cm::{ConnParam, State};
-use uwarp_driver::Qp;
+use uwarp_cm::{ConnParam, EventKind, QKEY, State};
+use uwarp_driver::{Nic, Qp, QueuePair};
 
-use super::address;
-use super::id::CId;
+use super::id::{CId, Resolving};
+use super::take::complete;
+use super::{address, addrinfo};
+use crate::convention::MinusOne;
 use crate::entry;
-use crate::entry::{Failure, MinusOne};
-use crate::ibverbs::bringup;
+use crate::failure::{Failure, required};
 use crate::ibverbs::qp::CQp;
 use crate::object::look;
 
-/// Longest name lookups and the like of an endpoint take, in milliseconds; ours take none.
-pub const NO_MATTER: c_int = 2000;
-
-/// Binds the id and shows its address, and its device where the address says which. A loopback address does not, as in Linux'
-/// rdma_cm: libfabric asks for that with "localhost", and would take the loopback address for the device's own.
+/// Binds the id and shows its address, and its device where the address belongs to one. A loopback address
+/// does not, as in Linux' rdma_cm: libfabric binds to "localhost", and would take the loopback address for
+/// the device's own.
 ///
 /// # Safety
 /// `cid` is used by no other thread; `address` is NULL or an address.
@@ -31,7 +30,7 @@ pub unsafe fn bind(cid: &CId, address: *const sockaddr) -> Result<(), Failure> {
         let address = address::load(address)?;
         cid.id.bind(address)?;
         cid.show_addresses();
-        if uwarp_cm::socket::is_any(address.ip()) { Ok(()) } else { cid.show_device() }
+        if uwarp_cm::is_any(address.ip()) { Ok(()) } else { cid.show_device() }
     }
 }
 
@@ -46,7 +45,7 @@ pub unsafe fn resolve_address(cid: &CId, src: *const sockaddr, dst: *const socka
         let source = if src.is_null() { None } else { Some(address::load(src)?) };
         cid.id.resolve_address(source, peer)?;
         (*cid.c()).route.addr.anon_2.dst_storage = address::storage(peer).0;
-        cid.complete()
+        complete(cid)
     }
 }
 
@@ -57,15 +56,18 @@ pub unsafe fn resolve_address(cid: &CId, src: *const sockaddr, dst: *const socka
 pub unsafe fn resolve_route(cid: &CId) -> Result<(), Failure> {
     cid.id.resolve_route()?;
     // SAFETY: the caller's promise.
-    unsafe { cid.complete() }
+    unsafe { complete(cid) }
 }
 
 /// The queue pair of a connection.
 enum Pair {
     /// The id's.
     OfId(Arc<Qp>),
-    /// The program gives its number, and sees to it itself.
+    /// The program gives its number, and moves it through its states itself.
     ByNumber(Arc<Qp>),
+    /// The number is that of a datagram queue pair, which takes no connection: the program wants only what
+    /// comes with one (UCX).
+    StandIn,
 }
 
 /// The id's queue pair, or the one whose number the program gives.
@@ -76,12 +78,33 @@ unsafe fn queue_pair(c: *mut rdma_cm_id, param: *const rdma_conn_param) -> Resul
     // SAFETY: the caller's promise.
     unsafe {
         if !(*c).qp.is_null() {
-            return Ok(Pair::OfId(Arc::clone(&look::<CQp>((*c).qp)?.qp)));
+            return Ok(Pair::OfId(Arc::clone(look::<CQp>((*c).qp)?.rc()?)));
         }
         let number =
             param.as_ref().ok_or_else(|| Failure::invalid("neither queue pair nor conn_param"))?.qp_num;
-        let found = bringup::by_number(number).map(Pair::ByNumber);
+        let found = match Nic::get().and_then(|nic| nic.queue_pair(number)) {
+            Some(QueuePair::Rc(qp)) => Some(Pair::ByNumber(qp)),
+            Some(QueuePair::Ud(_)) => Some(Pair::StandIn),
+            None => None,
+        };
         found.ok_or_else(|| Failure::invalid("no queue pair has the number in conn_param"))
+    }
+}
+
+/// The number of the id's queue pair, or the one that the program gives.
+///
+/// # Safety
+/// As [`queue_pair`].
+unsafe fn datagram_qpn(c: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<u32, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (*c).qp.as_ref() {
+            Some(qp) => Ok(qp.qp_num),
+            None => param
+                .as_ref()
+                .map(|given| given.qp_num)
+                .ok_or_else(|| Failure::invalid("neither queue pair nor conn_param")),
+        }
     }
 }
 
@@ -135,6 +158,38 @@ entry! {
         resolve_route(look::<CId>(id)?)
     }
 
+    /// As `rdma_getaddrinfo`, answered by an event; the result is then taken with `rdma_query_addrinfo`.
+    /// Names are looked up in the call.
+    verb fn rdma_resolve_addrinfo(
+        id: *mut rdma_cm_id,
+        node: *const c_char,
+        service: *const c_char,
+        hints: *const rdma_addrinfo,
+    ) -> MinusOne {
+        let cid = look::<CId>(id)?;
+        if !matches!(cid.private.lock().resolving, Resolving::No) {
+            return Err(Failure::new(libc::EBUSY, "a result is waiting to be taken"));
+        }
+        let info = addrinfo::lookup(node, service, hints)?
+            .map_err(|code| Failure::new(libc::ENOENT, format!("getaddrinfo: code {code}")))?;
+        cid.private.lock().resolving = Resolving::Done(info);
+        cid.id.post(EventKind::NamesResolved, 0)?;
+        complete(cid)
+    }
+
+    /// Takes the result of `rdma_resolve_addrinfo`.
+    verb fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> MinusOne {
+        let cid = look::<CId>(id)?;
+        required(info, "info")?;
+        match std::mem::take(&mut cid.private.lock().resolving) {
+            Resolving::Done(result) => {
+                *info = result;
+                Ok(())
+            }
+            Resolving::No => Err(Failure::new(libc::ENOENT, "nothing was resolved")),
+        }
+    }
+
     /// rdma_listen(3).
     verb fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> MinusOne {
         let cid = look::<CId>(id)?;
@@ -146,34 +201,39 @@ entry! {
     /// rdma_connect(3).
     verb fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
         let cid = look::<CId>(id)?;
-        let pair = queue_pair(id, conn_param)?;
         let mut data = cid.private.lock().connect_data.clone();
-        let param = match conn_param.as_ref() {
-            Some(given) => {
-                data.extend_from_slice(private_data(given));
-                self::conn_param(given)
+        data.extend_from_slice(conn_param.as_ref().map_or(&[], |given| private_data(given)));
+        let param = conn_param.as_ref().map_or(ConnParam::DEFAULT, self::conn_param);
+        if cid.id.is_datagram() {
+            cid.id.look_up(&data)?;
+        } else {
+            match queue_pair(id, conn_param)? {
+                Pair::OfId(qp) => cid.id.connect(&qp, param, &data)?,
+                Pair::ByNumber(qp) => cid.id.connect_by_number(&qp, param, &data)?,
+                Pair::StandIn => cid.id.connect_by_stand_in(param, &data)?,
             }
-            None => ConnParam::DEFAULT,
-        };
-        match pair {
-            Pair::OfId(qp) => cid.id.connect(&qp, param, &data)?,
-            Pair::ByNumber(qp) => cid.id.connect_by_number(&qp, param, &data)?,
         }
         cid.private.lock().connect_data.clear();
         // The local port is known now.
         if !cid.is_sync() {
             cid.show_addresses();
         }
-        cid.complete()
+        complete(cid)
     }
 
     /// rdma_accept(3).
     verb fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
         let cid = look::<CId>(id)?;
-        let (Pair::OfId(qp) | Pair::ByNumber(qp)) = queue_pair(id, conn_param)?;
         let data = conn_param.as_ref().map_or(&[][..], |given| private_data(given));
-        cid.id.accept(&qp, conn_param.as_ref().map(self::conn_param), data)?;
-        cid.complete()
+        if cid.id.is_datagram() {
+            return Ok(cid.id.answer(datagram_qpn(id, conn_param)?, QKEY, data)?);
+        }
+        let param = conn_param.as_ref().map(self::conn_param);
+        match queue_pair(id, conn_param)? {
+            Pair::OfId(qp) | Pair::ByNumber(qp) => cid.id.accept(&qp, param, data)?,
+            Pair::StandIn => cid.id.accept_by_stand_in(param.unwrap_or(ConnParam::DEFAULT), data)?,
+        }
+        complete(cid)
     }
 
     /// rdma_reject(3).
@@ -182,7 +242,8 @@ entry! {
         Ok(())
     }
 
-    /// rdma_reject(3), for want of a vendor's option. MPA has no reasons, so it is an ordinary rejection.
+    /// rdma_reject(3), because a vendor's option is missing. MPA has no reasons, so it is an ordinary
+    /// rejection.
     verb fn rdma_reject_ece(
         id: *mut rdma_cm_id,
         private_data: *const c_void,
@@ -206,14 +267,15 @@ entry! {
     verb fn rdma_disconnect(id: *mut rdma_cm_id) -> MinusOne {
         let cid = look::<CId>(id)?;
         cid.id.disconnect()?;
-        // Where the peer was first and the program has seen it, no further event comes to wait for.
+        // Where the peer was first and the program has the event already, there is no other event to wait
+        // for.
         if cid.id.state() == State::Closed && cid.id.channel().is_empty() {
             return Ok(());
         }
-        cid.complete()
+        complete(cid)
     }
 
-    /// rdma_notify(3): what happened to a queue pair is known already.
+    /// rdma_notify(3): the connection manager knows of a queue pair's events already.
     verb fn rdma_notify(id: *mut rdma_cm_id, _event: ibv_event_type) -> MinusOne {
         match look::<CId>(id)?.id.state() {
             State::Idle | State::Bound | State::AddressResolved | State::RouteResolved | State::Listening => {
@@ -227,6 +289,7 @@ entry! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::errno;
 
     #[test]
     fn private_data_may_be_null() {
@@ -242,8 +305,8 @@ mod tests {
     fn no_id_is_refused() {
         // SAFETY: NULL is what is tested.
         unsafe {
-            assert_eq!((rdma_listen(std::ptr::null_mut(), 1), entry::errno()), (-1, libc::EINVAL));
-            assert_eq!((rdma_disconnect(std::ptr::null_mut()), entry::errno()), (-1, libc::EINVAL));
+            assert_eq!((rdma_listen(std::ptr::null_mut(), 1), errno()), (-1, libc::EINVAL));
+            assert_eq!((rdma_disconnect(std::ptr::null_mut()), errno()), (-1, libc::EINVAL));
         }
     }
 }

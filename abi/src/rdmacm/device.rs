@@ -1,44 +1,14 @@
-//! The device as ids share it: opened once, with one protection domain, until the process ends, or until it forks with nothing
-//! open: the child begins afresh.
+//! The device as ids share it: opened once, with one protection domain, until the process ends, or until it
+//! forks with nothing open: the child starts afresh.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
-use parking_lot::Mutex;
 use uwarp_abi_types::verbs::{ibv_context, ibv_pd};
-use uwarp_cm::{Cm, Timeouts};
-use uwarp_driver::Nic;
+use uwarp_cm::process::shared_device;
 
 use crate::entry;
-use crate::entry::Failure;
-use crate::ibverbs::device::Context;
-use crate::ibverbs::mr::ibv_alloc_pd;
-
-/// With the generation of the process that it was made in.
-static CM: Mutex<Option<(u32, Arc<Cm>)>> = Mutex::new(None);
-
-/// The connection manager of this process, if it has one yet.
-pub fn cm_if_any() -> Option<Arc<Cm>> {
-    CM.lock()
-        .as_ref()
-        .filter(|(generation, _)| *generation == uwarp_driver::generation())
-        .map(|(_, cm)| cm.clone())
-}
-
-/// The connection manager of this process.
-pub fn cm() -> Result<Arc<Cm>, Failure> {
-    if let Some(cm) = cm_if_any() {
-        return Ok(cm);
-    }
-    let nic = Nic::open()?;
-    let generation = uwarp_driver::generation();
-    let mut cm = CM.lock();
-    if let Some((_, cm)) = cm.as_ref().filter(|(made_in, _)| *made_in == generation) {
-        return Ok(cm.clone());
-    }
-    // What a parent left is dropped; the device behind it was given up at the fork.
-    Ok(cm.insert((generation, Cm::new(&nic, Timeouts::default()))).1.clone())
-}
+use crate::failure::Failure;
+use crate::ibverbs::{device, mr};
 
 /// What ids with a device have in `verbs` and `pd`.
 #[derive(Debug, Clone, Copy)]
@@ -49,27 +19,20 @@ pub struct Shared {
     pub pd: *mut ibv_pd,
 }
 
-// SAFETY: both are objects that live as long as the process and may be used from any thread.
-unsafe impl Send for Shared {}
-
-static SHARED: Mutex<Option<(u32, Shared)>> = Mutex::new(None);
-
 /// Opens the device, the first time.
 pub fn shared() -> Result<Shared, Failure> {
-    let mut shared = SHARED.lock();
-    if let Some((_, shared)) = shared.filter(|(generation, _)| *generation == uwarp_driver::generation()) {
-        return Ok(shared);
-    }
-    let verbs = Context::open()?;
-    // SAFETY: the context was opened just now.
-    let pd = unsafe { ibv_alloc_pd(verbs) };
-    if pd.is_null() {
-        return Err(Failure::new(entry::errno(), "no protection domain for the connection manager"));
-    }
-    // Both are ours; the program has not opened anything.
-    uwarp_driver::object_gone();
-    uwarp_driver::object_gone();
-    Ok(shared.insert((uwarp_driver::generation(), Shared { verbs, pd })).1)
+    let cookie = shared_device(|| {
+        let verbs = device::open()?;
+        // SAFETY: the context was just opened.
+        let pd = unsafe { mr::alloc_pd(verbs) }?;
+        // Both are ours; the program has not opened anything.
+        uwarp_driver::object_gone();
+        uwarp_driver::object_gone();
+        Ok::<_, Failure>(pd.expose_provenance())
+    })?;
+    let pd: *mut ibv_pd = std::ptr::with_exposed_provenance_mut(cookie);
+    // SAFETY: both are objects that live as long as the process.
+    Ok(Shared { verbs: unsafe { (*pd).context }, pd })
 }
 
 entry! {

@@ -1,4 +1,4 @@
-//! Endpoints: an id with all it needs, in one call.
+//! Endpoints: an id with all that it needs, in one call.
 
 use std::ffi::c_int;
 use std::ptr::{null_mut, slice_from_raw_parts};
@@ -6,12 +6,13 @@ use std::ptr::{null_mut, slice_from_raw_parts};
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
 
-use super::connection;
 use super::id::{self, CId};
-use super::{channel, event, qp};
+use super::{channel, connection, qp, take};
+use crate::convention::MinusOne;
 use crate::entry;
-use crate::entry::{Failure, MinusOne};
+use crate::failure::{Failure, required};
 use crate::object::look;
+use crate::wait::wait;
 
 /// # Safety
 /// As `rdma_create_ep` demands.
@@ -74,8 +75,8 @@ entry! {
         pd: *mut ibv_pd,
         qp_init_attr: *mut ibv_qp_init_attr,
     ) -> MinusOne {
-        entry::required(id, "id")?;
-        let res = &*entry::required(res, "res")?;
+        required(id, "id")?;
+        let res = &*required(res, "res")?;
         let c = id::create(null_mut(), null_mut(), res.ai_port_space.cast_unsigned())?;
         match fill(c, res, pd, qp_init_attr) {
             Ok(()) => {
@@ -95,19 +96,19 @@ entry! {
     }
 }
 
-/// rdma_get_request(3). The new id has a queue pair if the listening endpoint was made with attributes for one. A cancellation
-/// point.
+/// rdma_get_request(3). The new id has a queue pair if the listening endpoint was made with attributes for
+/// one. A cancellation point.
 ///
 /// # Safety
 /// The pointers are what the C interface says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
-    entry::wait(
+    wait(
         "rdma_get_request",
         || {
             // SAFETY: the caller's promise, here and below.
             let listener = unsafe { look::<CId>(listen) }?;
-            entry::required(id, "id")?;
+            required(id, "id")?;
             if !listener.is_sync() {
                 return Err(Failure::invalid("the id reports to a channel: take the event there"));
             }
@@ -119,14 +120,14 @@ pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
         },
         |queue, first| {
             // SAFETY: as above.
-            let Some(event) = (unsafe { event::take_next(queue, first) })? else { return Ok(None) };
+            let Some(event) = (unsafe { take::take_next(queue, first) })? else { return Ok(None) };
             // SAFETY: as above.
             unsafe { request(listen, id, event) }.map(Some)
         },
     )
 }
 
-/// Makes of an event what `rdma_get_request` promises.
+/// Makes of an event what `rdma_get_request` returns.
 ///
 /// # Safety
 /// As `rdma_get_request` demands; `event` was just taken from the listener's channel.
@@ -142,7 +143,7 @@ unsafe fn request(
             (RDMA_CM_EVENT_REJECTED, _) => Err(Failure::new(libc::ECONNREFUSED, "rejected")),
             (_, status) if status != 0 => Err(Failure::new(status.abs(), "the event's status")),
             (RDMA_CM_EVENT_CONNECT_REQUEST, _) => Ok((*event).id),
-            _ => Err(Failure::invalid("an event that is no request")),
+            _ => Err(Failure::invalid("an event that is not a request")),
         };
         let outcome = outcome.and_then(|new| {
             let attr = listener.private.lock().qp_init_attr;

@@ -1,25 +1,21 @@
-//! Events: taken from a channel, shown to C, acknowledged.
+//! Events that the program holds: their C structure, their names, their acknowledgement.
 
-use std::ffi::{c_char, c_int};
-use std::ptr::null_mut;
-use std::sync::Arc;
-use std::time::Duration;
+use std::ffi::c_char;
 
 use uwarp_abi_types::rdmacm::*;
-use uwarp_abi_types::verbs::IBV_QPS_RTS;
-use uwarp_cm::{Event, EventChannel, EventKind, GetError, MAX_PRIVATE_DATA};
+use uwarp_cm::{Event, EventKind, MAX_PRIVATE_DATA};
 
-use super::channel;
-use super::id::{self, CId};
+use crate::convention::MinusOne;
 use crate::entry;
-use crate::entry::{Failure, MinusOne};
-use crate::object::{self, Object, Visible, look, zeroed};
+use crate::failure::{Failure, required};
+use crate::ibverbs::path;
+use crate::object::{self, Object, Visible, look};
 
 /// An event that the program has taken and not acknowledged.
 #[repr(C)]
 pub struct CEvent {
     c: Visible<rdma_cm_event>,
-    /// What `private_data` points to. Programs may read all of it: what lies behind the data is zero.
+    /// What `private_data` points to. Programs may read all of it: the bytes behind the data are zero.
     private_data: Visible<[u8; MAX_PRIVATE_DATA]>,
     event: Event,
 }
@@ -30,111 +26,19 @@ unsafe impl Object for CEvent {
     const NAME: &'static str = "event";
 }
 
-/// How long a call on a channel that is no more waits before it says so. A thread that comes to wait on it after the
-/// program's last acknowledgement would with a kernel mostly have been waiting already, and go on until the process ends; rping
-/// ends its process with an error when it is told. Longer than our streams take to close at exit.
-const GONE: Duration = Duration::from_secs(4);
-
-/// Takes the next event, waiting for one as the program set the channel's descriptor, and shows in its id what it
-/// brings.
-///
-/// # Safety
-/// The ids of the channel are alive, and the program does not change them in other threads meanwhile.
-pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Failure> {
-    let queue = channel::queue(channel)?;
-    match queue.get() {
-        // SAFETY: the caller's promise.
-        Ok(event) => unsafe { show(event) },
-        Err(GetError::WouldBlock | GetError::NothingYet) => Err(Failure::new(libc::EAGAIN, "no event")),
-        Err(GetError::Interrupted) => Err(Failure::new(libc::EINTR, "interrupted by a signal")),
-    }
-}
-
-/// The next event, if there is one; `first` is of [`entry::wait`].
-///
-/// # Safety
-/// As [`next`].
-pub unsafe fn take_next(queue: &EventChannel, first: bool) -> Result<Option<*mut rdma_cm_event>, Failure> {
-    // SAFETY: the caller's promise.
-    queue.take_next(first).map(|event| unsafe { show(event) }).transpose()
-}
-
-/// rdma_get_cm_event(3). A thread that blocks here sleeps on the sockets itself. A cancellation point.
-///
-/// # Safety
-/// The pointers are what the C interface says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn rdma_get_cm_event(
-    channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_cm_event,
-) -> c_int {
-    let mut gone = false;
-    let answer = entry::wait(
-        "rdma_get_cm_event",
-        || {
-            entry::required(event, "event")?;
-            channel::queue(channel).inspect_err(|_| gone = true)
-        },
-        |queue, first| {
-            // SAFETY: the caller's promise.
-            let Some(taken) = (unsafe { take_next(queue, first) })? else { return Ok(None) };
-            // SAFETY: as above.
-            unsafe { *event = taken };
-            Ok(Some(()))
-        },
-    );
-    if gone {
-        entry::sleep(GONE);
-    }
-    answer
-}
-
-/// # Safety
-/// As [`next`].
-unsafe fn show(event: Event) -> Result<*mut rdma_cm_event, Failure> {
-    // SAFETY: plain C data.
-    let mut c: rdma_cm_event = unsafe { zeroed() };
-    c.event = number(event.kind);
-    c.status = event.status;
-    // SAFETY: the ids are alive by the caller's promise, so their cookies are addresses of theirs.
-    unsafe {
-        match event.kind {
-            EventKind::ConnectRequest => {
-                let listener = CId::of(event.owner());
-                c.listen_id = listener;
-                c.id = match new_id(&event, listener) {
-                    Ok(id) => id,
-                    Err(failure) => {
-                        event.id.destroy();
-                        event.acknowledge();
-                        return Err(failure);
-                    }
-                };
-            }
-            _ => c.id = CId::of(&event.id),
-        }
-        let cid = look::<CId>(c.id)?;
-        match event.kind {
-            EventKind::AddressResolved => {
-                if let Err(failure) = cid.show_device() {
-                    c.event = RDMA_CM_EVENT_ADDR_ERROR;
-                    c.status = -failure.errno;
-                }
-                cid.show_addresses();
-            }
-            EventKind::RouteResolved => cid.show_path(),
-            EventKind::ConnectResponse => cid.show_addresses(),
-            EventKind::Established => {
-                cid.show_addresses();
-                if !(*c.id).qp.is_null() {
-                    (*(*c.id).qp).state = IBV_QPS_RTS;
-                }
-            }
-            _ => {}
-        }
-    }
+/// Gives an event to the program. `c` has its id; the rest is filled in here.
+pub fn give(mut c: rdma_cm_event, event: Event) -> Result<*mut rdma_cm_event, Failure> {
     if let EventKind::User(number) = event.kind {
         c.param.arg = number;
+    } else if let Some(datagram) = event.datagram {
+        c.param.ud = rdma_ud_param {
+            // Of a group: what the program gave when it joined.
+            private_data: std::ptr::with_exposed_provenance(datagram.context),
+            private_data_len: u8::try_from(event.private_data.len()).unwrap_or(u8::MAX),
+            ah_attr: path::address_vector(datagram.local.ip(), datagram.peer.ip()),
+            qp_num: datagram.qpn,
+            qkey: datagram.qkey,
+        };
     } else {
         let param = event.param;
         c.param.conn = rdma_conn_param {
@@ -159,41 +63,17 @@ unsafe fn show(event: Event) -> Result<*mut rdma_cm_event, Failure> {
         event,
     }));
     if length > 0 {
-        // SAFETY: the event is alive, and `conn` was written above (an event with data is never the program's own).
+        // SAFETY: the event is alive, and `conn` was written above, or `ud`, which begins alike (an event
+        // with data is never the program's own).
         unsafe { (*given).param.conn.private_data = look::<CEvent>(given)?.private_data.get().cast() };
     }
     Ok(given)
 }
 
-/// The id of a request, as its listener is.
+/// Acknowledges an event.
 ///
 /// # Safety
-/// `listener` is alive.
-unsafe fn new_id(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Failure> {
-    // SAFETY: the caller's promise; the new id is nobody else's yet.
-    unsafe {
-        let sync = look::<CId>(listener)?.is_sync();
-        let (channel, context, ps) = ((*listener).channel, (*listener).context, (*listener).ps);
-        let new = CId::give(Arc::clone(&event.id), channel, context, ps, false);
-        let shown = (|| {
-            let cid = look::<CId>(new)?;
-            cid.show_device()?;
-            cid.show_addresses();
-            cid.show_path();
-            if sync { id::migrate(new, null_mut()) } else { Ok(()) }
-        })();
-        if let Err(failure) = shown {
-            let _ = id::destroy(new);
-            return Err(failure);
-        }
-        Ok(new)
-    }
-}
-
-/// Gives an event back.
-///
-/// # Safety
-/// `event` came from [`next`] and is used by nobody any more.
+/// `event` came from [`give`], and nothing uses it any more.
 pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
     // SAFETY: the caller's promise.
     if let Ok(taken) = unsafe { object::take::<CEvent>(event) } {
@@ -201,7 +81,8 @@ pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
     }
 }
 
-fn number(kind: EventKind) -> rdma_cm_event_type {
+/// The number of an event in C.
+pub fn number(kind: EventKind) -> rdma_cm_event_type {
     match kind {
         EventKind::AddressResolved => RDMA_CM_EVENT_ADDR_RESOLVED,
         EventKind::AddressError => RDMA_CM_EVENT_ADDR_ERROR,
@@ -214,6 +95,7 @@ fn number(kind: EventKind) -> rdma_cm_event_type {
         EventKind::Established => RDMA_CM_EVENT_ESTABLISHED,
         EventKind::Disconnected => RDMA_CM_EVENT_DISCONNECTED,
         EventKind::TimewaitExit => RDMA_CM_EVENT_TIMEWAIT_EXIT,
+        EventKind::MulticastJoin => RDMA_CM_EVENT_MULTICAST_JOIN,
         EventKind::NamesResolved => RDMA_CM_EVENT_ADDRINFO_RESOLVED,
         EventKind::User(_) => RDMA_CM_EVENT_USER,
     }
@@ -222,7 +104,7 @@ fn number(kind: EventKind) -> rdma_cm_event_type {
 entry! {
     /// rdma_ack_cm_event(3).
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> MinusOne {
-        entry::required(event, "event")?;
+        required(event, "event")?;
         acknowledge(event);
         Ok(())
     }
@@ -251,20 +133,5 @@ entry! {
             _ => c"UNKNOWN EVENT",
         };
         Ok(name.as_ptr())
-    }
-
-    /// Queues an event of the program's own on the id's channel, `RDMA_CM_EVENT_USER`.
-    verb fn rdma_write_cm_event(
-        id: *mut rdma_cm_id,
-        event: rdma_cm_event_type,
-        status: c_int,
-        arg: u64,
-    ) -> MinusOne {
-        let cid = look::<CId>(id)?;
-        if event != RDMA_CM_EVENT_USER {
-            return Err(Failure::invalid("programs write RDMA_CM_EVENT_USER only"));
-        }
-        cid.id.post(EventKind::User(arg), status)?;
-        Ok(())
     }
 }

@@ -1,6 +1,7 @@
-//! Ids: made, given up, moved to another channel, set up.
+//! Ids: created, destroyed, migrated to another channel, options.
 
 use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -8,11 +9,12 @@ use libc::sockaddr_storage;
 use parking_lot::Mutex;
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
-use uwarp_cm::{CmError, Id, State};
+use uwarp_cm::{Cm, CmError, EventKind, Id, State};
 
-use super::{address, channel, device, event};
+use super::{address, addrinfo, channel, device, event};
+use crate::convention::MinusOne;
 use crate::entry;
-use crate::entry::{Failure, MinusOne};
+use crate::failure::{Failure, required};
 use crate::ibverbs::query::{self, gid_of};
 use crate::ibverbs::view;
 use crate::object::{self, Object, Visible, look, zeroed};
@@ -36,10 +38,20 @@ pub struct Private {
     pub qp_init_attr: Option<ibv_qp_init_attr>,
     /// Goes in front of the private data of the next connect.
     pub connect_data: Vec<u8>,
-    /// What the program said of its own enhanced connection establishment: vendor and options.
+    /// The program's own options for enhanced connection establishment: vendor and options.
     pub local_ece: (u32, u32),
+    /// Groups that it has joined.
+    pub groups: Vec<Group>,
     /// From `rdma_resolve_addrinfo` until `rdma_query_addrinfo`.
     pub resolving: Resolving,
+}
+
+/// A multicast group that an id has joined.
+pub struct Group {
+    /// Its address.
+    pub address: SocketAddr,
+    /// The queue pair is attached to it.
+    pub receives: bool,
 }
 
 /// How far `rdma_resolve_addrinfo` has come.
@@ -72,7 +84,7 @@ impl CId {
         c.channel = event_channel;
         c.context = context;
         c.ps = ps;
-        c.qp_type = IBV_QPT_RC;
+        c.qp_type = if is_datagram(ps) { IBV_QPT_UD } else { IBV_QPT_RC };
         let private = Mutex::new(Private { sync, ..Private::default() });
         let c = object::give(Box::new(Self { c: Visible::new(c), id: Arc::clone(&id), private }));
         // Events find their way back by it.
@@ -93,29 +105,6 @@ impl CId {
     /// Whether its calls block.
     pub fn is_sync(&self) -> bool {
         self.private.lock().sync
-    }
-
-    /// Waits for the event that answers a call, if the id is one whose calls block; keeps it in `id->event`, and turns a
-    /// status into an errno.
-    ///
-    /// # Safety
-    /// The program has the id and its channel alive and does not use them in another call, as librdmacm demands.
-    pub unsafe fn complete(&self) -> Result<(), Failure> {
-        if !self.is_sync() {
-            return Ok(());
-        }
-        let c = self.c();
-        // SAFETY: the caller's promise, here and below.
-        unsafe {
-            self.acknowledge_kept();
-            let event = event::next((*c).channel)?;
-            (*c).event = event;
-            match ((*event).event, (*event).status) {
-                (_, 0) => Ok(()),
-                (RDMA_CM_EVENT_REJECTED, _) => Err(Failure::new(libc::ECONNREFUSED, "rejected")),
-                (_, status) => Err(Failure::new(status.abs(), "the event that answers says so")),
-            }
-        }
     }
 
     /// Acknowledges the event in `id->event`.
@@ -145,8 +134,8 @@ impl CId {
             let route = &raw mut (*c).route.addr;
             if let Some(local) = self.id.local_address() {
                 (*route).anon_1.src_storage = address::storage(local).0;
-                // An id that no device is known for has no GID.
-                if !uwarp_cm::socket::is_any(local.ip()) || !(*c).verbs.is_null() {
+                // An id without a device has no GID.
+                if !uwarp_cm::is_any(local.ip()) || !(*c).verbs.is_null() {
                     (*route).addr.ibaddr.sgid = gid_of(local.ip());
                 }
             }
@@ -158,7 +147,7 @@ impl CId {
         }
     }
 
-    /// Gives the id its device, now that its local address says which.
+    /// Gives the id its device, now that its local address is known.
     ///
     /// # Safety
     /// No other thread writes the structure.
@@ -221,24 +210,28 @@ pub fn create(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> Result<*mut rdma_cm_id, Failure> {
-    match ps {
-        RDMA_PS_TCP | RDMA_PS_IB => {}
-        RDMA_PS_UDP | RDMA_PS_IPOIB => {
-            tracing::warn!("datagram port spaces (RDMA_PS_UDP, RDMA_PS_IPOIB) are not offered yet");
-            return Err(Failure::unsupported("datagram port spaces"));
-        }
-        _ => return Err(Failure::invalid("unknown port space")),
+    if !matches!(ps, RDMA_PS_TCP | RDMA_PS_IB) && !is_datagram(ps) {
+        return Err(Failure::invalid("unknown port space"));
     }
     let sync = event_channel.is_null();
     let event_channel = if sync { channel::create()? } else { event_channel };
     let reports_to = channel::queue(event_channel)?;
-    Ok(CId::give(Id::new(&device::cm()?, &reports_to), event_channel, context, ps, sync))
+    let cm = Cm::of_process()?;
+    let id = match u16::try_from(ps) {
+        Ok(port_space) if is_datagram(ps) => Id::of_datagrams(&cm, &reports_to, port_space),
+        _ => Id::new(&cm, &reports_to),
+    };
+    Ok(CId::give(id, event_channel, context, ps, sync))
 }
 
-/// Gives an id up. Waits for its events to be acknowledged.
+fn is_datagram(ps: rdma_port_space) -> bool {
+    matches!(ps, RDMA_PS_UDP | RDMA_PS_IPOIB)
+}
+
+/// Destroys an id. Waits for its events to be acknowledged.
 ///
 /// # Safety
-/// `id` is alive and used by nobody else.
+/// `id` is alive, and nothing else uses it.
 pub unsafe fn destroy(id: *mut rdma_cm_id) -> Result<(), Failure> {
     // SAFETY: the caller's promise, here and below.
     unsafe {
@@ -251,7 +244,7 @@ pub unsafe fn destroy(id: *mut rdma_cm_id) -> Result<(), Failure> {
         let own_channel = cid.is_sync().then_some((*id).channel);
         let cid = object::take::<CId>(id)?;
         if let Resolving::Done(info) = cid.private.lock().resolving {
-            super::addrinfo::free(info);
+            addrinfo::free(info);
         }
         drop(cid);
         if let Some(own) = own_channel {
@@ -282,7 +275,7 @@ pub unsafe fn migrate(id: *mut rdma_cm_id, event_channel: *mut rdma_event_channe
         }
         cid.private.lock().sync = sync;
         (*id).channel = to;
-        // So that nobody handles an event from the old channel after this call.
+        // So that no thread handles an event from the old channel after this call.
         cid.id.wait_acknowledged();
         Ok(())
     }
@@ -310,7 +303,7 @@ entry! {
         context: *mut c_void,
         ps: rdma_port_space,
     ) -> MinusOne {
-        entry::required(id, "id")?;
+        required(id, "id")?;
         *id = create(channel, context, ps)?;
         Ok(())
     }
@@ -372,6 +365,21 @@ entry! {
         Ok(())
     }
 
+    /// Queues an event of the program's own on the id's channel, `RDMA_CM_EVENT_USER`.
+    verb fn rdma_write_cm_event(
+        id: *mut rdma_cm_id,
+        event: rdma_cm_event_type,
+        status: c_int,
+        arg: u64,
+    ) -> MinusOne {
+        let cid = look::<CId>(id)?;
+        if event != RDMA_CM_EVENT_USER {
+            return Err(Failure::invalid("programs write RDMA_CM_EVENT_USER only"));
+        }
+        cid.id.post(EventKind::User(arg), status)?;
+        Ok(())
+    }
+
     /// rdma_get_src_port(3), network byte order.
     fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
         look::<CId>(id)?;
@@ -389,9 +397,9 @@ entry! {
     /// rdma_set_local_ece(3). Stored: our queue pairs have no such options to exchange.
     verb fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> MinusOne {
         let cid = look::<CId>(id)?;
-        let ece = entry::required(ece, "ece")?;
+        let ece = required(ece, "ece")?;
         if !(*id).qp.is_null() || (*ece).vendor_id == 0 || (*ece).comp_mask != 0 {
-            return Err(Failure::invalid("the id has a queue pair, or the structure says nothing"));
+            return Err(Failure::invalid("the id has a queue pair, or the structure is empty"));
         }
         cid.private.lock().local_ece = ((*ece).vendor_id, (*ece).options);
         Ok(())
@@ -400,7 +408,7 @@ entry! {
     /// rdma_get_remote_ece(3). MPA does not carry any.
     verb fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> MinusOne {
         look::<CId>(id)?;
-        let ece = entry::required(ece, "ece")?;
+        let ece = required(ece, "ece")?;
         if !(*id).qp.is_null() {
             return Err(Failure::invalid("the id has a queue pair"));
         }

@@ -1,20 +1,24 @@
 //! `<rdma/rdma_cma.h>`: what librdmacm exports.
 //!
+//! Each file uses only the ones below it.
+//!
 //! | file | what |
 //! |---|---|
-//! | [`device`] | the one opened device that ids share, `rdma_get_devices` |
-//! | [`address`] | `sockaddr` and back |
-//! | [`channel`] | event channels |
-//! | [`id`] | ids: create, destroy, migrate, options, addresses |
-//! | [`event`] | taking and acknowledging events, and what an event changes in the id that C sees |
+//! | [`endpoint`] | `rdma_create_ep` and `rdma_get_request` |
 //! | [`connection`] | bind, resolve, listen, connect, accept, reject, disconnect |
 //! | [`qp`] | queue pairs of an id, with the completion queues and channels they need |
-//! | [`endpoint`] | `rdma_create_ep` and `rdma_get_request` |
+//! | [`multicast`] | groups of ids of datagrams |
+//! | [`take`] | taking events, and what an event changes in the id that C sees |
+//! | [`id`] | ids: create, destroy, migrate, options, addresses |
+//! | [`event`] | events that the program holds, and their acknowledgement |
+//! | [`channel`] | event channels |
+//! | [`device`] | the one opened device that ids share, `rdma_get_devices` |
 //! | [`addrinfo`] | `rdma_getaddrinfo` |
-//! | [`rsocket`], [`unsupported`] | what is not offered |
+//! | [`address`] | `sockaddr` and back |
+//! | [`rsocket`] | what is not offered |
 //!
-//! An id that was made without a channel has one of its own, and its calls block until their event has come. That is
-//! done here ([`id::CId::complete`]); the connection manager knows only events.
+//! An id that was made without a channel has one of its own, and its calls block until their event has come.
+//! That is done here ([`take::complete`]); the connection manager knows only events.
 
 pub mod address;
 pub mod addrinfo;
@@ -24,19 +28,10 @@ pub mod device;
 pub mod endpoint;
 pub mod event;
 pub mod id;
+pub mod multicast;
 pub mod qp;
 pub mod rsocket;
-pub mod unsupported;
-
-use uwarp_cm::CmError;
-
-use crate::entry::Failure;
-
-impl From<CmError> for Failure {
-    fn from(error: CmError) -> Self {
-        Self::new(error.errno(), error.to_string())
-    }
-}
+pub mod take;
 
 #[cfg(test)]
 mod tests;

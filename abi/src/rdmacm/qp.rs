@@ -5,32 +5,27 @@ use std::ptr::null_mut;
 
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
+use uwarp_cm::QKEY;
+use uwarp_driver::QueuePair;
 use uwarp_rnic::Access;
 use uwarp_rnic::qp::{QpModify, QpState};
 
 use super::id::CId;
+use crate::convention::MinusOne;
 use crate::entry;
-use crate::entry::{Failure, MinusOne};
-use crate::ibverbs::cq::{ibv_create_cq, ibv_destroy_cq};
-use crate::ibverbs::device::Context;
-use crate::ibverbs::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
-use crate::ibverbs::qp::{CQp, create_qp_ex, ibv_destroy_qp};
-use crate::ibverbs::query;
-use crate::ibverbs::srq::{ibv_create_srq, ibv_destroy_srq};
-use crate::ibverbs::view;
+use crate::failure::{Failure, required};
+use crate::ibverbs::context::Context;
+use crate::ibverbs::qp::CQp;
+use crate::ibverbs::{self, cq, create_qp, event, query, srq, view};
 use crate::object::{look, zeroed};
 
-/// Rights that a connection grants its peer, as Linux' connection manager sets them; a region's own rights decide.
+/// Rights that a connection grants its peer, as Linux' connection manager sets them; a region's own rights
+/// decide.
 const ACCESS: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// The errno that a verb has left behind.
-fn verb_failed(what: &'static str) -> Failure {
-    Failure::new(entry::errno(), what)
-}
-
-/// Makes what a queue pair needs and the program has not given: a channel and a completion queue for each direction
-/// of more than no work requests.
+/// Makes what a queue pair needs and the program has not given: a channel and a completion queue for each
+/// direction that has work requests.
 ///
 /// # Safety
 /// The id is alive and used by no other thread.
@@ -65,21 +60,17 @@ unsafe fn create_cq(
 ) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Failure> {
     // SAFETY: the caller's promise.
     unsafe {
-        let channel = ibv_create_comp_channel((*c).verbs);
-        if channel.is_null() {
-            return Err(verb_failed("completion channel"));
-        }
+        let channel = event::create_comp_channel((*c).verbs)?;
         *place = channel;
-        let depth = c_int::try_from(depth).unwrap_or(c_int::MAX);
-        let cq = ibv_create_cq((*c).verbs, depth, c.cast(), channel, 0);
-        if cq.is_null() { Err(verb_failed("completion queue")) } else { Ok((channel, cq)) }
+        Ok((channel, cq::create((*c).verbs, depth, c.cast(), channel, 0)?))
     }
 }
 
 /// # Safety
 /// As [`create_cqs`].
 unsafe fn destroy_cqs(c: *mut rdma_cm_id) {
-    // SAFETY: the caller's promise. What cannot be destroyed because the program still uses it is the program's then.
+    // SAFETY: the caller's promise. An object that the program still uses cannot be destroyed; it is the
+    // program's from now on.
     unsafe {
         let cqs = [&raw mut (*c).recv_cq, &raw mut (*c).send_cq];
         if *cqs[0] == *cqs[1] {
@@ -87,7 +78,7 @@ unsafe fn destroy_cqs(c: *mut rdma_cm_id) {
         }
         for cq in cqs {
             if !(*cq).is_null() {
-                ibv_destroy_cq(*cq);
+                let _ = cq::destroy(*cq);
                 *cq = null_mut();
             }
         }
@@ -97,7 +88,7 @@ unsafe fn destroy_cqs(c: *mut rdma_cm_id) {
         }
         for channel in channels {
             if !(*channel).is_null() {
-                ibv_destroy_comp_channel(*channel);
+                let _ = event::destroy_comp_channel(*channel);
                 *channel = null_mut();
             }
         }
@@ -121,6 +112,9 @@ pub unsafe fn create(c: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Resu
         } else if (*attr.pd).context != (*c).verbs {
             return Err(Failure::invalid("the protection domain is of another context"));
         }
+        if attr.qp_type != (*c).qp_type {
+            return Err(Failure::invalid("the id's port space has queue pairs of another type"));
+        }
         let differs =
             |ours: *mut ibv_cq, given: *mut ibv_cq| !ours.is_null() && !given.is_null() && ours != given;
         if differs((*c).recv_cq, attr.recv_cq) || differs((*c).send_cq, attr.send_cq) {
@@ -143,12 +137,7 @@ pub unsafe fn create(c: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Resu
         if attr.srq.is_null() {
             attr.srq = (*c).srq;
         }
-        let qp = create_qp_ex((*c).verbs, attr);
-        if qp.is_null() {
-            let failure = verb_failed("queue pair");
-            destroy_cqs(c);
-            return Err(failure);
-        }
+        let qp = create_qp::create(attr).inspect_err(|_| destroy_cqs(c))?;
         let to_init = QpModify {
             state: Some(QpState::Init),
             access: Some(ACCESS),
@@ -156,8 +145,19 @@ pub unsafe fn create(c: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Resu
             pkey_index: Some(0),
             ..QpModify::default()
         };
-        look::<CQp>(qp)?.qp.modify(&to_init)?;
-        (*qp).state = IBV_QPS_INIT;
+        match &look::<CQp>(qp)?.qp {
+            QueuePair::Rc(rc) => {
+                rc.modify(&to_init)?;
+                (*qp).state = IBV_QPS_INIT;
+            }
+            // It has no stream to wait for (librdmacm's ucma_init_ud_qp).
+            QueuePair::Ud(ud) => {
+                for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+                    ud.modify(&QpModify { state: Some(state), qkey: Some(QKEY), ..QpModify::default() })?;
+                }
+                (*qp).state = IBV_QPS_RTS;
+            }
+        }
         (*c).pd = (*qp).pd;
         (*c).qp = qp;
         Ok(())
@@ -175,16 +175,7 @@ pub unsafe fn create_plain(
 ) -> Result<(), Failure> {
     // SAFETY: plain C data, and the caller's promise.
     unsafe {
-        let mut ex: ibv_qp_init_attr_ex = zeroed();
-        ex.qp_context = attr.qp_context;
-        ex.send_cq = attr.send_cq;
-        ex.recv_cq = attr.recv_cq;
-        ex.srq = attr.srq;
-        ex.cap = attr.cap;
-        ex.qp_type = attr.qp_type;
-        ex.sq_sig_all = attr.sq_sig_all;
-        ex.comp_mask = IBV_QP_INIT_ATTR_PD;
-        ex.pd = if pd.is_null() { (*c).pd } else { pd };
+        let mut ex = create_qp::extended(if pd.is_null() { (*c).pd } else { pd }, attr);
         let made = create(c, &mut ex);
         attr.send_cq = ex.send_cq;
         attr.recv_cq = ex.recv_cq;
@@ -203,7 +194,7 @@ pub unsafe fn destroy(c: *mut rdma_cm_id) -> Result<(), Failure> {
     unsafe {
         let cid = look::<CId>(c)?;
         if !(*c).qp.is_null() {
-            ibv_destroy_qp((*c).qp);
+            let _ = ibverbs::qp::destroy((*c).qp);
             (*c).qp = null_mut();
             cid.id.queue_pair_destroyed();
         }
@@ -220,7 +211,7 @@ pub unsafe fn destroy_srq(c: *mut rdma_cm_id) {
     // SAFETY: the caller's promise.
     unsafe {
         if !(*c).srq.is_null() {
-            ibv_destroy_srq((*c).srq);
+            let _ = srq::destroy((*c).srq);
             (*c).srq = null_mut();
         }
         destroy_cqs(c);
@@ -237,10 +228,7 @@ unsafe fn create_srq(
     // SAFETY: the caller's promise.
     unsafe {
         let pd = if pd.is_null() { (*c).pd } else { pd };
-        let srq = ibv_create_srq(pd, attr);
-        if srq.is_null() {
-            return Err(verb_failed("shared receive queue"));
-        }
+        let srq = srq::create(pd, attr.srq_context, &mut attr.attr)?;
         if (*c).pd.is_null() {
             (*c).pd = pd;
         }
@@ -249,13 +237,23 @@ unsafe fn create_srq(
     Ok(())
 }
 
-/// What an InfiniBand connection manager would tell of the connection, for a queue pair that is to be in `attr.qp_state`.
+/// The attributes that an InfiniBand connection manager would set for the connection of a queue pair that
+/// goes to `attr.qp_state`.
 ///
 /// # Safety
 /// The id is alive and used by no other thread.
 unsafe fn infiniband_attributes(cid: &CId, attr: &mut ibv_qp_attr) -> Result<u32, Failure> {
     let peer = cid.id.peer_param();
     attr.port_num = 1;
+    if cid.id.is_datagram() {
+        (attr.pkey_index, attr.qkey, attr.sq_psn) = (0, QKEY, 0);
+        return Ok(match attr.qp_state {
+            IBV_QPS_INIT => IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
+            IBV_QPS_RTR => IBV_QP_STATE,
+            IBV_QPS_RTS => IBV_QP_STATE | IBV_QP_SQ_PSN,
+            _ => return Err(Failure::invalid("attributes are offered for INIT, RTR and RTS")),
+        });
+    }
     Ok(match attr.qp_state {
         IBV_QPS_INIT => {
             attr.qp_access_flags = ACCESS.bits();
@@ -305,13 +303,13 @@ entry! {
     /// rdma_create_qp(3).
     verb fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> MinusOne {
         look::<CId>(id)?;
-        create_plain(id, pd, &mut *entry::required(attr, "qp_init_attr")?)
+        create_plain(id, pd, &mut *required(attr, "qp_init_attr")?)
     }
 
     /// rdma_create_qp(3), extended.
     verb fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> MinusOne {
         look::<CId>(id)?;
-        create(id, &mut *entry::required(attr, "qp_init_attr")?)
+        create(id, &mut *required(attr, "qp_init_attr")?)
     }
 
     /// rdma_destroy_qp(3).
@@ -322,13 +320,13 @@ entry! {
     /// rdma_create_srq(3).
     verb fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> MinusOne {
         look::<CId>(id)?;
-        create_srq(id, pd, &mut *entry::required(attr, "attr")?)
+        create_srq(id, pd, &mut *required(attr, "attr")?)
     }
 
     /// rdma_create_srq(3), extended. Basic queues only.
     verb fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> MinusOne {
         look::<CId>(id)?;
-        let attr = &mut *entry::required(attr, "attr")?;
+        let attr = &mut *required(attr, "attr")?;
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
             return Err(Failure::invalid("no type of shared receive queue"));
         }
@@ -358,12 +356,12 @@ entry! {
         qp_attr_mask: *mut c_int,
     ) -> MinusOne {
         let cid = look::<CId>(id)?;
-        let attr = entry::required(qp_attr, "qp_attr")?;
-        let mask = entry::required(qp_attr_mask, "qp_attr_mask")?;
+        let attr = required(qp_attr, "qp_attr")?;
+        let mask = required(qp_attr_mask, "qp_attr_mask")?;
         if (*id).verbs.is_null() {
             return Err(Failure::invalid("the id is not bound to a device"));
         }
-        if view::shown().ib_transitions {
+        if view::shown().ib_transitions || cid.id.is_datagram() {
             *mask = infiniband_attributes(cid, &mut *attr)?.cast_signed();
             return Ok(());
         }

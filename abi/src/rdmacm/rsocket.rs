@@ -1,11 +1,12 @@
-//! rsockets (rsocket(7)): not built. There are none, so every call says `EOPNOTSUPP` on whatever descriptor it gets.
+//! rsockets (rsocket(7)): not built. Every call fails with `EOPNOTSUPP`, whatever descriptor it gets.
 
 use std::ffi::{c_int, c_long, c_void};
 
 use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
 
+use crate::convention::MinusOne;
 use crate::entry;
-use crate::entry::{Failure, MinusOne};
+use crate::failure::Failure;
 
 fn none() -> Failure {
     Failure::unsupported("rsockets")

@@ -1,4 +1,4 @@
-/* One statement of a test; the first that does not hold ends the program. */
+/* One assertion of a test; the first that fails ends the program. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -39,7 +39,7 @@ int main(void)
 	struct ibv_wc wc;
 
 	CHECK(context && pd);
-	cq_attr.wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+	cq_attr.wc_flags = IBV_WC_EX_WITH_CVLAN;
 	REFUSED(ibv_create_cq_ex(context, &cq_attr), EOPNOTSUPP);
 	cq_attr.wc_flags = IBV_WC_STANDARD_FLAGS;
 	cq = ibv_create_cq_ex(context, &cq_attr);

@@ -47,7 +47,7 @@ int main(void)
 		return 0;
 	}
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	/* The parent's goes on. */
+	/* The parent's device still works. */
 	CHECK(ibv_modify_qp(qp, &to_init, mask) == 0);
 	CHECK(ibv_post_recv(qp, &recv, &bad_recv) == 0);
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);

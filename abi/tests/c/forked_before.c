@@ -1,4 +1,4 @@
-/* A process that has used the device and given everything back leaves its forked child a device. */
+/* The child of a process that has used the device and destroyed everything has a device. */
 #include <rdma/rdma_cma.h>
 #include <infiniband/verbs.h>
 #include <arpa/inet.h>
@@ -6,7 +6,7 @@
 #include <unistd.h>
 #include "check.h"
 
-/* Verbs and rdma_cm from the beginning to the end: a request arrives and is rejected. */
+/* Verbs and rdma_cm: a request arrives and is rejected. */
 static void all(void)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -48,7 +48,7 @@ static void all(void)
 	rdma_destroy_event_channel(server);
 }
 
-/* In a child, which may fork one more in its turn. */
+/* In a child, which may fork another one. */
 static void in_a_child(int deeper)
 {
 	pid_t child = fork();
@@ -74,7 +74,7 @@ int main(void)
 
 	all();
 	in_a_child(1);
-	/* The parent's goes on, and what it opens now its children do not get. */
+	/* The parent's device still works; its children have none while it has objects. */
 	all();
 	CHECK(open = rdma_create_event_channel());
 	child = fork();

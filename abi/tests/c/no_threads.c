@@ -1,4 +1,4 @@
-/* A process that may have no further thread opens the device. */
+/* A process that must not start another thread opens the device. */
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>
 #include <sys/resource.h>
@@ -10,7 +10,7 @@ int main(void)
 	struct rlimit none = { 0, 0 };
 
 	CHECK(dup2(1, 2) == 2);
-	/* The limit does not bind root. */
+	/* Root is exempt from the limit. */
 	if (geteuid() == 0)
 		CHECK(setresuid(65534, 65534, 65534) == 0);
 	CHECK(setrlimit(RLIMIT_NPROC, &none) == 0);

@@ -1,4 +1,4 @@
-/* Makes argv[1] queue pairs and prints the ports that their numbers name; what refuses one of them goes to the log. */
+/* Makes argv[1] queue pairs and prints the ports that their numbers name; errors go to the log. */
 #include <infiniband/verbs.h>
 #include <unistd.h>
 #include "check.h"

@@ -1,4 +1,4 @@
-/* A refusal, and what the log says about it. */
+/* A refusal, and its log line. */
 #include <infiniband/verbs.h>
 #include <unistd.h>
 #include "check.h"

@@ -1,4 +1,4 @@
-/* Vendor libraries look behind the device they are shown. */
+/* Vendor libraries read behind the device structure. */
 #include <infiniband/efadv.h>
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>

@@ -1,4 +1,4 @@
-/* What the device passes for. */
+/* How the device presents itself. */
 #include <infiniband/verbs.h>
 #include "check.h"
 

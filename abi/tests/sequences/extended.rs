@@ -5,7 +5,8 @@ use std::mem::zeroed;
 use std::ptr::null_mut;
 
 use uwarp_abi::ibverbs::cq::create_cq_ex;
-use uwarp_abi::ibverbs::qp::{create_qp_ex, ibv_qp_to_qp_ex};
+use uwarp_abi::ibverbs::create_qp::create_qp_ex;
+use uwarp_abi::ibverbs::qp::ibv_qp_to_qp_ex;
 use uwarp_abi::ibverbs::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
 use uwarp_abi::rdmacm::connection::{rdma_establish, rdma_notify};
 use uwarp_abi::rdmacm::qp::{rdma_create_srq, rdma_destroy_srq, rdma_init_qp_attr};
@@ -152,7 +153,8 @@ impl Objects {
 
     /// Work requests built call by call. Setters may come twice, or without a request.
     unsafe fn post_batch(&mut self, bytes: &mut Bytes<'_>) {
-        // SAFETY: the queue pair is alive; elements and inline data are of this object's memory or this frame.
+        // SAFETY: the queue pair is alive; elements and inline data are of this object's memory or this
+        // frame.
         unsafe {
             let Some(qp) = self.any_qp(bytes) else { return };
             let qp = ibv_qp_to_qp_ex(qp);

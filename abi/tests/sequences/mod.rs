@@ -1,8 +1,9 @@
-//! Arbitrary sequences of C calls on a few objects of each kind, in any order, right or wrong, with valid handles only. Shared by
-//! a test and a fuzz target.
+//! Arbitrary sequences of C calls on a few objects of each kind, in any order, right or wrong, with valid
+//! handles only. Shared by a test and a fuzz target.
 //!
-//! What must hold: no crash, no panic (which the entry points would turn into EIO), no hang; what cannot be given up because it is
-//! in use says EBUSY and lives on; in the end everything can be given up in the right order.
+//! What must hold: no crash, no panic (which the entry points would turn into EIO), no hang; what cannot be
+//! given up because it is in use says EBUSY and lives on; in the end everything can be given up in the right
+//! order.
 
 #![allow(unsafe_code)]
 
@@ -12,25 +13,25 @@ use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::null_mut;
 
-use uwarp_abi::ibverbs::cq::{ibv_create_cq, ibv_destroy_cq, ibv_resize_cq};
+use uwarp_abi::ibverbs::async_event::{ibv_ack_async_event, ibv_get_async_event};
+use uwarp_abi::ibverbs::cq::{ibv_ack_cq_events, ibv_create_cq, ibv_destroy_cq, ibv_resize_cq};
+use uwarp_abi::ibverbs::create_qp::ibv_create_qp;
 use uwarp_abi::ibverbs::device::{ibv_free_device_list, ibv_get_device_list, ibv_open_device};
-use uwarp_abi::ibverbs::event::{
-    ibv_ack_async_event, ibv_ack_cq_events, ibv_create_comp_channel, ibv_destroy_comp_channel,
-    ibv_get_async_event, ibv_get_cq_event,
-};
+use uwarp_abi::ibverbs::event::{ibv_create_comp_channel, ibv_destroy_comp_channel, ibv_get_cq_event};
 use uwarp_abi::ibverbs::mr::{ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr, ibv_rereg_mr};
-use uwarp_abi::ibverbs::qp::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_query_qp};
+use uwarp_abi::ibverbs::qp::{ibv_destroy_qp, ibv_modify_qp, ibv_query_qp};
 use uwarp_abi::ibverbs::srq::ibv_destroy_srq;
 use uwarp_abi::rdmacm::channel::rdma_create_event_channel;
 use uwarp_abi::rdmacm::connection::{
     rdma_accept, rdma_bind_addr, rdma_connect, rdma_disconnect, rdma_listen, rdma_reject, rdma_resolve_addr,
     rdma_resolve_route,
 };
-use uwarp_abi::rdmacm::event::{rdma_ack_cm_event, rdma_get_cm_event};
+use uwarp_abi::rdmacm::event::rdma_ack_cm_event;
 use uwarp_abi::rdmacm::id::{
     rdma_create_id, rdma_destroy_id, rdma_get_src_port, rdma_migrate_id, rdma_set_option,
 };
 use uwarp_abi::rdmacm::qp::{rdma_create_qp, rdma_destroy_qp};
+use uwarp_abi::rdmacm::take::rdma_get_cm_event;
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
 
@@ -164,7 +165,8 @@ impl Fixed {
 /// # Panics
 /// When something is not as it must be.
 pub fn check(bytes: &[u8]) {
-    // The channels are everybody's: one sequence would take the events of another, and wait for ever that they are acknowledged.
+    // The channels are everybody's: one sequence would take the events of another, and wait for ever that
+    // they are acknowledged.
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut bytes = Bytes(bytes);
@@ -192,12 +194,29 @@ pub fn check(bytes: &[u8]) {
 }
 
 impl Objects {
+    /// One call. Where there are enough objects of a kind, an option of an id is set instead of making
+    /// another.
+    ///
     /// # Safety
     /// The lists hold live objects only.
     unsafe fn step(&mut self, bytes: &mut Bytes<'_>) {
         // SAFETY: by the caller's promise.
         unsafe {
             match bytes.byte() % 47 {
+                which @ ..6 => self.memory_step(which, bytes),
+                which @ 6..15 => self.completion_step(which, bytes),
+                which @ 15..25 => self.qp_step(which, bytes),
+                which @ 25..36 => self.id_step(which, bytes),
+                which @ 36.. => self.extended_step(which - 36, bytes),
+            }
+        }
+    }
+
+    /// A call on protection domains and regions.
+    unsafe fn memory_step(&mut self, which: u8, bytes: &mut Bytes<'_>) {
+        // SAFETY: as for `step`.
+        unsafe {
+            match which {
                 0 if self.pds.len() < MOST => {
                     self.pds.extend(pointer("alloc_pd", ibv_alloc_pd(self.fixed.context)))
                 }
@@ -226,12 +245,22 @@ impl Objects {
                     let pd = bytes.pick(&self.pds).unwrap_or(null_mut());
                     let (at, len) = (bytes.number() * 256, bytes.number() * 64);
                     let addr = self.memory.as_mut_ptr().add(at).cast();
-                    // Its results are -1 to -4 for each way to fail; the region may be gone, or still be there, and is to be
-                    // deregistered in either case.
+                    // Its results are -1 to -4 for each way to fail; the region may be gone, or still be
+                    // there, and is to be deregistered in either case.
                     let done =
                         ibv_rereg_mr(mr, flags.into(), pd, addr, len.min(MEMORY - at), bytes.byte().into());
                     assert!((-4..=0).contains(&done), "rereg_mr returns {done}");
                 }
+                _ => self.id_option(bytes),
+            }
+        }
+    }
+
+    /// A call on completion channels and queues.
+    unsafe fn completion_step(&mut self, which: u8, bytes: &mut Bytes<'_>) {
+        // SAFETY: as for `step`.
+        unsafe {
+            match which {
                 6 if self.completions.len() < MOST => {
                     let Some(channel) =
                         pointer("create_comp_channel", ibv_create_comp_channel(self.fixed.context))
@@ -275,6 +304,16 @@ impl Objects {
                 }
                 12 | 13 => self.poll(bytes),
                 14 => self.arm(bytes),
+                _ => self.id_option(bytes),
+            }
+        }
+    }
+
+    /// A call on queue pairs.
+    unsafe fn qp_step(&mut self, which: u8, bytes: &mut Bytes<'_>) {
+        // SAFETY: as for `step`.
+        unsafe {
+            match which {
                 15 | 16 if self.qps.len() < MOST => {
                     let Some(pd) = bytes.pick(&self.pds) else { return };
                     let Some(mut attr) = self.qp_attr(bytes) else { return };
@@ -296,6 +335,16 @@ impl Objects {
                 21 | 22 => self.post_send(bytes),
                 23 => self.post_recv(bytes),
                 24 => self.async_events(),
+                _ => self.id_option(bytes),
+            }
+        }
+    }
+
+    /// A call on ids and their connections.
+    unsafe fn id_step(&mut self, which: u8, bytes: &mut Bytes<'_>) {
+        // SAFETY: as for `step`.
+        unsafe {
+            match which {
                 25 | 26 if self.ids.len() < MOST => {
                     let mut id = null_mut();
                     let channel = self.fixed.channels[bytes.number() % 2];
@@ -337,20 +386,25 @@ impl Objects {
                 }
                 32 | 33 => self.connection(bytes),
                 34 => self.cm_events(bytes.byte().into()),
-                which @ 36.. => self.extended_step(which - 36, bytes),
-                _ => {
-                    let Some(id) = bytes.pick(&self.ids) else { return };
-                    if bytes.byte() & 1 == 0 {
-                        let channel = self.fixed.channels[bytes.number() % 2];
-                        minus_one("migrate", rdma_migrate_id(id, channel));
-                    } else {
-                        let (level, name) = (bytes.byte() % 4, bytes.byte() % 8);
-                        let mut value = [bytes.byte(), 0, 0, 0, 0, 0, 0, 0];
-                        let len = bytes.number() % 9;
-                        let value = (&raw mut value).cast();
-                        minus_one("set_option", rdma_set_option(id, level.into(), name.into(), value, len));
-                    }
-                }
+                _ => self.id_option(bytes),
+            }
+        }
+    }
+
+    /// Moves an id to another channel, or sets an option of it.
+    unsafe fn id_option(&mut self, bytes: &mut Bytes<'_>) {
+        // SAFETY: as for `step`.
+        unsafe {
+            let Some(id) = bytes.pick(&self.ids) else { return };
+            if bytes.byte() & 1 == 0 {
+                let channel = self.fixed.channels[bytes.number() % 2];
+                minus_one("migrate", rdma_migrate_id(id, channel));
+            } else {
+                let (level, name) = (bytes.byte() % 4, bytes.byte() % 8);
+                let mut value = [bytes.byte(), 0, 0, 0, 0, 0, 0, 0];
+                let len = bytes.number() % 9;
+                let value = (&raw mut value).cast();
+                minus_one("set_option", rdma_set_option(id, level.into(), name.into(), value, len));
             }
         }
     }
@@ -485,7 +539,8 @@ impl Objects {
     }
 
     unsafe fn arm(&self, bytes: &mut Bytes<'_>) {
-        // SAFETY: queues and channels are alive; an event is taken only where one waits, and acknowledged at once.
+        // SAFETY: queues and channels are alive; an event is taken only where one waits, and acknowledged at
+        // once.
         unsafe {
             let Some(cq) = bytes.pick(&self.cqs) else { return };
             let arm = (*(*cq).context).ops.req_notify_cq.expect("req_notify_cq");

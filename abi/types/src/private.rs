@@ -1,14 +1,15 @@
-//! The private interface between libibverbs and vendor drivers, as far as somebody looks at it.
+//! The private interface between libibverbs and vendor drivers: the part that they read.
 //!
-//! Vendor libraries that a program pulls in (`libmlx5.so.1`, `libefa.so.1`) treat every `ibv_device` as the first member
-//! of a driver device and compare its operations with their own (`mlx5dv_is_supported`). So ours has that shape: first
-//! member, operations pointer, and room behind them for all that any version of rdma-core keeps there.
+//! Vendor libraries that a program loads (`libmlx5.so.1`, `libefa.so.1`) treat every `ibv_device` as the
+//! first member of a driver device and compare its operations with their own (`mlx5dv_is_supported`). So ours
+//! has that shape: first member, operations pointer, and room behind them for the members of every version of
+//! rdma-core.
 
 #![allow(non_camel_case_types)]
 
 use crate::verbs::ibv_device;
 
-/// Driver operations: a table that belongs to nobody but us. Its address is what tells our devices from others'; its
+/// Driver operations: a table of ours alone. Vendor libraries recognise foreign devices by its address; its
 /// content is never used. Larger than the structure of any rdma-core version.
 #[repr(C, align(64))]
 pub struct verbs_device_ops {
@@ -21,8 +22,8 @@ pub struct verbs_device_ops {
 // SAFETY: the table is never written and the name points to a string constant.
 unsafe impl Sync for verbs_device_ops {}
 
-/// A device as drivers see it: the public part, and what libibverbs keeps behind it (operations, reference count, list
-/// entry, sysfs device, capabilities; 56 bytes in rdma-core 44 to 65).
+/// A device as drivers see it: the public part, and what libibverbs keeps behind it (operations, reference
+/// count, list entry, sysfs device, capabilities; 56 bytes in rdma-core 44 to 65).
 #[repr(C)]
 pub struct verbs_device {
     /// The public part.

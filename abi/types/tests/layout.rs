@@ -1,8 +1,9 @@
 //! The checked-in types against the headers installed on this machine.
 //!
-//! The bindings come from the newest headers; programs are compiled against older ones. Every field an older header
-//! defines must lie where the bindings have it, and structures may have grown only as listed here. The C compiler is
-//! asked about each offset that the generated files assert (so the Rust side of each number is checked by rustc).
+//! The bindings come from the newest headers; programs are compiled against older ones. Every field an older
+//! header defines must lie where the bindings have it, and structures may have grown only as listed here. The
+//! C compiler is asked about each offset that the generated files assert (so the Rust side of each number is
+//! checked by rustc).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,8 +16,8 @@ const SOURCES: [&str; 4] = [
     include_str!("../src/lib.rs"),
 ];
 
-/// Structures that grew after rdma-core 44 (Debian 12), and what was added. The caller's length or a mask says how much
-/// of them a program knows, or the library allocates them.
+/// Structures that grew after rdma-core 44 (Debian 12), and what was added. The caller's length or a mask
+/// says how much of them a program knows, or the library allocates them.
 const GROWN: [(&str, &[&str]); 4] = [
     ("ibv_port_attr", &["active_speed_ex"]),
     ("ibv_qp_ex", &["wr_flush"]),

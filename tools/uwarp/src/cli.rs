@@ -1,7 +1,7 @@
 //! The command line, and the environment variable behind each option of `uwarp run`.
 //!
-//! `--help` and the man page are made from this file. The library itself reads only the environment, so that it can be
-//! used without the command.
+//! `--help` and the man page are made from this file. The library itself reads only the environment, so that
+//! it can be used without the command.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub enum Command {
     Run(RunArgs),
     /// Show the devices that programs see under uwarp
     Devices(DevicesArgs),
-    /// Find what would stop a program from running over uwarp, and say the remedy
+    /// Find what would stop a program from running over uwarp, and suggest a remedy
     Doctor(DoctorArgs),
     /// Show what your processes do over uwarp: traffic of each queue pair, stalls, retransmissions, errors
     Stat(StatArgs),
@@ -107,10 +107,10 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Measure for a short time; enough to see whether something is broken
+    /// Measure for a short time; enough to see whether anything is broken
     #[arg(long)]
     pub quick: bool,
-    /// Time for each figure, for raw TCP and for uwarp, over all rounds; finding out how raw TCP does best comes before it
+    /// Time for each figure, for raw TCP and for uwarp, over all rounds; trials of raw TCP come before it
     /// [default: 2, with --quick 0.6]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<f64>,
@@ -136,14 +136,18 @@ pub struct BenchArgs {
 pub enum BenchWhat {
     /// Ping-pongs of 64 bytes
     Latency,
-    /// A small request, an RDMA Write or Read of 4 to 64 KiB, and a small response, as storage protocols have them
+    /// A small request, an RDMA Write or Read of 4 to 64 KiB, and a small response, as storage protocols have
+    /// them
     Transactions,
     /// RDMA Writes, Sends and RDMA Reads of 64 KiB to 4 MiB, one way
     Bandwidth,
-    /// The same of 4 to 64 KiB at the settings of ib_write_bw, ib_send_bw and ib_read_bw, each posted by itself
+    /// The same of 4 to 64 KiB at the settings of ib_write_bw, ib_send_bw and ib_read_bw, each posted by
+    /// itself
     Messages,
     /// RDMA Writes of 64 bytes, one way
     Rate,
+    /// Datagrams beside raw UDP: ping-pongs, one way, beside a connection, and memory of many peers
+    Datagrams,
     /// System calls that posting and polling make
     Syscalls,
     /// Connections made in a second, one at a time and many at once
@@ -178,15 +182,15 @@ pub struct PictureOptions {
     /// Show the device as an iWARP RNIC, as RoCE v2 or as InfiniBand [default: roce]
     #[arg(long = "as", value_name = "VIEW", env = "UWARP_VIEW", hide_env_values = true)]
     pub view: Option<View>,
-    /// Show one device with all addresses; per-interface is accepted and not built yet [default: one]
+    /// Show one device with all addresses; per-interface is accepted, but not implemented yet [default: one]
     #[arg(long, value_name = "HOW", env = "UWARP_DEVICES", hide_env_values = true)]
     pub devices: Option<DeviceModel>,
 }
 
 #[derive(Args, Default)]
 pub struct RunOptions {
-    /// Log to standard error: error, warn, info, debug or trace, or a filter such as warn,uwarp_cm=debug [default:
-    /// warn]
+    /// Log to standard error: error, warn, info, debug or trace, or a filter such as warn,uwarp_cm=debug
+    /// [default: warn]
     #[arg(long, value_name = "LEVEL", env = "UWARP_LOG", hide_env_values = true, value_parser = log_filter)]
     pub log: Option<String>,
     /// Write a trace of every iWARP segment to FILE; `-` is standard error
@@ -202,22 +206,27 @@ pub struct RunOptions {
     #[arg(long, value_name = "1|2", env = "UWARP_MPA_REVISION", hide_env_values = true,
           value_parser = clap::value_parser!(u8).range(1..=2))]
     pub mpa_revision: Option<u8>,
-    /// Serve peers from a thread that sleeps, or from one that spins and wants a core for itself [default: auto]
+    /// Serve peers from a thread that sleeps, or from one that spins and needs a core of its own [default:
+    /// auto]
     #[arg(long, value_name = "HOW", env = "UWARP_PROGRESS", hide_env_values = true)]
     pub progress: Option<Progress>,
     /// The ports that queue pairs may listen on, for firewalls [default: any]
     #[arg(long, value_name = "FIRST-LAST", env = "UWARP_PORT_RANGE", hide_env_values = true)]
     pub port_range: Option<PortRange>,
-    /// In the roce and ib views, ask peers that are not uwarp what they have placed, by RDMA Reads of no bytes, before
-    /// a Send or Write completes: those that cannot be Linux siw, which answers some of them wrongly; all; or none
-    /// [default: auto]
+    /// The UDP port of multicast groups, the same on all hosts [default: 18514]
+    #[arg(long, value_name = "PORT", env = "UWARP_MCAST_PORT", hide_env_values = true,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub mcast_port: Option<u16>,
+    /// In the roce and ib views, before a Send or Write completes, request an acknowledgement of placement
+    /// from peers that are not uwarp, by zero-length RDMA Reads: from those that cannot be Linux siw, which
+    /// answers some of them wrongly; from all; or from none [default: auto]
     #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true)]
     pub ask: Option<Ask>,
     /// Let `uwarp stat` see the program [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true)]
     pub stat: Option<Switch>,
-    /// Catch faults at registered memory that the program has unmapped, so that they cost the connection only; off for
-    /// programs that mend such faults in their own handler [default: on]
+    /// Catch faults at registered memory that the program has unmapped, so that only the connection ends; off
+    /// for programs that handle such faults themselves [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_GUARD", hide_env_values = true)]
     pub guard: Option<Switch>,
 }
@@ -238,7 +247,7 @@ pub enum View {
 pub enum DeviceModel {
     /// One device, uwarp0, with all addresses
     One,
-    /// Accepted and not built yet: there is one device with all addresses
+    /// Accepted, but not implemented yet: there is one device with all addresses
     PerInterface,
 }
 
@@ -269,18 +278,9 @@ pub enum Progress {
     Spin,
 }
 
-/// A bare word that is no level is taken by the filter for a part of the program, and everything else falls silent.
+/// `--log`: as `UWARP_LOG`.
 fn log_filter(text: &str) -> Result<String, String> {
-    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-    let odd = text.split(',').map(str::trim).find(|part| {
-        let level = part.rsplit_once('=').map_or(*part, |(_, level)| level).to_ascii_lowercase();
-        let names_a_part = !part.contains('=') && (part.starts_with("uwarp") || part.contains('['));
-        !(part.is_empty() || names_a_part || LEVELS.contains(&level.as_str()))
-    });
-    match odd {
-        Some(part) => Err(format!("{part} names no level; they are {}", LEVELS.join(", "))),
-        None => Ok(text.to_owned()),
-    }
+    uwarp_driver::config::check_log_filter(text).map(|()| text.to_owned())
 }
 
 /// `--port-range`: two ports, both included.
@@ -299,7 +299,7 @@ impl FromStr for PortRange {
         let port = |text: &str| text.trim().parse::<u16>().map_err(|_| malformed);
         let range = PortRange { first: port(first)?, last: port(last)? };
         match range {
-            PortRange { first: 0, .. } => Err("port 0 is no port"),
+            PortRange { first: 0, .. } => Err("port 0 is not a port"),
             PortRange { first, last } if first > last => Err("the first port is above the last"),
             _ => Ok(range),
         }
@@ -307,7 +307,7 @@ impl FromStr for PortRange {
 }
 
 impl PictureOptions {
-    /// What the library is to read in its environment; options that were not given leave no variable.
+    /// The library's environment; options that were not given set no variable.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         [("UWARP_VIEW", self.view.map(word)), ("UWARP_DEVICES", self.devices.map(word))]
             .into_iter()
@@ -335,6 +335,7 @@ impl RunOptions {
                 "UWARP_PORT_RANGE",
                 self.port_range.map(|range| format!("{}-{}", range.first, range.last).into()),
             ),
+            ("UWARP_MCAST_PORT", self.mcast_port.map(|port| port.to_string().into())),
             ("UWARP_ASK", self.ask.map(word)),
             ("UWARP_STAT", self.stat.map(word)),
             ("UWARP_GUARD", self.guard.map(word)),
@@ -364,7 +365,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Parses as the command does, but whatever the environment of this test says.
+    /// Parses as the command does, without the environment of this test.
     fn parse_run(line: &[&str]) -> RunArgs {
         let command = Cli::command().mut_subcommand("run", |run| run.mut_args(|option| option.env(None)));
         let matches = command.try_get_matches_from(["uwarp", "run"].iter().chain(line)).unwrap();
@@ -385,6 +386,7 @@ mod tests {
             ("UWARP_MPA_REVISION", &["--mpa-revision", "1"], "1"),
             ("UWARP_PROGRESS", &["--progress", "spin"], "spin"),
             ("UWARP_PORT_RANGE", &["--port-range", "20000-20015"], "20000-20015"),
+            ("UWARP_MCAST_PORT", &["--mcast-port", "20001"], "20001"),
             ("UWARP_ASK", &["--ask", "auto"], "auto"),
             ("UWARP_ASK", &["--ask", "on"], "on"),
             ("UWARP_STAT", &["--stat", "off"], "off"),

@@ -13,7 +13,7 @@ use crate::interfaces::{self, Interface};
 use crate::libdir::{self, SONAMES};
 use crate::verbs::{self, Device, Gid, LinkLayer, Port};
 
-/// Exit status 1 where the library cannot be asked.
+/// Exit status 1 if the library cannot be loaded.
 pub fn run(args: &DevicesArgs) -> ExitCode {
     let shown = libdir::find().map_err(|reason| reason.to_string()).and_then(|libdir| {
         let library = libdir.join(SONAMES[0]);
@@ -119,7 +119,7 @@ impl GidRow {
             kind: match gid.kind {
                 IBV_GID_TYPE_ROCE_V1 => Some("RoCE v1"),
                 IBV_GID_TYPE_ROCE_V2 => Some("RoCE v2"),
-                // Also what devices answer that have no types.
+                // Devices without types also give this value.
                 _ => None,
             },
             address,

@@ -1,4 +1,4 @@
-//! What an ELF file says about how it will be loaded.
+//! How an ELF file will be loaded.
 
 use std::env::consts::ARCH;
 use std::fmt;
@@ -10,27 +10,28 @@ use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef};
 
-/// The facts that decide whether a program can load the library.
+/// What decides whether a program can load the library.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// 32 or 64.
     pub bits: u8,
     /// `e_machine`.
     pub machine: u16,
-    /// The loader the program asks for; none in libraries and in statically linked programs.
+    /// The loader that the program names; none in libraries and in statically linked programs.
     pub interpreter: Option<PathBuf>,
     /// The file has a table for the loader.
     pub dynamic: bool,
     /// The libraries it names.
     pub needed: Vec<String>,
-    /// `DT_RPATH`, where the loader heeds it: it does not beside a `DT_RUNPATH`. Searched before `LD_LIBRARY_PATH`.
+    /// `DT_RPATH`, if the loader uses it: it ignores it beside a `DT_RUNPATH`. Searched before
+    /// `LD_LIBRARY_PATH`.
     pub rpath: Vec<String>,
     /// Names of the symbol versions it defines.
     pub versions: Vec<String>,
 }
 
 impl Facts {
-    /// Reads a file; `Ok(None)` where it is no ELF file at all.
+    /// Reads a file; `Ok(None)` if it is not an ELF file.
     pub fn read(path: &Path) -> io::Result<Option<Facts>> {
         let Some((class, file)) = open(path)? else { return Ok(None) };
         // Programs can be large, and only a few pages of one matter here.
@@ -42,7 +43,7 @@ impl Facts {
         parsed.map(Some).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Nothing will be loaded for it at run time.
+    /// No library is loaded for it at run time.
     pub fn is_static(&self) -> bool {
         self.interpreter.is_none() && self.needed.is_empty()
     }
@@ -52,27 +53,27 @@ impl Facts {
         (self.bits, self.machine) == (other.bits, other.machine)
     }
 
-    /// What it is built for.
+    /// The processor that it is built for.
     pub fn processor(&self) -> String {
         processor(self.machine, self.bits)
     }
 }
 
-/// What keeps an ELF file from being run on this machine.
+/// Why this machine cannot run an ELF file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// It ends before its headers do.
     NoHeaders { bytes: u64 },
-    /// It ends before what its headers tell of does. The kernel may start it all the same; then it dies of what is missing.
+    /// It is shorter than its headers describe. The kernel may start it nevertheless; it crashes then.
     CutShort { bytes: u64, wanted: u64 },
-    /// It is for a processor that only an emulator would offer here.
+    /// It is for a processor that needs an emulator here.
     Foreign { machine: u16, bits: u8 },
-    /// It is no program: its `e_type`.
+    /// It is not a program: its `e_type`.
     NoProgram { kind: u16 },
 }
 
 impl Flaw {
-    /// Looks at a file; none where it has no flaw, or is no ELF file.
+    /// Looks at a file; `None` if it has no flaw, or is not an ELF file.
     pub fn of(path: &Path) -> io::Result<Option<Flaw>> {
         let Some((class, file)) = open(path)? else { return Ok(None) };
         let bytes = file.metadata()?.len();
@@ -88,29 +89,29 @@ impl Flaw {
         match self {
             Flaw::NoHeaders { .. } | Flaw::CutShort { .. } => "copy or build it again".to_owned(),
             Flaw::Foreign { .. } => format!("build it for {}, or run it on a machine of its kind", host()),
-            Flaw::NoProgram { .. } => "name the program".to_owned(),
+            Flaw::NoProgram { .. } => "give the program itself".to_owned(),
         }
     }
 }
 
-/// Goes on behind the file's name.
+/// Continues a sentence that begins with the file's name.
 impl fmt::Display for Flaw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Flaw::NoHeaders { bytes } => {
-                write!(f, "is cut short or damaged: its {bytes} bytes hold no whole ELF header")
+                write!(f, "is truncated or damaged: its {bytes} bytes do not hold an ELF header")
             }
             Flaw::CutShort { bytes, wanted } => {
-                write!(f, "is cut short: it has {bytes} bytes, and its headers tell of {wanted}")
+                write!(f, "is truncated: it has {bytes} bytes, and its headers describe {wanted}")
             }
             Flaw::Foreign { machine, bits } => {
                 write!(f, "is for {}, and this machine is {}", processor(machine, bits), host())
             }
             Flaw::NoProgram { kind } if kind == elf::ET_REL.0 => {
-                write!(f, "is an object file, which is still to be linked")
+                write!(f, "is an object file, which must be linked first")
             }
             Flaw::NoProgram { kind } if kind == elf::ET_CORE.0 => write!(f, "is a core dump"),
-            Flaw::NoProgram { kind } => write!(f, "is no program but an ELF file of type {kind}"),
+            Flaw::NoProgram { kind } => write!(f, "is not a program but an ELF file of type {kind}"),
         }
     }
 }
@@ -148,12 +149,12 @@ fn processor(machine: u16, bits: u8) -> String {
     name.to_owned()
 }
 
-/// Whether a file begins as ELF files do; not where it cannot be read.
+/// Whether a file begins as ELF files do; `false` if it cannot be read.
 pub fn is_elf(path: &Path) -> bool {
     matches!(open(path), Ok(Some(_)))
 }
 
-/// The file and its class, where it begins as ELF files do.
+/// The file and its class, if it begins as ELF files do.
 fn open(path: &Path) -> io::Result<Option<(u8, File)>> {
     let mut file = File::open(path)?;
     let mut identification = Vec::new();
@@ -187,7 +188,7 @@ where
     }
     let Ok(segments) = header.program_headers(endian, data) else { return no_headers };
     let end = |offset: u64, len: u64| offset.saturating_add(len);
-    // The table of sections stands at the end, where there is one.
+    // The table of sections is at the end, if there is one.
     let sections = u64::from(header.e_shnum(endian)) * u64::from(header.e_shentsize(endian));
     let sections = end(header.e_shoff(endian).into(), sections);
     let segments =

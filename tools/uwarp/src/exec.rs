@@ -9,11 +9,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Becomes the program at `path`, called with `words`, its name first; returns only where that fails. `variables` are set
-/// beside those of this process.
+/// Becomes the program at `path`, called with `words`, its name first; returns only if that fails.
+/// `variables` are set beside those of this process.
 ///
-/// What the kernel does not know goes to /bin/sh where `shell` allows it, as execvp(3) has it: so do scripts without a first line
-/// that names their interpreter. A shell makes nothing but odd complaints of a program for another processor.
+/// If `shell` allows it, /bin/sh runs what the kernel does not know, as execvp(3) does: scripts without a
+/// first line that names their interpreter. For a program for another processor, a shell would print only
+/// misleading errors.
 pub fn exec(path: &Path, words: &[OsString], variables: &[(&str, OsString)], shell: bool) -> io::Error {
     let mut command = Command::new(path);
     if let Some((name, arguments)) = words.split_first() {
@@ -28,7 +29,7 @@ pub fn exec(path: &Path, words: &[OsString], variables: &[(&str, OsString)], she
         let execve = move || match nix::unistd::execve(&path, &words, &environment) {
             Err(error) => Err(error.into()),
         };
-        // When signals are as a program expects them, and before the call that knows the shell.
+        // Signals are as a program expects them by now; the call that would use a shell comes later.
         // SAFETY: without a fork, it runs in this thread as all code does.
         unsafe { command.pre_exec(execve) };
     }

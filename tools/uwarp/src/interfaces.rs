@@ -16,7 +16,7 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Peers on other hosts can reach it: it is up and has an address that is not only of this link.
+    /// Peers on other hosts can reach it: it is up and has an address that is not link-local.
     pub fn is_usable(&self) -> bool {
         self.up && !self.loopback && self.addresses.iter().any(|address| !is_link_local(address))
     }
@@ -42,7 +42,7 @@ pub fn list() -> io::Result<Vec<Interface>> {
     Ok(interfaces.into_values().collect())
 }
 
-/// Such an address means nothing without the name of an interface.
+/// Such an address needs the name of an interface.
 pub fn is_link_local(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_link_local(),

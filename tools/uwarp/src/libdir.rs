@@ -8,7 +8,7 @@ use crate::cli::LIBDIR_VARIABLE;
 
 /// The one file of the library.
 pub const LIBRARY: &str = "libuwarp.so";
-/// The names under which programs ask for it.
+/// The names under which programs load it.
 pub const SONAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 /// The names that programs which load it themselves may try first, where a development package is installed.
 pub const DEVELOPMENT_NAMES: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
@@ -26,7 +26,8 @@ impl fmt::Display for NoLibrary {
     }
 }
 
-/// The directory that is to stand first in `LD_LIBRARY_PATH`: `UWARP_LIBDIR`, or `../lib/uwarp` seen from the executable.
+/// The directory that must be first in `LD_LIBRARY_PATH`: `UWARP_LIBDIR`, or `../lib/uwarp` seen from the
+/// executable.
 pub fn find() -> Result<PathBuf, NoLibrary> {
     let no_library = |found: String, remedy: &str| Err(NoLibrary { found, remedy: remedy.to_owned() });
     let directory = match env::var_os(LIBDIR_VARIABLE).filter(|value| !value.is_empty()) {
@@ -49,7 +50,7 @@ pub fn find() -> Result<PathBuf, NoLibrary> {
             );
         }
     };
-    // The loader splits LD_LIBRARY_PATH at two of these and expands the third; nothing quotes them.
+    // The loader splits LD_LIBRARY_PATH at two of these and expands the third; they cannot be quoted.
     if directory.as_os_str().as_encoded_bytes().iter().any(|byte| b":;$".contains(byte)) {
         return no_library(
             format!("the loader cannot search {}: its path has a `:`, `;` or `$` in it", directory.display()),

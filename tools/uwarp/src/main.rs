@@ -3,8 +3,8 @@
 
 #![deny(unsafe_code)]
 
-/// Prints a line to standard output; as `println!`, but one that cannot be written ends the command with a sentence, and one that nobody
-/// reads any more without.
+/// Prints a line to standard output, as `println!`. If it cannot be written, the command ends with an error;
+/// silently, if the reader has gone.
 macro_rules! say {
     ($($args:tt)*) => { crate::say_line(format_args!($($args)*)) };
 }

@@ -1,4 +1,4 @@
-//! Finding the program to run, as a shell would, and saying what to do when that fails.
+//! Finding the program to run, as a shell would, and the remedy when that fails.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,7 @@ pub enum Unusable {
 }
 
 impl Unusable {
-    /// What shells exit with.
+    /// The exit status that shells use.
     pub fn exit_status(&self) -> u8 {
         match self {
             Unusable::NotFound { .. } => 127,
@@ -69,7 +69,7 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Unusable> {
     if name.as_bytes().contains(&b'/') {
         return usable(PathBuf::from(name));
     }
-    // What execvp(3) takes when PATH is not set.
+    // execvp(3)'s default when PATH is not set.
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     find_in(name, &path)
 }
@@ -118,7 +118,7 @@ fn debian_package(name: &OsStr) -> Option<&'static str> {
 /// The file that the kernel will load for `path`: the interpreter, where `path` is a script.
 pub fn behind_script(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
-    // The kernel follows five, too.
+    // The kernel also follows five.
     for _ in 0..5 {
         match interpreter_of(&path) {
             Some(next) => path = next,
@@ -142,7 +142,7 @@ fn interpreter_of(script: &Path) -> Option<PathBuf> {
     Some(interpreter.into())
 }
 
-/// Who asks: decides whether a program gains rights by being executed.
+/// The calling process: decides whether a program gains rights when it is executed.
 #[derive(Clone, Copy)]
 pub struct Caller {
     pub uid: u32,

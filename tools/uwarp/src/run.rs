@@ -18,14 +18,14 @@ use crate::exec::exec;
 use crate::libdir::{self, LIBRARY, SONAMES};
 use crate::program::{self, Caller};
 
-/// Exit status where `uwarp run` itself fails, as env(1) and nice(1) have it; 126 and 127 speak of the program.
+/// Exit status when `uwarp run` itself fails, as in env(1) and nice(1); 126 and 127 are about the program.
 const OWN_FAILURE: u8 = 125;
 
-/// Every queue pair holds a descriptor. The hard limit may be a thousand million where containers set it, and programs
-/// that close every descriptor below the soft limit would then take minutes to start; this many are enough.
+/// Every queue pair holds a descriptor. Containers may set a hard limit of a thousand million. Programs that
+/// close every descriptor below the soft limit would then take minutes to start; this many are enough.
 pub const DESCRIPTORS_WANTED: u64 = 1 << 20;
 
-/// Does not return where the program starts.
+/// Does not return if the program starts.
 pub fn run(args: &RunArgs) -> ExitCode {
     let Some(name) = args.program.first() else {
         complain(&"no program given");
@@ -63,11 +63,11 @@ pub fn run(args: &RunArgs) -> ExitCode {
     ExitCode::from(126)
 }
 
-/// Why the file that `--trace` names cannot be written. The library would find out when the program opens the device, and all that
-/// is seen then is a line in the log and a trace that is not there.
+/// Why the file that `--trace` names cannot be written. Otherwise the library would notice when the program
+/// opens the device, and the user would see only a line in the log and no trace.
 fn unwritable_trace(options: &[(&str, OsString)]) -> Option<String> {
     let (_, file) = options.iter().find(|(name, file)| *name == "UWARP_TRACE" && file != "-")?;
-    let error = if fs::metadata(file).is_ok_and(|found| opening_is_felt(found.file_type())) {
+    let error = if fs::metadata(file).is_ok_and(|found| opening_has_effect(found.file_type())) {
         accessat(CWD, Path::new(file), Access::WRITE_OK, AtFlags::EACCESS).err()?.into()
     } else {
         // As the library opens it.
@@ -76,21 +76,22 @@ fn unwritable_trace(options: &[(&str, OsString)]) -> Option<String> {
     Some(format!("cannot write the trace to {}: {error}", Path::new(file).display()))
 }
 
-/// Whether opening and closing such a file does something to it: the reader of a FIFO would see the end there, and be gone when the
-/// library opens it.
-fn opening_is_felt(kind: FileType) -> bool {
+/// Whether opening and closing such a file has an effect: the reader of a FIFO would see its end, and be gone
+/// when the library opens it.
+fn opening_has_effect(kind: FileType) -> bool {
     kind.is_fifo() || kind.is_char_device() || kind.is_block_device()
 }
 
-/// What is behind the kernel's refusal of `path`, for which it would have loaded `file`, and what to do.
+/// Why the kernel refused `path`, for which it would have loaded `file`, and what to do.
 fn reason(path: &Path, file: &Path) -> String {
     match Flaw::of(file) {
         Ok(Some(flaw)) => format!(". {} {flaw}; {}", file.display(), flaw.remedy()),
-        _ => format!(". `uwarp doctor -- {}` looks closer", path.display()),
+        _ => format!(". `uwarp doctor -- {}` shows more", path.display()),
     }
 }
 
-/// The library directory in front of what was there, without an empty entry: that would mean the current directory.
+/// The library directory in front of what was there, without an empty entry: that would mean the current
+/// directory.
 pub fn library_path(libdir: &Path, inherited: Option<OsString>) -> OsString {
     let mut value = libdir.as_os_str().to_owned();
     for entry in env::split_paths(&inherited.unwrap_or_default()) {
@@ -102,7 +103,7 @@ pub fn library_path(libdir: &Path, inherited: Option<OsString>) -> OsString {
     value
 }
 
-/// The soft limit as far up as the hard one lets it; never down.
+/// Raises the soft limit as far as the hard one allows; never lowers it.
 pub fn raise_descriptor_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_WANTED);
@@ -112,7 +113,7 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// What would let the program miss the library, without a word from the loader.
+/// Reasons for which the program would not use the library, and the loader would not say so.
 fn warnings(file: &Path, libdir: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(reason) = program::secure_execution(file, Caller::current()) {
@@ -152,12 +153,13 @@ fn warnings(file: &Path, libdir: &Path) -> Vec<String> {
 /// What to do about a program that gains rights.
 pub fn secure_remedy(file: &Path) -> &'static str {
     match file.file_name().and_then(OsStr::to_str) {
-        Some("sudo" | "su" | "doas" | "pkexec") => "Turn it round: sudo uwarp run -- PROGRAM",
+        Some("sudo" | "su" | "doas" | "pkexec") => "Use the other order: sudo uwarp run -- PROGRAM",
         _ => "Run a copy of it: cp drops these rights, and RDMA over uwarp needs none",
     }
 }
 
-/// What to say of a program that this machine can run, but that is of another kind than the library; and what to do.
+/// For a program that this machine can run, but that is of another kind than the library: what is wrong, and
+/// what to do.
 pub fn unlike_library(facts: &Facts, libdir: &Path) -> Option<(String, String)> {
     let library = Facts::read(&libdir.join(LIBRARY)).ok()??;
     if library.same_kind(facts) {
@@ -173,7 +175,7 @@ pub fn unlike_library(facts: &Facts, libdir: &Path) -> Option<(String, String)> 
     Some((format!("is for {}, and the library is for {}", facts.processor(), library.processor()), remedy))
 }
 
-/// The library that an RPATH leads to, where it is not ours.
+/// The library that an RPATH leads to, if it is not ours.
 pub fn rpath_to_other_library(file: &Path, facts: &Facts, libdir: &Path) -> Option<std::path::PathBuf> {
     facts
         .rpath

@@ -1,7 +1,7 @@
-//! `uwarp stat`: what the processes of this user do over uwarp, asked of themselves.
+//! `uwarp stat`: what the processes of this user do over uwarp, as they report it.
 //!
-//! Each has a Unix socket in the abstract namespace (`uwarp-driver`'s `stat`), which /proc/net/unix lists. Such names belong to
-//! nobody, so who answers is looked at before it is believed.
+//! Each has a Unix socket in the abstract namespace (`uwarp-driver`'s `stat`), which /proc/net/unix lists.
+//! Any user can take such a name, so the answering process is checked first.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +24,7 @@ use crate::complain;
 const NAME: &str = "uwarp-stat-";
 /// How long a process may take to answer: one that is stopped never does.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Said of one that takes longer.
+/// Shown for one that takes longer.
 const SILENT: &str = "does not answer; it may be stopped";
 
 pub fn run(args: &StatArgs) -> ExitCode {
@@ -46,7 +46,7 @@ pub fn run(args: &StatArgs) -> ExitCode {
             clear();
         }
         let mut out = io::stdout().lock();
-        // Whoever read it has gone.
+        // The reader has gone.
         if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
             return ExitCode::SUCCESS;
         }
@@ -59,7 +59,7 @@ pub fn run(args: &StatArgs) -> ExitCode {
     }
 }
 
-/// On a terminal the new table takes the old one's place; elsewhere they follow each other.
+/// On a terminal, a new table replaces the old one; elsewhere they follow each other.
 fn clear() {
     if io::stdout().is_terminal() {
         print!("\x1b[H\x1b[2J");
@@ -75,10 +75,12 @@ struct Process {
 
 struct Answer {
     head: Map<String, Value>,
-    /// As they came: what a newer library adds reaches the JSON.
+    /// As received: fields that a newer library adds appear in the JSON.
     lines: Vec<Map<String, Value>>,
     pairs: Vec<Pair>,
     totals: Counters,
+    /// Datagrams that were dropped, by reason, as the library names it.
+    drops: BTreeMap<String, u64>,
     seconds: f64,
 }
 
@@ -86,20 +88,33 @@ struct Answer {
 struct Head {
     seconds: f64,
     departed: Counters,
+    #[serde(default)]
+    departed_drops: BTreeMap<String, u64>,
+    /// Datagrams that reached no queue pair.
+    #[serde(default)]
+    unclaimed: BTreeMap<String, u64>,
 }
 
 #[derive(Deserialize)]
 struct Pair {
     qpn: u32,
+    /// Older libraries do not report it.
+    #[serde(default)]
+    service: String,
     state: String,
     peer: Option<String>,
+    /// Not known of every peer, and older libraries do not report it.
+    #[serde(default)]
+    peer_qpn: Option<u32>,
     #[serde(flatten)]
     counters: Counters,
     reads_outstanding: u64,
     stalled: bool,
-    /// Libraries before it came do not say.
+    /// Older libraries do not report it.
     #[serde(default)]
     muted: bool,
+    #[serde(default)]
+    drops: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
@@ -108,7 +123,7 @@ struct Counters {
     received: ByOpcode,
     receive_stalls: u64,
     room_stalls: u64,
-    /// Programs that run over an older library do not tell.
+    /// Older libraries do not report it.
     #[serde(default)]
     retransmits: u64,
     terminates_sent: u64,
@@ -122,6 +137,9 @@ struct ByOpcode {
     send: Messages,
     write: Messages,
     read_response: Messages,
+    /// Older libraries do not report it.
+    #[serde(default)]
+    atomic_response: Messages,
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
@@ -132,7 +150,9 @@ struct Messages {
 
 impl ByOpcode {
     fn all(&self) -> Messages {
-        [self.send, self.write, self.read_response].into_iter().fold(Messages::default(), Messages::plus)
+        [self.send, self.write, self.read_response, self.atomic_response]
+            .into_iter()
+            .fold(Messages::default(), Messages::plus)
     }
 
     fn plus(self, other: Self) -> Self {
@@ -140,6 +160,7 @@ impl ByOpcode {
             send: self.send.plus(other.send),
             write: self.write.plus(other.write),
             read_response: self.read_response.plus(other.read_response),
+            atomic_response: self.atomic_response.plus(other.atomic_response),
         }
     }
 }
@@ -177,7 +198,7 @@ impl Counters {
     }
 }
 
-/// All processes of this user, or those of them that were asked for, in the order of their numbers.
+/// All processes of this user, or the requested ones, in the order of their numbers.
 fn look(wanted: &[u32]) -> io::Result<Vec<Process>> {
     let mut processes: Vec<_> = names()?
         .into_iter()
@@ -209,12 +230,12 @@ fn names() -> io::Result<Vec<(u32, String)>> {
     Ok(names)
 }
 
-/// `None`: it is not there any more, or another user's. `pid`: as it calls itself.
+/// `None`: it has gone, or is another user's. `pid`: the process's own number for itself.
 fn ask(pid: u32, name: &str) -> Option<Process> {
     let socket = match connect(name) {
         Ok(socket) => socket,
         Err(Errno::AGAIN) => {
-            // As many as may wait for it do, and nobody knows whose it is but by its name.
+            // Its backlog is full; only its name says which process it is.
             let owner = fs::metadata(format!("/proc/{pid}")).ok()?.st_uid();
             let ours = owner == rustix::process::getuid().as_raw();
             return ours.then_some(Process { pid, command: command(pid)?, answer: Err(SILENT.to_owned()) });
@@ -239,7 +260,7 @@ fn command(pid: u32) -> Option<String> {
     Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
 }
 
-/// Connects without waiting. `AGAIN`: too many others wait, for as long as nobody takes them.
+/// Connects without waiting. `AGAIN`: the backlog is full.
 fn connect(name: &str) -> Result<UnixStream, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -251,17 +272,38 @@ fn connect(name: &str) -> Result<UnixStream, Errno> {
 fn read(socket: UnixStream) -> io::Result<Answer> {
     let mut lines = BufReader::new(socket).lines();
     let first = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
-    let Head { seconds, departed } = serde_json::from_str(&first)?;
-    let head = serde_json::from_str(&first)?;
-    let mut answer = Answer { head, lines: Vec::new(), pairs: Vec::new(), totals: departed, seconds };
+    let Head { seconds, departed, departed_drops, unclaimed } = serde_json::from_str(&first)?;
+    let mut answer = Answer {
+        head: serde_json::from_str(&first)?,
+        lines: Vec::new(),
+        pairs: Vec::new(),
+        totals: departed,
+        drops: unclaimed,
+        seconds,
+    };
+    add(&mut answer.drops, &departed_drops);
     for line in lines {
         let line = line?;
         let pair: Pair = serde_json::from_str(&line)?;
         answer.totals = answer.totals.plus(pair.counters);
+        add(&mut answer.drops, &pair.drops);
         answer.pairs.push(pair);
         answer.lines.push(serde_json::from_str(&line)?);
     }
     Ok(answer)
+}
+
+fn add(to: &mut BTreeMap<String, u64>, more: &BTreeMap<String, u64>) {
+    for (reason, count) in more {
+        *to.entry(reason.clone()).or_default() += count;
+    }
+}
+
+/// The reasons that there are, most frequent first, such as "12 no receive, 1 qkey".
+fn reasons(drops: &BTreeMap<String, u64>) -> Vec<String> {
+    let mut drops: Vec<_> = drops.iter().filter(|(_, count)| **count > 0).collect();
+    drops.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    drops.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect()
 }
 
 fn json(processes: &[Process]) -> Value {
@@ -272,10 +314,11 @@ fn json(processes: &[Process]) -> Value {
         match &process.answer {
             Err(error) => drop(object.insert("failure".into(), error.clone().into())),
             Ok(answer) => {
-                // The process's own idea of its number is of another namespace, maybe.
+                // The process's own number may be of another namespace.
                 let head = answer.head.iter().filter(|(name, _)| *name != "pid" && *name != "queue_pairs");
                 object.extend(head.map(|(name, value)| (name.clone(), value.clone())));
                 object.insert("totals".into(), serde_json::to_value(answer.totals).unwrap_or_default());
+                object.insert("drops".into(), serde_json::to_value(&answer.drops).unwrap_or_default());
                 let lines = answer.lines.iter().cloned().map(Value::Object).collect();
                 object.insert("queue_pairs".into(), Value::Array(lines));
             }
@@ -285,7 +328,7 @@ fn json(processes: &[Process]) -> Value {
     serde_json::json!({ "processes": processes.collect::<Vec<_>>() })
 }
 
-/// What was there at the last look, by process and queue pair, for rates.
+/// Counters of the last look, by process and queue pair, for rates.
 #[derive(Default)]
 struct Seen {
     at: Option<Instant>,
@@ -313,6 +356,30 @@ fn text(processes: &[Process], before: &Seen, args: &StatArgs) -> String {
     blocks.join("\n\n")
 }
 
+/// What a process moved, or moves in a second if it was asked before.
+struct Rates {
+    elapsed: Option<f64>,
+}
+
+impl Rates {
+    fn cells(&self, now: Messages, then: Option<Messages>) -> [String; 2] {
+        let (messages, bytes) = match (self.elapsed, then) {
+            (Some(elapsed), Some(then)) if elapsed > 0.0 => {
+                let Messages { messages, bytes } = now.since(then);
+                (messages as f64 / elapsed, bytes as f64 / elapsed)
+            }
+            _ => (now.messages as f64, now.bytes as f64),
+        };
+        [number(messages), size(bytes)]
+    }
+
+    /// Titles of the columns.
+    fn titles(&self) -> [String; 4] {
+        let per = if self.elapsed.is_some() { "/s" } else { "" };
+        ["sent", "bytes", "received", "bytes"].map(|title| format!("{title}{per}"))
+    }
+}
+
 fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
     let Process { pid, command, answer } = process;
     let answer = match answer {
@@ -323,72 +390,58 @@ fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
     let plural = if count == 1 { "" } else { "s" };
     let mut text =
         format!("{command} ({pid}): {count} queue pair{plural}, open for {:.0} s\n", answer.seconds);
-    let elapsed = before.at.map(|at| at.elapsed().as_secs_f64());
-    let rate = |now: Messages, then: Option<Messages>| match (elapsed, then) {
-        (Some(elapsed), Some(then)) if elapsed > 0.0 => {
-            let Messages { messages, bytes } = now.since(then);
-            (messages as f64 / elapsed, bytes as f64 / elapsed)
-        }
-        _ => (now.messages as f64, now.bytes as f64),
-    };
-    let cells = |now: Messages, then: Option<Messages>| {
-        let (messages, bytes) = rate(now, then);
-        [number(messages), size(bytes)]
-    };
-    let per = if before.at.is_some() { "/s" } else { "" };
-
-    let then = before.totals.get(pid);
-    let mut table = table(&[
-        "".to_owned(),
-        format!("sent{per}"),
-        format!("bytes{per}"),
-        format!("received{per}"),
-        format!("bytes{per}"),
-    ]);
-    type Of = fn(&ByOpcode) -> Messages;
-    let opcodes: [(&str, Of); 3] =
-        [("Send", |by| by.send), ("Write", |by| by.write), ("Read Response", |by| by.read_response)];
-    for (name, of) in opcodes {
-        let [sent, sent_bytes] = cells(of(&answer.totals.sent), then.map(|then| of(&then.sent)));
-        let [received, received_bytes] =
-            cells(of(&answer.totals.received), then.map(|then| of(&then.received)));
-        table.add_row([name.to_owned(), sent, sent_bytes, received, received_bytes]);
+    let rates = Rates { elapsed: before.at.map(|at| at.elapsed().as_secs_f64()) };
+    text.push_str(&format!("{}\n", opcodes(answer, before.totals.get(pid), &rates)));
+    let dropped = reasons(&answer.drops);
+    if !dropped.is_empty() {
+        text.push_str(&format!("datagrams dropped: {}\n", dropped.join(", ")));
     }
-    align(&mut table, 1);
-    text.push_str(&format!("{table}\n"));
 
     // The busiest first: of thousands, these are the ones to look at.
     let mut pairs: Vec<_> = answer.pairs.iter().collect();
+    let before = |pair: &Pair| before.pairs.get(&(*pid, pair.qpn));
     let moved = |pair: &Pair| {
-        let then = before.pairs.get(&(*pid, pair.qpn)).map_or(0, Counters::moved);
+        let then = before(pair).map_or(0, Counters::moved);
         pair.counters.moved().saturating_sub(then)
     };
     pairs.sort_by_key(|pair| (std::cmp::Reverse(moved(pair)), pair.qpn));
     let shown = pairs.len().min(args.top);
     if shown > 0 {
-        let mut table = self::table(&[
-            "queue pair".to_owned(),
-            "state".to_owned(),
-            "peer".to_owned(),
-            format!("sent{per}"),
-            format!("bytes{per}"),
-            format!("received{per}"),
-            format!("bytes{per}"),
-            "reads out".to_owned(),
-            "stalls".to_owned(),
-            "resent".to_owned(),
-            "errors".to_owned(),
-        ]);
+        let titles = ["queue pair", "service", "state", "peer"].map(str::to_owned).into_iter();
+        let titles = titles.chain(rates.titles());
+        let titles = titles.chain(["reads out", "stalls", "resent", "errors"].map(str::to_owned));
+        let mut table = table(&titles.collect::<Vec<_>>());
         for pair in pairs.iter().take(shown) {
-            table.add_row(row(pair, before.pairs.get(&(*pid, pair.qpn)), cells));
+            table.add_row(row(pair, before(pair), |now, then| rates.cells(now, then)));
         }
-        align(&mut table, 3);
+        align(&mut table, 4);
         text.push_str(&table.to_string());
     }
     if shown < pairs.len() {
         text.push_str(&format!("\nand {} more; --top shows more of them", pairs.len() - shown));
     }
     text.trim_end().to_owned()
+}
+
+/// A row for each kind of message.
+fn opcodes(answer: &Answer, then: Option<&Counters>, rates: &Rates) -> Table {
+    type Of = fn(&ByOpcode) -> Messages;
+    let opcodes: [(&str, Of); 4] = [
+        ("Send", |by| by.send),
+        ("Write", |by| by.write),
+        ("Read Response", |by| by.read_response),
+        ("Atomic Response", |by| by.atomic_response),
+    ];
+    let titles: Vec<_> = std::iter::once(String::new()).chain(rates.titles()).collect();
+    let mut table = table(&titles);
+    for (name, of) in opcodes {
+        let [sent, sent_bytes] = rates.cells(of(&answer.totals.sent), then.map(|then| of(&then.sent)));
+        let [received, received_bytes] =
+            rates.cells(of(&answer.totals.received), then.map(|then| of(&then.received)));
+        table.add_row([name.to_owned(), sent, sent_bytes, received, received_bytes]);
+    }
+    align(&mut table, 1);
+    table
 }
 
 fn row(
@@ -399,7 +452,7 @@ fn row(
     let counters = &pair.counters;
     let state = match (pair.stalled, pair.muted) {
         (true, _) => format!("{}, stalled", pair.state),
-        (_, true) => format!("{}, must not speak first", pair.state),
+        (_, true) => format!("{}, waits for the peer's first message", pair.state),
         _ => pair.state.clone(),
     };
     let stalls = match (counters.receive_stalls, counters.room_stalls) {
@@ -414,13 +467,18 @@ fn row(
         (counters.terminates_sent, "Terminate sent"),
         (counters.terminates_received, "Terminate received"),
     ];
-    let errors: Vec<_> = errors
+    let mut errors: Vec<_> = errors
         .iter()
         .filter(|(count, _)| *count > 0)
         .map(|(count, what)| format!("{count} {what}"))
         .collect();
-    let mut row =
-        vec![format!("{:#08x}", pair.qpn), state, pair.peer.clone().unwrap_or_else(|| "-".to_owned())];
+    let drops = reasons(&pair.drops);
+    if !drops.is_empty() {
+        errors.push(format!("dropped: {}", drops.join(", ")));
+    }
+    let address = pair.peer.clone().unwrap_or_else(|| "-".to_owned());
+    let peer = pair.peer_qpn.map_or_else(|| address.clone(), |number| format!("{address} {number:#08x}"));
+    let mut row = vec![format!("{:#08x}", pair.qpn), pair.service.clone(), state, peer];
     row.extend(cells(counters.sent.all(), then.map(|then| then.sent.all())));
     row.extend(cells(counters.received.all(), then.map(|then| then.received.all())));
     row.push(pair.reads_outstanding.to_string());
@@ -487,6 +545,13 @@ mod tests {
         let found = look(&[pid]).unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].answer.as_ref().err().map(String::as_str), Some(SILENT));
+    }
+
+    #[test]
+    fn drops_are_told_by_reason_the_most_frequent_first() {
+        let mut drops = BTreeMap::from([("qkey".to_owned(), 1), ("state".to_owned(), 0)]);
+        add(&mut drops, &BTreeMap::from([("no_receive".to_owned(), 12), ("qkey".to_owned(), 2)]));
+        assert_eq!(reasons(&drops), ["12 no receive", "3 qkey"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Asks the library itself what devices it shows, through the same entry points as any program.
+//! Lists the devices of the library, through the same entry points as any program.
 //!
 //! It loads the library and calls C functions of it, hence its `unsafe`.
 
@@ -50,7 +50,7 @@ pub struct Gid {
     pub raw: Ipv6Addr,
     /// `IBV_GID_TYPE_*`.
     pub kind: u32,
-    /// Index of the network interface; 0 where the library names none.
+    /// Index of the network interface; 0 if the library names none.
     pub interface: u32,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Error {
 /// The library stays loaded. To be called before this process has a second thread.
 pub fn devices(path: &Path, environment: &[(&'static str, OsString)]) -> Result<Vec<Device>, Error> {
     for (name, value) in environment {
-        // SAFETY: the command is single-threaded up to here, as this function's contract asks of its callers.
+        // SAFETY: the command is single-threaded up to here, as this function's contract requires.
         unsafe { std::env::set_var(name, value) };
     }
     let verbs = Verbs::load(path)?;
@@ -112,13 +112,13 @@ struct Verbs {
 
 impl Verbs {
     fn load(path: &Path) -> Result<Verbs, Error> {
-        // SAFETY: libuwarp has no constructor that asks anything of its caller. Now, so that a symbol that is missing
-        // is an error here and not a crash later.
+        // SAFETY: libuwarp has no constructor that requires anything of its caller. Now, so that a symbol
+        // that is missing is an error here and not a crash later.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(Error::load)?;
         // Threads of the library may run until the process ends, so its code must stay.
         let library: &'static Library = Box::leak(Box::new(library));
-        // SAFETY: the types above are those of the header for these names. ibv_query_port's own type names a shorter
-        // structure, a prefix of the one passed.
+        // SAFETY: the types above are those of the header for these names. ibv_query_port's own type names a
+        // shorter structure, a prefix of the one passed.
         unsafe {
             Ok(Verbs {
                 get_device_list: symbol(library, c"ibv_get_device_list")?,
@@ -186,7 +186,7 @@ impl Verbs {
             let status = unsafe {
                 (self.query_gid_ex)(context, number.into(), index, ptr::from_mut(&mut entry), 0, size)
             };
-            // An empty slot answers ENODATA.
+            // ENODATA: an empty slot.
             if status == 0 {
                 // SAFETY: every pattern of 16 bytes is a value of `raw`.
                 let raw = Ipv6Addr::from(unsafe { entry.gid.raw });
@@ -213,7 +213,7 @@ impl Verbs {
 
 impl Error {
     fn load(error: libloading::Error) -> Error {
-        // The loader's own words are in the source; libloading's frame adds nothing for a user.
+        // The loader's own message is in the source; libloading's text around it does not help a user.
         let words = std::error::Error::source(&error).map(ToString::to_string);
         Error::Load(words.unwrap_or_else(|| error.to_string()))
     }
@@ -243,6 +243,6 @@ fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
     }
-    // SAFETY: callers pass strings that end with a NUL and that nobody changes meanwhile.
+    // SAFETY: callers pass strings that end with a NUL and do not change meanwhile.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }

@@ -1,5 +1,5 @@
-//! `uwarp bench` as a user meets it who cannot measure. That it measures is for the conformance tests, which have a
-//! library.
+//! `uwarp bench` as a user meets it who cannot measure. That it measures is for the conformance tests, which
+//! have a library.
 
 use std::process::{Command, Output, Stdio};
 

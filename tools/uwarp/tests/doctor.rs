@@ -1,5 +1,5 @@
-//! `uwarp doctor` finds what it is there to find. The library here is a stand-in from the C compiler: whole on the
-//! outside, with symbols that answer nothing.
+//! `uwarp doctor` finds what it is there to find. The library here is a stand-in from the C compiler: whole
+//! on the outside, with symbols that answer nothing.
 
 mod common;
 
@@ -187,7 +187,7 @@ fn program_that_takes_ours_passes() {
     let runpath = format!("-Wl,--enable-new-dtags,-rpath,{}", elsewhere.path().display());
     let program = program(elsewhere.path(), &[&runpath]);
     let (status, words, _) = check(libdir.path(), "libraries", &[], &[&program]);
-    assert!(status == "ok" && words.contains("it takes libibverbs"), "{words}");
+    assert!(status == "ok" && words.contains("it loads libibverbs"), "{words}");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn static_missing_and_foreign_programs_are_named() {
     let bytes = fs::read("/bin/true").unwrap();
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     let (status, words, _) = check(libdir.path(), "program", &[], &[program]);
-    assert!(status == "fail" && words.contains("cut short"), "{words}");
+    assert!(status == "fail" && words.contains("truncated"), "{words}");
 }
 
 /// A 32-bit program of x86 as short as one can be: a header, one segment, and the loader it asks for.

@@ -88,7 +88,8 @@ fn a_trace_that_cannot_be_written_is_refused_before_the_program_starts() {
     assert_eq!(text(&output.stdout), "");
 }
 
-/// The reader is still there when the program opens the FIFO: `uwarp run` has not opened and closed it before.
+/// The reader is still there when the program opens the FIFO: `uwarp run` has not opened and closed it
+/// before.
 #[test]
 fn a_trace_into_a_fifo_is_left_to_the_program() {
     let libdir = library_directory();
@@ -154,7 +155,8 @@ fn executable(path: &Path, content: &[u8]) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// execvp(3) gives what the kernel refuses to a shell, whose complaint about its syntax was all that the user saw.
+/// execvp(3) gives what the kernel refuses to a shell, whose complaint about its syntax was all that the user
+/// saw.
 #[test]
 fn elf_file_that_the_kernel_refuses_is_not_given_to_a_shell() {
     let libdir = library_directory();
@@ -169,7 +171,7 @@ fn elf_file_that_the_kernel_refuses_is_not_given_to_a_shell() {
             assert_eq!(text(&output.stderr).lines().count(), 1, "{}", text(&output.stderr));
         }
     };
-    refused(&whole[..40], &["is cut short", "40 bytes", "copy or build it again"]);
+    refused(&whole[..40], &["is truncated", "40 bytes", "copy or build it again"]);
     let mut foreign = whole.clone();
     // A PDP-10, for which nobody has an emulator registered.
     foreign[18..20].copy_from_slice(&64_u16.to_ne_bytes());
@@ -186,8 +188,8 @@ fn program_that_is_cut_short_further_on_is_warned_of() {
     let whole = fs::read(&program).unwrap();
     // All that is loaded is there, so it runs; but the file is not what it was.
     executable(&program, &whole[..whole.len() - 1]);
-    let wanted = format!("its headers tell of {}", whole.len());
-    assert_refused(&run(libdir.path(), &[&program]), 7, &["warning", "is cut short", &wanted]);
+    let wanted = format!("its headers describe {}", whole.len());
+    assert_refused(&run(libdir.path(), &[&program]), 7, &["warning", "is truncated", &wanted]);
 }
 
 #[test]

@@ -1,27 +1,27 @@
-//! Counts the system calls of one thread, exactly and from inside: the kernel hands each of them back as a signal
-//! (syscall user dispatch, Linux 5.11), whose handler notes it and makes it.
+//! Counts the system calls of one thread, exactly and from inside: the kernel hands each of them back as a
+//! signal (syscall user dispatch, Linux 5.11), whose handler counts it and makes it.
 //!
-//! strace would do too, but it must be there, it may be forbidden, and it makes each call so slow that another thread does
-//! the work meanwhile. This costs a call one or two microseconds and needs no rights. It sees the thread that
-//! counts and no other.
+//! strace would do too, but it must be installed, it may be forbidden, and it makes each call so slow that
+//! another thread does the work meanwhile. This costs a call one or two microseconds and needs no rights. It
+//! sees the thread that counts and no other.
 
 use std::collections::BTreeMap;
 
 use super::protocol::{Call, Result};
 
-/// Counts calls in two steps, because only when a walk is over is it known which path it was.
+/// Counts calls in two steps, because only the end of a walk shows which path it was.
 pub struct Counter {
     _enabled: imp::Enabled,
     kept: BTreeMap<(usize, bool), u64>,
 }
 
 impl Counter {
-    /// Fails where the kernel or the machine has no such thing. For the calling thread; one in a process.
+    /// Fails if the kernel or the machine does not support it. For the calling thread; one in a process.
     pub fn new() -> Result<Counter> {
         Ok(Counter { _enabled: imp::Enabled::new()?, kept: BTreeMap::new() })
     }
 
-    /// Counts what `walk` calls; says how many calls that was.
+    /// Counts the system calls of `walk`; returns their number.
     pub fn count<T>(&mut self, walk: impl FnOnce() -> T) -> (T, u64) {
         let before = imp::total();
         imp::set(true);
@@ -30,7 +30,7 @@ impl Counter {
         (value, imp::total() - before)
     }
 
-    /// Forgets what was counted since the last `keep`.
+    /// Drops what was counted since the last `keep`.
     pub fn drop(&mut self) {
         imp::take();
     }
@@ -53,7 +53,7 @@ impl Counter {
 }
 
 fn name(number: usize) -> String {
-    // Those that a data path can be thought to make.
+    // Those that a data path may make.
     let known: &[(i64, &str)] = &[
         (libc::SYS_read, "read"),
         (libc::SYS_write, "write"),
@@ -131,8 +131,8 @@ mod imp {
     static SELECTOR: AtomicU8 = AtomicU8::new(ALLOW);
     static COUNTS: [[AtomicU64; 2]; NUMBERS] = [const { [const { AtomicU64::new(0) }; 2] }; NUMBERS];
 
-    // The two calls that are never handed back, because they come from here: the one that the handler makes, and the one
-    // that ends the handler.
+    // The two calls that are never handed back, because they come from here: the one that the handler makes,
+    // and the one that ends the handler.
     global_asm!(
         ".pushsection .text.uwarp_bench_dispatch, \"ax\"",
         "uwarp_bench_calls:",
@@ -186,8 +186,8 @@ mod imp {
                 mask: 0,
             };
             let arguments = [libc::SIGSYS.into(), ptr::from_ref(&action).addr() as i64, 0, 8, 0, 0];
-            // SAFETY: rt_sigaction with the kernel's structure, which outlives the call. The handler makes the call it is
-            // told of and touches atomics only.
+            // SAFETY: rt_sigaction with the kernel's structure, which outlives the call. The handler makes
+            // the call it is told of and touches atomics only.
             answer(unsafe { uwarp_bench_call(libc::SYS_rt_sigaction, &arguments) })?;
             let start = ptr::addr_of!(uwarp_bench_calls).addr();
             let length = ptr::addr_of!(uwarp_bench_calls_end).addr() - start;
@@ -221,7 +221,8 @@ mod imp {
             number,
             libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork | libc::SYS_rt_sigreturn
         ) {
-            // These return twice, or elsewhere: step back (the instruction has two bytes) and let the kernel do it.
+            // These return twice, or elsewhere: step back (the instruction has two bytes) and let the kernel
+            // do it.
             SELECTOR.store(ALLOW, Relaxed);
             registers[REG_RIP as usize] -= 2;
             return;

@@ -1,4 +1,5 @@
-//! One end of a measurement: a process that takes orders on its standard input and answers on its standard output.
+//! One end of a measurement: a process that reads orders from its standard input and answers on its standard
+//! output.
 
 use std::io::{self, BufRead, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -10,19 +11,22 @@ use rustix::process::Signal;
 use rustix::thread::CpuSet;
 
 use super::dispatch::Counter;
+use super::fabric::by_number::ByNumber;
 use super::fabric::crowd::Crowd;
+use super::fabric::datagram::Peers;
 use super::fabric::{Libraries, Link, Listener};
-use super::protocol::{Answer, Failure, Figure, Job, Many, Order, Over, Result, Role, Work};
-use super::raw::Raws;
+use super::protocol::{Answer, Failure, Figure, Job, Many, Order, Over, Result, Role, Wait, Work};
+use super::raw::{Raw, Raws};
 use super::raw_many::RawCrowd;
+use super::raw_udp::RawUdp;
 use super::ways::Way;
-use super::{flow, fused, paths, rdma, weight};
+use super::{datagrams, flow, fused, paths, rdma, weight};
 use crate::cli::BenchEndArgs;
 use crate::libdir;
 
 /// Runs until standard input ends, or the command does.
 pub fn run(args: &BenchEndArgs) -> ExitCode {
-    // Whatever an end is doing, it does not outlive the command. That one may be gone already; then input has ended too.
+    // An end must not outlive the command. If the command has gone already, standard input has ended, too.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     crate::run::raise_descriptor_limit();
     let mut end = End::default();
@@ -31,9 +35,9 @@ pub fn run(args: &BenchEndArgs) -> ExitCode {
         false => Ok(()),
     };
     for line in io::stdin().lock().lines() {
-        let order = line.map_err(|e| e.to_string()).and_then(|line| {
-            serde_json::from_str::<Order>(&line).map_err(|e| format!("order not understood: {e}"))
-        });
+        let order = line
+            .map_err(|e| e.to_string())
+            .and_then(|line| serde_json::from_str::<Order>(&line).map_err(|e| format!("invalid order: {e}")));
         let answer = std::mem::replace(&mut started, Ok(()))
             .and_then(|()| order.map_err(Failure))
             .and_then(|order| end.obey(order));
@@ -52,8 +56,13 @@ struct End {
     libraries: Option<&'static Libraries>,
     listening: Option<(TcpListener, Listener)>,
     connected: Option<(Raws, Link)>,
+    /// Made when they are first needed, so that other figures are those of a process without them.
+    raw_udp: Option<RawUdp>,
+    datagrams: Option<Link>,
+    peers: Option<Peers>,
     counter: Option<Counter>,
     crowds: Option<(RawCrowd, Crowd)>,
+    by_number: Option<ByNumber>,
     /// The cores that the measuring thread had at first.
     allowed: Option<CpuSet>,
 }
@@ -98,6 +107,7 @@ impl End {
                 return Ok(answer);
             }
             Order::Many(many) => return self.many(many),
+            Order::Peers { count, role, most } => return self.peers(count as usize, role, most as usize),
         }
         Ok(Answer::Done)
     }
@@ -127,7 +137,20 @@ impl End {
         rustix::thread::sched_setaffinity(None, &wanted).map_err(Failure::of("sched_setaffinity"))
     }
 
+    fn bring_up(&mut self, count: u32, role: Role) -> Result<Figure> {
+        let libraries = self.libraries()?;
+        let pairs = match self.by_number.take() {
+            Some(pairs) => pairs,
+            None => ByNumber::new(libraries, count)?,
+        };
+        let (raws, _) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
+        self.by_number.insert(pairs).bring_up(&mut raws.system, count, role == Role::Active)
+    }
+
     fn many(&mut self, many: Many) -> Result<Answer> {
+        if let Many::BringUp { count, role } = many {
+            return self.bring_up(count, role).map(Answer::Figure);
+        }
         let (raws, crowd) = self.crowds.as_mut().ok_or_else(|| Failure::new("no crowd"))?;
         let control = self.connected.as_mut().map(|(raws, _)| &mut raws.system);
         let control = control.ok_or_else(|| Failure::new("not connected"));
@@ -143,6 +166,7 @@ impl End {
                 Over::Raw(way) => raws.connect(to, count, at_once, way)?,
                 Over::Uwarp => crowd.connect(to, count, at_once)?,
             }),
+            Many::BringUp { .. } => Answer::Done,
             Many::Leave { over } => {
                 match over {
                     Over::Raw(_) => raws.close(),
@@ -176,7 +200,62 @@ impl End {
         })
     }
 
+    fn peers(&mut self, count: usize, role: Role, most: usize) -> Result<Answer> {
+        let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
+        let raw = &mut raws.system;
+        if self.datagrams.is_none() {
+            self.datagrams = Some(link.datagrams(raw)?);
+        }
+        let Some(link) = &self.datagrams else { return Ok(Answer::Done) };
+        let peers = self.peers.get_or_insert_with(|| Peers::with_room(most));
+        match role {
+            Role::Active => {
+                link.meet(raw, peers, count)?;
+                Ok(Answer::Weight(weight::weigh(count as u64)?))
+            }
+            Role::Passive => link.be_met(raw, peers, count).map(|()| Answer::Done),
+        }
+    }
+
+    /// Traffic of datagrams; the ends tell each other over `raw` where theirs go.
+    fn datagram_job(&mut self, job: Job, role: Role) -> Result<Answer> {
+        let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
+        let raw = &mut raws.system;
+        let time = Duration::from_millis(job.milliseconds);
+        match job.over {
+            Over::Raw(way) => {
+                if self.raw_udp.is_none() {
+                    self.raw_udp = Some(RawUdp::new(raw)?);
+                }
+                let Some(udp) = &self.raw_udp else { return Ok(Answer::Done) };
+                raw_datagrams(udp, raw, way, job.work, role, time)
+            }
+            Over::Uwarp => {
+                if self.datagrams.is_none() {
+                    self.datagrams = Some(link.datagrams(raw)?);
+                }
+                let Some(link) = &self.datagrams else { return Ok(Answer::Done) };
+                let spin = Wait::Spin;
+                match (job.work, role) {
+                    (Work::Datagram { size }, Role::Active) => {
+                        rdma::ping(link, raw, spin, size, time).map(Answer::Figure)
+                    }
+                    (Work::Datagram { size }, Role::Passive) => {
+                        rdma::pong(link, raw, spin, size).map(|()| Answer::Done)
+                    }
+                    (Work::Datagrams { size, list, depth }, Role::Active) => {
+                        datagrams::stream(link, raw, size, (list, depth), time).map(Answer::Figure)
+                    }
+                    _ => datagrams::sink(link, raw).map(|()| Answer::Done),
+                }
+            }
+        }
+    }
+
     fn job(&mut self, job: Job, role: Role) -> Result<Answer> {
+        if matches!(job.work, Work::Datagram { .. } | Work::Datagrams { .. }) {
+            return self.datagram_job(job, role);
+        }
         let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
         let time = Duration::from_millis(job.milliseconds);
         if let (Work::Path(path), Role::Active) = (job.work, role) {
@@ -192,6 +271,32 @@ impl End {
             (Over::Uwarp, Role::Active) => active(raws, link, job.work, time).map(Answer::Figure),
             (Over::Uwarp, Role::Passive) => passive(raws, link, job.work).map(|()| Answer::Done),
         }
+    }
+}
+
+fn raw_datagrams(
+    udp: &RawUdp,
+    raw: &mut Raw,
+    way: Way,
+    work: Work,
+    role: Role,
+    time: Duration,
+) -> Result<Answer> {
+    match (work, way, role) {
+        (Work::Datagram { size }, Way::Wait(wait), Role::Active) => {
+            raw.receive_number()?;
+            udp.ping(size as usize, wait, time).map(Answer::Figure)
+        }
+        (Work::Datagram { size }, Way::Wait(wait), Role::Passive) => {
+            udp.pong(raw, size as usize, wait).map(|()| Answer::Done)
+        }
+        (Work::Datagrams { size, .. }, Way::Datagrams { send, cut, .. }, Role::Active) => {
+            udp.stream(raw, (size as usize, send as usize), cut, time).map(Answer::Figure)
+        }
+        (Work::Datagrams { .. }, Way::Datagrams { receive, joined, wait, .. }, Role::Passive) => {
+            udp.drain(raw, receive as usize, joined, wait).map(|()| Answer::Done)
+        }
+        _ => Err(Failure::new("raw UDP has no way to do this")),
     }
 }
 
@@ -230,6 +335,9 @@ fn active(raws: &mut Raws, link: &Link, work: Work, time: Duration) -> Result<Fi
         Work::Stream { flow, target } => flow::stream(link, raw, flow, target, time),
         Work::Rate { size, list, depth, target } => flow::rate(link, raw, size, (list, depth), target, time),
         Work::CopyCrc { size } => fused::measure(size, time),
+        Work::Datagram { .. } | Work::Datagrams { .. } => {
+            Err(Failure::new("datagrams are not a connection's"))
+        }
         Work::Path(_) => Err(Failure::new("paths are counted, not timed")),
     }
 }
@@ -241,7 +349,7 @@ fn passive(raws: &mut Raws, link: &Link, work: Work) -> Result<()> {
         Work::Transaction { verb, size } => rdma::respond(link, raw, verb, size),
         Work::Stream { flow, target } => flow::sink(link, raw, flow, target),
         Work::Rate { size, list, depth, target } => flow::count(link, raw, size, (list, depth), target),
-        Work::CopyCrc { .. } => Ok(()),
+        Work::CopyCrc { .. } | Work::Datagram { .. } | Work::Datagrams { .. } => Ok(()),
         Work::Path(path) => path.opposite().map_or(Ok(()), |work| passive(raws, link, work)),
     }
 }
@@ -250,7 +358,7 @@ fn not_for_raw() -> Failure {
     Failure::new("raw TCP has no way to do this")
 }
 
-/// Takes our device of the pair into use; which of the two it is, its name says.
+/// Configures our device of the pair; its name tells which of the two it is.
 fn address_device(address: IpAddr, mtu: u32) -> Result<()> {
     let device = if ip(&["link", "show", NEAR]).is_ok() { NEAR } else { FAR };
     let (mtu, address) = (mtu.to_string(), format!("{address}/24"));

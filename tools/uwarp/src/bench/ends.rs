@@ -1,4 +1,5 @@
-//! The two ends as the command sees them: started, connected, told what to do, and ended by their process ids.
+//! The two ends as the command sees them: started, connected, told what to do, and ended by their process
+//! ids.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -48,7 +49,7 @@ impl Ends {
         ends.passive.tell(&Order::Accept)?;
         let order =
             Order::Connect { raw: SocketAddr::new(address, raw), rdma: SocketAddr::new(address, rdma) };
-        // What the side that failed has to say is better than that the other one waits.
+        // The error of the side that failed says more than that the other one waits.
         ends.active.ask(&order, PATIENCE)?;
         ends.passive.hear(PATIENCE)?;
         Ok(ends)
@@ -72,7 +73,7 @@ impl Ends {
         Ok(far)
     }
 
-    /// Runs a job and says what the active end measured.
+    /// Runs a job and returns what the active end measured.
     pub fn measure(&mut self, job: Job) -> Result<Figure> {
         match self.run(job)? {
             Answer::Figure(figure) => Ok(figure),
@@ -98,7 +99,7 @@ impl Ends {
         self.passive.tell(passive)?;
         self.active.tell(active)?;
         let start = Instant::now();
-        // The passive end's complaint first: the active one only waits then.
+        // The passive end's error first: the active one only waits then.
         let mut passive = None;
         let active = loop {
             if passive.is_none() && self.passive.readable(Duration::ZERO)? {
@@ -192,5 +193,5 @@ impl Drop for End {
 }
 
 pub fn out_of_turn() -> Failure {
-    Failure::new("an end answered something else than it was asked")
+    Failure::new("an end gave the wrong kind of answer")
 }

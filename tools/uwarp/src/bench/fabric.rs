@@ -1,10 +1,12 @@
-//! A connection over uwarp, through the C interface that every program uses: the two libraries by name, connections by
-//! librdmacm, and on the data path the functions in `ibv_context.ops`, as the inline functions of `<infiniband/verbs.h>`
-//! call them.
+//! A connection over uwarp, through the C interface that every program uses: the two libraries by name,
+//! connections by librdmacm, and on the data path the functions in `ibv_context.ops`, as the inline functions
+//! of `<infiniband/verbs.h>` call them.
 //!
-//! With [`crowd`] the one file of the measurements that loads the library and calls C functions of it.
+//! With [`crowd`] and [`by_number`] the one file of the measurements that loads the library and calls C functions of it.
 
+pub mod by_number;
 pub mod crowd;
+pub mod datagram;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -24,10 +26,11 @@ use uwarp_abi_types::rdmacm::{
     rdma_conn_param, rdma_event_channel,
 };
 use uwarp_abi_types::verbs::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QPT_RC, IBV_SEND_INLINE,
-    IBV_SEND_SIGNALED, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND, ibv_comp_channel,
-    ibv_context, ibv_context_ops, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
-    ibv_sge, ibv_wc,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD,
+    IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND, ibv_ah, ibv_ah_attr, ibv_comp_channel, ibv_context,
+    ibv_context_ops, ibv_cq, ibv_device, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
 };
 
 use super::protocol::{Failure, LARGEST, Result, Verb};
@@ -38,10 +41,10 @@ pub const SMALL: u32 = 4096;
 /// Receives that are posted at any time, as `ib_send_bw` has them.
 const RECEIVES: u32 = 512;
 const SEND_QUEUE: u32 = 512;
-/// RDMA Reads under way, in either direction: what the device allows.
+/// Outstanding RDMA Reads, in either direction: what the device allows.
 const READS: u8 = 16;
 
-/// Where what is in an end's memory, in bytes.
+/// Layout of an end's memory, in bytes.
 pub const SOURCE: u32 = 0;
 pub const TARGET: u32 = LARGEST;
 pub const OUT: u32 = 2 * LARGEST;
@@ -64,6 +67,13 @@ pub struct Libraries {
     get_cq_event: unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
     ack_cq_events: unsafe extern "C" fn(*mut ibv_cq, u32),
     wc_status_str: unsafe extern "C" fn(u32) -> *const c_char,
+    get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
+    open_device: unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context,
+    query_gid: unsafe extern "C" fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int,
+    create_ah: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah,
+    create_verbs_qp: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
+    modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
+    destroy_verbs_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
     create_event_channel: unsafe extern "C" fn() -> *mut rdma_event_channel,
     create_id: unsafe extern "C" fn(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, u32) -> c_int,
     bind_addr: unsafe extern "C" fn(*mut rdma_cm_id, *mut libc::sockaddr) -> c_int,
@@ -88,8 +98,8 @@ impl Libraries {
     pub fn load(directory: &Path) -> Result<&'static Libraries> {
         let [verbs, cm] = SONAMES.map(|name| {
             let path = directory.join(name);
-            // SAFETY: libuwarp has no constructor that asks anything of its caller. Now, so that a symbol that is
-            // missing is an error here and not a crash later.
+            // SAFETY: libuwarp has no constructor that requires anything of its caller. Now, so that a symbol
+            // that is missing is an error here and not a crash later.
             let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
             library
                 .map(|library| &*Box::leak(Box::new(library)))
@@ -106,6 +116,13 @@ impl Libraries {
                 get_cq_event: symbol(verbs, c"ibv_get_cq_event")?,
                 ack_cq_events: symbol(verbs, c"ibv_ack_cq_events")?,
                 wc_status_str: symbol(verbs, c"ibv_wc_status_str")?,
+                get_device_list: symbol(verbs, c"ibv_get_device_list")?,
+                open_device: symbol(verbs, c"ibv_open_device")?,
+                query_gid: symbol(verbs, c"ibv_query_gid")?,
+                create_ah: symbol(verbs, c"ibv_create_ah")?,
+                create_verbs_qp: symbol(verbs, c"ibv_create_qp")?,
+                modify_qp: symbol(verbs, c"ibv_modify_qp")?,
+                destroy_verbs_qp: symbol(verbs, c"ibv_destroy_qp")?,
                 create_event_channel: symbol(cm, c"rdma_create_event_channel")?,
                 create_id: symbol(cm, c"rdma_create_id")?,
                 bind_addr: symbol(cm, c"rdma_bind_addr")?,
@@ -154,11 +171,13 @@ impl Listener {
         let Listener { libraries, channel, .. } = self;
         let request = next_event(libraries, channel, RDMA_CM_EVENT_CONNECT_REQUEST)?;
         let mut link = Link::new(libraries, request.id)?;
-        link.remote =
-            request.offer.ok_or_else(|| Failure::new("the connection request says nothing of memory"))?;
+        link.remote = request
+            .offer
+            .ok_or_else(|| Failure::new("the connection request does not describe the memory"))?;
         let offer = link.offer().to_bytes();
         let mut param = parameters(&offer);
-        // SAFETY: the id is that of the request, its queue pair is made and has receives; `offer` outlives the call.
+        // SAFETY: the id is that of the request, its queue pair is made and has receives; `offer` outlives
+        // the call.
         check("rdma_accept", unsafe { (libraries.accept)(request.id, &mut param) })?;
         next_event(libraries, channel, RDMA_CM_EVENT_ESTABLISHED)?;
         Ok(link)
@@ -178,13 +197,15 @@ pub struct Link {
     mr: *mut ibv_mr,
     remote: Offer,
     inline: u32,
+    /// Of a datagram queue pair: where it sends to.
+    peer: Option<datagram::Peer>,
 }
 
 /// Memory comes in whole pages of the usual size, so that both ends' buffers are laid out alike.
 #[repr(C, align(4096))]
 struct Line([AtomicU64; 512]);
 
-/// What an end tells the other of its memory, in private data.
+/// An end's memory as the other must know it, in private data.
 #[derive(Clone, Copy)]
 struct Offer {
     address: u64,
@@ -196,6 +217,15 @@ pub struct List {
     requests: Box<[ibv_send_wr]>,
     /// What the requests point to.
     elements: Box<[ibv_sge]>,
+}
+
+impl List {
+    /// What the atomic operations of the list add.
+    pub fn set_operand(&mut self, operand: u64) {
+        for request in &mut self.requests {
+            request.wr.atomic.compare_add = operand;
+        }
+    }
 }
 
 impl Link {
@@ -217,11 +247,13 @@ impl Link {
         // SAFETY: the route is resolved, the queue pair is made; `offer` outlives the call.
         check("rdma_connect", unsafe { (libraries.connect)(id, &mut param) })?;
         let established = next_event(libraries, channel, RDMA_CM_EVENT_ESTABLISHED)?;
-        link.remote = established.offer.ok_or_else(|| Failure::new("the accept says nothing of memory"))?;
+        link.remote =
+            established.offer.ok_or_else(|| Failure::new("the accept does not describe the memory"))?;
         Ok(link)
     }
 
-    /// Protection domain, memory, completion queues and queue pair for an id that has a device; receives are posted.
+    /// Protection domain, memory, completion queues and queue pair for an id that has a device; receives are
+    /// posted.
     fn new(libraries: &'static Libraries, id: *mut rdma_cm_id) -> Result<Link> {
         // SAFETY: the id is one that rdma_create_id or a connection request gave.
         let context = unsafe { (*id).verbs };
@@ -240,8 +272,8 @@ impl Link {
         let pages = (MEMORY as usize).div_ceil(size_of::<Line>());
         let zeros = || Line([const { AtomicU64::new(0) }; 512]);
         let memory: &'static [Line] = Box::leak((0..pages).map(|_| zeros()).collect());
-        let rights =
-            (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ).cast_signed();
+        let remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+        let rights = (IBV_ACCESS_LOCAL_WRITE | remote).cast_signed();
         let start: *mut c_void = ptr::from_ref(memory).cast_mut().cast();
         // SAFETY: the memory is never freed, and looked at through atomics only.
         let mr = unsafe { (libraries.reg_mr)(pd, start, MEMORY as usize, rights) };
@@ -273,6 +305,7 @@ impl Link {
             mr,
             remote: Offer { address: 0, key: 0 },
             inline: init.cap.max_inline_data,
+            peer: None,
         };
         (0..RECEIVES).try_for_each(|_| link.post_receive())?;
         Ok(link)
@@ -312,8 +345,8 @@ impl Link {
         list
     }
 
-    /// One message of this kind: a Write or a Send of what is at [`SOURCE`], to [`TARGET`] or the next receive; a Read of the
-    /// peer's `SOURCE` to our `TARGET`.
+    /// One message of this kind: a Write or a Send of what is at [`SOURCE`], to [`TARGET`] or the next
+    /// receive; a Read of the peer's `SOURCE` to our `TARGET`.
     pub fn message(&self, verb: Verb, size: u32, signalled: bool) -> List {
         let (opcode, place) = match verb {
             Verb::Write => (IBV_WR_RDMA_WRITE, (SOURCE, TARGET)),
@@ -325,7 +358,8 @@ impl Link {
         list
     }
 
-    /// A Write as [`Link::message`] has it, with a signalled Send of `size` bytes at [`OUT`] behind it in one list.
+    /// A Write as [`Link::message`] has it, with a signalled Send of `size` bytes at [`OUT`] behind it in one
+    /// list.
     pub fn write_and_send(&self, written: u32, sent: u32) -> List {
         let mut list = self.list(IBV_WR_RDMA_WRITE, &[(SOURCE, TARGET), (OUT, 0)], written);
         if let (Some(request), Some(element)) = (list.requests.last_mut(), list.elements.last_mut()) {
@@ -348,6 +382,16 @@ impl Link {
         list
     }
 
+    /// A fetch-and-add on the word at `to` of the peer's memory; the value before it goes to `place` here.
+    pub fn fetch_add(&self, place: u32, to: u32) -> List {
+        let mut list = self.list(IBV_WR_ATOMIC_FETCH_AND_ADD, &[(place, to)], 8);
+        self.finish_list(&mut list, false, true);
+        for request in &mut list.requests {
+            request.wr.atomic.rkey = self.remote.key;
+        }
+        list
+    }
+
     fn list(&self, opcode: u32, places: &[(u32, u32)], size: u32) -> List {
         // SAFETY: the region is registered.
         let lkey = unsafe { (*self.mr).lkey };
@@ -364,8 +408,13 @@ impl Link {
                 request.sg_list = ptr::from_mut(element);
                 request.num_sge = 1;
                 request.opcode = opcode;
-                request.wr.rdma.remote_addr = self.remote.address + u64::from(to);
-                request.wr.rdma.rkey = self.remote.key;
+                match &self.peer {
+                    Some(peer) => peer.address(&mut request),
+                    None => {
+                        request.wr.rdma.remote_addr = self.remote.address + u64::from(to);
+                        request.wr.rdma.rkey = self.remote.key;
+                    }
+                }
                 request
             })
             .collect();
@@ -399,6 +448,12 @@ impl Link {
         check("ibv_post_send", status)
     }
 
+    /// Where the payload of what was received last begins.
+    #[inline]
+    pub fn received(&self) -> u32 {
+        IN + if self.peer.is_some() { datagram::GRH } else { 0 }
+    }
+
     /// `ibv_post_recv` of one receive.
     #[inline]
     pub fn post_receive(&self) -> Result<()> {
@@ -412,13 +467,13 @@ impl Link {
         check("ibv_post_recv", unsafe { post_recv(self.qp, &mut request, &mut bad) })
     }
 
-    /// `ibv_poll_cq` for completions of our work requests; says how many there were.
+    /// `ibv_poll_cq` for completions of our work requests; returns how many there were.
     #[inline]
     pub fn reap_sends(&self) -> Result<u32> {
         self.poll::<16>(self.send_cq, |_| Ok(()))
     }
 
-    /// `ibv_poll_cq` for one received Send; says how long it is.
+    /// `ibv_poll_cq` for one received Send; returns its length.
     #[inline]
     pub fn reap_receive(&self) -> Result<Option<u32>> {
         let mut length = None;
@@ -429,7 +484,7 @@ impl Link {
         Ok(length)
     }
 
-    /// `ibv_poll_cq` for received Sends; hands over the length of each.
+    /// `ibv_poll_cq` for received Sends; calls back with the length of each.
     #[inline]
     pub fn reap_receives(&self, mut each: impl FnMut(u32) -> Result<()>) -> Result<()> {
         self.poll::<16>(self.receive_cq, |completion| each(completion.byte_len)).map(drop)
@@ -531,7 +586,7 @@ fn new_id(libraries: &'static Libraries) -> Result<(*mut rdma_event_channel, *mu
     Ok((channel, id))
 }
 
-/// Waits for the next event, which is to be `wanted`.
+/// Waits for the next event, which must be `wanted`.
 fn next_event(
     libraries: &Libraries,
     channel: *mut rdma_event_channel,

@@ -7,9 +7,9 @@ use super::protocol::{Failure, Figure, Flow, LARGEST, Result, Target, Verb};
 use super::raw::Raw;
 use super::rdma::fits;
 
-/// Messages for about `time`, each in a post of its own and all to one place, as perftest does it: post until the window is
-/// full, poll once, and so on. The figure is bytes a second until the target has said that it has them all; of Reads, until
-/// the last has completed.
+/// Messages for about `time`, each in a post of its own and all to one place, as perftest does it: post until
+/// the window is full, poll once, and so on. The figure is bytes a second until the target has reported that
+/// it has them all; of Reads, until the last has completed.
 pub fn stream(link: &Link, raw: &mut Raw, flow: Flow, target: Target, time: Duration) -> Result<Figure> {
     let Flow { verb, size, window, signal } = flow;
     let end = fits(size)?;
@@ -29,7 +29,7 @@ pub fn stream(link: &Link, raw: &mut Raw, flow: Flow, target: Target, time: Dura
         completed += u64::from(link.reap_sends()?) * signal;
     }
     let mut wanted = (posted / signal).saturating_sub(completed / signal);
-    // One that is signalled says that those before it are done.
+    // A signalled one completes those before it.
     if !posted.is_multiple_of(signal) {
         posted += 1;
         wanted += 1;
@@ -41,13 +41,13 @@ pub fn stream(link: &Link, raw: &mut Raw, flow: Flow, target: Target, time: Dura
     if verb == Verb::Read {
         let seconds = start.elapsed().as_secs_f64();
         if link.load(TARGET + end) != nonce {
-            return Err(Failure::new("RDMA Reads did not bring what was there"));
+            return Err(Failure::new("RDMA Reads returned wrong data"));
         }
         let reaped = tell(link, raw, target, posted)?;
         settle(link, 0, reaped)?;
         return Ok(figure(posted, size, seconds));
     }
-    // The last one carries the count; its bytes must not change while others are under way.
+    // The last one carries the count; its bytes must not change while others are in flight.
     posted += 1;
     link.store(SOURCE + end, posted);
     link.post(&mut signalled)?;
@@ -86,7 +86,7 @@ fn take_sends(link: &Link, raw: &mut Raw, end: u32) -> Result<()> {
     let (mut count, mut told) = (0_u64, None);
     while told.is_none() {
         link.reap_receives(|length| {
-            // Shorter than any message of a stream: what tells how many they were.
+            // Shorter than any message of a stream: it carries their number.
             match length {
                 8 => told = Some(link.load(IN)),
                 _ => count += 1,
@@ -99,7 +99,7 @@ fn take_sends(link: &Link, raw: &mut Raw, end: u32) -> Result<()> {
     answer(link, if has_all { told } else { 0 })
 }
 
-/// Small Writes in lists, numbered, into as many slots as may be under way.
+/// Small Writes in lists, numbered, into as many slots as may be in flight.
 pub fn rate(
     link: &Link,
     raw: &mut Raw,
@@ -139,7 +139,7 @@ pub fn rate(
     Ok(Figure { value: posted as f64 / seconds, p99: None, operations: posted })
 }
 
-/// The target of [`rate`]: the numbers in the slots say what arrived.
+/// The target of [`rate`]: the numbers in the slots show what arrived.
 pub fn count(link: &Link, raw: &mut Raw, size: u32, (list, depth): (u32, u32), target: Target) -> Result<()> {
     let (list, lists) = shape(size, list, depth)?;
     let slots = list * lists;
@@ -155,7 +155,7 @@ pub fn count(link: &Link, raw: &mut Raw, size: u32, (list, depth): (u32, u32), t
     })
 }
 
-/// Requests in a list, and lists under way.
+/// Requests in a list, and lists in flight.
 fn shape(size: u32, list: u32, depth: u32) -> Result<(u32, u32)> {
     let lists = depth / list.max(1);
     if list == 0 || lists == 0 || size < 8 || !size.is_multiple_of(8) || list * lists * size > LARGEST {
@@ -164,8 +164,8 @@ fn shape(size: u32, list: u32, depth: u32) -> Result<(u32, u32)> {
     Ok((list, lists))
 }
 
-/// Tells the target how much it should have by now, and waits until it says so. The Send arrives behind all Writes.
-/// Answers how many completions it took meanwhile.
+/// Sends the target the count that it should have by now, and waits for its answer. The Send arrives behind
+/// all Writes. Returns how many completions it took meanwhile.
 pub fn tell(link: &Link, raw: &mut Raw, target: Target, count: u64) -> Result<u32> {
     let mut reaped = 0;
     let answer = match target {
@@ -190,11 +190,11 @@ pub fn tell(link: &Link, raw: &mut Raw, target: Target, count: u64) -> Result<u3
     if answer == count {
         Ok(reaped)
     } else {
-        Err(Failure::new("the target does not have in memory what was written"))
+        Err(Failure::new("the target's memory does not hold what was written"))
     }
 }
 
-/// Takes the completions that are still to come.
+/// Takes the completions that are still outstanding.
 fn settle(link: &Link, wanted: u32, mut reaped: u32) -> Result<()> {
     while reaped < wanted {
         reaped += link.reap_sends()?;
@@ -202,7 +202,7 @@ fn settle(link: &Link, wanted: u32, mut reaped: u32) -> Result<()> {
     Ok(())
 }
 
-/// Says that it is ready, waits for the initiator's count, looks whether memory holds as much, and answers.
+/// Reports that it is ready, waits for the initiator's count, checks that memory holds as much, and answers.
 fn await_end(
     link: &Link,
     raw: &mut Raw,

@@ -1,5 +1,5 @@
-//! What a stream with the CRC on pays beside the copy of the kernel: one more copy, into a buffer that stays in cache, with
-//! the CRC taken on the way.
+//! The cost of the CRC in a stream, beside the copy of the kernel: one more copy, into a buffer that stays in
+//! cache, with the CRC taken on the way.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,10 +9,12 @@ use uwarp_wire::crc::Crc32c;
 
 use super::protocol::{Failure, Figure, LARGEST, Result};
 
-/// The destination's size: what the library fills before it hands it to the kernel, an FPDU of the size between two uwarp ends.
+/// The destination's size: what the library fills before it passes it to the kernel, an FPDU of the size
+/// between two uwarp ends.
 const PIECE: usize = 64 * 1024;
 
-/// Copies a message of `size` bytes again and again, by the routine that the library itself uses; bytes a second.
+/// Copies a message of `size` bytes again and again, by the routine that the library itself uses; bytes a
+/// second.
 pub fn measure(size: u32, time: Duration) -> Result<Figure> {
     let bytes: Vec<u8> = (0..size.min(LARGEST)).map(|i| i as u8).collect();
     let message = MemSeg { addr: bytes.as_ptr().expose_provenance() as u64, len: bytes.len() };
@@ -26,7 +28,7 @@ pub fn measure(size: u32, time: Duration) -> Result<Figure> {
             let part = message.part(at, PIECE);
             let mut crc = Crc32c::new();
             let done = mem::copy_out_with_crc(part, &mut piece, &mut crc);
-            done.map_err(|_| Failure::new("memory of our own is gone"))?;
+            done.map_err(|_| Failure::new("our own memory is not mapped"))?;
             black_box(crc.finish());
             at += part.len;
         }

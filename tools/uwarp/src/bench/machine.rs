@@ -1,4 +1,4 @@
-//! What the figures depend on and a reader of them must know.
+//! What the figures depend on, for their reader.
 
 use std::fs;
 
@@ -11,10 +11,11 @@ pub struct Machine {
     /// Those that this process may run on.
     pub cores: usize,
     pub kernel: String,
-    /// What the kernel keeps time with: anything but the processor's own counter makes each look at the clock a system
-    /// call.
+    /// The kernel's clock source: anything but the processor's own counter makes each reading of the clock a
+    /// system call.
     pub clock: String,
-    /// Of the last minute, before the first measurement and after the last; the ends themselves make up to 2 of it.
+    /// Of the last minute, before the first measurement and after the last; the ends themselves make up to 2
+    /// of it.
     pub load: [Option<f64>; 2],
     pub uwarp: &'static str,
     /// Settings of the library that were in force.
@@ -40,7 +41,7 @@ impl Machine {
         }
     }
 
-    /// Looks at the load once more.
+    /// Reads the load once more.
     pub fn look_again(&mut self) {
         self.load[1] = load();
     }
@@ -60,7 +61,7 @@ fn load() -> Option<f64> {
     read("/proc/loadavg").split_whitespace().next()?.parse().ok()
 }
 
-/// A file of the kernel's; empty where there is none.
+/// A file of the kernel's; empty if there is none.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }

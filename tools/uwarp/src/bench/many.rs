@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::ends::{Ends, Place, out_of_turn};
 use super::fabric::crowd::DEPTH;
-use super::protocol::{Answer, Failure, Figure, Many, Order, Over, Result, Spread, Weight};
+use super::protocol::{Answer, Failure, Figure, Many, Order, Over, Result, Role, Spread, Weight};
 use super::report::{Fact, Outcome};
 use super::stats::Ratio;
 use super::ways;
@@ -16,6 +16,8 @@ use super::{Extent, ProgressBar};
 pub enum Figures {
     /// Connections a second.
     Open { count: u32, at_once: u32 },
+    /// Queue pairs a second that are brought up by number, beside as many connections of raw TCP.
+    BringUp { count: u32 },
     /// User memory of an idle connection.
     Memory,
     /// Memory of the kernel for a connection's two sockets.
@@ -24,7 +26,7 @@ pub enum Figures {
     Idle,
     /// A ping-pong on one of them, beside one on a connection without others.
     Ping,
-    /// So with Writes.
+    /// The same with Writes.
     Stream,
     /// Ping-pongs on many at the same time.
     Fair { count: u32 },
@@ -33,14 +35,15 @@ pub enum Figures {
 /// The idle ones.
 const FEW: u32 = 1_000;
 const MANY: u32 = 10_000;
-/// Under way while they are made: below what any listener lets wait.
+/// In flight while they are made: below the backlog of any listener.
 const AT_ONCE: u32 = 256;
 /// For 10,000 connections and the traffic on all of them, on a machine that does other things too.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// After traffic: until delayed acknowledgements and the library's timers are over.
 const SETTLE: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3);
-/// Five seconds after it was last used, the library looks once at each connection, whether its peer's system has answered.
+/// Five seconds after it was last used, the library checks once for each connection whether its peer's system
+/// has answered.
 const LAST_LOOK: Duration = Duration::from_secs(6);
 
 /// Two ends ready for many connections.
@@ -78,6 +81,11 @@ impl Pair {
 
     fn close(&mut self, over: Over) -> Result<()> {
         self.many(Many::Leave { over }, Many::Disconnect { over }).map(drop)
+    }
+
+    fn bring_up(&mut self, count: u32) -> Result<Figure> {
+        let order = |role| Many::BringUp { count, role };
+        figure(self.many(order(Role::Passive), order(Role::Active))?.1)
     }
 
     fn open_and_close(&mut self, over: Over, count: u32, at_once: u32) -> Result<Figure> {
@@ -128,8 +136,16 @@ pub fn measure(
     extent: Extent,
     progress: &ProgressBar,
 ) -> Result<Outcome> {
-    if let Figures::Open { count, at_once } = figures {
-        return open(place, count, at_once, extent, progress);
+    match figures {
+        Figures::Open { count, at_once } => {
+            let uwarp = |pair: &mut Pair| pair.open_and_close(Over::Uwarp, count, at_once);
+            return open(place, (count, at_once), (Each::Timed, uwarp), extent, progress);
+        }
+        Figures::BringUp { count } => {
+            let uwarp = |pair: &mut Pair| pair.bring_up(count);
+            return open(place, (count, AT_ONCE), (Each::NotTimed, uwarp), extent, progress);
+        }
+        _ => {}
     }
     let Scale { alone, among, few, many } = match scale {
         Some(scale) => scale,
@@ -138,7 +154,7 @@ pub fn measure(
     let milliseconds = extent.round_ms;
     let middle = MANY / 2;
     Ok(Outcome::Fact(match figures {
-        Figures::Open { .. } => return Err(out_of_turn()),
+        Figures::Open { .. } | Figures::BringUp { .. } => return Err(out_of_turn()),
         Figures::Memory => memory(few, many),
         Figures::Kernel => {
             let each = apiece(few, many, |weight| weight.kernel);
@@ -179,20 +195,39 @@ pub fn measure(
     }))
 }
 
+/// Whether each connection of a figure has a time of its own, for the 99th percentile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Each {
+    Timed,
+    /// All are made side by side.
+    NotTimed,
+}
+
 /// Raw, uwarp, raw, uwarp and so on; all connections of a round are closed before the next.
-fn open(place: Place, count: u32, at_once: u32, extent: Extent, progress: &ProgressBar) -> Result<Outcome> {
+fn open(
+    place: Place,
+    (count, at_once): (u32, u32),
+    (each, mut uwarp_once): (Each, impl FnMut(&mut Pair) -> Result<Figure>),
+    extent: Extent,
+    progress: &ProgressBar,
+) -> Result<Outcome> {
     let mut pair = Pair::new(place, count)?;
     // The first of each warm up.
     let ways = ways::connections();
-    for over in ways.first().map(|&way| Over::Raw(way)).into_iter().chain([Over::Uwarp]) {
-        pair.open_and_close(over, count, at_once)?;
+    if let Some(&way) = ways.first() {
+        pair.open_and_close(Over::Raw(way), count, at_once)?;
     }
+    uwarp_once(&mut pair)?;
     let baseline = ways::sweep(&ways, false, |way| pair.open_and_close(Over::Raw(way), count, at_once))?;
     let baseline = baseline.ok_or_else(|| Failure::new("raw TCP has no way to do this"))?;
     let (mut raw, mut uwarp) = (Vec::new(), Vec::new());
     for _ in 0..extent.rounds {
-        raw.push(pair.open_and_close(Over::Raw(baseline.chosen), count, at_once)?);
-        uwarp.push(pair.open_and_close(Over::Uwarp, count, at_once)?);
+        let mut figure = pair.open_and_close(Over::Raw(baseline.chosen), count, at_once)?;
+        if each == Each::NotTimed {
+            figure.p99 = None;
+        }
+        raw.push(figure);
+        uwarp.push(uwarp_once(&mut pair)?);
         progress.inc(1);
     }
     Outcome::of(&raw, &uwarp, &[], baseline, 0).ok_or_else(|| Failure::new("no round was measured"))
@@ -278,6 +313,7 @@ pub fn titled(figures: Figures) -> String {
     match figures {
         Figures::Open { count, at_once: 1 } => format!("{count} connections, one at a time"),
         Figures::Open { count, at_once } => format!("{count} connections, {at_once} at a time"),
+        Figures::BringUp { count } => format!("{count} queue pairs by number"),
         Figures::Memory => format!("User memory of each, {DEPTH} + {DEPTH} work requests"),
         Figures::Kernel => "Kernel memory of its two sockets".to_owned(),
         Figures::Idle => "Processor time of all".to_owned(),

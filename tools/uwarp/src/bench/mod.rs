@@ -1,11 +1,13 @@
-//! `uwarp bench`: figures of uwarp beside those of raw TCP sockets, from one run.
+//! `uwarp bench`: figures of uwarp beside those of raw sockets, from one run.
 //!
-//! A figure by itself says as much about the machine and its other work as about uwarp. So each is measured in turns
-//! with the same traffic over a bare TCP socket between the same two processes, and shown as a ratio.
+//! A figure by itself says as much about the machine and its other work as about uwarp. So each is measured
+//! in turns with the same traffic over a bare socket (TCP; UDP for datagrams) between the same two processes,
+//! and shown as a ratio.
 //!
-//! The command itself only keeps order ([`ends`]); the traffic is between two processes of its own making ([`end`]),
-//! which load the library as programs do ([`fabric`]).
+//! The command itself only controls ([`ends`]); the traffic is between two processes of its own making
+//! ([`end`]), which load the library as programs do ([`fabric`]).
 
+mod datagrams;
 #[allow(unsafe_code)]
 mod dispatch;
 mod end;
@@ -21,6 +23,8 @@ mod plan;
 mod protocol;
 mod raw;
 mod raw_many;
+#[allow(unsafe_code)]
+mod raw_udp;
 mod rdma;
 mod report;
 mod stats;
@@ -42,7 +46,7 @@ use protocol::{Calls, Failure, Figure, Job, Over, Result, Work};
 use report::{Measured, Outcome, Report};
 use ways::{Sweep, Way};
 
-/// Exit status 1 where something could not be measured; figures that miss their goal are figures.
+/// Exit status 1 if something could not be measured; figures that miss their goal are not failures.
 pub fn run(args: &BenchArgs) -> ExitCode {
     match measure(args) {
         Ok(report) => {
@@ -65,14 +69,15 @@ pub fn run_end(args: &BenchEndArgs) -> ExitCode {
 const MTU: u32 = 1500;
 /// For each trial of a way that raw TCP may go.
 const PROBE_MS: u64 = 40;
-/// A round in which raw TCP reaches less than this share of its best trial fell into a slow spell of the machine.
+/// A round in which raw TCP reaches less than this share of its best trial fell into a slow spell of the
+/// machine.
 const SLOW: f64 = 0.7;
-/// Before the first round, unmeasured: caches, socket buffers and the peer's acquaintance.
+/// Warm-up before the first round, not measured: caches, socket buffers, knowledge of the peer.
 const WARM_UP_MS: u64 = 50;
 /// The throughput of copying with the CRC does not vary much.
 const COPY_CRC_MS: u64 = 20;
 
-/// How long what is measured.
+/// How long each thing is measured.
 #[derive(Clone, Copy)]
 struct Extent {
     rounds: u32,
@@ -80,7 +85,7 @@ struct Extent {
 }
 
 fn measure(args: &BenchArgs) -> Result<Report> {
-    // Said once here rather than by each end.
+    // Reported once here rather than by each end.
     libdir::find().map_err(|reason| Failure(reason.to_string()))?;
     let place = match args.netns {
         true if !rustix::process::geteuid().is_root() => {
@@ -137,7 +142,7 @@ fn progress(steps: u64) -> ProgressBar {
 struct Runner {
     place: Place,
     pin: BenchPin,
-    /// The ends of the last item, and whether they ask for a CRC.
+    /// The ends of the last item, and whether they request a CRC.
     ends: Option<(bool, Ends)>,
     /// For the figures of many connections.
     scale: Option<many::Scale>,
@@ -153,7 +158,7 @@ impl Runner {
         let outcome = self.try_item(item);
         self.progress.set_position(before + u64::from(self.extent.rounds));
         if outcome.is_err() {
-            // Whatever state they are in: the next item gets new ones.
+            // Their state is unknown: the next item gets new ones.
             self.ends = None;
             self.scale = None;
         }
@@ -161,13 +166,10 @@ impl Runner {
     }
 
     fn try_item(&mut self, item: &Item) -> Result<Outcome> {
-        let work = match item.work {
-            Measure::Many(figures) => {
-                self.ends = None;
-                return many::measure(self.place, &mut self.scale, figures, self.extent, &self.progress);
-            }
-            Measure::One(work) => work,
-        };
+        if let Measure::Many(figures) = item.work {
+            self.ends = None;
+            return many::measure(self.place, &mut self.scale, figures, self.extent, &self.progress);
+        }
         self.scale = None;
         let ends = match self.ends.take() {
             Some((crc, ends)) if crc == item.crc => ends,
@@ -175,6 +177,13 @@ impl Runner {
         };
         let (_, ends) = self.ends.insert((item.crc, ends));
         let mut turn = Turn { ends, pin: self.pin };
+        let work = match item.work {
+            Measure::Datagrams(figures) => {
+                return datagrams::measure(&mut turn, figures, self.extent, &self.progress);
+            }
+            Measure::One(work) => work,
+            Measure::Many(_) => return Err(ends::out_of_turn()),
+        };
         if let Work::Path(_) = work {
             return count(&mut turn, work, self.extent).map(Outcome::Calls);
         }
@@ -241,7 +250,7 @@ fn rounds(
     let (mut raw, mut uwarp, mut copies) = (Vec::new(), Vec::new(), Vec::<Figure>::new());
     turn.raw(work, baseline.chosen, WARM_UP_MS)?;
     turn.uwarp(work, WARM_UP_MS)?;
-    // As many rounds again may be slow, and are dropped; more of them are what this machine is like.
+    // As many rounds again may be slow, and are dropped; more of them are normal for this machine.
     let mut patience = extent.rounds;
     while (raw.len() as u64) < u64::from(extent.rounds) {
         let figure = turn.raw(work, baseline.chosen, extent.round_ms)?;
@@ -262,7 +271,7 @@ fn rounds(
     Outcome::of(&raw, &uwarp, &copies, baseline, slow).ok_or_else(|| Failure::new("no round was measured"))
 }
 
-/// Counting is exact, so it takes no rounds; it only has to see the rare cases too.
+/// Counting is exact, so it takes no rounds; it only has to include the rare cases.
 fn count(turn: &mut Turn, work: Work, extent: Extent) -> Result<Calls> {
     let milliseconds = extent.round_ms.min(500);
     turn.pin(work.spins())?;

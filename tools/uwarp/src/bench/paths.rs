@@ -31,8 +31,8 @@ impl Path {
     }
 }
 
-/// How much longer is tried where nothing could be counted: on a machine that is busy with other things an answer may
-/// seldom be there when it is looked for.
+/// How much longer to try if nothing could be counted: on a busy machine an answer is seldom there at the
+/// moment of the look.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The active end's part, for about `time`.
@@ -51,7 +51,7 @@ pub fn walk(link: &Link, raw: &mut Raw, counter: &mut Counter, path: Path, time:
         Path::PollEmpty => poll_empty(link, counter, over)?,
     };
     if operations == 0 {
-        return Err(Failure::new("the path was never walked: this machine is busy with other things"));
+        return Err(Failure::new("the path was never taken: this machine is too busy"));
     }
     Ok(Calls { operations, spared, calls: counter.take() })
 }
@@ -76,7 +76,9 @@ fn ping(link: &Link, counter: &mut Counter, path: Path, over: impl Fn(u64) -> bo
             }
             _ => link.post(&mut message)?,
         }
-        while link.reap_sends()? == 0 {}
+        if path != Path::PollWaiting {
+            while link.reap_sends()? == 0 {}
+        }
         match path {
             Path::Event => loop {
                 let (received, _) = counter.count(|| {
@@ -91,13 +93,10 @@ fn ping(link: &Link, counter: &mut Counter, path: Path, over: impl Fn(u64) -> bo
                 }
             },
             Path::PollWaiting => {
-                // The answer is to lie in the socket when the counter runs: poll in earnest, so that the library's own
-                // thread stands back, then give the answer the time that it needs.
-                let mut early = None;
-                for _ in 0..5 {
-                    early = early.or(link.reap_receive()?);
-                }
-                if early.is_none() {
+                // The answer must be in the socket when the counter runs: poll in earnest, so that the
+                // library's own thread pauses, then give the answer the time that it needs. The send's
+                // completion must wait: what says that it was placed may come together with the answer.
+                if link.reap_receive()?.is_none() {
                     spin(Duration::from_micros(20));
                     let (received, calls) = counter.count(|| link.reap_receive());
                     if received?.is_some() {
@@ -109,13 +108,14 @@ fn ping(link: &Link, counter: &mut Counter, path: Path, over: impl Fn(u64) -> bo
                         wait(link)?;
                     }
                 }
+                while link.reap_sends()? == 0 {}
             }
             _ => wait(link)?,
         }
         let back = link.load(IN + SMALL - 8);
         link.post_receive()?;
         if back & !LAST != number {
-            return Err(Failure::new("uwarp brought a wrong message"));
+            return Err(Failure::new("uwarp delivered a wrong message"));
         }
         if last {
             return Ok((operations, spared));
@@ -153,7 +153,7 @@ fn post_lists(
         counter.keep();
         operations += 1;
         while link.reap_sends()? == 0 {}
-        // The next one is to find an idle connection.
+        // The next one must find an idle connection.
         spin(Duration::from_micros(50));
     }
     flow::tell(link, raw, Target::Polls, number)?;
@@ -190,7 +190,7 @@ fn poll_empty(link: &Link, counter: &mut Counter, over: impl Fn(u64) -> bool) ->
     while !over(operations) {
         for _ in 0..100 {
             if counter.count(|| link.reap_receive()).0?.is_some() {
-                return Err(Failure::new("a message came that nobody sent"));
+                return Err(Failure::new("an unexpected message arrived"));
             }
             operations += 1;
         }

@@ -1,9 +1,10 @@
-//! What is measured, and what it is held against.
+//! What is measured, and what it is compared with.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use super::datagrams;
 use super::many::{self, Figures};
 use super::protocol::{Flow, LARGEST, Path, Target, Verb, Wait, Work};
 use super::ways::{self, Way, size_name};
@@ -15,11 +16,11 @@ pub struct Item {
     pub id: String,
     pub title: String,
     pub group: Group,
-    /// Whether the ends ask for a CRC.
+    /// Whether the ends request a CRC.
     pub crc: bool,
     pub work: Measure,
     pub goal: Goal,
-    /// How raw TCP may do the same, where it is held against it on one connection.
+    /// How raw TCP may do the same, if it is compared with it on one connection.
     pub ways: Vec<Way>,
 }
 
@@ -30,6 +31,8 @@ pub enum Measure {
     One(Work),
     /// On many.
     Many(Figures),
+    /// With datagrams, beside something else than raw UDP alone.
+    Datagrams(datagrams::Figures),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -40,15 +43,20 @@ pub enum Group {
     Bandwidth,
     Messages,
     Rate,
+    Datagrams,
+    #[serde(rename = "datagram-rate")]
+    DatagramRate,
+    #[serde(rename = "datagram-facts")]
+    DatagramFacts,
     Syscalls,
     Connections,
     Memory,
 }
 
 impl Group {
-    /// Of raw TCP's 99th percentile, what uwarp's is to be at most.
+    /// The goal for uwarp's 99th percentile, as a multiple of raw TCP's.
     pub fn tail(self) -> Option<f64> {
-        matches!(self, Group::Latency | Group::Transactions).then_some(2.0)
+        matches!(self, Group::Latency | Group::Transactions | Group::Datagrams).then_some(2.0)
     }
 }
 
@@ -59,8 +67,8 @@ pub enum Goal {
     AtMost(f64),
     /// Of raw TCP's throughput.
     AtLeast(f64),
-    /// Of raw TCP's throughput T and that of copying with the CRC, F: this share of 1 / (1 + T/F), the throughput of a
-    /// stream whose bytes go through both in turn.
+    /// Of raw TCP's throughput T and that of copying with the CRC, F: this share of 1 / (1 + T/F), the
+    /// throughput of a stream whose bytes go through both in turn.
     BesideCrc(f64),
     /// A second.
     Messages(f64),
@@ -102,7 +110,7 @@ impl Serialize for Goal {
 /// Payload of the small messages.
 const SMALL: u32 = 64;
 const VERBS: [Verb; 3] = [Verb::Write, Verb::Send, Verb::Read];
-/// Messages under way in a stream; programs such as `ib_write_bw` allow more, smaller ones less.
+/// Messages in flight in a stream; programs such as `ib_write_bw` allow more, smaller ones less.
 const WINDOW: u32 = 16;
 /// As `ib_write_bw -l 64 -Q 64` has it, with its usual depth of 128.
 const LIST: u32 = 64;
@@ -127,6 +135,9 @@ pub fn items(what: BenchWhat) -> Vec<Item> {
     if wanted(BenchWhat::Rate) {
         rate(&mut items);
     }
+    if wanted(BenchWhat::Datagrams) {
+        datagrams(&mut items);
+    }
     if wanted(BenchWhat::Syscalls) {
         syscalls(&mut items);
     }
@@ -135,6 +146,9 @@ pub fn items(what: BenchWhat) -> Vec<Item> {
         items.extend(lines.map(|(id, count, at_once)| {
             connections(id, Group::Connections, Figures::Open { count, at_once }, Goal::AtLeast(0.7))
         }));
+        let figures = Figures::BringUp { count: 1000 };
+        let goal = Goal::Budget("the rate of rdma_cm");
+        items.push(connections("bring-up", Group::Connections, figures, goal));
     }
     if wanted(BenchWhat::Memory) {
         let lines = [
@@ -152,18 +166,29 @@ pub fn items(what: BenchWhat) -> Vec<Item> {
 
 fn latency(items: &mut Vec<Item>) {
     let lines = [
-        ("send-poll", "64 B Send, both poll", Wait::Spin, 1.10),
-        ("send-event", "64 B Send, both block in ibv_get_cq_event", Wait::Block, 1.15),
-        ("send-descriptor", "64 B Send, both poll(2) the channel's descriptor", Wait::Descriptor, 2.0),
-        ("write-memory", "64 B Write, both spin on memory", Wait::Memory, 1.2),
+        ("send-poll", "64 B Send, both poll", Wait::Spin, Goal::AtMost(1.10)),
+        ("send-event", "64 B Send, both block in ibv_get_cq_event", Wait::Block, Goal::AtMost(1.15)),
+        (
+            "send-descriptor",
+            "64 B Send, both poll(2) the channel's descriptor",
+            Wait::Descriptor,
+            Goal::AtMost(2.0),
+        ),
+        ("write-memory", "64 B Write, both spin on memory", Wait::Memory, Goal::AtMost(1.2)),
+        (
+            "fetch-add",
+            "fetch-and-add, both poll",
+            Wait::Answer,
+            Goal::Budget("at most 1.15 times the first line's"),
+        ),
     ];
-    items.extend(lines.map(|(id, title, wait, most)| Item {
+    items.extend(lines.map(|(id, title, wait, goal)| Item {
         id: id.into(),
         title: title.into(),
         group: Group::Latency,
         crc: true,
         work: Measure::One(Work::PingPong { wait, size: SMALL }),
-        goal: Goal::AtMost(most),
+        goal,
         ways: ways::ping_pong(wait),
     }));
 }
@@ -210,15 +235,16 @@ fn bandwidth(items: &mut Vec<Item>) {
             items.extend(SIZES.map(|size| stream(verb, size, crc, Target::Polls, goal)));
         }
         if !crc {
-            // How much of it hangs on the target's polling; one size says it.
+            // How much of it depends on the target's polling; one size shows it.
             let others = [Target::Blocks, Target::Sleeps];
             items.extend(others.map(|target| stream(Verb::Write, 1024 * 1024, crc, target, goal)));
         }
     }
 }
 
-/// As `ib_write_bw`, `ib_read_bw` and `ib_send_bw` have it by default: up to 8 KiB one work request in a hundred is signalled,
-/// above that each. The server of the first two sleeps outside the library, that of the last one polls.
+/// As `ib_write_bw`, `ib_read_bw` and `ib_send_bw` have it by default: up to 8 KiB one work request in a
+/// hundred is signalled, above that each. The server of the first two sleeps outside the library, that of the
+/// last one polls.
 fn messages(items: &mut Vec<Item>) {
     for verb in VERBS {
         items.extend([4, 16, 64].map(|kib| {
@@ -253,6 +279,44 @@ fn rate(items: &mut Vec<Item>) {
         goal: Goal::Messages(least),
         ways: ways::lists(SMALL * LIST, SMALL * DEPTH),
     }));
+}
+
+fn datagrams(items: &mut Vec<Item>) {
+    let item = |id: &str, title, group, work, goal, ways| Item {
+        id: id.into(),
+        title,
+        group,
+        crc: true,
+        work,
+        goal,
+        ways,
+    };
+    for (id, size) in [("datagram-64b", 64), ("datagram-256b", 256), ("datagram-1kib", 1024)] {
+        let work = Measure::One(Work::Datagram { size });
+        let title = format!("{} datagram, both poll", size_name(size));
+        let ways = ways::ping_pong(Wait::Spin);
+        items.push(item(id, title, Group::Datagrams, work, Goal::AtMost(1.15), ways));
+    }
+    let lines = [("datagrams-1kib", 1, "each posted alone"), ("datagrams-1kib-lists", 32, "in lists of 32")];
+    for (id, list, how) in lines {
+        let work = Measure::One(Work::Datagrams { size: 1024, list, depth: DEPTH });
+        let title = format!("1 KiB datagrams, {how}");
+        let ways = ways::datagrams(list);
+        items.push(item(id, title, Group::DatagramRate, work, Goal::AtLeast(0.9), ways));
+    }
+    let facts = [
+        ("datagram-beside-64b", datagrams::Figures::BesideConnection { size: 64 }),
+        ("datagram-beside-1kib", datagrams::Figures::BesideConnection { size: 1024 }),
+        ("datagram-peers", datagrams::Figures::Peers),
+    ];
+    for (id, figures) in facts {
+        let goal = match figures {
+            datagrams::Figures::BesideConnection { .. } => "at most 0.80, or 0.8 of the gap",
+            datagrams::Figures::Peers => "less than 1 MiB",
+        };
+        let (title, work) = (datagrams::titled(figures), Measure::Datagrams(figures));
+        items.push(item(id, title, Group::DatagramFacts, work, Goal::Budget(goal), Vec::new()));
+    }
 }
 
 fn syscalls(items: &mut Vec<Item>) {

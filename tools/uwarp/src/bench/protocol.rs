@@ -1,5 +1,5 @@
-//! What the command and the two ends of a measurement say to each other: one line of JSON for each order, one for each
-//! answer.
+//! The protocol between the command and the two ends of a measurement: one line of JSON for each order, one
+//! for each answer.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ impl Failure {
         Failure(sentence.into())
     }
 
-    /// For `map_err`: what was being done, then the system's words.
+    /// For `map_err`: what was being done, then the system's message.
     pub fn of<E: fmt::Display>(doing: &'static str) -> impl FnOnce(E) -> Failure {
         move |error| Failure(format!("{doing}: {error}"))
     }
@@ -33,13 +33,13 @@ impl fmt::Display for Failure {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Nothing; an answer says that the end has started.
+    /// Nothing; the answer shows that the end has started.
     Start,
     /// Make a pair of connected Ethernet devices, ours and one in the network namespace of `peer`.
     Pair {
         peer: u32,
     },
-    /// Give our device of the pair an address and take it into use.
+    /// Give our device of the pair an address and bring it up.
     Address {
         address: IpAddr,
         mtu: u32,
@@ -48,15 +48,15 @@ pub enum Order {
     Listen {
         address: IpAddr,
     },
-    /// Take them; answered when they stand.
+    /// Take them; answered when they are established.
     Accept,
     /// Make them.
     Connect {
         raw: SocketAddr,
         rdma: SocketAddr,
     },
-    /// Keep the thread that measures on the core with this number among those it may use; without one, leave it to the
-    /// system again.
+    /// Keep the thread that measures on the core with this number among those it may use; without one, leave
+    /// it to the system again.
     Pin {
         core: Option<usize>,
     },
@@ -64,15 +64,23 @@ pub enum Order {
         job: Job,
         role: Role,
     },
-    /// Get ready for up to `most` connections at a time, over raw TCP and over uwarp; the passive end listens.
+    /// Get ready for up to `most` connections at a time, over raw TCP and over uwarp; the passive end
+    /// listens.
     Gather {
         listen: Option<IpAddr>,
         most: u32,
     },
     Many(Many),
+    /// Get to know `count` peers, of `most` in the end, with one datagram queue pair, or be those; the active
+    /// end reports what it uses then.
+    Peers {
+        count: u32,
+        role: Role,
+        most: u32,
+    },
 }
 
-/// What to do with many connections. Where both ends have a part, the passive one's stands first.
+/// What to do with many connections. Where both ends have a part, the passive one's comes first.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Many {
     Accept {
@@ -85,7 +93,13 @@ pub enum Many {
         count: u32,
         at_once: u32,
     },
-    /// Waits until the peer has ended all connections, and forgets them.
+    /// Makes queue pairs, joins them with the peer's by number, and destroys them; at both ends. The figure is
+    /// the active one's.
+    BringUp {
+        count: u32,
+        role: Role,
+    },
+    /// Waits until the peer has ended all connections, and drops them.
     Leave {
         over: Over,
     },
@@ -94,7 +108,7 @@ pub enum Many {
     },
     /// Fills all queues once; at both ends.
     Traffic,
-    /// Says what the process uses.
+    /// Reports what the process uses.
     Weigh,
     /// Answers each small message on its connection.
     Answer,
@@ -136,7 +150,8 @@ pub struct Weight {
     pub resident: u64,
     /// Processor time of all threads, in microseconds: before and after this account was made.
     pub cpu_us: [u64; 2],
-    /// Of the whole machine: what the kernel's allocator holds, and the buffers of TCP. Nothing tells of whom they are.
+    /// Of the whole machine: what the kernel's allocator holds, and the buffers of TCP. They cannot be
+    /// attributed to a process.
     pub kernel: u64,
 }
 
@@ -148,7 +163,7 @@ pub struct Spread {
     pub most: f64,
 }
 
-/// The active end begins, keeps the clock and says when it is over; the passive end answers.
+/// The active end begins, measures the time and ends it; the passive end answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     Active,
@@ -174,15 +189,21 @@ pub struct Job {
 pub enum Work {
     /// One message there, one back. The figure is half a round trip.
     PingPong { wait: Wait, size: u32 },
-    /// Messages one way. The figure is bytes a second, until the target has said that it has them all.
+    /// Messages one way. The figure is bytes a second, until the target has reported that it has them all.
     Stream { flow: Flow, target: Target },
-    /// Small messages one way, posted in lists of `list`, the last of each signalled, up to `depth` under way. The figure
-    /// is messages a second, likewise.
+    /// One datagram there, one back. The figure is half a round trip.
+    Datagram { size: u32 },
+    /// Datagrams one way, posted in lists of `list`, the last of each signalled, up to `depth` in flight. The
+    /// figure is datagrams a second that arrive.
+    Datagrams { size: u32, list: u32, depth: u32 },
+    /// Small messages one way, posted in lists of `list`, the last of each signalled, up to `depth` in
+    /// flight. The figure is messages a second, likewise.
     Rate { size: u32, list: u32, depth: u32, target: Target },
-    /// A Send with a small request, then an RDMA Write or Read of `size` bytes by the end that was asked, then its Send of
-    /// the response. The figure is the time from the request to the response.
+    /// A Send with a small request, then an RDMA Write or Read of `size` bytes by the end that was asked,
+    /// then its Send of the response. The figure is the time from the request to the response.
     Transaction { verb: Verb, size: u32 },
-    /// A message of this size is copied in pieces and its CRC taken on the way; at the active end alone. Bytes a second.
+    /// A message of this size is copied in pieces and its CRC taken on the way; at the active end alone.
+    /// Bytes a second.
     CopyCrc { size: u32 },
     /// System calls of the active end's thread on one path of the library.
     Path(Path),
@@ -193,7 +214,7 @@ pub enum Work {
 pub struct Flow {
     pub verb: Verb,
     pub size: u32,
-    /// Work requests under way at most.
+    /// Outstanding work requests at most.
     pub window: u32,
     /// One work request in so many is signalled.
     pub signal: u32,
@@ -207,12 +228,12 @@ pub enum Verb {
 }
 
 impl Work {
-    /// Whether a thread at each end wants a core for itself all the time.
+    /// Whether a thread at each end needs a core of its own all the time.
     pub fn spins(self) -> bool {
         match self {
-            Work::PingPong { wait, .. } => matches!(wait, Wait::Spin | Wait::Memory),
+            Work::PingPong { wait, .. } => matches!(wait, Wait::Spin | Wait::Memory | Wait::Answer),
             Work::Stream { target, .. } | Work::Rate { target, .. } => target == Target::Polls,
-            Work::Transaction { .. } => true,
+            Work::Transaction { .. } | Work::Datagram { .. } | Work::Datagrams { .. } => true,
             Work::CopyCrc { .. } => false,
             Work::Path(path) => path != Path::Event,
         }
@@ -220,7 +241,7 @@ impl Work {
 
     /// The figure is a time, and less is better.
     pub fn is_time(self) -> bool {
-        matches!(self, Work::PingPong { .. } | Work::Transaction { .. })
+        matches!(self, Work::PingPong { .. } | Work::Transaction { .. } | Work::Datagram { .. })
     }
 
     /// What of it is the same for raw TCP, which has no verbs, no queues and, one way, no messages.
@@ -249,6 +270,8 @@ pub enum Wait {
     Descriptor,
     /// RDMA Writes, seen by looking at memory, as `ib_write_lat` does it.
     Memory,
+    /// For the answer to an atomic fetch-and-add; the peer, which polls, has nothing to send.
+    Answer,
 }
 
 /// What the target of one-way traffic does meanwhile.
@@ -275,11 +298,12 @@ pub enum Path {
     PollWaiting,
     /// `ibv_poll_cq` with nothing waiting, in a loop.
     PollEmpty,
-    /// `ibv_get_cq_event`, with `ibv_req_notify_cq` and `ibv_poll_cq`, for one message that is yet to come.
+    /// `ibv_get_cq_event`, with `ibv_req_notify_cq` and `ibv_poll_cq`, for one message that has not arrived
+    /// yet.
     Event,
 }
 
-/// What one round gave.
+/// The result of one round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Figure {
     /// Microseconds (median of the round), bytes a second, or messages a second.
@@ -302,7 +326,7 @@ pub struct Calls {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     pub name: String,
-    /// It answered EAGAIN.
+    /// It returned EAGAIN.
     pub empty: bool,
     pub count: u64,
 }

@@ -1,7 +1,7 @@
-//! The measure that uwarp is held against: the same traffic over a bare TCP socket.
+//! What uwarp is compared with: the same traffic over a bare TCP socket.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -12,9 +12,9 @@ use super::protocol::{Failure, Figure, LARGEST, Result, Verb};
 use super::stats;
 use super::ways::{Buffers, FIXED, PATIENCE, Waiting, Way};
 
-/// One connection for each kind of socket buffers: a size once set cannot be given back to the system.
+/// One connection for each kind of socket buffers: a size once set cannot be made automatic again.
 pub struct Raws {
-    /// Also carries what the ends tell each other.
+    /// Also carries the ends' messages to each other.
     pub system: Raw,
     fixed: Raw,
 }
@@ -33,7 +33,7 @@ impl Raws {
     pub fn of(&mut self, way: Way) -> &mut Raw {
         match way {
             Way::Calls { buffers: Buffers::Fixed, .. } => &mut self.fixed,
-            Way::Calls { .. } | Way::Wait(_) | Way::Open { .. } => &mut self.system,
+            Way::Calls { .. } | Way::Wait(_) | Way::Open { .. } | Way::Datagrams { .. } => &mut self.system,
         }
     }
 }
@@ -47,7 +47,7 @@ pub struct Raw {
 
 /// In the last word of a ping: this is the last one.
 const LAST: u64 = 1 << 63;
-/// Bytes of a transaction's request, of its response, and of what asks for its payload.
+/// Bytes of a transaction's request, of its response, and of the request for its payload.
 pub const REQUEST: u32 = 64;
 
 impl Raw {
@@ -55,6 +55,13 @@ impl Raw {
         socket.set_nodelay(true).map_err(Failure::of("TCP_NODELAY"))?;
         let buffer = || vec![0; LARGEST as usize];
         Ok(Raw { socket, source: buffer(), sink: buffer() })
+    }
+
+    /// Our address and the peer's.
+    pub fn addresses(&self) -> Result<(IpAddr, IpAddr)> {
+        let own = self.socket.local_addr().map_err(Failure::of("raw TCP: address"))?;
+        let peer = self.socket.peer_addr().map_err(Failure::of("raw TCP: address"))?;
+        Ok((own.ip(), peer.ip()))
     }
 
     /// The active side of a ping-pong.
@@ -82,8 +89,8 @@ impl Raw {
         }
     }
 
-    /// The active side of transactions, in the messages of the same with verbs. Where the peer would Write, payload and
-    /// response come in one call; where it would Read, it asks for the payload.
+    /// The active side of transactions, in the messages of the same with verbs. Where the peer would Write,
+    /// payload and response come in one call; where it would Read, it requests the payload.
     pub fn request(&mut self, verb: Verb, size: usize, wait: Waiting, time: Duration) -> Result<Figure> {
         let (mut out, mut back) = (message(REQUEST as usize)?, message(REQUEST as usize)?);
         let mut payload = message(size)?;
@@ -128,7 +135,8 @@ impl Raw {
         }
     }
 
-    /// Sends for about `time` in calls of `size` bytes; the figure is bytes a second until the other side has them.
+    /// Sends for about `time` in calls of `size` bytes; the figure is bytes a second until the other side has
+    /// them.
     pub fn stream(&mut self, size: usize, time: Duration) -> Result<Figure> {
         let block = self.source.get_mut(..size).ok_or_else(too_large)?;
         block.fill(0);
@@ -155,7 +163,7 @@ impl Raw {
         Ok(Figure { value: sent as f64 / seconds, p99: None, operations: blocks })
     }
 
-    /// Receives such a stream in calls of up to `size` bytes, and says how much it was.
+    /// Receives such a stream in calls of up to `size` bytes, and returns how much it was.
     pub fn drain(&mut self, size: usize, wait: Waiting) -> Result<()> {
         let flags = if wait == Waiting::Spin { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
         let block = self.sink.get_mut(..size).ok_or_else(too_large)?;
@@ -176,7 +184,7 @@ impl Raw {
         self.send_number(count)
     }
 
-    /// One number, blocking. Also how ends that must not use uwarp for it tell each other something.
+    /// One number, blocking. Also for messages between the ends that must not go over uwarp.
     pub fn send_number(&mut self, number: u64) -> Result<()> {
         (&self.socket).write_all(&number.to_le_bytes()).map_err(Failure::of("raw TCP: send"))
     }
@@ -185,6 +193,19 @@ impl Raw {
         let mut bytes = [0; 8];
         (&self.socket).read_exact(&mut bytes).map_err(Failure::of("raw TCP: receive"))?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Several at once.
+    pub fn send_numbers(&mut self, numbers: &[u64]) -> Result<()> {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        (&self.socket).write_all(&bytes).map_err(Failure::of("raw TCP: send"))
+    }
+
+    /// As many as the peer has sent.
+    pub fn receive_numbers(&mut self, count: usize) -> Result<Vec<u64>> {
+        let mut bytes = vec![0; count * 8];
+        (&self.socket).read_exact(&mut bytes).map_err(Failure::of("raw TCP: receive"))?;
+        Ok(bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
     }
 
     /// As [`Raw::receive_number`], if it has begun to come.
@@ -213,7 +234,7 @@ impl Raw {
             Waiting::Spin | Waiting::SpinThenBlock | Waiting::Poll => RecvFlags::DONTWAIT,
         };
         let mut filled = 0;
-        // When the first look was in vain.
+        // When the first look found nothing.
         let mut waiting_since: Option<Instant> = None;
         while let Some(rest) = message.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             let patient = waiting_since.is_none_or(|since| since.elapsed() < PATIENCE);
@@ -239,7 +260,7 @@ impl Raw {
     }
 }
 
-/// The clock of the active side: numbers the round trips, and says when it is time for the last.
+/// The clock of the active side: numbers the round trips, and marks the last.
 pub struct Trips {
     time: Duration,
     start: Instant,
@@ -298,7 +319,7 @@ pub fn ping_figure(halves: &mut [u32]) -> Result<Figure> {
     Ok(Figure { value, p99: Some(p99), operations })
 }
 
-/// Whether a ping's number says that it is the last.
+/// Whether a ping's number marks it as the last.
 pub fn is_last(number: u64) -> bool {
     number & LAST != 0
 }

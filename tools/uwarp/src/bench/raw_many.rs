@@ -1,4 +1,4 @@
-//! What many connections are held against: as many bare TCP connections, made and taken the same way.
+//! What many connections are compared with: as many bare TCP connections, made and taken the same way.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -19,11 +19,11 @@ pub struct RawCrowd {
     members: Vec<OwnedFd>,
 }
 
-/// As many as uwarp's own listeners let wait in the kernel.
+/// The backlog of uwarp's own listeners in the kernel.
 const BACKLOG: i32 = 1024;
 
 impl RawCrowd {
-    /// Listens; says on which port.
+    /// Listens; returns the port.
     pub fn listen(&mut self, address: IpAddr) -> Result<u16> {
         let listener = TcpListener::bind((address, 0)).map_err(Failure::of("listen"))?;
         net::listen(&listener, BACKLOG).map_err(Failure::of("listen"))?;
@@ -32,8 +32,8 @@ impl RawCrowd {
         Ok(port)
     }
 
-    /// Makes connections, up to `at_once` at a time. One stands when the byte has come that the other end sends after
-    /// `accept`: as with uwarp, both programs then know of it.
+    /// Makes connections, up to `at_once` at a time. One is established when the byte has come that the other
+    /// end sends after `accept`: as with uwarp, both programs then know of it.
     pub fn connect(&mut self, to: SocketAddr, count: u32, at_once: u32, way: Way) -> Result<Figure> {
         let spins = matches!(way, Way::Open { connect: Waiting::Spin, .. });
         if at_once == 1 {
@@ -83,7 +83,7 @@ impl RawCrowd {
         Ok(Figure { value: f64::from(count) / seconds, p99, operations: count.into() })
     }
 
-    /// So, one at a time and without epoll.
+    /// The same, one at a time and without epoll.
     fn connect_in_turn(&mut self, to: SocketAddr, count: u32, spins: bool) -> Result<Figure> {
         let flags = if spins { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
         let mut halves = Vec::with_capacity(count as usize);

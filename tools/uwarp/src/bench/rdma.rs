@@ -6,11 +6,11 @@ use super::fabric::{IN, Link, List, OUT, SMALL, SOURCE, TARGET};
 use super::protocol::{Failure, Figure, LARGEST, Result, Verb, Wait};
 use super::raw::{REQUEST, Raw, Trips, is_last};
 
-/// Of Sends whose end nobody waits for, one in so many is signalled, so that the send queue empties.
+/// Of Sends whose completion is not awaited, one in so many is signalled, so that the send queue drains.
 const SIGNAL_EVERY: u64 = 64;
 
-/// One side's part of a ping-pong: sends a number, or waits for one. Kept apart from the clock, so that both sides are
-/// the same.
+/// One side's part of a ping-pong: sends a number, or waits for one. Kept apart from the clock, so that both
+/// sides are the same.
 struct Ball<'a> {
     link: &'a Link,
     wait: Wait,
@@ -46,8 +46,9 @@ impl<'a> Ball<'a> {
     fn send(&mut self, number: u64) -> Result<()> {
         self.link.store(OUT + self.end, number);
         match self.wait {
-            // As ib_send_lat and ib_write_lat: every one is signalled, and its completion taken before going on.
-            Wait::Spin | Wait::Memory => {
+            // As ib_send_lat and ib_write_lat: every one is signalled, and its completion taken before going
+            // on.
+            Wait::Spin | Wait::Memory | Wait::Answer => {
                 self.link.post(&mut self.signalled)?;
                 while self.link.reap_sends()? == 0 {}
                 Ok(())
@@ -63,7 +64,8 @@ impl<'a> Ball<'a> {
     #[inline]
     fn wait(&mut self) -> Result<u64> {
         match self.wait {
-            Wait::Spin => loop {
+            // An answer has a way of its own.
+            Wait::Spin | Wait::Answer => loop {
                 if self.link.reap_receive()?.is_some() {
                     return self.take();
                 }
@@ -91,7 +93,7 @@ impl<'a> Ball<'a> {
 
     #[inline]
     fn take(&self) -> Result<u64> {
-        let number = self.link.load(IN + self.end);
+        let number = self.link.load(self.link.received() + self.end);
         self.link.post_receive()?;
         Ok(number)
     }
@@ -103,8 +105,11 @@ impl<'a> Ball<'a> {
     }
 }
 
-/// The active side of a ping-pong. `raw` carries the word that the passive side is ready.
+/// The active side of a ping-pong. `raw` carries the message that the passive side is ready.
 pub fn ping(link: &Link, raw: &mut Raw, wait: Wait, size: u32, time: Duration) -> Result<Figure> {
+    if wait == Wait::Answer {
+        return fetch_and_add(link, raw, time);
+    }
     let mut ball = Ball::new(link, wait, size)?;
     raw.receive_number()?;
     let mut trips = Trips::start(time);
@@ -118,6 +123,9 @@ pub fn ping(link: &Link, raw: &mut Raw, wait: Wait, size: u32, time: Duration) -
 
 /// The passive side.
 pub fn pong(link: &Link, raw: &mut Raw, wait: Wait, size: u32) -> Result<()> {
+    if wait == Wait::Answer {
+        return be_added_to(link, raw);
+    }
     let mut ball = Ball::new(link, wait, size)?;
     raw.send_number(0)?;
     loop {
@@ -129,8 +137,37 @@ pub fn pong(link: &Link, raw: &mut Raw, wait: Wait, size: u32) -> Result<()> {
     }
 }
 
-/// The active side of transactions, both ends polling: a Send of the request, and the wait for the response. What the peer
-/// Writes is at [`TARGET`], what it Reads at [`SOURCE`].
+/// The active side of a ping that the peer's library answers: adds to a word of the peer's so that it becomes the number.
+fn fetch_and_add(link: &Link, raw: &mut Raw, time: Duration) -> Result<Figure> {
+    let mut add = link.fetch_add(OUT, TARGET);
+    raw.receive_number()?;
+    let mut there = 0;
+    let mut trips = Trips::start(time);
+    while let Some(number) = trips.next() {
+        let step = number.wrapping_sub(there);
+        add.set_operand(step);
+        link.post(&mut add)?;
+        while link.reap_sends()? == 0 {}
+        there = number;
+        trips.end(link.load(OUT).wrapping_add(step))?;
+    }
+    trips.figure(2)
+}
+
+/// The passive side: polls until the last number is there.
+fn be_added_to(link: &Link, raw: &mut Raw) -> Result<()> {
+    link.store(TARGET, 0);
+    raw.send_number(0)?;
+    while !is_last(link.load(TARGET)) {
+        if link.reap_receive()?.is_some() {
+            return Err(Failure::new("a message where none was to come"));
+        }
+    }
+    Ok(())
+}
+
+/// The active side of transactions, both ends polling: a Send of the request, and the wait for the response.
+/// What the peer Writes is at [`TARGET`], what it Reads at [`SOURCE`].
 pub fn request(link: &Link, raw: &mut Raw, verb: Verb, size: u32, time: Duration) -> Result<Figure> {
     let end = fits(size)?;
     let mut request = link.send_list(OUT, REQUEST, true);
@@ -150,15 +187,15 @@ pub fn request(link: &Link, raw: &mut Raw, verb: Verb, size: u32, time: Duration
             _ => link.load(IN + REQUEST - 8),
         };
         link.post_receive()?;
-        // There, as a rule: the response came behind it.
+        // Usually there: the response came behind it.
         while link.reap_sends()? == 0 {}
         trips.end(answer)?;
     }
     trips.figure(1)
 }
 
-/// The passive side: a Write with the response behind it, posted as one list, as NVMe-oF and iSER targets do it; or a Read, and
-/// the response when that is completed.
+/// The passive side: a Write with the response behind it, posted as one list, as NVMe-oF and iSER targets do
+/// it; or a Read, and the response when that is completed.
 pub fn respond(link: &Link, raw: &mut Raw, verb: Verb, size: u32) -> Result<()> {
     let end = fits(size)?;
     let mut both = link.write_and_send(size, REQUEST);
@@ -180,7 +217,7 @@ pub fn respond(link: &Link, raw: &mut Raw, verb: Verb, size: u32) -> Result<()> 
             link.post(&mut read)?;
             while link.reap_sends()? == 0 {}
             if link.load(TARGET + end) != number {
-                return Err(Failure::new("an RDMA Read did not bring what was there"));
+                return Err(Failure::new("an RDMA Read returned wrong data"));
             }
             link.post(&mut response)?;
         } else {

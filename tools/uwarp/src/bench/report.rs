@@ -12,12 +12,15 @@ use super::protocol::{Calls, Figure, Result};
 use super::stats::{self, Ratio, Side};
 use super::ways::Sweep;
 
-const GROUPS: [Group; 8] = [
+const GROUPS: [Group; 11] = [
     Group::Latency,
     Group::Transactions,
     Group::Bandwidth,
     Group::Messages,
     Group::Rate,
+    Group::Datagrams,
+    Group::DatagramRate,
+    Group::DatagramFacts,
     Group::Syscalls,
     Group::Connections,
     Group::Memory,
@@ -42,7 +45,7 @@ pub enum Outcome {
     Fact(Fact),
 }
 
-/// Figures that nothing in the same run stands beside, or not raw TCP.
+/// Figures with nothing beside them in the same run, or not raw TCP.
 #[derive(Serialize)]
 pub struct Fact {
     #[serde(skip)]
@@ -66,7 +69,7 @@ pub struct Sides {
     ratio: Ratio,
     #[serde(skip_serializing_if = "Option::is_none")]
     p99_ratio: Option<Ratio>,
-    /// Where it matters, what copying with the CRC does alone, in bytes a second.
+    /// If it matters, copying with the CRC alone, in bytes a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     copy_crc: Option<f64>,
     baseline: Sweep,
@@ -201,13 +204,13 @@ impl Measured {
             title: &self.item.title,
             group: self.item.group,
             unit: match self.item.group {
-                Group::Latency => "µs, half a round trip",
+                Group::Latency | Group::Datagrams => "µs, half a round trip",
                 Group::Transactions => "µs",
                 Group::Bandwidth | Group::Messages => "B/s",
-                Group::Rate => "messages/s",
+                Group::Rate | Group::DatagramRate => "messages/s",
                 Group::Syscalls => "system calls of the calling thread",
                 Group::Connections => "connections/s",
-                Group::Memory => "see the names",
+                Group::Memory | Group::DatagramFacts => "see the names",
             },
             target: &self.item.goal,
             target_ratio: sides.and_then(|sides| self.item.goal.ratio(sides.raw.median, sides.copy_crc)),
@@ -233,7 +236,7 @@ impl Measured {
                 let group = self.item.group;
                 let mut row = vec![title, in_unit(group, raw), in_unit(group, uwarp), spread(sides.ratio)];
                 row.push(match goal {
-                    // The number that it comes to in this run.
+                    // The target's value in this run.
                     Goal::BesideCrc(_) => {
                         let wanted = goal.ratio(raw.median, sides.copy_crc);
                         wanted.map_or("-".to_owned(), |wanted| format!("at least {wanted:.2}"))
@@ -241,7 +244,7 @@ impl Measured {
                     goal => goal.to_string(),
                 });
                 match group {
-                    Group::Latency | Group::Transactions => {
+                    Group::Latency | Group::Transactions | Group::Datagrams => {
                         row.push(sides.p99_ratio.map_or("-".to_owned(), spread));
                         row.push(group.tail().map_or("-".to_owned(), |most| format!("at most {most:.2}")));
                     }
@@ -261,13 +264,15 @@ fn spread(Ratio { median, least, most }: Ratio) -> String {
     format!("{median:.2} ({least:.2} to {most:.2})")
 }
 
-/// As the caption and the header of the group say.
+/// For the caption and the header of the group.
 fn in_unit(group: Group, side: &Side) -> String {
     match group {
-        Group::Latency | Group::Transactions => with_tail(side),
+        Group::Latency | Group::Transactions | Group::Datagrams => with_tail(side),
         Group::Bandwidth | Group::Messages => format!("{:.2}", side.median / 1e9),
         Group::Connections => per_second(side),
-        Group::Rate | Group::Syscalls | Group::Memory => format!("{:.2}", side.median / 1e6),
+        Group::Rate | Group::DatagramRate | Group::DatagramFacts | Group::Syscalls | Group::Memory => {
+            format!("{:.2}", side.median / 1e6)
+        }
     }
 }
 
@@ -318,6 +323,11 @@ fn caption(group: Group) -> &'static str {
             "One way at the settings of perftest: 128 work requests under way, each posted alone; raw TCP sends each by itself"
         }
         Group::Rate => "Small messages one way, counted at the target, CRC on",
+        Group::Datagrams => "Datagrams, ping-pong: half a round trip, median (99th percentile)",
+        Group::DatagramRate => {
+            "Datagrams one way, as they arrive. Best raw UDP: datagrams of its send / receive calls"
+        }
+        Group::DatagramFacts => "Datagrams beside connections, and with many peers",
         Group::Syscalls => "System calls of the calling thread, one time through each path",
         Group::Connections => {
             "Connections a second, until they stand at both ends (99th percentile of one, ms)"
@@ -337,6 +347,20 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>) -> Table {
         Group::Bandwidth => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", "copy and CRC GB/s", BEST],
         Group::Messages => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", BEST],
         Group::Rate => &["", "raw TCP million/s", "uwarp million/s", "ratio", "target", BEST],
+        Group::Datagrams => &[
+            "",
+            "raw UDP µs",
+            "uwarp µs",
+            "ratio",
+            "target",
+            "of 99th percentiles",
+            "target",
+            "raw UDP at its best",
+        ],
+        Group::DatagramRate => {
+            &["", "raw UDP million/s", "uwarp million/s", "ratio", "target", "raw UDP at its best"]
+        }
+        Group::DatagramFacts => &["", "measured", "target"],
         Group::Syscalls => &["", "calls", "times", "budget"],
         Group::Connections => &["", "raw TCP", "uwarp", "ratio", "target", BEST],
         Group::Memory => &["", "measured", "target"],
@@ -346,7 +370,7 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>) -> Table {
     for row in rows {
         table.add_row(row);
     }
-    if !matches!(group, Group::Syscalls | Group::Memory) {
+    if !matches!(group, Group::DatagramFacts | Group::Syscalls | Group::Memory) {
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -52,7 +52,8 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// Each round is compared with the raw one just before it: a machine that slows down for a while slows both.
+    /// Each round is compared with the raw one just before it: a machine that slows down for a while slows
+    /// both.
     pub fn new(uwarp: &[Figure], raw: &[Figure]) -> Option<Ratio> {
         Ratio::of(uwarp.iter().zip(raw).map(|(uwarp, raw)| uwarp.value / raw.value))
     }

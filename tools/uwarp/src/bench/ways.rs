@@ -1,8 +1,9 @@
-//! How raw TCP does its part: the ways that are tried at the start of a run, of which the best is what uwarp is held against.
+//! How raw TCP does its part: the ways that are tried at the start of a run, of which the best is compared
+//! with uwarp.
 //!
-//! A ratio says something only where the other side is as good as it can be. So whatever uwarp does at an end (spin, take
-//! more than one message in a call, use one buffer again and again) raw TCP may do too, and which of it serves best is
-//! measured, because it differs from machine to machine.
+//! A ratio says something only where the other side is as good as it can be. So whatever uwarp does at an end
+//! (spin, take more than one message in a call, use one buffer again and again) raw TCP may do too, and which
+//! of it serves best is measured, because it differs from machine to machine.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,9 +16,12 @@ use super::protocol::{Figure, Result, Wait};
 pub enum Way {
     /// Of messages there and back: how both ends wait for the next.
     Wait(Waiting),
-    /// Of bytes one way: what a send and a receive call hand over at most, out of and into one buffer that is used again
-    /// and again, and how the receiver waits. The sender blocks when the socket is full.
+    /// Of bytes one way: what a send and a receive call pass at most, out of and into one buffer that is used
+    /// again and again, and how the receiver waits. The sender blocks when the socket is full.
     Calls { send: u32, receive: u32, wait: Waiting, buffers: Buffers },
+    /// Of datagrams one way: how many a send and a receive call pass at most, whether the system cuts what is
+    /// sent (UDP_SEGMENT) and joins what is received (UDP_GRO), and how the receiver waits.
+    Datagrams { send: u32, receive: u32, cut: bool, joined: bool, wait: Waiting },
     /// Of connections: how each end waits.
     Open { connect: Waiting, accept: Waiting },
 }
@@ -52,11 +56,11 @@ const KIB: u32 = 1024;
 const MIB: u32 = 1024 * 1024;
 
 impl Way {
-    /// Whether it wants a core for each end.
+    /// Whether it needs a core for each end.
     pub fn spins(self) -> bool {
         match self {
-            Way::Wait(wait) | Way::Calls { wait, .. } => wait == Waiting::Spin,
-            // As many connections come and go, threads of the kernel and of the library want a core, too.
+            Way::Wait(wait) | Way::Calls { wait, .. } | Way::Datagrams { wait, .. } => wait == Waiting::Spin,
+            // As many connections come and go, threads of the kernel and of the library need a core, too.
             Way::Open { .. } => false,
         }
     }
@@ -65,10 +69,10 @@ impl Way {
 /// Of a ping-pong whose ends wait so over uwarp.
 pub fn ping_pong(wait: Wait) -> Vec<Way> {
     let waits: &[Waiting] = match wait {
-        Wait::Spin | Wait::Memory => &[Waiting::Spin, Waiting::Block, Waiting::Poll],
+        Wait::Spin | Wait::Memory | Wait::Answer => &[Waiting::Spin, Waiting::Block, Waiting::Poll],
         // `ibv_get_cq_event` looks for a while before it sleeps.
         Wait::Block => &[Waiting::SpinThenBlock, Waiting::Block, Waiting::Poll],
-        // The program has asked to sleep.
+        // The program has chosen to sleep.
         Wait::Descriptor => &[Waiting::Poll, Waiting::Block],
     };
     waits.iter().copied().map(Way::Wait).collect()
@@ -92,9 +96,30 @@ pub fn messages(size: u32) -> Vec<Way> {
     ways
 }
 
-/// Of small messages in lists: the sender hands over one list, or all that may be under way, in a call.
+/// Of small messages in lists: the sender passes one list, or all that may be in flight, in a call.
 pub fn lists(list: u32, depth: u32) -> Vec<Way> {
     receivers(&[list, depth], &[4 * KIB, 64 * KIB, 256 * KIB], Buffers::System)
+}
+
+/// Of datagrams one way, posted `list` at a time. Offload is of no use to a sender of single datagrams.
+pub fn datagrams(list: u32) -> Vec<Way> {
+    let mut ways = Vec::new();
+    let receives = [(1, false), (32, false), (1, true), (8, true)];
+    for cut in [false, true] {
+        for (receive, joined) in receives {
+            if (cut && list == 1) || (joined && !cut) {
+                continue;
+            }
+            ways.extend([Waiting::Spin, Waiting::Block].map(|wait| Way::Datagrams {
+                send: list,
+                receive,
+                cut,
+                joined,
+                wait,
+            }));
+        }
+    }
+    ways
 }
 
 pub fn connections() -> Vec<Way> {
@@ -133,16 +158,16 @@ pub struct Sweep {
 pub struct Tried {
     #[serde(serialize_with = "as_text")]
     pub way: Way,
-    /// In the unit of the figure, the best of all trials: machines have slow spells of some seconds, in which everything takes
-    /// twice as long, and no fast ones.
+    /// In the unit of the figure, the best of all trials: machines have slow spells of some seconds, in which
+    /// everything takes twice as long, and no fast ones.
     pub value: f64,
 }
 
 /// How often each way is tried, so far apart that not all of it falls into one slow spell.
 const PASSES: usize = 2;
-/// That many are tried again.
+/// This many are tried again.
 const FINALISTS: usize = 3;
-/// So often.
+/// How often these.
 const FINALS: usize = 2;
 
 /// Tries each way and the best of them again. `None` where there is none.
@@ -192,6 +217,10 @@ impl fmt::Display for Way {
                     Buffers::System => Ok(()),
                     Buffers::Fixed => write!(f, ", buffers of {}", size_name(FIXED as u32)),
                 }
+            }
+            Way::Datagrams { send, receive, cut, joined, wait } => {
+                write!(f, "{send}{} / {receive}", if *cut { " (UDP_SEGMENT)" } else { "" })?;
+                write!(f, "{}, {wait}", if *joined { " (UDP_GRO)" } else { "" })
             }
             Way::Open { connect, accept } => write!(f, "connect {connect}, accept {accept}"),
         }

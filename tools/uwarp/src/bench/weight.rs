@@ -6,7 +6,7 @@ use rustix::time::ClockId;
 
 use super::protocol::{Failure, Result, Weight};
 
-/// Weighs this process, with so many connections.
+/// Measures this process, with so many connections.
 pub fn weigh(connections: u64) -> Result<Weight> {
     let before = cpu();
     // SAFETY: takes nothing and reads malloc's own counts.
@@ -38,7 +38,7 @@ fn kilobytes(file: &str, names: &[&str]) -> Result<u64> {
     Ok(text.lines().filter_map(value).sum())
 }
 
-/// Pages that TCP holds for bytes under way.
+/// Pages that TCP holds for bytes in flight.
 fn tcp_buffers() -> Option<u64> {
     let text = fs::read_to_string("/proc/net/sockstat").ok()?;
     let line = text.lines().find(|line| line.starts_with("TCP:"))?;

@@ -1,12 +1,13 @@
-//! Does this host give what the library needs: descriptors, sockets, an interface, cores, ports?
+//! Does this host have what the library needs: descriptors, sockets, an interface, cores, ports?
 
 use std::env;
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit};
 use rustix::system::uname;
 
@@ -19,7 +20,7 @@ use crate::run::DESCRIPTORS_WANTED;
 const QUEUE_PAIRS_PER_PORT: u32 = 256;
 
 pub fn checks() -> Vec<Check> {
-    vec![descriptors(), memory(), kernel(), loopback(), interface(), buffers(), cores(), ports()]
+    vec![descriptors(), memory(), kernel(), loopback(), interface(), buffers(), datagrams(), cores(), ports()]
 }
 
 fn descriptors() -> Check {
@@ -46,7 +47,7 @@ fn memory() -> Check {
     Check::ok("memory", "registered memory is not locked, so the limit on locked memory does not matter")
 }
 
-/// Where a sandbox refuses one of these, nothing works.
+/// If a sandbox refuses one of these, nothing works.
 fn kernel() -> Check {
     let name = "kernel";
     let release = uname().release().to_string_lossy().into_owned();
@@ -76,13 +77,11 @@ fn loopback() -> Check {
     let v6 = through((Ipv6Addr::LOCALHOST, 0).into());
     match (v4, v6) {
         (Ok(()), Ok(())) => Check::ok(name, "TCP connections over 127.0.0.1 and ::1 work"),
-        (Ok(()), Err(error)) => {
-            Check::ok(name, format!("TCP over 127.0.0.1 works; there is no IPv6 here ({error})"))
-        }
+        (Ok(()), Err(error)) => Check::ok(name, format!("TCP over 127.0.0.1 works; IPv6 does not ({error})")),
         (Err(error), _) => Check::fail(
             name,
             format!("no TCP connection over 127.0.0.1: {error}"),
-            "in a fresh network namespace: ip link set lo up",
+            "in a new network namespace: ip link set lo up",
         ),
     }
 }
@@ -110,7 +109,10 @@ fn interface() -> Check {
         ),
         _ => Check::ok(
             name,
-            format!("{}; peers must reach it as it is, without address translation", words.join(", ")),
+            format!(
+                "{}; peers must reach this address itself, without address translation",
+                words.join(", ")
+            ),
         ),
     }
 }
@@ -147,6 +149,34 @@ fn buffers() -> Check {
     }
 }
 
+/// Room for datagrams that wait until a program polls, as the library asks for it.
+fn datagrams() -> Check {
+    const WANTED: usize = 4 << 20;
+    let room = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok().and_then(|socket| {
+        if sockopt::set_socket_recv_buffer_size_force(&socket, WANTED).is_err() {
+            sockopt::set_socket_recv_buffer_size(&socket, WANTED).ok()?;
+        }
+        // The system tells twice what was asked for: the other half is for its own bookkeeping.
+        sockopt::socket_recv_buffer_size(&socket).ok().map(|bytes| bytes / 2)
+    });
+    room_for_datagrams(room)
+}
+
+fn room_for_datagrams(room: Option<usize>) -> Check {
+    const ENOUGH: usize = 1 << 20;
+    let name = "datagrams";
+    let found = |room: usize| format!("{} KiB of datagrams wait while a program does not poll", room / 1024);
+    match room {
+        Some(room @ ENOUGH..) => Check::ok(name, found(room)),
+        Some(room) => Check::warn(
+            name,
+            format!("only {}; more are lost (UD queue pairs only)", found(room)),
+            "sysctl -w net.core.rmem_max=4194304",
+        ),
+        None => Check::warn(name, "no UDP socket: UD queue pairs cannot be made", "allow UDP sockets"),
+    }
+}
+
 fn cores() -> Check {
     let name = "cores";
     match thread::available_parallelism().map(usize::from) {
@@ -160,18 +190,16 @@ fn cores() -> Check {
             name,
             format!("{count}: enough for two programs that poll; leave UWARP_PROGRESS at auto"),
         ),
-        Ok(count) => {
-            Check::ok(name, format!("{count}: UWARP_PROGRESS=spin is worth a try where latency counts"))
-        }
+        Ok(count) => Check::ok(name, format!("{count}: UWARP_PROGRESS=spin can lower latency")),
     }
 }
 
 fn ports() -> Check {
     let name = "ports";
     let text = env::var("UWARP_PORT_RANGE").unwrap_or_default();
-    // A value that is no range is a finding of the check of settings.
+    // The check of settings reports a value that is not a range.
     if let Ok(PortRange { first, last }) = text.parse() {
-        // A look at the first few tells a range that is taken or forbidden from one that works.
+        // The first few show whether the range is taken or forbidden.
         let sample: Vec<_> = (first..=last).take(64).collect();
         let refusals: Vec<_> = sample
             .iter()
@@ -193,15 +221,32 @@ fn ports() -> Check {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let bounds: Vec<u32> = range.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [first, last] = bounds[..] else {
-        return Check::ok(name, "any that the kernel gives; UWARP_PORT_RANGE narrows them for a firewall");
+        return Check::ok(name, "any that the kernel assigns; UWARP_PORT_RANGE limits them for a firewall");
     };
-    let found = format!("any from {first} to {last}; UWARP_PORT_RANGE narrows them for a firewall");
+    let found = format!("any from {first} to {last}; UWARP_PORT_RANGE limits them for a firewall");
     match last.saturating_sub(first) {
         0..1000 => Check::warn(
             name,
-            format!("the kernel gives only ports from {first} to {last}, and each connection takes one"),
+            format!("the kernel assigns only ports from {first} to {last}, and each connection takes one"),
             "sysctl -w net.ipv4.ip_local_port_range='32768 60999'",
         ),
         _ => Check::ok(name, found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Status;
+
+    #[test]
+    fn little_room_for_datagrams_is_warned_of_with_the_remedy() {
+        // What Linux allows without the right to more, unless it is told otherwise.
+        let check = room_for_datagrams(Some(212_992));
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.found.starts_with("only 208 KiB"), "{}", check.found);
+        assert_eq!(check.remedy.as_deref(), Some("sysctl -w net.core.rmem_max=4194304"));
+        assert_eq!(room_for_datagrams(Some(4 << 20)).status, Status::Ok);
+        assert_eq!(room_for_datagrams(None).status, Status::Warn);
     }
 }

@@ -1,4 +1,4 @@
-//! Is the library there, whole, and does it answer?
+//! Is the library there, is it complete, and does it work?
 
 use std::env;
 use std::fs;
@@ -12,7 +12,7 @@ use super::Check;
 use crate::elf::Facts;
 use crate::libdir::{DEVELOPMENT_NAMES, LIBRARY, NoLibrary, SONAMES};
 
-/// The table from which the library is linked: its version nodes stand in brackets, one a line.
+/// The table from which the library is linked: its version nodes are in brackets, one on a line.
 const SYMBOLS: &str = include_str!("../../../../abi/symbols.txt");
 
 const REBUILD: &str = "build it again: make clean && make";
@@ -24,7 +24,7 @@ pub fn checks(libdir: &Result<PathBuf, NoLibrary>) -> Vec<Check> {
     }
 }
 
-/// All names lead to one file: the loader then takes it once, under whatever name it is asked for first.
+/// All names are links to one file: the loader then loads it once, under the name that is used first.
 fn files(libdir: &Path) -> Check {
     let name = "library";
     let library = libdir.join(LIBRARY);
@@ -37,12 +37,12 @@ fn files(libdir: &Path) -> Check {
     if let Some(link) = astray(&SONAMES) {
         return Check::fail(
             name,
-            format!("{} does not lead to {LIBRARY}", libdir.join(link).display()),
+            format!("{} is not a link to {LIBRARY}", libdir.join(link).display()),
             REBUILD,
         );
     }
     if let Some(link) = astray(&DEVELOPMENT_NAMES) {
-        let found = format!("{} does not lead to {LIBRARY}", libdir.join(link).display());
+        let found = format!("{} is not a link to {LIBRARY}", libdir.join(link).display());
         return Check::warn(name, found, format!("some programs load that name first; {REBUILD}"));
     }
     let size = fs::metadata(&target).map_or(0, |file| file.len());
@@ -57,7 +57,9 @@ fn versions(libdir: &Path) -> Check {
     let library = libdir.join(LIBRARY);
     let versions = match Facts::read(&library) {
         Ok(Some(facts)) => facts.versions,
-        Ok(None) => return Check::fail(name, format!("{} is no shared library", library.display()), REBUILD),
+        Ok(None) => {
+            return Check::fail(name, format!("{} is not a shared library", library.display()), REBUILD);
+        }
         Err(error) => {
             return Check::fail(name, format!("cannot read {}: {error}", library.display()), REBUILD);
         }
@@ -78,7 +80,8 @@ fn wanted_versions() -> Vec<&'static str> {
     SYMBOLS.lines().filter_map(|line| line.trim().strip_prefix('[')?.split([' ', ']']).next()).collect()
 }
 
-/// Asks the library in a process of its own, so that one that crashes or hangs is a finding and not the end.
+/// Runs the library in a separate process, so that a crash or hang is a finding and does not end this
+/// command.
 fn device() -> Check {
     let name = "device";
     let report = "please report it, with what UWARP_LOG=debug uwarp devices prints";
@@ -109,7 +112,7 @@ fn device() -> Check {
             Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
             Ok(None) | Err(_) => {
-                // It may have ended meanwhile; either way it is gone after this.
+                // It may have ended already.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Check::fail(name, "the library did not list its devices within 10 seconds", report);
@@ -119,7 +122,7 @@ fn device() -> Check {
     let (mut answer, mut complaint) = (String::new(), String::new());
     let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut answer));
     if let Some(mut pipe) = child.stderr.take() {
-        // Only to show it; what it cannot show is not missed.
+        // For display only.
         let _ = pipe.read_to_string(&mut complaint);
     }
     if !status.success() || !matches!(read, Some(Ok(_))) {
@@ -132,7 +135,7 @@ fn device() -> Check {
     shown(name, &answer).unwrap_or_else(|| Check::fail(name, "the library shows no device", report))
 }
 
-/// What the library logs, and which limit is behind it, where one of the system keeps it from starting.
+/// What the library logs when a limit of the system keeps it from starting, and the limit.
 fn limit_reached(complaint: &str) -> Option<(&str, &str)> {
     let line = complaint.lines().find(|line| line.contains(" ERROR "))?;
     line.get(line.find("cannot start: ")?..)?.split_once("; ")

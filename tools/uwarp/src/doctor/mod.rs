@@ -1,4 +1,4 @@
-//! `uwarp doctor`: looks for what would stop a program, and says the remedy.
+//! `uwarp doctor`: looks for what would stop a program, and suggests a remedy.
 
 mod host;
 mod library;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::cli::DoctorArgs;
 use crate::libdir;
 
-/// Exit status 1 where a check failed; warnings leave it 0.
+/// Exit status 1 if a check failed; 0 with warnings.
 pub fn run(args: &DoctorArgs) -> ExitCode {
     let libdir = libdir::find();
     let mut checks = library::checks(&libdir);
@@ -86,8 +86,10 @@ fn print(check: &Check) {
 fn conclusion(checks: &[Check], worst: Status) -> String {
     let count = |status| checks.iter().filter(|check| check.status == status).count();
     match worst {
-        Status::Ok => format!("All {} checks are well.", checks.len()),
-        Status::Warn => format!("Programs can run; {} of {} checks warn.", count(Status::Warn), checks.len()),
+        Status::Ok => format!("All {} checks passed.", checks.len()),
+        Status::Warn => {
+            format!("Programs can run; {} of {} checks have warnings.", count(Status::Warn), checks.len())
+        }
         Status::Fail => format!("{} of {} checks failed.", count(Status::Fail), checks.len()),
     }
 }

@@ -21,7 +21,7 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     if let Some(libdir) = libdir
         && let Ok(Some(facts)) = Facts::read(&file)
         && let Some(loader) = facts.interpreter.as_deref().filter(|loader| is_glibc(loader))
-        // The loader passes over a library of another kind, and would speak of one that is not installed.
+        // The loader ignores a library of another kind, and would report it as not installed.
         && run::unlike_library(&facts, libdir).is_none()
     {
         checks.push(libraries(&file, &facts, loader, libdir));
@@ -29,7 +29,7 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     checks
 }
 
-/// Can the loader give it shared libraries at all, and ones of the kind the library is?
+/// Can the loader load shared libraries for it, and of the kind that the library is?
 fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
     let name = "program";
     let shown = match path == file {
@@ -85,17 +85,17 @@ fn rights(file: &Path) -> Check {
             format!("the loader ignores LD_LIBRARY_PATH, because {reason}"),
             run::secure_remedy(file),
         ),
-        None => Check::ok(name, "it gains no rights by being run, so the loader heeds LD_LIBRARY_PATH"),
+        None => Check::ok(name, "it gets no extra rights when it runs, so the loader uses LD_LIBRARY_PATH"),
     }
 }
 
-/// Asks the loader, which knows best: it lists what it would load, without running the program.
+/// The loader lists what it would load, without running the program.
 fn libraries(file: &Path, facts: &Facts, loader: &Path, libdir: &Path) -> Check {
     let name = "libraries";
     let listing = Command::new(loader)
         .arg("--list")
         .arg(file)
-        // Without it, symbol versions that are missing are passed over.
+        // Without it, missing symbol versions are ignored.
         .env("LD_WARN", "1")
         .env("LD_LIBRARY_PATH", run::library_path(libdir, env::var_os("LD_LIBRARY_PATH")))
         .output();
@@ -116,7 +116,7 @@ fn libraries(file: &Path, facts: &Facts, loader: &Path, libdir: &Path) -> Check 
         };
         return Check::fail(
             name,
-            format!("it picks up {soname} from {}", other.display()),
+            format!("it loads {soname} from {}", other.display()),
             format!("the cause is {why}"),
         );
     }
@@ -128,10 +128,10 @@ fn libraries(file: &Path, facts: &Facts, loader: &Path, libdir: &Path) -> Check 
         );
     }
     match resolved.iter().any(|(soname, _)| is_ours(soname)) {
-        true => Check::ok(name, format!("it takes libibverbs and librdmacm from {}", libdir.display())),
+        true => Check::ok(name, format!("it loads libibverbs and librdmacm from {}", libdir.display())),
         false => Check::ok(
             name,
-            "it names neither libibverbs nor librdmacm; what it loads or starts later finds uwarp",
+            "it is not linked to libibverbs or librdmacm; libraries and programs that it loads later use uwarp",
         ),
     }
 }
@@ -150,7 +150,7 @@ fn is_ours(soname: &str) -> bool {
     soname == LIBRARY || SONAMES.contains(&soname)
 }
 
-/// One line can stand for both names, because the loader knows the file again.
+/// One line can be for both names, because the loader recognises the file.
 fn ours_missed<'a>(resolved: &'a [(String, Option<PathBuf>)], libdir: &Path) -> Option<(&'a str, &'a Path)> {
     resolved
         .iter()

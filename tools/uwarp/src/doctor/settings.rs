@@ -1,4 +1,4 @@
-//! Does the environment say what its owner means?
+//! Are the settings in the environment valid, and do they have an effect?
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -21,17 +21,17 @@ pub fn checks(libdir: Option<&Path>) -> Vec<Check> {
     ]
 }
 
-/// The worst of what is to be said about any variable: of several that are as bad, the first by name.
+/// The worst finding about any variable; of several that are equally bad, the first by name.
 fn settings(mut variables: Vec<(String, OsString)>) -> Check {
     let name = "settings";
     variables.sort();
     let findings = variables.iter().filter_map(|(variable, value)| judge(name, variable, value));
-    // The first of equals, which max_by_key would not be.
+    // The first of equals; max_by_key returns the last.
     if let Some(worst) = findings.rev().max_by_key(|finding| finding.status) {
         return worst;
     }
     match variables.len() {
-        0 => Check::ok(name, "no UWARP_ variable is set: everything at its default"),
+        0 => Check::ok(name, "no UWARP_ variable is set: all settings have their defaults"),
         _ => {
             let words: Vec<_> =
                 variables.iter().map(|(name, value)| format!("{name}={}", value.display())).collect();
@@ -40,13 +40,13 @@ fn settings(mut variables: Vec<(String, OsString)>) -> Check {
     }
 }
 
-/// What is wrong with a variable. It is judged as the option it stands for would be.
+/// What is wrong with a variable. It is checked as the option it stands for.
 fn judge(name: &'static str, variable: &str, value: &OsStr) -> Option<Check> {
     if variable == LIBDIR_VARIABLE {
         return None;
     }
     let refused = |refusal: &str| {
-        let found = format!("{variable}={} is not understood: {refusal}", value.display());
+        let found = format!("{variable}={} is not valid: {refusal}", value.display());
         Check::fail(name, found, format!("correct it, or unset {variable}"))
     };
     let neither = || (!is_boolean(value)).then(|| refused("neither on nor off"));
@@ -66,20 +66,20 @@ fn judge(name: &'static str, variable: &str, value: &OsStr) -> Option<Check> {
     let mut word = OsString::from(format!("--{long}="));
     word.push(value);
     let line = [OsStr::new("run"), &word, OsStr::new("--"), OsStr::new("program")];
-    // Options fall back to their variables; here one alone is to be judged.
+    // Options fall back to their variables; here only one is checked.
     if let Err(error) = run.mut_args(|option| option.env(None)).try_get_matches_from(line) {
         return Some(refused(&explanation(&error.to_string())));
     }
     (variable == "UWARP_DEVICES" && value == "per-interface").then(|| {
         Check::warn(
             name,
-            "UWARP_DEVICES=per-interface is accepted and not built yet: there is one device with all addresses",
+            "UWARP_DEVICES=per-interface is accepted, but not implemented yet: there is one device with all addresses",
             "it has no effect; unset UWARP_DEVICES",
         )
     })
 }
 
-/// What clap's message says behind "error: ".
+/// clap's message after "error: ".
 fn explanation(message: &str) -> String {
     let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
@@ -91,7 +91,7 @@ fn is_boolean(value: &OsStr) -> bool {
     })
 }
 
-/// What is set outside `uwarp run` decides for programs that are started without it.
+/// Variables that matter for programs that are started without `uwarp run`.
 fn loader_path(libdir: Option<&Path>, search: Option<OsString>, preload: Option<OsString>) -> Check {
     let name = "loader";
     if let Some(found) = preloaded(libdir, preload) {
@@ -101,18 +101,18 @@ fn loader_path(libdir: Option<&Path>, search: Option<OsString>, preload: Option<
     let mut holders = env::split_paths(&search).filter_map(|directory| holds_library(&directory));
     match (holders.next(), libdir) {
         (Some(first), Some(libdir)) if first == libdir => {
-            Check::ok(name, "LD_LIBRARY_PATH leads to uwarp: programs run over it without `uwarp run`")
+            Check::ok(name, "LD_LIBRARY_PATH has uwarp's directory: programs use it without `uwarp run`")
         }
         (Some(first), _) => Check::warn(
             name,
-            format!("LD_LIBRARY_PATH leads to another libibverbs or librdmacm in {}", first.display()),
+            format!("LD_LIBRARY_PATH finds another libibverbs or librdmacm in {}", first.display()),
             "`uwarp run` puts its own directory first; without it, set LD_LIBRARY_PATH so",
         ),
         (None, _) => Check::ok(name, "LD_LIBRARY_PATH and LD_PRELOAD name no other libibverbs or librdmacm"),
     }
 }
 
-/// Says so if `LD_PRELOAD` names a library in whose place the loader should take ours.
+/// A finding if `LD_PRELOAD` names a library that would replace ours.
 pub fn preloaded(libdir: Option<&Path>, preload: Option<OsString>) -> Option<String> {
     let preload = preload.unwrap_or_default().to_string_lossy().into_owned();
     let library = preload.split([':', ' ']).map(Path::new).find(|entry| {
@@ -162,7 +162,7 @@ mod tests {
         assert!(found.contains("iwarp, roce, ib"), "{found}");
     }
 
-    /// A warning about one name hid that another's value is not understood, and with it the exit status.
+    /// A warning about one name hid an invalid value of another, and with it the exit status.
     #[test]
     fn the_worst_of_several_settings_is_said() {
         for first in [("UWARP_DEVICES", "per-interface"), ("UWARP_A", "1")] {

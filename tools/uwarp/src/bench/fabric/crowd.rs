@@ -1,5 +1,5 @@
-//! Many connections between two processes, on one event channel, one protection domain and one pair of completion queues,
-//! as servers have them.
+//! Many connections between two processes, on one event channel, one protection domain and one pair of
+//! completion queues, as servers have them.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -34,12 +34,12 @@ pub struct Crowd {
 }
 
 /// What the connections share.
-struct Hall {
+pub(super) struct Hall {
     ops: ibv_context_ops,
-    pd: *mut ibv_pd,
+    pub(super) pd: *mut ibv_pd,
     mr: *mut ibv_mr,
-    send_cq: *mut ibv_cq,
-    receive_cq: *mut ibv_cq,
+    pub(super) send_cq: *mut ibv_cq,
+    pub(super) receive_cq: *mut ibv_cq,
     memory: &'static [Line],
 }
 
@@ -90,20 +90,21 @@ impl Crowd {
         Ok(crowd)
     }
 
-    /// Connections that stand.
+    /// Established connections.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Makes `count` more connections, up to `at_once` of them at a time; the figure is connections a second until all stand.
+    /// Makes `count` more connections, up to `at_once` of them at a time; the figure is connections a second
+    /// until all are established.
     pub fn connect(&mut self, to: SocketAddr, count: u32, at_once: u32) -> Result<Figure> {
         const PATIENCE_MS: c_int = 30_000;
         let mut address = SocketAddress::new(to);
         let mut halves = Vec::with_capacity(count as usize);
         let start = Instant::now();
-        let (mut begun, mut standing) = (0, 0);
-        while standing < count {
-            while begun < count && begun - standing < at_once {
+        let (mut begun, mut established) = (0, 0);
+        while established < count {
+            while begun < count && begun - established < at_once {
                 let index = self.members.len();
                 let id = self.new_id(index)?;
                 self.members.push(Member { id, qp: ptr::null_mut(), remote: Offer { address: 0, key: 0 } });
@@ -138,7 +139,7 @@ impl Crowd {
                         // Twice, because the summary is of halves.
                         halves.push(half(begun.elapsed() * 2));
                     }
-                    standing += 1;
+                    established += 1;
                 }
                 _ => return Err(self.unexpected(&event)),
             }
@@ -148,10 +149,10 @@ impl Crowd {
         Ok(Figure { value: f64::from(count) / seconds, p99, operations: count.into() })
     }
 
-    /// Takes connections until `count` more stand.
+    /// Takes connections until `count` more are established.
     pub fn accept(&mut self, count: u32) -> Result<()> {
-        let mut standing = 0;
-        while standing < count {
+        let mut established = 0;
+        while established < count {
             let event = self.event()?;
             match event.kind {
                 RDMA_CM_EVENT_CONNECT_REQUEST => {
@@ -162,18 +163,19 @@ impl Crowd {
                     self.members.push(Member { id: event.id, qp: ptr::null_mut(), remote });
                     let offer = self.furnish(event.id, index)?.to_bytes();
                     let mut param = parameters(&offer);
-                    // SAFETY: the id is that of the request, its queue pair is made; `offer` outlives the call.
+                    // SAFETY: the id is that of the request, its queue pair is made; `offer` outlives the
+                    // call.
                     check("rdma_accept", unsafe { (self.libraries.accept)(event.id, &mut param) })?;
                 }
-                RDMA_CM_EVENT_ESTABLISHED => standing += 1,
+                RDMA_CM_EVENT_ESTABLISHED => established += 1,
                 _ => return Err(self.unexpected(&event)),
             }
         }
         Ok(())
     }
 
-    /// Ends all connections from this side, and forgets them once the library has said that they are over. The figure is
-    /// connections a second.
+    /// Ends all connections from this side, and drops them once the library has reported their end.
+    /// The figure is connections a second.
     pub fn disconnect(&mut self) -> Result<Figure> {
         let start = Instant::now();
         for member in &self.members {
@@ -185,7 +187,7 @@ impl Crowd {
         Ok(Figure { value: count as f64 / seconds, p99: None, operations: count })
     }
 
-    /// Waits until the peer has ended all connections, and forgets them.
+    /// Waits until the peer has ended all connections, and drops them.
     pub fn leave(&mut self) -> Result<u64> {
         let mut gone = 0;
         while gone < self.members.len() {
@@ -263,7 +265,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Answers every message on its connection, whichever that is, until `over` says so.
+    /// Answers every message on its connection, until `over` returns true.
     pub fn answer(&self, raw: &mut crate::bench::raw::Raw) -> Result<()> {
         let (hall, _) = self.member(0)?;
         raw.send_number(0)?;
@@ -279,7 +281,7 @@ impl Crowd {
                 hall.send(member.qp, index)
             })?;
             looks = looks.wrapping_add(1);
-            // The peer has had all its answers when it says how many it wanted.
+            // The peer has had all its answers when it sends their number.
             if looks.is_multiple_of(1024)
                 && let Some(wanted) = raw.number_if_there()?
             {
@@ -371,22 +373,14 @@ impl Crowd {
         Ok(id)
     }
 
-    /// Makes the queue pair of an id and posts its receives; says what the peer is to be told of our memory.
+    /// Makes the queue pair of an id and posts its receives; returns what the peer must know of our memory.
     fn furnish(&mut self, id: *mut rdma_cm_id, index: usize) -> Result<Offer> {
         if self.hall.is_none() {
             // SAFETY: an id that is resolved or requested has an open context.
             self.hall = Some(Hall::new(self.libraries, unsafe { (*id).verbs }, self.most)?);
         }
         let Some(hall) = &self.hall else { return Err(Failure::new("no context")) };
-        // SAFETY: null pointers and zeros are values of all fields.
-        let mut init: ibv_qp_init_attr = unsafe { mem::zeroed() };
-        init.send_cq = hall.send_cq;
-        init.recv_cq = hall.receive_cq;
-        init.qp_type = IBV_QPT_RC;
-        init.cap.max_send_wr = DEPTH;
-        init.cap.max_recv_wr = DEPTH;
-        init.cap.max_send_sge = 1;
-        init.cap.max_recv_sge = 1;
+        let mut init = hall.wanted_queue_pair();
         // SAFETY: id and domain are of one context; `init` outlives the call.
         check("rdma_create_qp", unsafe { (self.libraries.create_qp)(id, hall.pd, &mut init) })?;
         // SAFETY: the id has a queue pair now.
@@ -436,7 +430,7 @@ impl Crowd {
 }
 
 impl Hall {
-    fn new(libraries: &'static Libraries, context: *mut ibv_context, most: u32) -> Result<Hall> {
+    pub(super) fn new(libraries: &'static Libraries, context: *mut ibv_context, most: u32) -> Result<Hall> {
         // SAFETY: the context is open.
         let pd = unsafe { (libraries.alloc_pd)(context) };
         let entries = most.saturating_mul(DEPTH).max(DEPTH).cast_signed();
@@ -463,6 +457,19 @@ impl Hall {
         Ok(Hall { ops: unsafe { (*context).ops }, pd, mr, send_cq, receive_cq, memory })
     }
 
+    pub(super) fn wanted_queue_pair(&self) -> ibv_qp_init_attr {
+        // SAFETY: null pointers and zeros are values of all fields.
+        let mut init: ibv_qp_init_attr = unsafe { mem::zeroed() };
+        init.send_cq = self.send_cq;
+        init.recv_cq = self.receive_cq;
+        init.qp_type = IBV_QPT_RC;
+        init.cap.max_send_wr = DEPTH;
+        init.cap.max_recv_wr = DEPTH;
+        init.cap.max_send_sge = 1;
+        init.cap.max_recv_sge = 1;
+        init
+    }
+
     fn address(&self, offset: usize) -> u64 {
         self.memory.as_ptr().expose_provenance() as u64 + offset as u64
     }
@@ -472,7 +479,7 @@ impl Hall {
         ibv_sge { addr: self.address(offset), length, lkey: unsafe { (*self.mr).lkey } }
     }
 
-    fn send(&self, qp: *mut ibv_qp, index: usize) -> Result<()> {
+    pub(super) fn send(&self, qp: *mut ibv_qp, index: usize) -> Result<()> {
         let element = self.element(BULK as usize + (2 * index) * MESSAGE as usize, MESSAGE);
         self.post(qp, element, index, IBV_WR_SEND, Offer { address: 0, key: 0 })
     }
@@ -504,7 +511,7 @@ impl Hall {
         check("ibv_post_send", unsafe { post_send(qp, &mut request, &mut bad) })
     }
 
-    fn receive(&self, qp: *mut ibv_qp, index: usize) -> Result<()> {
+    pub(super) fn receive(&self, qp: *mut ibv_qp, index: usize) -> Result<()> {
         let mut element = self.element(BULK as usize + (2 * index + 1) * MESSAGE as usize, MESSAGE);
         let mut request =
             ibv_recv_wr { wr_id: index as u64, next: ptr::null_mut(), sg_list: &mut element, num_sge: 1 };
@@ -514,8 +521,8 @@ impl Hall {
         check("ibv_post_recv", unsafe { post_recv(qp, &mut request, &mut bad) })
     }
 
-    /// `ibv_poll_cq`; hands over each completion and says how many there were.
-    fn reap(&self, cq: *mut ibv_cq, mut each: impl FnMut(&ibv_wc) -> Result<()>) -> Result<usize> {
+    /// `ibv_poll_cq`; calls back with each completion and returns how many there were.
+    pub(super) fn reap(&self, cq: *mut ibv_cq, mut each: impl FnMut(&ibv_wc) -> Result<()>) -> Result<usize> {
         const MOST: usize = 16;
         let mut completions = [const { MaybeUninit::<ibv_wc>::uninit() }; MOST];
         let Some(poll_cq) = self.ops.poll_cq else { return Err(absent("poll_cq")) };
@@ -530,7 +537,7 @@ impl Hall {
     }
 }
 
-fn done(completion: &ibv_wc) -> Result<()> {
+pub(super) fn done(completion: &ibv_wc) -> Result<()> {
     match completion.status {
         IBV_WC_SUCCESS => Ok(()),
         status => Err(Failure(format!("a work request ended with status {status}"))),

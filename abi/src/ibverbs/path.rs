@@ -1,0 +1,144 @@
+//! Where an address vector leads: from which of this host's addresses to which of the peer's.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use uwarp_abi_types::verbs::{ibv_ah_attr, ibv_gid, ibv_global_route};
+use uwarp_cm::pairing::Path;
+use uwarp_driver::address::{self, Address};
+use uwarp_driver::config::{Config, View};
+use uwarp_driver::port::Port;
+
+use super::query::gid_of;
+use super::view::PORT;
+use crate::failure::Failure;
+use crate::object::zeroed;
+
+/// The path of an address vector; ports do not count in it.
+pub fn of(ah: &ibv_ah_attr) -> Result<Path, Failure> {
+    if ah.port_num != PORT {
+        return Err(Failure::invalid("the device has one port, number 1"));
+    }
+    resolve(
+        ah.is_global != 0,
+        &ah.grh,
+        ah.dlid,
+        Config::get().view == View::Ib,
+        &Port::of_host().recent_addresses(),
+    )
+}
+
+fn resolve(
+    global: bool,
+    route: &ibv_global_route,
+    dlid: u16,
+    has_lids: bool,
+    own: &[Address],
+) -> Result<Path, Failure> {
+    if !global && !has_lids {
+        return Err(Failure::invalid("an address over Ethernet needs a GID (is_global)"));
+    }
+    let index = if global { usize::from(route.sgid_index) } else { 0 };
+    let local = own.get(index).ok_or_else(|| Failure::invalid("beyond the end of the GID table"))?;
+    let peer = if global { ip_of(&route.dgid) } else { address::ip_of_lid(dlid, local.ip) };
+    let peer = peer.ok_or_else(|| Failure::invalid("the address names no peer"))?;
+    if peer.is_ipv4() != local.ip.is_ipv4() && !peer.is_multicast() {
+        if peer.is_loopback() {
+            // It has no place in the table. rdma_cm's events name it all the same.
+            return Ok(Path { local: SocketAddr::new(peer, 0), peer: SocketAddr::new(peer, 0) });
+        }
+        return Err(Failure::invalid("one GID is an IPv4 address and the other one is not"));
+    }
+    Ok(Path { local: on_interface(local.ip, local.index), peer: on_interface(peer, local.index) })
+}
+
+/// The address that a GID is. `None` for the zero GID.
+pub fn ip_of(gid: &ibv_gid) -> Option<IpAddr> {
+    // SAFETY: both members of the union are plain bytes.
+    let ip = Ipv6Addr::from(unsafe { gid.raw }).to_canonical();
+    (!ip.is_unspecified()).then_some(ip)
+}
+
+/// The address vector of a path between two addresses, as programs get it in events.
+pub fn address_vector(local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
+    // SAFETY: plain C data.
+    let mut attr: ibv_ah_attr = unsafe { zeroed() };
+    let own = Port::of_host().recent_addresses().iter().position(|own| own.ip == local);
+    attr.port_num = PORT;
+    attr.is_global = 1;
+    attr.dlid = address::lid_of(peer);
+    attr.grh.dgid = gid_of(peer);
+    // An address of loopback is none of the device's.
+    attr.grh.sgid_index = own.and_then(|index| u8::try_from(index).ok()).unwrap_or(0);
+    attr.grh.hop_limit = 64;
+    attr
+}
+
+/// Whether datagrams to an address go to many: a group, or the broadcast address of IPv4.
+pub fn is_group(ip: IpAddr) -> bool {
+    ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if ip.is_broadcast())
+}
+
+/// A link-local address and a group need their interface.
+fn on_interface(ip: IpAddr, interface: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() || ip.is_multicast() => {
+            SocketAddrV6::new(ip, 0, 0, interface).into()
+        }
+        ip => SocketAddr::new(ip, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Vec<Address> {
+        let address = |ip: &str, index| Address {
+            ip: ip.parse().expect("an address"),
+            interface: "eth".into(),
+            index,
+            loopback: false,
+            link_local: ip.starts_with("fe80"),
+        };
+        vec![address("192.0.2.1", 2), address("fe80::1", 3)]
+    }
+
+    fn route(gid: &str, sgid_index: u8) -> ibv_global_route {
+        // SAFETY: plain C data.
+        let mut route: ibv_global_route = unsafe { crate::object::zeroed() };
+        route.dgid = gid_of(gid.parse().expect("an address"));
+        route.sgid_index = sgid_index;
+        route
+    }
+
+    fn path(local: &str, peer: &str) -> Path {
+        let parse = |address: &str| address.parse().expect("an address");
+        Path { local: parse(local), peer: parse(peer) }
+    }
+
+    #[test]
+    fn gids_are_addresses() {
+        let to = |gid, index| resolve(true, &route(gid, index), 0, false, &own()).ok();
+        assert_eq!(to("192.0.2.9", 0), Some(path("192.0.2.1:0", "192.0.2.9:0")));
+        assert_eq!(to("fe80::9", 1), Some(path("[fe80::1%3]:0", "[fe80::9%3]:0")));
+        assert_eq!(to("fe80::9", 0), None, "families differ");
+        assert_eq!(to("::1", 0), Some(path("[::1]:0", "[::1]:0")), "loopback's is in no table");
+        assert_eq!(to("192.0.2.9", 2), None, "no such GID of ours");
+        assert_eq!(to("::", 1), None);
+    }
+
+    #[test]
+    fn lids_are_the_low_halves_of_addresses_in_the_view_that_has_them() {
+        let route = route("::", 0);
+        let to = |lid, has_lids| resolve(false, &route, lid, has_lids, &own()).ok();
+        assert_eq!(to(0x0209, true), Some(path("192.0.2.1:0", "192.0.2.9:0")));
+        assert_eq!((to(0, true), to(0x0209, false)), (None, None));
+        assert_eq!(
+            (
+                address::lid_of("192.0.2.9".parse().expect("one")),
+                address::lid_of("::1".parse().expect("one"))
+            ),
+            (0x0209, 0)
+        );
+    }
+}

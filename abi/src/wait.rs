@@ -1,0 +1,160 @@
+//! Verbs that wait without a limit, and can be cancelled while they wait.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uwarp_driver::waits::{Waits, begin_wait, end_wait};
+use uwarp_driver::{Channel, ChannelError, Uncancelled};
+
+use crate::convention::MinusOne;
+use crate::entry::{AfterFork, contain, run};
+use crate::failure::{Failure, errno, set_errno};
+
+// Cancellation points: glibc unwinds a cancelled thread out of them, so they are not what Rust takes a C
+// function for.
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+    fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
+}
+
+/// The policies of [`run`] for a verb that waits without a limit, and is a cancellation point as the `read`
+/// is that other implementations wait in. `find` finds what to wait on; `take` takes an event if there is one
+/// (its second argument: this is the beginning of the call) and is called whenever there may be one, until it
+/// returns `Some`.
+///
+/// The thread sleeps in `poll`, and our frames hold nothing then: it can be cancelled there, and a signal's
+/// handler can jump out. An event that comes later stays for other threads.
+///
+/// To be called by functions of the ABI "C-unwind" that have nothing to drop.
+///
+/// # Errors
+/// -1 with `errno`.
+pub fn wait<T: Waits>(
+    name: &'static str,
+    find: impl FnOnce() -> Result<Arc<T>, Failure>,
+    mut take: impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
+) -> c_int {
+    // SAFETY: no frame of ours that is left by it has anything to drop, here and below.
+    unsafe { pthread_testcancel() };
+    let mut on: *const T = std::ptr::null();
+    let found = find_one(name, find, &mut on);
+    if found != 0 {
+        return found;
+    }
+    let mut first = true;
+    loop {
+        // If the thread was cancelled before it takes an event, the event stays for other threads.
+        // SAFETY: as above.
+        unsafe { pthread_testcancel() };
+        let (answer, next) = advance(name, on, first, &mut take);
+        match next {
+            Next::Return => return answer,
+            Next::Take => {}
+            Next::Sleep(fd) => {
+                let mut fds = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+                // SAFETY: one descriptor, which the thread's hold on the channel keeps open.
+                let ready = unsafe { poll(&raw mut fds, 1, -1) };
+                if ready < 0 && errno() == libc::EINTR && Channel::interruptible() {
+                    // An event that has come meanwhile is returned all the same.
+                    return interrupt(name, on, &mut take);
+                }
+            }
+        }
+        first = false;
+    }
+}
+
+/// What a thread that waits does next.
+#[derive(Clone, Copy)]
+enum Next {
+    Return,
+    /// There is, or was, an event.
+    Take,
+    /// Until this descriptor is readable.
+    Sleep(RawFd),
+}
+
+/// Frames that have something to drop are not [`wait`]'s own.
+#[inline(never)]
+fn find_one<T: Waits>(
+    name: &'static str,
+    find: impl FnOnce() -> Result<Arc<T>, Failure>,
+    on: &mut *const T,
+) -> c_int {
+    run::<MinusOne>(name, AfterFork::Refuse, || {
+        // Held for the thread, as the program may destroy what it waits on.
+        let found = find()?;
+        *on = Arc::as_ptr(&found);
+        if begin_wait(found) { Ok(()) } else { Err(Failure::invalid("the thread is about to end")) }
+    })
+}
+
+#[inline(never)]
+fn advance<T: Waits>(
+    name: &'static str,
+    on: *const T,
+    first: bool,
+    take: &mut impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
+) -> (c_int, Next) {
+    let uncancelled = Uncancelled::begin();
+    let mut next = Next::Return;
+    let answer = contain::<MinusOne>(name, || {
+        // SAFETY: the thread holds it.
+        let on = unsafe { &*on };
+        if take(on, first)?.is_some() {
+            return Ok(());
+        }
+        uwarp_driver::set_cancel_state_asleep(Some(uncancelled.state_before()));
+        let attended = on.channel().attend(None);
+        uwarp_driver::set_cancel_state_asleep(None);
+        next = match attended {
+            Ok(true) => Next::Take,
+            Ok(false) => Next::Sleep(on.channel().fd()),
+            Err(ChannelError::Interrupted) => return Err(interrupted()),
+            Err(ChannelError::WouldBlock | ChannelError::NothingYet) => {
+                return Err(Failure::new(libc::EAGAIN, "no event"));
+            }
+        };
+        Ok(())
+    });
+    if matches!(next, Next::Return) {
+        release();
+    }
+    (answer, next)
+}
+
+#[inline(never)]
+fn interrupt<T: Waits>(
+    name: &'static str,
+    on: *const T,
+    take: &mut impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
+) -> c_int {
+    let _uncancelled = Uncancelled::begin();
+    let answer = contain::<MinusOne>(name, || {
+        // SAFETY: the thread holds it.
+        take(unsafe { &*on }, false)?.ok_or_else(interrupted)
+    });
+    release();
+    answer
+}
+
+fn interrupted() -> Failure {
+    Failure::new(libc::EINTR, "interrupted by a signal")
+}
+
+fn release() {
+    let errno = errno();
+    end_wait();
+    set_errno(errno);
+}
+
+/// Sleeps, as a cancellation point; to be called as [`wait`] is.
+pub fn sleep(time: Duration) {
+    let errno = errno();
+    // SAFETY: no descriptors; no frame of ours that is left has anything to drop.
+    unsafe { poll(null_mut(), 0, c_int::try_from(time.as_millis()).unwrap_or(c_int::MAX)) };
+    set_errno(errno);
+}

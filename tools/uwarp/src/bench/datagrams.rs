@@ -1,0 +1,164 @@
+//! Datagrams one way over uwarp, and what peers and connections cost beside them.
+
+use std::time::{Duration, Instant};
+
+use super::ends::{Ends, out_of_turn};
+use super::fabric::Link;
+use super::protocol::{Answer, Figure, Order, Result, Role, Wait, Weight, Work};
+use super::raw::Raw;
+use super::raw_udp::{Tally, Window};
+use super::report::{Fact, Outcome};
+use super::stats::{Ratio, median};
+use super::ways::{Waiting, Way};
+use super::{Extent, ProgressBar, Turn, WARM_UP_MS};
+
+/// What is measured of datagrams beside something else than raw UDP alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figures {
+    /// A ping-pong of this size, beside one on a connection.
+    BesideConnection { size: u32 },
+    /// Memory of one queue pair that has talked to many.
+    Peers,
+}
+
+/// The peers of one queue pair, at most.
+const PEERS: u32 = 4096;
+
+/// Posts lists of `list` datagrams for about `time`, up to `depth` in flight. The figure is the peer's:
+/// datagrams a second that arrived.
+pub fn stream(
+    link: &Link,
+    raw: &mut Raw,
+    size: u32,
+    (list, depth): (u32, u32),
+    time: Duration,
+) -> Result<Figure> {
+    let mut prepared = link.datagram_list(list as usize, size);
+    raw.receive_number()?;
+    let start = Instant::now();
+    let (mut window, mut under_way) = (Window::default(), 0);
+    while start.elapsed() < time {
+        while under_way * list < depth {
+            window.wait_for(list.into(), raw)?;
+            link.post(&mut prepared)?;
+            window.sent += u64::from(list);
+            under_way += 1;
+        }
+        under_way -= link.reap_sends()?;
+    }
+    while under_way > 0 {
+        under_way -= link.reap_sends()?;
+    }
+    window.finish(raw)
+}
+
+/// The other end of [`stream`]: polls.
+pub fn sink(link: &Link, raw: &mut Raw) -> Result<()> {
+    // What an earlier round left.
+    while let Some(_late) = link.reap_receive()? {
+        link.post_receive()?;
+    }
+    raw.send_number(0)?;
+    let mut tally = Tally::default();
+    loop {
+        let mut count = 0;
+        link.reap_receives(|_| {
+            count += 1;
+            Ok(())
+        })?;
+        link.post_receives(count)?;
+        if tally.add(count as u64, raw)? && tally.is_over(raw)? {
+            return tally.report(raw);
+        }
+    }
+}
+
+/// One item.
+pub fn measure(
+    ends: &mut Turn<'_>,
+    figures: Figures,
+    extent: Extent,
+    progress: &ProgressBar,
+) -> Result<Outcome> {
+    match figures {
+        Figures::BesideConnection { size } => beside_connection(ends, size, extent, progress),
+        Figures::Peers => peers(ends.ends),
+    }
+}
+
+/// Datagrams, a connection, raw UDP and raw TCP in turns.
+fn beside_connection(
+    turn: &mut Turn<'_>,
+    size: u32,
+    extent: Extent,
+    progress: &ProgressBar,
+) -> Result<Outcome> {
+    let connection = Work::PingPong { wait: Wait::Spin, size };
+    let datagram = Work::Datagram { size };
+    let spin = Way::Wait(Waiting::Spin);
+    let mut figures: [Vec<Figure>; 4] = Default::default();
+    for round in 0..=extent.rounds {
+        let milliseconds = if round == 0 { WARM_UP_MS } else { extent.round_ms };
+        let measured = [
+            turn.uwarp(datagram, milliseconds)?,
+            turn.uwarp(connection, milliseconds)?,
+            turn.raw(datagram, spin, milliseconds)?,
+            turn.raw(connection, spin, milliseconds)?,
+        ];
+        if round > 0 {
+            figures.iter_mut().zip(measured).for_each(|(all, one)| all.push(one));
+            progress.inc(1);
+        }
+    }
+    let [ud, rc, udp, tcp] = &figures;
+    let middle = |figures: &[Figure]| {
+        median(&figures.iter().map(|figure| figure.value).collect::<Vec<_>>()).ok_or_else(out_of_turn)
+    };
+    let ratio = Ratio::new(ud, rc).ok_or_else(out_of_turn)?;
+    let raw_ratio = Ratio::new(udp, tcp).ok_or_else(out_of_turn)?;
+    let [ud, rc, udp, tcp] = [middle(ud)?, middle(rc)?, middle(udp)?, middle(tcp)?];
+    // The gap between uwarp's two services, as a share of that between raw UDP and raw TCP.
+    let share = (rc - ud) / (tcp - udp);
+    let text = format!(
+        "{ud:.2} µs, connection {rc:.2} µs: {:.2} ({:.2} to {:.2}); raw UDP {udp:.2}, raw TCP {tcp:.2}: {:.2}; {share:.1} of that gap",
+        ratio.median, ratio.least, ratio.most, raw_ratio.median
+    );
+    let numbers = [
+        ("datagram", ud),
+        ("connection", rc),
+        ("ratio", ratio.median),
+        ("raw_udp", udp),
+        ("raw_tcp", tcp),
+        ("share_of_gap", share),
+    ];
+    Ok(Outcome::Fact(Fact::new(text, &numbers)))
+}
+
+fn peers(ends: &mut Ends) -> Result<Outcome> {
+    let mut weigh = |count| -> Result<Weight> {
+        let order = |role| Order::Peers { count, role, most: PEERS };
+        match ends.both(&order(Role::Passive), &order(Role::Active), Duration::from_secs(60))? {
+            (Answer::Done, Answer::Weight(weight)) => Ok(weight),
+            _ => Err(out_of_turn()),
+        }
+    };
+    let (one, many) = (weigh(1)?, weigh(PEERS)?);
+    let heap = many.heap as f64 - one.heap as f64;
+    let resident = many.resident as f64 - one.resident as f64;
+    Ok(Outcome::Fact(Fact::new(
+        format!("{:.0} KiB of heap, {:.0} KiB resident", heap / 1024.0, resident / 1024.0),
+        &[("heap_bytes", heap), ("resident_bytes", resident)],
+    )))
+}
+
+/// Titles have these numbers in them.
+pub fn titled(figures: Figures) -> String {
+    match figures {
+        Figures::BesideConnection { size } => {
+            format!("{} ping-pong beside a connection's", super::ways::size_name(size))
+        }
+        Figures::Peers => {
+            format!("Memory, from 1 to {PEERS} peers of a queue pair, with their address handles")
+        }
+    }
+}

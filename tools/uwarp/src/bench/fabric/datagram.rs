@@ -1,0 +1,236 @@
+//! A datagram queue pair, beside the connection of the same two ends and with its memory.
+
+use uwarp_abi_types::verbs::{
+    IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QPS_INIT, IBV_QPS_RTR,
+    IBV_QPS_RTS, IBV_QPT_UD,
+};
+
+use super::*;
+use crate::bench::raw::Raw;
+
+/// Room for the routing header in front of each received message.
+pub const GRH: u32 = 40;
+const QKEY: u32 = 0x1111_1111;
+/// Receives posted in one call.
+const RECEIVE_LIST: usize = 16;
+/// GIDs that are looked through for the one of the other connections' address.
+const GIDS: c_int = 64;
+
+/// Where the datagrams of a [`Link`] go.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    ah: *mut ibv_ah,
+    qpn: u32,
+}
+
+impl Peer {
+    pub fn address(&self, request: &mut ibv_send_wr) {
+        request.wr.ud.ah = self.ah;
+        request.wr.ud.remote_qpn = self.qpn;
+        request.wr.ud.remote_qkey = QKEY;
+    }
+}
+
+/// The ends of many datagrams, for what a peer costs.
+pub struct Peers {
+    qps: Vec<*mut ibv_qp>,
+    peers: Vec<Peer>,
+    requests: Vec<List>,
+}
+
+impl Link {
+    /// A datagram queue pair with queues of its own, which knows that of the other end by what they tell each
+    /// other over `raw`.
+    pub fn datagrams(&self, raw: &mut Raw) -> Result<Link> {
+        let context = self.context();
+        // SAFETY: the context is open.
+        let cq = || unsafe { (self.libraries.create_cq)(context, 4096, ptr::null_mut(), ptr::null_mut(), 0) };
+        let (send_cq, receive_cq) = (cq(), cq());
+        if send_cq.is_null() || receive_cq.is_null() {
+            return Err(last("ibv_create_cq"));
+        }
+        let mut link = Link { send_cq, receive_cq, channel: ptr::null_mut(), peer: None, ..*self };
+        (link.qp, link.inline) = link.datagram_qp(RECEIVES)?;
+        link.exchange_address(raw)?;
+        // SAFETY: the queue pair is alive.
+        raw.send_number(unsafe { (*link.qp).qp_num }.into())?;
+        let gid = link.peers_gid(raw)?;
+        link.peer = Some(Peer { ah: link.handle(gid)?, qpn: number(raw)? });
+        (0..RECEIVES).try_for_each(|_| link.post_receive())?;
+        Ok(link)
+    }
+
+    fn context(&self) -> *mut ibv_context {
+        // SAFETY: the queue pair is alive.
+        unsafe { (*self.qp).context }
+    }
+
+    /// In RTS, with its inline limit.
+    fn datagram_qp(&self, receives: u32) -> Result<(*mut ibv_qp, u32)> {
+        // SAFETY: null pointers and zeros are values of all fields.
+        let mut init: ibv_qp_init_attr = unsafe { mem::zeroed() };
+        init.send_cq = self.send_cq;
+        init.recv_cq = self.receive_cq;
+        init.qp_type = IBV_QPT_UD;
+        init.cap.max_send_wr = SEND_QUEUE;
+        init.cap.max_recv_wr = receives;
+        init.cap.max_send_sge = 1;
+        init.cap.max_recv_sge = 1;
+        init.cap.max_inline_data = 64;
+        // SAFETY: the domain is that of the connection; `init` outlives the call.
+        let qp = unsafe { (self.libraries.create_verbs_qp)((*self.qp).pd, &mut init) };
+        if qp.is_null() {
+            return Err(last("ibv_create_qp"));
+        }
+        // SAFETY: as above.
+        let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
+        (attr.port_num, attr.qkey) = (1, QKEY);
+        let states = [
+            (IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
+            (IBV_QPS_RTR, 0),
+            (IBV_QPS_RTS, IBV_QP_SQ_PSN),
+        ];
+        for (state, mask) in states {
+            attr.qp_state = state;
+            let mask = (IBV_QP_STATE | mask).cast_signed();
+            // SAFETY: the queue pair is new, `attr` outlives the call.
+            check("ibv_modify_qp", unsafe { (self.libraries.modify_qp)(qp, &mut attr, mask) })?;
+        }
+        Ok((qp, init.cap.max_inline_data))
+    }
+
+    /// The GID of the address that the connection to the other end has here, or the first.
+    fn own_gid(&self, raw: &Raw) -> Result<(u8, [u8; 16])> {
+        let own = match raw.addresses()?.0 {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        let gid = |index| {
+            let mut gid = ibv_gid { raw: [0; 16] };
+            // SAFETY: the context is open and `gid` outlives the call.
+            let status = unsafe { (self.libraries.query_gid)(self.context(), 1, index, &mut gid) };
+            // SAFETY: any bytes are a GID.
+            (status == 0).then_some(unsafe { gid.raw })
+        };
+        let found =
+            (0..GIDS).find_map(|index| Some((index, gid(index)?)).filter(|(_, gid)| *gid == own.octets()));
+        let (index, gid) = found.or_else(|| Some((0, gid(0)?))).ok_or_else(|| last("ibv_query_gid"))?;
+        Ok((u8::try_from(index).unwrap_or(0), gid))
+    }
+
+    fn exchange_address(&self, raw: &mut Raw) -> Result<()> {
+        let (high, low) = halves(self.own_gid(raw)?.1);
+        raw.send_number(high)?;
+        raw.send_number(low)
+    }
+
+    fn peers_gid(&self, raw: &mut Raw) -> Result<ibv_ah_attr> {
+        let (high, low) = (raw.receive_number()?, raw.receive_number()?);
+        // SAFETY: zeros are values of all fields.
+        let mut attr: ibv_ah_attr = unsafe { mem::zeroed() };
+        attr.grh.dgid.raw = (u128::from(high) << 64 | u128::from(low)).to_be_bytes();
+        attr.grh.sgid_index = self.own_gid(raw)?.0;
+        (attr.is_global, attr.port_num) = (1, 1);
+        Ok(attr)
+    }
+
+    fn handle(&self, mut attr: ibv_ah_attr) -> Result<*mut ibv_ah> {
+        // SAFETY: the domain is alive and `attr` outlives the call.
+        let ah = unsafe { (self.libraries.create_ah)((*self.qp).pd, &mut attr) };
+        if ah.is_null() { Err(last("ibv_create_ah")) } else { Ok(ah) }
+    }
+
+    /// Datagrams of our bytes at [`OUT`], the last of them signalled.
+    pub fn datagram_list(&self, count: usize, size: u32) -> List {
+        let mut list = self.list(IBV_WR_SEND, &vec![(OUT, 0); count], size);
+        self.finish_list(&mut list, false, true);
+        list
+    }
+
+    /// `ibv_post_recv` of as many receives as were taken, up to [`RECEIVE_LIST`].
+    pub fn post_receives(&self, count: usize) -> Result<()> {
+        // SAFETY: the region is registered.
+        let lkey = unsafe { (*self.mr).lkey };
+        let mut element = ibv_sge { addr: self.address(IN), length: LARGEST, lkey };
+        let one = ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: &mut element, num_sge: 1 };
+        let mut requests = [one; RECEIVE_LIST];
+        let count = count.min(RECEIVE_LIST);
+        let start = requests.as_mut_ptr();
+        for index in 1..count {
+            // SAFETY: both indices are inside the array.
+            unsafe { (*start.add(index - 1)).next = start.add(index) };
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let mut bad = ptr::null_mut();
+        let Some(post_recv) = self.ops.post_recv else { return Err(absent("post_recv")) };
+        // SAFETY: requests and element outlive the call; the memory they name is never freed.
+        check("ibv_post_recv", unsafe { post_recv(self.qp, start, &mut bad) })
+    }
+
+    /// The active end of one queue pair with many peers: an address handle for each, a datagram there and one
+    /// back.
+    pub fn meet(&self, raw: &mut Raw, peers: &mut Peers, count: usize) -> Result<()> {
+        self.exchange_address(raw)?;
+        // SAFETY: the queue pair is alive.
+        raw.send_number(unsafe { (*self.qp).qp_num }.into())?;
+        let gid = self.peers_gid(raw)?;
+        while peers.peers.len() < count {
+            let qpn = number(raw)?;
+            peers.peers.push(Peer { ah: self.handle(gid)?, qpn });
+        }
+        let mut request = self.datagram_list(1, 64);
+        for peer in &peers.peers {
+            if let Some(request) = request.requests.first_mut() {
+                peer.address(request);
+            }
+            self.post(&mut request)?;
+            while self.reap_sends()? == 0 {}
+            while self.reap_receive()?.is_none() {}
+            self.post_receive()?;
+        }
+        Ok(())
+    }
+
+    /// The other end: as many queue pairs, each of which answers once.
+    pub fn be_met(&self, raw: &mut Raw, peers: &mut Peers, count: usize) -> Result<()> {
+        self.exchange_address(raw)?;
+        let gid = self.peers_gid(raw)?;
+        let asker = Peer { qpn: number(raw)?, ah: self.handle(gid)? };
+        while peers.qps.len() < count {
+            let (qp, _) = self.datagram_qp(1)?;
+            // SAFETY: the queue pair is alive.
+            raw.send_number(unsafe { (*qp).qp_num }.into())?;
+            let answer = Link { qp, peer: Some(asker), ..*self }.datagram_list(1, 64);
+            peers.qps.push(qp);
+            peers.requests.push(answer);
+        }
+        for &qp in &peers.qps {
+            Link { qp, ..*self }.post_receive()?;
+        }
+        for (&qp, answer) in peers.qps.iter().zip(&mut peers.requests) {
+            let one = Link { qp, ..*self };
+            while one.reap_receive()?.is_none() {}
+            one.post(answer)?;
+            while one.reap_sends()? == 0 {}
+        }
+        Ok(())
+    }
+}
+
+impl Peers {
+    /// With room in the program's own lists, so that they do not grow between two measurements.
+    pub fn with_room(count: usize) -> Peers {
+        Peers { qps: Vec::new(), peers: Vec::with_capacity(count), requests: Vec::new() }
+    }
+}
+
+fn halves(gid: [u8; 16]) -> (u64, u64) {
+    let gid = u128::from_be_bytes(gid);
+    ((gid >> 64) as u64, gid as u64)
+}
+
+fn number(raw: &mut Raw) -> Result<u32> {
+    u32::try_from(raw.receive_number()?).map_err(Failure::of("a queue pair number"))
+}
