@@ -7,7 +7,7 @@
 # make siw      runs everything that can be run against the Linux kernel's own iWARP, and prints a table
 # make soak     lets connections come and go for SOAK_SECONDS (default 600) and sees that nothing grows
 # make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
-# make fuzz     fuzzes whatever reads network bytes, FUZZ_SECONDS (default 60) for each target
+# make fuzz     fuzzes whatever reads network bytes, FUZZ_SECONDS (default 60) for each target, one on each processor
 # make clean
 #
 # Each of them installs what the machine lacks, and says so. CARGO_TARGET_DIR is heeded; DIST and PREFIX may be set.
@@ -41,16 +41,13 @@ demo: dist
 	@scripts/setup demo
 	@scripts/demo $(UWARP_DIST)
 
-# Cheap first: what a look at the text finds, then what one process finds, then whole programs.
+# First format and lints, then everything that runs, side by side. The output of each test program is in target/logs;
+# what failed in one is printed when it ends, and again at the very end.
 test:
 	@scripts/setup build demo test siw fuzz
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO_TEST) --workspace --exclude uwarp-conformance
-	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(TEST_FUZZ_SECONDS)
-	@$(MAKE) --no-print-directory dist
-	scripts/check-symbols $(UWARP_DIST)/lib/uwarp/libuwarp.so
-	$(CARGO_TEST) -p uwarp-conformance
+	@FUZZ="$(FUZZ)" FUZZ_SECONDS=$(TEST_FUZZ_SECONDS) scripts/run-tests unit conformance fuzz
 
 # Builds nothing, so that it can be run as another user than make. Files are replaced, never written over: programs
 # that have the old library mapped keep it.
@@ -87,10 +84,7 @@ tsan:
 
 fuzz:
 	@scripts/setup build fuzz
-	@for target in $(FUZZ); do \
-	    echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
-	    fuzz/run $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; \
-	done
+	@FUZZ="$(FUZZ)" FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run-tests fuzz
 
 clean:
 	rm -rf $(UWARP_DIST)

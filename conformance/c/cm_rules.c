@@ -683,6 +683,39 @@ static void timewait(void)
 	pair_close(&p);
 }
 
+/* InfiniBand's connection manager names the queue pair in every request and reply; an RNIC names none in the request. */
+static void peer_number(void)
+{
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 5, .private_data = "hello", .private_data_len = 5 };
+	struct rdma_cm_event *event;
+	struct pair p = { 0 };
+	uint32_t expected;
+
+	listen_somewhere(&p);
+	resolve(&p);
+	side_resources(&p.c, &(struct options){ 0 });
+	expected = as_iwarp() ? 0 : p.c.id->qp->qp_num;
+	MUST(rdma_connect(p.c.id, &param) == 0);
+	MUST(readable(p.s.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.s.ch, &event) == 0);
+	MUST(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	check(event->param.conn.qp_num == expected, "CONNECT_REQUEST has the number of the client's queue pair", "%#x, not %#x",
+	      event->param.conn.qp_num, expected);
+	check(event->param.conn.private_data_len == 5 && memcmp(event->param.conn.private_data, "hello", 5) == 0,
+	      "and the client's private data alone", "%u bytes", event->param.conn.private_data_len);
+	p.s.id = event->id;
+	MUST(rdma_ack_cm_event(event) == 0);
+	side_resources(&p.s, &(struct options){ 0 });
+	MUST(rdma_accept(p.s.id, &param) == 0);
+	MUST(readable(p.c.ch->fd, LIMIT_MS) && rdma_get_cm_event(p.c.ch, &event) == 0);
+	MUST(event->event == RDMA_CM_EVENT_ESTABLISHED);
+	check(event->param.conn.qp_num == p.s.id->qp->qp_num, "ESTABLISHED has that of the server's", "%#x, not %#x",
+	      event->param.conn.qp_num, p.s.id->qp->qp_num);
+	MUST(rdma_ack_cm_event(event) == 0);
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	check(message(&p.c, &p.s) && message(&p.s, &p.c), "messages", "-");
+	pair_close(&p);
+}
+
 static void *await_cm_event(void *channel)
 {
 	struct rdma_cm_event *event;
@@ -771,7 +804,7 @@ int main(int argc, char **argv)
 	static const struct group groups[] = {
 		{ "blocking", blocking }, { "rejecting_actively", rejecting_actively }, { "destroying", destroying },
 		{ "ports", ports }, { "loopback", loopback }, { "forking", forking }, { "threads", threads }, { "private_data", private_data },
-		{ "life", life }, { "timewait", timewait }, { "cancelling", cancelling },
+		{ "life", life }, { "timewait", timewait }, { "peer_number", peer_number }, { "cancelling", cancelling },
 	};
 
 	if (argc == 5 && strcmp(argv[1], "tries") == 0)

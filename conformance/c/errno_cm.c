@@ -588,6 +588,36 @@ static void others(void)
 	MUST(rdma_destroy_id(p.c.id) == 0 && rdma_destroy_id(p.listener) == 0);
 }
 
+/* Joining multicast groups, as rdma_join_multicast_ex(3) allows it. */
+static void joining(void)
+{
+	struct sockaddr_storage ss = sockaddr_of(address, 7471), to = sockaddr_of("239.55.1.9", 0);
+	struct rdma_cm_join_mc_attr_ex attr = {
+		.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
+		.join_flags = RDMA_MC_JOIN_FLAG_RESERVED,
+		.addr = (struct sockaddr *)&to,
+	};
+	struct rdma_cm_id *id;
+
+	/* Without a channel of its own: each call waits for its event. */
+	MUST(rdma_create_id(NULL, &id, NULL, RDMA_PS_UDP) == 0);
+	errno = 0;
+	check_failed(rdma_join_multicast(id, (struct sockaddr *)&to, NULL) == -1, EINVAL, "a join without a device");
+	MUST(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ss, 2000) == 0 && id->verbs);
+	errno = 0;
+	check_failed(rdma_join_multicast_ex(id, &attr, NULL) == -1, EINVAL, "unknown join_flags");
+	attr.comp_mask |= 1U << 31;
+	attr.join_flags = RDMA_MC_JOIN_FLAG_FULLMEMBER;
+	errno = 0;
+	check_failed(rdma_join_multicast_ex(id, &attr, NULL) == -1, EINVAL, "unknown members of the attributes");
+	attr.comp_mask = RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+	errno = 0;
+	check_failed(rdma_join_multicast_ex(id, &attr, NULL) == -1, EINVAL, "a join without an address");
+	errno = 0;
+	check_failed(rdma_leave_multicast(id, (struct sockaddr *)&to) == -1, EADDRNOTAVAIL, "to leave what was not joined");
+	MUST(rdma_destroy_id(id) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
@@ -595,6 +625,7 @@ int main(int argc, char **argv)
 		{ "rejecting", rejecting }, { "refused", refused }, { "acknowledging", acknowledging },
 		{ "migrating", migrating }, { "names", names }, { "options", options },
 		{ "ack_timeout", ack_timeout }, { "listeners", listeners },
+		{ "joining", joining },
 		{ "by_number", by_number }, { "private_data", private_data }, { "others", others },
 	};
 

@@ -160,7 +160,7 @@ static void default_profile(void)
 	profile.readlen = 64;
 	profile.sendlen = 16;
 	profile.cqe = 64;
-	profile.qp_access = LOCAL | READ | WRITE;
+	profile.qp_access = LOCAL | READ | WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 	profile.rnr = 7;
 	profile.depth = 4;
 }

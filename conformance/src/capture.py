@@ -1,13 +1,14 @@
-"""Records the TCP frames of one interface as pcap, until a datagram to UDP port 9 passes.
+"""Records the frames of one interface that carry TCP or UDP as pcap, until a datagram to UDP port 9 passes.
 
-    capture.py INTERFACE FILE
+    capture.py INTERFACE tcp|udp FILE
 
 A plain packet socket: libpcap's ring hands packets over in blocks whose time limit cannot be relied upon. Prints
 "recording" when it does, and at the end how many frames were lost."""
 import socket, struct, sys, time
 
 ETH_P_ALL, SOL_PACKET, PACKET_STATISTICS, SO_RCVBUFFORCE, PACKET_OUTGOING = 3, 263, 6, 33, 4
-interface, path = sys.argv[1:]
+interface, wanted, path = sys.argv[1:]
+wanted = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}[wanted]
 
 
 def transport(frame):
@@ -36,7 +37,7 @@ with open(path, "wb") as file:
         protocol, port = transport(frame)
         if protocol == socket.IPPROTO_UDP and port == 9:
             break
-        if protocol == socket.IPPROTO_TCP:
+        if protocol == wanted:
             now = time.time()
             file.write(struct.pack("<IIII", int(now), int(now % 1 * 1e6), len(frame), len(frame)) + frame)
 _, dropped = struct.unpack("II", packets.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))

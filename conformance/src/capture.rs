@@ -6,7 +6,16 @@ use std::time::Duration;
 
 use crate::netns::NetNs;
 use crate::process::{Cmd, Output, Running};
-use crate::{Outcome, fail};
+use crate::{Context as _, Outcome, fail};
+
+/// What is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP only.
+    Tcp,
+    /// UDP only.
+    Udp,
+}
 
 /// A recorder at work on one interface.
 pub struct Capture {
@@ -16,13 +25,23 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Starts recording TCP on `interface` into `file` and returns once it does. Packets to `beyond`, an address at
+    /// Starts recording on `interface` into `file` and returns once it does. Packets to `beyond`, an address at
     /// the other end (or on `lo`), must pass the interface.
-    pub fn start(ns: Option<&NetNs>, interface: &str, beyond: &str, file: &Path) -> Outcome<Capture> {
+    pub fn start(
+        ns: Option<&NetNs>,
+        interface: &str,
+        transport: Transport,
+        beyond: &str,
+        file: &Path,
+    ) -> Outcome<Capture> {
+        let transport = match transport {
+            Transport::Tcp => "tcp",
+            Transport::Udp => "udp",
+        };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/capture.py");
-        let recorder = Cmd::new("python3").arg(script).arg(interface).arg(file).in_ns(ns);
-        let running = recorder.limit(Duration::from_secs(60)).spawn()?;
-        running.until(Duration::from_secs(15), "recording", |r| r.so_far().contains("recording"))?;
+        let recorder = Cmd::new("python3").arg(script).arg(interface).arg(transport).arg(file).in_ns(ns);
+        let running = recorder.limit(Duration::from_secs(240)).spawn()?;
+        running.until(Duration::from_secs(60), "recording", |r| r.so_far().contains("recording"))?;
         let marker = Cmd::new("bash").arg("-c").arg(format!("echo >/dev/udp/{beyond}/9")).in_ns(ns);
         Ok(Capture { running, file: file.to_owned(), marker })
     }
@@ -60,7 +79,7 @@ pub fn decode(file: &Path) -> Outcome<Decoded> {
     let out = Cmd::line("tshark -o tcp.try_heuristic_first:TRUE -o tcp.reassemble_out_of_order:TRUE")
         .args("--disable-protocol rpcordma --disable-protocol smb_direct -O iwarp_mpa,iwarp_ddp_rdmap -r")
         .arg(file)
-        .limit(Duration::from_secs(120))
+        .limit(Duration::from_secs(300))
         .run_ok()?;
     let decoded = read_tshark(&out);
     if decoded.mpa_setup == 0 {
@@ -82,6 +101,10 @@ fn read_tshark(out: &Output) -> Decoded {
             decoded.crc_good += 1;
         } else if let Some((_, name)) = line.split_once("OpCode: ") {
             let name = name.split(" (").next().unwrap_or(name);
+            // The operation of an Atomic Request has the same name as the opcode of a segment.
+            if ["FetchAdd", "CmpSwap"].contains(&name) {
+                continue;
+            }
             *decoded.opcodes.entry(name.to_owned()).or_default() += 1;
         } else if let Some(error) = line.strip_prefix("Error Code for ") {
             let error = error.split(" (").next().unwrap_or(error);
@@ -93,4 +116,43 @@ fn read_tshark(out: &Output) -> Decoded {
         }
     }
     decoded
+}
+
+/// A UDP datagram between two ports of 127.0.0.1.
+#[derive(Debug, Clone)]
+pub struct Udp {
+    /// Port of the sender.
+    pub from: u16,
+    /// Port of the receiver.
+    pub to: u16,
+    /// What it carries.
+    pub payload: Vec<u8>,
+}
+
+/// Writes datagrams into a file as a recorder would have.
+pub fn write_udp(file: &Path, datagrams: &[Udp]) -> Outcome {
+    /// LINKTYPE_RAW: packets begin with their IP header.
+    const RAW_IP: u32 = 101;
+    const IPV4_LEN: usize = 20;
+    const UDP_LEN: usize = 8;
+    let mut bytes = Vec::new();
+    for word in [0xA1B2_C3D4, 4 << 16 | 2, 0, 0, 65_535, RAW_IP] {
+        bytes.extend(u32::to_le_bytes(word));
+    }
+    for udp in datagrams {
+        let Ok(len) = u16::try_from(IPV4_LEN + UDP_LEN + udp.payload.len()) else {
+            fail!("{} bytes do not fit into a UDP datagram", udp.payload.len())
+        };
+        for word in [0, 0, u32::from(len), u32::from(len)] {
+            bytes.extend(u32::to_le_bytes(word));
+        }
+        // No checksums: tshark does not look at IPv4's, and UDP's may be 0.
+        let [high, low] = len.to_be_bytes();
+        bytes.extend([0x45, 0, high, low, 0, 0, 0x40, 0, 64, 17, 0, 0, 127, 0, 0, 1, 127, 0, 0, 1]);
+        for half in [udp.from, udp.to, len - IPV4_LEN as u16, 0] {
+            bytes.extend(half.to_be_bytes());
+        }
+        bytes.extend(&udp.payload);
+    }
+    std::fs::write(file, bytes).context(file.display())
 }

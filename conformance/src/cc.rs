@@ -31,7 +31,7 @@ pub fn build_by(compiler: &str, name: &str, dir: &Path, options: &str) -> Outcom
         .arg(&program)
         .arg(&source)
         .args(options)
-        .limit(Duration::from_secs(60))
+        .limit(Duration::from_secs(180))
         .run_ok()?;
     Ok(program)
 }

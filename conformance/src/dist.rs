@@ -39,4 +39,11 @@ impl Dist {
         require!(file.exists(), "{} is not there: run `make` first", file.display());
         Ok(file)
     }
+
+    /// A file below `share/`; fails when it is not installed.
+    pub fn share(&self, name: &str) -> Outcome<PathBuf> {
+        let file = self.root.join("share").join(name);
+        require!(file.exists(), "{} is not there: run `make` first", file.display());
+        Ok(file)
+    }
 }

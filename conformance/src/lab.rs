@@ -34,7 +34,8 @@ impl Lab {
         }
         let lab = Lab { ns: NetNs::new()?, scripts };
         let start = format!("--ns {} -t {} --start", lab.ns.name(), Lab::LIFE.as_secs());
-        lab.script().args(&start).limit(Duration::from_secs(90)).run_ok()?;
+        lab.script().args(&start).limit(Duration::from_secs(240)).run_ok()?;
+        lab.guest_ok(&format!("echo {SEND_BUFFERS} > /proc/sys/net/ipv4/tcp_wmem"))?;
         Ok(lab)
     }
 
@@ -45,8 +46,8 @@ impl Lab {
 
     /// Runs a shell command in the guest to its end and returns what it printed.
     pub fn guest(&self, command: &str) -> Outcome<Output> {
-        let args = format!("--ns {} -t 60 --exec", self.ns.name());
-        let mut out = self.script().args(&args).arg(command).limit(Duration::from_secs(70)).run()?;
+        let args = format!("--ns {} -t 180 --exec", self.ns.name());
+        let mut out = self.script().args(&args).arg(command).limit(Duration::from_secs(190)).run()?;
         out.shown = format!("[guest] {command}");
         Ok(out)
     }
@@ -117,6 +118,10 @@ impl Drop for Lab {
         let _ = std::fs::remove_dir_all(work_dir().join(format!("vm-{}", self.ns.name())));
     }
 }
+
+/// `tcp_wmem` of the guest: more than a row of the table sends. A full send buffer makes siw send FPDUs with a wrong CRC
+/// (trap 12 of `siw/README.md`), which uwarp must refuse.
+const SEND_BUFFERS: &str = "4096 16777216 16777216";
 
 const STDERR: &str = "SIWLAB-STDERR";
 

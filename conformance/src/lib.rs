@@ -1,12 +1,11 @@
 //! What it takes to run somebody else's programs over uwarp and to judge what they print.
 //!
-//! Nothing here knows how uwarp works: it sees `dist/`, the programs of the distribution, network namespaces and
-//! the output. The tests beside it (`tests/programs.rs`, `tests/c_programs.rs`, `tests/tshark.rs`, `tests/siw.rs`,
-//! `tests/hostile`)
-//! are tables of cases.
+//! Nothing here knows how uwarp works: it sees `dist/`, the programs of the distribution, network namespaces
+//! and the output. The tests beside it (`tests/programs.rs`, `tests/c_programs.rs`, `tests/tshark.rs`,
+//! `tests/siw.rs`, `tests/hostile`) are tables of cases.
 //!
-//! A missing program or a missing right is a failure with the remedy in it, never a skip: a suite that quietly runs
-//! less on a poorer machine says nothing.
+//! A missing program or a missing right is a failure with the remedy in it, never a skip: a suite that
+//! quietly runs less on a poorer machine says nothing.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -21,6 +20,7 @@
 //! | [`lab`] | the virtual machine with siw |
 //! | [`attacker`] | a peer that lies, and the program it lies to |
 //! | [`report`] | tables for a terminal and for Markdown |
+//! | [`requirements`] | what the RFCs demand, and the tests of it |
 
 pub mod attacker;
 pub mod capture;
@@ -32,6 +32,7 @@ pub mod netns;
 pub mod pair;
 pub mod process;
 pub mod report;
+pub mod requirements;
 pub mod topology;
 
 use std::fmt;

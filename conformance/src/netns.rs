@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
@@ -94,6 +95,15 @@ impl Veth {
             ns.ip(&format!("addr add {v6}/64 dev {dev} nodad"))?;
             ns.ip(&format!("link set {dev} up"))?;
         }
+        // The kernel reports the carrier late, up to a second, and until then the device of uwarp shows loopback only.
+        let end = Instant::now() + Duration::from_secs(60);
+        for (ns, ..) in ends {
+            let show = Cmd::line(&format!("ip -n {} -o link show dev {dev}", ns.name));
+            while !show.run_ok()?.stdout.contains("state UP") {
+                require!(Instant::now() < end, "{dev} of {} does not come up", ns.name);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
         Ok(veth)
     }
 }
@@ -101,6 +111,16 @@ impl Veth {
 /// Whether anything listens on a TCP port in the network namespace in which process `pid` lives. While the process
 /// is still being moved into namespace `ns` the answer is no.
 pub fn listens(pid: Pid, ns: Option<&str>, port: u16) -> bool {
+    // LISTEN.
+    has_socket(pid, ns, port, ["net/tcp", "net/tcp6"], "0A")
+}
+
+/// The same of a UDP port that something is bound to and not connected.
+pub fn receives(pid: Pid, ns: Option<&str>, port: u16) -> bool {
+    has_socket(pid, ns, port, ["net/udp", "net/udp6"], "07")
+}
+
+fn has_socket(pid: Pid, ns: Option<&str>, port: u16, tables: [&str; 2], state: &str) -> bool {
     let proc = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
     if let Some(ns) = ns {
         let inode = |path: PathBuf| std::fs::metadata(path).map(|m| m.ino()).ok();
@@ -109,14 +129,14 @@ pub fn listens(pid: Pid, ns: Option<&str>, port: u16) -> bool {
             return false;
         }
     }
-    ["net/tcp", "net/tcp6"].iter().any(|table| {
+    tables.iter().any(|table| {
         let text = std::fs::read_to_string(proc.join(table)).unwrap_or_default();
         text.lines().skip(1).any(|line| {
-            // "sl local_address rem_address st …", state 0A is LISTEN.
+            // "sl local_address rem_address st …".
             let mut words = line.split_whitespace().skip(1);
             let local = words.next().and_then(|a| a.rsplit_once(':')).map(|(_, p)| p);
-            let listening = words.nth(1) == Some("0A");
-            listening && local.and_then(|p| u16::from_str_radix(p, 16).ok()) == Some(port)
+            let there = words.nth(1) == Some(state);
+            there && local.and_then(|p| u16::from_str_radix(p, 16).ok()) == Some(port)
         })
     })
 }

@@ -7,12 +7,19 @@ use crate::netns;
 use crate::process::{Cmd, Output, Running};
 
 /// How long a server may take until it listens. Generous: it only bounds a hang.
-const LISTEN_LIMIT: Duration = Duration::from_secs(15);
+const LISTEN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts a server and returns when it listens on `port`.
 pub fn serve(server: &Cmd, port: u16) -> Outcome<Running> {
     let running = server.spawn()?;
     running.until(LISTEN_LIMIT, "listening", |r| netns::listens(r.pid(), r.ns(), port))?;
+    Ok(running)
+}
+
+/// Starts a server and returns when it has UDP port `port`.
+pub fn serve_datagrams(server: &Cmd, port: u16) -> Outcome<Running> {
+    let running = server.spawn()?;
+    running.until(LISTEN_LIMIT, "receiving", |r| netns::receives(r.pid(), r.ns(), port))?;
     Ok(running)
 }
 
@@ -57,7 +64,17 @@ pub fn run(server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
 
 /// Like [`run`], without looking at the exit statuses.
 pub fn run_any(server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
-    let running = serve(server, port)?;
+    to_their_ends(serve(server, port)?, client)
+}
+
+/// Like [`run`], for a server that has a UDP port.
+pub fn run_datagrams(server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
+    let ends = to_their_ends(serve_datagrams(server, port)?, client)?;
+    ends.exited_ok()?;
+    Ok(ends)
+}
+
+fn to_their_ends(running: Running, client: &Cmd) -> Outcome<Ends> {
     let client = match client.run() {
         Ok(out) => out,
         Err(why) => {

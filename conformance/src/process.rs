@@ -17,8 +17,9 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use crate::netns::NetNs;
 use crate::{Context, Failure, Outcome, fail};
 
-/// How long a program may run when nobody said otherwise.
-pub const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
+/// How long a program may run by default. It only bounds a hang, and a machine may be a hundred times slower than usual for a
+/// while, so all limits here are far beyond what is needed.
+pub const DEFAULT_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long beyond its limit the outer guard lets a program live. The guard is only for the case that the test
 /// process itself is killed and cannot clean up.
@@ -441,6 +442,9 @@ fn find_program(name: &OsStr) -> Outcome<PathBuf> {
         "mpirun" => "openmpi-bin",
         "mpicc" => "libopenmpi-dev",
         "qemu-system-x86_64" => "qemu-system-x86",
+        "qemu-io" => "qemu-utils",
+        "tgtd" | "tgtadm" => "tgt",
+        n if n.starts_with("iscsi-") => "libiscsi-bin",
         "setpriv" => "util-linux",
         _ => fail!("program {name} is not installed"),
     };

@@ -55,7 +55,8 @@ impl fmt::Display for Topology {
     }
 }
 
-/// The namespaces of one test run, made when the first case needs them, removed when the last owner is dropped.
+/// The namespaces of one test run, made when the first case needs them, removed when the last owner is
+/// dropped.
 #[derive(Default)]
 pub struct Network {
     veth1500: OnceLock<Result<Veth, Failure>>,
@@ -93,8 +94,8 @@ impl Network {
     }
 }
 
-/// A TCP port nobody listens on here, below the range from which the kernel takes ports for outgoing connections.
-/// Never the same one twice in a process.
+/// A TCP port nobody listens on here, below the range from which the kernel takes ports for outgoing
+/// connections. Never the same one twice in a process.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Start at a place of our own, so that two suites at once rarely even look at the same ports.

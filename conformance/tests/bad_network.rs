@@ -9,9 +9,10 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::Signal;
 use serde_json::Value;
+use uwarp_conformance::check;
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::netns::{NetNs, Veth, listens};
-use uwarp_conformance::process::{Cmd, Output, Running};
+use uwarp_conformance::process::{Cmd, Running};
 use uwarp_conformance::{Context, Failure, Outcome, cc, fail};
 
 const PORT: u16 = 7471;
@@ -64,7 +65,7 @@ impl Traffic {
         };
         let address = Veth::SERVER4;
         let server = start(&wire.server, &format!("server {address} {PORT}"))?;
-        server.until(Duration::from_secs(20), "listening", |r| listens(r.pid(), r.ns(), PORT))?;
+        server.until(Duration::from_secs(60), "listening", |r| listens(r.pid(), r.ns(), PORT))?;
         let client = start(&wire.client, &format!("client {address} {PORT} {seconds} {mode}"))?;
         let traffic = Traffic { server, client, wire };
         traffic.flows()?;
@@ -98,18 +99,9 @@ impl Traffic {
 
     /// Both ends come to their good end.
     fn whole(self) -> Outcome {
-        judge(&self.client.wait()?)?;
-        judge(&self.server.wait()?)
+        check::statements(&self.client.wait()?)?;
+        check::statements(&self.server.wait()?)
     }
-}
-
-/// Every statement holds, and there was one.
-fn judge(out: &Output) -> Outcome {
-    let begins = |word| out.stdout.lines().any(|line| line.starts_with(word));
-    if begins("FAIL") || !begins("ok ") {
-        return Err(Failure(out.text()));
-    }
-    out.exited_ok()
 }
 
 /// Runs `nft ARGS` in one of the namespaces.
@@ -232,5 +224,5 @@ fn killed(server: bool) -> Outcome {
     let Traffic { server: one, client: other, wire: _wire } = Traffic::start(1000, "broken")?;
     let (victim, survivor) = if server { (one, other) } else { (other, one) };
     victim.signal(Signal::KILL)?;
-    judge(&survivor.wait()?)
+    check::statements(&survivor.wait()?)
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::process::Cmd;
+use uwarp_conformance::requirements::is_test;
 use uwarp_conformance::{Context, Outcome, cc, fail, require};
 
 fn root() -> PathBuf {
@@ -23,18 +24,6 @@ fn named_tests(text: &str) -> Vec<(String, String)> {
             (is_name && file.ends_with(".rs")).then(|| (name.to_owned(), file.to_owned()))
         })
         .collect()
-}
-
-/// Whether `text` has a test of this name, or `attacks` a line for it.
-fn is_test(name: &str, file: &str, text: &str, attacks: &str) -> bool {
-    if let Some(module) = file.strip_prefix("conformance/tests/hostile/").and_then(|f| f.strip_suffix(".rs"))
-    {
-        return attacks.contains(&format!("{module}::{name},"));
-    }
-    let Some(at) = text.find(&format!("fn {name}(")) else { return false };
-    // The attribute stands above, other attributes and comments between.
-    let before = text[..at].lines().rev().take(4).collect::<Vec<_>>();
-    before.iter().any(|line| line.contains("#[test]"))
 }
 
 #[test]
@@ -110,7 +99,8 @@ fn spelled_out(name: &str) -> Vec<String> {
     }
 }
 
-/// Files that a page names: where its links lead, and what stands in back quotes and begins with a directory of the tree.
+/// Files that a page names: where its links lead, and what stands in back quotes and begins with a directory
+/// of the tree.
 fn named_files(page: &Path, text: &str) -> Vec<PathBuf> {
     const TREE: [&str; 7] = ["abi", "conformance", "crates", "docs", "fuzz", "scripts", "tools"];
     let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
@@ -147,6 +137,183 @@ fn every_file_that_a_page_names_exists() {
     }
     assert!(names > 150, "the pages name {names} files; has their form changed?");
     assert!(missing.is_empty(), "pages name files that are not there: {missing:#?}");
+}
+
+/// All files of a directory and below whose name ends so.
+fn files_below(directory: &str, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut left = vec![root().join(directory)];
+    while let Some(directory) = left.pop() {
+        let entries = fs::read_dir(&directory).unwrap_or_else(|e| panic!("{}: {e}", directory.display()));
+        for path in entries.map(|entry| entry.expect("an entry").path()) {
+            if path.is_dir() {
+                left.push(path);
+            } else if path.extension().unwrap_or_default() == extension {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A path as pages write it.
+fn from_root(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+/// The rows of docs/locks.md are the locks of the code, name by name and file by file.
+#[test]
+fn every_lock_stands_on_the_page_of_locks() {
+    const KINDS: [&str; 4] = ["Mutex<", "RwLock<", "RawMutex,", "OncePerProcess<"];
+    /// Made of locks that are on the page, or written once.
+    const NONE: [&str; 3] = ["Attended", "OncePerProcess", "VALUE"];
+    let mut locks = Vec::new();
+    for directory in ["abi/src", "crates/cm/src", "crates/driver/src", "crates/rnic/src", "crates/llp/src"] {
+        for file in files_below(directory, "rs").iter().filter(|file| !file.ends_with("tests.rs")) {
+            let text = fs::read_to_string(file).expect("a source file");
+            let code = text.split("#[cfg(test)]").next().unwrap_or("");
+            // Fields, variants and statics; not what functions are given or make for themselves.
+            let lines = code.lines().map(str::trim_start).filter(|line| {
+                let attended = line.contains("Attended<") && line.contains(": ");
+                let lock = KINDS.iter().any(|kind| line.contains(kind)) || attended;
+                let code = ["//", "use ", "fn ", "pub fn", "impl", "let ", "pub(crate) use"];
+                lock && !code.iter().any(|start| line.starts_with(start))
+            });
+            for line in lines.filter(|line| !line.contains("-> ") && !line.contains("MutexGuard")) {
+                let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                let declared = ["pub", "crate", "super", "static", "struct", "Numbers", "port", "u16", ""];
+                let name = words.into_iter().find(|word| !declared.contains(word)).unwrap_or_default();
+                let of_attended = name == "inner" && file.ends_with("driver/src/attended.rs");
+                if !NONE.contains(&name) && !of_attended {
+                    locks.push(format!("{name} in {}", from_root(file)));
+                }
+            }
+        }
+    }
+    let page = fs::read_to_string(root().join("docs/locks.md")).expect("docs/locks.md");
+    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| rank"));
+    let mut named = Vec::new();
+    for row in rows {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let quoted =
+            |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+        let numbers = |cell: &str| -> Vec<u32> {
+            cell.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
+        };
+        let rank = numbers(cells[1])[0];
+        assert!(numbers(cells[5]).iter().all(|&after| after > rank), "not in order: {row}");
+        for file in quoted(cells[3]) {
+            named.extend(quoted(cells[2]).iter().map(|name| format!("{name} in {file}")));
+        }
+    }
+    locks.sort();
+    locks.dedup();
+    named.sort();
+    assert!(locks.len() > 40, "{} locks found; has their form changed?", locks.len());
+    let missing: Vec<_> = locks.iter().filter(|lock| !named.contains(lock)).collect();
+    let gone: Vec<_> = named.iter().filter(|lock| !locks.contains(lock)).collect();
+    assert!(
+        missing.is_empty() && gone.is_empty(),
+        "not on docs/locks.md: {missing:#?}\nnot in the code: {gone:#?}"
+    );
+}
+
+/// What the repository holds of text that people write.
+fn sources() -> Vec<PathBuf> {
+    let mut files = vec![root().join("Makefile")];
+    for directory in ["abi", "conformance", "crates", "docs", "fuzz", "scripts", "tools"] {
+        for extension in ["rs", "c", "h", "md", "in", "lua", ""] {
+            files.extend(files_below(directory, extension));
+        }
+    }
+    files.extend(pages());
+    files.sort();
+    files.dedup();
+    files.retain(|file| !["/target/", "/corpus/"].iter().any(|part| from_root(file).contains(part)));
+    files
+}
+
+/// Files of `docs` that code, scripts and pages name, in any form: `docs/adr/004`, "ADR 004", a page and its
+/// section.
+#[test]
+fn every_decision_and_section_that_is_named_exists() {
+    let (mut names, mut missing) = (0, Vec::new());
+    for file in sources() {
+        // (What is no text has no names.)
+        let Ok(text) = fs::read_to_string(&file) else { continue };
+        // A comment may go on in the next line, and the name with it.
+        let text: Vec<_> =
+            text.split_whitespace().filter(|word| !["//", "///", "//!", "#", "*"].contains(word)).collect();
+        let text = text.join(" ");
+        let mut named = Vec::new();
+        for rest in text.split("docs/").skip(1) {
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && !"-_./".contains(c));
+            let name = rest[..end.unwrap_or(rest.len())].trim_end_matches(['.', '/']);
+            named.push(format!("docs/{name}"));
+            let section = rest.strip_prefix(name).and_then(|rest| rest.strip_prefix(", \""));
+            if let Some((section, _)) = section.and_then(|rest| rest.split_once('"')) {
+                let page = fs::read_to_string(root().join("docs").join(name)).unwrap_or_default();
+                names += 1;
+                if !page.lines().any(|line| line.trim_start_matches('#').trim() == section) {
+                    missing.push(format!("{}: \"{section}\" of docs/{name}", from_root(&file)));
+                }
+            }
+        }
+        for rest in text.split("ADR ").skip(1) {
+            let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            if number.len() == 3 {
+                named.push(format!("docs/adr/{number}"));
+            }
+        }
+        names += named.len();
+        let gone = named.into_iter().filter(|name| !is_there(&root().join(name)));
+        missing.extend(gone.map(|name| format!("{}: {name}", from_root(&file))));
+    }
+    assert!(names > 150, "{names} names found; has their form changed?");
+    assert!(missing.is_empty(), "named and not there: {missing:#?}");
+}
+
+/// Rustfmt leaves comments and strings as they are, so it does not see every long line.
+#[test]
+fn lines_and_functions_are_not_longer_than_the_rules_say() {
+    const COLUMNS: usize = 110;
+    const LINES: usize = 80;
+    /// Lines that are longer and were there before this test. The number only goes down.
+    const LONG: usize = 340;
+    let (mut long_lines, mut long_functions) = (Vec::new(), Vec::new());
+    for directory in ["abi", "conformance", "crates", "fuzz", "tools"] {
+        let files = files_below(directory, "rs");
+        for file in files.iter().filter(|file| !from_root(file).contains("/target/")) {
+            let text = fs::read_to_string(file).expect("a source file");
+            let lines: Vec<_> = text.lines().collect();
+            for (number, line) in (1..).zip(&lines) {
+                if line.chars().count() > COLUMNS {
+                    long_lines.push(format!("{}:{number}", from_root(file)));
+                }
+                let start = line.trim_start();
+                let begins = ["fn ", "pub fn ", "pub(", "const fn ", "unsafe fn ", "verb fn ", "async fn "]
+                    .iter()
+                    .any(|word| start.starts_with(word));
+                if !(begins && start.contains("fn ") && !line.ends_with(['}', ';'])) {
+                    continue;
+                }
+                // Rustfmt puts the end below the beginning.
+                let end = format!("{}}}", &line[..line.len() - start.len()]);
+                let rest = &lines[number..];
+                let body = rest.iter().position(|line| line.ends_with('{') || line.starts_with(&end));
+                let Some(last) = rest.iter().position(|line| **line == end) else { continue };
+                let first = if line.ends_with('{') { 0 } else { body.map_or(0, |at| at + 1) };
+                if last.saturating_sub(first) > LINES {
+                    long_functions.push(format!("{}:{number}: {start}", from_root(file)));
+                }
+            }
+        }
+    }
+    assert!(long_functions.is_empty(), "functions of more than {LINES} lines: {long_functions:#?}");
+    let count = long_lines.len();
+    assert!(count <= LONG, "{count} lines go beyond column {COLUMNS}, {LONG} did: {long_lines:#?}");
+    println!("{count} lines go beyond column {COLUMNS}: {long_lines:#?}");
 }
 
 /// Found while the security page was written: whoever calls a setuid program chooses its environment.

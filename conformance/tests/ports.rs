@@ -1,5 +1,5 @@
-//! RDMA ports are TCP ports here, which a program cannot know: the library explains the collision, beside the errno that
-//! the program gets.
+//! RDMA ports are TCP ports here, which a program cannot know: the library explains the collision, beside the
+//! errno that the program gets.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -27,7 +27,8 @@ fn a_server_on_a_port_that_a_tcp_program_has_is_told_why() {
     assert!(output.stderr.contains(&format!("{address}{EXPLAINED}")), "{}", output.text());
 }
 
-/// It was said of the first collision of a process only, and never when a port was lost between bind and listen.
+/// It was said of the first collision of a process only, and never when a port was lost between bind and
+/// listen.
 #[test]
 fn every_collision_is_explained_once_and_not_without_end() {
     let program = cc::build("ports", &Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-ports")).unwrap();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Trial};
-use uwarp_conformance::capture::{self, Capture, Decoded};
+use uwarp_conformance::capture::{self, Capture, Decoded, Transport};
 use uwarp_conformance::check::{self, Expected};
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::netns::{NetNs, Veth};
@@ -38,7 +38,7 @@ enum Program {
 use Program::{Dtestx, Perftest, Rping, Statements};
 
 /// rping: four Sends, a Read and a Write for each round. Messages larger than an FPDU have several segments.
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     Case { name: "rping, 64 B", at: Veth1500V4, program: Rping(10, 64), least: PING },
     Case { name: "rping, 64 B, IPv6", at: Veth1500V6, program: Rping(10, 64), least: PING },
     Case {
@@ -70,6 +70,12 @@ const CASES: [Case; 10] = [
         at: Veth9000V4,
         program: Perftest("ib_read_bw", "-n 50 -s 65536", 65536, 50),
         least: &[("Read Request", 50), ("Read Response", 50)],
+    },
+    Case {
+        name: "ib_atomic_bw",
+        at: Veth1500V4,
+        program: Perftest("ib_atomic_bw", "-A CMP_AND_SWAP -n 50", 8, 50),
+        least: &[("Atomic Request", 50), ("Atomic Response", 50)],
     },
     Case {
         name: "ib_send_bw, odd sizes",
@@ -144,7 +150,7 @@ fn run(dist: &Outcome<Dist>, net: &Network, case: &Case) -> Outcome {
         Statements(groups) => return statements(&lib, place.server, groups, case.least, &file),
     };
     // The client's end of the pair sees the frames of both.
-    let capture = Capture::start(place.client, Veth::INTERFACE, address, &file)?;
+    let capture = Capture::start(place.client, Veth::INTERFACE, Transport::Tcp, address, &file)?;
     let dapl = |cmd: Cmd, device: &str| -> Outcome<Cmd> {
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dat-{device}.conf"));
         let row = format!("uwarp u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 \"{device} 0\" \"\"\n");
@@ -177,11 +183,11 @@ fn statements(
     file: &Path,
 ) -> Outcome {
     let address = "127.0.0.1";
-    let capture = Capture::start(ns, "lo", address, file)?;
+    let capture = Capture::start(ns, "lo", Transport::Tcp, address, file)?;
     for (program, group) in groups {
         let program = cc::build(program, &Path::new(env!("CARGO_TARGET_TMPDIR")).join("tshark"))?;
         let cmd = Cmd::new(program).arg(address).arg(group).in_ns(ns);
-        cmd.env("LD_LIBRARY_PATH", lib).env("UWARP_CRC", "on").run_ok()?;
+        check::statements(&cmd.env("LD_LIBRARY_PATH", lib).env("UWARP_CRC", "on").run()?)?;
     }
     let file = capture.finish()?;
     judge(&capture::decode(&file)?, least, &file)?;

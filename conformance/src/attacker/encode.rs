@@ -131,7 +131,8 @@ pub fn fpdus<U: AsRef<[u8]>>(ulpdus: impl IntoIterator<Item = U>) -> Vec<u8> {
     ulpdus.into_iter().flat_map(|ulpdu| fpdu(ulpdu.as_ref())).collect()
 }
 
-/// FPDUs with markers (RFC 5044 section 4.3), for the direction from the attacker to a victim that asks for them.
+/// FPDUs with markers (RFC 5044 section 4.3), for the direction from the attacker to a victim that asks for
+/// them.
 #[derive(Debug, Default)]
 pub struct Marked {
     position: usize,

@@ -1,5 +1,6 @@
-//! A scripted attacker: it writes MPA, DDP, RDMAP and Terminate bytes itself, over plain TCP sockets, and shares
-//! no code with uwarp, so that what is wrong there is not wrong here too. Every field can be set to anything.
+//! A scripted attacker: it writes MPA, DDP, RDMAP and Terminate bytes itself, over plain TCP sockets, and
+//! shares no code with uwarp, so that what is wrong there is not wrong here too. Every field can be set to
+//! anything.
 //!
 //! | module | what it holds |
 //! |---|---|

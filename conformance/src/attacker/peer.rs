@@ -8,7 +8,7 @@ use super::encode::{Codes, Seen, Setup, Tagged, WRITE, unframe};
 use crate::{Context, Outcome, fail, require};
 
 /// How long the attacker waits for an answer or an end: a bound for a hang, nothing that is measured.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection.
 #[derive(Debug)]

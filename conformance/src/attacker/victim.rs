@@ -1,5 +1,5 @@
-//! The victim and the innocent one: `c/victim.c` over the built library, each in a process of its own, so that a crash or a hang
-//! of one of them is seen as such.
+//! The victim and the innocent one: `c/victim.c` over the built library, each in a process of its own, so
+//! that a crash or a hang of one of them is seen as such.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};

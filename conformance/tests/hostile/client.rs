@@ -9,7 +9,7 @@ use uwarp_conformance::attacker::encode::{
     Codes, ENHANCED, P2P, READ_REQUEST, READ_RESPONSE, REJECT, REQUEST, RTR_READ, RTR_WRITE, SEND, Setup,
     Tagged, UWARP_A, UWARP_B, Untagged, WRITE, enhanced, fpdus,
 };
-use uwarp_conformance::attacker::peer::{End, Peer};
+use uwarp_conformance::attacker::peer::{End, PATIENCE, Peer};
 use uwarp_conformance::attacker::victim::{Report, Victim};
 use uwarp_conformance::{Context, Failure, Outcome, require};
 
@@ -39,8 +39,7 @@ fn serve(victim: &mut Victim, script: &Arc<Script>) -> Outcome<(Report, usize)> 
             Ok(())
         }
     });
-    let report =
-        victim.tell(&format!("connect {port}")).and_then(|()| victim.report_within(Duration::from_secs(45)));
+    let report = victim.tell(&format!("connect {port}")).and_then(|()| victim.report_within(2 * PATIENCE));
     stop.store(true, Ordering::SeqCst);
     let served = server.join().map_err(|_| Failure("the server panicked".into()))?;
     let report = report?;
@@ -54,7 +53,7 @@ fn answer_with(bytes: Vec<u8>) -> Arc<Script> {
         peer.read_setup()?;
         peer.send(&bytes)?;
         peer.finish();
-        let answer = peer.read_to_end(Duration::from_secs(10))?;
+        let answer = peer.read_to_end(PATIENCE)?;
         require!(answer.end != End::Open, "the victim keeps a connection that is no use");
         Ok(())
     })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use uwarp_conformance::attacker::encode::{ReadRequest, Tagged, Untagged, fpdus};
-use uwarp_conformance::attacker::peer::{End, Peer};
+use uwarp_conformance::attacker::peer::{End, PATIENCE, Peer};
 use uwarp_conformance::attacker::victim::Victim;
 use uwarp_conformance::{Outcome, require};
 
@@ -102,7 +102,7 @@ pub fn silence_at_every_phase(victim: &mut Victim) -> Outcome {
         victim.tell("disconnect")?;
         let report = victim.report()?;
         require!(report.state == "ERR" && report.how == "DISCONNECTED", "{what}: {report:?}");
-        let answer = peer.read_to_end(Duration::from_secs(10))?;
+        let answer = peer.read_to_end(PATIENCE)?;
         require!(answer.end != End::Open, "{what}: still open");
     }
     victim.tell("profile")?;

@@ -117,7 +117,8 @@ pub fn ddp_control(victim: &mut Victim) -> Outcome {
     Ok(())
 }
 
-/// The second byte, all 256 values, in both kinds of segments. Reserved bits are not looked at (RFC 5040 section 4.1).
+/// The second byte, all 256 values, in both kinds of segments. Reserved bits are not looked at (RFC 5040
+/// section 4.1).
 pub fn rdmap_control(victim: &mut Victim) -> Outcome {
     let write = victim.region("write");
     let unexpected: Codes = (0, 2, 6);
@@ -137,7 +138,8 @@ pub fn rdmap_control(victim: &mut Victim) -> Outcome {
             (1, SEND | 5) => Fate::harmless().changed("recv:0-7").recvs("ok8,e5"),
             // Immediate Data (RFC 7306) with no Write before it.
             (1, 8 | 9) => Fate::harmless().recvs("ok0,e5"),
-            // Send with Invalidate of STag 0: the payload is placed before the end of the message is looked at.
+            // Send with Invalidate of STag 0: the payload is placed before the end of the message is looked
+            // at.
             (1, 4 | 6) => Fate::terminated((0, 1, 9)).changed("recv:0-7"),
             (1, _) => Fate::terminated(unexpected),
             _ => Fate::terminated((0, 2, 5)),
@@ -145,6 +147,29 @@ pub fn rdmap_control(victim: &mut Victim) -> Outcome {
         hit(victim, &segment.fpdu(), &format!("RDMAP control {byte:#04x}, untagged"), &fate)?;
     }
     Ok(())
+}
+
+/// The Invalidate STag's place in messages that invalidate nothing (RFC 5040 section 4.1): it is not looked
+/// at, also where it names a region that could be invalidated.
+pub fn invalidate_field_of_other_messages(victim: &mut Victim) -> Outcome {
+    let write = victim.region("write");
+    for invalidate in [1, u32::MAX, write.stag, victim.region("foreign").stag] {
+        for opcode in [SEND, 5] {
+            let send = Untagged { rdmap: 0x40 | opcode, invalidate, ..Untagged::send(1, 8) };
+            let fate = Fate::harmless().changed("recv:0-7").recvs("ok8,e5");
+            hit(victim, &send.fpdu(), &format!("opcode {opcode} with {invalidate:#x}"), &fate)?;
+        }
+        let read = victim.region("read");
+        let request = ReadRequest::new(8, read.stag, read.at);
+        let mut peer = Peer::established(victim.port)?;
+        peer.send(&Untagged { invalidate, ..Untagged::read(1, &request) }.fpdu())?;
+        let seen = peer.segment()?;
+        require!(seen.opcode() == 2 && seen.payload().len() == 8, "not the response: {seen:?}");
+        strike(victim, peer, &[], &format!("a Read Request with {invalidate:#x}"), &Fate::harmless())?;
+    }
+    // It was not invalidated.
+    let bytes = Tagged::write(write.stag, write.at, 8).fpdu();
+    hit(victim, &bytes, "a Write afterwards", &Fate::harmless().changed("write:0-7"))
 }
 
 /// STags: those next to a valid one, single bits of it, and those that stand for none.
@@ -198,8 +223,8 @@ fn hit_invalidating(victim: &mut Victim, stag: u32, what: &str) -> Outcome {
     hit(victim, &send.fpdu(), what, &Fate::terminated((0, 1, 9)).changed("recv:0-7"))
 }
 
-/// Several keys of one buffer (RFC 5042 section 6.3.6): each has the rights that it was given and works on streams of its own
-/// protection domain only, whatever the others may.
+/// Several keys of one buffer (RFC 5042 section 6.3.6): each has the rights that it was given and works on
+/// streams of its own protection domain only, whatever the others may.
 pub fn stags_over_one_buffer(victim: &mut Victim) -> Outcome {
     let [write, readers, strangers] = ["write", "readers", "strangers"].map(|name| victim.region(name));
     let written = || Fate::harmless().changed("write:0-7");
@@ -311,7 +336,7 @@ pub fn queue_numbers(victim: &mut Victim) -> Outcome {
                 continue;
             }
             let bytes = Untagged::new(*opcode, qn, 1, payload.clone()).fpdu();
-            let codes = if qn <= 2 { (0, 2, 6) } else { (1, 2, 1) };
+            let codes = if qn <= 3 { (0, 2, 6) } else { (1, 2, 1) };
             hit(victim, &bytes, &format!("opcode {opcode} on queue {qn:#x}"), &Fate::terminated(codes))?;
         }
     }
@@ -440,8 +465,8 @@ pub fn terminates(victim: &mut Victim) -> Outcome {
         let answer = peer.answer()?;
         require!(answer.seen.is_empty(), "{what}: a Terminate is answered: {:?}", answer.seen);
         let report = victim.report()?;
-        // The Read fails, with whatever the codes stand for, or is flushed when they are not about it; that is an event then, for nothing else
-        // tells of it. Nothing else happens.
+        // The Read fails, with whatever the codes stand for, or is flushed when they are not about it; that
+        // is an event then, for nothing else tells of it. Nothing else happens.
         let failed = report.sends.starts_with('e') && !report.sends.contains(',');
         let event = if report.sends == "e5" { "1" } else { "" };
         require!(
@@ -592,7 +617,8 @@ pub fn without_crc(victim: &mut Victim) -> Outcome {
     strike(victim, peer, &bytes, "a wrong CRC where they were asked for", &Fate::terminated((2, 0, 2)))
 }
 
-/// Large segments without CRCs are received straight into place: never beyond what the region and the receive allow.
+/// Large segments without CRCs are received straight into place: never beyond what the region and the receive
+/// allow.
 pub fn large_segments_without_crc(victim: &mut Victim) -> Outcome {
     victim.tell("profile recvlen=1024")?;
     let both = victim.region("both");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use uwarp_conformance::attacker::encode::{ReadRequest, Tagged, Untagged, fpdus};
-use uwarp_conformance::attacker::peer::{End, Peer};
+use uwarp_conformance::attacker::peer::{End, PATIENCE, Peer};
 use uwarp_conformance::attacker::victim::Victim;
 use uwarp_conformance::{Failure, Outcome, require};
 
@@ -11,7 +11,7 @@ use crate::{FLUSHED, Fate, meet, strike};
 
 const MIB: usize = 1 << 20;
 
-/// Memory the victim may come to own beyond what it had, for `connections` at once (DESIGN.md): 4 MiB for each, at most 64 MiB.
+/// Memory the victim may come to own beyond what it had, for `connections` at once (docs/contracts.md): 4 MiB for each, at most 64 MiB.
 fn bounded(victim: &Victim, before: usize, connections: usize) -> Outcome {
     let now = victim.memory()?;
     let limit = (4 * MIB * connections).min(64 * MIB) + 4 * MIB;
@@ -96,7 +96,7 @@ pub fn reads_that_nobody_takes(victim: &mut Victim) -> Outcome {
     for mut peer in peers {
         // At least what fitted arrives, unharmed.
         peer.finish();
-        let answer = peer.read_to_end(Duration::from_secs(15))?;
+        let answer = peer.read_to_end(PATIENCE)?;
         require!(answer.end != End::Open, "still open");
         require!(
             answer.seen.iter().all(|s| s.payload().iter().all(|b| *b == 0xA5)),

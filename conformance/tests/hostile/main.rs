@@ -1,10 +1,11 @@
-//! Hostile peers: a scripted attacker with an encoder of its own against a program over the built library, in a process of its own.
+//! Hostile peers: a scripted attacker with an encoder of its own against a program over the built library, in
+//! a process of its own.
 //!
-//! Whatever the attacker does, the same must hold afterwards: the Terminate that the RFCs name, or an end in bounded time; one
-//! asynchronous event and every posted work request completed; not a byte changed that the attacker had no right to (the regions lie
-//! between pages without access, and everything else is painted); no descriptor left; memory bounded; no crash, no hang;
-//! and an honest client of the same process goes on undisturbed, with its data compared. `docs/security.md` says which attack
-//! of RFC 5042 is tried where.
+//! Whatever the attacker does, the same must hold afterwards: the Terminate that the RFCs name, or an end in
+//! bounded time; one asynchronous event and every posted work request completed; not a byte changed that the
+//! attacker had no right to (the regions lie between pages without access, and everything else is painted);
+//! no descriptor left; memory bounded; no crash, no hang; and an honest client of the same process goes on
+//! undisturbed, with its data compared. `docs/security.md` says which attack of RFC 5042 is tried where.
 
 mod client;
 mod endings;
@@ -69,6 +70,7 @@ fn attacks() -> Vec<Attack> {
         fields::fpdu_pads_and_crcs,
         fields::ddp_control,
         fields::rdmap_control,
+        fields::invalidate_field_of_other_messages,
         fields::stags,
         fields::stags_over_one_buffer,
         fields::tagged_offsets,
@@ -195,8 +197,8 @@ impl Fate {
     }
 }
 
-/// The asynchronous event that goes with a Terminate: 1 is fatal, 2 a bad request, 3 an access error. A stream that just ends has none: the
-/// victim's device passes for RoCE's (docs/adr/011).
+/// The asynchronous event that goes with a Terminate: 1 is fatal, 2 a bad request, 3 an access error. A
+/// stream that just ends has none: the victim's device passes for RoCE's (docs/adr/011).
 fn event_of(codes: Codes) -> &'static str {
     match codes {
         (0 | 1, 1, _) => "3",

@@ -14,14 +14,22 @@ struct Row {
 }
 
 fn table(victim: &Victim) -> Vec<Row> {
+    [messages(victim), headers(victim), reads(victim)].into_iter().flatten().collect()
+}
+
+fn one(what: &'static str, ulpdu: Vec<u8>, fate: Fate) -> Row {
+    Row { what, ulpdus: vec![ulpdu], fate }
+}
+
+fn bad(what: &'static str, ulpdu: Vec<u8>, codes: Codes) -> Row {
+    one(what, ulpdu, Fate::terminated(codes))
+}
+
+/// What is no mistake, and messages of several segments with a mistake in one of them.
+fn messages(victim: &Victim) -> Vec<Row> {
     let write = victim.region("write");
-    let read = victim.region("read");
     let both = victim.region("both");
     let odd = victim.region("odd");
-    let foreign = victim.region("foreign");
-    let one = |what, ulpdu: Vec<u8>, fate| Row { what, ulpdus: vec![ulpdu], fate };
-    let bad = |what, ulpdu, codes: Codes| one(what, ulpdu, Fate::terminated(codes));
-    let request = |size, stag, to| Untagged::read(1, &ReadRequest::new(size, stag, to)).ulpdu();
     let pieces = |len: usize, piece: usize| -> Vec<Vec<u8>> {
         let count = len / piece;
         (0..count)
@@ -63,7 +71,8 @@ fn table(victim: &Victim) -> Vec<Row> {
             fate: Fate::terminated((1, 1, 1)).changed("odd:0-999"),
         },
         Row {
-            // It waits for its receive, however long that takes (a stranger names no limit), until the attacker hangs up.
+            // It waits for its receive, however long that takes (a stranger names no limit), until the
+            // attacker hangs up.
             what: "a third Send, for two receives; then an error behind it, which nobody reads",
             ulpdus: vec![
                 Untagged::send(1, 8).ulpdu(),
@@ -82,6 +91,16 @@ fn table(victim: &Victim) -> Vec<Row> {
             ],
             fate: Fate::terminated((1, 1, 0)).changed("write:0-7"),
         },
+    ]
+}
+
+/// Segments whose header is wrong.
+fn headers(victim: &Victim) -> Vec<Row> {
+    let write = victim.region("write");
+    let read = victim.region("read");
+    let odd = victim.region("odd");
+    let foreign = victim.region("foreign");
+    vec![
         bad("an STag that never was", Tagged::write(0x1111_1111, write.at, 8).ulpdu(), (1, 1, 0)),
         bad("another protection domain", Tagged::write(foreign.stag, foreign.at, 8).ulpdu(), (1, 1, 2)),
         bad("no right to write", Tagged::write(read.stag, read.at, 8).ulpdu(), (0, 1, 2)),
@@ -96,7 +115,7 @@ fn table(victim: &Victim) -> Vec<Row> {
         bad("DDP version 2, untagged", Untagged { ddp: 0x42, ..Untagged::send(1, 8) }.ulpdu(), (1, 2, 6)),
         bad("RDMAP version 0", Untagged { rdmap: 3, ..Untagged::send(1, 8) }.ulpdu(), (0, 2, 5)),
         bad("an opcode nobody knows", Untagged { rdmap: 0x4D, ..Untagged::send(1, 8) }.ulpdu(), (0, 2, 6)),
-        bad("queue 3", Untagged { qn: 3, ..Untagged::send(1, 8) }.ulpdu(), (1, 2, 1)),
+        bad("queue 4", Untagged { qn: 4, ..Untagged::send(1, 8) }.ulpdu(), (1, 2, 1)),
         bad("MSN 2", Untagged::send(2, 8).ulpdu(), (1, 2, 3)),
         bad("MO 4", Untagged::send(1, 8).at(4).ulpdu(), (1, 2, 4)),
         one("too long a Send", Untagged::send(1, 65).ulpdu(), Fate::terminated((1, 2, 5)).recvs("e1,e5")),
@@ -105,6 +124,25 @@ fn table(victim: &Victim) -> Vec<Row> {
             Untagged::send(1, 50_000).ulpdu(),
             Fate::terminated((1, 2, 5)).recvs("e1,e5"),
         ),
+    ]
+}
+
+/// Reads, their responses, invalidations, and what is too short for a header.
+fn reads(victim: &Victim) -> Vec<Row> {
+    let write = victim.region("write");
+    let read = victim.region("read");
+    let both = victim.region("both");
+    let foreign = victim.region("foreign");
+    let request = |size, stag, to| Untagged::read(1, &ReadRequest::new(size, stag, to)).ulpdu();
+    // RFC 7306 section 5.2.1, with data, masks and compare data of zero.
+    let atomic = |code: u8, stag: u32, to: u64| {
+        let mut payload = vec![0, 0, 0, code, 0, 0, 0, 1];
+        payload.extend(stag.to_be_bytes());
+        payload.extend(to.to_be_bytes());
+        payload.resize(52, 0);
+        Untagged::new(10, 1, 1, payload).ulpdu()
+    };
+    vec![
         bad("a Read of nothing that is", request(8, 0x1111_1111, read.at), (0, 1, 0)),
         bad("a Read beyond the region", request(8193, read.stag, read.at), (0, 1, 1)),
         bad("a Read without the right", request(8, write.stag, write.at), (0, 1, 2)),
@@ -123,6 +161,11 @@ fn table(victim: &Victim) -> Vec<Row> {
             Untagged { rdmap: 0x44, invalidate: victim.region("recv").stag, ..Untagged::send(1, 8) }.ulpdu(),
             Fate::terminated((0, 1, 9)).changed("recv:0-7"),
         ),
+        bad("an atomic operation without the right", atomic(0, both.stag, both.at), (0, 1, 2)),
+        bad("an atomic operation on nothing that is", atomic(0, 0x1111_1111, both.at), (0, 1, 0)),
+        bad("an atomic operation on another domain's", atomic(2, foreign.stag, foreign.at), (0, 1, 3)),
+        bad("a short Atomic Request", Untagged::new(10, 1, 1, vec![0; 51]).ulpdu(), (0, 2, 0xFF)),
+        bad("an Atomic Response", Untagged::new(11, 3, 1, vec![0; 12]).ulpdu(), (1, 2, 2)),
         bad("an empty ULPDU", vec![], (2, 0, 3)),
         bad("a ULPDU of 13 bytes", vec![0xC1; 13], (2, 0, 3)),
     ]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use uwarp_conformance::attacker::encode::{ReadRequest, Tagged, Untagged, fpdu, fpdus, terminate};
-use uwarp_conformance::attacker::peer::{End, Peer};
+use uwarp_conformance::attacker::peer::{End, PATIENCE, Peer};
 use uwarp_conformance::attacker::victim::Victim;
 use uwarp_conformance::{Outcome, require};
 
@@ -27,17 +27,16 @@ pub fn responses_nobody_asked_for(victim: &mut Victim) -> Outcome {
     strike(victim, peer, &Tagged::new(RESPONSE, 0, 0, 0).fpdu(), "an empty one", &Fate::terminated((0, 2, 6)))
 }
 
-/// The victim has asked for 64 bytes, twice, one at a time.
-pub fn responses_that_lie(victim: &mut Victim) -> Outcome {
-    victim.tell("profile reads=2 depth=1")?;
+/// Builds the segments of an answer from the STag of the sink that the victim has named.
+type Lie = Box<dyn Fn(u32) -> Vec<Vec<u8>>>;
+
+/// Wrong answers to a Read of 64 bytes, and what each leads to.
+fn lies(victim: &Victim) -> Vec<(&'static str, Lie, Fate)> {
     let bounds = (1, 1, 1);
     let both = victim.region("both");
     let sink_region = victim.region("sink");
-    let flushed = "e5,e5";
-    type Lie = Box<dyn Fn(u32) -> Vec<Vec<u8>>>;
-    let response = |stag, to, len| Tagged::new(RESPONSE, stag, to, len);
     let one = |f: fn(u32) -> Tagged| -> Lie { Box::new(move |stag| vec![f(stag).ulpdu()]) };
-    let cases: Vec<(&str, Lie, Fate)> = vec![
+    vec![
         ("another STag", one(|s| Tagged::new(RESPONSE, s ^ 1, 0, 64)), Fate::terminated((1, 1, 0))),
         (
             "the sink's own region",
@@ -94,8 +93,18 @@ pub fn responses_that_lie(victim: &mut Victim) -> Outcome {
             Box::new(|s| vec![Untagged { rdmap: 0x44, invalidate: s, ..Untagged::send(1, 8) }.ulpdu()]),
             Fate::terminated((0, 1, 9)).changed("recv:0-7"),
         ),
-    ];
-    for (what, lie, fate) in cases {
+    ]
+}
+
+fn response(stag: u32, to: u64, len: usize) -> Tagged {
+    Tagged::new(RESPONSE, stag, to, len)
+}
+
+/// The victim has asked for 64 bytes, twice, one at a time.
+pub fn responses_that_lie(victim: &mut Victim) -> Outcome {
+    victim.tell("profile reads=2 depth=1")?;
+    let flushed = "e5,e5";
+    for (what, lie, fate) in lies(victim) {
         for pose in [Peer::established, Peer::uwarp] {
             let mut peer = pose(victim.port)?;
             let sink = peer.sinks(1)?[0];
@@ -223,7 +232,7 @@ pub fn deregistered_under_fire(victim: &mut Victim) -> Outcome {
             );
             let mut peer = fire.join().map_err(|_| uwarp_conformance::Failure("panicked".into()))??;
             peer.finish();
-            peer.read_to_end(Duration::from_secs(10))?;
+            peer.read_to_end(PATIENCE)?;
             victim.tell("renew")?;
             victim.innocent(1)?;
         }
@@ -253,7 +262,7 @@ pub fn deregistered_while_it_is_read(victim: &mut Victim) -> Outcome {
                 std::thread::sleep(Duration::from_millis(30));
             }
             // Reading on makes the victim go on; it finds the region gone.
-            peer.read_to_end(Duration::from_secs(15))?;
+            peer.read_to_end(PATIENCE)?;
             drop(peer);
             let report = victim.report()?;
             require!(report.recvs == FLUSHED && report.changed.is_empty(), "ending {ending}: {report:?}");
@@ -271,7 +280,7 @@ pub fn terminate_storm(victim: &mut Victim) -> Outcome {
         let mut peer = Peer::established(victim.port)?;
         peer.send(&one.repeat(count))?;
         peer.finish();
-        let answer = peer.read_to_end(Duration::from_secs(15))?;
+        let answer = peer.read_to_end(PATIENCE)?;
         require!(answer.seen.is_empty() && answer.end != End::Open, "{answer:?}");
         let report = victim.report()?;
         require!(report.events == "1" && report.recvs == FLUSHED && report.changed.is_empty(), "{report:?}");
@@ -300,8 +309,8 @@ pub fn data_after_terminate(victim: &mut Victim) -> Outcome {
     let report = victim.report()?;
     require!(report.changed.is_empty(), "{report:?}");
     // On and on, megabytes of it: drained for a bounded time, then the connection is closed.
-    let sent = peer.flood(&good.repeat(500_000), Duration::from_secs(20))?;
-    let answer = peer.read_to_end(Duration::from_secs(10))?;
+    let sent = peer.flood(&good.repeat(500_000), PATIENCE)?;
+    let answer = peer.read_to_end(PATIENCE)?;
     require!(answer.end != End::Open, "still open after {sent} bytes");
     require!(victim.sync()?[2] == 1, "a connection is left");
     let mut peer = Peer::established(victim.port)?;
@@ -325,7 +334,7 @@ pub fn data_after_the_end(victim: &mut Victim) -> Outcome {
     let report = victim.report()?;
     require!(report.events.is_empty() && report.recvs == FLUSHED, "{report:?}");
     peer.send(&good.repeat(1000))?;
-    let answer = peer.read_to_end(Duration::from_secs(10))?;
+    let answer = peer.read_to_end(PATIENCE)?;
     require!(answer.end != End::Open, "still open");
     drop(peer);
     require!(victim.sync()?[2] == 1, "a connection is left");

@@ -6,7 +6,7 @@ use uwarp_conformance::attacker::encode::{
     ENHANCED, MARKERS, P2P, REJECT, REPLY, RTR_READ, RTR_WRITE, ReadRequest, SEND, Setup, Tagged, Untagged,
     enhanced, fpdus, terminate,
 };
-use uwarp_conformance::attacker::peer::{End, Peer};
+use uwarp_conformance::attacker::peer::{End, PATIENCE, Peer};
 use uwarp_conformance::attacker::victim::Victim;
 use uwarp_conformance::{Outcome, require};
 
@@ -406,7 +406,7 @@ pub fn half_open_flood(victim: &mut Victim) -> Outcome {
     require!(most <= bound + 4, "{most} descriptors for half-open connections");
     // All are closed by the victim, the last after its patience of five seconds.
     for mut peer in silent {
-        let answer = peer.read_to_end(Duration::from_secs(15))?;
+        let answer = peer.read_to_end(PATIENCE)?;
         require!(answer.end != End::Open, "a half-open connection stays");
     }
     victim.recovers()
@@ -427,7 +427,8 @@ pub fn slow_senders(victim: &mut Victim) -> Outcome {
         first_fpdu.send(&rtr[n..=n])?;
         if n == 7 {
             // Five seconds for the request.
-            let answer = request.read_to_end(Duration::from_millis(100))?;
+            // Less than five more, or a limit for the next byte would pass.
+            let answer = request.read_to_end(Duration::from_secs(4))?;
             require!(
                 answer.end != End::Open,
                 "a slow request is still waited for after {:?}",

@@ -12,7 +12,17 @@ use uwarp_conformance::{Context, Outcome, require};
 use super::{Env, Scratch, World};
 
 /// For programs that a busy machine slows down.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(180);
+
+/// What programs of rdma_cm say when all their messages have come.
+fn whole(ends: &Ends) -> Outcome {
+    for out in [&ends.server, &ends.client] {
+        check::no_complaints(out)?;
+        check::has(out, "data transfers complete")?;
+        check::has(out, "return status 0")?;
+    }
+    Ok(())
+}
 
 impl World {
     /// `ucmatose` at both ends with the same arguments.
@@ -22,13 +32,28 @@ impl World {
         let client = format!("ucmatose -s {} -p {port} {args}", place.address);
         let server = self.over_uwarp(&server, place.server)?.limit(LONG);
         let client = self.over_uwarp(&client, place.client)?.limit(LONG);
-        let ends = pair::run(&server, &client, port)?;
-        for out in [&ends.server, &ends.client] {
-            check::no_complaints(out)?;
-            check::has(out, "data transfers complete")?;
-            check::has(out, "return status 0")?;
-        }
-        Ok(())
+        whole(&pair::run(&server, &client, port)?)
+    }
+
+    /// `udaddy` at both ends: datagrams there and back, between queue pairs that lookups find.
+    pub fn udaddy(&self, args: &str, place: Place<'_>) -> Outcome {
+        // It knows no other.
+        const PORT: u16 = 7174;
+        let server = format!("udaddy -b {} {args}", place.address);
+        let client = format!("udaddy -s {} {args}", place.address);
+        let server = self.over_uwarp(&server, place.server)?.limit(LONG);
+        let client = self.over_uwarp(&client, place.client)?.limit(LONG);
+        whole(&pair::run_datagrams(&server, &client, PORT)?)
+    }
+
+    /// `mckey`: one end sends to a group, with the options that say how it joins; the other one is a member.
+    pub fn mckey(&self, group: &str, own: [&str; 2], joins: &str, place: Place<'_>) -> Outcome {
+        // The port that all members share.
+        const PORT: u16 = 18514;
+        let member = self.over_uwarp(&format!("mckey -m {group} -b {}", own[0]), place.server)?.limit(LONG);
+        let sender =
+            self.over_uwarp(&format!("mckey -m {group} -b {} -s {joins}", own[1]), place.client)?.limit(LONG);
+        whole(&pair::run_datagrams(&member, &sender, PORT)?)
     }
 
     /// `cmtime` with so many connections; its server goes on until it is stopped.
@@ -71,12 +96,17 @@ impl World {
 
     /// One qperf server, and these tests one after the other; each must print a figure with a unit.
     pub fn qperf(&self, tests: &[&str], place: Place<'_>) -> Outcome {
+        self.qperf_with("-cm1", &[], tests, place)
+    }
+
+    /// One qperf server, and clients of these tests one after the other, with this option and these variables.
+    pub fn qperf_with(&self, option: &str, env: super::Env, tests: &[&str], place: Place<'_>) -> Outcome {
         let port = free_port();
-        let server = self.over_uwarp(&format!("qperf -lp {port}"), place.server)?.limit(LONG * 3);
+        let server = self.over_uwarp(&format!("qperf -lp {port}"), place.server)?.envs(env).limit(LONG * 3);
         let server = pair::serve(&server, port)?;
         let client = |what: &str| -> Outcome<Output> {
-            let line = format!("qperf -lp {port} {} -cm1 -t 1 {what}", place.address);
-            self.over_uwarp(&line, place.client)?.limit(LONG).run()
+            let line = format!("qperf -lp {port} {} {option} -t 1 {what}", place.address);
+            self.over_uwarp(&line, place.client)?.envs(env).limit(LONG).run()
         };
         let all = || -> Outcome {
             for test in tests {
@@ -133,14 +163,22 @@ impl World {
 
     /// `dtest` or `dtestcm` with these arguments at both ends.
     pub fn dtest(&self, program: &str, args: &str, passed: &str, place: Place<'_>) -> Outcome {
-        let at = Dapl::new()?;
+        self.dtest_over(&Dapl::new()?, program, args, passed, place)
+    }
+
+    /// The same over DAPL's provider that brings queue pairs up itself, by GID and number over a socket of its own.
+    pub fn dtest_by_number(&self, program: &str, args: &str, passed: &str, place: Place<'_>) -> Outcome {
+        self.dtest_over(&Dapl::by_number()?, program, args, passed, place)
+    }
+
+    fn dtest_over(&self, at: &Dapl, program: &str, args: &str, passed: &str, place: Place<'_>) -> Outcome {
         // Fixed in the programs: the ends tell each other over TCP where to connect.
         // dtestsrq knows it and connects there at once.
         let port = if program == "dtestsrq" { 45248 } else { 15828 };
         let server =
-            self.over_dapl(&format!("{program} -P uwarp -s {args}"), place.address, &at, place.server)?;
+            self.over_dapl(&format!("{program} -P uwarp -s {args}"), place.address, at, place.server)?;
         let line = format!("{program} -P uwarp -h {} {args}", place.address);
-        let client = self.over_dapl(&line, client_address(place), &at, place.client)?;
+        let client = self.over_dapl(&line, client_address(place), at, place.client)?;
         let ends = pair::run(&server, &client, port)?;
         for out in [&ends.server, &ends.client] {
             if !out.stdout.contains(passed) || out.stdout.contains("FAILED") || out.stderr.contains("ERR") {
@@ -150,7 +188,7 @@ impl World {
         Ok(())
     }
 
-    /// `dtestx`: RDMA Write with immediate data. It asks only devices that call themselves InfiniBand or RoCE for it.
+    /// `dtestx`: RDMA Write with immediate data, atomic operations. It asks only devices that call themselves InfiniBand or RoCE for it.
     pub fn dtestx(&self, place: Place<'_>) -> Outcome {
         let at = Dapl::new()?;
         let line = "dtestx -P uwarp -s";
@@ -160,6 +198,8 @@ impl World {
         let ends = pair::run(&server, &client, 15828)?;
         for out in [&ends.server, &ends.client] {
             check::has(out, "RDMA_WRITE_WITH_IMMEDIATE_DATA test - PASSED")?;
+            check::has(out, "CMP_SWAP test - PASSED")?;
+            check::has(out, "FETCH_ADD test - PASSED")?;
             check::has(out, "IB extension test - immed/atomic test PASSED")?;
         }
         Ok(())
@@ -205,17 +245,28 @@ fn client_address(place: Place<'_>) -> &'static str {
 }
 
 /// DAPL's tables of interface adapters.
-struct Dapl(Scratch);
+struct Dapl {
+    scratch: Scratch,
+    by_number: bool,
+}
 
 impl Dapl {
     fn new() -> Outcome<Dapl> {
-        Ok(Dapl(Scratch::new("dapl")?))
+        Ok(Dapl { scratch: Scratch::new("dapl")?, by_number: false })
     }
 
-    /// A table with the one adapter `uwarp`, found by its address.
+    fn by_number() -> Outcome<Dapl> {
+        Ok(Dapl { by_number: true, ..Dapl::new()? })
+    }
+
+    /// A table with the one adapter `uwarp`, found by its address, or by its name and port.
     fn table(&self, address: &str) -> Outcome<PathBuf> {
-        let file = self.0.path().join(format!("dat-{address}.conf"));
-        let row = format!("uwarp u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 \"{address} 0\" \"\"\n");
+        let file = self.scratch.path().join(format!("dat-{address}.conf"));
+        let (library, adapter) = match self.by_number {
+            true => ("libdaploscm.so.2", "uwarp0 1".to_owned()),
+            false => ("libdaplofa.so.2", format!("{address} 0")),
+        };
+        let row = format!("uwarp u2.0 nonthreadsafe default {library} dapl.2.0 \"{adapter}\" \"\"\n");
         std::fs::write(&file, row).context(file.display())?;
         Ok(file)
     }

@@ -13,7 +13,7 @@ use uwarp_conformance::{Outcome, cc, require};
 use super::{Env, Scratch, World};
 
 /// For programs that a busy machine slows down.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(180);
 
 /// As `fi_pingpong` prints its default sizes.
 const SIZES: [&str; 6] = ["64", "256", "1k", "4k", "64k", "1m"];

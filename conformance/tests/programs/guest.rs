@@ -15,7 +15,7 @@ use uwarp_conformance::{Context, Outcome, fail, require};
 use super::{Env, Scratch, World};
 
 /// Bounds a wait that nobody measures.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(180);
 
 /// How often the guest's memory is gone through before the migration may end.
 const PASSES: u64 = 6;

@@ -10,7 +10,7 @@ use uwarp_conformance::{Outcome, cc};
 use super::{Env, Scratch, World};
 
 /// For programs that a busy machine slows down.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(180);
 
 impl World {
     /// `c/rpma.c` at both ends.

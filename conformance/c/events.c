@@ -1,0 +1,146 @@
+/* Asynchronous events that have a cause outside the queue pair: data for one that cannot send yet, interfaces that go down and up,
+ * addresses that come and go.
+ *
+ *	events [ADDRESS [GROUP]]	one line per statement: "ok name" or "FAIL name: what was seen"
+ *
+ * "interfaces" changes veth0 of the network namespace it runs in, and needs a namespace of its own. */
+#include "ends.h"
+
+/* The next asynchronous event, acknowledged; -1 when none comes. */
+static int next_event(int ms, struct ibv_async_event *event)
+{
+	if (!readable(context->async_fd, ms))
+		return -1;
+	MUST(ibv_get_async_event(context, event) == 0);
+	ibv_ack_async_event(event);
+	return (int)event->event_type;
+}
+
+static void check_no_event(const char *name)
+{
+	struct ibv_async_event event;
+	int type = next_event(QUIET_MS, &event);
+
+	check(type == -1, name, "%s", ibv_event_type_str(type));
+}
+
+/* Waits for an event of the port, and skips others. */
+static void want_port_event(enum ibv_event_type type, const char *name)
+{
+	struct ibv_async_event event;
+	int seen;
+
+	do {
+		seen = next_event(LIMIT_MS, &event);
+	} while (seen != -1 && seen != (int)type);
+	check(seen != -1 && event.element.port_num == 1, name, "event %d", seen);
+}
+
+static void communication(void)
+{
+	struct ibv_async_event event = { 0 };
+	struct end a = { 0 }, b = { 0 };
+	int type;
+
+	open_device();
+	end_open(&a);
+	end_open(&b);
+	end_receive(&b, 1, 64);
+	end_receive(&b, 2, 64);
+	end_to_rtr(&a, &b);
+	end_to_rts(&a);
+	end_to_rtr(&b, &a);
+	check_no_event("a queue pair in RTR that nothing has reached: no event");
+	end_submit(&a, &b, IBV_WR_SEND, 3, 64);
+	want_wc(b.rcq, IBV_WC_SUCCESS, "a Send reaches a queue pair in RTR");
+	type = next_event(LIMIT_MS, &event);
+	check(type == IBV_EVENT_COMM_EST && event.element.qp == b.qp, "COMM_EST names it", "event %d", type);
+	end_submit(&a, &b, IBV_WR_SEND, 4, 64);
+	want_wc(b.rcq, IBV_WC_SUCCESS, "so does a second");
+	check_no_event("which makes no second event");
+	end_to_rts(&b);
+	end_receive(&a, 5, 64);
+	end_submit(&b, &a, IBV_WR_SEND, 6, 64);
+	want_wc(a.rcq, IBV_WC_SUCCESS, "one in RTS gets a Send");
+	check_no_event("and makes no event");
+	check(b.qp->events_completed == 1, "the event is counted as acknowledged", "%u", b.qp->events_completed);
+	end_close(&a);
+	end_close(&b);
+	MUST(ibv_close_device(context) == 0);
+}
+
+static void ip(const char *args)
+{
+	char line[128];
+
+	snprintf(line, sizeof line, "ip %s", args);
+	MUST(system(line) == 0);
+}
+
+static struct ibv_port_attr port(void)
+{
+	struct ibv_port_attr attr;
+
+	MUST(ibv_query_port(context, 1, &attr) == 0);
+	return attr;
+}
+
+static bool has_gid(const char *text)
+{
+	union ibv_gid wanted, gid;
+	struct ibv_port_attr attr = port();
+
+	MUST(inet_pton(AF_INET6, text, &wanted) == 1);
+	for (int i = 0; i < attr.gid_tbl_len; i++)
+		if (ibv_query_gid(context, 1, i, &gid) == 0 && memcmp(&gid, &wanted, sizeof gid) == 0)
+			return true;
+	return false;
+}
+
+static void interfaces(void)
+{
+	struct ibv_context *second;
+	struct ibv_port_attr attr;
+
+	open_device();
+	MUST(second = ibv_open_device(context->device));
+	attr = port();
+	check(attr.state == IBV_PORT_ACTIVE && attr.phys_state == 5, "an interface that is up: PORT_ACTIVE", "%d, %d",
+	      attr.state, attr.phys_state);
+	check_no_event("nothing changes: no event");
+	ip("addr add 192.0.2.77/24 dev veth0");
+	want_port_event(IBV_EVENT_GID_CHANGE, "an address more: GID_CHANGE");
+	check(has_gid("::ffff:192.0.2.77"), "it is in the GID table", "it is not");
+	ip("addr del 192.0.2.77/24 dev veth0");
+	want_port_event(IBV_EVENT_GID_CHANGE, "an address less: GID_CHANGE");
+	check(!has_gid("::ffff:192.0.2.77"), "it is no longer in the GID table", "it is");
+	ip("link set veth0 mtu 600");
+	usleep(QUIET_MS * 1000);
+	attr = port();
+	check(attr.active_mtu == IBV_MTU_512, "active_mtu follows the interface's", "%d", attr.active_mtu);
+	ip("link set veth0 mtu 1500");
+	ip("link set veth0 down");
+	want_port_event(IBV_EVENT_PORT_ERR, "the interface goes down: PORT_ERR");
+	attr = port();
+	check(attr.state == IBV_PORT_DOWN && attr.phys_state == 3, "the port is down", "%d, %d", attr.state,
+	      attr.phys_state);
+	ip("link set veth0 up");
+	want_port_event(IBV_EVENT_PORT_ACTIVE, "the interface goes up: PORT_ACTIVE");
+	attr = port();
+	check(attr.state == IBV_PORT_ACTIVE, "the port is active", "%d", attr.state);
+	check(readable(second->async_fd, LIMIT_MS), "a second context of the device has events of its own", "none");
+	/* With events that nobody took. */
+	check(ibv_close_device(second) == 0, "it is closed with them", "errno %d", errno);
+	ip("addr flush dev veth0");
+	want_port_event(IBV_EVENT_GID_CHANGE, "no addresses any more: GID_CHANGE");
+	MUST(ibv_close_device(context) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct group groups[] = { { "communication", communication }, { "interfaces", interfaces } };
+	bool chosen = argc > 2;
+
+	/* Not by accident where others use the network. */
+	return run_groups(argc, argv, groups, chosen ? 2 : 1);
+}

@@ -1,0 +1,169 @@
+//! Programs over datagram queue pairs. They exchange number and GID (or LID) over a socket of their own, of
+//! IPv4.
+
+use uwarp_conformance::check::{self, Expected};
+use uwarp_conformance::netns::Veth;
+use uwarp_conformance::pair;
+use uwarp_conformance::topology::Topology::{self, *};
+use uwarp_conformance::topology::{Place, free_port};
+use uwarp_conformance::{Outcome, require};
+
+use super::Run::Custom;
+use super::{AS_IB, AS_IWARP, Case, Env, PERFTEST_LIMIT, World};
+
+const LO: &[Topology] = &[Loopback4];
+const LO_AND_1500: &[Topology] = &[Loopback4, Veth1500V4];
+const LO_AND_VETH: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4];
+const V6: &[Topology] = &[Veth1500V6, Veth9000V6];
+
+const PINGS: &str = "every message at both ends";
+const TABLE: &str = "one row per size, every iteration counted, no complaint at either end";
+const FI: &str = "every round of each size, data checked at both ends";
+
+/// All rows.
+pub fn cases() -> Vec<Case> {
+    [pingpong(), perftest(), others()].into_iter().flatten().collect()
+}
+
+fn pingpong() -> Vec<Case> {
+    let row =
+        |manner, at, run| Case { program: "ibv_ud_pingpong", manner, checked: PINGS, at, run: Custom(run) };
+    vec![
+        row("-g 0", LO_AND_VETH, |w, p| w.ud_pingpong("-g 0", &[], p)),
+        row("-g 0 -e", LO_AND_1500, |w, p| w.ud_pingpong("-g 0 -e", &[], p)),
+        row("-g 1, an IPv6 GID", V6, |w, p| w.ud_pingpong("-g 1", &[], p)),
+        row("-g 1 -e, an IPv6 GID", &[Veth1500V6], |w, p| w.ud_pingpong("-g 1 -e", &[], p)),
+        row("-g 0, as iWARP", LO, |w, p| w.ud_pingpong("-g 0", AS_IWARP, p)),
+        row("by LID, as InfiniBand", LO_AND_1500, |w, p| w.ud_pingpong("", AS_IB, p)),
+    ]
+}
+
+/// As lossless as loopback and veth are: perftest's receiver has as many receives posted as its sender has
+/// messages on their way. Over Ethernet perftest's largest datagram is the port's MTU.
+fn perftest() -> Vec<Case> {
+    let row = |program, manner, at, run| Case { program, manner, checked: TABLE, at, run: Custom(run) };
+    vec![
+        row("ib_send_lat", "-c UD -a -n 20", LO, |w, p| {
+            w.ud_perftest("ib_send_lat", "-a -n 20", &up_to(1024, 20), p)
+        }),
+        row("ib_send_lat", "-c UD -n 1000 -s 1024", &[Veth1500V4, Veth9000V4], |w, p| {
+            w.ud_perftest("ib_send_lat", "-n 1000 -s 1024", &Expected::one(1024, 1000), p)
+        }),
+        row("ib_send_lat", "-c UD -e -n 1000 -s 64", LO_AND_1500, |w, p| {
+            w.ud_perftest("ib_send_lat", "-e -n 1000 -s 64", &Expected::one(64, 1000), p)
+        }),
+        row("ib_send_lat", "-c UD -x 1, an IPv6 GID", &[Veth1500V6], |w, p| {
+            w.ud_perftest("ib_send_lat", "-x 1 -n 1000 -s 64", &Expected::one(64, 1000), p)
+        }),
+        row("ib_send_bw", "-c UD -n 2000 -s 1024", LO_AND_VETH, |w, p| {
+            w.ud_perftest("ib_send_bw", "-n 2000 -s 1024", &Expected::one(1024, 2000), p)
+        }),
+        row("ib_send_bw", "-c UD -e -n 2000 -s 1024", LO, |w, p| {
+            w.ud_perftest("ib_send_bw", "-e -n 2000 -s 1024", &Expected::one(1024, 2000), p)
+        }),
+        row("ib_send_bw", "-c UD -b -n 1000 -s 1024", LO, |w, p| {
+            w.ud_perftest("ib_send_bw", "-b -n 1000 -s 1024", &Expected::one(1024, 1000), p)
+        }),
+        row("ib_send_bw", "-c UD -q 4 -n 500 -s 512", LO_AND_1500, |w, p| {
+            w.ud_perftest("ib_send_bw", "-q 4 -n 500 -s 512", &Expected::one(512, 2000), p)
+        }),
+        row("ib_send_bw", "-c UD --use-srq -n 1000 -s 512", LO, |w, p| {
+            w.ud_perftest("ib_send_bw", "--use-srq -n 1000 -s 512", &Expected::one(512, 1000), p)
+        }),
+        row("ib_send_bw", "-c UD -s 4096 -n 1000", &[Veth9000V4], |w, p| {
+            w.ud_perftest("ib_send_bw", "-s 4096 -n 1000", &Expected::one(4096, 1000), p)
+        }),
+    ]
+}
+
+fn up_to(largest: u64, iterations: u64) -> Expected {
+    let sizes = Expected::all(iterations).sizes.into_iter().filter(|size| *size <= largest).collect();
+    Expected { sizes, iterations: Some(iterations) }
+}
+
+fn others() -> Vec<Case> {
+    let row = |program, manner, checked, at, run| Case { program, manner, checked, at, run: Custom(run) };
+    vec![
+        // qperf names peers by LID only.
+        row("qperf", "ud_lat, ud_bw, ud_bi_bw, as InfiniBand", "a figure for each test", LO, |w, p| {
+            w.ud_qperf(&["ud_lat", "ud_bw", "ud_bi_bw"], p)
+        }),
+        // The largest datagram it sends is the port's MTU.
+        row("fi_pingpong", "-p verbs -e dgram -c", FI, LO_AND_1500, |w, p| {
+            w.fi_datagrams("-p verbs -e dgram", &["64", "256", "1k"], p)
+        }),
+        row("fi_pingpong", "-p verbs;ofi_rxd -e rdm -c, to 64k", FI, LO_AND_1500, |w, p| {
+            w.fi_datagrams("-p verbs;ofi_rxd -e rdm -S 65536", &["64k"], p)
+        }),
+    ]
+}
+
+/// Where the server's socket is, whatever the GIDs are.
+fn exchange(place: Place<'_>) -> &'static str {
+    if place.server.is_some() { Veth::SERVER4 } else { place.address }
+}
+
+impl World {
+    fn ud_pingpong(&self, args: &str, env: Env, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let line = format!("ibv_ud_pingpong {args} -p {port}");
+        let server = self.over_uwarp(&line, place.server)?.envs(env);
+        let client = self.over_uwarp(&line, place.client)?.envs(env).arg(exchange(place));
+        let ends = pair::run(&server, &client, port)?;
+        for out in [&ends.server, &ends.client] {
+            check::no_complaints(out)?;
+            check::has(out, "1000 iters in ")?;
+        }
+        Ok(())
+    }
+
+    fn ud_perftest(&self, tool: &str, args: &str, expected: &Expected, place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let line = format!("{tool} -c UD -F -p {port} {args}");
+        let end = |ns| Ok(self.over_uwarp(&line, ns)?.limit(PERFTEST_LIMIT));
+        let (server, client) = (end(place.server)?, end(place.client)?.arg(exchange(place)));
+        let ends = pair::run(&server, &client, port)?;
+        // "-a" says that UD's largest message is smaller, and goes on.
+        check::perftest_table(&ends.client, expected).or_else(|why| ends.failure(why))?;
+        let failed =
+            [&ends.server, &ends.client].iter().any(|out| out.text().contains("Completion with error"));
+        if failed { ends.failure("a completion with an error") } else { Ok(()) }
+    }
+
+    fn ud_qperf(&self, tests: &[&str], place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let server = self.over_uwarp(&format!("qperf -lp {port}"), place.server)?.envs(AS_IB);
+        let server = pair::serve(&server.limit(PERFTEST_LIMIT), port)?;
+        for test in tests {
+            let line = format!("qperf -lp {port} {} -t 1 {test}", exchange(place));
+            let out = self.over_uwarp(&line, place.client)?.envs(AS_IB).limit(PERFTEST_LIMIT).run()?;
+            let figures =
+                out.stdout.lines().filter_map(|line| line.split_once('=')?.1.split_whitespace().next());
+            let good = out.ok() && figures.clone().count() > 0;
+            let good =
+                good && figures.map(str::parse::<f64>).all(|value| value.is_ok_and(|value| value > 0.0));
+            require!(good, "{test}: no figure\n{}--- server\n{}", out.text(), server.stop().text());
+        }
+        drop(server.stop());
+        Ok(())
+    }
+
+    fn fi_datagrams(&self, endpoint: &str, sizes: &[&str], place: Place<'_>) -> Outcome {
+        let port = free_port();
+        let line = format!("fi_pingpong {endpoint} -c -I 50");
+        let server = self.over_uwarp(&format!("{line} -B {port}"), place.server)?.limit(PERFTEST_LIMIT);
+        let client = format!("{line} -P {port} {}", place.address);
+        let client = self.over_uwarp(&client, place.client)?.limit(PERFTEST_LIMIT);
+        let ends = pair::run(&server, &client, port)?;
+        for out in [&ends.server, &ends.client] {
+            check::no_complaints(out)?;
+            let complete = |size: &&str| {
+                out.stdout.lines().any(|line| line.split_whitespace().take(3).eq([*size, "50", "=50"]))
+            };
+            if !sizes.iter().all(complete) {
+                return ends.failure(format_args!("not 50 rounds of each of {sizes:?}"));
+            }
+        }
+        Ok(())
+    }
+}
