@@ -58,7 +58,7 @@ conventions! {
     MinusOne<i64>: i64 => i64 = |value| value, |_| -1;
     Negative: c_int => c_int = |value| value, |errno| -errno;
     Negative<isize>: isize => isize = |value| value, |errno| -(errno as isize);
-    // Functions without a result, or whose result has no room for a failure: zero stands for it.
+    // Functions without a result, or whose result cannot show a failure: they return zero.
     (): () => () = |()| (), |_| ();
     u8: u8 => u8 = |value| value, |_| 0;
     u16: u16 => u16 = |value| value, |_| 0;

@@ -1,4 +1,4 @@
-//! What every C entry point does around its own work.
+//! The code around the body of every C entry point.
 //!
 //! [`entry!`](crate::entry!) wraps a body that returns `Result<_, Failure>` into an exported `extern "C"`
 //! function. The wrapper sets up logging on the first call, traces call and failure, refuses verbs in a
@@ -14,7 +14,7 @@ use crate::convention::Convention;
 use crate::failure::{Failure, set_errno};
 use crate::log;
 
-/// Whether a call makes sense in a child forked after the device was opened.
+/// Whether a call is allowed in a child that was forked after the device was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterFork {
     /// A verb: refused with `ENODEV`.
@@ -45,7 +45,7 @@ pub fn run<R: Convention>(
 #[inline]
 pub fn contain<R: Convention>(name: &'static str, body: impl FnOnce() -> Result<R::Value, Failure>) -> R::C {
     // A panic may leave our own state half changed. All of it is behind locks that do not poison, and the
-    // program gets EIO. That does less harm than the end of the program's process.
+    // program gets EIO. That does less harm than ending the program's process.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => R::success(value),
         Ok(Err(failure)) => refuse::<R>(name, failure),
@@ -54,8 +54,8 @@ pub fn contain<R: Convention>(name: &'static str, body: impl FnOnce() -> Result<
 }
 
 /// While it lives, the process counts as having something open. A child that another thread forks meanwhile
-/// has a copy of every lock that the call holds, and no thread that releases it. So it is refused, rather
-/// than starting afresh and waiting forever.
+/// has a copy of every lock that the call holds, but no thread that releases it. So calls of this child are
+/// refused; otherwise it would start afresh and wait forever.
 struct InProgress;
 
 impl InProgress {
@@ -80,7 +80,7 @@ fn fail<R: Convention>(errno: i32) -> R::C {
     R::failure(errno)
 }
 
-/// Takes the failure, so that the code that drops it is not in the function that calls this.
+/// Takes the failure by value, so that the code that drops it is not in the calling function.
 #[cold]
 fn refuse<R: Convention>(name: &'static str, failure: Failure) -> R::C {
     let error = std::io::Error::from_raw_os_error(failure.errno);
@@ -116,8 +116,8 @@ fn panicked<R: Convention>(name: &'static str, payload: &(dyn std::any::Any + Se
 /// is an unsafe context, as the body of an `unsafe fn` once was: an entry point trusts its pointers because C
 /// gives it no other choice. Where it does more than convert and call, it says why that is sound.
 ///
-/// Only C calls what is defined here: a program may bring a function of the same name. What is needed inside,
-/// too, is a function of its own beside it (`abi/tests/symbols.rs` looks).
+/// Only C calls these functions: a program may define a function of the same name. If our own code needs the
+/// same work, it calls a separate function (`abi/tests/symbols.rs` checks this).
 #[macro_export]
 macro_rules! entry {
     () => {};

@@ -1,8 +1,8 @@
 //! C entry points of libibverbs and librdmacm.
 //!
-//! A thin layer: it converts C's arguments and calls `uwarp-driver`, `uwarp-rnic` and `uwarp-cm`. What it
-//! keeps itself is the C structures that programs hold (docs/adr/022). This crate is a room for `unsafe`,
-//! which cannot be avoided where C hands us pointers: raw pointers become references in [`object`] only.
+//! A thin layer: it converts C's arguments and calls `uwarp-driver`, `uwarp-rnic` and `uwarp-cm`. It keeps
+//! only the C structures that programs hold (docs/adr/022). `unsafe` is allowed in this crate, because C
+//! passes pointers: raw pointers become references in [`object`] only.
 //!
 //! | file | what |
 //! |---|---|

@@ -10,7 +10,7 @@ use crate::failure::{errno, set_errno};
 
 static STARTED: Once = Once::new();
 
-/// Sets logging up on the first call; nothing is done before a program calls us, least of all in a
+/// Sets up logging at the first call. Nothing is done before a program calls us, and nothing in a
 /// constructor.
 ///
 /// `UWARP_LOG` is a level (`error`, `warn`, `info`, `debug`, `trace`, `off`) or a list such as
@@ -26,7 +26,7 @@ pub fn init() {
     });
 }
 
-/// A thread that was cancelled may write lines while it is in our frames.
+/// Log lines may be written by a thread that was cancelled while it is in our frames.
 struct Lines(Stderr, #[allow(dead_code, reason = "held, not used")] Uncancelled);
 
 impl Write for Lines {

@@ -1,5 +1,5 @@
-//! One ownership kind for each C type: a box that we allocate, C holds by a pointer to the structure embedded
-//! in it, and the destroying verb takes back.
+//! One kind of ownership for each C type: a box that we allocate. C holds it by a pointer to the structure
+//! embedded in it, and the destroying verb takes it back.
 //!
 //! The conversions between pointers and references live here and nowhere else.
 
@@ -79,9 +79,9 @@ pub fn give<T: Object>(object: Box<T>) -> *mut T::C {
     Box::into_raw(object).cast::<u8>().wrapping_add(T::OFFSET).cast()
 }
 
-/// Makes an object whose parts need to know its address, and gives it to the program.
+/// Creates an object whose parts need its address, and gives it to the program.
 ///
-/// `make` gets the address C will know it by; nothing may look there before `make` has returned.
+/// `make` gets the address that C will use; nothing may read it before `make` has returned.
 pub fn give_with<T: Object>(
     make: impl FnOnce(*mut T::C) -> Result<T, Failure>,
 ) -> Result<*mut T::C, Failure> {
@@ -92,7 +92,7 @@ pub fn give_with<T: Object>(
     Ok(give(unsafe { place.assume_init() }))
 }
 
-/// Looks at an object that the program holds. NULL is `EINVAL`.
+/// A reference to an object that the program holds. NULL is `EINVAL`.
 ///
 /// # Safety
 /// `c` is NULL or came from [`give`] and was not given to [`take`]; it stays so while the reference is used.

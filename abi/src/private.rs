@@ -1,4 +1,4 @@
-//! What libibverbs offers to vendor drivers, and other names that must exist without meaning much here.
+//! The part of libibverbs for vendor drivers, and other names that must exist but have little meaning here.
 //!
 //! Programs load vendor libraries (`libmlx5.so.1`, `libefa.so.1`) that bind to 61 private symbols at load
 //! time and register a driver from a constructor. There is no kernel driver behind our device, so the private

@@ -13,16 +13,15 @@ use crate::convention::MinusOne;
 use crate::entry::{AfterFork, contain, run};
 use crate::failure::{Failure, errno, set_errno};
 
-// Cancellation points: glibc unwinds a cancelled thread out of them, so they are not what Rust takes a C
-// function for.
+// Cancellation points: glibc unwinds a cancelled thread out of them, so they must be declared "C-unwind".
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
     fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
 }
 
-/// The policies of [`run`] for a verb that waits without a limit, and is a cancellation point as the `read`
-/// is that other implementations wait in. `find` finds what to wait on; `take` takes an event if there is one
-/// (its second argument: this is the beginning of the call) and is called whenever there may be one, until it
+/// As [`run`], for a verb that waits without a limit. It is a cancellation point, like the `read` in which
+/// other implementations wait. `find` finds what to wait on. `take` takes an event if there is one (its
+/// second argument: this is the beginning of the call); it is called whenever there may be one, until it
 /// returns `Some`.
 ///
 /// The thread sleeps in `poll`, and our frames hold nothing then: it can be cancelled there, and a signal's
@@ -67,7 +66,7 @@ pub fn wait<T: Waits>(
     }
 }
 
-/// What a thread that waits does next.
+/// The next step of a waiting thread.
 #[derive(Clone, Copy)]
 enum Next {
     Return,
@@ -85,7 +84,7 @@ fn find_one<T: Waits>(
     on: &mut *const T,
 ) -> c_int {
     run::<MinusOne>(name, AfterFork::Refuse, || {
-        // Held for the thread, as the program may destroy what it waits on.
+        // Kept alive for the thread, because the program may destroy what it waits on.
         let found = find()?;
         *on = Arc::as_ptr(&found);
         if begin_wait(found) { Ok(()) } else { Err(Failure::invalid("the thread is about to end")) }

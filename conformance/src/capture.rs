@@ -1,4 +1,4 @@
-//! Recording traffic and having tshark read it: an independent opinion on every frame we send.
+//! Records traffic and lets tshark decode it: an independent check of every frame that uwarp sends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,8 +25,8 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Starts recording on `interface` into `file` and returns once it does. Packets to `beyond`, an address at
-    /// the other end (or on `lo`), must pass the interface.
+    /// Starts recording on `interface` into `file` and returns once it does. Packets to `beyond`, an address
+    /// at the other end (or on `lo`), must pass the interface.
     pub fn start(
         ns: Option<&NetNs>,
         interface: &str,
@@ -46,9 +46,9 @@ impl Capture {
         Ok(Capture { running, file: file.to_owned(), marker })
     }
 
-    /// Ends the recording; fails when packets were lost, as nothing could be said about such a file.
+    /// Ends the recording; fails when packets were lost, because such a file proves nothing.
     pub fn finish(self) -> Outcome<PathBuf> {
-        // It ends at this packet, and so has all that came before.
+        // The recording ends at this packet, so it has all packets before it.
         self.marker.run_ok()?;
         let out = self.running.wait()?;
         out.exited_ok()?;
@@ -56,7 +56,7 @@ impl Capture {
     }
 }
 
-/// What tshark makes of a recording.
+/// tshark's decoding of a recording.
 #[derive(Debug, Default)]
 pub struct Decoded {
     /// MPA Request and Reply frames.
@@ -71,11 +71,11 @@ pub struct Decoded {
     pub complaints: Vec<String>,
 }
 
-/// Has tshark read `file` whole.
+/// Lets tshark decode all of `file`.
 pub fn decode(file: &Path) -> Outcome<Decoded> {
-    // Heuristics first: MPA has no port of its own, and other protocols claim some of the ports we use. Not those that
-    // would guess at what a Send carries: perftest's memory is neither RPC nor SMB.
-    // A packet lost on a busy machine is sent again, out of order.
+    // Heuristics first: MPA has no port of its own, and other protocols claim some of the ports we use. But
+    // no heuristics for the payload of a Send: perftest's memory is neither RPC nor SMB. A packet that a busy
+    // machine loses is sent again, out of order.
     let out = Cmd::line("tshark -o tcp.try_heuristic_first:TRUE -o tcp.reassemble_out_of_order:TRUE")
         .args("--disable-protocol rpcordma --disable-protocol smb_direct -O iwarp_mpa,iwarp_ddp_rdmap -r")
         .arg(file)

@@ -1,5 +1,5 @@
-//! The C programs of `conformance/c`, compiled the way a user would: against `<infiniband/verbs.h>` and
-//! `<rdma/rdma_cma.h>` of the distribution, with nothing of ours in sight.
+//! The C programs of `conformance/c`, compiled as a user would compile them: with the distribution's
+//! `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, and no header of uwarp.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What programs must have printed. An exit status of 0 is not enough: `rping -c` may exit with 0 after an early
-//! disconnect, and perftest prints some of its complaints and goes on.
+//! What programs must have printed. An exit status of 0 is not enough: `rping -c` may exit with 0 after an
+//! early disconnect, and perftest prints some of its complaints and goes on.
 
 use crate::process::Output;
 use crate::{Outcome, require};
@@ -44,8 +44,9 @@ pub fn rping_text(round: u32, size: usize) -> String {
     text
 }
 
-/// Checks what `rping -v` printed, as client (`prefix` is "ping data: ") or server ("server ping data: "): one line
-/// per round, with exactly the bytes the client made, and nothing on standard error but the end of the connection.
+/// Checks what `rping -v` printed, as client (`prefix` is "ping data: ") or server ("server ping data: "):
+/// one line per round, with exactly the bytes the client made, and nothing on standard error but the end of
+/// the connection.
 pub fn rping(out: &Output, prefix: &str, rounds: u32, size: usize) -> Outcome {
     let lines: Vec<&str> = out.stdout.lines().filter_map(|l| l.strip_prefix(prefix)).collect();
     if lines.len() != rounds as usize {
@@ -59,9 +60,9 @@ pub fn rping(out: &Output, prefix: &str, rounds: u32, size: usize) -> Outcome {
     rping_quiet(out)
 }
 
-/// Fails when an rping printed anything on standard error that is not the normal end of a connection (10 is its
-/// state DISCONNECTED). An rping that takes more than two seconds from there to its end, on a busy machine, also gets the event
-/// that follows a disconnect by then, which it does not know.
+/// Fails when an rping printed anything on standard error that is not the normal end of a connection (10 is
+/// its state DISCONNECTED). An rping that takes more than two seconds from there to its end, on a busy
+/// machine, also gets the event that follows a disconnect by then, which it does not know.
 pub fn rping_quiet(out: &Output) -> Outcome {
     for line in out.stderr.lines().map(str::trim).filter(|l| !l.is_empty()) {
         let normal = line.ends_with("DISCONNECT EVENT...")
@@ -137,7 +138,8 @@ pub fn perftest_table(out: &Output, expected: &Expected) -> Outcome {
     if sizes != expected.sizes {
         return out.failure(format_args!("rows for sizes {sizes:?}, wanted {:?}", expected.sizes));
     }
-    // On a busy machine perftest may fail to measure the processor's clock; it says so, and its times are infinite.
+    // On a busy machine perftest may fail to measure the processor's clock; it says so, and its times are
+    // infinite.
     let no_clock = out.stderr.contains("Correlation coefficient");
     for row in &rows {
         let enough = match expected.iterations {
@@ -150,8 +152,8 @@ pub fn perftest_table(out: &Output, expected: &Expected) -> Outcome {
                 row.iterations, row.bytes, expected.iterations
             ));
         }
-        // Small sizes at few iterations may round to 0.00 MB/s, never all columns at once. A standard deviation may be
-        // NaN, as perftest takes the root of a difference.
+        // Small sizes at few iterations may round to 0.00 MB/s, never all columns at once. A standard
+        // deviation may be NaN, as perftest takes the root of a difference.
         let numbers = row.figures[0].is_finite() && row.figures.iter().all(|f| f.is_nan() || *f >= 0.0);
         if !no_clock && (!numbers || row.figures.iter().all(|f| *f == 0.0)) {
             return out.failure(format_args!("{} bytes: figures {:?}", row.bytes, row.figures));
@@ -160,7 +162,8 @@ pub fn perftest_table(out: &Output, expected: &Expected) -> Outcome {
     Ok(())
 }
 
-/// Judges one of our own C programs (`c/`): at least one statement was checked, none failed, and the exit status is 0.
+/// Judges one of our own C programs (`c/`): at least one statement was checked, none failed, and the exit
+/// status is 0.
 pub fn statements(out: &Output) -> Outcome {
     let failed: Vec<&str> = out.stdout.lines().filter(|l| l.starts_with("FAIL")).collect();
     let held = out.stdout.lines().filter(|l| l.starts_with("ok ")).count();
@@ -224,8 +227,10 @@ mod tests {
 ---------------------------------------------------------------------------------------
 ";
     const LATENCY: &str = "\
- #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]
- 64      100          1859.95        5782.41      3786.96  \t       3745.64     \t494.48 \t\t5782.41 \t\t5782.41
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
+99% percentile[usec]
+ 64      100          1859.95        5782.41      3786.96  \t       3745.64     \t494.48 \t\t5782.41 \
+\t\t5782.41
 ";
 
     #[test]

@@ -1,7 +1,8 @@
-//! The siw lab: a virtual machine with the kernel's own software iWARP, and commands at both ends of its wire.
+//! The siw lab: a virtual machine with the kernel's own software iWARP, and commands at both ends of its
+//! wire.
 //!
-//! `siw/build-initramfs.sh` and `siw/run-vm.sh` do the work and can be used by hand; `siw/README.md` says how, and
-//! what siw was seen to do.
+//! `siw/build-initramfs.sh` and `siw/run-vm.sh` do the work and can be used by hand; `siw/README.md` says
+//! how, and what siw was seen to do.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::netns::NetNs;
 use crate::process::{Cmd, Output};
 use crate::{Failure, Outcome, fail};
 
-/// A booted guest. Powered off, and its namespace removed, when dropped.
+/// A booted guest. When this is dropped, the guest is powered off and its namespace is removed.
 pub struct Lab {
     ns: NetNs,
     scripts: PathBuf,
@@ -59,7 +60,7 @@ impl Lab {
         Ok(out)
     }
 
-    /// Runs a program in the guest, at most `limit` seconds long, with its two streams kept apart.
+    /// Runs a program in the guest for at most `limit` seconds, and keeps its two streams apart.
     pub fn guest_program(&self, command: &str, limit: u32) -> Outcome<Output> {
         let script = format!(
             "(timeout {limit} {command} >/tmp/client.out 2>/tmp/client.err; rc=$?; {}; exit $rc)",
@@ -68,20 +69,22 @@ impl Lab {
         Ok(parted(self.guest(&script)?, command))
     }
 
-    /// Starts a server in the guest, at most `limit` seconds long, and returns when it listens on `port`. One at a
-    /// time: its output waits for [`Lab::guest_server_end`].
+    /// Starts a server in the guest, at most `limit` seconds long, and returns when it listens on `port`. One
+    /// at a time: its output waits for [`Lab::guest_server_end`].
     pub fn guest_serve(&self, command: &str, port: u16, limit: u32) -> Outcome {
         let script = format!(
             "rm -f /tmp/server.rc; \
              sh -c 'timeout {limit} {command} >/tmp/server.out 2>/tmp/server.err; \
                echo $? >/tmp/server.rc' >/dev/null 2>&1 & \
              n=0; while [ $n -lt 200 ]; do \
-               ss -ltn | grep -q ':{port} ' && exit 0; [ -e /tmp/server.rc ] && break; usleep 20000; n=$((n+1)); \
+               ss -ltn | grep -q ':{port} ' && exit 0; \
+               [ -e /tmp/server.rc ] && break; usleep 20000; n=$((n+1)); \
              done; cat /tmp/server.out /tmp/server.err; exit 1"
         );
-        // The background job must not hold the exec's connection, whose end is the end of the command: a shell of
-        // its own, since a forked subshell would keep the descriptors that `eval` set aside.
-        // A subshell, because the guest's exec evaluates the line itself and `exit` would end it before its status.
+        // The background job must not hold the exec's connection, whose end is the end of the command: a
+        // shell of its own, since a forked subshell would keep the descriptors that `eval` set aside. A
+        // subshell, because the guest's exec evaluates the line itself and `exit` would end it before its
+        // status.
         let out = self.guest(&format!("({script})"))?;
         if out.ok() { Ok(()) } else { out.failure(format_args!("`{command}` does not listen in the guest")) }
     }
@@ -98,11 +101,13 @@ impl Lab {
         Ok(parted(self.guest(&script)?, &format!("{program} (server)")))
     }
 
-    /// Replaces the guest's iWARP driver: `siw`, or `siw_knobs` with module parameters ("mpa_crc_required=1").
+    /// Replaces the guest's iWARP driver: `siw`, or `siw_knobs` with module parameters
+    /// ("mpa_crc_required=1").
     pub fn driver(&self, module: &str, parameters: &str) -> Outcome {
         let out = self.guest(&format!(
             "(rmmod siw_knobs 2>/dev/null; rmmod siw 2>/dev/null; \
-             modprobe {module} {parameters} && rdma link add siw0 type siw netdev eth0 && rdma link | grep -q ACTIVE)"
+             modprobe {module} {parameters} && rdma link add siw0 type siw netdev eth0 && \
+             rdma link | grep -q ACTIVE)"
         ))?;
         if out.ok() { Ok(()) } else { out.failure(format_args!("cannot load {module} {parameters}")) }
     }
@@ -119,8 +124,8 @@ impl Drop for Lab {
     }
 }
 
-/// `tcp_wmem` of the guest: more than a row of the table sends. A full send buffer makes siw send FPDUs with a wrong CRC
-/// (trap 12 of `siw/README.md`), which uwarp must refuse.
+/// `tcp_wmem` of the guest: more than a row of the table sends. A full send buffer makes siw send FPDUs with
+/// a wrong CRC (trap 12 of `siw/README.md`), which uwarp must refuse.
 const SEND_BUFFERS: &str = "4096 16777216 16777216";
 
 const STDERR: &str = "SIWLAB-STDERR";
@@ -152,7 +157,7 @@ fn work_dir() -> PathBuf {
     }
 }
 
-/// What a boot that failed means for every case that needed it.
+/// Boots the lab; the failure explains the remedy to every case that needs it.
 pub fn boot_or_explain() -> Outcome<Lab> {
     match Lab::boot() {
         Ok(lab) => Ok(lab),

@@ -1,11 +1,11 @@
-//! What it takes to run somebody else's programs over uwarp and to judge what they print.
+//! Runs programs of other projects over uwarp and checks what they print.
 //!
 //! Nothing here knows how uwarp works: it sees `dist/`, the programs of the distribution, network namespaces
 //! and the output. The tests beside it (`tests/programs.rs`, `tests/c_programs.rs`, `tests/tshark.rs`,
 //! `tests/siw.rs`, `tests/hostile`) are tables of cases.
 //!
-//! A missing program or a missing right is a failure with the remedy in it, never a skip: a suite that
-//! quietly runs less on a poorer machine says nothing.
+//! A missing program or a missing right is a failure that names the remedy, never a skip: a suite that
+//! silently runs less on some machines proves nothing.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -37,7 +37,7 @@ pub mod topology;
 
 use std::fmt;
 
-/// Why something did not work, for a person to read: what was run, what it printed, what to do about it.
+/// Why something did not work, as text for people: what was run, what it printed, what to do about it.
 #[derive(Debug, Clone)]
 pub struct Failure(pub String);
 
@@ -64,7 +64,7 @@ macro_rules! require {
     ($cond:expr, $($arg:tt)*) => { if !$cond { $crate::fail!($($arg)*) } };
 }
 
-/// Adds to an error what was being tried.
+/// Adds to an error what was attempted.
 pub trait Context<T> {
     /// Turns the error into a [`Failure`] that begins with `what`.
     fn context(self, what: impl fmt::Display) -> Outcome<T>;

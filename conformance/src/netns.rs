@@ -1,7 +1,7 @@
 //! Network namespaces that belong to one test process and go away with it.
 //!
-//! Names carry the process id, so several suites can run side by side, and so a run that was killed can be cleaned
-//! up after: the first namespace of a run removes those whose process is gone.
+//! Names carry the process id, so several suites can run side by side, and so a run that was killed can be
+//! cleaned up after: the first namespace of a run removes those whose process is gone.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Makes one. Needs root, and says so.
+    /// Creates a namespace. Without root it fails and says so.
     pub fn new() -> Outcome<NetNs> {
         static SWEEP: Once = Once::new();
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -95,7 +95,8 @@ impl Veth {
             ns.ip(&format!("addr add {v6}/64 dev {dev} nodad"))?;
             ns.ip(&format!("link set {dev} up"))?;
         }
-        // The kernel reports the carrier late, up to a second, and until then the device of uwarp shows loopback only.
+        // The kernel reports the carrier late, up to a second, and until then the device of uwarp shows
+        // loopback only.
         let end = Instant::now() + Duration::from_secs(60);
         for (ns, ..) in ends {
             let show = Cmd::line(&format!("ip -n {} -o link show dev {dev}", ns.name));
@@ -108,14 +109,14 @@ impl Veth {
     }
 }
 
-/// Whether anything listens on a TCP port in the network namespace in which process `pid` lives. While the process
-/// is still being moved into namespace `ns` the answer is no.
+/// Whether anything listens on a TCP port in the network namespace in which process `pid` lives. While the
+/// process is still being moved into namespace `ns` the answer is no.
 pub fn listens(pid: Pid, ns: Option<&str>, port: u16) -> bool {
     // LISTEN.
     has_socket(pid, ns, port, ["net/tcp", "net/tcp6"], "0A")
 }
 
-/// The same of a UDP port that something is bound to and not connected.
+/// As [`listens`], for a UDP port that an unconnected socket is bound to.
 pub fn receives(pid: Pid, ns: Option<&str>, port: u16) -> bool {
     has_socket(pid, ns, port, ["net/udp", "net/udp6"], "07")
 }

@@ -55,7 +55,8 @@ impl Ends {
     }
 }
 
-/// Runs both to their ends. The server is expected to end by itself once its client is done; both must exit with 0.
+/// Runs both to their ends. The server is expected to end by itself once its client is done; both must exit
+/// with 0.
 pub fn run(server: &Cmd, client: &Cmd, port: u16) -> Outcome<Ends> {
     let ends = run_any(server, client, port)?;
     ends.exited_ok()?;
@@ -78,7 +79,7 @@ fn to_their_ends(running: Running, client: &Cmd) -> Outcome<Ends> {
     let client = match client.run() {
         Ok(out) => out,
         Err(why) => {
-            // A client that hangs has a server with a story: show it.
+            // The server's output may explain why the client hangs: show it.
             let server = running.stop();
             crate::fail!("client: {why}--- server\n{}", server.text())
         }
@@ -93,10 +94,11 @@ fn to_their_ends(running: Running, client: &Cmd) -> Outcome<Ends> {
     }
 }
 
-/// Runs a pair of perftests as iWARP, again when perftest lost its own race, and says so. With `-R` on iWARP, and on
-/// nothing else, perftest 4.5 connects twice to one port, and its server opens the second listener only when the first
-/// connection has told it to; a client that is there before it is refused, and then crashes in its own retry, as it uses
-/// ids it has destroyed. Any provider meets this when the server's machine is slow.
+/// Runs a pair of perftests as iWARP, again when perftest lost its own race, and says so. With `-R` on iWARP,
+/// and on nothing else, perftest 4.5 connects twice to one port, and its server opens the second listener
+/// only when the first connection has told it to; a client that is there before it is refused, and then
+/// crashes in its own retry, as it uses ids it has destroyed. Any provider meets this when the server's
+/// machine is slow.
 pub fn despite_perftests_race<T>(mut run: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     const RERUNS: u32 = 3;
     let lost =
@@ -136,7 +138,8 @@ mod tests {
     fn the_client_starts_when_the_server_listens() {
         let port = free_port();
         let client = python(format!(
-            "import socket as s;c=s.create_connection(('127.0.0.1',{port}),5);c.sendall(b'x');print(c.recv(9))"
+            "import socket as s;c=s.create_connection(('127.0.0.1',{port}),5);\
+             c.sendall(b'x');print(c.recv(9))"
         ));
         let ends = run(&echo_server(port), &client, port).unwrap();
         assert_eq!((ends.server.stdout.as_str(), ends.client.stdout.as_str()), ("served\n", "b'x'\n"));

@@ -17,12 +17,12 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use crate::netns::NetNs;
 use crate::{Context, Failure, Outcome, fail};
 
-/// How long a program may run by default. It only bounds a hang, and a machine may be a hundred times slower than usual for a
-/// while, so all limits here are far beyond what is needed.
+/// How long a program may run by default. It only bounds a hang, and a machine may be a hundred times slower
+/// than usual for a while, so all limits here are far beyond what is needed.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long beyond its limit the outer guard lets a program live. The guard is only for the case that the test
-/// process itself is killed and cannot clean up.
+/// How long beyond its limit the outer guard lets a program live. The guard is only for the case that the
+/// test process itself is killed and cannot clean up.
 const GUARD: Duration = Duration::from_secs(10);
 
 /// A program to be run: arguments, environment, place and time limit.
@@ -234,8 +234,8 @@ impl Running {
         self.stop()
     }
 
-    /// Asks it to end (SIGTERM), insists after two seconds, and returns what it printed. For servers that would run
-    /// for ever.
+    /// Sends SIGTERM, after two seconds SIGKILL, and returns what the program printed. For servers that would
+    /// run for ever.
     pub fn stop(mut self) -> Output {
         let _ = rustix::process::kill_process_group(self.pid, Signal::TERM);
         self.exits_within(Duration::from_secs(2));
@@ -248,8 +248,8 @@ impl Running {
             .context(format_args!("signal to {}", self.shown))
     }
 
-    /// Waits until `ready` says so, looking every few milliseconds; fails when the program ends first or `within`
-    /// passes. This is how "the server listens" is awaited.
+    /// Waits until `ready` returns true, which is checked every few milliseconds; fails when the program ends
+    /// first or `within` passes. Used to wait until a server listens.
     pub fn until(&self, within: Duration, what: &str, mut ready: impl FnMut(&Running) -> bool) -> Outcome {
         let deadline = Instant::now() + within;
         loop {
@@ -285,7 +285,8 @@ impl Running {
         }
     }
 
-    /// Where every thread of the group's processes sleeps: the first question about a program that hangs.
+    /// Where every thread of the group's processes sleeps: the first thing to know about a program that
+    /// hangs.
     fn threads(&self) -> String {
         let mut out = String::new();
         let Ok(procs) = std::fs::read_dir("/proc") else { return out };
@@ -333,7 +334,7 @@ impl Drop for Running {
     }
 }
 
-/// What a program left: its status and its words.
+/// The result of a program: its status and its output.
 #[derive(Debug, Clone)]
 pub struct Output {
     /// The command line.
@@ -400,8 +401,8 @@ fn shortened(text: &str) -> Vec<String> {
     out
 }
 
-/// A file in memory: unlike a pipe it never fills, needs no reader thread, and no left-over grandchild that holds it
-/// open can keep us waiting.
+/// A file in memory: unlike a pipe it never fills, needs no reader thread, and no left-over grandchild that
+/// holds it open can keep us waiting.
 fn memfile() -> Outcome<File> {
     Ok(File::from(rustix::fs::memfd_create("output", MemfdFlags::CLOEXEC).context("memfd_create")?))
 }
@@ -416,7 +417,8 @@ fn contents(file: &File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Finds a program the way a root shell would; a missing one is named with its Debian package where we know it.
+/// Finds a program as a root shell would; for a missing one, the failure names its Debian package if it is
+/// known.
 fn find_program(name: &OsStr) -> Outcome<PathBuf> {
     let path = PathBuf::from(name);
     if path.components().count() > 1 {
@@ -475,7 +477,8 @@ mod tests {
         let err = cmd.run().unwrap_err().0;
         assert!(err.contains("still running"), "{err}");
         let child: u32 = err.lines().find_map(|l| l.strip_prefix("  out| ")).unwrap().parse().unwrap();
-        // The grandchild was killed with the group; it may take a moment to die, and whoever adopted it may still have to reap it.
+        // The grandchild was killed with the group; it may take a moment to die, and whoever adopted it may
+        // still have to reap it.
         let state = || std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
         let lives = |state: &str| !state.is_empty() && !state.contains(") Z ");
         let end = Instant::now() + Duration::from_secs(10);

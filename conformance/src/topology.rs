@@ -1,4 +1,4 @@
-//! The places programs meet: loopback and veth, IPv4 and IPv6, seen the same way.
+//! The places where programs meet: loopback and veth, IPv4 and IPv6, behind one interface.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use crate::netns::{NetNs, Veth};
 use crate::{Failure, Outcome};
 
-/// Where server and client are, and by which family they speak.
+/// Where server and client are, and which address family they use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Topology {
     /// `127.0.0.1`, in the namespace the tests run in: needs no rights.
@@ -94,11 +94,11 @@ impl Network {
     }
 }
 
-/// A TCP port nobody listens on here, below the range from which the kernel takes ports for outgoing
-/// connections. Never the same one twice in a process.
+/// A TCP port on which no program listens here, below the range from which the kernel takes ports for
+/// outgoing connections. Never the same port twice in a process.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Start at a place of our own, so that two suites at once rarely even look at the same ports.
+    // Each process starts at another port, so that two suites at once rarely try the same ports.
     let start = (std::process::id() % 97) as u16 * 120;
     loop {
         let port = 20_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;

@@ -56,8 +56,8 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
     Ok(object::give(Box::new(CAh { c, ah, _pd: domain.users.hold() })))
 }
 
-/// The GID to answer from: the address that the datagram was sent to. A group, or an address of loopback, is
-/// none of ours; then one from which the sender can be reached.
+/// The GID to answer from: the address that the datagram was sent to. A group or a loopback address is not in
+/// our table; then an address from which the sender can be reached.
 fn sgid_index(own: &[Address], grh: &Grh) -> u8 {
     let link_local = |ip: IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let to = grh.destination;
@@ -133,8 +133,8 @@ entry! {
         Ok(())
     }
 
-    /// Finds the Ethernet address of a RoCE destination, for vendors' libraries: here the host's network does
-    /// that.
+    /// Finds the Ethernet address of a RoCE destination, for vendors' libraries. Not offered: here the host's
+    /// network does this.
     verb fn ibv_resolve_eth_l2_from_gid(
         _context: *mut ibv_context,
         _attr: *mut ibv_ah_attr,

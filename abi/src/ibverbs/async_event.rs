@@ -14,7 +14,7 @@ use crate::failure::required;
 use crate::object::look;
 use crate::wait::wait;
 
-/// What an event is about: which member of its union counts.
+/// The kind of object that an event is about: it selects the member of its union.
 pub(super) enum Of {
     Cq,
     Qp,

@@ -26,7 +26,7 @@ unsafe impl Sync for Batch {}
 pub struct Building {
     requests: Vec<Request>,
     sges: Vec<Sge>,
-    /// Inline bytes; pieces of it are named by position until the batch is posted, as it may move while it
+    /// Inline bytes. Their pieces are ranges until the batch is posted, because the vector may move while it
     /// grows.
     inline: Vec<u8>,
     failure: Option<Failure>,
@@ -87,7 +87,7 @@ impl Building {
         self.failure.get_or_insert(why);
     }
 
-    /// Adds a work request; what it moves is set next.
+    /// Adds a work request; its data is set next.
     pub fn begin(&mut self, wr_id: u64, op: SendOp, flags: SendFlags) {
         // The setter decides whether data is inline.
         let flags = flags - SendFlags::INLINE;
@@ -163,7 +163,7 @@ impl Building {
         }))
     }
 
-    /// Inline pieces become elements now that they do not move any more.
+    /// Turns inline pieces into elements, because they no longer move.
     fn settle(&mut self) -> Result<(), Failure> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);

@@ -17,8 +17,8 @@ pub fn raw() -> u64 {
     nanoseconds(ClockId::Monotonic)
 }
 
-/// Nanoseconds since 1970 at the moment when the clock showed `ticks`. As exact as the time of day is: where
-/// that was set since then, by the new setting.
+/// Nanoseconds since 1970 at the moment when the clock showed `ticks`. As exact as the time of day: if that
+/// was set since then, the new setting counts.
 pub fn wall(ticks: u64) -> u64 {
     let ago = raw().saturating_sub(ticks);
     nanoseconds(ClockId::Realtime).saturating_sub(ago)

@@ -14,7 +14,7 @@ use super::view;
 use crate::failure::Failure;
 use crate::object::{self, Object, Visible, zeroed};
 
-/// Only our device has this table: vendor libraries compare its address with that of their own.
+/// Only our device has this table: vendor libraries compare its address with the address of their own table.
 static OPERATIONS: verbs_device_ops = verbs_device_ops { name: c"uwarp".as_ptr(), reserved: [0; 31] };
 
 /// `abi_compat` of a context that has a `verbs_context` around it.

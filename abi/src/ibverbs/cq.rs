@@ -1,4 +1,4 @@
-//! Completion queues, in both of the verbs' shapes: `ibv_poll_cq`, and the extended one that reads one
+//! Completion queues, in the two forms of the verbs: `ibv_poll_cq`, and the extended form that reads one
 //! completion at a time through accessors.
 
 use std::cell::UnsafeCell;
@@ -21,7 +21,7 @@ use crate::failure::{Failure, required};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
 use crate::{entry, slot};
 
-/// A completion queue. Always has room for the extended shape: the plain one is its beginning.
+/// A completion queue. It always has room for the extended form, which begins with the plain one.
 #[repr(C)]
 pub struct CCq {
     c: Visible<ibv_cq_ex>,
@@ -308,8 +308,8 @@ slot! {
             return Err(Failure::invalid("unknown members in comp_mask"));
         }
         let queue = look::<CCq>(cq.cast())?;
-        // Also when the program promised to use one thread only: an uncontended lock costs nanoseconds, and a
-        // broken promise does no harm.
+        // Locked even if the program promised to use one thread only: an uncontended lock costs nanoseconds,
+        // and a broken promise does no harm.
         queue.reader.lock.lock();
         let got = advance(queue, cq);
         if !matches!(got, Ok(0)) {

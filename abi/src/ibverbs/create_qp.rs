@@ -1,4 +1,4 @@
-//! Making queue pairs, in both of the verbs' shapes.
+//! Creates queue pairs, in the two forms of the verbs.
 
 use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
@@ -17,7 +17,7 @@ use crate::failure::{Failure, required};
 use crate::object::{self, Visible, look, zeroed};
 use crate::{entry, slot};
 
-/// The extended shape of the plain structure.
+/// The plain structure in its extended form.
 pub fn extended(pd: *mut ibv_pd, attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex {
     // SAFETY: plain C data.
     let mut ex: ibv_qp_init_attr_ex = unsafe { zeroed() };
@@ -33,8 +33,8 @@ pub fn extended(pd: *mut ibv_pd, attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex
     ex
 }
 
-/// Checks which members are set; returns the operations of the `ibv_wr_*` functions, if the queue pair is to
-/// have these.
+/// Checks which members are set; returns the operations of the `ibv_wr_*` functions if the program requests
+/// them.
 fn check_members(attr: &ibv_qp_init_attr_ex) -> Result<Option<u64>, Failure> {
     let mask = attr.comp_mask;
     let known = IBV_QP_INIT_ATTR_PD

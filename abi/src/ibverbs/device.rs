@@ -82,7 +82,7 @@ entry! {
     /// ibv_open_device(3).
     verb fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
         if device != context::device() {
-            return Err(Failure::new(libc::ENODEV, "not our device"));
+            return Err(Failure::new(libc::ENODEV, "not a device of uwarp"));
         }
         open()
     }

@@ -57,7 +57,7 @@ impl Mapping {
         let mapped = unsafe { rustix::mm::mmap(start.1, pages, rights, MapFlags::SHARED, fd, start.0) };
         match mapped {
             Ok(start) => Ok(Self { start, pages, skip }),
-            // A pipe, a directory; a dma-buf of memory that is only its device's says EINVAL or ENOTSUP.
+            // A pipe or a directory. A dma-buf that only its device can reach gives EINVAL or ENOTSUP.
             Err(Errno::NODEV) => Err(Failure::invalid("the descriptor cannot be mapped")),
             Err(Errno::INVAL | Errno::OPNOTSUPP) => {
                 Err(Failure::unsupported("a buffer that the processor cannot reach"))
@@ -79,11 +79,12 @@ impl Drop for Mapping {
     }
 }
 
-/// Bytes of the buffer. dma-bufs tell it only by where their end is.
+/// Bytes of the buffer. For dma-bufs only the position of the end shows it.
 fn size(fd: BorrowedFd<'_>) -> Result<u64, Failure> {
     let stat = rustix::fs::fstat(fd)?;
     if FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_size > 0 {
         return Ok(stat.st_size.cast_unsigned());
     }
-    rustix::fs::seek(fd, SeekFrom::End(0)).map_err(|_| Failure::invalid("the descriptor is of no buffer"))
+    rustix::fs::seek(fd, SeekFrom::End(0))
+        .map_err(|_| Failure::invalid("the descriptor does not belong to a buffer"))
 }

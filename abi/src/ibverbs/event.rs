@@ -42,7 +42,7 @@ pub struct AsyncEvents {
     unacknowledged: Unacknowledged,
 }
 
-/// Kinds fit a byte; see the module's documentation.
+/// Kinds fit in a byte; see the module's documentation.
 pub(super) const KIND_BITS: u32 = 8;
 
 impl AsyncEvents {
@@ -189,7 +189,7 @@ pub(super) fn pointer<T>(cookie: u64) -> *mut T {
 /// # Safety
 /// `context` is alive or NULL.
 pub unsafe fn create_comp_channel(context: *mut ibv_context) -> Result<*mut ibv_comp_channel, Failure> {
-    // Programs of 2006 come here too.
+    // Programs of 2006 call this function, too.
     let context = old::real_context(context);
     // SAFETY: the caller's promise.
     let opened = unsafe { look::<Context>(context) }?;

@@ -11,14 +11,15 @@
 //! | [`srq`] | shared receive queues |
 //! | [`post`] | posting lists of work requests |
 //! | [`ah`] | address handles |
-//! | [`qp`], `modify`, `path`, [`batch`] | queue pairs, their attributes, where these lead, batches of work requests |
+//! | [`qp`], `modify`, `path` | queue pairs, their attributes, and the addresses in these |
+//! | [`batch`] | batches of work requests |
 //! | [`cq`], [`clock`] | completion queues; the clock that the times of completions come from |
 //! | [`parent`] | thread domains and parent domains |
-//! | [`mr`], [`dmabuf`] | protection domains and regions; buffers of others |
+//! | [`mr`], [`dmabuf`] | protection domains and regions; shared buffers |
 //! | [`query`] | queries of device and port |
 //! | [`event`] | where the events of objects go; completion channels |
 //! | [`context`], [`view`] | the device as C knows it; how it presents itself |
-//! | [`text`], [`sysfs`], [`marshal`] | names of constants, sysfs for others, conversions |
+//! | [`text`], [`sysfs`], [`marshal`] | names of constants, sysfs for other libraries, conversions |
 //! | [`unsupported`] | what is not offered |
 //! | [`old`] | the interface of 2006, over the functions of today |
 

@@ -51,7 +51,7 @@ pub struct CMr {
     c: Visible<ibv_mr>,
     /// The RNIC's, and the domain it is in; re-registration changes both.
     inner: Mutex<(Arc<Mr>, Use)>,
-    /// Its memory, if it is a buffer of others.
+    /// Its memory, if it is a buffer that another device or process shares.
     mapping: Option<Mapping>,
     _context: Use,
 }
@@ -89,7 +89,7 @@ fn check_memory(address: u64, length: u64, access: Access) -> Result<(), Failure
     Ok(populate::check(address as usize, length as usize, access.intersects(writable))?)
 }
 
-/// Registers `length` bytes at `address`, which keys and offsets name from `iova` on.
+/// Registers `length` bytes at `address`; their offsets begin at `iova`.
 ///
 /// # Safety
 /// `pd` is a live protection domain or NULL.
@@ -119,7 +119,7 @@ unsafe fn register_buffer(
     // SAFETY: the caller's promise.
     unsafe { look::<CPd>(pd) }?;
     if access(flags)?.intersects(Access::ON_DEMAND | Access::ZERO_BASED) {
-        return Err(Failure::unsupported("on-demand paging and zero-based offsets of buffers of others"));
+        return Err(Failure::unsupported("on-demand paging and zero-based offsets of shared buffers"));
     }
     let mapping = Mapping::of(fd, offset, length, access(flags)?)?;
     let address = mapping.address();
@@ -175,7 +175,7 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, Failure
     unsafe { give_domain(context, Pd::new(), None) }
 }
 
-/// Gives the program a name for a domain.
+/// Gives the program a handle of a domain.
 ///
 /// # Safety
 /// `context` is alive or NULL.
@@ -307,7 +307,7 @@ entry! {
             return Err(Failure::invalid("a new translation needs an address and a length"));
         }
         if region.mapping.is_some() {
-            return Err(Failure::invalid("a buffer of others cannot be registered again"));
+            return Err(Failure::invalid("a region of a shared buffer cannot be registered again"));
         }
         let domain = if wants(IBV_REREG_MR_CHANGE_PD) { Some(look::<CPd>(pd)?) } else { None };
         let mut inner = region.inner.lock();
@@ -333,7 +333,8 @@ entry! {
         Ok(())
     }
 
-    /// ibv_dereg_mr(3). Waits for a receive into the region that is in progress. EBUSY while windows are bound to it.
+    /// ibv_dereg_mr(3). Waits for a receive into the region that is in progress. EBUSY while windows are
+    /// bound to it.
     verb fn ibv_dereg_mr(mr: *mut ibv_mr) -> Code {
         if !look::<CMr>(mr)?.inner.lock().0.deregister() {
             // Memory windows are bound to it.
@@ -390,8 +391,8 @@ slot! {
         register_ex(pd, attr)
     }
 
-    /// ibv_advise_mr(3): prefetches the pages of the given pieces of regions. Done when it returns, also without
-    /// `IBV_ADVISE_MR_FLAG_FLUSH`.
+    /// ibv_advise_mr(3): prefetches the pages of the given pieces of regions. Done when it returns, also
+    /// without `IBV_ADVISE_MR_FLAG_FLUSH`.
     verb fn advise_mr(
         pd: *mut ibv_pd,
         advice: ib_uverbs_advise_mr_advice,
@@ -401,12 +402,12 @@ slot! {
     ) -> Code {
         let domain = look::<CPd>(pd)?;
         if flags & !ADVISE_FLUSH != 0 || sges.is_null() != (num_sges == 0) {
-            return Err(Failure::invalid("flags or list"));
+            return Err(Failure::invalid("wrong flags or no list"));
         }
         let write = match advice {
             IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH | IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => false,
             IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => true,
-            _ => return Err(Failure::unsupported("this advice")),
+            _ => return Err(Failure::unsupported("this kind of advice")),
         };
         let need = if write { Access::LOCAL_WRITE } else { Access::empty() };
         let mut regions = MrCache::default();
@@ -414,10 +415,12 @@ slot! {
             let sge = &*sges.add(i);
             let part = Part { stag: sge.lkey, to: sge.addr, len: sge.length as usize };
             let (memory, _use) = regions.enter(part, domain.pd.id(), need).map_err(|e| match e {
-                AccessError::WrongPd | AccessError::Rights => Failure::new(libc::EPERM, "a region of others, or read-only"),
+                AccessError::WrongPd | AccessError::Rights => {
+                    Failure::new(libc::EPERM, "a region of another protection domain, or a read-only one")
+                }
                 _ => Failure::new(libc::EFAULT, "no such region, or beyond its end"),
             })?;
-            // NO_FAULT concerns pages that are there; those need nothing.
+            // NO_FAULT is about pages that are present; they need nothing.
             if advice != IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT {
                 populate::check(memory.addr as usize, memory.len, write)?;
             }

@@ -31,11 +31,11 @@ unsafe impl Object for CMw {
     const NAME: &'static str = "mw";
 }
 
-/// What a window may allow, and how its offsets count.
+/// The rights that a window may grant, and the flag that makes its offsets begin at zero.
 const RIGHTS: Access =
     Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC).union(Access::ZERO_BASED);
 
-/// A bind in the RNIC's form, with this key to be.
+/// A bind in the RNIC's form; `key` is the new key.
 ///
 /// # Safety
 /// The region is alive or NULL.
@@ -51,8 +51,8 @@ unsafe fn bind(key: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Failure> {
     Ok(SendOp::Bind(Bind { key, region, addr: info.addr, len: info.length, access }))
 }
 
-/// A bind as a work request: of a window of type 2, whose key the program chooses as far as its last byte goes. What else
-/// is wrong shows when its turn comes (`IBV_WC_MW_BIND_ERR`).
+/// A bind as a work request, for a window of type 2: the program chooses the last byte of its key. Other
+/// errors show when the request is processed (`IBV_WC_MW_BIND_ERR`).
 ///
 /// # Safety
 /// Window and region are alive.
@@ -63,7 +63,7 @@ pub unsafe fn bind_request(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) 
         return Err(Failure::invalid("windows of type 1 are bound by ibv_bind_mw"));
     }
     if (window.key ^ rkey) & !0xFF != 0 {
-        return Err(Failure::invalid("rkey is none of this window's"));
+        return Err(Failure::invalid("rkey is not a key of this window"));
     }
     // SAFETY: as above.
     unsafe { bind(rkey, info) }
@@ -116,14 +116,14 @@ slot! {
         Ok(())
     }
 
-    /// ibv_alloc_mw(3). A window that is bound is taken off its region.
+    /// ibv_alloc_mw(3). A window that is bound is unbound first.
     verb fn dealloc_mw(mw: *mut ibv_mw) -> Code {
         remove_window(object::take::<CMw>(mw)?.key);
         Ok(())
     }
 }
 
-/// As verbs.h has it: the next key of the same window.
+/// As in verbs.h: the next key of the same window.
 fn ibv_inc_rkey(rkey: u32) -> u32 {
     rkey & !0xFF | rkey.wrapping_add(1) & 0xFF
 }

@@ -1,11 +1,10 @@
 //! Version 1.0 of libibverbs' interface (2006), for programs that were linked then. Its structures have no
-//! room for what came later, so each object of such a program is a small structure of the old form that
-//! points to the one of today. What the program sees as an object's context is the old object's, and leads
-//! back to it.
+//! room for later members, so each object of such a program is a small structure of the old form that points
+//! to today's object. The context that the program sees in an object is the old one, and leads back to it.
 //!
-//! The names are reached under the version node IBVERBS_1.0 only; `abi/symbols.txt` marks them `old`. Those
-//! functions of today that they call are declared here under names of our own: they are bound to ours when
-//! the library is linked.
+//! These functions are exported under the version node IBVERBS_1.0 only; `abi/symbols.txt` marks them `old`.
+//! They call functions of today, which are declared here under other names and bound to ours when the library
+//! is linked.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -26,7 +25,7 @@ macro_rules! structures {
     )*};
 }
 
-/// A mutex and a condition variable, which the library of 2006 used itself.
+/// A mutex and a condition variable, which only the library of 2006 used.
 type Waiting = [u64; (size_of::<libc::pthread_mutex_t>() + size_of::<libc::pthread_cond_t>()) / 8];
 
 structures! {
@@ -94,8 +93,8 @@ structures! {
         sq_sig_all: c_int,
     }
     OldRecvWr { next: *mut Self, wr_id: u64, sg_list: *mut ibv_sge, num_sge: c_int, }
-    /// Today `wr_id` comes first. The other members up to the union `wr` are those of today; that ended with
-    /// its longest member, the atomic's.
+    /// Today `wr_id` comes first. The other members up to the union `wr` are the same as today; the union's
+    /// longest member was that of atomics.
     OldSendWr {
         next: *mut Self,
         wr_id: u64,
@@ -195,7 +194,7 @@ unsafe extern "C-unwind" {
 }
 
 /// Contexts of programs of 2006, old and real: the functions for completion channels are the same in both
-/// versions, and get either.
+/// versions and get either of the two.
 static CONTEXTS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
 
 /// The context of today behind one that may be old.
@@ -205,8 +204,8 @@ pub fn real_context(context: *mut ibv_context) -> *mut ibv_context {
     real.map_or(context, std::ptr::with_exposed_provenance_mut)
 }
 
-/// Defines functions of the old interface. Their bodies only convert and call those of today, which have all
-/// policies.
+/// Defines functions of the old interface. Their bodies only convert arguments and call the functions of
+/// today, which handle forks, panics and errors.
 macro_rules! old {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
         /// The function of this name in version 1.0 of the interface.
@@ -221,7 +220,7 @@ macro_rules! old {
     )*};
 }
 
-/// A new old object for what was made, if it was.
+/// A new object of the old form for `real`, unless that is NULL.
 fn give<R, O>(real: *mut R, old: impl FnOnce(*mut R) -> O) -> *mut O {
     if real.is_null() { null_mut() } else { Box::into_raw(Box::new(old(real))) }
 }
@@ -248,8 +247,8 @@ unsafe extern "C" fn req_notify_cq(cq: *mut OldCq, solicited: c_int) -> c_int {
     unsafe { super::cq::req_notify_cq((*cq).real, solicited) }
 }
 
-/// Calls `post` for each work request of a list; stores in `bad` which one was refused. One at a time: who
-/// links against 2006 is in no hurry.
+/// Calls `post` for each work request of a list; stores in `bad` which one was refused. One at a time: speed
+/// does not matter for programs of 2006.
 ///
 /// # Safety
 /// `list` is a list of old work requests, `bad` is valid for a write.
@@ -328,7 +327,7 @@ old! {
         let devices = (0..count as usize).map(|i| {
             give(*real.add(i), |real| OldDevice { _obsolete: [null_mut(); 2], real, _ops: [null_mut(); 2] })
         });
-        // As the library of 2006: what belongs to the list is before its first entry.
+        // As in the library of 2006: private data of the list is in front of its first entry.
         let list: Vec<*mut OldDevice> =
             std::iter::once(real.cast()).chain(devices).chain([null_mut()]).collect();
         if !num.is_null() {
@@ -419,7 +418,11 @@ old! {
         query_device((*context).real, attr)
     }
 
-    fn uwarp_old_ibv_query_port(context: *mut OldContext, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int {
+    fn uwarp_old_ibv_query_port(
+        context: *mut OldContext,
+        port: u8,
+        attr: *mut _compat_ibv_port_attr,
+    ) -> c_int {
         query_port((*context).real, port, attr)
     }
 

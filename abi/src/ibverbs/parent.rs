@@ -1,8 +1,8 @@
 //! Thread domains, and parent domains: a protection domain together with a thread domain.
 //!
-//! A thread domain is the program's promise that one thread at a time uses what is made in it. We take our
-//! locks all the same: an uncontended one costs nanoseconds, and a broken promise does no harm. So both are
-//! only names for what they contain.
+//! A thread domain is the program's promise that only one thread at a time uses the objects in it. We take
+//! our locks all the same: an uncontended lock costs nanoseconds, and a broken promise does no harm. So both
+//! kinds of domain only group objects.
 
 use uwarp_abi_types::verbs::*;
 
@@ -29,7 +29,7 @@ unsafe impl Object for CTd {
     const NAME: &'static str = "td";
 }
 
-/// What a parent domain consists of, which cannot be destroyed before it.
+/// The parts of a parent domain; they cannot be destroyed before it.
 #[derive(Debug)]
 pub struct Contents {
     _domain: Use,
@@ -70,8 +70,8 @@ slot! {
         Ok(())
     }
 
-    /// ibv_alloc_parent_domain(3). The program's allocators would serve buffers that an adapter reads and
-    /// writes; we have none.
+    /// ibv_alloc_parent_domain(3). The program's allocators are for buffers that an adapter reads and writes;
+    /// we have no such buffers.
     verb fn alloc_parent_domain(
         context: *mut ibv_context,
         attr: *mut ibv_parent_domain_init_attr,
@@ -84,7 +84,7 @@ slot! {
         let thread = if attr.td.is_null() { None } else { Some(look::<CTd>(attr.td)?) };
         let elsewhere = thread.is_some_and(|_| (*attr.td).context != context);
         if (*attr.pd).context != context || elsewhere || domain.is_parent() {
-            return Err(Failure::invalid("a protection and a thread domain of this context make a parent domain"));
+            return Err(Failure::invalid("the protection or thread domain is of another context"));
         }
         let contents =
             Contents { _domain: domain.users.hold(), _thread: thread.map(|thread| thread.users.hold()) };

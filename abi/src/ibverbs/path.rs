@@ -1,4 +1,4 @@
-//! Where an address vector leads: from which of this host's addresses to which of the peer's.
+//! The path of an address vector: the address of this host and that of the peer.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -13,7 +13,7 @@ use super::view::PORT;
 use crate::failure::Failure;
 use crate::object::zeroed;
 
-/// The path of an address vector; ports do not count in it.
+/// The path of an address vector; its ports have no meaning.
 pub fn of(ah: &ibv_ah_attr) -> Result<Path, Failure> {
     if ah.port_num != PORT {
         return Err(Failure::invalid("the device has one port, number 1"));
@@ -38,12 +38,13 @@ fn resolve(
         return Err(Failure::invalid("an address over Ethernet needs a GID (is_global)"));
     }
     let index = if global { usize::from(route.sgid_index) } else { 0 };
-    let local = own.get(index).ok_or_else(|| Failure::invalid("beyond the end of the GID table"))?;
+    let local =
+        own.get(index).ok_or_else(|| Failure::invalid("the index is beyond the end of the GID table"))?;
     let peer = if global { ip_of(&route.dgid) } else { address::ip_of_lid(dlid, local.ip) };
     let peer = peer.ok_or_else(|| Failure::invalid("the address names no peer"))?;
     if peer.is_ipv4() != local.ip.is_ipv4() && !peer.is_multicast() {
         if peer.is_loopback() {
-            // It has no place in the table. rdma_cm's events name it all the same.
+            // A loopback address is not in the table, but rdma_cm's events name it.
             return Ok(Path { local: SocketAddr::new(peer, 0), peer: SocketAddr::new(peer, 0) });
         }
         return Err(Failure::invalid("one GID is an IPv4 address and the other one is not"));
@@ -51,7 +52,7 @@ fn resolve(
     Ok(Path { local: on_interface(local.ip, local.index), peer: on_interface(peer, local.index) })
 }
 
-/// The address that a GID is. `None` for the zero GID.
+/// The address that a GID stands for. `None` for the zero GID.
 pub fn ip_of(gid: &ibv_gid) -> Option<IpAddr> {
     // SAFETY: both members of the union are plain bytes.
     let ip = Ipv6Addr::from(unsafe { gid.raw }).to_canonical();
@@ -67,7 +68,7 @@ pub fn address_vector(local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
     attr.is_global = 1;
     attr.dlid = address::lid_of(peer);
     attr.grh.dgid = gid_of(peer);
-    // An address of loopback is none of the device's.
+    // A loopback address is not in the device's table.
     attr.grh.sgid_index = own.and_then(|index| u8::try_from(index).ok()).unwrap_or(0);
     attr.grh.hop_limit = 64;
     attr

@@ -74,12 +74,12 @@ unsafe fn send_wr<'a>(wr: &ibv_send_wr) -> Result<SendWr<'a>, Failure> {
         }
     };
     // SAFETY: the caller's promise.
-    let sges =
-        unsafe { sges(wr.sg_list, wr.num_sge) }.ok_or_else(|| Failure::invalid("num_sge or sg_list"))?;
+    let sges = unsafe { sges(wr.sg_list, wr.num_sge) }
+        .ok_or_else(|| Failure::invalid("num_sge or sg_list is wrong"))?;
     Ok(SendWr { sges, ..of(wr, op) })
 }
 
-/// Without its list.
+/// The request without its scatter/gather list.
 fn of<'a>(wr: &ibv_send_wr, op: SendOp) -> SendWr<'a> {
     SendWr { wr_id: wr.wr_id, op, flags: SendFlags::from_bits_truncate(wr.send_flags), sges: &[] }
 }
@@ -183,7 +183,7 @@ pub(super) unsafe fn post_receives(
     let convert = |wr: &ibv_recv_wr| {
         // SAFETY: the caller's promise.
         let sges = unsafe { sges(wr.sg_list, wr.num_sge) };
-        let sges = sges.ok_or_else(|| Failure::invalid("num_sge or sg_list"))?;
+        let sges = sges.ok_or_else(|| Failure::invalid("num_sge or sg_list is wrong"))?;
         Ok(RecvWr { wr_id: wr.wr_id, sges })
     };
     if uwarp_driver::forked() {

@@ -19,7 +19,7 @@ use crate::entry;
 use crate::failure::{Failure, required};
 use crate::object::{self, Object, Use, Visible, look, zeroed};
 
-/// A queue pair. Always has room for the extended shape: the plain one is its beginning.
+/// A queue pair. It always has room for the extended form, which begins with the plain one.
 #[repr(C)]
 pub struct CQp {
     pub(super) c: Visible<ibv_qp_ex>,
@@ -27,7 +27,7 @@ pub struct CQp {
     pub qp: QueuePair,
     /// Its asynchronous events.
     pub async_events: Arc<AsyncEvents>,
-    /// Attributes that a program sets and reads back and that mean nothing here.
+    /// Attributes that a program sets and reads back, without an effect here.
     pub(super) stored: Mutex<Stored>,
     /// The batch being built through the `ibv_wr_*` functions, if the queue pair was made for them.
     pub batch: Option<Batch>,
@@ -127,7 +127,7 @@ entry! {
         let cm = if leads { Some(Cm::of_process()?) } else { Cm::if_any() };
         let known = path.as_ref().and_then(|path| path.as_ref().ok()).copied();
         bringup::modify(cm.as_deref(), rc, actual, from, change, known).map_err(|error| match path {
-            // Not rdma_cm's either, which has its own way to the peer.
+            // Also not a queue pair of rdma_cm, which finds the peer in another way.
             Some(Err(wrong)) => wrong,
             _ => error.into(),
         })?;
@@ -135,8 +135,9 @@ entry! {
             rc.modify(&first_state())?;
         }
         if leads && !view::shown().ib_transitions && rc.query().state == QpState::Rtr {
-            // iWARP has no RTR: a queue pair that has its stream can send. Perftest's server relies on it, which never
-            // requests RTS and posts credits. Refused only if something has ended the queue pair meanwhile.
+            // iWARP has no RTR: a queue pair that has its stream can send. Perftest's server relies on it,
+            // which never requests RTS and posts credits. Refused only if something has ended the queue pair
+            // meanwhile.
             let change = QpModify { state: Some(QpState::Rts), requested: to, ..QpModify::default() };
             let _ = rc.modify(&change);
         }
@@ -251,7 +252,7 @@ unsafe fn group(gid: *const ibv_gid) -> Result<IpAddr, Failure> {
     // SAFETY: the caller's promise.
     let gid = unsafe { &*required(gid.cast_mut(), "gid")? };
     let group = path::ip_of(gid).filter(|ip| path::is_group(*ip));
-    group.ok_or_else(|| Failure::invalid("the GID is no multicast group"))
+    group.ok_or_else(|| Failure::invalid("the GID is not a multicast group"))
 }
 
 impl CQp {

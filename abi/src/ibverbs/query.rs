@@ -1,8 +1,8 @@
-//! Queries of device and port. Where a number promises a size or a depth, it is the number the RNIC enforces.
+//! Queries of device and port. If a number promises a size or a depth, the RNIC enforces that number.
 //!
-//! `max_qp`, `max_cq`, `max_srq`, `max_mr` and `max_pd` are numbers for programs that size tables by them;
-//! nothing is refused beyond them. The real bound is the process' memory, and for queue pairs the ports that
-//! their numbers come from.
+//! `max_qp`, `max_cq`, `max_srq`, `max_mr` and `max_pd` exist for programs that size tables by them; they are
+//! not enforced. The real limit is the process's memory, and for queue pairs the ports that their numbers
+//! come from.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use crate::{entry, slot};
 /// `max_pkeys`, and the only partition key: the default one.
 const PKEY: u16 = 0xffff;
 
-/// Vendors have an IEEE number. We have none, and programs take 0 for an error. So this is one of the numbers
+/// Vendors have an IEEE number. We have none, and programs treat 0 as an error. So this is one of the numbers
 /// that are free to use ("locally administered", 02-75-77).
 const VENDOR: u32 = 0x02_7577;
 
@@ -41,7 +41,7 @@ fn device_attr(nic: &Nic) -> ibv_device_attr {
     attr.node_guid = guid();
     attr.sys_image_guid = guid();
     attr.max_mr_size = limits.max_mr_size;
-    // Pages of any size will do.
+    // Pages may have any size.
     attr.page_size_cap = !0xfff;
     attr.vendor_id = VENDOR;
     attr.max_qp = count(limits.max_qp);
@@ -64,8 +64,8 @@ fn device_attr(nic: &Nic) -> ibv_device_attr {
     attr.max_qp_rd_atom = count(limits.max_qp_rd_atom);
     attr.max_qp_init_rd_atom = count(limits.max_qp_rd_atom);
     attr.max_res_rd_atom = count(limits.max_qp.saturating_mul(limits.max_qp_rd_atom));
-    // The processor's own instructions carry them out: atomic toward everything that uses the memory. What is
-    // shown as iWARP may have peers that know none (docs/adr/029).
+    // The processor's instructions carry them out: they are atomic toward everything that uses the memory.
+    // Shown as iWARP, the device may have peers without atomics (docs/adr/029).
     attr.atomic_cap = if Config::get().view == View::Iwarp { IBV_ATOMIC_NONE } else { IBV_ATOMIC_GLOB };
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
@@ -83,8 +83,8 @@ unsafe fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) ->
     Ok(())
 }
 
-/// As exported: the structure of older programs, which ends before `port_cap_flags2`. Newer programs come
-/// through the context, with the length of theirs.
+/// The exported function, with the structure of older programs, which ends before `port_cap_flags2`. Newer
+/// programs call through the context and pass the length of their structure.
 ///
 /// # Safety
 /// As [`query_device`].
@@ -172,7 +172,7 @@ entry! {
     verb fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> MinusOne {
         look::<Context>(context)?;
         if port != PORT || index != 0 {
-            return Err(Failure::invalid("one port with one partition key"));
+            return Err(Failure::invalid("the device has one port and one partition key"));
         }
         *required(pkey, "pkey")? = PKEY.to_be();
         Ok(())
@@ -192,7 +192,7 @@ entry! {
         look::<Context>(context)?;
         required(speed, "port_speed")?;
         if port != u32::from(PORT) {
-            return Err(Failure::invalid("one port"));
+            return Err(Failure::invalid("the device has one port, number 1"));
         }
         let mbps = Port::of_host().state().netdev.speed();
         let mbps = mbps.ok_or_else(|| Failure::unsupported("the interface has no known speed"))?;
@@ -232,7 +232,7 @@ slot! {
         let mut all: ibv_device_attr_ex = zeroed();
         all.orig_attr = device_attr(&context.nic);
         all.device_cap_flags_ex = all.orig_attr.device_cap_flags.into();
-        // Memory is not pinned: nothing is faulted in at registration when the program does not want it.
+        // Memory is not pinned: registration touches no pages unless the program requests it.
         all.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
         all.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND
             | IBV_ODP_SUPPORT_RECV
@@ -369,7 +369,7 @@ fn gid_entry(port: u32, index: u32) -> Result<ibv_gid_entry, Failure> {
     gid_table()
         .into_iter()
         .nth(index as usize)
-        .ok_or_else(|| Failure::invalid("beyond the end of the GID table"))
+        .ok_or_else(|| Failure::invalid("the index is beyond the end of the GID table"))
 }
 
 #[cfg(test)]

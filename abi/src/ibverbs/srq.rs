@@ -38,7 +38,7 @@ unsafe impl Object for CSrq {
     const NAME: &'static str = "srq";
 }
 
-/// Makes a shared receive queue; `attr` then says how large it really is.
+/// Creates a shared receive queue; `attr` then has its real size.
 ///
 /// # Safety
 /// `pd` is a live protection domain or NULL.

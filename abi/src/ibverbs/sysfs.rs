@@ -1,4 +1,4 @@
-//! Reading sysfs for other libraries. Our device has no entry there; programs read what is there.
+//! Reads sysfs for other libraries. Our device has no entry there; programs read other entries.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::io::Read;

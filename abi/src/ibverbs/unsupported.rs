@@ -1,9 +1,9 @@
-//! Verbs this device does not offer (yet). Each fails as its man page says for a device without it:
-//! `EOPNOTSUPP`, by return value or by NULL and `errno`. Grouped by object, so that a group can move out when
-//! it is built.
+//! Verbs that this device does not offer (yet). Each fails as its man page says for a device without it:
+//! `EOPNOTSUPP`, by return value or by NULL and `errno`. Grouped by object, so that a group can move to its
+//! own file when it is implemented.
 //!
-//! What verbs.h calls through `verbs_context` (work queues, flows, XRC domains, counters, device memory) needs
-//! nothing here: those members are NULL, and the inline functions return the error.
+//! What verbs.h calls through `verbs_context` (work queues, flows, XRC domains, counters, device memory)
+//! needs nothing here: those members are NULL, and the inline functions return the error.
 
 use std::ffi::{c_int, c_void};
 

@@ -10,7 +10,7 @@ use uwarp_rnic::qp::QpState;
 
 pub use uwarp_driver::port::PORT;
 
-/// What programs are shown.
+/// The values that programs see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shown {
     /// `ibv_device.node_type`.

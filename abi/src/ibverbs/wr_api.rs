@@ -32,7 +32,7 @@ pub const SUPPORTED: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
-/// The same of a datagram queue pair.
+/// As [`SUPPORTED`], for a datagram queue pair.
 pub const SUPPORTED_UD: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
 /// Fills the function pointers for the requested operations; the others stay NULL.
@@ -87,7 +87,9 @@ pub fn fill(qp: &mut ibv_qp_ex, ops: u64, is_ud: bool) {
 unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> Result<&'a Batch, Failure> {
     // SAFETY: the caller's promise.
     let pair = unsafe { look::<CQp>(qp.cast()) }?;
-    pair.batch.as_ref().ok_or_else(|| Failure::invalid("not made for ibv_wr functions"))
+    pair.batch
+        .as_ref()
+        .ok_or_else(|| Failure::invalid("the queue pair was not created for the ibv_wr functions"))
 }
 
 /// Begins a work request with the identity and flags the program has put into the structure.

@@ -1,4 +1,4 @@
-//! Socket addresses in C's shape and in Rust's.
+//! Socket addresses in the forms of C and Rust.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -67,7 +67,7 @@ pub fn storage(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
     (storage, length as socklen_t)
 }
 
-/// The port of an address in network byte order; 0 where there is none.
+/// The port of an address in network byte order; 0 if there is none.
 pub fn port(storage: &sockaddr_storage) -> u16 {
     // SAFETY: a storage is aligned for, and as long as, every address.
     match unsafe { load(std::ptr::from_ref(storage).cast()) } {

@@ -14,7 +14,7 @@ use crate::entry;
 use crate::failure::{Failure, required};
 use crate::object::zeroed;
 
-/// AF_IB, which Linux reserves and we do not serve.
+/// AF_IB, which Linux reserves and which is not supported here.
 const AF_IB: c_int = 27;
 
 fn no_memory() -> Failure {

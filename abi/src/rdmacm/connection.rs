@@ -65,8 +65,8 @@ enum Pair {
     OfId(Arc<Qp>),
     /// The program gives its number, and moves it through its states itself.
     ByNumber(Arc<Qp>),
-    /// The number is that of a datagram queue pair, which takes no connection: the program wants only what
-    /// comes with one (UCX).
+    /// The number is that of a datagram queue pair, which takes no connection: the program needs only the
+    /// connection's events and private data (UCX).
     StandIn,
 }
 
@@ -168,7 +168,7 @@ entry! {
     ) -> MinusOne {
         let cid = look::<CId>(id)?;
         if !matches!(cid.private.lock().resolving, Resolving::No) {
-            return Err(Failure::new(libc::EBUSY, "a result is waiting to be taken"));
+            return Err(Failure::new(libc::EBUSY, "the program has not taken the last result"));
         }
         let info = addrinfo::lookup(node, service, hints)?
             .map_err(|code| Failure::new(libc::ENOENT, format!("getaddrinfo: code {code}")))?;
@@ -257,7 +257,7 @@ entry! {
     verb fn rdma_establish(id: *mut rdma_cm_id) -> MinusOne {
         let cid = look::<CId>(id)?;
         if !(*id).qp.is_null() {
-            return Err(Failure::invalid("a connection for the id's own queue pair needs no establishing"));
+            return Err(Failure::invalid("rdma_establish is for queue pairs that the program moves itself"));
         }
         cid.id.establish()?;
         Ok(())
@@ -267,8 +267,8 @@ entry! {
     verb fn rdma_disconnect(id: *mut rdma_cm_id) -> MinusOne {
         let cid = look::<CId>(id)?;
         cid.id.disconnect()?;
-        // Where the peer was first and the program has the event already, there is no other event to wait
-        // for.
+        // If the peer disconnected first and the program has taken the event already, there is no other event
+        // to wait for.
         if cid.id.state() == State::Closed && cid.id.channel().is_empty() {
             return Ok(());
         }

@@ -1,5 +1,5 @@
-//! The device as ids share it: opened once, with one protection domain, until the process ends, or until it
-//! forks with nothing open: the child starts afresh.
+//! The device that ids share. It is opened once, with one protection domain, until the process ends, or until
+//! it forks with nothing open: then the child starts afresh.
 
 use std::ffi::c_int;
 
@@ -10,12 +10,12 @@ use crate::entry;
 use crate::failure::Failure;
 use crate::ibverbs::{device, mr};
 
-/// What ids with a device have in `verbs` and `pd`.
+/// The values that ids with a device have in `verbs` and `pd`.
 #[derive(Debug, Clone, Copy)]
 pub struct Shared {
     /// The context.
     pub verbs: *mut ibv_context,
-    /// The protection domain that ids use where a program gives none.
+    /// The protection domain that ids use if a program gives none.
     pub pd: *mut ibv_pd,
 }
 
@@ -25,7 +25,7 @@ pub fn shared() -> Result<Shared, Failure> {
         let verbs = device::open()?;
         // SAFETY: the context was just opened.
         let pd = unsafe { mr::alloc_pd(verbs) }?;
-        // Both are ours; the program has not opened anything.
+        // Both belong to the library; the program has not opened anything.
         uwarp_driver::object_gone();
         uwarp_driver::object_gone();
         Ok::<_, Failure>(pd.expose_provenance())

@@ -110,7 +110,9 @@ pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
             let listener = unsafe { look::<CId>(listen) }?;
             required(id, "id")?;
             if !listener.is_sync() {
-                return Err(Failure::invalid("the id reports to a channel: take the event there"));
+                return Err(Failure::invalid(
+                    "the id reports to a channel: take its events from the channel",
+                ));
             }
             // SAFETY: as above.
             unsafe {
@@ -127,7 +129,7 @@ pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     )
 }
 
-/// Makes of an event what `rdma_get_request` returns.
+/// Converts an event to the result of `rdma_get_request`.
 ///
 /// # Safety
 /// As `rdma_get_request` demands; `event` was just taken from the listener's channel.
@@ -143,7 +145,7 @@ unsafe fn request(
             (RDMA_CM_EVENT_REJECTED, _) => Err(Failure::new(libc::ECONNREFUSED, "rejected")),
             (_, status) if status != 0 => Err(Failure::new(status.abs(), "the event's status")),
             (RDMA_CM_EVENT_CONNECT_REQUEST, _) => Ok((*event).id),
-            _ => Err(Failure::invalid("an event that is not a request")),
+            _ => Err(Failure::invalid("the event is not a connection request")),
         };
         let outcome = outcome.and_then(|new| {
             let attr = listener.private.lock().qp_init_attr;

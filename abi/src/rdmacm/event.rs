@@ -32,7 +32,7 @@ pub fn give(mut c: rdma_cm_event, event: Event) -> Result<*mut rdma_cm_event, Fa
         c.param.arg = number;
     } else if let Some(datagram) = event.datagram {
         c.param.ud = rdma_ud_param {
-            // Of a group: what the program gave when it joined.
+            // For a group: the value that the program gave when it joined.
             private_data: std::ptr::with_exposed_provenance(datagram.context),
             private_data_len: u8::try_from(event.private_data.len()).unwrap_or(u8::MAX),
             ah_attr: path::address_vector(datagram.local.ip(), datagram.peer.ip()),

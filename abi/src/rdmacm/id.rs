@@ -25,14 +25,14 @@ pub struct CId {
     c: Visible<rdma_cm_id>,
     /// The connection manager's.
     pub id: Arc<Id>,
-    /// What librdmacm keeps behind the public structure.
+    /// Members that librdmacm keeps behind the public structure.
     pub private: Mutex<Private>,
 }
 
 /// See [`CId::private`].
 #[derive(Default)]
 pub struct Private {
-    /// Made without a channel: it has one of its own, and calls block until their event has come.
+    /// Created without a channel: it has its own, and calls block until their event has come.
     pub sync: bool,
     /// For the queue pairs of requests that come to this endpoint.
     pub qp_init_attr: Option<ibv_qp_init_attr>,
@@ -87,7 +87,7 @@ impl CId {
         c.qp_type = if is_datagram(ps) { IBV_QPT_UD } else { IBV_QPT_RC };
         let private = Mutex::new(Private { sync, ..Private::default() });
         let c = object::give(Box::new(Self { c: Visible::new(c), id: Arc::clone(&id), private }));
-        // Events find their way back by it.
+        // Events find the C structure by it.
         id.set_cookie(c.expose_provenance());
         c
     }
@@ -123,7 +123,7 @@ impl CId {
         }
     }
 
-    /// Shows the program the addresses as they are now known.
+    /// Shows the program the addresses that are known now.
     ///
     /// # Safety
     /// No other thread writes the structure.
@@ -275,14 +275,14 @@ pub unsafe fn migrate(id: *mut rdma_cm_id, event_channel: *mut rdma_event_channe
         }
         cid.private.lock().sync = sync;
         (*id).channel = to;
-        // So that no thread handles an event from the old channel after this call.
+        // After this call no thread may handle an event from the old channel.
         cid.id.wait_acknowledged();
         Ok(())
     }
 }
 
 fn wrong_size() -> Failure {
-    Failure::invalid("size of the option")
+    Failure::invalid("the option has a wrong size")
 }
 
 /// # Safety
@@ -327,7 +327,7 @@ entry! {
         optlen: usize,
     ) -> MinusOne {
         let cid = look::<CId>(id)?;
-        let late = || Err(CmError::Invalid("too late for this option"));
+        let late = || Err(CmError::Invalid("this option must be set earlier"));
         match (level.cast_unsigned(), optname.cast_unsigned()) {
             (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => {
                 let tos = option::<u8>(optval, optlen)?;

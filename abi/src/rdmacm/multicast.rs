@@ -28,7 +28,7 @@ unsafe fn join(
         let cid = look::<CId>(id)?;
         let group = address::load(group)?;
         if !is_group(group.ip()) {
-            return Err(Failure::invalid("the address is no multicast group"));
+            return Err(Failure::invalid("the address is not a multicast group"));
         }
         if (*id).verbs.is_null() {
             return Err(Failure::invalid("the id is not bound to a device"));
@@ -57,7 +57,7 @@ entry! {
         let attr = &*required(attr, "mc_join_attr")?;
         let known = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
         if attr.comp_mask & RDMA_CM_JOIN_MC_ATTR_ADDRESS == 0 || attr.comp_mask & !known != 0 {
-            return Err(Failure::invalid("comp_mask"));
+            return Err(Failure::invalid("unknown or missing members in comp_mask"));
         }
         let given = attr.comp_mask & RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS != 0;
         let receives = match if given { attr.join_flags } else { RDMA_MC_JOIN_FLAG_FULLMEMBER } {

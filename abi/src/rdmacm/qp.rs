@@ -24,7 +24,7 @@ use crate::object::{look, zeroed};
 const ACCESS: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// Makes what a queue pair needs and the program has not given: a channel and a completion queue for each
+/// Creates what a queue pair needs if the program has not given it: a channel and a completion queue for each
 /// direction that has work requests.
 ///
 /// # Safety
@@ -328,7 +328,7 @@ entry! {
         look::<CId>(id)?;
         let attr = &mut *required(attr, "attr")?;
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
-            return Err(Failure::invalid("no type of shared receive queue"));
+            return Err(Failure::invalid("unknown type of shared receive queue"));
         }
         if attr.srq_type != IBV_SRQT_BASIC {
             return Err(Failure::unsupported("shared receive queues other than basic ones"));

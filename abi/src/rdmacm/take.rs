@@ -1,4 +1,4 @@
-//! Taking events from a channel, and what each changes in the id that C sees.
+//! Takes events from a channel, and updates the id that C sees.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -19,13 +19,13 @@ use crate::ibverbs::qp::CQp;
 use crate::object::{look, zeroed};
 use crate::wait;
 
-/// How long a call on a destroyed channel waits before it fails. With a kernel, a thread that comes to wait
-/// after the program's last acknowledgement would mostly have been waiting already, until the process ends;
-/// rping exits with an error when its wait fails. Longer than our streams take to close at exit.
+/// How long a call on a destroyed channel waits before it fails. With a kernel, a thread that begins to wait
+/// after the program's last acknowledgement would usually be waiting already, until the process ends; rping
+/// exits with an error if its wait fails. Longer than our streams take to close at exit.
 const GONE: Duration = Duration::from_secs(4);
 
-/// Takes the next event, waiting for one as the program set the channel's descriptor, and shows in its id
-/// what it brings.
+/// Takes the next event and updates its id. Waits for an event unless the program set the channel's
+/// descriptor to non-blocking.
 ///
 /// # Safety
 /// The ids of the channel are alive, and the program does not change them in other threads meanwhile.

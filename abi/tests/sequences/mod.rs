@@ -1,9 +1,9 @@
 //! Arbitrary sequences of C calls on a few objects of each kind, in any order, right or wrong, with valid
 //! handles only. Shared by a test and a fuzz target.
 //!
-//! What must hold: no crash, no panic (which the entry points would turn into EIO), no hang; what cannot be
-//! given up because it is in use says EBUSY and lives on; in the end everything can be given up in the right
-//! order.
+//! What must hold: no crash, no panic (which the entry points would turn into EIO), no hang; an object that
+//! cannot be destroyed because it is in use returns EBUSY and stays; in the end every object can be destroyed
+//! in the right order.
 
 #![allow(unsafe_code)]
 
@@ -165,8 +165,8 @@ impl Fixed {
 /// # Panics
 /// When something is not as it must be.
 pub fn check(bytes: &[u8]) {
-    // The channels are everybody's: one sequence would take the events of another, and wait for ever that
-    // they are acknowledged.
+    // All sequences share the channels: one would take the events of another, and wait for ever for their
+    // acknowledgement.
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut bytes = Bytes(bytes);
@@ -245,8 +245,8 @@ impl Objects {
                     let pd = bytes.pick(&self.pds).unwrap_or(null_mut());
                     let (at, len) = (bytes.number() * 256, bytes.number() * 64);
                     let addr = self.memory.as_mut_ptr().add(at).cast();
-                    // Its results are -1 to -4 for each way to fail; the region may be gone, or still be
-                    // there, and is to be deregistered in either case.
+                    // Its results are -1 to -4 for each way to fail; the region may be gone or still exist,
+                    // and must be deregistered in either case.
                     let done =
                         ibv_rereg_mr(mr, flags.into(), pd, addr, len.min(MEMORY - at), bytes.byte().into());
                     assert!((-4..=0).contains(&done), "rereg_mr returns {done}");
@@ -367,7 +367,7 @@ impl Objects {
                     minus_one("listen", rdma_listen(id, bytes.byte().into()));
                 }
                 30 => {
-                    // To one of our own ids' ports, or to nobody.
+                    // To the port of one of our ids, or to a port without a listener.
                     let (Some(id), Some(other)) = (bytes.pick(&self.ids), bytes.pick(&self.ids)) else {
                         return;
                     };
@@ -638,7 +638,7 @@ impl Objects {
             while let Some(id) = self.ids.pop() {
                 self.destroy_id(id);
             }
-            // Requests that nobody took.
+            // Requests that were not taken.
             self.cm_events(0);
             while let Some(id) = self.ids.pop() {
                 self.destroy_id(id);

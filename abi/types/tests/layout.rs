@@ -237,7 +237,8 @@ fn ask_compiler(asks: &[(String, Ask, usize)]) -> (BTreeMap<usize, usize>, BTree
     let answers = loop {
         let mut text = String::from(
             "#define _GNU_SOURCE\n#include <stdio.h>\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\n\
-             #include <infiniband/tm_types.h>\n#include <rdma/ib_user_verbs.h>\n#include <rdma/ib_user_sa.h>\n\
+             #include <infiniband/tm_types.h>\n#include <rdma/ib_user_verbs.h>\n\
+             #include <rdma/ib_user_sa.h>\n\
              int main(void) {\n",
         );
         let first_line = text.lines().count() + 1;

@@ -1,4 +1,4 @@
-//! The attacker's own encoder. Numbers and layouts are from the RFCs' figures.
+//! The attacker's encoder. Numbers and layouts are from the RFCs' figures.
 
 /// First 16 bytes of an MPA request (RFC 5044 section 7.1.1).
 pub const REQUEST: [u8; 16] = *b"MPA ID Req Frame";
@@ -48,7 +48,7 @@ pub struct Setup {
     pub flags: u8,
     /// Revision.
     pub revision: u8,
-    /// What the length field says; `None`: the truth.
+    /// The value of the length field; `None`: the true length.
     pub length: Option<u16>,
     /// Everything behind the fixed part.
     pub private_data: Vec<u8>,
@@ -66,7 +66,7 @@ impl Setup {
         Self { key: REQUEST, flags: CRC | ENHANCED, revision: 2, length: None, private_data }
     }
 
-    /// The same, posing as uwarp.
+    /// As [`Self::request2`], from an attacker that claims to be uwarp.
     pub fn uwarp() -> Self {
         Self { flags: CRC | ENHANCED | UWARP_A, ..Self::request2() }
     }
@@ -95,14 +95,14 @@ pub fn enhanced(bits: u8, ird: u16, ord: u16) -> [u8; 4] {
     [a, b, c, d]
 }
 
-/// An FPDU around a ULPDU, with what is to be wrong about it.
+/// An FPDU around a ULPDU, and what must be wrong in it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Frame<'a> {
-    /// The length field; `None`: the truth.
+    /// The length field; `None`: the true length.
     pub length: Option<u16>,
-    /// The pad; `None`: as many zeros as it takes.
+    /// The pad; `None`: the right number of zeros.
     pub pad: Option<&'a [u8]>,
-    /// What the CRC is changed by.
+    /// Bits that are flipped in the CRC.
     pub crc_flip: u32,
 }
 
@@ -312,7 +312,7 @@ impl ReadRequest {
     }
 }
 
-/// The message of a Terminate: codes, header control bits, and whatever is to follow.
+/// The message of a Terminate: codes, header control bits, and the bytes that follow.
 pub fn terminate(layer: u8, etype: u8, code: u8, control: u8, rest: &[u8]) -> Vec<u8> {
     let mut out = vec![layer << 4 | etype & 0xF, code, control, 0];
     out.extend(rest);
@@ -377,7 +377,7 @@ fn unframe_one(
     position: Option<usize>,
     crc: bool,
 ) -> Result<Option<(Vec<u8>, usize)>, String> {
-    // Byte for byte, which is slow and plain.
+    // One byte at a time, which is slow but simple.
     let mut own = Vec::new();
     let mut at = 0;
     loop {

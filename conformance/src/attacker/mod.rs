@@ -1,6 +1,5 @@
-//! A scripted attacker: it writes MPA, DDP, RDMAP and Terminate bytes itself, over plain TCP sockets, and
-//! shares no code with uwarp, so that what is wrong there is not wrong here too. Every field can be set to
-//! anything.
+//! A scripted attacker. It writes MPA, DDP, RDMAP and Terminate bytes itself, over plain TCP sockets. It
+//! shares no code with uwarp, so that an error there is not repeated here. Every field can have any value.
 //!
 //! | module | what it holds |
 //! |---|---|

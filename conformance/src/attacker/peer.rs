@@ -1,4 +1,4 @@
-//! One TCP connection of the attacker: it writes what it likes and reads what comes back.
+//! One TCP connection of the attacker: it can write any bytes, and it reads what comes back.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::encode::{Codes, Seen, Setup, Tagged, WRITE, unframe};
 use crate::{Context, Outcome, fail, require};
 
-/// How long the attacker waits for an answer or an end: a bound for a hang, nothing that is measured.
+/// How long the attacker waits for an answer or an end. It only bounds a hang; no time is measured.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection.
@@ -56,7 +56,7 @@ impl Answer {
 }
 
 impl Peer {
-    /// Connects; not a byte is sent.
+    /// Connects and sends nothing.
     pub fn connect(port: u16) -> Outcome<Self> {
         let tcp = TcpStream::connect(("127.0.0.1", port)).context("connect")?;
         Self::over(tcp)
@@ -82,15 +82,15 @@ impl Peer {
         Ok(peer)
     }
 
-    /// The usual connection: revision 2, and the zero-length Write that says that we are ready. The victim is then
-    /// established.
+    /// The usual connection: revision 2, and the zero-length Write that says that we are ready. The victim is
+    /// then established.
     pub fn established(port: u16) -> Outcome<Self> {
         let mut peer = Self::set_up(port, &Setup::request2())?;
         peer.send(&Tagged::write(0, 0, 0).fpdu())?;
         Ok(peer)
     }
 
-    /// One that poses as uwarp: version 1, and nothing wished.
+    /// As [`Self::established`], with an attacker that claims to be uwarp: version 1, without features.
     pub fn uwarp(port: u16) -> Outcome<Self> {
         let mut peer = Self::set_up(port, &Setup::uwarp())?;
         let flags = peer.reply.as_ref().map_or(0, |r| r.flags);
@@ -99,7 +99,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Sends all of it. A victim that has hung up is no error: the attacker goes on regardless.
+    /// Sends all bytes. It is no error if the victim has hung up: the attacker continues.
     pub fn send(&mut self, bytes: &[u8]) -> Outcome {
         match self.tcp.write_all(bytes) {
             Err(e) if !gone(e.kind()) => fail!("sending {} bytes: {e}", bytes.len()),
@@ -112,7 +112,7 @@ impl Peer {
         bytes.chunks(piece).try_for_each(|part| self.send(part))
     }
 
-    /// Sends as much as is taken within `limit`; says how much that was.
+    /// Sends as much as the victim takes within `limit`; returns how much that was.
     pub fn flood(&mut self, bytes: &[u8], limit: Duration) -> Outcome<usize> {
         self.tcp.set_nonblocking(true).context("non-blocking")?;
         let deadline = Instant::now() + limit;
@@ -212,7 +212,7 @@ impl Peer {
         Ok(answer)
     }
 
-    /// Says that no more comes.
+    /// Closes the attacker's side for writing.
     pub fn finish(&self) {
         let _ = self.tcp.shutdown(std::net::Shutdown::Write);
     }
@@ -247,7 +247,7 @@ impl Peer {
 
 const UWARP_ACK: u8 = 0xF;
 
-/// The other end is not there any more.
+/// The other end is gone.
 fn gone(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted)
 }

@@ -1,5 +1,5 @@
-//! The victim and the innocent one: `c/victim.c` over the built library, each in a process of its own, so
-//! that a crash or a hang of one of them is seen as such.
+//! The victim and an innocent client: `c/victim.c` over the built library, each in its own process, so that a
+//! crash or a hang of one of them is noticed.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -14,16 +14,16 @@ use crate::{Context, Outcome, fail, require};
 
 /// A process with lines in and lines out. Dropping it kills it.
 #[derive(Debug)]
-struct Talker {
+struct LineProcess {
     name: &'static str,
     child: Child,
     stdin: ChildStdin,
     lines: Receiver<String>,
-    /// Read, and not asked for yet.
+    /// Lines that were read before they were expected.
     early: VecDeque<String>,
 }
 
-impl Talker {
+impl LineProcess {
     fn start(
         name: &'static str,
         program: &Path,
@@ -35,7 +35,7 @@ impl Talker {
         command.args(args).env("LD_LIBRARY_PATH", dist.lib()).envs(env.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         if std::env::var_os("UWARP_LOG").is_none() {
-            // Warnings about bad peers are what this is about.
+            // Warnings about bad peers are expected here.
             command.env("UWARP_LOG", "error");
         }
         let mut child = command.spawn().context(program.display())?;
@@ -53,10 +53,10 @@ impl Talker {
         Ok(Self { name, child, stdin, lines, early: VecDeque::new() })
     }
 
-    fn say(&mut self, line: &str) -> Outcome {
+    fn send_line(&mut self, line: &str) -> Outcome {
         match writeln!(self.stdin, "{line}") {
             Ok(()) => Ok(()),
-            Err(_) => fail!("{}", self.obituary()),
+            Err(_) => fail!("{}", self.exit_report()),
         }
     }
 
@@ -66,20 +66,20 @@ impl Talker {
                 fail!("{} says: {line}", self.name)
             }
             Ok(line) => Ok(line),
-            Err(RecvTimeoutError::Timeout) => fail!("{} says nothing within {limit:?}", self.name),
-            Err(RecvTimeoutError::Disconnected) => fail!("{}", self.obituary()),
+            Err(RecvTimeoutError::Timeout) => fail!("{} printed nothing within {limit:?}", self.name),
+            Err(RecvTimeoutError::Disconnected) => fail!("{}", self.exit_report()),
         }
     }
 
-    fn obituary(&mut self) -> String {
+    fn exit_report(&mut self) -> String {
         // Its output has ended, so it is about to end itself, or has.
         for _ in 0..100 {
             match self.child.try_wait() {
-                Ok(Some(status)) => return format!("{} is gone: {status}", self.name),
+                Ok(Some(status)) => return format!("{} has ended: {status}", self.name),
                 _ => std::thread::sleep(Duration::from_millis(10)),
             }
         }
-        format!("{} closed its output and runs on", self.name)
+        format!("{} closed its output and still runs", self.name)
     }
 
     /// The next line that begins with `start`; others are kept.
@@ -98,7 +98,7 @@ impl Talker {
     }
 }
 
-impl Drop for Talker {
+impl Drop for LineProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -123,12 +123,12 @@ impl Region {
     }
 }
 
-/// What the victim says of a connection that is over.
+/// The victim's report of a connection that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The last event, or the call that failed.
     pub how: String,
-    /// ESTABLISHED was told.
+    /// ESTABLISHED was reported.
     pub established: bool,
     /// State of the queue pair.
     pub state: String,
@@ -161,12 +161,12 @@ impl Report {
 /// The victim, with an honest client that is connected to it.
 #[derive(Debug)]
 pub struct Victim {
-    server: Talker,
-    innocent: Talker,
+    server: LineProcess,
+    innocent: LineProcess,
     /// Where it listens.
     pub port: u16,
     regions: HashMap<String, Region>,
-    /// Descriptors with nobody but the innocent one connected.
+    /// Number of descriptors while only the innocent client is connected.
     descriptors: usize,
 }
 
@@ -174,11 +174,11 @@ impl Victim {
     /// Starts both processes. `args` and `env` are the server's.
     pub fn start(program: &Path, dist: &Dist, args: &[&str], env: &[(&str, &str)]) -> Outcome<Self> {
         let args: Vec<&str> = ["serve"].iter().chain(args).copied().collect();
-        let mut server = Talker::start("the victim", program, dist, &args, env)?;
+        let mut server = LineProcess::start("the victim", program, dist, &args, env)?;
         let line = server.expect("port ", PATIENCE)?;
         let port: u16 = line[5..].parse().context("the port")?;
         let mut innocent =
-            Talker::start("the innocent one", program, dist, &["innocent", &port.to_string()], env)?;
+            LineProcess::start("the innocent one", program, dist, &["innocent", &port.to_string()], env)?;
         innocent.expect("connected", PATIENCE)?;
         let mut victim = Self { server, innocent, port, regions: HashMap::new(), descriptors: 0 };
         victim.take_regions();
@@ -215,7 +215,7 @@ impl Victim {
 
     /// Gives it a command, and waits until it is carried out.
     pub fn tell(&mut self, line: &str) -> Outcome {
-        self.server.say(line)?;
+        self.server.send_line(line)?;
         self.server.expect("done", PATIENCE)?;
         self.take_regions();
         Ok(())
@@ -238,22 +238,22 @@ impl Victim {
 
     /// How many requests it has seen, connections that have ended, and open ones (the innocent one's is one).
     pub fn sync(&mut self) -> Outcome<[u64; 3]> {
-        self.server.say("sync")?;
+        self.server.send_line("sync")?;
         let line = self.server.expect("synced ", PATIENCE)?;
         let numbers: Vec<u64> = line.split(' ').skip(1).filter_map(|n| n.parse().ok()).collect();
         let Ok(numbers) = numbers.try_into() else { fail!("not numbers: {line}") };
         Ok(numbers)
     }
 
-    /// The innocent one does so many rounds of Send, echo, Write and Read, and compares every byte.
+    /// The innocent client does this number of rounds of Send, echo, Write and Read, and compares every byte.
     pub fn innocent(&mut self, rounds: usize) -> Outcome {
         self.innocent_begins(rounds)?;
         self.innocent_done()
     }
 
-    /// The same in two steps, for what happens meanwhile.
+    /// As [`Self::innocent`], in two steps, for attacks in between.
     pub fn innocent_begins(&mut self, rounds: usize) -> Outcome {
-        self.innocent.say(&format!("rounds {rounds}"))
+        self.innocent.send_line(&format!("rounds {rounds}"))
     }
 
     /// The second step.
@@ -272,7 +272,7 @@ impl Victim {
         Ok(self.count_descriptors()?.saturating_sub(self.descriptors))
     }
 
-    /// All descriptors of connections that are over come back, and the innocent one is well.
+    /// All descriptors of ended connections are closed, and the innocent client still works.
     pub fn recovers(&mut self) -> Outcome {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -287,7 +287,7 @@ impl Victim {
         self.innocent(3)
     }
 
-    /// Bytes of memory that are its own, from the system's account.
+    /// Bytes of its private memory, as the system reports them.
     pub fn memory(&self) -> Outcome<usize> {
         let file = format!("/proc/{}/status", self.server.child.id());
         let text = std::fs::read_to_string(&file).context(file)?;

@@ -1,5 +1,5 @@
-//! What the RFCs demand, and where that is tested: one table for each RFC, from which `docs/requirements.md`
-//! is written.
+//! The requirements of the RFCs, and their tests: one table for each RFC. `docs/requirements.md` is written
+//! from these tables.
 //!
 //! A row is one requirement in our own words: every MUST, MUST NOT, SHALL, SHALL NOT and REQUIRED of a
 //! section, several of them in one row where one test shows them together. `tests/requirements.rs` checks the
@@ -69,7 +69,7 @@ pub enum Status {
     ByConstruction(&'static str),
     /// It does not concern uwarp, for this reason.
     NotApplicable(&'static str),
-    /// It is not kept, or nobody has shown that it is.
+    /// It is not kept, or no test shows that it is kept.
     Gap(&'static str),
 }
 
@@ -149,8 +149,8 @@ impl Status {
     }
 }
 
-/// What is wrong with the tables, a line each: a test that is not in the tree, a section without a row, a row
-/// without its reason.
+/// The mistakes in the tables, one line for each: a test that is not in the tree, a section without a row, a
+/// row without its reason.
 pub fn mistakes(root: &Path) -> Vec<String> {
     let mut wrong = Vec::new();
     for rfc in RFCS {
@@ -257,15 +257,16 @@ pub fn page() -> String {
 const HEAD: &str = "\
 # Requirements of the RFCs, and their tests
 
-Written from the tables in `conformance/src/requirements`; do not edit. This command writes it again:
-`REQUIREMENTS=write cargo test -p uwarp-conformance --test requirements`. `make test` fails when the page is not
-what the tables say, when a test that it names is not in the tree, or when a section with a MUST has no row.
+The tables in `conformance/src/requirements` are the source of this page; do not edit it here. This command
+writes it again: `REQUIREMENTS=write cargo test -p uwarp-conformance --test requirements`. `make test` fails
+when the page differs from the tables, when a test that it names is not in the tree, or when a section with
+a MUST has no row.
 
-A row is a MUST, MUST NOT, SHALL, SHALL NOT or REQUIRED of the RFC in our own words, or several that one test
-shows together. *Tested* names tests that fail when the requirement is broken; most rows have more tests than are
-named. *By construction* means that no input and no call can break it, and says why. *Not applicable* says why it
-does not concern a library that runs MPA over the kernel's TCP. A *gap* is a requirement that uwarp does not keep,
-or that no test shows to be kept.
+A row is a MUST, MUST NOT, SHALL, SHALL NOT or REQUIRED of the RFC in our own words, or several of them that
+one test shows together. *Tested* names tests that fail when the requirement is broken; most rows have more
+tests than are named. *By construction* means that no input and no call can break the requirement, and says
+why. *Not applicable* says why the requirement does not concern a library that runs MPA over the kernel's
+TCP. A *gap* is a requirement that uwarp does not keep, or that no test shows to be kept.
 
 ";
 

@@ -4,7 +4,8 @@ use super::{Implementation, Receiver, Rfc, Row, Sender, tested};
 pub const RFC: Rfc = Rfc {
     number: 7306,
     title: "RDMA Protocol Extensions",
-    scope: "Immediate data and atomic operations, the masked ones at the responder only: the verbs have no others.",
+    scope: "Immediate data and atomic operations, the masked ones at the responder only: the verbs \
+            have no others.",
     sections: &["4.1", "5", "5.1.1", "5.1.2", "5.2", "5.2.1", "5.2.2", "5.3", "5.4", "6.3", "8.1", "8.2"],
     rows: ROWS,
 };
@@ -87,8 +88,8 @@ const ROWS: &[Row] = &[
     tested(
         "5.2.2",
         Implementation,
-        "Atomic Responses: untagged, on queue 3, in order, as many buffers as were negotiated; invalid ones are an \
-        error",
+        "Atomic Responses: untagged, on queue 3, in order, as many buffers as were negotiated; invalid ones \
+        are an error",
         &[
             (ATOMICS, "atomics_between_reads"),
             (ATOMIC_ERRORS, "Atomic Request: beyond the read depth, behind a Read"),
@@ -105,8 +106,8 @@ const ROWS: &[Row] = &[
     tested(
         "5.4",
         Implementation,
-        "atomic operations are processed and answered in order, behind the Reads before them, and complete with \
-        their Response",
+        "atomic operations are processed and answered in order, behind the Reads before them, and complete \
+        with their Response",
         &[
             (ATOMICS, "a_read_does_not_show_what_comes_behind_it"),
             (ATOMICS, "many_at_once_in_both_directions_and_none_beyond_the_read_depth"),

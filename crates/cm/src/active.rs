@@ -1,4 +1,5 @@
-//! Connecting: TCP, then the MPA request and its reply, over as many connections as the peer's age demands.
+//! Connecting: TCP, then the MPA request and its reply. An older peer may need several connections, each with
+//! a plainer request.
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd as _;
@@ -16,7 +17,7 @@ use crate::event::EventKind;
 use crate::handshake::{ConnectObserver, Connected, errno_of};
 use crate::timeouts::Timeouts;
 
-/// From where to where, and how.
+/// Which addresses to connect, and with which options.
 #[derive(Debug)]
 pub(crate) struct Target {
     /// Bind here first, if the program said so.
@@ -37,21 +38,21 @@ pub(crate) struct Active {
     refused: Mutex<Refused>,
 }
 
-/// A listener that is not there yet.
+/// A refused attempt that is repeated: the listener may not exist yet.
 ///
 /// Programs tell their peers a port and listen on it right after (perftest, qperf), or start both ends at
-/// once. An adapter takes milliseconds to resolve address and route, which hides that; here both take none.
-/// So a refusal is believed only when it has been repeated for a third of a second.
+/// once. An adapter takes milliseconds to resolve address and route, which hides that; here both take no
+/// time. So a refusal counts only when it has been repeated for a third of a second.
 #[derive(Debug, Default)]
 struct Refused {
     times: u32,
-    /// The next attempt: its timer, and what it asks for.
+    /// The next attempt: its timer, and the configuration of its request.
     next: Option<(Token, InitiatorConfig)>,
     /// The program does not want the connection any more.
     cancelled: bool,
 }
 
-/// Until the first repetition; each further one waits twice as long.
+/// The pause before the first repetition; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const MOST_REPETITIONS: u32 = 6;
 
@@ -66,7 +67,7 @@ struct Running {
 
 #[derive(Debug)]
 enum Phase {
-    /// The request waits for the connection.
+    /// The request is sent when TCP is connected.
     Connecting {
         request: Vec<u8>,
     },
@@ -74,8 +75,8 @@ enum Phase {
 }
 
 impl Active {
-    /// Starts to connect, on `bound` if the program has bound a socket. The end is reported to the observer,
-    /// maybe before this returns; an error that is returned is not reported.
+    /// Starts to connect, on `bound` if the program has bound a socket. The result is reported to the
+    /// observer, possibly before this returns; an error that is returned is not reported.
     pub fn start(
         engine: &Arc<Engine>,
         timeouts: Timeouts,
@@ -106,7 +107,7 @@ impl Active {
         }
     }
 
-    /// Gives up, whatever there is. Nothing is reported afterwards.
+    /// Cancels the attempt in any phase. Nothing is reported afterwards.
     pub fn cancel(&self) {
         let mut running = self.running.lock();
         let (running, next) = {
@@ -122,7 +123,7 @@ impl Active {
         }
     }
 
-    /// The peer refuses. Returns whether another attempt follows, in a moment.
+    /// The peer refuses. Returns whether another attempt follows after a pause.
     fn again_later(&self, config: InitiatorConfig) -> bool {
         let Some(source) = self.me.upgrade() else { return false };
         let mut refused = self.refused.lock();
@@ -138,7 +139,7 @@ impl Active {
         true
     }
 
-    /// Begins anew, on a new connection. A failure is reported.
+    /// Starts again on a new connection. A failure is reported.
     fn attempt_again(&self, config: InitiatorConfig) {
         let failed = match self.attempt(config, None) {
             Ok(()) => return,
@@ -157,12 +158,12 @@ impl Active {
             None => self.socket().map_err(NoAttempt::Local)?,
         };
         let connection = socket.connect(self.target.peer).map_err(NoAttempt::Peer)?;
-        // Over loopback the connection stands by now. The request goes out before anything else is done, so
-        // that the listener finds it as soon as it finds the connection.
+        // Over loopback TCP is connected by now. The request is sent before anything else is done, so that
+        // the listener finds it together with the connection.
         let request = machine.poll_transmit().unwrap_or_default();
         let (phase, patience) = match connection.send_first_frame(&request) {
             Ok(false) => (Phase::Connecting { request }, self.timeouts.connect),
-            // The peer has hung up: this is seen again when the reply is read.
+            // The peer has hung up: reading the reply shows it again.
             Ok(true) | Err(Errno::CONNRESET | Errno::PIPE) => (Phase::AwaitReply, self.timeouts.reply),
             Err(errno) => return Err(NoAttempt::Peer(errno)),
         };
@@ -170,7 +171,7 @@ impl Active {
             observer.connecting_from(local);
         }
         let Some(source) = self.me.upgrade() else { return Ok(()) };
-        // Held over the registration, so that readiness that comes at once finds the token.
+        // Locked during the registration, so that readiness that comes at once finds the token.
         let mut running = self.running.lock();
         if self.refused.lock().cancelled {
             return Ok(());
@@ -185,8 +186,8 @@ impl Active {
     fn socket(&self) -> Result<Unconnected, Errno> {
         let socket = Unconnected::new(self.target.peer, &self.target.options)?;
         match self.target.local {
-            // The system looks for a port when it knows the peer: long lists of ports in use cost nothing
-            // then.
+            // The system chooses the port when it knows the peer: then long lists of ports in use cost
+            // nothing.
             Some(local) if local.port() == 0 => socket.bind_later(local, &self.target.options)?,
             Some(local) => _ = socket.bind(local, &self.target.options)?,
             None => {}
@@ -234,7 +235,7 @@ impl Source for Active {
         self.engine.deregister(running.token);
         drop(guard);
         match end {
-            End::System(errno) => {
+            AttemptEnd::System(errno) => {
                 let config = running.config;
                 // Before the next attempt, which may begin at once: it may need the same local port.
                 drop(running);
@@ -244,11 +245,11 @@ impl Source for Active {
                 let (kind, errno) = event_for_errno(errno);
                 self.report(Connected::Failed(kind, errno));
             }
-            End::Setup(error) => self.fall_back(running, error),
-            End::Outcome(Outcome::Rejected(rejection)) => {
+            AttemptEnd::Setup(error) => self.fall_back(running, error),
+            AttemptEnd::Outcome(Outcome::Rejected(rejection)) => {
                 self.finish(running, Connected::Rejected(rejection));
             }
-            End::Outcome(Outcome::Accepted(negotiated)) => {
+            AttemptEnd::Outcome(Outcome::Accepted(negotiated)) => {
                 self.report(Connected::Accepted(running.connection, negotiated));
             }
         }
@@ -267,7 +268,7 @@ impl Source for Active {
             let peer = running.connection.peer_address().ok();
             tracing::warn!(
                 ?peer,
-                "the peer took the connection, and its program did not accept it within {limit:?}"
+                "the peer is connected by TCP, but its program did not accept the request within {limit:?}"
             );
         }
         self.finish(running, Connected::Failed(EventKind::Unreachable, Errno::TIMEDOUT));
@@ -285,25 +286,27 @@ enum NoAttempt {
 
 /// Why an attempt has ended.
 #[derive(Debug)]
-enum End {
+enum AttemptEnd {
     System(Errno),
     Setup(SetupError),
     Outcome(Outcome),
 }
 
 impl Running {
-    /// Goes as far as it can without waiting; `None`: wait for more.
-    fn advance(&mut self, engine: &Engine, timeouts: &Timeouts) -> Option<End> {
+    /// Goes as far as possible without waiting; `None`: wait for more input.
+    fn advance(&mut self, engine: &Engine, timeouts: &Timeouts) -> Option<AttemptEnd> {
         if let Phase::Connecting { request } = &self.phase {
             match self.connection.progress() {
                 Ok(true) => {}
                 Ok(false) => return None,
-                Err(errno) => return Some(End::System(errno)),
+                Err(errno) => return Some(AttemptEnd::System(errno)),
             }
             match self.connection.send_frame(request) {
                 Ok(()) => {}
-                Err(Errno::CONNRESET | Errno::PIPE) => return Some(End::Setup(self.machine.handle_close())),
-                Err(errno) => return Some(End::System(errno)),
+                Err(Errno::CONNRESET | Errno::PIPE) => {
+                    return Some(AttemptEnd::Setup(self.machine.handle_close()));
+                }
+                Err(errno) => return Some(AttemptEnd::System(errno)),
             }
             self.phase = Phase::AwaitReply;
             engine.set_timer(self.token, Some(Instant::now() + timeouts.reply));
@@ -312,24 +315,24 @@ impl Running {
         loop {
             let want = self.machine.want().min(buffer.len());
             match self.connection.receive(&mut buffer[..want]) {
-                Ok(0) => return Some(End::Setup(self.machine.handle_close())),
+                Ok(0) => return Some(AttemptEnd::Setup(self.machine.handle_close())),
                 Ok(received) => match self.machine.handle_input(&buffer[..received]) {
                     Ok(None) => {}
-                    Ok(Some(outcome)) => return Some(End::Outcome(outcome)),
+                    Ok(Some(outcome)) => return Some(AttemptEnd::Outcome(outcome)),
                     Err(error) => {
                         // A Terminate, if there is one to send; the connection ends either way.
                         while let Some(bytes) = self.machine.poll_transmit() {
                             let _ = self.connection.send_frame(&bytes);
                         }
                         self.connection.finish();
-                        return Some(End::Setup(error));
+                        return Some(AttemptEnd::Setup(error));
                     }
                 },
                 Err(Errno::AGAIN) => return None,
                 Err(Errno::CONNRESET | Errno::PIPE) => {
-                    return Some(End::Setup(self.machine.handle_close()));
+                    return Some(AttemptEnd::Setup(self.machine.handle_close()));
                 }
-                Err(errno) => return Some(End::System(errno)),
+                Err(errno) => return Some(AttemptEnd::System(errno)),
             }
         }
     }

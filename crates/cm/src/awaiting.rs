@@ -9,13 +9,14 @@ use uwarp_driver::Qp;
 
 use crate::error::CmError;
 
-/// Has a connection, or will have one, for a queue pair that is known to it by number only.
+/// A connection, or one that is being made, for a queue pair that is known to it by number only.
 pub trait Adopter: Send + Sync {
-    /// The program moves its queue pair on: it gets the connection that waits for it, and is in RTS.
+    /// The program changes the state of its queue pair: the queue pair gets the connection that waits for it,
+    /// and is in RTS.
     fn adopt(&self, qp: &Arc<Qp>) -> Result<(), CmError>;
 }
 
-/// Those that wait, by key.
+/// Connections that wait, by key.
 #[derive(Default)]
 pub(crate) struct Awaiting {
     waiting: Mutex<HashMap<u64, Waiting>>,
@@ -23,26 +24,26 @@ pub(crate) struct Awaiting {
 
 struct Waiting {
     adopter: Weak<dyn Adopter>,
-    /// Our queue pair, where it is known already.
+    /// Our queue pair, if it is known already.
     ours: Option<u32>,
     /// The peer's; 0 where the peer does not name it.
     peer: u32,
 }
 
 impl Waiting {
-    /// Whether a queue pair with this destination can be meant.
+    /// Whether a queue pair with this destination can be the one that is meant.
     fn is_meant(&self, destination: Option<u32>) -> bool {
         self.peer == 0 || destination.is_none_or(|destination| destination == self.peer)
     }
 }
 
 impl Awaiting {
-    /// From now on this one waits, for our queue pair `ours` where that is known.
+    /// Adds a connection that waits, for our queue pair `ours` if that is known.
     pub fn insert(&self, key: u64, adopter: Weak<dyn Adopter>, ours: Option<u32>, peer: u32) {
         self.waiting.lock().insert(key, Waiting { adopter, ours, peer });
     }
 
-    /// It waits no more.
+    /// Removes a connection: it waits no longer.
     pub fn remove(&self, key: u64) {
         self.waiting.lock().remove(&key);
     }
@@ -54,9 +55,9 @@ impl Awaiting {
         found.adopter.upgrade()
     }
 
-    /// Whether there is a request for a queue pair that is not known yet. The program has the destination
-    /// from that request, so where the peer named none (0), one that names a queue pair means another
-    /// connection.
+    /// Whether there is a request for a queue pair that is not known yet. The program takes the destination
+    /// from that request. So if the peer named none (0), a queue pair that names a destination belongs to
+    /// another connection.
     pub fn expects(&self, destination: Option<u32>) -> bool {
         let meant = |w: &Waiting| destination.is_none_or(|destination| destination == w.peer);
         self.waiting.lock().values().any(|w| w.ours.is_none() && meant(w))

@@ -1,10 +1,10 @@
-//! Queue pairs that a program moves to RTR and RTS itself: while rdma_cm makes their connection (`rping -q`, UCX), or without a
-//! connection manager, by the peer's address and number ([`crate::pairing`]).
+//! Queue pairs that a program moves to RTR and RTS itself: while rdma_cm makes their connection (`rping -q`,
+//! UCX), or without a connection manager, by the peer's address and number ([`crate::pairing`]).
 //!
-//! With rdma_cm the program sees the state that it has requested. The RNIC's queue pair stays in INIT until it has its stream, and is in
-//! RTS from then on. Both orders occur. The active end moves the queue pair after `CONNECT_RESPONSE`: the connection is there,
-//! and RTR takes it. The passive end moves it before it accepts (the accepted connection then comes to the queue pair), or
-//! after.
+//! With rdma_cm the program sees the state that it has requested. The RNIC's queue pair stays in INIT until
+//! it has its stream, and is in RTS from then on. Both orders occur. The active end moves the queue pair
+//! after `CONNECT_RESPONSE`: the connection is there, and RTR takes it. The passive end moves it before it
+//! accepts (the accepted connection then comes to the queue pair), or after.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ use crate::cm::Cm;
 use crate::error::CmError;
 use crate::pairing::Path;
 
-/// The state that a program sees: the requested one while the stream is still to come, and RTR until it requests RTS.
+/// The state that a program sees: the requested one while the stream is still to come, and RTR until it
+/// requests RTS.
 pub fn shown_state(actual: QpState, requested: QpState) -> QpState {
     match (actual, requested) {
         (Init | Rts, Rtr) => Rtr,
@@ -27,10 +28,12 @@ pub fn shown_state(actual: QpState, requested: QpState) -> QpState {
     }
 }
 
-/// The state that a change starts from; `to` is the state that it leads to, `None` for a change of attributes alone.
+/// The state that a change starts from; `to` is the state that it leads to, `None` for a change of attributes
+/// alone.
 ///
-/// A change upward starts from the state that the program sees, even if the queue pair is in RTS already. Attributes alone are
-/// changed in the actual state (for RTS, rdma_init_qp_attr(3) names no state over iWARP).
+/// A change upward starts from the state that the program sees, even if the queue pair is in RTS already.
+/// Attributes alone are changed in the actual state (for RTS, rdma_init_qp_attr(3) names no state over
+/// iWARP).
 pub fn start_state(actual: QpState, requested: QpState, to: Option<QpState>) -> QpState {
     match (actual, requested) {
         _ if !matches!(to, Some(Init | Rtr | Rts)) => actual,
@@ -40,15 +43,17 @@ pub fn start_state(actual: QpState, requested: QpState, to: Option<QpState>) -> 
     }
 }
 
-/// The program takes the event that the connection is up: for a queue pair of rdma_cm, that is RTS (rdma_connect(3)).
+/// The program takes the event that reports the connection: a queue pair of rdma_cm is in RTS then
+/// (rdma_connect(3)).
 pub fn established(qp: &Qp) {
     // Refused only in a forked child, which has no connections.
     let _ = qp.modify(&QpModify { requested: Some(Rts), ..QpModify::default() });
 }
 
-/// Changes a queue pair as the program says, `from` the [`start_state`]. A queue pair that is moved to RTR gets its stream: the connection
-/// of an id that waits for it, or one of its own at the path's other end, if the program names that. What else there may be, the RNIC
-/// decides. `cm` may be missing where there is no path.
+/// Changes a queue pair as the program requests, starting from the [`start_state`] `from`. A queue pair that
+/// is moved to RTR gets its stream: the connection of an id that waits for it, or a stream of its own to the
+/// other end of the path, if the program names that. The RNIC decides about everything else. `cm` may be
+/// missing if there is no path.
 pub fn modify(
     cm: Option<&Cm>,
     qp: &Arc<Qp>,
@@ -62,7 +67,7 @@ pub fn modify(
     let to = change.state;
     change.requested = requested;
     let pairs = match (cm, path, destination) {
-        // A number without a port names nobody.
+        // A number without a port names no queue pair.
         (Some(cm), Some(path), Some(peer)) if actual == Init && to == Some(Rtr) && port_of(peer) != 0 => {
             Some((cm, path, peer))
         }
@@ -76,7 +81,7 @@ pub fn modify(
     if let Some((cm, path, peer)) = pairs
         && let Err(error) = cm.pairings().begin(qp, path, peer)
     {
-        tracing::warn!(qpn = qp.qpn(), "cannot be joined with its peer: {error}");
+        tracing::warn!(qpn = qp.qpn(), "cannot connect the queue pair to its peer: {error}");
         qp.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() })?;
         return Err(error);
     }
@@ -88,8 +93,9 @@ pub fn forget(cm: &Cm, qpn: u32) {
     cm.pairings().forget(qpn);
 }
 
-/// Reduces a change of state that the connection manager takes part in to its attributes, and gives the queue pair the
-/// connection that waits for it. Without a connection manager, or where no connection is to be expected, the change stays as it is.
+/// Reduces a change of state that the connection manager takes part in to its attributes, and gives the queue
+/// pair the connection that waits for it. Without a connection manager, or if no connection can come, the
+/// change stays as it is.
 fn prepare(
     cm: Option<&Cm>,
     qp: &Arc<Qp>,

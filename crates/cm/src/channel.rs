@@ -23,22 +23,22 @@ pub enum GetError {
     NothingYet,
 }
 
-/// A queue of events in the order in which they happened, with a descriptor that is readable while there are
-/// any.
+/// A queue of events in the order in which they happened, with a descriptor that is readable while it is not
+/// empty.
 ///
 /// Any number of ids report to it and any number of threads read from it.
 pub struct EventChannel<I> {
-    /// Counts and wakes; holds one cookie, its number, for each event in `queue`.
+    /// Counts the events and wakes threads; holds one cookie for each event in `queue`, the event's number.
     doorbell: Arc<Channel>,
     queue: Mutex<Queue<I>>,
 }
 
 /// Events by number. Thousands can wait when a peer with as many connections goes away, and the program can
-/// destroy their ids one by one without taking any event: neither must cost a walk over the others.
+/// destroy their ids one by one without taking any event. Neither must search the events of all other ids.
 struct Queue<I> {
-    /// An event that was taken back leaves a hole.
+    /// `None`: an event that was taken back.
     events: VecDeque<Option<Event<I>>>,
-    /// Number of the first of them.
+    /// Number of the first event in `events`.
     first: u64,
     /// Numbers by owner.
     of: HashMap<u64, SmallVec<[u64; 2]>>,
@@ -58,7 +58,7 @@ impl<I: Owner> Queue<I> {
         number
     }
 
-    /// The event with this number; leaves its owner's list as it is.
+    /// Takes out the event with this number; leaves its owner's list as it is.
     fn remove(&mut self, number: u64) -> Option<Event<I>> {
         let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
         let event = self.events.get_mut(index)?.take();
@@ -107,12 +107,12 @@ impl<I: Owner> EventChannel<I> {
         })
     }
 
-    /// The next event if there is one. `first`: at the beginning of a call that waits for one otherwise, in
-    /// the way that [`Channel::attend`] says.
+    /// The next event if there is one. `first`: this is the first try of a call that waits otherwise; see
+    /// [`Channel::attend`].
     pub fn take_next(&self, first: bool) -> Option<Event<I>> {
-        // Held over both, as in `push`: an event whose number is taken already must not be taken back.
-        // Another thread may have the one behind it, and destroy the owner on it; the first would never be
-        // reported.
+        // Locked over both steps, as in `push`: an event whose number has been taken must not be taken back.
+        // Otherwise another thread could take the event behind it and destroy the owner because of that one,
+        // and the first event would never be reported.
         let mut queue = self.queue.lock();
         let number = if first { self.doorbell.take_first() } else { self.doorbell.take() }?;
         let event = queue.remove(number)?;
@@ -125,12 +125,12 @@ impl<I: Owner> EventChannel<I> {
         Some(event)
     }
 
-    /// What counts the events, and wakes those that wait.
+    /// Counts the events, and wakes the threads that wait.
     pub fn doorbell(&self) -> &Channel {
         &self.doorbell
     }
 
-    /// Whether events wait.
+    /// Whether the queue has events.
     pub fn is_empty(&self) -> bool {
         self.queue.lock().of.is_empty()
     }
@@ -142,13 +142,13 @@ impl<I: Owner> EventChannel<I> {
             status = event.status,
             "event"
         );
-        // The lock is held over both, so that the numbers ring in their order.
+        // Locked over both steps, so that the numbers are queued in order.
         let mut queue = self.queue.lock();
         let number = queue.push(event);
         self.doorbell.push(number);
     }
 
-    /// Takes back all events that this owner has queued. None of them is reported any more.
+    /// Takes back all queued events of this owner. None of them is reported any more.
     pub(crate) fn take(&self, key: u64) -> Vec<Event<I>> {
         let mut queue = self.queue.lock();
         let Some(numbers) = queue.of.remove(&key) else { return Vec::new() };
@@ -179,7 +179,7 @@ mod tests {
         fn request_delivered(&self) {}
     }
 
-    /// The events of each id were searched and moved for every other one.
+    /// Taking an id's events back once searched and moved the events of all other ids.
     #[test]
     fn events_are_taken_back_without_a_look_at_those_of_others() {
         const COUNT: u64 = 500;
@@ -191,7 +191,7 @@ mod tests {
         }
         let looks = || ids.iter().map(|id| id.looks.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let before = looks();
-        // The last first: every event of others stands in front.
+        // In reverse order: the events of all others are in front.
         for key in (1..COUNT).rev() {
             assert_eq!(channel.take(key).len(), 2);
         }
@@ -202,8 +202,8 @@ mod tests {
         assert!(channel.take_next(false).is_none() && channel.is_empty() && channel.doorbell().is_empty());
     }
 
-    /// Two threads take the events of one channel. The owner is destroyed by the one that takes its second
-    /// event, while the other one is about to have the first: that one was never reported.
+    /// Two threads take the events of one channel. The thread that takes the owner's second event destroys
+    /// the owner while the other thread is about to take the first: that event was never reported.
     #[test]
     fn an_event_that_another_thread_is_taking_is_reported_before_those_behind_it() {
         const COUNT: u64 = 20_000;

@@ -43,13 +43,13 @@ impl Cm {
         &self.nic
     }
 
-    /// The connection for this queue pair, which the program moves on itself. `destination`: the peer's queue
-    /// pair, if the program names it.
+    /// The connection that waits for this queue pair, which the program moves itself. `destination`: the
+    /// peer's queue pair, if the program names it.
     pub fn adopter(&self, qpn: u32, destination: Option<u32>) -> Option<Arc<dyn Adopter>> {
         self.awaiting.adopter(qpn, destination)
     }
 
-    /// Whether there is a request that a queue pair which the program moves on itself may be meant for.
+    /// Whether there is a request that may be meant for a queue pair which the program moves itself.
     pub fn expects(&self, destination: Option<u32>) -> bool {
         self.awaiting.expects(destination)
     }
@@ -123,13 +123,13 @@ fn max_depth(nic: &Nic) -> u16 {
 pub struct Options {
     /// Type of service (IPv4) or traffic class (IPv6) of the connection.
     pub tos: Option<u8>,
-    /// Others may bind the same address, if they say so too.
+    /// Other ids may bind the same address if they have this option, too.
     pub reuseaddr: bool,
     /// An IPv6 wildcard does not take IPv4 connections. `None`: as the system is set.
     pub afonly: Option<bool>,
-    /// The queue pair's time limit as queries show it, [`ACK_TIMEOUT`] if `None`. It moves nothing: TCP
-    /// measures the path and retransmits by that, and what a program sets for the microseconds of a fabric
-    /// would end connections for nothing.
+    /// The queue pair's time limit as queries show it, [`ACK_TIMEOUT`] if `None`. It has no other effect: TCP
+    /// measures the path and retransmits accordingly. A limit that a program chooses for the microseconds of
+    /// a fabric would end connections without need.
     ///
     /// [`ACK_TIMEOUT`]: crate::timeouts::ACK_TIMEOUT
     pub ack_timeout: Option<u8>,

@@ -55,18 +55,19 @@ pub(crate) mod reason {
 /// Connection parameters as a program gives or gets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnParam {
-    /// Inbound read depth: Reads and atomics of the peer that may be outstanding here. [`MAX_DEPTH`]: the
-    /// most.
+    /// Inbound read depth: Reads and atomics of the peer that may be outstanding here. [`MAX_DEPTH`]: as many
+    /// as the device offers.
     pub responder_resources: u8,
-    /// Outbound read depth: Reads and atomics that may be outstanding at the peer. [`MAX_DEPTH`]: the most.
+    /// Outbound read depth: Reads and atomics that may be outstanding at the peer. [`MAX_DEPTH`]: as many as
+    /// the device offers.
     pub initiator_depth: u8,
-    /// Told to the peer and otherwise unused, here as in every rdma_cm.
+    /// Passed to the peer and otherwise unused, here as in every rdma_cm.
     pub flow_control: u8,
-    /// Meaningless over TCP.
+    /// Has no effect over TCP.
     pub retry_count: u8,
-    /// How often the peer is to retry when no receive is posted here, times our RNR timer: the time its
-    /// messages may wait, a stranger's too (docs/adr/004). 7: for ever. In events: what the peer gave, for
-    /// messages of ours.
+    /// How often the peer must retry when no receive is posted here. Times our RNR timer, this is the time
+    /// that its messages may wait, also those of a peer that is not uwarp (docs/adr/004). 7: without limit.
+    /// In events: what the peer gave, for messages of ours.
     pub rnr_retry_count: u8,
     /// Whether the queue pair has a shared receive queue.
     pub srq: bool,
@@ -75,7 +76,7 @@ pub struct ConnParam {
 }
 
 impl ConnParam {
-    /// What rdma_cm takes where a program gives no parameters.
+    /// The parameters that rdma_cm uses when a program gives none.
     pub const DEFAULT: Self = Self {
         responder_resources: MAX_DEPTH,
         initiator_depth: MAX_DEPTH,
@@ -98,28 +99,28 @@ impl ConnParam {
     };
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DatagramParam {
     /// The queue pair; 0 in a request.
     pub qpn: u32,
     /// Its Q_Key.
     pub qkey: u32,
-    /// From which address of this host.
+    /// The address of this host that they come from.
     pub local: SocketAddr,
-    /// To which address, which may be a group's.
+    /// The address that they go to; it may be a group's.
     pub peer: SocketAddr,
     /// The program's own, given to [`crate::Id::join`].
     pub context: usize,
 }
 
-/// What events concern: an id. It accounts for them.
+/// The id that events belong to. It counts its events.
 pub trait Owner {
     /// Unique among the owners on one channel.
     fn key(&self) -> u64;
     /// The program has taken an event.
     fn event_reported(&self);
-    /// The program is done with it.
+    /// The program has acknowledged an event.
     fn event_acknowledged(&self);
     /// The event was a [`EventKind::ConnectRequest`] to this listener.
     fn request_delivered(&self);
@@ -139,7 +140,7 @@ pub struct Event<I> {
     pub status: i32,
     /// Parameters of the peer, where there are any.
     pub param: ConnParam,
-    /// With ids of datagrams: where to.
+    /// For ids of datagrams: the destination.
     pub datagram: Option<DatagramParam>,
     /// The peer program's private data, at most [`MAX_PRIVATE_DATA`] bytes.
     pub private_data: Vec<u8>,
@@ -163,7 +164,7 @@ impl<I: Owner> Event<I> {
         self.listener.as_ref().unwrap_or(&self.id)
     }
 
-    /// The program is done with the event.
+    /// The program acknowledges the event.
     pub fn acknowledge(self) {
         self.owner().event_acknowledged();
     }

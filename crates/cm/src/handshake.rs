@@ -13,17 +13,17 @@ use uwarp_proto::setup::{Negotiated, Rejection, Request, Responder};
 
 use crate::event::EventKind;
 
-/// Wants a connection made.
+/// Requests a connection.
 pub(crate) trait ConnectObserver: Send + Sync {
     /// The system has chosen a local address.
     fn connecting_from(&self, local: SocketAddr);
-    /// It has ended, and nothing further is reported.
+    /// Connecting has ended; nothing further is reported.
     fn connected(&self, how: Connected);
 }
 
-/// Takes the requests of a listener, one after the other, in the order of their connections.
+/// Receives the requests of a listener, one after the other, in the order of their connections.
 pub(crate) trait RequestObserver: Send + Sync {
-    /// A request is whole.
+    /// A request has arrived completely.
     fn requested(&self, pending: Pending, request: Request);
 }
 
@@ -64,19 +64,19 @@ impl Pending {
     }
 }
 
-/// A connection that the peer has accepted and no queue pair has yet.
+/// A connection that the peer has accepted and that has no queue pair yet.
 pub(crate) struct Parked {
     pub connection: Connection,
     pub negotiated: Negotiated,
-    /// The engine looks whether the peer hangs up.
+    /// Through this the engine reports that the peer hangs up.
     pub watch: Token,
 }
 
-/// Tells the peer that the stream cannot begin, for a reason of our own (RFC 6581 section 9.3). The
-/// connection must be closed then.
+/// Reports to the peer that the stream cannot begin, for a local reason (RFC 6581 section 9.3). The caller
+/// then closes the connection.
 pub(crate) fn report_local_error(connection: &Connection, negotiated: &Negotiated) {
     if let Some(terminate) = negotiated.local_error() {
-        // The connection ends whether it arrives or not.
+        // The connection is closed whether this arrives or not.
         let _ = connection.send_frame(&terminate);
         connection.finish();
     }

@@ -39,9 +39,9 @@ pub struct Id {
     key: u64,
     cm: Arc<Cm>,
     me: Weak<Self>,
-    /// Of datagrams; `None`: of streams.
+    /// For datagrams; `None`: for streams.
     port_space: Option<u16>,
-    /// For the program.
+    /// The program's value.
     cookie: AtomicUsize,
     inner: Mutex<Inner>,
     events: Mutex<EventCount>,
@@ -65,7 +65,7 @@ struct Inner {
     qp: Option<Arc<Qp>>,
     /// The queue pair that the program moves to RTS itself, until it is `qp`.
     by_number: Option<Weak<Qp>>,
-    /// Stands in for a queue pair that takes no connection.
+    /// Takes the place of a queue pair that takes no connection.
     stand_in: Option<StandIn>,
     /// The connection that waits for it.
     parked: Option<Parked>,
@@ -90,11 +90,11 @@ struct Inner {
     has_connected: bool,
 }
 
-/// The end of a connection that is reported later.
+/// The end of a connection whose report waits.
 #[derive(Debug, Clone, Copy)]
 struct UnreportedEnd {
     timer: Token,
-    /// Then at the latest.
+    /// Reported at this time at the latest.
     limit: Instant,
 }
 
@@ -110,7 +110,7 @@ impl Id {
         Self::with_state(cm, channel, State::Idle, None)
     }
 
-    /// The same, of datagrams; `port_space` as on the wire.
+    /// As [`Self::new`], for datagrams; `port_space` as on the wire.
     pub fn of_datagrams(cm: &Arc<Cm>, channel: &Arc<EventChannel>, port_space: u16) -> Arc<Self> {
         Self::with_state(cm, channel, State::Idle, Some(port_space))
     }
@@ -174,12 +174,12 @@ impl Id {
         self.inner.lock().life.state()
     }
 
-    /// The local address, as far as it is known.
+    /// The local address, if it is known.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.inner.lock().local
     }
 
-    /// The remote address, as far as it is known.
+    /// The remote address, if it is known.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.inner.lock().peer
     }
@@ -194,7 +194,7 @@ impl Id {
         self.inner.lock().options
     }
 
-    /// The time limit that its queue pair's attributes show.
+    /// The time limit that the attributes of its queue pair show.
     pub fn ack_timeout(&self) -> u8 {
         self.options().ack_timeout.unwrap_or(ACK_TIMEOUT)
     }
@@ -246,7 +246,7 @@ impl Id {
         inner.life.take(Step::Bind)
     }
 
-    /// The port that the id wants, for the table of ports.
+    /// The port that the id wants, as an entry of the table of ports.
     fn port(&self, options: &Options, address: SocketAddr) -> Taken {
         let afonly = address.is_ipv4() || options.afonly.unwrap_or_else(route::ipv6_only_by_default);
         Taken { key: self.key, address, reuse: options.reuseaddr, afonly }
@@ -298,10 +298,10 @@ impl Id {
     }
 
     /// Takes connection requests from now on; each is reported as [`EventKind::ConnectRequest`]. An id that
-    /// is not bound is bound to the IPv4 wildcard and a free port.
+    /// is not bound is bound to the IPv4 wildcard address and a free port.
     ///
-    /// `backlog`: how many requests may wait for [`EventChannel::get`]; 0 or less: many. Connections beyond
-    /// that wait in the kernel.
+    /// `backlog`: how many requests may wait for [`EventChannel::get`]; 0 or less: the maximum. Further
+    /// connections wait in the kernel.
     pub fn listen(self: &Arc<Self>, backlog: i32) -> Result<(), CmError> {
         if let Some(port_space) = self.port_space {
             return self.listen_datagrams(port_space, backlog);
@@ -320,8 +320,7 @@ impl Id {
         let cm = &self.cm;
         let me: Weak<Self> = Weak::clone(&self.me);
         let backlog = Listener::backlog(backlog);
-        // The lock is held meanwhile: a request that arrives at once, and is taken at once, must find the
-        // listener.
+        // Locked meanwhile: a request that arrives and is taken at once must find the listener.
         match Listener::start(cm.engine(), *cm.timeouts(), cm.responder_policy(), me, socket, backlog) {
             Ok(listener) => {
                 inner.listener = Some(listener);
@@ -332,7 +331,7 @@ impl Id {
             }
             Err(errno) => {
                 inner.life.take(Step::ListenRefused)?;
-                // Bound again, on a new socket: the old one is gone with the attempt.
+                // Bind again, on a new socket: the failed attempt has consumed the old one.
                 if let Some(local) = local {
                     explain(errno, local);
                     let _ = self.bind_locked(&mut inner, local);
@@ -363,13 +362,13 @@ impl Id {
         check_private_data(private_data)?;
         let depths = self.depths(param, None)?;
         // Before the id's lock is taken: releasing the queue pair's lock may call its observer, which takes
-        // the id's.
+        // the id's lock.
         let min_rnr_timer = qp.query().min_rnr_timer;
         let mut inner = self.inner.lock();
         inner.life.check(Step::Connect)?;
         let peer = inner.peer.ok_or(CmError::Invalid("no remote address"))?;
         inner.life.take(Step::Connect)?;
-        // A second attempt binds again what the program has bound.
+        // A second attempt binds again to the address that the program has bound.
         let local = inner.bound.as_ref().and(inner.local);
         let options = inner.options.of_sockets();
         let target = Target { local, peer, options, private_data: private_data.to_vec() };
@@ -407,7 +406,7 @@ impl Id {
             }
             Err(errno) => {
                 let mut inner = self.inner.lock();
-                // Not if the program has destroyed it meanwhile.
+                // Unless the program has destroyed it meanwhile.
                 if inner.life.take(Step::ConnectRefused).is_ok() {
                     inner.qp = None;
                 }
@@ -435,13 +434,15 @@ impl Id {
         // "This value is ignored" (rdma_accept(3)); the peer's program does not learn ours.
         let param = ConnParam { retry_count: RETRIES, ..param };
         let depths = self.depths(param, Some(inner.requested))?;
-        let Some(mut pending) = inner.pending.take() else { return Err(CmError::Invalid("no request")) };
+        let Some(mut pending) = inner.pending.take() else {
+            return Err(CmError::Invalid("there is no connection request"));
+        };
         self.cm.no_longer_awaits(self.key);
         let peer = peer_data(inner.number_of(qp, param), min_rnr_timer, param);
         let negotiated = pending.responder.accept(AcceptParams { depths, peer }, private_data).map_err(
             |error| match error {
                 SetupError::PrivateDataLimit { .. } => CmError::Invalid("too much private data"),
-                _ => CmError::Invalid("no request"),
+                _ => CmError::Invalid("there is no connection request"),
             },
         )?;
         if let Err(errno) = pending.reply() {
@@ -490,8 +491,8 @@ impl Id {
         Ok(())
     }
 
-    /// Ends the connection: posted work is sent as far as possible in bounded time. Answered by
-    /// [`EventKind::Disconnected`] at both ends. If the peer was first, nothing more happens.
+    /// Ends the connection. Posted work is sent as far as possible in bounded time. Answered by
+    /// [`EventKind::Disconnected`] at both ends. If the peer has disconnected already, nothing more happens.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
         if let Some(end) = inner.unreported_end.take() {
@@ -513,7 +514,8 @@ impl Id {
                 drop(inner);
                 if let Some(qp) = qp {
                     qp.disconnect();
-                    // The program has destroyed it without a call to us, and its stream ended without one.
+                    // The program has destroyed the connection's queue pair without a call to us, so its end
+                    // was not reported.
                     if qp.query().state == QpState::Reset {
                         self.queue_pair_destroyed();
                     }
@@ -548,8 +550,8 @@ impl Id {
         }
     }
 
-    /// The program has destroyed the id's queue pair, which ends a connection without a call to the observer.
-    /// Reported as [`EventKind::Disconnected`], as a device in the kernel does.
+    /// The program has destroyed the id's queue pair, which ends the connection without a call to the
+    /// observer. Reported as [`EventKind::Disconnected`], as by a device in the kernel.
     pub fn queue_pair_destroyed(&self) {
         if self.is_datagram() {
             return;
@@ -557,8 +559,8 @@ impl Id {
         self.disconnected(Disconnect::LocalClosed);
     }
 
-    /// Queues an event that is not the connection manager's own: for calls that answer by event and do their
-    /// work elsewhere, and for programs that wake a thread of their own.
+    /// Queues an event that does not come from the connection manager: for calls that answer by event and do
+    /// their work elsewhere, and for programs that wake one of their threads.
     pub fn post(&self, kind: EventKind, status: i32) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
         if inner.life.state() == State::Destroyed {
@@ -568,8 +570,8 @@ impl Id {
         Ok(())
     }
 
-    /// Makes the id report to another channel. Its queued events move there, too, and so do the ids of
-    /// requests among them: a program that takes the request there waits for what follows there.
+    /// Makes the id report to another channel. Its queued events move to that channel, and so do the new ids
+    /// of queued requests: a program that takes a request there also waits there for the events that follow.
     pub fn migrate(&self, channel: &Arc<EventChannel>) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
         if inner.life.state() == State::Destroyed {
@@ -578,7 +580,7 @@ impl Id {
         let old = std::mem::replace(&mut inner.channel, Arc::clone(channel));
         for event in old.take(self.key) {
             if event.kind == EventKind::ConnectRequest {
-                // Refused only if it is destroyed, which the program cannot do before it has it.
+                // Refused only if it is destroyed, which the program cannot do before it has taken the event.
                 let _ = event.id.migrate(channel);
             }
             channel.push(event);
@@ -595,7 +597,7 @@ impl Id {
     }
 
     /// Destroys the id: a listener stops, a request is rejected, an attempt is cancelled, a connection is
-    /// disconnected. Events that were not reported yet are dropped.
+    /// disconnected. Events that were not taken yet are dropped.
     ///
     /// Blocks until all reported events have been acknowledged.
     pub fn destroy(&self) {
@@ -624,7 +626,7 @@ impl Id {
             listener.cancel();
         }
         datagrams.close();
-        // The port is free when its socket is.
+        // The port becomes free after its socket is closed.
         drop(claim);
         if let Some(pending) = pending {
             pending.reject(&[]);
@@ -654,8 +656,8 @@ impl Id {
         }
     }
 
-    /// Reports nothing of an id that the program has destroyed: the call may have returned while no lock was
-    /// held, and the program's memory for the id may be in use for something else by now.
+    /// Reports nothing for an id that the program has destroyed. The call may have returned while no lock was
+    /// held, and the program may use the id's memory for something else by now.
     fn push(inner: &mut MutexGuard<'_, Inner>, event: Event) {
         if inner.life.state() != State::Destroyed {
             inner.channel.push(event);
@@ -667,7 +669,9 @@ impl Id {
         let max = self.cm.max_depth();
         let depth = |given: u8, asked: Option<u8>| match given {
             MAX_DEPTH => Ok(asked.map_or(max, |asked| u16::from(asked).min(max))),
-            given if u16::from(given) > max => Err(CmError::Invalid("read depth above the device's")),
+            given if u16::from(given) > max => {
+                Err(CmError::Invalid("the read depth is above the device's limit"))
+            }
             given => Ok(u16::from(given)),
         };
         Ok(Depths::negotiated(
@@ -709,8 +713,8 @@ impl std::fmt::Debug for Id {
 }
 
 impl Inner {
-    /// Takes a step to [`State::Closed`] if the table has it; the queue pair then belongs to the program
-    /// alone again.
+    /// Takes a step to [`State::Closed`] if the table allows it; from then on only the program uses the queue
+    /// pair.
     fn conclude(&mut self, step: Step) -> bool {
         let ended = self.life.take(step).is_ok();
         if ended {
@@ -727,8 +731,8 @@ fn fail(qp: &Qp) {
     let _ = qp.modify(&change);
 }
 
-/// A program gets only an errno; this logs what is special here, once for each address, and only for the
-/// first few addresses: some programs try one port after the other.
+/// A program gets only an errno. This logs what is special here: once for each address, and only for the
+/// first few addresses, since some programs try one port after the other.
 fn explain(errno: Errno, address: SocketAddr) {
     const ENOUGH: usize = 16;
     static SAID: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());

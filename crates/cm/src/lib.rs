@@ -9,7 +9,8 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`timeouts`], [`error`], [`event`] | time limits; errors with their errno; events and connection parameters |
+//! | [`timeouts`] | time limits |
+//! | [`error`], [`event`] | errors with their errno; events and connection parameters |
 //! | [`state`] | the state diagram of an id, as a table |
 //! | [`channel`] | the queue that events wait in, with a descriptor to poll |
 //! | `handshake` | what the next two report, and to whom: they know nothing of ids |

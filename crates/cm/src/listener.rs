@@ -1,10 +1,10 @@
-//! Listening: connections are taken from the kernel, and become requests when their MPA request is whole.
+//! Listening: connections are accepted, and become requests when their MPA request has arrived completely.
 //!
-//! Until then they are half open: any TCP peer can make them, so their number and their time are bounded.
+//! Until then they are half open. Any TCP peer can make them, so their number and their time are bounded.
 //! When there are too many, the oldest is closed, not the newest: an honest peer sends its request soon, so
-//! the oldest are those that do not. But a peer that begins a thousand connections has all of them connected
-//! by its kernel before it has sent the first request. So none is closed before [`GRACE`] is over; until then
-//! new ones wait in the kernel.
+//! the oldest are those that do not. But the kernel of a peer that begins a thousand connections connects all
+//! of them before the peer has sent the first request. So no connection is closed before [`GRACE`] is over;
+//! until then new ones wait in the kernel.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,16 +26,16 @@ use crate::timeouts::Timeouts;
 /// Most half-open connections of one listener; fewer where the process may have few descriptors.
 pub const MAX_HALF_OPEN: usize = 1024;
 
-/// How long a connection may be silent however many others there are.
+/// How long a connection may be silent, however many others there are.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// The backlog of a program that gave none, or too large a one. As Linux' rdma_ucm.
+/// The backlog for a program that gives none, or too large a one. As in Linux' rdma_ucm.
 pub const MAX_BACKLOG: usize = 1024;
 
-/// Connections taken before other sources are served: peers can connect as fast as they are taken.
+/// Connections accepted before other sources are served: peers can connect as fast as this accepts.
 const TURN: usize = 64;
 
-/// Connections that wait in the kernel at most; `net.core.somaxconn` (4096 by default) is a limit, too. A
+/// The most connections that wait in the kernel; `net.core.somaxconn` (4096 by default) is a limit, too. A
 /// connection that does not fit is lost and repeated after a second, and peers can make thousands at once.
 const KERNEL_BACKLOG: usize = 65_535;
 
@@ -48,11 +48,11 @@ pub(crate) struct Listener {
     me: Weak<Self>,
     backlog: usize,
     max_half_open: usize,
-    /// The local address of its connections, unless theirs differ.
+    /// The local address of its connections, unless they have another one.
     local: Option<SocketAddr>,
     state: Mutex<ListenerState>,
-    /// Requests that are queued as events and not yet taken by the program. Beside the lock, which is held
-    /// over calls into the kernel: the program must not wait for those.
+    /// Requests that are queued as events and not yet taken by the program. Outside the lock, because that is
+    /// held over calls into the kernel, and the program must not wait for those.
     undelivered: AtomicUsize,
     /// Connections may wait in the kernel because `undelivered` had reached the backlog.
     paused: AtomicBool,
@@ -63,13 +63,13 @@ pub(crate) struct Listener {
 #[derive(Default)]
 struct ListenerState {
     socket: Option<(Token, Listening)>,
-    /// In the order in which the kernel gave them out.
+    /// In the order in which the kernel returned them.
     half_open: VecDeque<Entry>,
     /// How many of them have not sent their request.
     silent: usize,
     /// Connections may wait in the kernel because there were too many half-open ones.
     full: bool,
-    /// When the engine calls.
+    /// When the engine calls the timer.
     timer: Option<Instant>,
 }
 
@@ -78,19 +78,19 @@ struct Entry {
     /// `None`: the request arrived with the connection.
     connection: Option<Arc<HalfOpen>>,
     accepted: Instant,
-    /// The request is whole; requests of earlier connections are reported first.
+    /// The complete request; it waits for requests of earlier connections.
     request: Option<(Pending, Request)>,
 }
 
-/// How long a request waits for those of connections that were accepted before its own.
+/// How long a complete request waits for those of connections that were accepted before its own.
 ///
-/// Programs that make several connections to one peer (perftest with `-q`) rely on the requests to arrive in
-/// the order in which the peer made them. Through adapters they do; here they are bytes on sockets that
-/// different threads read. A peer that sends nothing must not delay others noticeably.
+/// Programs that make several connections to one peer (perftest with `-q`) rely on the order of the requests:
+/// it must be the order in which the peer made the connections. Over adapters it is; here the requests are
+/// bytes on sockets that different threads read. A peer that sends nothing must not delay others noticeably.
 const IN_ORDER: Duration = Duration::from_millis(10);
 
 impl Listener {
-    /// How many requests can wait, from the program's number.
+    /// How many requests can wait, given the program's number.
     pub fn backlog(wanted: i32) -> usize {
         match usize::try_from(wanted) {
             Ok(wanted @ 1..=MAX_BACKLOG) => wanted,
@@ -98,7 +98,7 @@ impl Listener {
         }
     }
 
-    /// Takes connections from a bound socket. Requests go to the observer.
+    /// Accepts connections on a bound socket. Requests go to the observer.
     pub fn start(
         engine: &Arc<Engine>,
         timeouts: Timeouts,
@@ -107,7 +107,7 @@ impl Listener {
         bound: Unconnected,
         backlog: usize,
     ) -> Result<Arc<Self>, Errno> {
-        // The kernel's queue holds connections, and the program's number is meant for requests.
+        // The kernel's queue holds connections; the program's number is meant for requests.
         let socket = bound.listen(KERNEL_BACKLOG)?;
         let listener = Arc::new_cyclic(|me| Self {
             engine: Arc::clone(engine),
@@ -161,7 +161,7 @@ impl Listener {
             return false;
         }
         self.paused.store(true, Ordering::SeqCst);
-        // The program may have taken one before it could see `paused`.
+        // The program may have taken one before `paused` was set.
         behind() || !self.paused.swap(false, Ordering::SeqCst)
     }
 
@@ -191,11 +191,11 @@ impl Listener {
             let connection = match socket.accept() {
                 Ok((connection, peer)) => {
                     let mut responder = Responder::new(self.policy);
-                    // Usually the request is there already.
+                    // Usually the request has arrived already.
                     match advance(&connection, &mut responder) {
-                        End::NotYet => HalfOpen::start(&me, connection, peer, responder),
-                        End::Gone => continue,
-                        End::Request(request) => {
+                        RequestState::Incomplete => HalfOpen::start(&me, connection, peer, responder),
+                        RequestState::Gone => continue,
+                        RequestState::Request(request) => {
                             let pending = self.pending(connection, peer, responder);
                             let request = Some((pending, request));
                             let entry = Entry { connection: None, accepted: Instant::now(), request };
@@ -207,7 +207,7 @@ impl Listener {
                     }
                 }
                 Err(Errno::AGAIN) => return,
-                // That connection is gone; the next one may be good (accept(2) names these).
+                // That connection is gone; the next one may be good (accept(2) lists these errors).
                 Err(
                     Errno::INTR
                     | Errno::CONNABORTED
@@ -231,7 +231,7 @@ impl Listener {
                 }
                 Err(errno) => {
                     // No descriptors or no memory. The system does not report again that connections wait.
-                    tracing::warn!("cannot take a connection: {errno}; trying again shortly");
+                    tracing::warn!("cannot accept a connection: {errno}; trying again shortly");
                     let again = Instant::now() + self.timeouts.no_descriptors;
                     return self.call_at(&mut state, again);
                 }
@@ -249,8 +249,8 @@ impl Listener {
         Pending { connection, addresses: [local, peer], responder }
     }
 
-    /// Takes a connection that has been silent for too long out of a full list. `Err`: there is none before
-    /// that time.
+    /// Takes a connection that has been silent for too long out of a full list. `Err`: no connection is
+    /// silent for too long before that time.
     fn make_room(&self, state: &mut ListenerState) -> Result<Option<Entry>, Instant> {
         if state.silent < self.max_half_open {
             return Ok(None);
@@ -267,7 +267,7 @@ impl Listener {
         Ok(state.half_open.remove(oldest))
     }
 
-    /// Makes the engine call then, or earlier.
+    /// Makes the engine call at this time, or earlier.
     fn call_at(&self, state: &mut ListenerState, at: Instant) {
         if let Some((token, _)) = &state.socket
             && state.timer.is_none_or(|timer| at < timer)
@@ -277,7 +277,7 @@ impl Listener {
         }
     }
 
-    /// A connection is not half open any more. `request`: its request is whole.
+    /// A connection is no longer half open. `request`: its complete request.
     fn concluded(&self, connection: &HalfOpen, request: Option<(Pending, Request)>) {
         let resume = {
             let mut state = self.state.lock();
@@ -301,7 +301,7 @@ impl Listener {
         }
     }
 
-    /// Reports whole requests, in the order of their connections.
+    /// Reports complete requests, in the order of their connections.
     fn report(&self) {
         let _reporting = self.reporting.lock();
         while let Some((pending, request)) = self.next_in_order() {
@@ -354,7 +354,7 @@ impl Source for Listener {
     }
 }
 
-/// A TCP connection whose MPA request is not whole.
+/// A TCP connection whose MPA request is not complete.
 struct HalfOpen {
     engine: Arc<Engine>,
     listener: Weak<Listener>,
@@ -408,15 +408,15 @@ impl Source for HalfOpen {
     fn ready(&self, _: Readiness) {
         let mut guard = self.running.lock();
         let Some(running) = guard.as_mut() else { return };
-        let end = advance(&running.connection, &mut running.responder);
-        if matches!(end, End::NotYet) {
+        let state = advance(&running.connection, &mut running.responder);
+        if matches!(state, RequestState::Incomplete) {
             return;
         }
         let Some(running) = guard.take() else { return };
         self.engine.deregister(running.token);
         drop(guard);
-        match end {
-            End::Request(request) => {
+        match state {
+            RequestState::Request(request) => {
                 let Some(listener) = self.listener.upgrade() else { return };
                 let pending = listener.pending(running.connection, running.peer, running.responder);
                 listener.concluded(self, Some((pending, request)));
@@ -431,36 +431,36 @@ impl Source for HalfOpen {
     fn timeout(&self) {
         let Some(running) = self.running.lock().take() else { return };
         self.engine.deregister(running.token);
-        tracing::debug!("no MPA request in time");
+        tracing::debug!("no complete MPA request within the time limit");
         drop(running);
         self.conclude();
     }
 }
 
 #[derive(Debug)]
-enum End {
-    NotYet,
+enum RequestState {
+    Incomplete,
     Gone,
     Request(Request),
 }
 
-/// Reads what there is of a request.
-fn advance(connection: &Connection, responder: &mut Responder) -> End {
+/// Reads as much of a request as has arrived.
+fn advance(connection: &Connection, responder: &mut Responder) -> RequestState {
     let mut buffer = [0; mpa::MAX_PRIVATE_DATA];
     loop {
         let want = responder.want().min(buffer.len());
         match connection.receive(&mut buffer[..want]) {
-            Ok(0) => return End::Gone,
+            Ok(0) => return RequestState::Gone,
             Ok(received) => match responder.handle_input(&buffer[..received]) {
                 Ok(None) => {}
-                Ok(Some(request)) => return End::Request(request),
+                Ok(Some(request)) => return RequestState::Request(request),
                 Err(error) => {
                     tracing::debug!(peer = ?connection.peer_address().ok(), "bad MPA request: {error}");
-                    return End::Gone;
+                    return RequestState::Gone;
                 }
             },
-            Err(Errno::AGAIN) => return End::NotYet,
-            Err(_) => return End::Gone,
+            Err(Errno::AGAIN) => return RequestState::Incomplete,
+            Err(_) => return RequestState::Gone,
         }
     }
 }

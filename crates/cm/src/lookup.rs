@@ -2,7 +2,7 @@
 //! answers (docs/datagram-iwarp.md section 8).
 //!
 //! Neither end knows of ids: a [`Client`] reports to a [`LookupObserver`], a [`Server`] to a
-//! [`QuestionObserver`]. Both are called with no lock of these held.
+//! [`QuestionObserver`]. Both are called without a lock of this file.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, RandomState};
@@ -22,18 +22,18 @@ use uwarp_wire::datagram::{Datagram, Kind};
 use crate::error::CmError;
 use crate::handshake::errno_of;
 
-/// Until an unanswered Request is sent again; each further time it waits twice as long, up to
+/// The pause before an unanswered Request is repeated; each further pause is twice as long, up to
 /// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A port without a listener is believed only when it has been so for as long: servers may start at the same
-/// time.
+/// A missing listener is reported only when it has been missing for this long: the server may be about to
+/// start.
 const ABSENT: Duration = Duration::from_millis(350);
 /// Requests that a server remembers, to answer a repeated one alike.
 const REMEMBERED: usize = 1024;
-/// A cookie is good for this long at least, and for twice as long at most.
+/// A cookie is valid for at least this long, and for at most twice as long.
 const COOKIE_LIFE: Duration = Duration::from_secs(64);
-/// Datagrams taken before others have their turn.
+/// Datagrams received before other sources are served.
 const TURN: usize = 64;
 
 /// Room for the longest Request or Reply.
@@ -45,36 +45,36 @@ const _: () = assert!(ROOM >= Request::MAX_DATAGRAM_LEN && ROOM >= Reply::MAX_DA
 pub(crate) enum Found {
     /// A queue pair, with its Q_Key and the server program's data.
     QueuePair { qpn: u32, qkey: u32, private_data: Vec<u8> },
-    /// The server says no, with its program's data.
+    /// The server refuses, with its program's data.
     Refused(Status, Vec<u8>),
-    /// Nobody listens there.
+    /// No program listens there.
     Absent,
-    /// Nobody answers.
+    /// No answer came.
     Silence,
 }
 
-/// Waits for the end of a lookup.
+/// Receives the result of a lookup.
 pub(crate) trait LookupObserver: Send + Sync {
-    /// It has ended, and nothing further is reported.
+    /// The lookup has ended; nothing further is reported.
     fn looked_up(&self, found: Found);
 }
 
-/// Takes the questions of a server.
+/// Receives the requests of a server.
 pub(crate) trait QuestionObserver: Send + Sync {
-    /// Somebody asks.
-    fn asked(&self, question: Question, private_data: Vec<u8>);
+    /// A request has come.
+    fn lookup_requested(&self, question: Question, private_data: Vec<u8>);
 }
 
-/// Asks until it is answered.
+/// Repeats its Request until it is answered.
 pub(crate) struct Client {
     engine: Arc<Engine>,
     socket: Socket,
     route: Route,
     observer: Weak<dyn LookupObserver>,
-    asking: Mutex<Option<Asking>>,
+    running: Mutex<Option<Running>>,
 }
 
-struct Asking {
+struct Running {
     token: Token,
     transaction: u32,
     port_space: u16,
@@ -86,7 +86,7 @@ struct Asking {
 }
 
 impl Client {
-    /// Asks the server at `to`, for as long as `patience`, from the local address `from`.
+    /// Asks the server at `to` from the local address `from`, for at most `patience`.
     pub fn start(
         engine: &Arc<Engine>,
         observer: Weak<dyn LookupObserver>,
@@ -101,21 +101,21 @@ impl Client {
         let mut local = from;
         local.set_port(0);
         let socket = Socket::bind_address(local)?;
-        // Only a connected socket is told that nobody listens.
+        // Only a connected socket reports that no program listens.
         socket.connect(to)?;
         let client = Arc::new(Self {
             engine: Arc::clone(engine),
             socket,
             route: Route { to, from: None },
             observer,
-            asking: Mutex::default(),
+            running: Mutex::default(),
         });
-        // Held over the registration, so that an answer that comes at once finds the token.
-        let mut asking = client.asking.lock();
+        // Locked during the registration, so that an answer that comes at once finds the token.
+        let mut running = client.running.lock();
         let source: Arc<Self> = Arc::clone(&client);
         let token =
             engine.register(client.socket.fd().as_raw_fd(), source).map_err(|error| errno_of(&error))?;
-        let new = Asking {
+        let new = Running {
             token,
             transaction: random_u32()?,
             port_space,
@@ -125,48 +125,48 @@ impl Client {
             patience,
             pause: FIRST_PAUSE,
         };
-        client.ask(&new);
+        client.send_request(&new);
         engine.set_timer(token, Some(Instant::now() + new.pause));
-        *asking = Some(new);
-        drop(asking);
+        *running = Some(new);
+        drop(running);
         Ok(client)
     }
 
-    /// Gives up. Nothing is reported afterwards.
+    /// Cancels the lookup. Nothing is reported afterwards.
     pub fn cancel(&self) {
-        if let Some(asking) = self.asking.lock().take() {
-            self.engine.deregister(asking.token);
+        if let Some(running) = self.running.lock().take() {
+            self.engine.deregister(running.token);
         }
     }
 
-    fn ask(&self, asking: &Asking) {
+    fn send_request(&self, running: &Running) {
         let request = Request {
-            transaction: asking.transaction,
-            port_space: asking.port_space,
+            transaction: running.transaction,
+            port_space: running.port_space,
             service_port: self.route.to.port(),
-            cookie: asking.cookie,
-            private_data: &asking.private_data,
+            cookie: running.cookie,
+            private_data: &running.private_data,
         };
         let mut room = [0; ROOM];
         let len = request.emit(&mut room);
         let bytes = room.get(..len).unwrap_or(&[]);
-        // Lost, or refused by an earlier one: the timer asks again.
+        // Lost, or refused because of an earlier one: the timer sends it again.
         let _ = self.socket.send(&[Outgoing { route: &self.route, bytes }]);
     }
 
-    /// What a datagram means for the lookup; `None`: it goes on.
-    fn hear(&self, bytes: &[u8], asking: &mut Asking) -> Option<Found> {
+    /// The result that a datagram gives; `None`: the lookup continues.
+    fn handle_reply(&self, bytes: &[u8], running: &mut Running) -> Option<Found> {
         let datagram = Datagram::parse(bytes).ok().filter(Datagram::is_intact)?;
         let reply = Reply::parse(&datagram).ok()?;
-        if reply.transaction != asking.transaction {
+        if reply.transaction != running.transaction {
             return None;
         }
         let private_data = reply.private_data.to_vec();
         match reply.status {
             Status::Success => Some(Found::QueuePair { qpn: reply.qpn, qkey: reply.qkey, private_data }),
-            Status::CookieRequired if asking.cookie == 0 => {
-                asking.cookie = reply.cookie;
-                self.ask(asking);
+            Status::CookieRequired if running.cookie == 0 => {
+                running.cookie = reply.cookie;
+                self.send_request(running);
                 None
             }
             status => Some(Found::Refused(status, private_data)),
@@ -174,8 +174,8 @@ impl Client {
     }
 
     fn conclude(&self, found: Found) {
-        let Some(asking) = self.asking.lock().take() else { return };
-        self.engine.deregister(asking.token);
+        let Some(running) = self.running.lock().take() else { return };
+        self.engine.deregister(running.token);
         if let Some(observer) = self.observer.upgrade() {
             observer.looked_up(found);
         }
@@ -186,17 +186,21 @@ impl Source for Client {
     fn ready(&self, _: Readiness) {
         let mut found = None;
         {
-            let mut guard = self.asking.lock();
-            let Some(asking) = guard.as_mut() else { return };
+            let mut guard = self.running.lock();
+            let Some(running) = guard.as_mut() else { return };
             let mut room = [0; ROOM];
-            // A peer that floods does not keep others waiting: what it left behind is heard after the next
-            // Request.
+            // A flood of datagrams must not delay other sources: the rest is read after the next Request.
             for _ in 0..TURN {
-                let mut heard = None;
-                match self.socket.receive(&mut room, ROOM, 1, |bytes, _| heard = self.hear(bytes, asking)) {
-                    Ok(_) => found = heard,
+                let mut result = None;
+                match self
+                    .socket
+                    .receive(&mut room, ROOM, 1, |bytes, _| result = self.handle_reply(bytes, running))
+                {
+                    Ok(_) => found = result,
                     Err(Errno::INTR) => {}
-                    Err(Errno::CONNREFUSED) if asking.since.elapsed() > ABSENT => found = Some(Found::Absent),
+                    Err(Errno::CONNREFUSED) if running.since.elapsed() > ABSENT => {
+                        found = Some(Found::Absent)
+                    }
                     Err(Errno::CONNREFUSED) => {}
                     Err(_) => break,
                 }
@@ -212,13 +216,13 @@ impl Source for Client {
 
     fn timeout(&self) {
         let over = {
-            let mut guard = self.asking.lock();
-            let Some(asking) = guard.as_mut() else { return };
-            let over = asking.since.elapsed() > asking.patience;
+            let mut guard = self.running.lock();
+            let Some(running) = guard.as_mut() else { return };
+            let over = running.since.elapsed() > running.patience;
             if !over {
-                self.ask(asking);
-                asking.pause = (asking.pause * 2).min(LONGEST_PAUSE);
-                self.engine.set_timer(asking.token, Some(Instant::now() + asking.pause));
+                self.send_request(running);
+                running.pause = (running.pause * 2).min(LONGEST_PAUSE);
+                self.engine.set_timer(running.token, Some(Instant::now() + running.pause));
             }
             over
         };
@@ -228,7 +232,7 @@ impl Source for Client {
     }
 }
 
-/// A port that is asked.
+/// A port of datagrams that answers lookups.
 pub(crate) struct Server {
     engine: Arc<Engine>,
     socket: Arc<Socket>,
@@ -237,17 +241,17 @@ pub(crate) struct Server {
     observer: Weak<dyn QuestionObserver>,
     me: Weak<Self>,
     token: Mutex<Option<Token>>,
-    asked: Mutex<VecDeque<Asked>>,
-    /// Of its cookies.
+    remembered: Mutex<VecDeque<Remembered>>,
+    /// Key of its cookies.
     key: RandomState,
     since: Instant,
 }
 
-/// A Request that came.
-struct Asked {
+/// A Request that was received.
+struct Remembered {
     from: SocketAddr,
     transaction: u32,
-    /// None: the program has not answered.
+    /// `None`: the program has not answered.
     reply: Option<Vec<u8>>,
 }
 
@@ -255,14 +259,14 @@ struct Asked {
 pub(crate) struct Question {
     server: Weak<Server>,
     transaction: u32,
-    /// Who asks.
+    /// The client's address.
     pub from: SocketAddr,
-    /// The address that it asked.
+    /// The address that the Request was sent to.
     pub to: IpAddr,
 }
 
 impl Server {
-    /// Answers on a bound socket. At most `backlog` questions wait for the program.
+    /// Serves a bound socket. At most `backlog` Requests wait for the program.
     pub fn start(
         engine: &Arc<Engine>,
         socket: &Arc<Socket>,
@@ -278,7 +282,7 @@ impl Server {
             observer,
             me: Weak::clone(me),
             token: Mutex::default(),
-            asked: Mutex::default(),
+            remembered: Mutex::default(),
             key: RandomState::new(),
             since: Instant::now(),
         });
@@ -289,14 +293,14 @@ impl Server {
         Ok(server)
     }
 
-    /// Hears nothing more. Questions that the program has can still be answered.
+    /// Receives no more Requests. The program can still answer those that it has.
     pub fn cancel(&self) {
         if let Some(token) = self.token.lock().take() {
             self.engine.deregister(token);
         }
     }
 
-    fn hear(&self, bytes: &[u8], from: SocketAddr, to: IpAddr) -> Option<(Question, Vec<u8>)> {
+    fn handle_request(&self, bytes: &[u8], from: SocketAddr, to: IpAddr) -> Option<(Question, Vec<u8>)> {
         let datagram = Datagram::parse(bytes).ok().filter(Datagram::is_intact)?;
         if datagram.header().kind() != Kind::LookupRequest {
             return None;
@@ -307,37 +311,37 @@ impl Server {
             self.send(&question, &reply(&question, Status::Unsupported, (0, 0), 0, &[]));
             return None;
         }
-        let mut asked = self.asked.lock();
-        let same = |asked: &&Asked| (asked.from, asked.transaction) == (from, request.transaction);
-        if let Some(again) = asked.iter().find(same) {
+        let mut remembered = self.remembered.lock();
+        let same = |old: &&Remembered| (old.from, old.transaction) == (from, request.transaction);
+        if let Some(again) = remembered.iter().find(same) {
             if let Some(reply) = &again.reply {
                 self.send(&question, reply);
             }
             return None;
         }
-        let waiting = asked.iter().filter(|asked| asked.reply.is_none()).count();
-        // From here on a Request costs an event and memory. A server that is asked often wants to know first
-        // that the client is where it says.
-        let is_busy = waiting >= self.backlog.div_ceil(2) || asked.len() >= REMEMBERED / 2;
+        let waiting = remembered.iter().filter(|old| old.reply.is_none()).count();
+        // From here on a Request costs an event and memory. A busy server lets the client prove first that it
+        // receives at its address.
+        let is_busy = waiting >= self.backlog.div_ceil(2) || remembered.len() >= REMEMBERED / 2;
         if is_busy && !self.cookies(&question).contains(&request.cookie) {
             let [cookie, _] = self.cookies(&question);
             self.send(&question, &reply(&question, Status::CookieRequired, (0, 0), cookie, &[]));
             return None;
         }
         if waiting >= self.backlog {
-            // The client asks again.
+            // The client repeats the Request.
             return None;
         }
-        if asked.len() >= REMEMBERED {
-            let answered = asked.iter().position(|asked| asked.reply.is_some());
-            asked.remove(answered.unwrap_or(0));
+        if remembered.len() >= REMEMBERED {
+            let answered = remembered.iter().position(|old| old.reply.is_some());
+            remembered.remove(answered.unwrap_or(0));
         }
-        asked.push_back(Asked { from, transaction: request.transaction, reply: None });
+        remembered.push_back(Remembered { from, transaction: request.transaction, reply: None });
         Some((question, request.private_data.to_vec()))
     }
 
-    /// What proves that a client receives at the address it sends from: the present cookie and the one
-    /// before. Never 0, which is none.
+    /// Values that prove that a client receives at the address it sends from: the present cookie and the one
+    /// before. Never 0, which means none.
     fn cookies(&self, question: &Question) -> [u64; 2] {
         let now = self.since.elapsed().as_secs() / COOKIE_LIFE.as_secs() + 1;
         [now, now - 1].map(|age| self.key.hash_one((question.from, question.transaction, age)) | 1)
@@ -345,7 +349,7 @@ impl Server {
 
     fn send(&self, question: &Question, reply: &[u8]) {
         let route = Route { to: question.from, from: Some(question.to) };
-        // Lost: the client asks again.
+        // If it is lost, the client repeats its Request.
         let _ = self.socket.send(&[Outgoing { route: &route, bytes: reply }]);
     }
 }
@@ -354,21 +358,21 @@ impl Source for Server {
     fn ready(&self, _: Readiness) {
         let mut room = [0; ROOM];
         for _ in 0..TURN {
-            let mut heard = None;
+            let mut result = None;
             let received = self.socket.receive(&mut room, ROOM, 1, |bytes, incoming| {
                 if !incoming.truncated {
-                    heard = self.hear(bytes, incoming.from, incoming.to);
+                    result = self.handle_request(bytes, incoming.from, incoming.to);
                 }
             });
             match received {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return,
             }
-            if let (Some((question, private_data)), Some(observer)) = (heard, self.observer.upgrade()) {
-                observer.asked(question, private_data);
+            if let (Some((question, private_data)), Some(observer)) = (result, self.observer.upgrade()) {
+                observer.lookup_requested(question, private_data);
             }
         }
-        // The system will not say again that datagrams wait.
+        // The system does not report again that datagrams wait.
         if let Some(token) = *self.token.lock() {
             self.engine.rearm(token);
         }
@@ -378,12 +382,12 @@ impl Source for Server {
 }
 
 impl Question {
-    /// The queue pair is this one.
+    /// Answers with this queue pair.
     pub fn answer(&self, qpn: u32, qkey: u32, private_data: &[u8]) -> Result<(), CmError> {
         self.reply(Status::Success, (qpn, qkey), private_data)
     }
 
-    /// The program does not want to.
+    /// The program refuses.
     pub fn refuse(&self, private_data: &[u8]) -> Result<(), CmError> {
         self.reply(Status::Rejected, (0, 0), private_data)
     }
@@ -395,10 +399,10 @@ impl Question {
         let Some(server) = self.server.upgrade() else { return Ok(()) };
         let bytes = reply(self, status, pair, 0, private_data);
         server.send(self, &bytes);
-        let mut asked = server.asked.lock();
-        let mine = |asked: &&mut Asked| (asked.from, asked.transaction) == (self.from, self.transaction);
-        if let Some(asked) = asked.iter_mut().find(mine) {
-            asked.reply = Some(bytes);
+        let mut remembered = server.remembered.lock();
+        let mine = |old: &&mut Remembered| (old.from, old.transaction) == (self.from, self.transaction);
+        if let Some(request) = remembered.iter_mut().find(mine) {
+            request.reply = Some(bytes);
         }
         Ok(())
     }

@@ -1,16 +1,19 @@
-//! Streams between queue pairs that know each other by address and number, without ids (docs/contracts.md, "Bring-up").
+//! Streams between queue pairs that know each other by address and number, without ids (docs/contracts.md,
+//! "Bring-up").
 //!
-//! A queue pair number names a TCP port, so an address and a number say where the peer's process listens. The end with the smaller
-//! (address, number) listens, the other one connects; both send an [`Introduction`]. A request that comes before its queue pair is in
-//! RTR, or while it still has its last stream, waits here, bounded in number and time. A connector that finds nobody tries again, for as
-//! long as its queue pair waits: the time that work requests may wait is the queue pair's own
-//! ([`uwarp_rnic::qp::RcCore::retry_limit`]). A stream that ends before the listening end has heard anything on it was none: its
-//! connector was moved to RESET meanwhile, and the queue pair waits for the next one.
+//! A queue pair number names a TCP port, so an address and a number say where the peer's process listens. The
+//! end with the smaller (address, number) listens, the other one connects; both send an [`Introduction`]. A
+//! request that comes before its queue pair is in RTR, or while it still has its previous stream, waits here;
+//! number and time of such requests are bounded. A connector that finds no listener tries again for as long
+//! as its queue pair waits: the queue pair itself limits how long work requests may wait
+//! ([`uwarp_rnic::qp::RcCore::retry_limit`]). A stream that ends before the listening end has received
+//! anything on it does not count: its connector was moved to RESET meanwhile, and the queue pair waits for
+//! the next stream.
 //!
 //! ```text
 //!   modify to RTR ─▶ Pairing ──┬─ larger: Active ── Accepted ──────────────┬─▶ driver::Qp::attach
 //!                              └─ smaller: waits ─┐                        │
-//!   the port ─▶ Listener ─▶ Door ─▶ request ──────┴── accept and reply ────┘
+//!   the port ─▶ Listener ─▶ PortListener ───────┴── accept and reply ────┘
 //! ```
 
 use std::cmp::Ordering;
@@ -39,7 +42,7 @@ use crate::listener::{Listener, MAX_BACKLOG, max_half_open};
 use crate::params::{peer_data, revision, stream_params};
 use crate::timeouts::{RETRIES, Timeouts};
 
-/// Between which addresses a queue pair's stream is; ports do not count.
+/// The two addresses of a queue pair's stream; ports do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
     /// An address of this host.
@@ -48,12 +51,13 @@ pub struct Path {
     pub peer: SocketAddr,
 }
 
-/// Until a connector that found nobody tries again; each further time it waits twice as long, up to [`LONGEST_PAUSE`].
+/// The pause after a connector has found no listener; each further pause is twice as long, up to
+/// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// Most of them for one queue pair: more than one is a peer that began anew, or somebody who lies.
+/// Most early requests for one queue pair: more than one means a peer that began anew, or one that lies.
 const MOST_EARLY_EACH: usize = 4;
-/// How long such a request waits.
+/// How long an early request waits.
 const EARLY_LIMIT: Duration = Duration::from_secs(30);
 
 /// All pairings of a process.
@@ -69,13 +73,13 @@ pub(crate) struct Pairings {
 struct Table {
     /// By the number of our queue pair.
     pairings: HashMap<u32, Arc<Pairing>>,
-    /// How many there were when those of destroyed queue pairs were last looked for.
+    /// How many pairings there were when those of destroyed queue pairs were last removed.
     swept: usize,
     /// By port.
-    doors: HashMap<u16, Arc<Door>>,
+    ports: HashMap<u16, Arc<PortListener>>,
     /// In the order in which they came.
     early: VecDeque<Early>,
-    /// Looks after those whose time is over.
+    /// Runs until the oldest early request must be dropped.
     timer: Option<Token>,
 }
 
@@ -83,7 +87,7 @@ struct Table {
 struct Early {
     since: Instant,
     introduction: Introduction,
-    /// Where it comes from.
+    /// The address that it comes from.
     from: Option<Ipv6Addr>,
     pending: Pending,
 }
@@ -97,7 +101,8 @@ impl Early {
         now > self.since + EARLY_LIMIT
     }
 
-    /// Asks the system. Asked of all that wait each time that one comes or goes, it would be most of the work.
+    /// Asks the system whether the peer has hung up. Checking all waiting requests each time that one comes
+    /// or goes would be most of the work.
     fn hung_up(&self) -> bool {
         self.pending.connection.hung_up()
     }
@@ -114,7 +119,8 @@ impl Pairings {
         })
     }
 
-    /// The queue pair, in RTR by now and waiting for its stream, is to be joined with queue pair `peer` at the path's other end.
+    /// Joins a queue pair, which is in RTR and waits for its stream, with queue pair `peer` at the other end
+    /// of the path.
     pub fn begin(&self, qp: &Arc<Qp>, path: Path, peer: u32) -> Result<(), CmError> {
         let Some((attr, moves)) = qp.awaits_stream() else { return Ok(()) };
         let incarnation = random_u64()?;
@@ -147,7 +153,7 @@ impl Pairings {
         }
     }
 
-    /// The queue pair is in RESET or ERR: nothing that was begun for it goes on.
+    /// The queue pair is in RESET or ERR: everything that was begun for it is cancelled.
     pub fn end(&self, qpn: u32) {
         let pairing = self.table.lock().pairings.remove(&qpn);
         if let Some(pairing) = pairing {
@@ -177,13 +183,14 @@ impl Pairings {
     }
 
     fn listen(&self, qp: &Arc<Qp>, pairing: &Arc<Pairing>) -> Result<(), CmError> {
-        self.open_door(qp)?;
+        self.listen_on_port(qp)?;
         self.table.lock().insert(qp.qpn(), pairing);
         self.serve(pairing);
         Ok(())
     }
 
-    /// Gives a queue pair that waits for its stream the request that waits for it, the last one if there are several.
+    /// Gives a queue pair that waits for its stream the request that waits for it; the last one if there are
+    /// several.
     fn serve(&self, pairing: &Pairing) {
         if pairing.waiting().is_none() {
             return;
@@ -200,31 +207,32 @@ impl Pairings {
         }
     }
 
-    /// Sees to it that the port of this queue pair's number takes connections.
-    fn open_door(&self, qp: &Arc<Qp>) -> Result<(), CmError> {
+    /// Makes the port of this queue pair's number accept connections.
+    fn listen_on_port(&self, qp: &Arc<Qp>) -> Result<(), CmError> {
         let port = port_of(qp.qpn());
-        // Held over the making, so that two threads do not both make it. A listener takes no connection within `start`.
+        // Locked while it is created, so that two threads do not both create it. A listener accepts no
+        // connection within `start`.
         let mut table = self.table.lock();
-        if table.doors.contains_key(&port) {
+        if table.ports.contains_key(&port) {
             return Ok(());
         }
         let socket = self.nic.stream_socket(qp.qpn()).ok_or(Errno::MFILE)?;
-        let door = Arc::new(Door { pairings: Weak::clone(&self.me), listener: Mutex::default() });
-        let observer: Weak<Door> = Arc::downgrade(&door);
+        let new = Arc::new(PortListener { pairings: Weak::clone(&self.me), listener: Mutex::default() });
+        let observer: Weak<PortListener> = Arc::downgrade(&new);
         let engine = self.nic.engine();
         let bound = Unconnected::from(socket);
         let listener = Listener::start(engine, self.timeouts, self.policy, observer, bound, MAX_BACKLOG)?;
-        *door.listener.lock() = Some(listener);
-        table.doors.insert(port, door);
+        *new.listener.lock() = Some(listener);
+        table.ports.insert(port, new);
         Ok(())
     }
 
-    /// A request came to a port.
+    /// A request has arrived at a port.
     fn requested(&self, pending: Pending, request: &Request) {
         let Some(introduction) = Introduction::parse(&request.private_data) else {
             tracing::debug!(
                 peer = ?pending.connection.peer_address().ok(),
-                "a connection to the port of queue pairs does not come from one"
+                "refused: a connection to the port of queue pairs does not come from a queue pair"
             );
             return;
         };
@@ -237,12 +245,12 @@ impl Pairings {
         self.admit(known.as_deref(), Early { since: Instant::now(), introduction, from, pending });
     }
 
-    /// What is to be done for this queue pair, if something is.
+    /// The pairing of this queue pair, if there is one.
     fn known(&self, qpn: u32) -> Option<Arc<Pairing>> {
         self.table.lock().pairings.get(&qpn).cloned()
     }
 
-    /// Gives a request to `known` if that waits for it, and keeps it otherwise.
+    /// Gives a request to `known` if that waits for it, and stores it otherwise.
     fn admit(&self, known: Option<&Pairing>, request: Early) {
         if let Some(pairing) = known.filter(|pairing| pairing.is_meant(&request))
             && pairing.waiting().is_some()
@@ -251,8 +259,8 @@ impl Pairings {
         }
         let qpn = request.introduction.destination_qpn;
         self.keep(request);
-        // Its queue pair may have been moved to RTR since it was looked up, or its last stream may have ended:
-        // then whoever looked for a request has not found this one.
+        // Its queue pair may have been moved to RTR since the lookup, or its previous stream may have ended.
+        // Then the thread that looked for a request has not found this one.
         if let Some(pairing) = self.known(qpn) {
             self.serve(&pairing);
         }
@@ -300,7 +308,8 @@ impl Table {
         self.pairings.insert(qpn, Arc::clone(pairing));
     }
 
-    /// Keeps a request that came early. What it drives out is closed, and its connector tries again.
+    /// Stores a request that came early. A request that has to make room is closed, and its connector tries
+    /// again.
     fn keep(&mut self, new: Early) {
         let qpn = new.introduction.destination_qpn;
         self.drop_over(new.since);
@@ -317,26 +326,26 @@ impl Table {
         self.early.push_back(new);
     }
 
-    /// Those whose time is over: the first ones.
+    /// Drops requests whose time is over; they are the first ones.
     fn drop_over(&mut self, now: Instant) {
         while self.early.front().is_some_and(|early| early.is_over(now)) {
             self.early.pop_front();
         }
     }
 
-    /// Those for this queue pair whose peers have hung up.
+    /// Drops requests for this queue pair whose peers have hung up.
     fn drop_hung_up(&mut self, qpn: u32) {
         self.early.retain(|early| !early.is_for(qpn) || !early.hung_up());
     }
 }
 
-/// A port of queue pair numbers that takes connections.
-struct Door {
+/// A port of queue pair numbers that accepts connections.
+struct PortListener {
     pairings: Weak<Pairings>,
     listener: Mutex<Option<Arc<Listener>>>,
 }
 
-impl RequestObserver for Door {
+impl RequestObserver for PortListener {
     fn requested(&self, pending: Pending, request: Request) {
         if let Some(pairings) = self.pairings.upgrade() {
             pairings.requested(pending, &request);
@@ -348,7 +357,7 @@ impl RequestObserver for Door {
     }
 }
 
-/// One queue pair and the one that it is to be joined with.
+/// A queue pair and the peer that it must be joined with.
 struct Pairing {
     me: Weak<Self>,
     pairings: Weak<Pairings>,
@@ -363,7 +372,7 @@ struct Pairing {
     attempt: Mutex<Attempt>,
 }
 
-/// What the connecting end is at.
+/// State of the connecting end.
 #[derive(Default)]
 struct Attempt {
     active: Option<Arc<Active>>,
@@ -374,7 +383,7 @@ struct Attempt {
 }
 
 impl Pairing {
-    /// Less: it listens; greater: it connects; equal: the queue pair is its own peer.
+    /// Less: this end listens; greater: it connects; equal: the queue pair is its own peer.
     fn role(&self) -> Ordering {
         let own = (gid(self.path.local.ip()), self.introduction.source_qpn);
         own.cmp(&(gid(self.path.peer.ip()), self.introduction.destination_qpn))
@@ -388,7 +397,7 @@ impl Pairing {
             && self.role() == Ordering::Less
     }
 
-    /// Its queue pair, if that waits for this stream still.
+    /// Its queue pair, if that still waits for this stream.
     fn waiting(&self) -> Option<(Arc<Qp>, QpAttr)> {
         let qp = self.qp.upgrade()?;
         let (attr, moves) = qp.awaits_stream()?;
@@ -406,7 +415,10 @@ impl Pairing {
             Err(error) => return tracing::debug!(qpn = qp.qpn(), "cannot accept: {error}"),
         };
         if let Err(errno) = pending.reply() {
-            return tracing::debug!(qpn = qp.qpn(), "the peer went while its request was answered: {errno}");
+            return tracing::debug!(
+                qpn = qp.qpn(),
+                "the peer closed the connection before it had the reply: {errno}"
+            );
         }
         self.attach(pending.connection, &negotiated, Some(introduction));
     }
@@ -449,7 +461,7 @@ impl Pairing {
         }
     }
 
-    /// Nobody is there, or not yet.
+    /// No listener is there, or not yet.
     fn again_later(&self) {
         let (Some(me), Some(_)) = (self.me.upgrade(), self.waiting()) else { return };
         let timer = self.engine().new_token(me);
@@ -479,7 +491,7 @@ impl Pairing {
         }
     }
 
-    /// A queue pair that is its own peer: a TCP connection can be, too.
+    /// Joins a queue pair with itself: a TCP connection, too, can be connected to itself.
     fn join_itself(&self) -> Result<(), CmError> {
         let options = Options::default();
         let socket = Unconnected::new(self.path.local, &options)?;
@@ -520,24 +532,24 @@ impl Pairing {
         }
         let mut param = conn_param(&attr);
         if let Some(peer) = negotiated.peer {
-            // A queue pair says for how long its own Sends may wait, an id for how long its peer's may.
+            // A queue pair gives the time that its own Sends may wait, an id the time that its peer's may.
             param.rnr_retry_count = peer.rnr_retry;
         }
         let params = stream_params(negotiated, param, attr.timeout, attr.min_rnr_timer);
         tracing::debug!(qpn = qp.qpn(), peer = self.introduction.destination_qpn, ?params, "attach");
         if let Err((error, _)) = qp.attach_awaited(connection.into(), params, me, self.moves) {
-            // Closed without a word: the peer's queue pair waits for the next one.
-            tracing::debug!(qpn = qp.qpn(), "the queue pair does not take the connection: {error}");
+            // Closed without a message: the peer's queue pair waits for the next stream.
+            tracing::debug!(qpn = qp.qpn(), "cannot give the connection to the queue pair: {error}");
         }
     }
 
-    /// As of now: the program gives one of the numbers late.
+    /// With the present attributes: the program sets one of the numbers late.
     fn introduction(&self, attr: &QpAttr) -> Introduction {
         let said = attr.state != QpState::Rtr;
         Introduction { sq_psn: said.then_some(attr.sq_psn), ..self.introduction }
     }
 
-    /// As far as the device goes: programs give their own numbers when the stream may be there already.
+    /// The most that the device offers: programs set their own numbers when the stream may exist already.
     fn depths(&self) -> Depths {
         Depths::negotiated(self.max_ird, self.max_ird)
     }
@@ -559,7 +571,11 @@ impl ConnectObserver for Pairing {
             }
             Connected::Rejected(_) => self.again_later(),
             Connected::Failed(kind, errno) => {
-                tracing::debug!(qpn = self.introduction.source_qpn, ?kind, "nobody is there yet: {errno}");
+                tracing::debug!(
+                    qpn = self.introduction.source_qpn,
+                    ?kind,
+                    "the peer does not listen yet: {errno}"
+                );
                 self.again_later();
             }
         }
@@ -579,11 +595,11 @@ impl Source for Pairing {
     }
 }
 
-/// Without an id, no program is told what becomes of a stream: it learns it from its completions.
+/// Without an id, no event reports what happens to a stream: the program learns it from its completions.
 impl StreamObserver for Pairing {
     fn established(&self) {}
 
-    /// Of one that was none, the next may have been asked for already.
+    /// If the stream did not count, the next one may have been requested already.
     fn disconnected(&self, _: Disconnect) {
         if let Some(pairings) = self.pairings.upgrade() {
             pairings.serve(self);
@@ -591,8 +607,8 @@ impl StreamObserver for Pairing {
     }
 }
 
-/// What the program said of the queue pair, as rdma_cm would have it. How long its Sends may wait for a receive
-/// it says when it moves the queue pair to RTS, which may be later: until then, for as long as it takes.
+/// The attributes that the program set, in the form of rdma_cm. The program sets the time that its Sends may
+/// wait for a receive when it moves the queue pair to RTS, which may be later: until then there is no limit.
 fn conn_param(attr: &QpAttr) -> ConnParam {
     let said = attr.state != QpState::Rtr;
     let rnr_retry_count = if said { attr.rnr_retry } else { RETRIES };
@@ -680,7 +696,8 @@ mod tests {
         (Pending { connection, addresses: [None; 2], responder }, peer)
     }
 
-    /// Thousands of queue pairs are joined at once: both ends waited for half a minute, until the request was stale.
+    /// When thousands of queue pairs were joined at once, both ends waited for half a minute, until the
+    /// request was stale.
     #[test]
     fn a_request_that_comes_while_its_queue_pair_is_moved_to_rtr_is_served() {
         let nic = Nic::open().unwrap();
@@ -695,7 +712,8 @@ mod tests {
             incarnation: 1,
         };
         let (pending, mut peer) = request(cm.responder_policy(), &introduction);
-        // The engine looks the queue pair up, and before it has kept the request the program moves the queue pair.
+        // The engine looks the queue pair up; before it has stored the request, the program moves the queue
+        // pair.
         let known = pairings.known(low.qpn());
         assert!(known.is_none());
         let change = QpModify { state: Some(QpState::Rtr), awaits_stream: true, ..QpModify::default() };

@@ -1,5 +1,5 @@
-//! Connection parameters between the program, the peer and the queue pair: what each gets of what another one
-//! said.
+//! Connection parameters between the program, the peer and the queue pair: how the parameters of one become
+//! those of another.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use uwarp_wire::mpa::{self, Enhanced};
 use crate::event::{ConnParam, MAX_PRIVATE_DATA};
 use crate::timeouts::{NUDGE_AFTER, RETRIES, STRANGER_FIRST_FPDU, rnr_limit};
 
-/// The part of a peer's private data that a program can get. MPA allows 512 bytes, rdma_cm has an octet for
+/// The part of a peer's private data that a program can get. MPA allows 512 bytes; rdma_cm has one octet for
 /// the length.
 pub(crate) fn cut(mut private_data: Vec<u8>) -> Vec<u8> {
     if private_data.len() > MAX_PRIVATE_DATA {
         tracing::warn!(
-            "{} bytes of private data received, the program gets {MAX_PRIVATE_DATA}",
+            "{} bytes of private data received; the program gets the first {MAX_PRIVATE_DATA}",
             private_data.len()
         );
         private_data.truncate(MAX_PRIVATE_DATA);
@@ -63,7 +63,7 @@ pub(crate) fn depths_of(peer: Option<Enhanced>, unknown: ConnParam) -> ConnParam
     param
 }
 
-/// The revision that this end speaks, or asks for.
+/// The revision that this end uses or requests.
 pub(crate) fn revision(config: &Config) -> Revision {
     if config.mpa_revision == 1 { Revision::One } else { Revision::Two }
 }
@@ -98,7 +98,7 @@ pub(crate) fn stream_params(
         ird: negotiated.ird,
         ord: negotiated.ord,
         peer_is_uwarp: negotiated.peer_is_uwarp,
-        // What the link knows, the driver fills in.
+        // The driver fills in what only the link knows.
         emss: 0,
         link_answers: false,
         peer: negotiated.peer,
@@ -116,7 +116,7 @@ pub(crate) fn stream_params(
     }
 }
 
-/// Whether the stream has placement acknowledgements, in both directions: if either end wants them. A
+/// Whether the stream has placement acknowledgements, in both directions: yes if either end wants them. A
 /// responder learns the initiator's choice from the ready-to-receive indication, before it has sent anything;
 /// the queue pair handles that.
 fn acknowledges(negotiated: &Negotiated) -> bool {
@@ -136,9 +136,9 @@ pub(crate) fn rejection(reason: i32, errno: Errno) -> i32 {
     if passes_for_infiniband() { reason } else { -errno.raw_os_error() }
 }
 
-/// Whether a stranger must confirm placement (docs/adr/008). It must have said that it takes a Read: without
-/// enhanced set-up, or if the programs negotiate depths themselves, that is not known, and a Read too many
-/// would end the stream.
+/// Whether a peer that is not uwarp must confirm placement (docs/adr/008). It must have declared that it
+/// takes a Read: without enhanced set-up, or if the programs negotiate depths themselves, that is not known,
+/// and one Read too many would end the stream.
 fn asks_stranger(ask: Ask, negotiated: &Negotiated) -> bool {
     let takes_one = negotiated.peer_enhanced.is_some_and(|peer| (1..mpa::NO_AUTO).contains(&peer.ird));
     takes_one

@@ -1,8 +1,8 @@
 //! Which ids of this process have which port.
 //!
 //! The system's table of TCP ports decides, except among ids of this process, where the rules of Linux'
-//! rdma_cm hold (`cma_check_port` in drivers/infiniband/core/cma.c): an id that does not reuse gets no port
-//! that another id has, and an id that does may listen only while no other is bound there. The wildcard and
+//! rdma_cm hold (`cma_check_port` in drivers/infiniband/core/cma.c): an id without address reuse gets no port
+//! that another id has, and an id with it may listen only while no other id is bound there. The wildcard and
 //! the loopback addresses are "any address": they collide with every address, and the errno is then
 //! `EADDRNOTAVAIL`. Two equal addresses give `EADDRINUSE`.
 
@@ -19,15 +19,15 @@ pub(crate) struct Ports {
     taken: Mutex<Vec<Taken>>,
 }
 
-/// What an id has, or wants to have.
+/// The address and port that an id has or requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Taken {
-    /// Of the id.
+    /// Key of the id.
     pub key: u64,
     pub address: SocketAddr,
-    /// It shares with others that do.
+    /// It shares the port with other ids that set this.
     pub reuse: bool,
-    /// It has its port in its own family only.
+    /// It occupies its port in its own address family only.
     pub afonly: bool,
 }
 
@@ -39,8 +39,8 @@ pub(crate) struct Claim {
 }
 
 impl Ports {
-    /// Whether an id may have this address. Port 0 is always free. Other programs' ports are the system's to
-    /// know.
+    /// Whether an id may have this address. Port 0 is always free. The system checks the ports of other
+    /// programs.
     pub fn check(&self, wanted: Taken) -> Result<(), Errno> {
         if wanted.address.port() == 0 {
             return Ok(());
@@ -48,7 +48,7 @@ impl Ports {
         self.taken.lock().iter().try_for_each(|taken| taken.admits(wanted))
     }
 
-    /// The id has this address from now on.
+    /// Records that the id has this address.
     pub fn claim(self: &Arc<Self>, taken: Taken) -> Claim {
         self.taken.lock().push(taken);
         Claim { ports: Arc::clone(self), key: taken.key }
@@ -56,7 +56,7 @@ impl Ports {
 }
 
 impl Taken {
-    /// Whether another id may have what it wants beside this one.
+    /// Whether another id may have the address that it requests beside this one.
     fn admits(&self, wanted: Self) -> Result<(), Errno> {
         let (mine, other) = (self.address, wanted.address);
         if self.key == wanted.key
@@ -76,7 +76,7 @@ impl Taken {
 }
 
 impl Claim {
-    /// The id shares its port no more: it listens.
+    /// The id listens: it no longer shares its port.
     pub fn alone(&self) {
         let mut taken = self.ports.taken.lock();
         if let Some(mine) = taken.iter_mut().find(|taken| taken.key == self.key) {
@@ -116,7 +116,7 @@ mod tests {
         ] {
             assert_eq!(ports.check(taken(2, address, reuse, true)), expected, "{address} {reuse}");
         }
-        // An id is not in its own way.
+        // An id does not collide with itself.
         assert_eq!(ports.check(taken(1, "192.0.2.1:5", false, true)), Ok(()));
         first.alone();
         assert_eq!(ports.check(taken(2, "192.0.2.1:5", true, true)), Err(Errno::ADDRINUSE));
@@ -140,7 +140,8 @@ mod tests {
         ] {
             for (one, other) in [(one, other), (other, one)] {
                 let ports = Arc::new(Ports::default());
-                // As Linux has it where nobody sets the option: IPv4 is alone, IPv6 is not.
+                // Linux' defaults when no program sets the option: IPv4 sockets are alone, IPv6 sockets are
+                // not.
                 let v4 = |address: &str| !address.contains('[');
                 let _claim = ports.claim(taken(1, one, false, v4(one)));
                 assert_eq!(ports.check(taken(2, other, false, v4(other))), expected, "{one} and {other}");

@@ -43,8 +43,8 @@ pub fn shared_device<E>(open: impl FnOnce() -> Result<usize, E>) -> Result<usize
 /// Enters a channel under the address that the program knows it by.
 ///
 /// Programs use channels that they have destroyed: rping destroys its channel just before it exits, while
-/// another of its threads is about to wait on it. With a kernel behind the channel that costs an error. So an
-/// address is looked up here, and never followed.
+/// another of its threads is about to wait on it. With a kernel behind the channel that gives an error. So an
+/// address is only looked up here, never dereferenced.
 pub fn enter_channel(address: usize, channel: Arc<EventChannel>) {
     object_made();
     CHANNELS.lock().insert(address, channel);

@@ -21,11 +21,11 @@
 //! `Responded` is for programs that move their queue pair themselves: the peer has accepted, and the queue
 //! pair gets the stream when the program moves it to RTR.
 //!
-//! Two steps go back: the system refuses to listen (to `Idle`; the id is then bound again), or to connect (to
+//! Two steps go back: the system refuses to listen (to `Idle`; the id is then bound again) or to connect (to
 //! `RouteResolved`).
 //!
-//! Resolution has no states of its own for the time it takes, because it takes none: the routing table
-//! answers at once, and the event is queued before the call returns.
+//! Resolution has no states of its own because it takes no time: the routing table answers at once, and the
+//! event is queued before the call returns.
 
 use crate::error::CmError;
 

@@ -32,47 +32,47 @@ impl Default for Timeouts {
     }
 }
 
-/// How long the first FPDU waits after a stranger's reply. Linux siw sends its reply before it is ready to be
-/// told of input: an FPDU that arrives in that moment is not read until more comes (seen in 8 of 150
-/// connections without a pause, in none of 150 with this one).
+/// How long the first FPDU waits after a peer that is not uwarp has replied. Linux siw sends its reply before
+/// it can be notified of input: an FPDU that arrives in that moment is not read until more comes (seen in 8
+/// of 150 connections without a pause, in none of 150 with this one).
 pub const STRANGER_FIRST_FPDU: Duration = Duration::from_millis(20);
 
-/// When a peer that may be siw is sent an RDMA Write of no bytes because it has not sent anything yet; again
-/// after twice the time, and so on. On a busy machine it may miss the first FPDU in spite of the pause (18 of
-/// 8,100 connections), and reads it when more comes.
+/// After this time, a peer that may be siw and has not sent anything yet is sent an RDMA Write of no bytes;
+/// again after twice the time, and so on. On a busy machine it may miss the first FPDU in spite of the pause
+/// (18 of 8,100 connections), and reads it when more comes.
 pub const NUDGE_AFTER: Duration = Duration::from_millis(100);
 
-/// The local acknowledgement timeout that queries show, 4.096 µs × 2¹⁸, about a second: no more than a
-/// number, as TCP measures its own.
+/// The local acknowledgement timeout that queries show, 4.096 µs × 2¹⁸, about a second. It has no effect, as
+/// TCP measures its own.
 pub const ACK_TIMEOUT: u8 = 18;
 
-/// How long after the end of a connection its id hears of [`EventKind::TimewaitExit`]: what InfiniBand's
-/// connection manager makes of an acknowledgement timeout (`cm_convert_to_ms`). Without one it takes that of
-/// a RoCE path, twice a packet's lifetime.
+/// The time from the end of a connection to [`EventKind::TimewaitExit`]: what InfiniBand's connection manager
+/// derives from an acknowledgement timeout (`cm_convert_to_ms`). Without one it takes that of a RoCE path,
+/// twice a packet's lifetime.
 ///
 /// [`EventKind::TimewaitExit`]: crate::EventKind::TimewaitExit
 pub fn timewait(ack_timeout: Option<u8>) -> Duration {
     Duration::from_millis(1 << ack_timeout.unwrap_or(19).min(31).saturating_sub(8))
 }
 
-/// How long [`EventKind::Disconnected`] waits at most for the program to poll the completions that came with
-/// the peer's last bytes. From InfiniBand's manager and from adapters, the event comes through the kernel, some
-/// hundred microseconds behind them. Programs look for completions, then for events, and destroy the queue
-/// pair on this one, with all completions that came in between (libfabric's rxm then waits for them for
-/// ever). On a busy machine, a program may not run for long.
+/// The longest time that [`EventKind::Disconnected`] waits for the program to poll the completions that came
+/// with the peer's last bytes. From InfiniBand's manager and from adapters, the event comes through the
+/// kernel, some hundred microseconds behind them. Programs look for completions, then for events, and destroy
+/// the queue pair on this one, with all completions that came in between (libfabric's rxm then waits for them
+/// for ever). On a busy machine, a program may not run for a long time.
 ///
 /// [`EventKind::Disconnected`]: crate::EventKind::Disconnected
 pub const UNPOLLED: Duration = Duration::from_millis(50);
-/// How often this looks whether they have been polled; after an end that is not the peer's orderly one, how long
-/// it waits, in the views that pass for InfiniBand.
+/// The interval of the checks whether they have been polled. After an end that is not the peer's orderly one,
+/// the longest wait, in the views that pass for InfiniBand.
 pub const UNPOLLED_LOOK: Duration = Duration::from_millis(5);
 
-/// The most retries that InfiniBand knows, and what queries show where the program gave no number: TCP counts
-/// otherwise.
+/// The most retries that InfiniBand knows, and what queries show if the program gave no number: TCP does not
+/// count them.
 pub const RETRIES: u8 = 7;
 
-/// What a minimum RNR timer code means (InfiniBand specification, table 45). Codes have 5 bits; the rest is
-/// ignored.
+/// The time that a minimum RNR timer code stands for (InfiniBand specification, table 45). Codes have 5 bits;
+/// other bits are ignored.
 pub fn rnr_timer(code: u8) -> Duration {
     // Hundredths of milliseconds.
     const TABLE: [u64; 32] = [
@@ -82,15 +82,15 @@ pub fn rnr_timer(code: u8) -> Duration {
     Duration::from_micros(TABLE[usize::from(code & 0x1F)] * 10)
 }
 
-/// How long a message waits for a receive where the program allows no retry. A program with `rnr_retry` 0
-/// (fio) has its receives posted again within the microseconds that messages take on a wire; here a receiver
-/// that the scheduler passes over for some milliseconds would lose its connection.
+/// How long a message waits for a receive if the program allows no retry. A program with `rnr_retry` 0 (fio)
+/// posts its receives again within the microseconds that messages take on a wire; here a receiver that the
+/// scheduler passes over for some milliseconds would lose its connection.
 pub const WITHOUT_RNR_RETRY: Duration = Duration::from_millis(100);
 
-/// The least time a message waits otherwise: about as exact as a timer is beside other programs.
+/// The least time that a message waits otherwise: about the precision of a timer beside other programs.
 pub const LEAST_RNR_WAIT: Duration = Duration::from_millis(10);
 
-/// How long a message may wait for a receive: `retries` times the timer, or for ever with 7.
+/// How long a message may wait for a receive: `retries` times the timer, or without limit if `retries` is 7.
 pub fn rnr_limit(retries: u8, timer_code: u8) -> Option<Duration> {
     match retries {
         0 => Some(WITHOUT_RNR_RETRY),
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(rnr_limit(6, 0), Some(Duration::from_micros(6 * 655_360)));
         assert_eq!(rnr_limit(3, 12), Some(LEAST_RNR_WAIT));
         assert_eq!(rnr_limit(0, 0), Some(WITHOUT_RNR_RETRY));
-        // Half a second at least, it was.
+        // It was at least half a second once.
         assert_eq!(rnr_limit(6, 19), Some(6 * Duration::from_micros(7680)));
     }
 }

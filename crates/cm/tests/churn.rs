@@ -1,5 +1,5 @@
-//! Connections made and given up at every moment, by several threads at once: nothing may hang, panic or be
-//! left over.
+//! Connections are made and cancelled at any moment, by several threads at once: nothing may hang, panic or
+//! be left over.
 
 mod common;
 

@@ -143,7 +143,8 @@ fn answered(stranger: &UdpSocket) -> (Status, u64) {
     (reply.status, reply.cookie)
 }
 
-/// A forged address cannot return the cookie: it costs no event, and drives out nobody.
+/// A sender with a forged address cannot return the cookie: it costs no event, and no other client is dropped
+/// for it.
 #[test]
 fn a_server_that_is_asked_often_wants_its_cookie_back_before_it_remembers() {
     let cm = cm(PATIENCE);

@@ -343,7 +343,7 @@ fn a_stream_that_ends_before_it_carried_anything_was_none() {
     }
 }
 
-/// Until the queue pair is in RESET, too: the other program may be the faster one.
+/// Also until the queue pair is in RESET: the other program may be faster.
 #[test]
 fn a_request_waits_while_the_last_stream_lasts() {
     let cm = cm();

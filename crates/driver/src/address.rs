@@ -25,7 +25,7 @@ pub struct Address {
     pub link_local: bool,
 }
 
-/// The addresses as they were when last asked for, and when that was.
+/// The addresses at the last query, and the time of that query.
 struct Last(Mutex<Option<(Instant, Arc<[Address]>)>>);
 
 static LAST: Last = Last(Mutex::new(None));
@@ -33,7 +33,7 @@ static LAST: Last = Last(Mutex::new(None));
 const FRESH: Duration = Duration::from_millis(100);
 
 impl Last {
-    // A child that was forked while another thread had the lock does without: it only tries.
+    // A child that was forked while another thread had the lock cannot get it, so it only tries.
     fn keep(&self, list: Vec<Address>) -> Arc<[Address]> {
         let list: Arc<[Address]> = list.into();
         if let Some(mut last) = self.0.try_lock() {
@@ -49,7 +49,7 @@ impl Last {
     }
 }
 
-/// The LID of an address, where the device shows LIDs: its low half. IPv6 has none.
+/// The LID of an address, in views that show LIDs: its low half. IPv6 addresses have none.
 pub fn lid_of(ip: IpAddr) -> u16 {
     match ip {
         IpAddr::V4(ip) => {
@@ -60,7 +60,7 @@ pub fn lid_of(ip: IpAddr) -> u16 {
     }
 }
 
-/// The address with this LID in the network of an address of ours.
+/// The address with this LID in the network of one of our addresses.
 pub fn ip_of_lid(lid: u16, own: IpAddr) -> Option<IpAddr> {
     let IpAddr::V4(own) = own else { return None };
     let [a, b, ..] = own.octets();
@@ -74,8 +74,8 @@ pub fn list() -> Arc<[Address]> {
     LAST.keep(ask())
 }
 
-/// The same, at most a tenth of a second old and never older than what [`list`] has shown. Programs move queue
-/// pairs to RTR by the thousand, and asking the system takes longer than all the rest of that.
+/// The same, at most a tenth of a second old and never older than what [`list`] has shown. Programs move
+/// queue pairs to RTR by the thousand, and asking the system takes longer than all the rest of that.
 pub fn recent() -> Arc<[Address]> {
     LAST.recent(Instant::now()).unwrap_or_else(list)
 }

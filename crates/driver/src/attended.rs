@@ -1,15 +1,15 @@
-//! A lock whose holder, before it is done, looks again for those who found it taken.
+//! A lock whose holder looks for new work before it finishes, on behalf of threads that found the lock taken.
 //!
-//! Whoever has the lock does the work. Whoever brings news of work and finds it taken leaves a mark (`kick`)
-//! and goes; the holder looks at the mark after letting go, so that no news is lost. Therefore the lock is
-//! let go by [`Attended::release`] and [`Attended::let_go`] alone, however short it was held. The model of it
-//! is in `crates/model`.
+//! The thread that has the lock does the work. A thread that brings new work and finds the lock taken leaves
+//! a mark (`kick`) and returns. The holder checks the mark after it has unlocked, so that no work is lost.
+//! Therefore the lock is released only by [`Attended::release`] and [`Attended::let_go`], however short it
+//! was held. Its model is in `crates/model`.
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
 
 pub(crate) struct Attended<T> {
     inner: Mutex<T>,
-    /// Somebody found the lock taken.
+    /// A thread found the lock taken.
     kick: AtomicBool,
 }
 
@@ -36,14 +36,15 @@ impl<T> Attended<T> {
         self.inner.get_mut()
     }
 
-    /// Whether somebody has found the lock taken. A mark left from now on is seen by whoever lets go of it.
+    /// Whether a thread has found the lock taken. The thread that releases the lock sees a mark that is left
+    /// from now on.
     #[inline]
     pub fn kicked(&self) -> bool {
         self.kick.load(Ordering::SeqCst)
     }
 
-    /// Lets go of the lock; says whether there is news, with which the caller goes on by [`Self::look`]. For
-    /// a holder that changed nothing that others have to know.
+    /// Releases the lock. Returns whether there is new work; if so, the caller continues with [`Self::look`].
+    /// For a holder that changed nothing that other threads must learn of.
     #[inline]
     #[must_use = "news would be lost"]
     pub fn let_go(&self, inner: MutexGuard<'_, T>) -> bool {
@@ -52,7 +53,8 @@ impl<T> Attended<T> {
         self.kick.load(Ordering::SeqCst)
     }
 
-    /// Lets go of the lock, each time after `finish`, and takes it again for `work` as long as there is news.
+    /// Runs `finish` and releases the lock; takes it again for `work` and repeats this while there is new
+    /// work.
     #[inline]
     pub fn release<'a>(
         &'a self,
@@ -64,13 +66,13 @@ impl<T> Attended<T> {
             finish(&mut inner);
             drop(inner);
             after_unlock();
-            // Read first: nearly always there is nothing, and reading is cheap.
+            // Read first: nearly always there is no mark, and reading is cheap.
             if !(self.kick.load(Ordering::SeqCst) && self.kick.swap(false, Ordering::SeqCst)) {
                 return;
             }
             match self.inner.try_lock() {
                 Some(again) => inner = again,
-                // The new holder looks when it lets go: put the mark back for it.
+                // The new holder checks the mark when it releases the lock: set it again.
                 None => {
                     self.kick.store(true, Ordering::SeqCst);
                     fence(Ordering::SeqCst);
@@ -84,22 +86,22 @@ impl<T> Attended<T> {
         }
     }
 
-    /// For one that brings news: the lock, to work and to be let go by [`Self::release`]. `None`: another
-    /// thread has it, and does.
+    /// For a thread that brings new work: the lock, to do the work and then [`Self::release`] it. `None`:
+    /// another thread has the lock, and does the work.
     #[inline]
     pub fn look(&self) -> Option<MutexGuard<'_, T>> {
         self.kick.store(true, Ordering::SeqCst);
-        // Marked before the lock is looked at.
+        // The mark is set before the lock is tried.
         fence(Ordering::SeqCst);
         let inner = self.inner.try_lock()?;
-        // Exchanged, not stored: what the work then reads must not be read before, or the news of one who
-        // left a mark in between is missed with it. (A store may be late on ARM.)
+        // An exchange, not a store: the reads of the work that follows must not be done earlier, or they
+        // could miss the work of a thread that left a mark in between. (On ARM, a store may be delayed.)
         self.kick.swap(false, Ordering::SeqCst);
         Some(inner)
     }
 }
 
-/// The mark is looked at after the lock is free. On x86, letting go of the lock is a barrier itself.
+/// The mark is read after the lock is free. On x86, unlocking is a barrier itself.
 #[inline]
 fn after_unlock() {
     if cfg!(not(any(target_arch = "x86_64", target_arch = "x86"))) {

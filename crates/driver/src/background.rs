@@ -28,19 +28,19 @@ pub(crate) fn in_background() -> bool {
 pub(crate) fn start() -> io::Result<Arc<Engine>> {
     let engine = Arc::new(Engine::new()?);
     let weak = Arc::downgrade(&engine);
-    // The program's signals are the program's: its own threads take them.
+    // The program's own threads handle its signals.
     let thread = fork::with_signals_blocked(|| sys::spawn("uwarp-progress", move || run(&weak)))?;
-    // Not before nothing can fail any more: a child must not close a number that by then belongs to another
-    // descriptor.
+    // After everything that can fail: a child must not close a descriptor number that another descriptor has
+    // by then.
     engine.track();
-    // The first to set it is this.
+    // Set only here, so it cannot be set already.
     let _ = engine.background.set(thread);
     Ok(engine)
 }
 
-/// What the thread knows beside its mode.
+/// State of the thread beside its mode.
 struct Background {
-    /// Sleeps beside threads that poll since it last served.
+    /// How often it has slept beside polling threads since it last served.
     naps: usize,
     /// It has slept on the sockets, and the leader may not know of all timers yet.
     has_served: bool,
@@ -68,7 +68,7 @@ fn run(engine: &Weak<Engine>) {
 }
 
 impl Background {
-    /// Does what these signs call for, and is awake again.
+    /// Sleeps as these signs require; its mode is `Awake` afterwards.
     fn sleep(&mut self, engine: &Engine, signs: Signs) {
         let mode = Mode::next(signs);
         match mode {
@@ -82,8 +82,8 @@ impl Background {
         engine.mode.enter(Mode::Awake);
     }
 
-    /// Sleeps as long as threads poll in earnest or lead one after the other; for a moment only, if the mode
-    /// says so.
+    /// Sleeps while threads poll in earnest or lead one after the other; for a moment only, if the mode
+    /// requires that.
     fn stand_back(&mut self, engine: &Engine, mode: Mode) {
         if engine.is_led() {
             self.leave_timers_to_leader(engine);
@@ -91,7 +91,7 @@ impl Background {
         let nap = nap(self.naps);
         self.naps = self.naps.saturating_add(1);
         engine.mode.enter(mode);
-        // A thread that handed over before has not seen this mode, and woke nobody.
+        // A thread that handed over before this did not see this mode, and woke no thread.
         match (engine.last_poll.get(), nap) {
             (None, _) => {}
             (Some(_), Some(time)) => engine.watchdog.nap(time),
@@ -99,7 +99,7 @@ impl Background {
         }
     }
 
-    /// No thread polls any more, so none looks at the descriptors that were left to one.
+    /// No thread polls any more, so no thread receives from the parked descriptors.
     fn take_back(&mut self, engine: &Engine) {
         engine.mode.enter(Mode::TakingBack);
         self.naps = 0;
@@ -116,7 +116,7 @@ impl Background {
         sys::park_timeout(NAP_BESIDE_LEADS);
     }
 
-    /// Ends a lead that has lasted long.
+    /// Ends a lead that has lasted too long.
     fn await_leader(&mut self, engine: &Engine, lead: Option<Lead>) {
         engine.mode.enter(Mode::AwaitingLeader);
         let Some(lead) = lead else { return };
@@ -133,7 +133,7 @@ impl Background {
         }
     }
 
-    /// From now on the leader is woken for each new timer that it may sleep past. It may not know of some
+    /// From now on the leader is woken for each new timer that it could sleep past. It may not know of timers
     /// that were set while this thread slept until an earlier one.
     fn leave_timers_to_leader(&mut self, engine: &Engine) {
         if std::mem::take(&mut self.has_served) && engine.first_timer().is_some_and(Engine::within_a_lead) {
@@ -141,7 +141,7 @@ impl Background {
         }
     }
 
-    /// Sleeps until something is ready, and serves it; not beside a lead that has just begun.
+    /// Sleeps until something is ready, and serves it; does not sleep beside a lead that has just begun.
     fn serve(&mut self, engine: &Engine) {
         self.has_served = true;
         let deadline = engine.first_timer();
@@ -150,14 +150,15 @@ impl Background {
         if engine.is_led() {
             return;
         }
-        // A thread that set a timer before has not seen this mode.
+        // A thread that set a timer before this did not see this mode.
         let limit = (engine.first_timer() != deadline).then_some(Duration::ZERO);
         match guarded(|| engine.wait_until(deadline, limit)).unwrap_or(Ok(Looked::default())) {
             Ok(Looked { woken: false, .. }) | Err(Errno::INTR) => {}
             Ok(Looked { woken: true, .. }) => {
                 engine.take_wake();
                 if engine.is_led() {
-                    // It may have been meant for the thread that is about to sleep here for a channel.
+                    // The wake-up may have been meant for the thread that is about to sleep here for a
+                    // channel.
                     engine.wake();
                 }
             }
@@ -169,11 +170,13 @@ impl Background {
     }
 }
 
-/// Without this, a panic while one connection is served would stop all of them.
+/// Without this, a panic in one connection's service would stop all of them.
 fn guarded<T>(serve: impl FnOnce() -> T) -> Option<T> {
-    // Locks are released on the way, and only the failed source can be half changed.
+    // Locks are released during unwinding, and only the failed source can be in an inconsistent state.
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve));
     result
-        .inspect_err(|_| tracing::error!("a panic while serving a connection; going on with the others"))
+        .inspect_err(|_| {
+            tracing::error!("a panic while serving a connection; the other connections continue")
+        })
         .ok()
 }

@@ -42,23 +42,24 @@ pub struct Channel {
     descriptor: Bell,
     /// A thread that blocks on this channel sleeps on the sockets.
     leading: AtomicBool,
-    /// The completion queue that was armed last, whose sockets a short look asks directly.
+    /// The completion queue that was armed last; a short look receives directly from its sockets.
     armed: Mutex<Weak<Cq>>,
-    /// A thread is in a call that waits for an event. A hint: it may have left with a jump.
+    /// A thread is in a call that waits for an event. A hint: it may have left the call by a jump.
     attended: AtomicBool,
-    /// The background thread brought an event while no thread was in such a call, and no call has found the
+    /// The background thread queued an event while no thread was in such a call, and no call has found the
     /// queue empty since: the program waits on the descriptor, or computes.
     waits_elsewhere: AtomicBool,
     spinning: Spinning,
 }
 
-/// The channel, by address, that a thread blocks on. Events that this thread brings about need no descriptor.
+/// The channel, by address, that a thread blocks on. Events that this thread queues itself need no
+/// descriptor.
 #[derive(Clone, Copy)]
 enum BlockedOn {
     Nothing,
-    /// It looks for a short while.
+    /// It looks for an event for a short time.
     Looking(usize),
-    /// It leads. If it does not any more, it has left the call with a jump.
+    /// It leads. If its lead is over, it has left the call by a jump.
     Leading(usize, Lead),
 }
 
@@ -66,11 +67,11 @@ thread_local! {
     static BLOCKED_ON: Cell<BlockedOn> = const { Cell::new(BlockedOn::Nothing) };
 }
 
-/// The calling thread has left the call in which it blocked on a channel, perhaps with a jump out of a
-/// signal's handler while it looked there for a short while. An event that it brings about now goes to the
-/// descriptor.
+/// The calling thread is no longer in the call in which it blocked on a channel. It may have left it by a
+/// jump out of a signal's handler while it looked for an event. An event that it queues now makes the
+/// descriptor readable.
 ///
-/// Returns the lead that it has left so, if it had one.
+/// Returns the lead that it left in this way, if it had one.
 pub(crate) fn waits_no_more() -> Option<Lead> {
     // A thread that is ending waits for nothing.
     match BLOCKED_ON.try_with(|on| on.replace(BlockedOn::Nothing)) {
@@ -150,7 +151,7 @@ impl Channel {
                 self.descriptor.silence();
             }
         } else if event.is_some() {
-            // Others wait for what is left: at the descriptor, or on the sockets.
+            // Other threads wait for the remaining events: at the descriptor, or on the sockets.
             self.raise(&mut queue);
             drop(queue);
             self.wake_leader();
@@ -164,13 +165,13 @@ impl Channel {
         self.get_within(None)
     }
 
-    /// Like [`Self::get`], for `limit` and little more.
+    /// As [`Self::get`], but waits only for `limit` or slightly longer.
     pub fn get_within(&self, limit: Option<Duration>) -> Result<u64, ChannelError> {
         self.wait_for(limit, |first| if first { self.take_first() } else { self.take() })
     }
 
-    /// Like [`Self::get_within`], for a caller that takes events together with what they speak of: `take` does
-    /// so by [`Self::take_first`] when it is called with `true`, and by [`Self::take`] otherwise.
+    /// As [`Self::get_within`], for a caller that takes events together with the objects they concern: `take`
+    /// does this with [`Self::take_first`] if it is called with `true`, and with [`Self::take`] otherwise.
     pub fn wait_for<T>(
         &self,
         limit: Option<Duration>,
@@ -201,10 +202,11 @@ impl Channel {
         }
     }
 
-    /// The oldest event, at the beginning of a call that takes one. If there is none, the program waits here.
+    /// The oldest event, at the beginning of a call that takes one. If there is none, the program waits in
+    /// this call.
     ///
-    /// An event that is there does not tell where the program waits: it may have come together with the last
-    /// one, or with what the program posted.
+    /// An event that is found does not show where the program waits: it may have come together with the last
+    /// one, or because of what the program posted.
     pub fn take_first(&self) -> Option<u64> {
         self.attended.store(false, Ordering::Relaxed);
         let event = self.pop();
@@ -223,16 +225,16 @@ impl Channel {
         event
     }
 
-    /// Serves the sockets until there is an event, until the background thread wants them (when nothing has
-    /// come for some milliseconds), or for `limit`. Returns whether there is an event, for [`Self::take`]. If
-    /// not, the caller sleeps until the descriptor is readable, in any way, and takes what is there: the
-    /// background thread serves the sockets meanwhile.
+    /// Serves the sockets until there is an event, until the background thread takes them over (when nothing
+    /// has come for some milliseconds), or for `limit`. Returns whether there is an event, for
+    /// [`Self::take`]. If not, the caller sleeps in any way until the descriptor is readable, and takes what
+    /// is there; the background thread serves the sockets meanwhile.
     ///
-    /// The descriptor may not be readable although there is an event, until the caller has taken it: one that
-    /// does not come to that calls [`Self::abandon`].
+    /// If this returns `true`, the descriptor may not be readable until the caller has taken the event. A
+    /// caller that does not take it calls [`Self::abandon`].
     pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
         if let Some(lead) = waits_no_more() {
-            self.engine.astray.found(lead);
+            self.engine.lost_leads.remove(lead);
         }
         if fork::nonblocking(self.fd()) {
             self.engine.poll_once();
@@ -242,13 +244,14 @@ impl Channel {
         if self.spin() {
             return Ok(true);
         }
-        // What this thread polled in earnest it polls no more.
+        // This thread no longer polls what it polled in earnest.
         self.engine.unpark();
         let Some(leader) = self.engine.lead() else { return Ok(!self.is_empty()) };
         let until = limit.map(|limit| sys::now() + limit);
         let blocked = Blocked::on(self, leader.lead());
-        // Looks before sleeping: an event pushed before `leading` was set woke nobody. Keeps the lead until
-        // there is an event: giving it up and taking it again wakes the background thread each time.
+        // Checks before sleeping: an event that was queued before `leading` was set woke no thread. Keeps the
+        // lead until there is an event: ending it and beginning it again would wake the background thread
+        // each time.
         while self.is_empty() {
             let left = until.map(|until| until.saturating_duration_since(sys::now()));
             if leader.is_over() || left.is_some_and(|left| left.is_zero()) {
@@ -263,7 +266,7 @@ impl Channel {
         Ok(true)
     }
 
-    /// A thread that was about to take an event is gone, or does something else.
+    /// A thread that was about to take an event has ended, or does something else.
     pub fn abandon(&self) {
         let mut queue = self.queue.lock();
         if !queue.events.is_empty() {
@@ -273,14 +276,15 @@ impl Channel {
         }
     }
 
-    /// Whether a signal's handler that has run interrupts a call that waits, as it would a blocking `read`.
+    /// Whether a signal handler that has run interrupts a waiting call, as it would interrupt a blocking
+    /// `read`.
     pub fn interruptible() -> bool {
         !fork::interruptions_restart()
     }
 
-    /// The program armed a completion queue that reports here, and is going to wait. If it waits on the
-    /// descriptor, the background thread has to bring the event about; a thread that blocks in [`Self::get`]
-    /// does so itself.
+    /// The program has armed a completion queue that reports here, and will wait. If it waits on the
+    /// descriptor, the background thread must produce the event; a thread that blocks in [`Self::get`] does
+    /// so itself.
     pub fn armed(&self, cq: &Weak<Cq>) {
         let mut armed = self.armed.lock();
         if !armed.ptr_eq(cq) {
@@ -292,8 +296,8 @@ impl Channel {
         }
     }
 
-    /// Looks for a short while before going to sleep, as long as that has paid lately: falling asleep and
-    /// being woken costs more than most replies take. Says whether there is an event.
+    /// Looks for an event for a short time before sleeping, as long as that has been useful lately: falling
+    /// asleep and being woken costs more than most replies take. Returns whether there is an event.
     fn spin(&self) -> bool {
         let Some(score) = self.spinning.begin() else { return false };
         let cq = self.armed.lock().upgrade();
@@ -332,7 +336,7 @@ impl Channel {
         self.remove_if(|event| event == cookie)
     }
 
-    /// Drops the queued events that `gone` picks; returns how many there were.
+    /// Drops the queued events that `gone` selects; returns how many there were.
     pub fn remove_if(&self, gone: impl Fn(u64) -> bool) -> usize {
         let mut queue = self.queue.lock();
         let before = queue.events.len();
@@ -342,7 +346,7 @@ impl Channel {
         removed
     }
 
-    /// Drops one queued event, in a channel where each cookie is larger than those before it.
+    /// Drops one queued event, in a channel where each cookie is larger than the ones before it.
     pub fn remove_ascending(&self, cookie: u64) {
         let mut queue = self.queue.lock();
         if let Ok(at) = queue.events.binary_search(&cookie) {
@@ -358,7 +362,7 @@ impl Channel {
         }
     }
 
-    /// Whether no event waits.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.queue.lock().events.is_empty()
     }

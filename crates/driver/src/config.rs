@@ -94,7 +94,8 @@ impl Config {
         match lookup("UWARP_DEVICES").as_deref() {
             None | Some("" | "one") => {}
             Some("per-interface") => tracing::warn!(
-                "UWARP_DEVICES=per-interface is accepted, but not implemented yet: there is one device with all addresses"
+                "UWARP_DEVICES=per-interface is accepted, but not implemented yet: there is one device with \
+                 all addresses"
             ),
             Some(other) => odd("UWARP_DEVICES", other, "one, per-interface"),
         }
@@ -140,7 +141,7 @@ fn choice<T: Copy>(
 }
 
 fn odd(name: &str, value: &str, allowed: &str) {
-    tracing::warn!("{name}={value} is not valid and ignored; allowed: {allowed}");
+    tracing::warn!("{name}={value} is not valid and is ignored; allowed: {allowed}");
 }
 
 /// Default of `UWARP_MCAST_PORT`.

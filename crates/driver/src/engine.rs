@@ -1,6 +1,6 @@
 //! One epoll instance with what it watches, and its timers.
 //!
-//! Who calls [`Engine::poll_once`] and who sleeps here is decided in `progress`.
+//! `progress` decides which thread calls [`Engine::poll_once`] and which sleeps here.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use slab::Slab;
 
-use crate::astray::{self, Astray};
 use crate::fork;
+use crate::lost_leads::{self, LostLeads};
 use crate::progress::{CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
 use crate::source::{Source, Token};
 use crate::sync::{AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
@@ -34,25 +34,26 @@ struct Timers {
 /// The engine of this process.
 pub struct Engine {
     epoll: Watch,
-    /// Level-triggered: makes one waiter look around.
+    /// Level-triggered: makes one waiting thread look around.
     wake: Bell,
     sources: RwLock<Slab<Slot>>,
     generation: AtomicU64,
     timers: Mutex<Timers>,
     start: Instant,
-    /// What the background thread does.
+    /// The mode of the background thread.
     pub(crate) mode: CurrentMode,
-    /// Which thread of the program sleeps here.
+    /// The thread of the program that sleeps here, if one does.
     pub(crate) lead: CurrentLead,
     /// Leads that were taken from their threads.
-    pub(crate) astray: Astray,
+    pub(crate) lost_leads: LostLeads,
     pub(crate) last_poll: LastPoll,
     pub(crate) watchdog: Watchdog,
-    /// How often there was something to read when the background thread took the sockets back.
+    /// How often there was input when the background thread took the sockets back.
     missed: AtomicU64,
     pub(crate) background: OnceLock<Thread>,
     /// Descriptors that are not watched, because a thread that polls in earnest receives from them all the
-    /// time: the wake-up call that each packet would make for no thread takes a good part of a microsecond.
+    /// time. If they were watched, each packet would cost a wake-up of no thread, a good part of a
+    /// microsecond.
     parked: Mutex<Vec<Token>>,
     /// Changes whenever the parked descriptors are watched again.
     park_epoch: AtomicU64,
@@ -68,19 +69,19 @@ const EXIT_BEGUN: u8 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParkMark(u64);
 
-/// What a look at the descriptors found.
+/// The result of a look at the descriptors.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Looked {
-    /// The wake descriptor was among them.
+    /// The wake descriptor was ready.
     pub woken: bool,
-    /// Others that were ready and have been served.
+    /// Other descriptors that were ready and have been served.
     pub served: usize,
-    /// There was something to read among these.
+    /// One of these had input.
     pub input: bool,
 }
 
 impl Engine {
-    /// Without its background thread.
+    /// An engine without its background thread.
     pub(crate) fn new() -> io::Result<Self> {
         let epoll = Watch::new()?;
         let wake = Bell::new(true)?;
@@ -94,7 +95,7 @@ impl Engine {
             start: sys::now(),
             mode: CurrentMode::new(),
             lead: CurrentLead::new(),
-            astray: Astray::default(),
+            lost_leads: LostLeads::default(),
             last_poll: LastPoll::new(),
             watchdog: Watchdog::new()?,
             missed: AtomicU64::new(0),
@@ -105,15 +106,15 @@ impl Engine {
         })
     }
 
-    /// Has a forked child close its copies of the engine's descriptors.
+    /// Makes a forked child close its copies of the engine's descriptors.
     pub(crate) fn track(&self) {
         fork::track(self.epoll.fd());
         fork::track(self.wake.fd());
         self.watchdog.track();
     }
 
-    /// Registers a descriptor, edge-triggered for input, room and hang-up. If it is ready already, a call
-    /// follows.
+    /// Registers a descriptor, edge-triggered for input, room and hang-up. If it is ready already, the source
+    /// is called soon.
     pub fn register(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
         let token = self.insert(source, Some(fd));
         fork::track(fd);
@@ -148,8 +149,8 @@ impl Engine {
         Some(slot)
     }
 
-    /// Forgets a source: before its descriptor is closed or handed on. No call begins after this returns; one
-    /// that another thread has begun may still run.
+    /// Forgets a source, before its descriptor is closed or passed on. No call to it begins after this
+    /// returns; a call that another thread has begun may still run.
     pub fn deregister(&self, token: Token) {
         let slot = self.remove(token);
         self.set_timer(token, None);
@@ -159,22 +160,23 @@ impl Engine {
         }
     }
 
-    /// Another source takes over a token with its descriptor and timer. Calls to the old one that have begun
-    /// may still run, and what they were told of the new one does not hear: it looks for itself first.
+    /// Another source takes over a token with its descriptor and timer. Calls to the old source that have
+    /// begun may still run, and the new source does not see what they reported: it checks its descriptor
+    /// itself first.
     pub(crate) fn replace(&self, token: Token, source: Arc<dyn Source>) {
         let mut sources = self.sources.write();
         let slot = sources.get_mut(token.index()).filter(|s| s.token == token);
         let old = slot.map(|slot| std::mem::replace(&mut slot.source, source));
         drop(sources);
-        // What it owns may have locks of its own.
+        // The source may own things with locks of their own.
         drop(old);
     }
 
-    /// Makes the system report a descriptor again that was left with work to do.
+    /// Makes the system report a descriptor again; its owner left work undone.
     pub fn rearm(&self, token: Token) {
         let fd = self.sources.read().get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd);
         if let Some(fd) = fd {
-            // Fails only when the descriptor is closed already, or parked: then it is looked at anyway.
+            // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
             let _ = self.epoll.rearm(fd, token.0);
         }
     }
@@ -182,13 +184,13 @@ impl Engine {
     /// Stops watching a descriptor whose owner polls it in earnest; refused unless the background thread
     /// stands back.
     pub(crate) fn park(&self, token: Token) -> Option<ParkMark> {
-        // Called at every poll of a thread in earnest, and mostly refused at first.
+        // Called at every poll of a thread in earnest, and usually refused at first.
         if !self.mode.glance().allows_parking() {
             return None;
         }
         let mut parked = self.parked.lock();
-        // Again with the lock: the background thread leaves that mode before it takes the lock to watch what
-        // is parked.
+        // Checked again with the lock: the background thread leaves that mode before it takes the lock to
+        // watch the parked descriptors.
         if !self.mode.glance().allows_parking() {
             return None;
         }
@@ -200,7 +202,7 @@ impl Engine {
     }
 
     /// Watches the parked descriptors again if one of them has not been polled since the last call: a thread
-    /// may poll a queue pair in earnest, and then another one.
+    /// may poll one queue pair in earnest, and later another one.
     pub(crate) fn unpark_forgotten(&self) {
         let tokens: smallvec::SmallVec<[Token; 4]> = self.parked.lock().iter().copied().collect();
         if tokens.into_iter().any(|token| self.find(token).is_some_and(|source| !source.polled())) {
@@ -213,7 +215,7 @@ impl Engine {
         self.park_epoch.load(Ordering::Relaxed) == mark.0
     }
 
-    /// Watches all parked descriptors again; what they are ready for is reported anew.
+    /// Watches all parked descriptors again; the system reports anew what they are ready for.
     pub(crate) fn unpark(&self) {
         let mut parked = self.parked.lock();
         if parked.is_empty() {
@@ -225,7 +227,7 @@ impl Engine {
             if let Some(fd) = sources.get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd)
                 && let Err(e) = self.epoll.add(fd, token.0)
             {
-                // It was watched before, so this takes a limit that others have used up meanwhile.
+                // It was watched before, so another use has reached a limit of the system meanwhile.
                 tracing::error!("cannot watch a connection any more: {e}");
             }
         }
@@ -244,8 +246,8 @@ impl Engine {
         let Some(at) = at else { return };
         timers.order.insert((at, token));
         drop(timers);
-        // A thread that polls, and one that begins to lead or to serve after this, looks at the timers
-        // itself.
+        // A thread that polls checks the timers itself, and so does a thread that begins to lead or to serve
+        // after this.
         let oversleeps = match self.mode.get() {
             Mode::Serving { until } => self.nanos(at) < until,
             _ => self.is_led() && Self::within_a_lead(at),
@@ -267,7 +269,7 @@ impl Engine {
         at < sys::now() + LEAD * 2
     }
 
-    /// Wakes whichever thread can do what the exit requests; says whether one has begun. Takes no lock.
+    /// Wakes a thread that can do what the exit requests; returns whether one has begun. Takes no lock.
     pub(crate) fn request_exit(&self) -> bool {
         let begun = self.exit.compare_exchange(RUNNING, EXIT_REQUESTED, Ordering::SeqCst, Ordering::SeqCst);
         if begun == Err(EXIT_BEGUN) {
@@ -279,7 +281,7 @@ impl Engine {
         false
     }
 
-    /// Wakes the background thread where it waits for a lead to end.
+    /// Wakes the background thread if it waits for a lead to end.
     pub(crate) fn unpark_background(&self) {
         if let Some(thread) = self.background.get() {
             thread.unpark();
@@ -305,7 +307,7 @@ impl Engine {
         self.wake.ring();
     }
 
-    /// A time by the engine's clock.
+    /// Converts a time to the engine's clock.
     pub(crate) fn nanos(&self, at: Instant) -> Nanos {
         nanos(at.saturating_duration_since(self.start))
     }
@@ -315,8 +317,8 @@ impl Engine {
         self.nanos(sys::now())
     }
 
-    /// A thread polls in earnest: the background thread may stand back for a while. `waits`: it has just
-    /// begun to wait, and most likely has some microseconds to spare.
+    /// A thread polls in earnest: the background thread may stand back for a while. `waits`: the thread has
+    /// just begun to wait, and most likely has some microseconds to spare.
     pub(crate) fn note_earnest(&self, waits: bool) {
         self.note_earnest_at(self.now(), waits);
     }
@@ -326,7 +328,7 @@ impl Engine {
         self.watchdog.push(now, waits);
     }
 
-    /// The polling is over as far as the caller is concerned: the background thread gets the sockets at once.
+    /// The caller stops polling: the background thread gets the sockets at once.
     pub(crate) fn hand_over(&self) {
         self.last_poll.hand_over();
         if self.mode.get().heeds_hand_over() {
@@ -349,7 +351,7 @@ impl Engine {
         self.lead.get().is_some()
     }
 
-    /// Serves what is ready now; says how many descriptors that were.
+    /// Serves what is ready now; returns the number of descriptors.
     pub fn poll_once(&self) -> usize {
         // EINTR on a wait without timeout is harmless.
         self.wait_once(Some(Duration::ZERO)).map_or(0, |looked| looked.served)
@@ -361,7 +363,7 @@ impl Engine {
         self.wait_until(deadline, limit)
     }
 
-    /// The same for a caller that has read the first timer.
+    /// As [`Self::wait_once`], for a caller that has read the first timer.
     pub(crate) fn wait_until(
         &self,
         deadline: Option<Instant>,
@@ -406,23 +408,24 @@ impl Engine {
         }
     }
 
-    /// The bell has woken this thread. It rings on if it may have been meant for one that has not run since.
+    /// The bell has woken this thread. It is not silenced if it may be meant for a thread that has not run
+    /// since.
     pub(crate) fn take_wake(&self) {
-        if self.astray.any() {
+        if self.lost_leads.any() {
             self.wake();
-            sys::sleep(astray::NAP);
+            sys::sleep(lost_leads::NAP);
         } else {
-            // Another thread may have been faster.
+            // Another thread may have silenced it first.
             self.wake.silence();
         }
     }
 
-    /// Makes the system report again what every descriptor is ready for: a thread has left with what it was
-    /// told.
+    /// Makes the system report again what every descriptor is ready for: a thread has left without handling
+    /// what was reported to it.
     pub(crate) fn rearm_all(&self) {
         let sources = self.sources.read();
         for (fd, token) in sources.iter().filter_map(|(_, slot)| Some((slot.fd?, slot.token))) {
-            // Fails only when the descriptor is closed already, or parked: then it is polled anyway.
+            // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
             let _ = self.epoll.rearm(fd, token.0);
         }
     }

@@ -1,4 +1,5 @@
-//! Forks, signals, thread cancellation and descriptors by number: what needs the system's C interface.
+//! Forks, signals, thread cancellation and descriptors by number: everything that needs the system's C
+//! interface.
 
 // Reason: handlers for fork, signal masks, cancellation states, and descriptors that are known by number.
 #![allow(unsafe_code)]
@@ -17,7 +18,7 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Objects that the program has, and calls in progress; see [`object_made`].
 static OBJECTS: AtomicIsize = AtomicIsize::new(0);
-/// Descriptors that a forked child has to close. Locked over a fork.
+/// Descriptors that a forked child must close. Locked during a fork.
 static DESCRIPTORS: LazyLock<Mutex<HashSet<RawFd>>> = LazyLock::new(Mutex::default);
 
 /// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
@@ -27,8 +28,8 @@ pub fn has_more_rights_than_its_caller() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Whether this process is a child that was forked while the program had something open. Its queue pairs are
-/// its parent's.
+/// Whether this process is a child that was forked while the program had something open. Its queue pairs
+/// belong to its parent.
 pub fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
@@ -38,7 +39,8 @@ fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A value that the process has once. A child that starts afresh does not see its parent's: it gets its own.
+/// A value that exists once in a process. A child that starts afresh does not see its parent's value: it gets
+/// its own.
 pub struct OncePerProcess<T>(Mutex<Option<(u32, T)>>);
 
 impl<T: Clone> OncePerProcess<T> {
@@ -53,7 +55,8 @@ impl<T: Clone> OncePerProcess<T> {
         self.0.lock().as_ref().filter(|(made_in, _)| *made_in == generation()).map(|(_, value)| value.clone())
     }
 
-    /// The value; `make` makes it the first time, with the lock held. A value that a parent left is dropped.
+    /// The value; at the first call `make` makes it, with the lock held. A value of the parent process is
+    /// dropped.
     ///
     /// # Errors
     /// Those of `make`.
@@ -66,20 +69,20 @@ impl<T: Clone> OncePerProcess<T> {
     }
 }
 
-/// The program got an object of ours, or a call began. A child that is forked before the matching
+/// The program got an object of this library, or a call began. A child that is forked before the matching
 /// [`object_gone`] has no device.
 pub fn object_made() {
     OBJECTS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The program gave an object back, or a call ended; or the object turned out to be one that we keep for
-/// ourselves.
+/// The program returned an object, or a call ended; or the object turned out to be one that the library keeps
+/// for itself.
 pub fn object_gone() {
     OBJECTS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// What the process has once and a child that starts afresh has not: the device. It is locked over a fork, so that no child finds it
-/// half made.
+/// The device, which exists once in a process and which a child that starts afresh does not have. It is
+/// locked during a fork, so that no child finds it half made.
 pub(crate) struct Device<T>(Mutex<Option<T>>);
 
 impl<T> Device<T> {
@@ -97,11 +100,11 @@ impl<T> Device<T> {
     }
 }
 
-/// A device as the handlers see it.
+/// The device as the fork handlers see it.
 pub(crate) trait AcrossFork: Sync {
     /// Locks it.
     fn hold(&self);
-    /// In the child: the parent's is none of its own.
+    /// In the child: forgets the parent's device, without dropping it.
     ///
     /// # Safety
     /// It is held.
@@ -129,7 +132,7 @@ impl<T: Send> AcrossFork for Device<T> {
     }
 }
 
-/// What the handlers deal with: the device, and what else a child must forget that starts afresh.
+/// What the handlers handle: the device, and a function that forgets the other state of the parent.
 static INSTALLED: OnceLock<(&'static dyn AcrossFork, fn())> = OnceLock::new();
 
 /// Installs the handlers, once.
@@ -137,13 +140,13 @@ pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn()) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         LazyLock::force(&DESCRIPTORS);
-        // Before any handler can run: a fork must find the same in all of them.
+        // Before any handler can run: all three handlers of a fork must see the same state.
         INSTALLED.get_or_init(|| (device, forget));
         // SAFETY: the handlers are functions of this object, which is never unloaded (linked with -z
         // nodelete).
         let rc = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
         if rc != 0 {
-            tracing::warn!("no fork handler could be installed; a forked child keeps copies of the sockets");
+            tracing::warn!("cannot install the fork handlers; a forked child keeps copies of the sockets");
         }
     });
 }
@@ -171,7 +174,8 @@ extern "C" fn child() {
         FORKED.store(true, Ordering::Relaxed);
     } else {
         GENERATION.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: `before` locked it in the thread that this one is a copy of. Its descriptors are closed below.
+        // SAFETY: `before` locked it in the thread that this one is a copy of. Its descriptors are closed
+        // below.
         unsafe { device.forget() };
         forget();
     }
@@ -194,7 +198,7 @@ pub(crate) fn track(fd: RawFd) {
     DESCRIPTORS.lock().insert(fd);
 }
 
-/// Removes such a record.
+/// Removes a record of [`track`].
 pub(crate) fn untrack(fd: RawFd) {
     DESCRIPTORS.lock().remove(&fd);
 }
@@ -247,14 +251,14 @@ fn set_cancel_state(state: c_int) -> c_int {
 pub struct Uncancelled(c_int);
 
 impl Uncancelled {
-    /// From now on.
+    /// Cancellation is deferred from now on.
     #[inline]
     pub fn begin() -> Self {
         const PTHREAD_CANCEL_DISABLE: c_int = 1;
         Self(set_cancel_state(PTHREAD_CANCEL_DISABLE))
     }
 
-    /// What the program had set before.
+    /// The state that the program had set before.
     pub fn state_before(&self) -> c_int {
         self.0
     }
@@ -267,14 +271,14 @@ impl Drop for Uncancelled {
     }
 }
 
-/// What the program has set with `pthread_setcancelstate` in the calling thread, which now defers
-/// cancellation. The state is restored while the thread sleeps on the sockets: a signal's handler may jump
-/// out of that sleep, and then nothing would restore it.
+/// The state that the program has set with `pthread_setcancelstate` in the calling thread, which now defers
+/// cancellation. This state is restored while the thread sleeps on the sockets: a signal handler may jump out
+/// of that sleep, and then nothing else would restore it.
 pub fn set_cancel_state_asleep(state: Option<c_int>) {
     CANCEL_STATE_ASLEEP.with(|cell| cell.set(state));
 }
 
-/// Makes a system call that sleeps. It is not made through the C library, so it is not a cancellation point.
+/// Makes a system call that sleeps. It bypasses the C library, so it is not a cancellation point.
 pub(crate) fn asleep<T>(call: impl FnOnce() -> T) -> T {
     let Some(state) = CANCEL_STATE_ASLEEP.with(Cell::get) else { return call() };
     let ours = set_cancel_state(state);
@@ -283,9 +287,9 @@ pub(crate) fn asleep<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Requests that the scheduler runs this thread soon and briefly. It has microseconds of work when it is
-/// woken; beside a program that spins on memory on every core it would otherwise wait for the end of that
-/// program's slice (milliseconds). Linux 6.12 and later do so without any right; earlier ones ignore it.
+/// Requests that the scheduler runs this thread soon and briefly. The thread has microseconds of work when it
+/// is woken. Beside a program that spins on memory on every core it would otherwise wait for the end of that
+/// program's slice (milliseconds). Linux 6.12 and later grant this without any right; earlier ones ignore it.
 pub(crate) fn ask_for_short_slices() {
     /// `struct sched_attr` of the system, first version.
     #[repr(C)]
@@ -337,7 +341,7 @@ pub(crate) fn interruptions_restart() -> bool {
 pub(crate) fn at_exit(f: extern "C" fn()) {
     // SAFETY: `f` is a function of this object, which is never unloaded.
     if unsafe { libc::atexit(f) } != 0 {
-        tracing::warn!("no exit handler could be installed; close connections before exiting");
+        tracing::warn!("cannot install the exit handler; programs must close connections before they exit");
     }
 }
 

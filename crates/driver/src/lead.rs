@@ -10,13 +10,13 @@ use crate::progress::{Due, LEAD, Lead, Mode};
 use crate::sync::thread_local;
 
 thread_local! {
-    /// This thread is the leader: should it exit, in the handler of a signal, no thread leads any more.
+    /// This thread is the leader: if it exits, in the handler of a signal, no thread leads any more.
     static LEADS: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Engine {
-    /// Becomes the one thread that sleeps here for a channel, until it is dismissed. `None`: another one
-    /// does.
+    /// Becomes the one thread that sleeps here for a channel, until it is dismissed. `None`: another thread
+    /// is the leader.
     pub(crate) fn lead(&self) -> Option<Leader<'_>> {
         let now = self.now();
         let lead = Lead::beginning(now);
@@ -28,31 +28,31 @@ impl Engine {
         Some(Leader { engine: self, lead })
     }
 
-    /// Requests that another thread tells all sources that the process exits; says whether it has begun. Must
-    /// be called again until then. Takes no lock: the calling thread may have been stopped anywhere, by a
-    /// signal whose handler exits.
+    /// Requests that another thread reports the exit of the process to all sources; returns whether that has
+    /// begun. Must be called again until then. Takes no lock: a signal whose handler exits may have stopped
+    /// the calling thread anywhere.
     pub(crate) fn exit(&self) -> bool {
-        // Another leader goes on, and would not be woken for its channel if it were not known.
+        // Another leader continues, and would not be woken for its channel if it were not known.
         if LEADS.with(Cell::get) {
             self.lead.end_any();
         }
         self.request_exit()
     }
 
-    /// Tells the thread with this lead to [retire](Leader::retire).
+    /// Requests that the thread with this lead [retires](Leader::retire).
     pub(crate) fn dismiss(&self, lead: Lead) {
         if self.lead.dismiss(lead) {
             self.wake();
         }
     }
 
-    /// What a thread that polls does now and then in place of the background thread.
+    /// What a polling thread does from time to time in place of the background thread.
     pub(crate) fn look_after(&self) {
         self.unpark_forgotten();
         self.end_long_lead();
     }
 
-    /// Threads that poll keep the background thread from ending a long lead, and may do so for ever.
+    /// Polling threads keep the background thread from ending a long lead, possibly for ever, so they end it.
     pub(crate) fn end_long_lead(&self) {
         let Some(lead) = self.lead.get() else { return };
         match Due::at(lead.age(self.now())) {
@@ -63,14 +63,16 @@ impl Engine {
     }
 
     /// A thread has left its lead without ending it: it jumped out of a signal's handler. If the thread was
-    /// only held up, it finds out when it wakes.
+    /// only delayed, it learns of this when it wakes.
     pub(crate) fn replace_leader(&self, lead: Lead) {
-        let mut astray = self.astray.lock();
+        let mut lost = self.lost_leads.lock();
         if self.lead.end(lead) {
-            astray.add(lead);
-            drop(astray);
-            tracing::debug!("a thread that waited for events has left; serving the connections here");
-            // What the system has told it is lost.
+            lost.add(lead);
+            drop(lost);
+            tracing::debug!(
+                "a thread that waited for events has left its call; other threads serve the connections"
+            );
+            // What the system has reported to that thread is lost.
             self.rearm_all();
         }
     }
@@ -93,8 +95,8 @@ impl Leader<'_> {
         !self.engine.lead.goes_on(self.lead) || self.own_limit().is_some_and(|left| left.is_zero())
     }
 
-    /// What is left of the lead if no thread dismisses the leader: the background thread sleeps on the
-    /// sockets, or is about to. Otherwise it sets no timer: that costs some microseconds, as much as half a
+    /// The rest of the lead, if no thread dismisses the leader: the background thread sleeps on the sockets,
+    /// or is about to. Otherwise no timer is set: setting one costs some microseconds, as much as half a
     /// message.
     fn own_limit(&self) -> Option<Duration> {
         let serving = matches!(self.engine.mode.get(), Mode::Serving { .. });
@@ -109,7 +111,7 @@ impl Leader<'_> {
         engine.unpark_background();
     }
 
-    /// Sleeps until something was ready, and serves it; no longer than `limit`. May return sooner.
+    /// Sleeps until something is ready, and serves it; no longer than `limit`. May return sooner.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
         let limit = [limit, self.own_limit()].into_iter().flatten().min();
         if self.engine.wait_once(limit)?.woken {
@@ -125,16 +127,17 @@ impl Leader<'_> {
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
         let engine = self.engine;
-        // What has come is the program's to handle, undisturbed; the background thread waits a little.
+        // The program handles what has come, undisturbed; the background thread waits a little.
         engine.note_earnest(false);
         LEADS.with(|leads| leads.set(false));
         if !engine.lead.end(self.lead) {
-            // It was replaced.
-            engine.astray.found(self.lead);
+            // Another thread has taken its place.
+            engine.lost_leads.remove(self.lead);
         }
         match engine.mode.get() {
             Mode::AwaitingLeader => engine.unpark_background(),
-            // A wake-up for an early timer may have come here, and the background thread would sleep past it.
+            // A wake-up for an early timer may have reached this thread, and the background thread would
+            // sleep past that timer.
             Mode::Serving { until } if engine.first_timer().is_some_and(|at| engine.nanos(at) < until) => {
                 engine.wake();
             }

@@ -1,33 +1,32 @@
-//! The loop: sockets, clock and RNIC; who makes progress and when.
+//! The loop: sockets, clock and RNIC; which thread makes progress, and when.
 //!
-//! * `progress`: who makes progress, and when: every decision of it.
+//! * `progress`: decides which thread makes progress, and when.
 //! * [`engine`]: one epoll instance for everything, and timers; `background`: its thread; `lead`: a thread of
 //!   the program in place of that one. `source`: what the engine serves.
-//! * [`qp`]: a queue pair with its socket; moves bytes between the two. `linger`: what becomes of the socket
+//! * [`qp`]: a queue pair with its socket; moves bytes between the two. `linger`: what happens to the socket
 //!   afterwards.
-//! * [`srq`]: a shared receive queue; goes on with the queue pairs that wait for it.
+//! * [`srq`]: a shared receive queue; continues the queue pairs that wait for it.
 //! * [`poll`]: what a thread that polls a completion queue does for progress.
 //! * [`channel`]: event queues with a descriptor; a thread that blocks on one sleeps on the sockets.
 //! * `watchdog`: how the background thread notices that polling has stopped.
 //! * [`nic`]: the device: limits, addresses; `qpn`: the registry of queue pair numbers.
 //! * [`stat`]: what `uwarp stat` sees.
-//! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`port`]: what the device's port is made
-//!   of, and when that changes.
+//! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`port`]: what the device's port
+//!   consists of, and when that changes.
 //! * `fork`, [`waits`]: the process and its threads.
 //!
 //! # Who makes progress
 //!
 //! Sockets are registered edge-triggered in one epoll instance. A background thread sleeps on it, so a
 //! program that computes or spins on memory still serves its peers. A thread that blocks on an event channel
-//! sleeps on the same instance; epoll wakes the thread that came last, so it is woken and the background
-//! thread is not. A thread that polls receives directly from the few sockets of its completion queue. Once it
-//! has polled in vain several times in a row it polls *in earnest*: if the background thread wakes beside
+//! sleeps on the same instance; epoll wakes the thread that came last, so this thread is woken and the
+//! background thread is not. A thread that polls receives directly from the few sockets of its completion
+//! queue. After several empty polls in a row it polls *in earnest*: if the background thread wakes beside
 //! such a thread, it sleeps on a watchdog that the polling pushes back.
 
 #![deny(unsafe_code)]
 
 pub mod address;
-mod astray;
 mod attended;
 mod background;
 pub mod channel;
@@ -36,6 +35,7 @@ pub mod engine;
 mod fork;
 mod lead;
 mod linger;
+mod lost_leads;
 pub mod netdev;
 pub mod nic;
 mod open;

@@ -1,4 +1,4 @@
-//! Streams that are over.
+//! Streams that have ended.
 //!
 //! Closing without loss (docs/contracts.md, "Wire rules"): send what the kernel has not taken yet, shut our
 //! side down, drain input for a bounded time, then close the link. The queue pair is no longer involved: it
@@ -17,29 +17,30 @@ use crate::engine::Engine;
 use crate::fork;
 use crate::source::{Readiness, Source, Token};
 
-/// How long it may take all in all.
+/// The limit for the whole end of a stream.
 const LIMIT: Duration = Duration::from_secs(2);
-/// A peer that answers and takes nothing for so long at the end of it is not waited for any longer, and is
-/// told so by a reset. It does not read, because a message waits for a receive that its program may never
-/// post; the end of the stream lies behind what it does not read, so its program would not hear of the end
-/// while this system goes on offering the bytes, for minutes. One that does not answer is another matter: the
-/// network may be out for a moment, and this system goes on sending after the close.
+/// If a peer answers but takes nothing for this long at the end of the limit, uwarp stops waiting and resets
+/// the connection. Such a peer does not read, because a message waits for a receive that its program may
+/// never post. The end of the stream lies behind what it does not read. So its program would not learn of the
+/// end while this system offers the bytes again and again, for minutes. A peer that does not answer is
+/// another matter: the network may be interrupted for a moment, and this system continues to send after the
+/// close.
 const STALLED: Duration = Duration::from_millis(500);
-/// So much earlier than the limit, because a process that exits waits no longer than that.
+/// Subtracted from the limit, because a process that exits waits no longer than that.
 const BEFORE_EXIT: Duration = Duration::from_millis(250);
-/// Bytes drained before another source has its turn.
+/// Bytes drained before another source is served.
 const TURN: usize = 512 * 1024;
 
 /// Streams that are not closed yet, in the whole process.
 static OPEN: AtomicIsize = AtomicIsize::new(0);
 
-/// How many streams the process has, ones that are only to be closed included.
+/// The number of streams of the process, including those that are only waiting to be closed.
 pub(crate) fn open_streams() -> usize {
-    // One that was given up may come to its end after all.
+    // A stream that was given up may still end later, so the counter can be negative.
     usize::try_from(OPEN.load(Ordering::SeqCst)).unwrap_or(0)
 }
 
-/// This process is a child, and its parent's streams are none of its own.
+/// This process is a child, and its parent's streams do not count here.
 pub(crate) fn none_is_ours() {
     OPEN.store(0, Ordering::SeqCst);
 }
@@ -49,12 +50,12 @@ pub(crate) fn stream_begins() {
     OPEN.fetch_add(1, Ordering::SeqCst);
 }
 
-/// The process exits, and this one cannot be closed.
+/// The process exits, and this stream cannot be closed.
 pub(crate) fn stream_given_up() {
     OPEN.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// A stream that is over.
+/// A stream that has ended.
 pub(crate) struct Linger {
     engine: Arc<Engine>,
     state: Mutex<Option<State>>,
@@ -69,7 +70,7 @@ struct State {
     /// The peer has closed too, or the connection is broken.
     eof: bool,
     deadline: Instant,
-    /// What the peer's TCP had not acknowledged when that was looked at first.
+    /// The bytes that the peer's TCP had not acknowledged at the first check.
     unacknowledged: Option<usize>,
 }
 
@@ -94,7 +95,7 @@ impl Linger {
         linger
     }
 
-    /// Goes on as far as it can without waiting.
+    /// Continues as far as possible without waiting.
     pub(crate) fn step(&self) {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut() else { return };
@@ -115,7 +116,7 @@ impl Linger {
 }
 
 impl State {
-    /// Whether the time is over; sets the timer if not.
+    /// Whether the time is over; otherwise sets the timer.
     fn gives_up(&mut self, engine: &Engine) -> bool {
         let now = Instant::now();
         let look = self.deadline - BEFORE_EXIT;
@@ -145,7 +146,7 @@ impl State {
                 Ok(n) => self.sent += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
-                // Nobody is there to take it.
+                // No peer takes it.
                 Err(_) => break,
             }
         }
@@ -157,8 +158,8 @@ impl State {
         }
     }
 
-    /// Unread bytes would turn the close into a reset, which costs the peer what it has not read. Says
-    /// whether there may be more.
+    /// Reads and drops input: unread bytes would turn the close into a reset, which costs the peer what it
+    /// has not read. Returns whether there may be more.
     fn drain(&mut self) -> bool {
         let mut buffer = [0; 16 * 1024];
         let mut drained = 0;
@@ -175,7 +176,7 @@ impl State {
     }
 }
 
-/// Whether the peer answers, but takes no more.
+/// Whether the peer answers but takes no more data.
 fn reads_nothing(link: &Link) -> bool {
     link.answers().is_some_and(|answers| answers.held && !answers.doubtful)
 }

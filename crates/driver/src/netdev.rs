@@ -1,4 +1,4 @@
-//! Network interfaces of this host: what the port attributes and the GUID are read from. (Addresses:
+//! Network interfaces of this host, the source of the port attributes and the GUID. (Addresses:
 //! [`crate::address`].)
 
 // Reason: socket addresses of getifaddrs, and an ioctl for the MTU.
@@ -30,7 +30,7 @@ pub struct Netdev {
 }
 
 impl Netdev {
-    /// Speed in Mb/s, as the driver says it; `None` for interfaces without one.
+    /// Speed in Mb/s, as the driver reports it; `None` for interfaces without one.
     pub fn speed(&self) -> Option<u32> {
         let text = std::fs::read_to_string(format!("/sys/class/net/{}/speed", self.name)).ok()?;
         text.trim().parse().ok().filter(|speed| *speed > 0)
@@ -62,14 +62,14 @@ pub fn list() -> Vec<Netdev> {
     found
 }
 
-/// The node's EUI-64, the same as long as the process lives.
+/// The node's EUI-64; it does not change while the process lives.
 pub fn guid() -> [u8; 8] {
     static GUID: OnceLock<[u8; 8]> = OnceLock::new();
     *GUID.get_or_init(make_guid)
 }
 
-/// It stays the same as long as the host does: from the hardware address of the first interface that has one,
-/// with the "local" bit, as no such adapter was ever sold; else from the machine's identity.
+/// Does not change while the host stays the same: from the hardware address of the first interface that has
+/// one, with the "local" bit set, as no such adapter was ever sold; otherwise from the machine's identity.
 fn make_guid() -> [u8; 8] {
     let mac = list().into_iter().find_map(|dev| if dev.loopback { None } else { dev.mac });
     if let Some([a, b, c, d, e, f]) = mac {
@@ -79,7 +79,7 @@ fn make_guid() -> [u8; 8] {
         let name = rustix::system::uname();
         name.nodename().to_bytes().to_vec()
     });
-    // FNV-1a: any hash that is the same in every version will do.
+    // FNV-1a: any hash works that is the same in every version.
     let hash = identity.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });

@@ -100,7 +100,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// A device that nobody uses yet, and its engine's thread.
+    /// A device that the program does not use yet, and its engine's thread.
     pub(crate) fn start() -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             engine: background::start()?,
@@ -126,7 +126,9 @@ impl Nic {
             match PortWatch::start(&self.engine) {
                 Ok(started) => *watch = Some(started),
                 Err(error) => {
-                    tracing::warn!("no events will tell that an interface goes up or down: netlink: {error}");
+                    tracing::warn!(
+                        "cannot watch network interfaces, so there will be no port events: {error}"
+                    );
                     return;
                 }
             }

@@ -19,8 +19,8 @@ use crate::trace;
 static NIC: fork::Device<Arc<Nic>> = fork::Device::new();
 
 impl Nic {
-    /// The device; the first call starts its engine and thread. Fails when the system gives no descriptors or threads, or in a
-    /// child that was forked while the program had something open.
+    /// The device; the first call starts its engine and thread. Fails when the system gives no descriptors or
+    /// threads, or in a child that was forked while the program had something open.
     pub fn open() -> Result<Arc<Self>, VerbsError> {
         if fork::forked() {
             return Err(VerbsError::Forked);
@@ -62,11 +62,13 @@ impl Nic {
 /// Which limit an error of the engine's start speaks of, and where it can be seen.
 fn limit_behind(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
-        // Of all that is asked for, only a thread is refused so; of memory for its stack, too, by the C library.
+        // Of all that is asked for, only a thread is refused so; of memory for its stack, too, by the C
+        // library.
         Some(Errno::AGAIN) => {
-            "; no thread is left below one of these limits: the user's (`ulimit -u`), the control group's (pids.max in its \
-             directory below /sys/fs/cgroup; TasksMax= of a systemd unit, --pids-limit of a container), the system's \
-             (`sysctl kernel.threads-max kernel.pid_max`), or that of address space (`ulimit -v`)"
+            "; no thread is left below one of these limits: the user's (`ulimit -u`), the control group's \
+             (pids.max in its directory below /sys/fs/cgroup; TasksMax= of a systemd unit, --pids-limit of a \
+             container), the system's (`sysctl kernel.threads-max kernel.pid_max`), or that of address space \
+             (`ulimit -v`)"
         }
         Some(Errno::MFILE) => "; the process's limit of descriptors is what `ulimit -n` says",
         Some(Errno::NFILE) => "; the whole system's limit is what `sysctl fs.file-max` says",
@@ -81,8 +83,8 @@ extern "C" fn close_all() {
     if fork::forked() {
         return;
     }
-    // This thread may have been in the middle of anything, with any lock held, when a signal's handler called exit: it only
-    // asks and waits.
+    // This thread may have been in the middle of anything, with any lock held, when a signal's handler called
+    // exit: it only asks and waits.
     let end = Instant::now() + LIMIT;
     let nic = loop {
         match NIC.try_lock() {

@@ -1,4 +1,4 @@
-//! What a thread that polls a completion queue does for progress. When it does it: `progress`.
+//! What a thread that polls a completion queue does for progress. `progress` decides when it does it.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ thread_local! {
 }
 
 impl Nic {
-    /// Takes up to `max` completions, oldest first; returns how many. With none there, makes progress in the
-    /// calling thread and looks again. Never blocks.
+    /// Takes up to `max` completions, oldest first; returns how many. If there are none, makes progress in
+    /// the calling thread and tries again. Never blocks.
     pub fn poll_cq(&self, cq: &Arc<Cq>, max: usize, mut sink: impl FnMut(Wc)) -> usize {
         if max == 0 || fork::forked() {
             return 0;
@@ -54,7 +54,7 @@ impl Nic {
         found
     }
 
-    /// The program's Write has completed although the peer may not have it yet: receives for a moment, if
+    /// The program's Write has completed although the peer may not have it yet. Receives for a moment, if
     /// that has brought the peer's answer lately. Otherwise the background thread would have to be woken for
     /// it.
     fn wait_for_answer(&self, cq: &Arc<Cq>) {
@@ -87,8 +87,8 @@ impl Nic {
         let _ = ANSWER_WAIT.try_with(|e| e.set(policy));
     }
 
-    /// At the beginning of a wait, when the answer cannot be there yet: looks at all sockets and timers if it
-    /// is time, or `now`; says whether it did.
+    /// At the beginning of a wait, when the answer cannot have arrived yet: looks at all sockets and timers
+    /// if that is due, or if `now`; returns whether it did.
     fn look_beside(&self, now: bool) -> bool {
         let Ok(mut poller) = POLLER.try_with(Cell::get) else { return false };
         let time = poller.look_around.count() || now;
@@ -116,7 +116,7 @@ impl Nic {
             if covered == Coverage::Complete {
                 look_around.looked(served > 0);
             } else if time {
-                // All were looked at anyway, each time.
+                // This look included all sockets.
                 look_around.looked_as_always();
             }
         }

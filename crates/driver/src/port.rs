@@ -1,4 +1,4 @@
-//! The port of the device: which addresses and which interface it shows, and who is told when they change.
+//! The port of the device: which addresses and which interface it shows, and the events when they change.
 //!
 //! The kernel sends a notice over netlink when an interface, an address or the default route changes. The
 //! notice only says when to look: what is seen then is compared with what was seen before. So a lost notice,
@@ -130,7 +130,7 @@ pub(crate) struct PortWatch {
 const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
 /// `RTM_NEWROUTE` and `RTM_DELROUTE`.
 const ROUTES: [u16; 2] = [24, 25];
-/// Length of `struct nlmsghdr`; a route's message goes on with family and length of the destination's prefix.
+/// Length of `struct nlmsghdr`; in a route's message, family and length of the destination's prefix follow.
 const HEADER: usize = 16;
 
 impl PortWatch {
@@ -169,8 +169,8 @@ impl PortWatch {
     }
 }
 
-/// Whether one of these netlink messages tells of more than a route to somewhere. Routes may change a
-/// thousand times a second, and only the default route decides which address comes first.
+/// Whether one of these netlink messages is about more than a non-default route. Routes may change a thousand
+/// times a second, and only the default route decides which address comes first.
 fn concerns(mut messages: &[u8]) -> bool {
     while let Some((header, _)) = messages.split_first_chunk::<HEADER>() {
         let [l0, l1, l2, l3, t0, t1, ..] = *header;

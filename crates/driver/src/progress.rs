@@ -1,10 +1,11 @@
-//! Who makes progress, and when: every decision and every number of it, and no action (docs/adr/001 and 034).
+//! Which thread makes progress, and when: all decisions about it and all their numbers, and no action
+//! (docs/adr/001 and 034).
 //!
 //! A thread that polls serves the sockets itself. A thread that blocks on a channel serves them as the
-//! *leader*. Where neither does, the background thread does. [`Mode`] is what the background thread does, and
-//! [`Mode::next`] chooses it; [`Lead`] is who leads. `background` and `lead` act on them. The second half is
-//! for the program's threads: how a thread that polls, waits for an answer or is about to sleep divides its
-//! time.
+//! *leader*. If neither does, the background thread does. [`Mode`] is what the background thread does, and
+//! [`Mode::next`] chooses it; [`Lead`] names the leader. `background` and `lead` act on them. The second half
+//! is for the program's threads: how a thread that polls, waits for an answer or is about to sleep divides
+//! its time.
 
 use std::time::{Duration, Instant};
 
@@ -18,15 +19,15 @@ pub(crate) type Nanos = u64;
 /// Later than any time.
 pub(crate) const NEVER: Nanos = u64::MAX >> Mode::TAG_BITS;
 
-/// As a number of nanoseconds.
+/// A time span as a number of nanoseconds.
 pub(crate) fn nanos(time: Duration) -> Nanos {
     u64::try_from(time.as_nanos()).unwrap_or(NEVER).min(NEVER)
 }
 
 // The background thread.
 
-/// The background thread's first sleeps beside a thread that polls in earnest, which may be for a moment
-/// only. After these, it sleeps on the watchdog.
+/// The background thread's first sleeps beside a thread that polls in earnest, possibly for a moment only.
+/// After these, it sleeps on the watchdog.
 const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(100)];
 /// Its sleeps beside leads that follow each other.
 pub(crate) const NAP_BESIDE_LEADS: Duration = Duration::from_micros(200);
@@ -35,15 +36,14 @@ pub(crate) const NAP_BESIDE_LEADS: Duration = Duration::from_micros(200);
 /// sleeps for long only in a call that it can leave in any way (`pthread_cancel`, `longjmp` out of a signal
 /// handler): it holds nothing there that other threads need.
 pub(crate) const LEAD: Duration = Duration::from_millis(5);
-/// A thread that still leads so long after its dismissal is gone.
+/// A thread that still leads this long after its dismissal counts as lost.
 pub(crate) const LOST: Duration = Duration::from_millis(50);
 /// Time between two pushes of the watchdog.
 pub(crate) const PUSH_PERIOD: Duration = Duration::from_micros(250);
-/// A push that is due may be late by this, to come at a moment when the thread that polls has nothing better
-/// to do.
+/// A push that is due may be late by this, so that it comes when the polling thread has nothing better to do.
 pub(crate) const PUSH_LATE: Duration = Duration::from_micros(50);
 /// A thread that polls counts as alive if it has stamped the time this recently. This and [`PUSH_PERIOD`] are
-/// the longest time for which nobody notices that it has stopped.
+/// the longest time until the background thread notices that it has stopped.
 pub(crate) const ALIVE: Duration = Duration::from_micros(200);
 
 /// What the background thread does. Only that thread changes it.
@@ -64,30 +64,30 @@ pub(crate) const ALIVE: Duration = Duration::from_micros(200);
 pub(crate) enum Mode {
     /// It looks at what the program's threads do, and chooses.
     Awake,
-    /// It sleeps on the sockets, or is about to, until this time at most.
+    /// It sleeps on the sockets, or is about to, until this time at the latest.
     Serving { until: Nanos },
     /// It naps beside a thread that polls, perhaps only for a moment.
     Napping,
-    /// It sleeps on the watchdog, which those who poll push back. They may park descriptors.
+    /// It sleeps on the watchdog, which polling threads push back. They may park descriptors.
     StandingBack,
     /// No thread polls any more: it watches the parked descriptors again.
     TakingBack,
-    /// It naps beside leads that follow each other: a wake-up for each packet would cost more than it helps,
-    /// the threads would compete for the locks, and of two that wait for the same sockets the one that came
-    /// last is woken.
+    /// It naps beside leads that follow each other. A wake-up for each packet would cost more than it helps.
+    /// The threads would compete for the locks, and of two threads that wait for the same sockets the one
+    /// that came last is woken.
     BesideLeads,
-    /// It has dismissed the leader and sleeps until that has left.
+    /// It has dismissed the leader and sleeps until the lead has ended.
     AwaitingLeader,
 }
 
-/// What the program's threads do, as the background thread sees it when it chooses.
+/// What the background thread sees of the program's threads when it chooses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Signs {
-    /// Since a thread last polled in earnest, began to lead or stopped. `None`: it has handed over.
+    /// Time since a thread last polled in earnest, began to lead or stopped. `None`: it has handed over.
     pub polled: Option<Duration>,
-    /// The lead that goes on.
+    /// The present lead.
     pub lead: Option<Lead>,
-    /// Sleeps beside polling threads since it last served.
+    /// Sleeps beside polling threads since the background thread last served.
     pub naps: usize,
 }
 
@@ -107,13 +107,13 @@ impl Mode {
         }
     }
 
-    /// Whether a thread that polls may have descriptors not watched: only while the watchdog notices that it
+    /// Whether a polling thread may have descriptors unwatched: only while the watchdog would notice that it
     /// has stopped.
     pub fn allows_parking(self) -> bool {
         self == Self::StandingBack
     }
 
-    /// Whether it sleeps beside threads that poll, so that a hand-over must wake it.
+    /// Whether it sleeps beside polling threads, so that a hand-over must wake it.
     pub fn heeds_hand_over(self) -> bool {
         matches!(self, Self::Napping | Self::StandingBack)
     }
@@ -144,13 +144,13 @@ impl Mode {
     }
 }
 
-/// How long the background thread naps beside a thread that polls, after so many sleeps beside it. `None`: it
+/// How long the background thread naps beside a polling thread, after `naps` sleeps beside it. `None`: it
 /// stands back.
 pub(crate) fn nap(naps: usize) -> Option<Duration> {
     NAPS.get(naps).copied()
 }
 
-/// Where the background thread's mode is for all to see.
+/// The background thread's mode, visible to all threads.
 pub(crate) struct CurrentMode(AtomicU64);
 
 impl CurrentMode {
@@ -158,8 +158,8 @@ impl CurrentMode {
         Self(AtomicU64::new(Mode::Awake.to_word()))
     }
 
-    /// For the background thread. What it looks at after this, other threads have changed before they look at
-    /// the mode, or they see this mode: of the two, at least one notices the other.
+    /// For the background thread. Other threads change what it reads after this before they read the mode. So
+    /// either it sees their change, or they see this mode.
     pub fn enter(&self, mode: Mode) {
         let old = self.0.swap(mode.to_word(), Ordering::SeqCst);
         debug_assert_ne!(old == 0, mode == Mode::Awake, "from {:?} to {mode:?}", Mode::from_word(old));
@@ -169,7 +169,7 @@ impl CurrentMode {
         Mode::from_word(self.0.load(Ordering::SeqCst))
     }
 
-    /// Perhaps an earlier one. For a thread that polls, at each poll.
+    /// Possibly an earlier mode. For a polling thread, at each poll.
     #[inline]
     pub fn glance(&self) -> Mode {
         Mode::from_word(self.0.load(Ordering::Relaxed))
@@ -191,12 +191,12 @@ impl LastPoll {
         self.0.store(now, Ordering::Relaxed);
     }
 
-    /// The polling is over.
+    /// The polling has ended.
     pub fn hand_over(&self) {
         self.0.store(Self::HANDED_OVER, Ordering::SeqCst);
     }
 
-    /// `None`: it is over.
+    /// `None`: the polling has ended.
     pub fn get(&self) -> Option<Nanos> {
         Some(self.0.load(Ordering::SeqCst)).filter(|at| *at != Self::HANDED_OVER)
     }
@@ -208,8 +208,8 @@ impl LastPoll {
 
 // The leader.
 
-/// A thread's right to sleep on the sockets in place of the background thread, named by when it began: two
-/// leads never begin at the same nanosecond, for one must end before another begins.
+/// A thread's right to sleep on the sockets in place of the background thread, named by the time it began:
+/// two leads never begin at the same nanosecond, for one must end before another begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lead(u64);
 
@@ -223,7 +223,7 @@ impl Lead {
     }
 }
 
-/// Who leads.
+/// The present lead.
 ///
 /// ```text
 ///   from               event                                          to
@@ -234,7 +234,7 @@ impl Lead {
 /// ```
 pub(crate) struct CurrentLead(AtomicU64);
 
-/// What is due for a lead of some age, where threads that poll keep the background thread from looking.
+/// What must be done with a lead of this age, if polling threads keep the background thread from looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
@@ -251,35 +251,35 @@ impl CurrentLead {
         Self(AtomicU64::new(Self::NOBODY))
     }
 
-    /// Says whether nobody led.
+    /// Returns whether there was no leader.
     pub fn begin(&self, lead: Lead) -> bool {
         self.0.compare_exchange(Self::NOBODY, lead.0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Says whether it had not been dismissed before.
+    /// Returns whether it had not been dismissed before.
     pub fn dismiss(&self, lead: Lead) -> bool {
         let dismissed = lead.0 | Self::DISMISSED;
         self.0.compare_exchange(lead.0, dismissed, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Says whether it had not ended before.
+    /// Returns whether it had not ended before.
     pub fn end(&self, lead: Lead) -> bool {
         let ends = |word| (word & !Self::DISMISSED == lead.0).then_some(Self::NOBODY);
         self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, ends).is_ok()
     }
 
-    /// Whoever leads does not any more.
+    /// Ends the present lead, if there is one.
     pub fn end_any(&self) {
         self.0.store(Self::NOBODY, Ordering::SeqCst);
     }
 
-    /// Who leads, dismissed or not.
+    /// The present lead, dismissed or not.
     pub fn get(&self) -> Option<Lead> {
         let lead = self.0.load(Ordering::SeqCst) & !Self::DISMISSED;
         (lead != Self::NOBODY).then_some(Lead(lead))
     }
 
-    /// Whether this lead goes on, not dismissed.
+    /// Whether this lead continues and is not dismissed.
     pub fn goes_on(&self, lead: Lead) -> bool {
         self.0.load(Ordering::SeqCst) == lead.0
     }
@@ -298,32 +298,32 @@ impl Due {
 // A thread that polls a completion queue.
 
 /// Empty polls in a row after which a thread polls in earnest. A program that polls once after each post and
-/// finds its completion (`ib_write_lat`) never gets there.
+/// finds its completion (`ib_write_lat`) never reaches this number.
 pub(crate) const IN_EARNEST: u32 = 4;
-/// A thread that polls in earnest stamps the time every so many polls: a few microseconds, well within
-/// [`ALIVE`].
+/// A thread that polls in earnest stamps the time once in this number of polls: every few microseconds, well
+/// within [`ALIVE`].
 const STAMP_EVERY: u32 = 16;
-/// The queue pairs of a completion queue that are received from directly; with more, epoll tells which have
-/// input.
+/// How many queue pairs of a completion queue are received from directly; if there are more, epoll reports
+/// which have input.
 pub(crate) const DIRECT: Direct = Direct { few: 2, favourite: 16, partial_every: 4 };
-/// A direct receive does not see other sockets. Every so many empty polls, they are looked at too, and far
-/// more often as long as this finds something: the background thread stands back for all sockets, not only
-/// for the polled ones. Not only polls in a row count: a thread that often finds something keeps the
-/// background thread away all the same.
+/// A direct receive does not see other sockets. After this number of empty polls they are looked at too, and
+/// far more often as long as this finds something: the background thread stands back for all sockets, not
+/// only for the polled ones. Polls count even if they are not in a row: a thread that often finds something
+/// keeps the background thread away all the same.
 const LOOK_AROUND: u32 = 256;
-/// Empty polls after which a thread yields its core, because another thread there may have to answer: at
-/// least, and at most while yielding brings nothing.
+/// Empty polls after which a thread yields its core, because another thread there may have to answer: the
+/// minimum, and the maximum while yielding brings nothing.
 const YIELD: (u32, u32) = (32, 512);
-/// A completion within so many polls after a yield is credited to the yield.
+/// A completion within this number of polls after a yield is credited to the yield.
 const SOON: u32 = 4;
 
-/// Whether a thread stamps the time at its `empty`th empty poll in a row.
+/// Whether a thread stamps the time at this number of empty polls in a row.
 #[inline]
 pub(crate) fn stamps(empty: u32) -> bool {
     empty % STAMP_EVERY == IN_EARNEST
 }
 
-/// What a thread that polls keeps between polls.
+/// What a polling thread keeps between polls.
 #[derive(Clone, Copy)]
 pub(crate) struct Poller {
     pub look_around: LookAround,
@@ -335,50 +335,50 @@ impl Poller {
         look_around: LookAround { polls: 0, until: LOOK_AROUND },
         yielding: Yielding { polls: 0, until: YIELD.1, tried: false },
     };
-    /// Keeps nothing, and looks around each time.
+    /// For a thread that is ending: keeps nothing, and looks around each time.
     pub const ENDING: Self = Self { look_around: LookAround { polls: 0, until: 1 }, ..Self::NEW };
 }
 
-/// When a thread that polls looks at all sockets.
+/// When a polling thread looks at all sockets.
 #[derive(Clone, Copy)]
 pub(crate) struct LookAround {
-    /// Empty polls and waits for an answer since it last did.
+    /// Empty polls and waits for an answer since the last look.
     polls: u32,
-    /// It does so after this many.
+    /// The next look comes after this many.
     until: u32,
 }
 
 impl LookAround {
-    /// Counts an empty poll or a wait; says whether it is time.
+    /// Counts an empty poll or a wait; returns whether a look is due.
     pub fn count(&mut self) -> bool {
         self.polls += 1;
         self.polls >= self.until
     }
 
-    /// It has looked, and found other sockets `busy` or not.
+    /// A look was made, and found other sockets `busy` or not.
     pub fn looked(&mut self, busy: bool) {
         self.polls = 0;
         self.until = if busy { (self.until / 8).max(1) } else { (self.until * 2).min(LOOK_AROUND) };
     }
 
-    /// It has looked, as at each poll.
+    /// A look was made that happens at each poll.
     pub fn looked_as_always(&mut self) {
         self.polls = 0;
     }
 }
 
-/// When a thread that polls yields its core.
+/// When a polling thread yields its core.
 ///
-/// Where both ends spin on one core, each would wait for the end of the other's time slice. Where another
-/// thread computes there, yielding costs one of its slices and brings nothing. What the next polls find shows
-/// which of the two it is.
+/// If both ends spin on one core, each would wait for the end of the other's time slice. If another thread
+/// computes there, yielding costs one of its slices and brings nothing. The results of the next polls show
+/// which case it is.
 #[derive(Clone, Copy)]
 pub(crate) struct Yielding {
     /// Empty polls since the last completion or yield.
     polls: u32,
-    /// It yields after this many.
+    /// The next yield comes after this many.
     until: u32,
-    /// It has yielded since the last completion.
+    /// The thread has yielded since the last completion.
     tried: bool,
 }
 
@@ -407,18 +407,18 @@ impl Yielding {
 
 // A thread that waits for the answer to a Write which completed early.
 
-/// Where a Write completes before the peer has it, the program spins on its memory for the peer's answer
-/// next. The poll that would return the completion waits for the answer for this long. It is more than a
-/// round trip in which the peer's background thread must be woken: of two ends that both wait and fail
-/// because of each other, one must succeed first.
+/// If a Write completes before the peer has it, the program next spins on its memory for the peer's answer.
+/// So the poll that would return the completion waits for the answer for this long. It is longer than a round
+/// trip in which the peer's background thread must be woken: of two ends that both wait in vain because of
+/// each other, one must succeed first.
 pub(crate) const ANSWER: Duration = Duration::from_micros(50);
-/// After a wait in vain, so many completions are returned at once: at first, and at most while each wait is
-/// in vain.
+/// After a wait in vain, this number of completions is returned at once: the first number, and the maximum
+/// while each wait is in vain.
 const WITHOUT_WAIT: (u32, u32) = (16, 8192);
-/// Answers in a row after which a wait in vain counts as an exception.
+/// After this number of answers in a row, a wait in vain counts as an exception.
 const ANSWERS: u32 = 4;
 /// Waits that are answered keep the background thread away as empty polls do, and may be all that a thread
-/// ever does: it looks around after as many, and after this time at the latest.
+/// ever does. So it looks around after as many waits as polls, and after this time at the latest.
 const UNSEEN: Duration = Duration::from_millis(1);
 
 /// What a poll does before it returns an early completion.
@@ -426,9 +426,10 @@ const UNSEEN: Duration = Duration::from_millis(1);
 pub(crate) enum BeforeEarly {
     /// It waits for the answer.
     Wait,
-    /// It returns it: lately, no answer came.
+    /// It returns the completion: lately, no answer came.
     Return,
-    /// It returns it, and the background thread gets the sockets at once: the program stopped polling.
+    /// It returns the completion, and the background thread gets the sockets at once: the program stopped
+    /// polling.
     HandOver,
 }
 
@@ -437,7 +438,7 @@ pub(crate) enum BeforeEarly {
 pub(crate) struct AnswerWait {
     /// Completions to return at once before the next wait.
     skip: u32,
-    /// As many after the next wait in vain.
+    /// The value of `skip` after the next wait in vain.
     pause: u32,
     /// Answers in a row.
     answers: u32,
@@ -450,8 +451,8 @@ pub(crate) struct AnswerWait {
 impl AnswerWait {
     pub const NEW: Self = Self { skip: 0, pause: WITHOUT_WAIT.0, answers: 0, missed: 0, looked: None };
 
-    /// Counts a completion. `missed`: how much input the background thread has found when it took the sockets
-    /// back.
+    /// Counts a completion. `missed`: how often the background thread has found input when it took the
+    /// sockets back.
     pub fn next(&mut self, missed: u64) -> BeforeEarly {
         if self.skip > 0 {
             self.skip -= 1;
@@ -491,18 +492,18 @@ impl AnswerWait {
 // A thread that is about to sleep for an event.
 
 /// Longest look before a sleep. A round trip takes less even if the peer's thread must be woken for it: of
-/// two ends that both sleep, one can find out in this way that looking pays, and then the other.
+/// two ends that both sleep, one can find out in this way that looking is useful, and then the other.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 const MOST_SPIN_SCORE: i32 = 4;
 const WITHOUT_SPIN: i32 = 64;
-/// One direct look in so many looks at all sockets too. Counted over all waits: a wait that ends at its first
-/// look must not keep the others' sockets from being looked at.
+/// Out of this number of direct looks, one looks at all sockets. Counted over all waits: a wait that ends at
+/// its first look must not keep other sockets from being served.
 const SPIN_AROUND: u32 = 4;
 
-/// Whether the threads that wait on a channel look for a short while before they sleep: falling asleep and
-/// being woken costs more than most answers take.
+/// Whether the threads that wait on a channel look for an event for a short time before they sleep: falling
+/// asleep and being woken costs more than most answers take.
 pub(crate) struct Spinning {
-    /// Waits that a look made unnecessary, less those that it did not; negative: waits left without a look.
+    /// Waits that a look made unnecessary, minus those that it did not; negative: waits left without a look.
     score: AtomicI32,
     /// Looks in all waits so far.
     looks: AtomicU32,
@@ -517,19 +518,19 @@ impl Spinning {
     pub fn begin(&self) -> Option<i32> {
         let score = self.score.load(Ordering::Relaxed);
         if score < 0 {
-            // Tries again now and then.
+            // One wait in many tries again.
             self.score.store(score + 1, Ordering::Relaxed);
             return None;
         }
         Some(score)
     }
 
-    /// Counts a look; says whether it must be at all sockets.
+    /// Counts a look; returns whether it must be at all sockets.
     pub fn looks_around(&self) -> bool {
         self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(SPIN_AROUND)
     }
 
-    /// The wait that began with this score found its event, or not.
+    /// The wait that began with this score has found its event, or not.
     pub fn end(&self, score: i32, found: bool) {
         let score = match score {
             score if found => (score + 1).min(MOST_SPIN_SCORE),

@@ -1,7 +1,7 @@
 //! The pump: moves bytes between a queue pair's core and what carries its stream, in both directions.
 //!
-//! The driver runs it over links, the simulator over its network. What else differs between the two is in
-//! [`Surroundings`]: who is told what, and when the pump is called again.
+//! The driver runs it over links, the simulator over its network. The other differences between the two are
+//! in [`Surroundings`]: what is reported, and when the pump is called again.
 
 use std::cell::RefCell;
 
@@ -11,20 +11,20 @@ use uwarp_llp::link::{LowerLayer, Piece, Received};
 use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::qp::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, RxPlan};
 
-/// Bytes moved for one queue pair before another has its turn.
+/// Bytes moved for one queue pair before another one is served.
 const TURN: usize = 512 * 1024;
 /// Size of a thread's receive buffer.
 const STAGE: usize = 256 * 1024;
-/// How often one call sends and receives again past a Send that waits, before others have their turn.
+/// How often one call sends and receives again past a Send that waits, before others are served.
 const LOOKS: usize = 4;
-/// Pieces handed to one sending call.
+/// Pieces passed to one sending call.
 const PIECES: usize = 64;
 
 thread_local! {
     static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; STAGE].into_boxed_slice());
 }
 
-/// What a pump has around it: the lower layer, and its owner's news and services.
+/// The pump's surroundings: the lower layer, and what the owner reports and offers.
 pub trait Surroundings {
     /// What carries the stream.
     type Lower: LowerLayer;
@@ -32,36 +32,36 @@ pub trait Surroundings {
     /// What carries the stream.
     fn lower(&mut self) -> &mut Self::Lower;
 
-    /// Takes the news that the lower layer may have room again.
+    /// Consumes the report that the lower layer may have room again.
     fn take_room(&mut self) -> bool;
 
-    /// Takes the news that a receive of the shared receive queue is kept for this queue pair.
+    /// Consumes the report that a receive of the shared receive queue is kept for this queue pair.
     fn take_kept(&mut self) -> bool;
 
-    /// Whether the peer is said to have closed, or the link to have broken.
+    /// Whether the peer was reported to have closed, or the link to have broken.
     fn hung_up(&self) -> bool;
 
-    /// The pump has found that out itself.
+    /// The pump itself has found that.
     fn set_hung_up(&mut self);
 
-    /// The pump has stopped for the sake of others: it must be called again soon.
+    /// The pump has stopped so that others are served: it must be called again soon.
     fn again(&mut self);
 
-    /// The lower layer must tell from now on what it is ready for. Says whether it did not before; whatever
-    /// it is ready for is then told anew.
+    /// The lower layer must report readiness from now on. Returns whether it did not before; if so, it then
+    /// reports everything that it is ready for.
     fn watch(&mut self) -> bool;
 }
 
 /// One stream's pump.
 #[derive(Debug)]
 pub struct Pump {
-    /// Received and not taken by the core yet: part of a frame, or Sends that wait for receives.
+    /// Received and not consumed by the core yet: part of a frame, or Sends that wait for receives.
     left_over: Vec<u8>,
     /// The lower layer has room.
     writable: bool,
-    /// Sending stopped although there was room, for the others' sake.
+    /// Sending stopped although there was room, so that others are served.
     unfinished: bool,
-    /// Sending has failed. What the peer sent before that is still to be read.
+    /// Sending has failed. The peer's bytes from before that must still be read.
     broken: bool,
 }
 
@@ -73,11 +73,11 @@ impl Default for Pump {
 
 /// One queue pair's turn to receive.
 struct Turn {
-    /// Bytes so far.
+    /// Bytes received so far.
     moved: usize,
-    /// It may be interrupted to acknowledge what the peer waits for.
+    /// It may be interrupted to acknowledge messages for which the peer waits.
     heeds_acks: bool,
-    /// And was: there is more to receive.
+    /// It was interrupted: there is more to receive.
     interrupted: bool,
 }
 
@@ -103,7 +103,7 @@ impl Pump {
         self.send(core, now, around);
     }
 
-    /// Sends what can be sent; receives, where that lets a queue pair go on that waits for a receive.
+    /// Sends what can be sent; receives, if that lets a queue pair continue that waits for a receive.
     #[inline]
     pub fn send(&mut self, core: &mut RcCore, now: &Now, around: &mut impl Surroundings) {
         if self.writable && !self.unfinished && core.has_nothing_to_send() {
@@ -116,7 +116,7 @@ impl Pump {
             if !stalled || core.stalled() {
                 return;
             }
-            // What was sent waits for the peer, whose answer is to be received past the Send that waits here.
+            // Receives past the waiting Send: the peer answers what was just sent.
             self.receive(core, now, around);
         }
         around.again();
@@ -135,7 +135,7 @@ impl Pump {
         loop {
             let out = core.poll_transmit(now);
             if !self.writable {
-                // Room is told of only while the lower layer is watched.
+                // Room is reported only while the lower layer is watched.
                 around.watch();
                 return;
             }
@@ -150,8 +150,7 @@ impl Pump {
             };
             match result {
                 Ok(n) => {
-                    // A send that came up short has used up the room; the system tells when there is some
-                    // again.
+                    // A short send has used up the room; the system reports when there is room again.
                     self.writable = n == bytes;
                     if !core.transmitted(now, n) {
                         debug_assert!(core.poll_transmit(now).is_none(), "the core has more to send");
@@ -162,8 +161,8 @@ impl Pump {
                     }
                     moved += n;
                     if moved >= TURN && self.writable {
-                        // The first thread that hears of it goes on: the system says again that there is
-                        // room, but not to a thread that polls the socket unwatched.
+                        // The next thread that learns of it continues: the system reports again that there is
+                        // room, but not to a thread that polls an unwatched socket.
                         self.unfinished = true;
                         around.again();
                         return;
@@ -174,8 +173,8 @@ impl Pump {
                     core.handle_link(now, LinkEvent::NoRoom);
                 }
                 Err(Errno::INTR) => {}
-                // The program unmapped what it had posted. One by one: the kernel does not say which piece it
-                // was, and the ones before it are good.
+                // The program has unmapped memory that it had posted. Send the pieces one by one: the kernel
+                // does not say which piece it was, and the ones before it are good.
                 Err(Errno::FAULT) if most > 1 => most = 1,
                 Err(Errno::FAULT) => {
                     tracing::warn!(qpn = core.qpn(), "memory of a work request is not mapped any more");
@@ -184,7 +183,7 @@ impl Pump {
                 }
                 Err(e) => {
                     tracing::debug!(qpn = core.qpn(), "sending failed: {e}");
-                    // The peer's last messages, and why it went, may not be read yet.
+                    // The peer's last messages, and the reason for its end, may not be read yet.
                     self.broken = true;
                     around.set_hung_up();
                     if !around.watch() {
@@ -196,7 +195,7 @@ impl Pump {
         }
     }
 
-    /// Receives what there is. Says whether that was anything: bytes, an end, an error.
+    /// Receives what is there. Returns whether there was anything: bytes, an end, an error.
     pub fn receive<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) -> bool {
         if core.awaits_receive() && around.take_kept() {
             core.resume(now);
@@ -208,13 +207,13 @@ impl Pump {
                 break;
             }
             self.transmit(core, now, around);
-            // It may have to wait, but what comes does not.
+            // The core may have to wait, but the input does not.
             turn.heeds_acks = !core.ack_presses();
         }
         if !core.stalled() {
             return some;
         }
-        // Nobody receives now, so nobody would find the end.
+        // No thread receives now, so none would find the end.
         around.watch();
         if around.hung_up() {
             core.handle_link(now, LinkEvent::HungUp);
@@ -230,7 +229,7 @@ impl Pump {
         stage: &mut [u8],
         turn: &mut Turn,
     ) -> bool {
-        // What a stalled queue pair left may be taken now.
+        // Bytes that a stalled queue pair left may be consumed now.
         let mut some = false;
         if !self.left_over.is_empty() && !core.stalled() {
             let used = core.handle_input(now, &self.left_over);
@@ -279,8 +278,8 @@ impl Pump {
             let used = core.handle_input(now, input);
             self.keep(input.get(used..).unwrap_or(&[]));
             turn.moved += n;
-            // A receive that came up short has emptied the socket, unless the end of the stream came with the
-            // last bytes: the system will not say that again.
+            // A short receive has emptied the socket, unless the end of the stream came with the last bytes:
+            // the system does not report that again.
             if short && !around.hung_up() {
                 return true;
             }
@@ -303,8 +302,7 @@ impl Pump {
         }
     }
 
-    /// The next thing that the core wants to be done or told. What it wants to know of the lower layer, it is
-    /// told here.
+    /// The next action or report of the core. What the core asks of the lower layer is answered here.
     #[inline]
     pub fn poll_action<S: Surroundings>(
         &mut self,
@@ -340,19 +338,19 @@ impl Pump {
     }
 }
 
-/// Hands out the thread's receive buffer.
+/// Lends the thread's receive buffer.
 fn with_stage<R>(mut with: impl FnMut(&mut [u8]) -> R) -> R {
     let done = STAGING.try_with(|stage| match stage.try_borrow_mut() {
         Ok(mut stage) => with(&mut stage),
-        // A completion's observer came back in: rare, and it may allocate.
+        // An observer of a completion has called in again: rare, and it may allocate.
         Err(_) => with(&mut vec![0; STAGE]),
     });
     // A thread that is ending has no thread-local buffer any more.
     done.unwrap_or_else(|_| with(&mut vec![0; STAGE]))
 }
 
-/// Receives to where the core wants it; returns the result and how many bytes of memory the core has named.
-/// `None`: nothing is to be received now.
+/// Receives into the place that the core names; returns the result and how many bytes of memory the core has
+/// named. `None`: nothing can be received now.
 fn receive_as_planned(
     lower: &mut impl LowerLayer,
     plan: &RxPlan,
@@ -367,7 +365,7 @@ fn receive_as_planned(
             let (head, tail) = stage.get_mut(..max)?.split_at_mut_checked(left)?;
             head.copy_from_slice(left_over);
             debug_assert!(!tail.is_empty(), "a frame does not fit the buffer");
-            // (Nothing received would look like the end.)
+            // (An empty buffer would look like the end of the stream.)
             (!tail.is_empty()).then(|| (lower.receive(tail), 0))
         }
         RxPlan::Direct { place, tail } => {
@@ -387,7 +385,7 @@ fn receiving_failed(core: &mut RcCore, now: &Now, error: Errno) {
         return core.handle_link(now, LinkEvent::Unwritable);
     }
     tracing::debug!(qpn = core.qpn(), "receiving failed: {error}");
-    // The system's own probes of a quiet peer were not answered.
+    // The system's own probes of a silent peer were not answered.
     let dead = matches!(error, Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH);
     core.handle_link(now, LinkEvent::Lost(if dead { Disconnect::Timeout } else { Disconnect::Reset }));
 }

@@ -1,9 +1,11 @@
 //! A queue pair with its link.
 //!
-//! The [`Pump`] moves the bytes, and [`io`] ties it to the engine; here is what the program and the engine ask for.
+//! The [`Pump`] moves the bytes, and [`io`] ties it to the engine; this file has the calls of the program and
+//! of the engine.
 //!
-//! One lock holds the pair together ([`Attended`]). Whoever has it moves bytes; whoever finds it taken leaves
-//! that to the holder. It is let go by [`Qp::release`] and [`Qp::let_go`] alone, however short it was held.
+//! One lock protects the whole ([`Attended`]). The thread that has it moves bytes; a thread that finds it
+//! taken leaves that to the holder. It is released only by [`Qp::release`] and [`Qp::let_go`], however short
+//! it was held.
 
 mod io;
 
@@ -33,16 +35,17 @@ use crate::pump::Pump;
 use crate::shell::{Shell, post_each};
 use crate::source::{Readiness, Source, Token};
 
-/// Hears of what becomes of a stream. Called without the queue pair's lock; must not block.
+/// Learns how a stream begins and ends. Called without the queue pair's lock; must not block.
 pub trait StreamObserver: Send + Sync {
-    /// Both sides are up: for the responder, the initiator's first FPDU arrived. Once at most.
+    /// Both sides are up: for the responder, the initiator's first FPDU has arrived. Called once at most.
     fn established(&self);
-    /// The stream is over; the queue pair is in the error state and its work requests are flushed. In the
-    /// roce and ib views it may be up still, until the program reacts (docs/adr/011). Once at most.
+    /// The stream has ended; the queue pair is in the error state and its work requests are flushed. In the
+    /// roce and ib views it may still be in RTS, until the program reacts (docs/adr/011). Called once at
+    /// most.
     fn disconnected(&self, why: Disconnect);
 }
 
-/// How long a queue pair may be busy when the process exits. No call holds the lock nearly as long.
+/// How long an exit waits for the queue pair's lock. No call holds it nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
 
 struct Inner {
@@ -51,9 +54,9 @@ struct Inner {
     /// For deadlines that outlive the connection.
     alone: Option<Timer>,
     destroyed: bool,
-    /// What is to be reported once the lock is released, oldest first.
+    /// Reports to make after the lock is released, oldest first.
     notices: VecDeque<Notice>,
-    /// A thread reports them; it goes on to those that are added meanwhile.
+    /// A thread makes the reports, and continues with those that are added meanwhile.
     reporting: bool,
 }
 
@@ -62,7 +65,7 @@ struct Inner {
 struct Timer {
     token: Token,
     /// Never later than the core's first deadline. It may be earlier: a wait often ends before its deadline,
-    /// and to move the timer costs more than a call in vain.
+    /// and moving the timer costs more than an unnecessary call.
     at: Option<Instant>,
 }
 
@@ -71,7 +74,7 @@ struct Conn {
     pump: Pump,
     timer: Timer,
     observer: Arc<dyn StreamObserver>,
-    /// The descriptor is not watched, for the sake of a thread that polls.
+    /// The descriptor is not watched, because a thread polls it.
     parked: Option<ParkMark>,
 }
 
@@ -88,7 +91,7 @@ impl Timer {
 }
 
 impl Inner {
-    /// What the queue pair has done and is at, with what only the system knows of its connection.
+    /// What the queue pair has done and its present state, with what only the system knows of its connection.
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = self.core.snapshot();
         if let Some(conn) = &self.conn {
@@ -126,11 +129,11 @@ pub struct Qp {
     room: AtomicBool,
     /// A thread has polled the socket while the system does not watch it.
     polled: AtomicBool,
-    /// The system has said, once, that the peer closed or the connection broke. A hint: it may have spoken of
-    /// an earlier stream.
+    /// The system has reported, once, that the peer closed or the connection broke. A hint: the report may be
+    /// about an earlier stream.
     hung_up: AtomicBool,
-    /// A receive of the shared receive queue is kept for the Send that waits. A hint: it may have been for an
-    /// earlier stream's.
+    /// A receive of the shared receive queue is kept for the Send that waits. A hint: it may have been kept
+    /// for an earlier stream.
     kept: AtomicBool,
 }
 
@@ -167,8 +170,8 @@ impl Qp {
         self.shell.qpn()
     }
 
-    /// Posts send work requests. On a refusal, says which one (the ones before it are posted) and why. Never
-    /// blocks.
+    /// Posts send work requests. If one is refused, returns its index (the ones before it are posted) and the
+    /// reason. Never blocks.
     pub fn post_send<'a>(&self, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<(), (usize, VerbsError)> {
         if fork::forked() {
             return Err((0, VerbsError::Forked));
@@ -206,12 +209,12 @@ impl Qp {
         }
         let mut inner = self.inner.lock();
         if change.state == Some(QpState::Err) {
-            // An adapter has taken in by now what has arrived. Programs that hear of the peer's end in their own way
-            // (libdaploscm) move to ERR with the last acknowledgement still in the socket.
+            // An adapter would have received by now what has arrived. Programs that learn of the peer's end
+            // in their own way (libdaploscm) move to ERR with the last acknowledgement still in the socket.
             self.receive(&mut inner, &Now::unread());
         }
         if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
-            // What is placed is placed: the peer's work requests are good.
+            // Placed messages are complete: the peer's work requests must succeed.
             inner.core.ack_everything();
             self.send(&mut inner, &Now::unread());
         }
@@ -231,7 +234,8 @@ impl Qp {
         attr
     }
 
-    /// Whether it waits for a stream that is being made: its attributes, and which of its moves to RTR the stream is for.
+    /// If it waits for a stream that is being made: its attributes, and which of its moves to RTR the stream
+    /// is for.
     pub fn awaits_stream(&self) -> Option<(QpAttr, u32)> {
         let inner = self.inner.lock();
         let awaits = inner.core.awaits_stream().map(|moves| (inner.core.query(), moves));
@@ -244,7 +248,7 @@ impl Qp {
         self.shell.has_unpolled()
     }
 
-    /// Its state, what it does, and the addresses of its connection (own, peer's) if it has one.
+    /// Its state, its counters, and the addresses of its connection (own, peer's) if it has one.
     pub(crate) fn look_at(&self) -> (QpState, Snapshot, [Option<SocketAddr>; 2]) {
         let inner = self.inner.lock();
         let (state, snapshot) = (inner.core.query().state, inner.snapshot());
@@ -253,8 +257,8 @@ impl Qp {
         (state, snapshot, addresses)
     }
 
-    /// Gives the queue pair its stream: exactly the set-up was received from `link`. Moves it to RTS, unless the program
-    /// moves it up itself.
+    /// Gives the queue pair its stream. `link` must have received the set-up and nothing after it. Moves the
+    /// queue pair to RTS, unless the program moves it itself.
     pub fn attach(
         &self,
         link: Link,
@@ -267,7 +271,8 @@ impl Qp {
         result
     }
 
-    /// The same for the stream that it waits for since this one of its moves to RTR ([`Self::awaits_stream`]).
+    /// As [`Self::attach`], for the stream that it has waited for since this one of its moves to RTR
+    /// ([`Self::awaits_stream`]).
     pub fn attach_awaited(
         &self,
         link: Link,
@@ -296,19 +301,19 @@ impl Qp {
             return Err((VerbsError::Invalid("the queue pair is destroyed"), link));
         }
         if params.emss == 0 {
-            // The segment size of a path to a known uwarp peer is of no interest: its FPDUs span segments.
+            // The segment size of a path to a known uwarp peer does not matter: its FPDUs span segments.
             let emss = if params.peer.is_some() { None } else { link.emss() };
             params.emss = emss.unwrap_or(536);
         }
         let Some(me) = self.me.upgrade() else {
-            return Err((VerbsError::Invalid("the queue pair is going away"), link));
+            return Err((VerbsError::Invalid("the queue pair is being destroyed"), link));
         };
         let now = &Now::unread();
         params.link_answers = link.tells_answers();
         if let Err(error) = inner.core.attach(now, params) {
             return Err((error, link));
         }
-        // What was heard of an earlier stream is of no interest.
+        // Reports about an earlier stream do not count.
         self.hung_up.store(false, Ordering::Release);
         let engine = self.shell.nic().engine();
         let token = match engine.register(link.as_raw_fd(), me) {
@@ -336,8 +341,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Begins an orderly end: what is posted goes out (for a bounded time), then our side is closed, input is
-    /// drained. The observer hears when our side is closed. Does nothing without a stream.
+    /// Begins an orderly end: posted work is sent (for a bounded time), then our side is closed and input is
+    /// drained. The observer is called when our side is closed. Does nothing without a stream.
     pub fn disconnect(&self) {
         self.disconnect_locked(self.inner.lock());
     }
@@ -349,8 +354,8 @@ impl Qp {
         self.release(inner);
     }
 
-    /// Ends a connection that the peer has ended, as far as the queue pair is concerned: work requests are
-    /// flushed. Does nothing to another connection, which it may have by now.
+    /// Ends a connection that the peer has ended, for the queue pair only: work requests are flushed. Does
+    /// nothing to another connection, which the queue pair may have by now.
     pub fn leave_gone_peer(&self) {
         let mut inner = self.inner.lock();
         inner.core.leave_gone_peer();
@@ -364,7 +369,7 @@ impl Qp {
         if !std::mem::replace(&mut inner.destroyed, true) {
             self.shell.stop_feeding();
             self.shell.depart(inner.snapshot().counters, Drops::default());
-            // What is placed is placed: the peer's work requests are good.
+            // Placed messages are complete: the peer's work requests must succeed.
             inner.core.ack_everything();
             self.send(&mut inner, &Now::unread());
             // RESET drops the work requests without completions; the stream is then closing.
@@ -376,14 +381,14 @@ impl Qp {
         self.release(inner);
     }
 
-    /// [`Self::release`] for a holder that changed nothing that others have to know.
+    /// [`Self::release`] for a holder that changed nothing that other threads must learn of.
     fn let_go(&self, inner: MutexGuard<'_, Inner>) {
         if self.inner.let_go(inner) {
             self.look();
         }
     }
 
-    /// Lets go of the lock and looks whether somebody wanted it meanwhile.
+    /// Releases the lock and checks whether another thread wanted it meanwhile.
     fn release(&self, inner: MutexGuard<'_, Inner>) {
         let finish = |inner: &mut MutexGuard<'_, Inner>| {
             self.act(inner, &Now::unread());
@@ -403,7 +408,7 @@ impl Qp {
         }
     }
 
-    /// The stream is over; `unsent` goes out before its socket is closed.
+    /// The stream has ended; `unsent` is sent before its socket is closed.
     fn ended(&self, inner: &mut Inner, now: &Now, why: Disconnect, unsent: Vec<u8>) {
         let Some(conn) = inner.conn.take() else { return };
         inner.core.handle_link(now, LinkEvent::Resent(conn.link.retransmits()));
@@ -417,7 +422,7 @@ impl Qp {
         }
     }
 
-    /// Has the engine call when the core's first deadline is over.
+    /// Makes the engine call when the core's first deadline is over.
     #[inline]
     fn set_timer(&self, inner: &mut Inner) {
         let first = inner.core.poll_timeout();
@@ -428,7 +433,7 @@ impl Qp {
         }
     }
 
-    /// The same without a connection, whose token would serve.
+    /// As [`Self::set_timer`], without a connection and so without its token.
     #[cold]
     fn set_timer_alone(&self, inner: &mut Inner, first: Option<Instant>) {
         let engine = self.shell.nic().engine();
@@ -443,7 +448,7 @@ impl Qp {
         timer.set(engine, first);
     }
 
-    /// Looks for input and room; if another thread has the lock, it will look.
+    /// Looks for input and room; if another thread has the lock, that thread will look.
     fn look(&self) {
         if let Some(mut inner) = self.inner.look() {
             self.pump(&mut inner, &Now::unread());
@@ -471,9 +476,8 @@ impl Qp {
                 let tell = !received && inner.core.polled_in_vain();
                 placed = inner.core.messages_placed() != before;
                 if !(received || tell || unfinished || self.inner.kicked()) {
-                    // The usual case of a thread that polls: nothing is different from before. A mark left
-                    // from now on is seen by a later poll, or by the thread that leaves it once the lock is
-                    // free.
+                    // The usual case of a polling thread: nothing has changed. A mark that is left from now
+                    // on is seen by a later poll, or by the thread that leaves it once the lock is free.
                     self.let_go(inner);
                     return (covered(wants_to_be_told), placed);
                 }
@@ -527,7 +531,7 @@ impl Source for Qp {
     fn exit(&self) {
         match self.inner.try_lock_for(EXIT_PATIENCE) {
             Some(inner) => self.disconnect_locked(inner),
-            // Its holder was stopped for good, by the signal whose handler exits.
+            // The lock's holder was stopped for good, by the signal whose handler exits.
             None => linger::stream_given_up(),
         }
     }
@@ -542,18 +546,18 @@ impl Waiter for Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // Before another one gets the number.
+        // Before another queue pair gets the number.
         self.shell.stop_feeding();
         self.shell.depart(self.inner.get_mut().snapshot().counters, Drops::default());
     }
 }
 
-/// `must_be_told`: of something that receiving does not show.
+/// `must_be_told`: for something that receiving does not show.
 fn covered(must_be_told: bool) -> Coverage {
     if must_be_told { Coverage::Partial } else { Coverage::Complete }
 }
 
-/// Reports what is to be reported, without the lock, one thing after the other.
+/// Makes the reports one after the other, without the lock.
 fn report(inner: &mut MutexGuard<'_, Inner>) {
     if inner.reporting {
         return;

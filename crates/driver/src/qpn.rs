@@ -15,7 +15,7 @@ use uwarp_rnic::VerbsError;
 use crate::config::Config;
 use crate::fork;
 
-/// 256 numbers on one port, held in TCP and in UDP.
+/// 256 numbers on one port, which is held in TCP and in UDP.
 struct Port {
     port: u16,
     used: [u64; 4],
@@ -29,8 +29,8 @@ struct Port {
 /// Allocates numbers and finds queue pairs by them. Opens a port's sockets when the first number on it is
 /// needed.
 ///
-/// A number is taken until its queue pair is dropped. The queue pair is found by it until it is destroyed,
-/// which is earlier. `Q`: what is found, which keeps nothing alive.
+/// A number is taken until its queue pair is dropped. The registry finds the queue pair until it is
+/// destroyed, which is earlier. `Q`: a reference that keeps nothing alive.
 pub(crate) struct Numbers<Q> {
     ports: Mutex<Vec<Port>>,
     registered: Mutex<BTreeMap<u32, Registered<Q>>>,
@@ -48,7 +48,7 @@ impl<Q> Default for Numbers<Q> {
     }
 }
 
-/// Never a queue pair: multicast's destination.
+/// Never a queue pair: the destination of multicast.
 const RESERVED: u32 = 0xFF_FFFF;
 
 impl<Q: Clone> Numbers<Q> {
@@ -89,7 +89,7 @@ impl<Q: Clone> Numbers<Q> {
         ports.iter().find(|p| u32::from(p.port) == qpn >> 8).map(|p| p.udp.clone())
     }
 
-    /// The TCP socket of a number that was taken, which does not listen of itself: another descriptor for it.
+    /// The TCP socket of a number that was taken: another descriptor for it. It does not listen yet.
     pub fn streams(&self, qpn: u32) -> Option<OwnedFd> {
         let ports = self.ports.lock();
         let port = ports.iter().find(|p| u32::from(p.port) == qpn >> 8)?;
@@ -114,7 +114,7 @@ impl<Q: Clone> Numbers<Q> {
         self.registered.lock().values().map(|registered| registered.qp.clone()).collect()
     }
 
-    /// Says which opened device a queue pair belongs to.
+    /// Records which opened device a queue pair belongs to.
     pub fn set_context(&self, qpn: u32, context: u64) {
         if let Some(registered) = self.registered.lock().get_mut(&qpn) {
             registered.context = context;
@@ -129,7 +129,7 @@ impl<Q: Clone> Numbers<Q> {
 }
 
 impl Port {
-    /// Goes round, so that a number is not used again at once.
+    /// Numbers are taken in turn, so that a number is not used again at once.
     fn take(&mut self) -> Option<u32> {
         for step in 0..=255u8 {
             let slot = self.next.wrapping_add(step);
@@ -142,7 +142,7 @@ impl Port {
                 return Some(qpn);
             }
         }
-        // The one number that is reserved is all that was left.
+        // Only the reserved number was left.
         self.free = 0;
         None
     }
@@ -151,7 +151,7 @@ impl Port {
 fn open_port() -> Option<Port> {
     let candidates: Vec<u16> = match &Config::get().ports {
         Some(range) => range.clone().collect(),
-        // The system chooses; a few times, for the port must be free in TCP and in UDP.
+        // The system chooses; several tries, because the port must be free in TCP and in UDP.
         None => vec![0; 64],
     };
     candidates.into_iter().find_map(|port| {

@@ -1,5 +1,5 @@
-//! What every queue pair has beside its core, whatever its service: a number, and its places at the device and at the completion
-//! queues (docs/adr/026).
+//! What every queue pair has beside its core, whatever its service: a number, and its places at the device
+//! and at the completion queues (docs/adr/026).
 
 use std::sync::{Arc, Weak};
 
@@ -11,17 +11,18 @@ use crate::fork;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
 
-/// The part of a queue pair that does not depend on its service. Its number is free again when this is dropped.
+/// The part of a queue pair that does not depend on its service. Its number is free again when this is
+/// dropped.
 pub(crate) struct Shell {
     nic: Arc<Nic>,
     qpn: u32,
-    /// Where it completes, so that polls of these look for its input.
+    /// Where it completes; polls of these queues look for its input.
     cqs: [Arc<Cq>; 2],
 }
 
 impl Shell {
-    /// Gives a queue pair its number; `init` then has the sizes that it really gets. Fails when a limit of the device is exceeded
-    /// or no number is free.
+    /// Gives a queue pair its number; `init` then has the sizes that it really gets. Fails when a limit of
+    /// the device is exceeded or no number is free.
     pub fn admit(nic: &Arc<Nic>, init: &mut QpInit) -> Result<Self, VerbsError> {
         if fork::forked() {
             return Err(VerbsError::Forked);
@@ -40,7 +41,7 @@ impl Shell {
         &self.nic
     }
 
-    /// The queue pair is made. Not before it exists: a completion queue forgets feeders that do not.
+    /// The queue pair is made. Not called earlier: a completion queue removes feeders that do not exist.
     pub fn arrive(&self, qp: &QueuePair, feeder: &Weak<dyn Feeder>) {
         for cq in &self.cqs {
             cq.add_feeder(self.qpn, feeder.clone());
@@ -53,7 +54,7 @@ impl Shell {
         self.cqs.iter().any(|cq| !cq.is_empty())
     }
 
-    /// No poll looks for its input any more.
+    /// From now on no poll looks for its input.
     pub fn stop_feeding(&self) {
         for cq in &self.cqs {
             cq.remove_feeder(self.qpn);
@@ -72,7 +73,8 @@ impl Drop for Shell {
     }
 }
 
-/// Posts work requests one by one. On a refusal, says which one (the ones before it are posted) and why.
+/// Posts work requests one by one. If one is refused, returns its index (the ones before it are posted) and
+/// the reason.
 #[inline]
 pub(crate) fn post_each<W>(
     wrs: impl Iterator<Item = W>,

@@ -13,7 +13,7 @@ pub struct Readiness {
 
 /// Something that is served when its descriptor is ready or its timer has expired.
 ///
-/// Calls come from whichever thread makes progress, possibly from two at once and possibly without need; they
+/// Calls come from any thread that makes progress, possibly from two at once and possibly without need; they
 /// must not block.
 pub trait Source: Send + Sync {
     /// The descriptor became ready.

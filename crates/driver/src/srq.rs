@@ -30,13 +30,13 @@ impl Srq {
         Ok(Self { core: uwarp_rnic::Srq::new(init), max_wr: limits.max_srq_wr })
     }
 
-    /// What queue pairs are made on.
+    /// The shared receive queue that queue pairs are created with.
     pub fn core(&self) -> &Arc<uwarp_rnic::Srq> {
         &self.core
     }
 
-    /// Posts receives, and goes on with queue pairs that wait for them, in the calling thread. On a refusal,
-    /// says which one (the ones before it are posted) and why. Never blocks.
+    /// Posts receives, and continues queue pairs that wait for them, in the calling thread. If one is
+    /// refused, returns its index (the ones before it are posted) and the reason. Never blocks.
     pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
         if fork::forked() {
             return Err((0, VerbsError::Forked));

@@ -1,12 +1,12 @@
 //! What this process does, for `uwarp stat`: a Unix socket that answers every connection of the same user
 //! with lines of JSON.
 //!
-//! The name is in the abstract namespace, `@uwarp-stat-UID-PID-N`: nothing is left behind however the process
-//! ends, a forked child and a program that is executed do not have it, and no directory is needed. Abstract
-//! names have no owner, so both sides look at the other's user.
+//! The name is in the abstract namespace, `@uwarp-stat-UID-PID-N`. So nothing is left behind however the
+//! process ends, a forked child and a program that is executed do not have it, and no directory is needed.
+//! Abstract names have no owner, so each side checks the other's user.
 //!
-//! The first line tells of the process, each further one of a queue pair. Thousands of them are written piece
-//! by piece, so that connections have their turns in between.
+//! The first line is about the process, each further one about a queue pair. Thousands of lines are written
+//! piece by piece, so that connections are served in between.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -29,18 +29,18 @@ use crate::ud::Unclaimed;
 
 /// Beginning of the sockets' names, without the zero byte of the abstract namespace.
 pub const NAME: &str = "uwarp-stat-";
-/// Names to try; another user may have taken one to keep us from it.
+/// Names to try; another user may have taken one to block it.
 const NAMES: u32 = 16;
 /// Readers at a time.
 const MOST_READERS: usize = 8;
-/// A reader that does not read is given up.
+/// A reader that does not read for this long is closed.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Queue pairs told of before others have their turn.
+/// Queue pairs written before other sources are served.
 const TURN: usize = 64;
-/// Connections taken before others have their turn: any user of this host may connect as fast as they are
-/// taken.
+/// Connections accepted before other sources are served: any user of this host may connect as fast as they
+/// are accepted.
 const ACCEPTS: usize = 16;
-/// Until it is tried again where there was no descriptor or no memory.
+/// The pause before the next try when there was no descriptor or no memory.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// The first line.
@@ -50,9 +50,9 @@ struct Process {
     /// How long the device has been open.
     seconds: f64,
     queue_pairs: usize,
-    /// Of the queue pairs that are gone.
+    /// Counters of destroyed queue pairs.
     departed: Counters,
-    /// What these dropped.
+    /// Datagrams that these dropped.
     departed_drops: Drops,
     /// Datagrams that reached no queue pair.
     unclaimed: Unclaimed,
@@ -97,7 +97,7 @@ impl Line {
     }
 }
 
-/// The address of a connection that a socket of IPv6 has accepted, as its peer would write it.
+/// The address of a connection that an IPv6 socket has accepted, as its peer would write it.
 fn plain(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip if ip == address.ip() => address,
@@ -117,13 +117,13 @@ fn name(state: QpState) -> &'static str {
     }
 }
 
-/// Listens, unless the settings say no. Without it the process is not seen, and works all the same.
+/// Listens, unless the settings forbid it. Without this the process is not visible, and works all the same.
 pub(crate) fn start(nic: &Arc<Nic>) {
     if !Config::get().stat {
         return;
     }
     if let Err(error) = Listener::start(nic) {
-        tracing::info!("not to be seen by uwarp stat: {error}");
+        tracing::info!("not visible to uwarp stat: {error}");
     }
 }
 
@@ -159,7 +159,7 @@ impl Listener {
             token: Mutex::default(),
             readers: Mutex::default(),
         });
-        // Held over the registration: the engine may call at once.
+        // Locked during the registration: the engine may call at once.
         let mut token = listener.token.lock();
         *token = Some(nic.engine().register(listener.fd.as_raw_fd(), listener.clone())?);
         Ok(())
@@ -199,7 +199,7 @@ impl Source for Listener {
             match self.accept(&nic) {
                 Ok(()) | Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
-                // The system will not say again that connections wait.
+                // The system does not report again that connections wait.
                 Err(_) => return nic.engine().set_timer(token, Some(Instant::now() + AGAIN)),
             }
         }
@@ -211,7 +211,7 @@ impl Source for Listener {
     }
 }
 
-/// One answer on its way.
+/// One answer that is being written.
 struct Reader {
     engine: Arc<Engine>,
     listener: Arc<Listener>,
@@ -223,7 +223,7 @@ struct Answer {
     fd: OwnedFd,
     text: Vec<u8>,
     written: usize,
-    /// Those that are still to be told of, last one first.
+    /// Those that are still to be written, last one first.
     qps: Vec<WeakQueuePair>,
 }
 
@@ -242,7 +242,7 @@ impl Reader {
             token: OnceLock::new(),
             answer: Mutex::default(),
         });
-        // Held over the registration: the engine may call at once.
+        // Locked during the registration: the engine may call at once.
         let mut answer = reader.answer.lock();
         let registered = engine.register(fd.as_raw_fd(), reader.clone());
         *answer = Some(Answer { fd, text, written: 0, qps });
@@ -294,7 +294,8 @@ impl Source for Reader {
 }
 
 impl Answer {
-    /// Writes for one turn. `None`: that was all, or nobody reads it. Else says whether it can go on at once.
+    /// Writes for one turn. `None`: that was all, or the reader is gone. Otherwise whether it can continue at
+    /// once.
     fn write(&mut self) -> Option<bool> {
         let turn = if self.text.is_empty() { TURN } else { 0 };
         for qp in self.qps.split_off(self.qps.len().saturating_sub(turn)).iter().rev() {
@@ -317,7 +318,7 @@ impl Answer {
 }
 
 fn append(text: &mut Vec<u8>, line: &impl Serialize) {
-    // Into memory, and none of the values can fail.
+    // Writes into memory, and none of the values can fail.
     let _ = serde_json::to_writer(&mut *text, line);
     let _ = text.write_all(b"\n");
 }

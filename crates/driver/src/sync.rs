@@ -1,5 +1,5 @@
 //! Locks and atomics under one name. `crates/model` compiles the files that take them from here once more,
-//! with locks and atomics at each of which its scheduler may go on with another thread.
+//! with locks and atomics at each of which its scheduler may switch to another thread.
 
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::OnceLock;

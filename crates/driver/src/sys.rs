@@ -1,5 +1,5 @@
-//! What the engine and the channels ask of the system: a clock, sleep, and descriptors that tell when
-//! something is ready. `crates/model` has another one, with a clock and sockets that are not there.
+//! The system services that the engine and the channels need: a clock, sleep, and descriptors that report
+//! readiness. `crates/model` has another version, with a simulated clock and without sockets.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -20,16 +20,16 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Starts a thread that runs as long as it likes.
+/// Starts a thread that is not joined.
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
     Ok(std::thread::Builder::new().name(name.into()).spawn(run)?.thread().clone())
 }
 
-/// Wakes those that wait for it, until it is silenced. (An eventfd.)
+/// Wakes all threads that wait for it, until it is silenced. (An eventfd.)
 pub(crate) struct Bell(OwnedFd);
 
 impl Bell {
-    /// `nonblocking`: it may be silenced although it does not ring.
+    /// `nonblocking`: `silence` may be called although it does not ring.
     pub fn new(nonblocking: bool) -> Result<Self, Errno> {
         let flags = if nonblocking { EventfdFlags::NONBLOCK } else { EventfdFlags::empty() };
         Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | flags)?))
@@ -39,27 +39,27 @@ impl Bell {
         self.0.as_raw_fd()
     }
 
-    /// A bell that rings goes on ringing.
+    /// A bell that rings already keeps ringing.
     pub fn ring(&self) {
-        // A full counter is as good as a written one.
+        // A full counter rings as well.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// To be called by a thread that knows that it rings and nobody else silences it: it would wait
-    /// otherwise, unless the descriptor is non-blocking.
+    /// Only for a thread that knows that the bell rings and that no other thread silences it: otherwise this
+    /// would block, unless the descriptor is non-blocking.
     pub fn silence(&self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.0, &mut count);
     }
 
-    /// Waits until it rings, `limit` at most. Fails when a signal handler has run.
+    /// Waits until the bell rings, at most for `limit`. Fails when a signal handler has run.
     pub fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         rustix::event::poll(&mut fds, limit.map(timespec).as_ref()).map(|_| ())
     }
 }
 
-/// Runs out once, some time after it was set last. (A timerfd.)
+/// Expires once, some time after it was set last. (A timerfd.)
 pub(crate) struct Timer(OwnedFd);
 
 impl Timer {
@@ -71,17 +71,17 @@ impl Timer {
         self.0.as_raw_fd()
     }
 
-    /// Forgets an earlier setting, also one that ran out.
+    /// Replaces an earlier setting, also one that has expired.
     pub fn set(&self, after: Duration) {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         // Zero would clear it.
         let time = Itimerspec { it_interval: zero, it_value: timespec(after.max(Duration::from_nanos(1))) };
-        // Fails for times out of range only.
+        // Fails only for times out of range.
         let _ = rustix::time::timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &time);
     }
 }
 
-/// Waits until the bell rings or one of the timers has run out, `limit` at most.
+/// Waits until the bell rings or one of the timers has expired, at most for `limit`.
 pub(crate) fn wait_first(bell: &Bell, timers: Option<&[Timer; 2]>, limit: Option<Duration>) {
     let bell = PollFd::new(&bell.0, PollFlags::IN);
     let limit = limit.map(timespec);
@@ -98,7 +98,7 @@ pub(crate) fn wait_first(bell: &Bell, timers: Option<&[Timer; 2]>, limit: Option
 /// Descriptors that are waited for together. (An epoll instance.)
 pub(crate) struct Watch(OwnedFd);
 
-/// Descriptors that one call of [`Watch::wait`] tells of at most.
+/// The most descriptors that one call of [`Watch::wait`] reports.
 const AT_ONCE: usize = 64;
 
 impl Watch {
@@ -110,28 +110,28 @@ impl Watch {
         self.0.as_raw_fd()
     }
 
-    /// Tells of a bell as long as it rings.
+    /// Reports a bell as long as it rings.
     pub fn add_bell(&self, bell: &Bell, name: u64) -> Result<(), Errno> {
         epoll::add(&self.0, &bell.0, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
     }
 
-    /// Tells of a descriptor each time it becomes ready, and at once if it is.
+    /// Reports a descriptor each time it becomes ready, and at once if it is ready.
     pub fn add(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
         epoll::add(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest())
     }
 
-    /// Tells of it anew if it is ready.
+    /// Reports it anew if it is ready.
     pub fn rearm(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
         epoll::modify(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest())
     }
 
-    /// Tells no more of it.
+    /// Reports it no longer.
     pub fn delete(&self, fd: RawFd) -> Result<(), Errno> {
         epoll::delete(&self.0, fork::borrow(fd))
     }
 
-    /// Waits until something is ready, `limit` at most, and tells of it by name. Returns how many there were.
-    /// Fails when a signal handler has run.
+    /// Waits until something is ready, at most for `limit`, and reports it by name. Returns how many there
+    /// were. Fails when a signal handler has run.
     #[inline]
     pub fn wait(
         &self,

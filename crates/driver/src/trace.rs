@@ -15,22 +15,20 @@ use parking_lot::Mutex;
 use uwarp_rnic::trace::{self, Passing, Way};
 use uwarp_wire::text::Line;
 
-/// Where a trace goes.
+/// The destination of a trace.
 pub(crate) type Target = Box<dyn Write + Send>;
 
-/// Opens what the environment asks to trace to, if it does: `-` is standard error, anything else a file that
-/// is appended to.
+/// Opens the file that `UWARP_TRACE` names, if it is set: `-` is standard error, anything else a file that is
+/// appended to.
 ///
 /// In a program that has more rights than its caller, the caller's environment must not choose a file to
 /// write to.
 ///
-/// To be called with no lock held: a FIFO opens when it has a reader.
+/// Call this with no lock held: opening a FIFO waits for its reader.
 pub(crate) fn open_if_wanted() -> Option<Target> {
     let target = std::env::var_os("UWARP_TRACE").filter(|v| !v.is_empty())?;
     if crate::has_more_rights_than_its_caller() {
-        tracing::warn!(
-            "no trace: UWARP_TRACE is not honoured in a program that has more rights than its caller"
-        );
+        tracing::warn!("no trace: UWARP_TRACE is ignored in a program that has more rights than its caller");
         return None;
     }
     if target == "-" {
@@ -57,11 +55,10 @@ pub(crate) fn start(out: Target) {
         let line = Line { header: *p.header, head: p.head, len: p.len };
         let text = format!("{:>11.6} qp {:#08x} {arrow} {line}\n", start.elapsed().as_secs_f64(), p.qpn);
         let mut out = out.lock();
-        // A trace that cannot be written is no reason to fail the program's traffic; one with a hole would
-        // mislead.
+        // If the trace cannot be written, the program's traffic continues; a trace with a gap would mislead.
         if let Err(error) = out.as_mut().map_or(Ok(()), |out| out.write_all(text.as_bytes())) {
             *out = None;
-            tracing::error!("the trace ends here, it cannot be written any more: {error}");
+            tracing::error!("the trace ends here, because it cannot be written: {error}");
         }
     });
 }

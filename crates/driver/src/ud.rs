@@ -1,8 +1,9 @@
 //! Datagram queue pairs with the UDP socket that they share.
 //!
-//! A queue pair number names a port, so the up to 256 queue pairs of a port receive from one socket ([`DatagramPort`]). Which thread
-//! receives is decided as for connected queue pairs: the one that polls, or the engine's. Each datagram goes to the queue pair that
-//! its header names, under that queue pair's lock; a datagram for nobody is counted and dropped.
+//! A queue pair number names a port, so the up to 256 queue pairs of a port receive from one socket
+//! ([`DatagramPort`]). Which thread receives is decided as for connected queue pairs: the one that polls, or
+//! the engine's. Each datagram goes to the queue pair that its header names, under that queue pair's lock; a
+//! datagram for nobody is counted and dropped.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -34,7 +35,7 @@ use crate::source::{Readiness, Source, Token};
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;
 
-/// So many datagrams are sent, and nobody has received: the sender does.
+/// After this number of datagrams were sent and no thread has received, the sender receives.
 const LOOK_AFTER: usize = 32;
 
 thread_local! {
@@ -47,7 +48,7 @@ thread_local! {
 pub struct Unclaimed {
     /// Not a message: truncated, another version, a bad CRC, headers that do not fit.
     pub malformed: u64,
-    /// Nobody has that number.
+    /// No queue pair has that number.
     pub unknown: u64,
     /// The queue pair that the sender names is not of the port it was sent from.
     pub spoofed: u64,
@@ -127,7 +128,7 @@ pub(crate) struct DatagramPort {
     receiver: Attended<Receiver>,
     /// A thread has polled the socket while the system does not watch it.
     polled: AtomicBool,
-    /// Datagrams sent since somebody received.
+    /// Datagrams sent since a thread last received.
     sent: AtomicUsize,
     /// Queue pairs whose datagrams wait for room.
     blocked: Mutex<Vec<Weak<UdQp>>>,
@@ -213,7 +214,8 @@ impl DatagramPort {
                 Ok(n) => received += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
-                // An error of a datagram that was sent, reported by the network (RFC 1122 section 4.1.3.3): it was lost.
+                // An error of a datagram that was sent, reported by the network (RFC 1122 section 4.1.3.3):
+                // it was lost.
                 Err(_) => received += 1,
             }
         }
@@ -253,7 +255,8 @@ impl DatagramPort {
         }
     }
 
-    /// A thread polls: receives once. A queue pair that waits for room to send is told of it by the system only.
+    /// A thread polls: receives once. Only the system reports room to a queue pair that waits for room to
+    /// send.
     fn make_progress(&self, in_earnest: bool) -> Coverage {
         let blocked = !self.blocked.lock().is_empty();
         if let Some(mut receiver) = self.receiver.try_lock() {
@@ -426,7 +429,8 @@ impl UdQp {
         let result = post_each(wrs, |wr| inner.core.post_send(wr));
         let sent = self.transmit(&mut inner);
         drop(inner);
-        // A thread that posts without end must not lose what comes meanwhile: the system's room for it is bounded.
+        // A thread that posts without end must not lose what comes meanwhile: the system's room for it is
+        // bounded.
         if self.port.sent.fetch_add(sent, Ordering::Relaxed) >= LOOK_AFTER {
             let _ = self.port.make_progress(false);
         }
@@ -499,8 +503,8 @@ impl UdQp {
         (inner.core.query().state, inner.core.snapshot(), inner.core.drops())
     }
 
-    /// Becomes a member of a group, on one interface (its index; of no meaning for a broadcast address). Nothing changes for one that is a
-    /// member already.
+    /// Becomes a member of a group, on one interface (its index; of no meaning for a broadcast address).
+    /// Nothing changes for one that is a member already.
     pub fn attach(&self, group: IpAddr, interface: u32) -> Result<(), VerbsError> {
         let port = self.shell.nic().group_port()?;
         port.add_member(&self.me, group, interface)?;
@@ -512,7 +516,7 @@ impl UdQp {
     pub fn detach(&self, group: IpAddr) -> Result<(), VerbsError> {
         let port = self.groups.lock().clone();
         let left = port.is_some_and(|port| port.remove_members(&self.me, |of| of == group));
-        if left { Ok(()) } else { Err(VerbsError::Invalid("the queue pair is no member of the group")) }
+        if left { Ok(()) } else { Err(VerbsError::Invalid("the queue pair is not a member of the group")) }
     }
 
     fn leave_all(&self) {

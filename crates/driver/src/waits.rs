@@ -1,8 +1,8 @@
-//! What a blocking verb waits on, held for its thread.
+//! What a blocking verb waits on; its thread keeps it alive.
 //!
-//! A thread can leave such a verb without returning from it: cancelled (`pthread_cancel`), or with a jump out
-//! of a signal's handler. No destructor of its frames runs then, so what the thread waits on is held here and
-//! not in the frames.
+//! A thread can leave such a verb without returning from it: cancelled (`pthread_cancel`), or by a jump out
+//! of a signal's handler. Then no destructor of its frames runs, so the reference to what it waits on is kept
+//! here and not in the frames.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -42,14 +42,14 @@ thread_local! {
     static WAITS_ON: WaitsOn = const { WaitsOn(Cell::new(None)) };
 }
 
-/// Holds `on` until [`end_wait`], even if the program destroys it. A wait that the thread left without
-/// returning ends here. `false`: the thread is about to end, and nothing is held.
+/// Keeps `on` alive until [`end_wait`], even if the program destroys it. If the thread has left an earlier
+/// wait without returning, that wait ends here. `false`: the thread is about to end, and nothing is kept.
 pub fn begin_wait(on: Arc<dyn Waits>) -> bool {
     WAITS_ON.try_with(|waits_on| waits_on.set(Some(on))).is_ok()
 }
 
-/// The wait returned: the thread holds nothing any more.
+/// The wait has returned: the thread keeps nothing alive any more.
 pub fn end_wait() {
-    // A thread that is about to end holds nothing.
+    // A thread that is about to end keeps nothing.
     let _ = WAITS_ON.try_with(|waits_on| drop(waits_on.0.take()));
 }

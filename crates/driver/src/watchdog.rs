@@ -1,4 +1,4 @@
-//! How the background thread notices, without waking now and then, that threads have stopped polling.
+//! How the background thread notices that threads have stopped polling, without waking up regularly.
 
 use std::io;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use crate::progress::{ALIVE, PUSH_LATE, PUSH_PERIOD, nanos};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, Bell, Timer};
 
-/// Threads that poll push it back, and the background thread sleeps on it: it fires when nobody has pushed it
-/// for a while.
+/// Polling threads push the watchdog back, and the background thread sleeps on it: it fires when no thread
+/// has pushed it for a while.
 ///
-/// A thread that computes makes no call, so only a timer can tell that it has stopped polling. A thread that
+/// A thread that computes makes no call, so only a timer can show that it has stopped polling. A thread that
 /// wakes by timer and finds that all is well costs the polling thread 20 µs on its own core (interrupt, two
 /// switches, and in a virtual machine an exit to the hypervisor for each setting of the timer). Pushing back
-/// a timer that never fires costs that setting only, and there are two timers in turn because of it: what is
-/// pushed back is the later one's successor, so the hardware is set once for it. To cancel the first timer of
-/// a core and set another one takes two settings.
+/// a timer that never fires costs only that setting. There are two timers, used in turn, because of it: the
+/// earlier one is moved behind the later one, so the hardware is set once for it. To cancel the first timer
+/// of a core and set another one takes two settings.
 pub(crate) struct Watchdog {
     timers: [Timer; 2],
     bell: Bell,
@@ -39,14 +39,14 @@ impl Watchdog {
         })
     }
 
-    /// Has a forked child close its copies.
+    /// Makes a forked child close its copies.
     pub fn track(&self) {
         fork::track(self.bell.fd());
         self.timers.iter().for_each(|timer| fork::track(timer.fd()));
     }
 
     /// A thread polls, at `now` by the engine's clock. `waits`: it has just begun to wait for an answer, so
-    /// the time that a push takes is not lost.
+    /// the time of a push is not lost.
     #[inline]
     pub fn push(&self, now: u64, waits: bool) {
         let due = self.due.load(Ordering::Relaxed);
@@ -63,21 +63,21 @@ impl Watchdog {
             .compare_exchange(due, now + nanos(PUSH_PERIOD), Ordering::SeqCst, Ordering::Relaxed)
             .is_err()
         {
-            // Another thread was faster, or the background thread sleeps no more.
+            // Another thread has pushed first, or the background thread no longer sleeps.
             return;
         }
-        // It counts from when it is set, not from `now`: a thread that was held up in between is alive all
-        // the same.
+        // Counted from the setting, not from `now`: a thread that was delayed in between is alive all the
+        // same.
         let [one, other] = &self.timers;
         let timer = if self.pushes.fetch_add(1, Ordering::Relaxed) & 1 == 0 { one } else { other };
         timer.set(PUSH_PERIOD * 2 + ALIVE);
     }
 
-    /// Sleeps until nobody has pushed for a while, or [`Self::ring`]. The last sign of life was at `last`,
-    /// and it is `now`, by the engine's clock.
+    /// Sleeps until no thread has pushed for a while, or until [`Self::ring`]. The last sign of a polling
+    /// thread was at `last`, and it is `now`, both by the engine's clock.
     pub fn sleep(&self, last: u64, now: u64) {
         let age = Duration::from_nanos(now.saturating_sub(last));
-        // As if the one that polls had pushed at `last`.
+        // As if the polling thread had pushed at `last`.
         let [one, other] = &self.timers;
         one.set((PUSH_PERIOD + ALIVE).saturating_sub(age));
         other.set((PUSH_PERIOD * 2 + ALIVE).saturating_sub(age));
@@ -95,7 +95,7 @@ impl Watchdog {
     }
 
     /// Ends the sleep, or the next one if there is none. What the background thread must then see is written
-    /// before.
+    /// before this call.
     pub fn ring(&self) {
         self.bell.ring();
     }

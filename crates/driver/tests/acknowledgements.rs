@@ -1,5 +1,5 @@
-//! Acknowledgements of what is placed wait for company, but not for ever, and not beyond the end of the
-//! stream.
+//! Acknowledgements of placed messages wait for something to ride on, but not for ever, and not beyond the
+//! end of the stream.
 
 #![allow(missing_docs)]
 
@@ -46,8 +46,8 @@ fn the_last_goes_out_before_the_stream_ends() {
     }
 }
 
-/// A sender that ends the connection, too, as soon as it hears of that in another way: the acknowledgement has arrived by then, although
-/// nothing may have received it yet. Seen with libdaploscm.
+/// A sender that also ends the connection, as soon as it learns of the receiver's end in another way: the
+/// acknowledgement has arrived by then, although nothing may have received it yet. Seen with libdaploscm.
 #[test]
 fn one_that_has_arrived_counts_although_the_sender_moves_to_err() {
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! What broke once, or would have, when timing, peers or programs were unkind.
+//! Defects that appeared, or could have appeared, with unusual timing, peers or programs.
 
 #![allow(missing_docs, unsafe_code)]
 
@@ -77,7 +77,7 @@ fn the_end_of_a_stream_that_comes_with_its_last_bytes_is_seen() {
 
 #[test]
 fn a_receive_of_many_elements_is_filled() {
-    // More pieces than one receiving call took: what was left in the socket was taken for nothing left.
+    // More pieces than one receiving call took: the rest in the socket was overlooked.
     let (mut a, b) = connect(uwarp(), 4 << 20);
     for (i, byte) in a.memory.iter_mut().enumerate() {
         *byte = (i % 251) as u8;
@@ -247,7 +247,8 @@ fn a_peer_that_goes_while_its_send_waits_for_a_receive_is_missed() {
 
 #[test]
 fn a_send_that_fails_does_not_hide_what_the_peer_sent_before_it_went() {
-    // Receive completions, or the peer's Terminate, may lie in the socket when a send finds the connection broken.
+    // Receive completions, or the peer's Terminate, may lie in the socket when a send finds the connection
+    // broken.
     for _ in 0..100 {
         let (end, peer) = with_raw_peer(plain(), 1 << 20);
         for _ in 0..4 {
@@ -278,7 +279,8 @@ fn a_send_that_fails_does_not_hide_what_the_peer_sent_before_it_went() {
 
 #[test]
 fn a_long_message_goes_on_while_its_sender_polls_in_earnest() {
-    // A thread that polls in earnest is not told of room: it has to go on by itself where a turn was over.
+    // The system reports no room to a thread that polls in earnest: the thread must continue by itself after
+    // a turn.
     for _ in 0..20 {
         let (a, b) = connect(uwarp(), 8 << 20);
         let until = Instant::now() + Duration::from_millis(5);
@@ -292,7 +294,8 @@ fn a_long_message_goes_on_while_its_sender_polls_in_earnest() {
 
 #[test]
 fn a_queue_pair_is_served_that_was_polled_in_earnest_before_another() {
-    // Its socket was unwatched for the sake of a thread that looked at it all the time, and then looked elsewhere.
+    // Its socket was not watched because a thread received from it all the time; then this thread did
+    // something else.
     let (first, peer) = connect(uwarp(), 4096);
     let (second, _other) = connect(uwarp(), 4096);
     for _ in 0..20 {
@@ -324,8 +327,8 @@ impl Source for Ring {
 
 #[test]
 fn a_thread_that_polls_in_earnest_and_finds_keeps_nobody_else_waiting() {
-    // Finding began the count of empty polls anew, so the others were never looked after, and the background thread stood
-    // back all the time.
+    // Each completion began the count of empty polls anew, so other sockets were never served, and the
+    // background thread stood back all the time.
     let nic = Nic::open().unwrap();
     let events = Arc::new(Events::default());
     let cq = Cq::new(16, 0, None, events);
@@ -427,7 +430,7 @@ fn a_completion_queue_keeps_all_queue_pairs_that_are_made_at_the_same_time() {
 
 #[test]
 fn nothing_waits_for_ever_for_a_descriptor_that_rings_while_others_poll() {
-    // A pipe stands for a listener of the connection manager: served by whoever looks.
+    // A pipe represents a listener of the connection manager: any thread that looks serves it.
     let nic = Nic::open().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     let ring = Arc::new(Ring(AtomicUsize::new(0)));

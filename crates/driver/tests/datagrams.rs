@@ -266,7 +266,7 @@ fn each_member_of_a_group_gets_a_copy_and_nobody_else_does() {
     assert_eq!(sender.poll(1)[0].opcode, WcOpcode::Send);
     b.qp.detach(group()).unwrap();
     assert!(matches!(b.qp.detach(group()), Err(VerbsError::Invalid(_))));
-    // A member that sends hears itself.
+    // A member that sends receives its own message.
     a.send(0x00FF_FFFF, &group_ah(a), 3, 11).unwrap();
     let mut lengths: Vec<u32> = a.poll(2).iter().map(|wc| wc.byte_len).collect();
     lengths.sort_unstable();

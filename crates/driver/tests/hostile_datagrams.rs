@@ -290,8 +290,8 @@ fn a_flood_from_many_sources_leaves_nothing_behind() {
     strangers.iter().for_each(|stranger| victim.receives(stranger, b"good"));
 }
 
-/// Where nothing else keeps the port: making one failed ("File exists"), or nobody was told of what came for
-/// it.
+/// If nothing else keeps the port: creating a queue pair failed ("File exists"), or its datagrams were not
+/// reported.
 #[test]
 fn the_last_queue_pair_of_a_port_goes_while_the_next_is_made() {
     let _alone = ALONE.lock();

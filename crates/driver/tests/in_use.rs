@@ -56,7 +56,7 @@ fn change(addr: u64, len: usize, bytes: [u8; 2], stop: &AtomicBool) {
     }
 }
 
-/// Fills memory, of which nobody holds a reference.
+/// Fills memory to which no reference exists.
 fn fill(addr: u64, len: usize, bytes: [u8; 2]) {
     let base = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
     for at in 0..len {
@@ -122,7 +122,7 @@ fn in_use(params: StreamParams, op: Op, changing: Changing, len: u32, streams: u
         }
         let operators: Vec<_> =
             pairs.iter().map(|(a, b)| s.spawn(move || operate(a, b, op, len, until))).collect();
-        // Joined before the others are told to stop, whatever becomes of them.
+        // Joined before the other threads must stop, whatever their results are.
         let results: Vec<_> = operators.into_iter().map(|o| o.join()).collect();
         stop.store(true, Ordering::Relaxed);
         count = results.into_iter().map(|r| r.unwrap_or_else(|p| std::panic::resume_unwind(p))).sum();

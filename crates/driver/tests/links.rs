@@ -1,4 +1,4 @@
-//! The pump over links that do their worst, and over links that are watched.
+//! The pump over links that fail in many ways, and over links that are watched.
 
 mod common;
 
@@ -12,7 +12,7 @@ use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::{Now, QpInit, RcCore, StreamParams};
 use uwarp_rnic::{Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
-/// All that a pump needs when nobody but the test calls it, and always calls again.
+/// All that a pump needs if only the test calls it, and always calls it again.
 struct Alone<L>(L);
 
 impl<L: LowerLayer> Surroundings for Alone<L> {

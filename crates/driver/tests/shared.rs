@@ -159,7 +159,7 @@ fn woken_in_turn(params: StreamParams, size: usize, post: impl Fn(&Hub, std::ops
         }
     }
     hub.settle();
-    // Fewer at a time than there are that wait: the line goes on where it stopped.
+    // Fewer at a time than queue pairs wait: the line continues where it stopped.
     let mut order = Vec::new();
     let mut next = 0;
     for batch in [2u64, 1, 3].into_iter().cycle() {

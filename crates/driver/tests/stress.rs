@@ -102,7 +102,7 @@ struct Group {
     channel: Arc<Channel>,
     events: Arc<Events>,
     sides: RwLock<HashMap<u64, Arc<Side>>>,
-    /// Completions in the order in which they came, whoever took them.
+    /// Completions in the order in which they came, in whichever thread.
     taken: Mutex<VecDeque<Wc>>,
     /// Held by the one who judges them.
     judge: Mutex<()>,
@@ -687,7 +687,7 @@ fn the_background_thread_takes_over_when_polling_stops() {
                 assert_eq!(end.nic.poll_cq(&end.cq, 1, |_| ()), 0);
             }
         }
-        // Nobody polls any more.
+        // No thread polls any more.
         b.recv(&[b.sge(0, 64)]);
         a.send(SendOp::Send { invalidate: None }, &[a.sge(0, 64)]);
         a.send(SendOp::Read { stag: b.mr.stag(), to: b.addr(), invalidate_local: false }, &[a.sge(0, 64)]);

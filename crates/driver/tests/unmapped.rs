@@ -130,7 +130,7 @@ fn exchange(a: &End, b: &End) {
     assert_eq!(b.poll().status, WcStatus::Success);
 }
 
-/// One end's memory goes away before it is used in this way; the other connection goes on.
+/// One end's memory is unmapped before it is used in this way; the other connection continues.
 fn unmapped(case: &str, way: &str, size: u32) {
     let (c, d) = connect(uwarp(), PAGE);
     exchange(&c, &d);
@@ -294,7 +294,7 @@ fn a_programs_own_faults_go_to_its_own_handler() {
     ["simple", "full", "on_its_stack"].iter().for_each(|flavour| survives(&format!("own_handler {flavour}")));
 }
 
-/// Nobody handles the signal.
+/// No handler takes the signal.
 fn default_action(action: usize, cause: &str) {
     handle(libc::SIGSEGV, action, 0);
     let end = End::new(PAGE);

@@ -36,8 +36,6 @@ mod queues;
 #[path = "../../rnic/src/srq.rs"]
 mod srq;
 
-#[path = "../../driver/src/astray.rs"]
-mod astray;
 #[path = "../../driver/src/attended.rs"]
 mod attended;
 #[path = "../../driver/src/background.rs"]
@@ -48,6 +46,8 @@ mod channel;
 mod engine;
 #[path = "../../driver/src/lead.rs"]
 mod lead;
+#[path = "../../driver/src/lost_leads.rs"]
+mod lost_leads;
 #[path = "../../driver/src/progress.rs"]
 mod progress;
 #[path = "../../driver/src/source.rs"]

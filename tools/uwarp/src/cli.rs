@@ -56,10 +56,10 @@ pub enum Command {
 #[derive(Args)]
 pub struct RunArgs {
     #[command(flatten)]
-    pub picture: PictureOptions,
+    pub device: DeviceOptions,
     #[command(flatten)]
     pub options: RunOptions,
-    /// The program and its arguments; `--` before it keeps its options apart from those of uwarp
+    /// The program and its arguments; write `--` before it, so that its options are not taken for uwarp's
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
 }
@@ -67,7 +67,7 @@ pub struct RunArgs {
 #[derive(Args)]
 pub struct DevicesArgs {
     #[command(flatten)]
-    pub picture: PictureOptions,
+    pub device: DeviceOptions,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -78,20 +78,21 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// A program to look at; it is not run
+    /// A program to check; it is not run
     #[arg(value_name = "PROGRAM", trailing_var_arg = true)]
     pub program: Vec<OsString>,
 }
 
 #[derive(Args)]
 pub struct StatArgs {
-    /// Print JSON, one object; with --watch one for each look
+    /// Print JSON: one object, or with --watch one for each interval
     #[arg(long)]
     pub json: bool,
-    /// Look again every so many seconds and show rates [default: 1]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, num_args = 0..=1, default_missing_value = "1")]
+    /// Print again every SECONDS seconds, with rates [default: 1]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, num_args = 0..=1,
+          default_missing_value = "1")]
     pub watch: Option<f64>,
-    /// Only this process; may be given several times
+    /// Show only this process; may be given several times
     #[arg(long, value_name = "PID")]
     pub pid: Vec<u32>,
     /// Show this many queue pairs of each process, the busiest first
@@ -107,26 +108,27 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Measure for a short time; enough to see whether anything is broken
+    /// Measure for a short time only, to see whether anything is broken
     #[arg(long)]
     pub quick: bool,
-    /// Time for each figure, for raw TCP and for uwarp, over all rounds; trials of raw TCP come before it
-    /// [default: 2, with --quick 0.6]
+    /// Time for each figure over all rounds, once for raw TCP and once for uwarp; the trials of raw TCP are
+    /// extra [default: 2, with --quick 0.6]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<f64>,
-    /// How often raw TCP and uwarp take turns [default: 9, with --quick 3]
+    /// Number of rounds; in each, raw TCP and uwarp are measured in turn [default: 9, with --quick 3]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// Measure between two network namespaces over a pair of Ethernet devices instead of loopback; needs root
+    /// Measure between two network namespaces over a veth pair instead of loopback; needs root
     #[arg(long)]
     pub netns: bool,
-    /// MTU of these devices [default: 1500]
-    #[arg(long, value_name = "BYTES", requires = "netns", value_parser = clap::value_parser!(u32).range(576..=65535))]
+    /// MTU of the veth pair [default: 1500]
+    #[arg(long, value_name = "BYTES", requires = "netns",
+          value_parser = clap::value_parser!(u32).range(576..=65535))]
     pub mtu: Option<u32>,
-    /// When to keep the measuring thread of each end on a core of its own
+    /// When to pin the measuring thread of each end to a core of its own
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = BenchPin::Spinning)]
     pub pin: BenchPin,
-    /// Only the figures whose name begins with this; may be given several times
+    /// Measure only the figures whose name begins with NAME; may be given several times
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
 }
@@ -136,13 +138,12 @@ pub struct BenchArgs {
 pub enum BenchWhat {
     /// Ping-pongs of 64 bytes
     Latency,
-    /// A small request, an RDMA Write or Read of 4 to 64 KiB, and a small response, as storage protocols have
-    /// them
+    /// A small request, an RDMA Write or Read of 4 to 64 KiB, and a small response, as in storage protocols
     Transactions,
     /// RDMA Writes, Sends and RDMA Reads of 64 KiB to 4 MiB, one way
     Bandwidth,
-    /// The same of 4 to 64 KiB at the settings of ib_write_bw, ib_send_bw and ib_read_bw, each posted by
-    /// itself
+    /// The same with 4 to 64 KiB and the settings of ib_write_bw, ib_send_bw and ib_read_bw: each message is
+    /// posted by itself
     Messages,
     /// RDMA Writes of 64 bytes, one way
     Rate,
@@ -161,7 +162,7 @@ pub enum BenchWhat {
 /// `--pin`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchPin {
-    /// Where both ends spin; where they block, the system places them
+    /// If both ends spin; if they block, the system chooses the cores
     Spinning,
     /// Always
     Always,
@@ -171,14 +172,14 @@ pub enum BenchPin {
 
 #[derive(Args)]
 pub struct BenchEndArgs {
-    /// Begin by making a network namespace of its own
+    /// Create a network namespace first, and measure in it
     #[arg(long)]
     pub network_namespace: bool,
 }
 
-/// What the device looks like to programs. The wire is iWARP whatever is chosen.
+/// How the device appears to programs. The wire is iWARP in each case.
 #[derive(Args, Default)]
-pub struct PictureOptions {
+pub struct DeviceOptions {
     /// Show the device as an iWARP RNIC, as RoCE v2 or as InfiniBand [default: roce]
     #[arg(long = "as", value_name = "VIEW", env = "UWARP_VIEW", hide_env_values = true)]
     pub view: Option<View>,
@@ -196,37 +197,37 @@ pub struct RunOptions {
     /// Write a trace of every iWARP segment to FILE; `-` is standard error
     #[arg(long, value_name = "FILE", env = "UWARP_TRACE", hide_env_values = true)]
     pub trace: Option<PathBuf>,
-    /// Ask for a CRC over every FPDU; off takes effect where the peer agrees [default: on]
+    /// Use a CRC over every FPDU; off takes effect only if the peer agrees [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_CRC", hide_env_values = true)]
     pub crc: Option<Switch>,
-    /// Ask peers for MPA markers in what they send
+    /// Request MPA markers from peers
     #[arg(long, env = "UWARP_MARKERS", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub markers: bool,
-    /// The MPA revision to begin connections with [default: 2]
+    /// The MPA revision that a connection begins with [default: 2]
     #[arg(long, value_name = "1|2", env = "UWARP_MPA_REVISION", hide_env_values = true,
           value_parser = clap::value_parser!(u8).range(1..=2))]
     pub mpa_revision: Option<u8>,
-    /// Serve peers from a thread that sleeps, or from one that spins and needs a core of its own [default:
-    /// auto]
+    /// Serve peers in a thread that sleeps when idle (auto), or in one that never sleeps and needs a core of
+    /// its own (spin) [default: auto]
     #[arg(long, value_name = "HOW", env = "UWARP_PROGRESS", hide_env_values = true)]
     pub progress: Option<Progress>,
     /// The ports that queue pairs may listen on, for firewalls [default: any]
     #[arg(long, value_name = "FIRST-LAST", env = "UWARP_PORT_RANGE", hide_env_values = true)]
     pub port_range: Option<PortRange>,
-    /// The UDP port of multicast groups, the same on all hosts [default: 18514]
+    /// The UDP port of multicast groups; must be the same on all hosts [default: 18514]
     #[arg(long, value_name = "PORT", env = "UWARP_MCAST_PORT", hide_env_values = true,
           value_parser = clap::value_parser!(u16).range(1..))]
     pub mcast_port: Option<u16>,
-    /// In the roce and ib views, before a Send or Write completes, request an acknowledgement of placement
-    /// from peers that are not uwarp, by zero-length RDMA Reads: from those that cannot be Linux siw, which
-    /// answers some of them wrongly; from all; or from none [default: auto]
+    /// In the roce and ib views: which peers other than uwarp must confirm placement, by a zero-length RDMA
+    /// Read, before a Send or Write completes. auto: those that cannot be Linux siw, which answers some of
+    /// these Reads wrongly; on: all; off: none [default: auto]
     #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true)]
     pub ask: Option<Ask>,
     /// Let `uwarp stat` see the program [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true)]
     pub stat: Option<Switch>,
-    /// Catch faults at registered memory that the program has unmapped, so that only the connection ends; off
-    /// for programs that handle such faults themselves [default: on]
+    /// Catch faults at registered memory that the program has unmapped, so that only the connection fails;
+    /// use off for programs that handle such faults themselves [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_GUARD", hide_env_values = true)]
     pub guard: Option<Switch>,
 }
@@ -306,8 +307,8 @@ impl FromStr for PortRange {
     }
 }
 
-impl PictureOptions {
-    /// The library's environment; options that were not given set no variable.
+impl DeviceOptions {
+    /// The variables for the library; an option that was not given sets none.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         [("UWARP_VIEW", self.view.map(word)), ("UWARP_DEVICES", self.devices.map(word))]
             .into_iter()
@@ -317,7 +318,7 @@ impl PictureOptions {
 }
 
 impl RunOptions {
-    /// See [`PictureOptions::environment`].
+    /// See [`DeviceOptions::environment`].
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         // The program may change its directory before the library opens the file.
         let trace = self.trace.as_ref().map(|file| match file.as_os_str() == "-" {
@@ -396,7 +397,7 @@ mod tests {
             let args = parse_run(&[words, &["--", "rping", "-s"][..]].concat());
             assert_eq!(args.program, ["rping", "-s"]);
             let environment: Vec<_> =
-                args.picture.environment().into_iter().chain(args.options.environment()).collect();
+                args.device.environment().into_iter().chain(args.options.environment()).collect();
             assert_eq!(environment, [(*name, OsString::from(value))], "{words:?}");
         }
         let run = Cli::command().find_subcommand("run").unwrap().clone();

@@ -17,7 +17,7 @@ use crate::verbs::{self, Device, Gid, LinkLayer, Port};
 pub fn run(args: &DevicesArgs) -> ExitCode {
     let shown = libdir::find().map_err(|reason| reason.to_string()).and_then(|libdir| {
         let library = libdir.join(SONAMES[0]);
-        verbs::devices(&library, &args.picture.environment())
+        verbs::devices(&library, &args.device.environment())
             .map_err(|reason| format!("cannot list the devices of {}: {reason}", library.display()))
     });
     match shown {

@@ -10,7 +10,7 @@ use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef};
 
-/// What decides whether a program can load the library.
+/// The properties that decide whether a program can load the library.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// 32 or 64.
@@ -73,7 +73,7 @@ pub enum Flaw {
 }
 
 impl Flaw {
-    /// Looks at a file; `None` if it has no flaw, or is not an ELF file.
+    /// Checks a file; `None` if it has no flaw, or is not an ELF file.
     pub fn of(path: &Path) -> io::Result<Option<Flaw>> {
         let Some((class, file)) = open(path)? else { return Ok(None) };
         let bytes = file.metadata()?.len();
@@ -124,7 +124,7 @@ fn host() -> &'static str {
     }
 }
 
-/// Whether kernels for this processor can run programs for that one; they may be built without.
+/// Whether kernels for this processor can run programs for `machine`; some are built without that.
 fn runs_here(machine: elf::Machine) -> bool {
     match ARCH {
         "x86_64" => [elf::EM_X86_64, elf::EM_386].contains(&machine),

@@ -29,7 +29,7 @@ pub fn exec(path: &Path, words: &[OsString], variables: &[(&str, OsString)], she
         let execve = move || match nix::unistd::execve(&path, &words, &environment) {
             Err(error) => Err(error.into()),
         };
-        // Signals are as a program expects them by now; the call that would use a shell comes later.
+        // At this point signals are as a program expects them; the call that would use a shell comes later.
         // SAFETY: without a fork, it runs in this thread as all code does.
         unsafe { command.pre_exec(execve) };
     }

@@ -42,7 +42,7 @@ pub fn list() -> io::Result<Vec<Interface>> {
     Ok(interfaces.into_values().collect())
 }
 
-/// Such an address needs the name of an interface.
+/// Whether an address is link-local: then it needs the name of an interface.
 pub fn is_link_local(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_link_local(),

@@ -10,7 +10,7 @@ use crate::cli::LIBDIR_VARIABLE;
 pub const LIBRARY: &str = "libuwarp.so";
 /// The names under which programs load it.
 pub const SONAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
-/// The names that programs which load it themselves may try first, where a development package is installed.
+/// Names that programs with their own loading code may try first, if a development package is installed.
 pub const DEVELOPMENT_NAMES: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
 
 /// Why no library directory can be used, and what to do about it.
@@ -50,7 +50,7 @@ pub fn find() -> Result<PathBuf, NoLibrary> {
             );
         }
     };
-    // The loader splits LD_LIBRARY_PATH at two of these and expands the third; they cannot be quoted.
+    // The loader splits LD_LIBRARY_PATH at `:` and `;` and expands `$`; they cannot be quoted.
     if directory.as_os_str().as_encoded_bytes().iter().any(|byte| b":;$".contains(byte)) {
         return no_library(
             format!("the loader cannot search {}: its path has a `:`, `;` or `$` in it", directory.display()),

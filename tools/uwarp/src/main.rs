@@ -53,7 +53,7 @@ fn say_line(line: fmt::Arguments<'_>) {
     }
 }
 
-/// Prints an error of the command itself, in the form all of them have.
+/// Prints an error of the command itself; all of them have this form.
 fn complain(sentence: &dyn fmt::Display) {
     anstream::eprintln!("uwarp: {sentence}");
 }

@@ -1,5 +1,5 @@
-//! `uwarp man`: the man page, made from the command line's own definition and from the parts that only a
-//! person can write (docs/man).
+//! `uwarp man`: the man page, made from the definition of the command line and from the hand-written parts
+//! (docs/man).
 
 use std::io::{self, Write};
 use std::process::ExitCode;

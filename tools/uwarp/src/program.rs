@@ -115,10 +115,10 @@ fn debian_package(name: &OsStr) -> Option<&'static str> {
     })
 }
 
-/// The file that the kernel will load for `path`: the interpreter, where `path` is a script.
+/// The file that the kernel will load for `path`: the interpreter, if `path` is a script.
 pub fn behind_script(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
-    // The kernel also follows five.
+    // The kernel also follows five interpreters.
     for _ in 0..5 {
         match interpreter_of(&path) {
             Some(next) => path = next,
@@ -158,7 +158,7 @@ impl Caller {
 
 /// Why the loader will run `path` in secure mode, in which it does not look at `LD_LIBRARY_PATH` (ld.so(8)).
 ///
-/// `None` where the caller gains nothing: root running a file that is setuid to root keeps its environment.
+/// `None` if the caller gains nothing: root that runs a file which is setuid to root keeps its environment.
 pub fn secure_execution(path: &Path, caller: Caller) -> Option<String> {
     let metadata = fs::metadata(path).ok()?;
     if rustix::fs::statvfs(path).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOSUID)) {

@@ -55,7 +55,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
         return ExitCode::from(OWN_FAILURE);
     }
     raise_descriptor_limit();
-    let mut variables = args.picture.environment();
+    let mut variables = args.device.environment();
     variables.extend(options);
     variables.push(("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH"))));
     let error = exec(&path, &args.program, &variables, !elf::is_elf(&file));
@@ -124,7 +124,7 @@ fn warnings(file: &Path, libdir: &Path) -> Vec<String> {
         ));
     }
     if let Some(found) = settings::preloaded(Some(libdir), env::var_os("LD_PRELOAD")) {
-        warnings.push(format!("{found}. Take it out of LD_PRELOAD"));
+        warnings.push(format!("{found}. Remove it from LD_PRELOAD"));
     }
     if let Ok(Some(flaw @ Flaw::CutShort { .. })) = Flaw::of(file) {
         warnings.push(format!("{} {flaw}; {}", file.display(), flaw.remedy()));
@@ -141,7 +141,8 @@ fn warnings(file: &Path, libdir: &Path) -> Vec<String> {
     }
     if let Some(other) = rpath_to_other_library(file, &facts, libdir) {
         warnings.push(format!(
-            "{} has an RPATH that leads to {} before LD_LIBRARY_PATH is looked at. Remove it: patchelf --remove-rpath {}",
+            "{} has an RPATH that leads to {} before LD_LIBRARY_PATH is searched. Remove it: \
+             patchelf --remove-rpath {}",
             file.display(),
             other.display(),
             file.display()

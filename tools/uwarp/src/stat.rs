@@ -20,21 +20,21 @@ use serde_json::{Map, Value};
 use crate::cli::StatArgs;
 use crate::complain;
 
-/// As the library has it.
+/// As in the library.
 const NAME: &str = "uwarp-stat-";
 /// How long a process may take to answer: one that is stopped never does.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Shown for one that takes longer.
+/// Shown for a process that takes longer.
 const SILENT: &str = "does not answer; it may be stopped";
 
 pub fn run(args: &StatArgs) -> ExitCode {
     let mut before = Seen::default();
     loop {
         let begin = Instant::now();
-        let processes = match look(&args.pid) {
+        let processes = match query_all(&args.pid) {
             Ok(processes) => processes,
             Err(error) => {
-                complain(&format_args!("/proc/net/unix: {error}"));
+                complain(&format_args!("cannot read /proc/net/unix: {error}"));
                 return ExitCode::FAILURE;
             }
         };
@@ -199,11 +199,11 @@ impl Counters {
 }
 
 /// All processes of this user, or the requested ones, in the order of their numbers.
-fn look(wanted: &[u32]) -> io::Result<Vec<Process>> {
+fn query_all(wanted: &[u32]) -> io::Result<Vec<Process>> {
     let mut processes: Vec<_> = names()?
         .into_iter()
         .filter(|(pid, _)| wanted.is_empty() || wanted.contains(pid))
-        .filter_map(|(pid, name)| ask(pid, &name))
+        .filter_map(|(pid, name)| query(pid, &name))
         .collect();
     // A process may have several names, of which another user has taken some.
     processes.sort_by_key(|process| (process.pid, process.answer.is_err()));
@@ -211,7 +211,7 @@ fn look(wanted: &[u32]) -> io::Result<Vec<Process>> {
     Ok(processes)
 }
 
-/// Processes by number, as they call themselves, with the socket's name.
+/// Processes by the number that their socket's name has, with this name.
 fn names() -> io::Result<Vec<(u32, String)>> {
     let uid = rustix::process::getuid().as_raw().to_string();
     let text = fs::read_to_string("/proc/net/unix")?;
@@ -230,12 +230,13 @@ fn names() -> io::Result<Vec<(u32, String)>> {
     Ok(names)
 }
 
-/// `None`: it has gone, or is another user's. `pid`: the process's own number for itself.
-fn ask(pid: u32, name: &str) -> Option<Process> {
+/// `None`: the process has ended, or it belongs to another user. `pid`: the number that the process has in
+/// its own namespace.
+fn query(pid: u32, name: &str) -> Option<Process> {
     let socket = match connect(name) {
         Ok(socket) => socket,
         Err(Errno::AGAIN) => {
-            // Its backlog is full; only its name says which process it is.
+            // Its backlog is full; only its name shows which process it is.
             let owner = fs::metadata(format!("/proc/{pid}")).ok()?.st_uid();
             let ours = owner == rustix::process::getuid().as_raw();
             return ours.then_some(Process { pid, command: command(pid)?, answer: Err(SILENT.to_owned()) });
@@ -299,7 +300,7 @@ fn add(to: &mut BTreeMap<String, u64>, more: &BTreeMap<String, u64>) {
     }
 }
 
-/// The reasons that there are, most frequent first, such as "12 no receive, 1 qkey".
+/// The reasons with their numbers, most frequent first, such as "12 no receive, 1 qkey".
 fn reasons(drops: &BTreeMap<String, u64>) -> Vec<String> {
     let mut drops: Vec<_> = drops.iter().filter(|(_, count)| **count > 0).collect();
     drops.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -328,7 +329,7 @@ fn json(processes: &[Process]) -> Value {
     serde_json::json!({ "processes": processes.collect::<Vec<_>>() })
 }
 
-/// Counters of the last look, by process and queue pair, for rates.
+/// Counters of the last query, by process and queue pair, for rates.
 #[derive(Default)]
 struct Seen {
     at: Option<Instant>,
@@ -350,13 +351,13 @@ impl Seen {
 
 fn text(processes: &[Process], before: &Seen, args: &StatArgs) -> String {
     if processes.is_empty() {
-        return "No process of yours uses uwarp.".to_owned();
+        return "None of your processes uses uwarp.".to_owned();
     }
     let blocks: Vec<_> = processes.iter().map(|process| block(process, before, args)).collect();
     blocks.join("\n\n")
 }
 
-/// What a process moved, or moves in a second if it was asked before.
+/// What a process has moved, or moves in a second if it was queried before.
 struct Rates {
     elapsed: Option<f64>,
 }
@@ -397,7 +398,7 @@ fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
         text.push_str(&format!("datagrams dropped: {}\n", dropped.join(", ")));
     }
 
-    // The busiest first: of thousands, these are the ones to look at.
+    // The busiest first: these matter most if there are thousands.
     let mut pairs: Vec<_> = answer.pairs.iter().collect();
     let before = |pair: &Pair| before.pairs.get(&(*pid, pair.qpn));
     let moved = |pair: &Pair| {
@@ -542,7 +543,7 @@ mod tests {
         net::listen(&fd, 1).unwrap();
         let waiting: Vec<_> = std::iter::from_fn(|| connect(&name).ok()).take(100).collect();
         assert!(waiting.len() < 100);
-        let found = look(&[pid]).unwrap();
+        let found = query_all(&[pid]).unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].answer.as_ref().err().map(String::as_str), Some(SILENT));
     }

@@ -213,7 +213,7 @@ impl Verbs {
 
 impl Error {
     fn load(error: libloading::Error) -> Error {
-        // The loader's own message is in the source; libloading's text around it does not help a user.
+        // The loader's message is in the source; libloading's text around it does not help a user.
         let words = std::error::Error::source(&error).map(ToString::to_string);
         Error::Load(words.unwrap_or_else(|| error.to_string()))
     }

@@ -1,5 +1,5 @@
-//! `uwarp bench` as a user meets it who cannot measure. That it measures is for the conformance tests, which
-//! have a library.
+//! `uwarp bench` for a user who cannot measure. The conformance tests, which have a library, test that it
+//! measures.
 
 use std::process::{Command, Output, Stdio};
 

@@ -1,5 +1,5 @@
-//! `uwarp doctor` finds what it is there to find. The library here is a stand-in from the C compiler: whole
-//! on the outside, with symbols that answer nothing.
+//! `uwarp doctor` finds what it must find. The library here is a stand-in from the C compiler: complete on
+//! the outside, with symbols that do nothing.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn library(directory: &Path, without: &[&str]) {
     }
 }
 
-/// A libibverbs of somebody else, and a program linked against it.
+/// Another libibverbs, and a program that is linked against it.
 fn program(directory: &Path, flags: &[&str]) -> String {
     let source = write(directory.join("other.c"), "void *ibv_get_device_list(int *n) { return n; }\n");
     let map = write(directory.join("other.map"), "IBVERBS_1.1 { global: *; };\n");
@@ -106,10 +106,10 @@ impl Answer {
     }
 }
 
-/// A library in which doctor finds nothing, so that the exit status tells of the host.
+/// A library in which doctor finds nothing, so that the exit status depends on the host only.
 fn sound_library() -> tempfile::TempDir {
     let libdir = tempfile::tempdir().unwrap();
-    // tempfile's own is for nobody else.
+    // tempfile's directory is accessible to its owner only.
     fs::set_permissions(libdir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let nodes = include_str!("../../../abi/symbols.txt").lines().filter_map(|line| line.strip_prefix('['));
     let map: String = nodes
@@ -308,8 +308,8 @@ fn a_sound_library_on_a_host_that_gives_everything_passes() {
     let libdir = sound_library();
     let answer = doctor_in_namespace(
         libdir.path(),
-        "ip link set lo up && ip link add near type veth peer name far && ip address add 10.55.0.1/24 dev near \
-         && ip link set near up && ip link set far up \
+        "ip link set lo up && ip link add near type veth peer name far \
+         && ip address add 10.55.0.1/24 dev near && ip link set near up && ip link set far up \
          && for i in $(seq 500); do ip -br link show near | grep -qw UP && break; sleep 0.01; done",
     );
     for name in
@@ -351,7 +351,8 @@ fn host_without_a_usable_interface_is_found() {
     for line in [
         "true",
         // Up without an address, and an address on one that is down.
-        "ip link add near type veth peer name far && ip link set far up && ip address add 10.55.0.1/24 dev near",
+        "ip link add near type veth peer name far && ip link set far up \
+         && ip address add 10.55.0.1/24 dev near",
     ] {
         let answer = doctor_in_namespace(libdir.path(), &format!("ip link set lo up && {line}"));
         answer.says("loopback", "ok", &[]);
@@ -399,8 +400,8 @@ fn a_single_core_is_found() {
     let libdir = sound_library();
     let answer = doctor_after(
         libdir.path(),
-        "taskset -cp $(awk '/^Cpus_allowed_list/ { split($2, cpu, \"[,-]\"); print cpu[1] }' /proc/$$/status) $$ \
-         >/dev/null",
+        "taskset -cp $(awk '/^Cpus_allowed_list/ { split($2, cpu, \"[,-]\"); print cpu[1] }' \
+         /proc/$$/status) $$ >/dev/null",
     );
     answer.says("cores", "warn", &["one core for two programs that poll", "prefer events"]);
     assert_eq!(answer.code, Some(0));
@@ -415,7 +416,7 @@ fn program_that_gains_rights_is_found() {
     let program = program.to_str().unwrap();
     fs::copy("/bin/true", program).unwrap();
     fs::set_permissions(program, fs::Permissions::from_mode(0o4755)).unwrap();
-    // Where cargo puts it, not everybody may go.
+    // Other users may not enter the directory where cargo puts it.
     let command = libdir.path().join("uwarp");
     fs::copy(env!("CARGO_BIN_EXE_uwarp"), &command).unwrap();
     let ask_as = |uid: u32, program: &str| {

@@ -173,7 +173,7 @@ fn elf_file_that_the_kernel_refuses_is_not_given_to_a_shell() {
     };
     refused(&whole[..40], &["is truncated", "40 bytes", "copy or build it again"]);
     let mut foreign = whole.clone();
-    // A PDP-10, for which nobody has an emulator registered.
+    // A PDP-10, for which no emulator is registered.
     foreign[18..20].copy_from_slice(&64_u16.to_ne_bytes());
     refused(&foreign, &["ELF machine 64", "this machine is", "build it for"]);
     let mut object = whole;

@@ -3,9 +3,9 @@
 //!
 //! The active end learns of the peer's answer by [`EventKind::ConnectResponse`]; the connection then waits
 //! here until the program moves the queue pair to RTR, which takes it ([`Adopter::adopt`]). The passive end
-//! may move the queue pair before it accepts, as over InfiniBand; [`crate::Cm::expects`] then says that a
-//! request for it is there. Linux' rdma_cm over iWARP has only the half of this: it takes the number and
-//! moves the queue pair itself.
+//! may move the queue pair before it accepts, as over InfiniBand; [`crate::Cm::expects`] then says that there
+//! is a request for it. Linux' rdma_cm over iWARP has only half of this: it takes the number and moves the
+//! queue pair itself.
 
 use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
@@ -28,8 +28,8 @@ use crate::state::{State, Step};
 use crate::timeouts::RETRIES;
 
 impl Id {
-    /// As [`Id::connect`], for a queue pair that the program moves itself. An acceptance is answered by
-    /// [`EventKind::ConnectResponse`], and no [`EventKind::Established`] follows.
+    /// As [`Id::connect`], for a queue pair that the program moves itself. If the peer accepts,
+    /// [`EventKind::ConnectResponse`] is reported, and no [`EventKind::Established`] follows.
     pub fn connect_by_number(
         self: &Arc<Self>,
         qp: &Arc<Qp>,
@@ -40,8 +40,8 @@ impl Id {
     }
 
     /// As [`Id::connect_by_number`], for a queue pair that takes no connection: UCX gives the number of a
-    /// datagram queue pair that it never uses, and only wants the connection's private data and its end.
-    /// `param` has the number, which the peer sees.
+    /// datagram queue pair that it never uses, and needs only the connection's private data and its end. The
+    /// peer sees the number in `param`.
     pub fn connect_by_stand_in(
         self: &Arc<Self>,
         param: ConnParam,
@@ -51,7 +51,7 @@ impl Id {
         self.connect_as(&qp, true, param, private_data).inspect_err(|_| self.no_stand_in())
     }
 
-    /// The same for [`Id::accept`].
+    /// As [`Self::connect_by_stand_in`], for [`Id::accept`].
     pub fn accept_by_stand_in(
         self: &Arc<Self>,
         param: ConnParam,
@@ -61,7 +61,7 @@ impl Id {
         self.accept(&qp, Some(param), private_data).inspect_err(|_| self.no_stand_in())
     }
 
-    /// Makes the queue pair that stands in; the id keeps it until it is destroyed.
+    /// Creates the queue pair that stands in; the id keeps it until the id is destroyed.
     fn stand_in(&self) -> Result<Arc<Qp>, CmError> {
         let new = StandIn::new(self.cm.nic())?;
         let qp = Arc::clone(&new.0);
@@ -76,7 +76,8 @@ impl Id {
         drop(stand_in);
     }
 
-    /// The program has its queue pair ready, or will have: the connection is established. rdma_establish(3).
+    /// The program has moved its queue pair to RTS, or will do so: the connection is established.
+    /// rdma_establish(3).
     pub fn establish(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
         inner.life.take(Step::Establish)?;
@@ -86,7 +87,7 @@ impl Id {
         stand_in.map_or(Ok(()), |qp| self.adopt(&qp))
     }
 
-    /// The peer has accepted: the connection waits for its queue pair.
+    /// The peer has accepted: the connection waits for the program's queue pair.
     pub(super) fn responded(self: &Arc<Self>, connection: Connection, mut negotiated: Negotiated) {
         let private_data = cut(std::mem::take(&mut negotiated.private_data));
         let param = agreed(&negotiated, self.unknown_depths());
@@ -97,7 +98,11 @@ impl Id {
             (Ok(watch), Some(qpn)) => (watch, qpn),
             (watched, qpn) => {
                 let errno = watched.as_ref().err().map_or(Errno::INVAL, errno_of);
-                tracing::warn!(id = self.key, ?qpn, "no queue pair takes the connection: {errno}");
+                tracing::warn!(
+                    id = self.key,
+                    ?qpn,
+                    "the queue pair is destroyed, or its connection cannot be watched: {errno}"
+                );
                 if inner.conclude(Step::Failed) {
                     self.report(&mut inner, EventKind::ConnectError, -errno.raw_os_error());
                 }
@@ -124,12 +129,12 @@ impl Id {
         event.private_data = private_data;
         inner.channel.push(event);
         drop(inner);
-        // Readiness may have come before the connection was in its place.
-        self.look_at_parked();
+        // Readiness may have been reported before the connection was stored.
+        self.check_parked();
     }
 
-    /// Whether the peer has hung up before the queue pair came.
-    pub(super) fn look_at_parked(&self) {
+    /// Checks whether the peer has hung up before the queue pair got the connection.
+    pub(super) fn check_parked(&self) {
         let inner = self.inner.lock();
         let gone = inner.parked.as_ref().is_some_and(|parked| parked.connection.hung_up());
         drop(inner);
@@ -139,7 +144,7 @@ impl Id {
         }
     }
 
-    /// Gives up a connection that waits for its queue pair. Returns whether there was one.
+    /// Closes a connection that waits for its queue pair. Returns whether there was one.
     pub(super) fn unpark(&self) -> bool {
         let parked = self.inner.lock().parked.take();
         self.cm.no_longer_awaits(self.key);
@@ -160,13 +165,14 @@ impl Id {
         }
     }
 
-    /// The retry count that queries show. TCP counts none.
+    /// The retry count that queries show. TCP does not count retries.
     pub fn retries(&self) -> u8 {
         let inner = self.inner.lock();
         if inner.has_connected { inner.conn_param.retry_count.min(RETRIES) } else { RETRIES }
     }
 
-    /// The peer's parameters from its request or its reply; zero before, and for what the peer does not name.
+    /// The peer's parameters from its request or its reply; zero before that, and for those that the peer
+    /// does not name.
     pub fn peer_param(&self) -> ConnParam {
         self.inner.lock().peer_param
     }
@@ -187,20 +193,20 @@ impl Adopter for Id {
     }
 }
 
-/// A queue pair of our own that has the connection in place of one that cannot: a datagram queue pair. The
-/// program does not know of it, and nothing is ever posted to it.
+/// A queue pair of uwarp's own that holds the connection in place of a queue pair that cannot: a datagram
+/// queue pair. The program does not know of it, and nothing is ever posted to it.
 pub(super) struct StandIn(Arc<Qp>);
 
-/// Hears what nobody asks for.
-struct Unheard;
+/// Ignores asynchronous events.
+struct IgnoreEvents;
 
-impl AsyncSink for Unheard {
+impl AsyncSink for IgnoreEvents {
     fn async_event(&self, _: AsyncEvent) {}
 }
 
 impl StandIn {
     fn new(nic: &Arc<Nic>) -> Result<Self, CmError> {
-        let async_sink: Arc<dyn AsyncSink> = Arc::new(Unheard);
+        let async_sink: Arc<dyn AsyncSink> = Arc::new(IgnoreEvents);
         let cq = Cq::new(1, 0, None, Arc::clone(&async_sink));
         let init = QpInit {
             pd: Pd::new(),

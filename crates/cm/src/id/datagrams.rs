@@ -1,5 +1,5 @@
-//! Ids of datagrams (`RDMA_PS_UDP`, `RDMA_PS_IPOIB`): they have no stream. Connecting is a lookup, accepting
-//! its answer.
+//! Ids of datagrams (`RDMA_PS_UDP`, `RDMA_PS_IPOIB`) have no stream. Connecting is a lookup; accepting
+//! answers it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -19,7 +19,7 @@ use crate::state::{State, Step};
 /// The Q_Key of queue pairs of rdma_cm (`RDMA_UDP_QKEY`).
 pub const QKEY: u32 = 0x0123_4567;
 
-/// What an id of datagrams has.
+/// The part of an id that only datagrams need.
 #[derive(Default)]
 pub(super) struct Datagrams {
     bound: Option<Arc<Socket>>,
@@ -29,7 +29,7 @@ pub(super) struct Datagrams {
 }
 
 impl Id {
-    /// Whether it is one of datagrams.
+    /// Whether this is an id of datagrams.
     pub fn is_datagram(&self) -> bool {
         self.port_space.is_some()
     }
@@ -69,8 +69,8 @@ impl Id {
         }
     }
 
-    /// Asks the peer for the queue pair that serves its port. Answered by [`EventKind::Established`], whose
-    /// event names it, or by [`EventKind::Unreachable`].
+    /// Asks the peer which queue pair serves its port. Answered by [`EventKind::Established`], which names
+    /// the queue pair, or by [`EventKind::Unreachable`].
     pub fn look_up(&self, private_data: &[u8]) -> Result<(), CmError> {
         let port_space = self.port_space.ok_or(CmError::Invalid("not an id of datagrams"))?;
         let mut inner = self.inner.lock();
@@ -104,11 +104,12 @@ impl Id {
         }
     }
 
-    /// Answers the question that this id is: the queue pair is this one. No event follows.
+    /// Answers the lookup that this id stands for with this queue pair. No event follows.
     pub fn answer(&self, qpn: u32, qkey: u32, private_data: &[u8]) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
         inner.life.check(Step::Accept)?;
-        let question = inner.datagrams.question.as_ref().ok_or(CmError::Invalid("no request"))?;
+        let question =
+            inner.datagrams.question.as_ref().ok_or(CmError::Invalid("there is no connection request"))?;
         question.answer(qpn, qkey, private_data)?;
         inner.datagrams.question = None;
         inner.life.take(Step::Accept)?;
@@ -121,7 +122,7 @@ impl Id {
         question.map_or(Ok(()), |question| question.refuse(private_data))
     }
 
-    /// Tells that the program may join a group; `context` is its own. Answered by
+    /// Reports that the program may join a group; `context` is the program's. Answered by
     /// [`EventKind::MulticastJoin`], at once.
     pub fn join(&self, group: SocketAddr, context: usize) -> Result<(), CmError> {
         let Some(me) = self.me.upgrade().filter(|_| self.is_datagram()) else {
@@ -146,7 +147,7 @@ impl Datagrams {
             server.cancel();
         }
         if let Some(question) = self.question {
-            // What can fail is too much private data.
+            // The only possible error is too much private data.
             let _ = question.refuse(&[]);
         }
     }
@@ -160,8 +161,8 @@ impl LookupObserver for Id {
         if inner.life.state() != State::Connecting {
             return;
         }
-        // As Linux' rdma_cm: whatever the server's status is, the peer is unreachable, and the status tells
-        // why.
+        // As Linux' rdma_cm: for every status of the server, the event is "unreachable", and its status has
+        // the reason.
         let (step, kind, status, private_data) = match &found {
             Found::QueuePair { private_data, .. } => {
                 (Step::Established, EventKind::Established, 0, private_data.clone())
@@ -191,7 +192,7 @@ impl LookupObserver for Id {
 }
 
 impl QuestionObserver for Id {
-    fn asked(&self, question: Question, private_data: Vec<u8>) {
+    fn lookup_requested(&self, question: Question, private_data: Vec<u8>) {
         let Some(me) = self.me.upgrade() else { return };
         let inner = self.inner.lock();
         if inner.life.state() != State::Listening {

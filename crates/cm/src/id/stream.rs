@@ -98,9 +98,9 @@ impl Id {
         }
     }
 
-    /// The attempt has failed. `flush`: as librdmacm, what was posted for the connection is flushed, before
-    /// the event, so that the program finds it done. False: the program has destroyed or disconnected the id
-    /// meanwhile.
+    /// The attempt has failed. `flush`: what was posted for the connection is flushed, as by librdmacm,
+    /// before the event is reported, so that the program finds the completions. False: the program has
+    /// destroyed or disconnected the id meanwhile.
     fn give_up_attempt(&self, flush: bool) -> bool {
         let mut inner = self.inner.lock();
         let qp = inner.qp.clone();
@@ -129,7 +129,7 @@ impl Id {
         match self.attach(&qp, connection, &negotiated, param) {
             Ok(()) => self.start_ready_timer(),
             Err(error) => {
-                tracing::warn!("the queue pair does not take the connection: {error}");
+                tracing::warn!("cannot give the connection to the queue pair: {error}");
                 let mut inner = self.inner.lock();
                 if inner.conclude(Step::Failed) {
                     self.report(&mut inner, EventKind::ConnectError, -error.errno());
@@ -199,7 +199,7 @@ impl Id {
         if ended {
             engine.set_timer(timer, Some(at));
         } else {
-            // The program was faster, and has destroyed the id.
+            // The program has destroyed the id in the meantime.
             engine.deregister(timer);
         }
     }
@@ -238,10 +238,10 @@ impl StreamObserver for Id {
 }
 
 impl Id {
-    /// Leaves the report of the stream's end to a timer, if completions that came before are not polled yet.
-    /// Returns whether it does.
+    /// Lets a timer report the end of the stream later, if completions that came before it are not polled
+    /// yet. Returns whether it does.
     fn wait_for_polls(&self, why: Disconnect) -> bool {
-        // A stream that broke has little that is worth the time, and strangers break many.
+        // A stream that broke has few completions that are worth the wait, and bad peers break many streams.
         let longest = match why {
             Disconnect::PeerClosed => UNPOLLED,
             _ if passes_for_infiniband() => UNPOLLED_LOOK,
@@ -270,13 +270,13 @@ impl Id {
         waits
     }
 
-    /// Reports the end of the stream, or waits on for the program to poll.
-    fn look_at_unreported_end(&self, end: UnreportedEnd, unpolled: bool) {
+    /// Reports the end of the stream, or continues to wait for the program to poll.
+    fn check_unreported_end(&self, end: UnreportedEnd, unpolled: bool) {
         let now = Instant::now();
         if unpolled && now < end.limit {
             return self.cm.engine().set_timer(end.timer, Some(now + UNPOLLED_LOOK));
         }
-        // Unless the program was faster: it has disconnected, or destroyed the id.
+        // Unless the program has disconnected or destroyed the id in the meantime.
         if self.inner.lock().unreported_end.take().is_some() {
             self.cm.engine().deregister(end.timer);
             self.stream_ended();
@@ -307,7 +307,7 @@ impl Id {
 /// that waits for its queue pair.
 impl Source for Id {
     fn ready(&self, _: Readiness) {
-        self.look_at_parked();
+        self.check_parked();
     }
 
     fn timeout(&self) {
@@ -315,7 +315,7 @@ impl Source for Id {
         if let Some(end) = inner.unreported_end {
             let qp = inner.qp.clone();
             drop(inner);
-            return self.look_at_unreported_end(end, qp.is_some_and(|qp| qp.has_unpolled()));
+            return self.check_unreported_end(end, qp.is_some_and(|qp| qp.has_unpolled()));
         }
         if let Some(timer) = inner.timewait.take() {
             self.report(&mut inner, EventKind::TimewaitExit, 0);

@@ -25,7 +25,7 @@ pub fn qp_and_cq() -> (Arc<Qp>, Arc<Cq>) {
     (qp_on(&cq), cq)
 }
 
-/// A completion queue that tells of its next completion.
+/// A completion queue that reports its next completion.
 pub fn cq_with(completions: Arc<dyn CompletionSink>) -> Arc<Cq> {
     Cq::new(64, 0, Some(completions), Arc::new(Ignore))
 }

@@ -46,8 +46,8 @@ fn a_flood_of_half_open_connections_does_not_keep_honest_peers_out() {
     expect(&client, EventKind::Rejected).acknowledge();
 }
 
-/// As a program does that starts all of its connections before it looks at the first event: its kernel has
-/// connected them long before they have sent their requests.
+/// A program may start all of its connections before it looks at the first event: its kernel has connected
+/// them long before they have sent their requests.
 #[test]
 fn hundreds_of_connections_begun_at_once_are_no_flood() {
     const CLIENTS: usize = 400;

@@ -126,7 +126,8 @@ fn set_tos(id: &Id, tos: u8) {
     .unwrap();
 }
 
-/// Of what connects and of what a listener takes; the latter may still be changed before it is accepted.
+/// For connections that are made and for those that a listener takes; the latter may still be changed before
+/// they are accepted.
 #[test]
 fn connections_carry_the_type_of_service_that_was_set() {
     let cm = cm(Timeouts::default());
@@ -161,7 +162,7 @@ fn connections_carry_the_type_of_service_that_was_set() {
     }
 }
 
-/// The system answers a SYN to a listener with a full backlog with silence, as a host does that is not there.
+/// If a listener's backlog is full, the system does not answer a SYN, like a host that does not exist.
 #[test]
 fn a_peer_whose_tcp_does_not_answer_is_unreachable() {
     let short = Duration::from_millis(150);

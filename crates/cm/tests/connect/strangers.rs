@@ -77,7 +77,7 @@ fn a_program_that_reads_nothing_meets_a_responder_that_waits_for_a_read() {
     assert_eq!(queue_pair.query().max_rd_atomic, 0);
 }
 
-/// A server that speaks first waited for ever where it had not agreed to the peer-to-peer model.
+/// A server that speaks first waited for ever if it had not agreed to the peer-to-peer model.
 #[test]
 fn the_first_fpdu_is_a_write_where_nobody_waits_for_one() {
     let cm = cm(Timeouts::default());
@@ -144,7 +144,8 @@ fn a_queue_pair_that_cannot_take_the_connection_is_told_of_by_the_responder() {
     assert_eq!(ulpdu(&mut stranger)[18..22], LOCAL_ERROR);
 }
 
-/// siw answers some Reads of no bytes wrongly and is known by our flag in its reply; adapters are asked.
+/// siw answers some Reads of no bytes wrongly, and is recognised by our flag in its reply; adapters must
+/// confirm placement.
 #[test]
 fn a_stranger_is_asked_what_it_has_placed_unless_it_may_be_siw() {
     let plain = FLAG_C | FLAG_S;

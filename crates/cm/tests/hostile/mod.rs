@@ -2,8 +2,8 @@
 //! test and a fuzz target.
 //!
 //! The first byte says which end is attacked, how the bytes arrive and how the attacker leaves; the second
-//! what the program does. What must hold: each id tells its story in an order that makes sense, and to its
-//! end; private data never exceeds what rdma_cm can say; nothing hangs.
+//! what the program does. What must hold: the events of each id come in a sensible order, and completely;
+//! private data never exceeds rdma_cm's limit; nothing hangs.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -73,7 +73,7 @@ fn channel_fd(world: &World) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(world.channel.fd()) }
 }
 
-/// Waits for the end of this id's story.
+/// Waits for the last event of this id.
 fn to_the_end(world: &World, id: &Arc<Id>, mut established: bool) {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -102,7 +102,7 @@ fn to_the_end(world: &World, id: &Arc<Id>, mut established: bool) {
     }
 }
 
-/// Sends in pieces; whether anybody takes it is not the point.
+/// Sends in pieces; it does not matter whether the peer takes them.
 fn send(mut socket: &TcpStream, bytes: &[u8], piece: usize) {
     for part in bytes.chunks(piece) {
         if socket.write_all(part).is_err() {

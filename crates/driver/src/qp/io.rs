@@ -1,4 +1,4 @@
-//! A queue pair's pump with its link: what the engine, the polling threads and the lock have to do with it.
+//! A queue pair's pump with its link, and how the engine, polling threads and the lock take part in it.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::engine::ParkMark;
 use crate::pump::Surroundings;
 use crate::source::Token;
 
-/// A queue pair's link, and what is said of it.
+/// A queue pair's link, and what was reported about it.
 pub(super) struct Around<'a> {
     qp: &'a Qp,
     link: &'a mut Link,
@@ -48,7 +48,7 @@ impl Surroundings for Around<'_> {
         self.qp.shell.nic().engine().rearm(self.token);
     }
 
-    /// The system does not tell of a descriptor that a thread polls.
+    /// The system does not report a descriptor that a thread polls.
     fn watch(&mut self) -> bool {
         let engine = self.qp.shell.nic().engine();
         let parked = self.parked.take().is_some_and(|mark| engine.is_parked(mark));
@@ -73,12 +73,12 @@ impl Qp {
             Some(Conn { link, pump, parked, timer, .. }) => {
                 pump.send(core, now, &mut Around { qp: self, link, token: timer.token, parked });
             }
-            // A peer that is gone takes nothing, but what is posted must not wait for ever.
+            // A peer that is gone takes nothing, but posted work must not wait for ever.
             None => _ = core.poll_transmit(now),
         }
     }
 
-    /// Receives what there is. Says whether that was anything: bytes, an end, an error.
+    /// Receives what is there. Returns whether there was anything: bytes, an end, an error.
     #[inline]
     pub(super) fn receive(&self, inner: &mut Inner, now: &Now) -> bool {
         let Inner { core, conn: Some(conn), .. } = inner else { return false };
@@ -86,7 +86,7 @@ impl Qp {
         pump.receive(core, now, &mut Around { qp: self, link, token: timer.token, parked })
     }
 
-    /// What the core wants to be done or told: mostly nothing.
+    /// Carries out the core's actions and reports: usually there are none.
     #[inline]
     pub(super) fn act(&self, inner: &mut Inner, now: &Now) {
         if inner.core.has_action() {
@@ -116,10 +116,10 @@ impl Qp {
                         qpn = self.qpn(),
                         ?peer,
                         "this end may not speak first, so posted work waits for the peer's first message \
-                         (RFC 5044 section 7.1.2); the peer asked for no peer-to-peer model"
+                         (RFC 5044 section 7.1.2); the peer did not request the peer-to-peer model"
                     );
                 }
-                // There is no link to look at.
+                // There is no link to check.
                 Some(Action::CheckHangUp | Action::CheckAnswers { .. }) => {}
             }
         }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::ends::{Ends, out_of_turn};
 use super::fabric::Link;
-use super::protocol::{Answer, Figure, Order, Result, Role, Wait, Weight, Work};
+use super::protocol::{Answer, Figure, Order, Result, Role, Usage, Wait, Work};
 use super::raw::Raw;
 use super::raw_udp::{Tally, Window};
 use super::report::{Fact, Outcome};
@@ -120,7 +120,8 @@ fn beside_connection(
     // The gap between uwarp's two services, as a share of that between raw UDP and raw TCP.
     let share = (rc - ud) / (tcp - udp);
     let text = format!(
-        "{ud:.2} µs, connection {rc:.2} µs: {:.2} ({:.2} to {:.2}); raw UDP {udp:.2}, raw TCP {tcp:.2}: {:.2}; {share:.1} of that gap",
+        "{ud:.2} µs, connection {rc:.2} µs: {:.2} ({:.2} to {:.2}); raw UDP {udp:.2}, raw TCP {tcp:.2}: \
+         {:.2}; {share:.1} of that gap",
         ratio.median, ratio.least, ratio.most, raw_ratio.median
     );
     let numbers = [
@@ -135,14 +136,14 @@ fn beside_connection(
 }
 
 fn peers(ends: &mut Ends) -> Result<Outcome> {
-    let mut weigh = |count| -> Result<Weight> {
+    let mut usage = |count| -> Result<Usage> {
         let order = |role| Order::Peers { count, role, most: PEERS };
         match ends.both(&order(Role::Passive), &order(Role::Active), Duration::from_secs(60))? {
-            (Answer::Done, Answer::Weight(weight)) => Ok(weight),
+            (Answer::Done, Answer::Usage(usage)) => Ok(usage),
             _ => Err(out_of_turn()),
         }
     };
-    let (one, many) = (weigh(1)?, weigh(PEERS)?);
+    let (one, many) = (usage(1)?, usage(PEERS)?);
     let heap = many.heap as f64 - one.heap as f64;
     let resident = many.resident as f64 - one.resident as f64;
     Ok(Outcome::Fact(Fact::new(

@@ -20,13 +20,13 @@ use super::raw::{Raw, Raws};
 use super::raw_many::RawCrowd;
 use super::raw_udp::RawUdp;
 use super::ways::Way;
-use super::{datagrams, flow, fused, paths, rdma, weight};
+use super::{datagrams, flow, fused, paths, rdma, usage};
 use crate::cli::BenchEndArgs;
 use crate::libdir;
 
 /// Runs until standard input ends, or the command does.
 pub fn run(args: &BenchEndArgs) -> ExitCode {
-    // An end must not outlive the command. If the command has gone already, standard input has ended, too.
+    // An end must not outlive the command. If the command has ended already, standard input has ended, too.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     crate::run::raise_descriptor_limit();
     let mut end = End::default();
@@ -40,7 +40,7 @@ pub fn run(args: &BenchEndArgs) -> ExitCode {
             .and_then(|line| serde_json::from_str::<Order>(&line).map_err(|e| format!("invalid order: {e}")));
         let answer = std::mem::replace(&mut started, Ok(()))
             .and_then(|()| order.map_err(Failure))
-            .and_then(|order| end.obey(order));
+            .and_then(|order| end.execute(order));
         let answer = answer.unwrap_or_else(Answer::Failed);
         let mut out = io::stdout().lock();
         let sent = serde_json::to_writer(&mut out, &answer).map_err(io::Error::from);
@@ -56,7 +56,7 @@ struct End {
     libraries: Option<&'static Libraries>,
     listening: Option<(TcpListener, Listener)>,
     connected: Option<(Raws, Link)>,
-    /// Made when they are first needed, so that other figures are those of a process without them.
+    /// Made when they are first needed, so that other figures are measured in a process without them.
     raw_udp: Option<RawUdp>,
     datagrams: Option<Link>,
     peers: Option<Peers>,
@@ -71,7 +71,7 @@ const NEAR: &str = "uwb0";
 const FAR: &str = "uwb1";
 
 impl End {
-    fn obey(&mut self, order: Order) -> Result<Answer> {
+    fn execute(&mut self, order: Order) -> Result<Answer> {
         match order {
             Order::Start => {}
             Order::Pair { peer } => {
@@ -120,7 +120,7 @@ impl End {
         self.libraries.ok_or_else(|| Failure::new("no library"))
     }
 
-    /// For the calling thread alone: those of the library have been started before, and stay free.
+    /// For the calling thread only: the library's threads have been started before, and stay free.
     fn pin(&mut self, core: Option<usize>) -> Result<()> {
         let allowed = match self.allowed {
             Some(allowed) => allowed,
@@ -183,7 +183,7 @@ impl End {
                 crowd.traffic()?;
                 Answer::Done
             }
-            Many::Weigh => Answer::Weight(weight::weigh(crowd.len() as u64)?),
+            Many::Usage => Answer::Usage(usage::measure(crowd.len() as u64)?),
             Many::Answer => {
                 crowd.answer(control?)?;
                 Answer::Done
@@ -210,14 +210,14 @@ impl End {
         let peers = self.peers.get_or_insert_with(|| Peers::with_room(most));
         match role {
             Role::Active => {
-                link.meet(raw, peers, count)?;
-                Ok(Answer::Weight(weight::weigh(count as u64)?))
+                link.visit_peers(raw, peers, count)?;
+                Ok(Answer::Usage(usage::measure(count as u64)?))
             }
-            Role::Passive => link.be_met(raw, peers, count).map(|()| Answer::Done),
+            Role::Passive => link.serve_peers(raw, peers, count).map(|()| Answer::Done),
         }
     }
 
-    /// Traffic of datagrams; the ends tell each other over `raw` where theirs go.
+    /// Traffic of datagrams; the ends exchange their addresses over `raw`.
     fn datagram_job(&mut self, job: Job, role: Role) -> Result<Answer> {
         let (raws, link) = self.connected.as_mut().ok_or_else(|| Failure::new("not connected"))?;
         let raw = &mut raws.system;
@@ -358,7 +358,7 @@ fn not_for_raw() -> Failure {
     Failure::new("raw TCP has no way to do this")
 }
 
-/// Configures our device of the pair; its name tells which of the two it is.
+/// Configures our device of the pair; its name shows which of the two it is.
 fn address_device(address: IpAddr, mtu: u32) -> Result<()> {
     let device = if ip(&["link", "show", NEAR]).is_ok() { NEAR } else { FAR };
     let (mtu, address) = (mtu.to_string(), format!("{address}/24"));

@@ -1,5 +1,5 @@
-//! The two ends as the command sees them: started, connected, told what to do, and ended by their process
-//! ids.
+//! The two ends as the command handles them: it starts them, connects them, sends them orders, and ends them
+//! by their process ids.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -28,11 +28,11 @@ pub struct Ends {
     pub address: IpAddr,
 }
 
-/// Beyond what an order takes by itself.
+/// Added to the time that an order takes by itself.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 impl Ends {
-    /// Starts both with `environment` beside our own, and connects them over raw TCP and over uwarp.
+    /// Starts both with `environment` added to our own, and connects them over raw TCP and over uwarp.
     pub fn start(place: Place, environment: &[(&'static str, &'static str)]) -> Result<Ends> {
         let mut ends = Ends {
             active: End::start(place, environment)?,
@@ -44,21 +44,21 @@ impl Ends {
             Place::Namespaces { mtu } => ends.join(mtu)?,
         };
         ends.address = address;
-        let listening = ends.passive.ask(&Order::Listen { address }, PATIENCE)?;
+        let listening = ends.passive.request(&Order::Listen { address }, PATIENCE)?;
         let Answer::Listening { raw, rdma } = listening else { return Err(out_of_turn()) };
-        ends.passive.tell(&Order::Accept)?;
+        ends.passive.send(&Order::Accept)?;
         let order =
             Order::Connect { raw: SocketAddr::new(address, raw), rdma: SocketAddr::new(address, rdma) };
-        // The error of the side that failed says more than that the other one waits.
-        ends.active.ask(&order, PATIENCE)?;
-        ends.passive.hear(PATIENCE)?;
+        // The error of the side that failed is more useful than the report that the other side waits.
+        ends.active.request(&order, PATIENCE)?;
+        ends.passive.receive(PATIENCE)?;
         Ok(ends)
     }
 
     /// Gives the measuring thread at each end a core of its own, or leaves both to the system.
     pub fn pin(&mut self, pin: bool) -> Result<()> {
-        self.active.ask(&Order::Pin { core: pin.then_some(0) }, PATIENCE)?;
-        self.passive.ask(&Order::Pin { core: pin.then_some(1) }, PATIENCE)?;
+        self.active.request(&Order::Pin { core: pin.then_some(0) }, PATIENCE)?;
+        self.passive.request(&Order::Pin { core: pin.then_some(1) }, PATIENCE)?;
         Ok(())
     }
 
@@ -66,10 +66,10 @@ impl Ends {
     fn join(&mut self, mtu: u32) -> Result<IpAddr> {
         let [near, far] = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(10, 77, 7, host)));
         // The peer must have its namespace before a device can be put there.
-        self.passive.ask(&Order::Start, PATIENCE)?;
-        self.active.ask(&Order::Pair { peer: self.passive.child.id() }, PATIENCE)?;
-        self.passive.ask(&Order::Address { address: far, mtu }, PATIENCE)?;
-        self.active.ask(&Order::Address { address: near, mtu }, PATIENCE)?;
+        self.passive.request(&Order::Start, PATIENCE)?;
+        self.active.request(&Order::Pair { peer: self.passive.child.id() }, PATIENCE)?;
+        self.passive.request(&Order::Address { address: far, mtu }, PATIENCE)?;
+        self.active.request(&Order::Address { address: near, mtu }, PATIENCE)?;
         Ok(far)
     }
 
@@ -96,25 +96,28 @@ impl Ends {
 
     /// Gives an order to each end; their answers, the passive end's first.
     pub fn both(&mut self, passive: &Order, active: &Order, patience: Duration) -> Result<(Answer, Answer)> {
-        self.passive.tell(passive)?;
-        self.active.tell(active)?;
+        self.passive.send(passive)?;
+        self.active.send(active)?;
         let start = Instant::now();
         // The passive end's error first: the active one only waits then.
         let mut passive = None;
         let active = loop {
             if passive.is_none() && self.passive.readable(Duration::ZERO)? {
-                passive = Some(self.passive.hear(Duration::ZERO)?);
+                passive = Some(self.passive.receive(Duration::ZERO)?);
             }
             if self.active.readable(Duration::from_millis(100))? {
-                break self.active.hear(Duration::ZERO)?;
+                break self.active.receive(Duration::ZERO)?;
             }
             if start.elapsed() > patience {
-                return Err(Failure(format!("no answer within {} s", patience.as_secs())));
+                return Err(Failure(format!(
+                    "a measuring process did not answer within {} s",
+                    patience.as_secs()
+                )));
             }
         };
         let passive = match passive {
             Some(passive) => passive,
-            None => self.passive.hear(PATIENCE)?,
+            None => self.passive.receive(PATIENCE)?,
         };
         Ok((passive, active))
     }
@@ -135,36 +138,40 @@ impl End {
         if matches!(place, Place::Namespaces { .. }) {
             command.arg("--network-namespace");
         }
-        let mut child = command.spawn().map_err(Failure::of("cannot start an end"))?;
+        let mut child = command.spawn().map_err(Failure::of("cannot start a measuring process"))?;
         match (child.stdin.take(), child.stdout.take()) {
             (Some(orders), Some(answers)) => Ok(End { child, orders, answers: BufReader::new(answers) }),
-            _ => Err(Failure::new("cannot start an end: it has no pipes")),
+            _ => Err(Failure::new("cannot start a measuring process: it has no pipes")),
         }
     }
 
-    fn ask(&mut self, order: &Order, patience: Duration) -> Result<Answer> {
-        self.tell(order)?;
-        self.hear(patience)
+    fn request(&mut self, order: &Order, patience: Duration) -> Result<Answer> {
+        self.send(order)?;
+        self.receive(patience)
     }
 
-    fn tell(&mut self, order: &Order) -> Result<()> {
+    fn send(&mut self, order: &Order) -> Result<()> {
         let mut line = serde_json::to_vec(order).map_err(Failure::of("order"))?;
         line.push(b'\n');
-        self.orders.write_all(&line).map_err(Failure::of("an end has ended"))
+        self.orders.write_all(&line).map_err(Failure::of("a measuring process has ended"))
     }
 
-    fn hear(&mut self, patience: Duration) -> Result<Answer> {
+    fn receive(&mut self, patience: Duration) -> Result<Answer> {
         if !self.readable(patience)? {
-            return Err(Failure(format!("no answer within {} s", patience.as_secs())));
+            return Err(Failure(format!(
+                "a measuring process did not answer within {} s",
+                patience.as_secs()
+            )));
         }
         let mut line = String::new();
         // Answers are written at once, so a readable pipe has a whole line or its end.
-        let length = self.answers.read_line(&mut line).map_err(Failure::of("an end's answer"))?;
+        let length =
+            self.answers.read_line(&mut line).map_err(Failure::of("a measuring process's answer"))?;
         if length == 0 {
-            let status = self.child.wait().map_err(Failure::of("an end's status"))?;
-            return Err(Failure(format!("an end has ended with {status}")));
+            let status = self.child.wait().map_err(Failure::of("a measuring process's status"))?;
+            return Err(Failure(format!("a measuring process has ended with {status}")));
         }
-        match serde_json::from_str(&line).map_err(Failure::of("an end's answer"))? {
+        match serde_json::from_str(&line).map_err(Failure::of("a measuring process's answer"))? {
             Answer::Failed(failure) => Err(failure),
             answer => Ok(answer),
         }
@@ -179,7 +186,7 @@ impl End {
         match rustix::event::poll(&mut fds, Some(&patience)) {
             Ok(ready) => Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(error) => Err(Failure(format!("an end's answer: {error}"))),
+            Err(error) => Err(Failure(format!("a measuring process's answer: {error}"))),
         }
     }
 }
@@ -193,5 +200,5 @@ impl Drop for End {
 }
 
 pub fn out_of_turn() -> Failure {
-    Failure::new("an end gave the wrong kind of answer")
+    Failure::new("a measuring process gave the wrong kind of answer")
 }

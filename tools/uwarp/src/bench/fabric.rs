@@ -2,7 +2,8 @@
 //! connections by librdmacm, and on the data path the functions in `ibv_context.ops`, as the inline functions
 //! of `<infiniband/verbs.h>` call them.
 //!
-//! With [`crowd`] and [`by_number`] the one file of the measurements that loads the library and calls C functions of it.
+//! With [`crowd`] and [`by_number`] the one file of the measurements that loads the library and calls C
+//! functions of it.
 
 pub mod by_number;
 pub mod crowd;
@@ -505,7 +506,7 @@ impl Link {
             // SAFETY: the function filled as many as it says.
             let completion = unsafe { completion.assume_init_ref() };
             if completion.status != IBV_WC_SUCCESS {
-                return Err(self.went_wrong(completion.status));
+                return Err(self.work_request_failed(completion.status));
             }
             each(completion)?;
         }
@@ -513,7 +514,7 @@ impl Link {
     }
 
     #[cold]
-    fn went_wrong(&self, status: u32) -> Failure {
+    fn work_request_failed(&self, status: u32) -> Failure {
         // SAFETY: the function returns a constant string for every number.
         let words = unsafe { CStr::from_ptr((self.libraries.wc_status_str)(status)) };
         Failure(format!("a work request ended with: {}", words.to_string_lossy()))
@@ -665,18 +666,18 @@ impl SocketAddress {
 fn check(function: &'static str, status: c_int) -> Result<()> {
     match status {
         0 => Ok(()),
-        1.. => Err(says(function, io::Error::from_raw_os_error(status))),
+        1.. => Err(call_failed(function, io::Error::from_raw_os_error(status))),
         _ => Err(last(function)),
     }
 }
 
 #[cold]
 fn last(function: &'static str) -> Failure {
-    says(function, io::Error::last_os_error())
+    call_failed(function, io::Error::last_os_error())
 }
 
 #[cold]
-fn says(function: &'static str, words: impl fmt::Display) -> Failure {
+fn call_failed(function: &'static str, words: impl fmt::Display) -> Failure {
     Failure(format!("{function}: {words}"))
 }
 

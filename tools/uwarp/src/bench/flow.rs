@@ -43,7 +43,7 @@ pub fn stream(link: &Link, raw: &mut Raw, flow: Flow, target: Target, time: Dura
         if link.load(TARGET + end) != nonce {
             return Err(Failure::new("RDMA Reads returned wrong data"));
         }
-        let reaped = tell(link, raw, target, posted)?;
+        let reaped = report_count(link, raw, target, posted)?;
         settle(link, 0, reaped)?;
         return Ok(figure(posted, size, seconds));
     }
@@ -51,7 +51,7 @@ pub fn stream(link: &Link, raw: &mut Raw, flow: Flow, target: Target, time: Dura
     posted += 1;
     link.store(SOURCE + end, posted);
     link.post(&mut signalled)?;
-    let reaped = tell(link, raw, target, posted)?;
+    let reaped = report_count(link, raw, target, posted)?;
     let seconds = start.elapsed().as_secs_f64();
     settle(link, 1, reaped)?;
     Ok(figure(posted, size, seconds))
@@ -133,7 +133,7 @@ pub fn rate(
         }
         under_way -= link.reap_sends()?;
     }
-    let reaped = tell(link, raw, target, posted)?;
+    let reaped = report_count(link, raw, target, posted)?;
     let seconds = start.elapsed().as_secs_f64();
     settle(link, under_way, reaped)?;
     Ok(Figure { value: posted as f64 / seconds, p99: None, operations: posted })
@@ -164,9 +164,9 @@ fn shape(size: u32, list: u32, depth: u32) -> Result<(u32, u32)> {
     Ok((list, lists))
 }
 
-/// Sends the target the count that it should have by now, and waits for its answer. The Send arrives behind
-/// all Writes. Returns how many completions it took meanwhile.
-pub fn tell(link: &Link, raw: &mut Raw, target: Target, count: u64) -> Result<u32> {
+/// Sends the target the count of messages that it must have by now, and waits for its answer. The Send
+/// arrives behind all Writes. Returns the number of completions that were polled meanwhile.
+pub fn report_count(link: &Link, raw: &mut Raw, target: Target, count: u64) -> Result<u32> {
     let mut reaped = 0;
     let answer = match target {
         Target::Sleeps => {

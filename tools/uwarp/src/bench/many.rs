@@ -1,11 +1,11 @@
-//! Many connections: how fast they are made, what an idle one costs, and what it costs the others.
+//! Many connections: how fast they are made, the cost of an idle one, and its cost for the others.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::ends::{Ends, Place, out_of_turn};
 use super::fabric::crowd::DEPTH;
-use super::protocol::{Answer, Failure, Figure, Many, Order, Over, Result, Role, Spread, Weight};
+use super::protocol::{Answer, Failure, Figure, Many, Order, Over, Result, Role, Spread, Usage};
 use super::report::{Fact, Outcome};
 use super::stats::Ratio;
 use super::ways;
@@ -94,9 +94,9 @@ impl Pair {
         Ok(figure)
     }
 
-    fn weigh(&mut self) -> Result<[Weight; 2]> {
-        match self.many(Many::Weigh, Many::Weigh)? {
-            (Answer::Weight(passive), Answer::Weight(active)) => Ok([active, passive]),
+    fn usage(&mut self) -> Result<[Usage; 2]> {
+        match self.many(Many::Usage, Many::Usage)? {
+            (Answer::Usage(passive), Answer::Usage(active)) => Ok([active, passive]),
             _ => Err(out_of_turn()),
         }
     }
@@ -106,8 +106,8 @@ impl Pair {
 pub struct Scale {
     alone: Pair,
     among: Pair,
-    few: [Weight; 2],
-    many: [Weight; 2],
+    few: [Usage; 2],
+    many: [Usage; 2],
 }
 
 impl Scale {
@@ -120,7 +120,7 @@ impl Scale {
             among.open(Over::Uwarp, count, AT_ONCE)?;
             among.many(Many::Traffic, Many::Traffic)?;
             std::thread::sleep(SETTLE);
-            among.weigh()
+            among.usage()
         };
         let few = grow(FEW)?;
         let many = grow(MANY - FEW)?;
@@ -157,14 +157,14 @@ pub fn measure(
         Figures::Open { .. } | Figures::BringUp { .. } => return Err(out_of_turn()),
         Figures::Memory => memory(few, many),
         Figures::Kernel => {
-            let each = apiece(few, many, |weight| weight.kernel);
+            let each = apiece(few, many, |usage| usage.kernel);
             Fact::new(format!("{:.1} KiB", each[0].max(0.0) / 1024.0), &[("bytes", each[0])])
         }
         Figures::Idle => {
             std::thread::sleep(LAST_LOOK);
-            let before = among.weigh()?;
+            let before = among.usage()?;
             std::thread::sleep(IDLE);
-            let after = among.weigh()?;
+            let after = among.usage()?;
             let used = [0, 1].map(|end| {
                 after[end].cpu_us[0].saturating_sub(before[end].cpu_us[1]) as f64
                     / IDLE.as_secs_f64()
@@ -233,17 +233,17 @@ fn open(
     Outcome::of(&raw, &uwarp, &[], baseline, 0).ok_or_else(|| Failure::new("no round was measured"))
 }
 
-/// What one connection more costs, at each end.
-fn apiece(few: &[Weight; 2], many: &[Weight; 2], of: impl Fn(&Weight) -> u64) -> [f64; 2] {
+/// The cost of one more connection, at each end.
+fn apiece(few: &[Usage; 2], many: &[Usage; 2], of: impl Fn(&Usage) -> u64) -> [f64; 2] {
     [0, 1].map(|end| {
         let more = many[end].connections.saturating_sub(few[end].connections).max(1);
         (of(&many[end]) as f64 - of(&few[end]) as f64) / more as f64
     })
 }
 
-fn memory(few: &[Weight; 2], many: &[Weight; 2]) -> Fact {
-    let heap = apiece(few, many, |weight| weight.heap);
-    let resident = apiece(few, many, |weight| weight.resident);
+fn memory(few: &[Usage; 2], many: &[Usage; 2]) -> Fact {
+    let heap = apiece(few, many, |usage| usage.heap);
+    let resident = apiece(few, many, |usage| usage.resident);
     let kib = |bytes: f64| bytes / 1024.0;
     Fact::new(
         format!(

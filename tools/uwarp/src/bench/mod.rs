@@ -28,9 +28,9 @@ mod raw_udp;
 mod rdma;
 mod report;
 mod stats;
-mod ways;
 #[allow(unsafe_code)]
-mod weight;
+mod usage;
+mod ways;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -65,12 +65,12 @@ pub fn run_end(args: &BenchEndArgs) -> ExitCode {
     end::run(args)
 }
 
-/// Of the devices between the namespaces, if no other is asked for: Ethernet's own.
+/// MTU of the devices between the namespaces by default: that of Ethernet.
 const MTU: u32 = 1500;
-/// For each trial of a way that raw TCP may go.
+/// Time of each trial of a way in which raw TCP can do the work.
 const PROBE_MS: u64 = 40;
-/// A round in which raw TCP reaches less than this share of its best trial fell into a slow spell of the
-/// machine.
+/// If raw TCP reaches less than this share of its best trial in a round, the machine was slow during that
+/// round.
 const SLOW: f64 = 0.7;
 /// Warm-up before the first round, not measured: caches, socket buffers, knowledge of the peer.
 const WARM_UP_MS: u64 = 50;
@@ -90,7 +90,7 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     let place = match args.netns {
         true if !rustix::process::geteuid().is_root() => {
             return Err(Failure::new(
-                "--netns makes network namespaces and needs root, in a user namespace at least: \
+                "--netns creates network namespaces and needs root, at least in a user namespace: \
                  unshare --map-root-user uwarp bench --netns ...",
             ));
         }
@@ -104,7 +104,7 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     let known: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
     items.retain(|item| args.only.is_empty() || args.only.iter().any(|only| item.id.starts_with(only)));
     if items.is_empty() {
-        return Err(Failure(format!("there is no such figure; there are: {}", known.join(", "))));
+        return Err(Failure(format!("there is no such figure; the figures are: {}", known.join(", "))));
     }
     let mut machine = Machine::look();
     let progress = progress(items.len() as u64 * u64::from(rounds));
@@ -130,7 +130,7 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     Ok(Report { machine, place, seconds, rounds, measured })
 }
 
-/// On a terminal only: elsewhere it would be noise in a log.
+/// Only on a terminal: in a log it would be noise.
 fn progress(steps: u64) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
@@ -228,7 +228,7 @@ impl Turn<'_> {
     }
 }
 
-/// Finds out how raw TCP does it best.
+/// Finds the best way for raw TCP.
 fn sweep(turn: &mut Turn, work: Work, ways: &[Way], extent: Extent) -> Result<Sweep> {
     if let Some(&way) = ways.first() {
         turn.raw(work, way, WARM_UP_MS)?;

@@ -156,7 +156,7 @@ fn post_lists(
         // The next one must find an idle connection.
         spin(Duration::from_micros(50));
     }
-    flow::tell(link, raw, Target::Polls, number)?;
+    flow::report_count(link, raw, Target::Polls, number)?;
     Ok((operations, 0))
 }
 
@@ -181,7 +181,7 @@ fn post_large(
         counter.keep();
         spin(Duration::from_micros(500));
     }
-    flow::tell(link, raw, Target::Polls, operations)?;
+    flow::report_count(link, raw, Target::Polls, operations)?;
     Ok((operations, 0))
 }
 

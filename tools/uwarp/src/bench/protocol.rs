@@ -55,8 +55,8 @@ pub enum Order {
         raw: SocketAddr,
         rdma: SocketAddr,
     },
-    /// Keep the thread that measures on the core with this number among those it may use; without one, leave
-    /// it to the system again.
+    /// Keep the measuring thread on this one of the cores that it may use, counted from 0; without a number,
+    /// let the system choose again.
     Pin {
         core: Option<usize>,
     },
@@ -71,8 +71,8 @@ pub enum Order {
         most: u32,
     },
     Many(Many),
-    /// Get to know `count` peers, of `most` in the end, with one datagram queue pair, or be those; the active
-    /// end reports what it uses then.
+    /// Exchange datagrams with `count` peers over one datagram queue pair, or be these peers; `most` is the
+    /// final number. The active end reports what it uses then.
     Peers {
         count: u32,
         role: Role,
@@ -80,7 +80,7 @@ pub enum Order {
     },
 }
 
-/// What to do with many connections. Where both ends have a part, the passive one's comes first.
+/// What to do with many connections. If both ends have a part, the order for the passive end comes first.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Many {
     Accept {
@@ -93,8 +93,8 @@ pub enum Many {
         count: u32,
         at_once: u32,
     },
-    /// Makes queue pairs, joins them with the peer's by number, and destroys them; at both ends. The figure is
-    /// the active one's.
+    /// Makes queue pairs, joins them with the peer's by number, and destroys them; at both ends. The figure
+    /// is the active one's.
     BringUp {
         count: u32,
         role: Role,
@@ -109,7 +109,7 @@ pub enum Many {
     /// Fills all queues once; at both ends.
     Traffic,
     /// Reports what the process uses.
-    Weigh,
+    Usage,
     /// Answers each small message on its connection.
     Answer,
     /// A ping-pong on one connection.
@@ -135,14 +135,14 @@ pub enum Answer {
     Listening { raw: u16, rdma: u16 },
     Figure(Figure),
     Calls(Calls),
-    Weight(Weight),
+    Usage(Usage),
     Spread(Spread),
     Failed(Failure),
 }
 
 /// What a process uses.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Weight {
+pub struct Usage {
     pub connections: u64,
     /// Bytes that malloc has given out and not got back.
     pub heap: u64,
@@ -216,7 +216,7 @@ pub struct Flow {
     pub size: u32,
     /// Outstanding work requests at most.
     pub window: u32,
-    /// One work request in so many is signalled.
+    /// One work request in this number is signalled.
     pub signal: u32,
 }
 
@@ -244,7 +244,8 @@ impl Work {
         matches!(self, Work::PingPong { .. } | Work::Transaction { .. } | Work::Datagram { .. })
     }
 
-    /// What of it is the same for raw TCP, which has no verbs, no queues and, one way, no messages.
+    /// The part of the work that is the same for raw TCP, which has no verbs, no queues and, one way, no
+    /// messages.
     pub fn without_verbs(self) -> Work {
         let target = Target::Polls;
         match self {

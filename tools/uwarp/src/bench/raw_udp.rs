@@ -26,7 +26,7 @@ const SILENCE: Duration = Duration::from_millis(5);
 /// Datagrams under way at most: as many of 1 KiB as fit the receiver's socket where the system allows no more
 /// than its usual room. A sender without any limit measures how the system drops datagrams.
 const WINDOW: u64 = 160;
-/// The receiver reports after so many.
+/// The receiver reports after this number of datagrams.
 const REPORT_EVERY: u64 = 64;
 
 /// A socket and its peer's address.

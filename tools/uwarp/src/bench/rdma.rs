@@ -6,12 +6,13 @@ use super::fabric::{IN, Link, List, OUT, SMALL, SOURCE, TARGET};
 use super::protocol::{Failure, Figure, LARGEST, Result, Verb, Wait};
 use super::raw::{REQUEST, Raw, Trips, is_last};
 
-/// Of Sends whose completion is not awaited, one in so many is signalled, so that the send queue drains.
+/// If completions of Sends are not awaited, one Send in this number is signalled, so that the send queue
+/// drains.
 const SIGNAL_EVERY: u64 = 64;
 
-/// One side's part of a ping-pong: sends a number, or waits for one. Kept apart from the clock, so that both
-/// sides are the same.
-struct Ball<'a> {
+/// One side of a ping-pong: sends a number, or waits for one. It does not use the clock, so that both sides
+/// are the same.
+struct PingPongEnd<'a> {
     link: &'a Link,
     wait: Wait,
     /// Where in a message its number is.
@@ -22,8 +23,8 @@ struct Ball<'a> {
     seen: u64,
 }
 
-impl<'a> Ball<'a> {
-    fn new(link: &'a Link, wait: Wait, size: u32) -> Result<Ball<'a>> {
+impl<'a> PingPongEnd<'a> {
+    fn new(link: &'a Link, wait: Wait, size: u32) -> Result<PingPongEnd<'a>> {
         if !(8..=SMALL).contains(&size) || !size.is_multiple_of(8) {
             return Err(Failure(format!("a ping-pong over uwarp holds 8 to {SMALL} bytes in steps of 8")));
         }
@@ -39,7 +40,7 @@ impl<'a> Ball<'a> {
         if matches!(wait, Wait::Block | Wait::Descriptor) {
             link.arm()?;
         }
-        Ok(Ball { link, wait, end, signalled, unsignalled, seen: 0 })
+        Ok(PingPongEnd { link, wait, end, signalled, unsignalled, seen: 0 })
     }
 
     #[inline]
@@ -64,7 +65,7 @@ impl<'a> Ball<'a> {
     #[inline]
     fn wait(&mut self) -> Result<u64> {
         match self.wait {
-            // An answer has a way of its own.
+            // `Answer` is handled elsewhere.
             Wait::Spin | Wait::Answer => loop {
                 if self.link.reap_receive()?.is_some() {
                     return self.take();
@@ -110,34 +111,35 @@ pub fn ping(link: &Link, raw: &mut Raw, wait: Wait, size: u32, time: Duration) -
     if wait == Wait::Answer {
         return fetch_and_add(link, raw, time);
     }
-    let mut ball = Ball::new(link, wait, size)?;
+    let mut own = PingPongEnd::new(link, wait, size)?;
     raw.receive_number()?;
     let mut trips = Trips::start(time);
     while let Some(number) = trips.next() {
-        ball.send(number)?;
-        trips.end(ball.wait()?)?;
+        own.send(number)?;
+        trips.end(own.wait()?)?;
     }
-    ball.finish()?;
+    own.finish()?;
     trips.figure(2)
 }
 
 /// The passive side.
 pub fn pong(link: &Link, raw: &mut Raw, wait: Wait, size: u32) -> Result<()> {
     if wait == Wait::Answer {
-        return be_added_to(link, raw);
+        return await_sum(link, raw);
     }
-    let mut ball = Ball::new(link, wait, size)?;
+    let mut own = PingPongEnd::new(link, wait, size)?;
     raw.send_number(0)?;
     loop {
-        let number = ball.wait()?;
-        ball.send(number)?;
+        let number = own.wait()?;
+        own.send(number)?;
         if is_last(number) {
-            return ball.finish();
+            return own.finish();
         }
     }
 }
 
-/// The active side of a ping that the peer's library answers: adds to a word of the peer's so that it becomes the number.
+/// The active side of a ping that the peer's library answers: adds to a word of the peer's so that it becomes
+/// the number.
 fn fetch_and_add(link: &Link, raw: &mut Raw, time: Duration) -> Result<Figure> {
     let mut add = link.fetch_add(OUT, TARGET);
     raw.receive_number()?;
@@ -154,13 +156,13 @@ fn fetch_and_add(link: &Link, raw: &mut Raw, time: Duration) -> Result<Figure> {
     trips.figure(2)
 }
 
-/// The passive side: polls until the last number is there.
-fn be_added_to(link: &Link, raw: &mut Raw) -> Result<()> {
+/// The passive side: polls until the last number has arrived.
+fn await_sum(link: &Link, raw: &mut Raw) -> Result<()> {
     link.store(TARGET, 0);
     raw.send_number(0)?;
     while !is_last(link.load(TARGET)) {
         if link.reap_receive()?.is_some() {
-            return Err(Failure::new("a message where none was to come"));
+            return Err(Failure::new("an unexpected message arrived"));
         }
     }
     Ok(())

@@ -165,7 +165,8 @@ impl Report {
         let load =
             machine.load.map(|load| load.map_or("?".to_owned(), |load| format!("{load:.2}"))).join(" to ");
         text.push_str(&format!(
-            "{}; {} rounds, {} s a figure and side; ratios are medians of neighbouring rounds (least to most).\n\
+            "{}; {} rounds, {} s a figure and side; ratios are medians of neighbouring rounds (least to \
+             most).\n\
              {}, {} cores, {}, clock {}, load {load}; uwarp {}{}\n$ {}",
             self.place(),
             self.rounds,
@@ -317,10 +318,12 @@ fn caption(group: Group) -> &'static str {
             "64 B request, then the payload by RDMA, then a 64 B response; median (99th percentile)"
         }
         Group::Bandwidth => {
-            "One way, until the target has said that it has everything. Best raw TCP: sizes of its send / receive calls"
+            "One way, until the target has said that it has everything. Best raw TCP: sizes of its send / \
+             receive calls"
         }
         Group::Messages => {
-            "One way at the settings of perftest: 128 work requests under way, each posted alone; raw TCP sends each by itself"
+            "One way at the settings of perftest: 128 work requests under way, each posted alone; raw TCP \
+             sends each by itself"
         }
         Group::Rate => "Small messages one way, counted at the target, CRC on",
         Group::Datagrams => "Datagrams, ping-pong: half a round trip, median (99th percentile)",
@@ -330,10 +333,11 @@ fn caption(group: Group) -> &'static str {
         Group::DatagramFacts => "Datagrams beside connections, and with many peers",
         Group::Syscalls => "System calls of the calling thread, one time through each path",
         Group::Connections => {
-            "Connections a second, until they stand at both ends (99th percentile of one, ms)"
+            "Connections a second, until they are established at both ends (99th percentile of one, ms)"
         }
         Group::Memory => {
-            "10,000 idle connections between two processes; where there are two numbers, the active end's first"
+            "10,000 idle connections between two processes; where there are two numbers, the \
+             active end's first"
         }
     }
 }

@@ -1,9 +1,9 @@
-//! How raw TCP does its part: the ways that are tried at the start of a run, of which the best is compared
-//! with uwarp.
+//! The ways in which raw TCP can do its part. They are tried at the start of a run, and the best one is
+//! compared with uwarp.
 //!
-//! A ratio says something only where the other side is as good as it can be. So whatever uwarp does at an end
-//! (spin, take more than one message in a call, use one buffer again and again) raw TCP may do too, and which
-//! of it serves best is measured, because it differs from machine to machine.
+//! A ratio is meaningful only if the other side is as good as it can be. So raw TCP may do everything that
+//! uwarp does at an end: spin, take more than one message in a call, use one buffer again and again. The best
+//! combination is measured, because it differs from machine to machine.
 
 use std::fmt;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl Way {
     }
 }
 
-/// Of a ping-pong whose ends wait so over uwarp.
+/// Ways for a ping-pong whose ends wait in this way over uwarp.
 pub fn ping_pong(wait: Wait) -> Vec<Way> {
     let waits: &[Waiting] = match wait {
         Wait::Spin | Wait::Memory | Wait::Answer => &[Waiting::Spin, Waiting::Block, Waiting::Poll],
@@ -82,7 +82,7 @@ pub fn transaction() -> Vec<Way> {
     ping_pong(Wait::Spin)
 }
 
-/// Of large messages one way: bytes are bytes, so that the best size of a call is the same for all of them.
+/// Ways for large messages one way. The best size of a call is the same for all sizes of messages.
 pub fn stream() -> Vec<Way> {
     let mut ways = receivers(&[64 * KIB, 256 * KIB, MIB], &[64 * KIB, 256 * KIB, MIB], Buffers::System);
     ways.extend(receivers(&[256 * KIB, MIB], &[256 * KIB, MIB], Buffers::Fixed));
@@ -163,11 +163,12 @@ pub struct Tried {
     pub value: f64,
 }
 
-/// How often each way is tried, so far apart that not all of it falls into one slow spell.
+/// How often each way is tried. The trials are so far apart that not all of them are in one slow spell of the
+/// machine.
 const PASSES: usize = 2;
 /// This many are tried again.
 const FINALISTS: usize = 3;
-/// How often these.
+/// How often the finalists are tried.
 const FINALS: usize = 2;
 
 /// Tries each way and the best of them again. `None` where there is none.

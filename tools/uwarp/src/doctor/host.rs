@@ -26,7 +26,7 @@ pub fn checks() -> Vec<Check> {
 fn descriptors() -> Check {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.current.unwrap_or(u64::MAX);
-    // As `uwarp run` does it: never down.
+    // As `uwarp run` does: the limit is never lowered.
     let raised = limit.maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_WANTED).max(current);
     let words = |limit: u64| if limit == u64::MAX { "no limit".to_owned() } else { limit.to_string() };
     let found = format!(
@@ -149,14 +149,14 @@ fn buffers() -> Check {
     }
 }
 
-/// Room for datagrams that wait until a program polls, as the library asks for it.
+/// Room for datagrams that wait until a program polls; the library requests this size.
 fn datagrams() -> Check {
     const WANTED: usize = 4 << 20;
     let room = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok().and_then(|socket| {
         if sockopt::set_socket_recv_buffer_size_force(&socket, WANTED).is_err() {
             sockopt::set_socket_recv_buffer_size(&socket, WANTED).ok()?;
         }
-        // The system tells twice what was asked for: the other half is for its own bookkeeping.
+        // The system returns twice the requested size: the other half is for its own bookkeeping.
         sockopt::socket_recv_buffer_size(&socket).ok().map(|bytes| bytes / 2)
     });
     room_for_datagrams(room)
@@ -199,7 +199,7 @@ fn ports() -> Check {
     let text = env::var("UWARP_PORT_RANGE").unwrap_or_default();
     // The check of settings reports a value that is not a range.
     if let Ok(PortRange { first, last }) = text.parse() {
-        // The first few show whether the range is taken or forbidden.
+        // The first ports show whether the range is in use or forbidden.
         let sample: Vec<_> = (first..=last).take(64).collect();
         let refusals: Vec<_> = sample
             .iter()
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn little_room_for_datagrams_is_warned_of_with_the_remedy() {
-        // What Linux allows without the right to more, unless it is told otherwise.
+        // Linux' default limit for processes without special rights.
         let check = room_for_datagrams(Some(212_992));
         assert_eq!(check.status, Status::Warn);
         assert!(check.found.starts_with("only 208 KiB"), "{}", check.found);

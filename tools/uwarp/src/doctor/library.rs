@@ -98,8 +98,8 @@ fn device() -> Check {
         Err(error) => {
             let remedy = match error.kind() {
                 ErrorKind::WouldBlock => {
-                    "no process is left below a limit: `ulimit -u`, pids.max of the control group, or `sysctl \
-                     kernel.threads-max kernel.pid_max`"
+                    "no process is left below a limit: `ulimit -u`, pids.max of the control group, or \
+                     `sysctl kernel.threads-max kernel.pid_max`"
                 }
                 _ => "run it by hand",
             };
@@ -162,7 +162,8 @@ mod tests {
 
     #[test]
     fn limit_that_the_library_names_is_the_remedy() {
-        let log = "2026-01-01T00:00:00Z ERROR uwarp_driver::nic: cannot start: Try again (os error 11); no thread: `ulimit -u`\n\
+        let log = "2026-01-01T00:00:00Z ERROR uwarp_driver::nic: cannot start: Try again (os error 11); \
+                   no thread: `ulimit -u`\n\
                    uwarp: ibv_open_device says: Cannot allocate memory (os error 12)\n";
         assert_eq!(
             limit_reached(log),

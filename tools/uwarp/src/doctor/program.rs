@@ -29,7 +29,7 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     checks
 }
 
-/// Can the loader load shared libraries for it, and of the kind that the library is?
+/// Can the loader load shared libraries for it, and are they of the same kind as our library?
 fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
     let name = "program";
     let shown = match path == file {
@@ -131,7 +131,8 @@ fn libraries(file: &Path, facts: &Facts, loader: &Path, libdir: &Path) -> Check 
         true => Check::ok(name, format!("it loads libibverbs and librdmacm from {}", libdir.display())),
         false => Check::ok(
             name,
-            "it is not linked to libibverbs or librdmacm; libraries and programs that it loads later use uwarp",
+            "it is not linked to libibverbs or librdmacm; libraries and programs that it loads later use \
+             uwarp",
         ),
     }
 }
@@ -150,7 +151,7 @@ fn is_ours(soname: &str) -> bool {
     soname == LIBRARY || SONAMES.contains(&soname)
 }
 
-/// One line can be for both names, because the loader recognises the file.
+/// One line can be for both names, because the loader recognises that both are one file.
 fn ours_missed<'a>(resolved: &'a [(String, Option<PathBuf>)], libdir: &Path) -> Option<(&'a str, &'a Path)> {
     resolved
         .iter()

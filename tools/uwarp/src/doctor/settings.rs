@@ -10,7 +10,7 @@ use super::Check;
 use crate::cli::{Cli, LIBDIR_VARIABLE};
 use crate::libdir::SONAMES;
 
-/// The one variable that the library reads and for which there is no option.
+/// The only variable that the library reads and that has no option.
 const WITHOUT_OPTION: &str = "UWARP_PEER";
 
 pub fn checks(libdir: Option<&Path>) -> Vec<Check> {
@@ -21,7 +21,7 @@ pub fn checks(libdir: Option<&Path>) -> Vec<Check> {
     ]
 }
 
-/// The worst finding about any variable; of several that are equally bad, the first by name.
+/// The worst finding about any variable; if several are equally bad, the first by name.
 fn settings(mut variables: Vec<(String, OsString)>) -> Check {
     let name = "settings";
     variables.sort();
@@ -40,7 +40,7 @@ fn settings(mut variables: Vec<(String, OsString)>) -> Check {
     }
 }
 
-/// What is wrong with a variable. It is checked as the option it stands for.
+/// Finds what is wrong with a variable. It is checked as the option that sets it.
 fn judge(name: &'static str, variable: &str, value: &OsStr) -> Option<Check> {
     if variable == LIBDIR_VARIABLE {
         return None;
@@ -73,7 +73,8 @@ fn judge(name: &'static str, variable: &str, value: &OsStr) -> Option<Check> {
     (variable == "UWARP_DEVICES" && value == "per-interface").then(|| {
         Check::warn(
             name,
-            "UWARP_DEVICES=per-interface is accepted, but not implemented yet: there is one device with all addresses",
+            "UWARP_DEVICES=per-interface is accepted, but not implemented yet: there is one device with \
+             all addresses",
             "it has no effect; unset UWARP_DEVICES",
         )
     })
@@ -95,7 +96,7 @@ fn is_boolean(value: &OsStr) -> bool {
 fn loader_path(libdir: Option<&Path>, search: Option<OsString>, preload: Option<OsString>) -> Check {
     let name = "loader";
     if let Some(found) = preloaded(libdir, preload) {
-        return Check::fail(name, found, "take it out of LD_PRELOAD");
+        return Check::fail(name, found, "remove it from LD_PRELOAD");
     }
     let search = search.unwrap_or_default();
     let mut holders = env::split_paths(&search).filter_map(|directory| holds_library(&directory));
@@ -106,7 +107,7 @@ fn loader_path(libdir: Option<&Path>, search: Option<OsString>, preload: Option<
         (Some(first), _) => Check::warn(
             name,
             format!("LD_LIBRARY_PATH finds another libibverbs or librdmacm in {}", first.display()),
-            "`uwarp run` puts its own directory first; without it, set LD_LIBRARY_PATH so",
+            "use `uwarp run`, or put uwarp's directory first in LD_LIBRARY_PATH",
         ),
         (None, _) => Check::ok(name, "LD_LIBRARY_PATH and LD_PRELOAD name no other libibverbs or librdmacm"),
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The command, with `libdir` for its library and otherwise no setting of whoever runs the test.
+/// The command, with `libdir` for its library and without other settings of the test's environment.
 pub fn uwarp(libdir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UWARP_")) {

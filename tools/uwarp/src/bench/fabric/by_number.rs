@@ -11,7 +11,7 @@ use uwarp_abi_types::verbs::{
     IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS,
 };
 
-use super::crowd::{DEPTH, Hall, done};
+use super::crowd::{DEPTH, Shared, done};
 use super::*;
 use crate::bench::protocol::Figure;
 use crate::bench::raw::Raw;
@@ -35,7 +35,7 @@ const RTS: u32 = IBV_QP_STATE
 /// One end of them.
 pub struct ByNumber {
     libraries: &'static Libraries,
-    hall: Hall,
+    shared: Shared,
     gid: ibv_gid,
 }
 
@@ -58,7 +58,7 @@ impl ByNumber {
         let mut gid = ibv_gid { raw: [0; 16] };
         // SAFETY: the context is open; `gid` outlives the call.
         check("ibv_query_gid", unsafe { (libraries.query_gid)(context, PORT, 0, &mut gid) })?;
-        Ok(ByNumber { libraries, hall: Hall::new(libraries, context, most)?, gid })
+        Ok(ByNumber { libraries, shared: Shared::new(libraries, context, most)?, gid })
     }
 
     /// Makes `count` queue pairs, joins them with as many of the peer's, and destroys them. The figure is
@@ -78,7 +78,7 @@ impl ByNumber {
             check("ibv_destroy_qp", unsafe { (self.libraries.destroy_verbs_qp)(qp) })?;
         }
         result?;
-        while self.hall.reap(self.hall.receive_cq, |_| Ok(()))? > 0 {}
+        while self.shared.reap(self.shared.receive_cq, |_| Ok(()))? > 0 {}
         Ok(Figure { value: f64::from(count) / seconds, p99: None, operations: count.into() })
     }
 
@@ -97,23 +97,23 @@ impl ByNumber {
         }
         if active {
             for (index, &qp) in pairs.iter().enumerate() {
-                self.hall.send(qp, index)?;
+                self.shared.send(qp, index)?;
             }
         }
-        let queue = if active { self.hall.send_cq } else { self.hall.receive_cq };
+        let queue = if active { self.shared.send_cq } else { self.shared.receive_cq };
         let mut arrived = 0;
         while arrived < pairs.len() {
-            arrived += self.hall.reap(queue, done)?;
+            arrived += self.shared.reap(queue, done)?;
         }
         Ok(())
     }
 
     /// A queue pair in INIT, with a receive.
     fn create(&self, index: usize) -> Result<*mut ibv_qp> {
-        let hall = &self.hall;
-        let mut init = hall.wanted_queue_pair();
+        let shared = &self.shared;
+        let mut init = shared.wanted_queue_pair();
         // SAFETY: the domain is alive; `init` outlives the call.
-        let qp = unsafe { (self.libraries.create_verbs_qp)(hall.pd, &mut init) };
+        let qp = unsafe { (self.libraries.create_verbs_qp)(shared.pd, &mut init) };
         if qp.is_null() {
             return Err(last("ibv_create_qp"));
         }
@@ -123,7 +123,7 @@ impl ByNumber {
         attr.port_num = PORT;
         attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         self.modify(qp, &mut attr, INIT)?;
-        (0..DEPTH).try_for_each(|_| hall.receive(qp, index))?;
+        (0..DEPTH).try_for_each(|_| shared.receive(qp, index))?;
         Ok(qp)
     }
 

@@ -1,5 +1,5 @@
-//! Many connections between two processes, on one event channel, one protection domain and one pair of
-//! completion queues, as servers have them.
+//! Many connections between two processes, with one event channel, one protection domain and one pair of
+//! completion queues, as in servers.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::bench::raw::{half, ping_figure};
 pub const DEPTH: u32 = 16;
 /// Bytes of a small message. Every connection has one place for them, in either direction.
 const MESSAGE: u32 = 64;
-/// For the Writes of one connection: where they come from and go to, before the places of small messages.
+/// Room for the Writes of one connection, source and target, in front of the places of small messages.
 const BULK: u32 = 1024 * 1024;
 
 /// One end of many connections.
@@ -24,9 +24,9 @@ pub struct Crowd {
     libraries: &'static Libraries,
     channel: *mut rdma_event_channel,
     listener: *mut rdma_cm_id,
-    /// 0 where nothing listens.
+    /// 0 if nothing listens.
     pub port: u16,
-    hall: Option<Hall>,
+    shared: Option<Shared>,
     members: Vec<Member>,
     /// When each one that is being set up began.
     begun: Vec<Instant>,
@@ -34,7 +34,7 @@ pub struct Crowd {
 }
 
 /// What the connections share.
-pub(super) struct Hall {
+pub(super) struct Shared {
     ops: ibv_context_ops,
     pub(super) pd: *mut ibv_pd,
     mr: *mut ibv_mr,
@@ -50,7 +50,7 @@ struct Member {
     remote: Offer,
 }
 
-struct Heard {
+struct CmEvent {
     kind: rdma_cm_event_type,
     status: c_int,
     id: *mut rdma_cm_id,
@@ -58,7 +58,7 @@ struct Heard {
 }
 
 impl Crowd {
-    /// For up to `most` connections at a time; listens where an address is given.
+    /// For up to `most` connections at a time; listens if an address is given.
     pub fn new(libraries: &'static Libraries, listen: Option<IpAddr>, most: u32) -> Result<Crowd> {
         // SAFETY: takes nothing.
         let channel = unsafe { (libraries.create_event_channel)() };
@@ -70,7 +70,7 @@ impl Crowd {
             channel,
             listener: ptr::null_mut(),
             port: 0,
-            hall: None,
+            shared: None,
             // Made once: what grows afterwards is the library's.
             members: Vec::with_capacity(most as usize),
             begun: Vec::with_capacity(most as usize),
@@ -125,7 +125,7 @@ impl Crowd {
                 }
                 RDMA_CM_EVENT_ROUTE_RESOLVED => {
                     let index = index_of(event.id);
-                    let offer = self.furnish(event.id, index)?.to_bytes();
+                    let offer = self.create_qp(event.id, index)?.to_bytes();
                     let mut param = parameters(&offer);
                     // SAFETY: the route is resolved, the queue pair is made; `offer` outlives the call.
                     check("rdma_connect", unsafe { (self.libraries.connect)(event.id, &mut param) })?;
@@ -161,7 +161,7 @@ impl Crowd {
                     // SAFETY: the id is new and ours.
                     unsafe { (*event.id).context = ptr::without_provenance_mut(index) };
                     self.members.push(Member { id: event.id, qp: ptr::null_mut(), remote });
-                    let offer = self.furnish(event.id, index)?.to_bytes();
+                    let offer = self.create_qp(event.id, index)?.to_bytes();
                     let mut param = parameters(&offer);
                     // SAFETY: the id is that of the request, its queue pair is made; `offer` outlives the
                     // call.
@@ -207,49 +207,50 @@ impl Crowd {
             }
         }
         self.begun.clear();
-        if let Some(hall) = &self.hall {
-            while hall.reap(hall.send_cq, |_| Ok(()))? + hall.reap(hall.receive_cq, |_| Ok(()))? > 0 {}
+        if let Some(shared) = &self.shared {
+            while shared.reap(shared.send_cq, |_| Ok(()))? + shared.reap(shared.receive_cq, |_| Ok(()))? > 0 {
+            }
         }
         Ok(gone as u64)
     }
 
     /// Sends as many small messages on every connection as its queues hold, and receives as many.
     pub fn traffic(&mut self) -> Result<()> {
-        let Some(hall) = &self.hall else { return Err(Failure::new("no connections")) };
+        let Some(shared) = &self.shared else { return Err(Failure::new("no connections")) };
         let wanted = self.members.len() * DEPTH as usize;
         let (mut sent, mut received) = (0, 0);
         for (index, member) in self.members.iter().enumerate() {
             for _ in 0..DEPTH {
-                hall.send(member.qp, index)?;
+                shared.send(member.qp, index)?;
             }
-            sent += hall.reap(hall.send_cq, done)?;
-            received += self.take(hall)?;
+            sent += shared.reap(shared.send_cq, done)?;
+            received += self.take(shared)?;
         }
         while sent < wanted || received < wanted {
-            sent += hall.reap(hall.send_cq, done)?;
-            received += self.take(hall)?;
+            sent += shared.reap(shared.send_cq, done)?;
+            received += self.take(shared)?;
         }
         Ok(())
     }
 
-    fn take(&self, hall: &Hall) -> Result<usize> {
-        hall.reap(hall.receive_cq, |completion| {
+    fn take(&self, shared: &Shared) -> Result<usize> {
+        shared.reap(shared.receive_cq, |completion| {
             done(completion)?;
             let index = completion.wr_id as usize;
             let member = self.members.get(index).ok_or_else(|| Failure::new("an unknown connection"))?;
-            hall.receive(member.qp, index)
+            shared.receive(member.qp, index)
         })
     }
 
     /// The active side of a ping-pong on one of the connections, both ends polling the shared queues.
     pub fn ping(&self, raw: &mut crate::bench::raw::Raw, one: u32, time: Duration) -> Result<Figure> {
-        let (hall, member) = self.member(one)?;
+        let (shared, member) = self.member(one)?;
         let mut halves = Vec::with_capacity(1 << 20);
         raw.receive_number()?;
         let start = Instant::now();
         let mut begin = start;
         while begin - start < time {
-            self.exchange(hall, member, one as usize)?;
+            self.exchange(shared, member, one as usize)?;
             let now = Instant::now();
             halves.push(half(now - begin));
             begin = now;
@@ -258,34 +259,34 @@ impl Crowd {
         ping_figure(&mut halves)
     }
 
-    fn exchange(&self, hall: &Hall, member: &Member, one: usize) -> Result<()> {
-        hall.send(member.qp, one)?;
-        while hall.reap(hall.send_cq, done)? == 0 {}
-        while self.take(hall)? == 0 {}
+    fn exchange(&self, shared: &Shared, member: &Member, one: usize) -> Result<()> {
+        shared.send(member.qp, one)?;
+        while shared.reap(shared.send_cq, done)? == 0 {}
+        while self.take(shared)? == 0 {}
         Ok(())
     }
 
     /// Answers every message on its connection, until `over` returns true.
     pub fn answer(&self, raw: &mut crate::bench::raw::Raw) -> Result<()> {
-        let (hall, _) = self.member(0)?;
+        let (shared, _) = self.member(0)?;
         raw.send_number(0)?;
         let mut answered = 0;
         let mut looks = 0_u32;
         loop {
-            hall.reap(hall.send_cq, done)?;
-            answered += hall.reap(hall.receive_cq, |completion| {
+            shared.reap(shared.send_cq, done)?;
+            answered += shared.reap(shared.receive_cq, |completion| {
                 done(completion)?;
                 let index = completion.wr_id as usize;
                 let member = self.members.get(index).ok_or_else(|| Failure::new("an unknown connection"))?;
-                hall.receive(member.qp, index)?;
-                hall.send(member.qp, index)
+                shared.receive(member.qp, index)?;
+                shared.send(member.qp, index)
             })?;
             looks = looks.wrapping_add(1);
             // The peer has had all its answers when it sends their number.
             if looks.is_multiple_of(1024)
                 && let Some(wanted) = raw.number_if_there()?
             {
-                while hall.reap(hall.send_cq, done)? > 0 {}
+                while shared.reap(shared.send_cq, done)? > 0 {}
                 return match answered as u64 == wanted {
                     true => Ok(()),
                     false => Err(Failure(format!("{answered} messages answered, {wanted} sent"))),
@@ -294,37 +295,37 @@ impl Crowd {
         }
     }
 
-    /// One message under way on each of the first `count` connections, for about `time`: round trips on each.
+    /// One message in flight on each of the first `count` connections, for about `time`: round trips on each.
     pub fn serve(&self, raw: &mut crate::bench::raw::Raw, count: u32, time: Duration) -> Result<Spread> {
-        let (hall, _) = self.member(0)?;
+        let (shared, _) = self.member(0)?;
         raw.receive_number()?;
         let busy = self.members.get(..count as usize).ok_or_else(|| Failure::new("too few connections"))?;
         let mut served = vec![0_u64; busy.len()];
         for (index, member) in busy.iter().enumerate() {
-            hall.send(member.qp, index)?;
-            hall.reap(hall.send_cq, done)?;
+            shared.send(member.qp, index)?;
+            shared.reap(shared.send_cq, done)?;
         }
         let start = Instant::now();
         let mut under_way = busy.len();
         while under_way > 0 {
             let over = start.elapsed() >= time;
-            hall.reap(hall.send_cq, done)?;
-            hall.reap(hall.receive_cq, |completion| {
+            shared.reap(shared.send_cq, done)?;
+            shared.reap(shared.receive_cq, |completion| {
                 done(completion)?;
                 let index = completion.wr_id as usize;
                 let (Some(member), Some(served)) = (busy.get(index), served.get_mut(index)) else {
                     return Err(Failure::new("an unknown connection"));
                 };
                 *served += 1;
-                hall.receive(member.qp, index)?;
+                shared.receive(member.qp, index)?;
                 if over {
                     under_way -= 1;
                     return Ok(());
                 }
-                hall.send(member.qp, index)
+                shared.send(member.qp, index)
             })?;
         }
-        while hall.reap(hall.send_cq, done)? > 0 {}
+        while shared.reap(shared.send_cq, done)? > 0 {}
         let seconds = start.elapsed().as_secs_f64();
         raw.send_number(served.iter().sum())?;
         served.sort_unstable();
@@ -335,30 +336,30 @@ impl Crowd {
     /// Writes of 1 MiB on one of the connections, for about `time`; bytes a second.
     pub fn stream(&self, raw: &mut crate::bench::raw::Raw, one: u32, time: Duration) -> Result<Figure> {
         const WINDOW: u32 = 8;
-        let (hall, member) = self.member(one)?;
+        let (shared, member) = self.member(one)?;
         raw.receive_number()?;
         let start = Instant::now();
         let (mut posted, mut under_way) = (0_u64, 0);
         while start.elapsed() < time {
             while under_way < WINDOW {
-                hall.write(member, one as usize)?;
+                shared.write(member, one as usize)?;
                 posted += 1;
                 under_way += 1;
             }
-            under_way -= u32::try_from(hall.reap(hall.send_cq, done)?).unwrap_or(under_way);
+            under_way -= u32::try_from(shared.reap(shared.send_cq, done)?).unwrap_or(under_way);
         }
         while under_way > 0 {
-            under_way -= u32::try_from(hall.reap(hall.send_cq, done)?).unwrap_or(under_way);
+            under_way -= u32::try_from(shared.reap(shared.send_cq, done)?).unwrap_or(under_way);
         }
         // Its answer comes when the Writes before it are placed.
-        self.exchange(hall, member, one as usize)?;
+        self.exchange(shared, member, one as usize)?;
         let seconds = start.elapsed().as_secs_f64();
         raw.send_number(1)?;
         Ok(Figure { value: posted as f64 * f64::from(BULK) / seconds, p99: None, operations: posted })
     }
 
-    fn member(&self, index: u32) -> Result<(&Hall, &Member)> {
-        self.hall
+    fn member(&self, index: u32) -> Result<(&Shared, &Member)> {
+        self.shared
             .as_ref()
             .zip(self.members.get(index as usize))
             .ok_or_else(|| Failure::new("no such connection"))
@@ -373,47 +374,48 @@ impl Crowd {
         Ok(id)
     }
 
-    /// Makes the queue pair of an id and posts its receives; returns what the peer must know of our memory.
-    fn furnish(&mut self, id: *mut rdma_cm_id, index: usize) -> Result<Offer> {
-        if self.hall.is_none() {
+    /// Creates the queue pair of an id and posts its receives; returns the description of our memory for the
+    /// peer.
+    fn create_qp(&mut self, id: *mut rdma_cm_id, index: usize) -> Result<Offer> {
+        if self.shared.is_none() {
             // SAFETY: an id that is resolved or requested has an open context.
-            self.hall = Some(Hall::new(self.libraries, unsafe { (*id).verbs }, self.most)?);
+            self.shared = Some(Shared::new(self.libraries, unsafe { (*id).verbs }, self.most)?);
         }
-        let Some(hall) = &self.hall else { return Err(Failure::new("no context")) };
-        let mut init = hall.wanted_queue_pair();
+        let Some(shared) = &self.shared else { return Err(Failure::new("no context")) };
+        let mut init = shared.wanted_queue_pair();
         // SAFETY: id and domain are of one context; `init` outlives the call.
-        check("rdma_create_qp", unsafe { (self.libraries.create_qp)(id, hall.pd, &mut init) })?;
+        check("rdma_create_qp", unsafe { (self.libraries.create_qp)(id, shared.pd, &mut init) })?;
         // SAFETY: the id has a queue pair now.
         let qp = unsafe { (*id).qp };
         if let Some(member) = self.members.get_mut(index) {
             member.qp = qp;
         }
-        (0..DEPTH).try_for_each(|_| hall.receive(qp, index))?;
+        (0..DEPTH).try_for_each(|_| shared.receive(qp, index))?;
         // SAFETY: the region is registered.
-        Ok(Offer { address: hall.address(0), key: unsafe { (*hall.mr).rkey } })
+        Ok(Offer { address: shared.address(0), key: unsafe { (*shared.mr).rkey } })
     }
 
-    fn event(&self) -> Result<Heard> {
+    fn event(&self) -> Result<CmEvent> {
         let mut event = ptr::null_mut();
         // SAFETY: the channel is never destroyed, and `event` outlives the call.
         check("rdma_get_cm_event", unsafe { (self.libraries.get_cm_event)(self.channel, &mut event) })?;
         // SAFETY: the event is valid until it is acknowledged, below; its private data is as long as it says.
-        let heard = unsafe {
+        let copy = unsafe {
             let conn = (*event).param.conn;
             let private: &[u8] = match conn.private_data.is_null() {
                 true => &[],
                 false => std::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into()),
             };
             let offer = Offer::parse(private);
-            Heard { kind: (*event).event, status: (*event).status, id: (*event).id, offer }
+            CmEvent { kind: (*event).event, status: (*event).status, id: (*event).id, offer }
         };
         // SAFETY: acknowledged once, and used no more.
         unsafe { (self.libraries.ack_cm_event)(event) };
-        Ok(heard)
+        Ok(copy)
     }
 
     #[cold]
-    fn unexpected(&self, event: &Heard) -> Failure {
+    fn unexpected(&self, event: &CmEvent) -> Failure {
         // SAFETY: the function returns a constant string for every number.
         let words = unsafe { CStr::from_ptr((self.libraries.event_str)(event.kind)) };
         let hint = match event.kind {
@@ -429,8 +431,8 @@ impl Crowd {
     }
 }
 
-impl Hall {
-    pub(super) fn new(libraries: &'static Libraries, context: *mut ibv_context, most: u32) -> Result<Hall> {
+impl Shared {
+    pub(super) fn new(libraries: &'static Libraries, context: *mut ibv_context, most: u32) -> Result<Shared> {
         // SAFETY: the context is open.
         let pd = unsafe { (libraries.alloc_pd)(context) };
         let entries = most.saturating_mul(DEPTH).max(DEPTH).cast_signed();
@@ -454,7 +456,7 @@ impl Hall {
             return Err(last("ibv_reg_mr"));
         }
         // SAFETY: the context is open, and has its table of functions.
-        Ok(Hall { ops: unsafe { (*context).ops }, pd, mr, send_cq, receive_cq, memory })
+        Ok(Shared { ops: unsafe { (*context).ops }, pd, mr, send_cq, receive_cq, memory })
     }
 
     pub(super) fn wanted_queue_pair(&self) -> ibv_qp_init_attr {

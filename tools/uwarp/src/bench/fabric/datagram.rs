@@ -39,8 +39,8 @@ pub struct Peers {
 }
 
 impl Link {
-    /// A datagram queue pair with queues of its own, which knows that of the other end by what they tell each
-    /// other over `raw`.
+    /// A datagram queue pair with its own queues. The ends exchange the addresses of their queue pairs over
+    /// `raw`.
     pub fn datagrams(&self, raw: &mut Raw) -> Result<Link> {
         let context = self.context();
         // SAFETY: the context is open.
@@ -169,9 +169,9 @@ impl Link {
         check("ibv_post_recv", unsafe { post_recv(self.qp, start, &mut bad) })
     }
 
-    /// The active end of one queue pair with many peers: an address handle for each, a datagram there and one
-    /// back.
-    pub fn meet(&self, raw: &mut Raw, peers: &mut Peers, count: usize) -> Result<()> {
+    /// The active end of one queue pair with many peers: for each an address handle, one datagram there and
+    /// one back.
+    pub fn visit_peers(&self, raw: &mut Raw, peers: &mut Peers, count: usize) -> Result<()> {
         self.exchange_address(raw)?;
         // SAFETY: the queue pair is alive.
         raw.send_number(unsafe { (*self.qp).qp_num }.into())?;
@@ -194,7 +194,7 @@ impl Link {
     }
 
     /// The other end: as many queue pairs, each of which answers once.
-    pub fn be_met(&self, raw: &mut Raw, peers: &mut Peers, count: usize) -> Result<()> {
+    pub fn serve_peers(&self, raw: &mut Raw, peers: &mut Peers, count: usize) -> Result<()> {
         self.exchange_address(raw)?;
         let gid = self.peers_gid(raw)?;
         let asker = Peer { qpn: number(raw)?, ah: self.handle(gid)? };

@@ -1,26 +1,26 @@
-//! What a process uses, by its own account.
+//! The memory and processor time that a process uses, measured by itself.
 
 use std::fs;
 
 use rustix::time::ClockId;
 
-use super::protocol::{Failure, Result, Weight};
+use super::protocol::{Failure, Result, Usage};
 
-/// Measures this process, with so many connections.
-pub fn weigh(connections: u64) -> Result<Weight> {
+/// Measures this process, which has this number of connections.
+pub fn measure(connections: u64) -> Result<Usage> {
     let before = cpu();
     // SAFETY: takes nothing and reads malloc's own counts.
     #[allow(unsafe_code)]
     let heap = unsafe { libc::mallinfo2() };
-    let mut weight = Weight {
+    let mut usage = Usage {
         connections,
         heap: (heap.uordblks + heap.hblkhd) as u64,
         resident: kilobytes("/proc/self/smaps_rollup", &["Private_Dirty"])? * 1024,
         cpu_us: [before, 0],
         kernel: kilobytes("/proc/meminfo", &["Slab"]).unwrap_or(0) * 1024 + tcp_buffers().unwrap_or(0),
     };
-    weight.cpu_us[1] = cpu();
-    Ok(weight)
+    usage.cpu_us[1] = cpu();
+    Ok(usage)
 }
 
 fn cpu() -> u64 {
