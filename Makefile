@@ -3,14 +3,14 @@
 # make test     runs the whole test suite; this is what CI runs
 # make install  copies dist/ to PREFIX (default /usr/local)
 # make bench    measures, beside raw TCP sockets in the same run
-# make programs runs all programs of the table, those that can take more rounds at length: ten migrations, for example
-# make siw      runs everything that can be run against the Linux kernel's own iWARP, and prints a table
-# make soak     lets connections come and go for SOAK_SECONDS (default 600) and sees that nothing grows
+# make programs runs all programs of the table, with more rounds where possible: ten migrations, for example
+# make siw      runs all tests against the Linux kernel's own iWARP, and prints a table
+# make soak     makes and ends connections for SOAK_SECONDS (default 600) and checks that nothing grows
 # make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
-# make fuzz     fuzzes whatever reads network bytes, FUZZ_SECONDS (default 60) for each target, one on each processor
+# make fuzz     fuzzes all code that reads network bytes, FUZZ_SECONDS (default 60) for each target, one on each processor
 # make clean
 #
-# Each of them installs what the machine lacks, and says so. CARGO_TARGET_DIR is heeded; DIST and PREFIX may be set.
+# Each of them installs what the machine lacks, and says so. CARGO_TARGET_DIR is respected; DIST and PREFIX may be set.
 
 DIST ?= dist
 PREFIX ?= /usr/local
@@ -23,7 +23,7 @@ BENCH ?= latency transactions bandwidth messages rate
 
 export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export UWARP_DIST := $(abspath $(DIST))
-# rustup puts it there, and a shell that has not read its profile does not know.
+# rustup installs cargo there; a shell that has not read its profile does not have this directory in PATH.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO_TEST = cargo test --locked
@@ -73,8 +73,8 @@ soak: dist
 	cc -std=gnu11 -O1 -g -Wall -Wextra -pthread -o $(CARGO_TARGET_DIR)/soak conformance/c/soak.c -lrdmacm -libverbs
 	LD_LIBRARY_PATH=$(UWARP_DIST)/lib/uwarp UWARP_LOG=error $(CARGO_TARGET_DIR)/soak 127.0.0.1 $(SOAK_SECONDS) $(SOAK_SEED)
 
-# The standard library is the stable toolchain's, which is not instrumented: tsan.supp names what the sanitizer then
-# takes for races. A directory of its own, or each run would have everything built again, and so would what comes after.
+# The standard library is the stable toolchain's, which is not instrumented: tsan.supp lists what the sanitizer then
+# reports as races. The build has its own directory: otherwise this run and the next one would build everything again.
 tsan:
 	@scripts/setup build
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
