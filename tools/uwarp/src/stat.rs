@@ -351,7 +351,7 @@ impl Seen {
 
 fn text(processes: &[Process], before: &Seen, args: &StatArgs) -> String {
     if processes.is_empty() {
-        return "None of your processes uses uwarp.".to_owned();
+        return "No process of yours uses uwarp.".to_owned();
     }
     let blocks: Vec<_> = processes.iter().map(|process| block(process, before, args)).collect();
     blocks.join("\n\n")

@@ -104,7 +104,7 @@ fn measure(args: &BenchArgs) -> Result<Report> {
     let known: Vec<_> = items.iter().map(|item| item.id.clone()).collect();
     items.retain(|item| args.only.is_empty() || args.only.iter().any(|only| item.id.starts_with(only)));
     if items.is_empty() {
-        return Err(Failure(format!("there is no such figure; the figures are: {}", known.join(", "))));
+        return Err(Failure(format!("there is no such figure; there are: {}", known.join(", "))));
     }
     let mut machine = Machine::look();
     let progress = progress(items.len() as u64 * u64::from(rounds));
