@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::ends::{Ends, out_of_turn};
-use super::fabric::Link;
+use super::fabric::{Link, OUT};
 use super::protocol::{Answer, Figure, Order, Result, Role, Usage, Wait, Work};
-use super::raw::Raw;
+use super::raw::{NO_NUMBER, Raw};
 use super::raw_udp::{Tally, Window};
 use super::report::{Fact, Outcome};
 use super::stats::{Ratio, median};
@@ -34,6 +34,7 @@ pub fn stream(
     time: Duration,
 ) -> Result<Figure> {
     let mut prepared = link.datagram_list(list as usize, size);
+    (0..size / 8).for_each(|word| link.store(OUT + 8 * word, NO_NUMBER));
     raw.receive_number()?;
     let start = Instant::now();
     let (mut window, mut under_way) = (Window::default(), 0);

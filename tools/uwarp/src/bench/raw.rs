@@ -319,6 +319,10 @@ pub fn ping_figure(halves: &mut [u32]) -> Result<Figure> {
     Ok(Figure { value, p99: Some(p99), operations })
 }
 
+/// What the messages of a stream hold where a ping has its number. A datagram of a stream may be late: one
+/// that comes in the ping-pong behind it must not be taken for a ball, least of all for the last one.
+pub const NO_NUMBER: u64 = 0;
+
 /// Whether a ping's number marks it as the last.
 pub fn is_last(number: u64) -> bool {
     number & LAST != 0

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::protocol::{Failure, Figure, Result};
-use super::raw::{Raw, Trips, is_last};
+use super::raw::{NO_NUMBER, Raw, Trips, is_last};
 use super::ways::{PATIENCE, Waiting};
 
 /// Bytes that the system may hold for the receiver, as far as it allows: what uwarp requests.
@@ -21,8 +21,11 @@ const LARGEST_BATCH: usize = 64;
 /// Room for one received datagram, and for several that the system has joined.
 const SLOT: usize = 4352;
 const JOINED: usize = 65536;
-/// Nothing more comes this long after the last datagram.
+/// What a sender has not heard of for this long counts as lost: it goes on.
 const SILENCE: Duration = Duration::from_millis(5);
+/// Nothing more of a stream comes this long after its last datagram, also where the system is busy with other
+/// things before it passes them on.
+const LATE: Duration = Duration::from_millis(200);
 /// Datagrams under way at most: as many of 1 KiB as fit the receiver's socket where the system allows no more
 /// than its usual room. A sender without any limit measures how the system drops datagrams.
 const WINDOW: u64 = 160;
@@ -165,8 +168,7 @@ impl RawUdp {
         while let Some(number) = trips.next() {
             write(&mut out, size, number);
             self.send(&mut out)?;
-            self.receive_one(&mut back, wait)?;
-            trips.end(read(&back, size))?;
+            trips.end(self.receive_ball(&mut back, size, wait)?)?;
         }
         trips.figure(2)
     }
@@ -176,8 +178,7 @@ impl RawUdp {
         let (mut out, mut back) = self.ball(size);
         raw.send_number(0)?;
         loop {
-            self.receive_one(&mut back, wait)?;
-            let number = read(&back, size);
+            let number = self.receive_ball(&mut back, size, wait)?;
             write(&mut out, size, number);
             self.send(&mut out)?;
             if is_last(number) {
@@ -188,6 +189,17 @@ impl RawUdp {
 
     fn ball(&self, size: usize) -> (Batch, Batch) {
         (Batch::outgoing(1, size, self.peer, self.own, false), Batch::new(1, SLOT, self.peer))
+    }
+
+    /// Waits for a number of the ping-pong.
+    fn receive_ball(&self, batch: &mut Batch, size: usize, wait: Waiting) -> Result<u64> {
+        loop {
+            self.receive_one(batch, wait)?;
+            let number = read(batch, size);
+            if number != NO_NUMBER {
+                return Ok(number);
+            }
+        }
     }
 
     fn receive_one(&self, batch: &mut Batch, wait: Waiting) -> Result<usize> {
@@ -334,7 +346,8 @@ pub struct Tally {
     reported: u64,
     /// Looks that found nothing since the last one that did.
     empty: u32,
-    over: bool,
+    /// How many the sender has sent, and when it said so.
+    sent: Option<(u64, Instant)>,
 }
 
 impl Tally {
@@ -358,8 +371,13 @@ impl Tally {
 
     /// The sender has ended, and what was under way has come.
     pub fn is_over(&mut self, raw: &mut Raw) -> Result<bool> {
-        self.over |= raw.number_if_there()?.is_some();
-        Ok(self.over && self.span.is_none_or(|(_, last)| last.elapsed() > SILENCE))
+        if self.sent.is_none() {
+            self.sent = raw.number_if_there()?.map(|sent| (sent, Instant::now()));
+        }
+        Ok(self.sent.is_some_and(|(sent, said)| {
+            let last = self.span.map_or(said, |(_, last)| last);
+            self.count >= sent || last.elapsed() > LATE
+        }))
     }
 
     pub fn report(self, raw: &mut Raw) -> Result<()> {

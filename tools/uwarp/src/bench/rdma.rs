@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::fabric::{IN, Link, List, OUT, SMALL, SOURCE, TARGET};
 use super::protocol::{Failure, Figure, LARGEST, Result, Verb, Wait};
-use super::raw::{REQUEST, Raw, Trips, is_last};
+use super::raw::{NO_NUMBER, REQUEST, Raw, Trips, is_last};
 
 /// If completions of Sends are not awaited, one Send in this number is signalled, so that the send queue
 /// drains.
@@ -68,7 +68,10 @@ impl<'a> PingPongEnd<'a> {
             // `Answer` is handled elsewhere.
             Wait::Spin | Wait::Answer => loop {
                 if self.link.reap_receive()?.is_some() {
-                    return self.take();
+                    let number = self.take()?;
+                    if number != NO_NUMBER {
+                        return Ok(number);
+                    }
                 }
             },
             Wait::Block | Wait::Descriptor => loop {

@@ -180,6 +180,8 @@ impl Link {
             let qpn = number(raw)?;
             peers.peers.push(Peer { ah: self.handle(gid)?, qpn });
         }
+        // Their receives are posted.
+        raw.receive_number()?;
         let mut request = self.datagram_list(1, 64);
         for peer in &peers.peers {
             if let Some(request) = request.requests.first_mut() {
@@ -209,6 +211,7 @@ impl Link {
         for &qp in &peers.qps {
             Link { qp, ..*self }.post_receive()?;
         }
+        raw.send_number(0)?;
         for (&qp, answer) in peers.qps.iter().zip(&mut peers.requests) {
             let one = Link { qp, ..*self };
             while one.reap_receive()?.is_none() {}
