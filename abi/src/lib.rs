@@ -13,6 +13,7 @@
 //! | [`ibverbs`] | `<infiniband/verbs.h>` |
 //! | [`private`] | what libibverbs offers to vendor drivers, and its 1.0 interface |
 //! | [`rdmacm`] | `<rdma/rdma_cma.h>` |
+//! | [`uwarpdv`] | `<uwarpdv.h>`, what other devices do not have |
 //!
 //! `abi/symbols.txt` lists the exported names and their versions.
 
@@ -27,4 +28,5 @@ pub mod log;
 pub mod object;
 pub mod private;
 pub mod rdmacm;
+pub mod uwarpdv;
 pub mod wait;

@@ -1,7 +1,9 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
 //! the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement (`completions`), registered memory that is unmapped (`unmapped`),
 //! limits that are reached (`limits`), queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and processes (`cm_rules`), threads that
-//! leave a call (`leaving`), datagram queue pairs (`datagrams`, `datagram_life`), events whose cause is outside (`events`), what is called through the context (`extended`), connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`),
+//! leave a call (`leaving`), datagram queue pairs (`datagrams`, `datagram_life`,
+//! `uwarpdv`), events whose cause is outside (`events`), what is called through the context (`extended`),
+//! connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`),
 //! data integrity between two processes (`verify`, `random`), and connections that come and go in many threads without
 //! anything growing (`soak`).
 //! Each prints one line per statement; a line that begins with FAIL fails the case.
@@ -21,7 +23,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 18] = [
+const GROUPS: [(&str, &[&str]); 19] = [
     (
         "errno_table",
         &[
@@ -147,6 +149,7 @@ const GROUPS: [(&str, &[&str]); 18] = [
             "threads",
         ],
     ),
+    ("uwarpdv", &["larger", "errors", "refused"]),
     ("events", &["communication"]),
     ("old", &["connected", "shared", "datagrams"]),
     ("stand_in", &["connecting", "leaving", "rejecting"]),

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use uwarp_abi_types::verbs::*;
+use uwarp_rnic::EventKind;
 
 use super::context::Context;
 use super::cq::CCq;
@@ -13,6 +14,9 @@ use crate::entry;
 use crate::failure::required;
 use crate::object::look;
 use crate::wait::wait;
+
+/// `UWARPDV_EVENT_PEER_ERROR`
+pub(super) const PEER_ERROR: ibv_event_type = EventKind::PeerError as ibv_event_type;
 
 /// The kind of object that an event is about: it selects the member of its union.
 pub(super) enum Of {
@@ -35,7 +39,8 @@ impl Of {
             | IBV_EVENT_SQ_DRAINED
             | IBV_EVENT_PATH_MIG
             | IBV_EVENT_PATH_MIG_ERR
-            | IBV_EVENT_QP_LAST_WQE_REACHED => Self::Qp,
+            | IBV_EVENT_QP_LAST_WQE_REACHED
+            | PEER_ERROR => Self::Qp,
             _ => Self::Port,
         }
     }

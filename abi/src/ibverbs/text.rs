@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 use uwarp_abi_types::verbs::*;
 
+use super::async_event::PEER_ERROR;
 use crate::entry;
 
 fn find(table: &[(u32, &'static CStr)], value: u32) -> *const c_char {
@@ -30,7 +31,7 @@ const PORT_STATES: [(u32, &CStr); 6] = [
     (IBV_PORT_ACTIVE_DEFER, c"active defer"),
 ];
 
-const EVENTS: [(u32, &CStr); 21] = [
+const EVENTS: [(u32, &CStr); 22] = [
     (IBV_EVENT_CQ_ERR, c"completion queue error"),
     (IBV_EVENT_QP_FATAL, c"queue pair failed"),
     (IBV_EVENT_QP_REQ_ERR, c"invalid request on a local queue"),
@@ -52,6 +53,7 @@ const EVENTS: [(u32, &CStr); 21] = [
     (IBV_EVENT_GID_CHANGE, c"GID table change"),
     (IBV_EVENT_WQ_FATAL, c"work queue failed"),
     (IBV_EVENT_DEVICE_SPEED_CHANGE, c"device speed change"),
+    (PEER_ERROR, c"a peer has dropped a message"),
 ];
 
 const STATUSES: [(u32, &CStr); 24] = [

@@ -1,18 +1,22 @@
-//! `UWARP_TRACE`: every segment as a line of text.
+//! `UWARP_TRACE`: every segment and every datagram as a line of text.
 //!
 //! ```text
 //!   0.001204 qp 0xa81701 -> Send L qn=0 msn=1 mo=0 len=16
 //!   0.001377 qp 0xa81701 <- ReadReq L qn=1 msn=1 mo=0 sink=0x1/0x0 src=0x2/0x7f00 size=64
+//!   0.001502 qp 0x4e2103 -> 192.0.2.2:20000 UD src=0x4e2103 dst=0x4e2007 … Send L qn=0 msn=1 mo=0 len=11
+//!   0.001781 qp 0x4e2103 <- 192.0.2.2:20000 UD src=0x4e2007 dst=0x4e2103 …, dropped: no receive
+//!   0.002013 no qp       <- 192.0.2.9:53 60 bytes, dropped: malformed (version 72)
 //! ```
 //!
-//! Seconds since the device was opened, queue pair, direction, segment. Made for reading, not for speed.
+//! Seconds since the device was opened, queue pair, direction, segment; of a datagram also the peer's
+//! address, the group if it was received from one, and why it was dropped. Made for reading, not for speed.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use uwarp_rnic::trace::{self, Passing, Way};
+use uwarp_rnic::trace::{self, Passing};
 use uwarp_wire::text::Line;
 
 /// The destination of a trace.
@@ -47,13 +51,18 @@ pub(crate) fn open_if_wanted() -> Option<Target> {
 pub(crate) fn start(out: Target) {
     let out = Mutex::new(Some(out));
     let start = Instant::now();
-    trace::start(move |p: &Passing<'_>| {
-        let arrow = match p.way {
-            Way::Out => "->",
-            Way::In => "<-",
+    trace::start(move |passing: &Passing<'_>| {
+        let seconds = start.elapsed().as_secs_f64();
+        let text = match passing {
+            Passing::Segment(p) => {
+                let line = Line { header: *p.header, head: p.head, len: p.len };
+                format!("{seconds:>11.6} qp {:#08x} {} {line}\n", p.qpn, p.way)
+            }
+            Passing::Datagram(p) => match p.qpn {
+                Some(qpn) => format!("{seconds:>11.6} qp {qpn:#08x} {p}\n"),
+                None => format!("{seconds:>11.6} no qp       {p}\n"),
+            },
         };
-        let line = Line { header: *p.header, head: p.head, len: p.len };
-        let text = format!("{:>11.6} qp {:#08x} {arrow} {line}\n", start.elapsed().as_secs_f64(), p.qpn);
         let mut out = out.lock();
         // If the trace cannot be written, the program's traffic continues; a trace with a gap would mislead.
         if let Err(error) = out.as_mut().map_or(Ok(()), |out| out.write_all(text.as_bytes())) {

@@ -6,10 +6,12 @@
 //! datagram for nobody is counted and dropped.
 
 use std::cell::RefCell;
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
+use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::io::Errno;
@@ -19,8 +21,12 @@ use uwarp_llp::udp::{self, Incoming, Outgoing, Received, Route, SLOT};
 use uwarp_proto::datagram;
 use uwarp_rnic::ah::{QPN_MULTICAST, port_of};
 use uwarp_rnic::cq::{Coverage, Feeder};
-use uwarp_rnic::qp::{Arrival, Drops, QpAttr, QpInit, QpModify, QpState, Snapshot, UdCore, UdSendWr};
-use uwarp_rnic::{RecvWr, VerbsError};
+use uwarp_rnic::qp::{
+    Arrival, Dropped, Drops, PeerError, QpAttr, QpInit, QpModify, QpState, Snapshot, UdCore, UdSendWr,
+};
+use uwarp_rnic::{RecvWr, VerbsError, trace};
+use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::terminate::UntaggedBuffer;
 
 use crate::address;
 use crate::attended::Attended;
@@ -60,6 +66,8 @@ pub(crate) struct UnclaimedCounters {
     malformed: AtomicU64,
     unknown: AtomicU64,
     spoofed: AtomicU64,
+    /// Error Messages of the process.
+    answers: Rate,
 }
 
 impl UnclaimedCounters {
@@ -68,6 +76,51 @@ impl UnclaimedCounters {
             [&self.malformed, &self.unknown, &self.spoofed].map(|counter| counter.load(Ordering::Relaxed));
         Unclaimed { malformed, unknown, spoofed }
     }
+}
+
+/// Error Messages that a process sends in a second at most, and a queue pair.
+const ANSWERS: u64 = 1000;
+const ANSWERS_OF_ONE: u64 = 100;
+
+/// So many times in a second, and no more: the second in the upper bits, the number in the lower 16.
+#[derive(Debug, Default)]
+struct Rate(AtomicU64);
+
+impl Rate {
+    fn allows(&self, most: u64) -> bool {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let second = START.elapsed().as_secs() + 1;
+        let next = |last: u64| match last >> 16 == second {
+            true => (last & 0xFFFF < most).then_some(last + 1),
+            false => Some(second << 16 | 1),
+        };
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+    }
+}
+
+/// Counts and traces a datagram that reaches no queue pair.
+fn drop_unclaimed(counter: &AtomicU64, why: &dyn fmt::Display, bytes: &[u8], incoming: &Incoming) {
+    counter.fetch_add(1, Ordering::Relaxed);
+    trace::datagram(trace::Datagram {
+        qpn: None,
+        way: trace::Way::In,
+        peer: incoming.from,
+        group: Some(incoming.to).filter(IpAddr::is_multicast),
+        head: bytes,
+        len: bytes.len(),
+        dropped: Some(why),
+    });
+}
+
+fn trace_error(
+    qp: &UdQp,
+    way: trace::Way,
+    peer: SocketAddr,
+    bytes: &[u8],
+    dropped: Option<&dyn fmt::Display>,
+) {
+    let (qpn, len) = (Some(qp.qpn()), bytes.len());
+    trace::datagram(trace::Datagram { qpn, way, peer, group: None, head: bytes, len, dropped });
 }
 
 /// Receiving: who does it has this.
@@ -225,33 +278,77 @@ impl DatagramPort {
     }
 
     fn deliver(&self, bytes: &[u8], incoming: &Incoming) {
-        let count = |counter: &AtomicU64| {
-            counter.fetch_add(1, Ordering::Relaxed);
-        };
+        let unclaimed = &*self.unclaimed;
         if incoming.truncated {
-            return count(&self.unclaimed.malformed);
+            return drop_unclaimed(&unclaimed.malformed, &"malformed (truncated)", bytes, incoming);
         }
         let message = match datagram::parse(bytes) {
             Ok(message) => message,
             Err(reject) => {
+                if let Some(error) = datagram::parse_error(bytes) {
+                    return self.hear(&error, bytes, incoming);
+                }
                 tracing::debug!(from = %incoming.from, "datagram dropped: {reject}");
-                return count(&self.unclaimed.malformed);
+                let why = format_args!("malformed ({reject})");
+                return drop_unclaimed(&unclaimed.malformed, &why, bytes, incoming);
             }
         };
         if port_of(message.head.source_qpn) != incoming.from.port() {
-            return count(&self.unclaimed.spoofed);
+            return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
         }
         let arrival =
             Arrival { from: incoming.from.ip(), to: incoming.to, slid: shown_lid(incoming.from.ip()) };
         let receivers = self.receivers.find(message.head.destination_qpn, incoming.to);
         if receivers.is_empty() {
-            count(&self.unclaimed.unknown);
+            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
         }
         for qp in receivers {
             let mut inner = qp.inner.lock();
             if let Err(dropped) = inner.core.deliver(&message, &arrival) {
-                tracing::debug!(qpn = qp.qpn(), from = %incoming.from, "datagram dropped: {dropped:?}");
+                drop(inner);
+                tracing::debug!(qpn = qp.qpn(), from = %incoming.from, "datagram dropped: {dropped}");
+                self.answer(&qp, dropped, bytes, incoming);
             }
+        }
+    }
+
+    /// Says to the sender of a message why it was dropped: never in more bytes than it had, never to a group,
+    /// and only so often. The sender may be an address that somebody has forged.
+    fn answer(&self, qp: &UdQp, dropped: Dropped, bytes: &[u8], incoming: &Incoming) {
+        let why = match dropped {
+            Dropped::NoReceive => UntaggedBuffer::NoBuffer,
+            Dropped::TooLong => UntaggedBuffer::TooLong,
+            Dropped::State | Dropped::Qkey => return,
+        };
+        let broadcast = incoming.to.is_multicast() || incoming.to == IpAddr::V4(Ipv4Addr::BROADCAST);
+        let Some(error) = datagram::answer(bytes, why).filter(|_| !broadcast) else { return };
+        if !qp.answers.allows(ANSWERS_OF_ONE) || !self.unclaimed.answers.allows(ANSWERS) {
+            return;
+        }
+        let (route, bytes) = (Route { to: incoming.from, from: Some(incoming.to) }, error.to_bytes());
+        // What the system does not take now is lost: it is advice.
+        if self.socket.send(&[Outgoing { route: &route, bytes: &bytes }]).is_ok() {
+            trace_error(qp, trace::Way::Out, incoming.from, &bytes, None);
+        }
+    }
+
+    /// A peer says that it has dropped a message.
+    fn hear(&self, error: &ErrorMessage, bytes: &[u8], incoming: &Incoming) {
+        let unclaimed = &*self.unclaimed;
+        if port_of(error.source_qpn) != incoming.from.port() {
+            return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
+        }
+        let receivers = self.receivers.find(error.destination_qpn, incoming.to);
+        // A group has sent nothing.
+        let Some(qp) = receivers.first().filter(|_| error.destination_qpn != QPN_MULTICAST) else {
+            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
+        };
+        let heard = qp.inner.lock().core.handle_error(error, incoming.from.ip());
+        match heard {
+            Ok(()) => trace_error(qp, trace::Way::In, incoming.from, bytes, None),
+            Err(Some(dropped)) => trace_error(qp, trace::Way::In, incoming.from, bytes, Some(&dropped)),
+            // It is about an earlier queue pair of this number, or made up.
+            Err(None) => drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming),
         }
     }
 
@@ -394,6 +491,8 @@ pub struct UdQp {
     /// Of multicast groups, if it is a member of any.
     groups: Mutex<Option<Arc<DatagramPort>>>,
     inner: Mutex<Inner>,
+    /// Error Messages that it causes.
+    answers: Rate,
 }
 
 impl UdQp {
@@ -408,6 +507,7 @@ impl UdQp {
             port,
             groups: Mutex::default(),
             inner: Mutex::new(Inner { core, blocked: false, destroyed: false }),
+            answers: Rate::default(),
         });
         qp.port.receivers.enter(qpn, qp.me.clone());
         let feeder: Weak<dyn Feeder> = qp.me.clone();
@@ -495,6 +595,32 @@ impl UdQp {
     /// Its attributes.
     pub fn query(&self) -> QpAttr {
         self.inner.lock().core.query()
+    }
+
+    /// Payload of the largest message that it sends, and whether it keeps what peers say of dropped messages.
+    pub fn extras(&self) -> (u32, bool) {
+        let inner = self.inner.lock();
+        (inner.core.max_message(), inner.core.keeps_errors())
+    }
+
+    /// Changes these; see [`UdCore::set_max_message`] and [`UdCore::keep_errors`]. All or nothing.
+    pub fn set_extras(&self, max_message: Option<u32>, keep_errors: Option<bool>) -> Result<(), VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        let mut inner = self.inner.lock();
+        if let Some(bytes) = max_message {
+            inner.core.set_max_message(bytes)?;
+        }
+        if let Some(keep) = keep_errors {
+            inner.core.keep_errors(keep);
+        }
+        Ok(())
+    }
+
+    /// The oldest of what peers said of dropped messages.
+    pub fn take_error(&self) -> Option<PeerError> {
+        self.inner.lock().core.take_error()
     }
 
     /// Its state, what it has done, and what it has dropped.

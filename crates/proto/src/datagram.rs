@@ -9,9 +9,11 @@
 use core::fmt;
 
 use uwarp_wire::crc::{self, crc32c};
-use uwarp_wire::datagram::{self, FLAG_IMMEDIATE, FLAG_RELIABLE, Header as Extension};
+use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header as Extension};
 use uwarp_wire::ddp::{self, Header, QN_SEND, Untagged};
 use uwarp_wire::rdmap::{Control, Opcode, RV};
+use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
 
 /// Bytes before the payload.
 pub const HEAD_LEN: usize = Extension::LEN + Untagged::LEN;
@@ -19,6 +21,8 @@ pub const HEAD_LEN: usize = Extension::LEN + Untagged::LEN;
 pub const TRAILER_LEN: usize = 4;
 /// Bytes that are not payload.
 pub const OVERHEAD: usize = HEAD_LEN + TRAILER_LEN;
+/// Payload of the longest datagram.
+pub const MOST_PAYLOAD: usize = datagram::MAX_LEN - OVERHEAD;
 
 /// What the headers of a message say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,6 +172,24 @@ pub fn parse(datagram: &[u8]) -> Result<Message<'_>, Reject> {
     Ok(Message { head, payload })
 }
 
+/// An Error Message, if a datagram that [`parse`] rejects is one (docs/datagram-iwarp.md section 7). The
+/// caller checks the destination and the incarnation.
+pub fn parse_error(datagram: &[u8]) -> Option<ErrorMessage> {
+    // Before the CRC is computed once more.
+    if datagram.len() != ErrorMessage::LEN {
+        return None;
+    }
+    let datagram = Datagram::parse(datagram).ok()?;
+    ErrorMessage::parse(&datagram).ok().filter(|_| datagram.is_intact())
+}
+
+/// The Error Message that answers a message which was dropped for this reason. `None`: none may be sent,
+/// because it would be longer than its cause, or because its cause went to a group.
+pub fn answer(datagram: &[u8], why: UntaggedBuffer) -> Option<ErrorMessage> {
+    let datagram = Datagram::parse(datagram).ok()?;
+    ErrorMessage::answer(&datagram, TerminateError::UntaggedBuffer(why))
+}
+
 const _: () = assert!(ddp::DV == 1);
 
 #[cfg(test)]
@@ -242,5 +264,26 @@ mod tests {
         // Another queue, another offset.
         assert_eq!(rejected(29, 1), Some(Reject::Ddp));
         assert_eq!(rejected(37, 1), Some(Reject::Ddp));
+    }
+
+    #[test]
+    fn an_error_message_is_told_from_other_datagrams() {
+        let cause = datagram(&HEAD, b"four");
+        let error = answer(&cause, UntaggedBuffer::NoBuffer).unwrap();
+        let bytes = error.to_bytes();
+        assert!(bytes.len() <= cause.len());
+        assert_eq!((error.destination_qpn, error.msn, error.incarnation), (HEAD.source_qpn, 7, 9));
+        assert_eq!((parse(&bytes), parse_error(&bytes)), (Err(Reject::Ddp), Some(error)));
+        assert_eq!(parse_error(&cause), None);
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(parse_error(&bad), None, "bit {bit}");
+        }
+        // Shorter than its answer; to a group; itself an answer.
+        assert_eq!(answer(&datagram(&HEAD, b"xyz"), UntaggedBuffer::NoBuffer), None);
+        let group = Head { destination_qpn: 0xFF_FFFF, ..HEAD };
+        assert_eq!(answer(&datagram(&group, b"a longer one"), UntaggedBuffer::NoBuffer), None);
+        assert_eq!(answer(&bytes, UntaggedBuffer::NoBuffer), None);
     }
 }

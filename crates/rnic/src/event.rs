@@ -20,6 +20,8 @@ pub enum EventKind {
     SrqLimitReached = 15,
     QpLastWqeReached = 16,
     GidChange = 18,
+    /// uwarp's own: a peer has dropped a datagram and said so, and the program asked to hear of it.
+    PeerError = 0x80,
 }
 
 /// An asynchronous event and the object it concerns.

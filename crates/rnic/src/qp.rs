@@ -16,6 +16,9 @@ pub use attr::{QpAttr, QpCaps, QpInit, QpModify};
 pub use counters::{Counters, Snapshot};
 pub use rc::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, Rtr, RxPlan, StreamParams};
 pub use state::QpState;
-pub use ud::{Arrival, Dropped, Drops, MAX_PAYLOAD as MAX_DATAGRAM, UdCore, UdSendWr};
+pub use ud::{
+    Arrival, Dropped, Drops, MAX_PAYLOAD as MAX_DATAGRAM, MOST_PAYLOAD as MOST_DATAGRAM, PeerError, UdCore,
+    UdSendWr,
+};
 
 pub use crate::queues::MAX_MESSAGE;

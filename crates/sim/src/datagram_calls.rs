@@ -17,6 +17,8 @@ use uwarp_rnic::qp::{Arrival, MAX_DATAGRAM, QpCaps, QpInit, QpModify, QpState, U
 use uwarp_rnic::srq::SrqInit;
 use uwarp_rnic::{Access, Ah, Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, WcStatus};
 use uwarp_wire::crc::crc32c;
+use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::terminate::UntaggedBuffer;
 
 use crate::Arena;
 use crate::interleave::Bytes;
@@ -121,6 +123,7 @@ impl Run {
             recvs: Vec::new(),
             msn: 0,
         };
+        run.core.keep_errors(flags & 16 != 0);
         if flags & 8 == 0 {
             [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| run.become_(state));
         }
@@ -160,14 +163,17 @@ impl Run {
             }
             14 => self.core.refused(bytes.byte() & 1 != 0),
             _ => {
-                let slot = usize::from(bytes.byte()) % SLOTS;
-                self.regions[slot].invalidate();
+                let what = bytes.byte();
+                if what & 0x80 != 0 {
+                    return self.complaint(what);
+                }
+                self.regions[usize::from(what) % SLOTS].invalidate();
             }
         }
     }
 
     fn arrives(&mut self, bytes: &[u8]) {
-        let Ok(message) = datagram::parse(bytes) else { return };
+        let Ok(message) = datagram::parse(bytes) else { return self.hear(bytes) };
         let arrival = Arrival {
             from: Ipv4Addr::new(10, 0, 0, 1).into(),
             to: Ipv4Addr::new(10, 0, 0, 2).into(),
@@ -179,6 +185,27 @@ impl Run {
         // A receive with wrong memory, or a full completion queue: the program's own mistakes.
         assert!(after == before || (taken.is_ok() && after == QpState::Err), "{before:?} became {after:?}");
         assert!(after == QpState::Err || self.outgoing() == outgoing, "what arrives makes datagrams");
+    }
+
+    /// The receiver of the first message that waits says that it has dropped that one, or one near it.
+    fn complaint(&mut self, what: u8) {
+        let message = self.core.outgoing().next().map(|(_, bytes)| bytes.to_vec());
+        let error = message.and_then(|bytes| datagram::answer(&bytes, UntaggedBuffer::NoBuffer));
+        if let Some(error) = error {
+            let msn = error.msn.wrapping_sub(u32::from(what & 3));
+            self.hear(&ErrorMessage { msn, ..error }.to_bytes());
+        }
+    }
+
+    /// An Error Message, if it is one: it changes no state, and names a work request that was posted.
+    fn hear(&mut self, bytes: &[u8]) {
+        let Some(error) = datagram::parse_error(bytes) else { return };
+        let before = self.core.query().state;
+        let _ = self.core.handle_error(&error, Ipv4Addr::LOCALHOST.into());
+        assert_eq!(self.core.query().state, before);
+        while let Some(error) = self.core.take_error() {
+            assert!(error.wr_id < self.next_id, "{error:?}");
+        }
     }
 
     /// How many datagrams wait for the lower layer; each is well formed and has the next number.

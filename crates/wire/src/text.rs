@@ -7,9 +7,16 @@
 //! ReadReq L qn=1 msn=1 mo=0 sink=0x1/0x0 src=0x2/0x7f00 size=64
 //! Terminate L qn=2 msn=1 mo=0 MPA: CRC mismatch (2/0/02)
 //! ```
+//!
+//! And a datagram, with the extension header in front:
+//!
+//! ```text
+//! UD src=0x4e2103 dst=0x4e2007 qkey=0x11111111 inc=0xcafef00d Send L qn=0 msn=1 mo=0 len=11
+//! ```
 
 use core::fmt;
 
+use crate::datagram;
 use crate::ddp::{self, Header};
 use crate::rdmap::{
     Ack, AtomicRequest, AtomicResponse, Control, Delivery, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
@@ -62,6 +69,33 @@ impl fmt::Display for Line<'_> {
             write!(f, " len={}", self.len)?;
         }
         Ok(())
+    }
+}
+
+/// A datagram of which only the headers are available, as one line. Where they are no headers of a message,
+/// it shows how many bytes there are.
+#[derive(Debug, Clone, Copy)]
+pub struct DatagramLine<'a> {
+    /// The start of the datagram: its headers, and the body of an Error Message.
+    pub head: &'a [u8],
+    /// Bytes of the datagram in all, its CRC included.
+    pub len: usize,
+}
+
+impl fmt::Display for DatagramLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ok(extension) = datagram::Header::parse(self.head) else {
+            return write!(f, "{} bytes", self.len);
+        };
+        write!(f, "{extension} ")?;
+        let body = self.head.get(datagram::Header::LEN..).unwrap_or(&[]);
+        let Ok((header, len)) = Header::parse(body) else { return write!(f, "{} bytes", self.len) };
+        if extension.kind() != datagram::Kind::Message {
+            return write!(f, "{}, {} bytes", extension.kind(), self.len);
+        }
+        let around = datagram::Header::LEN + len + datagram::CRC_LEN;
+        let head = body.get(len..).unwrap_or(&[]);
+        Line { header, head, len: self.len.saturating_sub(around) }.fmt(f)
     }
 }
 
@@ -219,6 +253,49 @@ mod tests {
         AtomicResp L qn=3 msn=1 mo=0 id=7 original=0x4
         Ack L qn=ack msn=1 mo=0 completed=3
         Unknown(0xc) L qn=9 msn=1 mo=0 len=5
+        ");
+    }
+
+    #[test]
+    fn lines_of_datagrams() {
+        let extension = |flags| datagram::Header {
+            flags,
+            source_qpn: 0x11,
+            destination_qpn: 0x22,
+            qkey: 1,
+            immediate: 7,
+            incarnation: 9,
+        };
+        let ddp = |opcode, qn| Untagged {
+            last: true,
+            rsvdulp: Control::new(opcode).to_byte(),
+            rsvdulp32: 0,
+            qn,
+            msn: 5,
+            mo: 0,
+        };
+        let line = |flags, ddp: Untagged, body: &[u8], len| {
+            let head = [&extension(flags).to_bytes()[..], &ddp.to_bytes(), body].concat();
+            DatagramLine { head: &head, len }.to_string()
+        };
+        let lines: Vec<String> = [
+            line(0, ddp(Opcode::Send, 0), &[], 42 + 11),
+            line(datagram::FLAG_IMMEDIATE, ddp(Opcode::SendSe, 0), &[], 42),
+            line(0, ddp(Opcode::Terminate, 2), &[0x12, 1, 0, 0], 46),
+            line(1, ddp(Opcode::Send, 0), &[], 176),
+            DatagramLine { head: &extension(0).to_bytes(), len: 24 }.to_string(),
+            DatagramLine { head: &[9; 60], len: 60 }.to_string(),
+            DatagramLine { head: &[], len: 0 }.to_string(),
+        ]
+        .into();
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 Send L qn=0 msn=5 mo=0 len=11
+        UD src=0x11 dst=0x22 qkey=0x1 imm=0x7 inc=0x9 SendSE L qn=0 msn=5 mo=0 len=0
+        UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 Terminate L qn=2 msn=5 mo=0 DDP: invalid queue number (1/2/01)
+        UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 lookup request, 176 bytes
+        UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 24 bytes
+        60 bytes
+        0 bytes
         ");
     }
 }

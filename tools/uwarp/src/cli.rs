@@ -194,7 +194,7 @@ pub struct RunOptions {
     /// [default: warn]
     #[arg(long, value_name = "LEVEL", env = "UWARP_LOG", hide_env_values = true, value_parser = log_filter)]
     pub log: Option<String>,
-    /// Write a trace of every iWARP segment to FILE; `-` is standard error
+    /// Write a trace of every iWARP segment and datagram to FILE; `-` is standard error
     #[arg(long, value_name = "FILE", env = "UWARP_TRACE", hide_env_values = true)]
     pub trace: Option<PathBuf>,
     /// Use a CRC over every FPDU; off takes effect only if the peer agrees [default: on]

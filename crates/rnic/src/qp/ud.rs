@@ -6,32 +6,41 @@
 //!
 //! What arrives is placed or dropped ([`UdCore::deliver`]); a datagram never changes the state of the queue pair.
 
+mod errors;
+
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::Serialize;
 use uwarp_proto::datagram::{self, Head, Message};
 use uwarp_wire::crc::Crc32c;
 use uwarp_wire::datagram::QPN_MULTICAST;
+use uwarp_wire::datagram::error::ErrorMessage;
 use uwarp_wire::grh::{self, Grh};
 
+use self::errors::ErrorQueue;
+pub use self::errors::PeerError;
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
 use super::shell::Shell;
 use super::state::QpState;
-use crate::ah::{Ah, Endpoint};
+use crate::ah::{Ah, Endpoint, port_of};
 use crate::error::VerbsError;
 use crate::event::EventKind;
 use crate::mem;
 use crate::mr::{Access, Part, random_u32};
 use crate::out::pool;
 use crate::queues::slice_sges;
+use crate::trace;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// Bytes in front of the payload of a received message: room for a global routing header, as the verbs have it.
 pub const GRH_LEN: u32 = grh::LEN as u32;
-/// Payload of the largest message: the largest path MTU of the verbs.
+/// Payload of the largest message unless the program asks for more: the largest path MTU of the verbs.
 pub const MAX_PAYLOAD: u32 = 4096;
+/// Payload of the largest message that a program can ask for ([`UdCore::set_max_message`]).
+pub const MOST_PAYLOAD: u32 = datagram::MOST_PAYLOAD as u32;
 /// A remote Q_Key with this bit stands for the queue pair's own (ibv_post_send(3), InfiniBand volume 1 section 10.2.4.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
@@ -72,6 +81,18 @@ pub enum Dropped {
     TooLong,
 }
 
+/// The reason as docs/datagram-iwarp.md section 4.2 names it.
+impl fmt::Display for Dropped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::State => "state",
+            Self::Qkey => "Q_Key",
+            Self::NoReceive => "no receive",
+            Self::TooLong => "too long",
+        })
+    }
+}
+
 /// Datagrams that were dropped, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[allow(missing_docs)]
@@ -82,6 +103,8 @@ pub struct Drops {
     pub too_long: u64,
     /// The lower layer refused them on the way out: no route, a firewall.
     pub unsent: u64,
+    /// Sent, and dropped by peers that said so. There may be more of them than were reported.
+    pub by_peer: u64,
 }
 
 impl std::ops::AddAssign for Drops {
@@ -91,6 +114,7 @@ impl std::ops::AddAssign for Drops {
         self.no_receive += other.no_receive;
         self.too_long += other.too_long;
         self.unsent += other.unsent;
+        self.by_peer += other.by_peer;
     }
 }
 
@@ -121,6 +145,9 @@ pub struct UdCore {
     /// A completion was lost, and the program has heard of it.
     overflow_reported: bool,
     drops: Drops,
+    max_message: u32,
+    /// Where the program wants to hear of Error Messages.
+    errors: Option<Box<ErrorQueue>>,
 }
 
 impl UdCore {
@@ -136,7 +163,65 @@ impl UdCore {
             incarnation: random_u32()?,
             overflow_reported: false,
             drops: Drops::default(),
+            max_message: MAX_PAYLOAD,
+            errors: None,
         })
+    }
+
+    /// Payload of the largest message that may be sent.
+    pub fn max_message(&self) -> u32 {
+        self.max_message
+    }
+
+    /// Sets the payload of the largest message that may be sent: [`MAX_PAYLOAD`] to [`MOST_PAYLOAD`]. What is
+    /// received depends on the receives alone.
+    pub fn set_max_message(&mut self, bytes: u32) -> Result<(), VerbsError> {
+        if !(MAX_PAYLOAD..=MOST_PAYLOAD).contains(&bytes) {
+            return Err(VerbsError::Invalid("the largest message is one of 4,096 to 65,465 bytes"));
+        }
+        self.max_message = bytes;
+        Ok(())
+    }
+
+    /// Whether Error Messages are kept for the program.
+    pub fn keeps_errors(&self) -> bool {
+        self.errors.is_some()
+    }
+
+    /// From now on Error Messages are kept for the program, or are not. The program hears of them by an
+    /// asynchronous event, and takes them with [`Self::take_error`].
+    pub fn keep_errors(&mut self, keep: bool) {
+        if keep != self.errors.is_some() {
+            self.errors = keep.then(Box::default);
+        }
+    }
+
+    /// The oldest error that the program has not taken.
+    pub fn take_error(&mut self) -> Option<PeerError> {
+        self.errors.as_mut()?.waiting.pop_front()
+    }
+
+    /// Takes an Error Message from `from`: counts it, and keeps it if the program wants it. Otherwise says
+    /// why not: the state, or none where the message in error is not of this queue pair's life.
+    pub fn handle_error(&mut self, message: &ErrorMessage, from: IpAddr) -> Result<(), Option<Dropped>> {
+        if !self.receives() {
+            self.drops.state += 1;
+            return Err(Some(Dropped::State));
+        }
+        if message.incarnation != self.incarnation {
+            return Err(None);
+        }
+        self.drops.by_peer += 1;
+        let first = self.errors.as_mut().is_some_and(|errors| errors.add(message, from));
+        if first {
+            self.shell.event(EventKind::PeerError);
+        }
+        Ok(())
+    }
+
+    /// Whether messages are received in this state.
+    fn receives(&self) -> bool {
+        matches!(self.shell.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
     /// Its attributes.
@@ -269,7 +354,7 @@ impl UdCore {
         let payload = u32::try_from(total).unwrap_or(u32::MAX);
         let (status, len) = match self.shell.attr.state {
             QpState::Err | QpState::Sqe => (WcStatus::WrFlushErr, 0),
-            _ if payload > MAX_PAYLOAD => (WcStatus::LocLenErr, 0),
+            _ if payload > self.max_message => (WcStatus::LocLenErr, 0),
             _ => match self.stage(ud, immediate, payload) {
                 Some(len) => (WcStatus::Success, len),
                 None => (WcStatus::LocProtErr, 0),
@@ -317,6 +402,9 @@ impl UdCore {
         let mut crc = Crc32c::new();
         crc.update(self.staged.get(start..).unwrap_or(&[]));
         self.staged.extend_from_slice(&datagram::trailer(crc.finish()));
+        if let Some(errors) = &mut self.errors {
+            errors.sent(self.msn, ud.wr.wr_id);
+        }
         Some(self.staged.len() - start)
     }
 
@@ -364,6 +452,7 @@ impl UdCore {
     /// The lower layer took the first `count` of [`Self::outgoing`].
     pub fn sent(&mut self, count: usize) {
         for _ in 0..count {
+            self.trace_next(None);
             let Some(datagram) = self.next_pending() else { return };
             self.shell.counters.sent.send.count(datagram.payload);
             self.complete_pending(&datagram);
@@ -374,6 +463,7 @@ impl UdCore {
     /// The lower layer refused the first of [`Self::outgoing`]. `too_long`: for its length; otherwise it is lost, like one that is
     /// dropped on the way.
     pub fn refused(&mut self, too_long: bool) {
+        self.trace_next(Some(if too_long { "too long for IP" } else { "unsent" }));
         let Some(mut datagram) = self.next_pending() else { return };
         if too_long {
             datagram.status = WcStatus::LocLenErr;
@@ -389,6 +479,37 @@ impl UdCore {
         }
         self.complete_pending(&datagram);
         self.settle();
+    }
+
+    /// Traces the first of [`Self::outgoing`].
+    fn trace_next(&self, dropped: Option<&str>) {
+        if !trace::is_on() {
+            return;
+        }
+        if let Some((endpoint, bytes)) = self.outgoing().next() {
+            trace::datagram(trace::Datagram {
+                qpn: Some(self.shell.qpn),
+                way: trace::Way::Out,
+                peer: endpoint.to,
+                group: None,
+                head: bytes.get(..datagram::HEAD_LEN).unwrap_or(bytes),
+                len: bytes.len(),
+                dropped: dropped.as_ref().map(|why| why as &dyn fmt::Display),
+            });
+        }
+    }
+
+    fn trace_arrival(&self, message: &Message<'_>, arrival: &Arrival, placed: Result<(), Dropped>) {
+        let Head { source_qpn, destination_qpn, .. } = message.head;
+        trace::datagram(trace::Datagram {
+            qpn: Some(self.shell.qpn),
+            way: trace::Way::In,
+            peer: SocketAddr::new(arrival.from, port_of(source_qpn)),
+            group: (destination_qpn == QPN_MULTICAST).then_some(arrival.to),
+            head: &message.head.to_bytes(),
+            len: datagram::OVERHEAD + message.payload.len(),
+            dropped: placed.as_ref().err().map(|why| why as &dyn fmt::Display),
+        });
     }
 
     fn next_pending(&mut self) -> Option<Pending> {
@@ -408,6 +529,9 @@ impl UdCore {
     /// Places a message into the next receive, or drops it.
     pub fn deliver(&mut self, message: &Message<'_>, arrival: &Arrival) -> Result<(), Dropped> {
         let placed = self.place(message, arrival);
+        if trace::is_on() {
+            self.trace_arrival(message, arrival, placed);
+        }
         match placed {
             Ok(()) => {}
             Err(Dropped::State) => self.drops.state += 1,
@@ -419,7 +543,7 @@ impl UdCore {
     }
 
     fn place(&mut self, message: &Message<'_>, arrival: &Arrival) -> Result<(), Dropped> {
-        if !matches!(self.shell.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+        if !self.receives() {
             return Err(Dropped::State);
         }
         if message.head.qkey != self.shell.attr.qkey {

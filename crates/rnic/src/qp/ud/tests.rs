@@ -1,6 +1,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 
+use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
+
 use super::*;
 use crate::cq::Cq;
 use crate::event::{AsyncEvent, AsyncSink};
@@ -173,7 +175,7 @@ fn what_does_not_fit_is_dropped_and_leaves_the_receive() {
     assert_eq!(b.polled(), [(5, WcStatus::Success)]);
     b.modify(QpState::Err).unwrap();
     assert_eq!(b.arrives(&datagram), Err(Dropped::State));
-    assert_eq!(b.core.drops(), Drops { state: 1, qkey: 1, no_receive: 1, too_long: 1, unsent: 0 });
+    assert_eq!(b.core.drops(), Drops { state: 1, qkey: 1, no_receive: 1, too_long: 1, ..Drops::default() });
     assert!(b.memory[139..].iter().all(|byte| *byte == 0xEE));
 }
 
@@ -349,4 +351,112 @@ fn a_q_key_with_the_top_bit_set_stands_for_the_queue_pairs_own() {
     assert!(matches!(a.core.post_send(&ud), Err(VerbsError::Invalid(_))));
     // The handle decides the address, the number the port.
     assert_eq!(ah.endpoint(QPN).to, (Ipv4Addr::LOCALHOST, 0x1234).into());
+}
+
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9));
+
+/// What the receiver of a datagram says when it has none posted.
+fn complaint(datagram: &[u8]) -> ErrorMessage {
+    datagram::answer(datagram, UntaggedBuffer::NoBuffer).unwrap()
+}
+
+#[test]
+fn what_peers_say_of_dropped_messages_is_kept_where_the_program_asks_for_it() {
+    let mut a = End::new();
+    let list = [a.sge(0, 100)];
+    a.send(6, &list, SendFlags::empty()).unwrap();
+    let early = a.taken().remove(0);
+    assert_eq!(a.core.handle_error(&complaint(&early), PEER), Ok(()));
+    assert_eq!((a.core.take_error(), a.core.drops().by_peer), (None, 1), "counted only");
+    a.core.keep_errors(true);
+    a.send(7, &list, SendFlags::empty()).unwrap();
+    a.send(8, &list, SendFlags::empty()).unwrap();
+    let [first, second] = <[_; 2]>::try_from(a.taken()).unwrap();
+    let (first, second) = (complaint(&first), complaint(&second));
+    // One event for both: the program takes all that there are.
+    a.core.handle_error(&second, PEER).unwrap();
+    a.core.handle_error(&first, PEER).unwrap();
+    assert_eq!(*a.events.0.lock().unwrap(), [EventKind::PeerError]);
+    let error = TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer);
+    let expected = |wr_id, msn| PeerError { wr_id, msn, remote_qpn: QPN, from: PEER, error };
+    assert_eq!(a.core.take_error(), Some(expected(8, 3)));
+    assert_eq!(a.core.take_error(), Some(expected(7, 2)));
+    assert_eq!(a.core.take_error(), None);
+    // A message from before the program asked, and one that was never sent.
+    for msn in [1, 0, 4, u32::MAX] {
+        a.core.handle_error(&ErrorMessage { msn, ..first }, PEER).unwrap();
+    }
+    assert_eq!((a.core.take_error(), a.core.drops().by_peer), (None, 7));
+    assert_eq!(a.events.0.lock().unwrap().len(), 1);
+    a.core.keep_errors(false);
+    assert!(!a.core.keeps_errors());
+    assert_eq!(a.core.query().state, QpState::Rts);
+}
+
+#[test]
+fn an_error_message_of_another_life_is_not_believed() {
+    let mut a = End::new();
+    a.core.keep_errors(true);
+    let list = [a.sge(0, 100)];
+    a.send(7, &list, SendFlags::empty()).unwrap();
+    let good = complaint(&a.taken().remove(0));
+    let forged = ErrorMessage { incarnation: good.incarnation ^ 1, ..good };
+    assert_eq!(a.core.handle_error(&forged, PEER), Err(None));
+    assert_eq!(a.core.drops(), Drops::default());
+    a.modify(QpState::Err).unwrap();
+    assert_eq!(a.core.handle_error(&good, PEER), Err(Some(Dropped::State)));
+    assert_eq!(a.core.drops(), Drops { state: 1, ..Drops::default() });
+    assert_eq!((a.core.take_error(), a.events.0.lock().unwrap().len()), (None, 0));
+}
+
+#[test]
+fn a_flood_of_error_messages_is_counted_and_does_not_grow_the_queue() {
+    let mut a = End::new();
+    a.core.keep_errors(true);
+    let list = [a.sge(0, 100)];
+    let mut complaints = Vec::new();
+    for wr_id in 0..2000 {
+        a.send(wr_id, &list, SendFlags::empty()).unwrap();
+        complaints.push(complaint(&a.taken().remove(0)));
+    }
+    for message in &complaints {
+        a.core.handle_error(message, PEER).unwrap();
+    }
+    assert_eq!(a.core.drops().by_peer, 2000);
+    let kept: Vec<_> = std::iter::from_fn(|| a.core.take_error()).map(|error| error.wr_id).collect();
+    // Those about messages that are long gone are counted only.
+    let first = 2000 - errors::REMEMBERED as u64;
+    assert!(kept.into_iter().eq(first..first + errors::WAITING as u64));
+    assert_eq!(a.events.0.lock().unwrap().len(), 1);
+    a.core.handle_error(&complaints[1999], PEER).unwrap();
+    assert_eq!(a.events.0.lock().unwrap().len(), 2, "the queue was empty");
+}
+
+#[test]
+fn a_program_can_ask_for_longer_messages() {
+    let (mut a, mut b) = (End::new(), End::new());
+    for refused in [0, MAX_PAYLOAD - 1, MOST_PAYLOAD + 1, u32::MAX] {
+        assert!(matches!(a.core.set_max_message(refused), Err(VerbsError::Invalid(_))), "{refused}");
+    }
+    assert_eq!(a.core.max_message(), 4096);
+    a.core.set_max_message(10_000).unwrap();
+    let list = [a.sge(0, 4096), a.sge(4096, 5904)];
+    a.memory[..10_000].fill(7);
+    a.send(1, &list, SIGNALED).unwrap();
+    let sent = a.taken().remove(0);
+    assert_eq!(a.polled(), [(1, WcStatus::Success)]);
+    // The receiver need not ask: its receive has room, or has not.
+    b.recv(5, 0, 10_039);
+    assert_eq!(b.arrives(&sent), Err(Dropped::TooLong));
+    b.modify(QpState::Reset).unwrap();
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        b.core.modify(&QpModify { state: Some(state), qkey: Some(QKEY), ..QpModify::default() }).unwrap();
+    }
+    b.recv(6, 0, 10_040);
+    b.arrives(&sent).unwrap();
+    assert_eq!(b.polled(), [(6, WcStatus::Success)]);
+    assert!(b.memory[40..10_040].iter().all(|byte| *byte == 7));
+    let list = [a.sge(0, 10_001)];
+    a.send(2, &list, SIGNALED).unwrap();
+    assert_eq!(a.polled(), [(2, WcStatus::LocLenErr)]);
 }

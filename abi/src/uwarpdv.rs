@@ -1,0 +1,109 @@
+//! `<uwarpdv.h>`: what datagram queue pairs can do beyond the verbs (docs/adr/035).
+
+use std::sync::Arc;
+
+use uwarp_abi_types::verbs::{ibv_gid, ibv_qp};
+use uwarp_driver::{QueuePair, UdQp};
+
+use crate::convention::Code;
+use crate::entry;
+use crate::failure::{Failure, required};
+use crate::ibverbs::qp::CQp;
+use crate::ibverbs::query::gid_of;
+use crate::object::look;
+
+/// `UWARPDV_QP_MAX_MESSAGE`
+const MAX_MESSAGE: u64 = 1 << 0;
+/// `UWARPDV_QP_PEER_ERRORS`
+const PEER_ERRORS: u64 = 1 << 1;
+
+/// `struct uwarpdv_qp_attr`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct uwarpdv_qp_attr {
+    pub comp_mask: u64,
+    pub max_message: u32,
+    pub peer_errors: u32,
+}
+
+/// `struct uwarpdv_peer_error`
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct uwarpdv_peer_error {
+    pub wr_id: u64,
+    pub remote_gid: ibv_gid,
+    pub remote_qpn: u32,
+    pub msn: u32,
+    pub reason: u32,
+    pub reserved: u32,
+}
+
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(size_of::<uwarpdv_qp_attr>() == 16 && size_of::<uwarpdv_peer_error>() == 40);
+    assert!(offset_of!(uwarpdv_peer_error, remote_gid) == 8);
+};
+
+/// # Safety
+/// `qp` is alive or NULL.
+unsafe fn datagram_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<UdQp>, Failure> {
+    // SAFETY: the caller's promise.
+    match unsafe { &look::<CQp>(qp)?.qp } {
+        QueuePair::Ud(ud) => Ok(ud),
+        QueuePair::Rc(_) => Err(Failure::unsupported("it is for datagram queue pairs")),
+    }
+}
+
+fn check_mask(mask: u64) -> Result<(), Failure> {
+    if mask & !(MAX_MESSAGE | PEER_ERRORS) != 0 {
+        return Err(Failure::invalid("unknown members in comp_mask"));
+    }
+    Ok(())
+}
+
+entry! {
+    /// uwarpdv(3).
+    verb fn uwarpdv_query_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr) -> Code {
+        let ud = datagram_qp(qp)?;
+        let attr = &mut *required(attr, "attr")?;
+        check_mask(attr.comp_mask)?;
+        let (max_message, peer_errors) = ud.extras();
+        if attr.comp_mask & MAX_MESSAGE != 0 {
+            attr.max_message = max_message;
+        }
+        if attr.comp_mask & PEER_ERRORS != 0 {
+            attr.peer_errors = peer_errors.into();
+        }
+        Ok(())
+    }
+
+    /// uwarpdv(3).
+    verb fn uwarpdv_modify_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr) -> Code {
+        let ud = datagram_qp(qp)?;
+        let attr = *required(attr, "attr")?;
+        check_mask(attr.comp_mask)?;
+        let max_message = (attr.comp_mask & MAX_MESSAGE != 0).then_some(attr.max_message);
+        let peer_errors = (attr.comp_mask & PEER_ERRORS != 0).then_some(attr.peer_errors != 0);
+        Ok(ud.set_extras(max_message, peer_errors)?)
+    }
+
+    /// uwarpdv(3).
+    verb fn uwarpdv_get_peer_error(qp: *mut ibv_qp, error: *mut uwarpdv_peer_error) -> Code {
+        let ud = datagram_qp(qp)?;
+        let out = required(error, "error")?;
+        let Some(error) = ud.take_error() else {
+            return Err(Failure::new(libc::EAGAIN, "no peer has reported an error"));
+        };
+        let (layer, etype, code) = error.error.codes();
+        out.write(uwarpdv_peer_error {
+            wr_id: error.wr_id,
+            remote_gid: gid_of(error.from),
+            remote_qpn: error.remote_qpn,
+            msn: error.msn,
+            reason: u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code),
+            reserved: 0,
+        });
+        Ok(())
+    }
+}
