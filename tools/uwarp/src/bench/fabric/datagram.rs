@@ -1,5 +1,7 @@
 //! A datagram queue pair, beside the connection of the same two ends and with its memory.
 
+use std::time::{Duration, Instant};
+
 use uwarp_abi_types::verbs::{
     IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QPS_INIT, IBV_QPS_RTR,
     IBV_QPS_RTS, IBV_QPT_UD,
@@ -15,6 +17,8 @@ const QKEY: u32 = 0x1111_1111;
 const RECEIVE_LIST: usize = 16;
 /// GIDs that are looked through for the one of the other connections' address.
 const GIDS: c_int = 64;
+/// How long it may take until the device has that one.
+const GID_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where the datagrams of a [`Link`] go.
 #[derive(Clone, Copy)]
@@ -99,9 +103,14 @@ impl Link {
         Ok((qp, init.cap.max_inline_data))
     }
 
-    /// The GID of the address that the connection to the other end has here, or the first.
+    /// The GID of the address that the connection to the other end has here, with its index. A loopback address
+    /// has none: then the first.
+    ///
+    /// The kernel may report up to a second late that an interface is up, and until then the device shows the
+    /// loopback interface. Datagrams with that source go nowhere, and both ends would wait for them.
     fn own_gid(&self, raw: &Raw) -> Result<(u8, [u8; 16])> {
-        let own = match raw.addresses()?.0 {
+        let own = raw.addresses()?.0;
+        let wanted = match own {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
         };
@@ -112,10 +121,19 @@ impl Link {
             // SAFETY: any bytes are a GID.
             (status == 0).then_some(unsafe { gid.raw })
         };
-        let found =
-            (0..GIDS).find_map(|index| Some((index, gid(index)?)).filter(|(_, gid)| *gid == own.octets()));
-        let (index, gid) = found.or_else(|| Some((0, gid(0)?))).ok_or_else(|| last("ibv_query_gid"))?;
-        Ok((u8::try_from(index).unwrap_or(0), gid))
+        let start = Instant::now();
+        loop {
+            let mut all = (0..GIDS).filter_map(|index| Some((index, gid(index)?)));
+            let found = match own.is_loopback() {
+                true => all.next(),
+                false => all.find(|(_, gid)| *gid == wanted.octets()),
+            };
+            match found {
+                Some((index, gid)) => return Ok((u8::try_from(index).unwrap_or(0), gid)),
+                None if start.elapsed() < GID_PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+                None => return Err(Failure(format!("the device has no GID of {own}"))),
+            }
+        }
     }
 
     fn exchange_address(&self, raw: &mut Raw) -> Result<()> {
