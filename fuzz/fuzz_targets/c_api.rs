@@ -1,4 +1,5 @@
-//! Any sequence of C calls on a few objects, with valid handles: no crash, no panic, no hang, nothing left.
+//! Any sequence of C calls on a few objects, with valid handles: no crash, no panic, no hang, and nothing
+//! left over.
 #![no_main]
 
 #[path = "../../abi/tests/sequences/mod.rs"]

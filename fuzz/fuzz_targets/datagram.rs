@@ -1,4 +1,4 @@
-//! Datagrams: what is accepted is what a sender would make of the same message.
+//! Datagrams: an accepted datagram is what a sender would make of the same message.
 #![no_main]
 
 #[path = "../../crates/proto/tests/hostile/mod.rs"]

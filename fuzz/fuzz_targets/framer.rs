@@ -1,5 +1,5 @@
-//! The MPA framer on any stream: what it finds does not depend on how the bytes arrive; and marker insertion
-//! against it.
+//! The MPA framer on any stream: the result does not depend on how the bytes arrive. Marker insertion and
+//! removal agree.
 #![no_main]
 
 #[path = "../../crates/proto/tests/hostile/mod.rs"]

@@ -281,15 +281,15 @@ const ROWS: &[Row] = &[
         Receiver,
         "Sends and Read Responses reach the program after DDP delivered them, in that order (rules 10, 11, \
         16)",
-        &[(WORKLOADS, "all_arrives"), (RECEIVING, "a_long_send_that_was_set_aside_arrives_whole")],
+        &[(WORKLOADS, "all_arrives"), (RECEIVING, "a_long_buffered_send_arrives_complete")],
     ),
     tested(
         "5.5",
         Receiver,
         "a Read Request, also one of no bytes, is not begun before DDP delivered it (rules 12, 17)",
         &[
-            (RECEIVING, "responses_come_past_sends_that_wait_for_receives"),
-            (TRACES, "a_stranger_is_asked_once_for_many"),
+            (RECEIVING, "responses_are_received_past_sends_that_wait_for_receives"),
+            (TRACES, "a_stranger_gets_one_placement_read_for_many"),
         ],
     ),
     tested(
@@ -334,7 +334,7 @@ const ROWS: &[Row] = &[
         "6.1",
         Implementation,
         "from the change to RDMA mode on, only RDMA messages are sent",
-        &[(TSHARK, "rping, 64 B"), (SETUP, "nothing_behind_the_frame_is_taken")],
+        &[(TSHARK, "rping, 64 B"), (SETUP, "nothing_after_the_frame_is_taken")],
     ),
     tested(
         "6.1",
@@ -511,7 +511,10 @@ const ROWS: &[Row] = &[
         "8.1.2",
         Implementation,
         "a peer that consumes more than its share of the receives that streams share can be detected",
-        &[(SHARED, "the_limit_is_told_once"), ("conformance/tests/stat.rs", "what_goes_wrong_is_counted")],
+        &[
+            (SHARED, "the_limit_is_reported_once"),
+            ("conformance/tests/stat.rs", "what_goes_wrong_is_counted"),
+        ],
     ),
     outside(
         "8.2.2",

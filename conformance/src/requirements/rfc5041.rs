@@ -108,7 +108,7 @@ const ROWS: &[Row] = &[
         "L is set on the last segment of a message and on no other; that segment is posted last and, \
         untagged, has the highest MO",
         &[
-            (SEGMENTS, "segments_of_a_message_are_numbered_and_whole"),
+            (SEGMENTS, "segments_of_a_message_are_numbered_and_complete"),
             (TRACES, "send_to_a_stranger_is_cut_to_the_path"),
         ],
     ),
@@ -151,7 +151,7 @@ const ROWS: &[Row] = &[
         "4.2",
         Sender,
         "RsvdULP and the STag are what RDMAP gave, the same in each segment of a message",
-        &[(SEGMENTS, "segments_of_a_message_are_numbered_and_whole"), (TRACES, "write_to_a_stranger")],
+        &[(SEGMENTS, "segments_of_a_message_are_numbered_and_complete"), (TRACES, "write_to_a_stranger")],
     ),
     tested(
         "4.2",
@@ -175,7 +175,7 @@ const ROWS: &[Row] = &[
         "4.3",
         Sender,
         "RsvdULP, queue number and MSN are the same in each segment of a message",
-        &[(SEGMENTS, "segments_of_a_message_are_numbered_and_whole")],
+        &[(SEGMENTS, "segments_of_a_message_are_numbered_and_complete")],
     ),
     tested(
         "4.3",
@@ -194,7 +194,7 @@ const ROWS: &[Row] = &[
         Sender,
         "MO is zero for the first byte of a message",
         &[
-            (SEGMENTS, "segments_of_a_message_are_numbered_and_whole"),
+            (SEGMENTS, "segments_of_a_message_are_numbered_and_complete"),
             (ERRORS, "DDP untagged: first segment with an offset"),
         ],
     ),
@@ -209,7 +209,7 @@ const ROWS: &[Row] = &[
         "5.2",
         Sender,
         "a message is cut into segments of at most MULPDU, and all of it is sent",
-        &[(SEGMENTS, "segments_of_a_message_are_numbered_and_whole"), (WORKLOADS, "all_arrives")],
+        &[(SEGMENTS, "segments_of_a_message_are_numbered_and_complete"), (WORKLOADS, "all_arrives")],
     ),
     tested(
         "5.2",
@@ -222,7 +222,7 @@ const ROWS: &[Row] = &[
         "5.2",
         Sender,
         "MO, and TO less the message's first TO, are the offset of the segment's first byte in the message",
-        &[(SEGMENTS, "segments_of_a_message_are_numbered_and_whole"), (TRACES, "write_to_a_stranger")],
+        &[(SEGMENTS, "segments_of_a_message_are_numbered_and_complete"), (TRACES, "write_to_a_stranger")],
     ),
     built(
         "5.2",
@@ -376,7 +376,7 @@ const ROWS: &[Row] = &[
         "the program sets and revokes the range, the validity and the protection domain of an STag",
         &[
             (MR, "bounds_are_exact"),
-            (MR, "a_dead_key_is_not_found_again"),
+            (MR, "an_invalidated_key_is_not_found_again"),
             (SEQUENCES, "after_deregistration"),
             (FIELDS, "tagged_offsets"),
         ],
@@ -452,7 +452,10 @@ const ROWS: &[Row] = &[
         "8.3.2",
         Implementation,
         "a peer that consumes more than its share of the receives that streams share can be detected",
-        &[(SHARED, "the_limit_is_told_once"), ("conformance/tests/stat.rs", "what_goes_wrong_is_counted")],
+        &[
+            (SHARED, "the_limit_is_reported_once"),
+            ("conformance/tests/stat.rs", "what_goes_wrong_is_counted"),
+        ],
     ),
     outside(
         "8.4.2",

@@ -25,7 +25,7 @@ const ROWS: &[Row] = &[
         "CRCs are used unless the path is known to be as good without",
         &[
             (SETUP, "our_request_golden_bytes"),
-            (SETUP, "every_pair_of_wishes_comes_together"),
+            (SETUP, "every_pair_of_settings_connects"),
             ("crates/driver/src/config.rs", "defaults_are_the_standard"),
         ],
     ),
@@ -50,7 +50,7 @@ const ROWS: &[Row] = &[
         "no ULPDU is longer than 64,768 bytes",
         &[
             (SEGMENTS, "the_largest_ulpdu_has_its_bounds"),
-            (SEGMENTS, "segments_of_a_message_are_numbered_and_whole"),
+            (SEGMENTS, "segments_of_a_message_are_numbered_and_complete"),
         ],
     ),
     tested(
@@ -146,7 +146,7 @@ const ROWS: &[Row] = &[
         "CRCs are implemented; they are on unless the administrator asked for none",
         &[
             ("crates/driver/src/config.rs", "defaults_are_the_standard"),
-            (SETUP, "every_pair_of_wishes_comes_together"),
+            (SETUP, "every_pair_of_settings_connects"),
         ],
     ),
     tested(
@@ -161,7 +161,7 @@ const ROWS: &[Row] = &[
         "CRCs are generated and checked to the end of the stream when either end requires them, and not \
         checked when neither does",
         &[
-            (SETUP, "every_pair_of_wishes_comes_together"),
+            (SETUP, "every_pair_of_settings_connects"),
             (FIELDS, "without_crc"),
             (SIW, "siw requires CRC, we would not"),
         ],
@@ -241,7 +241,7 @@ const ROWS: &[Row] = &[
         "7.1",
         Implementation,
         "MPA begins at the same place of the stream at both ends",
-        &[(SETUP, "nothing_behind_the_frame_is_taken"), (STARTUP, "data_before_the_reply")],
+        &[(SETUP, "nothing_after_the_frame_is_taken"), (STARTUP, "data_before_the_reply")],
     ),
     built(
         "7.1",
@@ -259,13 +259,13 @@ const ROWS: &[Row] = &[
         "7.1.1",
         Sender,
         "markers are inserted if and only if the peer's M asks for them",
-        &[(SETUP, "every_pair_of_wishes_comes_together"), (FIELDS, "markers"), (STARTUP, "every_flag")],
+        &[(SETUP, "every_pair_of_settings_connects"), (FIELDS, "markers"), (STARTUP, "every_flag")],
     ),
     tested(
         "7.1.1",
         Implementation,
         "CRCs are used when either C is set and not checked when neither is",
-        &[(SETUP, "every_pair_of_wishes_comes_together"), (FIELDS, "without_crc")],
+        &[(SETUP, "every_pair_of_settings_connects"), (FIELDS, "without_crc")],
     ),
     gap(
         "7.1.1",
@@ -329,7 +329,7 @@ const ROWS: &[Row] = &[
         Responder,
         "the responder sends nothing before it has received a valid FPDU",
         &[
-            (SENDING, "a_responder_does_not_speak_first"),
+            (SENDING, "a_responder_does_not_send_first"),
             ("conformance/tests/stat.rs", "a_server_that_must_not_speak_first_says_so"),
         ],
     ),
@@ -347,7 +347,10 @@ const ROWS: &[Row] = &[
         "7.1.2",
         Implementation,
         "two initiators, or a reply where a request is due, are recognised",
-        &[(SETUP, "bad_frames_end_the_connection"), (MPA, "strangers_are_known_by_their_first_bytes")],
+        &[
+            (SETUP, "bad_frames_end_the_connection"),
+            (MPA, "other_protocols_are_recognized_by_their_first_bytes"),
+        ],
     ),
     tested(
         "7.1.2",

@@ -44,7 +44,7 @@ const ROWS: &[Row] = &[
         "requests of revision 1 are still accepted",
         &[
             (SETUP, "siw_client_revision_one"),
-            (SETUP, "every_pair_of_wishes_comes_together"),
+            (SETUP, "every_pair_of_settings_connects"),
             (SIW, "siw speaks MPA revision 1"),
         ],
     ),
@@ -202,7 +202,7 @@ const ROWS: &[Row] = &[
         Responder,
         "an enhanced request is answered by an enhanced reply, an unenhanced one by an unenhanced reply",
         &[
-            (SETUP, "every_pair_of_wishes_comes_together"),
+            (SETUP, "every_pair_of_settings_connects"),
             (SETUP, "every_flag_byte_of_a_request_has_its_answer"),
             (SIW, "siw speaks MPA revision 1"),
         ],
@@ -226,7 +226,7 @@ const ROWS: &[Row] = &[
         "a responder without enhanced set-up closes the connection on an enhanced request, and the \
         initiator may try without",
         &[
-            (SETUP, "falling_back_sheds_reserved_bits_first_and_enhanced_set_up_then"),
+            (SETUP, "fallback_drops_reserved_bits_first_and_enhanced_set_up_next"),
             (CM, "older_peers_are_asked_again_on_new_connections"),
         ],
     ),

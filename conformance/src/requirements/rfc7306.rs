@@ -109,7 +109,7 @@ const ROWS: &[Row] = &[
         "atomic operations are processed and answered in order, behind the Reads before them, and complete \
         with their Response",
         &[
-            (ATOMICS, "a_read_does_not_show_what_comes_behind_it"),
+            (ATOMICS, "a_read_does_not_show_a_later_change"),
             (ATOMICS, "many_at_once_in_both_directions_and_none_beyond_the_read_depth"),
             (ATOMICS, "a_fence_waits_for_an_atomic"),
         ],

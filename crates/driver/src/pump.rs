@@ -208,7 +208,7 @@ impl Pump {
             }
             self.transmit(core, now, around);
             // The core may have to wait, but the input does not.
-            turn.heeds_acks = !core.ack_presses();
+            turn.heeds_acks = !core.ack_is_urgent();
         }
         if !core.stalled() {
             return some;
@@ -287,7 +287,7 @@ impl Pump {
                 around.again();
                 return true;
             }
-            if turn.heeds_acks && core.ack_presses() {
+            if turn.heeds_acks && core.ack_is_urgent() {
                 turn.interrupted = true;
                 return true;
             }

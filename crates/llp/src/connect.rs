@@ -1,12 +1,12 @@
 //! How a connection begins: a socket with the program's options, bound, connected or listening, and the
-//! set-up frames that pass before the stream.
+//! set-up frames that are sent before the stream.
 //!
 //! ```text
 //!   Unconnected::new ─ bind ─┬─ connect ──▶ Connection ─ send_frame, receive ─▶ the stream
 //!                            └─ listen ───▶ Listening ── accept ─▶ Connection
 //! ```
 //!
-//! All sockets are non-blocking, close-on-exec and without Nagle's delay.
+//! All sockets are non-blocking, close-on-exec and have Nagle's algorithm disabled.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -26,14 +26,14 @@ use crate::{tcp, udp};
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// What a program may choose about its sockets.
+/// Socket options that a program may set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
     /// Type of service (IPv4) or traffic class (IPv6).
     pub tos: Option<u8>,
-    /// Others may bind the same address if they choose so, too.
+    /// Other sockets with this option may bind the same address.
     pub reuseaddr: bool,
-    /// An IPv6 wildcard does not take IPv4 connections. `None`: the system's default.
+    /// An IPv6 wildcard does not accept IPv4 connections. `None`: the system's default.
     pub afonly: Option<bool>,
 }
 
@@ -52,15 +52,15 @@ impl Unconnected {
         Ok(Self(fd))
     }
 
-    /// Binds so that nobody else can bind the same address, in this process or another, and returns the
-    /// address with its port. If a port of any address is taken, the error is `ADDRNOTAVAIL`, as with
-    /// rdma_cm.
+    /// Binds so that no other socket can bind the same address, in this process or another, and returns the
+    /// address with its port. If the port of a wildcard address is taken, the error is `ADDRNOTAVAIL`, as
+    /// with rdma_cm.
     ///
     /// Connections of an earlier run in TIME_WAIT prevent a plain bind, and `SO_REUSEADDR` would let two
-    /// programs that do not listen yet share a port. So the first attempt is without it. With `SO_REUSEADDR`
-    /// a bind succeeds only beside sockets that have it, too: those that came from a listener, which gets it
-    /// in [`Self::listen`] (and those of other processes that share ports on purpose, until one of them
-    /// listens).
+    /// programs that do not listen yet share a port. So the first attempt does not set it. With
+    /// `SO_REUSEADDR`, a bind succeeds only beside sockets that have it, too: those that came from a
+    /// listener, which gets it in [`Self::listen`] (and those of other processes that share ports on purpose,
+    /// until one of them listens).
     pub fn bind(&self, address: SocketAddr, options: &Options) -> Result<SocketAddr, Errno> {
         let fd = &self.0;
         if let Some(only) = options.afonly.filter(|_| address.is_ipv6()) {
@@ -79,7 +79,7 @@ impl Unconnected {
         local_address(fd)
     }
 
-    /// Binds to an address, with the port to be found when the socket connects.
+    /// Binds to an address; the system chooses the port when the socket connects.
     pub fn bind_later(&self, address: SocketAddr, options: &Options) -> Result<(), Errno> {
         udp::set_option(self.0.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
         self.bind(address, options).map(drop)
@@ -90,7 +90,7 @@ impl Unconnected {
         set_tos(&self.0, local, tos)
     }
 
-    /// Starts to connect. `Ok` also while that takes time; [`Connection::progress`] tells the rest.
+    /// Starts to connect. Returns `Ok` even if that takes time; [`Connection::progress`] reports the result.
     pub fn connect(self, peer: SocketAddr) -> Result<Connection, Errno> {
         match net::connect(&self.0, &peer) {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(Connection(self.0)),
@@ -98,7 +98,7 @@ impl Unconnected {
         }
     }
 
-    /// Starts to listen. The kernel keeps up to `backlog` connections that nobody has accepted.
+    /// Starts to listen. The kernel keeps up to `backlog` connections that were not accepted yet.
     pub fn listen(self, backlog: usize) -> Result<Listening, Errno> {
         set_socket_reuseaddr(&self.0, true)?;
         match net::listen(&self.0, i32::try_from(backlog).unwrap_or(i32::MAX)) {
@@ -122,7 +122,7 @@ pub struct Listening(OwnedFd);
 impl Listening {
     /// The next connection, ready for set-up, and its peer's address. `AGAIN`: none is waiting.
     pub fn accept(&self) -> Result<(Connection, Option<SocketAddr>), Errno> {
-        // It has the listener's options; Nagle's delay is off there.
+        // It inherits the listener's options, so Nagle's algorithm is disabled.
         let (fd, peer) = net::acceptfrom_with(&self.0, FLAGS)?;
         Ok((Connection(fd), peer.and_then(|peer| SocketAddr::try_from(peer).ok())))
     }
@@ -139,25 +139,25 @@ impl AsRawFd for Listening {
     }
 }
 
-/// A connection, or one that is being made. Nothing but set-up frames has passed over it.
+/// A connection, established or still connecting. Only set-up frames are sent over it.
 #[derive(Debug)]
 pub struct Connection(OwnedFd);
 
 impl Connection {
-    /// As [`Self::send_frame`], if it stands: returns false if it is still being made. An error can be that
-    /// of connecting, which [`Self::progress`] then does not report any more.
+    /// As [`Self::send_frame`], if the connection is established; returns false if it is still connecting. An
+    /// error can be that of connecting, which [`Self::progress`] then does not report any more.
     pub fn send_first_frame(&self, frame: &[u8]) -> Result<bool, Errno> {
         match net::send(&self.0, frame, net::SendFlags::NOSIGNAL) {
             Ok(sent) if sent == frame.len() => Ok(true),
             Ok(_) => Err(Errno::NOBUFS),
-            // Nothing has been sent before, so there is room: it does not stand yet.
+            // Nothing has been sent before, so there is room: it is still connecting.
             Err(Errno::AGAIN) => Ok(false),
             Err(Errno::INTR) => self.send_first_frame(frame),
             Err(errno) => Err(errno),
         }
     }
 
-    /// How far it has come: `Ok(true)` it stands, `Ok(false)` not yet.
+    /// `Ok(true)`: established. `Ok(false)`: still connecting.
     pub fn progress(&self) -> Result<bool, Errno> {
         socket_error(&self.0)??;
         match net::getpeername(&self.0) {
@@ -168,7 +168,7 @@ impl Connection {
     }
 
     /// Sends a whole frame. Set-up frames are far smaller than any socket buffer, so a connection on which a
-    /// frame does not fit is of no use (`NOBUFS`).
+    /// frame does not fit is unusable (`NOBUFS`).
     pub fn send_frame(&self, frame: &[u8]) -> Result<(), Errno> {
         loop {
             match net::send(&self.0, frame, net::SendFlags::NOSIGNAL) {
@@ -180,7 +180,7 @@ impl Connection {
         }
     }
 
-    /// Reads what is there, at most the buffer. `Ok(0)`: the peer closed. `AGAIN`: nothing yet.
+    /// Reads what has arrived, at most the buffer. `Ok(0)`: the peer closed. `AGAIN`: nothing yet.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         loop {
             match net::recv(&self.0, &mut *buffer, net::RecvFlags::empty()) {
@@ -191,12 +191,12 @@ impl Connection {
         }
     }
 
-    /// Nothing more will be sent: the peer reads what was sent and then an end of file.
+    /// Half-closes: the peer reads everything that was sent and then an end of file.
     pub fn finish(&self) {
         let _ = net::shutdown(&self.0, net::Shutdown::Write);
     }
 
-    /// Makes the coming close forget the connection at once, so that its local port can be used again.
+    /// Makes the coming close drop the connection at once, so that its local port can be used again.
     pub fn abandon(&self) {
         let _ = set_socket_linger(&self.0, Some(Duration::ZERO));
     }
@@ -248,7 +248,7 @@ fn set_tos(fd: &OwnedFd, local: SocketAddr, tos: u8) -> Result<(), Errno> {
         SocketAddr::V4(_) => set_ip_tos(fd, tos),
         SocketAddr::V6(_) => {
             set_ipv6_tclass(fd, u32::from(tos))?;
-            // An IPv6 socket may carry IPv4 as well; one that may not refuses.
+            // An IPv6 socket may carry IPv4 as well; if not, this call fails, which does not matter.
             let _ = set_ip_tos(fd, tos);
             Ok(())
         }
@@ -259,7 +259,7 @@ fn local_address(fd: &OwnedFd) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(net::getsockname(fd)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// What rdma_cm answers where TCP answers `ADDRINUSE`.
+/// The error that rdma_cm returns where TCP returns `ADDRINUSE`.
 fn of_any(errno: Errno, address: SocketAddr) -> Errno {
     if errno == Errno::ADDRINUSE && is_any(address.ip()) { Errno::ADDRNOTAVAIL } else { errno }
 }

@@ -1,7 +1,8 @@
-//! Lower layers: the system calls that carry data. [`Link`] is what a queue pair is given.
+//! Lower layers: the system calls that carry data. A queue pair gets a [`Link`].
 //!
-//! Everything here is non-blocking. Bytes are named by address and length ([`Piece`]) because most of them lie in registered
-//! memory, over which no slice may be formed; the kernel does the copying and answers EFAULT where nothing is mapped.
+//! Everything here is non-blocking. Bytes are named by address and length ([`Piece`]), because most of them
+//! are in registered memory, over which no slice may be formed. The kernel copies them and returns EFAULT for
+//! memory that is not mapped.
 
 #![deny(unsafe_code)]
 

@@ -1,8 +1,33 @@
-//! Links: what carries a stream after it is set up.
+//! Links, which carry a stream after it is set up.
 //!
-//! [`Link`] is one enum of lower layers, so that dispatch is static; TCP is the only one now. What moves a queue pair's
-//! bytes needs only [`LowerLayer`], which the simulator's network implements, too, and so do the wrappers for tests:
-//! [`Faulty`] and [`Tracing`].
+//! [`Link`] is an enum of lower layers, so that dispatch is static; TCP is the only one now. The code that
+//! moves a queue pair's bytes needs only [`LowerLayer`]. The simulator's network and the wrappers for tests,
+//! [`Faulty`] and [`Tracing`], implement it too.
+
+/// The methods of [`LowerLayer`] that move no bytes, for a wrapper around another layer.
+macro_rules! pass_on_queries {
+    () => {
+        fn hung_up(&self) -> bool {
+            self.inner.hung_up()
+        }
+
+        fn broken(&self) -> bool {
+            self.inner.broken()
+        }
+
+        fn answers(&self) -> Option<Answers> {
+            self.inner.answers()
+        }
+
+        fn probe_when_quiet(&self) {
+            self.inner.probe_when_quiet();
+        }
+
+        fn peer(&self) -> Option<SocketAddr> {
+            self.inner.peer()
+        }
+    };
+}
 
 mod faulty;
 mod tracing;
@@ -20,10 +45,10 @@ pub use crate::lower::{Answers, LowerLayer, Piece, Received};
 use crate::route;
 use crate::tcp;
 
-/// A link of one of the lower layers that there are.
+/// A link of one of the lower layers.
 #[derive(Debug)]
 pub enum Link {
-    /// A connected, non-blocking TCP socket from which exactly the set-up was read.
+    /// A connected, non-blocking TCP socket from which only the set-up frames were read.
     Tcp(OwnedFd),
 }
 
@@ -76,7 +101,7 @@ impl LowerLayer for Link {
 
     fn probe_when_quiet(&self) {
         match self {
-            // A system that cannot leaves the peer to the looks at its answers.
+            // If the system cannot do this, only the checks of its answers find a dead peer.
             Self::Tcp(fd) => _ = tcp::probe_when_quiet(fd.as_fd()),
         }
     }
@@ -94,21 +119,21 @@ impl Link {
         }
     }
 
-    /// The effective maximum segment size of the path in bytes, `None` if the system does not tell.
+    /// The effective maximum segment size of the path in bytes, `None` if the system does not report it.
     pub fn emss(&self) -> Option<u32> {
         match self {
             Self::Tcp(fd) => tcp::emss(fd.as_fd()),
         }
     }
 
-    /// Whether [`LowerLayer::answers`] knows anything.
+    /// Whether [`LowerLayer::answers`] returns anything.
     pub fn tells_answers(&self) -> bool {
         match self {
             Self::Tcp(_) => true,
         }
     }
 
-    /// Segments that the system has sent again since the link was made; 0 if it does not tell.
+    /// Segments that the system has retransmitted since the link was made; 0 if it does not report them.
     pub fn retransmits(&self) -> u64 {
         match self {
             Self::Tcp(fd) => tcp::retransmits(fd.as_fd()),
@@ -122,21 +147,21 @@ impl Link {
         }
     }
 
-    /// Half-closes: the peer sees the end of the stream after all that was sent.
+    /// Half-closes: after all that was sent, the peer sees the end of the stream.
     pub fn finish(&self) {
         match self {
             Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
         }
     }
 
-    /// Makes the close a reset, which the peer hears of whatever it has not read.
+    /// Makes the close a reset, which the peer sees even if it has not read everything.
     pub fn reset_on_close(&self) {
         match self {
             Self::Tcp(fd) => tcp::reset_on_close(fd.as_fd()),
         }
     }
 
-    /// The descriptor to wait on, for whoever closes it.
+    /// The descriptor, for an owner that waits on it and closes it.
     pub fn into_fd(self) -> OwnedFd {
         match self {
             Self::Tcp(fd) => fd,
@@ -166,7 +191,7 @@ impl From<Connection> for Link {
 }
 
 impl From<Link> for Connection {
-    /// For a last frame on a link that is of no use.
+    /// For a last frame on a link that will not be used.
     fn from(link: Link) -> Self {
         Self::from(link.into_fd())
     }

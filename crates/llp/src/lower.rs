@@ -1,4 +1,4 @@
-//! What a queue pair's pump needs of a lower layer, whichever it is.
+//! What a queue pair's pump needs from any lower layer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,12 +35,13 @@ impl Piece {
     }
 }
 
-/// What one receive brought.
+/// Result of one receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Bytes in all; 0 is the end of the stream.
     pub bytes: usize,
-    /// There was room for more, so the lower layer has no more now, unless the stream ended behind these bytes.
+    /// There was room for more, so the lower layer has no more now, unless the stream ended after these
+    /// bytes.
     pub short: bool,
 }
 
@@ -49,18 +50,18 @@ pub struct Received {
 pub struct Answers {
     /// Nothing waits for an answer.
     pub all: bool,
-    /// All that was sent is answered, and more waits to be sent: the peer takes no more for now.
+    /// Everything that was sent is answered, and more waits to be sent: the peer accepts no more for now.
     pub held: bool,
-    /// What was sent has been repeated, and repeated probes of a closed window are without answer: the peer may be gone.
+    /// Bytes were retransmitted, or repeated probes of a closed window got no answer: the peer may be gone.
     pub doubtful: bool,
-    /// How long ago the last answer of any kind came; to the millisecond.
+    /// Time since the last answer of any kind, to the millisecond.
     pub last: Duration,
 }
 
-/// A reliable stream of bytes in both directions, as far as a queue pair needs one. No call blocks.
+/// A reliable stream of bytes in both directions, with what a queue pair needs of it. No call blocks.
 ///
-/// Errors: `AGAIN`, no room or no bytes; `INTR`, call again; `FAULT`, memory is not mapped. Any other error ends that
-/// direction for good.
+/// Errors: `AGAIN`, no room or no bytes; `INTR`, call again; `FAULT`, memory is not mapped. Any other error
+/// ends that direction for good.
 pub trait LowerLayer {
     /// Sends bytes in order; returns how many were taken.
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
@@ -71,20 +72,21 @@ pub trait LowerLayer {
     /// Receives into `buffer`, which is not empty.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno>;
 
-    /// Receives into the pieces first, then into `buffer`. Bytes may go into a part of the pieces only; behind them only
-    /// when all pieces are full.
+    /// Receives into the pieces first, then into `buffer`. It may fill only a part of the pieces; `buffer`
+    /// gets bytes only when all pieces are full.
     fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno>;
 
-    /// Whether the peer has closed its side, or the link is broken. A look, for those who were not told in time.
+    /// Whether the peer has closed its side, or the link is broken. A check, for callers that got no
+    /// notification in time.
     fn hung_up(&self) -> bool;
 
-    /// Whether the link is broken, though bytes that came before that may still wait to be received.
+    /// Whether the link is broken. Bytes that arrived before may still wait to be received.
     fn broken(&self) -> bool;
 
     /// How the peer's system answers; `None` if that is not known.
     fn answers(&self) -> Option<Answers>;
 
-    /// Has the lower layer probe a peer from which nothing comes for a while.
+    /// Makes the lower layer probe a peer from which nothing has arrived for a while.
     fn probe_when_quiet(&self);
 
     /// The peer's address, for messages.

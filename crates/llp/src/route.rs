@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
-/// The address from which this host would talk to `peer`; `bound` is the address that the program has bound,
+/// The address from which this host would send to `peer`; `bound` is the address that the program has bound,
 /// if any. Sends nothing.
 pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
-    /// The last answer, for programs that make thousands of connections to one peer: the system is asked ten
-    /// times a second.
+    /// The last result, for programs that make thousands of connections to one peer: the system is asked at
+    /// most ten times a second.
     static LAST: Mutex<Option<(Instant, Route)>> = Mutex::new(None);
     type Route = (Option<IpAddr>, SocketAddr, IpAddr);
     const FRESH: Duration = Duration::from_millis(100);
     let last = || LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let to = SocketAddr::new(peer.ip(), 0);
     let scoped = matches!(peer, SocketAddr::V6(v6) if v6.scope_id() != 0);
-    // A group is reached from wherever one sends (ip(7)).
+    // A group can be reached from any address (ip(7)).
     if let Some(bound) = bound.filter(|bound| peer.ip().is_multicast() && !bound.is_unspecified()) {
         return Ok(bound);
     }
@@ -40,11 +40,11 @@ pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Err
 fn ask_for_source(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
     let flags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
     let fd = net::socket_with(family(peer), SocketType::DGRAM, flags, None)?;
-    // A loopback address has no route to another host, and the bind makes the connect below say so.
+    // A loopback address has no route to another host; after the bind, the connect below fails.
     if let Some(bound) = bound {
         net::bind(&fd, &SocketAddr::new(bound, 0))?;
     }
-    // Port 0 has no route on some systems; any other will do.
+    // Some systems have no route to port 0; any other port works.
     let mut probe = peer;
     if probe.port() == 0 {
         probe.set_port(9);
@@ -54,13 +54,13 @@ fn ask_for_source(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Err
     Ok(local.ip())
 }
 
-/// Whether Linux' rdma_cm takes the address for "any address": the wildcard and the loopback addresses
+/// Whether Linux' rdma_cm treats the address as "any address": the wildcard and the loopback addresses
 /// (`cma_any_addr`). An id that is bound to one has no device until its peer's address is resolved.
 pub fn is_any(ip: IpAddr) -> bool {
     ip.is_unspecified() || ip.is_loopback()
 }
 
-/// Whether an IPv6 socket leaves IPv4 alone where the program does not choose.
+/// Whether an IPv6 socket excludes IPv4 if the program does not choose.
 pub fn ipv6_only_by_default() -> bool {
     static BY_DEFAULT: OnceLock<bool> = OnceLock::new();
     *BY_DEFAULT.get_or_init(|| {

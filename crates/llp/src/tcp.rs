@@ -1,6 +1,6 @@
-//! TCP as a lower layer: what the variant of [`crate::Link`] does.
+//! TCP as a lower layer: the functions of [`crate::Link::Tcp`].
 
-// Reason: lists of addresses are handed to the kernel.
+// Reason: lists of addresses are passed to the kernel.
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -20,8 +20,8 @@ const _: () = {
     assert!(core::mem::offset_of!(Piece, len) == core::mem::offset_of!(libc::iovec, iov_len));
 };
 
-/// Sends the pieces in order; returns how many bytes the kernel took. `AGAIN`: none fit; `FAULT`: a piece is
-/// not mapped (bytes before it may have gone out on an earlier call).
+/// Sends the pieces in order; returns how many bytes the kernel took. `AGAIN`: there is no room; `FAULT`: a
+/// piece is not mapped (bytes before it may have been sent by an earlier call).
 pub fn send(fd: BorrowedFd<'_>, pieces: &[Piece]) -> Result<usize, Errno> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     // SAFETY: IoSlice is documented to have the layout of `iovec`, as Piece has (asserted above). The slices
@@ -49,7 +49,7 @@ pub fn receive_scattered(fd: BorrowedFd<'_>, pieces: &[Piece], buffer: &mut [u8]
     const MOST: usize = 64;
     let mut list = smallvec::SmallVec::<[Piece; 16]>::new();
     list.extend(pieces.iter().take(MOST).copied());
-    // All pieces must fit before bytes may go behind them.
+    // Bytes may follow the pieces only if all of them fit.
     if list.len() == pieces.len() {
         list.push(Piece { addr: buffer.as_mut_ptr().cast(), len: buffer.len() });
     }
@@ -63,13 +63,13 @@ pub fn receive_scattered(fd: BorrowedFd<'_>, pieces: &[Piece], buffer: &mut [u8]
     Ok(Received { bytes, short: bytes < room })
 }
 
-/// Whether the peer has closed its side, or the connection is broken. A look at the socket, for it is too
-/// late to have been told.
+/// Whether the peer has closed its side, or the connection is broken. Checks the socket itself, because the
+/// caller may have missed the notification.
 pub fn hung_up(fd: BorrowedFd<'_>) -> bool {
     !look(fd, PollFlags::RDHUP).is_empty()
 }
 
-/// Whether the connection is broken, though bytes that came before that may still wait to be read.
+/// Whether the connection is broken. Bytes that arrived before may still wait to be read.
 pub fn broken(fd: BorrowedFd<'_>) -> bool {
     look(fd, PollFlags::empty()).contains(PollFlags::ERR)
 }
@@ -77,12 +77,13 @@ pub fn broken(fd: BorrowedFd<'_>) -> bool {
 fn look(fd: BorrowedFd<'_>, for_what: PollFlags) -> PollFlags {
     let mut fds = [PollFd::from_borrowed_fd(fd, for_what)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // An interruption: as if not asked.
-    let asked = rustix::event::poll(&mut fds, Some(&now)).is_ok();
-    if asked { fds[0].revents() } else { PollFlags::empty() }
+    // An interruption counts as no event.
+    let polled = rustix::event::poll(&mut fds, Some(&now)).is_ok();
+    if polled { fds[0].revents() } else { PollFlags::empty() }
 }
 
-/// The effective maximum segment size of a connected socket in bytes, `None` if the system does not tell.
+/// The effective maximum segment size of a connected socket in bytes, `None` if the system does not report
+/// it.
 pub fn emss(fd: impl AsFd) -> Option<u32> {
     let mut value: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -107,21 +108,21 @@ pub fn unacknowledged(fd: impl AsFd) -> usize {
     if rc == 0 { usize::try_from(value).unwrap_or(0) } else { 0 }
 }
 
-/// Half-closes: the peer sees the end of the stream after all that was sent.
+/// Half-closes: after all that was sent, the peer sees the end of the stream.
 pub fn shutdown_send(fd: BorrowedFd<'_>) {
     // Fails only when the connection is gone already.
     let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
 }
 
-/// Makes the close a reset, which the peer hears of whatever it has not read.
+/// Makes the close a reset, which the peer sees even if it has not read everything.
 pub fn reset_on_close(fd: BorrowedFd<'_>) {
-    // Without it the close is an ordinary one.
+    // If this fails, the close is an ordinary one.
     let _ = rustix::net::sockopt::set_socket_linger(fd, Some(Duration::ZERO));
 }
 
-/// Looks at what the peer has acknowledged. `None` if the system does not tell.
+/// Checks what the peer has acknowledged. `None` if the system does not report it.
 pub fn answers(fd: BorrowedFd<'_>) -> Option<Answers> {
-    /// A single probe may get lost, and the next is up to two minutes away.
+    /// A single probe may be lost, and the next may be two minutes later.
     const PROBES: u8 = 3;
     let info = info(fd)?;
     let waiting = unacknowledged(fd);
@@ -133,7 +134,7 @@ pub fn answers(fd: BorrowedFd<'_>) -> Option<Answers> {
     })
 }
 
-/// Segments that the system has sent again since the connection was made; 0 if it does not tell.
+/// Segments that the system has retransmitted since the connection was made; 0 if it does not report them.
 pub fn retransmits(fd: BorrowedFd<'_>) -> u64 {
     info(fd).map_or(0, |info| info.tcpi_total_retrans.into())
 }
@@ -155,16 +156,16 @@ fn info(fd: BorrowedFd<'_>) -> Option<libc::tcp_info> {
     (rc == 0).then_some(info)
 }
 
-/// A peer from which nothing has come for so long is probed, so often; without an answer to so many probes
-/// the connection is broken.
+/// A peer from which nothing has arrived for this time is probed, at this interval; after this many probes
+/// without an answer the connection is broken.
 const QUIET: Duration = Duration::from_secs(30);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 3;
 
-/// Has the system probe a quiet peer.
+/// Makes the system probe a quiet peer.
 ///
-/// Not `TCP_USER_TIMEOUT`: it also ends connections to peers that answer and only do not read, such as one
-/// whose program was stopped, or has posted no receive for a while.
+/// This does not use `TCP_USER_TIMEOUT`, which also ends connections to peers that answer but do not read,
+/// such as one whose program was stopped, or has posted no receive for a while.
 pub fn probe_when_quiet(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::sockopt::set_socket_keepalive(fd, true)?;
     rustix::net::sockopt::set_tcp_keepidle(fd, QUIET)?;

@@ -1,10 +1,10 @@
 //! UDP as the lower layer of datagram services.
 //!
-//! One socket of a process serves many queue pairs, so every datagram names where it goes and, on the way in,
-//! which of the host's addresses it was sent to. The socket is of IPv6 where the system has it, and IPv4
-//! addresses are then mapped into it (RFC 4291 section 2.5.5.2); callers see plain addresses.
+//! One socket of a process serves many queue pairs, so every datagram has its destination and, on the way in,
+//! the address of this host that it was sent to. It is an IPv6 socket if the system has IPv6; IPv4 addresses
+//! are then mapped (RFC 4291 section 2.5.5.2); callers see plain addresses.
 
-// Reason: message headers with their addresses are handed to the kernel.
+// Reason: message headers with their addresses are passed to the kernel.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -17,16 +17,16 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
 /// Most datagrams that one call sends or receives.
 pub const BATCH: usize = 32;
-/// Room for datagrams that wait, see [`Socket::make_room`]: for some thousand of a kilobyte, as the system
+/// Room for waiting datagrams, see [`Socket::make_room`]: for some thousand of one kilobyte, as the system
 /// counts.
 const ROOM: usize = 4 << 20;
-/// Room for whatever one call of the system may give of one sender: the largest datagram, or several joined.
-/// Not a power of two, so that the headers of small datagrams do not all fall into the same places of the
-/// processor's cache.
+/// Room for everything that one call of the system may return from one sender: the largest datagram, or
+/// several joined. Not a power of two, so that the headers of small datagrams do not all use the same lines
+/// of the processor's cache.
 pub const SLOT: usize = 65_536 + 192;
-/// Bytes of joined datagrams at most; the system's limit is that of one datagram.
+/// Largest number of bytes of joined datagrams; the system's limit is that of one datagram.
 const MOST_JOINED: usize = 65_000;
-/// Datagrams that the system cuts out of one at most (UDP_MAX_SEGMENTS).
+/// The system splits a send into at most 64 datagrams (UDP_MAX_SEGMENTS).
 const _: () = assert!(BATCH <= 64);
 
 /// Where a datagram goes.
@@ -38,7 +38,7 @@ pub struct Route {
     pub from: Option<IpAddr>,
 }
 
-/// A datagram on its way out.
+/// A datagram to send.
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
     /// Where it goes.
@@ -54,9 +54,9 @@ pub struct Incoming {
     pub start: usize,
     /// Its length in bytes, at most that of a slot.
     pub len: usize,
-    /// Who sent it.
+    /// The sender's address.
     pub from: SocketAddr,
-    /// The address it was sent to: this host's, or a group's. Unspecified if the system does not tell.
+    /// The address it was sent to: this host's, or a group's. Unspecified if the system does not report it.
     pub to: IpAddr,
     /// It was longer than the slot, and its end is lost.
     pub truncated: bool,
@@ -71,9 +71,9 @@ pub struct Received {
     pub datagrams: usize,
 }
 
-/// How many datagrams from the first on the system can cut out of one: to one receiver, all as long as the
-/// first, but the last may be shorter. Groups are left alone: each of their members would have to cut for
-/// itself.
+/// How many datagrams, counted from the first, the system can send as one and split: to one receiver, all as
+/// long as the first, except that the last may be shorter. Not for groups: each of their members would have
+/// to split for itself.
 fn run(batch: &[Outgoing<'_>], cut_up_to: usize) -> usize {
     let Some(first) = batch.first() else { return 0 };
     let length = first.bytes.len();
@@ -100,7 +100,7 @@ fn run(batch: &[Outgoing<'_>], cut_up_to: usize) -> usize {
 pub struct Socket {
     fd: OwnedFd,
     ipv6: bool,
-    /// Longest datagrams that are handed to the system joined, for it to cut; shorter once it has refused.
+    /// Longest datagrams that are passed to the system joined; shorter once it has refused.
     cut_up_to: AtomicUsize,
 }
 
@@ -108,7 +108,7 @@ pub struct Socket {
 /// datagrams have.
 const CONTROL: usize = 96;
 
-/// Aligned as control headers have to be.
+/// Aligned as control headers must be.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL]);
@@ -129,8 +129,8 @@ impl Socket {
         Self::bind_to(&address, false)
     }
 
-    /// From now on it receives from this peer only, and its errors are told: `CONNREFUSED` that nobody
-    /// listens there.
+    /// From now on it receives from this peer only, and reports its errors: `CONNREFUSED` if nothing listens
+    /// there.
     pub fn connect(&self, peer: SocketAddr) -> Result<(), Errno> {
         rustix::net::connect(&self.fd, &peer)
     }
@@ -144,7 +144,7 @@ impl Socket {
         for address in any {
             match Self::bind_to(&address, shared) {
                 Ok(socket) => return Ok(socket),
-                // The port is taken in IPv6; IPv4 alone would be half a port.
+                // The port is taken in IPv6; with IPv4 alone it would serve only one family.
                 Err(Errno::ADDRINUSE) => return Err(Errno::ADDRINUSE),
                 Err(e) => failure = e,
             }
@@ -160,7 +160,7 @@ impl Socket {
         if ipv6 {
             rustix::net::sockopt::set_ipv6_v6only(&fd, false)?;
             set_option(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-            // Otherwise a socket receives what any other socket of the host has joined.
+            // Otherwise a socket receives groups that any other socket of the host has joined.
             let _ = set_option(fd.as_fd(), libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0);
         } else {
             set_option(fd.as_fd(), libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
@@ -174,15 +174,15 @@ impl Socket {
         Ok(Self { fd, ipv6, cut_up_to: AtomicUsize::new(usize::MAX) })
     }
 
-    /// Gives the system room for what comes while nobody receives, as far as the system allows: without the
-    /// right to more, up to `net.core.rmem_max`. The memory is used when it is needed. From then on, the
-    /// system may pass several datagrams joined.
+    /// Lets the system keep datagrams that arrive while the process does not receive, as far as the system
+    /// allows: without the right to more, up to `net.core.rmem_max`. The memory is used only when needed.
+    /// From then on, the system may pass several datagrams joined.
     pub fn make_room(&self) {
         // Joined datagrams need slots of 64 KiB ([`SLOT`]). An older system does not join.
         let _ = set_option(self.fd.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
         let forced = rustix::net::sockopt::set_socket_recv_buffer_size_force(&self.fd, ROOM);
         if forced.is_err() {
-            // More than is allowed is cut to what is.
+            // The system lowers this to its limit.
             let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&self.fd, ROOM);
         }
     }
@@ -201,13 +201,13 @@ impl Socket {
     /// Sends datagrams in order, at most [`BATCH`]; returns how many the kernel took, at least one. `AGAIN`:
     /// there is no room for the first. Any other error is the first one's; it was not sent.
     pub fn send(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
-        // To clear the room for many headers would take longer than the rest of the way out.
+        // Clearing the space for many headers would take longer than the rest of the send.
         if batch.len() == 1 { self.send_some::<1>(batch) } else { self.send_some::<BATCH>(batch) }
     }
 
     fn send_some<const N: usize>(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
         match self.send_runs::<N>(batch, self.cut_up_to.load(Ordering::Relaxed)) {
-            // Longer than the path's MTU, a device that computes no checksums, an older system.
+            // Longer than the path's MTU, a device without checksum offload, or an older system.
             Err((Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP, Some(length))) => {
                 self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
                 self.send_runs::<N>(batch, 0).map_err(|(e, _)| e)
@@ -216,8 +216,8 @@ impl Socket {
         }
     }
 
-    /// One header for each run of datagrams that the system can cut out of one ([`run`]). An error says the
-    /// length of the first datagram if it began such a run.
+    /// One header for each run of datagrams that the system can split ([`run`]). An error contains the length
+    /// of the first datagram if it began such a run.
     fn send_runs<const N: usize>(
         &self,
         batch: &[Outgoing<'_>],
@@ -281,7 +281,7 @@ impl Socket {
 
     /// Receives into up to `most` (and [`BATCH`]) slots of `slot` bytes of `buffer`, and calls `each` for the
     /// datagrams in them in order of arrival: one in a slot, or several that the system has joined. `AGAIN`
-    /// when there are none.
+    /// if there are none.
     pub fn receive(
         &self,
         buffer: &mut [u8],
@@ -370,7 +370,7 @@ impl Socket {
         Ok(Received { slots, datagrams })
     }
 
-    /// Writes an address as this socket's family has it; returns its length.
+    /// Writes an address in this socket's family; returns its length.
     fn put_address(&self, name: &mut MaybeUninit<libc::sockaddr_in6>, to: &SocketAddr) -> libc::socklen_t {
         // SAFETY: plain data, of which all zeros are valid.
         let mut out: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
@@ -423,7 +423,7 @@ impl Socket {
         self.membership(group, interface, libc::MCAST_JOIN_GROUP)
     }
 
-    /// Leaves it again.
+    /// Leaves the group.
     pub fn leave(&self, group: IpAddr, interface: u32) -> Result<(), Errno> {
         self.membership(group, interface, libc::MCAST_LEAVE_GROUP)
     }
@@ -476,7 +476,7 @@ pub(crate) fn set_option<T: Copy>(
     if rc == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// Writes a control message behind `used` bytes of others, at most [`CONTROL`] / 2; returns its length.
+/// Writes a control message after `used` bytes of others, at most [`CONTROL`] / 2; returns its length.
 fn put_control<T: Copy>(
     control: &mut Control,
     used: usize,
@@ -487,7 +487,7 @@ fn put_control<T: Copy>(
     const { assert!(size_of::<libc::cmsghdr>() + 8 + size_of::<T>() <= CONTROL / 2) };
     assert!(used <= CONTROL / 2 && used.is_multiple_of(8));
     let len = size_of::<T>() as u32;
-    // SAFETY: the header and a value of this size fit the buffer behind the others (asserted), and the place
+    // SAFETY: the header and a value of this size fit the buffer after the others (asserted), and the place
     // is aligned for the header.
     unsafe {
         let header = control.0.as_mut_ptr().add(used).cast::<libc::cmsghdr>();
@@ -505,7 +505,7 @@ unsafe fn address_of(header: &libc::msghdr) -> Option<SocketAddr> {
     if (header.msg_namelen as usize) < size_of::<libc::sockaddr_in>() {
         return None;
     }
-    // SAFETY: the caller's promise; the family says which structure it is.
+    // SAFETY: the caller's promise; the family shows which structure it is.
     unsafe {
         match i32::from((*header.msg_name.cast::<libc::sockaddr>()).sa_family) {
             libc::AF_INET => {
@@ -526,15 +526,15 @@ unsafe fn address_of(header: &libc::msghdr) -> Option<SocketAddr> {
     }
 }
 
-/// The address that a datagram was sent to, unspecified if the system does not tell, and the length of those
-/// that it has joined.
+/// The address that a datagram was sent to, unspecified if the system does not report it, and the length of
+/// those that it has joined.
 ///
 /// # Safety
 /// The kernel has filled in the control data that `header` points to.
 unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, Option<usize>) {
     let (mut to, mut joined) = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), None);
     // SAFETY: the caller's promise; the walk stays within the length that the kernel wrote, and level and
-    // type say what a message is.
+    // type identify a message.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while !at.is_null() {
@@ -571,7 +571,7 @@ mod tests {
     fn wait(socket: &Socket) {
         let mut fds = [rustix::event::PollFd::from_borrowed_fd(socket.fd(), rustix::event::PollFlags::IN)];
         let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "nothing came within ten seconds");
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "nothing arrived within ten seconds");
     }
 
     fn receive(socket: &Socket, slot: usize, most: usize) -> Vec<(Vec<u8>, Incoming)> {
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_say_whence_they_come_and_which_address_they_were_sent_to() {
+    fn datagrams_have_their_source_and_the_address_they_were_sent_to() {
         let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
         let ports = (a.port().unwrap(), b.port().unwrap());
         for (from, to) in [("127.0.0.1", "127.0.0.2"), ("127.0.0.3", "127.0.0.1"), ("::1", "::1")] {
@@ -616,9 +616,9 @@ mod tests {
         assert_eq!(b.receive(&mut buffer, 8, 8, |_, _| ()), Err(Errno::AGAIN));
     }
 
-    /// All of them in few calls; how the system passes them is its own affair.
+    /// All of them in few calls; the system decides how it passes them.
     #[test]
-    fn datagrams_that_the_system_cuts_and_joins_arrive_as_they_were_sent() {
+    fn datagrams_that_the_system_splits_and_joins_arrive_as_they_were_sent() {
         let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
         b.make_room();
         for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_end_where_the_system_could_not_cut() {
+    fn runs_end_where_the_system_cannot_split() {
         let to = |last: u8| Route { to: SocketAddr::from(([127, 0, 0, last], 9)), from: None };
         let (one, other) = (to(1), to(2));
         let group = Route { to: SocketAddr::from(([239, 1, 2, 3], 9)), from: None };
@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_that_the_system_does_not_cut_are_sent_one_by_one() {
+    fn datagrams_that_the_system_does_not_split_are_sent_one_by_one() {
         let (a, b) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
         b.make_room();
         let route = Route { to: SocketAddr::from((Ipv4Addr::LOCALHOST, b.port().unwrap())), from: None };
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_says_why() {
+    fn what_cannot_be_sent_returns_the_reason() {
         let a = Socket::bind(0).unwrap();
         let route = Route { to: SocketAddr::from((Ipv4Addr::LOCALHOST, 9)), from: None };
         let long = vec![0; 70_000];

@@ -1,4 +1,4 @@
-//! In the model no process forks and no signal arrives.
+//! In the model, no process forks and no signal arrives.
 
 use std::os::fd::RawFd;
 

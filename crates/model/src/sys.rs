@@ -16,10 +16,10 @@ use shuttle::sync::{Condvar, Mutex};
 
 use crate::source::Readiness;
 
-/// Every look at the clock takes this long, so that a thread that spins until a time reaches it.
+/// Every read of the clock takes this long, so that a thread that spins until a time reaches it.
 const LOOK: Duration = Duration::from_micros(2);
-/// One in so many clock reads and locks takes this long: another process had the processor, and the thread's
-/// next step comes late.
+/// One in this many clock reads and locks takes this long: another process had the processor, and the
+/// thread's next step comes late.
 const HELD_UP: (u32, Duration) = (64, Duration::from_micros(250));
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -202,7 +202,7 @@ pub fn held_up() {
     }
 }
 
-/// From now on, a thread that was woken from its sleep on a watch may run so much later.
+/// From now on, a thread that was woken from its sleep on a watch may run up to this much later.
 pub fn busy(late: Duration) {
     world().change(|state| state.late = late);
 }

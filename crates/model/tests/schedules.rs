@@ -23,24 +23,24 @@ scenarios! {
         no_completion_comes_between_arming_and_sleeping
         completions_come_out_once
         feeders_come_and_go
-        a_refill_reaches_all_that_wait;
+        a_refill_reaches_all_waiting_queue_pairs;
     engine:
         blocked_threads_are_woken
-        what_comes_at_once_wakes_all_that_block
-        what_comes_after_a_leader_is_served
-        what_comes_after_a_leader_that_left_without_a_word_is_served
-        a_leader_that_is_held_up_gets_its_event
-        a_thread_that_waits_in_vain_is_dismissed
-        an_event_that_is_left_is_taken_by_another
-        events_of_other_threads_wake_those_that_block
-        what_goes_with_its_object_takes_nothing_along
-        a_timer_set_at_any_moment_runs_out_in_time
+        events_at_the_same_time_wake_all_blocked_threads
+        input_after_a_leader_is_served
+        input_after_a_leader_that_never_returned_is_served
+        a_delayed_leader_gets_its_event
+        a_thread_that_waits_without_input_is_dismissed
+        an_event_that_one_thread_leaves_is_taken_by_another
+        events_of_other_threads_wake_blocked_threads
+        destroying_an_object_removes_only_its_own_events
+        a_timer_set_at_any_moment_expires_in_time
         a_leader_runs_timers
-        a_descriptor_that_was_polled_is_not_forgotten
-        a_descriptor_that_was_polled_is_not_forgotten_beside_a_leader
-        that_polling_has_stopped_is_noticed
+        a_descriptor_that_was_polled_is_served_afterwards
+        a_descriptor_that_was_polled_is_served_beside_a_leader
+        the_end_of_polling_is_noticed
         a_program_that_waits_on_the_descriptor_is_woken
-        exit_is_told_to_all;
+        exit_is_reported_to_all;
 }
 
 #[test]

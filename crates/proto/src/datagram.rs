@@ -4,7 +4,7 @@
 //! extension header, 20 bytes | DDP header, untagged, 18 bytes | payload | CRC32c, 4 bytes
 //! ```
 //!
-//! Nothing is negotiated and no state is kept: what is wrong with a datagram concerns that datagram only.
+//! Nothing is negotiated and no state is kept: an error in a datagram concerns that datagram only.
 
 use core::fmt;
 
@@ -17,21 +17,21 @@ use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
 
 /// Bytes before the payload.
 pub const HEAD_LEN: usize = Extension::LEN + Untagged::LEN;
-/// Bytes behind the payload.
+/// Bytes after the payload.
 pub const TRAILER_LEN: usize = 4;
 /// Bytes that are not payload.
 pub const OVERHEAD: usize = HEAD_LEN + TRAILER_LEN;
 /// Payload of the longest datagram.
 pub const MOST_PAYLOAD: usize = datagram::MAX_LEN - OVERHEAD;
 
-/// What the headers of a message say.
+/// The contents of a message's headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// The sender's queue pair, 24 bits.
     pub source_qpn: u32,
     /// The receiver's queue pair, 24 bits, or all ones for a group.
     pub destination_qpn: u32,
-    /// Must be the receiver's.
+    /// Must be the receiver's Q_Key.
     pub qkey: u32,
     /// In the order of the wire.
     pub immediate: Option<[u8; 4]>,
@@ -39,7 +39,7 @@ pub struct Head {
     pub solicited: bool,
     /// Number of the message among those of its sender.
     pub msn: u32,
-    /// Tells this life of the sender's queue pair from earlier ones.
+    /// Distinguishes this incarnation of the sender's queue pair from earlier ones.
     pub incarnation: u32,
 }
 
@@ -75,7 +75,7 @@ impl Head {
     }
 }
 
-/// The bytes behind the payload, for a CRC over all before them.
+/// The bytes after the payload, for a CRC over all bytes before them.
 #[inline]
 pub fn trailer(crc: u32) -> [u8; TRAILER_LEN] {
     crc::to_wire(crc)
@@ -101,7 +101,7 @@ pub enum Reject {
     Flags(u8),
     /// The CRC is not that of the bytes.
     Crc,
-    /// The DDP header is none, or not one of a whole untagged message on the queue of Sends.
+    /// The DDP header is invalid, or not that of a whole untagged message on the queue of Sends.
     Ddp,
     /// The RDMAP version or opcode is not one that datagrams carry.
     Opcode,
@@ -120,7 +120,7 @@ impl fmt::Display for Reject {
     }
 }
 
-/// The destination queue pair of a datagram, without a look at the rest.
+/// The destination queue pair of a datagram; nothing else is checked.
 #[inline]
 pub fn destination(datagram: &[u8]) -> Result<u32, Reject> {
     extension(datagram).map(|header| header.destination_qpn)
@@ -133,8 +133,8 @@ fn extension(datagram: &[u8]) -> Result<Extension, Reject> {
     })
 }
 
-/// Checks a datagram and takes it apart. The checks are in the order of the layers, the CRC's first of all
-/// that it covers.
+/// Checks and parses a datagram. The checks follow the order of the layers; the CRC is checked before the DDP
+/// header.
 pub fn parse(datagram: &[u8]) -> Result<Message<'_>, Reject> {
     let extension = extension(datagram)?;
     if extension.flags & !FLAG_IMMEDIATE != 0 {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_survives_the_way() {
+    fn a_message_survives_the_round_trip() {
         for (immediate, solicited) in [(None, false), (Some([9, 8, 7, 6]), true), (Some([0; 4]), false)] {
             let head = Head { immediate, solicited, ..HEAD };
             for payload in [&b""[..], b"x", b"a longer one"] {
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    /// With a good CRC, as a sender of another kind would make it.
+    /// With a correct CRC, as a sender of another kind would make it.
     #[test]
     fn what_is_no_whole_send_is_rejected() {
         let rejected = |at: usize, value: u8| {

@@ -1,13 +1,13 @@
 //! Framing: how DDP segments (ULPDUs) are delimited and protected in what the lower layer carries, both ways.
 //!
-//! [`Framing`] is what set-up has agreed on. A [`Sender`] and a [`Receiver`] are made from it for each
-//! stream. MPA (RFC 5044) is the only framing today; another one is a second variant of each enum here. Every
-//! call is a `match`, so dispatch is static.
+//! [`Framing`] is what set-up has negotiated. A [`Sender`] and a [`Receiver`] are made from it for each
+//! stream. MPA (RFC 5044) is the only framing today; another one would be a second variant of each enum here.
+//! Every call is a `match`, so dispatch is static.
 //!
-//! No registered memory is touched here. On the way out the owner appends the payload to the buffer that the
-//! sender fills, or queues a reference to it between what [`Sender::begin`] and [`Sender::end`] append. On
-//! the way in the receiver says where a ULPDU lies, or how much of a large one can be received straight into
-//! place.
+//! This module does not touch registered memory. On the way out the owner appends the payload to the buffer
+//! that the sender fills, or queues a reference to it between the bytes that [`Sender::begin`] and
+//! [`Sender::end`] append. On the way in the receiver finds the place of a ULPDU, or how much of a large one
+//! can be received straight into place.
 
 pub mod input;
 pub mod mpa;
@@ -22,7 +22,7 @@ pub use mpa::Mpa;
 
 use crate::tx::OutSegment;
 
-/// What both ends have agreed on.
+/// What both ends have negotiated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
     /// FPDUs in a byte stream.
@@ -71,8 +71,8 @@ pub enum Sender {
 }
 
 impl Sender {
-    /// Whether the payload of this segment may stay where it is until the lower layer takes it: then call
-    /// [`Self::begin`] and [`Self::end`]. Otherwise it has to be copied: call [`Self::stage`].
+    /// Whether the payload of this segment may be referred to until the lower layer takes it: then call
+    /// [`Self::begin`] and [`Self::end`]. Otherwise it must be copied: call [`Self::stage`].
     #[inline]
     pub fn takes_reference(&self, segment: &OutSegment) -> bool {
         match self {
@@ -80,10 +80,10 @@ impl Sender {
         }
     }
 
-    /// Appends one whole frame to `buf`. `payload` appends the segment's payload and takes it into the CRC
-    /// while it copies, if it gets one. When `payload` fails, `buf` is as it was.
+    /// Appends one whole frame to `buf`. `payload` appends the segment's payload, and adds it to the CRC
+    /// while it copies, if it gets one. If `payload` fails, `buf` is unchanged.
     ///
-    /// The CRC is always taken of bytes in `buf`, which nobody else can change (docs/adr/003).
+    /// The CRC is always computed over bytes in `buf`, which nothing else can change (docs/adr/003).
     #[inline]
     pub fn stage<E>(
         &mut self,
@@ -96,7 +96,7 @@ impl Sender {
         }
     }
 
-    /// The same with a payload that is at hand.
+    /// The same with the payload in a slice.
     #[inline]
     pub fn stage_bytes(&mut self, buf: &mut Vec<u8>, segment: &OutSegment, bytes: &[u8]) {
         let Ok(()) = self.stage(buf, segment, |buf, crc| {
@@ -108,7 +108,7 @@ impl Sender {
         });
     }
 
-    /// Appends what stands before a referenced payload.
+    /// Appends the bytes before a referenced payload.
     #[inline]
     pub fn begin(&mut self, buf: &mut Vec<u8>, segment: &OutSegment) {
         match self {
@@ -116,7 +116,7 @@ impl Sender {
         }
     }
 
-    /// Appends what stands behind a referenced payload.
+    /// Appends the bytes after a referenced payload.
     #[inline]
     pub fn end(&mut self, buf: &mut Vec<u8>, segment: &OutSegment) {
         match self {
@@ -124,14 +124,14 @@ impl Sender {
         }
     }
 
-    /// The last `bytes` bytes that were appended, whole frames, are not sent after all.
+    /// The last `bytes` bytes that were appended, which are whole frames, will not be sent after all.
     pub fn unsend(&mut self, bytes: usize) {
         match self {
             Self::Mpa(mpa) => mpa.unsend(bytes),
         }
     }
 
-    /// How its frames are found again in a buffer of bytes to send.
+    /// How to find its frames again in a buffer of bytes to send.
     pub fn boundaries(&self) -> Boundaries {
         match self {
             Self::Mpa(mpa) if mpa.lengths_are_whole() => Boundaries::MpaLength,
@@ -140,7 +140,7 @@ impl Sender {
     }
 }
 
-/// How the frames in a buffer of bytes to send are found again.
+/// How to find the frames in a buffer of bytes to send again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Boundaries {
     /// Each begins with MPA's length field.
@@ -157,7 +157,7 @@ impl Boundaries {
         self != Self::Unknown
     }
 
-    /// Where the frame behind the one at `at` begins; `usize::MAX` if that is not known.
+    /// Where the frame after the one at `at` begins; `usize::MAX` if that is not known.
     pub fn next(self, buf: &[u8], at: usize) -> usize {
         let rest = buf.get(at..).unwrap_or(&[]);
         let len = match self {
@@ -168,7 +168,7 @@ impl Boundaries {
     }
 }
 
-/// Finds ULPDUs in what was received. Holds no received bytes.
+/// Finds ULPDUs in received bytes. Holds no received bytes.
 #[derive(Debug)]
 pub enum Receiver {
     /// In a stream of FPDUs.
@@ -176,8 +176,8 @@ pub enum Receiver {
 }
 
 impl Receiver {
-    /// Looks at the start of `input`, which begins where the last frame ended. `scratch` takes a ULPDU that
-    /// does not lie in `input` in one piece.
+    /// Looks for a ULPDU at the start of `input`, which begins where the last frame ended. `scratch` holds a
+    /// ULPDU that is not contiguous in `input`.
     ///
     /// Call again with the rest after [`Step::Ulpdu`], with more bytes after [`Step::Incomplete`]. An error
     /// ends the stream: the Terminate to send is returned (RFC 5044 section 8).
@@ -192,7 +192,7 @@ impl Receiver {
         }
     }
 
-    /// Takes back the last ULPDU, of `consumed` bytes, which the owner could not place yet and will offer
+    /// Takes back the last ULPDU, of `consumed` bytes: the owner could not place it yet and will pass it in
     /// again.
     pub fn rewind(&mut self, consumed: usize) {
         match self {
@@ -200,8 +200,8 @@ impl Receiver {
         }
     }
 
-    /// How many bytes to have in the owner's buffer of `buffer` bytes after the next receive, at most;
-    /// `left_over`, which begins where the last frame ended, is part of them.
+    /// How many bytes the owner's buffer of `buffer` bytes should hold at most after the next receive,
+    /// including `left_over`, which begins where the last frame ended.
     pub fn plan(&mut self, left_over: &[u8], buffer: usize) -> usize {
         match self {
             Self::Mpa(mpa) => mpa.plan(left_over, buffer),
@@ -216,7 +216,7 @@ impl Receiver {
         }
     }
 
-    /// The rest of `large` is received straight into place from now on: all but `there` bytes of the
+    /// From now on the rest of `large` is received straight into place: all but the first `there` of the
     /// `payload_len` bytes of its payload.
     pub fn begin_rest(&mut self, large: &Large<'_>, payload_len: usize, there: usize) -> Rest {
         match self {

@@ -1,16 +1,17 @@
 //! Receiving: DDP segments checked against the stream's state (RFC 5041 section 7, RFC 5040 section 7.2).
 //!
-//! [`RxState::check`] looks, [`RxState::commit`] moves on. Between the two the owner places the payload; if
-//! it cannot yet (no receive is posted), it leaves the segment and checks it again later.
+//! [`RxState::check`] checks a segment, [`RxState::commit`] advances past it. Between the two the owner
+//! places the payload; if it cannot do so yet (no receive is posted), it leaves the segment and checks it
+//! again later.
 
 use uwarp_wire::ddp::{self, Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, QN_TERMINATE};
-use uwarp_wire::rdmap::{Control, Opcode, OpcodeInfo, QN_UWARP_ACK, RV, UWARP_TELL, UWARP_WITH_IMM};
+use uwarp_wire::rdmap::{Control, Opcode, OpcodeInfo, QN_UWARP_ACK, RV, UWARP_REQUEST_ACK, UWARP_WITH_IMM};
 use uwarp_wire::terminate::{Mpa, RemoteOperation, TaggedBuffer, TerminateError, UntaggedBuffer};
 
 /// A segment that passed every check that needs no memory region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// The header as it came.
+    /// The header as received.
     pub header: Header,
     /// The RDMAP operation: its row of the opcode table.
     pub info: &'static OpcodeInfo,
@@ -21,10 +22,11 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Whether the peer wants to hear when the message is placed. Only another uwarp end's bit means that.
+    /// Whether the peer requests an acknowledgement when the message is placed. Only from another uwarp end
+    /// does the bit mean that.
     #[inline]
-    pub fn asks(&self) -> bool {
-        self.header.rsvdulp() & UWARP_TELL != 0
+    pub fn requests_ack(&self) -> bool {
+        self.header.rsvdulp() & UWARP_REQUEST_ACK != 0
     }
 
     /// Whether this is the last segment of its message.
@@ -39,7 +41,7 @@ struct Queue {
     msn: u32,
     /// Bytes of it already placed.
     mo: u32,
-    /// Its operation, once its first segment came.
+    /// Its operation, once its first segment has arrived.
     opcode: Option<Opcode>,
 }
 
@@ -48,8 +50,8 @@ impl Queue {
 }
 
 impl Segment {
-    /// The immediate data of a Send with Immediate, in the order of the wire. Only another uwarp end's bit
-    /// means that; toward strangers it is reserved and not looked at (RFC 5040 section 4.1).
+    /// The immediate data of a Send with Immediate, in the order of the wire. Only from another uwarp end
+    /// does the bit mean that; from strangers it is reserved and ignored (RFC 5040 section 4.1).
     pub fn send_immediate(&self) -> Option<[u8; 4]> {
         match self.header {
             Header::Untagged(h) if h.rsvdulp & UWARP_WITH_IMM != 0 => Some(h.rsvdulp32.to_be_bytes()),
@@ -71,7 +73,7 @@ impl RxState {
         Self { queues: [Queue::START; 5], uwarp_peer }
     }
 
-    /// The peer was taken for a uwarp end and is none: our own operations are errors from now on.
+    /// The peer was assumed to be a uwarp end and is none: our own operations are errors from now on.
     pub fn no_uwarp_peer(&mut self) {
         self.uwarp_peer = false;
     }
@@ -129,7 +131,7 @@ impl RxState {
         Ok(Segment { header, info, header_len, payload_len })
     }
 
-    /// Moves on past a segment that [`check`](Self::check) accepted and whose payload is placed.
+    /// Advances past a segment that [`check`](Self::check) accepted and whose payload is placed.
     pub fn commit(&mut self, segment: &Segment) {
         let Header::Untagged(h) = segment.header else { return };
         let Some(queue) = self.queue_mut(h.qn) else { return };

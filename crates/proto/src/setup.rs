@@ -1,4 +1,5 @@
-//! MPA connection set-up (RFC 5044 section 7, RFC 6581): who speaks first, what the two ends agree on.
+//! MPA connection set-up (RFC 5044 section 7, RFC 6581): which end sends first, and what the two ends agree
+//! on.
 //!
 //! ```text
 //!   Initiator                                         Responder
@@ -6,21 +7,22 @@
 //!                                                     accept / reject
 //!   Accepted | Rejected ◀── handle_input ── Reply ─── poll_transmit ── Negotiated
 //!        │
-//!        └── ready-to-receive indication (the first FPDU, sent by whoever moves the stream) ──▶
+//!        └── ready-to-receive indication (the first FPDU, sent by the owner of the stream) ──▶
 //! ```
 //!
-//! Neither machine knows a socket or a clock. `want()` says how many bytes of the stream the machine takes
-//! next, and the caller reads no more than these: the byte behind a frame is the stream's first FPDU and
-//! belongs to somebody else. Time limits are the caller's (RFC 5044 section 7.1.2 rule 10).
+//! Neither machine knows a socket or a clock. `want()` returns how many bytes of the stream the machine takes
+//! next, and the caller must read no more than these: the byte after a frame belongs to the stream's first
+//! FPDU, which this machine does not handle. Time limits are the caller's task (RFC 5044 section 7.1.2 rule
+//! 10).
 //!
 //! What the RFCs leave open is decided here:
-//! - An initiator always asks for the peer-to-peer model with a Write or Read indication, because the plain
-//!   model makes the responder wait for the first FPDU, and a server that speaks first would wait for ever.
-//!   It never offers a Send: that would eat one of the program's receives. Where the responder does not agree
-//!   to the model, the Write goes out all the same.
-//! - A responder raises its IRD to what the initiator asks for, as far as the device goes: read depth costs
-//!   us nothing, and programs give small numbers without meaning them.
-//! - Two uwarp ends know each other by reserved flag bits: see [`peer`].
+//! - An initiator always requests the peer-to-peer model with a Write or Read indication, because the plain
+//!   model makes the responder wait for the first FPDU, and a server that sends first would wait for ever. It
+//!   never offers a Send, which would use up one of the program's receives. If the responder does not agree
+//!   to the model, the initiator still sends the Write.
+//! - A responder raises its IRD to what the initiator requests, up to the limit of the device: read depth
+//!   costs us nothing, and programs give small numbers without meaning them.
+//! - Two uwarp ends recognize each other by reserved flag bits: see [`peer`].
 
 mod initiator;
 pub mod peer;
@@ -50,7 +52,7 @@ pub enum Revision {
 }
 
 impl Revision {
-    /// The number on the wire; revisions that we do not speak are `None`.
+    /// From the number on the wire; `None` for revisions that we do not support.
     pub const fn from_wire(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::One),
@@ -65,51 +67,52 @@ impl Revision {
     }
 }
 
-/// The ready-to-receive indication of peer-to-peer connections, by which the initiator sends first, as one
-/// end has negotiated it (RFC 6581 section 9.2).
+/// The ready-to-receive indication of peer-to-peer connections, which the initiator sends first, as one end
+/// has negotiated it (RFC 6581 section 9.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rtr {
-    /// Client-server model: none is sent.
+    /// Client-server model: none.
     None,
-    /// Initiator: send a zero-length RDMA Write first; also where the responder did not agree to the
+    /// Initiator: send a zero-length RDMA Write first; also if the responder did not agree to the
     /// peer-to-peer model.
     SendWrite,
     /// Initiator: send a zero-length RDMA Read Request first.
     SendRead,
-    /// Responder: the first FPDU that arrives is one: a zero-length Write or Read. A message with content
-    /// also counts.
+    /// Responder: expect one as the first FPDU: a zero-length Write or Read. A message with content also
+    /// counts.
     Expect,
 }
 
-/// STag and tagged offset of a ready-to-receive Write that says nothing. They mean nothing where nothing is
-/// placed, but some hardware may treat STag 0 specially (siw's source says so), so siw and cxgb4 name STag 1,
-/// and so do we.
+/// STag and tagged offset of a ready-to-receive Write without data of ours. They mean nothing, because
+/// nothing is placed, but some hardware may treat STag 0 specially (siw's source says so). So siw and cxgb4
+/// send STag 1, and so do we.
 pub const RTR_STAG_TO: (u32, u64) = (uwarp_wire::rdmap::EMPTY_STAG, 0);
 
 /// Read depths of one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Depths {
-    /// Inbound: RDMA Reads and atomics of the peer that may be outstanding here.
+    /// Inbound: RDMA Reads and atomics of the peer that may be outstanding.
     pub ird: u16,
-    /// Outbound: RDMA Reads and atomics of ours that may be outstanding there.
+    /// Outbound: RDMA Reads and atomics of this end that may be outstanding.
     pub ord: u16,
-    /// `false`: this end sees to depths by other means; frames say 0x3FFF and the numbers stay as they are.
+    /// `false`: this end negotiates depths by other means; frames carry 0x3FFF and the numbers are used
+    /// unchanged.
     pub negotiate: bool,
 }
 
 impl Depths {
-    /// Depths to be negotiated.
+    /// Depths to negotiate.
     pub const fn negotiated(ird: u16, ord: u16) -> Self {
         Self { ird, ord, negotiate: true }
     }
 
-    /// Depths as they go into a frame.
+    /// Depths as a frame carries them.
     fn to_wire(self) -> (u16, u16) {
         if self.negotiate { (self.ird, self.ord) } else { (mpa::NO_AUTO, mpa::NO_AUTO) }
     }
 }
 
-/// What both ends agreed on: all that the stream has to know.
+/// What both ends have negotiated: everything that the stream needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Negotiated {
     /// Whether we sent the request.
@@ -120,7 +123,7 @@ pub struct Negotiated {
     pub crc: bool,
     /// The peer wants markers in what we send.
     pub send_markers: bool,
-    /// The peer puts markers into what we receive, because we asked.
+    /// The peer puts markers into what we receive, because we requested them.
     pub receive_markers: bool,
     /// Our inbound read depth.
     pub ird: u16,
@@ -128,34 +131,34 @@ pub struct Negotiated {
     pub ord: u16,
     /// Ready-to-receive indication.
     pub rtr: Rtr,
-    /// What the peer said of its depths and model, to be handed to the program (RFC 6581 section 9.1); `None`
-    /// without enhanced set-up.
+    /// The peer's depths and model, to pass on to the program (RFC 6581 section 9.1); `None` without enhanced
+    /// set-up.
     pub peer_enhanced: Option<Enhanced>,
-    /// Our request set a reserved flag, and the reply does not have it. Linux siw sends a request's flags
-    /// back; adapters do not.
+    /// Our request set a reserved flag, and the reply does not have it. Linux siw returns the flags of a
+    /// request; adapters do not.
     pub drops_reserved_flags: bool,
     /// The peer is uwarp.
     pub peer_is_uwarp: bool,
-    /// What the uwarp peer says of itself. A responder learns it from the ready-to-receive indication only,
-    /// see [`PeerData::from_rtr`].
+    /// The introduction of a uwarp peer. A responder gets it only with the ready-to-receive indication, see
+    /// [`PeerData::from_rtr`].
     pub peer: Option<PeerData>,
-    /// What goes into STag and tagged offset of our ready-to-receive Write, see [`PeerData::to_rtr`];
-    /// [`RTR_STAG_TO`] toward strangers.
+    /// STag and tagged offset of our ready-to-receive Write, see [`PeerData::to_rtr`]; [`RTR_STAG_TO`] toward
+    /// strangers.
     pub rtr_stag_to: (u32, u64),
-    /// The reply's private data for the program (initiator); empty at the responder, which had it in
+    /// The reply's private data for the program (initiator); empty at the responder, which got it in
     /// [`Request`].
     pub private_data: Vec<u8>,
 }
 
-/// Why set-up failed. Except for [`SetupError::Misuse`] the connection is to be closed after what
-/// `poll_transmit` still gives.
+/// Why set-up failed. Except for [`SetupError::Misuse`], the caller must close the connection after sending
+/// what `poll_transmit` still returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum SetupError {
     /// Invalid bytes: not an MPA frame.
     #[error("not an MPA frame: wrong key")]
     BadKey,
-    /// Invalid bytes: a request where a reply was due (both ends initiate), or the other way round.
-    #[error("MPA {0:?} frame where the other kind was due")]
+    /// Invalid bytes: a request where a reply was expected (both ends initiate), or the other way round.
+    #[error("MPA {0:?} frame where the other kind was expected")]
     WrongKind(FrameKind),
     /// Invalid bytes: more private data than the RFC allows.
     #[error("{0} bytes of private data announced; at most 512 are legal")]
@@ -163,28 +166,28 @@ pub enum SetupError {
     /// Invalid bytes: enhanced set-up announced, but no room for it.
     #[error("enhanced set-up announced, but the private data is too short for it")]
     EnhancedMissing,
-    /// Peer incompatible: a revision that we do not speak.
+    /// Peer incompatible: a revision that we do not support.
     #[error("MPA revision {0} is not supported")]
     Revision(u8),
     /// Peer incompatible: it answered an enhanced request without enhanced set-up (RFC 6581 section 10
-    /// forbids it). It took our four bytes of enhanced data for the program's.
-    #[error("the peer does not speak enhanced set-up")]
+    /// forbids it). So it took our four bytes of enhanced data for the program's.
+    #[error("the peer does not support enhanced set-up")]
     NotEnhanced,
     /// Peer incompatible: it wants more outstanding Reads than this end can serve.
-    #[error("the peer needs an inbound read depth of {wanted}, at most {limit} can be had")]
+    #[error("the peer needs an inbound read depth of {wanted}; this end supports at most {limit}")]
     InsufficientIrd {
         /// The responder's ORD.
         wanted: u16,
         /// Our limit.
         limit: u16,
     },
-    /// Peer incompatible: no ready-to-receive indication that both know.
+    /// Peer incompatible: no ready-to-receive indication that both ends support.
     #[error("no ready-to-receive indication in common")]
     NoMatchingRtr,
     /// The peer closed the connection in the middle of set-up.
     #[error("connection closed during set-up")]
     Closed {
-        /// Not one byte of a frame had arrived.
+        /// No byte of a frame had arrived.
         silent: bool,
     },
     /// The program's private data does not fit into the frame.
@@ -201,14 +204,14 @@ pub enum SetupError {
 }
 
 impl Negotiated {
-    /// The framing of the stream that begins now.
+    /// The framing of the stream.
     pub fn framing(&self) -> Framing {
         let Self { crc, send_markers, receive_markers, .. } = *self;
         Framing::Mpa(Mpa { crc, send_markers, receive_markers })
     }
 
-    /// The only FPDU of a stream that cannot begin, because of something at this end (RFC 6581 section 9.3).
-    /// `None` where the set-up was not enhanced: the code is RFC 6581's.
+    /// The only FPDU of a stream that cannot begin because of an error at this end (RFC 6581 section 9.3).
+    /// `None` if set-up was not enhanced: the code is RFC 6581's.
     pub fn local_error(&self) -> Option<Vec<u8>> {
         self.peer_enhanced?;
         Some(terminate_fpdu(TerminateError::Mpa(terminate::Mpa::LocalCatastrophic), self.framing()))
@@ -216,9 +219,9 @@ impl Negotiated {
 }
 
 impl SetupError {
-    /// The Terminate that the peer is told with. Errors in a frame itself are answered by closing the
-    /// connection at once (RFC 5044 section 8, code 4), for there is no stream yet whose framing both ends
-    /// agree on.
+    /// The Terminate that reports this error to the peer. After an error in a frame itself, the connection is
+    /// closed at once (RFC 5044 section 8, code 4), because there is no stream yet whose framing both ends
+    /// know.
     pub const fn terminate(self) -> Option<TerminateError> {
         match self {
             Self::InsufficientIrd { .. } => Some(TerminateError::Mpa(terminate::Mpa::InsufficientIrd)),
@@ -236,7 +239,7 @@ impl SetupError {
     }
 }
 
-/// Most bytes of the program's private data in a frame with these properties.
+/// Largest number of bytes of the program's private data in a frame with these properties.
 pub const fn private_data_limit(enhanced: bool, peer_data: bool) -> usize {
     let mut limit = mpa::MAX_PRIVATE_DATA;
     if enhanced {
@@ -248,7 +251,7 @@ pub const fn private_data_limit(enhanced: bool, peer_data: bool) -> usize {
     limit
 }
 
-/// A frame in bytes: fixed part, enhanced data, the program's data, ours.
+/// A frame in bytes: fixed part, enhanced data, the program's data, our data.
 fn frame(
     kind: FrameKind,
     mut flags: u8,

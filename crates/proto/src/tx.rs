@@ -126,9 +126,9 @@ impl OutSegment {
 }
 
 impl Segmenter {
-    /// `total` bytes in segments whose ULPDU is at most `mulpdu` bytes. With `balanced`, segments are of
-    /// about equal size, so that a message just above the limit does not end in a tiny one (worth it where
-    /// segments are received straight into place); without, each is as large as it may be.
+    /// `total` bytes in segments whose ULPDU is at most `mulpdu` bytes. With `balanced`, segments have about
+    /// equal size, so that a message just above the limit does not end in a tiny one (this helps where
+    /// segments are received straight into place). Without it, each is as large as possible.
     pub fn new(message: Message, total: u32, mulpdu: usize, balanced: bool) -> Self {
         let max = u32::try_from(mulpdu.saturating_sub(message.header_len()).max(64)).unwrap_or(u32::MAX) & !3;
         let step = if balanced && total > max {

@@ -1,4 +1,4 @@
-//! The framer and the set-up machines on bytes of no meaning, and on bytes of nearly one.
+//! The framer and the set-up machines on random bytes, and on bytes that are nearly valid.
 
 mod hostile;
 
@@ -6,7 +6,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 1000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn framer(bytes in vec(any::<u8>(), 0..3000)) {
@@ -14,7 +18,10 @@ proptest! {
     }
 
     #[test]
-    fn framer_with_short_lengths(flags: u8, frames in vec((0u16..2000, vec(any::<u8>(), 0..40)), 0..5)) {
+    fn framer_with_short_lengths(
+        flags: u8,
+        frames in vec((0u16..2000, vec(any::<u8>(), 0..40)), 0..5),
+    ) {
         let mut bytes = vec![flags & !3];
         for (len, start) in frames {
             let at = bytes.len();
@@ -36,7 +43,13 @@ proptest! {
     }
 
     #[test]
-    fn setup_with_a_valid_start(config: [u8; 4], flags: u8, revision in 0u8..4, len in 0u16..600, rest in vec(any::<u8>(), 0..600)) {
+    fn setup_with_a_valid_start(
+        config: [u8; 4],
+        flags: u8,
+        revision in 0u8..4,
+        len in 0u16..600,
+        rest in vec(any::<u8>(), 0..600),
+    ) {
         let mut bytes = config.to_vec();
         bytes.extend([flags, revision]);
         bytes.extend(len.to_be_bytes());

@@ -25,16 +25,16 @@ fn messages() -> [Message; 3] {
 }
 
 proptest! {
-    /// No segment is longer than MULPDU, the offsets leave no gap, all of the message is there, and only the
-    /// last segment says that it is the last. Everything else in the headers is the same in all segments.
+    /// No segment is longer than MULPDU, the offsets leave no gap, the message is complete, and only the last
+    /// segment has the L bit. Everything else in the headers is the same in all segments.
     #[test]
-    fn segments_of_a_message_are_numbered_and_whole(
+    fn segments_of_a_message_are_numbered_and_complete(
         total in prop_oneof![1u32..200_000, Just(u32::MAX)],
         mulpdu in 128usize..=UWARP_MULPDU,
         balanced: bool,
     ) {
         for message in messages() {
-            // A message of 4 GiB is not gone through in pieces of 128 bytes.
+            // A message of 4 GiB is not cut into pieces of 128 bytes.
             let mulpdu = if total == u32::MAX { mulpdu.max(16_384) } else { mulpdu };
             let mut segments = Segmenter::new(message, total, mulpdu, balanced);
             let mut next = 0;
@@ -63,8 +63,8 @@ proptest! {
         }
     }
 
-    /// RFC 5044 section 4.5: one FPDU of the largest ULPDU and its markers fit a TCP segment, and 4 bytes
-    /// more would not, but for the marker that the worst case has room for.
+    /// RFC 5044 section 4.5: one FPDU of the largest ULPDU and its markers fits a TCP segment. With 4 bytes
+    /// more it would not, except for the marker that the worst case leaves room for.
     #[test]
     fn the_largest_ulpdu_is_what_fits_a_tcp_segment(emss in 200usize..60_000) {
         prop_assert_eq!(mulpdu(emss, false), emss - (6 + emss % 4));
@@ -79,7 +79,7 @@ proptest! {
     fn markers_stand_every_512_bytes_and_point_back(sizes in prop::collection::vec(0usize..2000, 1..8)) {
         let mut sender = Framing::Mpa(Mpa { send_markers: true, ..Mpa::default() }).sender();
         let mut stream = Vec::new();
-        // Where each FPDU begins: with its marker, if one stands there.
+        // Where each FPDU begins: with its marker, if there is one.
         let mut starts = Vec::new();
         for len in sizes {
             let payload = vec![0xEE; len];
@@ -87,11 +87,11 @@ proptest! {
             starts.push(stream.len());
             sender.stage_bytes(&mut stream, &segment, &payload);
         }
-        prop_assert_eq!(stream[..4].to_vec(), vec![0; 4], "a marker stands first");
+        prop_assert_eq!(stream[..4].to_vec(), vec![0; 4], "a marker comes first");
         for at in (0..stream.len()).step_by(512) {
             let marker: [u8; 4] = stream[at..at + 4].try_into().unwrap();
             let start = *starts.iter().rev().find(|start| **start <= at).unwrap();
-            // The length field stands behind a marker between FPDUs.
+            // The length field comes after a marker between FPDUs.
             let length_field = if start % 512 == 0 { start + 4 } else { start };
             let pointer = if start == at { 0 } else { at - length_field };
             let [high, low] = u16::try_from(pointer).unwrap().to_be_bytes();

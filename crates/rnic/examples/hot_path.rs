@@ -76,7 +76,7 @@ fn main() {
                 black_box(b.rx_plan(&[], 65536));
                 assert_eq!(b.handle_input(&now(), &wire), wire.len());
                 let t2 = timed.then(Instant::now);
-                // What tells of placed messages, now and then, or completions are held back.
+                // Acknowledges placed messages, now and then, or completions are held back.
                 let mut acks = 0;
                 if let Some(bytes) = b.poll_transmit(&now()).and_then(|out| out.only_staged()) {
                     acks = bytes.len();

@@ -27,8 +27,8 @@ pub struct Ah {
 }
 
 impl Ah {
-    /// A handle for the host at `to`, whose port does not count: each queue pair number says its own. `from`:
-    /// an address of this host.
+    /// A handle for the host at `to`. The port of `to` is ignored: each queue pair number has its own port.
+    /// `from`: an address of this host.
     pub fn new(pd: &Arc<Pd>, to: SocketAddr, from: Option<IpAddr>) -> Arc<Self> {
         Arc::new(Self { pd: pd.clone(), to, from, group: false })
     }

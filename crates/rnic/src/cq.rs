@@ -29,15 +29,15 @@ struct Inner {
 
 struct Entry {
     wc: Wc,
-    /// The work queue, and the place after that of the work request in it.
+    /// The work queue, and the number of the place after the work request's own.
     key: u32,
     tail: u32,
-    /// When it was added, by the queue's clock.
+    /// Time at which it was added, by the queue's clock.
     at: u64,
 }
 
 impl Inner {
-    /// The program has the completion, or will never get it: its work request's place is free.
+    /// The program has the completion, or will never get it: the place of its work request is free.
     fn free_place(&self, entry: &Entry) {
         if let Some(Some(places)) = self.work_queues.get(entry.key as usize) {
             places.free(entry.tail);
@@ -47,29 +47,29 @@ impl Inner {
 
 /// Which places of a work queue are free again.
 ///
-/// A place is taken from the post until the completion is *polled*, as in the providers of adapters (mlx4's
-/// and mlx5's `poll_cq` advance the tail of the work queue). So a program that posts until the queue is full
-/// cannot overrun a completion queue that is as deep as its work queues.
+/// A place is taken from the post until the program *polls* the completion, as in the providers of adapters
+/// (`poll_cq` of mlx4 and mlx5 advances the tail of the work queue). So a program that posts until the queue
+/// is full cannot overrun a completion queue that is as deep as its work queues.
 #[derive(Debug)]
 pub(crate) struct Places {
     freed: AtomicU32,
-    /// Several queue pairs with completion queues of their own complete the receives of a shared receive
-    /// queue, in any order.
+    /// True for a shared receive queue: several queue pairs, each with its own completion queue, complete its
+    /// receives in any order.
     shared: bool,
 }
 
 impl Places {
-    /// Of a queue whose work requests complete in the order they were posted, on one completion queue.
+    /// For a queue whose work requests complete in the order they were posted, on one completion queue.
     pub fn in_order() -> Arc<Self> {
         Arc::new(Self { freed: AtomicU32::new(0), shared: false })
     }
 
-    /// Of a shared receive queue.
+    /// For a shared receive queue.
     pub fn shared() -> Arc<Self> {
         Arc::new(Self { freed: AtomicU32::new(0), shared: true })
     }
 
-    /// How many were freed since the start; wraps.
+    /// Places freed since the start; wraps.
     pub fn freed(&self) -> u32 {
         self.freed.load(Ordering::Acquire)
     }
@@ -94,7 +94,7 @@ const NO_KEY: u32 = u32::MAX;
 pub enum Coverage {
     /// Everything that the queue pairs wait for.
     Complete,
-    /// Not all: there are other queue pairs, or one waits for something that only the system can tell, such
+    /// Not all: there are other queue pairs, or one waits for something that only the system can report, such
     /// as room to send.
     Partial,
 }
@@ -111,20 +111,20 @@ impl Coverage {
 pub struct Direct {
     /// All, if there are at most this many.
     pub few: usize,
-    /// Of more, the one that brought this many completions in a row.
+    /// If there are more: only the one that brought this many completions in a row.
     pub favourite: u32,
-    /// Even so, every so many empty polls leave the others to the system: they must not wait for more than a
-    /// microsecond or two.
+    /// In that case, one empty poll in this many also asks the system about the others: they must not wait
+    /// for more than a microsecond or two.
     pub partial_every: u32,
 }
 
 /// Something whose progress may bring completions to a queue: a queue pair with its socket.
 pub trait Feeder: Send + Sync {
-    /// Looks for input and for room to send, without blocking. Does nothing if another thread does so.
-    /// `in_earnest`: the caller has looked in vain for a while and will look again at once.
+    /// Looks for input and for room to send, without blocking. Does nothing if another thread is doing so.
+    /// `in_earnest`: the caller has polled without result for a while and will poll again at once.
     fn make_progress(&self, in_earnest: bool) -> Coverage;
-    /// Looks for input as [`Self::make_progress`] in earnest; says whether messages of the peer's were
-    /// placed.
+    /// Looks for input as [`Self::make_progress`] does with `in_earnest`. Returns whether messages of the
+    /// peer were placed.
     fn receive_messages(&self) -> bool {
         let _ = self.make_progress(true);
         false
@@ -134,28 +134,28 @@ pub trait Feeder: Send + Sync {
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
 pub struct Cq {
     inner: Mutex<Inner>,
-    /// Entries in the ring; written under its lock, read without.
+    /// Entries in the ring; written under its lock, read without it.
     waiting: AtomicUsize,
     overflowed: AtomicBool,
-    /// Messages of some feeder complete before they have reached the peer's memory. A hint, never taken back.
+    /// Messages of some feeder complete before they have reached the peer's memory. A hint; it stays set.
     early: AtomicBool,
-    /// Tells when completions were added, where the program wants to know.
+    /// Gives each completion the time at which it was added, if the program wants to know.
     clock: Option<fn() -> u64>,
-    /// When the completion that was polled last had been added.
+    /// Time at which the last polled completion was added.
     polled_at: AtomicU64,
     cookie: u64,
     completions: Option<Arc<dyn CompletionSink>>,
     async_sink: Arc<dyn AsyncSink>,
-    /// Polls in a row that found nothing; kept for whoever decides on progress.
+    /// Polls in a row that found nothing; kept for the code that decides which thread makes progress.
     empty_polls: AtomicU32,
     feeders: RwLock<Feeders>,
-    /// Of many feeders, the one that lately brought everything: the queue pair's number, and how many
-    /// completions in a row. Written under the ring's lock, read without: a hint.
+    /// Of many feeders, the one that brought all recent completions: the number of its queue pair, and how
+    /// many completions in a row. Written under the ring's lock, read without it: a hint.
     favourite: AtomicU32,
     streak: AtomicU32,
 }
 
-/// Where the work requests of one queue complete. Its completions go with it.
+/// Where the work requests of one queue complete. When it is dropped, so are its completions.
 pub(crate) struct Outlet {
     cq: Arc<Cq>,
     key: u32,
@@ -190,11 +190,11 @@ impl Drop for Outlet {
     }
 }
 
-/// Queue pairs by number: thousands may share a queue, and come and go one by one.
+/// Queue pairs by number: thousands may share a queue, and each may come and go at any time.
 #[derive(Default)]
 struct Feeders {
     list: Vec<(u32, Weak<dyn Feeder>)>,
-    /// Where in the list.
+    /// Index in the list.
     place: HashMap<u32, usize>,
 }
 
@@ -274,8 +274,8 @@ impl Cq {
         n
     }
 
-    /// When the completion that was polled last had been added, by the queue's clock; 0 without one. Of use
-    /// to a program that polls one completion at a time, in one thread.
+    /// Time at which the last polled completion was added, by the queue's clock; 0 without one. Useful for a
+    /// program that polls one completion at a time, in one thread.
     pub fn polled_at(&self) -> u64 {
         self.polled_at.load(Ordering::Relaxed)
     }
@@ -290,9 +290,9 @@ impl Cq {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    /// Makes the next completion (or the next solicited or failed one) an event. Completions that are there
-    /// already make none: the program polls after arming, as the man page says. Arming for any outweighs
-    /// arming for solicited.
+    /// Makes the next completion (or the next solicited or failed one) an event. Completions that are already
+    /// in the queue make none: the program polls after arming, as the man page says. Arming for any
+    /// completion includes arming for solicited ones.
     pub fn arm(&self, solicited_only: bool) {
         let mut inner = self.inner.lock();
         inner.armed = match (inner.armed, solicited_only) {
@@ -317,21 +317,22 @@ impl Cq {
 
     /// Adds a completion. `solicited`: it completes a receive of a Send with Solicited Event.
     ///
-    /// Returns false when the queue is full: the completion is lost, an asynchronous event says so once, and
-    /// the caller's queue pair has to go to the error state.
+    /// Returns false when the queue is full: the completion is lost, an asynchronous event reports it once,
+    /// and the caller must move its queue pair to the error state.
     pub fn push(&self, wc: Wc, solicited: bool) -> bool {
         self.push_of(NO_KEY, 0, wc, solicited)
     }
 
-    /// The same, of the work queue at `key`: the program's poll frees the places before `tail`.
+    /// The same for the work queue at `key`: when the program polls the completion, the places before `tail`
+    /// are free.
     fn push_of(&self, key: u32, tail: u32, wc: Wc, solicited: bool) -> bool {
         let event = {
             let mut inner = self.inner.lock();
             if inner.ring.len() >= inner.depth {
                 let first = !self.overflowed.swap(true, Ordering::Relaxed);
                 let depth = inner.depth;
-                // Nobody will poll it. (That of a queue of its own is free with the next completion, if there
-                // is one.)
+                // This completion will never be polled. (A place of a queue pair's own queue becomes free
+                // with its next completion, if there is one.)
                 if let Some(Some(places)) = inner.work_queues.get(key as usize)
                     && places.shared
                 {
@@ -342,7 +343,7 @@ impl Cq {
                     tracing::error!(
                         depth,
                         qpn = wc.qp_num,
-                        "completion queue overflow: it is full of completions that the program has not polled, and the next one is lost"
+                        "completion queue overflow: a completion is lost, because the program has not polled"
                     );
                     self.async_sink.async_event(AsyncEvent { kind: EventKind::CqErr, cookie: self.cookie });
                 }
@@ -388,12 +389,12 @@ impl Cq {
         u32::try_from(inner.work_queues.len() - 1).unwrap_or(NO_KEY)
     }
 
-    /// Drops the completions of a work queue that the program has not polled. Their places are free. Events
-    /// stay.
+    /// Drops the completions of a work queue that the program has not polled, and frees their places. Events
+    /// are kept.
     ///
-    /// Providers of adapters do so when a queue pair is destroyed or reset (`mlx5_destroy_qp` and
-    /// `mlx5_modify_qp` call `mlx5_cq_clean`, mlx4, hns and bnxt_re have the like; irdma does so at
-    /// destruction only), and programs free what the `wr_id` points to right after.
+    /// Providers of adapters do the same when a queue pair is destroyed or reset (`mlx5_destroy_qp` and
+    /// `mlx5_modify_qp` call `mlx5_cq_clean`; mlx4, hns and bnxt_re do likewise; irdma does so at destruction
+    /// only), and programs free what the `wr_id` points to right after.
     fn purge(&self, key: u32) {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
@@ -424,8 +425,8 @@ impl Cq {
         self.early.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the oldest completion is of a Write, and may be there before the Write has reached the peer's
-    /// memory.
+    /// Whether the oldest completion is of a Write and may have been added before the Write reached the
+    /// peer's memory.
     pub fn first_is_early_write(&self) -> bool {
         let early = |wc: &Wc| wc.opcode == WcOpcode::RdmaWrite && wc.status == WcStatus::Success;
         self.early.load(Ordering::Relaxed)
@@ -433,8 +434,8 @@ impl Cq {
             && self.inner.lock().ring.front().is_some_and(|entry| early(&entry.wc))
     }
 
-    /// Lets the feeders look for input, in earnest, if there are at most `few`; says whether messages of the
-    /// peer's were placed. `None`: there are more.
+    /// Lets the feeders look for input, as in [`Feeder::receive_messages`], if there are at most `few`.
+    /// Returns whether messages of the peer were placed; `None` if there are more feeders.
     pub fn receive_messages(&self, few: usize) -> Option<bool> {
         let feeders = self.feeders.read();
         if feeders.list.len() > few {
@@ -443,7 +444,7 @@ impl Cq {
         let some: SmallVec<[Arc<dyn Feeder>; 4]> =
             feeders.list.iter().filter_map(|(_, feeder)| feeder.upgrade()).collect();
         drop(feeders);
-        // All of them, whatever the first says.
+        // All of them, whatever the first one returns.
         Some(some.iter().filter(|feeder| feeder.receive_messages()).count() > 0)
     }
 
@@ -451,7 +452,7 @@ impl Cq {
     pub fn add_feeder(&self, qpn: u32, feeder: Weak<dyn Feeder>) {
         let mut feeders = self.feeders.write();
         let end = feeders.list.len();
-        // A queue pair with one completion queue for both directions comes twice.
+        // A queue pair with one completion queue for both directions is added twice.
         if *feeders.place.entry(qpn).or_insert(end) == end {
             feeders.list.push((qpn, feeder));
         }
@@ -467,9 +468,9 @@ impl Cq {
         }
     }
 
-    /// Lets feeders look directly: all, if they are few, or the one that lately brought everything.
+    /// Lets feeders look directly: all, if they are few, or the one that brought all recent completions.
     pub fn make_progress(&self, direct: &Direct, in_earnest: bool) -> Coverage {
-        // Taken out of the lock: a feeder calls observers, which take locks of their own.
+        // Cloned, so that no lock is held here: a feeder calls observers, which take locks of their own.
         let feeders = self.feeders.read();
         if feeders.list.len() > direct.few {
             let favourite = self.favourite(&feeders, direct.favourite);
@@ -479,7 +480,7 @@ impl Cq {
             let others_wait = self.empty_polls.load(Ordering::Relaxed).is_multiple_of(direct.partial_every);
             return if others_wait { Coverage::Partial } else { covered };
         }
-        // One is the rule, and polled millions of times a second.
+        // The usual case is one feeder, polled millions of times a second.
         if let [(_, one)] = feeders.list.as_slice() {
             let one = one.upgrade();
             drop(feeders);
@@ -488,7 +489,7 @@ impl Cq {
         let some: SmallVec<[Arc<dyn Feeder>; 4]> =
             feeders.list.iter().filter_map(|(_, feeder)| feeder.upgrade()).collect();
         drop(feeders);
-        // All of them, whatever the first says.
+        // All of them, whatever the first one returns.
         let each = some.iter().map(|feeder| feeder.make_progress(in_earnest));
         each.fold(Coverage::Complete, Coverage::and)
     }
@@ -501,13 +502,14 @@ impl Cq {
         feeders.list.get(at)?.1.upgrade()
     }
 
-    /// Counts an empty poll and says how many there were in a row; a poll that found something starts anew.
+    /// Counts an empty poll and returns how many there were in a row; a poll that found something resets the
+    /// count.
     pub fn note_poll(&self, found: bool) -> u32 {
         if found {
             self.empty_polls.store(0, Ordering::Relaxed);
             return 0;
         }
-        // Not atomic as a whole: two pollers may lose a count, which costs one more empty poll.
+        // The update is not atomic: two pollers may lose a count, which costs one more empty poll.
         let n = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.empty_polls.store(n, Ordering::Relaxed);
         n
@@ -536,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_told_once() {
+    fn overflow_is_reported_once() {
         let events = Arc::new(Count::default());
         let cq = Cq::new(2, 0, None, events.clone());
         assert!(cq.push(wc(WcStatus::Success), false));
@@ -548,7 +550,7 @@ mod tests {
         assert_eq!(cq.poll(10, |_| ()), 2);
     }
 
-    /// The place was taken for good, and the queue is of others too.
+    /// The place stayed taken for ever, although other queue pairs share the queue.
     #[test]
     fn a_lost_completion_frees_its_place_in_a_shared_queue() {
         let cq = Cq::new(1, 0, None, Arc::new(Count::default()));
@@ -562,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_goes_takes_its_completions_along() {
+    fn a_dropped_work_queue_drops_its_completions() {
         let cq = Cq::new(16, 0, None, Arc::new(Count::default()));
         let (places, shared) = (Places::in_order(), Places::shared());
         let gone = Outlet::new(cq.clone(), places.clone());
@@ -575,7 +577,7 @@ mod tests {
         assert_eq!((places.freed(), shared.freed()), (1, 0));
         drop(gone);
         assert_eq!((places.freed(), shared.freed()), (3, 0));
-        // Another one may get the key of the one that is gone.
+        // A new work queue may get the key of the dropped one.
         let next = Outlet::new(cq.clone(), Places::in_order());
         assert!(next.push(1, Wc { wr_id: 3, ..wc(WcStatus::Success) }, false));
         let mut found = Vec::new();
@@ -594,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_feeders_the_one_that_brings_everything_is_asked() {
+    fn of_many_feeders_the_one_that_brings_everything_is_polled_directly() {
         const DIRECT: Direct = Direct { few: 2, favourite: 16, partial_every: 4 };
         let cq = Cq::new(64, 0, None, Arc::new(Count::default()));
         let many: Vec<_> = (0..100).map(|_| Arc::new(Looks::default())).collect();
@@ -608,17 +610,17 @@ mod tests {
             cq.poll(64, drop);
         };
         let covers_all = || cq.make_progress(&DIRECT, true) == Coverage::Complete;
-        assert!(!covers_all() && (0..100).all(|index| looks(index) == 0), "the system is asked");
+        assert!(!covers_all() && (0..100).all(|index| looks(index) == 0), "only the system knows");
         (0..=DIRECT.favourite + 1).for_each(|_| complete(7));
         cq.note_poll(true);
         let direct = (0..8).filter(|_| cq.note_poll(false) > 0 && covers_all()).count();
-        assert_eq!((looks(6), direct), (8, 6), "and the system still now and then");
+        assert_eq!((looks(6), direct), (8, 6), "now and then the system is still asked");
         complete(8);
         assert!(!covers_all());
-        assert_eq!(looks(6), 8, "another one has brought something");
+        assert_eq!(looks(6), 8, "another feeder has brought a completion");
         (1..=99).for_each(|qpn| cq.remove_feeder(qpn));
         assert!(covers_all());
-        assert_eq!(looks(99), 1, "the last one is asked");
+        assert_eq!(looks(99), 1, "the last feeder is polled");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A program's own mistakes: what a verb answers when it is used wrongly, and the errno for it.
+//! A program's own mistakes: the error that a verb returns when it is used wrongly, and its errno.
 
 use thiserror::Error;
 
@@ -9,7 +9,7 @@ pub enum VerbsError {
     /// An argument is outside what the object or the device allows.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// The queue holds as many work requests as it was made for.
+    /// Every place of the queue is taken.
     #[error("the queue is full")]
     QueueFull,
     /// A device limit or memory is exhausted.
@@ -22,7 +22,7 @@ pub enum VerbsError {
     #[error("not supported: {0}")]
     NotSupported(&'static str),
     /// The memory of a region cannot be used by this process.
-    #[error("the memory is not mapped with the rights the region asks for")]
+    #[error("the memory is not mapped, or not with the rights that the region needs")]
     BadAddress,
     /// The process is a child forked after the device was opened.
     #[error("not usable in a forked child")]

@@ -1,4 +1,4 @@
-//! What the RNIC tells its owner: completion events and asynchronous events.
+//! What the RNIC reports to its owner: completion events and asynchronous events.
 
 /// Asynchronous event kinds; the numbers are the verbs' own.
 #[repr(u32)]
@@ -29,20 +29,20 @@ pub enum EventKind {
 pub struct AsyncEvent {
     /// What happened.
     pub kind: EventKind,
-    /// The cookie that the owner gave the object it happened to.
+    /// The cookie that the owner gave to that object.
     pub cookie: u64,
 }
 
-/// Takes asynchronous events. Called with a queue pair's or completion queue's lock held: must not
+/// Receives asynchronous events. Called with the lock of a queue pair or completion queue held: must not
 /// block and must not call back into the object.
 pub trait AsyncSink: Send + Sync {
     /// An event happened.
     fn async_event(&self, event: AsyncEvent);
 }
 
-/// Takes completion events, at most one for each time a completion queue is armed. Called without the
-/// completion queue's lock, but possibly with a queue pair's: must not block and must not call back
-/// into a queue pair.
+/// Receives completion events, at most one each time a completion queue is armed. Called without the
+/// completion queue's lock, but possibly with a queue pair's: must not block and must not call back into a
+/// queue pair.
 pub trait CompletionSink: Send + Sync {
     /// The completion queue with this cookie has a new completion of the kind it was armed for.
     fn completion_event(&self, cookie: u64);

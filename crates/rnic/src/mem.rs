@@ -1,8 +1,9 @@
-//! The one room that touches registered memory.
+//! The only module that touches registered memory.
 //!
-//! The program and the peer write this memory while we look, so no slice over it is ever formed: it is named
-//! by address and length ([`MemSeg`]) and copied from or to, here, or handed to the kernel by address. A copy
-//! that races with a writer yields some mixture of old and new bytes, as it would with an adapter.
+//! The program and the peer write this memory while we use it, so we never form a slice over it. It is named
+//! by address and length ([`MemSeg`]), and copied from or to in this module, or passed to the kernel by
+//! address. A copy that races with a writer yields a mixture of old and new bytes, as it would with an
+//! adapter.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +15,7 @@ pub mod populate;
 
 /// A stretch of memory in a registered region (or in a program's inline buffer during the post).
 ///
-/// Whoever makes one has checked it against a region that is valid, or took it from a work request. That the
+/// The code that makes one has checked it against a valid region, or took it from a work request. That the
 /// memory is still mapped is the program's promise, which it may break: see [`guard`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemSeg {
@@ -36,27 +37,27 @@ impl MemSeg {
     }
 }
 
-/// Registered memory that the program has unmapped meanwhile, or taken the rights to away.
+/// The program has unmapped registered memory, or taken away the rights to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unmapped;
 
-/// Copies as many bytes as both have from `src` into registered memory; returns how many.
+/// Copies `src` into registered memory, as many bytes as both have; returns how many.
 pub fn copy_in(dst: MemSeg, src: &[u8]) -> Result<usize, Unmapped> {
     let n = dst.len.min(src.len());
     // SAFETY: `dst` lies in a region that is registered (checked right before), and `src` is ours, so they do
-    // not overlap. Racing writers are the program's choice; no reference to the region exists on our side.
+    // not overlap. The program may write at the same time; we hold no reference to the region.
     let done = unsafe { guard::copy(dst.ptr(), src.as_ptr(), n, src.as_ptr()) };
     if done { Ok(n) } else { Err(unmapped(dst)) }
 }
 
-/// Why an atomic operation was not carried out; the memory is as it was.
+/// Why an atomic operation was not carried out; the memory is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotDone {
     /// The address is not a multiple of 8.
     Unaligned,
     /// The operation is not defined.
     Unknown,
-    /// The memory is not there any more, or may not be written.
+    /// The memory is not mapped any more, or must not be written.
     Unmapped,
 }
 
@@ -66,7 +67,7 @@ impl From<Unmapped> for NotDone {
     }
 }
 
-/// Whether [`atomic`] would be carried out, as far as that can be said without touching the memory.
+/// Whether [`atomic`] would succeed, as far as that can be known without touching the memory.
 pub fn check_atomic(dst: MemSeg, request: &AtomicRequest) -> Result<(), NotDone> {
     if dst.len != size_of::<u64>() || !dst.addr.is_multiple_of(size_of::<u64>() as u64) {
         return Err(NotDone::Unaligned);
@@ -74,9 +75,9 @@ pub fn check_atomic(dst: MemSeg, request: &AtomicRequest) -> Result<(), NotDone>
     request.apply(0).map(|_| ()).ok_or(NotDone::Unknown)
 }
 
-/// Carries out an atomic operation on the eight bytes of `dst`, in host byte order, and returns what they
-/// were. With the processor's own atomic instructions: it is atomic toward those of any thread of any process
-/// that shares the memory, and so toward any other device of ours.
+/// Carries out an atomic operation on the eight bytes of `dst`, in host byte order, and returns their old
+/// value. It uses the processor's atomic instructions. So it is atomic toward those of every thread of every
+/// process that shares the memory, and so toward every other uwarp device.
 pub fn atomic(dst: MemSeg, request: &AtomicRequest) -> Result<u64, NotDone> {
     check_atomic(dst, request)?;
     let whole = |mask: u64| mask == u64::MAX;
@@ -86,8 +87,8 @@ pub fn atomic(dst: MemSeg, request: &AtomicRequest) -> Result<u64, NotDone> {
         let done = unsafe { guard::fetch_add(dst.ptr().cast(), request.add_swap_data) };
         return done.ok_or_else(|| unmapped(dst).into());
     }
-    // The first guess at what is there: for a plain compare-and-swap its own, else any, which is most likely
-    // wrong.
+    // The first guess at the present value: for a plain compare-and-swap its own compare value, else zero,
+    // which is most likely wrong.
     let plain = whole(request.add_swap_mask) && whole(request.compare_mask);
     let mut guess = if plain { request.compare_data } else { 0 };
     loop {
@@ -106,7 +107,7 @@ pub fn atomic(dst: MemSeg, request: &AtomicRequest) -> Result<u64, NotDone> {
 pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) -> Result<(), Unmapped> {
     out.reserve(src.len);
     // SAFETY: `src` lies in registered memory (see `copy_in`) or in a staging buffer of ours; the destination
-    // was just reserved, is ours alone, and is initialised by the copy before the length says so.
+    // was just reserved, is ours alone, and is initialised by the copy before the length includes it.
     let done = unsafe {
         let end = out.as_mut_ptr().add(out.len());
         let done = guard::copy(end, src.ptr(), src.len, end);
@@ -118,8 +119,8 @@ pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) -> Result<(), Unmapped> {
     if done { Ok(()) } else { Err(unmapped(src)) }
 }
 
-/// As [`copy_out`], and takes the copied bytes into a CRC: in steps that stay in the first-level cache, and
-/// of the copy, which nobody else can change. `out` may be longer by some of the bytes where this fails.
+/// As [`copy_out`], and adds the copied bytes to a CRC, in steps that stay in the first-level cache. The CRC
+/// is of the copy, which nothing else can change. On failure, `out` may be longer by some of the bytes.
 pub fn copy_out_with_crc(mut src: MemSeg, out: &mut Vec<u8>, crc: &mut Crc32c) -> Result<(), Unmapped> {
     const STEP: usize = 8 * 1024;
     out.reserve(src.len);
@@ -133,10 +134,10 @@ pub fn copy_out_with_crc(mut src: MemSeg, out: &mut Vec<u8>, crc: &mut Crc32c) -
     Ok(())
 }
 
-/// Copies as many bytes as both have from the memory that an inline post names to `dst`; returns how many.
+/// Copies the memory that an inline post names to `dst`, as many bytes as both have; returns how many.
 ///
-/// Not guarded: nothing is registered, and a bad pointer is the caller's mistake, to be seen in the call that
-/// made it.
+/// Not guarded: this memory is not registered. A bad pointer is the caller's mistake and should fault in the
+/// call that made it.
 pub fn copy_inline(dst: &mut [u8], src: MemSeg) -> usize {
     let n = dst.len().min(src.len);
     if n > 0 {
@@ -193,8 +194,7 @@ mod tests {
         assert_eq!(words.each_ref().map(|word| word.load(Ordering::SeqCst)), [7, 8]);
     }
 
-    /// A compare-and-swap that finds another value than the first guess is tried again with what it has
-    /// found.
+    /// A compare-and-swap that finds a value other than the first guess is tried again with that value.
     #[test]
     fn masked_operations_find_what_is_there() {
         let word = AtomicU64::new(0x1122_3344_5566_7788);
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(word.load(Ordering::SeqCst), 0x1122_3344_5566_7700, "the carry does not leave the field");
     }
 
-    /// Plain and masked ones, and the processor's own.
+    /// Plain and masked operations, and the processor's own.
     #[test]
     fn operations_of_many_threads_exclude_each_other() {
         const EACH: u64 = if cfg!(miri) { 50 } else { 20_000 };

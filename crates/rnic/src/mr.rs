@@ -30,11 +30,11 @@ bitflags! {
         const MW_BIND = 1 << 4;
         /// Offsets count from zero instead of from the address.
         const ZERO_BASED = 1 << 5;
-        /// Pages need not be there at registration.
+        /// Pages need not be mapped at registration.
         const ON_DEMAND = 1 << 6;
         /// A hint about huge pages.
         const HUGETLB = 1 << 7;
-        /// Flush to global visibility (RFC-less; accepted, no effect).
+        /// Flush to global visibility (in no RFC; accepted, no effect).
         const FLUSH_GLOBAL = 1 << 8;
         /// Flush to persistence (accepted, no effect).
         const FLUSH_PERSISTENT = 1 << 9;
@@ -57,7 +57,7 @@ impl Access {
     }
 }
 
-/// Why a stretch of memory may not be used.
+/// Why a range of memory may not be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessError {
     /// No region has this STag.
@@ -68,7 +68,7 @@ pub enum AccessError {
     Rights,
     /// The region belongs to another protection domain.
     WrongPd,
-    /// The region's memory is not there any more.
+    /// The region's memory is not mapped any more.
     Unmapped,
 }
 
@@ -79,8 +79,8 @@ impl From<Unmapped> for AccessError {
 }
 
 impl AccessError {
-    /// The Terminate for an RDMA Write or Read Response that failed the check (RFC 5041 section 7.2; rights are
-    /// RDMAP's to report, RFC 5040 section 4.8).
+    /// The Terminate for an RDMA Write or Read Response that failed the check (RFC 5041 section 7.2; RDMAP
+    /// reports missing rights, RFC 5040 section 4.8).
     pub fn for_tagged(self) -> TerminateError {
         match self {
             Self::InvalidStag => TerminateError::TaggedBuffer(TaggedBuffer::InvalidStag),
@@ -118,48 +118,50 @@ pub struct Mr {
     users: AtomicU32,
     /// Windows that are bound to it.
     windows: AtomicU32,
-    /// Of a window: what it is bound to.
+    /// For a window: what it is bound to.
     window: Option<Window>,
 }
 
-/// What makes of a region a bound memory window: a part of another region, with rights of its own and for peers only.
+/// What makes an [`Mr`] a bound memory window: a part of another region, with rights of its own and for peers
+/// only.
 #[derive(Debug)]
 struct Window {
-    /// Cannot be deregistered while the window is bound.
+    /// The region, which cannot be deregistered while the window is bound.
     region: Arc<Mr>,
-    /// The queue pair whose peer alone may use it, if it is of type 2.
+    /// For type 2: the queue pair whose peer alone may use the window.
     qpn: Option<u32>,
 }
 
 /// The two types of memory windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowType {
-    /// Every queue pair of the domain may use it. Binding it gives it another key and ends an earlier binding.
+    /// Every queue pair of the domain may use it. Binding it gives it another key and ends an earlier
+    /// binding.
     One,
-    /// Only the queue pair that has bound it may use it. The program chooses the key's last byte. It is invalidated
-    /// before it is bound again.
+    /// Only the queue pair that has bound it may use it. The program chooses the key's last byte. It must be
+    /// invalidated before it is bound again.
     Two,
 }
 
-/// What a bind work request asks for.
+/// What a bind work request requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
-    /// The key to be; all but the last byte name the window.
+    /// The new key; all but the last byte name the window.
     pub key: u32,
     /// Key of the region.
     pub region: u32,
     /// First offset in the region.
     pub addr: u64,
-    /// Bytes; none takes a window of type 1 off its region.
+    /// Bytes; zero unbinds a window of type 1.
     pub len: u64,
     /// What the peer may do, and whether its offsets count from zero.
     pub access: Access,
 }
 
-/// The part of a window's key that stays.
+/// The part of a window's key that never changes.
 const WINDOW_NAME: u32 = !0xFF;
 
-/// A stretch that is to be used, by offset and key.
+/// A range of memory to use, by offset and key.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
     /// Key of the region.
@@ -178,9 +180,10 @@ pub struct MrUse(Arc<Mr>);
 struct ShortUse<'a>(&'a Mr);
 
 impl<'a> ShortUse<'a> {
-    /// `None` when the key was taken back.
+    /// `None` if the region was invalidated.
     fn begin(mr: &'a Mr) -> Option<Self> {
-        // Counted first, looked at second; deregistration does it the other way round, so one of the two sees.
+        // Count first, then look. Deregistration does these in the opposite order, so at least one of the two
+        // sees the other.
         mr.begin_use();
         let guard = Self(mr);
         mr.valid.load(Ordering::SeqCst).then_some(guard)
@@ -200,10 +203,10 @@ impl Drop for MrUse {
 }
 
 impl Mr {
-    /// Registers `len` bytes at `addr`, which work requests and peers name by offsets from `iova` on.
+    /// Registers `len` bytes at `addr`. Work requests and peers name them by offsets that begin at `iova`.
     ///
-    /// Fails with `Invalid` when rights contradict each other (remote write or atomics without local write) or the
-    /// range wraps. Whether the memory is mapped is for the caller to check.
+    /// Fails with `Invalid` if rights contradict each other (remote write or atomics without local write) or
+    /// the range wraps. The caller checks whether the memory is mapped.
     pub fn register(
         pd: &Arc<Pd>,
         addr: u64,
@@ -240,8 +243,8 @@ impl Mr {
         }
     }
 
-    /// A use through a window is one of the region, too: the window may be taken back meanwhile, by a peer that waits for
-    /// nobody, and then the region.
+    /// A use through a window is also a use of the region: meanwhile a peer may invalidate the window, which
+    /// waits for nothing, and then the program may deregister the region.
     fn begin_use(&self) {
         self.users.fetch_add(1, Ordering::SeqCst);
         if let Some(window) = &self.window {
@@ -260,11 +263,11 @@ impl Mr {
         self.windows.load(Ordering::SeqCst) != 0
     }
 
-    /// Whether this user may name it.
+    /// Whether this user may use it.
     fn check_user(&self, user: User) -> Result<(), AccessError> {
         match (&self.window, user) {
             (None, _) => Ok(()),
-            // It has no local key.
+            // A window has no local key.
             (Some(_), User::Program) => Err(AccessError::InvalidStag),
             (Some(window), User::PeerOf(qpn)) => {
                 window.qpn.is_none_or(|own| own == qpn).then_some(()).ok_or(AccessError::WrongPd)
@@ -292,9 +295,9 @@ impl Mr {
         self.access
     }
 
-    /// Takes the key back and waits until no receive or send uses the memory any more (microseconds: no use
-    /// lasts longer than one system call). Doing it twice does nothing. False, and nothing done, while memory windows
-    /// are bound to the region.
+    /// Invalidates the key and waits until no receive or send uses the memory any more (microseconds: no use
+    /// lasts longer than one system call). A second call does nothing. Returns false and does nothing while
+    /// memory windows are bound to the region.
     pub fn deregister(&self) -> bool {
         if !self.invalidate() && self.has_windows() {
             return false;
@@ -303,25 +306,25 @@ impl Mr {
         true
     }
 
-    /// Also when a peer's Send with Invalidate was first: that one waits for nobody.
+    /// Called even if a peer's Send with Invalidate has invalidated the region: that does not wait for users.
     fn wait_for_users(&self) {
         while self.users.load(Ordering::SeqCst) != 0 {
             yield_now();
         }
     }
 
-    /// Takes the key back without waiting, as a Send with Invalidate does. Says whether it was valid, and no memory window
-    /// was bound to it.
+    /// Invalidates the key without waiting, as a Send with Invalidate does. Returns whether it was valid and
+    /// no memory window was bound to the region.
     pub fn invalidate(&self) -> bool {
-        // The number may be another region's by now.
+        // The key may belong to another region by now.
         TABLE
             .remove_if(self.stag, |mr| std::ptr::eq(mr, self).then_some(()).ok_or(AccessError::InvalidStag))
             .is_ok()
     }
 
-    /// Changes domain, range or rights. The old key dies; the new region has a new one, unless only the rights are different: the
-    /// kernel's drivers keep the keys then (rxe and mlx4 always, mlx5 where it can change the rights in place), and programs have told
-    /// them to their peers.
+    /// Changes domain, range or rights. The old key becomes invalid and the new region gets a new one, unless
+    /// only the rights change: then the kernel's drivers keep the keys (rxe and mlx4 always, mlx5 where it
+    /// can change the rights in place), and programs have sent them to their peers.
     pub fn reregister(
         &self,
         pd: Option<&Arc<Pd>>,
@@ -348,7 +351,7 @@ impl Mr {
         Ok(new)
     }
 
-    /// Checks a use of `len` bytes from offset `to` on.
+    /// Checks a use of `len` bytes at offset `to`.
     pub fn check(&self, pd: u32, to: u64, len: usize, need: Access) -> Result<MemSeg, AccessError> {
         if self.pd.id() != pd {
             return Err(AccessError::WrongPd);
@@ -363,9 +366,9 @@ impl Mr {
         Ok(MemSeg { addr: self.addr + offset, len })
     }
 
-    /// Begins a use of the memory; `None` when the key was taken back.
+    /// Begins a use of the memory; `None` if the region was invalidated.
     pub fn enter(self: &Arc<Self>) -> Option<MrUse> {
-        // As a short use, which goes on.
+        // Begun as a short use, but not ended here.
         std::mem::forget(ShortUse::begin(self)?);
         Some(MrUse(self.clone()))
     }
@@ -379,13 +382,13 @@ fn check_rights(access: Access) -> Result<(), VerbsError> {
     Ok(())
 }
 
-/// Who names a region.
+/// Where the key of a region comes from.
 #[derive(Debug, Default, Clone, Copy)]
 enum User {
-    /// A work request.
+    /// From a work request.
     #[default]
     Program,
-    /// The peer of this queue pair.
+    /// From the peer of this queue pair.
     PeerOf(u32),
 }
 
@@ -397,7 +400,7 @@ pub struct MrCache {
 }
 
 impl MrCache {
-    /// For what the peer of this queue pair names. (One that is made by default is for what work requests name.)
+    /// For keys that the peer of this queue pair names. (The default is for keys in work requests.)
     pub fn of_peer(qpn: u32) -> Self {
         Self { user: User::PeerOf(qpn), ..Self::default() }
     }
@@ -421,11 +424,12 @@ impl MrCache {
             if let Some(guard) = mr.enter() {
                 return Ok((seg, guard));
             }
-            // Between the two the key was taken back, or has become that of a region with other rights: the table knows.
+            // In between, the region was invalidated, or its key now belongs to a region with other rights.
+            // Look again in the table.
         }
     }
 
-    /// Finds the region, checks the use and makes it: the memory is good until `copy` returns.
+    /// Finds the region, checks the use and calls `copy`: the memory stays registered until `copy` returns.
     pub fn with<T>(
         &mut self,
         part: Part,
@@ -438,7 +442,7 @@ impl MrCache {
             let mr = self.find(part.stag).ok_or(AccessError::InvalidStag)?;
             mr.check_user(user)?;
             let seg = mr.check(pd, part.to, part.len, need)?;
-            // If not, as in `enter`.
+            // Otherwise look again, as in `enter`.
             if let Some(_use) = ShortUse::begin(mr) {
                 return Ok(copy(seg));
             }
@@ -446,20 +450,22 @@ impl MrCache {
     }
 }
 
-/// Invalidates the region with this STag, or the window that queue pair `qpn` has bound, if it belongs to `pd`: for local
-/// invalidation.
+/// Invalidates the region with this STag, or the window that queue pair `qpn` has bound, if it belongs to
+/// `pd`: for local invalidation.
 pub fn invalidate(stag: u32, pd: u32, qpn: u32) -> Result<(), AccessError> {
     invalidate_if(stag, pd, qpn, |_| true)
 }
 
-/// The same for Send with Invalidate. A region that gives the peer no right at all is none of its business. Nor may it take one from other
-/// streams (RFC 5040 section 8.1.1 rule 7), and a region serves every stream of its domain: docs/adr/012.
+/// The same for Send with Invalidate. A peer must not invalidate a region that gives it no right. Nor may it
+/// take a region from other streams (RFC 5040 section 8.1.1 rule 7), and a region serves every stream of its
+/// domain: docs/adr/012.
 pub fn invalidate_remotely(stag: u32, pd: &Pd, qpn: u32) -> Result<(), AccessError> {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     invalidate_if(stag, pd.id(), qpn, |mr| mr.access.intersects(remote) && pd.streams() <= 1)
 }
 
-/// `may` says it of regions. A window of type 2 is its queue pair's alone; one of type 1 cannot be invalidated.
+/// `may` decides for regions. Only its queue pair can invalidate a window of type 2; a window of type 1
+/// cannot be invalidated.
 fn invalidate_if(stag: u32, pd: u32, qpn: u32, may: impl FnOnce(&Mr) -> bool) -> Result<(), AccessError> {
     TABLE.remove_if(stag, |mr| {
         if mr.pd.id() != pd {
@@ -470,7 +476,8 @@ fn invalidate_if(stag: u32, pd: u32, qpn: u32, may: impl FnOnce(&Mr) -> bool) ->
     })
 }
 
-/// Makes the name of a memory window, whose last byte changes with its bindings, and returns its first key.
+/// Makes the name of a memory window, and returns its first key. The last byte of the key changes with each
+/// binding.
 pub fn add_window(pd: u32, kind: WindowType) -> Result<u32, VerbsError> {
     let mut keys = TABLE.keys.write();
     // Bounded, as for regions.
@@ -489,7 +496,7 @@ pub fn add_window(pd: u32, kind: WindowType) -> Result<u32, VerbsError> {
     Err(VerbsError::NoResources("STags"))
 }
 
-/// Forgets a window, bound or not, by any of its keys. Waits until nothing uses its memory any more.
+/// Removes a window, bound or not, by any of its keys. Waits until nothing uses its memory any more.
 pub fn remove_window(key: u32) {
     let bound = {
         let mut keys = TABLE.keys.write();
@@ -510,7 +517,8 @@ pub fn bind_window(pd: &Arc<Pd>, qpn: u32, bind: &Bind) -> Result<(), AccessErro
         return Err(AccessError::WrongPd);
     }
     let two = named.kind == WindowType::Two;
-    // InfiniBand volume 1, section 10.6.7.2: a window of type 2 that is bound is not bound again, and not to nothing.
+    // InfiniBand volume 1, section 10.6.7.2: a bound window of type 2 must not be bound again, and none must
+    // be bound to zero bytes.
     if two && (bind.len == 0 || keys.regions.contains_key(&named.key)) {
         return Err(AccessError::Rights);
     }
@@ -526,7 +534,7 @@ pub fn bind_window(pd: &Arc<Pd>, qpn: u32, bind: &Bind) -> Result<(), AccessErro
     Ok(())
 }
 
-/// Checks what a window is to be bound to.
+/// Checks a bind request and makes the bound window.
 fn bound_window(keys: &Keys, pd: &Arc<Pd>, qpn: u32, bind: &Bind, two: bool) -> Result<Mr, AccessError> {
     let region = keys.regions.get(&bind.region).filter(|mr| mr.window.is_none());
     let region = region.ok_or(AccessError::InvalidStag)?;
@@ -541,7 +549,7 @@ fn bound_window(keys: &Keys, pd: &Arc<Pd>, qpn: u32, bind: &Bind, two: bool) -> 
     Ok(Mr { window: Some(window), ..Mr::unshared(bind.key, pd, range, bind.access) })
 }
 
-/// Queue pair `qpn` is reset or goes: the windows that it has bound are not its next peer's business.
+/// Unbinds the windows of queue pair `qpn`, which is reset or destroyed: its next peer must not use them.
 pub fn unbind_windows_of(qpn: u32) {
     if TABLE.keys.read().windows.is_empty() {
         return;
@@ -558,9 +566,10 @@ pub fn unbind_windows_of(qpn: u32) {
     }
 }
 
-/// STags are drawn at random, so that knowing one says nothing about another (RFC 5042 section 5.1).
+/// STags are random, so a peer that knows one cannot guess another (RFC 5042 section 5.1).
 ///
-/// Regions in the table are valid, all others are not: both change under its lock.
+/// Regions in the table are valid, all others are not: a region enters, leaves and changes validity under the
+/// table's lock.
 struct Table {
     keys: RwLock<Keys>,
 }
@@ -569,9 +578,10 @@ type ByKey<T> = HashMap<u32, T, BuildHasherDefault<StagHasher>>;
 
 #[derive(Default)]
 struct Keys {
-    /// Bound windows too.
+    /// Includes bound windows.
     regions: ByKey<Arc<Mr>>,
-    /// All windows, by what stays of their keys. No region has a key that could become one of theirs.
+    /// All windows, by the part of their keys that never changes. No region has a key that could become a key
+    /// of a window.
     windows: ByKey<Named>,
 }
 
@@ -580,7 +590,7 @@ struct Keys {
 struct Named {
     pd: u32,
     kind: WindowType,
-    /// The key that it has, or had last.
+    /// Its present key, or its last one.
     key: u32,
 }
 
@@ -600,11 +610,11 @@ impl Keys {
 impl Table {
     fn insert(&self, make: impl FnOnce(u32) -> Arc<Mr>) -> Result<Arc<Mr>, VerbsError> {
         let mut keys = self.keys.write();
-        // Bounded: at a million regions one draw in 4,000 is taken.
+        // The number of tries is bounded: with a million regions one draw in 4,000 is taken.
         for _ in 0..64 {
             let stag = random_u32()?;
             let taken = keys.regions.contains_key(&stag) || keys.windows.contains_key(&(stag & WINDOW_NAME));
-            // 0 is what peers write for "no STag", all ones for none too.
+            // Peers write 0 for "no STag"; all ones means none too.
             if stag != 0 && stag != u32::MAX && !taken {
                 let mr = make(stag);
                 keys.regions.insert(stag, mr.clone());
@@ -618,7 +628,7 @@ impl Table {
         self.keys.read().regions.get(&stag).cloned()
     }
 
-    /// Another region gets the key of `old`; not if that was taken back, or has windows.
+    /// Gives the key of `old` to another region; fails if `old` was invalidated, or has windows.
     fn replace(&self, old: &Mr, new: &Arc<Mr>) -> bool {
         let mut keys = self.keys.write();
         let place = keys.regions.get_mut(&old.stag).filter(|mr| std::ptr::eq(Arc::as_ptr(mr), old));
@@ -628,7 +638,7 @@ impl Table {
         true
     }
 
-    /// Takes the key back, if `may` has nothing against it and no window is bound to the region.
+    /// Invalidates the key, if `may` allows it and no window is bound to the region.
     fn remove_if(
         &self,
         stag: u32,
@@ -727,7 +737,7 @@ mod tests {
         assert!(matches!(Mr::register(&pd, 0, 1, 0, Access::REMOTE_WRITE), Err(VerbsError::Invalid(_))));
     }
 
-    /// The keys of a region changed with its rights, which its program had told its peers.
+    /// A change of rights changed the keys, which the program had sent to its peers.
     #[test]
     fn a_change_of_rights_keeps_the_keys() {
         let pd = Pd::new();
@@ -743,8 +753,8 @@ mod tests {
         assert_eq!(may(Access::REMOTE_WRITE), Err(AccessError::Rights));
         assert_eq!(may(Access::REMOTE_READ), Ok(()));
         mr.deregister();
-        assert_eq!(may(Access::REMOTE_READ), Ok(()), "the old one has nothing to take back");
-        // A key that a peer has taken back does not come back to life.
+        assert_eq!(may(Access::REMOTE_READ), Ok(()), "the old region has no key left to invalidate");
+        // A key that a peer has invalidated does not become valid again.
         fewer.invalidate();
         let again = fewer.reregister(None, None, Some(all())).unwrap();
         assert_ne!(again.stag(), fewer.stag());
@@ -753,7 +763,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_key_is_not_found_again() {
+    fn an_invalidated_key_is_not_found_again() {
         let pd = Pd::new();
         let mr = Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap();
         let mut cache = MrCache::default();
@@ -781,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_shows_its_part_to_peers_only_and_holds_its_region() {
+    fn a_window_gives_its_part_to_peers_only_and_keeps_its_region_registered() {
         let pd = Pd::new();
         let region = region_for_windows(&pd);
         let key = add_window(pd.id(), WindowType::One).unwrap();
@@ -793,13 +803,13 @@ mod tests {
         assert_eq!(use_of(&mut peer, &pd, key, 0x100F), Err(AccessError::Bounds));
         assert_eq!(use_of(&mut peer, &pd, region.stag(), 0x1010), Err(AccessError::Rights));
         assert_eq!(use_of(&mut program, &pd, key, 0x1010), Err(AccessError::InvalidStag));
-        assert!(use_of(&mut MrCache::of_peer(8), &pd, key, 0x1010).is_ok(), "type 1 is the domain's");
+        assert!(use_of(&mut MrCache::of_peer(8), &pd, key, 0x1010).is_ok(), "type 1 belongs to the domain");
         assert!(!region.deregister() && !region.invalidate());
         assert_eq!(region.reregister(None, None, Some(Access::empty())).err(), Some(VerbsError::Busy));
         assert_eq!(invalidate(region.stag(), pd.id(), 7), Err(AccessError::Rights));
         assert_eq!(invalidate(key, pd.id(), 7), Err(AccessError::Rights), "type 1 is bound again instead");
         assert_eq!(invalidate_remotely(key, &pd, 7), Err(AccessError::Rights));
-        // Another key; the old one is dead. Then off the region.
+        // With another key; the old one is invalid. Then unbound.
         let next = key ^ 1;
         bind_window(&pd, 7, &bind_of(next, &region)).unwrap();
         assert_eq!(use_of(&mut peer, &pd, key, 0x1010), Err(AccessError::InvalidStag));
@@ -812,7 +822,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_type_2_is_its_queue_pairs() {
+    fn a_window_of_type_2_belongs_to_its_queue_pair() {
         let pd = Pd::new();
         let region = region_for_windows(&pd);
         let key = add_window(pd.id(), WindowType::Two).unwrap();
@@ -824,7 +834,7 @@ mod tests {
         assert_eq!(bind_window(&pd, 7, &zero), Err(AccessError::Rights), "bound already");
         assert_eq!(invalidate(key, pd.id(), 8), Err(AccessError::Rights));
         assert_eq!(invalidate_remotely(key, &pd, 8), Err(AccessError::Rights));
-        // However many streams the domain has.
+        // This does not depend on how many streams the domain has.
         let _streams = [pd.begin_stream(), pd.begin_stream()];
         assert_eq!(invalidate_remotely(key, &pd, 7), Ok(()));
         assert_eq!(use_of(&mut peer, &pd, key, 3), Err(AccessError::InvalidStag));
@@ -867,9 +877,9 @@ mod tests {
         remove_window(second);
     }
 
-    /// A use that had found the old region failed, and cost its connection.
+    /// A use that had found the old region failed, and so did its connection.
     #[test]
-    fn a_change_of_rights_costs_no_use_that_is_under_way() {
+    fn a_change_of_rights_fails_no_use_in_progress() {
         let pd = Pd::new();
         let mut mr = Mr::register(&pd, 0x1000, 64, 0x1000, all()).unwrap();
         let part = Part { stag: mr.stag(), to: 0x1000, len: 1 };

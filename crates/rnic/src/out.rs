@@ -1,4 +1,4 @@
-//! Bytes on their way to the socket: staged ones, and references to registered memory.
+//! Bytes on their way to the socket: bytes in a staging buffer, and references to registered memory.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use uwarp_proto::framing::Boundaries;
 
 use crate::mem::{self, MemSeg, Unmapped};
 
-/// One run of bytes. A run is part of one FPDU, or holds whole small ones.
+/// One run of bytes. A run is part of one FPDU, or holds several whole small FPDUs.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     bytes: Bytes,
@@ -16,8 +16,8 @@ struct Run {
 
 #[derive(Debug, Clone, Copy)]
 enum Bytes {
-    /// `fpdu`: where in the staging buffer an FPDU begins, in the run or before it, or the one that the run
-    /// begins in ends.
+    /// `fpdu`: a position in the staging buffer at which an FPDU begins, in the run or before it, or at which
+    /// the FPDU ends in which the run begins.
     Staged {
         start: usize,
         len: usize,
@@ -35,26 +35,26 @@ impl Run {
     }
 }
 
-/// Staged bytes that were sent are dropped from this many on.
+/// Staged bytes that were sent are dropped once there are this many.
 const COMPACT: usize = 64 * 1024;
 
-/// The send side of a stream between segmentation and the kernel. Empty, it holds no memory.
+/// The send side of a stream between segmentation and the kernel. It holds no memory while it is empty.
 #[derive(Debug, Default)]
 pub struct OutQueue {
     staged: Vec<u8>,
     runs: VecDeque<Run>,
     /// Bytes of the first run that the kernel has taken.
     head_taken: usize,
-    /// The run before the first one belonged to the same FPDU.
+    /// The run before the first one belonged to the same FPDU as it.
     mid_fpdu: bool,
     queued: u64,
     taken: u64,
-    /// How the staged frames are found again.
+    /// How the boundaries of the staged frames can be found again.
     boundaries: Boundaries,
 }
 
 impl OutQueue {
-    /// Of a stream whose frames are found in this way.
+    /// For a stream whose frames can be found in this way.
     pub fn new(boundaries: Boundaries) -> Self {
         Self { boundaries, ..Self::default() }
     }
@@ -79,12 +79,12 @@ impl OutQueue {
         self.queued == self.taken
     }
 
-    /// Runs waiting: how many pieces a gathering system call would be given.
+    /// Runs waiting: the number of pieces that a gathering system call would get.
     pub fn runs(&self) -> usize {
         self.runs.len()
     }
 
-    /// Gives the staging buffer to write to; what it appends is queued by the following [`Self::staged`].
+    /// The staging buffer, to append to. The following [`Self::staged`] queues what was appended.
     pub fn stage(&mut self) -> &mut Vec<u8> {
         if self.staged.capacity() == 0 {
             self.staged = pool::take();
@@ -126,7 +126,7 @@ impl OutQueue {
         }
     }
 
-    /// All bytes waiting, if they are one run of staged ones.
+    /// All bytes waiting, if they are a single staged run.
     pub fn only_staged(&self) -> Option<&[u8]> {
         match (self.runs.len(), self.runs.front()) {
             (1, Some(Run { bytes: Bytes::Staged { start, len, .. }, .. })) => {
@@ -136,8 +136,7 @@ impl OutQueue {
         }
     }
 
-    /// The bytes waiting, as addresses for a gathering system call; at most `max` pieces are handed to
-    /// `sink`.
+    /// The bytes waiting, as addresses for a gathering system call; passes at most `max` pieces to `sink`.
     pub fn gather(&self, max: usize, mut sink: impl FnMut(MemSeg)) -> usize {
         let mut skip = self.head_taken;
         let mut bytes = 0;
@@ -178,8 +177,8 @@ impl OutQueue {
         }
     }
 
-    /// Drops the staged bytes that the kernel has taken. On a busy stream something always waits, so that the
-    /// buffer is never empty; it must not grow for that.
+    /// Drops the staged bytes that the kernel has taken. On a busy stream something always waits, so the
+    /// buffer is never empty; it must not grow without bound for that reason.
     fn compact(&mut self) {
         if let Some(Run { bytes: Bytes::Staged { start, len, .. }, .. }) = self.runs.front_mut() {
             *start += self.head_taken;
@@ -192,12 +191,12 @@ impl OutQueue {
             Bytes::Memory(_) => None,
         });
         let mut done = first.as_ref().map_or(self.staged.len(), |(start, _)| *start);
-        // Moving the rest costs no more than what was sent since the last time.
+        // Moving the rest then costs no more than the bytes sent since the last time.
         if done < COMPACT || done < self.staged.len() / 2 {
             return;
         }
         if let Some((start, fpdu)) = first {
-            // The FPDU that is partly out stays: its length field tells where the next one begins.
+            // An FPDU that is partly sent stays: its length field shows where the next one begins.
             loop {
                 let next = self.boundaries.next(&self.staged, *fpdu);
                 if next > start {
@@ -216,10 +215,10 @@ impl OutQueue {
         }
     }
 
-    /// Drops what the stream can do without, so that a Terminate may follow at once: all but the FPDU the
-    /// kernel has taken a part of. That one is copied, for the work request it belongs to is about to be
-    /// flushed. Returns how many bytes were dropped. If it cannot be read any more, all is dropped, and
-    /// nothing may follow.
+    /// Drops all that need not be sent, so that a Terminate can follow at once: everything but the FPDU that
+    /// the kernel has taken a part of. That one is copied, because its work request is about to be flushed.
+    /// Returns how many bytes were dropped. If it cannot be read any more, everything is dropped, and nothing
+    /// may follow.
     pub fn cut(&mut self) -> Result<usize, Unmapped> {
         let before = self.waiting();
         let partial = self.head_taken > 0 || self.mid_fpdu;
@@ -237,13 +236,13 @@ impl OutQueue {
         self.release();
         self.staged = copy;
         self.staged(0, false, true);
-        // What is kept is still the rest of an FPDU that is partly out.
+        // The kept bytes are still the rest of an FPDU that is partly sent.
         self.mid_fpdu = partial && !self.runs.is_empty();
         Ok(dropped)
     }
 
-    /// How many runs there are up to the end of the FPDU that is partly out; the last of them is made to end
-    /// there.
+    /// How many runs there are up to the end of the FPDU that is partly sent. Shortens the last of them to
+    /// end there.
     fn end_of_fpdu(&mut self) -> usize {
         let Some(last) = self.runs.iter().position(|r| r.ends_fpdu) else { return self.runs.len() };
         let head_taken = if last == 0 { self.head_taken } else { 0 };
@@ -259,7 +258,7 @@ impl OutQueue {
         if *len == head_taken { last } else { last + 1 }
     }
 
-    /// Drops all that waits; it is not read.
+    /// Drops all that waits, without reading it.
     pub fn discard(&mut self) {
         self.release();
     }
@@ -273,8 +272,7 @@ impl OutQueue {
     }
 }
 
-/// Staging buffers of queue pairs that have nothing to send, kept for the next one: an idle queue pair has
-/// none.
+/// Unused staging buffers, kept for the next queue pair that sends: an idle queue pair has none.
 pub(crate) mod pool {
     use std::cell::{Cell, RefCell};
 
@@ -283,7 +281,7 @@ pub(crate) mod pool {
     const LARGEST_KEPT: usize = 512 * 1024;
 
     thread_local! {
-        /// The one that was given last: where one queue pair sends at a time, no other is needed.
+        /// The buffer that was returned last: where one queue pair sends at a time, no other is needed.
         static LAST: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
         static OTHERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
     }
@@ -304,7 +302,7 @@ pub(crate) mod pool {
             return;
         }
         buffer.clear();
-        // A thread that is ending has no store any more; the buffer is freed.
+        // A thread that is ending has no thread-local storage any more; the buffer is then freed.
         let before = LAST.try_with(|last| last.replace(buffer)).unwrap_or_default();
         if before.capacity() > 0 {
             give_other(before);
@@ -357,7 +355,7 @@ mod tests {
         assert_eq!(q.runs(), 1);
         push_large(&mut q, b"H", b"body", b"T");
         push(&mut q, b"xyz");
-        // The trailer and the small FPDU behind it lie side by side.
+        // The trailer and the small FPDU after it are adjacent.
         assert_eq!(q.runs(), 4);
         assert_eq!(drain(&mut q), b"abcdefHbodyTxyz");
         assert!(q.is_empty());
@@ -423,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_keeps_the_fpdu_that_is_partly_out() {
+    fn cut_keeps_the_fpdu_that_is_partly_sent() {
         let mut q = OutQueue::default();
         push_large(&mut q, b"H", b"body", b"T");
         push_large(&mut q, b"H", b"next", b"T");
@@ -437,9 +435,9 @@ mod tests {
         assert_eq!(drain(&mut q), b"term");
     }
 
-    /// All that lay side by side was kept, some hundred KiB.
+    /// Everything in the same run was kept, some hundred KiB.
     #[test]
-    fn cut_drops_the_small_fpdus_behind_the_one_that_is_partly_out() {
+    fn cut_drops_the_small_fpdus_after_the_one_that_is_partly_sent() {
         let fpdu = |n: u16| {
             let mut bytes = n.to_be_bytes().to_vec();
             bytes.resize(uwarp_wire::mpa::fpdu_len(n.into()), n as u8);
@@ -452,7 +450,7 @@ mod tests {
                 push(&mut q, &fpdu(n));
                 all.extend(fpdu(n));
             }
-            // Partly out: the second. (With markers the length fields do not say where they end.)
+            // The second FPDU is partly sent. (With markers the length fields do not show where FPDUs end.)
             let kept = if boundaries.are_known() { 45..36 + 28 } else { 45..all.len() };
             q.take(40);
             q.take(5);
@@ -460,12 +458,12 @@ mod tests {
             push(&mut q, b"term");
             assert_eq!(drain(&mut q), [&all[kept], b"term"].concat());
         }
-        // At the very end of one, nothing is to be kept.
+        // At the very end of an FPDU, nothing is kept.
         let mut q = OutQueue::default();
         [30, 20].iter().for_each(|n| push(&mut q, &fpdu(*n)));
         q.take(36);
         assert_eq!((q.cut(), q.is_empty()), (Ok(28), true));
-        // Behind the trailer of a large one, and far into a stream.
+        // After the trailer of a large FPDU, and far into a stream.
         let body = [7; 40];
         for taken in [1, 30, 43] {
             let mut q = OutQueue::default();

@@ -23,12 +23,12 @@ impl Pd {
         self.id
     }
 
-    /// How many of its queue pairs have a stream. Each of them can use every region of the domain.
+    /// How many of its queue pairs have a stream. Each of these streams can use every region of the domain.
     pub fn streams(&self) -> u32 {
         self.streams.load(Ordering::SeqCst)
     }
 
-    /// A queue pair gets its stream, and has it until the value is dropped.
+    /// Counts the stream of a queue pair until the returned value is dropped.
     pub(crate) fn begin_stream(self: &Arc<Self>) -> Streaming {
         self.streams.fetch_add(1, Ordering::SeqCst);
         Streaming(Arc::clone(self))

@@ -1,7 +1,7 @@
 //! The work queues: bounded rings of work requests and their scatter/gather lists.
 //!
-//! Both grow on use, so that an idle queue pair costs little whatever depth it was made for; in steady state
-//! posting allocates nothing.
+//! Both grow on use, so that an idle queue pair costs little, whatever its depth. In steady state, posting
+//! does not allocate.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
 /// Largest message in bytes (reported as the port's `max_msg_sz`).
 pub const MAX_MESSAGE: u32 = 0x7FFF_FFFF;
 
-/// What an atomic operation works on, and returns.
+/// Bytes that an atomic operation changes, and returns.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
-/// How far a send work request has come.
+/// Progress of a send work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Posted,
@@ -28,7 +28,7 @@ pub(crate) enum Phase {
         end: u64,
         message: u64,
     },
-    /// An RDMA Read Request or an Atomic Request is out.
+    /// An RDMA Read Request or an Atomic Request was sent.
     Reading,
     Done,
     /// Fails, but earlier ones complete first.
@@ -46,23 +46,23 @@ pub(crate) struct SqSlot {
     pub first_sge: u64,
 }
 
-/// The send queue. Slots are named by their number since the start.
+/// The send queue. Slots are numbered from the start of the queue.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     slots: VecDeque<SqSlot>,
     sges: VecDeque<Sge>,
     sge_base: u64,
-    /// Inline bytes of each slot, at its number modulo the depth; made when first needed.
+    /// Inline bytes of each slot, at its number modulo the depth; allocated when first needed.
     inline: Vec<u8>,
     /// Number of the oldest slot.
     pub head: u64,
     /// Number of the first slot that is not cut into segments.
     pub next: u64,
-    /// The program's polls free places here.
+    /// Where the program's polls free places.
     places: Arc<Places>,
-    /// Number of the first slot whose place is taken, as known.
+    /// Number of the first slot whose place was taken when [`Self::places`] was last read.
     freed: u64,
-    /// What [`Self::places`] will say when the program has polled all completions there are.
+    /// The value that [`Self::places`] will have when the program has polled all completions made so far.
     to_poll: u64,
     depth: u32,
     max_sge: u32,
@@ -87,28 +87,28 @@ impl SendQueue {
         }
     }
 
-    /// Where polls free places.
+    /// Where the program's polls free places.
     pub fn places(&self) -> &Arc<Places> {
         &self.places
     }
 
-    /// The oldest slot, which was dropped right before, makes a completion: the places before this number are
-    /// free when it is polled.
+    /// Call right after the oldest slot was dropped, if it makes a completion. Returns the number for that
+    /// completion: the places before it are free when the completion is polled.
     #[inline]
     pub fn completes(&mut self) -> u32 {
         self.to_poll = self.head;
         self.head as u32
     }
 
-    /// Places that are free when the program has polled all completions there are, and not before.
+    /// Places that become free only when the program has polled all completions made so far.
     #[inline]
     pub fn unpolled(&self) -> u32 {
         (self.to_poll as u32).wrapping_sub(self.places.freed())
     }
 
-    /// Whether every place is taken. That of a work request with a completion is free when the program has
-    /// polled that. Those of others are free with the next such one, as with adapters, and also when nothing
-    /// is left to poll: programs that never ask for a completion work with siw and rxe.
+    /// Whether every place is taken. The place of a work request with a completion is free when the program
+    /// has polled it. The place of another one is free with the next completion, as with adapters, or when
+    /// nothing is left to poll: programs that never ask for a completion work with siw and rxe.
     #[inline]
     fn is_full(&mut self) -> bool {
         if self.end() - self.freed < u64::from(self.depth) {
@@ -119,7 +119,7 @@ impl SendQueue {
         self.end() - self.freed >= u64::from(self.depth)
     }
 
-    /// Takes the place of a work request that is done at once.
+    /// Takes a place for a work request that completes at once.
     pub fn pass(&mut self) -> Result<(), VerbsError> {
         if self.is_full() {
             return Err(VerbsError::QueueFull);
@@ -145,12 +145,12 @@ impl SendQueue {
         self.slots.len()
     }
 
-    /// Work requests that are not cut into segments wait.
+    /// Whether work requests wait that are not cut into segments.
     pub fn has_unsent(&self) -> bool {
         self.next < self.end()
     }
 
-    /// The next work request to be cut into segments, if there is one, is not answered by the peer.
+    /// Whether the next work request to be cut into segments, if there is one, gets no answer from the peer.
     pub fn next_is_not_answered(&self) -> bool {
         self.slot(self.next).is_none_or(|slot| !slot.op.is_answered())
     }
@@ -220,7 +220,7 @@ impl SendQueue {
         usize::try_from(number % u64::from(self.depth.max(1))).unwrap_or(0) * self.max_inline as usize
     }
 
-    /// The inline bytes of a slot that was posted with that flag.
+    /// The inline bytes of a slot that was posted with `INLINE`.
     pub fn inline_bytes(&self, number: u64, total: u32) -> &[u8] {
         let at = self.inline_at(number);
         self.inline.get(at..at + total as usize).unwrap_or(&[])
@@ -247,8 +247,8 @@ impl SendQueue {
         self.slots.front()
     }
 
-    /// Of the work requests that were cut, those that reach past stream byte `end` are not going to be sent
-    /// after all. Other bytes get their numbers, and must not complete them.
+    /// Work requests that were cut but reach past stream byte `end` will not be sent after all. Other bytes
+    /// get their numbers, and must not complete them.
     pub fn unsend(&mut self, end: u64) {
         for slot in &mut self.slots {
             if matches!(slot.phase, Phase::Sent { end: of, .. } if of > end) {
@@ -257,7 +257,7 @@ impl SendQueue {
         }
     }
 
-    /// Drops everything. No completion of it is left, either.
+    /// Drops everything. The caller has dropped the completions, too.
     pub fn clear(&mut self) {
         while self.pop().is_some() {}
         (self.freed, self.to_poll) = (self.head, self.head);
@@ -279,9 +279,9 @@ pub(crate) struct RecvQueue {
     sges: VecDeque<Sge>,
     /// Posted since the start; wraps.
     posted: u32,
-    /// The program's polls free places here.
+    /// Where the program's polls free places.
     places: Arc<Places>,
-    /// How many, as known.
+    /// The value of `places` when it was last read.
     freed: u32,
     depth: u32,
     max_sge: u32,
@@ -292,7 +292,7 @@ impl RecvQueue {
         Self::with(depth, max_sge, Places::in_order())
     }
 
-    /// A shared receive queue's.
+    /// For a shared receive queue.
     pub fn shared(depth: u32, max_sge: u32) -> Self {
         Self::with(depth, max_sge, Places::shared())
     }
@@ -301,19 +301,19 @@ impl RecvQueue {
         Self { slots: VecDeque::new(), sges: VecDeque::new(), posted: 0, places, freed: 0, depth, max_sge }
     }
 
-    /// Where polls free places.
+    /// Where the program's polls free places.
     pub fn places(&self) -> &Arc<Places> {
         &self.places
     }
 
-    /// The oldest receive, which was taken out right before, completes: the places before this number are
-    /// free when that is polled.
+    /// Call right after the oldest receive was taken out, when it completes. Returns the number for its
+    /// completion: the places before it are free when the completion is polled.
     #[inline]
     pub fn completes(&self) -> u32 {
         self.posted.wrapping_sub(self.slots.len() as u32)
     }
 
-    /// Whether every place is taken, those of receives included whose completion was not polled.
+    /// Whether every place is taken. A place stays taken until the completion of its receive is polled.
     #[inline]
     fn is_full(&mut self) -> bool {
         if self.posted.wrapping_sub(self.freed) < self.depth {
@@ -323,7 +323,7 @@ impl RecvQueue {
         self.posted.wrapping_sub(self.freed) >= self.depth
     }
 
-    /// Takes the place of a receive that is done at once.
+    /// Takes a place for a receive that completes at once.
     pub fn pass(&mut self) -> Result<(), VerbsError> {
         if self.is_full() {
             return Err(VerbsError::QueueFull);
@@ -363,7 +363,7 @@ impl RecvQueue {
         Some(slot)
     }
 
-    /// Moves the oldest receive to the end of `to`, whatever that holds already; says whether there was one.
+    /// Moves the oldest receive to the end of `to`; returns whether there was one.
     pub fn move_front(&mut self, to: &mut Self) -> bool {
         let Some(slot) = self.slots.pop_front() else { return false };
         for _ in 0..slot.sges {
@@ -385,7 +385,7 @@ impl RecvQueue {
         self.depth = depth;
     }
 
-    /// Drops everything. No completion of it is left, either.
+    /// Drops everything. The caller has dropped the completions, too.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.sges.clear();
@@ -394,8 +394,8 @@ impl RecvQueue {
     }
 }
 
-// Lists have one element nearly always, and the general ways of a `VecDeque` cost several times as much for
-// it.
+// Lists nearly always have one element, and the general functions of a `VecDeque` cost several times as much
+// for it.
 
 fn append(queue: &mut VecDeque<Sge>, list: &[Sge]) {
     match list {
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(q.post(&wr), Err(VerbsError::QueueFull));
         q.pop();
         let tail = q.completes();
-        assert_eq!(q.post(&wr), Err(VerbsError::QueueFull), "the completion is not polled");
+        assert_eq!(q.post(&wr), Err(VerbsError::QueueFull), "its completion is not polled yet");
         q.places().free(tail);
         q.post(&wr).unwrap();
         let slot = *q.slot(2).unwrap();
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_bytes_are_taken_at_once() {
+    fn inline_bytes_are_copied_by_the_post() {
         let mut q = SendQueue::new(2, 2, 16);
         let mut data = *b"hello";
         let list = [sge(data.as_ptr().expose_provenance() as u64, 5)];

@@ -1,16 +1,16 @@
 //! Shared receive queues: one pool of receives for many queue pairs.
 //!
 //! A queue pair takes a receive when the first segment of a Send arrives, in order of arrival over all of
-//! them (RFC 5041 numbers the messages of each stream by themselves, so each stream's stay in order). The
-//! receive is then the queue pair's own until the message is complete.
+//! them (RFC 5041 numbers the messages of each stream separately, so each stream stays in order). The receive
+//! then belongs to the queue pair until the message is complete.
 //!
-//! A Send that finds none waits, and its queue pair gets in line. A refill keeps one receive for each that
-//! waits, the one that has waited longest first, and wakes only those. Kept receives are nobody else's: a
-//! busy queue pair cannot empty the pool in front of the line, and one that is woken never finds it empty.
-//! Only what is left over is free for all.
+//! If there is none, the Send waits and its queue pair enters the line. When receives are posted, one is
+//! reserved for each queue pair in the line, longest wait first, and only those are woken. No other queue
+//! pair can take a reserved receive: a busy queue pair cannot empty the pool ahead of the line, and one that
+//! is woken always finds its receive. The remaining receives are free for all.
 //!
 //! A receive's place is free for another post when the program has polled its completion, whichever queue
-//! pair completed it ([`Places`]); so it is with mlx5, whose `mlx5_free_srq_wqe` is called from polling.
+//! pair completed it ([`Places`]). mlx5 does the same: polling calls its `mlx5_free_srq_wqe`.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -27,19 +27,19 @@ use crate::wr::RecvWr;
 
 /// A queue pair that waits for a receive.
 pub trait Waiter: Send + Sync {
-    /// A receive is kept for it: it may go on. Called without the shared receive queue's lock. Must not
-    /// block.
+    /// A receive is reserved for this queue pair: it may continue. Called without the shared receive queue's
+    /// lock. Must not block.
     fn receive_kept(&self);
 }
 
-/// Queue pairs that are to be told, by [`Waiter::receive_kept`], that a receive is kept for them. Where a
-/// queue pair's lock is held, that has to wait until it is free.
-#[must_use = "a queue pair that is not woken waits for ever"]
+/// Queue pairs to notify, by [`Waiter::receive_kept`], that a receive is reserved for them. While a queue
+/// pair's lock is held, the notification must wait until the lock is free.
+#[must_use = "a queue pair that is not notified waits for ever"]
 #[derive(Default)]
 pub struct Woken(SmallVec<[Arc<dyn Waiter>; 4]>);
 
 impl Woken {
-    /// Wakes them.
+    /// Notifies them.
     pub fn wake(self) {
         for waiter in self.0 {
             waiter.receive_kept();
@@ -51,7 +51,7 @@ impl Woken {
         self.0.is_empty()
     }
 
-    /// Adds others behind.
+    /// Appends others.
     pub fn append(&mut self, mut others: Self) {
         self.0.append(&mut others.0);
     }
@@ -67,15 +67,16 @@ impl IntoIterator for Woken {
 
 /// What a shared receive queue is made from.
 pub struct SrqInit {
-    /// Its protection domain, which the receives' memory has to be in. The queue pairs may be in others.
+    /// Its protection domain, which the memory of the receives must belong to. The queue pairs may be in
+    /// others.
     pub pd: Arc<Pd>,
     /// Receives it holds at most.
     pub max_wr: u32,
     /// Elements of a receive.
     pub max_sge: u32,
-    /// Names it in asynchronous events.
+    /// Identifies it in asynchronous events.
     pub cookie: u64,
-    /// Takes its asynchronous events.
+    /// Receives its asynchronous events.
     pub async_sink: Arc<dyn AsyncSink>,
 }
 
@@ -86,32 +87,32 @@ pub struct SrqAttr {
     pub max_wr: u32,
     /// Elements of a receive.
     pub max_sge: u32,
-    /// When fewer receives than this are left, an event says so and this becomes 0; 0: no event.
+    /// When fewer receives than this are left, an event is reported and this becomes 0; 0: no event.
     pub limit: u32,
 }
 
 struct Inner {
     queue: RecvQueue,
     limit: u32,
-    /// Queue pairs whose Send waits, longest first.
+    /// The line: queue pairs whose Send waits, longest wait first.
     waiting: VecDeque<(u32, Weak<dyn Waiter>)>,
-    /// Queue pairs for each of which one receive of the queue is kept.
+    /// Queue pairs that have a receive of the queue reserved, one each.
     kept: HashSet<u32>,
 }
 
 impl Inner {
-    /// Receives that are kept for nobody.
+    /// Receives that are not reserved.
     fn free(&self) -> usize {
         self.queue.len().saturating_sub(self.kept.len())
     }
 
-    /// Keeps receives for those that wait, as far as they reach.
+    /// Reserves receives for the queue pairs in the line, as far as there are any.
     fn keep(&mut self) -> Woken {
         let mut woken = Woken::default();
         while self.free() > 0
             && let Some((qpn, waiter)) = self.waiting.pop_front()
         {
-            // One that is gone has lost its turn.
+            // A destroyed queue pair gets none.
             if let Some(waiter) = waiter.upgrade() {
                 self.kept.insert(qpn);
                 woken.0.push(waiter);
@@ -158,7 +159,7 @@ impl Srq {
         &self.pd
     }
 
-    /// Where polls, and queue pairs that drop a receive they took, free its places.
+    /// Where its places are freed, by polls and by queue pairs that drop a receive they took.
     pub(crate) fn places(&self) -> Arc<Places> {
         self.inner.lock().queue.places().clone()
     }
@@ -169,9 +170,9 @@ impl Srq {
         SrqAttr { max_wr: inner.queue.depth(), max_sge: self.max_sge, limit: inner.limit }
     }
 
-    /// Changes the number of receives it holds at most (not below those it holds), or the limit; all or
-    /// nothing. A limit above what it holds is refused; one above what is posted now makes its event when the
-    /// next receive is taken, or missed.
+    /// Changes the number of receives it holds at most (not below the number it holds), or the limit; all or
+    /// nothing. A limit above that number is refused. A limit above the number posted now makes its event the
+    /// next time a queue pair takes a receive, or finds none.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
         let depth = max_wr.unwrap_or_else(|| inner.queue.depth());
@@ -180,15 +181,15 @@ impl Srq {
             return Err(VerbsError::Invalid("more receives are posted than the queue would hold"));
         }
         if limit > depth {
-            return Err(VerbsError::Invalid("a limit that the queue cannot reach"));
+            return Err(VerbsError::Invalid("the limit is above what the queue can hold"));
         }
         inner.queue.set_depth(depth);
         inner.limit = limit;
         Ok(())
     }
 
-    /// Posts receives. On a refusal, says which one (the ones before it are posted) and why. In any case,
-    /// those that wait are to be woken.
+    /// Posts receives. On an error, returns the index of the failed one (those before it are posted) and why.
+    /// In any case, the caller must notify the returned queue pairs.
     pub fn post_recv<'a>(
         &self,
         wrs: impl Iterator<Item = RecvWr<'a>>,
@@ -204,14 +205,14 @@ impl Srq {
         (result, inner.keep())
     }
 
-    /// Moves a receive to `to`, for queue pair `qpn`; says whether there was one for it. If not, and `waiter`
-    /// is given, the queue pair gets in line.
+    /// Moves a receive to `to`, for queue pair `qpn`; returns whether there was one for it. If not, and
+    /// `waiter` is given, the queue pair enters the line.
     pub(crate) fn take(&self, qpn: u32, to: &mut RecvQueue, waiter: Option<&Weak<dyn Waiter>>) -> bool {
         self.take_fitting(qpn, 0, to, waiter).unwrap_or(false)
     }
 
     /// The same for a datagram of `length` bytes, which does not wait. `None`: the next receive is too short
-    /// for it, and stays where every queue pair finds it.
+    /// for it, and stays in the queue for any queue pair.
     pub(crate) fn take_for_datagram(&self, qpn: u32, length: u32, to: &mut RecvQueue) -> Option<bool> {
         self.take_fitting(qpn, length, to, None)
     }
@@ -227,7 +228,7 @@ impl Srq {
         if inner.queue.front().is_some_and(|recv| recv.total < length) {
             return None;
         }
-        // Most of the time nobody waits, and nothing is kept.
+        // Usually no queue pair waits, and no receive is reserved.
         let mine = !inner.kept.is_empty() && inner.kept.remove(&qpn);
         let taken = (mine || inner.free() > 0) && inner.queue.move_front(to);
         if !taken && let Some(waiter) = waiter {
@@ -245,7 +246,7 @@ impl Srq {
         Some(taken)
     }
 
-    /// A queue pair does not wait any more; what was kept for it is another's.
+    /// A queue pair does not wait any more; a receive that was reserved for it goes to the next one.
     pub(crate) fn leave(&self, qpn: u32) -> Woken {
         let mut inner = self.inner.lock();
         inner.waiting.retain(|(waiting, _)| *waiting != qpn);
@@ -309,7 +310,7 @@ mod tests {
             result
         }
 
-        /// Queue pair `n` takes a receive, or gets in line.
+        /// Queue pair `n` takes a receive, or enters the line.
         fn take(&self, n: usize) -> Option<u64> {
             let mut to = RecvQueue::new(1, 2);
             let waiter: Weak<dyn Waiter> = Arc::downgrade(&self.waiters[n]) as Weak<dyn Waiter>;
@@ -343,7 +344,7 @@ mod tests {
         f.post(8..9).unwrap();
     }
 
-    /// As a queue pair's own queue does; the completions of several queue pairs free places in any order.
+    /// As with a queue pair's own queue, but the completions of several queue pairs free places in any order.
     #[test]
     fn a_place_is_free_when_its_completion_was_polled() {
         let f = Fixture::new();
@@ -359,29 +360,29 @@ mod tests {
     }
 
     #[test]
-    fn those_that_wait_are_woken_in_turn_and_find_their_receive() {
+    fn waiting_queue_pairs_are_woken_in_turn_and_find_their_receive() {
         let f = Fixture::new();
         assert_eq!([2, 0, 1].map(|n| f.take(n)), [None; 3]);
         f.post(0..2).unwrap();
         assert_eq!(f.woken(), [1, 0, 1, 0]);
-        // One that came later does not get in front, nor does one that waits still.
+        // A queue pair that came later does not overtake, nor does one that still waits.
         assert!(!f.srq.take(1, &mut RecvQueue::new(1, 2), None));
         assert_eq!(f.take(3), None);
         assert_eq!((f.take(0), f.take(2)), (Some(0), Some(1)));
-        // Having been served they stand at the end of the line.
+        // After being served, a queue pair enters the line at its end.
         assert_eq!(f.take(2), None);
         f.post(2..4).unwrap();
         assert_eq!(f.woken(), [1, 1, 1, 1]);
         assert_eq!((f.take(3), f.take(1)), (Some(2), Some(3)));
         f.post(4..7).unwrap();
         assert_eq!(f.woken(), [1, 1, 2, 1]);
-        // What is left over is free for all.
+        // The remaining receives are free for all.
         assert_eq!([0, 0, 0].map(|n| f.take(n)), [Some(4), Some(5), None]);
         assert_eq!(f.take(2), Some(6));
     }
 
     #[test]
-    fn what_was_kept_for_one_that_leaves_is_the_next_ones() {
+    fn the_reserved_receive_of_one_that_leaves_goes_to_the_next() {
         let f = Fixture::new();
         assert_eq!([0, 1, 2].map(|n| f.take(n)), [None; 3]);
         f.srq.leave(1).wake();
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_gone_does_not_use_up_a_receive() {
+    fn a_destroyed_queue_pair_uses_up_no_receive() {
         let mut f = Fixture::new();
         assert_eq!([0, 1].map(|n| f.take(n)), [None; 2]);
         f.waiters[0] = Arc::default();
@@ -412,7 +413,7 @@ mod tests {
         assert_eq!((f.events.get(), f.srq.query().limit), (1, 0));
         assert_eq!([f.take(0), f.take(0)], [Some(2), Some(3)]);
         assert_eq!(f.events.get(), 1);
-        // Set when there is nothing left to take: the next that is missed tells.
+        // If the limit is set on an empty queue, the next queue pair that finds no receive makes the event.
         f.srq.modify(None, Some(1)).unwrap();
         assert_eq!(f.events.get(), 1);
         assert_eq!(f.take(0), None);

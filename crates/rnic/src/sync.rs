@@ -1,5 +1,5 @@
-//! Locks and atomics under one name. `crates/model` compiles the files that take them from here once more,
-//! with locks and atomics at each of which its scheduler may go on with another thread.
+//! Locks and atomics under one name. `crates/model` compiles the files that import this module a second time,
+//! with locks and atomics at which its scheduler can switch threads.
 
 pub(crate) use std::sync::LazyLock;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -91,8 +91,8 @@ type Sink = dyn Fn(&Passing<'_>) + Send + Sync;
 static ON: AtomicBool = AtomicBool::new(false);
 static SINK: OnceLock<Box<Sink>> = OnceLock::new();
 
-/// Hands every segment and every datagram from now on to `sink`, which must not block for long and must not
-/// call into a queue pair. The first caller wins.
+/// Passes every segment and every datagram from now on to `sink`, which must not block for long and must not
+/// call into a queue pair. Only the first call has an effect.
 pub fn start(sink: impl Fn(&Passing<'_>) + Send + Sync + 'static) {
     if SINK.set(Box::new(sink)).is_ok() {
         ON.store(true, Ordering::Release);

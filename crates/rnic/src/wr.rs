@@ -22,13 +22,13 @@ bitflags! {
     /// Flags of a send work request; the bits are the verbs' own.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct SendFlags: u32 {
-        /// Start only when all earlier RDMA Reads of this queue have completed.
+        /// Start only when all earlier RDMA Reads and atomic operations of this queue have completed.
         const FENCE = 1;
-        /// Make a work completion when done.
+        /// Make a work completion on success.
         const SIGNALED = 1 << 1;
-        /// Ask for a solicited event at the receiver.
+        /// Request a solicited event at the receiver.
         const SOLICITED = 1 << 2;
-        /// Take the bytes at once; the buffers may be reused when the post returns and need no key.
+        /// Copy the bytes during the post; the buffers may be reused when the post returns and need no key.
         const INLINE = 1 << 3;
     }
 }
@@ -46,8 +46,8 @@ pub enum SendOp {
         /// In the order of the wire.
         imm: [u8; 4],
     },
-    /// RDMA Write with immediate data: an RDMA Write and an Immediate Data message behind it (RFC 7306 section 6), to another
-    /// uwarp end only.
+    /// RDMA Write with immediate data: an RDMA Write followed by an Immediate Data message (RFC 7306 section
+    /// 6), to another uwarp end only.
     WriteImmediate {
         /// Remote STag.
         stag: u32,
@@ -72,8 +72,8 @@ pub enum SendOp {
         /// Invalidate the first local key when done (iWARP's Read with Invalidate Local).
         invalidate_local: bool,
     },
-    /// Atomic fetch-and-add of eight bytes (RFC 7306 section 5.1.1), to another uwarp end only. The scatter list
-    /// gets the value before it, in host byte order.
+    /// Atomic fetch-and-add of eight bytes (RFC 7306 section 5.1.1), to another uwarp end only. The scatter
+    /// list gets the value before it, in host byte order.
     FetchAdd {
         /// Remote STag.
         stag: u32,
@@ -126,7 +126,7 @@ impl SendOp {
         matches!(self, Self::FetchAdd { .. } | Self::CmpSwap { .. })
     }
 
-    /// Whether the peer answers it, and so takes a place of the read depth.
+    /// Whether the peer answers it, so that it takes a place of the read depth.
     pub fn is_answered(self) -> bool {
         matches!(self, Self::Read { .. }) || self.is_atomic()
     }
@@ -144,8 +144,8 @@ impl SendOp {
         }
     }
 
-    /// Whether only another uwarp end is known to understand it: no RFC has it, or one that leaves it to agreements
-    /// outside of the protocol (docs/adr/006, docs/adr/029).
+    /// Whether only another uwarp end is known to understand it: the operation is in no RFC, or in one that
+    /// leaves the use of it to agreements outside of the protocol (docs/adr/006, docs/adr/029).
     pub fn wants_uwarp(self) -> bool {
         matches!(self, Self::SendImmediate { .. } | Self::WriteImmediate { .. }) || self.is_atomic()
     }
@@ -235,7 +235,7 @@ pub struct Wc {
     pub wr_id: u64,
     /// Outcome.
     pub status: WcStatus,
-    /// Which operation. Not defined when `status` is an error, but filled in all the same.
+    /// Which operation. Not defined when `status` is an error, but filled in anyway.
     pub opcode: WcOpcode,
     /// Ours: the Terminate's layer, type and code as `0x00LTCC` where one was involved.
     pub vendor_err: u32,
@@ -260,7 +260,7 @@ pub struct Wc {
 }
 
 impl Wc {
-    /// A completion with nothing but identity, operation and outcome.
+    /// A completion with only identity, operation and outcome.
     pub fn new(wr_id: u64, status: WcStatus, opcode: WcOpcode, qp_num: u32) -> Self {
         Self {
             wr_id,

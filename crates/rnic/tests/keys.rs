@@ -1,11 +1,10 @@
-//! Keys of regions, as a peer that guesses sees them.
+//! Keys of regions, for a peer that guesses them.
 
 use std::collections::BTreeSet;
 
 use uwarp_rnic::{Access, Mr, Pd};
 
-/// RFC 5040 section 8.1.1 rule 8. What is asserted fails once in many billion runs where keys are random
-/// numbers.
+/// RFC 5040 section 8.1.1 rule 8. If keys are random numbers, this fails once in many billion runs.
 #[test]
 fn keys_are_neither_in_sequence_nor_close_together() {
     const COUNT: usize = 1000;
@@ -18,7 +17,7 @@ fn keys_are_neither_in_sequence_nor_close_together() {
     let different: BTreeSet<u32> = keys.iter().copied().collect();
     assert_eq!(different.len(), COUNT);
     assert!(!different.contains(&0) && !different.contains(&u32::MAX));
-    // Of random numbers one in 32,768 is as close as that to the one before.
+    // Of random numbers, one in 32,768 is as close as that to the one before.
     let close = keys.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 1 << 16).count();
     assert!(close < 10, "{close} keys are close to the one before");
     for bit in 0..32 {

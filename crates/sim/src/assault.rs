@@ -1,9 +1,9 @@
-//! Arbitrary bytes into a queue pair: what must hold whatever they are. Shared by a property test and a fuzz
-//! target.
+//! Arbitrary bytes into a queue pair, and what must hold for all of them. Shared by a property test and a
+//! fuzz target.
 //!
 //! The first three bytes choose the stream's properties and how the rest arrives. The rest is the stream
-//! itself, or a list of ULPDUs that are framed well, with real STags put in for small numbers, so that a
-//! fuzzer gets behind the CRC and the key checks.
+//! itself, or a list of well-framed ULPDUs in which real STags replace small numbers, so that a fuzzer gets
+//! past the CRC and the key checks.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::net::NetParams;
 use crate::{Arena, EndConfig, World};
 
 const GUARD: u8 = 0x5A;
-/// Everything is at a multiple of this, and at most half as long.
+/// Every buffer is at a multiple of this, and at most half as long.
 const SLOT: usize = 4096;
 const LEN: usize = 2000;
 const WRITABLE: usize = 0;
@@ -36,7 +36,7 @@ struct Victim {
     /// STags that a ULPDU may name by a small number.
     stags: Vec<u32>,
     framing: Framing,
-    /// Keeps the regions.
+    /// Keeps the regions registered.
     _regions: Vec<Arc<Mr>>,
 }
 
@@ -99,7 +99,7 @@ impl Victim {
         }
         let mut stags: Vec<u32> = regions.iter().map(|mr| mr.stag()).collect();
         let sent: Vec<u8> = world.pipe(B).tapped().iter().flat_map(|(_, bytes)| bytes.clone()).collect();
-        // The sink of the first Read, if its request could go out already.
+        // The sink of the first Read, if its request could already be sent.
         if let Some(sink) = sent.get(20..24).and_then(|b| b.first_chunk()) {
             stags.push(u32::from_be_bytes(*sink));
         }
@@ -108,7 +108,7 @@ impl Victim {
         Self { world, memory, stags, framing: params(flags).framing, _regions: regions }
     }
 
-    /// Puts a real STag where a small number stands.
+    /// Replaces a small number by a real STag.
     fn name(&self, field: &mut [u8]) {
         if let [0, 0, 0, n] = *field
             && let Some(stag) = self.stags.get(usize::from(n))
@@ -148,10 +148,10 @@ impl Victim {
     }
 }
 
-/// Feeds `bytes` to a queue pair as the first three of them say.
+/// Feeds `bytes` to a queue pair; the first three of them choose how.
 ///
 /// # Panics
-/// When something is not as it must be.
+/// If a check fails.
 pub fn check(bytes: &[u8]) {
     let Some(([flags, mode, piece], rest)) = bytes.split_first_chunk::<3>() else { return };
     let mut victim = Victim::new(*flags);
@@ -184,20 +184,20 @@ pub fn check(bytes: &[u8]) {
 fn hold(victim: &mut Victim) {
     let memory = victim.memory.snapshot();
     let bad = (0..memory.len()).find(|at| memory[*at] != GUARD && !victim.allowed(*at));
-    assert_eq!(bad, None, "written where nobody may write");
+    assert_eq!(bad, None, "memory without write access was written");
 
     let end = victim.world.end(B);
     if end.disconnected.is_empty() {
-        // A Send without receive is not read past: the end of the stream behind it is seen when the program
-        // goes on.
-        assert!(end.core.stalled(), "the stream ended and the queue pair did not see it");
+        // This end does not read past a Send without receive: it sees the end of the stream behind it only
+        // when the program continues.
+        assert!(end.core.stalled(), "the stream ended and the queue pair did not notice");
         victim.world.disconnect(B);
         victim.world.settle();
     }
     let end = victim.world.end(B);
     assert!(end.is_closed(), "the stream is not closed");
     assert_eq!(end.core.query().state, QpState::Err);
-    assert_eq!(end.disconnected.len(), 1, "told of the end {:?}", end.disconnected);
+    assert_eq!(end.disconnected.len(), 1, "reports of the end: {:?}", end.disconnected);
     let sent_terminate = matches!(end.disconnected[..], [Disconnect::Sent(_)]);
     assert!(end.established <= 1 && end.events.kinds().len() <= 1);
     let recvs: Vec<u64> = end.recvs().iter().map(|wc| wc.wr_id).collect();
@@ -206,7 +206,8 @@ fn hold(victim: &mut Victim) {
     answers(victim, sent_terminate);
 }
 
-/// What was sent is whole FPDUs; a Terminate is the last one, and there is one if and only if we say so.
+/// The victim sends whole FPDUs; a Terminate is the last one, and it is sent if and only if the queue pair
+/// reports it.
 fn answers(victim: &Victim, sent_terminate: bool) {
     let stream: Vec<u8> =
         victim.world.pipe(B).tapped().iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
@@ -217,7 +218,7 @@ fn answers(victim: &Victim, sent_terminate: bool) {
     let mut terminated = false;
     while !rest.is_empty() {
         let Ok(Step::Ulpdu { ulpdu, consumed }) = receiver.next(rest, &mut scratch) else {
-            panic!("{} bytes were sent that are no FPDU", rest.len());
+            panic!("{} bytes at the end are no FPDU", rest.len());
         };
         rest = &rest[consumed..];
         assert!(!terminated, "something follows the Terminate");

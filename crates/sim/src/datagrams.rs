@@ -1,14 +1,14 @@
 //! Datagram queue pairs over a network that loses, duplicates, delays and corrupts, with peers that die and
 //! come back.
 //!
-//! Some queue pairs send each other numbered messages and post receives at random moments. The model knows of
-//! each message who sent it to whom and how many copies the network made of it. What must hold:
-//! - what is received is what was sent, from whom it says, to whom it was sent, and no more often than it
-//!   arrived;
+//! Some queue pairs send each other numbered messages and post receives at random moments. For each message
+//! the model knows its sender, its receiver and how many copies the network made. What must hold:
+//! - a received message equals the sent one, has the right sender and receiver, and is received no more often
+//!   than it arrived;
 //! - every datagram that arrives is received or counted under one reason;
 //! - every work request completes as it must, in order;
-//! - a queue pair that has been destroyed writes no memory any more, and the one that takes its number
-//!   receives only what arrives then.
+//! - a destroyed queue pair writes no memory any more, and the one that gets its number receives only
+//!   datagrams that arrive after that.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -33,7 +33,7 @@ const QKEY: u32 = 0x0102_0304;
 /// Longest delay of a datagram, in steps.
 const DELAY: u64 = 40;
 
-/// How often, in a thousand, the network or a peer does this.
+/// Frequency of each fault of the network or a peer, in thousandths.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs)]
 pub struct Faults {
@@ -45,22 +45,22 @@ pub struct Faults {
     pub death: u32,
     /// A queue pair goes through the error state, or stops and resumes sending.
     pub modify: u32,
-    /// The system refuses a datagram on its way out.
+    /// The system refuses to send a datagram.
     pub refusal: u32,
-    /// Another Q_Key, or the number of no queue pair.
+    /// A wrong Q_Key, or a number that no queue pair has.
     pub mistake: u32,
     /// Receives are posted late, and may be too short.
     pub scarce_receives: bool,
 }
 
-/// What became of all datagrams.
+/// Counts of all datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs)]
 pub struct Tally {
     /// The system took them.
     pub sent: u64,
     pub lost: u64,
-    /// At a receiver's socket: copies count.
+    /// Datagrams at a receiver's socket, copies included.
     pub arrived: u64,
     pub corrupted: u64,
     pub malformed: u64,
@@ -73,11 +73,11 @@ struct NoEvents;
 
 impl AsyncSink for NoEvents {
     fn async_event(&self, event: AsyncEvent) {
-        panic!("nothing that arrives is worth an event here: {event:?}");
+        panic!("no datagram makes an event here: {event:?}");
     }
 }
 
-/// A queue pair in one life.
+/// One incarnation of a queue pair.
 struct End {
     qpn: u32,
     core: UdCore,
@@ -86,7 +86,7 @@ struct End {
     recv_cq: Arc<Cq>,
     memory: Arena,
     mr: Arc<Mr>,
-    /// Places that no receive has.
+    /// Places without a receive.
     free: Vec<usize>,
     /// Receives in the order in which they were posted, and their lengths.
     posted: Vec<(usize, usize)>,
@@ -100,7 +100,7 @@ struct Sent {
     to: u32,
     payload: Vec<u8>,
     immediate: Option<[u8; 4]>,
-    /// How often it reached the receiver's present life, unchanged.
+    /// How often it reached the receiver's present incarnation, unchanged.
     arrived: u64,
     received: u64,
 }
@@ -117,8 +117,8 @@ struct Run {
     rng: Rng,
     faults: Faults,
     ends: Vec<End>,
-    /// Memory of queue pairs that are gone, and what it held then.
-    graves: Vec<(Arena, Vec<u8>)>,
+    /// Memory of destroyed queue pairs, with its contents at that time.
+    destroyed: Vec<(Arena, Vec<u8>)>,
     sent: BTreeMap<u64, Sent>,
     flying: Vec<Flying>,
     now: u64,
@@ -158,7 +158,7 @@ impl End {
             async_sink: events,
         };
         let core = UdCore::new(qpn, init).expect("a queue pair");
-        // One more place, from which messages are sent.
+        // The last place is for messages to send.
         let memory = Arena::new((RECEIVES + 1) * SLOT);
         let mr = memory.register(&pd, 0, memory.len(), Access::LOCAL_WRITE);
         let free = (0..RECEIVES).collect();
@@ -186,17 +186,16 @@ impl End {
     }
 }
 
-/// Runs `steps` steps of a network with these faults, then lets everything arrive, and checks what came of
-/// it.
+/// Runs `steps` steps of a network with these faults, then lets everything arrive, and checks the result.
 ///
 /// # Panics
-/// When something is not as it must be.
+/// If a check fails.
 pub fn run(seed: u64, faults: Faults, steps: usize) -> Tally {
     let mut run = Run {
         rng: Rng::new(seed),
         faults,
         ends: (0..ENDS).map(|end| End::new(qpn(end))).collect(),
-        graves: Vec::new(),
+        destroyed: Vec::new(),
         sent: BTreeMap::new(),
         flying: Vec::new(),
         now: 0,
@@ -280,11 +279,11 @@ impl Run {
             let from = end.qpn;
             self.sent.insert(number, Sent { from, to, payload, immediate, arrived: 0, received: 0 });
         }
-        // The bytes were taken when they were posted.
+        // The post has copied the bytes.
         end.memory.write(RECEIVES * SLOT, &[0xDD; LONGEST]);
     }
 
-    /// The lower layer takes some of what waits, or refuses the first.
+    /// The lower layer takes some of the waiting datagrams, or refuses the first.
     fn transmit(&mut self, at: usize) {
         let end = &mut self.ends[at];
         let waiting: Vec<Vec<u8>> = end.core.outgoing().map(|(_, bytes)| bytes.to_vec()).collect();
@@ -327,7 +326,7 @@ impl Run {
         due.iter().for_each(|one| self.deliver(one));
     }
 
-    /// As a socket's owner does it.
+    /// Delivers one, as the owner of a socket does.
     fn deliver(&mut self, one: &Flying) {
         self.tally.arrived += 1;
         let Ok(message) = datagram::parse(&one.bytes) else {
@@ -359,7 +358,7 @@ impl Run {
             return;
         }
         end.modify(QpState::Err);
-        // Everything is flushed; what had been received completes before.
+        // Everything is flushed; received messages complete before.
         self.completions(at);
         let end = &mut self.ends[at];
         assert!(end.posted.is_empty(), "receives outlive the error state: {:?}", end.posted);
@@ -369,7 +368,7 @@ impl Run {
         end.rise();
     }
 
-    /// One dies without a word. Its number goes to another, at once or never again in this run.
+    /// Destroys one. Another one gets its number, at once or never in this run.
     fn replace_one(&mut self) {
         let at = self.any_end();
         self.completions(at);
@@ -377,12 +376,12 @@ impl Run {
         let old = std::mem::replace(&mut self.ends[at], new);
         self.tally.drops += old.core.drops();
         for sent in self.sent.values_mut().filter(|sent| sent.to == old.qpn) {
-            assert_eq!(sent.arrived, sent.received, "placed, and no completion");
+            assert_eq!(sent.arrived, sent.received, "a message was placed and not completed");
         }
         let End { memory, core, .. } = old;
         drop(core);
         let held = memory.snapshot();
-        self.graves.push((memory, held));
+        self.destroyed.push((memory, held));
     }
 
     fn completions(&mut self, at: usize) {
@@ -427,8 +426,8 @@ impl Run {
             );
             self.tally.drops += end.core.drops();
         }
-        for (memory, held) in &self.graves {
-            assert!(memory.snapshot() == *held, "a queue pair that is gone has written");
+        for (memory, held) in &self.destroyed {
+            assert!(memory.snapshot() == *held, "a destroyed queue pair has written");
         }
         for (number, sent) in &self.sent {
             assert_eq!(sent.arrived, sent.received, "message {number} was placed and not completed");
@@ -439,15 +438,15 @@ impl Run {
     }
 }
 
-/// A message is what was sent, and came no more often than it arrived.
+/// A received message equals the sent one, and is received no more often than it arrived.
 fn received(all: &mut BTreeMap<u64, Sent>, by: u32, wc: &Wc, bytes: &[u8]) {
     let payload = &bytes[GRH..wc.byte_len as usize];
     let number = payload.first_chunk().copied().map_or(0, u64::from_le_bytes);
     let sent = all.get_mut(&number).unwrap_or_else(|| panic!("message {number} was never sent"));
-    assert!(payload == sent.payload, "message {number} was changed on its way");
+    assert!(payload == sent.payload, "message {number} was changed");
     assert_eq!((sent.from, sent.to), (wc.src_qp, by), "message {number} is from or for another");
     let immediate = wc.flags.contains(WcFlags::WITH_IMM).then(|| wc.imm_or_inv.to_ne_bytes());
     assert_eq!(immediate, sent.immediate, "message {number}");
     sent.received += 1;
-    assert!(sent.received <= sent.arrived, "message {number} came more often than it arrived");
+    assert!(sent.received <= sent.arrived, "message {number} was received more often than it arrived");
 }

@@ -14,21 +14,21 @@ use crate::lower::Network;
 use crate::net::{Pipe, Refusal};
 use crate::{Rng, Time, instant, time};
 
-/// How long input is drained after a disconnect, the driver's.
+/// How long input is drained after a disconnect, as in the driver.
 const LIMIT: Time = 2_000_000_000;
-/// Bytes drained by one receive.
+/// Bytes that one receive drains.
 const DRAINED: usize = 256 * 1024;
 
-/// What an end is made from.
+/// What an end is created from.
 #[derive(Debug, Clone, Copy)]
 pub struct EndConfig {
     /// Queue sizes.
     pub caps: QpCaps,
-    /// Receives come from a shared receive queue of the size that the queue pair's own would have.
+    /// Receives come from a shared receive queue, of the size that the queue pair's own would have.
     pub shared_recv: bool,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
-    /// Entries of each completion queue; none: as many as the work queue that completes there has places.
+    /// Entries of each completion queue; `None`: as many as the work queue that completes there has places.
     pub cq_depth: Option<u32>,
     /// Its number, which completions carry.
     pub qpn: u32,
@@ -52,7 +52,7 @@ impl Default for EndConfig {
     }
 }
 
-/// What was told outside completions.
+/// Events that are not completions.
 #[derive(Debug, Default)]
 pub struct Events {
     kinds: Mutex<Vec<EventKind>>,
@@ -87,7 +87,7 @@ impl CompletionSink for Events {
     }
 }
 
-/// A receive is kept for the Send that waits.
+/// A receive of the shared queue is reserved for the Send that waits.
 #[derive(Default)]
 pub(crate) struct Kept(pub AtomicBool);
 
@@ -110,12 +110,12 @@ pub struct End {
     /// Where its receives come from, if they are shared.
     pub srq: Option<Arc<Srq>>,
     kept: Arc<Kept>,
-    /// What it was told beside completions.
+    /// Its events that are not completions.
     pub events: Arc<Events>,
     pump: Pump,
-    /// How often the observer was told that the stream is up.
+    /// How often the stream was reported to be up.
     pub established: u32,
-    /// What the observer was told at the end, each time.
+    /// Each report of the end of a stream.
     pub disconnected: Vec<Disconnect>,
     closing: Option<Closing>,
     attached: bool,
@@ -137,7 +137,7 @@ impl End {
         Self::new_in(config, Pd::new())
     }
 
-    /// The same, with a protection domain that there is.
+    /// The same, with an existing protection domain.
     pub fn new_in(config: EndConfig, pd: Arc<Pd>) -> Self {
         let events = Arc::new(Events::default());
         let cq = |places| Cq::new(config.cq_depth.unwrap_or(places), 0, Some(events.clone()), events.clone());
@@ -203,12 +203,12 @@ impl End {
         take(&self.recv_cq)
     }
 
-    /// Whether there is nothing to poll.
+    /// Whether there are no completions to poll.
     pub fn is_empty_of_completions(&self) -> bool {
         self.send_cq.is_empty() && self.recv_cq.is_empty()
     }
 
-    /// Bytes moved since the start, both ways; stands still when nothing happens.
+    /// Bytes moved since the start, both ways; does not change while nothing happens.
     pub fn moved(&self) -> u64 {
         self.moved
     }
@@ -233,7 +233,7 @@ impl End {
         Ok(())
     }
 
-    /// Posts a receive, and goes on with a stalled stream.
+    /// Posts a receive, and resumes a stalled stream.
     pub fn post_recv(
         &mut self,
         now: Time,
@@ -256,19 +256,19 @@ impl End {
         Ok(())
     }
 
-    /// Begins an orderly end.
+    /// Disconnects in an orderly way.
     pub fn disconnect(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         self.core.disconnect(&at(now));
         self.pump(now, input, output);
     }
 
-    /// When it has to be pumped although nothing arrives.
+    /// When it must be pumped even if nothing arrives.
     pub fn timeout(&mut self) -> Option<Time> {
         let closing = self.closing.as_ref().map(|c| c.deadline);
         [self.core.poll_timeout().map(time), closing].into_iter().flatten().min()
     }
 
-    /// What is due by the clock.
+    /// Handles deadlines.
     pub fn handle_timeout(&mut self, now: Time) {
         self.core.handle_timeout(&at(now));
     }
@@ -281,7 +281,7 @@ impl End {
         self.linger(now, input, output);
     }
 
-    /// Does what the driver does for its core.
+    /// Carries out the core's actions, as the driver does.
     fn act(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         let Self { core, pump, kept, moved, .. } = self;
         let mut network = Network { now, input, output, kept, moved };
@@ -300,7 +300,7 @@ impl End {
         }
     }
 
-    /// Closes without loss: what is not sent goes out, our side is closed, input is drained for a bounded
+    /// Closes without loss: sends what is not sent yet, closes this side, and drains input for a bounded
     /// time.
     fn linger(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         let Some(closing) = &mut self.closing else { return };
@@ -326,7 +326,7 @@ impl End {
             }
         }
         if (closing.fin_sent && closing.eof) || now >= closing.deadline {
-            // Closing a socket with unread input resets the connection; what was sent is lost with it.
+            // Closing a socket with unread input resets the connection, and sent bytes are lost with it.
             output.close(now);
             self.closing = None;
             self.attached = false;
@@ -344,7 +344,7 @@ fn take(cq: &Cq) -> Vec<Wc> {
     out
 }
 
-/// The generator of an end's own choices is the world's.
+/// An end uses the world's generator for its own choices.
 pub(crate) fn shuffle<T>(rng: &mut Rng, list: &mut [T]) {
     for i in (1..list.len()).rev() {
         let j = rng.size(0, i);

@@ -1,11 +1,11 @@
 //! Virtual clock and seeded network for protocol tests.
 //!
-//! Two queue pairs without sockets ([`End`]) are joined by two pipes ([`net::Pipe`]) that delay, cut, stall,
-//! corrupt and break as their seed says; [`World`] moves bytes between them in virtual time, with the
-//! driver's pump. [`workload`] runs lists of work requests over it and compares what came of them with a
-//! model; [`tap`] prints the wire as text.
+//! Two queue pairs without sockets ([`End`]) are joined by two pipes ([`net::Pipe`]) that delay, split,
+//! stall, corrupt and break as their seed says; [`World`] moves bytes between them in virtual time, with the
+//! driver's pump. [`workload`] runs lists of work requests over it and compares the result with a model;
+//! [`tap`] prints the wire as text.
 //!
-//! A seed repeats a run exactly, but for the STags, which are random by design.
+//! A seed repeats a run exactly, except for the STags, which are random by design.
 //!
 //! ```text
 //!   workload ── posts, model, checks
@@ -44,7 +44,7 @@ pub use world::{Side, World};
 /// Virtual time in nanoseconds since the start.
 pub type Time = u64;
 
-/// Virtual time zero, on the clock that queue pairs know.
+/// Virtual time zero, on the clock that queue pairs use.
 fn start() -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     *START.get_or_init(Instant::now)

@@ -1,4 +1,4 @@
-//! The virtual network as a lower layer, and what a pump has around it here.
+//! The virtual network as a lower layer, and the surroundings that the pump has here.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -56,7 +56,7 @@ impl LowerLayer for Network<'_> {
         self.send_bytes(&bytes)
     }
 
-    /// A receive may come up short although there is more.
+    /// A receive may return fewer bytes than there are.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno> {
         let bytes = self.recv(buffer.len())?;
         buffer[..bytes.len()].copy_from_slice(&bytes);
@@ -94,7 +94,7 @@ impl LowerLayer for Network<'_> {
     }
 }
 
-/// The world calls the pump as long as anything moves, so it needs no calls of its own.
+/// The world calls the pump as long as anything moves, so the pump needs to request no calls.
 impl Surroundings for Network<'_> {
     type Lower = Self;
 

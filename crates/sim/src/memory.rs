@@ -6,18 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uwarp_rnic::mem::{self, MemSeg};
 use uwarp_rnic::{Access, Mr, Pd};
 
-/// Memory that regions are registered on. Atomic bytes, because a queue pair writes them by address while we hold a
+/// Memory for regions. The bytes are atomic, because a queue pair writes them by address while we hold a
 /// reference.
 #[derive(Debug)]
 pub struct Arena {
-    /// A few more than it has: the first one is at a multiple of 8, for atomic operations.
+    /// A few more than the arena has: its first byte is at a multiple of 8, for atomic operations.
     bytes: Box<[AtomicU8]>,
     len: usize,
     addr: u64,
     regions: Mutex<Vec<Arc<Mr>>>,
 }
 
-/// Its regions go with it: the process knows them all, and millions of simulations run in one.
+/// Deregisters its regions: all regions of a process are in one table, and one process runs millions of
+/// simulations.
 impl Drop for Arena {
     fn drop(&mut self) {
         for region in self.regions.get_mut().unwrap_or_else(PoisonError::into_inner) {
@@ -41,12 +42,12 @@ impl Arena {
         arena
     }
 
-    /// Bytes it has.
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.len.min(self.bytes.len())
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -57,7 +58,7 @@ impl Arena {
         self.addr + offset as u64
     }
 
-    /// What stands there.
+    /// A copy of these bytes.
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len());
         let mut out = Vec::new();

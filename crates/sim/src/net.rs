@@ -1,17 +1,18 @@
-//! One direction of a connection: an ordered byte stream that arrives late, in pieces, damaged or not at all.
+//! One direction of a connection: an ordered byte stream that arrives late, in pieces, damaged, or not at
+//! all.
 
 use std::collections::VecDeque;
 
 use crate::{Rng, Time};
 
-/// How a direction behaves while nothing is wrong.
+/// How a direction behaves without a fault.
 #[derive(Debug, Clone, Copy)]
 pub struct NetParams {
     /// Shortest and longest delay of a piece, in nanoseconds.
     pub delay: (Time, Time),
     /// Longest piece that arrives at once, in bytes. Pieces are of random length.
     pub piece: usize,
-    /// Bytes that are accepted before the other end has read them; a write that does not fit is cut short.
+    /// Bytes that are accepted before the other end has read them; a larger write is taken only in part.
     pub capacity: usize,
     /// How many pieces in a thousand stall.
     pub stalls: u32,
@@ -25,7 +26,7 @@ impl Default for NetParams {
     }
 }
 
-/// What goes wrong with a direction, at a position in its stream (bytes since the start).
+/// A fault of a direction, at a position in its stream (bytes since the start).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A bit changes.
@@ -35,12 +36,12 @@ pub enum Fault {
         /// Which bit, 0 to 7.
         bit: u8,
     },
-    /// The connection is reset in both directions when this many bytes were sent.
+    /// The connection is reset in both directions after this many bytes were sent.
     Reset {
         /// Bytes that still arrive.
         at: u64,
     },
-    /// The sending host closes this direction by itself after this many bytes, as when its process is killed.
+    /// The sending host closes this direction after this many bytes, as when its process is killed.
     End {
         /// Bytes that still arrive.
         at: u64,
@@ -52,7 +53,7 @@ pub enum Fault {
 pub enum Refusal {
     /// Nothing to read, or no room.
     WouldBlock,
-    /// The connection is gone.
+    /// The connection was reset.
     Reset,
 }
 
@@ -62,16 +63,16 @@ pub struct Pipe {
     params: NetParams,
     rng: Rng,
     fault: Option<Fault>,
-    /// When each piece arrives, its bytes, and how many of them were read.
+    /// For each piece: when it arrives, its bytes, and how many of them were read.
     pieces: VecDeque<(Time, Vec<u8>, usize)>,
-    /// Arrival of the last piece: order is kept.
+    /// Arrival of the last piece, to keep the order.
     last: Time,
     sent: u64,
     held: usize,
     fin: Option<Time>,
     reset: bool,
-    /// A fault hit a byte.
-    struck: bool,
+    /// The fault has happened.
+    fault_hit: bool,
     /// Everything that was sent, with the time of each write, before any damage.
     tapped: Vec<(Time, Vec<u8>)>,
 }
@@ -89,12 +90,12 @@ impl Pipe {
             held: 0,
             fin: None,
             reset: false,
-            struck: false,
+            fault_hit: false,
             tapped: Vec::new(),
         }
     }
 
-    /// Takes some bytes; returns how many.
+    /// Accepts some of the bytes; returns how many.
     pub fn send(&mut self, now: Time, bytes: &[u8]) -> Result<usize, Refusal> {
         if self.reset || self.fin.is_some() {
             return Err(Refusal::Reset);
@@ -121,7 +122,7 @@ impl Pipe {
             && let Some(byte) = data.get_mut(offset)
         {
             *byte ^= 1 << (bit & 7);
-            self.struck = true;
+            self.fault_hit = true;
         }
         self.sent += taken as u64;
         self.held += taken;
@@ -134,7 +135,7 @@ impl Pipe {
             rest = tail;
         }
         if stop.is_some() {
-            self.struck = true;
+            self.fault_hit = true;
             match self.fault.take() {
                 Some(Fault::Reset { .. }) => self.reset = true,
                 _ => self.close(now),
@@ -156,7 +157,7 @@ impl Pipe {
         self.last
     }
 
-    /// The sender has no more.
+    /// The sender closes this direction.
     pub fn close(&mut self, now: Time) {
         if self.fin.is_none() {
             self.fin = Some(self.arrival(now));
@@ -176,7 +177,7 @@ impl Pipe {
             if *read == piece.len() {
                 self.pieces.pop_front();
             }
-            // Now and then a read ends at a piece although there is more.
+            // Sometimes a read ends at the end of a piece although there is more.
             if self.rng.chance(300) {
                 break;
             }
@@ -194,7 +195,7 @@ impl Pipe {
         Err(Refusal::WouldBlock)
     }
 
-    /// Breaks it; what has not arrived is lost.
+    /// Resets it; bytes that have not arrived are lost.
     pub fn reset(&mut self) {
         self.reset = true;
         self.pieces.clear();
@@ -206,14 +207,14 @@ impl Pipe {
         self.reset
     }
 
-    /// Whether the other end is known to send no more, although what it sent may not be read yet.
+    /// Whether the other end is known to send no more; its last bytes may not have been read yet.
     pub fn hung_up(&self, now: Time) -> bool {
         self.reset || self.fin.is_some_and(|at| at <= now)
     }
 
     /// Whether the fault has happened.
-    pub fn struck(&self) -> bool {
-        self.struck
+    pub fn fault_hit(&self) -> bool {
+        self.fault_hit
     }
 
     /// Bytes sent since the start.
@@ -221,7 +222,7 @@ impl Pipe {
         self.sent
     }
 
-    /// When something next arrives that has not arrived at `now`.
+    /// The next arrival after `now`.
     pub fn next_arrival(&self, now: Time) -> Option<Time> {
         let piece = self.pieces.front().map(|(at, ..)| *at);
         piece.or(self.fin).filter(|at| *at > now)

@@ -1,6 +1,6 @@
 //! Random numbers that a seed repeats.
 
-/// SplitMix64. Written out, so that a seed in an old report still means the same run after any update of
+/// SplitMix64. Implemented here, so that a seed in an old report still means the same run after any update of
 /// dependencies.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);

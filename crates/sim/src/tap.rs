@@ -5,7 +5,7 @@
 //! 0.012 B Send L qn=0 msn=1 mo=0 len=16
 //! ```
 //! The first column is the virtual time in milliseconds at which the sender's lower layer took the last byte,
-//! the second the sender. STags, which are random, are numbered in order of appearance.
+//! the second is the sender. STags, which are random, are numbered in order of appearance.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use uwarp_wire::text::Segment;
 use crate::net::Pipe;
 use crate::{Side, Time, World};
 
-/// All segments of both directions. `markers`: whether A's and B's streams carry them; `crc`: whether sums
+/// All segments of both directions. `markers`: whether the streams of A and B have them; `crc`: whether CRCs
 /// are checked.
 pub fn lines(world: &World, crc: bool, markers: [bool; 2]) -> String {
     let mut all: Vec<(Time, usize, String)> = Vec::new();
@@ -75,7 +75,7 @@ pub fn segments(pipe: &Pipe, crc: bool, markers: bool) -> Vec<(Time, String)> {
     out
 }
 
-/// Puts numbers for STags: what stands behind `stag=`, `inv=`, `sink=` and `src=`.
+/// Replaces STags by numbers: the values after `stag=`, `inv=`, `sink=` and `src=`.
 pub fn name_stags(text: &str) -> String {
     let mut known: Vec<String> = Vec::new();
     let mut out = String::new();
@@ -87,7 +87,7 @@ pub fn name_stags(text: &str) -> String {
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
         let (number, tail) = rest.split_at(end);
         rest = tail;
-        // Those that name nothing.
+        // These name no region.
         if let "0x0" | "0x1" = number {
             out.push_str(number.trim_start_matches("0x"));
             continue;

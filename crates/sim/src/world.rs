@@ -1,9 +1,12 @@
 //! Two ends, two pipes and a clock.
 
+use std::sync::Arc;
+
 use uwarp_rnic::qp::StreamParams;
-use uwarp_rnic::{RecvWr, SendWr, VerbsError};
+use uwarp_rnic::{Access, Mr, RecvWr, SendWr, VerbsError};
 
 use crate::end::{End, EndConfig, shuffle};
+use crate::memory::Arena;
 use crate::net::{Fault, NetParams, Pipe};
 use crate::{Rng, Time};
 
@@ -34,7 +37,7 @@ impl Side {
     }
 }
 
-/// More rounds than any run needs: one that takes more is hanging.
+/// More rounds than any run needs: a run with more hangs.
 const ROUNDS: u64 = 4_000_000;
 
 /// Prints the seed when a run panics.
@@ -59,16 +62,25 @@ pub struct World {
 }
 
 impl World {
-    /// Two ends without a stream. `faults`: what goes wrong from A to B, and from B to A.
+    /// Two ends without a stream. `faults`: the fault from A to B, and from B to A.
     pub fn new(seed: u64, config: [EndConfig; 2], net: NetParams, faults: [Option<Fault>; 2]) -> Self {
         let mut rng = Rng::new(seed);
         let pipes = faults.map(|fault| Pipe::new(net, rng.fork(), fault));
         Self { seed: Seed(seed), rng, now: 0, ends: config.map(End::new), pipes }
     }
 
-    /// What repeats this run.
+    /// The seed, which repeats this run.
     pub fn seed(&self) -> u64 {
         self.seed.0
+    }
+
+    /// Moves both ends to INIT, and registers all of each end's memory with these rights.
+    pub fn init(&mut self, memory: &[Arena; 2], access: Access) -> [Arc<Mr>; 2] {
+        Side::BOTH.map(|side| {
+            let (end, memory) = (self.end(side), &memory[side.index()]);
+            end.init();
+            memory.register(&end.pd, 0, memory.len(), access)
+        })
     }
 
     /// Gives both ends their stream.
@@ -88,7 +100,7 @@ impl World {
         &mut self.ends[side.index()]
     }
 
-    /// What an end writes to.
+    /// The pipe that an end writes to.
     pub fn pipe(&self, from: Side) -> &Pipe {
         &self.pipes[from.index()]
     }
@@ -116,17 +128,17 @@ impl World {
         end.post_recv(now, wr, input, output)
     }
 
-    /// Begins an orderly end from one side.
+    /// Disconnects one side in an orderly way.
     pub fn disconnect(&mut self, side: Side) {
         let now = self.now;
         let (end, input, output) = self.parts(side);
         end.disconnect(now, input, output);
     }
 
-    /// Bytes from a peer that is no queue pair: they arrive at `side` as if it had sent them.
+    /// Bytes from a peer that is no queue pair: they arrive at `side` as if its peer had sent them.
     pub fn inject(&mut self, side: Side, bytes: &[u8]) {
         let now = self.now;
-        // A pipe that is full or closed takes what it takes; a hostile peer has no better luck.
+        // A pipe that is full or closed may not take all; that is the same for a hostile peer.
         let _ = self.pipes[side.peer().index()].send(now, bytes);
     }
 
@@ -142,7 +154,7 @@ impl World {
         let (end, input, output) = self.parts(side);
         end.pump(now, input, output);
         if output.is_reset() != input.is_reset() {
-            // A reset is the connection's, not one direction's.
+            // A reset concerns both directions.
             for pipe in self.pipes.iter_mut().filter(|p| !p.is_reset()) {
                 pipe.reset();
             }
@@ -152,7 +164,7 @@ impl World {
     /// Runs until nothing happens any more.
     ///
     /// # Panics
-    /// When there is no end to it.
+    /// If the run does not end.
     pub fn run(&mut self, program: &mut dyn Program) {
         let mut order = Side::BOTH;
         for _ in 0..ROUNDS {
@@ -175,16 +187,16 @@ impl World {
                 end.handle_timeout(next);
             }
         }
-        panic!("the run does not come to an end (seed {:#x})", self.seed.0);
+        panic!("the run does not end (seed {:#x})", self.seed.0);
     }
 
-    /// Runs for some virtual time, with nobody posting.
+    /// Runs for some virtual time, without posting.
     pub fn settle_for(&mut self, time: Time) {
         let end = self.now + time;
         self.run(&mut Until(end));
     }
 
-    /// Runs until nothing happens any more, with nobody posting.
+    /// Runs until nothing happens any more, without posting.
     pub fn settle(&mut self) {
         self.run(&mut Idle);
     }
@@ -205,13 +217,13 @@ impl World {
 
 /// What the programs at the two ends do.
 pub trait Program {
-    /// Called after each round; may post. Says whether it did something.
+    /// Called after each round; may post. Returns whether it did something.
     fn step(&mut self, world: &mut World) -> bool;
 
-    /// When it wants to be called although nothing else happens.
+    /// When it must be called even if nothing else happens.
     fn wake(&self, now: Time) -> Option<Time>;
 
-    /// Whether the run is to end here although more would happen later.
+    /// Whether the run must end now even if more would happen later.
     fn done(&self, now: Time) -> bool {
         let _ = now;
         false

@@ -14,7 +14,7 @@ use uwarp_wire::terminate::{RemoteOperation, RemoteProtection, TerminateError};
 
 use duo::{Duo, SEND, params};
 
-/// Two ends with a region each whose words the other may change, from the first aligned address on.
+/// Two ends, each with a region whose words the other may change, from the first aligned address on.
 struct Words {
     duo: Duo,
     mr: [Arc<Mr>; 2],
@@ -108,7 +108,7 @@ fn a_compare_and_swap_that_finds_what_it_expects_and_one_that_does_not() {
     assert_eq!(opcodes, [WcOpcode::CompSwap; 2]);
 }
 
-/// Each adds to the other's word, with more requests than the read depth and pieces of any size.
+/// Each end adds to the other's word, with more requests than the read depth and pieces of any size.
 #[test]
 fn many_at_once_in_both_directions_and_none_beyond_the_read_depth() {
     for ord in [1, 2, 5, 16] {
@@ -123,7 +123,7 @@ fn many_at_once_in_both_directions_and_none_beyond_the_read_depth() {
         for side in Side::BOTH {
             assert_eq!(w.duo.sends(side).len(), 60);
             assert_eq!(w.get(side, 0), (1..=60u64).sum::<u64>());
-            // In order: each saw the sum of those before.
+            // In order: each returned the sum of those before.
             assert!((0..60u64).all(|n| w.get(side, 1 + usize::try_from(n).unwrap()) == (0..=n).sum::<u64>()));
         }
         assert!(w.duo.world.end(A).disconnected.is_empty());
@@ -147,15 +147,15 @@ fn atomics_between_reads() {
         assert_eq!(
             (w.get(A, at), w.get(A, at + 1)),
             (n, n + 1),
-            "a Read shows what is behind it in the queue"
+            "a Read shows the effect of a later operation"
         );
     }
     assert_eq!(w.duo.sends(A), (0..20).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
 }
 
-/// A Read of much data that is on its way does not show what an atomic operation behind it has changed.
+/// A Read of much data in progress does not show the change of a later atomic operation.
 #[test]
-fn a_read_does_not_show_what_comes_behind_it() {
+fn a_read_does_not_show_a_later_change() {
     let mut w = Words::new(params());
     let everything = w.duo.read_op(A, 0);
     let sge = w.duo.sge(A, LEN, 512 * 1024);
@@ -167,7 +167,7 @@ fn a_read_does_not_show_what_comes_behind_it() {
     assert_eq!((shown, w.get(A, 1), w.get(B, 0)), (vec![0; 8], 0, 9));
 }
 
-/// A fence holds back what follows until the value is there.
+/// A fence holds back later work requests until the value has arrived.
 #[test]
 fn a_fence_waits_for_an_atomic() {
     let mut w = Words::new(params());
@@ -181,9 +181,9 @@ fn a_fence_waits_for_an_atomic() {
     assert_eq!(w.duo.memory[1].read(8192, 8), 0x1234u64.to_ne_bytes());
 }
 
-/// Without a receive, the answer comes past the Sends that wait.
+/// Without a receive, the answer is received past the Sends that wait.
 #[test]
-fn an_answer_comes_past_sends_that_were_set_aside() {
+fn an_answer_is_received_past_buffered_sends() {
     let mut w = Words::new(params());
     let sge = w.duo.sge(B, 0, 16);
     for id in 0..3 {
@@ -192,7 +192,7 @@ fn an_answer_comes_past_sends_that_were_set_aside() {
     w.add(A, 9, 1, 1);
     w.duo.world.settle();
     assert_eq!((w.duo.sends(A), w.get(B, 0)), (vec![(9, WcStatus::Success)], 1));
-    // An atomic of the peer's behind a Send that waits, waits too: the Send is delivered first.
+    // An atomic operation of the peer behind a waiting Send waits too: the Send is delivered first.
     let sge = w.duo.sge(A, 0, 16);
     w.duo.queue(A, 10, SEND, sge);
     w.duo.queue(A, 11, SEND, sge);
@@ -205,7 +205,7 @@ fn an_answer_comes_past_sends_that_were_set_aside() {
     assert_eq!((w.get(B, 0), w.get(A, 2)), (2, 1));
 }
 
-/// The value may go to several pieces, and must go to eight bytes in all that may be written.
+/// The value may go to several pieces, which must be eight bytes in all and writable.
 #[test]
 fn where_the_value_goes() {
     let mut w = Words::new(params());
@@ -226,7 +226,7 @@ fn where_the_value_goes() {
     let value = w.get(B, 0).to_ne_bytes();
     assert_eq!([w.duo.memory[0].read(100, 3), w.duo.memory[0].read(200, 5)].concat(), value);
     assert_eq!(w.duo.sends(A), [(1, WcStatus::Success)]);
-    // The request is not sent when there is no place for its answer.
+    // The request is not sent if there is no place for its answer.
     let sge = Sge { lkey: 1, ..first };
     w.duo.queue(A, 2, op, Sge { length: 8, ..sge });
     w.duo.world.settle();
@@ -234,7 +234,7 @@ fn where_the_value_goes() {
     assert_eq!(w.duo.world.end(B).core.snapshot().counters.sent.atomic_response.messages, 1);
 }
 
-/// What the peer refuses fails with InfiniBand's status, and changes nothing.
+/// An operation that the peer refuses fails with InfiniBand's status and changes nothing.
 #[test]
 fn refused_by_the_peer() {
     let unaligned = TerminateError::RemoteOperation(RemoteOperation::CatastrophicStream);
@@ -261,9 +261,9 @@ fn refused_by_the_peer() {
     }
 }
 
-/// The region goes while an operation waits for a Read before it: nothing is changed.
+/// The region is deregistered while an operation waits for a Read before it: nothing is changed.
 #[test]
-fn a_region_that_goes_while_an_operation_waits() {
+fn a_region_deregistered_while_an_operation_waits() {
     let net = NetParams { capacity: 4096, ..NetParams::default() };
     let mut w = Words::with_net(params(), net);
     let sge = w.duo.sge(A, LEN, 512 * 1024);
@@ -278,7 +278,7 @@ fn a_region_that_goes_while_an_operation_waits() {
     assert_eq!(w.get(B, 0), 0);
 }
 
-/// No stranger is sent what it may not know: it would end the stream (docs/adr/029).
+/// A stranger is not sent an operation that it may not know: it would end the stream (docs/adr/029).
 #[test]
 fn strangers_are_sent_none() {
     let mut w = Words::new(params().map(|p| StreamParams { peer_is_uwarp: false, ..p }));

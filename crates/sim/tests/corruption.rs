@@ -1,7 +1,7 @@
-//! Every bit of every header of large messages flips, one in each run, while their payload is received
+//! Flips every bit of every header of large messages, one in each run, while their payload is received
 //! straight into place.
 //!
-//! Random workloads hit a header of such a message too seldom.
+//! Random workloads seldom hit a header of such a message.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use uwarp_sim::{Arena, EndConfig, Fault, NetParams, Side, World};
 use uwarp_wire::terminate::{Mpa, TerminateError};
 
 const SIZE: usize = 1 << 19;
-/// Where the message goes in B's memory, or comes from.
+/// Offset of the message in B's memory, as target or source.
 const AT: usize = 200_000;
 const LEN: usize = 70_000;
 const GUARD: u8 = 0x5A;
@@ -30,11 +30,7 @@ impl Run {
         let mut world = World::new(7, [EndConfig::default(); 2], net, fault);
         let memory = [Arena::from_bytes(&vec![GUARD; SIZE]), Arena::from_bytes(&vec![GUARD; SIZE])];
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let mr = Side::BOTH.map(|side| {
-            let pd = world.end(side).pd.clone();
-            world.end(side).init();
-            memory[side.index()].register(&pd, 0, SIZE, access)
-        });
+        let mr = world.init(&memory, access);
         let params = StreamParams { peer_is_uwarp: true, ..StreamParams::default() };
         world.attach([params, StreamParams { initiator: false, ..params }]);
         Self { world, memory, mr }

@@ -11,7 +11,7 @@ use uwarp_sim::datagrams::{Faults, Tally, run};
 
 const STEPS: usize = 400;
 
-/// Many seeds; the sum of what came of them.
+/// Runs many seeds; returns their counts.
 fn seeds(faults: Faults) -> Vec<Tally> {
     (1..=30).map(|seed| run(seed, faults, STEPS)).collect()
 }
@@ -25,7 +25,7 @@ fn on_a_good_network_every_datagram_is_received_once() {
 }
 
 #[test]
-fn lost_duplicated_and_reordered_datagrams_cost_only_themselves() {
+fn lost_duplicated_and_reordered_datagrams_affect_no_others() {
     let faults = Faults { loss: 200, duplication: 200, reordering: 500, ..Faults::default() };
     for tally in seeds(faults) {
         assert_eq!(tally.received, tally.arrived, "{tally:?}");
@@ -53,7 +53,7 @@ fn missing_and_short_receives_are_counted() {
 }
 
 #[test]
-fn peers_that_die_and_come_back_receive_only_what_is_theirs() {
+fn peers_that_die_and_come_back_receive_only_their_own_datagrams() {
     let faults = Faults { death: 50, reordering: 500, duplication: 200, ..Faults::default() };
     assert!(seeds(faults).iter().all(|tally| tally.received > 0));
 }
@@ -88,7 +88,7 @@ proptest! {
         datagram_calls::check(&bytes);
     }
 
-    /// Calls that mostly make sense, and datagrams that mostly are well formed.
+    /// Calls that are mostly legal, and datagrams that are mostly well formed.
     #[test]
     fn sensible_calls_and_datagrams(flags: u8, steps in vec((0u8..16, vec(0u8..12, 0..24)), 0..60)) {
         let mut input = vec![flags];

@@ -1,4 +1,4 @@
-//! What FPDUs look like that a queue pair sends, whichever way it takes the payload.
+//! The FPDUs that a queue pair sends, however it takes the payload.
 
 use uwarp_proto::framing::Framing;
 use uwarp_rnic::qp::StreamParams;
@@ -8,19 +8,15 @@ use uwarp_sim::{Arena, EndConfig, NetParams, Side, World};
 
 const SIZE: usize = 1 << 17;
 
-/// RFC 5044 section 4.1. Payload is copied, or above 8 KiB and without a CRC referenced; none of either may
-/// show in the pad.
+/// RFC 5044 section 4.1. Payload is copied or, above 8 KiB and without a CRC, referenced; the pad must be
+/// zero in both cases.
 #[test]
 fn pads_are_zero() {
     for crc in [true, false] {
         let mut world = World::new(1, [EndConfig::default(); 2], NetParams::default(), [None, None]);
         let memory = Side::BOTH.map(|_| Arena::from_bytes(&vec![0xFF; SIZE]));
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let regions = Side::BOTH.map(|side| {
-            let pd = world.end(side).pd.clone();
-            world.end(side).init();
-            memory[side.index()].register(&pd, 0, SIZE, access)
-        });
+        let regions = world.init(&memory, access);
         let framing = if crc { Framing::default() } else { Framing::PLAIN };
         let params = StreamParams { framing, peer_is_uwarp: true, ..StreamParams::default() };
         world.attach([params, StreamParams { initiator: false, ..params }]);

@@ -1,4 +1,4 @@
-//! Immediate data: behind an RDMA Write (RFC 7306 section 6), and with a Send between two uwarp ends.
+//! Immediate data: after an RDMA Write (RFC 7306 section 6), and with a Send between two uwarp ends.
 
 #[path = "regressions/duo.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
@@ -53,7 +53,7 @@ fn a_write_with_immediate_is_a_write_and_an_immediate() {
     );
 }
 
-/// Sends and Immediate Data share the numbering of queue 0, and each length is that of the Write right
+/// Sends and Immediate Data share the numbering of queue 0, and each length is that of the Write directly
 /// before.
 #[test]
 fn lengths_are_those_of_the_writes_before() {
@@ -86,7 +86,7 @@ fn lengths_are_those_of_the_writes_before() {
     assert!(lines.iter().any(|l| l == "Send L qn=0 msn=5 mo=0 imm=0xdeadbeef len=16"), "{lines:?}");
 }
 
-/// Solicited ones wake, others do not.
+/// Solicited ones make an event, others do not.
 #[test]
 fn immediates_make_solicited_events() {
     let mut duo = Duo::new(params());
@@ -104,7 +104,7 @@ fn immediates_make_solicited_events() {
     assert_eq!(events, [0, 1, 1, 2]);
 }
 
-/// No stranger is sent what it may not know: it would end the stream.
+/// A stranger is not sent an operation that it may not know: it would end the stream.
 #[test]
 fn strangers_are_sent_none() {
     let mut duo = Duo::new(params().map(|p| StreamParams { peer_is_uwarp: false, ..p }));
@@ -120,7 +120,7 @@ fn strangers_are_sent_none() {
     assert_eq!(duo.sends(A), [(2, WcStatus::Success)]);
 }
 
-/// Queued while the peer was taken for a uwarp end, which its first frame shows it is not (docs/adr/002).
+/// Queued while the peer was assumed to be a uwarp end; its first frame shows that it is not (docs/adr/002).
 #[test]
 fn a_stranger_that_was_taken_for_uwarp_is_sent_none() {
     let [a, b] = duo::with_rtr(Rtr::SendWrite);
@@ -132,7 +132,7 @@ fn a_stranger_that_was_taken_for_uwarp_is_sent_none() {
     assert!(!duo.sent(B).iter().any(|line| line.starts_with("Send")));
 }
 
-/// What was written is there at once; the completion waits for a receive, and with acknowledgements so does
+/// The written data is placed at once; the completion waits for a receive, and with acknowledgements so does
 /// the writer's.
 #[test]
 fn an_immediate_waits_for_a_receive() {
@@ -146,7 +146,7 @@ fn an_immediate_waits_for_a_receive() {
     assert!(duo.world.end(B).core.stalled());
     assert_eq!((duo.memory[1].read(0, 32), duo.sends(A)), (vec![7; 32], vec![]));
     for (id, imm) in [(1, [1; 4]), (2, [2; 4])] {
-        // Receives without memory do.
+        // Receives without memory are enough.
         duo.recv(B, id, 0, 0);
         duo.world.settle();
         let found: Vec<_> = duo.world.end(B).recvs().iter().map(seen).collect();
@@ -155,12 +155,13 @@ fn an_immediate_waits_for_a_receive() {
     }
 }
 
-/// Set aside while a Read is outstanding, each keeps the length of its Write, whatever is written meanwhile.
+/// If they are buffered while a Read is outstanding, each keeps the length of its Write, whatever is written
+/// meanwhile.
 #[test]
-fn immediates_that_were_set_aside_keep_their_lengths() {
+fn buffered_immediates_keep_their_lengths() {
     let mut duo = Duo::new(params());
     let (read, sink) = (duo.read_op(B, 0), duo.sge(B, 500_000, 10));
-    // The Read's Response lies behind it all.
+    // The Read's Response comes after all of it.
     for (id, (len, imm)) in (0..).zip([(100, [1; 4]), (50, [2; 4])]) {
         let (op, sge) = (write_imm(&duo, 0, imm), duo.sge(A, 0, len));
         duo.queue(A, id, op, sge);
@@ -185,8 +186,7 @@ fn immediates_that_were_set_aside_keep_their_lengths() {
     assert_eq!(found, [with_imm(100, [1; 4]), with_imm(50, [2; 4]), send, with_imm(7, [3; 4])]);
 }
 
-/// A peer may send Immediate Data by itself, or in the middle of a Write: then there is no Write that ended
-/// right before.
+/// A peer may send Immediate Data alone, or in the middle of a Write: then no Write ended directly before it.
 #[test]
 fn an_immediate_that_follows_no_write_has_no_length() {
     let fpdu = |ulpdu: &[u8]| {

@@ -1,4 +1,4 @@
-//! Receives from a shared receive queue: what the random workloads do not look at.
+//! Receives from a shared receive queue, in cases that the random workloads do not check.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,11 +25,7 @@ impl Pair {
         let net = NetParams { piece: 3000, capacity: 50_000, ..NetParams::default() };
         let mut world = World::new(1, [EndConfig::default(), config], net, [None, None]);
         let memory = [Arena::new(SIZE), Arena::new(SIZE)];
-        let mr = Side::BOTH.map(|side| {
-            let pd = world.end(side).pd.clone();
-            world.end(side).init();
-            memory[side.index()].register(&pd, 0, SIZE, Access::LOCAL_WRITE)
-        });
+        let mr = world.init(&memory, Access::LOCAL_WRITE);
         world.attach([params, StreamParams { initiator: false, ..params }]);
         Self { world, memory, mr }
     }
@@ -94,7 +90,7 @@ fn only_the_receive_it_has_taken_is_flushed() {
     }
     p.send(0, 8);
     p.send(0, 200_000);
-    // Time for what fits the socket twice: its first segment.
+    // Enough time for its first segment.
     p.world.settle_for(50_000);
     assert_eq!(p.recvs(), [(0, WcStatus::Success)]);
     p.world.end(B).core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() }).unwrap();
@@ -109,7 +105,7 @@ fn only_the_receive_it_has_taken_is_flushed() {
 }
 
 #[test]
-fn the_limit_is_told_once() {
+fn the_limit_is_reported_once() {
     let mut p = Pair::usual();
     for id in 0..4 {
         p.recv(id, 0, 8);
@@ -136,7 +132,7 @@ fn a_wait_that_is_too_long_ends_the_stream_and_leaves_the_line() {
     let no_buffer = TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer);
     assert_eq!(p.world.end(B).disconnected, [Disconnect::Sent(no_buffer)]);
     assert_eq!(p.events(), [EventKind::QpLastWqeReached, EventKind::QpReqErr]);
-    // Nothing is kept for it.
+    // No receive is reserved for it.
     let (result, woken) = p.srq().post_recv(std::iter::once(RecvWr { wr_id: 1, sges: &[] }));
     assert!(result.is_ok() && woken.is_empty());
 }
@@ -149,8 +145,8 @@ fn its_queue_pairs_take_no_receives_of_their_own() {
     assert_eq!((core.query().caps.max_recv_wr, core.query().caps.max_recv_sge), (0, 0));
 }
 
-/// A message longer than its receive, and a receive that may not be written, cost that receive and the
-/// connection.
+/// A message longer than its receive, and a receive that is not writable: the receive is used up and the
+/// connection ends.
 #[test]
 fn a_receive_that_does_not_fit_is_used_up() {
     let mut p = Pair::usual();

@@ -1,4 +1,4 @@
-//! Golden traces: what goes over the wire in each operation, a line for each segment (see `uwarp_sim::tap`).
+//! Golden traces: the wire in each operation, one line for each segment (see `uwarp_sim::tap`).
 
 use std::sync::Arc;
 
@@ -91,7 +91,9 @@ impl Scene {
             let Framing::Mpa(mpa) = params.framing;
             mpa
         });
-        tap::lines(&self.world, a.crc, [a.send_markers, b.send_markers])
+        let lines = tap::lines(&self.world, a.crc, [a.send_markers, b.send_markers]);
+        // The headers that a Terminate quotes are on a line of their own.
+        lines.replace(" segment=", "\n        segment=")
     }
 }
 
@@ -153,7 +155,7 @@ fn solicited_send_with_invalidate() {
     "##);
 }
 
-/// RFC 7306: a Write, and its Immediate Data behind it on the queue of Sends. The second asks for an event.
+/// RFC 7306: a Write, followed by its Immediate Data on the queue of Sends. The second requests an event.
 #[test]
 fn write_with_immediate() {
     let mut s = Scene::new(uwarp());
@@ -172,7 +174,7 @@ fn write_with_immediate() {
     "##);
 }
 
-/// In no RFC: in a Send, between uwarp ends, where other Sends have reserved bits.
+/// In no RFC: between uwarp ends, in a Send, in fields that are reserved in other Sends.
 #[test]
 fn send_with_immediate() {
     let mut s = Scene::new(uwarp());
@@ -188,8 +190,8 @@ fn send_with_immediate() {
     "##);
 }
 
-/// Between uwarp ends a large Write begins with two empty segments, by which the receiver checks where the
-/// rest goes and ends.
+/// Between uwarp ends a large Write begins with two empty segments; with them the receiver checks where the
+/// rest begins and ends.
 #[test]
 fn write() {
     let mut s = Scene::new(uwarp());
@@ -234,7 +236,7 @@ fn reads_one_at_a_time() {
     "##);
 }
 
-/// A Read, and a fenced Send of what it brought.
+/// A Read, and a fenced Send of its data.
 #[test]
 fn read_and_fenced_send() {
     let mut s = Scene::new(strangers());
@@ -255,7 +257,7 @@ fn ready_to_receive_by_read() {
     let [a, b] = strangers();
     let mut s = Scene::new([StreamParams { rtr: Rtr::SendRead, ..a }, b]);
     s.recv(A, 64);
-    // The responder has work at once, and has to wait with it.
+    // The responder has work at once, but must wait.
     s.post(B, SEND, 16);
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A ReadReq L qn=1 msn=1 mo=0 sink=1/0x0 src=1/0x0 size=0
@@ -273,9 +275,9 @@ fn placement_is_acknowledged_once_for_many() {
     }
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=4
     "##);
 }
@@ -284,7 +286,7 @@ fn acknowledging() -> [StreamParams; 2] {
     uwarp().map(|p| StreamParams { placement_acks: true, ..p })
 }
 
-/// The first is told of at once; then B is known to answer.
+/// The first is acknowledged at once; then B is known to answer.
 #[test]
 fn acknowledgements_ride_on_answers() {
     let mut s = Scene::new(acknowledging());
@@ -298,20 +300,21 @@ fn acknowledgements_ride_on_answers() {
     }
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
-    0.000 A Send L tell qn=0 msn=1 mo=0 len=8
+    0.000 A Send L ackreq qn=0 msn=1 mo=0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=2
-    0.050 B Send L tell qn=0 msn=1 mo=0 len=8
+    0.050 B Send L ackreq qn=0 msn=1 mo=0 len=8
     0.100 A Ack L qn=ack msn=1 mo=0 completed=1
-    0.100 A Send L tell qn=0 msn=2 mo=0 len=8
+    0.100 A Send L ackreq qn=0 msn=2 mo=0 len=8
     0.150 B Ack L qn=ack msn=2 mo=0 completed=3
-    0.150 B Send L tell qn=0 msn=2 mo=0 len=8
+    0.150 B Send L ackreq qn=0 msn=2 mo=0 len=8
     0.570 A Ack L qn=ack msn=2 mo=0 completed=2
     "##);
 }
 
-/// Each of the first eight is asked about, then one in eight; the last ones when nothing follows.
+/// Each of the first eight requests an acknowledgement, then one in eight; and the last ones when nothing
+/// follows.
 #[test]
-fn of_many_some_are_asked_about() {
+fn of_many_some_request_an_acknowledgement() {
     let mut s = Scene::new(acknowledging());
     let write = s.write(A, 0);
     s.post_list(A, &[write; 18], 8);
@@ -319,14 +322,14 @@ fn of_many_some_are_asked_about() {
     s.post_list(A, &[write; 2], 8);
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
@@ -334,25 +337,25 @@ fn of_many_some_are_asked_about() {
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.000 A Write L stag=#2 to=0x0 len=8
     0.005 A Write L stag=#2 to=0x0 len=8
     0.005 A Write L stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=19
-    0.290 A Ack L tell qn=ack msn=1 mo=0 completed=0
+    0.290 A Ack L ackreq qn=ack msn=1 mo=0 completed=0
     0.310 B Ack L qn=ack msn=2 mo=0 completed=21
     "##);
 }
 
-/// Strangers whose completions mean placement: one question at a time.
-fn asking(ord: u16) -> [StreamParams; 2] {
+/// Strangers, with completions that mean placement: one placement Read at a time.
+fn with_placement_reads(ord: u16) -> [StreamParams; 2] {
     strangers().map(|p| StreamParams { placement_reads: true, ord, ..p })
 }
 
 #[test]
-fn a_stranger_is_asked_once_for_many() {
-    let mut s = Scene::new(asking(1));
+fn a_stranger_gets_one_placement_read_for_many() {
+    let mut s = Scene::new(with_placement_reads(1));
     let write = s.write(A, 0);
     s.post_list(A, &[write; 3], 8);
     s.world.settle();
@@ -367,11 +370,11 @@ fn a_stranger_is_asked_once_for_many() {
     "##);
 }
 
-/// With many to send it does not wait for the last: the second question takes in all that went out since the
-/// first.
+/// With many to send it does not wait for the last: the second placement Read covers all that was sent since
+/// the first.
 #[test]
-fn a_stranger_is_asked_on_the_way() {
-    let mut s = Scene::new(asking(4));
+fn a_stranger_gets_placement_reads_in_between() {
+    let mut s = Scene::new(with_placement_reads(4));
     let write = s.write(A, 0);
     s.post_list(A, &[write; 40], 8);
     insta::assert_snapshot!(s.trace(), @r##"
@@ -423,10 +426,10 @@ fn a_stranger_is_asked_on_the_way() {
     "##);
 }
 
-/// The Response to a Read of the program's says as much, and its place is not taken away.
+/// The Response to a Read of the program shows the same, and its place of the read depth is not taken away.
 #[test]
-fn a_read_of_the_programs_asks_too() {
-    let mut s = Scene::new(asking(1));
+fn a_read_of_the_program_serves_as_placement_read() {
+    let mut s = Scene::new(with_placement_reads(1));
     let (write, read) = (s.write(A, 0), s.read(A, 0));
     s.post_list(A, &[write, read, write], 8);
     insta::assert_snapshot!(s.trace(), @r##"
@@ -440,10 +443,10 @@ fn a_read_of_the_programs_asks_too() {
     "##);
 }
 
-/// A program that reads nothing has a depth of 0; its peer takes the one Read that asks.
+/// A program that reads nothing has a depth of 0; its peer accepts the one placement Read.
 #[test]
-fn a_stranger_is_asked_by_a_program_without_read_depth() {
-    let mut s = Scene::new(asking(0));
+fn a_stranger_gets_a_placement_read_without_read_depth() {
+    let mut s = Scene::new(with_placement_reads(0));
     let write = s.write(A, 0);
     s.post(A, write, 8);
     s.post(A, write, 8);
@@ -460,10 +463,10 @@ fn a_stranger_is_asked_by_a_program_without_read_depth() {
     "##);
 }
 
-/// What a stranger found good completes; the one that it ends the stream for is named.
+/// Messages that a stranger accepted complete; the one that it terminates the stream for fails.
 #[test]
-fn a_stranger_ends_the_stream_for_the_oldest_not_answered() {
-    let mut s = Scene::new(asking(1));
+fn a_stranger_ends_the_stream_for_the_oldest_unanswered_one() {
+    let mut s = Scene::new(with_placement_reads(1));
     let (good, bad) = (s.write(A, 0), s.write(A, SIZE as u64 - 4));
     s.post(A, good, 8);
     s.world.settle();
@@ -474,9 +477,9 @@ fn a_stranger_ends_the_stream_for_the_oldest_not_answered() {
     assert_eq!(status, [WcStatus::Success, WcStatus::RemAccessErr, WcStatus::WrFlushErr]);
 }
 
-/// Between uwarp ends too, in one turn: what was good is acknowledged before the Terminate.
+/// Between uwarp ends too, in one turn: good messages are acknowledged before the Terminate.
 #[test]
-fn the_good_is_acknowledged_before_a_terminate() {
+fn good_messages_are_acknowledged_before_a_terminate() {
     let mut s = Scene::new(uwarp().map(|p| StreamParams { placement_acks: true, ..p }));
     let (good, bad) = (s.write(A, 0), s.write(A, SIZE as u64 - 4));
     s.post_list(A, &[good, bad, good], 8);
@@ -485,11 +488,12 @@ fn the_good_is_acknowledged_before_a_terminate() {
     assert_eq!(status, [WcStatus::Success, WcStatus::RemAccessErr, WcStatus::WrFlushErr]);
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
-    0.000 A Write L tell stag=#2 to=0x0 len=8
-    0.000 A Write L tell stag=#2 to=0x3fffc len=8
-    0.000 A Write L tell stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
+    0.000 A Write L ackreq stag=#2 to=0x3fffc len=8
+    0.000 A Write L ackreq stag=#2 to=0x0 len=8
     0.020 B Ack L qn=ack msn=1 mo=0 completed=2
-    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01) segment=22 [Write L tell stag=#2 to=0x3fffc]
+    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01)
+            segment=22 [Write L ackreq stag=#2 to=0x3fffc]
     "##);
 }
 
@@ -501,16 +505,13 @@ fn terminate() {
     s.post(A, SEND, 8);
     s.world.settle();
     let status: Vec<WcStatus> = s.world.end(A).sends().iter().map(|wc| wc.status).collect();
-    assert_eq!(
-        status,
-        [WcStatus::Success; 2],
-        "they were taken by the lower layer before the Terminate came"
-    );
+    assert_eq!(status, [WcStatus::Success; 2], "the lower layer took them before the Terminate arrived");
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=#1 to=0x0 len=0
     0.000 A Write L stag=#2 to=0x3fffc len=8
     0.000 A Send L qn=0 msn=1 mo=0 len=8
-    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01) segment=22 [Write L stag=#2 to=0x3fffc]
+    0.020 B Terminate L qn=2 msn=1 mo=0 DDP: base or bounds violation (1/1/01)
+            segment=22 [Write L stag=#2 to=0x3fffc]
     "##);
 }
 
@@ -523,7 +524,8 @@ fn terminate_of_a_read() {
     insta::assert_snapshot!(s.trace(), @r##"
     0.000 A Write L stag=1 to=0x0 len=0
     0.000 A ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x40 size=8
-    0.020 B Terminate L qn=2 msn=1 mo=0 RDMAP: invalid STag (0/1/00) segment=46 [ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x40 size=8]
+    0.020 B Terminate L qn=2 msn=1 mo=0 RDMAP: invalid STag (0/1/00)
+            segment=46 [ReadReq L qn=1 msn=1 mo=0 sink=#1/0x0 src=#2/0x40 size=8]
     "##);
 }
 

@@ -1,4 +1,4 @@
-//! Rules of the verbs that random workloads reach seldom: states, limits, local errors, events.
+//! Rules of the verbs that random workloads seldom reach: states, limits, local errors, events.
 
 use std::sync::Arc;
 
@@ -33,11 +33,7 @@ impl Pair {
         let mut world = World::new(1, [config; 2], NetParams::default(), [None, None]);
         let memory = [Arena::new(SIZE), Arena::new(SIZE)];
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let mr = Side::BOTH.map(|side| {
-            let pd = world.end(side).pd.clone();
-            world.end(side).init();
-            memory[side.index()].register(&pd, 0, SIZE, access)
-        });
+        let mr = world.init(&memory, access);
         world.attach([params, StreamParams { initiator: false, ..params }]);
         Self { world, memory, mr }
     }
@@ -71,7 +67,8 @@ impl Pair {
     }
 }
 
-/// Inline work requests that fill the queue and wait keep their bytes, whatever becomes of the program's.
+/// Inline work requests that fill the queue and wait keep their bytes, whatever the program does with its
+/// own.
 #[test]
 fn waiting_inline_data() {
     let mut p = Pair::usual();
@@ -128,7 +125,7 @@ fn posting_by_state() {
     assert!(ok(p.post(1, SEND, SendFlags::SIGNALED, &[sge])) && ok(p.recv(A, 11, sge)));
     p.to(A, QpState::Err).unwrap();
     assert!(ok(p.post(2, SEND, SendFlags::empty(), &[sge])) && ok(p.recv(A, 12, sge)));
-    // In ERR also what was not signalled completes, at once.
+    // In ERR, unsignalled ones also complete, at once.
     assert_eq!(p.sends(), [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)]);
     let recvs: Vec<u64> = p.world.end(A).recvs().iter().map(|wc| wc.wr_id).collect();
     assert_eq!(recvs, [11, 12]);
@@ -136,15 +133,15 @@ fn posting_by_state() {
     assert!(!ok(p.post(3, SEND, SendFlags::empty(), &[sge])) && !ok(p.recv(A, 13, sge)));
     p.to(A, QpState::Init).unwrap();
     assert!(!ok(p.post(3, SEND, SendFlags::empty(), &[sge])) && ok(p.recv(A, 13, sge)));
-    // RTR takes a connection.
+    // RTR needs a connection.
     p.world.settle();
     assert!(p.world.end(A).is_closed());
     assert!(matches!(p.to(A, QpState::Rtr), Err(VerbsError::NotSupported(_))));
     assert_eq!(p.sends(), []);
 }
 
-/// What cannot be carried out fails when its turn comes: earlier ones complete, later ones are flushed, the
-/// peer is told of a local failure.
+/// A work request that cannot be carried out fails in its turn: earlier ones complete, later ones are
+/// flushed, and the peer gets a Terminate for a local failure.
 #[test]
 fn local_errors_wait_their_turn() {
     type Bad = fn(&Pair) -> (SendOp, Sge);
@@ -165,7 +162,7 @@ fn local_errors_wait_their_turn() {
         let (good, read) = (p.sge(A, 0, 8), p.read());
         let (op, sge) = bad(&p);
         p.post(1, read, SendFlags::SIGNALED, &[good]).unwrap();
-        // Failures complete although they were not signalled.
+        // Failures make a completion even if they are unsignalled.
         p.post(2, op, SendFlags::empty(), &[sge]).unwrap();
         p.post(3, read, SendFlags::empty(), &[good]).unwrap();
         p.world.settle();
@@ -193,7 +190,7 @@ fn a_read_without_read_depth_fails() {
     assert_eq!(p.sends(), [(1, WcStatus::LocQpOpErr)]);
 }
 
-/// A receive into memory that may not be written fails by itself, and the stream with it.
+/// A receive into memory that is not writable fails, and the stream with it.
 #[test]
 fn a_receive_into_read_only_memory() {
     let mut p = Pair::usual();
@@ -224,7 +221,7 @@ fn solicited_sends_make_the_event() {
         p.world.settle();
         events.push(p.world.end(B).events.completions());
     }
-    // Once armed, once told.
+    // Armed once: one event.
     assert_eq!(events, [0, 1, 1]);
 }
 
@@ -251,7 +248,7 @@ fn message_numbers_wrap() {
     }
 }
 
-/// Queries show what a connection brings, but not over what the program has set itself. RESET forgets both.
+/// Queries return what a connection sets, unless the program has set it itself. RESET removes both.
 #[test]
 fn attributes_of_the_connection_and_of_the_program() {
     let shown = |p: &mut Pair| {
@@ -271,7 +268,7 @@ fn attributes_of_the_connection_and_of_the_program() {
     assert_eq!(shown(&mut p), (0, 0, 0, 1));
 }
 
-/// A queue pair that was reset takes another stream, and nothing of the first one is left.
+/// A queue pair that was reset can get another stream, and keeps nothing of the first one.
 #[test]
 fn a_second_stream_after_reset() {
     let mut p = Pair::usual();
@@ -293,29 +290,28 @@ fn a_second_stream_after_reset() {
     assert_eq!(p.world.end(A).events.kinds(), [] as [EventKind; 0]);
 }
 
-/// The pump went through the whole of cutting once more after each message that was sent, and after each that
-/// came.
+/// The pump repeated all of the cutting after each message that was sent, and after each that arrived.
 #[test]
-fn a_core_says_when_it_has_nothing_more_to_send() {
+fn a_core_reports_that_it_has_nothing_more_to_send() {
     let mut p =
         Pair::new(4, StreamParams { peer_is_uwarp: true, placement_acks: true, ..StreamParams::default() });
     let sge = p.sge(A, 0, 8);
     let (core, now) = (&mut p.world.end(A).core, &Now::unread());
     let send = SendWr { wr_id: 1, op: SEND, flags: SendFlags::SIGNALED, sges: &[sge] };
     core.post_send(&send).unwrap();
-    assert!(!core.has_nothing_to_send(), "it is not cut yet");
+    assert!(!core.has_nothing_to_send(), "nothing is cut yet");
     let waiting = core.poll_transmit(now).unwrap().waiting();
     assert!(core.transmitted(now, 1), "the link has not taken the rest");
     assert!(!core.has_nothing_to_send());
-    assert!(!core.transmitted(now, waiting - 1), "all was cut");
+    assert!(!core.transmitted(now, waiting - 1), "everything was cut");
     assert!(core.has_nothing_to_send());
     assert!(core.poll_transmit(now).is_none());
     core.post_send(&send).unwrap();
     assert!(!core.has_nothing_to_send());
 }
 
-/// 2,000 receives went into a queue of 16 without one poll, and then the completion queue was full: with
-/// adapters, a place is free when its completion was polled.
+/// 2,000 receives fitted into a queue of 16 without one poll, and then the completion queue was full. With
+/// adapters, a place is free only when its completion was polled.
 #[test]
 fn a_program_that_is_throttled_by_a_full_queue_cannot_overrun_its_completion_queue() {
     let mut p =
@@ -324,7 +320,7 @@ fn a_program_that_is_throttled_by_a_full_queue_cannot_overrun_its_completion_que
     let (mut sent, mut received) = (0..100, 0..100);
     let (mut polled_sends, mut polled_recvs) = (0, 0);
     while polled_recvs < 100 || polled_sends < 100 {
-        // As many as go in, before each poll.
+        // As many as fit, before each poll.
         for _ in 0..50 {
             if let Some(id) = received.clone().next() {
                 match p.recv(B, id, to) {
@@ -341,7 +337,7 @@ fn a_program_that_is_throttled_by_a_full_queue_cannot_overrun_its_completion_que
             p.world.settle();
         }
         assert!(sent.start - polled_sends <= 4 && received.start - polled_recvs <= 4);
-        // One at a time: a place for each.
+        // One at a time: there is a place for each.
         p.world
             .end(A)
             .send_cq
@@ -355,7 +351,7 @@ fn a_program_that_is_throttled_by_a_full_queue_cannot_overrun_its_completion_que
     assert!(p.world.end(A).is_empty_of_completions() && p.world.end(B).is_empty_of_completions());
 }
 
-/// Places of work requests that make no completion are free with the next one that does, or when there is
+/// Places of work requests that make no completion are free with the next completion, or when there is
 /// nothing to poll.
 #[test]
 fn places_of_unsignalled_work_requests() {
@@ -386,7 +382,7 @@ fn places_of_unsignalled_work_requests() {
     }
 }
 
-/// In the error state, too: what is flushed at once takes a place until it is polled.
+/// In the error state, too: a work request that is flushed at once takes a place until it is polled.
 #[test]
 fn flushed_work_requests_cannot_overrun_a_completion_queue() {
     let mut p = Pair::new(4, StreamParams { peer_is_uwarp: true, ..StreamParams::default() });
@@ -402,7 +398,7 @@ fn flushed_work_requests_cannot_overrun_a_completion_queue() {
     assert_eq!(p.world.end(A).events.kinds(), []);
 }
 
-/// Completions of a queue pair were polled after its reset, with the addresses of freed memory in them.
+/// Completions of a queue pair were polled after its reset; they contained addresses of freed memory.
 #[test]
 fn no_completion_outlasts_a_reset() {
     let mut p = Pair::usual();

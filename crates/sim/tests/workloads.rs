@@ -11,13 +11,13 @@ use plans::Trouble;
 proptest! {
     #![proptest_config(cases::config(300))]
 
-    /// Nothing is wrong with the network: everything arrives where it should.
+    /// A network without faults: everything arrives where it should.
     #[test]
     fn all_arrives(plan in plans::plan(Trouble::None)) {
         workload::run(&plan);
     }
 
-    /// One bit flips, CRCs are on: the stream ends with MPA's CRC error, and nothing wrong was completed.
+    /// One bit flips, CRCs are on: the stream ends with MPA's CRC error, and no wrong data was completed.
     #[test]
     fn a_flipped_bit(plan in plans::plan(Trouble::Flip)) {
         let plan = Plan { stream: workload::StreamPlan { crc: true, ..plan.stream }, ..plan };
@@ -38,7 +38,7 @@ proptest! {
         workload::run(&plan);
     }
 
-    /// A program disconnects, moves its queue pair or takes a region back, at any time.
+    /// A program disconnects, moves its queue pair or deregisters a region, at any time.
     #[test]
     fn a_program_that_stops(plan in plans::plan(Trouble::Abort)) {
         workload::run(&plan);

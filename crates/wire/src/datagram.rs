@@ -64,7 +64,7 @@ mod field {
 pub enum Kind {
     /// A whole DDP/RDMAP message.
     Message,
-    /// rdma_cm asks for the queue pair behind a port: [`lookup::Request`].
+    /// rdma_cm asks for the queue pair of a port: [`lookup::Request`].
     LookupRequest,
     /// The answer: [`lookup::Reply`].
     LookupReply,
@@ -108,7 +108,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Why bytes are not a datagram of ours. The receiver counts and drops it.
+/// Why bytes are not a valid datagram. The receiver counts and drops it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
     /// Shorter than its header, or, for a whole datagram, than [`MIN_LEN`].
@@ -238,12 +238,12 @@ impl<'a> Datagram<'a> {
         &self.header
     }
 
-    /// What lies between the extension header and the CRC.
+    /// The bytes between the extension header and the CRC.
     pub fn body(&self) -> &'a [u8] {
         self.covered.get(Header::LEN..).unwrap_or(&[])
     }
 
-    /// The bytes that the CRC covers: everything in front of it.
+    /// The bytes that the CRC covers: everything before it.
     pub fn covered(&self) -> &'a [u8] {
         self.covered
     }
@@ -259,7 +259,8 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// Writes the CRC of everything in front of it into the last four bytes of `datagram`, which must be longer.
+/// Writes the CRC of all bytes before it into the last four bytes of `datagram`, which must be longer than
+/// that.
 fn seal(datagram: &mut [u8]) {
     if let Some((covered, field)) = datagram.split_last_chunk_mut::<CRC_LEN>() {
         *field = crc::to_wire(crc::crc32c(covered));

@@ -74,7 +74,7 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// Header of a segment that names its buffer itself: RDMA Write and Read Response.
+/// Header of a segment that names its buffer: RDMA Write and Read Response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tagged {
     /// Last segment of its message.

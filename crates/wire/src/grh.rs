@@ -1,6 +1,6 @@
 //! The GRH area: the first 40 bytes of every receive buffer of a datagram queue pair, as RoCE v2 shows them
-//! (docs/datagram-iwarp.md section 5). It never travels: the receiver builds it from what the kernel says of
-//! a datagram.
+//! (docs/datagram-iwarp.md section 5). It is never sent: the receiver builds it from what the kernel reports
+//! about a datagram.
 //!
 //! ```text
 //!        IPv4                                  IPv6
@@ -52,7 +52,7 @@ mod v6 {
     pub const DESTINATION: Range<usize> = 24..40;
 }
 
-/// What the area says.
+/// Contents of the area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grh {
     /// The sender's address.
@@ -63,15 +63,15 @@ pub struct Grh {
     pub traffic_class: u8,
     /// IPv4's TTL, IPv6's hop limit.
     pub hop_limit: u8,
-    /// 20 bits; not shown with IPv4.
+    /// 20 bits; IPv4 has none.
     pub flow_label: u32,
     /// Bytes of the UDP datagram without its UDP header.
     pub datagram_len: u16,
 }
 
 impl Grh {
-    /// The area of a datagram that came from there, to there, with the rest as the system does not tell it.
-    /// Of two families, both are shown as IPv6.
+    /// The area of a datagram from `source` to `destination`. The other fields have default values, because
+    /// the system does not report them. Of two families, both addresses are shown as IPv6.
     pub fn of_datagram(source: IpAddr, destination: IpAddr, datagram_len: u16) -> Self {
         Self { source, destination, traffic_class: 0, hop_limit: 64, flow_label: 0, datagram_len }
     }
@@ -98,7 +98,7 @@ impl Grh {
         header[v4::PROTOCOL] = UDP;
         header[v4::SOURCE].copy_from_slice(&source.octets());
         header[v4::DESTINATION].copy_from_slice(&destination.octets());
-        // libibverbs believes an IPv4 header by its checksum (ibv_init_ah_from_wc).
+        // libibverbs recognizes an IPv4 header by its checksum (ibv_init_ah_from_wc).
         let checksum = checksum(&header);
         header[v4::CHECKSUM].copy_from_slice(&checksum.to_be_bytes());
         header
@@ -117,9 +117,9 @@ impl Grh {
         header
     }
 
-    /// Reads an area, for `ibv_init_ah_from_wc`. IPv4 counts when the first nibble is not 6 or when the IPv4
-    /// header's checksum is right, because the first 20 bytes are then whatever the program left there.
-    /// `None` if neither header is there.
+    /// Reads an area, for `ibv_init_ah_from_wc`. It is IPv4 if the first nibble is not 6 or the IPv4 header's
+    /// checksum is correct, because with IPv4 the first 20 bytes are whatever the program left there. `None`
+    /// if neither header is present.
     pub fn parse(area: &[u8; LEN]) -> Option<Self> {
         let first = area[0] >> 4;
         let tail = area.last_chunk::<{ v4::LEN }>()?;
@@ -162,7 +162,7 @@ fn to_v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The internet checksum; 0 over a header whose checksum is right.
+/// The internet checksum; 0 over a header whose checksum is correct.
 fn checksum(header: &[u8; v4::LEN]) -> u16 {
     let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(be16(pair))).sum();
     let folded = (sum & 0xFFFF) + (sum >> 16);
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(area[32..], [192, 0, 2, 1, 192, 0, 2, 2]);
         assert_eq!(checksum(area.last_chunk().unwrap()), 0);
         assert_eq!(Grh::parse(&area), Some(grh));
-        // A program's buffer that happens to begin as IPv6 does.
+        // A program's buffer that happens to begin like IPv6.
         area[0] = 0x60;
         assert_eq!(Grh::parse(&area), Some(grh));
         area[39] ^= 1;

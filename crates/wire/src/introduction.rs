@@ -1,9 +1,8 @@
-//! How two queue pairs introduce themselves that were told of each other by number and address
-//! (docs/contracts.md, "Bring-up").
+//! How two queue pairs introduce themselves that were connected by number and address (docs/contracts.md,
+//! "Bring-up").
 //!
-//! It is the private data of the MPA request, and of the reply that accepts it: each end names both numbers,
-//! the sequence numbers its program gave, and an incarnation, a random number that each move to RTR makes
-//! anew.
+//! It is the private data of the MPA request, and of the reply that accepts it. Each end gives both numbers,
+//! the sequence numbers from its program, and an incarnation: a new random number for each move to RTR.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -15,9 +14,9 @@
 //! +---------------+-----------------------------------------------+
 //! |       0       |              Destination QPN                  |
 //! +-+-------------+-----------------------------------------------+
-//! |       0       |              PSN that is expected             |
+//! |       0       |              PSN that it expects              |
 //! +-+-------------+-----------------------------------------------+
-//! |S|     0       |              PSN that is begun with, if S     |
+//! |S|     0       |              PSN that it begins with, if S    |
 //! +-+-------------+-----------------------------------------------+
 //! |                                                               |
 //! +                          Incarnation                          +
@@ -25,23 +24,23 @@
 //! +---------------------------------------------------------------+
 //! ```
 //!
-//! Packet sequence numbers mean nothing to TCP. They are carried to tell a program that over InfiniBand
-//! nothing would arrive.
+//! Packet sequence numbers mean nothing to TCP. They are sent so that a program gets a report if over
+//! InfiniBand nothing would arrive.
 
 use crate::{be32, be64};
 
-/// What a queue pair says of itself.
+/// The introduction of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Introduction {
     /// The sender's queue pair, 24 bits.
     pub source_qpn: u32,
-    /// The queue pair that the sender wants to talk to, 24 bits.
+    /// The queue pair that the sender connects to, 24 bits.
     pub destination_qpn: u32,
     /// The PSN that the sender expects (`rq_psn`), 24 bits.
     pub rq_psn: u32,
-    /// The PSN that the sender begins with (`sq_psn`), if its program has said so already.
+    /// The PSN that the sender begins with (`sq_psn`), if its program has set it already.
     pub sq_psn: Option<u32>,
-    /// Tells attempts of one bring-up from those of another.
+    /// Distinguishes attempts of one bring-up from those of another.
     pub incarnation: u64,
 }
 
@@ -63,7 +62,7 @@ impl Introduction {
     /// Bytes on the wire.
     pub const LEN: usize = 28;
 
-    /// Reads one. `None`: it is another version, or none at all.
+    /// Reads one. `None`: it is another version, or no introduction.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.first_chunk::<{ Self::LEN }>()?;
         if bytes[field::MAGIC] != field::MAGIC_1 {
@@ -80,7 +79,7 @@ impl Introduction {
         })
     }
 
-    /// As bytes. Of numbers the low 24 bits.
+    /// As bytes, with the low 24 bits of each number.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         let sq_psn = self.sq_psn.map_or(0, |psn| psn & field::LOW_24 | field::SQ_PSN_GIVEN);

@@ -6,16 +6,16 @@
 //! | [`crc`] | CRC32c and its order on the wire | RFC 5044 section 4.4 |
 //! | [`ddp`] | tagged and untagged segment headers | RFC 5041 |
 //! | [`rdmap`] | control byte, opcode table, Read Request, atomics, immediate data | RFC 5040, RFC 7306 |
-//! | [`terminate`] | Terminate header and every error code of every layer | RFC 5040, 5041, 5044, 6581, 7306 |
+//! | [`terminate`] | Terminate header, error codes of all layers | RFC 5040, 5041, 5044, 6581, 7306 |
 //! | [`datagram`] | UDP datagrams: extension header, Error Message, lookups | docs/datagram-iwarp.md |
 //! | [`grh`] | the 40 bytes in front of a received datagram | docs/datagram-iwarp.md |
-//! | [`introduction`] | private data of a stream between queue pairs that know each other by number | this project |
+//! | [`introduction`] | private data of a stream between queue pairs connected by number | this project |
 //! | [`text`] | one line of text for a frame or a segment | this project |
 //!
 //! # Rules of every module
 //! - A private `field` module names the byte ranges. Multi-byte fields are big endian.
-//! - `parse` takes any bytes and never panics. It ignores bytes behind the header: lengths come from the
-//!   layer below. It ignores reserved bits. Unknown codes survive as `Unknown(n)`.
+//! - `parse` takes any bytes and never panics. It ignores bytes after the header: lengths come from the layer
+//!   below. It ignores reserved bits. Unknown codes are kept as `Unknown(n)`.
 //! - For a header of fixed length, `emit` takes `&mut [u8; LEN]` and `to_bytes` returns the array, so neither
 //!   can fail. For a header of variable length, `emit` takes a slice, **panics if it is shorter than the
 //!   header's `len()`**, and returns the number of bytes written. This is the only panic in the crate; no
@@ -57,7 +57,7 @@ fn head<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], Truncated> {
     bytes.first_chunk::<N>().ok_or(Truncated)
 }
 
-// Callers pass only constant ranges of arrays, so the compiler decides the length check in `copy_from_slice`.
+// Callers pass only constant ranges of arrays, so the compiler removes the length check in `copy_from_slice`.
 #[inline]
 fn be16(bytes: &[u8]) -> u16 {
     let mut array = [0; 2];

@@ -99,7 +99,7 @@ impl fmt::Display for SetupError {
 impl core::error::Error for SetupError {}
 
 /// The fixed part of a request or reply frame. Revision, reserved flags and private data length are not
-/// checked here: the set-up machine decides whether it accepts them, because it must also decide the answer.
+/// checked here: the set-up machine decides whether it accepts them, because it also chooses the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SetupFrame {
     /// From the key.
@@ -215,9 +215,9 @@ pub struct Enhanced {
     pub a_p2p: bool,
     /// B: a zero-length Send may be the ready-to-receive indication.
     pub b_send_rtr: bool,
-    /// C: a zero-length Write may be it.
+    /// C: a zero-length Write may be the indication.
     pub c_write_rtr: bool,
-    /// D: a zero-length Read may be it.
+    /// D: a zero-length Read may be the indication.
     pub d_read_rtr: bool,
 }
 
@@ -283,7 +283,7 @@ impl fmt::Display for Enhanced {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Marker {
     /// Bytes from the first byte of the ULPDU length field to the first byte of this marker, including
-    /// markers in between; a multiple of four. 0: the marker stands before an FPDU and belongs to it.
+    /// markers in between; a multiple of four. 0: the marker comes before an FPDU and belongs to it.
     pub fpduptr: u16,
 }
 
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_known_by_their_first_bytes() {
+    fn other_protocols_are_recognized_by_their_first_bytes() {
         assert_eq!(SetupFrame::parse(b"GET / HTTP/1.1\r\n"), Err(SetupError::BadKey));
         assert_eq!(SetupFrame::parse(b"G"), Err(SetupError::BadKey));
         assert_eq!(SetupFrame::parse(b""), Err(SetupError::Truncated));

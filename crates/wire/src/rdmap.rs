@@ -24,7 +24,7 @@ pub const UWARP_WITH_IMM: u8 = 0x20;
 /// Reserved bit of the control field, used between two uwarp ends: the sender requests an acknowledgement
 /// ([`Ack`]) when this message and all before it are placed. In an `Ack`: of everything sent so far
 /// (docs/adr/009-acknowledgements-on-request.md).
-pub const UWARP_TELL: u8 = 0x10;
+pub const UWARP_REQUEST_ACK: u8 = 0x10;
 
 /// RDMAP message type, four bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -144,13 +144,13 @@ pub enum Delivery {
     Immediate,
     /// Reads the region that the payload names, and answers.
     ReadRequest,
-    /// Changes the eight bytes that the payload names, and answers with what they were.
+    /// Changes the eight bytes that the payload names, and answers with their old value.
     AtomicRequest,
     /// Completes the oldest atomic operation with the value in the payload.
     AtomicResponse,
     /// Ends the stream.
     Terminate,
-    /// Counts messages of its own as placed.
+    /// Counts messages of the receiving end as placed.
     Acknowledge,
 }
 
@@ -178,15 +178,15 @@ pub struct OpcodeInfo {
     pub tagged: bool,
     /// Untagged queue number; `None` when tagged.
     pub queue: Option<u32>,
-    /// Bytes of RDMAP header behind the DDP header; for Terminate, the fixed part.
+    /// Bytes of RDMAP header after the DDP header; for Terminate, the fixed part.
     pub header_len: usize,
     /// Carries an Invalidate STag.
     pub invalidates: bool,
     /// Wakes a completion channel armed for solicited events.
     pub solicited: bool,
-    /// What the end that receives it does with it.
+    /// What the receiving end does with it.
     pub delivery: Delivery,
-    /// What the memory that it reads or writes at that end must allow; `None` when it touches none.
+    /// What the memory that it uses at that end must allow; `None` if it uses none.
     pub right: Option<Right>,
     /// RFC that defines it.
     pub rfc: &'static str,
@@ -389,7 +389,7 @@ impl ReadRequest {
     pub const EMPTY: Self =
         ReadRequest { sink_stag: EMPTY_STAG, sink_to: 0, size: 0, source_stag: EMPTY_STAG, source_to: 0 };
 
-    /// Reads the header behind the DDP header.
+    /// Reads the header after the DDP header.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         use field::read::*;
@@ -490,7 +490,7 @@ impl AtomicRequest {
     /// Bytes on the wire.
     pub const LEN: usize = 52;
 
-    /// Reads the header behind the DDP header.
+    /// Reads the header after the DDP header.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         use field::atomic::*;
@@ -530,8 +530,8 @@ impl AtomicRequest {
         out
     }
 
-    /// What the operation makes of `original` (RFC 7306 sections 5.1.1 and 5.1.2). `None`: the operation is
-    /// not defined.
+    /// The result of the operation on `original` (RFC 7306 sections 5.1.1 and 5.1.2). `None`: the operation
+    /// is not defined.
     #[inline]
     pub fn apply(&self, original: u64) -> Option<u64> {
         let (data, mask) = (self.add_swap_data, self.add_swap_mask);
@@ -578,7 +578,7 @@ impl AtomicResponse {
     /// Bytes on the wire.
     pub const LEN: usize = 12;
 
-    /// Reads the header behind the DDP header.
+    /// Reads the header after the DDP header.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         use field::atomic::*;
@@ -638,7 +638,7 @@ impl Immediate {
         [a, b, c, d]
     }
 
-    /// Reads the data behind the DDP header.
+    /// Reads the data after the DDP header.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         Ok(Immediate { data: *head(bytes)? })
@@ -676,7 +676,7 @@ impl Ack {
     /// Bytes on the wire.
     pub const LEN: usize = 8;
 
-    /// Reads the header behind the DDP header.
+    /// Reads the header after the DDP header.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, Truncated> {
         Ok(Ack { completed: u64::from_be_bytes(*head(bytes)?) })

@@ -310,7 +310,7 @@ impl Header {
     /// Bytes on the wire.
     pub const LEN: usize = 4;
 
-    /// Reads the four bytes behind the DDP header.
+    /// Reads the four bytes after the DDP header.
     ///
     /// Linux siw uses C bit-fields. On little-endian machines it sends the two halves of the first byte
     /// swapped, and M, D, R as the lowest bits of the third. A header is read in siw's order if all of these
@@ -408,7 +408,7 @@ impl<'a> Terminate<'a> {
         terminate
     }
 
-    /// Reads the message behind the DDP header. It needs only the first four bytes. If the headers that M, D
+    /// Reads the message after the DDP header. It needs only the first four bytes. If the headers that M, D
     /// and R announce are truncated, they are `None`: the error matters more than the quoted headers.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Truncated> {
         let header = Header::parse(bytes)?;

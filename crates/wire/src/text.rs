@@ -20,16 +20,16 @@ use crate::datagram;
 use crate::ddp::{self, Header};
 use crate::rdmap::{
     Ack, AtomicRequest, AtomicResponse, Control, Delivery, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
-    UWARP_TELL, UWARP_WITH_IMM,
+    UWARP_REQUEST_ACK, UWARP_WITH_IMM,
 };
 use crate::terminate::Terminate;
 
-/// A DDP segment that prints as one line without a line break.
+/// A DDP segment that prints as one line, without a line break.
 #[derive(Debug, Clone, Copy)]
 pub struct Segment<'a> {
     /// Its header.
     pub header: Header,
-    /// The bytes behind the header. For Sends, Writes and Read Responses only the length is printed.
+    /// The bytes after the header. For Sends, Writes and Read Responses only the length is printed.
     pub payload: &'a [u8],
 }
 
@@ -115,8 +115,8 @@ impl fmt::Display for Headers<'_> {
 fn write_header(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
     let control = Control::parse(header.rsvdulp());
     let last = if header.last() { " L" } else { "" };
-    let tell = if header.rsvdulp() & UWARP_TELL != 0 { " tell" } else { "" };
-    write!(f, "{control}{last}{tell}")?;
+    let ack_request = if header.rsvdulp() & UWARP_REQUEST_ACK != 0 { " ackreq" } else { "" };
+    write!(f, "{control}{last}{ack_request}")?;
     match header {
         Header::Tagged(header) => write!(f, " stag={:#x} to={:#x}", header.stag, header.to),
         Header::Untagged(header) => {
@@ -151,7 +151,7 @@ fn write_rdmap_header(f: &mut fmt::Formatter<'_>, header: &Header, bytes: &[u8])
     Ok(written.transpose()?.is_some())
 }
 
-/// A queue number. uwarp's own queue has a name, because its number is meaningless to a reader.
+/// A queue number. uwarp's own queue has a name, because its number means nothing to a reader.
 struct Queue(u32);
 
 impl fmt::Display for Queue {
@@ -218,9 +218,9 @@ mod tests {
             stag: 2,
             to: 0x7F00,
             add_swap_data: 5,
-            add_swap_mask: u64::MAX,
+            add_swap_mask: 0xFF,
             compare_data: 4,
-            compare_mask: u64::MAX,
+            compare_mask: 0xFF,
         };
         let terminate = Terminate::new(TerminateError::Mpa(Mpa::Crc), None);
         let mut reason = [0; 4];
@@ -249,7 +249,7 @@ mod tests {
         ReadReq L qn=1 msn=1 mo=0 len=27
         Terminate L qn=2 msn=1 mo=0 MPA: CRC mismatch (2/0/02)
         ImmSE L qn=0 msn=1 mo=0 0x0000000000000009
-        AtomicReq L qn=1 msn=1 mo=0 CmpSwap id=7 target=0x2/0x7f00 data=0x5/0xffffffffffffffff compare=0x4/0xffffffffffffffff
+        AtomicReq L qn=1 msn=1 mo=0 CmpSwap id=7 target=0x2/0x7f00 data=0x5/0xff compare=0x4/0xff
         AtomicResp L qn=3 msn=1 mo=0 id=7 original=0x4
         Ack L qn=ack msn=1 mo=0 completed=3
         Unknown(0xc) L qn=9 msn=1 mo=0 len=5

@@ -4,7 +4,7 @@ mod roundtrip;
 
 use proptest::prelude::*;
 
-/// The first bytes pass the version checks, so random bytes reach the code behind them.
+/// The first bytes pass the version checks, so that random bytes reach the code after them.
 fn nearly_meaningful() -> impl Strategy<Value = Vec<u8>> {
     let control = prop_oneof![Just(0x41u8), Just(0xC1), Just(0x01), Just(0x81), any::<u8>()];
     let rdmap = prop_oneof![0x40u8..=0x4F, any::<u8>()];
@@ -19,8 +19,7 @@ fn nearly_meaningful() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// A Terminate whose first byte is an existing layer and type, in either order, with few or no bytes behind
-/// it.
+/// A Terminate whose first byte is an existing layer and type, in either order, followed by few or no bytes.
 fn nearly_terminate() -> impl Strategy<Value = Vec<u8>> {
     (0u8..4, 0u8..4, prop_oneof![0u8..10, Just(0xFF)], any::<u8>(), prop::collection::vec(any::<u8>(), 1..60))
         .prop_map(|(layer, etype, code, hdrct, mut rest)| {

@@ -197,7 +197,7 @@ fn an_error_message_is_never_longer_than_its_cause_and_never_about_a_group() {
 }
 
 #[test]
-fn requests_that_are_not_padded_and_lookups_that_lie() {
+fn requests_without_padding_and_lookups_with_false_lengths() {
     let good = request(REQUEST);
     assert_eq!(good.len(), Request::MIN_DATAGRAM_LEN);
     assert_eq!(Request::parse(&parse(&good)), Ok(REQUEST));

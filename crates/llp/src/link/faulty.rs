@@ -1,4 +1,4 @@
-//! A lower layer that does its worst within its contract: for tests.
+//! A lower layer for tests that misbehaves as far as its contract allows.
 
 use std::net::SocketAddr;
 
@@ -6,8 +6,8 @@ use rustix::io::Errno;
 
 use crate::lower::{Answers, LowerLayer, Piece, Received};
 
-/// Cuts short what is sent and received, interrupts calls and refuses them, as its choices say. All of that may happen on
-/// any system at any time, so a queue pair must work as before.
+/// Shortens sends and receives, interrupts calls and refuses them, depending on the seed. All of that may
+/// happen on any system at any time, so a queue pair must work as before.
 #[derive(Debug)]
 pub struct Faulty<L> {
     inner: L,
@@ -83,23 +83,5 @@ impl<L: LowerLayer> LowerLayer for Faulty<L> {
         Ok(Received { short: false, ..received })
     }
 
-    fn hung_up(&self) -> bool {
-        self.inner.hung_up()
-    }
-
-    fn broken(&self) -> bool {
-        self.inner.broken()
-    }
-
-    fn answers(&self) -> Option<Answers> {
-        self.inner.answers()
-    }
-
-    fn probe_when_quiet(&self) {
-        self.inner.probe_when_quiet();
-    }
-
-    fn peer(&self) -> Option<SocketAddr> {
-        self.inner.peer()
-    }
+    pass_on_queries!();
 }

@@ -1,4 +1,4 @@
-//! A lower layer that keeps what was asked of it: for tests.
+//! A lower layer for tests that records its calls.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::lower::{Answers, LowerLayer, Piece, Received};
 /// One call that moves bytes, with its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// Bytes in one run, or pieces: how many bytes were offered.
+    /// Bytes in one run, or pieces.
     Send {
         /// Bytes that were offered.
         offered: usize,
@@ -18,11 +18,11 @@ pub enum Call {
     },
     /// Into a buffer, or into pieces and a buffer.
     Receive {
-        /// Bytes there was room for in memory that the owner named.
+        /// Room in memory that the owner named, in bytes.
         direct: usize,
-        /// And in its buffer.
+        /// Room in the owner's buffer, in bytes.
         staged: usize,
-        /// What came.
+        /// Bytes that were received.
         result: Result<usize, Errno>,
     },
 }
@@ -40,7 +40,7 @@ impl<L> Tracing<L> {
         Self { inner, calls: Vec::new() }
     }
 
-    /// The calls since this was called last.
+    /// The calls since the last call of this function.
     pub fn take_calls(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.calls)
     }
@@ -83,23 +83,5 @@ impl<L: LowerLayer> LowerLayer for Tracing<L> {
         result
     }
 
-    fn hung_up(&self) -> bool {
-        self.inner.hung_up()
-    }
-
-    fn broken(&self) -> bool {
-        self.inner.broken()
-    }
-
-    fn answers(&self) -> Option<Answers> {
-        self.inner.answers()
-    }
-
-    fn probe_when_quiet(&self) {
-        self.inner.probe_when_quiet();
-    }
-
-    fn peer(&self) -> Option<SocketAddr> {
-        self.inner.peer()
-    }
+    pass_on_queries!();
 }

@@ -62,8 +62,8 @@ fn get(channel: &Channel) {
     assert_eq!(channel.get(), Ok(7));
 }
 
-/// Before, during or after the short polling of a thread that begins to block, and the background thread's
-/// first naps.
+/// Sleeps for a random time, so that what follows comes before, during or after the short polling of a thread
+/// that begins to block, or the background thread's first naps.
 fn at_any_moment() {
     sys::sleep(Duration::from_micros(shuttle::rand::thread_rng().gen_range(0..400)));
 }
@@ -85,7 +85,7 @@ pub fn blocked_threads_are_woken() {
 
 /// Two threads wait on one channel. The one that sleeps on the sockets may find more events than it takes
 /// itself.
-pub fn what_comes_at_once_wakes_all_that_block() {
+pub fn events_at_the_same_time_wake_all_blocked_threads() {
     let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let [one, other] = [0, 1].map(|_| Probe::new(&engine, Some(channel.clone())).0);
@@ -101,7 +101,7 @@ pub fn what_comes_at_once_wakes_all_that_block() {
 }
 
 /// When the thread that slept on the sockets has left, the background thread serves the input, soon or later.
-pub fn what_comes_after_a_leader_is_served() {
+pub fn input_after_a_leader_is_served() {
     let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, _) = Probe::new(&engine, Some(channel.clone()));
@@ -134,21 +134,21 @@ impl Source for Forgotten {
 }
 
 /// A thread jumps out of the call in which it sleeps on the sockets, and never returns. The events that it
-/// received, and later events, are served all the same.
-pub fn what_comes_after_a_leader_that_left_without_a_word_is_served() {
+/// received, and later events, are still served.
+pub fn input_after_a_leader_that_never_returned_is_served() {
     let engine = background::start().unwrap();
     let (later, _) = Probe::new(&engine, None);
     let (probe, token) = Probe::new(&engine, None);
-    let told = Arc::new(Forgotten { probe: probe.clone(), leaves: Mutex::new(false) });
-    engine.replace(token, told.clone());
+    let forgotten = Arc::new(Forgotten { probe: probe.clone(), leaves: Mutex::new(false) });
+    engine.replace(token, forgotten.clone());
     let jumps = {
-        let (engine, told) = (engine.clone(), told.clone());
+        let (engine, forgotten) = (engine.clone(), forgotten.clone());
         start(move || {
             let Some(leader) = engine.lead() else { return };
-            *told.leaves.lock() = true;
+            *forgotten.leaves.lock() = true;
             let _ = leader.wait(Some(Duration::from_millis(1)));
             std::mem::forget(leader);
-            *told.leaves.lock() = false;
+            *forgotten.leaves.lock() = false;
         })
     };
     at_any_moment();
@@ -159,9 +159,9 @@ pub fn what_comes_after_a_leader_that_left_without_a_word_is_served() {
     probe.read.wait(1);
 }
 
-/// A thread that blocks in a call is taken for gone, because the machine is so busy that it does not run in time. It gets its
-/// event all the same.
-pub fn a_leader_that_is_held_up_gets_its_event() {
+/// A thread that blocks in a call is assumed to be gone, because the machine is so busy that it does not run
+/// in time. It still gets its event.
+pub fn a_delayed_leader_gets_its_event() {
     sys::busy(Duration::from_millis(200));
     let engine = background::start().unwrap();
     let sides = [0, 1].map(|_| Channel::new(&engine).unwrap());
@@ -173,10 +173,10 @@ pub fn a_leader_that_is_held_up_gets_its_event() {
     threads.into_iter().for_each(Thread::join);
 }
 
-/// A thread that blocks in a call does not sleep on the sockets for long if nothing comes, whatever the
-/// background thread does when it begins, and although another thread polls. What comes later is served, and
-/// wakes it.
-pub fn a_thread_that_waits_in_vain_is_dismissed() {
+/// A thread that blocks in a call does not sleep on the sockets for long if nothing arrives, whatever the
+/// background thread does when it begins, and although another thread polls. Later input is served and wakes
+/// it.
+pub fn a_thread_that_waits_without_input_is_dismissed() {
     let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, _) = Probe::new(&engine, Some(channel.clone()));
@@ -201,7 +201,7 @@ pub fn a_thread_that_waits_in_vain_is_dismissed() {
 }
 
 /// If a thread is cancelled when it is about to take an event, another thread gets the event.
-pub fn an_event_that_is_left_is_taken_by_another() {
+pub fn an_event_that_one_thread_leaves_is_taken_by_another() {
     let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, _) = Probe::new(&engine, Some(channel.clone()));
@@ -220,7 +220,7 @@ pub fn an_event_that_is_left_is_taken_by_another() {
 }
 
 /// The same with two threads on one channel and with events from other threads of the program.
-pub fn events_of_other_threads_wake_those_that_block() {
+pub fn events_of_other_threads_wake_blocked_threads() {
     let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let threads = [0, 1].map(|_| {
@@ -240,7 +240,7 @@ pub fn events_of_other_threads_wake_those_that_block() {
 /// An object is destroyed with its events while other events are queued and taken. Each of its events is
 /// either taken or counted as removed (destruction waits for the taken ones), no other event is lost, and the
 /// descriptor shows whether there is an event.
-pub fn what_goes_with_its_object_takes_nothing_along() {
+pub fn destroying_an_object_removes_only_its_own_events() {
     const GOES: u64 = 8;
     const EVENTS: usize = 3;
     let engine = background::start().unwrap();
@@ -274,12 +274,12 @@ pub fn what_goes_with_its_object_takes_nothing_along() {
     channel.push(GOES);
     channel.push(7);
     assert_eq!(channel.remove(GOES), 1);
-    assert!(sys::is_readable(channel.fd()), "one is left");
+    assert!(sys::is_readable(channel.fd()), "one event is left");
 }
 
 /// A timer that is set while a thread leads, begins to lead or stops leading, expires in time although
 /// another one expires much later.
-pub fn a_timer_set_at_any_moment_runs_out_in_time() {
+pub fn a_timer_set_at_any_moment_expires_in_time() {
     const SOON: Duration = Duration::from_secs(1);
     const LATE: Duration = Duration::from_secs(100);
     // Naps, consecutive leads, and clock reads.
@@ -334,7 +334,7 @@ pub fn a_leader_runs_timers() {
     assert!(sys::now() < at + SLACK, "{:?} late", sys::now().saturating_duration_since(at));
 }
 
-/// A thread polls in earnest for so long that the background thread lets it remove the descriptor from epoll.
+/// A thread spins on polls for so long that the background thread lets it remove the descriptor from epoll.
 fn poller(engine: &Arc<Engine>, probe: &Arc<Probe>, token: Token) -> Thread {
     let (engine, probe) = (engine.clone(), probe.clone());
     start(move || {
@@ -355,7 +355,7 @@ fn poller(engine: &Arc<Engine>, probe: &Arc<Probe>, token: Token) -> Thread {
 
 /// Input of a descriptor that a polling thread has removed from epoll is found when that thread stops
 /// polling, at any moment.
-pub fn a_descriptor_that_was_polled_is_not_forgotten() {
+pub fn a_descriptor_that_was_polled_is_served_afterwards() {
     let engine = background::start().unwrap();
     let (probe, token) = Probe::new(&engine, None);
     // Wakes the background thread beside the polling thread.
@@ -372,10 +372,10 @@ pub fn a_descriptor_that_was_polled_is_not_forgotten() {
     probe.read.wait(4);
 }
 
-/// Threads that poll in earnest push back the timer that wakes the background thread. When the last of them
+/// Threads that spin on polls postpone the timer that wakes the background thread. When the last of them
 /// stops, at any moment, input is served soon, although the background thread sleeps without a time limit of
 /// its own.
-pub fn that_polling_has_stopped_is_noticed() {
+pub fn the_end_of_polling_is_noticed() {
     // The watchdog's time, and delayed clock reads.
     const SOON: Duration = Duration::from_millis(20);
     let engine = background::start().unwrap();
@@ -402,7 +402,7 @@ pub fn that_polling_has_stopped_is_noticed() {
 }
 
 /// The same while another thread sleeps on the sockets and keeps the background thread away.
-pub fn a_descriptor_that_was_polled_is_not_forgotten_beside_a_leader() {
+pub fn a_descriptor_that_was_polled_is_served_beside_a_leader() {
     let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let (probe, token) = Probe::new(&engine, None);
@@ -448,7 +448,7 @@ pub fn a_program_that_waits_on_the_descriptor_is_woken() {
 
 /// The process exits in a thread that may be the leader, which then never continues: every connection is
 /// notified.
-pub fn exit_is_told_to_all() {
+pub fn exit_is_reported_to_all() {
     let engine = background::start().unwrap();
     let channel = Channel::new(&engine).unwrap();
     let probes = [0, 1].map(|_| Probe::new(&engine, Some(channel.clone())).0);
@@ -492,8 +492,8 @@ fn note_mode(engine: &Engine) {
     MODES.lock().unwrap().insert(name.into());
 }
 
-/// A thread polls, another one leads again and again until it is dismissed, and both stop: everything is served meanwhile, and the
-/// background thread passes through all its modes.
+/// A thread polls, another one leads again and again until it is dismissed, and both stop. All input is
+/// served meanwhile, and the background thread passes through all its modes.
 pub fn every_mode_is_entered() {
     let engine = background::start().unwrap();
     let (probe, _) = Probe::new(&engine, None);

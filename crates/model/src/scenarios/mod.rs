@@ -17,15 +17,15 @@ pub fn check(scenario: fn()) {
     let mut config = Config::new();
     config.silence_warnings = true;
     config.stack_size = 256 << 10;
-    // A spinning thread needs others to make progress, and the schedulers ensure it. A thousand times this
-    // bound means for ever.
+    // A spinning thread needs others to make progress, and the schedulers ensure it. A run of a thousand
+    // times this bound would be endless.
     config.max_steps = MaxSteps::FailAfter(200_000);
     let n = given.unwrap_or(EXECUTIONS);
     let random =
         Runner::new(RandomScheduler::new(n), config.clone()).run(move || crate::sys::execute(scenario));
     let by_priority =
         Runner::new(PctScheduler::new(DEPTH, n), config).run(move || crate::sys::execute(scenario));
-    // A time limit would let a slow machine try fewer orders, and nobody would notice.
+    // A time limit would silently let a slow machine try fewer orders.
     assert_eq!((random, by_priority), (n, n), "orders that were tried");
     println!("{random} executions in random order, {by_priority} by priority");
 }

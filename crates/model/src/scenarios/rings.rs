@@ -48,24 +48,24 @@ fn wc(id: u64) -> Wc {
 /// find.
 pub fn no_completion_comes_between_arming_and_sleeping() {
     const EACH: u64 = 3;
-    let told = events();
-    let cq = Cq::new(16, 0, Some(told.clone()), events());
+    let notified = events();
+    let cq = Cq::new(16, 0, Some(notified.clone()), events());
     let producers = [1u64, 2].map(|from| {
         let cq = cq.clone();
         start(move || (0..EACH).for_each(|n| assert!(cq.push(wc(from << 8 | n), false))))
     });
-    let (mut found, mut heard) = (0, 0);
+    let (mut found, mut seen) = (0, 0);
     while found < 2 * EACH {
         found += cq.poll(1, |_| ()) as u64;
         cq.arm(false);
         let more = cq.poll(2, |_| ()) as u64;
         found += more;
         if more == 0 && found < 2 * EACH {
-            heard += 1;
-            told.0.wait(heard);
+            seen += 1;
+            notified.0.wait(seen);
         }
         // An event without a waiter does not count for the next wait.
-        heard = told.0.get();
+        seen = notified.0.get();
     }
     producers.into_iter().for_each(Thread::join);
 }
@@ -139,14 +139,14 @@ pub fn feeders_come_and_go() {
             }
         })
     };
-    let asks = {
+    let poller = {
         let cq = cq.clone();
         start(move || (0..3).for_each(|_| _ = cq.make_progress(&FEW, true)))
     };
     goes.join();
-    asks.join();
+    poller.join();
     let before = stays.0.get();
-    assert_eq!(cq.make_progress(&FEW, false), Coverage::Complete, "one is left, and is asked directly");
+    assert_eq!(cq.make_progress(&FEW, false), Coverage::Complete, "one is left and is polled directly");
     assert_eq!(stays.0.get(), before + 1);
     cq.remove_feeder(1);
     let _ = cq.make_progress(&FEW, false);
@@ -155,7 +155,7 @@ pub fn feeders_come_and_go() {
 
 /// Queue pairs that wait for a receive get one while there are receives, although others take receives in
 /// between and one that got its turn is destroyed.
-pub fn a_refill_reaches_all_that_wait() {
+pub fn a_refill_reaches_all_waiting_queue_pairs() {
     const SIDES: u32 = 3;
     let srq = Srq::new(SrqInit { pd: Pd::new(), max_wr: 8, max_sge: 1, cookie: 0, async_sink: events() });
     let taken = Count::new();
@@ -166,7 +166,7 @@ pub fn a_refill_reaches_all_that_wait() {
             let kept = events();
             let waiter: Weak<dyn Waiter> = Arc::downgrade(&kept) as Weak<dyn Waiter>;
             let mut own = RecvQueue::new(1, 1);
-            let mut heard = 0;
+            let mut seen = 0;
             if qpn == 0 {
                 // This one is destroyed, whether it has a receive, is about to get one, or waits. There is
                 // one for each of the others.
@@ -177,8 +177,8 @@ pub fn a_refill_reaches_all_that_wait() {
                 return;
             }
             while !srq.take(qpn, &mut own, Some(&waiter)) {
-                heard += 1;
-                kept.0.wait(heard);
+                seen += 1;
+                kept.0.wait(seen);
             }
             taken.add();
         }));
@@ -189,7 +189,7 @@ pub fn a_refill_reaches_all_that_wait() {
     assert_eq!(taken.get(), u64::from(SIDES) - 1);
     let mut own = RecvQueue::new(8, 1);
     post(&srq, 1);
-    assert!(srq.take(9, &mut own, None), "a receive is kept for nobody");
+    assert!(srq.take(9, &mut own, None), "a receive stays reserved for no queue pair");
     assert!(!srq.take(9, &mut own, None));
 }
 

@@ -1,10 +1,10 @@
 //! What a receiver finds in its input.
 
-/// What one look at the input found.
+/// What was found at the start of the input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// The frame at the start of the input is not whole; it is once `need` bytes are there. (`need` may grow
-    /// when the length itself was missing.)
+    /// The frame at the start of the input is incomplete; at least `need` bytes are needed. (`need` may grow
+    /// if the length field itself was missing.)
     Incomplete {
         /// Bytes that must be there, from the start of the input.
         need: usize,
@@ -36,8 +36,8 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// `payload` bytes of payload are missing, `trailer` bytes are behind it, and a receive may go
-    /// `read_ahead` bytes beyond.
+    /// `payload` bytes of payload are missing, `trailer` bytes follow it, and a receive may read `read_ahead`
+    /// bytes beyond them.
     pub(super) fn new(payload: usize, trailer: usize, read_ahead: usize) -> Self {
         Self { payload, trailer, read_ahead }
     }
@@ -48,20 +48,20 @@ impl Rest {
         self.payload
     }
 
-    /// Bytes to receive behind the payload: the frame's end and the start of the next one.
+    /// Bytes to receive after the payload: the frame's end and the start of the next one.
     #[inline]
     pub fn behind(&self) -> usize {
         self.trailer + self.read_ahead
     }
 
-    /// `n` bytes more of the payload are in place.
+    /// `n` more bytes of the payload are in place.
     #[inline]
     pub fn placed(&mut self, n: usize) {
         self.payload = self.payload.saturating_sub(n);
     }
 
-    /// How many bytes of `input`, which begins behind the payload, are the end of the frame; `None` while
-    /// they are not all there.
+    /// How many bytes of `input`, which begins after the payload, are the end of the frame; `None` while some
+    /// are missing.
     #[inline]
     pub fn end(&self, input: &[u8]) -> Option<usize> {
         (self.payload == 0 && input.len() >= self.trailer).then_some(self.trailer)

@@ -1,7 +1,7 @@
 //! MPA (RFC 5044 section 4): FPDUs in a byte stream, with pad, CRC and markers.
 //!
-//! An FPDU is a 16-bit length, the ULPDU, a pad to a multiple of four bytes and a CRC field, which is there
-//! in any case.
+//! An FPDU is a 16-bit length, the ULPDU, a pad to a multiple of four bytes and a CRC field, which is always
+//! present.
 
 mod markers;
 mod receive;
@@ -12,17 +12,17 @@ use uwarp_wire::mpa::{CRC_LEN, FPDU_HDR_LEN, MARKER_LEN, MARKER_SPACING, fpdu_le
 pub use receive::Receiver;
 pub use send::Sender;
 
-/// Largest ULPDU between two uwarp ends, in bytes: 64 KiB less room for what a later revision may add.
+/// Largest ULPDU between two uwarp ends, in bytes: 64 KiB minus room for what a later revision may add.
 const UWARP_MULPDU: usize = 64_768;
 
-/// What MPA set-up has agreed on.
+/// What MPA set-up has negotiated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mpa {
     /// CRCs are generated and checked.
     pub crc: bool,
-    /// The peer asked for markers.
+    /// The peer requested markers.
     pub send_markers: bool,
-    /// This end asked for markers.
+    /// This end requested markers.
     pub receive_markers: bool,
 }
 
@@ -33,8 +33,8 @@ impl Default for Mpa {
 }
 
 impl Mpa {
-    /// One FPDU a TCP segment (RFC 5044 section 4.5; with markers: room for those that fall into one
-    /// segment). A uwarp peer takes FPDUs of many segments.
+    /// One FPDU for each TCP segment (RFC 5044 section 4.5; with markers, minus room for those in one
+    /// segment). Toward a uwarp peer, FPDUs are larger than a segment.
     pub(super) fn mulpdu(&self, emss: usize, uwarp_peer: bool) -> usize {
         if uwarp_peer {
             return UWARP_MULPDU;

@@ -5,22 +5,22 @@ use uwarp_wire::mpa::{self, Enhanced, FrameKind};
 use super::reader::{FrameReader, Received};
 use super::{Depths, Negotiated, PeerData, RTR_STAG_TO, Revision, Rtr, SetupError, frame, terminate_fpdu};
 
-/// What an initiator asks for.
+/// What an initiator requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InitiatorConfig {
-    /// Revision of the request. One has neither depths nor the peer-to-peer model.
+    /// Revision of the request. Revision one has neither depths nor the peer-to-peer model.
     pub revision: Revision,
-    /// Ask for CRCs; without, they are off unless the responder wants them.
+    /// Request CRCs; otherwise they are off unless the responder requests them.
     pub crc: bool,
-    /// Ask the responder to put markers into what it sends.
+    /// Request markers in what the responder sends.
     pub markers: bool,
     /// Our read depths before negotiation.
     pub depths: Depths,
-    /// The most inbound read depth that this end can serve, for a responder that insists on more than was
+    /// The largest inbound read depth that this end can serve, for a responder that insists on more than was
     /// offered.
     pub max_ird: u16,
-    /// Say that we are uwarp, and this once the peer is known to be it too. `None`: keep to the RFCs' bits.
-    /// Needs revision two.
+    /// Announce that this end is uwarp, and send this data once the peer is known to be uwarp too. `None`:
+    /// use only the RFCs' bits. Needs revision two.
     pub peer: Option<PeerData>,
     /// Put `peer` into the request as well. A stranger then sees twelve bytes more than the program gave.
     pub peer_in_request: bool,
@@ -28,35 +28,37 @@ pub struct InitiatorConfig {
 
 impl InitiatorConfig {
     /// Whether the request sets bit A.
-    const fn shows_itself(&self) -> bool {
+    const fn announces_uwarp(&self) -> bool {
         self.peer.is_some() && matches!(self.revision, Revision::Two)
     }
 
-    /// What to try next on a new TCP connection when a peer hung up on a request of this kind: first the same
-    /// without reserved bits (a peer may be stricter than RFC 5044, which says not to check them), then
-    /// revision one (RFC 6581 section 10).
+    /// What to try next on a new TCP connection when a peer hung up on such a request: first the same without
+    /// reserved bits (a peer may be stricter than RFC 5044, which says not to check them), then revision one
+    /// (RFC 6581 section 10).
     fn plainer(self) -> Option<Self> {
         match self.revision {
-            Revision::Two if self.shows_itself() => Some(Self { peer: None, peer_in_request: false, ..self }),
+            Revision::Two if self.announces_uwarp() => {
+                Some(Self { peer: None, peer_in_request: false, ..self })
+            }
             Revision::Two => Some(Self { revision: Revision::One, ..self }),
             Revision::One => None,
         }
     }
 }
 
-/// How the responder answered.
+/// The responder's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The stream begins with the next byte in each direction.
     Accepted(Negotiated),
-    /// The program at the other end does not want the connection.
+    /// The program at the other end rejected the connection.
     Rejected(Rejection),
 }
 
 /// A reply with the reject bit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// The responder's read depths, to be handed to the program (RFC 6581 section 9.1).
+    /// The responder's read depths, to pass on to the program (RFC 6581 section 9.1).
     pub enhanced: Option<Enhanced>,
     /// The responding program's private data.
     pub private_data: Vec<u8>,
@@ -81,13 +83,13 @@ enum State {
 impl Initiator {
     /// A machine whose request waits in [`Initiator::poll_transmit`].
     pub fn new(config: InitiatorConfig, private_data: &[u8]) -> Result<Self, SetupError> {
-        let shows_itself = config.shows_itself();
-        let peer = config.peer.filter(|_| shows_itself && config.peer_in_request);
+        let announces_uwarp = config.announces_uwarp();
+        let peer = config.peer.filter(|_| announces_uwarp && config.peer_in_request);
         let mut flags = 0;
         for (set, bit) in [
             (config.crc, mpa::FLAG_C),
             (config.markers, mpa::FLAG_M),
-            (shows_itself, mpa::FLAG_UWARP_A),
+            (announces_uwarp, mpa::FLAG_UWARP_A),
             (peer.is_some(), mpa::FLAG_UWARP_B),
         ] {
             if set {
@@ -102,9 +104,9 @@ impl Initiator {
                 a_p2p: true,
                 b_send_rtr: false,
                 c_write_rtr: true,
-                // Also without an outbound read depth: it needs none of the program's, and the responder has
-                // one place for it (RFC 6581 section 9.1). Chelsio's driver answers with the Read only,
-                // unless it is told otherwise.
+                // Also without an outbound read depth: it uses none of the program's, and the responder has
+                // one place for it (RFC 6581 section 9.1). Chelsio's driver agrees to the Read only, unless
+                // it is configured otherwise.
                 d_read_rtr: true,
             }
         });
@@ -117,12 +119,12 @@ impl Initiator {
         })
     }
 
-    /// Bytes to send, if any. Ask again after each call of this machine.
+    /// Bytes to send, if any. Call again after each call of this machine.
     pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
         self.transmit.take()
     }
 
-    /// How many bytes to read next at most; 0 when the machine takes no more.
+    /// The largest number of bytes to read next; 0 when the machine takes no more.
     pub fn want(&self) -> usize {
         if self.state == State::AwaitReply { self.reader.want() } else { 0 }
     }
@@ -152,7 +154,7 @@ impl Initiator {
         }
     }
 
-    /// The peer closed or reset the connection before the reply was whole.
+    /// The peer closed or reset the connection before the reply was complete.
     pub fn handle_close(&mut self) -> SetupError {
         if self.state != State::AwaitReply {
             return SetupError::Misuse;
@@ -163,8 +165,8 @@ impl Initiator {
         error
     }
 
-    /// After a failure: what to try on a new TCP connection to the same peer, if the failure looks like one
-    /// of a peer that did not understand the request.
+    /// After a failure: what to try on a new TCP connection to the same peer, if the peer may not have
+    /// understood the request.
     pub fn fallback(&self) -> Option<InitiatorConfig> {
         match self.state {
             State::Failed(SetupError::Closed { silent: true }) => self.config.plainer(),
@@ -187,7 +189,7 @@ impl Initiator {
         // In revision one the S bit is reserved and means nothing.
         let says_enhanced = revision == Revision::Two && frame.enhanced();
         if frame.reject() {
-            // Rejections are taken with any content: siw sets S in some that carry no data.
+            // Rejections are accepted with any content: siw sets S in some that carry no data.
             let enhanced = Enhanced::parse(&private_data).ok().filter(|_| says_enhanced);
             if enhanced.is_some() {
                 private_data.drain(..Enhanced::LEN);
@@ -202,11 +204,11 @@ impl Initiator {
             receive_markers: config.markers,
             ird: config.depths.ird,
             ord: config.depths.ord,
-            // Without the peer-to-peer model nobody asked for it, but it is a legal first FPDU (RFC 5044
-            // section 7.1.2), and a server whose program speaks first may go on.
+            // Without the peer-to-peer model it was not negotiated, but it is a legal first FPDU (RFC 5044
+            // section 7.1.2), and a server whose program sends first can then continue.
             rtr: Rtr::SendWrite,
             peer_enhanced: None,
-            drops_reserved_flags: config.shows_itself() && frame.flags & mpa::FLAG_UWARP_A == 0,
+            drops_reserved_flags: config.announces_uwarp() && frame.flags & mpa::FLAG_UWARP_A == 0,
             peer_is_uwarp: false,
             peer: None,
             rtr_stag_to: RTR_STAG_TO,
@@ -218,7 +220,7 @@ impl Initiator {
             }
             let enhanced = Enhanced::parse(&private_data).map_err(|_| SetupError::EnhancedMissing)?;
             private_data.drain(..Enhanced::LEN);
-            // From here on both ends know how the stream is framed, so errors are told with a Terminate.
+            // From here on both ends know how the stream is framed, so errors are reported with a Terminate.
             agree(config, enhanced, &mut negotiated).map_err(|error| Failure {
                 error,
                 terminate: error.terminate().map(|reason| terminate_fpdu(reason, negotiated.framing())),
@@ -253,9 +255,9 @@ fn agree(config: &InitiatorConfig, reply: Enhanced, negotiated: &mut Negotiated)
             negotiated.ord = config.depths.ord.min(reply.ird);
         }
     }
-    // A responder that answers the peer-to-peer model without it breaks a MUST, but has told us what it will
-    // do (Chelsio's driver with its `peer2peer` switched off): wait for our first FPDU, which the Write is
-    // then, too.
+    // A responder that does not agree to the peer-to-peer model breaks a MUST, but its answer shows what it
+    // will do (Chelsio's driver with `peer2peer` switched off): wait for our first FPDU, which is then the
+    // Write, too.
     negotiated.rtr = if !reply.a_p2p || reply.c_write_rtr {
         Rtr::SendWrite
     } else if reply.d_read_rtr {
@@ -266,18 +268,18 @@ fn agree(config: &InitiatorConfig, reply: Enhanced, negotiated: &mut Negotiated)
     Ok(())
 }
 
-/// B without A: an echo of our own flags is no answer.
+/// B without A: an echo of our own flags does not count.
 fn answers_uwarp(flags: u8) -> bool {
     flags & (mpa::FLAG_UWARP_A | mpa::FLAG_UWARP_B) == mpa::FLAG_UWARP_B
 }
 
-/// Length of the program's data, and the peer data behind it.
+/// Length of the program's data, and the peer data after it.
 pub(super) fn split_peer_data(private_data: &[u8]) -> Option<(usize, PeerData)> {
     let (data, peer) = private_data.split_last_chunk::<{ PeerData::LEN }>()?;
     Some((data.len(), PeerData::parse(peer)?))
 }
 
-/// An error, and what the peer is told of it.
+/// An error, and the Terminate that reports it to the peer.
 struct Failure {
     error: SetupError,
     terminate: Option<Vec<u8>>,

@@ -1,12 +1,12 @@
-//! How two uwarp ends know each other, and what they tell each other
+//! How two uwarp ends recognize each other, and the data they exchange
 //! (docs/adr/002-uwarp-peers-know-each-other.md).
 //!
 //! A uwarp initiator sets the reserved bit A in its request. A uwarp responder answers with the reserved bit
-//! B and without A (a peer that echoes a request's flags does not look like uwarp) and puts its [`PeerData`]
-//! behind the program's private data. The initiator answers with its own in the STag and tagged offset of the
-//! ready-to-receive Write, which has no payload and whose STag and offset therefore mean nothing to anybody
-//! else (RFC 5040 section 5.1 with RFC 6581 section 9.2). What is 0 in the drawing is checked: it is all that
-//! tells our twelve bytes from a stranger's.
+//! B and without A (so a peer that echoes a request's flags does not look like uwarp) and puts its
+//! [`PeerData`] after the program's private data. The initiator answers with its own in the STag and tagged
+//! offset of the ready-to-receive Write. That Write has no payload, so its STag and offset mean nothing to
+//! other peers (RFC 5040 section 5.1 with RFC 6581 section 9.2). The fields that are 0 in the drawing are
+//! checked: only they distinguish our twelve bytes from a stranger's.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -20,27 +20,27 @@
 //! +---------------------------------------------------------------+
 //! ```
 //!
-//! A request can carry it, too, behind the program's data, with A and B both set: in the views that pass for
+//! A request can carry it, too, after the program's data, with A and B both set: in the views that look like
 //! InfiniBand (docs/adr/021), and for programs that pass queue pair numbers through the connection manager.
 
-/// The protocol between two uwarp ends that this code speaks. Two ends use the lower of their versions.
+/// The version of the protocol between two uwarp ends. Two ends use the lower of their versions.
 ///
-/// 1: FPDUs of up to [`crate::tx::UWARP_MULPDU`] bytes, placement acknowledgements where wished.
+/// 1: ULPDUs of up to 64,768 bytes, and placement acknowledgements if requested.
 pub const VERSION: u8 = 1;
 
-/// What a uwarp end says of itself.
+/// The introduction of a uwarp end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PeerData {
-    /// Highest version that the sender speaks; in the ready-to-receive Write the version in use.
+    /// Highest version that the sender supports; in the ready-to-receive Write the version in use.
     pub version: u8,
-    /// The sender wants its messages acknowledged when they are placed.
+    /// The sender requests acknowledgements when its messages are placed.
     pub placement_acks: bool,
-    /// How often the sender of this wishes its peer to retry when it has no receive posted: 0 to 6, or 7
-    /// without end.
+    /// How often the peer should retry when the sender of this has no receive posted: 0 to 6, or 7 without
+    /// limit.
     pub rnr_retry: u8,
     /// The sender's minimum RNR timer, a 5-bit code (0 is 655 ms).
     pub min_rnr_timer: u8,
-    /// The sender's queue pair number, 24 bits; 0 when it is not said.
+    /// The sender's queue pair number, 24 bits; 0 if it is not given.
     pub qpn: u32,
 }
 
@@ -59,14 +59,14 @@ impl PeerData {
     /// Bytes on the wire.
     pub const LEN: usize = 12;
 
-    /// Data of this version with nothing wished.
+    /// Data of this version that requests nothing.
     pub const fn new() -> Self {
         Self { version: VERSION, placement_acks: false, rnr_retry: 7, min_rnr_timer: 0, qpn: 0 }
     }
 
-    /// Reads twelve bytes. A version of 0 is nobody's, and neither are bytes that have something where zeros
-    /// belong: whoever set our flag by mistake goes on as a stranger. Features that version 1 does not know
-    /// are ignored.
+    /// Reads twelve bytes. `None` for version 0, and for bytes that are not zero where they must be: a peer
+    /// that set our flag by mistake is treated as a stranger. Features that version 1 does not know are
+    /// ignored.
     pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let [version, _, _, 0, 0, q0, q1, q2, 0, 0, 0, 0] = *bytes else { return None };
         (version != 0).then_some(Self {
@@ -97,7 +97,7 @@ impl PeerData {
         (u32::from_be_bytes([a, b, c, d]), u64::from_be_bytes(rest))
     }
 
-    /// What the ready-to-receive Write with this STag and offset says. `None`: its sender is no uwarp end,
+    /// The data in the STag and offset of a ready-to-receive Write. `None`: its sender is no uwarp end,
     /// although it set our bit in its request; treat it as a stranger.
     pub fn from_rtr(stag: u32, to: u64) -> Option<Self> {
         let mut bytes = [0; Self::LEN];
@@ -107,7 +107,7 @@ impl PeerData {
         Self::parse(&bytes)
     }
 
-    /// This end's data in the version that both ends speak.
+    /// This end's data in the version that both ends support.
     pub fn agreed_with(self, peer: PeerData) -> Self {
         Self { version: self.version.min(peer.version), ..self }
     }
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_strangers_ready_to_receive_write_says_nothing() {
-        // Of siw, of cxgb4, of an older uwarp.
+        // From siw, from cxgb4, from an older uwarp.
         for (stag, to) in [(1, 0), (1, 1), (0, 0)] {
             assert_eq!(PeerData::from_rtr(stag, to), None);
         }
@@ -136,7 +136,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(version in 1u8.., placement_acks: bool, rnr_retry in 0u8..8, min_rnr_timer in 0u8..32, qpn in 0u32..1 << 24) {
+        fn round_trip(
+            version in 1u8..,
+            placement_acks: bool,
+            rnr_retry in 0u8..8,
+            min_rnr_timer in 0u8..32,
+            qpn in 0u32..1 << 24,
+        ) {
             let data = PeerData { version, placement_acks, rnr_retry, min_rnr_timer, qpn };
             prop_assert_eq!(PeerData::parse(&data.to_bytes()), Some(data));
             let (stag, to) = data.to_rtr();

@@ -1,4 +1,4 @@
-//! Takes one set-up frame from a stream, and not a byte more.
+//! Takes exactly one set-up frame from a stream.
 
 use uwarp_wire::mpa::{self, FrameKind, SetupFrame};
 

@@ -1,4 +1,4 @@
-//! The end that answers.
+//! The end that answers the request.
 
 use uwarp_wire::mpa::{self, Enhanced, FrameKind};
 
@@ -8,19 +8,19 @@ use super::{
     Depths, Negotiated, PeerData, RTR_STAG_TO, Revision, Rtr, SetupError, frame, private_data_limit,
 };
 
-/// What a responder goes by before it knows who asks.
+/// Settings of a responder, from before the request arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResponderPolicy {
-    /// Highest revision that is answered. One: a request of revision two is treated as a responder of RFC
-    /// 5044's time would, so the connection ends.
+    /// Highest revision that is answered. With revision one, a request of revision two is treated as a
+    /// responder of RFC 5044's time would treat it: the connection ends.
     pub max_revision: Revision,
-    /// Ask for CRCs; without, they are off unless the initiator wants them.
+    /// Request CRCs; otherwise they are off unless the initiator requests them.
     pub crc: bool,
-    /// Ask the initiator to put markers into what it sends.
+    /// Request markers in what the initiator sends.
     pub markers: bool,
-    /// Answer a uwarp initiator as uwarp.
+    /// Recognize a uwarp initiator, and answer it as uwarp.
     pub know_peers: bool,
-    /// The most inbound read depth that this end can serve.
+    /// The largest inbound read depth that this end can serve.
     pub max_ird: u16,
 }
 
@@ -31,9 +31,9 @@ pub struct Request {
     pub revision: Revision,
     /// The initiator's read depths and model; `None` without enhanced set-up.
     pub enhanced: Option<Enhanced>,
-    /// The initiator says that it is uwarp.
+    /// The initiator announces that it is uwarp.
     pub peer_is_uwarp: bool,
-    /// What it says of itself, if it said it here.
+    /// Its introduction, if the request has it.
     pub peer: Option<PeerData>,
     /// The initiating program's private data.
     pub private_data: Vec<u8>,
@@ -42,10 +42,10 @@ pub struct Request {
 /// Terms on which a request is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcceptParams {
-    /// Our read depths. The inbound one is raised to what the initiator asks for, at most to the policy's
+    /// Our read depths. The inbound one is raised to what the initiator requests, at most to the policy's
     /// limit.
     pub depths: Depths,
-    /// What a uwarp initiator is told.
+    /// Our introduction, for a uwarp initiator.
     pub peer: PeerData,
 }
 
@@ -61,13 +61,13 @@ pub struct Responder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     AwaitRequest,
-    AwaitDecision(Asked),
+    AwaitDecision(RequestTerms),
     Done,
 }
 
-/// What the answer depends on.
+/// The parts of the request that the answer depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Asked {
+struct RequestTerms {
     revision: Revision,
     crc: bool,
     markers: bool,
@@ -87,24 +87,24 @@ impl Responder {
         }
     }
 
-    /// Bytes to send, if any. Ask again after each call of this machine.
+    /// Bytes to send, if any. Call again after each call of this machine.
     pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
         self.transmit.take()
     }
 
-    /// How many bytes to read next at most; 0 when the machine takes no more.
+    /// The largest number of bytes to read next; 0 when the machine takes no more.
     pub fn want(&self) -> usize {
         if self.state == State::AwaitRequest { self.reader.want() } else { 0 }
     }
 
-    /// Whether not a byte has arrived.
+    /// Whether no byte has arrived.
     pub fn is_silent(&self) -> bool {
         self.state == State::AwaitRequest && self.reader.is_empty()
     }
 
-    /// Takes at most `want()` bytes of the stream. `None`: more are needed. After `Some` comes
-    /// [`Responder::accept`] or [`Responder::reject`]; after an error the connection is to be closed without
-    /// an answer (RFC 5044 section 7.1.2 rule 2).
+    /// Takes at most `want()` bytes of the stream. `None`: more are needed. After `Some`, call
+    /// [`Responder::accept`] or [`Responder::reject`]; after an error, close the connection without an answer
+    /// (RFC 5044 section 7.1.2 rule 2).
     pub fn handle_input(&mut self, input: &[u8]) -> Result<Option<Request>, SetupError> {
         if self.state != State::AwaitRequest {
             return Err(SetupError::Misuse);
@@ -119,48 +119,48 @@ impl Responder {
             }
         };
         self.state = State::Done;
-        let (asked, private_data) = self.request(received)?;
-        self.state = State::AwaitDecision(asked);
+        let (terms, private_data) = self.request(received)?;
+        self.state = State::AwaitDecision(terms);
         Ok(Some(Request {
-            revision: asked.revision,
-            enhanced: asked.enhanced,
-            peer_is_uwarp: asked.uwarp,
-            peer: asked.peer,
+            revision: terms.revision,
+            enhanced: terms.enhanced,
+            peer_is_uwarp: terms.uwarp,
+            peer: terms.peer,
             private_data,
         }))
     }
 
-    /// Most bytes of private data that an answer to the request at hand holds.
+    /// Largest number of bytes of private data that an answer to this request holds.
     pub fn private_data_limit(&self) -> usize {
-        let enhanced = matches!(self.state, State::AwaitDecision(asked) if asked.enhanced.is_some());
+        let enhanced = matches!(self.state, State::AwaitDecision(terms) if terms.enhanced.is_some());
         private_data_limit(enhanced, false)
     }
 
-    /// Accepts. The stream begins in each direction behind the reply, which waits in
+    /// Accepts. In each direction, the stream begins after the reply, which waits in
     /// [`Responder::poll_transmit`].
     ///
-    /// With private data so long that ours does not fit behind it, a uwarp initiator is answered as a
+    /// If the private data is so long that ours does not fit after it, a uwarp initiator is answered as a
     /// stranger.
     pub fn accept(&mut self, params: AcceptParams, private_data: &[u8]) -> Result<Negotiated, SetupError> {
-        let State::AwaitDecision(asked) = self.state else { return Err(SetupError::Misuse) };
-        let uwarp = asked.uwarp && private_data.len() <= private_data_limit(true, true);
+        let State::AwaitDecision(terms) = self.state else { return Err(SetupError::Misuse) };
+        let uwarp = terms.uwarp && private_data.len() <= private_data_limit(true, true);
         let mut negotiated = Negotiated {
             initiator: false,
-            revision: asked.revision,
-            crc: self.policy.crc || asked.crc,
-            send_markers: asked.markers,
+            revision: terms.revision,
+            crc: self.policy.crc || terms.crc,
+            send_markers: terms.markers,
             receive_markers: self.policy.markers,
             ird: params.depths.ird,
             ord: params.depths.ord,
             rtr: Rtr::None,
-            peer_enhanced: asked.enhanced,
+            peer_enhanced: terms.enhanced,
             drops_reserved_flags: false,
             peer_is_uwarp: uwarp,
-            peer: asked.peer.filter(|_| uwarp),
+            peer: terms.peer.filter(|_| uwarp),
             rtr_stag_to: RTR_STAG_TO,
             private_data: Vec::new(),
         };
-        let reply = asked.enhanced.map(|request| self.agree(params.depths, request, uwarp, &mut negotiated));
+        let reply = terms.enhanced.map(|request| self.agree(params.depths, request, uwarp, &mut negotiated));
         let mut flags = 0;
         for (set, bit) in
             [(negotiated.crc, mpa::FLAG_C), (self.policy.markers, mpa::FLAG_M), (uwarp, mpa::FLAG_UWARP_B)]
@@ -170,34 +170,33 @@ impl Responder {
             }
         }
         let peer = uwarp.then_some(params.peer);
-        self.transmit = Some(frame(FrameKind::Reply, flags, asked.revision, reply, private_data, peer)?);
+        self.transmit = Some(frame(FrameKind::Reply, flags, terms.revision, reply, private_data, peer)?);
         self.state = State::Done;
         Ok(negotiated)
     }
 
-    /// Rejects. After the reply, which waits in [`Responder::poll_transmit`], the connection is of no more
-    /// use.
+    /// Rejects. After the reply, which waits in [`Responder::poll_transmit`], the connection must be closed.
     pub fn reject(&mut self, private_data: &[u8]) -> Result<(), SetupError> {
-        let State::AwaitDecision(asked) = self.state else { return Err(SetupError::Misuse) };
+        let State::AwaitDecision(terms) = self.state else { return Err(SetupError::Misuse) };
         let mut flags = mpa::FLAG_R;
-        if self.policy.crc || asked.crc {
+        if self.policy.crc || terms.crc {
             flags |= mpa::FLAG_C;
         }
         // An enhanced request gets an enhanced answer, a rejection too (RFC 6581 section 10). We have no
-        // depths to say.
-        let reply = asked.enhanced.map(|request| Enhanced {
+        // depths to give.
+        let reply = terms.enhanced.map(|request| Enhanced {
             ird: request.ord,
             ord: request.ird,
             a_p2p: request.a_p2p,
             b_send_rtr: false,
             ..indications(request)
         });
-        self.transmit = Some(frame(FrameKind::Reply, flags, asked.revision, reply, private_data, None)?);
+        self.transmit = Some(frame(FrameKind::Reply, flags, terms.revision, reply, private_data, None)?);
         self.state = State::Done;
         Ok(())
     }
 
-    fn request(&self, received: Received) -> Result<(Asked, Vec<u8>), SetupError> {
+    fn request(&self, received: Received) -> Result<(RequestTerms, Vec<u8>), SetupError> {
         let Received { frame, mut private_data } = received;
         let revision = Revision::from_wire(frame.revision)
             .filter(|revision| *revision <= self.policy.max_revision)
@@ -211,7 +210,7 @@ impl Responder {
         } else {
             None
         };
-        // A request of ours always looks like this, which keeps away most of those who set a reserved bit by
+        // Our own requests always look like this. That excludes most peers that set a reserved bit by
         // mistake.
         let uwarp = self.policy.know_peers
             && frame.flags & mpa::FLAG_UWARP_A != 0
@@ -224,8 +223,9 @@ impl Responder {
             private_data.truncate(data);
             peer = Some(said);
         }
-        let asked = Asked { revision, crc: frame.crc(), markers: frame.markers(), enhanced, uwarp, peer };
-        Ok((asked, private_data))
+        let terms =
+            RequestTerms { revision, crc: frame.crc(), markers: frame.markers(), enhanced, uwarp, peer };
+        Ok((terms, private_data))
     }
 
     /// Depths and indication for the reply (RFC 6581 sections 9.1 and 9.2).
@@ -235,7 +235,7 @@ impl Responder {
             negotiated.rtr = Rtr::Expect;
             let offered = indications(request);
             reply.c_write_rtr = offered.c_write_rtr;
-            // Between uwarp ends the Write carries what the initiator says of itself.
+            // Between uwarp ends the Write carries the initiator's introduction.
             reply.d_read_rtr = offered.d_read_rtr && !uwarp;
         }
         reply.ird = if !depths.negotiate || request.ord == mpa::NO_AUTO {
@@ -255,8 +255,8 @@ impl Responder {
     }
 }
 
-/// The indications that a reply names: those asked for that we know, or else all that we know, so that the
-/// initiator can say what is wrong (RFC 6581 section 9.2).
+/// The indications that a reply names: the requested ones that we support; or, if there is none, all that we
+/// support, so that the initiator can report the error (RFC 6581 section 9.2).
 fn indications(request: Enhanced) -> Enhanced {
     let neither = !request.c_write_rtr && !request.d_read_rtr;
     Enhanced {

@@ -46,7 +46,7 @@ fn initiator(config: InitiatorConfig) -> Initiator {
     initiator
 }
 
-/// Feeds `bytes` in the portions that the machine asks for, as a caller with a socket does.
+/// Feeds `bytes` in the portions that the machine wants, as a caller with a socket does.
 macro_rules! feed {
     ($machine:expr, $bytes:expr) => {{
         let mut rest: &[u8] = $bytes;
@@ -125,7 +125,7 @@ fn our_request_golden_bytes() {
     assert_eq!(
         request(InitiatorConfig { depths: Depths { ird: 4, ord: 0, negotiate: true }, ..config() }),
         frame_bytes(KEY_REQ, "50 02 0006 8004 c000 6869"),
-        "a Read indication without outbound depth, too"
+        "a Read indication, also without outbound depth"
     );
     assert_eq!(
         request(InitiatorConfig { depths: Depths { ird: 4, ord: 9, negotiate: false }, ..config() }),
@@ -149,7 +149,7 @@ fn siw_server_echoes_flags_and_stays_a_stranger() {
     assert!(!negotiated.drops_reserved_flags);
 }
 
-/// siw was not told from an adapter.
+/// siw was not distinguished from an adapter.
 #[test]
 fn a_reply_without_our_flag_is_no_siws() {
     let drops = |peer, reply| {
@@ -160,13 +160,13 @@ fn a_reply_without_our_flag_is_no_siws() {
     assert!(drops(known, "50 02 0004 8010 8010"));
     assert!(
         drops(known, "52 02 0010 8010 8010 0100e000 00000000 00000000"),
-        "uwarp does not send it back either"
+        "uwarp does not return it either"
     );
     assert!(!drops(known, "54 02 0004 8010 8010"), "as siw");
-    assert!(!drops(None, "50 02 0004 8010 8010"), "nothing was asked");
+    assert!(!drops(None, "50 02 0004 8010 8010"), "no flag was set");
 }
 
-/// Chelsio's driver answers with the Read only, and programs that read nothing ask for a depth of 0.
+/// Chelsio's driver agrees to the Read only, and programs that read nothing set a depth of 0.
 #[test]
 fn a_read_indication_needs_no_outbound_depth_of_the_program() {
     let depths = Depths { ird: 4, ord: 0, negotiate: true };
@@ -190,7 +190,7 @@ fn private_data_that_is_not_ours_is_the_programs() {
         (negotiated.peer_is_uwarp, negotiated.private_data.len(), negotiated.rtr_stag_to == RTR_STAG_TO)
     };
     assert_eq!(reply("6869 0100e000 00000001 00000000"), (true, 2, false));
-    assert_eq!(reply("6869 01ffe000 00000001 00000000"), (true, 2, false), "features to come");
+    assert_eq!(reply("6869 01ffe000 00000001 00000000"), (true, 2, false), "unknown features");
     for other in [
         "6869 0000e000 00000001 00000000",
         "6869 0100e001 00000001 00000000",
@@ -203,7 +203,7 @@ fn private_data_that_is_not_ours_is_the_programs() {
     }
 }
 
-/// A stream that cannot begin ended without a word (RFC 6581 section 9.3).
+/// A stream that cannot begin ended without a Terminate (RFC 6581 section 9.3).
 #[test]
 fn an_error_at_this_end_is_told_with_a_terminate() {
     let mut ours = initiator(InitiatorConfig { crc: false, ..config() });
@@ -223,12 +223,12 @@ fn depths_are_mirrored_and_clamped() {
     assert_eq!(
         (negotiated.ird, negotiated.ord),
         (32, 4),
-        "IRD rises to the responder's ORD, ORD sinks to its IRD"
+        "IRD rises to the responder's ORD, ORD falls to its IRD"
     );
 
     let mut ours = initiator(config());
     let negotiated = accepted(&mut ours, &frame_bytes(KEY_REP, "50 02 0004 bfff bfff"));
-    assert_eq!((negotiated.ird, negotiated.ord), (16, 16), "0x3FFF leaves both alone");
+    assert_eq!((negotiated.ird, negotiated.ord), (16, 16), "0x3FFF changes neither");
 
     let mut responder = Responder::new(policy());
     request_to(&mut responder, &frame_bytes(KEY_REQ, "50 02 0004 0002 0009"));
@@ -294,7 +294,7 @@ fn indication_is_a_write_if_it_may_be_and_never_a_send() {
     assert_eq!(
         rtr(config(), "50 02 0004 0010 0010"),
         Rtr::SendWrite,
-        "nobody waits for it, and a server may speak first"
+        "it was not negotiated, but a server may send first"
     );
     let first = InitiatorConfig { revision: Revision::One, ..config() };
     assert_eq!(rtr(first, "40 01 0000"), Rtr::SendWrite, "in revision one, too");
@@ -309,7 +309,7 @@ fn indication_is_a_write_if_it_may_be_and_never_a_send() {
     };
     assert_eq!(answer("50 02 0004 8001 8000"), [0x80, 0, 0x80, 1], "Write");
     assert_eq!(answer("50 02 0004 8001 4000"), [0x80, 1, 0x40, 1], "Read needs an inbound depth of one");
-    assert_eq!(answer("50 02 0004 c001 0000"), [0x80, 1, 0xC0, 1], "only Send asked for: say what we know");
+    assert_eq!(answer("50 02 0004 c001 0000"), [0x80, 1, 0xC0, 1], "only Send requested: name ours");
     assert_eq!(answer("50 02 0004 0001 c000"), [0, 0, 0, 1], "client-server model");
 }
 
@@ -334,7 +334,7 @@ fn rejections_carry_private_data() {
 }
 
 #[test]
-fn falling_back_sheds_reserved_bits_first_and_enhanced_set_up_then() {
+fn fallback_drops_reserved_bits_first_and_enhanced_set_up_next() {
     let mut tried = Vec::new();
     let mut next = Some(InitiatorConfig { peer: Some(PeerData::new()), ..config() });
     while let Some(config) = next {
@@ -389,7 +389,7 @@ fn bad_frames_end_the_connection() {
     assert_eq!(
         reply_to(&mut first, &frame_bytes(KEY_REP, "10 02 0004 0001 0001")),
         Err(SetupError::Revision(2)),
-        "asked for one"
+        "the revision was one"
     );
 }
 
@@ -415,7 +415,7 @@ fn private_data_limits() {
 }
 
 #[test]
-fn nothing_behind_the_frame_is_taken() {
+fn nothing_after_the_frame_is_taken() {
     let mut bytes = frame_bytes(KEY_REQ, "10 02 0006 8001 c001 6869");
     bytes.extend_from_slice(b"first FPDU");
     let mut responder = Responder::new(policy());
@@ -425,16 +425,16 @@ fn nothing_behind_the_frame_is_taken() {
     assert_eq!(responder.handle_input(b"f"), Err(SetupError::Misuse));
 }
 
-/// One end's wishes, for the table of all pairs.
+/// Settings of one end, for the table of all pairs.
 #[derive(Clone, Copy)]
-struct Wishes {
+struct Settings {
     revision: Revision,
     crc: bool,
     markers: bool,
     uwarp: bool,
 }
 
-impl Wishes {
+impl Settings {
     fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for revision in [Revision::One, Revision::Two] {
@@ -446,9 +446,9 @@ impl Wishes {
     }
 }
 
-/// Lets two ends meet over as many TCP connections as it takes. The responder's view, the initiator's,
-/// connections.
-fn meet(a: Wishes, b: Wishes) -> (Negotiated, Negotiated, usize) {
+/// Connects two ends, over as many TCP connections as needed. Returns what the responder and the initiator
+/// have negotiated, and the number of connections.
+fn negotiate(a: Settings, b: Settings) -> (Negotiated, Negotiated, usize) {
     let mut connections = 0;
     let mut next = Some(InitiatorConfig {
         revision: a.revision,
@@ -480,21 +480,21 @@ fn meet(a: Wishes, b: Wishes) -> (Negotiated, Negotiated, usize) {
                 return (theirs, ours, connections);
             }
             Err(SetupError::Revision(_)) => {
-                assert_eq!(responder.poll_transmit(), None, "closed without a word");
+                assert_eq!(responder.poll_transmit(), None, "closed without an answer");
                 initiator.handle_close();
                 next = initiator.fallback();
             }
             other => panic!("{other:?}"),
         }
     }
-    panic!("the ends did not come together");
+    panic!("the ends did not connect");
 }
 
 #[test]
-fn every_pair_of_wishes_comes_together() {
-    for a in Wishes::all() {
-        for b in Wishes::all() {
-            let (theirs, ours, connections) = meet(a, b);
+fn every_pair_of_settings_connects() {
+    for a in Settings::all() {
+        for b in Settings::all() {
+            let (theirs, ours, connections) = negotiate(a, b);
             let revision = a.revision.min(b.revision);
             let enhanced = revision == Revision::Two;
             let uwarp = a.uwarp && b.uwarp && enhanced;
@@ -510,7 +510,7 @@ fn every_pair_of_wishes_comes_together() {
             assert_eq!((ours.peer_is_uwarp, theirs.peer_is_uwarp), (uwarp, uwarp));
             assert_eq!(ours.peer.map(|peer| peer.qpn), uwarp.then_some(0x000102));
             let (stag, to) = ours.rtr_stag_to;
-            assert_ne!(stag, 0, "some hardware takes it for one of its own");
+            assert_ne!(stag, 0, "some hardware treats it specially");
             assert_eq!(PeerData::from_rtr(stag, to).map(|peer| peer.qpn), uwarp.then_some(0xABCDEF));
             if enhanced {
                 assert_eq!((ours.rtr, theirs.rtr), (Rtr::SendWrite, Rtr::Expect));
@@ -523,7 +523,7 @@ fn every_pair_of_wishes_comes_together() {
     }
 }
 
-/// The same for requests that no uwarp makes: each flag byte, each revision.
+/// The same for requests that uwarp never makes: each flag byte, each revision.
 #[test]
 fn every_flag_byte_of_a_request_has_its_answer() {
     for revision in 0..=3u8 {
@@ -588,12 +588,13 @@ proptest! {
                 other => break other.map(|done| (done, rest.len())),
             }
         };
-        // A wrong key shows earlier or later by how the bytes come; what is left then is of no interest.
+        // A wrong key is found earlier or later, depending on how the bytes arrive; the rest does not matter.
         prop_assert_eq!(at_once.as_ref().map(|r| &r.0), in_portions.as_ref().map(|r| &r.0));
         if let Ok((Some(Outcome::Accepted(negotiated)), _)) = at_once {
             prop_assert!(negotiated.ord <= 16);
             prop_assert!(negotiated.ird <= 128);
-            prop_assert!(negotiated.peer_enhanced.is_none_or(|e| e.ird == NO_AUTO || negotiated.ord <= e.ird));
+            let limit = negotiated.peer_enhanced.filter(|e| e.ird != NO_AUTO);
+            prop_assert!(limit.is_none_or(|e| negotiated.ord <= e.ird));
         }
     }
 

@@ -1,6 +1,6 @@
-//! What must hold for any bytes: framing and the set-up machines neither panic nor depend on how the bytes
-//! arrive, and a datagram that is accepted is what a sender would make. Shared by `tests/any_bytes.rs` and
-//! the fuzz targets `framer`, `mpa_setup` and `datagram`.
+//! What must hold for any bytes: framing and the set-up machines do not panic, and their results do not
+//! depend on how the bytes arrive; a datagram that is accepted is what a sender would make. Shared by
+//! `tests/any_bytes.rs` and the fuzz targets `framer`, `mpa_setup` and `datagram`.
 
 use uwarp_proto::datagram;
 use uwarp_proto::framing::{Framing, Mpa, Step};
@@ -21,13 +21,13 @@ pub fn framer(bytes: &[u8]) {
     let (crc, markers) = (flags & 1 != 0, flags & 2 != 0);
     let whole = frames(crc, markers, stream, usize::MAX);
     let pieces = frames(crc, markers, stream, usize::from(flags >> 2) + 1);
-    assert_eq!(whole, pieces, "what is found depends on how the bytes arrive");
+    assert_eq!(whole, pieces, "the result depends on how the bytes arrive");
     if flags & 4 == 0 {
         there_and_back(crc, markers, stream);
     }
 }
 
-/// `bytes` as a datagram, and with what a fuzzer seldom finds: the right headers, and the right CRC.
+/// `bytes` as a datagram, and also with the correct headers and CRC, which a fuzzer seldom finds.
 pub fn datagram(bytes: &[u8]) {
     one_datagram(bytes);
     let mut covered = bytes.to_vec();
@@ -55,8 +55,8 @@ fn one_datagram(bytes: &[u8]) {
     let Ok(message) = datagram::parse(bytes) else { return };
     assert_eq!(message.payload.len() + datagram::OVERHEAD, bytes.len());
     assert_eq!(datagram::destination(bytes), Ok(message.head.destination_qpn));
-    // What a sender makes of the same message is read as the same message. The bytes may differ in reserved
-    // fields.
+    // A datagram that a sender makes of the same message parses as the same message. The bytes may differ in
+    // reserved fields.
     let again = sealed(&[&message.head.to_bytes()[..], message.payload].concat());
     assert_eq!(datagram::parse(&again), Ok(message));
 }
@@ -76,17 +76,17 @@ fn frames(crc: bool, markers: bool, stream: &[u8], piece: usize) -> (Vec<Vec<u8>
                 assert!(ulpdu.len() < consumed && consumed <= input.len());
                 found.push(ulpdu.to_vec());
                 start += consumed;
-                // Taking it back and looking again finds the same.
+                // After a rewind, the next call finds the same.
                 let again = found.last().cloned();
                 receiver.rewind(consumed);
                 let mut scratch = Vec::new();
                 let Ok(Step::Ulpdu { ulpdu, consumed: n }) = receiver.next(input, &mut scratch) else {
-                    panic!("an FPDU that was taken back is gone");
+                    panic!("an FPDU is lost after a rewind");
                 };
                 assert_eq!((Some(ulpdu.to_vec()), n), (again, consumed));
             }
             Ok(Step::Incomplete { need }) => {
-                assert!(need > input.len() && need <= LONGEST, "{need} bytes needed, {} there", input.len());
+                assert!(need > input.len() && need <= LONGEST, "needs {need} bytes, has {}", input.len());
                 if end == stream.len() {
                     return (found, start, false);
                 }
@@ -97,8 +97,8 @@ fn frames(crc: bool, markers: bool, stream: &[u8], piece: usize) -> (Vec<Vec<u8>
     }
 }
 
-/// The bytes as payload of segments (a length byte before each, in fours): sent and received they are what
-/// they were.
+/// The bytes as payload of segments (the byte before each is its length in fours): after sending and
+/// receiving they are the same.
 fn there_and_back(crc: bool, markers: bool, bytes: &[u8]) {
     let mut sender = framing(crc, markers).sender();
     let (mut sent, mut stream) = (Vec::new(), Vec::new());
@@ -110,7 +110,7 @@ fn there_and_back(crc: bool, markers: bool, bytes: &[u8]) {
         sent.push([&header.to_bytes(), payload].concat());
         let len = u32::try_from(payload.len()).unwrap();
         let segment = OutSegment { header: Header::Tagged(header), offset: 0, len };
-        // Neither one that cannot be copied nor one that is dropped again leaves a trace.
+        // Neither a segment that cannot be copied nor one that is dropped again has an effect.
         let before = stream.len();
         let failed = sender.stage(&mut stream, &segment, |buf, _| {
             buf.push(0);
@@ -126,8 +126,9 @@ fn there_and_back(crc: bool, markers: bool, bytes: &[u8]) {
     assert_eq!(frames(crc, markers, &stream, 700), (sent, stream.len(), false));
 }
 
-/// The first bytes choose what the two machines are told; the rest is what an initiator and a responder
-/// receive, with the key put before it, and whether the two machines agree when they speak to each other.
+/// The first bytes choose the configuration of the two machines. The rest is what an initiator and a
+/// responder receive, with the key put before it. Also checks whether the two machines agree when they talk
+/// to each other.
 pub fn setup(bytes: &[u8]) {
     let Some(([a, b, c, d], rest)) = bytes.split_first_chunk::<4>() else { return };
     let bit = |byte: &u8, n: u8| byte >> n & 1 == 1;
@@ -236,7 +237,7 @@ fn sane(negotiated: &Negotiated, initiator: bool) {
     assert!(negotiated.ird <= 0x3FFF && negotiated.ord <= 0x3FFF);
 }
 
-/// The two machines against each other: what both agreed on is the same.
+/// Connects the two machines to each other: both must negotiate the same.
 fn conversation(config: InitiatorConfig, policy: ResponderPolicy, params: AcceptParams, data: &[u8]) {
     let data = &data[..data.len().min(400)];
     let Ok(mut initiator) = Initiator::new(config, data) else { return };
@@ -244,7 +245,7 @@ fn conversation(config: InitiatorConfig, policy: ResponderPolicy, params: Accept
     let Some(Ok(request)) = feed!(responder, &initiator.poll_transmit().expect("a request"), 7) else {
         return;
     };
-    // A responder that does not know us sees what the initiator says of itself behind the program's data.
+    // A responder that does not recognize uwarp sees the initiator's introduction after the program's data.
     let extra = if config.peer_in_request && !request.peer_is_uwarp { PeerData::LEN } else { 0 };
     let seen = request.private_data.strip_prefix(data);
     assert!(seen.is_some_and(|more| more.is_empty() || more.len() == extra), "{request:?}");
@@ -254,9 +255,9 @@ fn conversation(config: InitiatorConfig, policy: ResponderPolicy, params: Accept
     assert_eq!(a.private_data, data);
     assert_eq!((a.crc, a.send_markers, a.receive_markers), (b.crc, b.receive_markers, b.send_markers));
     assert_eq!((a.revision, a.peer_is_uwarp), (b.revision, b.peer_is_uwarp));
-    // Whoever waits for the indication gets it.
+    // An end that expects the indication gets it.
     assert!(a.rtr == Rtr::SendWrite || b.rtr == Rtr::Expect);
-    // Revision 1 does not speak of depths.
+    // Revision 1 does not negotiate depths.
     if a.peer_enhanced.is_some() && config.depths.negotiate && params.depths.negotiate {
         assert!(a.ord <= b.ird && b.ord <= a.ird, "{a:?} {b:?}");
     }

@@ -1,47 +1,48 @@
-//! Copies that survive memory which is not there.
+//! Copies that survive unmapped memory.
 //!
-//! A program may unmap what it has registered, take its rights away, or truncate the file behind it. An
-//! adapter holds on to the pages; the kernel's copies answer EFAULT; a copy of ours would end the process for
-//! what a peer asked for. So [`copy`] runs between two labels, and a handler for SIGSEGV and SIGBUS,
+//! A program may unmap memory that it has registered, take its rights away, or truncate the file behind it.
+//! An adapter keeps the pages; the kernel's copies return EFAULT; a copy of ours would end the process
+//! because of a peer's request. So [`copy`] runs between two labels. A handler for SIGSEGV and SIGBUS,
 //! installed with the first region, makes it return early when the fault is one of its own. Every other fault
-//! gets the handler that was there before, on the stack, with the mask and in the way it would have got it
+//! gets the handler that was there before, on the same stack, with the same mask and in the same way as
 //! without us, or the default action at the instruction that faulted: debuggers, sanitizers, virtual machines
 //! and crash reporters see what they always see.
 //!
-//! What this cannot do: a program that installs its own handler later, and does not call the one it replaced,
-//! sees these faults itself, as it would without us. One that mends faults on registered memory in its
-//! handler (write barriers) must be run with `UWARP_GUARD=off`, for here nobody would ask it. A thread that
-//! blocks these signals cannot be helped: the kernel ends the process.
+//! Limits: a program that installs its own handler later, and does not call the one it replaced, sees these
+//! faults itself, as it would without us. A program that repairs faults on registered memory in its handler
+//! (write barriers) must be run with `UWARP_GUARD=off`, because this handler would not call it for them. A
+//! thread that blocks these signals cannot be helped: the kernel ends the process.
 
 #![allow(unsafe_code)]
 
 /// Copies `len` bytes between memory of ours and registered memory, in ascending order, the end last: a
-/// program that spins on the last byte finds the others in place. False when registered memory was not there;
-/// what was copied until then is undefined.
+/// program that spins on the last byte finds the others in place. Returns false if the registered memory was
+/// not mapped; the bytes copied until then are undefined.
 ///
 /// # Safety
-/// `own`, which is either `dst` or `src`, is valid for `len` bytes, and nobody else uses it in a way that
-/// conflicts. The other one is `len` bytes of memory that the program registered, or may be nothing at all
-/// where a fault of the program's memory is acceptable.
+/// `own`, which is either `dst` or `src`, is valid for `len` bytes, and nothing else uses it in a way that
+/// conflicts. The other one is `len` bytes of memory that the program registered; it may be unmapped where a
+/// fault of the program's memory is acceptable.
 #[inline]
 pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, own: *const u8) -> bool {
     // SAFETY: as this function's.
     unsafe { imp::copy(dst, src, len, own) }
 }
 
-/// Adds `add` to the eight bytes at `at`, atomically, and returns what they were; `None` when the memory was
-/// not there, or may not be written.
+/// Adds `add` to the eight bytes at `at`, atomically, and returns their old value; `None` if the memory was
+/// not mapped, or is read-only.
 ///
 /// # Safety
-/// `at` is aligned, and eight bytes of memory that the program registered, or nothing at all as in [`copy`].
+/// `at` is aligned. It names eight bytes of memory that the program registered, or may be unmapped as in
+/// [`copy`].
 #[inline]
 pub(super) unsafe fn fetch_add(at: *mut u64, add: u64) -> Option<u64> {
     // SAFETY: as this function's.
     unsafe { imp::fetch_add(at, add) }
 }
 
-/// Writes `new` to the eight bytes at `at` if they are `expected`, atomically. Returns what they were; `None`
-/// as [`fetch_add`].
+/// Writes `new` to the eight bytes at `at` if they are `expected`, atomically. Returns their old value;
+/// `None` as [`fetch_add`].
 ///
 /// # Safety
 /// As [`fetch_add`].
@@ -57,13 +58,12 @@ pub fn arm() {
     imp::arm();
 }
 
-/// `UWARP_GUARD=off`: no handler will be installed by this process. Has an effect before the first region
-/// only.
+/// `UWARP_GUARD=off`: this process installs no handler. Has an effect only before the first region.
 pub fn turn_off() {
     imp::turn_off();
 }
 
-/// Miri and the sanitizers of fuzzing look at every copy and are to see these too.
+/// Plain copies, so that Miri and the sanitizers of fuzzing can check them.
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing))))]
 mod imp {
     pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, _own: *const u8) -> bool {
@@ -75,12 +75,12 @@ mod imp {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     pub unsafe fn fetch_add(at: *mut u64, add: u64) -> Option<u64> {
-        // SAFETY: as the caller's; the program uses it atomically, or takes what it gets.
+        // SAFETY: as the caller's; if the program does not use it atomically, it accepts any result.
         Some(unsafe { AtomicU64::from_ptr(at) }.fetch_add(add, Ordering::SeqCst))
     }
 
     pub unsafe fn compare_exchange(at: *mut u64, expected: u64, new: u64) -> Option<u64> {
-        // SAFETY: as the caller's; the program uses it atomically, or takes what it gets.
+        // SAFETY: as the caller's; if the program does not use it atomically, it accepts any result.
         let word = unsafe { AtomicU64::from_ptr(at) };
         let result = word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst);
         Some(result.unwrap_or_else(|found| found))
@@ -97,12 +97,12 @@ mod imp {
     use std::sync::Once;
     use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-    // rdi: to, rsi: from, rdx: length, rcx (kept in r8): which of the two is ours. rax: 0, or 1 from the way
-    // out that the handler takes. Leaf code without a frame: whatever instruction faults, the return address
-    // is on top of the stack.
+    // rdi: to, rsi: from, rdx: length, rcx (kept in r8): which of the two is ours. rax: 0, or 1 from the exit
+    // that the handler takes. Leaf code without a frame: whatever instruction faults, the return address is
+    // on top of the stack.
     //
     // As memcpy does it: up to 64 bytes two or four overlapping moves, then loops, from 4 KiB on the string
-    // instruction. (Its stores are not ordered among themselves, but the store behind it is.)
+    // instruction. (Its stores are not ordered among themselves, but the store after it is.)
     core::arch::global_asm!(
         ".pushsection .text.uwarp_guarded_copy,\"ax\",@progbits",
         ".p2align 6",
@@ -261,8 +261,8 @@ mod imp {
         "movups [rdi], xmm0",
         "xor eax, eax",
         "ret",
-        // rdi: at, rsi: what to add, rdx: 8, rcx: where the value before goes. To the handler, a copy with
-        // the latter as our side.
+        // rdi: at, rsi: the addend, rdx: 8, rcx: where the old value goes. For the handler this is a copy
+        // with the latter as our side.
         ".globl uwarp_guarded_add",
         ".hidden uwarp_guarded_add",
         "uwarp_guarded_add:",
@@ -272,7 +272,7 @@ mod imp {
         "mov [rcx], rax",
         "xor eax, eax",
         "ret",
-        // The same; rsi: the new value, rcx: where the expected value is, and the value before goes.
+        // The same; rsi: the new value, rcx: where the expected value is read from, and the old value goes.
         ".globl uwarp_guarded_swap",
         ".hidden uwarp_guarded_swap",
         "uwarp_guarded_swap:",
@@ -307,7 +307,7 @@ mod imp {
         fn uwarp_guarded_copy(dst: *mut u8, src: *const u8, len: usize, own: *const u8) -> u32;
         fn uwarp_guarded_add(at: *mut u64, add: u64, len: usize, before: *mut u64) -> u32;
         fn uwarp_guarded_swap(at: *mut u64, new: u64, len: usize, before: *mut u64) -> u32;
-        /// The end of the part that may fault, and the way out.
+        /// The end of the part that may fault, and its exit.
         fn uwarp_guarded_copy_fault();
         /// Whether there is AVX.
         static uwarp_guarded_copy_wide: AtomicBool;
@@ -338,7 +338,7 @@ mod imp {
     static OFF: AtomicBool = AtomicBool::new(false);
     static ONCE: Once = Once::new();
 
-    /// What was there before, for [`SIGNALS`]. Set before the handler is installed, and never freed.
+    /// The actions that [`SIGNALS`] had before. Set before the handler is installed, and never freed.
     static BEFORE: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
     const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
@@ -349,7 +349,7 @@ mod imp {
     #[inline]
     pub fn arm() {
         ONCE.call_once(|| {
-            // SAFETY: a byte that is 0 or 1, which nobody else writes.
+            // SAFETY: a byte that is 0 or 1, which nothing else writes.
             unsafe { &uwarp_guarded_copy_wide }.store(is_x86_feature_detected!("avx"), Ordering::Relaxed);
             if !OFF.load(Ordering::Relaxed) {
                 SIGNALS.into_iter().zip(&BEFORE).for_each(|(signal, before)| install(signal, before));
@@ -360,16 +360,17 @@ mod imp {
     fn install(signal: c_int, before: &AtomicPtr<libc::sigaction>) {
         // SAFETY: `sigaction` is plain data, and all zeros a valid value.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: only asks; `old` is valid for writes.
+        // SAFETY: only a query; `old` is valid for writes.
         if unsafe { libc::sigaction(signal, ptr::null(), &raw mut old) } != 0 {
             return;
         }
-        // Known before ours can be called. (A handler that another thread installs between these lines is
-        // replaced without being known, and found below.)
+        // Stored before our handler can be called. (A handler that another thread installs between these
+        // lines is replaced before it is stored; it is found below.)
         before.store(Box::into_raw(Box::new(old)), Ordering::Release);
         let mut new = old;
         new.sa_sigaction = on_fault as *const () as usize;
-        // The program's handler is called from ours, so ours gets the stack and the mask that it asked for.
+        // The program's handler is called from ours, so ours gets the stack and the mask that the program
+        // requested.
         let keep = match old.sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK,
             _ => old.sa_flags & (libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART),
@@ -381,11 +382,11 @@ mod imp {
         if rc != 0 {
             tracing::warn!(
                 signal,
-                "no handler for memory faults; unmapping registered memory may end the process"
+                "cannot install a handler for memory faults; unmapping registered memory may end the process"
             );
             return;
         }
-        // Leaks the first one, for the handler may be looking at it; at most once in a process.
+        // Leaks the first one, because the handler may be reading it; at most once in a process.
         before.store(Box::into_raw(Box::new(old)), Ordering::Release);
     }
 
@@ -399,12 +400,12 @@ mod imp {
         }
     }
 
-    /// Whether the fault is the copy's own, at registered memory; if so, it goes on at the way out.
+    /// Whether the fault is the copy's own, at registered memory. If so, the copy continues at its exit.
     ///
     /// # Safety
     /// The arguments of a handler with SA_SIGINFO.
     unsafe fn cut_short(info: *const libc::siginfo_t, context: *mut libc::ucontext_t) -> bool {
-        // SAFETY: valid, says the caller; nobody else has them.
+        // SAFETY: valid by this function's contract; nothing else has them.
         let (code, at, registers) =
             unsafe { ((*info).si_code, (*info).si_addr() as usize, &mut (*context).uc_mcontext.gregs) };
         let value = |name: c_int| registers.get(name as usize).map_or(0, |r| *r as usize);
@@ -413,9 +414,9 @@ mod imp {
         if !copy.contains(&value(libc::REG_RIP)) {
             return false;
         }
-        // A signal that somebody has sent (code of zero and less) is no fault. One at memory of ours is a bug
-        // of ours, and to be seen. (The processor does not tell where it was if the address is none that
-        // there could be, nor exactly when a page is poisoned; both are none of ours.)
+        // A signal that a process has sent (code zero or less) is no fault. A fault at memory of ours is a
+        // bug of ours and must stay visible. (The processor does not report the address if it is not
+        // canonical, nor the exact address of a poisoned page; neither is memory of ours.)
         let own = value(libc::REG_R8);
         if code <= 0 || (own..own.saturating_add(value(libc::REG_RDX))).contains(&at) {
             return false;
@@ -426,7 +427,7 @@ mod imp {
         true
     }
 
-    /// What would have happened to the signal without us.
+    /// Does with the signal what would have happened without us.
     ///
     /// # Safety
     /// The arguments of a handler with SA_SIGINFO.
@@ -436,15 +437,15 @@ mod imp {
         // SAFETY: null or a `sigaction` that is never freed.
         let (handler, flags) =
             unsafe { before.as_ref() }.map_or((libc::SIG_DFL, 0), |b| (b.sa_sigaction, b.sa_flags));
-        // SAFETY: valid, says the caller.
+        // SAFETY: valid by this function's contract.
         let is_fault = unsafe { (*info).si_code } > 0;
         match handler {
-            // The kernel does not let a fault be ignored either.
+            // The kernel does not ignore a fault either.
             libc::SIG_IGN if !is_fault => {}
             libc::SIG_DFL | libc::SIG_IGN => {
                 default_from_now_on(signal);
                 if !is_fault {
-                    // Nothing will send it again. SAFETY: to the calling thread, which gets it when this
+                    // Nothing sends it again. SAFETY: to the calling thread, which gets it when this
                     // handler returns; `info` is valid.
                     unsafe {
                         libc::syscall(
@@ -456,14 +457,14 @@ mod imp {
                         )
                     };
                 }
-                // A fault happens again, now with the default action, where it happened.
+                // The instruction faults again, now with the default action.
             }
             handler => {
                 if flags & libc::SA_RESETHAND != 0 {
                     default_from_now_on(signal);
                 }
                 // SAFETY: the program installed it as a handler. The kernel gives all three arguments to
-                // every handler, whether it asked for them or not.
+                // every handler, with SA_SIGINFO or without.
                 unsafe {
                     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                         std::mem::transmute(handler);
@@ -489,7 +490,7 @@ mod tests {
 
     #[test]
     fn every_length_is_copied_and_nothing_beside_it() {
-        // With SSE before the first region in this process, if this test comes first, and with AVX.
+        // With SSE before the first region in this process, if this test runs first, and with AVX.
         copy_every_length();
         arm();
         copy_every_length();
@@ -511,7 +512,7 @@ mod tests {
 
     #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing)))]
     #[test]
-    fn memory_that_is_not_there_makes_every_length_short() {
+    fn copies_of_every_length_stop_at_unmapped_memory() {
         arm();
         const PAGE: usize = 4096;
         // SAFETY: a new mapping of three pages, of which the middle one is then without rights.
@@ -525,9 +526,9 @@ mod tests {
         let mut own = vec![0u8; PAGE + 100];
         for len in (1..200).chain([1023, 1024, 1040, 3000, 4096]) {
             let me = own.as_mut_ptr();
-            // SAFETY: `own` holds `len` bytes; the rest is what this is about.
+            // SAFETY: `own` holds `len` bytes; the test is about the other side.
             unsafe {
-                // All but the last byte there, and all of it there.
+                // All but the last byte is mapped, and all of it is mapped.
                 let before = base.add(PAGE - len);
                 assert!(!copy(before.add(1), me, len, me) && !copy(me, before.add(1), len, me), "{len}");
                 assert!(copy(before, me, len, me) && copy(me, before, len, me), "{len}");
@@ -535,12 +536,12 @@ mod tests {
                 let behind = base.add(2 * PAGE);
                 assert!(!copy(behind.sub(1), me, len, me) && !copy(me, behind.sub(1), len, me), "{len}");
                 assert!(copy(behind, me, len, me), "{len}");
-                // No address at all: the processor does not say where.
+                // Not a canonical address: the processor does not report it.
                 let nowhere = std::ptr::without_provenance_mut(1 << 62);
                 assert!(!copy(nowhere, me, len, me) && !copy(me, nowhere, len, me), "{len}");
             }
         }
-        // SAFETY: aligned; that nothing, or memory that is read only, is there is what this is about.
+        // SAFETY: aligned; the test is about unmapped and read-only memory.
         unsafe {
             let there = base.cast::<u64>();
             there.write(0);

@@ -1,20 +1,20 @@
-//! Whether memory can be registered: mapped, with the rights the region asks for.
+//! Whether memory can be registered: it must be mapped, with the rights that the region needs.
 //!
 //! An adapter pins the pages and fails with `EFAULT` when it cannot. Here the kernel faults them in for
 //! reading or for writing (`MADV_POPULATE_*`). That checks the same page tables, without /proc and without
-//! touching a byte. As with an adapter, memory gets its pages when it is registered; a region that wants them
-//! later is registered with on-demand paging.
+//! touching a byte. As with an adapter, memory gets its pages when it is registered; a region that should get
+//! them later is registered with on-demand paging.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::VerbsError;
 
-/// Kernels before 5.14 do not know this advice.
+/// Set if the kernel does not know this advice (before 5.14).
 static POPULATE_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
 /// Checks that `length` bytes at `address` are mapped and readable, and writable if `write`. Zero bytes
-/// always are.
+/// always pass.
 pub fn check(address: usize, length: usize, write: bool) -> Result<(), VerbsError> {
     if length == 0 {
         return Ok(());
@@ -30,8 +30,7 @@ pub fn check(address: usize, length: usize, write: bool) -> Result<(), VerbsErro
         match advise(start, end - start, advice) {
             Ok(()) => return Ok(()),
             Err(libc::EINVAL) if !known(page) => POPULATE_UNKNOWN.store(true, Ordering::Relaxed),
-            // ENOMEM: a hole. EINVAL: no such right, or memory of a device. EFAULT: a file that ends before
-            // it.
+            // ENOMEM: a hole. EINVAL: no such right, or memory of a device. EFAULT: the file ends before it.
             Err(_) => return Err(VerbsError::BadAddress),
         }
     }
@@ -57,13 +56,13 @@ fn advise(start: usize, length: usize, advice: c_int) -> Result<(), c_int> {
     }
 }
 
-/// Whether the kernel knows the advice: tried on a page that is certainly readable.
+/// Whether the kernel knows the advice: tries it on a page that is certainly readable.
 fn known(page: usize) -> bool {
     let here = (&raw const POPULATE_UNKNOWN).addr() & !(page - 1);
     advise(here, page, libc::MADV_POPULATE_READ).is_ok()
 }
 
-/// For older kernels: whether the memory is mapped at all. Missing rights then show when it is used.
+/// For older kernels: whether the memory is mapped at all. Missing rights then show only when it is used.
 fn mapped(start: usize, length: usize, page: usize) -> bool {
     const PAGES: usize = 4096;
     let mut resident = [0_u8; PAGES];
@@ -78,7 +77,7 @@ fn mapped(start: usize, length: usize, page: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Three pages; the middle one with other rights.
+    /// Three pages; the middle one has other rights.
     struct Pages {
         at: usize,
         page: usize,

@@ -1,4 +1,4 @@
-//! Attributes of a queue pair: what it is made with, what a program changes, what a query shows.
+//! Attributes of a queue pair: what it is created with, what a program changes, what a query returns.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct QpCaps {
     pub max_inline_data: u32,
 }
 
-/// What a queue pair is made from.
+/// What a queue pair is created from.
 pub struct QpInit {
     /// Its protection domain.
     pub pd: Arc<Pd>,
@@ -32,25 +32,27 @@ pub struct QpInit {
     pub send_cq: Arc<Cq>,
     /// Where its receives complete.
     pub recv_cq: Arc<Cq>,
-    /// Where its receives come from, if it has no queue of its own; sizes for that are then ignored.
+    /// Where its receives come from, if it has no receive queue of its own; the sizes of its own are then
+    /// ignored.
     pub srq: Option<Arc<Srq>>,
     /// Its sizes.
     pub caps: QpCaps,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
-    /// Names it in asynchronous events.
+    /// Identifies it in asynchronous events.
     pub cookie: u64,
-    /// Takes its asynchronous events.
+    /// Receives its asynchronous events.
     pub async_sink: Arc<dyn AsyncSink>,
 }
 
-/// Attributes of a queue pair, as a query shows them.
+/// Attributes of a queue pair, as a query returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct QpAttr {
     /// The state that it is in.
     pub state: QpState,
-    /// The state that its program requested last. The two differ while the connection manager makes the stream.
+    /// The state that its program requested last. The two differ while the connection manager sets up the
+    /// stream.
     pub requested: QpState,
     pub caps: QpCaps,
     /// Rights that the queue pair grants its peer, on top of the regions'.
@@ -60,7 +62,7 @@ pub struct QpAttr {
     pub qkey: u32,
     pub rq_psn: u32,
     pub sq_psn: u32,
-    /// RDMA Reads and atomic operations this end has outstanding at most (ORD).
+    /// RDMA Reads and atomic operations this end may have outstanding (ORD).
     pub max_rd_atomic: u16,
     /// RDMA Reads and atomic operations the peer may have outstanding (IRD).
     pub max_dest_rd_atomic: u16,
@@ -75,7 +77,7 @@ pub struct QpAttr {
 }
 
 impl QpAttr {
-    /// Those of a queue pair that was made right now.
+    /// The attributes of a new queue pair.
     pub(super) fn new(caps: QpCaps, sq_sig_all: bool) -> Self {
         Self {
             state: QpState::Reset,
@@ -99,7 +101,7 @@ impl QpAttr {
         }
     }
 
-    /// Takes over what a change names and no connection has a say in.
+    /// Applies the changes that do not depend on the connection.
     pub(super) fn apply(&mut self, change: &QpModify) {
         set(&mut self.requested, change.requested.or(change.state));
         set(&mut self.access, change.access);
@@ -116,12 +118,13 @@ impl QpAttr {
     }
 }
 
-/// Changes to a queue pair; `None` leaves as it is.
+/// Changes to a queue pair; `None`: no change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs)]
 pub struct QpModify {
     pub state: Option<QpState>,
-    /// What the program has requested, where the connection manager makes another change of it. If absent, that is `state`.
+    /// The state that the program has requested, where the connection manager changes to another one. `None`:
+    /// the same as `state`.
     pub requested: Option<QpState>,
     /// What the program thinks the state is.
     pub cur_state: Option<QpState>,
@@ -139,7 +142,8 @@ pub struct QpModify {
     pub port_num: Option<u8>,
     pub pkey_index: Option<u16>,
     pub sqd_async_notify: Option<bool>,
-    /// With a change of an RC queue pair to RTR: the stream is being made, and [`super::RcCore::attach`] comes later.
+    /// For a change of an RC queue pair to RTR: the stream is being set up, and [`super::RcCore::attach`]
+    /// comes later.
     pub awaits_stream: bool,
 }
 

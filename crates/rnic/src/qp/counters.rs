@@ -1,4 +1,4 @@
-//! What a queue pair has done, counted where its lock is held anyway.
+//! What a queue pair has done, counted in places where its lock is held anyway.
 
 use std::ops::AddAssign;
 
@@ -6,24 +6,26 @@ use serde::Serialize;
 
 use crate::wr::SendOp;
 
-/// Counts since the queue pair was made; connections that came and went on it add up.
+/// Counts since the queue pair was created; successive connections on it add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Counters {
-    /// What this end has sent and the lower layer, or the peer where it acknowledges, has taken.
+    /// Messages that this end has sent and that the lower layer has taken, or the peer has acknowledged where
+    /// it does so.
     pub sent: ByOpcode,
-    /// What has arrived and is placed.
+    /// Messages that have arrived and are placed.
     pub received: ByOpcode,
-    /// Sends that found no receive posted, so that nothing more was read until there was one.
+    /// Sends that found no receive posted, so that this end stopped reading until there was one.
     pub receive_stalls: u64,
-    /// Times that the socket had no room for what was to be sent.
+    /// Times that the socket had no room for bytes to send.
     pub room_stalls: u64,
-    /// Segments that the lower layer sent again, as far as the owner has reported ([`LinkEvent::Resent`](super::LinkEvent::Resent)).
+    /// Segments that the lower layer retransmitted, as far as the owner has reported
+    /// ([`LinkEvent::Resent`](super::LinkEvent::Resent)).
     pub retransmits: u64,
     /// Terminates sent.
     pub terminates_sent: u64,
     /// Terminates received.
     pub terminates_received: u64,
-    /// Work requests that completed with an error; flushed ones count apart.
+    /// Work requests that completed with an error, without the flushed ones.
     pub failed: u64,
     /// Work requests that were flushed.
     pub flushed: u64,
@@ -34,15 +36,17 @@ pub struct Counters {
 pub struct ByOpcode {
     /// Sends of all kinds.
     pub send: Messages,
-    /// RDMA Writes, with immediate data or without. Those received count their bytes as they come, their number when they are whole.
+    /// RDMA Writes, with or without immediate data. Received Writes count their bytes as they arrive, and
+    /// their number when they are complete.
     pub write: Messages,
-    /// Read Responses: received ones are Reads of this end, sent ones those of the peer (counted when they begin).
+    /// Read Responses: received ones answer Reads of this end, sent ones answer Reads of the peer (counted
+    /// when they begin).
     pub read_response: Messages,
-    /// Atomic Responses: received ones are atomic operations of this end, sent ones those of the peer.
+    /// Atomic Responses: received ones answer atomic operations of this end, sent ones those of the peer.
     pub atomic_response: Messages,
 }
 
-/// How many, and their payload in bytes.
+/// Number of messages, and their payload in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[allow(missing_docs)]
 pub struct Messages {
@@ -51,7 +55,7 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// One more.
+    /// Counts one more message.
     pub(super) fn count(&mut self, bytes: u32) {
         self.messages += 1;
         self.bytes += u64::from(bytes);
@@ -109,7 +113,7 @@ pub struct Snapshot {
     pub counters: Counters,
     /// Reads and atomics of this end that wait for their responses.
     pub reads_outstanding: usize,
-    /// Reads and atomics of the peer that wait for ours.
+    /// Reads and atomics of the peer that wait for our responses.
     pub reads_to_serve: usize,
     /// Send work requests that are not complete.
     pub sends_posted: usize,
@@ -119,7 +123,7 @@ pub struct Snapshot {
     pub waiting_bytes: usize,
     /// A Send waits for a receive.
     pub stalled: bool,
-    /// Work is posted that may not go out before the peer's first FPDU.
+    /// Work is posted that may not be sent before the peer's first FPDU.
     pub muted: bool,
     /// The peer is a uwarp end.
     pub peer_is_uwarp: bool,

@@ -1,27 +1,27 @@
 //! Reliable connected queue pairs.
 //!
 //! [`RcCore`] is a machine without sockets and without a clock of its own. Its owner holds a lock around it,
-//! hands it work requests ([`RcCore::post_send`], [`RcCore::post_recv`]), and moves it with the verbs of
+//! passes it work requests ([`RcCore::post_send`], [`RcCore::post_recv`]), and drives it with the verbs of
 //! `machine`.
 //!
 //! From the bottom up:
 //!
-//! | file                                                               | what it has                                     |
-//! |--------------------------------------------------------------------|-------------------------------------------------|
-//! | `params`, `timers`, `silence`, `aside`, `reads`, `tx`, `ack_policy` | parts of the state, each with its own rules     |
-//! | `stream`                                                           | the state of one connection                     |
-//! | `core`                                                             | the queue pair: what the program asks of it     |
-//! | `acks`, `transmit`                                                 | the way out                                     |
-//! | `errors`, `gone`                                                   | what happens when something is wrong, or the    |
-//! |                                                                    | peer is gone                                    |
-//! | `waiting`, `receive`, `direct`                                     | the way in                                      |
-//! | `atomics`                                                          | atomic operations, at both ends                 |
-//! | `machine`                                                          | the five verbs, deadlines, what the link says   |
+//! | file                                      | what it has                                        |
+//! |-------------------------------------------|----------------------------------------------------|
+//! | `params`, `timers`, `silence`, `buffered` | parts of the state, each with its own rules        |
+//! | `reads`, `tx`, `ack_policy`               | more such parts                                    |
+//! | `stream`                                  | the state of one connection                        |
+//! | `core`                                    | the queue pair: what a program does with it        |
+//! | `acks`, `transmit`                        | the way out                                        |
+//! | `errors`, `gone`                          | what happens on an error, or when the peer is gone |
+//! | `waiting`, `receive`, `direct`            | the way in                                         |
+//! | `atomics`                                 | atomic operations, at both ends                    |
+//! | `machine`                                 | the five verbs, deadlines, reports of the link     |
 
 mod ack_policy;
 mod acks;
-mod aside;
 mod atomics;
+mod buffered;
 mod core;
 mod direct;
 mod errors;

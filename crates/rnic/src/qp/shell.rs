@@ -1,7 +1,8 @@
-//! What every queue pair has, whatever its service: number, domain, attributes, work queues, completions, counters.
+//! What every queue pair has, whatever its service: number, domain, attributes, work queues, completions,
+//! counters.
 //!
-//! A service ([`super::rc`], [`super::ud`]) owns one [`Shell`] and adds how its messages travel (docs/adr/026). What needs no
-//! knowledge of that is here, once.
+//! A service ([`super::rc`], [`super::ud`]) owns one [`Shell`] and adds how its messages travel
+//! (docs/adr/026). The code that does not depend on that is here, once.
 
 use std::sync::Arc;
 
@@ -28,20 +29,20 @@ pub(super) struct Shell {
     async_sink: Arc<dyn AsyncSink>,
     /// Everything that a query shows, the state included.
     pub attr: QpAttr,
-    /// An event is wanted when the send queue has drained.
+    /// The program requested an event for when the send queue has drained.
     notify_sqd: bool,
     pub sq: SendQueue,
     /// With a shared receive queue: the receive that the message in progress goes to.
     pub rq: RecvQueue,
-    /// Regions that work requests named lately.
+    /// Regions that recent work requests named.
     pub local: MrCache,
-    /// A completion was lost to a full completion queue, and the service has not reacted yet.
+    /// A completion was lost because its completion queue was full, and the service has not reacted yet.
     overflowed: bool,
     pub counters: Counters,
 }
 
 impl Shell {
-    /// In RESET.
+    /// A queue pair in RESET.
     pub fn new(qpn: u32, init: QpInit) -> Self {
         let mut caps = init.caps;
         let rq = match &init.srq {
@@ -76,11 +77,11 @@ impl Shell {
         self.send_cq.cq().note_early_completions();
     }
 
-    /// Checks a change of any service; returns the state that it leads to. Nothing has changed yet.
+    /// Checks a change, for any service; returns the state that it leads to. Nothing has changed yet.
     pub fn check(&self, change: &QpModify) -> Result<QpState, VerbsError> {
         let from = self.attr.state;
         if change.cur_state.is_some_and(|s| s != from) {
-            return Err(VerbsError::Invalid("the queue pair is not in the state the program names"));
+            return Err(VerbsError::Invalid("the queue pair is not in the state that the program names"));
         }
         if change.state.is_some_and(|to| !from.may_become(to)) {
             return Err(VerbsError::Invalid("no such state transition"));
@@ -91,19 +92,21 @@ impl Shell {
         Ok(change.state.unwrap_or(from))
     }
 
-    /// To RESET: no work request is left, no completion that the program has not polled, and no attribute of a connection.
+    /// To RESET: drops all work requests, all completions that the program has not polled, and the attributes
+    /// of the connection.
     pub fn reset(&mut self) {
         self.send_cq.purge();
         self.recv_cq.purge();
         self.sq.clear();
         if let Some(srq) = &self.srq {
-            // The receive of a message in progress, which makes no completion now.
+            // The receive of a message in progress makes no completion now.
             let places = srq.places();
             (0..self.rq.len()).for_each(|_| places.free(0));
         }
         self.rq.clear();
         self.overflowed = false;
-        // Nobody waits for the draining any more; an event would be about a queue pair that may be gone.
+        // The program does not wait for the draining any more; an event would be about a queue pair that may
+        // be destroyed.
         self.notify_sqd = false;
         let attr = &mut self.attr;
         (attr.state, attr.sq_draining) = (QpState::Reset, false);
@@ -111,7 +114,7 @@ impl Shell {
         (attr.timeout, attr.retry_cnt) = (0, 0);
     }
 
-    /// To a state in which work requests wait or go out: not RESET, nor ERROR.
+    /// To a state in which work requests wait or are sent: neither RESET nor ERROR.
     pub fn go_to(&mut self, to: QpState, notify_sqd: bool) {
         let draining = to == QpState::Sqd;
         (self.attr.state, self.attr.sq_draining) = (to, draining);
@@ -120,7 +123,7 @@ impl Shell {
         }
     }
 
-    /// In SQD: every work request that was started is complete. Those that were not wait for RTS.
+    /// In SQD: every work request that was started is complete. The others wait for RTS.
     #[cold]
     pub fn drained(&mut self) {
         self.attr.sq_draining = false;
@@ -134,7 +137,8 @@ impl Shell {
         (self.attr.state, self.attr.sq_draining) = (QpState::Err, false);
     }
 
-    /// Checks a send work request that no queue checks: one that is flushed or taken apart at once.
+    /// Checks a send work request that no queue checks, because it is flushed or built into a datagram at
+    /// once.
     pub fn check_send(&self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
         if wr.sges.len() > self.attr.caps.max_send_sge as usize {
             return Err(VerbsError::Invalid("more scatter/gather elements than the queue pair was made for"));
@@ -173,22 +177,22 @@ impl Shell {
         self.rq.post(wr)
     }
 
-    /// Completes every receive that is left with a flush error.
+    /// Completes all remaining receives with a flush error.
     pub fn flush_receives(&mut self) {
         while let Some(slot) = self.rq.pop() {
             self.complete_recv(Wc::new(slot.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv, self.qpn), false);
         }
     }
 
-    /// In ERROR for the first time. Receives that nobody has taken from a shared receive queue stay where they are, so no
-    /// completion tells the program that this queue pair takes no more.
+    /// In ERROR for the first time. Receives that were not taken from a shared receive queue stay there, so
+    /// no completion would show the program that this queue pair takes no more.
     pub fn last_receive_reached(&self) {
         if self.srq.is_some() {
             self.event(EventKind::QpLastWqeReached);
         }
     }
 
-    /// Completes the send work request that was taken out of the queue right before.
+    /// Completes the send work request that was just taken out of the queue.
     #[inline]
     pub fn complete_send(&mut self, wc: Wc) {
         let tail = self.sq.completes();
@@ -202,7 +206,7 @@ impl Shell {
         self.overflowed |= !self.send_cq.push(tail, wc, false);
     }
 
-    /// Completes the receive that was taken out of the queue right before.
+    /// Completes the receive that was just taken out of the queue.
     #[inline]
     pub fn complete_recv(&mut self, wc: Wc, solicited: bool) {
         self.count_failure(&wc);
@@ -219,14 +223,14 @@ impl Shell {
         }
     }
 
-    /// What [`Self::take_overflow`] says next.
+    /// The next result of [`Self::take_overflow`].
     #[inline]
     pub fn has_overflowed(&self) -> bool {
         self.overflowed
     }
 
-    /// Whether a completion was lost since the last call: the program cannot know any more what is done, so the queue pair must
-    /// fail.
+    /// Whether a completion was lost since the last call: the program cannot know any more which work
+    /// requests are done, so the queue pair must fail.
     #[inline]
     pub fn take_overflow(&mut self) -> bool {
         let overflowed = std::mem::take(&mut self.overflowed);
@@ -240,7 +244,7 @@ impl Shell {
     fn report_overflow(&self) {
         tracing::error!(
             qpn = self.qpn,
-            "a completion was lost to a full completion queue, so the queue pair fails"
+            "a completion was lost because its completion queue was full; the queue pair fails"
         );
     }
 

@@ -13,8 +13,9 @@
 ///   ERR           x                          x
 /// ```
 ///
-/// Only datagram queue pairs are ever in SQE: an RC queue pair whose work request fails is in ERR. On RC,
-/// INIT to RTR takes a connection: rdma_cm makes it and moves the queue pair through RTR to RTS in one step.
+/// Only datagram queue pairs are ever in SQE: an RC queue pair whose work request fails is in ERR. On RC, the
+/// transition from INIT to RTR needs a connection: rdma_cm makes it and moves the queue pair through RTR to
+/// RTS in one step.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -29,7 +30,7 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// Whether a program may ask for this transition.
+    /// Whether a program may request this transition.
     pub fn may_become(self, to: Self) -> bool {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
         matches!(
@@ -47,7 +48,7 @@ impl QpState {
         self != Self::Reset
     }
 
-    /// Whether sends may be posted. (In ERR they may, and are flushed.)
+    /// Whether sends may be posted. (In ERR they are flushed.)
     pub fn may_post_send(self) -> bool {
         matches!(self, Self::Rts | Self::Sqd | Self::Sqe | Self::Err)
     }

@@ -1,10 +1,12 @@
 //! Unreliable datagrams: a queue pair that sends to and receives from anyone.
 //!
-//! A work request is taken apart when it is posted: its bytes are copied behind their headers, the CRC is taken of the copy, and the
-//! datagram waits for the lower layer, which mostly takes it within the same call ([`UdCore::outgoing`], [`UdCore::sent`]). So what
-//! the program does with its memory afterwards costs nothing, and no state is kept about a peer.
+//! A post copies the bytes of a work request after their headers and computes the CRC over the copy. The
+//! datagram then waits for the lower layer, which usually takes it within the same call
+//! ([`UdCore::outgoing`], [`UdCore::sent`]). So the program can reuse its memory at once, and no state is
+//! kept about a peer.
 //!
-//! What arrives is placed or dropped ([`UdCore::deliver`]); a datagram never changes the state of the queue pair.
+//! A received datagram is placed or dropped ([`UdCore::deliver`]); it never changes the state of the queue
+//! pair.
 
 mod errors;
 
@@ -35,13 +37,14 @@ use crate::queues::slice_sges;
 use crate::trace;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
-/// Bytes in front of the payload of a received message: room for a global routing header, as the verbs have it.
+/// Bytes before the payload of a received message: room for a global routing header, as in the verbs.
 pub const GRH_LEN: u32 = grh::LEN as u32;
 /// Payload of the largest message unless the program asks for more: the largest path MTU of the verbs.
 pub const MAX_PAYLOAD: u32 = 4096;
 /// Payload of the largest message that a program can ask for ([`UdCore::set_max_message`]).
 pub const MOST_PAYLOAD: u32 = datagram::MOST_PAYLOAD as u32;
-/// A remote Q_Key with this bit stands for the queue pair's own (ibv_post_send(3), InfiniBand volume 1 section 10.2.4.5).
+/// A remote Q_Key with this bit stands for the queue pair's own (ibv_post_send(3), InfiniBand volume 1
+/// section 10.2.4.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
 /// A send work request of a datagram.
@@ -118,7 +121,8 @@ impl std::ops::AddAssign for Drops {
     }
 }
 
-/// A work request that is not complete: its datagram waits for the lower layer, or it has failed and waits for those before it.
+/// A work request that is not complete: its datagram waits for the lower layer, or it has failed and waits
+/// for those before it.
 struct Pending {
     endpoint: Endpoint,
     wr_id: u64,
@@ -326,8 +330,8 @@ impl UdCore {
 
     /// Posts a datagram: it waits in [`Self::outgoing`].
     ///
-    /// What is wrong with its memory, or its length, is a completion, and the queue pair sends no more until the program takes it from
-    /// SQE to RTS again.
+    /// An error in its memory or its length is reported by a completion; the queue pair then sends no more
+    /// until the program moves it from SQE to RTS again.
     pub fn post_send(&mut self, ud: &UdSendWr<'_>) -> Result<(), VerbsError> {
         let wr = &ud.wr;
         self.shell.may_send()?;
@@ -376,7 +380,8 @@ impl UdCore {
         }
     }
 
-    /// Copies a message behind its headers, and its CRC behind it; returns the datagram's length. `None`: its memory is not to be used.
+    /// Copies a message after its headers, and its CRC after it; returns the datagram's length. `None`: its
+    /// memory must not be used.
     fn stage(&mut self, ud: &UdSendWr<'_>, immediate: Option<[u8; 4]>, payload: u32) -> Option<usize> {
         let own = ud.remote_qkey & CONTROLLED_QKEY != 0;
         self.msn = self.msn.wrapping_add(1);
@@ -460,8 +465,8 @@ impl UdCore {
         self.settle();
     }
 
-    /// The lower layer refused the first of [`Self::outgoing`]. `too_long`: for its length; otherwise it is lost, like one that is
-    /// dropped on the way.
+    /// The lower layer refused the first of [`Self::outgoing`]. `too_long`: because of its length; otherwise
+    /// it is lost, like one that is dropped on the way.
     pub fn refused(&mut self, too_long: bool) {
         self.trace_next(Some(if too_long { "too long for IP" } else { "unsent" }));
         let Some(mut datagram) = self.next_pending() else { return };

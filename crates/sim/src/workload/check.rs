@@ -73,7 +73,8 @@ fn same(found: &[u8], expected: &[u8], side: Side) {
     if let Some(at) = (0..expected.len()).find(|i| found.get(*i) != expected.get(*i)) {
         let count = (at..expected.len()).filter(|i| found.get(*i) != expected.get(*i)).count();
         panic!(
-            "{side:?}: memory differs from the model in {count} bytes, first at {at}: found {:02x?}, expected {:02x?}",
+            "{side:?}: memory differs from the model in {count} bytes, first at {at}: found {:02x?}, \
+             expected {:02x?}",
             &found[at..found.len().min(at + 16)],
             &expected[at..expected.len().min(at + 16)]
         );
@@ -89,7 +90,7 @@ pub(super) fn ended(plan: &Plan, layout: &Layout, report: &mut Report, sends: [u
         let reset = matches!(plan.abort, Some((_, Abort::Reset(s))) if s == side);
         let end = report.world.end(side);
         assert!(end.is_closed(), "{side:?}: the stream is not closed");
-        assert_eq!(end.disconnected.len(), 1, "{side:?}: told of the end {:?}", end.disconnected);
+        assert_eq!(end.disconnected.len(), 1, "{side:?}: reports of the end: {:?}", end.disconnected);
         assert!(end.established <= 1);
         let state = end.core.query().state;
         // An aborted program may have asked for RESET after the stream had ended.
@@ -194,7 +195,7 @@ fn corruption(plan: &Plan, report: &mut Report) {
     let flips: Vec<usize> = (0..2).filter(|i| matches!(plan.faults[*i], Some(Fault::Flip { .. }))).collect();
     let [from] = flips[..] else { return };
     let other_fault = plan.faults.iter().flatten().count() > 1 || plan.abort.is_some();
-    if !plan.stream.crc || other_fault || !report.struck {
+    if !plan.stream.crc || other_fault || !report.fault_hit {
         return;
     }
     let (sender, receiver) = (Side::BOTH[from], Side::BOTH[from].peer());

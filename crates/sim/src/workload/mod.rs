@@ -272,9 +272,9 @@ pub struct Report {
     /// The world at its end.
     pub world: World,
     /// A fault happened while the programs worked.
-    pub struck: bool,
+    pub fault_hit: bool,
     /// Or when they had disconnected: what went out then (a last acknowledgement) was hit.
-    pub struck_late: bool,
+    pub fault_hit_late: bool,
     /// Completions of sends at A, at B.
     pub sends: [Vec<Wc>; 2],
     /// Completions of receives at A, at B.
@@ -330,9 +330,9 @@ pub fn run(plan: &Plan) -> Report {
     let (posted, received) = (programs.next_send, programs.next_recv);
 
     let Programs { sends, recvs, .. } = programs;
-    let mut report = Report { struck: false, struck_late: false, sends, recvs, world };
+    let mut report = Report { fault_hit: false, fault_hit_late: false, sends, recvs, world };
     report.collect();
-    report.struck = report.any_struck();
+    report.fault_hit = report.any_fault_hit();
     let disturbed = report.disturbed(plan);
     if !disturbed {
         check::complete(plan, &layout, &report, posted, received);
@@ -360,7 +360,7 @@ pub fn run(plan: &Plan) -> Report {
         }
     }
     report.collect();
-    report.struck_late = !report.struck && report.any_struck();
+    report.fault_hit_late = !report.fault_hit && report.any_fault_hit();
     check::ended(plan, &layout, &mut report, posted, received);
     report
 }
@@ -368,11 +368,11 @@ pub fn run(plan: &Plan) -> Report {
 impl Report {
     /// Whether anything was not as in a quiet run.
     fn disturbed(&self, plan: &Plan) -> bool {
-        self.struck || self.struck_late || plan.abort.is_some()
+        self.fault_hit || self.fault_hit_late || plan.abort.is_some()
     }
 
-    fn any_struck(&self) -> bool {
-        Side::BOTH.iter().any(|side| self.world.pipe(*side).struck())
+    fn any_fault_hit(&self) -> bool {
+        Side::BOTH.iter().any(|side| self.world.pipe(*side).fault_hit())
     }
 
     fn collect(&mut self) {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::ProptestConfig;
 
-/// This many cases, or as many as `PROPTEST_CASES` says.
+/// This many cases, or the number in `PROPTEST_CASES`.
 pub fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { cases };

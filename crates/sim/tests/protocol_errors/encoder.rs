@@ -1,5 +1,5 @@
-//! The scripted peer's own encoder. It shares nothing with `uwarp-wire`: what is wrong there must not be
-//! wrong here too.
+//! The scripted peer's own encoder. It shares no code with `uwarp-wire`, so that an error there is not
+//! repeated here.
 
 /// CRC32c a bit at a time (RFC 5044 section 4.4; RFC 3720 appendix B.4).
 fn crc32c(bytes: &[u8]) -> [u8; 4] {
@@ -25,7 +25,7 @@ pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The same at the start of a stream with markers: the first byte of it is a marker. `pointer` should be 0.
+/// The same at the start of a stream with markers, which begins with a marker. `pointer` should be 0.
 pub fn marked_fpdu(ulpdu: &[u8], pointer: u16) -> Vec<u8> {
     let mut out = vec![0, 0];
     out.extend(pointer.to_be_bytes());
@@ -133,8 +133,8 @@ pub enum Quotes {
     Rdmap,
 }
 
-/// The FPDU of a Terminate that tells of `struck`.
-pub fn terminate(codes: (u8, u8, u8), quotes: Quotes, struck: &[u8]) -> Vec<u8> {
+/// The FPDU of a Terminate about the segment `offending`.
+pub fn terminate(codes: (u8, u8, u8), quotes: Quotes, offending: &[u8]) -> Vec<u8> {
     let (layer, etype, code) = codes;
     let control = match quotes {
         Quotes::Nothing => 0,
@@ -143,10 +143,10 @@ pub fn terminate(codes: (u8, u8, u8), quotes: Quotes, struck: &[u8]) -> Vec<u8> 
     };
     let mut message = vec![layer << 4 | etype, code, control, 0];
     if quotes != Quotes::Nothing {
-        message.extend(u16::try_from(struck.len()).unwrap().to_be_bytes());
-        let header = if struck[0] & 0x80 == 0 { 18 } else { 14 };
+        message.extend(u16::try_from(offending.len()).unwrap().to_be_bytes());
+        let header = if offending[0] & 0x80 == 0 { 18 } else { 14 };
         let more = if quotes == Quotes::Rdmap { 28 } else { 0 };
-        message.extend(&struck[..header + more]);
+        message.extend(&offending[..header + more]);
     }
     fpdu(&Untagged::new(TERMINATE, 2, 1, message).ulpdu())
 }

@@ -1,9 +1,9 @@
 //! What a queue pair answers to a peer that breaks the rules: a scripted peer with its own encoder sends one
-//! bad frame, and the Terminate is compared byte by byte, with the asynchronous event, the completions and
-//! the memory beside it.
+//! bad frame. The test compares the Terminate byte by byte, and also the asynchronous event, the completions
+//! and the memory.
 //!
-//! The table of rows is in `rows`; the snapshot prints it with what was seen, so that it can be judged beside
-//! RFC 5040 section 7, RFC 5041 section 7 and RFC 5044 section 8.
+//! The table of rows is in `rows`. The snapshot prints each row with the result, so that a reader can compare
+//! it with RFC 5040 section 7, RFC 5041 section 7 and RFC 5044 section 8.
 
 mod atomics;
 mod encoder;
@@ -34,16 +34,16 @@ fn run(row: &Row, piece: usize) -> (Victim, Vec<u8>, Outcome) {
     // Long enough for a receive that never comes, shorter than draining takes.
     victim.world.settle_for(1_000_000_000);
     let outcome = victim.outcome();
-    (victim, script.struck, outcome)
+    (victim, script.offending, outcome)
 }
 
 #[test]
 fn every_error_is_answered_as_the_rfcs_say() {
     let mut text = String::new();
     for row in rows::all() {
-        let (victim, struck, outcome) = run(&row, usize::MAX);
+        let (victim, offending, outcome) = run(&row, usize::MAX);
         let expected = match row.answer {
-            Answer::Terminate(codes, quotes) => encoder::terminate(codes, quotes, &struck),
+            Answer::Terminate(codes, quotes) => encoder::terminate(codes, quotes, &offending),
             Answer::Bytes(bytes) => bytes(&victim),
         };
         assert_eq!(hex(&outcome.answer), hex(&expected), "{}: answer", row.name);
@@ -51,14 +51,14 @@ fn every_error_is_answered_as_the_rfcs_say() {
         assert_eq!(outcome.sends, row.sends, "{}: completions of sends", row.name);
         assert_eq!(outcome.recvs, row.recvs, "{}: completions of receives", row.name);
         assert_eq!(outcome.written, row.written, "{}: memory written", row.name);
-        text.push_str(&describe(&row, &victim, &struck, &outcome));
+        text.push_str(&describe(&row, &victim, &offending, &outcome));
     }
     insta::assert_snapshot!("protocol_errors", text);
 }
 
-/// The same when the frames come byte by byte.
+/// The same when the frames arrive byte by byte.
 #[test]
-fn errors_do_not_depend_on_how_the_bytes_come() {
+fn errors_do_not_depend_on_how_the_bytes_arrive() {
     for row in rows::all().into_iter().filter(|row| !row.at_once) {
         let (.., whole) = run(&row, usize::MAX);
         let (.., single) = run(&row, 1);
@@ -73,12 +73,12 @@ fn codes_of(outcome: &Outcome) -> (usize, Option<Vec<u8>>) {
     (outcome.answer.len(), outcome.answer.get(20..24).map(<[u8]>::to_vec))
 }
 
-fn describe(row: &Row, victim: &Victim, struck: &[u8], outcome: &Outcome) -> String {
+fn describe(row: &Row, victim: &Victim, offending: &[u8], outcome: &Outcome) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "{}", row.name);
-    let frame = match Segment::parse(struck) {
+    let frame = match Segment::parse(offending) {
         Ok(segment) => segment.to_string(),
-        Err(_) => hex(struck),
+        Err(_) => hex(offending),
     };
     let _ = writeln!(out, "    frame     {frame}");
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! What a row of the table says, and how it is written.
+//! The parts of a row of the table, and how it is written.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::victim::Victim;
 /// What the scripted peer sends.
 pub struct Script {
     pub bytes: Vec<u8>,
-    /// The ULPDU that is wrong.
-    pub struck: Vec<u8>,
-    /// The peer closes its side behind it.
+    /// The ULPDU with the error.
+    pub offending: Vec<u8>,
+    /// The peer closes its side after it.
     pub end: bool,
 }
 
-/// What the victim is to answer.
+/// The answer that is expected from the victim.
 pub enum Answer {
     /// A Terminate with these codes and quotes, and nothing else.
     Terminate((u8, u8, u8), Quotes),
@@ -41,7 +41,7 @@ pub struct Row {
     pub sends: Completions,
     pub recvs: Completions,
     pub written: Vec<(usize, usize)>,
-    /// It depends on frames that arrive together.
+    /// The row needs frames that arrive together.
     pub at_once: bool,
 }
 
@@ -94,7 +94,7 @@ pub fn bad(
     }
 }
 
-/// A row that is no error: the stream goes on.
+/// A row without an error: the stream continues.
 pub fn good(
     name: &'static str,
     rule: &'static str,

@@ -11,13 +11,13 @@ use crate::victim::{BASE, PIECE, RECEIVES, REGION, SINK, Victim, WRITABLE};
 
 /// One frame.
 pub fn one(ulpdu: Vec<u8>) -> Script {
-    Script { bytes: fpdu(&ulpdu), struck: ulpdu, end: false }
+    Script { bytes: fpdu(&ulpdu), offending: ulpdu, end: false }
 }
 
-/// Several frames, of which the one with this number is wrong.
-pub fn some(ulpdus: &[Vec<u8>], struck: usize) -> Script {
+/// Several frames; the one with this number has the error.
+pub fn some(ulpdus: &[Vec<u8>], offending: usize) -> Script {
     let bytes = ulpdus.iter().flat_map(|u| fpdu(u)).collect();
-    Script { bytes, struck: ulpdus[struck].clone(), end: false }
+    Script { bytes, offending: ulpdus[offending].clone(), end: false }
 }
 
 fn write(stag: u32, to: u64, len: usize) -> Tagged {
@@ -67,7 +67,8 @@ fn mpa() -> Vec<Row> {
             "MPA: a ULPDU of no bytes",
             (2, 0, 3),
             Nothing,
-            "silent; no DDP code fits, the length field is wrong: MPA's code for FPDU start and length, as Linux siw does",
+            "silent; no DDP code fits, the length field is wrong: MPA's code for FPDU start \
+         and length, as Linux siw does",
             |_| one(vec![]),
         ),
         bad("MPA: a ULPDU shorter than a tagged header", (2, 0, 3), Nothing, "silent, as above", |v| {
@@ -83,7 +84,7 @@ fn mpa() -> Vec<Row> {
         }),
         bad("MPA: a marker that points elsewhere", (2, 0, 3), Nothing, "RFC 5044 section 8, code 3", |v| {
             let ulpdu = write(v.writable.stag(), BASE, 8).ulpdu();
-            Script { bytes: marked_fpdu(&ulpdu, 8), struck: ulpdu, end: false }
+            Script { bytes: marked_fpdu(&ulpdu, 8), offending: ulpdu, end: false }
         })
         .params(marked),
         good(
@@ -92,7 +93,7 @@ fn mpa() -> Vec<Row> {
             nothing,
             |v| {
                 let ulpdu = write(v.writable.stag(), BASE, 8).ulpdu();
-                Script { bytes: marked_fpdu(&ulpdu, 3), struck: ulpdu, end: false }
+                Script { bytes: marked_fpdu(&ulpdu, 3), offending: ulpdu, end: false }
             },
         )
         .params(marked)
@@ -154,8 +155,8 @@ fn writes() -> Vec<Row> {
             "RDMA Write: no right to write the region",
             (0, 1, 2),
             Ddp,
-            "silent: DDP has no code for rights, and figure 10 allows RDMAP's only for Read Requests and invalidation; \
-             RDMAP's says what is wrong",
+            "silent: DDP has no code for rights, and figure 10 allows RDMAP's only for Read Requests and \
+             invalidation; RDMAP's says what is wrong",
             |v| one(write(v.readable.stag(), BASE, 8).ulpdu()),
         ),
         bad("RDMA Write: a region without remote rights", (0, 1, 2), Ddp, "silent, as above", |v| {
@@ -749,7 +750,7 @@ fn immediates() -> Vec<Row> {
 
 fn terminates() -> Vec<Row> {
     use Quotes::Ddp;
-    let told = |name, rule, status, message: Vec<u8>| Row {
+    let terminated = |name, rule, status, message: Vec<u8>| Row {
         answer: Answer::Bytes(nothing),
         ..bad(name, (2, 0, 0), Quotes::Nothing, rule, move |_| {
             one(Untagged::new(TERMINATE, 2, 1, message.clone()).ulpdu())
@@ -762,44 +763,49 @@ fn terminates() -> Vec<Row> {
     let mut opcode_refused = vec![0x02, 0x06, 0xC0, 0, 0, 46];
     opcode_refused.extend(&request(64, 0x1234, 0).ulpdu()[..18]);
     vec![
-        told("Terminate: CRC", "RFC 5040 section 5.4: no answer", WcStatus::FatalErr, vec![0x20, 2, 0, 0]),
-        told(
+        terminated(
+            "Terminate: CRC",
+            "RFC 5040 section 5.4: no answer",
+            WcStatus::FatalErr,
+            vec![0x20, 2, 0, 0],
+        ),
+        terminated(
             "Terminate: refuses Read 1",
             "the Read that is quoted is the one that failed",
             WcStatus::RemAccessErr,
             read_refused,
         ),
-        told(
+        terminated(
             "Terminate: a message too long for its receive",
             "silent; verbs' remote invalid request",
             WcStatus::RemInvReqErr,
             vec![0x12, 5, 0, 0],
         ),
-        told(
+        terminated(
             "Terminate: an opcode where it does not belong",
             "silent; verbs' remote invalid request",
             WcStatus::RemInvReqErr,
             opcode_refused,
         ),
-        told(
+        terminated(
             "Terminate: an MSN out of order",
             "silent; verbs' bad response",
             WcStatus::BadRespErr,
             vec![0x12, 3, 0, 0],
         ),
-        told(
+        terminated(
             "Terminate: no receive",
             "silent; verbs' receiver not ready",
             WcStatus::RnrRetryExcErr,
             vec![0x12, 2, 0, 0],
         ),
-        told(
+        terminated(
             "Terminate: an error nobody knows",
             "RFC 5040 section 4.8",
             WcStatus::FatalErr,
             vec![0xF7, 0x99, 0, 0],
         ),
-        told(
+        terminated(
             "Terminate: cut short",
             "silent; the stream is over all the same",
             WcStatus::RemOpErr,

@@ -19,7 +19,7 @@ pub const REGION: usize = 256;
 pub const PIECE: usize = 64;
 const GUARD: u8 = 0x5A;
 
-/// A queue pair with everything that an error can be about.
+/// A queue pair with every object that an error can be about.
 pub struct Victim {
     pub world: World,
     pub memory: Arena,
@@ -35,9 +35,9 @@ pub struct Victim {
     pub dead: u32,
     /// The region of receives and sinks.
     pub own: Arc<Mr>,
-    /// Sink STag of the victim's Read, which is outstanding.
+    /// Sink STag of the victim's outstanding Read.
     pub sink: u32,
-    /// Bytes sent that are no answer.
+    /// Bytes sent before the answer.
     prologue: usize,
 }
 
@@ -92,7 +92,7 @@ impl Victim {
         victim
     }
 
-    /// What it has sent so far is no answer.
+    /// Bytes that it has sent so far do not count as an answer.
     pub fn forget_sent(&mut self) {
         self.prologue = self.sent().len();
     }
@@ -126,7 +126,7 @@ impl Victim {
         out
     }
 
-    /// What became of it.
+    /// Its state after the run.
     pub fn outcome(&mut self) -> Outcome {
         let answer = self.sent().split_off(self.prologue);
         let written = self.written();
@@ -138,20 +138,20 @@ impl Victim {
             events: end.events.kinds(),
             sends: short(end.sends()),
             recvs: short(end.recvs()),
-            told: end.disconnected.clone(),
+            reported: end.disconnected.clone(),
         }
     }
 }
 
-/// What became of a victim.
+/// The state of a victim after a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// What it sent behind its Read Request.
+    /// Bytes that it sent after its Read Request.
     pub answer: Vec<u8>,
     /// Where its memory was written: offset and length.
     pub written: Vec<(usize, usize)>,
     pub events: Vec<EventKind>,
     pub sends: Vec<(u64, WcStatus)>,
     pub recvs: Vec<(u64, WcStatus)>,
-    pub told: Vec<Disconnect>,
+    pub reported: Vec<Disconnect>,
 }

@@ -20,7 +20,7 @@ pub fn all_rights() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
 }
 
-/// What both ends have in common in most tests.
+/// Parameters of both ends in most tests.
 pub fn params() -> [StreamParams; 2] {
     let a = StreamParams { peer_is_uwarp: true, ..StreamParams::default() };
     [a, StreamParams { initiator: false, ..a }]
@@ -40,7 +40,7 @@ impl Duo {
         Self::make(params, net, 4096, None)
     }
 
-    /// With a fault on the way from A to B.
+    /// With a fault from A to B.
     pub fn with_fault(params: [StreamParams; 2], net: NetParams, fault: Fault) -> Self {
         Self::make(params, net, 4096, Some(fault))
     }
@@ -64,13 +64,7 @@ impl Duo {
             [fault, None],
         );
         let memory = [Arena::new(SIZE), Arena::new(SIZE)];
-        let mr = Side::BOTH.map(|side| {
-            let pd = world.end(side).pd.clone();
-            memory[side.index()].register(&pd, 0, SIZE, all_rights())
-        });
-        for side in Side::BOTH {
-            world.end(side).init();
-        }
+        let mr = world.init(&memory, all_rights());
         world.attach(params);
         Self { world, memory, mr }
     }

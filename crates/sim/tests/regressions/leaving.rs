@@ -1,4 +1,4 @@
-//! A peer that is gone, where the device passes for InfiniBand's: the queue pair stays as it is until the
+//! A peer that is gone, where the device looks like InfiniBand's: the queue pair keeps its state until the
 //! program reacts.
 
 use uwarp_proto::framing::Framing;
@@ -22,8 +22,8 @@ fn state(duo: &mut Duo, side: Side) -> QpState {
     duo.world.end(side).core.query().state
 }
 
-/// The flushes overtook what the program had not read yet, and a Rust transport that takes one for the end of
-/// its stream lost data.
+/// The flushes overtook completions that the program had not polled yet, and a Rust transport that takes a
+/// flush for the end of its stream lost data.
 #[test]
 fn the_peers_disconnect_flushes_nothing() {
     let mut duo = Duo::new(infiniband());
@@ -48,7 +48,7 @@ fn the_peers_disconnect_flushes_nothing() {
     }
 }
 
-/// Only the flushes told of it.
+/// Only the flushes reported it.
 #[test]
 fn sends_to_a_peer_that_is_gone_run_out_of_retries() {
     let mut duo = Duo::new(infiniband());
@@ -64,7 +64,7 @@ fn sends_to_a_peer_that_is_gone_run_out_of_retries() {
     assert_eq!(
         (duo.sends(B), state(&mut duo, B)),
         (vec![], QpState::Rts),
-        "the program can hear of the end first"
+        "the program can learn of the end first"
     );
     duo.world.settle();
     let expected = [(0, WcStatus::RetryExcErr), (1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
@@ -90,7 +90,7 @@ fn a_peer_that_does_not_answer_fails_the_oldest_work_request() {
     }
 }
 
-/// A requester's error was QP_FATAL beside its completion.
+/// A requester's error made QP_FATAL in addition to its completion.
 #[test]
 fn a_requesters_error_is_a_completion_and_no_event() {
     let mut duo = Duo::new(infiniband());
@@ -102,7 +102,7 @@ fn a_requesters_error_is_a_completion_and_no_event() {
     assert_eq!(duo.world.end(B).events.kinds(), [EventKind::QpAccessErr]);
     assert_eq!([A, B].map(|side| state(&mut duo, side)), [QpState::Err; 2]);
 
-    // Of its own making, too; the responder hears of a peer that is gone.
+    // A local error, too; the responder sees a peer that is gone.
     let mut duo = Duo::new(infiniband());
     let sge = duo.sge(A, 0, 8);
     duo.recv(B, 5, 0, 64);
@@ -115,7 +115,7 @@ fn a_requesters_error_is_a_completion_and_no_event() {
     }
 }
 
-/// It was in ERROR with its sender, and all that was posted was flushed.
+/// It went to ERROR with its sender, and all posted work was flushed.
 #[test]
 fn a_receiver_outlives_a_sender_that_ran_out_of_retries() {
     let [a, b] = infiniband();
@@ -134,7 +134,7 @@ fn a_receiver_outlives_a_sender_that_ran_out_of_retries() {
     assert_eq!(duo.world.end(B).events.kinds(), NONE);
 }
 
-/// The program may do all that it may do in RTS, and begin anew.
+/// The program may do everything that it may do in RTS, and start again.
 #[test]
 fn a_queue_pair_whose_peer_is_gone_can_be_reset() {
     let mut duo = Duo::new(infiniband());
@@ -149,11 +149,11 @@ fn a_queue_pair_whose_peer_is_gone_can_be_reset() {
     core.attach(&Now::unread(), params()[1]).unwrap();
     assert_eq!(core.query().state, QpState::Rts);
     core.leave_gone_peer();
-    assert_eq!(core.query().state, QpState::Rts, "that was another connection");
+    assert_eq!(core.query().state, QpState::Rts, "the failed connection was an earlier one");
     assert_eq!(duo.recvs(B), []);
 }
 
-/// The bytes of the Terminate were taken for its own.
+/// The bytes of the Terminate were counted as the Send's.
 #[test]
 fn a_send_that_was_dropped_for_a_terminate_does_not_complete() {
     let stranger = |p| StreamParams { peer_is_uwarp: false, placement_acks: false, ..p };
@@ -174,12 +174,12 @@ fn a_send_that_was_dropped_for_a_terminate_does_not_complete() {
     let cut_short = LinkEvent::End { partial: true, broken: false };
     duo.world.end(A).core.handle_link(&Now::unread(), cut_short);
     take_all(&mut duo);
-    assert_eq!(duo.sends(A), [(1, WcStatus::Success)], "the first was with the kernel before");
+    assert_eq!(duo.sends(A), [(1, WcStatus::Success)], "the kernel had the first one already");
 }
 
-/// What was under way failed with an error that was none of its own.
+/// Sends in flight failed because of an error that was not theirs.
 #[test]
-fn a_requesters_error_of_the_peer_costs_no_send_that_is_under_way() {
+fn a_requesters_error_of_the_peer_fails_no_send_in_flight() {
     let mut duo = Duo::new(infiniband());
     let sges = [A, B].map(|side| duo.sge(side, 0, 8));
     // The Send waits for a receive.
@@ -213,9 +213,9 @@ fn a_send_in_front_of_a_refused_read_completes() {
     }
 }
 
-/// Nobody was blamed, and the program heard of flushes only.
+/// No work request failed with an error, and the program saw only flushes.
 #[test]
-fn a_refusal_of_our_own_question_fails_the_oldest_work_request() {
+fn a_refused_placement_read_fails_the_oldest_work_request() {
     let with = |p| StreamParams {
         framing: Framing::PLAIN,
         peer_is_uwarp: false,
@@ -227,8 +227,8 @@ fn a_refusal_of_our_own_question_fails_the_oldest_work_request() {
     let sge = duo.sge(A, 0, 8);
     duo.queue(A, 1, SEND, sge);
     duo.world.pump(A);
-    assert_eq!(duo.sent(A).len(), 2, "the question is behind the Send");
-    // What is behind the Send is not placed, and not asked about.
+    assert_eq!(duo.sent(A).len(), 2, "the placement Read is behind the Send");
+    // Messages behind the Send are not placed, and no placement Read covers them.
     duo.queue(A, 2, SEND, sge);
     duo.queue(A, 3, SEND, sge);
     duo.world.pump(A);
@@ -247,9 +247,9 @@ fn a_refusal_of_our_own_question_fails_the_oldest_work_request() {
     assert_eq!(duo.sends(A), expected);
 }
 
-/// The next connection ended at once for it.
+/// It ended the next connection at once.
 #[test]
-fn a_lost_completion_is_not_the_next_connections() {
+fn a_lost_completion_does_not_end_the_next_connection() {
     let mut duo = Duo::with_cq_depth(infiniband(), 2);
     let to = |state| QpModify { state: Some(state), ..QpModify::default() };
     duo.world.end(A).core.modify(&to(QpState::Err)).unwrap();

@@ -16,8 +16,8 @@ fn small_pieces() -> NetParams {
     NetParams { piece: 3000, ..NetParams::default() }
 }
 
-/// Only the part of a large Write that had arrived was checked: up to the region's end it was placed, and the
-/// Terminate did not say which segment it was about.
+/// Only the part of a large Write that had arrived was checked: it was placed up to the region's end, and the
+/// Terminate did not name the segment that it was about.
 #[test]
 fn a_large_write_is_checked_as_a_whole_before_it_is_placed() {
     let mut duo = Duo::with_net(params(), small_pieces());
@@ -29,14 +29,14 @@ fn a_large_write_is_checked_as_a_whole_before_it_is_placed() {
     assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
     let lines = duo.sent(B);
     assert!(lines[0].contains("(1/1/01) segment=") && lines[0].contains("[Write"), "{lines:?}");
-    // It came in two segments; of the one that does not fit, nothing.
+    // It arrived in two segments; nothing is placed from the one that does not fit.
     let placed = duo.memory[1].snapshot().iter().filter(|b| **b == 7).count();
     assert_eq!(placed, 32_768);
 }
 
-/// A bit flipped in the length field of an FPDU that was received straight into place: bytes of what came
-/// behind it were written behind the message, for the announcing segment said where the message begins, and
-/// nothing where it ends.
+/// A bit flipped in the length field of an FPDU that was received straight into place: the following bytes
+/// were written beyond the message, because the announcing segment shows where the message begins, but not
+/// where it ends.
 #[test]
 fn no_flipped_bit_leads_out_of_the_message() {
     const LEN: u32 = 16_384;
@@ -55,8 +55,8 @@ fn no_flipped_bit_leads_out_of_the_message() {
     }
 }
 
-/// A region taken back in the middle of a directly placed Write: the Terminate said so without the header it
-/// is to carry.
+/// A region was invalidated in the middle of a directly placed Write: the Terminate reported it without the
+/// header that it must carry.
 #[test]
 fn a_terminate_in_the_middle_of_a_direct_placement_quotes_the_header() {
     let mut duo =
@@ -76,10 +76,10 @@ fn a_terminate_in_the_middle_of_a_direct_placement_quotes_the_header() {
     assert!(lines[0].contains("(1/1/00) segment=") && lines[0].contains("[Write"), "{lines:?}");
 }
 
-/// The stream ended in the middle of an FPDU, and neither the peer nor the program was told that something
-/// was lost.
+/// The stream ended in the middle of an FPDU, and neither the peer nor the program learned that something was
+/// lost.
 #[test]
-fn an_end_within_an_fpdu_is_terminated_and_told() {
+fn an_end_within_an_fpdu_is_terminated_and_reported() {
     let mut duo = Duo::new(params());
     duo.world.inject(B, &[0x10, 0x00, 0x41]);
     duo.world.settle();
@@ -92,7 +92,7 @@ fn an_end_within_an_fpdu_is_terminated_and_told() {
     assert_eq!(duo.world.end(A).disconnected, [Disconnect::Terminated(lost)]);
 }
 
-/// A program that posts its first receives when it hears that the connection is up never heard of it if the
+/// A program that posts its first receives when the connection is reported to be up got no report if the
 /// peer's first message was a Send.
 #[test]
 fn a_send_without_receive_shows_that_the_peer_is_there() {
@@ -107,8 +107,8 @@ fn a_send_without_receive_shows_that_the_peer_is_there() {
     assert_eq!(duo.world.end(B).established, 1);
 }
 
-/// What the peer reads was handed to the kernel by address: the program changed it on the way, which is its
-/// right, and the CRC no longer fitted.
+/// Memory that the peer reads was passed to the kernel by address: the program changed it meanwhile, which it
+/// may do, and the CRC no longer matched.
 #[test]
 fn memory_may_change_while_the_peer_reads_it() {
     let mut duo = Duo::with_net(params(), NetParams { capacity: 5000, ..NetParams::default() });
@@ -118,16 +118,16 @@ fn memory_may_change_while_the_peer_reads_it() {
         duo.world.settle_for(5_000);
         duo.memory[1].write(0, &vec![round; 100_000]);
     }
-    assert_eq!(duo.sends(A), [], "it went on all the time");
+    assert_eq!(duo.sends(A), [], "the Read continues");
     duo.world.settle();
     assert_eq!(duo.sends(A), [(1, WcStatus::Success)]);
     assert_eq!(duo.world.end(A).disconnected, []);
 }
 
-/// A region was taken back while its bytes waited to be sent: they were sent as they stood then, whosever
-/// they were.
+/// A region was deregistered while its bytes waited to be sent: they were sent with their contents at that
+/// time, whatever the memory was used for.
 #[test]
-fn a_region_taken_back_is_not_read_any_more() {
+fn a_deregistered_region_is_not_read_any_more() {
     let mut duo = Duo::with_net(params(), NetParams { capacity: 5000, ..NetParams::default() });
     let (first, second) = (duo.read_op(A, 0), duo.read_op(A, 4096));
     let (write, sge) = (duo.write_op(A, 900_000), duo.sge(A, 0, 800_000));
@@ -141,8 +141,8 @@ fn a_region_taken_back_is_not_read_any_more() {
     duo.memory[1].write(0, &vec![0x55; SIZE]);
     duo.world.settle();
     let found = duo.memory[0].read(0, 800_000);
-    assert!(!found.contains(&0x55), "bytes of somebody else");
-    // The Terminate names the Read, so the right work request is blamed.
+    assert!(!found.contains(&0x55), "bytes of another owner");
+    // The Terminate names the Read, so the right work request fails.
     let lines = duo.sent(B);
     let last = lines.last().unwrap();
     assert!(last.contains("(0/1/00) segment=46 [ReadReq L qn=1 msn=2"), "{lines:?}");
@@ -151,7 +151,7 @@ fn a_region_taken_back_is_not_read_any_more() {
     assert_eq!(status.iter().map(|s| s.1).collect::<Vec<_>>(), expected);
 }
 
-/// A program's own region, without any right for the peer, could be invalidated by the peer.
+/// The peer could invalidate a program's own region, which grants it no right.
 #[test]
 fn a_region_without_remote_rights_cannot_be_invalidated_by_the_peer() {
     let mut duo = Duo::new(params());
@@ -166,7 +166,7 @@ fn a_region_without_remote_rights_cannot_be_invalidated_by_the_peer() {
     assert!(local.enter().is_some());
 }
 
-/// One stream took a region from another of the same domain (RFC 5040 section 8.1.1 rule 7).
+/// One stream invalidated a region of another stream of the same domain (RFC 5040 section 8.1.1 rule 7).
 #[test]
 fn a_region_that_another_stream_can_use_is_not_invalidated_by_the_peer() {
     let invalidate = |others: &[QpState]| {
@@ -197,7 +197,7 @@ fn a_region_that_another_stream_can_use_is_not_invalidated_by_the_peer() {
     );
 }
 
-/// Without inbound read depth, the peer could read all the same.
+/// The peer could read although the inbound read depth was zero.
 #[test]
 fn a_depth_of_none_lets_no_data_be_read() {
     let [a, b] = params().map(|p| StreamParams { peer_is_uwarp: false, ..p });
@@ -206,7 +206,7 @@ fn a_depth_of_none_lets_no_data_be_read() {
     let (read, sge) = (duo.read_op(A, 0), duo.sge(A, 0, 0));
     duo.queue(A, 1, read, sge);
     duo.world.settle();
-    assert_eq!(duo.sends(A), [(1, WcStatus::Success)], "one of no bytes says that all before it is placed");
+    assert_eq!(duo.sends(A), [(1, WcStatus::Success)], "one of no bytes shows that all before it is placed");
     let sge = duo.sge(A, 0, 8);
     duo.queue(A, 2, read, sge);
     duo.world.settle();
@@ -214,7 +214,7 @@ fn a_depth_of_none_lets_no_data_be_read() {
     assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
 }
 
-/// The Read whose Response was on its way was not counted, so the peer had one more than it was given.
+/// A Read whose Response was being sent was not counted, so the peer could have one more than the read depth.
 #[test]
 fn a_read_that_is_being_answered_counts_against_the_depth() {
     const LEN: u32 = 900_000;
@@ -250,7 +250,7 @@ fn an_overflowing_completion_queue_fails_the_queue_pair_at_once() {
     assert_eq!(duo.world.end(A).events.kinds(), [EventKind::CqErr, EventKind::QpFatal]);
 }
 
-/// An acknowledgement of more than was sent completed what was still on its way.
+/// An acknowledgement of more than was sent completed work requests that were still in flight.
 #[test]
 fn an_acknowledgement_of_what_was_not_sent_is_an_error() {
     let acks = params().map(|p| StreamParams { placement_acks: true, framing: Framing::PLAIN, ..p });
@@ -264,8 +264,8 @@ fn an_acknowledgement_of_what_was_not_sent_is_an_error() {
     assert_eq!(duo.world.end(A).disconnected, [Disconnect::Sent(error)]);
 }
 
-/// An untagged message that is no Send, as long as only a Send can be, was received straight into a posted
-/// receive, and nobody heard of it.
+/// An untagged message that is no Send, but as long as only a Send can be, was received straight into a
+/// posted receive, and no error was reported.
 #[test]
 fn only_a_send_is_placed_into_a_receive() {
     let mut duo = Duo::with_net(params(), small_pieces());
@@ -285,10 +285,10 @@ fn only_a_send_is_placed_into_a_receive() {
     assert_eq!(duo.world.end(B).disconnected, [Disconnect::Sent(error)]);
 }
 
-/// A Send without a receive held up the Response behind it: two ends that read from each other before they
+/// A Send without a receive blocked the Response behind it: two ends that read from each other before they
 /// post receives waited for ever.
 #[test]
-fn responses_come_past_sends_that_wait_for_receives() {
+fn responses_are_received_past_sends_that_wait_for_receives() {
     let mut duo = Duo::new(params());
     let sge = duo.sge(B, 0, 64);
     for wr_id in 0..3 {
@@ -300,7 +300,7 @@ fn responses_come_past_sends_that_wait_for_receives() {
     duo.queue(A, 7, read, sink);
     duo.world.settle();
     assert_eq!(duo.sends(A), [(7, WcStatus::Success)]);
-    // Now nothing is waited for but receives, and the peer's Sends are to be held back again.
+    // Now this end waits only for receives, and must stop reading at the peer's Sends.
     assert!(duo.world.end(A).core.stalled());
     assert_eq!(duo.recvs(A), []);
     for wr_id in 20..23 {
@@ -315,9 +315,9 @@ fn responses_come_past_sends_that_wait_for_receives() {
     assert_eq!(duo.recvs(A), [(30, WcStatus::Success)]);
 }
 
-/// The same with messages of several segments, of which the receive that comes first takes the first.
+/// The same with messages of several segments; the first receive takes the first message.
 #[test]
-fn a_long_send_that_was_set_aside_arrives_whole() {
+fn a_long_buffered_send_arrives_complete() {
     let mut duo = Duo::new(params());
     let (read, sink) = (duo.read_op(A, 0), duo.sge(A, 500_000, 10));
     duo.queue(A, 7, read, sink);
@@ -332,8 +332,8 @@ fn a_long_send_that_was_set_aside_arrives_whole() {
     assert_eq!(duo.recvs(A), [(20, WcStatus::Success), (21, WcStatus::LocLenErr)]);
 }
 
-/// A program that waits for the last byte of a Write and sets it back was quicker than our look at the bytes
-/// in memory: a CRC that was good cost the connection.
+/// A program that waits for the last byte of a Write and then resets it was faster than our look at the bytes
+/// in memory: a correct CRC ended the connection.
 #[test]
 fn the_last_bytes_of_a_message_are_placed_when_its_crc_is_known() {
     let mut duo = Duo::new(params());
@@ -354,10 +354,10 @@ fn the_last_bytes_of_a_message_are_placed_when_its_crc_is_known() {
     assert_eq!(duo.world.end(B).disconnected, []);
 }
 
-/// Acknowledgements stayed unread behind a Send that waited for a receive: the program posted it only when
+/// Acknowledgements stayed unread behind a Send that waited for a receive, which the program posted only when
 /// its own Send was complete.
 #[test]
-fn acknowledgements_come_past_sends_that_wait_for_receives() {
+fn acknowledgements_are_received_past_sends_that_wait_for_receives() {
     for stalled_first in [false, true] {
         let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
         let (a, b) = (duo.sge(A, 0, 64), duo.sge(B, 0, 64));
@@ -380,13 +380,13 @@ fn acknowledgements_come_past_sends_that_wait_for_receives() {
     }
 }
 
-/// A Write between two Sends that were set aside was acknowledged only when both had their receives.
+/// A Write between two buffered Sends was acknowledged only when both had their receives.
 #[test]
 fn writes_between_sends_that_wait_are_acknowledged_in_their_turn() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
     let sge = duo.sge(B, 0, 64);
     let write = duo.write_op(B, 4096);
-    // A waits for a Response that does not come: its Read Request is held back.
+    // A waits for a Response that does not arrive: its Read Request is held back.
     let (read, sink) = (duo.read_op(A, 0), duo.sge(A, 8192, 64));
     let request = duo.request_bytes(A, read, sink);
     duo.queue(B, 1, SEND, sge);

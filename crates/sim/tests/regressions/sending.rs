@@ -9,10 +9,10 @@ use uwarp_wire::terminate::{self, TerminateError};
 
 use crate::duo::{Duo, SEND, params, with_rtr};
 
-/// A Write that the lower layer had taken was reported as done although the Read before it was flushed: a
-/// program that stops counting at the first failure took the two for one.
+/// A Write that the lower layer had taken was reported as successful although the Read before it was flushed:
+/// a program that stops counting at the first failure mistook one for the other.
 #[test]
-fn no_work_request_succeeds_behind_a_flushed_one() {
+fn no_work_request_succeeds_after_a_flushed_one() {
     let mut duo = Duo::new(params());
     let (read, write) = (duo.read_op(A, 0), duo.write_op(A, 4096));
     let sge = duo.sge(A, 0, 64);
@@ -24,10 +24,10 @@ fn no_work_request_succeeds_behind_a_flushed_one() {
     assert_eq!(duo.sends(A), [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)]);
 }
 
-/// SQ_DRAINED was only looked for when the last work request of the queue was done, and in SQD those that
-/// were not started stay.
+/// SQ_DRAINED was checked only when the last work request of the queue was done, but in SQD those that were
+/// not started stay.
 #[test]
-fn drained_is_told_with_work_requests_waiting() {
+fn drained_is_reported_with_work_requests_waiting() {
     let mut duo = Duo::new(params());
     let (read, sge) = (duo.read_op(A, 0), duo.sge(A, 0, 64));
     duo.queue(A, 1, read, sge);
@@ -48,8 +48,8 @@ fn drained_is_told_with_work_requests_waiting() {
     assert_eq!(duo.sends(A), [(2, WcStatus::Success)]);
 }
 
-/// The peer counts the ready-to-receive Write among what it has placed, the sender did not count it among
-/// what it has sent: each completion came one message too early.
+/// The peer counts the ready-to-receive Write as placed, but the sender did not count it as sent: each
+/// completion was made one message too early.
 #[test]
 fn the_ready_to_receive_write_is_no_acknowledgement_of_the_first_send() {
     let mut duo = Duo::new(with_rtr(Rtr::SendWrite).map(|p| StreamParams { placement_acks: true, ..p }));
@@ -63,10 +63,10 @@ fn the_ready_to_receive_write_is_no_acknowledgement_of_the_first_send() {
     assert_eq!(duo.sends(A), [(1, WcStatus::Success)]);
 }
 
-/// A work request that fails by its own fault waits for earlier ones. Meanwhile the peer's Reads are served;
-/// their responses were cut off after one segment.
+/// A work request that fails because of a local error waits for earlier ones. Meanwhile the peer's Reads are
+/// served; their responses were cut off after one segment.
 #[test]
-fn responses_go_on_while_a_failed_work_request_waits() {
+fn responses_continue_while_a_failed_work_request_waits() {
     let mut duo = Duo::new(params());
     let (read, sge) = (duo.read_op(A, 0), duo.sge(A, 0, 64));
     // A's Read is outstanding (B does not move), so its bad Send has to wait.
@@ -83,8 +83,8 @@ fn responses_go_on_while_a_failed_work_request_waits() {
     assert!(lines.last().unwrap().starts_with("ReadResp L"), "{lines:#?}");
 }
 
-/// Bytes that were dropped in favour of a Terminate were still counted for the markers, so that the peer
-/// could not read why the stream ended.
+/// Bytes that were dropped for a Terminate were still counted for the markers, so that the peer could not
+/// read why the stream ended.
 #[test]
 fn a_terminate_with_markers_is_readable_although_bytes_before_it_were_dropped() {
     let [a, b] = params();
@@ -105,9 +105,9 @@ fn a_terminate_with_markers_is_readable_although_bytes_before_it_were_dropped() 
     assert_eq!(duo.world.end(B).disconnected, [Disconnect::Terminated(error)]);
 }
 
-/// RESET gives the program its buffers back, but what was queued still named them.
+/// RESET gives the program its buffers back, but queued bytes still referred to them.
 #[test]
-fn reset_lets_go_of_the_buffers() {
+fn reset_releases_the_buffers() {
     let mut duo = Duo::new(params());
     duo.recv(B, 10, 0, 100_000);
     let sge = duo.sge(A, 0, 100_000);
@@ -120,8 +120,8 @@ fn reset_lets_go_of_the_buffers() {
     assert_eq!(duo.recvs(B), [(10, WcStatus::WrFlushErr)]);
 }
 
-/// A receiver that is slow to place was run ahead of by all that its socket holds: a sender with credits used
-/// them up and had all its completions before the first message was seen.
+/// A sender ran ahead of a slow receiver by everything that the socket holds: a sender with credits used them
+/// up and had all its completions before the receiver saw the first message.
 #[test]
 fn completions_run_ahead_of_placement_by_a_bounded_number_of_messages() {
     let mut duo = Duo::new(params());
@@ -134,7 +134,7 @@ fn completions_run_ahead_of_placement_by_a_bounded_number_of_messages() {
         done += duo.sends(A).len();
     }
     assert_eq!(done, 192);
-    // Placed in lots: the peer need not tell of each.
+    // Placed in groups: the peer need not acknowledge each.
     for wr_id in 0..128 {
         duo.recv(B, wr_id, 0, 64);
         duo.world.settle();
@@ -144,9 +144,9 @@ fn completions_run_ahead_of_placement_by_a_bounded_number_of_messages() {
     assert_eq!(duo.sent(B).iter().filter(|line| line.starts_with("Ack")).count(), 1);
 }
 
-/// Sends under way at A, `later` of them so that the acknowledgement of the first nine is on its way before
-/// they arrive: B is not asked about those.
-fn under_way(receives: u64, later: u64) -> Duo {
+/// Sends in flight at A. The last `later` of them are sent so that the acknowledgement of the first nine is
+/// sent before they arrive: they request no acknowledgement from B.
+fn in_flight(receives: u64, later: u64) -> Duo {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
     for id in 0..receives {
         duo.recv(B, id, 0, 64);
@@ -163,21 +163,20 @@ fn successes(last: u64) -> Vec<(u64, WcStatus)> {
     (1..=last).map(|id| (id, WcStatus::Success)).collect()
 }
 
-/// The sender was told of nothing in front of a Send that waited for a receive, when it had asked about a
-/// later message only.
+/// Nothing before a Send that waited for a receive was acknowledged if only a later message had requested it.
 #[test]
-fn what_is_placed_in_front_of_a_waiting_send_completes() {
-    let mut duo = under_way(13, 7);
+fn messages_placed_before_a_waiting_send_complete() {
+    let mut duo = in_flight(13, 7);
     duo.world.pump(A);
     duo.world.settle();
     assert_eq!(duo.sends(A), successes(13));
 }
 
-/// The message that asked failed while it was cut, so nobody asked about those before it, and nothing ever
-/// completed.
+/// The message that requested an acknowledgement failed while it was cut, so none was requested for those
+/// before it, and nothing ever completed.
 #[test]
-fn a_work_request_that_fails_takes_no_question_with_it() {
-    let mut duo = under_way(20, 8);
+fn a_work_request_that_fails_does_not_drop_the_ack_request() {
+    let mut duo = in_flight(20, 8);
     let bad = Sge { lkey: 0, ..duo.sge(A, 0, 8) };
     duo.queue(A, 18, SEND, bad);
     duo.world.pump(A);
@@ -187,10 +186,11 @@ fn a_work_request_that_fails_takes_no_question_with_it() {
     assert_eq!(duo.sends(A), expected);
 }
 
-/// What B had placed and was not asked about failed at A when B ended the connection in the next moment.
+/// Messages that B had placed, and that requested no acknowledgement, failed at A when B ended the connection
+/// in the next moment.
 #[test]
-fn what_is_placed_is_told_before_the_end() {
-    let mut duo = under_way(20, 3);
+fn placed_messages_are_acknowledged_before_the_end() {
+    let mut duo = in_flight(20, 3);
     duo.world.pump(A);
     duo.world.settle_for(30_000);
     duo.world.disconnect(B);
@@ -198,10 +198,10 @@ fn what_is_placed_is_told_before_the_end() {
     assert_eq!(duo.sends(A), successes(12));
 }
 
-/// While B streams, A acknowledges, and never asked about its own last messages.
+/// While B streams, A acknowledges, and never requested an acknowledgement of its own last messages.
 #[test]
-fn questions_do_not_wait_for_acknowledgements_to_end() {
-    let mut duo = under_way(20, 3);
+fn ack_requests_do_not_wait_for_acknowledgements_to_end() {
+    let mut duo = in_flight(20, 3);
     duo.world.pump(A);
     let (write, sge) = (duo.write_op(B, 0), duo.sge(B, 0, 8));
     for id in 0..20 {
@@ -212,26 +212,26 @@ fn questions_do_not_wait_for_acknowledgements_to_end() {
     assert_eq!(duo.sends(A), successes(12));
 }
 
-/// A receiver that is always in the middle of the next message told of none: the sender of 16 large Writes
-/// had them all placed, and went on only when the receiver's quarter of a millisecond was over.
+/// A receiver that is always in the middle of the next message acknowledged none: the sender's 16 large
+/// Writes were all placed, and it continued only after the receiver's quarter of a millisecond.
 #[test]
-fn who_is_always_in_the_middle_of_a_message_tells_all_the_same() {
+fn a_receiver_always_in_the_middle_of_a_message_acknowledges() {
     let net = NetParams { capacity: 2 << 20, ..NetParams::default() };
     let mut duo = Duo::with_net(params().map(|p| StreamParams { placement_acks: true, ..p }), net);
     let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 40_000));
     (1..=24).for_each(|id| duo.queue(A, id, write, sge));
-    // All of them lie in the socket when B looks.
+    // All of them are in the socket when B receives.
     duo.world.pump(A);
     duo.world.settle_for(100_000);
-    let told = duo.sent(B).iter().filter(|line| line.starts_with("Ack")).count();
-    assert!(told >= 3, "told {told} times");
+    let acks = duo.sent(B).iter().filter(|line| line.starts_with("Ack")).count();
+    assert!(acks >= 3, "{acks} acknowledgements");
 }
 
-/// A stream of which one work request in a hundred is signalled (perftest's) asked about one message in eight
-/// all the same, and had an acknowledgement for each. It asks about what it waits for, and now and then for
-/// the sake of its send queue.
+/// A stream in which one work request in a hundred is signalled (as in perftest) still requested an
+/// acknowledgement for one message in eight, and got one for each. It must request those that it waits for,
+/// and sometimes one for the sake of its send queue.
 #[test]
-fn unsignalled_messages_ask_seldom() {
+fn unsignalled_messages_seldom_request_acknowledgements() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
     let (op, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
     for wr_id in 1..=60 {
@@ -241,7 +241,7 @@ fn unsignalled_messages_ask_seldom() {
     duo.world.pump(A);
     duo.world.settle();
     let lines = duo.sent(A);
-    let asked: Vec<usize> = (1..=60).filter(|n| lines[n - 1].contains(" tell ")).collect();
+    let asked: Vec<usize> = (1..=60).filter(|n| lines[n - 1].contains(" ackreq ")).collect();
     // The send queue has 64 places.
     assert_eq!(asked, [17, 34, 50]);
     assert_eq!(duo.sends(A), [(50, WcStatus::Success)]);
@@ -249,22 +249,23 @@ fn unsignalled_messages_ask_seldom() {
     assert_eq!((idle.sends_posted, idle.waiting_bytes), (0, 0));
 }
 
-/// perftest posts until its window is full before it polls. Where the peer kept up, few messages were in
-/// flight, so each of them asked, and the peer made a call for each second or third one. A program that has
-/// completions to poll does not wait for the next one.
+/// perftest posts until its window is full before it polls. If the peer kept up, few messages were in flight,
+/// so each requested an acknowledgement, and the peer made a system call for every second or third one. A
+/// program that has completions to poll does not wait for the next one.
 #[test]
-fn a_program_with_completions_to_poll_asks_seldom() {
+fn a_program_with_completions_to_poll_seldom_requests_acknowledgements() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
     let (op, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
     let post = |duo: &mut Duo, wr_id| {
         duo.queue(A, wr_id, op, sge);
         duo.world.pump(A);
-        // Those that ask are acknowledged. Eight others take less time than the timer that asks about them.
+        // Those that request it are acknowledged. Eight others take less time than the timer that requests it
+        // for them.
         let asks = wr_id <= 72 || wr_id % 8 == 0 || wr_id == 100;
         duo.world.settle_for(if asks { 100_000 } else { 10_000 });
     };
     let asked = |duo: &Duo| -> Vec<usize> {
-        let tells = |line: &&String| line.contains(" tell ") && !line.starts_with("Ack");
+        let tells = |line: &&String| line.contains(" ackreq ") && !line.starts_with("Ack");
         duo.sent(A).iter().enumerate().filter(|(_, line)| tells(line)).map(|(n, _)| n + 1).collect()
     };
     // The send queue has 64 places: whether all messages are signalled is known then.
@@ -288,11 +289,10 @@ fn a_program_with_completions_to_poll_asks_seldom() {
     assert_eq!(duo.sends(A), [(100, WcStatus::Success)]);
 }
 
-/// libfabric's fi_pingpong leaves the completions of its Sends for later. The acknowledgements rode on the
-/// answers; without a request for each, one had to be requested by a frame of its own four thousand times a
-/// second.
+/// libfabric's fi_pingpong polls the completions of its Sends late. The acknowledgements rode on the answers;
+/// when not every Send requested one, a separate frame had to request one, four thousand times a second.
 #[test]
-fn a_program_with_completions_to_poll_asks_all_the_same_where_the_peer_answers() {
+fn a_program_with_completions_to_poll_requests_acknowledgements_if_the_peer_answers() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
     let (op, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
     for wr_id in 1..=120 {
@@ -307,11 +307,14 @@ fn a_program_with_completions_to_poll_asks_all_the_same_where_the_peer_answers()
         }
     }
     let lines = duo.sent(A);
-    assert_eq!(lines.iter().filter(|line| line.contains(" tell ") && !line.starts_with("Ack")).count(), 120);
+    assert_eq!(
+        lines.iter().filter(|line| line.contains(" ackreq ") && !line.starts_with("Ack")).count(),
+        120
+    );
 }
 
-/// The program disconnects while an acknowledgement is on its way that leaves a rest: asked about in that
-/// moment, not by the timer.
+/// The program disconnects while an acknowledgement that does not cover all messages is in flight: the next
+/// one is requested at once, not by the timer.
 #[test]
 fn an_orderly_end_does_not_wait_for_the_timer() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
@@ -320,7 +323,7 @@ fn an_orderly_end_does_not_wait_for_the_timer() {
         let core = &mut duo.world.end(A).core;
         core.post_send(&SendWr { wr_id, op, flags: SendFlags::empty(), sges: &[sge] }).unwrap();
         if wr_id == 17 {
-            // The last that asks.
+            // The last one that requests an acknowledgement.
             duo.world.pump(A);
             duo.world.settle_for(6_000);
         }
@@ -331,9 +334,10 @@ fn an_orderly_end_does_not_wait_for_the_timer() {
     assert_eq!(duo.world.end(A).disconnected, [Disconnect::LocalClosed]);
 }
 
-/// It is done at once, but completes behind the Write, of which nobody would have asked for long.
+/// It is done at once, but completes after the Write, for which no acknowledgement would have been requested
+/// for long.
 #[test]
-fn a_local_invalidate_behind_an_unsignalled_message_has_the_peer_asked() {
+fn a_local_invalidate_after_an_unsignalled_message_requests_an_acknowledgement() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
     let (op, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
     let invalidate = SendOp::LocalInvalidate { stag: duo.mr[0].stag() };
@@ -346,7 +350,7 @@ fn a_local_invalidate_behind_an_unsignalled_message_has_the_peer_asked() {
     assert_eq!(duo.sends(A), [(2, WcStatus::Success)]);
 }
 
-/// A Send whose STag may not be invalidated was acknowledged before it was refused.
+/// A Send whose STag must not be invalidated was acknowledged before it was refused.
 #[test]
 fn a_refused_invalidation_is_not_acknowledged() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
@@ -359,15 +363,15 @@ fn a_refused_invalidation_is_not_acknowledged() {
     assert!(matches!(sends[..], [(1, status)] if status != WcStatus::Success), "{sends:?}");
 }
 
-/// `ib_write_lat` against Linux siw: perftest's server writes first, siw's client asks for no
-/// ready-to-receive indication and waits. RFC 5044 section 7.1.2 rule 4 lets nothing go out then; what is
-/// posted is kept, and that it waits can be seen.
+/// `ib_write_lat` against Linux siw: perftest's server writes first, and siw's client requests no
+/// ready-to-receive indication and waits. RFC 5044 section 7.1.2 rule 4 then forbids sending; posted work is
+/// kept, and a snapshot shows that it waits.
 #[test]
-fn a_responder_does_not_speak_first() {
+fn a_responder_does_not_send_first() {
     let [a, b] = params().map(|p| StreamParams { peer_is_uwarp: false, ..p });
     let mut duo = Duo::new([a, StreamParams { wait_first_fpdu: true, ..b }]);
     duo.world.settle();
-    assert_eq!(duo.world.end(B).established, 1, "the program may go on, nobody knows when the peer speaks");
+    assert_eq!(duo.world.end(B).established, 1, "the program may continue; the peer may send late");
     assert!(!duo.world.end(B).core.snapshot().muted, "nothing is posted");
     let (write, sge) = (duo.write_op(B, 0), duo.sge(B, 0, 64));
     duo.queue(B, 1, write, sge);
@@ -384,9 +388,9 @@ fn a_responder_does_not_speak_first() {
     assert!(!duo.world.end(B).core.snapshot().muted);
 }
 
-/// Has B get a Write it is asked about, and poll in vain until it lets go of the acknowledgement; says how
-/// many polls that takes.
-fn polls_until_told(duo: &mut Duo) -> usize {
+/// Sends B a Write that requests an acknowledgement, and lets B poll without result until it releases the
+/// acknowledgement; returns how many polls that takes.
+fn polls_until_released(duo: &mut Duo) -> usize {
     let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
     duo.queue(A, 1, write, sge);
     duo.world.pump(A);
@@ -401,8 +405,8 @@ fn answer(duo: &mut Duo) {
     duo.world.settle_for(20_000);
 }
 
-/// libfabric's ofi_rxm polls until nothing is left before its program can answer. That poll in vain let go of
-/// the acknowledgement, which went by itself, in each round: twice the time, and twice the calls.
+/// libfabric's ofi_rxm polls until nothing is left before its program can answer. That empty poll released
+/// the acknowledgement, which was sent alone, in each round: twice the time, and twice the calls.
 #[test]
 fn an_acknowledgement_waits_for_a_program_that_polls_again_before_it_answers() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
@@ -421,19 +425,19 @@ fn an_acknowledgement_waits_for_a_program_that_polls_again_before_it_answers() {
     }
 }
 
-/// A program that does not answer within some polls has its peer wait the less the more often that happens;
-/// what it sends because of what came meanwhile is no answer. One that sends something of its own accord just
-/// after it was let go gets the time back.
+/// The more often a program does not answer within some polls, the shorter its acknowledgements are held.
+/// What it sends because of messages that arrived meanwhile does not count as an answer. If it sends
+/// something by itself just after a release, the full time applies again.
 #[test]
 fn an_acknowledgement_is_held_where_that_pays() {
     let mut duo = Duo::new(params().map(|p| StreamParams { placement_acks: true, ..p }));
     answer(&mut duo);
     let polls: Vec<_> = (0..7)
         .map(|_| {
-            let polls = polls_until_told(&mut duo);
+            let polls = polls_until_released(&mut duo);
             duo.world.pump(B);
             duo.world.settle_for(20_000);
-            // It comes, and is asked about, after the other was acknowledged.
+            // It arrives, and requests an acknowledgement, after the other was acknowledged.
             let (write, sge) = (duo.write_op(A, 0), duo.sge(A, 0, 8));
             duo.queue(A, 2, write, sge);
             duo.world.pump(A);
@@ -443,8 +447,8 @@ fn an_acknowledgement_is_held_where_that_pays() {
         })
         .collect();
     assert_eq!(polls, [17, 9, 5, 3, 2, 1, 1]);
-    assert_eq!(polls_until_told(&mut duo), 1);
+    assert_eq!(polls_until_released(&mut duo), 1);
     duo.world.pump(B);
     answer(&mut duo);
-    assert_eq!(polls_until_told(&mut duo), 17);
+    assert_eq!(polls_until_released(&mut duo), 17);
 }

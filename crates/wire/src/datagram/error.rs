@@ -48,7 +48,7 @@ impl fmt::Display for Error {
 
 impl core::error::Error for Error {}
 
-/// An Error Message. It is advice: it ends nothing and changes no state.
+/// An Error Message. It is advisory: it ends nothing and changes no state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ErrorMessage {
     /// The queue pair that found the error.

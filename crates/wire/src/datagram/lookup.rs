@@ -1,5 +1,5 @@
-//! Lookups: rdma_cm's UD asks which queue pair serves a port, and the server answers (docs/datagram-iwarp.md
-//! section 8).
+//! Lookups: for UD, rdma_cm asks which queue pair serves a port, and the server answers
+//! (docs/datagram-iwarp.md section 8).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -24,17 +24,17 @@
 //! The Incarnation field holds the transaction ID. A reply has the queue pair in Source QPN and its Q_Key in
 //! Q_Key.
 //!
-//! A Request is padded to the longest Reply, so a server never answers a stranger with more bytes than it
-//! got.
+//! A Request is padded to the length of the longest Reply, so a server never answers with more bytes than it
+//! received.
 
 use core::fmt;
 
 use super::{CRC_LEN, Datagram, Header, Kind, seal};
 use crate::{be16, be64};
 
-/// Bytes in front of the private data.
+/// Bytes before the private data.
 const HEADERS_LEN: usize = Header::LEN + FIXED_LEN;
-/// Bytes of the body in front of the private data.
+/// Bytes of the body before the private data.
 const FIXED_LEN: usize = 16;
 
 mod field {
@@ -83,7 +83,7 @@ pub struct Request<'a> {
     pub port_space: u16,
     /// Port in that space.
     pub service_port: u16,
-    /// 0 in a first request; else the cookie of the reply that asked for it.
+    /// 0 in a first request; otherwise the cookie of the reply that required it.
     pub cookie: u64,
     /// The program's data; bytes beyond [`Request::MAX_PRIVATE_DATA`] are not sent.
     pub private_data: &'a [u8],
@@ -145,7 +145,7 @@ impl fmt::Display for Request<'_> {
     }
 }
 
-/// What a server answers. 0 to 5 are InfiniBand's.
+/// A server's result. 0 to 5 are InfiniBand's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Status {
     /// The reply names a queue pair.

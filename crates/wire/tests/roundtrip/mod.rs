@@ -181,7 +181,7 @@ fn whole_datagram(bytes: &[u8]) {
     lookup_reply(&datagram);
     let error = TerminateError::from_codes(1, 2, 5);
     if let Some(answer) = ErrorMessage::answer(&datagram, error) {
-        assert!(answer.to_bytes().len() <= bytes.len(), "an answer is never longer than the question");
+        assert!(answer.to_bytes().len() <= bytes.len(), "an answer is never longer than its cause");
         let answer_bytes = answer.to_bytes();
         let answer_read = Datagram::parse(&answer_bytes).expect("a whole datagram");
         assert!(answer_read.is_intact());
@@ -225,9 +225,9 @@ fn grh_area(bytes: &[u8]) {
     if let Some(grh) = grh::Grh::parse(area) {
         let mut out = *area;
         grh.emit(&mut out);
-        // A length of less than an IP header has no header that says it.
-        let said = grh::Grh::parse(&out).expect("what was emitted");
-        assert_eq!((said.source, said.destination), (grh.source, grh.destination));
-        assert_eq!((said.traffic_class, said.hop_limit), (grh.traffic_class, grh.hop_limit));
+        // No header can express a length of less than an IP header.
+        let parsed = grh::Grh::parse(&out).expect("what was emitted");
+        assert_eq!((parsed.source, parsed.destination), (grh.source, grh.destination));
+        assert_eq!((parsed.traffic_class, parsed.hop_limit), (grh.traffic_class, grh.hop_limit));
     }
 }

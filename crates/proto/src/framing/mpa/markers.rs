@@ -25,12 +25,12 @@ pub(super) struct Remover {
 }
 
 impl Remover {
-    /// The last FPDU, of `consumed` bytes, will be offered again.
+    /// The last FPDU, of `consumed` bytes, will be passed in again.
     pub(super) fn rewind(&mut self, consumed: usize) {
         self.position = back(self.position, consumed);
     }
 
-    /// The FPDU at the start of `input`; its ULPDU without markers is put into `scratch`.
+    /// The FPDU at the start of `input`; puts its ULPDU without markers into `scratch`.
     #[cold]
     pub(super) fn next<'a>(
         &mut self,
@@ -111,14 +111,14 @@ impl Remover {
     }
 }
 
-/// Inserts markers into FPDUs to send, for a peer that asked for them.
+/// Inserts markers into FPDUs to send, for a peer that requested them.
 #[derive(Debug, Default)]
 pub(super) struct Inserter {
     position: usize,
 }
 
 impl Inserter {
-    /// The last `bytes` bytes that were emitted, whole FPDUs, are not sent after all.
+    /// The last `bytes` bytes that were emitted, which are whole FPDUs, will not be sent after all.
     pub(super) fn rewind(&mut self, bytes: usize) {
         self.position = back(self.position, bytes);
     }
@@ -131,9 +131,9 @@ impl Inserter {
         let mut rest = covered;
         loop {
             if self.position == 0 {
-                // FPDUPTR counts stream bytes since the length field, markers included. It fits: an FPDU is
-                // at most 65,543 bytes, but a marker's pointer is at most 16 bits, which the segment size
-                // toward strangers (one MSS) keeps far from.
+                // FPDUPTR counts stream bytes since the length field, markers included. An FPDU may have
+                // 65,543 bytes and markers, and a pointer only 16 bits, but toward strangers an FPDU is at
+                // most one MSS, so the pointer fits.
                 let pointer = u16::try_from(from_header).unwrap_or(0xFFFC);
                 out.extend_from_slice(&[0, 0]);
                 out.extend_from_slice(&pointer.to_be_bytes());

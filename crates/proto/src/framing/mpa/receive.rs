@@ -8,11 +8,12 @@ use super::super::input::{Large, Rest, Step};
 use super::markers::{Remover, crc_field};
 use super::{Mpa, frame_len};
 
-/// An FPDU from this size on is worth a receiving call of its own.
+/// An FPDU of at least this size is worth a receiving call of its own.
 const LARGE: usize = 16 * 1024;
-/// Bytes to receive behind a large FPDU: the header of the next one.
+/// Bytes to receive after a large FPDU: the header of the next one.
 const READ_AHEAD: usize = 64;
-/// After a direct placement this many receives are sized to end at the next header, to stay direct.
+/// After a direct placement, this many receives end at the next header, so that direct placement can
+/// continue.
 const EXACT_READS: u8 = 8;
 
 /// Finds the FPDUs of one stream. Holds no stream bytes.
@@ -20,7 +21,7 @@ const EXACT_READS: u8 = 8;
 pub struct Receiver {
     crc: bool,
     markers: Option<Remover>,
-    /// Receives that are still to be sized to end at the next header.
+    /// How many more receives must end at the next header.
     exact_reads: u8,
 }
 
@@ -53,8 +54,8 @@ impl Receiver {
             self.exact_reads -= 1;
             need + READ_AHEAD
         } else if need >= LARGE {
-            // As many as fit, should the next ones be of the same size, so that little is left over and
-            // moved.
+            // As many FPDUs as fit, if the next ones have the same size, so that little is left over and must
+            // be moved.
             need * (buffer.saturating_sub(READ_AHEAD) / need).max(1) + READ_AHEAD
         } else {
             buffer
@@ -62,8 +63,8 @@ impl Receiver {
         max.max(left_over.len() + READ_AHEAD).min(buffer)
     }
 
-    /// With a CRC nothing is received straight into place: the CRC would have to be taken of memory that the
-    /// program and other streams may write meanwhile. With markers the payload is not contiguous in the
+    /// With a CRC nothing is received straight into place: the CRC would have to be computed over memory that
+    /// the program and other streams may write meanwhile. With markers the payload is not contiguous in the
     /// stream.
     pub(in super::super) fn large<'a>(&self, input: &'a [u8]) -> Option<Large<'a>> {
         if self.crc || self.markers.is_some() {
@@ -163,7 +164,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn plain_stream_any_cut(sizes in prop::collection::vec(0usize..3000, 1..6), cut in 0usize..4000, crc: bool) {
+        fn plain_stream_any_cut(
+            sizes in prop::collection::vec(0usize..3000, 1..6),
+            cut in 0usize..4000,
+            crc: bool,
+        ) {
             let ulpdus: Vec<Vec<u8>> =
                 sizes.iter().map(|n| (0..*n).map(|i| u8::try_from(i % 251).unwrap()).collect()).collect();
             let stream: Vec<u8> = ulpdus.iter().flat_map(|u| plain(u, crc)).collect();
@@ -172,7 +177,11 @@ mod tests {
         }
 
         #[test]
-        fn marked_stream_any_cut(sizes in prop::collection::vec(0usize..3000, 1..6), cut in 0usize..4000, crc: bool) {
+        fn marked_stream_any_cut(
+            sizes in prop::collection::vec(0usize..3000, 1..6),
+            cut in 0usize..4000,
+            crc: bool,
+        ) {
             let ulpdus: Vec<Vec<u8>> =
                 sizes.iter().map(|n| (0..*n).map(|i| u8::try_from(i % 251).unwrap()).collect()).collect();
             let mut ins = Inserter::default();
@@ -185,7 +194,11 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..4000), crc: bool, markers: bool) {
+        fn arbitrary_bytes_never_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..4000),
+            crc: bool,
+            markers: bool,
+        ) {
             let mut f = receiver(crc, markers);
             let mut rest = &bytes[..];
             for _ in 0..1000 {

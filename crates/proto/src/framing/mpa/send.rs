@@ -10,8 +10,8 @@ use crate::tx::OutSegment;
 
 /// Without a CRC, payload from this size on is referenced, not copied.
 const BY_REFERENCE: u32 = 8 * 1024;
-/// From this size on, the CRC is taken while the payload is copied. Below, one pass over all bytes of the
-/// FPDU costs less.
+/// From this size on, the CRC is computed while the payload is copied. Below it, one pass over all bytes of
+/// the FPDU costs less.
 const FUSED: u32 = 8 * 1024;
 
 /// Makes the FPDUs of one stream.
@@ -49,7 +49,7 @@ impl Sender {
         }
         payload(buf, crc.as_mut()).inspect_err(|_| buf.truncate(start))?;
         let payload_end = buf.len();
-        // A payload that came out short would break the framing for good.
+        // A payload that is too short would break the framing of the whole stream.
         buf.resize(start + FPDU_HDR_LEN + ulpdu_len + pad_len(ulpdu_len), 0);
         match &mut self.markers {
             None => {
@@ -87,7 +87,7 @@ impl Sender {
         }
     }
 
-    /// Whether the length field of an FPDU says where it ends. With markers in it, it does not.
+    /// Whether the length field of an FPDU shows where it ends. With markers in the FPDU, it does not.
     pub(in super::super) fn lengths_are_whole(&self) -> bool {
         self.markers.is_none()
     }

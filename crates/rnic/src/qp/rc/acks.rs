@@ -1,68 +1,68 @@
-//! Acknowledgements of what is placed: when the peer is told, and when it is asked (docs/adr/007,
+//! Acknowledgements of placed messages: when they are sent, and when they are requested (docs/adr/007,
 //! docs/adr/009).
 
 use uwarp_proto::tx::Message;
-use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, UWARP_TELL};
+use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, UWARP_REQUEST_ACK};
 
 use super::ack_policy::{AckPolicy, AckTiming};
 use super::reads::ReadSink;
 use super::stream::Stream;
 
-/// Between uwarp ends, so many messages may complete before the peer has placed them, where completion does
-/// not mean placement anyway. Programs with credits of their own (perftest with events) let work requests
-/// complete that then wait by the hundred in the socket, and wait themselves for a completion that has been:
-/// with an adapter the queue between the two is short.
+/// Between uwarp ends, this many messages may complete before the peer has placed them, where completion does
+/// not mean placement anyway. Programs with credits of their own (perftest with events) let hundreds of work
+/// requests complete that then wait in the socket, and wait themselves for a completion that has already been
+/// made: with an adapter the queue between the two is short.
 const LEAD: u64 = 192;
-/// The peer is told of its placed messages in lots of this many. Less than [`LEAD`], or the last ones never
-/// complete.
-const TELL_EVERY: u64 = 96;
-/// Toward strangers, with so many messages that are not known to be placed the question goes out, though more
+/// Acknowledge once this many messages are placed. Less than [`LEAD`], or the last ones would never complete.
+const ACK_EVERY: u64 = 96;
+/// Toward strangers, emit a placement Read once this many messages are not known to be placed, even if more
 /// are to follow.
-const ASK_AFTER: u64 = 16;
-/// Where completion means placement, the peer is asked to tell of one signalled message in so many, when more
-/// than that are under way, or have completions that the program has yet to poll.
-const ASK_EVERY: u64 = 8;
-/// Nobody waits for an unsignalled one, but it keeps its place in the send queue: it asks when this part of
-/// the queue's depth went out since the last that did.
-const ASK_OF_DEPTH: u64 = 4;
-/// Of a message from this size on it is asked always.
-const ASK_BYTES: u32 = 256 * 1024;
+const PLACEMENT_READ_AFTER: u64 = 16;
+/// Where completion means placement: one signalled message in this many requests an acknowledgement, if more
+/// than this many are in flight or have completions that the program has not polled yet.
+const REQUEST_EVERY: u64 = 8;
+/// No completion waits for an unsignalled message, but it keeps its place in the send queue. It requests an
+/// acknowledgement when this part of the queue's depth was sent since the last request.
+const REQUESTS_PER_DEPTH: u64 = 4;
+/// A message of at least this size always requests an acknowledgement.
+const REQUEST_BYTES: u32 = 256 * 1024;
 
-/// So many messages behind the one that it asked of the peer is told, though another is in the middle: its
-/// work requests may all be under way, and nothing follows until it hears.
-const TELL_BEHIND: u64 = 4;
+/// Acknowledge within this many messages of a request, even if another message is in progress: all work
+/// requests of the sender may be in flight, so that it can send nothing more until then.
+pub(super) const ACK_WITHIN: u64 = 4;
 
 impl Stream {
     /// The last message whose work request may complete once the lower layer has taken it.
     pub(super) fn completes_to(&self) -> u64 {
         match (self.params.peer_is_uwarp, self.params.placement_acks) {
-            // Strangers do not tell what is placed; they can be asked.
-            (false, _) if self.asks_strangers() => self.acked,
+            // Strangers do not acknowledge; a placement Read can ask them.
+            (false, _) if self.uses_placement_reads() => self.acked,
             (false, _) => u64::MAX,
             (true, true) => self.acked,
             (true, false) => self.acked.saturating_add(LEAD),
         }
     }
 
-    /// Whether a stranger is asked for what is placed.
-    pub(super) fn asks_strangers(&self) -> bool {
+    /// Whether placement Reads ask a stranger what is placed.
+    pub(super) fn uses_placement_reads(&self) -> bool {
         self.params.placement_reads && !self.params.peer_is_uwarp
     }
 
-    /// Asks a stranger whether all messages so far are placed, if it is time: by an RDMA Read of no bytes,
-    /// whose Response comes when all before it is placed (RFC 5040 section 5.5). One is under way at a time,
-    /// and none where the Read of a work request asks already. `last`: nothing else follows for now.
+    /// Asks a stranger whether all messages so far are placed, if it is time. The placement Read is an RDMA
+    /// Read of no bytes, whose Response comes when all messages before it are placed (RFC 5040 section 5.5).
+    /// At most one is outstanding, and none while the Read of a work request serves the purpose. `last`:
+    /// nothing else follows for now.
     #[cold]
     #[inline(never)]
-    pub(super) fn ask_stranger(&mut self, last: bool) {
-        // It takes a place among the program's Reads. Where that has none, the peer has one all the same (see
+    pub(super) fn emit_placement_read(&mut self, last: bool) {
+        // It uses a place of the read depth. If the depth is zero, the peer still accepts one (see
         // `placement_reads`).
-        if !self.asks_strangers() || self.reads.len() >= usize::from(self.params.ord.max(1)) {
+        if !self.uses_placement_reads() || self.reads.len() >= usize::from(self.params.ord.max(1)) {
             return;
         }
-        let asked = self.reads.iter().map(|read| read.behind).max().unwrap_or(0).max(self.acked);
-        let new = self.tx.messages.saturating_sub(asked);
-        let enough = if last { 1 } else { ASK_AFTER };
+        let covered = self.reads.iter().map(|read| read.behind).max().unwrap_or(0).max(self.acked);
+        let new = self.tx.messages.saturating_sub(covered);
+        let enough = if last { 1 } else { PLACEMENT_READ_AFTER };
         if new < enough || self.reads.iter().any(|read| read.slot.is_none()) {
             return;
         }
@@ -70,87 +70,89 @@ impl Stream {
         self.look_past_waiting();
     }
 
-    /// The Response to a Read is whole: messages before its request are placed.
+    /// The Response to a Read is complete: the messages before its request are placed.
     pub(super) fn read_answered(&mut self, read: &ReadSink) {
         self.acked = self.acked.max(read.behind);
     }
 
-    /// Messages of the peer's are placed, and it `asks` to be told.
-    pub(super) fn count_placed(&mut self, messages: u64, asks: bool) {
+    /// Messages of the peer are placed. `requested`: it requests an acknowledgement.
+    pub(super) fn count_placed(&mut self, messages: u64, requested: bool) {
         self.placed += messages;
         self.hold.input();
-        if asks {
-            if self.asked_of <= self.placed_told {
-                self.asked_first = self.placed;
+        if requested {
+            if self.requested_to <= self.placed_acked {
+                self.requested_from = self.placed;
                 self.hold.begin();
             }
-            self.asked_of = self.placed;
+            self.requested_to = self.placed;
             let rides = std::mem::take(&mut self.answered);
-            self.tell = self.tell.max(if rides { AckTiming::Rides } else { AckTiming::Drained });
+            self.ack_timing = self.ack_timing.max(if rides { AckTiming::Rides } else { AckTiming::Drained });
         }
     }
 
-    /// The peer waits to hear what is placed.
+    /// Whether the peer waits for an acknowledgement.
     pub(super) fn owes_ack(&self) -> bool {
-        // What it asked may stand behind a Send that waits for a receive.
-        let of = if self.stalled || !self.aside.is_empty() { self.placed } else { self.asked_of };
-        self.params.placement_acks && of > self.placed_told && self.tx.open && self.closing.is_none()
+        // The message that requested it may be behind a Send that waits for a receive.
+        let of = if self.stalled || !self.buffered.is_empty() { self.placed } else { self.requested_to };
+        self.params.placement_acks && of > self.placed_acked && self.tx.open && self.closing.is_none()
     }
 
-    /// It waits longer than it should: receiving is to be interrupted for it.
-    pub(super) fn ack_presses(&self) -> bool {
-        self.tell == AckTiming::Drained && self.owes_ack() && self.placed - self.asked_first >= TELL_BEHIND
+    /// Whether the peer has waited too long: interrupt receiving to acknowledge.
+    pub(super) fn ack_is_urgent(&self) -> bool {
+        self.ack_timing == AckTiming::Drained
+            && self.owes_ack()
+            && self.placed - self.requested_from >= ACK_WITHIN
     }
 
-    /// Nothing is known to go out soon: the next bytes tell the peer what is placed, and ask it if a work
-    /// request waits for that.
-    pub(super) fn tell_placed(&mut self) {
+    /// Nothing else is known to be sent soon: the next bytes acknowledge what is placed, and request an
+    /// acknowledgement if a work request waits for one.
+    pub(super) fn acknowledge_now(&mut self) {
         if self.owes_ack() {
-            self.tell = AckTiming::Now;
+            self.ack_timing = AckTiming::Now;
         }
-        self.tx.ask |= self.question_presses();
+        self.tx.request_due |= self.ack_request_is_urgent();
     }
 
-    /// The next bytes ask what the peer has placed of what it was not asked about; of what no work request
-    /// waits for, only with `all`.
+    /// The next bytes request an acknowledgement for messages that did not request one. Without `all`: only
+    /// if a work request waits for it.
     pub(super) fn request_ack(&mut self, all: bool) {
-        self.tx.ask |= if all { self.owes_question() } else { self.question_presses() };
+        self.tx.request_due |= if all { self.owes_ack_request() } else { self.ack_request_is_urgent() };
     }
 
-    /// The peer is told at once of all that is placed, whether it asked or not: the stream is about to end.
+    /// Acknowledges all that is placed with the next bytes, requested or not: the stream is about to end.
     pub(super) fn ack_everything(&mut self) {
-        self.asked_of = self.placed;
-        self.tell = AckTiming::Now;
+        self.requested_to = self.placed;
+        self.ack_timing = AckTiming::Now;
     }
 
-    /// Something is owed that waits for a time to come, not for room in the lower layer.
+    /// Whether an acknowledgement or a request waits for a time, not for room in the lower layer.
     pub(super) fn ack_waits(&self) -> bool {
-        (self.tell != AckTiming::Now && self.owes_ack()) || (!self.tx.ask && self.owes_question())
+        (self.ack_timing != AckTiming::Now && self.owes_ack())
+            || (!self.tx.request_due && self.owes_ack_request())
     }
 
-    /// The program has polled in vain: it has nothing to send at present, and so many completions of its
-    /// messages are there. What is due goes with the next [`super::RcCore::build`], unless the program is
-    /// likely to answer in a moment. Says whether anything is due.
+    /// A poll found nothing: the program has nothing to send at present. `unpolled`: completions of its
+    /// messages that wait to be polled. What is due is sent by the next [`super::RcCore::build`], unless the
+    /// program is likely to answer in a moment. Returns whether anything is due.
     pub(super) fn polled_in_vain(&mut self, unpolled: u32) -> bool {
         let mut due = false;
-        if self.tell != AckTiming::Now && self.owes_ack() {
-            due = self.tell == AckTiming::Drained || self.hold.expires();
+        if self.ack_timing != AckTiming::Now && self.owes_ack() {
+            due = self.ack_timing == AckTiming::Drained || self.hold.expires();
             if due {
-                self.tell = AckTiming::Now;
+                self.ack_timing = AckTiming::Now;
             }
         } else {
             self.hold.idle();
         }
         // Completions may wait in another queue.
-        if !self.tx.ask && u64::from(unpolled) < ASK_EVERY && self.question_presses() {
-            self.tx.ask = true;
+        if !self.tx.request_due && u64::from(unpolled) < REQUEST_EVERY && self.ack_request_is_urgent() {
+            self.tx.request_due = true;
             due = true;
         }
         due
     }
 
-    /// Tells the peer how many of its messages are placed, if it is time: it is when something else goes the
-    /// same way.
+    /// Acknowledges placed messages, if it is time. `rides`: something else is sent along.
     pub(super) fn emit_ack(&mut self, rides: bool) {
         if self.ack_is_due(rides) {
             self.emit_ack_now(0);
@@ -162,22 +164,22 @@ impl Stream {
         if self.params.placement_acks {
             self.owes_ack()
                 && (rides
-                    || match self.tell {
+                    || match self.ack_timing {
                         AckTiming::Rides => false,
-                        // Whoever is in the middle of a message has no need to know.
+                        // While the peer is in the middle of a message, it does not need the acknowledgement.
                         AckTiming::Drained => {
-                            (self.direct.is_none() && !self.write_continues) || self.ack_presses()
+                            (self.direct.is_none() && !self.write_continues) || self.ack_is_urgent()
                         }
                         AckTiming::Now => true,
                     })
         } else {
-            self.params.peer_is_uwarp && self.tx.open && self.placed - self.placed_told >= TELL_EVERY
+            self.params.peer_is_uwarp && self.tx.open && self.placed - self.placed_acked >= ACK_EVERY
         }
     }
 
     pub(super) fn emit_ack_now(&mut self, control: u8) {
-        self.placed_told = self.placed;
-        self.tell = AckTiming::Rides;
+        self.placed_acked = self.placed;
+        self.ack_timing = AckTiming::Rides;
         self.tx.ack_msn = self.tx.ack_msn.wrapping_add(1);
         let message = Message::Untagged {
             opcode: Opcode::UwarpAck,
@@ -191,63 +193,65 @@ impl Stream {
         self.emit_bytes(&segment, &bytes);
     }
 
-    /// Whether the peer is to tell of the message that is cut next, of `total` bytes, and remembers it: of
-    /// each signalled one while few are under way, of one in some when there are many or the program has
-    /// others to poll; of unsignalled ones seldom.
-    pub(super) fn asks(&mut self, total: u32, wish: AckPolicy) -> u8 {
+    /// The control bits of the message that is cut next, of `total` bytes: whether it requests an
+    /// acknowledgement. Each signalled message does while few are in flight; one in some when there are many,
+    /// or when the program has others to poll; unsignalled ones seldom. Remembers the request.
+    pub(super) fn ack_request_for(&mut self, total: u32, policy: AckPolicy) -> u8 {
         if !self.params.placement_acks {
             return 0;
         }
         let tx = &mut self.tx;
-        let depth = u64::from(wish.depth);
-        let asks = if wish.signaled {
+        let depth = u64::from(policy.depth);
+        let requests = if policy.signaled {
             tx.signaled += 1;
-            tx.unasked += 1;
-            let unpolled = if tx.messages - tx.unsignaled_at < depth { 0 } else { u64::from(wish.unpolled) };
-            // Where the peer sends something in between, its acknowledgement most likely rides on that.
-            let heard = std::mem::replace(&mut tx.heard, self.placed) != self.placed;
-            let waits = unpolled < ASK_EVERY || heard;
-            let few = tx.signaled.saturating_sub(self.completed_signaled) <= ASK_EVERY;
-            let soon = !waits || tx.asked > self.acked && !few;
-            tx.unasked >= ASK_EVERY || !soon || total >= ASK_BYTES
+            tx.unrequested += 1;
+            let unpolled =
+                if tx.messages - tx.unsignaled_at < depth { 0 } else { u64::from(policy.unpolled) };
+            // If the peer sends messages in between, its acknowledgement most likely rides on one of them.
+            let answered = std::mem::replace(&mut tx.placed_at_signaled, self.placed) != self.placed;
+            let waits = unpolled < REQUEST_EVERY || answered;
+            let few = tx.signaled.saturating_sub(self.completed_signaled) <= REQUEST_EVERY;
+            let soon = !waits || tx.requested > self.acked && !few;
+            tx.unrequested >= REQUEST_EVERY || !soon || total >= REQUEST_BYTES
         } else {
             tx.unsignaled_at = tx.messages;
-            // With a small queue, a program may take its peer's answer as a sign that there is a place.
-            let gap = if depth <= 2 * ASK_EVERY { 0 } else { depth / ASK_OF_DEPTH };
-            tx.messages - tx.asked.max(self.acked) >= gap
+            // With a small queue, a program may take its peer's answer as a sign that there is a free place.
+            let gap = if depth <= 2 * REQUEST_EVERY { 0 } else { depth / REQUESTS_PER_DEPTH };
+            tx.messages - tx.requested.max(self.acked) >= gap
         };
-        if !asks {
+        if !requests {
             return 0;
         }
-        tx.asked = tx.messages + 1;
-        tx.unasked = 0;
-        UWARP_TELL
+        tx.requested = tx.messages + 1;
+        tx.unrequested = 0;
+        UWARP_REQUEST_ACK
     }
 
-    /// The peer was not asked to tell of the last messages, and is to be unless others follow.
-    pub(super) fn owes_question(&self) -> bool {
+    /// Whether the last messages did not request an acknowledgement; one must be requested unless others
+    /// follow.
+    pub(super) fn owes_ack_request(&self) -> bool {
         self.params.placement_acks
             && self.tx.messages > self.acked
-            && self.tx.asked <= self.acked
+            && self.tx.requested <= self.acked
             && self.closing.is_none()
     }
 
-    /// And the program waits for one of them.
-    pub(super) fn question_presses(&self) -> bool {
-        self.tx.unasked > 0 && self.owes_question()
+    /// Whether, in addition, the program waits for one of them.
+    pub(super) fn ack_request_is_urgent(&self) -> bool {
+        self.tx.unrequested > 0 && self.owes_ack_request()
     }
 
-    pub(super) fn emit_question(&mut self) {
-        if std::mem::take(&mut self.tx.ask) && self.owes_question() {
-            self.tx.asked = self.tx.messages;
-            self.tx.unasked = 0;
-            self.emit_ack_now(UWARP_TELL);
+    pub(super) fn emit_ack_request(&mut self) {
+        if std::mem::take(&mut self.tx.request_due) && self.owes_ack_request() {
+            self.tx.requested = self.tx.messages;
+            self.tx.unrequested = 0;
+            self.emit_ack_now(UWARP_REQUEST_ACK);
         }
     }
 
-    /// Says what is placed before a Terminate, whether the peer asked or not.
+    /// Acknowledges what is placed before a Terminate, requested or not.
     pub(super) fn emit_last_ack(&mut self) {
-        if self.params.placement_acks && self.placed > self.placed_told && self.tx.open {
+        if self.params.placement_acks && self.placed > self.placed_acked && self.tx.open {
             self.emit_ack_now(0);
         }
     }

@@ -1,8 +1,9 @@
 //! Atomic operations (RFC 7306 section 5; docs/adr/029), at both ends.
 //!
 //! The responder carries a request out when it arrives, unless earlier Reads of the peer are not answered
-//! yet: then in its turn, so that those do not show what it has changed. Requests and Reads share one queue,
-//! one numbering and the read depth, and are answered in the order in which they came.
+//! yet. In that case it waits for its turn, so that those Reads do not return what it has changed. Requests
+//! and Reads share one queue, one numbering and the read depth, and are answered in the order in which they
+//! arrived.
 
 use uwarp_proto::rx::Segment;
 use uwarp_proto::tx::Message;
@@ -18,8 +19,9 @@ use crate::mr::{Access, AccessError, Part};
 use crate::queues::{ATOMIC_BYTES, Phase, slice_sges};
 use crate::wr::{SendOp, WcStatus};
 
-/// RFC 7306 sections 5.2.1 and 5.2.2 fix the lengths and name no code; these are what a Read Request of the
-/// wrong length gets. The message is one segment: any segment may be larger (RFC 5044 section 4.1).
+/// RFC 7306 sections 5.2.1 and 5.2.2 fix the lengths and name no code for a wrong one; these are the codes
+/// for a Read Request of the wrong length. The message is one segment, because every segment may be larger
+/// (RFC 5044 section 4.1).
 fn check_length(segment: &Segment, len: usize) -> Result<(), TerminateError> {
     match segment.payload_len {
         longer if longer > len => Err(TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong)),
@@ -40,7 +42,7 @@ fn error_for(why: NotDone) -> TerminateError {
     }
 }
 
-/// The request of a work request; none for one that is no atomic operation.
+/// The request of a work request; `None` if it is no atomic operation.
 fn request_of(op: SendOp, request_id: u32) -> Option<AtomicRequest> {
     match op {
         SendOp::FetchAdd { stag, to, add } => Some(AtomicRequest {
@@ -68,15 +70,15 @@ fn request_of(op: SendOp, request_id: u32) -> Option<AtomicRequest> {
 }
 
 impl RcCore {
-    /// Sends the request of a work request, which the read depth has a place for.
+    /// Sends the request of a work request; the read depth has a place for it.
     pub(super) fn start_atomic(&mut self, number: u64) -> bool {
-        // The sink is checked before the request goes out: the operation cannot be taken back.
+        // The sink is checked before the request is sent: the operation cannot be undone.
         let Some(slot) = self.shell.sq.slot(number).copied() else { return false };
         let (pd, local) = (self.shell.pd.id(), &mut self.shell.local);
         let bad = slice_sges(self.shell.sq.sges(&slot), 0, slot.total)
             .any(|part| local.with(part, pd, Access::LOCAL_WRITE, |_| ()).is_err());
         if bad {
-            self.hold(number, WcStatus::LocProtErr);
+            self.fail_work_request(number, WcStatus::LocProtErr);
             return true;
         }
         let Some(stream) = &mut self.stream else { return false };
@@ -96,7 +98,7 @@ impl RcCore {
     pub(super) fn atomic_response(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         let Some(sink) = stream.reads.front().copied().filter(|sink| sink.atomic) else {
-            // Nothing was asked for, or a Read before it is not answered yet.
+            // There is no request for it, or a Read before it is not answered yet.
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer).into());
         };
         check_length(segment, AtomicResponse::LEN)?;
@@ -119,7 +121,7 @@ impl RcCore {
         Ok(())
     }
 
-    /// An Atomic Request arrived: carries it out, or has it wait for its turn.
+    /// An Atomic Request arrived: carries it out, or lets it wait for its turn.
     pub(super) fn atomic_request(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), TerminateError> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         check_length(segment, AtomicRequest::LEN)?;
@@ -133,7 +135,7 @@ impl RcCore {
         if !self.shell.attr.access.contains(Access::needed(segment.info.right)) {
             return Err(TerminateError::RemoteProtection(RemoteProtection::AccessRights));
         }
-        // All that can be wrong is found at once, even if it has to wait.
+        // All errors are found at once, even if the operation has to wait.
         let original = self.carry_out(&request, answers_wait)?;
         if let Some(stream) = &mut self.stream {
             stream.requests.push_back(Request::Atomic(Atomic { msn: header.msn, request, original }));
@@ -163,7 +165,7 @@ impl RcCore {
     /// Answers an atomic operation whose turn has come.
     pub(super) fn start_atomic_response(&mut self, atomic: Atomic) {
         let done = match atomic.original {
-            // The region may have gone since the request came.
+            // The region may have been deregistered since the request came.
             None => self.carry_out(&atomic.request, false),
             done => Ok(done),
         };

@@ -1,4 +1,5 @@
-//! What the program asks of a reliable connected queue pair: attributes, state, posting, and the stream that it gets.
+//! What a program does with a reliable connected queue pair: attributes, state, posting, and the stream that
+//! it gets.
 
 use std::sync::Weak;
 
@@ -21,25 +22,25 @@ use crate::wr::{RecvWr, SendWr, Wc, WcStatus};
 pub struct RcCore {
     pub(super) shell: Shell,
     given: Given,
-    /// Where it stands at the shared receive queue.
+    /// Its place in the line at the shared receive queue.
     pub(super) line: Line,
-    /// Regions that the peer named lately.
+    /// Regions that the peer named recently.
     pub(super) remote: MrCache,
-    /// The stream is over, and the program has not reacted: the queue pair stays as it was.
+    /// The stream has ended and the program has not reacted: the queue pair keeps its state.
     pub(super) gone: bool,
-    /// The program itself moves the queue pair up, and posts, while its stream is being made.
+    /// The program itself moves the queue pair to RTR and RTS, and posts, while its stream is being set up.
     pub(super) by_program: bool,
-    /// How often it did.
+    /// How often it moved it to RTR.
     pub(super) moves: u32,
 
     pub(super) timers: Timers,
     pub(super) sent_before: SentBefore,
-    /// What deadlines have the owner do.
+    /// Checks that expired deadlines request from the owner.
     pub(super) checks: Checks,
     pub(super) stream: Option<Stream>,
 }
 
-/// What the program has set itself, and no connection changes.
+/// Attributes that the program has set itself; a connection does not change them.
 #[derive(Clone, Copy, Default)]
 struct Given {
     access: bool,
@@ -53,13 +54,13 @@ struct Given {
 #[derive(Default)]
 pub(super) struct Line {
     pub waiter: Option<Weak<dyn Waiter>>,
-    /// In line, or woken and with a receive kept for it.
+    /// In the line, or woken with a receive reserved for it.
     pub waiting: bool,
-    /// Others that got what was kept for this one.
+    /// Other queue pairs that got a receive that was reserved for this one.
     pub woken: Woken,
 }
 
-/// Actions that deadlines have brought.
+/// Checks that expired deadlines have requested.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Checks {
     pub hang_up: bool,
@@ -78,8 +79,8 @@ impl Given {
 }
 
 impl RcCore {
-    /// A queue pair in RESET. `waiter` is woken when a receive of the shared receive queue is kept for this
-    /// queue pair; the owner then calls [`Self::resume`].
+    /// A queue pair in RESET. `waiter` is notified when a receive of the shared receive queue is reserved for
+    /// this queue pair; the owner then calls [`Self::resume`].
     pub fn new(qpn: u32, init: QpInit, waiter: Option<Weak<dyn Waiter>>) -> Self {
         Self {
             shell: Shell::new(qpn, init),
@@ -161,7 +162,7 @@ impl RcCore {
         (self.gone, self.by_program) = (false, false);
         self.timers.clear(Timer::Retry);
         self.given = Given::default();
-        self.meet(None);
+        self.set_peer_attributes(None);
     }
 
     fn check_drained(&mut self) {
@@ -182,11 +183,11 @@ impl RcCore {
             return Ok(());
         }
         if wr.op.wants_uwarp() && self.stream.as_ref().is_some_and(|s| !s.params.peer_is_uwarp) {
-            return Err(VerbsError::NotSupported("the peer is no uwarp end, and may not know the operation"));
+            return Err(VerbsError::NotSupported("the peer is no uwarp end and may not know the operation"));
         }
         let posted = self.shell.sq.post(wr);
         if matches!(posted, Err(VerbsError::QueueFull)) {
-            // Of the places that are taken, some may be those of messages that nobody asked about.
+            // Some of the taken places may belong to messages that did not request an acknowledgement.
             if let Some(stream) = &mut self.stream {
                 stream.request_ack(true);
             }
@@ -211,12 +212,12 @@ impl RcCore {
         }
         let (attr, given) = (&mut self.shell.attr, self.given);
         let mut rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        // As the kernel's connection managers do: `cm_init_qp_init_attr`, `iwcm_init_qp_init_attr`.
+        // As the kernel's connection managers do in `cm_init_qp_init_attr` and `iwcm_init_qp_init_attr`.
         rights.set(Access::REMOTE_ATOMIC, params.infiniband);
         set(&mut attr.access, (!given.access).then_some(rights));
         set(&mut attr.timeout, (!given.timeout).then_some(params.timeout));
         set(&mut attr.retry_cnt, (!given.retry_cnt).then_some(params.retry_cnt));
-        self.meet(params.peer);
+        self.set_peer_attributes(params.peer);
         self.timers.clear(Timer::Retry);
         if !self.by_program {
             self.shell.attr.state = QpState::Rts;
@@ -224,8 +225,8 @@ impl RcCore {
         let mut stream = Stream::new(self.shell.qpn, params, self.shell.pd.begin_stream());
         stream.begin();
         if params.peer_is_uwarp && !params.placement_acks {
-            // Signalled messages complete before they reach the peer's memory: what the program waits for
-            // next is the peer's answer.
+            // Signalled messages complete before they reach the peer's memory: next, the program waits for
+            // the peer's answer.
             self.shell.note_early_completions();
         }
         self.stream = Some(stream);
@@ -241,50 +242,51 @@ impl RcCore {
         Ok(())
     }
 
-    /// What queries tell of the peer. Of one that does not introduce itself neither number is known, and a
-    /// stranger may end the stream at once when it has no receive, as siw does: no retries.
-    pub(super) fn meet(&mut self, peer: Option<PeerData>) {
+    /// Sets what queries return about the peer. If it does not introduce itself, neither number is known; and
+    /// a stranger may end the stream at once when it has no receive, as siw does: no retries.
+    pub(super) fn set_peer_attributes(&mut self, peer: Option<PeerData>) {
         let (qpn, retries) = peer.map_or((0, 0), |peer| (peer.qpn, peer.rnr_retry));
         set(&mut self.shell.attr.dest_qp_num, (!self.given.dest_qp_num).then_some(qpn));
         set(&mut self.shell.attr.rnr_retry, (!self.given.rnr_retry).then_some(retries));
     }
 
-    /// Why the stream is to be closed, once it is.
+    /// Why the stream is closing, if it is.
     pub(super) fn closing(&self) -> Option<Disconnect> {
         self.stream.as_ref().and_then(|s| s.closing)
     }
 
-    /// Whether work is posted that may not go out: a responder is silent until the initiator's first FPDU has
-    /// arrived (RFC 5044 section 7.1.2 rule 4).
+    /// Whether work is posted that may not be sent: a responder is silent until the initiator's first FPDU
+    /// has arrived (RFC 5044 section 7.1.2 rule 4).
     pub(super) fn muted(&self) -> bool {
         self.stream.as_ref().is_some_and(|s| !s.tx.open && s.closing.is_none()) && self.shell.sq.has_unsent()
     }
 
-    /// Whether a Send waits for a receive to be posted; nothing is to be read meanwhile.
+    /// Whether a Send waits for a receive to be posted, and reading has stopped meanwhile.
     pub fn stalled(&self) -> bool {
         self.stream.as_ref().is_some_and(|s| s.stalled)
     }
 
-    /// The program has polled in vain. Says whether the next [`Self::poll_transmit`] tells or asks the peer
-    /// because of that: not while the program is likely to send something in a moment.
+    /// A poll of the program found nothing. Returns whether the next [`Self::poll_transmit`] sends an
+    /// acknowledgement or a request for one because of that. It does not while the program is likely to send
+    /// something in a moment.
     pub fn polled_in_vain(&mut self) -> bool {
         let unpolled = self.shell.sq.unpolled();
         self.stream.as_mut().is_some_and(|stream| stream.polled_in_vain(unpolled))
     }
 
-    /// Messages of the peer's that are placed.
+    /// Messages of the peer that are placed.
     pub fn messages_placed(&self) -> u64 {
         self.stream.as_ref().map_or(0, |s| s.placed)
     }
 
-    /// The peer waits for an acknowledgement longer than it should: the owner is to send before it receives
+    /// Whether the peer has waited too long for an acknowledgement: the owner should send before it receives
     /// more.
-    pub fn ack_presses(&self) -> bool {
-        self.stream.as_ref().is_some_and(Stream::ack_presses)
+    pub fn ack_is_urgent(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::ack_is_urgent)
     }
 
-    /// The stream is about to end: the next [`Self::poll_transmit`] tells of all that is placed, asked or
-    /// not.
+    /// The stream is about to end: the next [`Self::poll_transmit`] acknowledges all that is placed,
+    /// requested or not.
     pub fn ack_everything(&mut self) {
         if let Some(stream) = &mut self.stream {
             stream.ack_everything();
@@ -301,7 +303,7 @@ impl RcCore {
         }
     }
 
-    /// What it has done and what it is at.
+    /// Its counters and present state.
     pub fn snapshot(&self) -> Snapshot {
         let stream = self.stream.as_ref();
         Snapshot {

@@ -1,8 +1,8 @@
-//! Direct placement (docs/adr/003): where no CRC is in use and only the start of a large frame was received,
-//! the rest of its payload is received straight into place, without a copy of ours.
+//! Direct placement (docs/adr/003): if no CRC is in use and only the start of a large frame was received, the
+//! rest of its payload is received straight into place, without a copy of ours.
 //!
-//! With a CRC nothing is placed directly. It would have to be taken of what lies in memory, which the program
-//! and other streams may write meanwhile, and memory in use must never cost a connection.
+//! With a CRC nothing is placed directly. The CRC would have to be computed over registered memory, which the
+//! program and other streams may write meanwhile, and that must never end a connection.
 
 use smallvec::SmallVec;
 use uwarp_proto::rx::Segment;
@@ -20,7 +20,7 @@ use crate::wr::WcStatus;
 /// Where the next received bytes belong.
 #[derive(Debug)]
 pub enum RxPlan {
-    /// Into the owner's buffer, behind what [`RcCore::handle_input`] left over; at most `max` bytes in all.
+    /// Into the owner's buffer, after what [`RcCore::handle_input`] left over; at most `max` bytes in all.
     Stage {
         /// Left-over bytes included.
         max: usize,
@@ -28,18 +28,18 @@ pub enum RxPlan {
     /// Into registered memory first (`place`), then up to `tail` bytes into the owner's buffer. Report with
     /// [`RcCore::direct_received`].
     Direct {
-        /// Where to; in use until reported.
+        /// Where to; the memory is in use until reported.
         place: SmallVec<[MemSeg; 4]>,
-        /// Bytes wanted behind.
+        /// Bytes wanted after it.
         tail: usize,
     },
-    /// Nothing is to be received now.
+    /// Receive nothing now.
     Stop,
 }
 
 impl RcCore {
-    /// Where the next received bytes should go. `left_over` bytes are in the owner's buffer already,
-    /// unconsumed. `buffer` is the size of that buffer.
+    /// Where the next received bytes should go. `left_over`: the bytes in the owner's buffer that are not
+    /// consumed. `buffer`: the size of that buffer.
     #[inline]
     pub fn rx_plan(&mut self, left_over: &[u8], buffer: usize) -> RxPlan {
         let Some(stream) = &mut self.stream else { return RxPlan::Stop };
@@ -52,7 +52,7 @@ impl RcCore {
         let (left, tail) = (direct.rest.payload(), direct.rest.behind());
         let mut place = SmallVec::new();
         if left > 0 {
-            // Checked anew for every receive: the region may have been taken back in between.
+            // Checked again for every receive: the region may have been deregistered in between.
             let placed = direct.segment.payload_len.saturating_sub(left);
             match self.pin(&direct.segment, placed, left, &mut direct.pins) {
                 Ok(found) => place = found,
@@ -90,7 +90,7 @@ impl RcCore {
         self.fault(fault, Some(OffendingSegment::new(&direct.segment).get()));
     }
 
-    /// Finds the memory for payload bytes `skip` to `skip + len` of a segment and begins its use, for
+    /// Finds the memory for payload bytes `skip` to `skip + len` of a segment and begins a use of it, for
     /// [`RxPlan::Direct`].
     fn pin(
         &mut self,
@@ -110,15 +110,15 @@ impl RcCore {
     }
 
     /// Tries to receive the rest of the incomplete frame at the start of `input` straight into place. Returns
-    /// how many bytes of the input are done with: all of them or none.
+    /// how many bytes of the input are consumed: all or none.
     pub(super) fn begin_direct(&mut self, input: &[u8]) -> usize {
         let Some(stream) = &mut self.stream else { return 0 };
         let Some(large) = stream.receiver.large(input) else { return 0 };
-        // Whatever is wrong with it is dealt with when it is whole.
+        // Errors are handled when the frame is complete.
         let Ok(segment) = stream.rx.check(large.ulpdu, large.ulpdu_len) else { return 0 };
         let may = match segment.info.delivery {
             Delivery::Region | Delivery::ReadSink => true,
-            Delivery::Receive => stream.aside.is_empty() && self.find_receive(),
+            Delivery::Receive => stream.buffered.is_empty() && self.find_receive(),
             _ => false,
         };
         if !may {
@@ -144,8 +144,8 @@ impl RcCore {
         input.len()
     }
 
-    /// The end of a frame whose payload is in place: how many bytes of `input` it takes. `None` while they
-    /// are not all there.
+    /// The end of a frame whose payload is in place: how many bytes of `input` belong to it. `None` while
+    /// some are missing.
     pub(super) fn finish_direct(&mut self, input: &[u8]) -> Option<usize> {
         let stream = self.stream.as_mut()?;
         let end = stream.direct.as_ref()?.rest.end(input)?;

@@ -1,4 +1,4 @@
-//! What happens when something is wrong: Terminate out and in, flushing, and what the program is told.
+//! What happens on an error: Terminates sent and received, flushing, and what is reported to the program.
 
 use uwarp_proto::tx::Message;
 use uwarp_wire::ddp::QN_TERMINATE;
@@ -13,7 +13,7 @@ use crate::qp::state::QpState;
 use crate::queues::{Phase, SendQueue};
 use crate::wr::{SendOp, Wc, WcOpcode, WcStatus};
 
-/// The completion status of the work request that a peer's Terminate speaks of (verbs' names for RFC 5040's
+/// The completion status of the work request that a peer's Terminate is about (verbs' names for RFC 5040's
 /// and 5041's errors).
 pub(super) fn status_for(error: TerminateError) -> WcStatus {
     match error {
@@ -29,8 +29,8 @@ pub(super) fn status_for(error: TerminateError) -> WcStatus {
     }
 }
 
-/// The same for this work request: of an atomic operation, the error that RFC 7306 section 8.2 has for an
-/// address that is not aligned means just that. InfiniBand's verbs call it an invalid request.
+/// The same for this operation. For an atomic operation, the error that RFC 7306 section 8.2 prescribes for
+/// an unaligned address has only that meaning; InfiniBand's verbs call it an invalid request.
 fn status_of(op: SendOp, error: TerminateError) -> WcStatus {
     match error {
         TerminateError::RemoteOperation(RemoteOperation::CatastrophicStream) if op.is_atomic() => {
@@ -49,23 +49,25 @@ fn event_for(error: TerminateError) -> EventKind {
     }
 }
 
-/// Which of our work requests a peer's Terminate speaks of.
+/// Which work request of this end a peer's Terminate is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Blame {
     /// The Read whose request had this MSN.
     Read(u32),
-    /// No header tells: the oldest that is not complete.
+    /// No header identifies it: the oldest that is not complete.
     Oldest,
-    /// None: it speaks of a response of ours.
-    Nobody,
+    /// None: the Terminate is about a response of this end.
+    NoWorkRequest,
 }
 
-/// The local memory for a receive is not what the program said.
+/// An error while a segment is handled.
 pub(super) enum Fault {
+    /// The peer's error: it gets this Terminate.
     Peer(TerminateError),
-    /// The receive at hand completes with this status; the peer is told of a local failure.
+    /// The local memory of the present receive cannot be used. The receive completes with this status; the
+    /// peer gets a Terminate for a local failure.
     Receive(WcStatus, TerminateError),
-    /// The read at hand fails.
+    /// The oldest Read fails with this status: its local memory cannot be used.
     Read(WcStatus),
 }
 
@@ -76,27 +78,27 @@ impl From<TerminateError> for Fault {
 }
 
 impl Stream {
-    /// Drops what is queued and not partly out already; says how many bytes that were. `None` when the
-    /// program unmapped what is partly out: then nothing more can be sent.
+    /// Drops what is queued, except an FPDU that is partly sent; returns how many bytes were dropped. `None`
+    /// if the program has unmapped the rest of that FPDU: then nothing more can be sent.
     fn cut(&mut self) -> Option<usize> {
         let dropped = self.out.cut();
         self.sender.unsend(dropped.unwrap_or(0));
         dropped.ok()
     }
 
-    /// The peer is a uwarp end, and no Read of ours is under way that it would have to serve.
+    /// Whether the peer is a uwarp end that has no Read of this end to serve.
     pub(super) fn peer_only_receives(&self) -> bool {
         self.params.peer_is_uwarp && self.reads.iter().all(|read| read.slot.is_none())
     }
 
-    /// The stream is to be closed; the work requests are about to be completed. Only the first reason counts.
+    /// Closes the stream; the work requests are about to be completed. Only the first reason counts.
     pub(super) fn end(&mut self, why: Disconnect) {
         if self.closing.is_none() {
             match why {
                 Disconnect::Sent(_) => {}
-                // Nothing can be sent any more, and what waits may not even be mapped.
+                // Nothing can be sent any more, and the memory that waits may be unmapped.
                 Disconnect::Reset => self.out.discard(),
-                // What remains names memory that the program gets back now.
+                // The rest refers to memory that now returns to the program.
                 _ => _ = self.cut(),
             }
         }
@@ -104,7 +106,7 @@ impl Stream {
         self.tx.stop();
         self.direct = None;
         self.stalled = false;
-        self.aside.clear();
+        self.buffered.clear();
         self.reads.clear();
         self.requests.clear();
         self.streaming = None;
@@ -112,8 +114,8 @@ impl Stream {
 }
 
 impl RcCore {
-    /// The peer did something wrong (or we cannot go on): a Terminate goes out, the queue pair fails. Only
-    /// the first reason counts. `offending` is the DDP segment it was found in, headers at least, with its
+    /// The peer made an error (or this end cannot continue): sends a Terminate, and the queue pair fails.
+    /// Only the first reason counts. `offending`: the DDP segment with the error, headers at least, and its
     /// length.
     pub(super) fn fail(&mut self, error: TerminateError, offending: Option<(&[u8], u16)>) {
         if self.terminate(error, offending) {
@@ -122,8 +124,8 @@ impl RcCore {
         }
     }
 
-    /// A work request of our own cannot be carried out: the peer is told, the queue pair fails. With
-    /// InfiniBand's verbs the completion is all that tells of it (so does rxe, `rxe_comp.c`).
+    /// A work request of this end cannot be carried out: the peer gets a Terminate, and the queue pair fails.
+    /// With InfiniBand's verbs only the completion reports it (rxe does the same, `rxe_comp.c`).
     pub(super) fn fail_own(&mut self) {
         let error = TerminateError::LocalCatastrophic;
         if self.terminate(error, None) {
@@ -135,7 +137,7 @@ impl RcCore {
         }
     }
 
-    /// Queues a Terminate, unless the stream is at its end already.
+    /// Queues a Terminate, unless the stream is closing already.
     pub(super) fn terminate(&mut self, error: TerminateError, offending: Option<(&[u8], u16)>) -> bool {
         let Some(stream) = &mut self.stream else { return false };
         if stream.closing.is_some() {
@@ -145,9 +147,9 @@ impl RcCore {
         self.shell.counters.terminates_sent += 1;
         if let Some(dropped) = stream.cut() {
             self.shell.sq.unsend(stream.out.queued());
-            // What was good is told first: the peer takes its oldest message without an acknowledgement for
-            // the bad one. (Not behind an acknowledgement that was dropped here, which would leave a gap in
-            // their numbers.)
+            // Good messages are acknowledged first: the peer takes its oldest unacknowledged message for the
+            // bad one. (Not if an acknowledgement may have been dropped here, because that would leave a gap
+            // in their numbers.)
             if dropped == 0 {
                 stream.emit_last_ack();
             }
@@ -171,17 +173,17 @@ impl RcCore {
                 let Some(stream) = &mut self.stream else { return };
                 let read = stream.reads.iter().find(|read| read.msn == msn).copied();
                 if let Some(read) = &read {
-                    // The peer came to its request, so what went out before is placed.
+                    // The peer has reached the request of this Read, so the messages before it are placed.
                     stream.read_answered(read);
                     self.retire();
                 }
-                // One of our own making is no work request; it asked about those that wait.
+                // A Read that this end made itself is no work request; it was about the messages that wait.
                 read.and_then(|read| read.slot.or_else(|| oldest(&self.shell.sq)))
             }
             Blame::Oldest => oldest(&self.shell.sq),
-            Blame::Nobody => None,
+            Blame::NoWorkRequest => None,
         };
-        // What was complete may have let one of our own failures come to light, which has ended the stream.
+        // These completions may have brought a local failure to the front, which has ended the stream.
         if self.closing().is_some() {
             return;
         }
@@ -194,19 +196,19 @@ impl RcCore {
                 return;
             }
         } else if infiniband && error == TerminateError::LocalCatastrophic {
-            // A work request of the peer's own has failed there. An adapter would not hear of it.
-            return self.leave(why);
+            // A work request of the peer has failed there. An adapter would not learn of it.
+            return self.end_stream_only(why);
         } else {
             self.flush(why, Some(error));
         }
         self.shell.event(EventKind::QpFatal);
     }
 
-    /// A work request of our own cannot be carried out, and all earlier ones are complete.
+    /// A work request of this end cannot be carried out, and all earlier ones are complete.
     pub(super) fn local_failure(&mut self, status: WcStatus) {
         tracing::debug!(qpn = self.shell.qpn, ?status, "a send work request failed");
-        // RFC 5040 section 7.1: an error found while creating a request is told to the peer instead of the
-        // request.
+        // RFC 5040 section 7.1: an error found while a request is created is reported to the peer instead of
+        // the request.
         if self.stream.as_ref().is_some_and(|s| s.closing.is_none()) {
             self.fail_own();
         } else {
@@ -236,14 +238,14 @@ impl RcCore {
         }
     }
 
-    /// A completion queue was full: what should have been told is lost, so the stream cannot go on.
+    /// A completion queue was full: a completion is lost, so the stream cannot continue.
     pub(super) fn check_overflow(&mut self) {
         if self.shell.take_overflow() {
             self.fail(TerminateError::LocalCatastrophic, None);
         }
     }
 
-    /// The owner wants the stream closed; what was posted and not sent is flushed.
+    /// The owner closes the stream; posted work that was not sent is flushed.
     pub(super) fn close(&mut self) {
         if self.closing().is_none() {
             self.flush(Disconnect::LocalClosed, None);
@@ -251,7 +253,7 @@ impl RcCore {
     }
 
     /// To the error state: every work request that is not done completes, in order, with a flush error or
-    /// with the failure it was marked with.
+    /// with the failure that it was marked with.
     pub(super) fn flush(&mut self, why: Disconnect, cause: Option<TerminateError>) {
         let before = self.shell.attr.state;
         self.shell.fail();
@@ -269,7 +271,7 @@ impl RcCore {
             self.stream.as_ref().map_or((0, 0), |s| (s.out.taken(), s.completes_to()));
         let mut failed = false;
         while let Some(slot) = self.shell.sq.pop() {
-            // Behind one that is not done, none counts as done: programs take the first failure for the end.
+            // After one that is not done, none counts as done: programs take the first failure for the end.
             let status = match slot.phase {
                 Phase::Done if !failed => WcStatus::Success,
                 Phase::Sent { end, message } if !failed && end <= taken && message <= completes_to => {
@@ -304,7 +306,7 @@ mod tests {
     use super::*;
     use uwarp_wire::terminate::ERRORS;
 
-    /// Every error of the RFCs, by layer, type and code, with what either end's program is told.
+    /// Every error of the RFCs, by layer, type and code, with what the program of either end sees.
     #[test]
     fn every_error_has_its_status_and_its_event() {
         type Codes = (u8, u8, u8);
@@ -320,7 +322,7 @@ mod tests {
                 EventKind::QpAccessErr,
                 &[(1, 1, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3), (1, 1, 4)],
             ),
-            // No receive; one that is too small, or an operation that is not for this queue.
+            // No receive; a receive that is too small, or an operation that does not belong in this queue.
             (WcStatus::RnrRetryExcErr, EventKind::QpReqErr, &[(1, 2, 2)]),
             (WcStatus::RemInvReqErr, EventKind::QpReqErr, &[(1, 2, 5), (0, 2, 6)]),
             // Segments out of order.

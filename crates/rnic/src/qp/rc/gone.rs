@@ -1,9 +1,10 @@
-//! What the program is told of a peer that is gone, where the device passes for InfiniBand's (docs/adr/011).
+//! What the program sees of a peer that is gone, where the device looks like InfiniBand's (docs/adr/011).
 //!
-//! There the end of a connection is the connection manager's event, and nothing happens to the queue pair: it
-//! stays in RTS with its receives posted until the program disconnects, modifies or destroys it. What it has
-//! posted to send is tried again for a while; then the oldest work request fails with `RETRY_EXC_ERR` and the
+//! With InfiniBand, the end of a connection is an event of the connection manager, and nothing happens to the
+//! queue pair: it stays in RTS with its receives posted until the program disconnects, modifies or destroys
+//! it. Posted sends are retried for a while; then the oldest work request fails with `RETRY_EXC_ERR`, and the
 //! queue pair with it. (An iWARP queue pair is in ERROR as soon as its stream has ended, as siw's is:
+//! `siw_qp_llp_close`.)
 //! `siw_qp_llp_close`.)
 
 use std::time::Duration;
@@ -20,26 +21,27 @@ use crate::queues::Phase;
 use crate::wr::WcStatus;
 
 /// How long sends to a peer that is gone wait. An adapter's retries take about as long with the numbers that
-/// most programs give, and longer with others: 4.096 µs × 2^timeout × (retry_cnt + 1) is half a minute with 20
-/// and 7. TCP has said already that nobody is there. The program has time enough to hear of the end first.
-const LEAST: Duration = Duration::from_millis(100);
-const MOST: Duration = Duration::from_secs(2);
-/// An adapter's timeout may be up to four times the number that stands for it (InfiniBand volume 1, section
-/// 9.7.6.1.3), and a stream takes longer to make than a packet to be acknowledged.
-const LENIENT: u32 = 4;
-/// What a peer has at least to answer in while the stream is made, whatever numbers the program gives:
+/// most programs set, and longer with others: 4.096 µs × 2^timeout × (retry_cnt + 1) is half a minute with 20
+/// and 7. Here TCP has already reported that the peer is gone. The program still has enough time to learn of
+/// the end first.
+const MIN_WAIT: Duration = Duration::from_millis(100);
+const MAX_WAIT: Duration = Duration::from_secs(2);
+/// An adapter's timeout may be up to four times the time that its number means (InfiniBand volume 1, section
+/// 9.7.6.1.3), and setting up a stream takes longer than acknowledging a packet.
+const SETUP_FACTOR: u32 = 4;
+/// The least time for the peer to answer while the stream is set up, whatever numbers the program sets:
 /// hundreds of streams may begin at once.
-const UNREACHED: Duration = Duration::from_millis(500);
+const MIN_SETUP_WAIT: Duration = Duration::from_millis(500);
 
 impl RcCore {
-    /// Whether what happens to the stream is told as InfiniBand's verbs do.
+    /// Whether the end of the stream is reported as InfiniBand's verbs do.
     pub(super) fn infiniband(&self) -> bool {
         self.stream.as_ref().is_some_and(|s| s.params.infiniband)
     }
 
-    /// The peer is gone. The stream is to be closed; the queue pair stays as it is, until the program reacts.
-    pub(super) fn leave(&mut self, why: Disconnect) {
-        // A connection that did not come about was none.
+    /// The peer is gone. Closes the stream; the queue pair keeps its state until the program reacts.
+    pub(super) fn end_stream_only(&mut self, why: Disconnect) {
+        // The connection was never established, so the queue pair fails.
         if self.stream.as_ref().is_none_or(|s| s.established == Established::NotYet) {
             return self.flush(why, None);
         }
@@ -50,9 +52,10 @@ impl RcCore {
         }
     }
 
-    /// The stream is over, and nothing was heard on it: the peer's program began anew meanwhile, or went. A queue pair that its program
-    /// moves up itself waits for the next one. (Posted work is as it was: who has not heard anything has not sent anything.)
-    fn awaits_another(&mut self, why: Disconnect) -> bool {
+    /// The stream has ended before the peer sent anything: meanwhile the peer's program restarted, or ended.
+    /// If the program moves its queue pair to RTR itself, the queue pair waits for the next stream. (Posted
+    /// work is unchanged: an end that has received nothing has sent nothing.)
+    fn waits_for_next_stream(&mut self, why: Disconnect) -> bool {
         let up = self.is_up();
         match &mut self.stream {
             Some(stream) if self.by_program && up && stream.established == Established::NotYet => {
@@ -63,7 +66,7 @@ impl RcCore {
         }
     }
 
-    /// The peer does not answer any more: the oldest work request has been retried in vain.
+    /// The peer does not answer any more: the retries of the oldest work request are exhausted.
     pub(super) fn unanswered(&mut self, why: Disconnect) {
         if let Some(slot) = self.shell.sq.slot_mut(self.shell.sq.head)
             && !matches!(slot.phase, Phase::Failed(_))
@@ -73,13 +76,14 @@ impl RcCore {
         self.flush(why, None);
     }
 
-    /// Whether what is posted has no stream to go to: the peer is gone, or the stream is being made.
+    /// Whether posted work has no stream: the peer is gone, or the stream is being set up.
     #[inline]
     pub(super) fn unreachable(&self) -> bool {
         self.gone || self.awaits_stream().is_some()
     }
 
-    /// Whether the queue pair waits for its stream, in RTR, RTS or SQD, and which of its program's moves to RTR that is for.
+    /// Whether the queue pair waits for its stream, in RTR, RTS or SQD; if so, which of the program's moves
+    /// to RTR the stream is for.
     #[inline]
     pub fn awaits_stream(&self) -> Option<u32> {
         let awaits = self.by_program && self.stream.is_none() && self.is_up() && !self.gone;
@@ -90,7 +94,7 @@ impl RcCore {
         matches!(self.shell.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
     }
 
-    /// How long what is posted to a peer that is not there may wait, if something is.
+    /// How long work that is posted without a peer may wait, if there is such work.
     pub(super) fn retry_limit(&self) -> Option<Duration> {
         if self.shell.sq.is_empty() {
             return None;
@@ -102,18 +106,18 @@ impl RcCore {
         };
         let retries = u32::from(self.shell.attr.retry_cnt) + 1;
         if self.awaits_stream().is_some() {
-            timeout.map(|timeout| (timeout * LENIENT * retries).max(UNREACHED))
+            timeout.map(|timeout| (timeout * SETUP_FACTOR * retries).max(MIN_SETUP_WAIT))
         } else if self.gone {
-            Some((timeout.unwrap_or(MOST) * retries).clamp(LEAST, MOST))
+            Some((timeout.unwrap_or(MAX_WAIT) * retries).clamp(MIN_WAIT, MAX_WAIT))
         } else {
             None
         }
     }
 
-    /// The time that [`Self::retry_limit`] gave is over.
+    /// The time that [`Self::retry_limit`] returned has passed.
     pub(super) fn retries_exceeded(&mut self) {
         if self.retry_limit().is_some() {
-            tracing::debug!(qpn = self.shell.qpn, "work requests wait for a peer that is not there");
+            tracing::debug!(qpn = self.shell.qpn, "retries of work requests without a peer are exhausted");
             self.unanswered(Disconnect::LocalClosed);
         }
     }
@@ -127,7 +131,7 @@ impl RcCore {
 
     /// The lower layer broke.
     pub(super) fn connection_lost(&mut self, why: Disconnect) {
-        if self.closing().is_some() || self.awaits_another(why) {
+        if self.closing().is_some() || self.waits_for_next_stream(why) {
             return;
         }
         if !self.infiniband() {
@@ -136,15 +140,15 @@ impl RcCore {
         } else if why == Disconnect::Timeout && !self.shell.sq.is_empty() {
             self.unanswered(why);
         } else {
-            self.leave(why);
+            self.end_stream_only(why);
         }
     }
 
-    /// The link has looked: how the peer answers, or that nothing is known.
+    /// The link has checked how the peer answers; `None`: not known.
     pub(super) fn answers(&mut self, now: &Now, answers: Option<Answers>) {
         let Some(stream) = &mut self.stream else { return };
         let Some(answers) = answers.filter(|answers| answers.pending) else {
-            // The next bytes sent begin anew.
+            // The next bytes sent start the check again.
             stream.silence.since = None;
             return;
         };
@@ -157,27 +161,28 @@ impl RcCore {
 
     /// The peer closed its sending side. `partial`: in the middle of a frame.
     pub(super) fn peer_closed(&mut self, partial: bool) {
-        if self.closing().is_some() || self.awaits_another(Disconnect::PeerClosed) {
+        if self.closing().is_some() || self.waits_for_next_stream(Disconnect::PeerClosed) {
             return;
         }
         let cut_short = self.stream.as_ref().filter(|stream| partial || stream.direct.is_some());
         if let Some(error) = cut_short.map(|stream| stream.receiver.cut_short()) {
-            // It may still hear why (RFC 5044 section 8, code 1; RFC 5040 section 6.2.1).
+            // The peer may still receive the reason (RFC 5044 section 8, code 1; RFC 5040 section 6.2.1).
             self.give_up(error, None);
         } else if self.infiniband() {
-            self.leave(Disconnect::PeerClosed);
+            self.end_stream_only(Disconnect::PeerClosed);
         } else {
             self.flush(Disconnect::PeerClosed, None);
         }
     }
 
-    /// This end gives the stream up for what the peer does not do. The peer is told; with InfiniBand's verbs
-    /// this end's program is not: a receiver whose sender ran out of retries does not hear of it.
+    /// This end gives up the stream because the peer did not do its part. The peer gets a Terminate. With
+    /// InfiniBand's verbs, this end's program gets no report: there, a receiver does not learn that its
+    /// sender ran out of retries.
     pub(super) fn give_up(&mut self, error: TerminateError, offending: Option<(&[u8], u16)>) {
         if !self.infiniband() {
             self.fail(error, offending);
         } else if self.terminate(error, offending) {
-            self.leave(Disconnect::Sent(error));
+            self.end_stream_only(Disconnect::Sent(error));
         }
     }
 

@@ -1,16 +1,16 @@
-//! What moves a queue pair: the five verbs, and what the link tells.
+//! What drives a queue pair: the five verbs, and reports of the link.
 //!
 //! | verb                        | when to call                                               |
 //! |-----------------------------|------------------------------------------------------------|
 //! | [`RcCore::handle_input`]    | bytes arrived at the place that [`RcCore::rx_plan`] named  |
-//! | [`RcCore::handle_timeout`]  | the time that `poll_timeout` gave has come                 |
+//! | [`RcCore::handle_timeout`]  | the time that `poll_timeout` returned has come             |
 //! | [`RcCore::poll_transmit`]   | after any of these, after posting and after                |
 //! |                             | [`RcCore::transmitted`], until it has nothing or the link  |
 //! |                             | has no room                                                |
-//! | [`RcCore::poll_timeout`]    | then, before the owner lets go of the queue pair           |
+//! | [`RcCore::poll_timeout`]    | then, before the owner releases the queue pair             |
 //! | [`RcCore::poll_action`]     | then too, until there is none                              |
 //!
-//! [`RcCore::handle_link`] takes what the link has to say beside bytes.
+//! [`RcCore::handle_link`] takes what the link reports beside bytes.
 
 use std::time::Instant;
 
@@ -22,12 +22,12 @@ use crate::mem;
 use crate::out::OutQueue;
 use crate::srq::Woken;
 
-/// What the lower layer says, beside bytes.
+/// What the lower layer reports beside bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// It had no room for all that was to be sent.
+    /// It had no room for all bytes to send.
     NoRoom,
-    /// The peer has hung up, as far as the owner has heard, and nobody reads because a Send waits for a
+    /// The owner has learned that the peer has hung up, and this end does not read because a Send waits for a
     /// receive.
     HungUp,
     /// The peer sends no more. `partial`: in the middle of an FPDU. `broken`: sending has failed before.
@@ -45,37 +45,38 @@ pub enum LinkEvent {
     Unwritable,
     /// How the peer answers, for [`Action::CheckAnswers`]; `None`: not known.
     Answers(Option<Answers>),
-    /// Segments that were sent again while the stream lasted.
+    /// Segments that were retransmitted during the stream.
     Resent(u64),
 }
 
-/// What the owner must do, or tell.
+/// What the owner must do, or report.
 pub enum Action {
-    /// These queue pairs now have a receive of the shared receive queue. To be woken without this one's lock.
+    /// A receive of the shared receive queue is reserved for each of these queue pairs. Notify them without
+    /// the lock of this one.
     Wake(Woken),
-    /// AckTiming the program: both sides are up. For the responder, the initiator's first FPDU arrived.
+    /// Report to the program: both sides are up. For the responder, the initiator's first FPDU arrived.
     Established,
-    /// AckTiming the program: the stream is over. The queue pair has forgotten it; `unsent` still goes out before
-    /// the link is closed.
+    /// Report to the program: the stream has ended. The queue pair does not keep it; `unsent` must still be
+    /// sent before the link is closed.
     Disconnected {
         /// Why.
         why: Disconnect,
         /// Bytes that the link has not taken.
         unsent: Vec<u8>,
     },
-    /// Warn: what is posted must wait for the peer's first message (RFC 5044 section 7.1.2).
+    /// Warn: posted work must wait for the peer's first message (RFC 5044 section 7.1.2).
     Muted,
-    /// Look whether the peer has hung up for good; if so, [`LinkEvent::End`].
+    /// Check whether the peer has hung up for good; if so, report [`LinkEvent::End`].
     CheckHangUp,
-    /// Look how the peer answers, and report [`LinkEvent::Answers`].
+    /// Check how the peer answers, and report [`LinkEvent::Answers`].
     CheckAnswers {
-        /// Have the link probe a quiet peer itself from now on.
+        /// From now on, the link must probe a quiet peer itself.
         probe: bool,
     },
 }
 
 impl RcCore {
-    /// What the link should be given next: all of it waits in order. `None`: nothing may go out now.
+    /// What to pass to the link next: the bytes that wait, in order. `None`: nothing may be sent now.
     #[inline]
     pub fn poll_transmit(&mut self, now: &Now) -> Option<&OutQueue> {
         if self.unreachable() {
@@ -94,23 +95,23 @@ impl RcCore {
         self.stream.as_ref().map(|stream| &stream.out).filter(|out| !out.is_empty())
     }
 
-    /// Whether [`Self::poll_transmit`] would do nothing and have nothing: the usual case when a message of the
-    /// peer's has come. It may say no where it would.
+    /// Whether [`Self::poll_transmit`] would do nothing and return nothing: the usual case when a message of
+    /// the peer has arrived. It may return false even then.
     #[inline]
     pub fn has_nothing_to_send(&self) -> bool {
         let Some(stream) = &self.stream else { return false };
         let tx = &stream.tx;
         stream.out.is_empty()
             && stream.requests.is_empty()
-            && (tx.open && tx.current.is_none() && !tx.ask)
+            && (tx.open && tx.current.is_none() && !tx.request_due)
             && (stream.closing.is_none() && !stream.draining)
-            && !(stream.asks_strangers() || stream.ack_is_due(false))
+            && !(stream.uses_placement_reads() || stream.ack_is_due(false))
             && (self.timers.is_set(Timer::Ack) || !stream.ack_waits())
             && !self.timers.is_set(Timer::FirstFpdu)
             && !(self.shell.sq.has_unsent() || self.shell.has_overflowed())
     }
 
-    /// What waits, waits for a time to come, or for the end.
+    /// Nothing can be sent: handles what waits for a deadline, or for the end of the stream.
     #[inline]
     fn nothing_to_send(&mut self, now: &Now) {
         let Some(stream) = &self.stream else { return };
@@ -126,8 +127,8 @@ impl RcCore {
         }
     }
 
-    /// The link took `n` bytes of what [`Self::poll_transmit`] gave. Says whether that may have more; where it
-    /// cannot, it need not be asked until something else has been done.
+    /// The link took `n` bytes of what [`Self::poll_transmit`] returned. Returns whether that may have more;
+    /// if not, it need not be called until something else has been done.
     #[inline]
     pub fn transmitted(&mut self, now: &Now, n: usize) -> bool {
         if let Some(stream) = &mut self.stream {
@@ -137,7 +138,7 @@ impl RcCore {
             }
         }
         self.retire();
-        // What room and completions change for the next message is nothing, where all was cut before.
+        // Room and completions do not matter for the next message if everything was cut before.
         let all = |stream: &Stream| stream.tx.all_cut && stream.out.is_empty() && stream.closing.is_none();
         if !self.stream.as_ref().is_some_and(all) || self.shell.has_overflowed() {
             return true;
@@ -146,8 +147,8 @@ impl RcCore {
         self.stream.as_ref().is_none_or(|stream| !stream.out.is_empty() || stream.closing.is_some())
     }
 
-    /// The program disconnects: what is posted goes out, for a bounded time, then the stream ends. From a
-    /// peer that is gone, the queue pair goes to the error state.
+    /// The program disconnects: posted work is still sent, for a limited time, then the stream ends. If the
+    /// peer is gone, the queue pair goes to the error state.
     pub fn disconnect(&mut self, now: &Now) {
         let Some(stream) = &mut self.stream else { return self.leave_gone_peer() };
         if !std::mem::replace(&mut stream.draining, true) {
@@ -163,15 +164,15 @@ impl RcCore {
         let draining = |stream: &&mut Stream| stream.closing.is_none() && stream.out.is_empty();
         let Some(stream) = self.stream.as_mut().filter(draining) else { return };
         if self.shell.sq.is_empty() && stream.tx.idle() {
-            // What came since.
+            // Messages that were placed since.
             stream.ack_everything();
             self.build();
             if self.stream.as_ref().is_some_and(|stream| stream.out.is_empty()) {
                 self.close();
             }
         } else if stream.ack_waits() {
-            // What was cut or acknowledged since the program disconnected may leave a rest that nobody asked
-            // about.
+            // Of what was cut or acknowledged since the program disconnected, the last messages may not have
+            // requested an acknowledgement.
             stream.request_ack(true);
             self.build();
         }
@@ -187,13 +188,13 @@ impl RcCore {
         }
     }
 
-    /// Takes what the link says.
+    /// Handles a report of the link.
     pub fn handle_link(&mut self, now: &Now, event: LinkEvent) {
         match event {
             LinkEvent::NoRoom => self.shell.counters.room_stalls += 1,
             LinkEvent::HungUp if self.stalled() => self.timers.start(Timer::HangUp, now, HANG_UP),
             LinkEvent::HungUp => {}
-            // The program has as long for Sends that were set aside as for one that waits in the link.
+            // The program has as much time for buffered Sends as for one that waits in the link.
             LinkEvent::End { partial: false, .. } if self.awaits_receive() && !self.stalled() => self.stall(),
             LinkEvent::End { broken: true, .. } => self.connection_lost(Disconnect::Reset),
             LinkEvent::End { partial, .. } => self.peer_closed(partial),
@@ -206,24 +207,24 @@ impl RcCore {
         self.set_deadlines(now);
     }
 
-    /// Whether [`Self::poll_action`] has one.
+    /// Whether [`Self::poll_action`] returns an action.
     #[inline]
     pub fn has_action(&self) -> bool {
-        let wants = |s: &Stream| s.established == Established::Untold || s.closing.is_some();
+        let wants = |s: &Stream| s.established == Established::Unreported || s.closing.is_some();
         !self.line.woken.is_empty()
             || self.stream.as_ref().is_some_and(wants)
             || self.checks != Checks::default()
     }
 
-    /// The next thing to do or to tell.
+    /// The next thing to do or to report.
     #[inline]
     pub fn poll_action(&mut self) -> Option<Action> {
         if !self.line.woken.is_empty() {
             return Some(Action::Wake(std::mem::take(&mut self.line.woken)));
         }
         let stream = self.stream.as_mut()?;
-        if stream.established == Established::Untold {
-            stream.established = Established::Told;
+        if stream.established == Established::Unreported {
+            stream.established = Established::Reported;
             return Some(Action::Established);
         }
         if let Some(why) = stream.closing {
@@ -267,26 +268,26 @@ impl RcCore {
         Action::Disconnected { why, unsent }
     }
 
-    /// When [`Self::handle_timeout`] must be called, if it must.
+    /// When [`Self::handle_timeout`] must be called, if ever.
     #[inline]
     pub fn poll_timeout(&mut self) -> Option<Instant> {
         self.timers.first()
     }
 
-    /// Does what is due. Call [`Self::poll_transmit`] and [`Self::poll_action`] next. A call that comes early
-    /// does nothing.
+    /// Handles the expired deadlines. Call [`Self::poll_transmit`] and [`Self::poll_action`] next. An early
+    /// call does nothing.
     pub fn handle_timeout(&mut self, now: &Now) {
         for timer in ALL {
             if self.timers.take(timer, now.get()) {
-                self.over(timer, now);
+                self.expired(timer, now);
             }
         }
         self.set_deadlines(now);
     }
 
-    fn over(&mut self, timer: Timer, now: &Now) {
+    fn expired(&mut self, timer: Timer, now: &Now) {
         match timer {
-            // `poll_transmit` looks whether it is set.
+            // `poll_transmit` checks whether it is set.
             Timer::FirstFpdu => {}
             Timer::Nudge => self.nudge(now),
             Timer::Receive if self.awaits_receive() => self.receive_missing(),
@@ -296,9 +297,9 @@ impl RcCore {
             Timer::Ack => {
                 let before = self.sent_before;
                 if let Some(stream) = &mut self.stream {
-                    // What is newer gets its own time.
+                    // Newer ones get their own time.
                     if stream.tx.acks() == before.acks {
-                        stream.tell_placed();
+                        stream.acknowledge_now();
                     }
                     stream.request_ack(stream.tx.messages() == before.messages);
                 }
@@ -309,8 +310,8 @@ impl RcCore {
         }
     }
 
-    /// Sends the peer something that means nothing, unless it has answered. A program that posts later is waited
-    /// for: what has not gone out cannot be missed.
+    /// Sends the peer an empty Write, unless it has answered. If nothing was sent yet, only sets the next
+    /// deadline: the program may post later, and the peer cannot miss what was not sent.
     fn nudge(&mut self, now: &Now) {
         let Some(stream) = &mut self.stream else { return };
         let Some(after) = stream.params.nudge_after else { return };
@@ -324,14 +325,14 @@ impl RcCore {
         self.timers.start(Timer::Nudge, now, after * 2u32.saturating_pow(stream.nudges));
     }
 
-    /// Input or the link may have begun a wait, or ended one.
+    /// Sets the deadlines: input or the link may have begun a wait, or ended one.
     #[inline]
     pub(super) fn set_deadlines(&mut self, now: &Now) {
         if self.unreachable() || self.timers.is_set(Timer::Retry) {
             self.set_retry_deadline(now);
         }
         let Some(stream) = &self.stream else { return };
-        if !stream.stalled && stream.aside.is_empty() {
+        if !stream.stalled && stream.buffered.is_empty() {
             self.timers.clear(Timer::Receive);
             self.timers.clear(Timer::HangUp);
         } else if let Some(limit) = stream.params.rnr_timeout {

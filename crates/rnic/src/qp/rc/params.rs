@@ -1,4 +1,4 @@
-//! What a stream begins with: what set-up has agreed on, and what is known of the peer.
+//! Parameters of a stream: what set-up has negotiated, and what is known of the peer.
 
 use std::time::Duration;
 
@@ -19,34 +19,35 @@ pub struct StreamParams {
     pub ord: u16,
     /// The peer is a uwarp end: large FPDUs, our own operations.
     pub peer_is_uwarp: bool,
-    /// Effective maximum segment size of the path, in bytes; what FPDUs toward strangers are cut to.
+    /// Effective maximum segment size of the path, in bytes; FPDUs toward strangers are limited to it.
     pub emss: u32,
     /// Ready-to-receive frame.
     pub rtr: Rtr,
-    /// What the peer says of itself, where set-up has told it; a responder hears it with the ready-to-receive Write.
+    /// The peer's introduction, if set-up contained it; a responder gets it with the ready-to-receive Write.
     pub peer: Option<PeerData>,
-    /// What queries tell of time limit and retries, unless the program has set them itself: TCP has its own.
+    /// The timeout that queries return, unless the program has set it: TCP has its own.
     pub timeout: u8,
-    /// See `timeout`.
+    /// The same for the number of retries.
     pub retry_cnt: u8,
-    /// What our ready-to-receive Write says in its STag and offset ([`PeerData::to_rtr`]), to a uwarp peer only.
+    /// STag and offset of our ready-to-receive Write ([`PeerData::to_rtr`]), to a uwarp peer only.
     pub rtr_stag_to: (u32, u64),
     /// Responder: nothing may be sent before the first FPDU arrived (RFC 5044 section 7.1.2).
     pub wait_first_fpdu: bool,
-    /// How long to wait before the first FPDU; some peers are not listening yet when their reply arrives.
+    /// How long to wait before the first FPDU: some peers are not ready for it when their reply arrives.
     pub first_fpdu_delay: Duration,
-    /// The peer may miss the first FPDU until more comes: it gets more while it has sent nothing. Pause before the first time.
+    /// The peer may not notice the first FPDU until more bytes come, so more are sent while it has sent
+    /// nothing. This is the delay before the first time.
     pub nudge_after: Option<Duration>,
     /// How long a Send waits for a receive to be posted; `None`: for ever.
     pub rnr_timeout: Option<Duration>,
-    /// Sends and Writes complete when the peer acknowledged their placement (uwarp peers only).
+    /// Sends and Writes complete when the peer has acknowledged their placement (uwarp peers only).
     pub placement_acks: bool,
-    /// The same toward a stranger, where an RDMA Read of no bytes behind them has to come back. Only where the peer is known to take one
-    /// Read at least, whatever `ord` says of the program's.
+    /// The same toward a stranger, by an RDMA Read of no bytes after them (a placement Read). Only if the
+    /// peer is known to accept at least one Read, whatever `ord` is.
     pub placement_reads: bool,
-    /// The lower layer tells how the peer's system answers: a peer that is silent for long is given up.
+    /// The lower layer reports how the peer's system answers: a peer that is silent for long is given up.
     pub link_answers: bool,
-    /// What becomes of the peer is told as InfiniBand's verbs do, for the roce and ib views (`qp/gone`).
+    /// The end of the peer is reported as InfiniBand's verbs do, for the roce and ib views (`qp/rc/gone`).
     pub infiniband: bool,
 }
 

@@ -10,13 +10,13 @@ use crate::queues::ATOMIC_BYTES;
 pub(super) struct ReadSink {
     /// An Atomic Response answers it, not a Read Response.
     pub atomic: bool,
-    /// Slot of the send queue; none for a Read of no bytes of our own making.
+    /// Slot of the send queue; none for a Read of no bytes that this end made itself.
     pub slot: Option<u64>,
     pub stag: u32,
     pub total: u32,
     pub received: u32,
     pub msn: u32,
-    /// Messages that went out before its request, so far.
+    /// Messages that were sent before its request.
     pub behind: u64,
 }
 
@@ -25,12 +25,12 @@ impl ReadSink {
         Self { atomic: false, slot: Some(slot), stag, total, received: 0, msn, behind }
     }
 
-    /// Of an atomic operation, whose request has its MSN as its identifier.
+    /// For an atomic operation, whose request has its MSN as its identifier.
     pub fn atomic(slot: u64, msn: u32, behind: u64) -> Self {
         Self { atomic: true, ..Self::new(slot, 0, ATOMIC_BYTES, msn, behind) }
     }
 
-    /// Of a Read of no bytes: a ready-to-receive frame, or one that asks whether messages are placed.
+    /// For a Read of no bytes: a ready-to-receive frame, or a placement Read.
     pub fn empty(msn: u32, behind: u64) -> Self {
         let stag = ReadRequest::EMPTY.sink_stag;
         Self { atomic: false, slot: None, stag, total: 0, received: 0, msn, behind }
@@ -44,7 +44,7 @@ pub(super) enum Request {
     Atomic(Atomic),
 }
 
-/// What a read of the peer's asked for.
+/// What a Read of the peer requested.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReadSource {
     pub msn: u32,
@@ -58,8 +58,8 @@ pub(super) struct ReadSource {
 impl ReadSource {
     pub const SEGMENT_LEN: u16 = (Untagged::LEN + ReadRequest::LEN) as u16;
 
-    /// The segment that asked for it, with what is left to do from `offset` on, as a Terminate in the middle
-    /// of a response quotes it (RFC 5040 section 4.8).
+    /// The request as a segment, with what is left to do from `offset` on, as a Terminate in the middle of a
+    /// response quotes it (RFC 5040 section 4.8).
     pub fn rest(&self, offset: u32) -> [u8; Self::SEGMENT_LEN as usize] {
         let header = Untagged {
             last: true,
@@ -84,19 +84,19 @@ impl ReadSource {
     }
 }
 
-/// An atomic operation of the peer's that waits for its response.
+/// An atomic operation of the peer that waits for its response.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Atomic {
     pub msn: u32,
     pub request: AtomicRequest,
-    /// What was there before; `None` until the operation is carried out.
+    /// The old value; `None` until the operation is carried out.
     pub original: Option<u64>,
 }
 
 impl Atomic {
     pub const SEGMENT_LEN: u16 = (Untagged::LEN + AtomicRequest::LEN) as u16;
 
-    /// The segment that asked for it, as a Terminate quotes it.
+    /// The request as a segment, as a Terminate quotes it.
     pub fn segment(&self) -> [u8; Self::SEGMENT_LEN as usize] {
         let header = Untagged {
             last: true,

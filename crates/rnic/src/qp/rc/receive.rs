@@ -1,7 +1,8 @@
 //! The way in: received bytes are framed, checked, placed and completed.
 //!
-//! Two ways of placing. *Staged*: the whole frame lies in the owner's buffer, its CRC is checked, then the payload is copied
-//! into place. *Direct*: without a CRC, the payload of a large frame is received straight into place (`direct`).
+//! There are two ways of placing. *Staged*: the whole frame lies in the owner's buffer, its CRC is checked,
+//! then the payload is copied into place. *Direct*: without a CRC, the payload of a large frame is received
+//! straight into place (`direct`).
 
 use uwarp_proto::framing::Step;
 use uwarp_proto::rx::Segment;
@@ -33,7 +34,7 @@ enum Placed {
 }
 
 impl Stream {
-    /// A uwarp initiator says who it is in the header of its ready-to-receive Write.
+    /// The introduction of a uwarp initiator, which is in the header of its ready-to-receive Write.
     fn introduced(&mut self, segment: &Segment) -> Option<PeerData> {
         let (Delivery::Region, Header::Tagged(header), 0) =
             (segment.info.delivery, segment.header, segment.payload_len)
@@ -43,7 +44,7 @@ impl Stream {
         let peer = PeerData::from_rtr(header.stag, header.to);
         match peer {
             Some(peer) => self.params.placement_acks |= peer.placement_acks,
-            // A stranger, whose request had our reserved bit by mistake.
+            // The peer is a stranger whose request had our reserved bit by mistake.
             None => {
                 self.params.peer_is_uwarp = false;
                 self.params.placement_acks = false;
@@ -54,21 +55,22 @@ impl Stream {
         peer
     }
 
-    /// Bytes of the Write that the peer has sent right before this Immediate; zero if it sent none, or not all of it.
+    /// Bytes of the Write that the peer has sent right before this Immediate; zero if it sent none, or not
+    /// all of it.
     pub(super) fn written_before(&self) -> u32 {
         if self.write_continues { 0 } else { self.written }
     }
 
-    /// Something was taken from the queue of Sends: no Immediate speaks of a Write before it any more.
+    /// A Send or an Immediate was received: a later Immediate does not belong to a Write before it.
     #[inline]
-    pub(super) fn came(&mut self, segment: &Segment) {
+    pub(super) fn note_receive(&mut self, segment: &Segment) {
         if matches!(segment.header, Header::Untagged(h) if h.qn == QN_SEND) {
             self.written = 0;
         }
     }
 
-    /// Reads and atomic operations of the peer's that are outstanding (RFC 5040 section 6.1): those that wait, and those whose Response is not all with the lower
-    /// layer, so that the peer cannot have it.
+    /// Reads and atomic operations of the peer that are outstanding (RFC 5040 section 6.1): those that wait,
+    /// and those whose Response the lower layer has not taken completely, so that the peer cannot have it.
     pub(super) fn reads_to_serve(&mut self) -> usize {
         let taken = self.out.taken();
         while self.responses.front().is_some_and(|end| *end <= taken) {
@@ -77,19 +79,20 @@ impl Stream {
         self.requests.len() + self.responses.len() + usize::from(self.tx.responding())
     }
 
-    /// The peer has sent a good FPDU. With the first one a responder may send too.
-    fn heard(&mut self) {
+    /// The peer has sent a valid FPDU. After the first one, a responder may send too.
+    fn note_fpdu(&mut self) {
         if !self.first_fpdu_seen {
             self.first_fpdu_seen = true;
             self.tx.open = true;
             if self.established == Established::NotYet {
-                self.established = Established::Untold;
+                self.established = Established::Unreported;
             }
         }
     }
 }
 
-/// RFC 7306 section 6.3: exactly 8 bytes. It names no code; these are what a Read Request of the wrong length gets.
+/// RFC 7306 section 6.3: exactly 8 bytes. It names no code for another length; these are the codes for a Read
+/// Request of the wrong length.
 fn check_immediate(segment: &Segment) -> Result<(), TerminateError> {
     match segment.payload_len {
         Immediate::LEN if segment.last() => Ok(()),
@@ -99,7 +102,8 @@ fn check_immediate(segment: &Segment) -> Result<(), TerminateError> {
 }
 
 impl RcCore {
-    /// Takes received bytes; returns how many are done with. The rest begins the next call's input.
+    /// Handles received bytes; returns how many were consumed. The rest must be at the beginning of the next
+    /// call's input.
     pub fn handle_input(&mut self, now: &Now, input: &[u8]) -> usize {
         let mut used = 0;
         let mut scratch = Vec::new();
@@ -145,7 +149,7 @@ impl RcCore {
         used
     }
 
-    /// One whole ULPDU.
+    /// Handles one whole ULPDU.
     fn segment(&mut self, ulpdu: &[u8]) -> Placed {
         let Some(stream) = &mut self.stream else { return Placed::Done };
         let offending = Some((ulpdu, u16::try_from(ulpdu.len()).unwrap_or(u16::MAX)));
@@ -159,10 +163,10 @@ impl RcCore {
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
         trace::segment(self.shell.qpn, trace::Way::In, &segment.header, payload, segment.payload_len);
         let done = match segment.info.delivery {
-            // What it reads may be what a Send before it brings: it is the program's turn only when that is delivered (RFC 5040
-            // section 5.5).
-            Delivery::ReadRequest | Delivery::AtomicRequest if !stream.aside.is_empty() => {
-                if self.set_aside(&segment, ulpdu) {
+            // It may read what an earlier Send brings, and that Send is not delivered yet (RFC 5040 section
+            // 5.5).
+            Delivery::ReadRequest | Delivery::AtomicRequest if !stream.buffered.is_empty() => {
+                if self.buffer_segment(&segment, ulpdu) {
                     return Placed::Done;
                 }
                 if let Some(stream) = &mut self.stream {
@@ -179,26 +183,26 @@ impl RcCore {
             }
             Delivery::Acknowledge => self.acknowledged(&segment, payload).map_err(Fault::Peer),
             Delivery::Region | Delivery::ReadSink => self.place(&segment, 0, payload),
-            // What takes a receive; the check has let nothing else pass.
+            // Messages that take a receive; the check has rejected everything else.
             delivery => {
                 let immediate = delivery == Delivery::Immediate;
                 if immediate && let Err(e) = check_immediate(&segment) {
                     self.fail(e, offending);
                     return Placed::Done;
                 }
-                // Behind one that was set aside, it has to wait even if there is a receive.
-                if !stream.aside.is_empty() || !self.find_receive() {
-                    let set_aside = self.set_aside(&segment, ulpdu);
+                // After a buffered Send, it has to wait even if there is a receive.
+                if !stream.buffered.is_empty() || !self.find_receive() {
+                    let was_buffered = self.buffer_segment(&segment, ulpdu);
                     if let Some(stream) = &mut self.stream {
                         self.shell.counters.receive_stalls += 1;
-                        if set_aside {
-                            stream.heard();
+                        if was_buffered {
+                            stream.note_fpdu();
                             return Placed::Done;
                         }
                         stream.stalled = true;
                         stream.waiting = Some(OffendingSegment::new(&segment));
-                        // A program may post its first receives when it hears that the connection is up.
-                        stream.heard();
+                        // A program may post its first receives when the connection is reported to be up.
+                        stream.note_fpdu();
                     }
                     return Placed::NoReceive;
                 }
@@ -217,7 +221,8 @@ impl RcCore {
         Placed::Done
     }
 
-    /// Takes a segment that was checked and counted before. `written`: what [`Stream::written_before`] was when it came.
+    /// Handles a segment that was checked and counted before. `written`: the value of
+    /// [`Stream::written_before`] when it arrived.
     pub(super) fn place_checked(&mut self, segment: &Segment, ulpdu: &[u8], written: u32) {
         let payload = ulpdu.get(segment.header_len..).unwrap_or(&[]);
         let done = match segment.info.delivery {
@@ -231,7 +236,8 @@ impl RcCore {
         }
     }
 
-    /// Copies staged payload, which begins `skip` bytes behind the segment's first, to where it belongs.
+    /// Copies staged payload, which begins `skip` bytes after the start of the segment's payload, to its
+    /// place.
     pub(super) fn place(&mut self, segment: &Segment, skip: usize, payload: &[u8]) -> Result<(), Fault> {
         let mut rest = payload;
         self.locate(segment, skip, payload.len(), |cache, part, pd, need| {
@@ -241,8 +247,8 @@ impl RcCore {
         })
     }
 
-    /// Finds the memory for payload bytes `skip` to `skip + len` of a segment. `visit` gets its parts in order, with the domain and
-    /// the right that their regions must have.
+    /// Finds the memory for payload bytes `skip` to `skip + len` of a segment. `visit` gets its parts in
+    /// order, with the domain and the right that their regions must have.
     #[inline]
     pub(super) fn locate(
         &mut self,
@@ -269,7 +275,8 @@ impl RcCore {
                 visit(&mut self.remote, part, pd, need).map_err(|e| Fault::Peer(e.for_tagged()))
             }
             (Delivery::ReadSink, Header::Tagged(h)) => {
-                // STag and offset of an empty segment say nothing and are not to be checked (RFC 5041 section 5.2).
+                // STag and offset of an empty segment mean nothing and must not be checked (RFC 5041 section
+                // 5.2).
                 let empty = segment.payload_len == 0;
                 let Some(sink) = stream.reads.front().filter(|sink| !sink.atomic) else {
                     return Err(if empty {
@@ -281,8 +288,9 @@ impl RcCore {
                 if sink.stag != h.stag && !empty {
                     return Err(TerminateError::TaggedBuffer(TaggedBuffer::InvalidStag).into());
                 }
-                // A sink's offsets count from zero. Responses come in order; anything else would be placed over or
-                // beyond what was asked for. One that ends too soon has no code of its own.
+                // A sink's offsets count from zero. Responses come in order; anything else would be placed
+                // over earlier bytes or beyond the request. There is no code of its own for a Response that
+                // ends too soon.
                 let whole = u32::try_from(segment.payload_len).ok();
                 let end = whole.and_then(|n| sink.received.checked_add(n)).filter(|end| *end <= sink.total);
                 let fits = end.is_some_and(|end| !segment.last() || end == sink.total);
@@ -316,26 +324,27 @@ impl RcCore {
         }
     }
 
-    /// A segment is placed; its CRC, if there is one, was good.
+    /// A segment is placed; its CRC, if there is one, was correct.
     pub(super) fn finish(&mut self, segment: &Segment) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
-        stream.came(segment);
-        // A ready-to-receive Write is no message of the program's. One that carries something is, though another was agreed on.
+        stream.note_receive(segment);
+        // A ready-to-receive Write is no message of the program. A Write with payload is one, even if a
+        // ready-to-receive Write was negotiated.
         let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
         let peer = if rtr && stream.params.peer_is_uwarp { stream.introduced(segment) } else { None };
-        stream.heard();
+        stream.note_fpdu();
         if !rtr && self.shell.attr.state == QpState::Rtr && !stream.comm_est {
             stream.comm_est = true;
             self.shell.event(EventKind::CommEst);
         }
         if peer.is_some() {
-            self.meet(peer);
+            self.set_peer_attributes(peer);
         }
         self.deliver(segment, rtr)
     }
 
-    /// What a placed segment brings about: completions, mostly. `rtr`: it is the ready-to-receive Write.
+    /// Handles the effects of a placed segment, mostly completions. `rtr`: it is the ready-to-receive Write.
     fn deliver(&mut self, segment: &Segment, rtr: bool) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         match (segment.info.delivery, segment.header) {
@@ -348,8 +357,8 @@ impl RcCore {
                 counts.messages += u64::from(segment.last() && !rtr);
                 stream.write_continues = !segment.last();
                 if segment.last() {
-                    let behind = stream.aside.placed_behind();
-                    stream.count_placed(u64::from(!behind), segment.asks());
+                    let behind = stream.buffered.placed_behind();
+                    stream.count_placed(u64::from(!behind), segment.requests_ack());
                 }
             }
             (Delivery::ReadSink, _) => {
@@ -372,12 +381,13 @@ impl RcCore {
                 let byte_len = h.mo.saturating_add(u32::try_from(segment.payload_len).unwrap_or(0));
                 self.shell.counters.received.send.count(byte_len);
                 if segment.info.invalidates {
-                    // One code for each reason (RFC 5040 section 5.3), so that a peer learns nothing from guessing.
+                    // The same code for every reason (RFC 5040 section 5.3), so that a peer learns nothing
+                    // from guessing.
                     mr::invalidate_remotely(h.rsvdulp32, &self.shell.pd, self.shell.qpn).map_err(|_| {
                         TerminateError::RemoteProtection(RemoteProtection::StagCannotBeInvalidated)
                     })?;
                 }
-                stream.count_placed(1, segment.asks());
+                stream.count_placed(1, segment.requests_ack());
                 if let Some(recv) = self.shell.rq.pop() {
                     let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::Recv, self.shell.qpn);
                     wc.byte_len = byte_len;
@@ -396,7 +406,7 @@ impl RcCore {
         Ok(())
     }
 
-    /// Immediate Data: takes a receive, of whose memory it uses nothing.
+    /// Immediate Data: takes a receive and uses none of its memory.
     fn immediate(&mut self, segment: &Segment, payload: &[u8], written: u32) -> Result<(), Fault> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         let Ok(immediate) = Immediate::parse(payload) else {
@@ -405,7 +415,7 @@ impl RcCore {
         let Some(recv) = self.shell.rq.pop() else {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer).into());
         };
-        stream.count_placed(1, segment.asks());
+        stream.count_placed(1, segment.requests_ack());
         let mut wc = Wc::new(recv.wr_id, WcStatus::Success, WcOpcode::RecvRdmaWithImm, self.shell.qpn);
         wc.byte_len = written;
         wc.flags = WcFlags::WITH_IMM;
@@ -421,7 +431,8 @@ impl RcCore {
                 let key =
                     self.shell.sq.slot(number).and_then(|s| self.shell.sq.sges(s).next()).map(|sge| sge.lkey);
                 if let Some(key) = key {
-                    // The key was good when the read began; that it is gone already is what was wanted.
+                    // The key was valid when the Read began; if it is already invalid, that is the wanted
+                    // result.
                     let _ = mr::invalidate(key, self.shell.pd.id(), self.shell.qpn);
                 }
             }
@@ -434,15 +445,15 @@ impl RcCore {
         if payload.len() > ReadRequest::LEN {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::TooLong));
         }
-        // No code fits a request that is too short, or in pieces: a header of 28 bytes is less than any segment may be
-        // limited to (RFC 5044 section 4.1).
+        // No code fits a request that is too short or in several segments: its 28 bytes are less than any
+        // limit of a segment (RFC 5044 section 4.1).
         let (true, Header::Untagged(header), Ok(request)) =
             (segment.last(), segment.header, ReadRequest::parse(payload))
         else {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
         };
-        // One Read of no bytes is allowed whatever was negotiated: it is a ready-to-receive frame, or asks whether all before
-        // it is placed. It still takes a place while others wait.
+        // One Read of no bytes is allowed whatever was negotiated: it is a ready-to-receive frame or a
+        // placement Read. It still takes a place while others wait.
         let depth = stream.params.ird.max(u16::from(request.size == 0));
         if stream.reads_to_serve() >= usize::from(depth) {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer));
@@ -484,9 +495,9 @@ impl RcCore {
         }
         stream.acked = stream.acked.max(ack.completed);
         stream.hold.input();
-        if segment.asks() {
+        if segment.requests_ack() {
             stream.count_placed(0, true);
-            stream.tell = super::ack_policy::AckTiming::Now;
+            stream.ack_timing = super::ack_policy::AckTiming::Now;
         }
         self.retire();
         Ok(())
@@ -499,17 +510,18 @@ impl RcCore {
         };
         let header = terminate.ddp_header.and_then(|h| Header::parse(h).ok()).map(|(h, _)| h);
         let error = terminate.header.error;
-        // Nothing that we have sent is wrong then, but it may not have been able to read for us.
+        // In that case nothing that this end has sent is wrong, but the peer may have been unable to read its
+        // own memory for this end.
         let own_failure = error == TerminateError::LocalCatastrophic
             && self.infiniband()
             && self.stream.as_ref().is_some_and(Stream::peer_only_receives);
         let blame = match header {
-            None if own_failure => Blame::Nobody,
+            None if own_failure => Blame::NoWorkRequest,
             Some(Header::Untagged(h)) if h.qn == QN_READ_REQUEST => Blame::Read(h.msn),
             Some(Header::Tagged(h)) if Control::parse(h.rsvdulp).opcode == Opcode::ReadResponse => {
-                Blame::Nobody
+                Blame::NoWorkRequest
             }
-            Some(Header::Untagged(h)) if h.qn == QN_ATOMIC_RESPONSE => Blame::Nobody,
+            Some(Header::Untagged(h)) if h.qn == QN_ATOMIC_RESPONSE => Blame::NoWorkRequest,
             _ => Blame::Oldest,
         };
         self.peer_terminated(error, blame);

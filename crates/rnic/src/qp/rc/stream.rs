@@ -1,4 +1,4 @@
-//! The state of one connection, made anew for each.
+//! The state of one connection.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use uwarp_wire::ddp::Header;
 use uwarp_wire::terminate::TerminateError;
 
 use super::ack_policy::{AckTiming, Hold};
-use super::aside::Aside;
+use super::buffered::BufferedSends;
 use super::params::{Rtr, StreamParams};
 use super::reads::{ReadSink, Request};
 use super::silence::Silence;
@@ -17,12 +17,12 @@ use crate::mr::MrUse;
 use crate::out::OutQueue;
 use crate::pd::Streaming;
 
-/// Why a stream ends.
+/// Why a stream has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disconnect {
     /// The peer closed its side.
     PeerClosed,
-    /// This side asked for it.
+    /// This side closed it.
     LocalClosed,
     /// The peer sent a Terminate.
     Terminated(TerminateError),
@@ -34,7 +34,7 @@ pub enum Disconnect {
     Timeout,
 }
 
-/// State of the connection, made anew for each.
+/// State of one connection; each has its own.
 pub(super) struct Stream {
     /// The queue pair's number, for traces.
     pub qpn: u32,
@@ -48,58 +48,59 @@ pub(super) struct Stream {
     pub receiver: framing::Receiver,
     pub rx: RxState,
     pub direct: Option<Direct>,
-    /// Reads and atomic operations of ours that wait for responses, oldest first.
+    /// Reads and atomic operations of this end that wait for responses, oldest first.
     pub reads: VecDeque<ReadSink>,
-    /// Reads and atomic operations of the peer's that wait for our responses, oldest first.
+    /// Reads and atomic operations of the peer that wait for our responses, oldest first.
     pub requests: VecDeque<Request>,
-    /// Where the responses end that are cut and, as far as was looked, not all with the lower layer.
+    /// Stream positions at which cut responses end, if the lower layer had not taken all of them at the last
+    /// check.
     pub responses: VecDeque<u64>,
-    /// Until it ends, the stream can use the regions of its domain.
+    /// Present until the stream ends: it can use the regions of its domain.
     pub streaming: Option<Streaming>,
-    /// A Send arrived and no receive was posted.
+    /// Reading has stopped: a Send arrived and no receive was posted.
     pub stalled: bool,
-    /// Sends that came without a receive while Responses to our Reads are to come behind them.
-    pub aside: Aside,
-    /// The Send that waited last.
+    /// Sends that arrived before their receive was posted, while this end waits for Responses behind them.
+    pub buffered: BufferedSends,
+    /// The Send that waits, or waited last.
     pub waiting: Option<OffendingSegment>,
-    /// Bytes of the Write that came last, whole or not; zero when a Send or an Immediate came behind it.
+    /// Bytes of the last Write, complete or not; zero if a Send or an Immediate arrived after it.
     pub written: u32,
-    /// The Write that came last is not whole yet.
+    /// The last Write is not complete yet.
     pub write_continues: bool,
     pub first_fpdu_seen: bool,
     /// How often the peer was nudged, see [`StreamParams::nudge_after`].
     pub nudges: u32,
-    /// The program was told that something came before its queue pair could send.
+    /// The program got an event because something arrived before its queue pair could send.
     pub comm_est: bool,
     pub established: Established,
-    /// Messages of the peer that are placed, and how many of them it was told of.
+    /// Messages of the peer that are placed, and how many of them were acknowledged.
     pub placed: u64,
-    pub placed_told: u64,
-    /// The program has sent something since the last of them: it likely answers the next one too, and what
-    /// tells of it can ride on that.
+    pub placed_acked: u64,
+    /// The program has sent something since the last of them: it likely answers the next one too, and the
+    /// acknowledgement can ride on that.
     pub answered: bool,
-    /// What is placed of that the peer wants to hear of.
-    pub asked_of: u64,
-    /// The first of these of which it was not told yet.
-    pub asked_first: u64,
-    /// When the peer is to be told.
-    pub tell: AckTiming,
-    /// And for how long a program that polls in vain may still answer first.
+    /// The last placed message for which the peer requested an acknowledgement.
+    pub requested_to: u64,
+    /// The first such message that is not acknowledged yet.
+    pub requested_from: u64,
+    /// When to send the next acknowledgement.
+    pub ack_timing: AckTiming,
+    /// How long to hold it while the program's polls find nothing.
     pub hold: Hold,
     /// Messages of ours that the peer has placed.
     pub acked: u64,
-    /// Signalled ones that have completed.
+    /// Signalled messages of ours that have completed.
     pub completed_signaled: u64,
     pub silence: Silence,
-    /// The program is to be warned if posted work may not go out.
+    /// Warn the program if posted work must not be sent.
     pub warn_if_muted: bool,
-    /// The program has disconnected; until [`timers::Timer::Drain`] is over, posted work still goes out.
+    /// The program has disconnected; posted work is still sent until [`super::timers::Timer::Drain`] expires.
     pub draining: bool,
     pub closing: Option<Disconnect>,
 }
 
 impl Stream {
-    /// One that begins; `streaming` lets it use the regions of its queue pair's domain.
+    /// A new stream; `streaming` lets it use the regions of its queue pair's domain.
     pub fn new(qpn: u32, params: StreamParams, streaming: Streaming) -> Self {
         let sender = params.framing.sender();
         Self {
@@ -117,7 +118,7 @@ impl Stream {
             responses: VecDeque::new(),
             streaming: Some(streaming),
             stalled: false,
-            aside: Aside::default(),
+            buffered: BufferedSends::default(),
             waiting: None,
             written: 0,
             write_continues: false,
@@ -126,11 +127,11 @@ impl Stream {
             comm_est: false,
             established: Established::NotYet,
             placed: 0,
-            placed_told: 0,
+            placed_acked: 0,
             answered: false,
-            asked_of: 0,
-            asked_first: 0,
-            tell: AckTiming::Rides,
+            requested_to: 0,
+            requested_from: 0,
+            ack_timing: AckTiming::Rides,
             hold: Hold::new(),
             acked: 0,
             completed_signaled: 0,
@@ -145,11 +146,11 @@ impl Stream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Established {
     NotYet,
-    Untold,
-    Told,
+    Unreported,
+    Reported,
 }
 
-/// The header of a segment whose bytes are not at hand any more, for a Terminate that tells of it.
+/// The header of a segment whose bytes were not kept, for a Terminate that quotes it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OffendingSegment {
     header: [u8; Header::MAX_LEN],
@@ -178,5 +179,5 @@ pub(super) struct Direct {
     pub pins: Pins,
 }
 
-/// Regions in use by a receive that is under way; kept only for the length of a system call.
+/// Regions in use by a receive in progress; kept only during one system call.
 pub(super) type Pins = smallvec::SmallVec<[MrUse; 2]>;

@@ -1,38 +1,38 @@
-//! The deadlines of a queue pair: the one table of what is waited for, for how long, and what happens then.
+//! The deadlines of a queue pair, in one table: what is waited for, for how long, and what happens then.
 //!
-//! | deadline    | set by                                        | after              | then                     |
-//! |-------------|-----------------------------------------------|--------------------|--------------------------|
-//! | `FirstFpdu` | `attach`, if the peer may not listen yet      | `first_fpdu_delay` | sending begins           |
-//! | `Nudge`     | `attach`, if the peer may miss the first FPDU | `nudge_after`, …   | an empty Write goes out  |
-//! | `Receive`   | input: a Send finds no receive                | `rnr_timeout`      | Terminate "no buffer"    |
-//! | `HangUp`    | the link: the peer hung up, and a Send waits  | [`HANG_UP`]        | [`Action::CheckHangUp`]  |
-//! | `Drain`     | `disconnect`: posted work may still go out    | [`DRAIN`]          | the stream is closed     |
-//! | `Ack`       | `poll_transmit`: an acknowledgement waits     | [`ACK`]            | it goes out; ask too     |
-//! | `Muted`     | `poll_transmit`: posted work may not go out   | [`MUTED`]          | [`Action::Muted`], once  |
-//! | `Silence`   | bytes sent, if the link tells of answers      | [`LOOK_EVERY`]     | [`Action::CheckAnswers`] |
-//! | `Retry`     | work is posted and there is no peer           | `retry_limit`      | `RETRY_EXC_ERR`          |
+//! | deadline    | set by                                   | after              | then                     |
+//! |-------------|------------------------------------------|--------------------|--------------------------|
+//! | `FirstFpdu` | `attach`: the peer may not listen yet    | `first_fpdu_delay` | sending begins           |
+//! | `Nudge`     | `attach`: the peer may miss FPDUs        | `nudge_after`, …   | an empty Write is sent   |
+//! | `Receive`   | input: a Send finds no receive           | `rnr_timeout`      | Terminate "no buffer"    |
+//! | `HangUp`    | link: hung up while a Send waits         | [`HANG_UP`]        | [`Action::CheckHangUp`]  |
+//! | `Drain`     | `disconnect`: posted work may be sent    | [`DRAIN`]          | the stream is closed     |
+//! | `Ack`       | `poll_transmit`: an ack or request waits | [`ACK`]            | they are sent            |
+//! | `Muted`     | `poll_transmit`: work must not be sent   | [`MUTED`]          | [`Action::Muted`], once  |
+//! | `Silence`   | sending, if the link reports answers     | [`LOOK_EVERY`]     | [`Action::CheckAnswers`] |
+//! | `Retry`     | work is posted and there is no peer      | `retry_limit`      | `RETRY_EXC_ERR`          |
 //!
-//! A deadline is set once and not moved; it is cleared when its condition ends, except for `Ack`, whose
-//! handler looks at what is newer than the deadline. So the clock is read about once for each deadline that
-//! comes, not once for each message.
+//! A deadline is set once and not moved. It is cleared when its condition ends, except for `Ack`, whose
+//! handler checks what is newer than the deadline. So the clock is read about once for each deadline that
+//! expires, not once for each message.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// How long a Send that arrived may wait for its receive once the peer is gone: the program may be slow, but
-/// it must hear of the end.
+/// it must learn of the end.
 pub(super) const HANG_UP: Duration = Duration::from_secs(2);
-/// How long posted work may take to go out after the program has disconnected.
+/// How long posted work may still be sent after the program has disconnected.
 pub(super) const DRAIN: Duration = Duration::from_secs(2);
-/// How long an acknowledgement waits for something to ride on, after the program has answered each message so
-/// far; twice as long at most, because one that became due later has its own time from when this one is over.
-/// More than the background thread's naps beside a thread that polls, so that it is not woken for this.
+/// How long an acknowledgement waits for a message to ride on, if the program has answered every message so
+/// far. Twice as long at most, because one that becomes due later gets its own time when this one expires.
+/// Longer than the background thread sleeps while another thread polls, so that it is not woken for this.
 pub(super) const ACK: Duration = Duration::from_micros(250);
-/// How long posted work waits for the peer's first message before the program is warned.
+/// How long posted work waits for the peer's first message before the program gets a warning.
 pub(super) const MUTED: Duration = Duration::from_secs(1);
-/// How often a peer is nudged at most, after twice the time each: for 6 seconds in all.
+/// Largest number of nudges, each after twice the time of the one before: 6 seconds in all.
 pub(super) const NUDGES: u32 = 6;
-/// How often the answers of the peer's system are looked at while bytes go out.
+/// How often the answers of the peer's system are checked while bytes are sent.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The current time. The clock is read when a deadline first needs it: most calls set none, and reading it
@@ -41,7 +41,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub struct Now(Cell<Option<Instant>>);
 
 impl Now {
-    /// To be read from the system's clock, if it is needed.
+    /// Read from the system's clock on first use.
     pub const fn unread() -> Self {
         Self(Cell::new(None))
     }
@@ -78,7 +78,7 @@ pub(super) enum Timer {
     Nudge,
 }
 
-/// In the order in which those that are over at once are dealt with.
+/// In the order in which they are handled if several have expired.
 pub(super) const ALL: [Timer; 9] = [
     Timer::Retry,
     Timer::FirstFpdu,
@@ -91,7 +91,7 @@ pub(super) const ALL: [Timer; 9] = [
     Timer::Silence,
 ];
 
-/// What is set.
+/// The deadlines that are set.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     at: [Option<Instant>; ALL.len()],
@@ -138,7 +138,7 @@ impl Timers {
         }
     }
 
-    /// The stream is over. What is posted to a peer that is gone waits on.
+    /// The stream has ended. Work posted to a peer that is gone still waits.
     pub fn end_of_stream(&mut self) {
         let retry = self.place(Timer::Retry);
         *self = Self { first: retry, ..Self::default() };
@@ -147,7 +147,7 @@ impl Timers {
         }
     }
 
-    /// Clears a deadline that is over. Says whether it was.
+    /// Clears a deadline if it has expired; returns whether it had.
     pub fn take(&mut self, timer: Timer, now: Instant) -> bool {
         let over = self.place(timer).is_some_and(|at| at <= now);
         if over {
@@ -165,7 +165,7 @@ impl Timers {
     }
 }
 
-/// What had gone out when [`Timer::Ack`] was set.
+/// What had been sent when [`Timer::Ack`] was set.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SentBefore {
     pub acks: u32,

@@ -1,4 +1,4 @@
-//! The way out: work requests and the peer's RDMA Reads become frames.
+//! The way out: turns work requests and the peer's RDMA Reads into frames.
 
 use uwarp_proto::setup::RTR_STAG_TO;
 use uwarp_proto::tx::{Message, OutSegment, Segmenter};
@@ -20,8 +20,8 @@ use crate::queues::{Phase, slice_sges};
 use crate::trace;
 use crate::wr::{SendFlags, SendOp, WcStatus};
 
-/// How far cutting runs ahead of the lower layer: enough for a full system call, little enough that staged bytes are
-/// still in the second-level cache when the kernel copies them.
+/// How many bytes are cut into frames ahead of the lower layer: enough for a full system call, few enough
+/// that staged bytes are still in the second-level cache when the kernel copies them.
 const AHEAD_BYTES: usize = 256 * 1024;
 const AHEAD_RUNS: usize = 128;
 
@@ -30,25 +30,27 @@ impl Stream {
     pub(super) fn begin(&mut self) {
         match self.params.rtr {
             Rtr::SendWrite => {
-                // Nothing is placed, so STag and offset are free: between uwarp ends they say who we are.
+                // Nothing is placed, so STag and offset can have any value: between uwarp ends they identify
+                // this end.
                 let uwarp = self.params.peer_is_uwarp;
                 let (stag, to) = if uwarp { self.params.rtr_stag_to } else { RTR_STAG_TO };
                 self.emit_message(Message::Tagged { opcode: Opcode::Write, stag, to }, &[]);
-                // A uwarp peer counts it among what it has placed, but nobody waits to hear of it.
+                // A uwarp peer counts it as placed, but no work request waits for an acknowledgement of it.
                 self.tx.messages += 1;
                 self.acked = 1;
-                self.tx.asked = 1;
-                self.established = Established::Untold;
+                self.tx.requested = 1;
+                self.established = Established::Unreported;
             }
             Rtr::SendRead => self.emit_empty_read(),
-            // Without peer-to-peer the first frame may be long in coming; what is posted waits, but the connection is up.
-            Rtr::None => self.established = Established::Untold,
+            // Without peer-to-peer the first frame may come late. Posted work waits for it, but the
+            // connection is up.
+            Rtr::None => self.established = Established::Unreported,
             Rtr::Expect => {}
         }
     }
 
-    /// Puts one frame into the staging buffer; `payload` appends its `segment.len` payload bytes, and takes them into the CRC
-    /// if it gets one. If it fails, nothing is queued.
+    /// Puts one frame into the staging buffer; `payload` appends its `segment.len` payload bytes, and adds
+    /// them to the CRC if it gets one. If it fails, nothing is queued.
     fn emit_staged<E>(
         &mut self,
         segment: &OutSegment,
@@ -68,7 +70,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The same with bytes that are at hand.
+    /// The same with payload in a slice.
     pub(super) fn emit_bytes(&mut self, segment: &OutSegment, bytes: &[u8]) {
         trace::segment(self.qpn, trace::Way::Out, &segment.header, bytes, segment.len as usize);
         let buf = self.out.stage();
@@ -77,7 +79,7 @@ impl Stream {
         self.out.staged(start, true, true);
     }
 
-    /// Queues one frame whose payload stays where it is.
+    /// Queues one frame whose payload is referred to, not copied.
     #[inline(never)]
     fn emit_by_reference(&mut self, segment: &OutSegment, pieces: &[MemSeg]) {
         trace::segment(self.qpn, trace::Way::Out, &segment.header, &[], segment.len as usize);
@@ -104,7 +106,7 @@ impl Stream {
         self.emit_message(message, &request.to_bytes());
     }
 
-    /// Queues an RDMA Read of no bytes; its Response says that all messages so far are placed.
+    /// Queues an RDMA Read of no bytes; its Response shows that all messages so far are placed.
     pub(super) fn emit_empty_read(&mut self) {
         self.emit_read_request(ReadRequest::EMPTY);
         self.reads.push_back(ReadSink::empty(self.tx.read_msn, self.tx.messages));
@@ -116,18 +118,18 @@ impl Stream {
         self.emit_message(Message::Tagged { opcode: Opcode::Write, stag, to }, &[]);
     }
 
-    /// Queues the Immediate Data message that goes behind an RDMA Write, nothing between them.
-    fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool, wish: AckPolicy) {
+    /// Queues the Immediate Data message that directly follows an RDMA Write.
+    fn emit_immediate(&mut self, imm: [u8; 4], solicited: bool, policy: AckPolicy) {
         self.tx.send_msn = self.tx.send_msn.wrapping_add(1);
         let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
         let message = Message::Untagged { opcode, qn: QN_SEND, msn: self.tx.send_msn, invalidate: 0 };
         let mut segment = message.whole(Immediate::LEN as u32);
-        segment.header.set_rsvdulp(self.asks(0, wish));
+        segment.header.set_rsvdulp(self.ack_request_for(0, policy));
         self.tx.messages += 1;
         self.emit_bytes(&segment, &Immediate::of_verbs(imm).to_bytes());
     }
 
-    /// Queues a short message of our own making as one frame.
+    /// Queues a short message of this end's own as one frame.
     pub(super) fn emit_message(&mut self, message: Message, bytes: &[u8]) {
         let len = u32::try_from(bytes.len()).unwrap_or(0);
         self.emit_bytes(&message.whole(len), bytes);
@@ -143,7 +145,7 @@ impl Stream {
 }
 
 impl RcCore {
-    /// Cuts work into frames until enough is ahead of the lower layer or there is none. Part of
+    /// Cuts work into frames until enough is ahead of the lower layer or nothing is left. Part of
     /// [`Self::poll_transmit`].
     #[inline]
     pub(super) fn build(&mut self) {
@@ -155,7 +157,7 @@ impl RcCore {
                 return;
             }
             let sq_ready =
-                !stream.tx.held && self.shell.attr.state == QpState::Rts && self.shell.sq.has_unsent();
+                !stream.tx.stopped && self.shell.attr.state == QpState::Rts && self.shell.sq.has_unsent();
             let response = !stream.requests.is_empty();
             stream.emit_ack(sq_ready || response || stream.tx.current.is_some());
             if let Some(mut current) = stream.tx.current.take() {
@@ -163,7 +165,7 @@ impl RcCore {
                 continue;
             }
             if stream.params.placement_reads && self.shell.sq.next_is_not_answered() {
-                stream.ask_stranger(false);
+                stream.emit_placement_read(false);
             }
             let progressed = if response && !(sq_ready && stream.tx.sq_turn) {
                 stream.tx.sq_turn = true;
@@ -176,10 +178,10 @@ impl RcCore {
             };
             if !progressed {
                 if let Some(stream) = &mut self.stream {
-                    stream.emit_question();
+                    stream.emit_ack_request();
                     stream.tx.all_cut = true;
                     if stream.params.placement_reads && stream.closing.is_none() {
-                        stream.ask_stranger(true);
+                        stream.emit_placement_read(true);
                     }
                 }
                 return;
@@ -197,8 +199,10 @@ impl RcCore {
                             (segment.header.last(), &mut self.stream, self.shell.sq.slot(number))
                             && !slot.op.is_pair()
                         {
-                            let wish = AckPolicy::of(slot, &self.shell);
-                            segment.header.set_rsvdulp(stream.asks(current.segmenter.total(), wish));
+                            let policy = AckPolicy::of(slot, &self.shell);
+                            segment
+                                .header
+                                .set_rsvdulp(stream.ack_request_for(current.segmenter.total(), policy));
                         }
                         self.emit_slot_segment(number, &segment);
                     }
@@ -208,8 +212,8 @@ impl RcCore {
             let Some(stream) = &mut self.stream else { return };
             match current.source {
                 Source::Slot(number) if current.segmenter.finished() => return self.slot_cut(number),
-                // It failed on the way. (A response goes on: only work requests are held.)
-                Source::Slot(_) if stream.tx.held => return,
+                // The work request failed meanwhile. (A response continues: only work requests are stopped.)
+                Source::Slot(_) if stream.tx.stopped => return,
                 Source::Region(_) if current.segmenter.finished() => {
                     stream.responses.push_back(stream.out.queued());
                     return;
@@ -220,7 +224,8 @@ impl RcCore {
                 stream.tx.current = Some(*current);
                 return;
             }
-            // Between segments too: a long message may take longer than the peer should wait.
+            // Between segments too: a long message may take longer than the peer should wait for an
+            // acknowledgement.
             stream.emit_ack(true);
         }
     }
@@ -243,7 +248,7 @@ impl RcCore {
         true
     }
 
-    /// Starts the next work request, if its turn has come. False when it has to wait.
+    /// Starts the next work request, if it may start. False when it has to wait.
     fn start_work_request(&mut self) -> bool {
         let number = self.shell.sq.next;
         let Some(slot) = self.shell.sq.slot(number) else { return false };
@@ -252,12 +257,12 @@ impl RcCore {
             return false;
         }
         let (total, pair) = (slot.total, slot.op.is_pair());
-        let wish = AckPolicy::of(slot, &self.shell);
+        let policy = AckPolicy::of(slot, &self.shell);
         let solicited = slot.flags.contains(SendFlags::SOLICITED);
         let message = match slot.op {
-            // It was posted while the peer was taken for a uwarp end, or not known yet.
+            // It was posted while the peer was assumed to be a uwarp end, or not yet known.
             op if op.wants_uwarp() && !stream.params.peer_is_uwarp => {
-                self.hold(number, WcStatus::LocQpOpErr);
+                self.fail_work_request(number, WcStatus::LocQpOpErr);
                 return true;
             }
             SendOp::Send { invalidate } => {
@@ -274,9 +279,9 @@ impl RcCore {
             SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }
                 if stream.reads.len() >= usize::from(stream.params.ord) =>
             {
-                // No read depth at all can never be mended by waiting.
+                // Without any read depth, waiting does not help.
                 if stream.params.ord == 0 {
-                    self.hold(number, WcStatus::LocQpOpErr);
+                    self.fail_work_request(number, WcStatus::LocQpOpErr);
                     return true;
                 }
                 return false;
@@ -285,11 +290,11 @@ impl RcCore {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => return self.start_atomic(number),
             op @ (SendOp::LocalInvalidate { .. } | SendOp::Bind(_)) => {
                 self.shell.sq.next += 1;
-                // It completes behind what the peer was not asked about.
-                stream.tx.unasked += u64::from(wish.signaled);
+                // It completes after messages that did not request an acknowledgement.
+                stream.tx.unrequested += u64::from(policy.signaled);
                 match self.change_key(op) {
                     Ok(()) => self.mark(number, Phase::Done),
-                    Err(_) => self.hold(number, WcStatus::MwBindErr),
+                    Err(_) => self.fail_work_request(number, WcStatus::MwBindErr),
                 }
                 self.retire();
                 return true;
@@ -299,7 +304,7 @@ impl RcCore {
         if message.header_len() + total as usize <= stream.mulpdu {
             let mut segment = message.whole(total);
             if !pair {
-                segment.header.set_rsvdulp(stream.asks(total, wish));
+                segment.header.set_rsvdulp(stream.ack_request_for(total, policy));
             }
             self.emit_slot_segment(number, &segment);
             self.slot_cut(number);
@@ -310,7 +315,7 @@ impl RcCore {
         true
     }
 
-    /// A work request about a key of this end: nothing of it goes out.
+    /// Carries out a work request about a key of this end; it sends nothing.
     fn change_key(&self, op: SendOp) -> Result<(), mr::AccessError> {
         let (pd, qpn) = (&self.shell.pd, self.shell.qpn);
         match op {
@@ -321,18 +326,19 @@ impl RcCore {
     }
 
     fn start_read(&mut self, number: u64, stag: u32, to: u64, total: u32) -> bool {
-        // The sink is checked before the request goes out: a response that cannot be placed would cost the connection.
+        // The sink is checked before the request is sent: a response that cannot be placed would end the
+        // connection.
         let Some(slot) = self.shell.sq.slot(number).copied() else { return false };
         let pd = self.shell.pd.id();
         let local = &mut self.shell.local;
         let bad = slice_sges(self.shell.sq.sges(&slot), 0, total)
             .any(|part| local.with(part, pd, Access::LOCAL_WRITE, |_| ()).is_err());
         if bad {
-            self.hold(number, WcStatus::LocProtErr);
+            self.fail_work_request(number, WcStatus::LocProtErr);
             return true;
         }
         let Ok(sink_stag) = mr::random_u32() else {
-            self.hold(number, WcStatus::LocQpOpErr);
+            self.fail_work_request(number, WcStatus::LocQpOpErr);
             return true;
         };
         let Some(stream) = &mut self.stream else { return false };
@@ -351,8 +357,8 @@ impl RcCore {
         true
     }
 
-    /// The lower layer cannot read the next byte: the program has unmapped what it posted. The stream has a hole, so
-    /// there is no going on.
+    /// The lower layer cannot read the next byte: the program has unmapped memory that it posted. The stream
+    /// would have a hole, so it cannot continue.
     pub(super) fn unreadable(&mut self) {
         let Some(stream) = self.stream.as_ref().filter(|s| s.closing.is_none()) else { return };
         let taken = stream.out.taken();
@@ -360,7 +366,7 @@ impl RcCore {
             Some(Current { source: Source::Slot(number), .. }) => Some(number),
             _ => None,
         };
-        // Responses are copied, so it is a work request's: the first that is not wholly taken.
+        // Responses are copied, so the byte belongs to a work request: the first that is not wholly taken.
         let number = (self.shell.sq.head..self.shell.sq.next).find(|number| {
             let phase = self.shell.sq.slot(*number).map(|slot| slot.phase);
             matches!(phase, Some(Phase::Sent { end, .. }) if end > taken)
@@ -382,13 +388,13 @@ impl RcCore {
         stream.answered = true;
         stream.hold.sent();
         stream.look_past_waiting();
-        let Some(wish) = self.shell.sq.slot(number).map(|slot| AckPolicy::of(slot, &self.shell)) else {
+        let Some(policy) = self.shell.sq.slot(number).map(|slot| AckPolicy::of(slot, &self.shell)) else {
             return;
         };
-        // A slot that failed on the way keeps its failure.
+        // A slot that has failed meanwhile keeps its failure.
         let Some(slot) = self.shell.sq.slot_mut(number).filter(|s| s.phase == Phase::Posted) else { return };
         if let SendOp::WriteImmediate { imm, .. } = slot.op {
-            stream.emit_immediate(imm, slot.flags.contains(SendFlags::SOLICITED), wish);
+            stream.emit_immediate(imm, slot.flags.contains(SendFlags::SOLICITED), policy);
         }
         slot.phase = Phase::Sent { end: stream.out.queued(), message: stream.tx.messages };
     }
@@ -399,14 +405,16 @@ impl RcCore {
         }
     }
 
-    /// The work request fails by its own fault: no later one starts, earlier ones complete, then the queue pair fails.
-    pub(super) fn hold(&mut self, number: u64, status: WcStatus) {
+    /// The work request fails because of a local error: no later one starts, earlier ones complete, then the
+    /// queue pair fails.
+    pub(super) fn fail_work_request(&mut self, number: u64, status: WcStatus) {
         self.mark(number, Phase::Failed(status));
         if let Some(stream) = &mut self.stream {
             stream.tx.stop();
-            // Nothing starts after this one, and if it asked, the peer will not see it.
-            stream.tx.asked = stream.tx.asked.min(stream.acked);
-            stream.tx.unasked = 1;
+            // Nothing starts after this one, and if it requested an acknowledgement, the peer will not see
+            // the request.
+            stream.tx.requested = stream.tx.requested.min(stream.acked);
+            stream.tx.unrequested = 1;
         }
         self.retire();
     }
@@ -424,7 +432,7 @@ impl RcCore {
         let ok =
             emit_parts(stream, segment, parts, &mut self.shell.local, self.shell.pd.id(), Access::empty());
         if ok.is_err() {
-            self.hold(number, WcStatus::LocProtErr);
+            self.fail_work_request(number, WcStatus::LocProtErr);
         }
     }
 
@@ -433,7 +441,7 @@ impl RcCore {
         let at = request.to.wrapping_add(u64::from(segment.offset));
         let part =
             (segment.len > 0).then_some(Part { stag: request.stag, to: at, len: segment.len as usize });
-        // Checked when the request came, and again here: the region may have gone since.
+        // Checked when the request came, and again here: the region may have been deregistered since.
         let need = Access::REMOTE_READ;
         if let Err(e) =
             emit_parts(stream, segment, part.into_iter(), &mut self.remote, self.shell.pd.id(), need)
@@ -452,8 +460,8 @@ fn emit_parts(
     pd: u32,
     need: Access,
 ) -> Result<(), mr::AccessError> {
-    // What the peer reads is copied at once: the program may take the region back while it is on its way, and it must not be read
-    // any more then. With a CRC, the framing takes no references.
+    // What the peer reads is copied at once: the program may deregister the region while the bytes wait, and
+    // then they must not be read any more. With a CRC, the framing takes no references.
     let promised = !need.contains(Access::REMOTE_READ);
     if !promised || !stream.sender.takes_reference(segment) {
         return stream.emit_staged(segment, |buf, mut crc| {
@@ -466,7 +474,7 @@ fn emit_parts(
             Ok(())
         });
     }
-    // Up to a few pieces without allocation; a longer list is rare and pays for it.
+    // A few pieces need no allocation; a longer list is rare and pays for one.
     let mut pieces = Pieces::default();
     let mut pins = Pieces::default();
     for part in parts {
@@ -478,5 +486,5 @@ fn emit_parts(
     Ok(())
 }
 
-/// A list that is nearly always of one or two.
+/// A list that nearly always has one or two elements.
 type Pieces<T> = smallvec::SmallVec<[T; 2]>;

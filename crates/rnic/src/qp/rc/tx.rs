@@ -1,14 +1,14 @@
-//! How far the way out has come: the message that is being cut, and the numbers of each queue.
+//! State of sending: the message that is being cut, and the numbers of each queue.
 
 use uwarp_proto::tx::Segmenter;
 
 use super::reads::ReadSource;
 
-/// The message being cut, and what the untagged queues are numbered to.
+/// The message being cut, and the last MSN of each untagged queue.
 #[derive(Debug)]
 pub(super) struct Tx {
     pub current: Option<Current>,
-    /// The responder may send: the first frame arrived.
+    /// Sending is allowed: always for the initiator, and for the responder once the first frame arrived.
     pub open: bool,
     pub send_msn: u32,
     pub read_msn: u32,
@@ -16,22 +16,22 @@ pub(super) struct Tx {
     pub ack_msn: u32,
     /// Sends and Writes cut so far.
     pub messages: u64,
-    /// The last of them that the peer was asked to tell of.
-    pub asked: u64,
-    /// Signalled ones among them: all, and those behind the last that asked.
+    /// The last of them that requested an acknowledgement.
+    pub requested: u64,
+    /// Signalled ones among them: all, and those after the last request.
     pub signaled: u64,
-    pub unasked: u64,
-    /// Of `messages`, the last one before which there was an unsignalled one.
+    pub unrequested: u64,
+    /// The value of `messages` when the last unsignalled one was cut.
     pub unsignaled_at: u64,
-    /// Messages that the peer had sent when the last signalled one was cut.
-    pub heard: u64,
-    /// It is to be asked about the last ones.
-    pub ask: bool,
+    /// Messages of the peer that were placed when the last signalled one was cut.
+    pub placed_at_signaled: u64,
+    /// An acknowledgement of the last ones must be requested.
+    pub request_due: bool,
     /// A work request failed locally; no later one starts.
-    pub held: bool,
-    /// A read response went out last: the send queue has its turn.
+    pub stopped: bool,
+    /// A Read Response was sent last: it is the send queue's turn.
     pub sq_turn: bool,
-    /// All that may go out was cut when this was last tried.
+    /// Everything that may be sent was cut at the last attempt.
     pub all_cut: bool,
 }
 
@@ -59,19 +59,19 @@ impl Tx {
             atomic_msn: 0,
             ack_msn: 0,
             messages: 0,
-            asked: 0,
+            requested: 0,
             signaled: 0,
-            unasked: 0,
+            unrequested: 0,
             unsignaled_at: 0,
-            heard: 0,
-            ask: false,
-            held: false,
+            placed_at_signaled: 0,
+            request_due: false,
+            stopped: false,
             sq_turn: false,
             all_cut: false,
         }
     }
 
-    /// Gives the next message of every queue this MSN.
+    /// The next message of every queue gets this MSN.
     pub fn set_msn(&mut self, msn: u32) {
         let last = msn.wrapping_sub(1);
         (self.send_msn, self.read_msn, self.ack_msn) = (last, last, last);
@@ -95,7 +95,7 @@ impl Tx {
         self.ack_msn
     }
 
-    /// Messages whose placement the peer counts, so far.
+    /// Messages sent so far whose placement the peer counts.
     pub fn messages(&self) -> u64 {
         self.messages
     }
@@ -113,6 +113,6 @@ impl Tx {
     /// Forgets the message being cut.
     pub fn stop(&mut self) {
         self.current = None;
-        self.held = true;
+        self.stopped = true;
     }
 }

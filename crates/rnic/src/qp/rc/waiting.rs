@@ -1,4 +1,4 @@
-//! Sends that wait for a receive: in the stream, set aside, or in line at the shared receive queue
+//! Sends that wait for a receive: in the stream, buffered, or in the line at the shared receive queue
 //! (docs/adr/004).
 
 use uwarp_proto::rx::Segment;
@@ -9,23 +9,23 @@ use super::stream::{OffendingSegment, Stream};
 use super::timers::{Now, Timer};
 
 impl Stream {
-    /// Whether work requests of ours wait for what the peer still has to send.
+    /// Whether work requests of this end wait for something that the peer still has to send.
     fn awaits_peer(&self) -> bool {
         !self.reads.is_empty() || self.tx.messages() > self.completes_to()
     }
 
-    /// A work request of ours now waits for the peer: what it waits for may have to come past a Send that
-    /// waits here.
+    /// A work request of this end now waits for the peer. What it waits for may be behind a Send that waits
+    /// here.
     pub(super) fn look_past_waiting(&mut self) {
-        if self.stalled && self.awaits_peer() && self.aside.has_room(self.mulpdu) {
+        if self.stalled && self.awaits_peer() && self.buffered.has_room(self.mulpdu) {
             self.stalled = false;
         }
     }
 }
 
 impl RcCore {
-    /// Whether there is a receive for the Send at hand; takes one from the shared receive queue if need be.
-    /// If there is none, the queue pair gets in line there.
+    /// Whether there is a receive for the present Send; takes one from the shared receive queue if necessary.
+    /// If there is none, the queue pair enters the line there.
     pub(super) fn find_receive(&mut self) -> bool {
         if self.shell.rq.front().is_some() {
             return true;
@@ -41,49 +41,49 @@ impl RcCore {
 
     /// Whether a Send waits for a receive to be posted.
     pub fn awaits_receive(&self) -> bool {
-        self.stream.as_ref().is_some_and(|s| s.stalled || !s.aside.is_empty())
+        self.stream.as_ref().is_some_and(|s| s.stalled || !s.buffered.is_empty())
     }
 
-    /// Sets aside a segment of a Send for which there is no receive, or a Read Request behind one; false when
-    /// the stream has to wait with it: nothing behind it is waited for, or too much is set aside already.
-    pub(super) fn set_aside(&mut self, segment: &Segment, ulpdu: &[u8]) -> bool {
+    /// Buffers a segment of a Send without a receive, or a Read Request behind one. Returns false when the
+    /// stream must stop there: this end waits for nothing behind it, or too much is buffered already.
+    pub(super) fn buffer_segment(&mut self, segment: &Segment, ulpdu: &[u8]) -> bool {
         let Some(stream) = &mut self.stream else { return false };
-        let first = stream.aside.is_empty();
+        let first = stream.buffered.is_empty();
         let written = stream.written_before();
-        if !stream.awaits_peer() || !stream.aside.push(*segment, ulpdu, written) {
+        if !stream.awaits_peer() || !stream.buffered.push(*segment, ulpdu, written) {
             return false;
         }
         if first {
             stream.waiting = Some(OffendingSegment::new(segment));
         }
         stream.rx.commit(segment);
-        stream.came(segment);
+        stream.note_receive(segment);
         true
     }
 
-    /// Receives may have been posted: places what was set aside as far as they reach. The owner calls
-    /// [`Self::handle_input`] next, with the input that was left.
+    /// Receives may have been posted: places buffered segments as far as there are receives. The owner then
+    /// calls [`Self::handle_input`] with the input that was left.
     pub fn resume(&mut self, now: &Now) {
-        // The next wait has its own time.
+        // The next wait has its own time limit.
         self.timers.clear(Timer::Receive);
         self.timers.clear(Timer::HangUp);
         if let Some(stream) = &mut self.stream {
             stream.stalled = false;
         }
-        while let Some(first) = self.stream.as_ref().and_then(|s| s.aside.first()) {
+        while let Some(first) = self.stream.as_ref().and_then(|s| s.buffered.first()) {
             let answered = matches!(first.info.delivery, Delivery::ReadRequest | Delivery::AtomicRequest);
             if !answered && !self.find_receive() {
                 break;
             }
-            let Some(next) = self.stream.as_mut().and_then(|s| s.aside.pop()) else { break };
+            let Some(next) = self.stream.as_mut().and_then(|s| s.buffered.pop()) else { break };
             self.place_checked(&next.segment, &next.ulpdu, next.written);
             if let Some(stream) = &mut self.stream {
-                // Whether the peer asked for it was not kept.
+                // It is not known whether the peer requested an acknowledgement, so assume that it did.
                 stream.count_placed(next.behind, true);
             }
         }
         if let Some(stream) = &mut self.stream
-            && let Some(first) = stream.aside.first()
+            && let Some(first) = stream.buffered.first()
         {
             stream.waiting = Some(OffendingSegment::new(first));
         }
@@ -91,18 +91,18 @@ impl RcCore {
         self.set_deadlines(now);
     }
 
-    /// With Sends set aside and nothing to wait for from the peer any more, nothing is to be received until
-    /// there are receives.
+    /// If Sends are buffered and this end waits for nothing from the peer, nothing is received until there
+    /// are receives.
     pub(super) fn wait_if_nothing_else_comes(&mut self) {
         if let Some(stream) = &mut self.stream
-            && !stream.aside.is_empty()
+            && !stream.buffered.is_empty()
             && !stream.awaits_peer()
         {
             stream.stalled = true;
         }
     }
 
-    /// Nothing more comes from the peer: Sends that were set aside are all that is left to wait with.
+    /// The peer sends no more: only the buffered Sends still wait.
     pub(super) fn stall(&mut self) {
         if let Some(stream) = &mut self.stream {
             stream.stalled = true;
