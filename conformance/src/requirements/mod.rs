@@ -198,6 +198,10 @@ pub fn is_test(name: &str, file: &str, text: &str, attacks: &str) -> bool {
         let listed = attacks.contains(&format!("{module}::{name},"));
         return listed && text.contains(&format!("pub fn {name}("));
     }
+    // A list of the model's scenarios, of which a macro makes tests.
+    if file == "crates/model/tests/schedules.rs" {
+        return text.split_whitespace().any(|word| word.trim_end_matches(';') == name);
+    }
     if text.contains(&format!("\"{name}\"")) {
         return true;
     }

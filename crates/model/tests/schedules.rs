@@ -18,7 +18,9 @@ scenarios! {
     locks:
         no_readiness_is_lost
         deregistering_waits_for_uses
-        rights_change_beside_uses_and_invalidation;
+        rights_change_beside_uses_and_invalidation
+        a_region_with_windows_is_busy_or_gone
+        a_window_goes_once_and_its_region_after_it;
     rings:
         no_completion_comes_between_arming_and_sleeping
         completions_come_out_once

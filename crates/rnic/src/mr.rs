@@ -299,7 +299,9 @@ impl Mr {
     /// lasts longer than one system call). A second call does nothing. Returns false and does nothing while
     /// memory windows are bound to the region.
     pub fn deregister(&self) -> bool {
-        if !self.invalidate() && self.has_windows() {
+        // Not whether it has windows now: the last one may have gone in between, by a peer's Send with
+        // Invalidate, and the key would be good while the program frees the memory.
+        if !self.invalidate() && self.valid.load(Ordering::SeqCst) {
             return false;
         }
         self.wait_for_users();

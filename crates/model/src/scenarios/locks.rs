@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uwarp_rnic::Pd;
 
 use crate::attended::Attended;
-use crate::mr::{self, Access, Mr, MrCache, Part};
+use crate::mr::{self, Access, Bind, Mr, MrCache, Part, WindowType};
 use crate::sync::{AtomicBool, Ordering, yield_now};
 use crate::sys::{Thread, start};
 
@@ -168,4 +168,86 @@ pub fn rights_change_beside_uses_and_invalidation() {
     user.join();
     assert!(MrCache::default().find(part.stag).is_none(), "a key that was taken back is valid");
     new.deregister();
+}
+
+/// A region and a window of type 2 that queue pair 1 has bound to all of it.
+fn region_with_a_window(pd: &Arc<Pd>) -> (Arc<Mr>, Bind) {
+    let mr = Mr::register(pd, 0x1000, 64, 0x1000, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let key = mr::add_window(pd.id(), WindowType::Two).unwrap();
+    let bind = Bind { key, region: mr.stag(), addr: 0x1000, len: 64, access: Access::REMOTE_WRITE };
+    mr::bind_window(pd, 1, &bind).unwrap();
+    (mr, bind)
+}
+
+/// The program may free memory once its region is deregistered, although the peer takes the last window
+/// away at that moment, writes through it, and the program binds it again.
+pub fn a_region_with_windows_is_busy_or_gone() {
+    let pd = Pd::new();
+    let (mr, bind) = region_with_a_window(&pd);
+    let freed = Arc::new(AtomicBool::new(false));
+    let part = Part { stag: bind.key, to: 0x1000, len: 8 };
+    let user = {
+        let (freed, pd) = (freed.clone(), pd.clone());
+        start(move || {
+            let mut peer = MrCache::of_peer(1);
+            for _ in 0..2 {
+                let _ = peer.with(part, pd.id(), Access::REMOTE_WRITE, |_| {
+                    assert!(!freed.load(Ordering::SeqCst), "memory is used that was given back");
+                    yield_now();
+                    assert!(!freed.load(Ordering::SeqCst), "memory was given back while it is used");
+                });
+            }
+        })
+    };
+    let peer = {
+        let pd = pd.clone();
+        start(move || {
+            let _ = mr::invalidate_remotely(bind.key, &pd, 1);
+        })
+    };
+    let program = {
+        let pd = pd.clone();
+        start(move || {
+            if mr::bind_window(&pd, 1, &bind).is_ok() {
+                let _ = mr::invalidate(bind.key, pd.id(), 1);
+            }
+        })
+    };
+    while !mr.deregister() {
+        yield_now();
+    }
+    freed.store(true, Ordering::SeqCst);
+    assert!(MrCache::default().find(mr.stag()).is_none(), "the key of a deregistered region is good");
+    assert!(mr::bind_window(&pd, 1, &bind).is_err(), "a window is bound to a region that is gone");
+    [user, peer, program].into_iter().for_each(Thread::join);
+    mr::remove_window(bind.key);
+}
+
+/// The program deallocates a window while its queue pair is moved to RESET and the peer writes: the window
+/// goes once, and its region can go when nobody uses the memory any more.
+pub fn a_window_goes_once_and_its_region_after_it() {
+    let pd = Pd::new();
+    let (mr, bind) = region_with_a_window(&pd);
+    let part = Part { stag: bind.key, to: 0x1000, len: 8 };
+    let gone = Arc::new(AtomicBool::new(false));
+    let user = {
+        let (gone, pd) = (gone.clone(), pd.clone());
+        start(move || {
+            let mut peer = MrCache::of_peer(1);
+            for _ in 0..2 {
+                let _ = peer.with(part, pd.id(), Access::REMOTE_WRITE, |_| {
+                    assert!(!gone.load(Ordering::SeqCst), "a window is used that is no more");
+                    yield_now();
+                    assert!(!gone.load(Ordering::SeqCst), "a window went while it was used");
+                });
+            }
+        })
+    };
+    let reset = start(|| mr::unbind_windows_of(1));
+    mr::remove_window(bind.key);
+    reset.join();
+    // RESET waits for no use; the region waits for all.
+    assert!(mr.deregister(), "a region has windows that are gone");
+    gone.store(true, Ordering::SeqCst);
+    user.join();
 }
