@@ -1,16 +1,19 @@
 //! Arbitrary bytes from the peer between arbitrary calls of the program, in any order: posts, state changes,
-//! registration and its end, invalidation, disconnect. Shared by a property test and a fuzz target.
+//! registration and its end, memory windows, invalidation, disconnect. Shared by a property test and a fuzz
+//! target.
 //!
 //! The input is a list of steps: a byte that says which, then the step's own bytes. What must hold:
 //! - no panic, and an end;
 //! - memory that may not be written at a moment (no region, or one without any right to write) does not
 //!   change;
 //! - a work request that was posted completes once at most, once exactly if the queue pair was never reset,
-//!   and not after a reset.
+//!   and not after a reset;
+//! - memory that only windows show is written within them, and not when there is none.
 
 use std::sync::Arc;
 
 use uwarp_proto::framing::{Framing, Mpa};
+use uwarp_rnic::mr::{self, Bind, MrCache, WindowType};
 use uwarp_rnic::qp::{QpModify, QpState, Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge};
 use uwarp_wire::rdmap::{Control, Opcode};
@@ -18,6 +21,7 @@ use uwarp_wire::{crc, ddp};
 
 use crate::Side::B;
 use crate::net::NetParams;
+use crate::workload::queue_pair_numbers;
 use crate::{Arena, EndConfig, World};
 
 const FILL: u8 = 0x5A;
@@ -25,6 +29,11 @@ const FILL: u8 = 0x5A;
 const SLOT: usize = 4096;
 const HALF: usize = SLOT / 2;
 const SLOTS: usize = 6;
+/// The slot behind them: no work request names its region, only windows do.
+const PANE: usize = SLOTS;
+/// What windows can show of it.
+const SHOWN: std::ops::Range<usize> = 256..256 + 255 * 6;
+const WINDOWS: [WindowType; 3] = [WindowType::One, WindowType::Two, WindowType::Two];
 /// Steps after which the rest of the input is left alone.
 const MOST: usize = 300;
 
@@ -43,6 +52,11 @@ struct Run {
     memory: Arena,
     stranger: Arc<Pd>,
     slots: [Slot; SLOTS],
+    pane: Arc<Mr>,
+    /// The last key of each window that is allocated.
+    windows: [Option<u32>; WINDOWS.len()],
+    /// What the pane held when the last of them went.
+    shut: Option<Vec<u8>>,
     next_id: u64,
     /// Work requests not completed: id, and whether a completion is certain.
     sends: Vec<(u64, bool)>,
@@ -96,12 +110,18 @@ pub fn check(bytes: &[u8]) {
 impl Run {
     fn new(flags: u8, more: u8) -> Self {
         let bit = |n: u8| flags >> n & 1 == 1;
-        let config =
-            EndConfig { sq_sig_all: more & 1 != 0, shared_recv: more & 2 != 0, ..EndConfig::default() };
+        let config = EndConfig {
+            sq_sig_all: more & 1 != 0,
+            shared_recv: more & 2 != 0,
+            qpn: queue_pair_numbers()[0],
+            ..EndConfig::default()
+        };
         let mut world = World::new(0, [config; 2], NetParams::default(), [None, None]);
-        let memory = Arena::from_bytes(&vec![FILL; SLOTS * SLOT]);
+        let memory = Arena::from_bytes(&vec![FILL; (SLOTS + 1) * SLOT]);
         let end = world.end(B);
         end.init();
+        let rights = Access::LOCAL_WRITE | Access::MW_BIND;
+        let pane = memory.register(&end.pd, PANE * SLOT, HALF, rights);
         let params = StreamParams {
             initiator: !bit(7),
             framing: Framing::Mpa(Mpa { crc: true, receive_markers: bit(1), send_markers: bit(5) }),
@@ -121,6 +141,9 @@ impl Run {
             memory,
             stranger: Pd::new(),
             slots: Default::default(),
+            pane,
+            windows: [None; WINDOWS.len()],
+            shut: None,
             next_id: 0,
             sends: Vec::new(),
             recvs: Vec::new(),
@@ -154,10 +177,9 @@ impl Run {
             9 => self.modify(bytes),
             10 => {
                 let slot = usize::from(bytes.byte()) % SLOTS;
-                if let Some(region) = self.slots[slot].region.take() {
-                    region.deregister();
+                if self.deregister(slot) {
+                    self.freeze(slot);
                 }
-                self.freeze(slot);
             }
             11 => {
                 let (slot, access) = (usize::from(bytes.byte()) % SLOTS, bytes.byte());
@@ -167,8 +189,8 @@ impl Run {
                 // As a work request on another queue pair of the program's would do it.
                 let slot = usize::from(bytes.byte()) % SLOTS;
                 if let Some(region) = &self.slots[slot].region {
-                    region.invalidate();
-                    self.freeze(slot);
+                    let gone = region.invalidate() || region.enter().is_none();
+                    gone.then(|| self.freeze(slot));
                 }
             }
             13 => self.world.settle_for(u64::from(bytes.byte()) * 1_000_000),
@@ -180,6 +202,8 @@ impl Run {
             _ => match bytes.byte() % 8 {
                 0 => self.world.disconnect(B),
                 1 => self.world.inject_end(B),
+                2 | 3 => self.bind(bytes),
+                4 => self.deallocate(usize::from(bytes.byte()) % WINDOWS.len()),
                 _ => self.settle(),
             },
         }
@@ -217,17 +241,63 @@ impl Run {
         };
         let flags = SendFlags::from_bits_truncate(u32::from(bytes.byte()) & 0xF);
         let sges = self.sges(bytes);
-        let wr_id = self.next_id;
-        self.next_id += 1;
         // What is invalidated here is not written from then on; which moment that is the queue pair decides.
         let named = self.slots.iter().position(|slot| slot.stag == stag);
-        if self.world.post_send(B, &SendWr { wr_id, op, flags, sges: &sges }).is_ok() {
-            let certain = flags.contains(SendFlags::SIGNALED) || self.world.end(B).core.query().sq_sig_all;
-            self.sends.push((wr_id, certain));
-        }
+        self.post(op, flags, &sges);
         if let (SendOp::LocalInvalidate { .. }, Some(slot)) = (op, named) {
             self.slots[slot].frozen = None;
         }
+    }
+
+    fn post(&mut self, op: SendOp, flags: SendFlags, sges: &[Sge]) {
+        let wr_id = self.next_id;
+        self.next_id += 1;
+        if self.world.post_send(B, &SendWr { wr_id, op, flags, sges }).is_ok() {
+            let certain = flags.contains(SendFlags::SIGNALED) || self.world.end(B).core.query().sq_sig_all;
+            self.sends.push((wr_id, certain));
+        }
+    }
+
+    /// Binds a window, which is allocated if it is not, to a part of the pane mostly.
+    fn bind(&mut self, bytes: &mut Bytes<'_>) {
+        let (n, slot) = (usize::from(bytes.byte()) % WINDOWS.len(), usize::from(bytes.byte()));
+        let (at, len, access) = (bytes.byte(), bytes.byte(), bytes.byte());
+        let pd = self.world.end(B).pd.id();
+        let name = *self.windows[n].get_or_insert_with(|| mr::add_window(pd, WINDOWS[n]).expect("a key"));
+        let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::ZERO_BASED;
+        let (region, start, unit) = match self.slots.get(slot) {
+            Some(known) => (known.stag, slot * SLOT, 9),
+            None => (self.pane.stag(), PANE * SLOT + SHOWN.start, 3),
+        };
+        let bind = Bind {
+            key: name & !0xFF | u32::from(bytes.byte()),
+            region,
+            addr: self.memory.addr(start + usize::from(at) * unit),
+            len: u64::from(len) * unit as u64,
+            access: Access::from_bits_truncate(u32::from(access)) & rights,
+        };
+        self.windows[n] = Some(bind.key);
+        self.shut = None;
+        let flags = SendFlags::from_bits_truncate(u32::from(bytes.byte()) & 0xF);
+        self.post(SendOp::Bind(bind), flags, &[]);
+    }
+
+    fn deallocate(&mut self, n: usize) {
+        if let Some(key) = self.windows[n].take() {
+            mr::remove_window(key);
+        }
+        if self.windows.iter().all(Option::is_none) {
+            self.shut = Some(self.memory.read(PANE * SLOT, SLOT));
+        }
+    }
+
+    /// Whether the slot has no region any more. One with windows stays.
+    fn deregister(&mut self, slot: usize) -> bool {
+        let place = &mut self.slots[slot].region;
+        if place.as_ref().is_none_or(|region| region.deregister()) {
+            *place = None;
+        }
+        place.is_none()
     }
 
     fn modify(&mut self, bytes: &mut Bytes<'_>) {
@@ -256,14 +326,16 @@ impl Run {
             .collect()
     }
 
-    /// A key by a small number: a region's, valid or not.
+    /// A key by a small number: a region's or a window's, valid or not.
     fn key(&self, n: u8) -> u32 {
-        self.slots.get(usize::from(n)).map_or(u32::from(n), |slot| slot.stag)
+        let number = usize::from(n);
+        let window = || number.checked_sub(SLOTS).and_then(|n| *self.windows.get(n)?);
+        self.slots.get(number).map(|slot| slot.stag).or_else(window).unwrap_or(n.into())
     }
 
     fn register(&mut self, slot: usize, access: u8) {
-        if let Some(old) = self.slots[slot].region.take() {
-            old.deregister();
+        if !self.deregister(slot) {
+            return;
         }
         // Zero-based ones too.
         let mut access = Access::from_bits_truncate(u32::from(access) & 0x37);
@@ -296,19 +368,21 @@ impl Run {
             *control = *control & 0x3F | 0x40;
         }
         let name = |field: &mut [u8]| {
-            if let [0, 0, 0, n] = *field
-                && let Some(slot) = self.slots.get(usize::from(n))
-            {
-                field.copy_from_slice(&slot.stag.to_be_bytes());
+            if let [0, 0, 0, n] = *field {
+                field.copy_from_slice(&self.key(n).to_be_bytes());
             }
         };
         let address = |field: &mut [u8]| {
             // An offset into a slot stands for its address.
             if let [0, 0, 0, 0, 0, slot, high, low] = *field
-                && usize::from(slot) < SLOTS
+                && usize::from(slot) <= PANE
             {
                 let at = usize::from(slot) * SLOT + usize::from(u16::from_be_bytes([high, low])) % SLOT;
                 field.copy_from_slice(&self.memory.addr(at).to_be_bytes());
+            }
+            // Offsets from zero.
+            if let [0, 0, 0, 0, 1, _, high, low] = *field {
+                field.copy_from_slice(&u64::from(u16::from_be_bytes([high, low])).to_be_bytes());
             }
         };
         if let Some(field) = ulpdu.get_mut(2..6) {
@@ -319,9 +393,14 @@ impl Run {
         {
             address(field);
         }
-        let source = ddp::Untagged::LEN + 16;
-        if ulpdu.get(1).is_some_and(|b| Control::parse(*b).opcode == Opcode::ReadRequest)
-            && let Some(fields) = ulpdu.get_mut(source..source + 12)
+        // Where requests name their source, or the word to change.
+        let named = match ulpdu.get(1).map(|b| Control::parse(*b).opcode) {
+            Some(Opcode::ReadRequest) => Some(ddp::Untagged::LEN + 16),
+            Some(Opcode::AtomicRequest) => Some(ddp::Untagged::LEN + 8),
+            _ => None,
+        };
+        if let Some(at) = named
+            && let Some(fields) = ulpdu.get_mut(at..at + 12)
         {
             let (stag, to) = fields.split_at_mut(4);
             name(stag);
@@ -372,6 +451,10 @@ impl Run {
                 assert!(*frozen == self.memory.read(n * SLOT, HALF), "slot {n} was written, and nobody may");
             }
         }
+        let pane = self.memory.read(PANE * SLOT, SLOT);
+        assert!(self.shut.as_ref().is_none_or(|shut| *shut == pane), "written, and there is no window");
+        let beside = pane.iter().enumerate().filter(|(at, _)| !SHOWN.contains(at));
+        assert!(beside.map(|(_, byte)| *byte).all(|byte| byte == FILL), "written beside every window");
     }
 
     fn end(mut self) {
@@ -389,7 +472,30 @@ impl Run {
             // Shared receives are the other queue pairs' too.
             assert!(shared || self.recvs.is_empty(), "receives {:?} never completed", self.recvs);
         }
+        self.take_back();
         let told = self.world.end(B).disconnected.len();
         assert!(told <= 1, "the end was told {told} times");
+    }
+
+    /// RESET takes away what the queue pair has bound; then everything else can go.
+    fn take_back(&mut self) {
+        let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
+        self.world.end(B).core.modify(&reset).expect("always allowed");
+        for (key, kind) in self.windows.iter().zip(WINDOWS) {
+            let bound = key.is_some_and(|key| MrCache::default().find(key).is_some());
+            assert!(!bound || kind == WindowType::One, "a window of type 2 is there after RESET");
+        }
+        (0..WINDOWS.len()).for_each(|n| self.deallocate(n));
+        let regions = self.slots.iter().filter_map(|slot| slot.region.as_ref());
+        for region in regions.chain([&self.pane]) {
+            assert!(region.deregister(), "a region has windows that are gone");
+        }
+    }
+}
+
+/// The process knows all windows, and millions of runs are in one.
+impl Drop for Run {
+    fn drop(&mut self) {
+        (0..WINDOWS.len()).for_each(|n| self.deallocate(n));
     }
 }

@@ -59,7 +59,22 @@ fn step() -> impl Strategy<Value = Vec<u8>> {
         args.insert(0, kind);
         args
     });
-    prop_oneof![frame, call]
+    // Binds a window, mostly to what only windows show, and takes it away now and then.
+    let bind =
+        (0u8..3, 5u8..8, any::<u8>(), 1u8.., any::<[u8; 3]>()).prop_map(|(window, slot, at, len, rest)| {
+            vec![15, 2, window, slot, at, len, rest[0], rest[1], rest[2]]
+        });
+    let deallocate = (0u8..3).prop_map(|window| vec![15, 4, window]);
+    prop_oneof![8 => frame, 8 => call, 3 => bind, 1 => deallocate]
+}
+
+/// Offsets that `interleave` makes addresses of, or takes as they are.
+fn offset() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        4 => small(),
+        1 => (250u32..1_800).prop_map(|at| 6 << 16 | at),
+        1 => (0u32..1_800).prop_map(|at| 1 << 24 | at),
+    ]
 }
 
 fn small() -> impl Strategy<Value = u32> {
@@ -72,21 +87,26 @@ fn segment() -> impl Strategy<Value = Vec<u8>> {
         any::<bool>(),
         prop::bool::weighted(0.8),
         0u8..12,
-        [small(), small(), small(), small()],
+        (small(), offset(), small(), small()),
         payload,
         any::<bool>(),
     )
-        .prop_map(|(tagged, last, opcode, [a, b, c, d], len, request)| {
+        .prop_map(|(tagged, last, opcode, (a, b, c, d), len, request)| {
             let mut out = vec![u8::from(tagged) << 7 | u8::from(last) << 6 | 1, 0x40 | opcode];
             out.extend(a.to_be_bytes());
             if tagged {
                 out.extend(u64::from(b).to_be_bytes());
             } else {
-                for field in [b, c, d] {
+                for field in [if b > 0xFFFF { b >> 16 } else { b }, c, d] {
                     out.extend(field.to_be_bytes());
                 }
             }
-            if request {
+            if opcode == 10 {
+                // An Atomic Request: the operation, its number, the target, data, masks.
+                for field in [c % 4, d, a, 0, b, 0, 1, u32::MAX, u32::MAX, 0, 1, u32::MAX, u32::MAX] {
+                    out.extend(field.to_be_bytes());
+                }
+            } else if request {
                 for field in [1, 0, 0, a.min(3000), b, 0, c] {
                     out.extend(field.to_be_bytes());
                 }

@@ -2,7 +2,7 @@
 
 use uwarp_rnic::qp::QpCaps;
 
-use super::{Abort, Kind, Op, Plan, StreamPlan};
+use super::{Abort, Kind, Op, Plan, StreamPlan, WindowPlan};
 use crate::net::{Fault, NetParams};
 use crate::{Side, Time};
 
@@ -32,7 +32,8 @@ impl Source<'_> {
         Side::BOTH[usize::from(byte & 1)]
     }
 
-    fn op(&mut self) -> Op {
+    /// `windows`: 0 for none, 1 for those of type 1, 2 for type 2, 3 for both.
+    fn op(&mut self, windows: u8) -> Op {
         let (what, flags, scale) = (self.byte(), self.byte(), self.byte());
         let kind = [
             Kind::Send,
@@ -55,6 +56,8 @@ impl Source<'_> {
         let len = u32::from(self.short()) >> (scale & 15);
         let cuts = (0..what >> 4 & 3).map(|_| self.short()).collect();
         let peer_cuts = (0..what >> 6 & 3).map(|_| self.short()).collect();
+        let two = if windows == 3 { Self::bit(scale, 6) } else { windows == 2 };
+        let window = WindowPlan { two, zero_based: Self::bit(scale, 4), again: Self::bit(scale, 5) };
         Op {
             side: Self::side(what),
             kind,
@@ -66,6 +69,7 @@ impl Source<'_> {
             fence: Self::bit(flags, 1),
             solicited: Self::bit(flags, 2),
             inline: Self::bit(flags, 3),
+            window: (windows > 0).then_some(window),
             at: Time::from(flags >> 4) * 10_000,
             recv_at: if Self::bit(flags, 7) { Time::from(scale) * 5_000 } else { 0 },
         }
@@ -112,6 +116,7 @@ impl Plan {
             4 => abort = Some((at * 20, Abort::Disconnect(side))),
             5 => abort = Some((at * 20, Abort::Error(side))),
             6 => abort = Some((at * 20, Abort::Reset(side))),
+            7 if bit(c, 7) => abort = Some((at * 20, Abort::Unbind(side, u16::from(trouble >> 3)))),
             7 => abort = Some((at * 20, Abort::Deregister(side, u16::from(trouble >> 3)))),
             _ => {}
         }
@@ -125,7 +130,7 @@ impl Plan {
         };
         let mut ops = Vec::new();
         while !s.0.is_empty() && ops.len() < Self::MOST {
-            ops.push(s.op());
+            ops.push(s.op(b >> 6));
         }
         let (shared_recv, one_region, sq_sig_all) = (bit(c, 6), bit(e, 6), bit(e, 7));
         Self { seed, stream, net, faults, abort, caps, shared_recv, one_region, sq_sig_all, ops }

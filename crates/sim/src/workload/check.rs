@@ -1,10 +1,12 @@
 //! What must hold after a run.
 
+use std::sync::Arc;
+
 use uwarp_rnic::qp::{Disconnect, QpState};
-use uwarp_rnic::{EventKind, SendOp, Wc, WcFlags, WcOpcode, WcStatus};
+use uwarp_rnic::{Access, EventKind, Mr, SendFlags, SendOp, Wc, WcFlags, WcOpcode, WcStatus};
 use uwarp_wire::terminate::{Mpa, TerminateError};
 
-use super::layout::{Built, Effect, Layout};
+use super::layout::{Built, Effect, Frozen, Layout, is_valid};
 use super::{Abort, Kind, Plan, RECV_ID, Report};
 use crate::Side;
 use crate::net::Fault;
@@ -15,14 +17,14 @@ pub(super) fn complete(plan: &Plan, layout: &Layout, report: &Report, sends: [us
         let i = side.index();
         assert_eq!(sends[i], layout.sends[i].len(), "{side:?}: not all work requests could be posted");
         assert_eq!(recvs[i], layout.recvs[i].len(), "{side:?}: not all receives could be posted");
-        let qpn = 0x100 + side as u32;
+        let qpn = layout.qpns[i];
         let expected: Vec<Wc> = layout.sends[i]
             .iter()
             .enumerate()
-            .filter(|(_, built)| plan.sq_sig_all || plan.ops[built.index].signaled)
+            .filter(|(_, built)| is_signaled(plan, built))
             .map(|(n, built)| {
-                let mut wc = Wc::new(n as u64, WcStatus::Success, opcode(plan.ops[built.index].kind), qpn);
-                wc.byte_len = layout.effects[built.index].len;
+                let mut wc = Wc::new(n as u64, WcStatus::Success, opcode(plan, built), qpn);
+                wc.byte_len = if built.own { layout.effects[built.index].len } else { 0 };
                 wc
             })
             .collect();
@@ -33,19 +35,58 @@ pub(super) fn complete(plan: &Plan, layout: &Layout, report: &Report, sends: [us
         same(&layout.arenas[i].snapshot(), &layout.model(side, layout.effects.iter()), side);
     }
     for effect in &layout.effects {
-        if let Some(mr) = &effect.invalidates {
-            assert!(mr.enter().is_none(), "a region that was to be invalidated is valid");
+        if let Some(key) = effect.invalidates {
+            assert!(!is_valid(key), "a key that was to be invalidated is valid");
         }
     }
+    for window in layout.windows.iter().flatten() {
+        assert_ne!(is_valid(window.key), window.invalidated, "a window is bound until it is invalidated");
+    }
+    windows_hold_their_regions(layout);
+}
+
+/// A region goes with its last window, not before.
+fn windows_hold_their_regions(layout: &Layout) {
+    for side in Side::BOTH {
+        let arena = &layout.arenas[side.index()];
+        for window in layout.windows[side.index()].iter().filter(|window| !window.invalidated) {
+            let at = arena.addr(window.area.at);
+            let holds = |mr: &&Arc<Mr>| {
+                let (addr, len, _) = mr.range();
+                mr.access().contains(Access::MW_BIND) && (addr..addr + len).contains(&at)
+            };
+            let region = layout.regions[side.index()].iter().find(holds).expect("it is bound to one");
+            assert!(!region.deregister(), "{side:?}: a region with a window was deregistered");
+        }
+    }
+}
+
+/// RESET has taken them away.
+pub(super) fn no_window_of_type_2(layout: &Layout, side: Side) {
+    let left = layout.windows[side.index()].iter().any(|window| window.two && is_valid(window.key));
+    assert!(!left, "{side:?}: a window of type 2 is there after RESET");
+}
+
+/// What only a window had made writable is what it was when that went.
+pub(super) fn frozen(layout: &Layout, frozen: Option<Frozen>) {
+    if let Some(Frozen { side, area, bytes }) = frozen {
+        let found = layout.arenas[side.index()].read(area.at, area.len);
+        assert!(found == bytes, "{side:?}: written through a window that is gone");
+    }
+}
+
+/// Whether a success makes a completion.
+fn is_signaled(plan: &Plan, built: &Built) -> bool {
+    plan.sq_sig_all || built.flags.contains(SendFlags::SIGNALED)
 }
 
 fn received(layout: &Layout, n: usize, built: &Built, qpn: u32) -> Wc {
     let effect = &layout.effects[built.index];
     let mut wc = Wc::new(RECV_ID + n as u64, WcStatus::Success, WcOpcode::Recv, qpn);
     wc.byte_len = effect.len;
-    if let Some(mr) = &effect.invalidates {
+    if let Some(key) = effect.invalidates {
         wc.flags = WcFlags::WITH_INV;
-        wc.imm_or_inv = mr.stag();
+        wc.imm_or_inv = key;
     }
     if let Some(imm) = effect.imm {
         wc.flags = WcFlags::WITH_IMM;
@@ -57,7 +98,15 @@ fn received(layout: &Layout, n: usize, built: &Built, qpn: u32) -> Wc {
     wc
 }
 
-fn opcode(kind: Kind) -> WcOpcode {
+fn opcode(plan: &Plan, built: &Built) -> WcOpcode {
+    match built.op {
+        SendOp::Bind(_) => WcOpcode::BindMw,
+        _ if !built.own => WcOpcode::LocalInv,
+        _ => opcode_of(plan.ops[built.index].kind),
+    }
+}
+
+fn opcode_of(kind: Kind) -> WcOpcode {
     match kind {
         Kind::Send | Kind::SendInvalidate | Kind::SendImmediate => WcOpcode::Send,
         Kind::Write | Kind::WriteImmediate => WcOpcode::RdmaWrite,
@@ -127,7 +176,7 @@ fn once_each(plan: &Plan, layout: &Layout, found: &[Wc], side: Side, posted: usi
     let mut list = found.iter().peekable();
     let mut failed = false;
     for (n, built) in layout.sends[side.index()].iter().take(posted).enumerate() {
-        let signaled = plan.sq_sig_all || plan.ops[built.index].signaled;
+        let signaled = is_signaled(plan, built);
         let Some(wc) = list.next_if(|wc| wc.wr_id == n as u64) else {
             assert!(!signaled && !failed, "{side:?}: work request {n} did not complete, found {found:?}");
             continue;
@@ -144,7 +193,7 @@ fn once_each(plan: &Plan, layout: &Layout, found: &[Wc], side: Side, posted: usi
 /// What completed successfully is right.
 fn right(plan: &Plan, layout: &Layout, report: &Report, side: Side) {
     let i = side.index();
-    let qpn = 0x100 + side as u32;
+    let qpn = layout.qpns[i];
     let mut failed = false;
     for (n, (wc, built)) in report.recvs[i].iter().zip(&layout.recvs[i]).enumerate() {
         if wc.status != WcStatus::Success {
@@ -157,8 +206,11 @@ fn right(plan: &Plan, layout: &Layout, report: &Report, side: Side) {
     }
     for wc in report.sends[i].iter().filter(|wc| wc.status == WcStatus::Success) {
         let built = &layout.sends[i][usize::try_from(wc.wr_id).expect("an index")];
+        assert_eq!(wc.opcode, opcode(plan, built));
+        if !built.own {
+            continue;
+        }
         let kind = plan.ops[built.index].kind;
-        assert_eq!(wc.opcode, opcode(kind));
         let placed = plan.stream.acks && (plan.stream.uwarp || plan.stream.params()[i].ord > 0);
         if kind.is_answered() || (placed && kind != Kind::LocalInvalidate) {
             content(layout, &layout.effects[built.index], "read, or placed at the peer");

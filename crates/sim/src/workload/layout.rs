@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Arena, Kind, Op, Plan, Region, SendFlags, SendOp, Sge, Time, rights};
+use super::{Arena, Kind, Op, Plan, SendFlags, SendOp, Sge, Time, WindowPlan, rights};
 use crate::{Rng, Side};
+use uwarp_rnic::mr::{self, Bind, MrCache, WindowType};
 use uwarp_rnic::{Access, Mr, Pd};
 
 /// Byte that fills what nobody may write.
@@ -21,6 +22,10 @@ pub(super) struct Area {
 pub(super) struct Built {
     /// Which of the plan's operations it belongs to.
     pub index: usize,
+    /// It is that operation itself, or its receive. Otherwise it is about a window that the operation names.
+    pub own: bool,
+    /// Not posted before this key is good.
+    pub after: Option<u32>,
     pub op: SendOp,
     pub flags: SendFlags,
     pub sges: Vec<Sge>,
@@ -36,12 +41,46 @@ pub(super) struct Effect {
     pub data: Vec<u8>,
     /// The word of the peer's that an atomic operation has changed, and its new value.
     pub word: Option<(Area, [u8; 8])>,
-    /// A region that must be invalid afterwards.
-    pub invalidates: Option<Arc<Mr>>,
+    /// A key that must be invalid afterwards.
+    pub invalidates: Option<u32>,
+    /// The window through which it is done, if it is of type 2 and nothing has invalidated it.
+    pub window: Option<u32>,
     /// What comes with it.
     pub imm: Option<[u8; 4]>,
     /// Bytes of the message.
     pub len: u32,
+}
+
+impl Effect {
+    fn new(side: Side, len: u32) -> Self {
+        Self {
+            side,
+            areas: vec![],
+            data: vec![],
+            word: None,
+            invalidates: None,
+            window: None,
+            imm: None,
+            len,
+        }
+    }
+}
+
+/// A memory window that an end binds.
+pub(super) struct Window {
+    pub key: u32,
+    pub two: bool,
+    /// What it shows.
+    pub area: Area,
+    /// A Send with Invalidate takes it away.
+    pub invalidated: bool,
+}
+
+/// What an area held when nobody could write it any more.
+pub(super) struct Frozen {
+    pub side: Side,
+    pub area: Area,
+    pub bytes: Vec<u8>,
 }
 
 /// Both memories and everything that is to be posted.
@@ -51,7 +90,21 @@ pub(super) struct Layout {
     pub sends: [Vec<Built>; 2],
     pub recvs: [Vec<Built>; 2],
     pub effects: Vec<Effect>,
-    pub regions: [Vec<Region>; 2],
+    pub regions: [Vec<Arc<Mr>>; 2],
+    pub windows: [Vec<Window>; 2],
+    pub qpns: [u32; 2],
+}
+
+/// Whether a key names something.
+pub(super) fn is_valid(key: u32) -> bool {
+    MrCache::default().find(key).is_some()
+}
+
+/// The process knows all windows, and millions of simulations run in one.
+impl Drop for Layout {
+    fn drop(&mut self) {
+        self.windows.iter().flatten().for_each(|window| mr::remove_window(window.key));
+    }
 }
 
 /// Hands out areas with guard bytes between them.
@@ -110,7 +163,7 @@ struct Placed {
 }
 
 impl Layout {
-    pub fn new(plan: &Plan, pds: &[Arc<Pd>; 2], rng: &mut Rng) -> Self {
+    pub fn new(plan: &Plan, pds: &[Arc<Pd>; 2], qpns: [u32; 2], rng: &mut Rng) -> Self {
         let mut allocators = [Allocator::default(), Allocator::default()];
         let (send_sge, recv_sge) = (plan.caps.max_send_sge as usize, plan.caps.max_recv_sge as usize);
         let mut placed: Vec<Placed> = Vec::new();
@@ -125,12 +178,14 @@ impl Layout {
             recvs: [vec![], vec![]],
             effects: vec![],
             regions: [vec![], vec![]],
+            windows: [vec![], vec![]],
+            qpns,
         };
         if plan.one_region {
             for side in Side::BOTH {
                 let all = Area { at: 0, len: layout.arenas[side.index()].len() };
                 let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-                let access = Access::LOCAL_WRITE | remote;
+                let access = Access::LOCAL_WRITE | Access::MW_BIND | remote;
                 layout.register(pds, side, all, access);
             }
         }
@@ -152,7 +207,7 @@ impl Layout {
         layout
     }
 
-    fn register(&mut self, pds: &[Arc<Pd>; 2], side: Side, area: Area, access: Access) -> Region {
+    fn register(&mut self, pds: &[Arc<Pd>; 2], side: Side, area: Area, access: Access) -> Arc<Mr> {
         let i = side.index();
         let mr = self.arenas[i].register(&pds[i], area.at, area.len, access);
         self.regions[i].push(mr.clone());
@@ -160,7 +215,7 @@ impl Layout {
     }
 
     /// The region for an area: the one for all, or one of its own.
-    fn region(&mut self, plan: &Plan, pds: &[Arc<Pd>; 2], side: Side, area: Area, access: Access) -> Region {
+    fn region(&mut self, plan: &Plan, pds: &[Arc<Pd>; 2], side: Side, area: Area, access: Access) -> Arc<Mr> {
         match self.regions[side.index()].first() {
             Some(all) if plan.one_region => all.clone(),
             _ => self.register(pds, side, area, access),
@@ -217,8 +272,7 @@ impl Layout {
             && !op.kind.is_answered()
             && op.kind != Kind::LocalInvalidate;
         flags.set(SendFlags::INLINE, inline);
-        let mut effect =
-            Effect { side: peer, areas: vec![], data: vec![], word: None, invalidates: None, imm: None, len };
+        let mut effect = Effect::new(peer, len);
         if op.kind.has_immediate() {
             let mut imm = [0; 4];
             rng.fill(&mut imm);
@@ -241,9 +295,7 @@ impl Layout {
         }
         let operation = self.operation(plan, pds, rng, op, placed, &mut effect);
         if matches!(operation, SendOp::Read { invalidate_local: true, .. }) {
-            let lkey = sges.first().map(|s| s.lkey);
-            effect.invalidates =
-                self.regions[side.index()].iter().find(|mr| Some(mr.stag()) == lkey).cloned();
+            effect.invalidates = sges.first().map(|s| s.lkey);
         }
         if op.kind == Kind::LocalInvalidate {
             sges.clear();
@@ -255,13 +307,24 @@ impl Layout {
             }
             self.recvs[peer.index()].push(Built {
                 index,
+                own: true,
+                after: None,
                 op: operation,
                 flags,
                 sges: recv_sges,
                 at: op.recv_at,
             });
         }
-        self.sends[side.index()].push(Built { index, op: operation, flags, sges, at: op.at });
+        let after = self.named_window(peer, operation);
+        self.sends[side.index()].push(Built {
+            index,
+            own: true,
+            after,
+            op: operation,
+            flags,
+            sges,
+            at: op.at,
+        });
         self.effects.push(effect);
     }
 
@@ -279,18 +342,18 @@ impl Layout {
         match op.kind {
             Kind::Send => SendOp::Send { invalidate: None },
             Kind::SendInvalidate => {
+                let window = self.window_right_before(plan, op);
                 let spare = Area { at: 0, len: 1 };
-                let mr = self.register(pds, peer, spare, Access::REMOTE_READ);
-                let invalidate = Some(mr.stag());
-                effect.invalidates = Some(mr);
-                SendOp::Send { invalidate }
+                let key =
+                    window.unwrap_or_else(|| self.register(pds, peer, spare, Access::REMOTE_READ).stag());
+                effect.invalidates = Some(key);
+                SendOp::Send { invalidate: Some(key) }
             }
             Kind::SendImmediate => SendOp::SendImmediate { imm: effect.imm.unwrap_or_default() },
             Kind::Write | Kind::WriteImmediate => {
                 let area = placed.remote.expect("a Write has a target");
-                let stag = self.region(plan, pds, peer, area, rights(op.kind, true)).stag();
                 effect.areas = vec![area];
-                let to = self.arenas[peer.index()].addr(area.at);
+                let (stag, to) = self.target(plan, pds, rng, op, area, effect);
                 match effect.imm {
                     Some(imm) => SendOp::WriteImmediate { stag, to, imm },
                     None => SendOp::Write { stag, to },
@@ -301,17 +364,16 @@ impl Layout {
                 effect.data = self.fill(peer, &[area], rng);
                 effect.areas.clone_from(&placed.local);
                 effect.side = side;
-                let stag = self.region(plan, pds, peer, area, rights(op.kind, true)).stag();
+                let (stag, to) = self.target(plan, pds, rng, op, area, effect);
                 let invalidate_local = op.kind == Kind::ReadInvalidate && !plan.one_region;
-                SendOp::Read { stag, to: self.arenas[peer.index()].addr(area.at), invalidate_local }
+                SendOp::Read { stag, to, invalidate_local }
             }
             Kind::FetchAdd | Kind::CmpSwap | Kind::CmpSwapDiffers => {
                 let area = placed.remote.expect("an atomic operation has a target");
                 effect.data = self.fill(peer, &[area], rng);
                 effect.areas.clone_from(&placed.local);
                 effect.side = side;
-                let stag = self.region(plan, pds, peer, area, rights(op.kind, true)).stag();
-                let to = self.arenas[peer.index()].addr(area.at);
+                let (stag, to) = self.target(plan, pds, rng, op, area, effect);
                 let old = u64::from_ne_bytes(effect.data[..].try_into().expect("eight bytes"));
                 let operand = rng.draw();
                 let compare = if op.kind == Kind::CmpSwap { old } else { !old };
@@ -331,9 +393,101 @@ impl Layout {
                 let mr = self.register(pds, side, Area { at: 0, len: 1 }, Access::LOCAL_WRITE);
                 let stag = mr.stag();
                 effect.side = side;
-                effect.invalidates = Some(mr);
+                effect.invalidates = Some(stag);
                 SendOp::LocalInvalidate { stag }
             }
+        }
+    }
+
+    /// By what key and offset an operation names the peer's memory: a region's, or those of a window that the
+    /// peer binds for it.
+    fn target(
+        &mut self,
+        plan: &Plan,
+        pds: &[Arc<Pd>; 2],
+        rng: &mut Rng,
+        op: &Op,
+        area: Area,
+        effect: &mut Effect,
+    ) -> (u32, u64) {
+        let (peer, needed) = (op.side.peer(), rights(op.kind, true));
+        let addr = self.arenas[peer.index()].addr(area.at);
+        // A window of no bytes is none.
+        let Some(window) = op.window.filter(|_| area.len > 0) else {
+            return (self.region(plan, pds, peer, area, needed).stag(), addr);
+        };
+        let region = self.region(plan, pds, peer, area, Access::LOCAL_WRITE | Access::MW_BIND);
+        let mut access = needed - Access::LOCAL_WRITE;
+        access.set(Access::ZERO_BASED, window.zero_based);
+        let kind = if window.two { WindowType::Two } else { WindowType::One };
+        let name = mr::add_window(pds[peer.index()].id(), kind).expect("there are keys");
+        let key = name & !0xFF | name.wrapping_add(1) & 0xFF;
+        let bind = Bind { key, region: region.stag(), addr, len: area.len as u64, access };
+        self.windows[peer.index()].push(Window { key, two: window.two, area, invalidated: false });
+        self.bind(op, rng, window, Bind { key: name, ..bind }, bind);
+        effect.window = window.two.then_some(key);
+        (key, if window.zero_based { 0 } else { addr })
+    }
+
+    /// What the peer posts to bind a window: the last bind, and another one before it if the plan wants that.
+    fn bind(&mut self, op: &Op, rng: &mut Rng, window: WindowPlan, first: Bind, last: Bind) {
+        let mut list = vec![SendOp::Bind(last)];
+        if window.again {
+            if window.two {
+                list.insert(0, SendOp::LocalInvalidate { stag: first.key });
+            }
+            list.insert(0, SendOp::Bind(first));
+        }
+        for operation in list {
+            let mut flags = SendFlags::empty();
+            flags.set(SendFlags::SIGNALED, rng.chance(500));
+            flags.set(SendFlags::FENCE, rng.chance(200));
+            // Of the operation that is built now.
+            let index = self.effects.len();
+            let built =
+                Built { index, own: false, after: None, op: operation, flags, sges: vec![], at: op.at };
+            self.sends[op.side.peer().index()].push(built);
+        }
+    }
+
+    /// The key of the window of type 2 that the operation right before this one uses, which this one may
+    /// invalidate: what is in front of it in the stream is done by then, except answers, which a fence waits
+    /// for.
+    fn window_right_before(&mut self, plan: &Plan, op: &Op) -> Option<u32> {
+        let index = self.effects.len();
+        let before = (0..index).rev().find(|i| plan.ops[*i].side == op.side)?;
+        if plan.ops[before].kind.is_answered() && !op.fence {
+            return None;
+        }
+        let key = self.effects[before].window.take()?;
+        let windows = &mut self.windows[op.side.peer().index()];
+        windows.iter_mut().filter(|window| window.key == key).for_each(|window| window.invalidated = true);
+        Some(key)
+    }
+
+    /// The key of the peer's window that an operation names.
+    fn named_window(&self, peer: Side, operation: SendOp) -> Option<u32> {
+        let named = match operation {
+            SendOp::Write { stag, .. }
+            | SendOp::WriteImmediate { stag, .. }
+            | SendOp::Read { stag, .. }
+            | SendOp::FetchAdd { stag, .. }
+            | SendOp::CmpSwap { stag, .. } => stag,
+            _ => return None,
+        };
+        self.windows[peer.index()].iter().map(|window| window.key).find(|key| *key == named)
+    }
+
+    /// What an area holds now.
+    pub fn freeze(&self, side: Side, area: Area) -> Frozen {
+        Frozen { side, area, bytes: self.arenas[side.index()].read(area.at, area.len) }
+    }
+
+    /// The programs take everything back: windows, then regions, which no window holds any more.
+    pub fn take_back(&mut self) {
+        self.windows.iter_mut().flat_map(|list| list.drain(..)).for_each(|w| mr::remove_window(w.key));
+        for region in self.regions.iter().flatten() {
+            assert!(region.deregister(), "a region has windows that are gone");
         }
     }
 

@@ -11,12 +11,12 @@ mod bytes;
 mod check;
 mod layout;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use uwarp_proto::framing::{Framing, Mpa};
 use uwarp_rnic::qp::{QpCaps, QpModify, QpState, Rtr, StreamParams};
-use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc};
+use uwarp_rnic::{Access, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, mr};
 
 use crate::end::EndConfig;
 use crate::net::{Fault, NetParams};
@@ -170,8 +170,10 @@ pub enum Abort {
     Error(Side),
     /// The queue pair is moved to RESET: what was posted is dropped without completions.
     Reset(Side),
-    /// A region is deregistered, by its number.
+    /// A region is deregistered, by its number; refused while a window is bound to it.
     Deregister(Side, u16),
+    /// A memory window is deallocated, or invalidated if it is of type 2 and the number is odd.
+    Unbind(Side, u16),
 }
 
 /// A work request, and the receive for it at the peer if it is a Send.
@@ -197,10 +199,24 @@ pub struct Op {
     pub solicited: bool,
     /// Posted inline if it is short enough.
     pub inline: bool,
+    /// Names the peer's memory by a window that the peer binds for it. A Send with Invalidate right behind
+    /// then invalidates a window of type 2.
+    pub window: Option<WindowPlan>,
     /// Posted no earlier than this.
     pub at: Time,
     /// Its receive is posted no earlier than this.
     pub recv_at: Time,
+}
+
+/// A memory window for one work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowPlan {
+    /// Of type 2.
+    pub two: bool,
+    /// Its offsets count from zero.
+    pub zero_based: bool,
+    /// It is bound before, under another key: type 1 bound over, type 2 invalidated in between.
+    pub again: bool,
 }
 
 /// What a work request does.
@@ -291,17 +307,18 @@ pub const RECV_ID: u64 = 1 << 32;
 pub fn run(plan: &Plan) -> Report {
     let plan = &plan.bounded();
     let mut rng = Rng::new(plan.seed ^ 0x5EED);
+    let qpns = queue_pair_numbers();
     let config = Side::BOTH.map(|side| EndConfig {
         caps: plan.caps,
         shared_recv: plan.shared_recv,
         sq_sig_all: plan.sq_sig_all,
         // A program that polls when it is throttled cannot overrun it.
         cq_depth: None,
-        qpn: 0x100 + side as u32,
+        qpn: qpns[side.index()],
     });
     let mut world = World::new(plan.seed, config, plan.net, plan.faults);
     let pds = Side::BOTH.map(|side| world.end(side).pd.clone());
-    let layout = Layout::new(plan, &pds, &mut rng);
+    let mut layout = Layout::new(plan, &pds, qpns, &mut rng);
     for side in Side::BOTH {
         world.end(side).init();
     }
@@ -323,13 +340,14 @@ pub fn run(plan: &Plan) -> Report {
         next_send: [0; 2],
         next_recv: [0; 2],
         aborted: false,
+        frozen: None,
         sends: Default::default(),
         recvs: Default::default(),
     };
     world.run(&mut programs);
     let (posted, received) = (programs.next_send, programs.next_recv);
 
-    let Programs { sends, recvs, .. } = programs;
+    let Programs { sends, recvs, frozen, .. } = programs;
     let mut report = Report { fault_hit: false, fault_hit_late: false, sends, recvs, world };
     report.collect();
     report.fault_hit = report.any_fault_hit();
@@ -362,7 +380,18 @@ pub fn run(plan: &Plan) -> Report {
     report.collect();
     report.fault_hit_late = !report.fault_hit && report.any_fault_hit();
     check::ended(plan, &layout, &mut report, posted, received);
+    if !plan.damaged_without_crc() {
+        check::frozen(&layout, frozen);
+    }
+    layout.take_back();
     report
+}
+
+/// No other run of the process has these: a RESET takes away the windows of its queue pair's number.
+pub(crate) fn queue_pair_numbers() -> [u32; 2] {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let first = 0x1_0000 + (LAST.fetch_add(1, Ordering::Relaxed) % 0x7F_0000) * 2;
+    [first, first + 1]
 }
 
 impl Report {
@@ -393,6 +422,8 @@ struct Programs<'a> {
     next_send: [usize; 2],
     next_recv: [usize; 2],
     aborted: bool,
+    /// What only a window that is gone had made writable.
+    frozen: Option<layout::Frozen>,
     /// What they have polled.
     sends: [Vec<Wc>; 2],
     recvs: [Vec<Wc>; 2],
@@ -424,17 +455,46 @@ impl Programs<'_> {
         world.post_recv(side, &wr)
     }
 
-    fn abort(&self, world: &mut World, abort: Abort) {
+    /// Whether its turn has come: it names no window, or the peer has bound that and said so.
+    fn is_due(&self, built: &Built, now: Time) -> bool {
+        let bound = |key| self.aborted || layout::is_valid(key);
+        built.at <= now && built.after.is_none_or(bound)
+    }
+
+    fn abort(&mut self, world: &mut World, abort: Abort) {
         let to = |state| QpModify { state: Some(state), ..QpModify::default() };
         match abort {
             Abort::Disconnect(side) => world.disconnect(side),
             Abort::Error(side) => world.end(side).core.modify(&to(QpState::Err)).expect("always allowed"),
-            Abort::Reset(side) => world.end(side).core.modify(&to(QpState::Reset)).expect("always allowed"),
+            Abort::Reset(side) => {
+                world.end(side).core.modify(&to(QpState::Reset)).expect("always allowed");
+                check::no_window_of_type_2(self.layout, side);
+            }
             Abort::Deregister(side, number) => {
                 let regions = &self.layout.regions[side.index()];
                 if let Some(mr) = regions.get(usize::from(number) % regions.len().max(1)) {
-                    mr.deregister();
+                    let gone = mr.deregister();
+                    assert_ne!(
+                        gone,
+                        layout::is_valid(mr.stag()),
+                        "a region is gone, or has windows and stays"
+                    );
                 }
+            }
+            Abort::Unbind(side, number) => {
+                let windows = &self.layout.windows[side.index()];
+                let Some(window) = windows.get(usize::from(number) % windows.len().max(1)) else { return };
+                let end = world.end(side);
+                if window.two && number % 2 == 1 {
+                    if mr::invalidate(window.key, end.pd.id(), end.core.qpn()).is_err() {
+                        // Not bound yet, or not any more.
+                        return;
+                    }
+                } else {
+                    mr::remove_window(window.key);
+                }
+                assert!(!layout::is_valid(window.key), "the window is still there");
+                self.frozen = Some(self.layout.freeze(side, window.area));
             }
         }
     }
@@ -469,7 +529,7 @@ impl Program for Programs<'_> {
                 }
                 did = true;
             }
-            while self.send(side).is_some_and(|b| b.at <= world.now()) {
+            while self.send(side).is_some_and(|b| self.is_due(b, world.now())) {
                 match self.post_send(world, side) {
                     Ok(()) => self.next_send[side.index()] += 1,
                     Err(VerbsError::QueueFull) => {
@@ -514,6 +574,3 @@ fn rights(kind: Kind, remote: bool) -> Access {
         _ => Access::LOCAL_WRITE,
     }
 }
-
-/// A region and the arena it lies in, for [`Layout`].
-type Region = Arc<Mr>;

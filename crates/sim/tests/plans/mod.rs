@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use uwarp_rnic::qp::QpCaps;
-use uwarp_sim::workload::{Abort, Kind, Op, Plan, StreamPlan};
+use uwarp_sim::workload::{Abort, Kind, Op, Plan, StreamPlan, WindowPlan};
 use uwarp_sim::{Fault, NetParams, Side};
 
 /// What goes wrong in a plan.
@@ -45,17 +45,23 @@ fn kind() -> impl Strategy<Value = Kind> {
     ]
 }
 
+fn window() -> impl Strategy<Value = Option<WindowPlan>> {
+    let window =
+        any::<[bool; 3]>().prop_map(|[two, zero_based, again]| WindowPlan { two, zero_based, again });
+    prop::option::weighted(0.4, window)
+}
+
 fn op() -> impl Strategy<Value = Op> {
     (
         (side(), kind(), len(), vec(any::<u16>(), 0..4), vec(any::<u16>(), 0..4), 0u16..40),
         (any::<bool>(), prop::bool::weighted(0.2), any::<bool>(), any::<bool>()),
-        (0u64..400_000, prop_oneof![3 => Just(0u64), 1 => 0u64..3_000_000]),
+        (0u64..400_000, prop_oneof![3 => Just(0u64), 1 => 0u64..3_000_000], window()),
     )
         .prop_map(
             |(
                 (side, kind, len, cuts, peer_cuts, slack),
                 (signaled, fence, solicited, inline),
-                (at, recv_at),
+                (at, recv_at, window),
             )| {
                 Op {
                     side,
@@ -68,6 +74,7 @@ fn op() -> impl Strategy<Value = Op> {
                     fence,
                     solicited,
                     inline,
+                    window,
                     at,
                     recv_at,
                 }
@@ -136,11 +143,12 @@ fn abort(trouble: Trouble) -> BoxedStrategy<Option<(u64, Abort)>> {
     if trouble != Trouble::Abort {
         return Just(None).boxed();
     }
-    let what = (side(), 0u8..6, any::<u16>()).prop_map(|(side, what, n)| match what {
+    let what = (side(), 0u8..9, any::<u16>()).prop_map(|(side, what, n)| match what {
         0 => Abort::Disconnect(side),
         1 => Abort::Error(side),
         2 => Abort::Reset(side),
-        _ => Abort::Deregister(side, n),
+        3..=5 => Abort::Deregister(side, n),
+        _ => Abort::Unbind(side, n),
     });
     (0u64..1_500_000, what).prop_map(Some).boxed()
 }
