@@ -21,7 +21,7 @@
 #define SGES 6u
 #define RECEIVES (3 * SLOTS)			/* a message and what announces it, for each slot, and answers */
 #define BLANK 0xa5
-#define SECONDS 60
+#define SECONDS 150
 
 enum kind { WRITTEN, SENT, ANSWER, DONE };
 

@@ -11,7 +11,6 @@
  * The seed repeats a run as far as threads allow. One line per statement: "ok name" or "FAIL name: what was seen". */
 #define _GNU_SOURCE
 /* SOAK_SLOW: under a tool that takes fifty times as long and has memory of its own, which is not judged. */
-#define LIMIT_MS (slow ? 60000 : 10000)
 static _Bool slow;
 
 #include <dirent.h>
@@ -760,7 +759,7 @@ static struct sample look(void)
 /* Sockets that are closed without loss need their time; descriptors that stay longer are lost. */
 static struct sample look_in_peace(const struct sample *first)
 {
-	uint64_t end = now_ms() + 8000;
+	uint64_t end = now_ms() + LIMIT_MS;
 	struct sample s;
 
 	do {

@@ -778,7 +778,7 @@ int main(int argc, char **argv)
 	MUST(pipe(fd) == 0);
 	pid = fork();
 	MUST(pid >= 0);
-	alarm(100);
+	alarm(300);
 	if (pid == 0) {
 		/* Without this copy the read ends when the server does. */
 		close(fd[1]);
