@@ -531,10 +531,9 @@ impl Pairing {
             );
         }
         let mut param = conn_param(&attr);
-        if let Some(peer) = negotiated.peer {
-            // A queue pair gives the time that its own Sends may wait, an id the time that its peer's may.
-            param.rnr_retry_count = peer.rnr_retry;
-        }
+        // A queue pair says for how long its own Sends may wait, an id for how long its peer's may. What the
+        // peer has not said yet it says before its first Send.
+        param.rnr_retry_count = negotiated.peer.map_or(RETRIES, |peer| peer.rnr_retry);
         let params = stream_params(negotiated, param, attr.timeout, attr.min_rnr_timer);
         tracing::debug!(qpn = qp.qpn(), peer = self.introduction.destination_qpn, ?params, "attach");
         if let Err((error, _)) = qp.attach_awaited(connection.into(), params, me, self.moves) {
@@ -607,8 +606,9 @@ impl StreamObserver for Pairing {
     }
 }
 
-/// The attributes that the program set, in the form of rdma_cm. The program sets the time that its Sends may
-/// wait for a receive when it moves the queue pair to RTS, which may be later: until then there is no limit.
+/// What the program said of the queue pair, as rdma_cm would have it. How long its Sends may wait for a receive
+/// it says when it moves the queue pair to RTS, which may be later: until then, for as long as it takes. (The
+/// queue pair tells the peer then.)
 fn conn_param(attr: &QpAttr) -> ConnParam {
     let said = attr.state != QpState::Rtr;
     let rnr_retry_count = if said { attr.rnr_retry } else { RETRIES };

@@ -7,10 +7,11 @@ use rustix::io::Errno;
 use uwarp_driver::StreamParams;
 use uwarp_driver::config::{Ask, Config, View};
 use uwarp_proto::setup::{Negotiated, PeerData, Request, Revision};
+use uwarp_rnic::qp::rnr_limit;
 use uwarp_wire::mpa::{self, Enhanced};
 
 use crate::event::{ConnParam, MAX_PRIVATE_DATA};
-use crate::timeouts::{NUDGE_AFTER, RETRIES, STRANGER_FIRST_FPDU, rnr_limit};
+use crate::timeouts::{NUDGE_AFTER, RETRIES, STRANGER_FIRST_FPDU};
 
 /// The part of a peer's private data that a program can get. MPA allows 512 bytes; rdma_cm has one octet for
 /// the length.

@@ -8,6 +8,7 @@
 mod attr;
 pub mod counters;
 mod rc;
+mod rnr;
 mod shell;
 mod state;
 mod ud;
@@ -15,6 +16,7 @@ mod ud;
 pub use attr::{QpAttr, QpCaps, QpInit, QpModify};
 pub use counters::{Counters, Snapshot};
 pub use rc::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, Rtr, RxPlan, StreamParams};
+pub use rnr::rnr_limit;
 pub use state::QpState;
 pub use ud::{
     Arrival, Dropped, Drops, MAX_PAYLOAD as MAX_DATAGRAM, MOST_PAYLOAD as MOST_DATAGRAM, PeerError, UdCore,

@@ -26,6 +26,12 @@ pub const UWARP_WITH_IMM: u8 = 0x20;
 /// (docs/adr/009-acknowledgements-on-request.md).
 pub const UWARP_REQUEST_ACK: u8 = 0x10;
 
+/// Bit of the four bytes of an [`Ack`] where Send with Invalidate has its STag: the three low bits are how
+/// often the sender of this frame wants its Sends retried when they find no receive (`rnr_retry`). A program
+/// that connects its queue pair by number gives that number when it may send, and the stream can be there
+/// before (docs/adr/004-sends-without-a-receive.md).
+pub const UWARP_RNR_RETRY: u32 = 0x8;
+
 /// RDMAP message type, four bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Opcode {

@@ -20,7 +20,7 @@ use crate::datagram;
 use crate::ddp::{self, Header};
 use crate::rdmap::{
     Ack, AtomicRequest, AtomicResponse, Control, Delivery, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
-    UWARP_REQUEST_ACK, UWARP_WITH_IMM,
+    UWARP_REQUEST_ACK, UWARP_RNR_RETRY, UWARP_WITH_IMM,
 };
 use crate::terminate::Terminate;
 
@@ -125,6 +125,9 @@ fn write_header(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
                 Some(info) if info.invalidates => write!(f, " inv={:#x}", header.rsvdulp32),
                 Some(info) if info.delivery == Delivery::Receive && header.rsvdulp & UWARP_WITH_IMM != 0 => {
                     write!(f, " imm={:#010x}", header.rsvdulp32)
+                }
+                Some(info) if info.opcode == Opcode::UwarpAck && header.rsvdulp32 & UWARP_RNR_RETRY != 0 => {
+                    write!(f, " rnr_retry={}", header.rsvdulp32 & 7)
                 }
                 _ => Ok(()),
             }

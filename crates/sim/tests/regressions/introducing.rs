@@ -1,9 +1,11 @@
-//! What a uwarp initiator says of itself in its ready-to-receive Write (docs/adr/002).
+//! What uwarp ends say of themselves: in the initiator's ready-to-receive Write (docs/adr/002), and when a
+//! program gives its number of retries (docs/adr/004).
 
 use uwarp_proto::setup::PeerData;
-use uwarp_rnic::qp::{Rtr, StreamParams};
-use uwarp_rnic::{SendOp, WcStatus};
+use uwarp_rnic::qp::{QpCaps, QpModify, QpState, Rtr, StreamParams};
+use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use uwarp_sim::Side::{A, B};
+use uwarp_sim::{EndConfig, NetParams, Side, World};
 
 use super::duo::{Duo, with_rtr};
 
@@ -58,5 +60,66 @@ fn a_first_write_that_carries_something_is_counted() {
         duo.world.settle();
         let received = duo.world.end(B).core.snapshot().counters.received.write;
         assert_eq!((received.messages, received.bytes), (messages, 8), "{rtr:?}");
+    }
+}
+
+/// Two queue pairs that their programs connect by number, in RTR when the stream begins.
+fn by_number(acks: bool) -> World {
+    let caps =
+        QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let config = EndConfig { caps, ..EndConfig::default() };
+    let mut world = World::new(1, [config; 2], NetParams::default(), [None, None]);
+    for side in Side::BOTH {
+        world.end(side).init();
+        let rtr = QpModify {
+            state: Some(QpState::Rtr),
+            awaits_stream: true,
+            min_rnr_timer: Some(14),
+            ..QpModify::default()
+        };
+        world.end(side).core.modify(&rtr).unwrap();
+    }
+    let [a, b] = with_rtr(Rtr::SendWrite);
+    world.attach([a, b].map(|params| StreamParams { placement_acks: acks, infiniband: acks, ..params }));
+    world.settle();
+    world
+}
+
+fn statuses(world: &mut World, side: Side) -> Vec<WcStatus> {
+    world.end(side).sends().iter().map(|wc| wc.status).collect()
+}
+
+/// The program gives the number with the move to RTS. The peer, whose stream was there already, waited for
+/// ever.
+#[test]
+fn a_number_of_retries_that_is_given_when_the_stream_is_there_counts() {
+    for acks in [false, true] {
+        for sender in Side::BOTH {
+            for retries in [0, 2, 7] {
+                let mut world = by_number(acks);
+                let rts =
+                    QpModify { state: Some(QpState::Rts), rnr_retry: Some(retries), ..QpModify::default() };
+                world.end(sender).core.modify(&rts).unwrap();
+                let send = SendWr { wr_id: 1, op: SEND, flags: SendFlags::SIGNALED, sges: &[] };
+                world.post_send(sender, &send).unwrap();
+                world.settle();
+                let case = format!("{retries} retries, {sender:?} sends, {acks}");
+                // What completes with the kernel's word has completed; the peer ends the stream all the same.
+                let early = if acks { vec![] } else { vec![WcStatus::Success] };
+                let ended = !world.end(sender.peer()).disconnected.is_empty();
+                assert_eq!(ended, retries < 7, "{case}");
+                if retries < 7 {
+                    let late = if acks { vec![WcStatus::RnrRetryExcErr] } else { early };
+                    assert_eq!(statuses(&mut world, sender), late, "{case}");
+                    continue;
+                }
+                assert_eq!(statuses(&mut world, sender), early, "{case}");
+                world.post_recv(sender.peer(), &RecvWr { wr_id: 2, sges: &[] }).unwrap();
+                world.settle();
+                let rest = if acks { vec![WcStatus::Success] } else { vec![] };
+                assert_eq!(statuses(&mut world, sender), rest, "{case}");
+                assert_eq!(world.end(sender.peer()).recvs().len(), 1, "{case}");
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! docs/adr/009).
 
 use uwarp_proto::tx::Message;
-use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, UWARP_REQUEST_ACK};
+use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, UWARP_REQUEST_ACK, UWARP_RNR_RETRY};
 
 use super::ack_policy::{AckPolicy, AckTiming};
 use super::reads::ReadSink;
@@ -185,12 +185,19 @@ impl Stream {
             opcode: Opcode::UwarpAck,
             qn: QN_UWARP_ACK,
             msn: self.tx.ack_msn,
-            invalidate: 0,
+            invalidate: self.tx.rnr_retry.take().map_or(0, |retries| UWARP_RNR_RETRY | u32::from(retries)),
         };
         let bytes = Ack { completed: self.placed }.to_bytes();
         let mut segment = message.whole(Ack::LEN as u32);
         segment.header.set_rsvdulp(control);
         self.emit_bytes(&segment, &bytes);
+    }
+
+    /// Tells the peer how often our Sends are to be retried, before the first of them.
+    pub(super) fn emit_rnr_retry(&mut self) {
+        if self.tx.rnr_retry.is_some() && self.params.peer_is_uwarp {
+            self.emit_ack_now(0);
+        }
     }
 
     /// The control bits of the message that is cut next, of `total` bytes: whether it requests an

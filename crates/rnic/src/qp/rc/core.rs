@@ -12,6 +12,7 @@ use crate::error::VerbsError;
 use crate::mr::{self, Access, MrCache};
 use crate::qp::attr::{QpAttr, QpInit, QpModify, set};
 use crate::qp::counters::Snapshot;
+use crate::qp::rnr::NO_RNR_LIMIT;
 use crate::qp::shell::Shell;
 use crate::qp::state::QpState;
 use crate::queues::Phase;
@@ -134,8 +135,23 @@ impl RcCore {
         }
         if from != to {
             self.enter(to, change.sqd_async_notify.unwrap_or(false));
+            self.say_rnr_retry();
         }
         Ok(())
+    }
+
+    /// The peer counts how often a Send is retried without a receive. The program gives the number with the
+    /// move to RTS, when the stream may be there already; until it is told, the peer waits without a limit,
+    /// which is what 7 means.
+    fn say_rnr_retry(&mut self) {
+        let (attr, given) = (&self.shell.attr, self.by_program && self.given.rnr_retry);
+        if let Some(stream) = &mut self.stream
+            && given
+            && attr.state == QpState::Rts
+            && attr.rnr_retry < NO_RNR_LIMIT
+        {
+            stream.tx.rnr_retry = Some(attr.rnr_retry);
+        }
     }
 
     fn enter(&mut self, to: QpState, notify_sqd: bool) {
@@ -239,6 +255,7 @@ impl RcCore {
         if params.link_answers {
             self.timers.start(Timer::Silence, now, LOOK_EVERY);
         }
+        self.say_rnr_retry();
         Ok(())
     }
 

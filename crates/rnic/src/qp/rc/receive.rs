@@ -7,8 +7,8 @@
 use uwarp_proto::framing::Step;
 use uwarp_proto::rx::Segment;
 use uwarp_proto::setup::PeerData;
-use uwarp_wire::ddp::{Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND};
-use uwarp_wire::rdmap::{Ack, Control, Delivery, Immediate, Opcode, ReadRequest};
+use uwarp_wire::ddp::{Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, Untagged};
+use uwarp_wire::rdmap::{Ack, Control, Delivery, Immediate, Opcode, ReadRequest, UWARP_RNR_RETRY};
 use uwarp_wire::terminate::{
     RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
 };
@@ -22,6 +22,7 @@ use super::timers::Now;
 use crate::event::EventKind;
 use crate::mem;
 use crate::mr::{self, Access, AccessError, MrCache, Part};
+use crate::qp::rnr::{NO_RNR_LIMIT, rnr_limit};
 use crate::qp::state::QpState;
 use crate::queues::{Phase, slice_sges};
 use crate::trace;
@@ -495,6 +496,12 @@ impl RcCore {
         }
         stream.acked = stream.acked.max(ack.completed);
         stream.hold.input();
+        if let (true, Header::Untagged(Untagged { rsvdulp32: said, .. })) = (self.by_program, segment.header)
+            && said & UWARP_RNR_RETRY != 0
+        {
+            let retries = u8::try_from(said & !UWARP_RNR_RETRY).unwrap_or(NO_RNR_LIMIT);
+            stream.params.rnr_timeout = rnr_limit(retries, self.shell.attr.min_rnr_timer);
+        }
         if segment.requests_ack() {
             stream.count_placed(0, true);
             stream.ack_timing = super::ack_policy::AckTiming::Now;

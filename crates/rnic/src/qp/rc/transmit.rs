@@ -156,6 +156,7 @@ impl RcCore {
             if stream.closing.is_some() || !stream.tx.open || stream.far_ahead() {
                 return;
             }
+            stream.emit_rnr_retry();
             let sq_ready =
                 !stream.tx.stopped && self.shell.attr.state == QpState::Rts && self.shell.sq.has_unsent();
             let response = !stream.requests.is_empty();

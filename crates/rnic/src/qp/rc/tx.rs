@@ -27,6 +27,8 @@ pub(super) struct Tx {
     pub placed_at_signaled: u64,
     /// An acknowledgement of the last ones must be requested.
     pub request_due: bool,
+    /// How often our Sends are to be retried without a receive, until the peer is told.
+    pub rnr_retry: Option<u8>,
     /// A work request failed locally; no later one starts.
     pub stopped: bool,
     /// A Read Response was sent last: it is the send queue's turn.
@@ -66,6 +68,7 @@ impl Tx {
             placed_at_signaled: 0,
             request_due: false,
             stopped: false,
+            rnr_retry: None,
             sq_turn: false,
             all_cut: false,
         }
