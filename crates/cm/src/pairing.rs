@@ -57,6 +57,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Most early requests for one queue pair: more than one means a peer that began anew, or one that lies.
 const MOST_EARLY_EACH: usize = 4;
+/// Most early requests of which a full table asks the system whether their peers have hung up, the oldest ones.
+/// Each takes a system call, with the table locked.
+const MOST_LOOKS: usize = 16;
 /// How long an early request waits.
 const EARLY_LIMIT: Duration = Duration::from_secs(30);
 
@@ -79,6 +82,8 @@ struct Table {
     ports: HashMap<u16, Arc<PortListener>>,
     /// In the order in which they came.
     early: VecDeque<Early>,
+    /// How often the system was asked whether the peer of one of them has hung up.
+    looks: usize,
     /// Runs until the oldest early request must be dropped.
     timer: Option<Token>,
 }
@@ -268,7 +273,7 @@ impl Pairings {
 
     fn keep(&self, new: Early) {
         let mut table = self.table.lock();
-        table.keep(new);
+        table.keep(new, max_half_open());
         if table.timer.is_none()
             && let Some(me) = self.me.upgrade()
         {
@@ -287,7 +292,8 @@ impl Source for Pairings {
         let engine = self.nic.engine();
         let mut table = self.table.lock();
         let now = Instant::now();
-        table.early.retain(|early| !early.is_over(now) && !early.hung_up());
+        table.drop_over(now);
+        table.drop_first_hung_up();
         let Some(timer) = table.timer else { return };
         if table.early.is_empty() {
             table.timer = None;
@@ -308,18 +314,18 @@ impl Table {
         self.pairings.insert(qpn, Arc::clone(pairing));
     }
 
-    /// Stores a request that came early. A request that has to make room is closed, and its connector tries
-    /// again.
-    fn keep(&mut self, new: Early) {
+    /// Stores a request that came early, one of `most` that wait. A request that has to make room is closed, and
+    /// its connector tries again.
+    fn keep(&mut self, new: Early, most: usize) {
         let qpn = new.introduction.destination_qpn;
         self.drop_over(new.since);
         self.drop_hung_up(qpn);
         if self.early.iter().filter(|early| early.is_for(qpn)).count() >= MOST_EARLY_EACH {
             let first = self.early.iter().position(|early| early.is_for(qpn));
             first.and_then(|first| self.early.remove(first));
-        } else if self.early.len() >= max_half_open() {
-            self.early.retain(|early| !early.hung_up());
-            if self.early.len() >= max_half_open() {
+        } else if self.early.len() >= most {
+            self.drop_first_hung_up();
+            if self.early.len() >= most {
                 self.early.pop_front();
             }
         }
@@ -333,9 +339,28 @@ impl Table {
         }
     }
 
-    /// Drops requests for this queue pair whose peers have hung up.
+    /// Drops those of the oldest requests whose peers have hung up. The others become the oldest in turn.
+    fn drop_first_hung_up(&mut self) {
+        let mut left = MOST_LOOKS;
+        self.early.retain(|early| {
+            if left == 0 {
+                return true;
+            }
+            left -= 1;
+            self.looks += 1;
+            !early.hung_up()
+        });
+    }
+
+    /// Drops requests for this queue pair whose peers have hung up; it looks at [`MOST_EARLY_EACH`] at most.
     fn drop_hung_up(&mut self, qpn: u32) {
-        self.early.retain(|early| !early.is_for(qpn) || !early.hung_up());
+        self.early.retain(|early| {
+            if !early.is_for(qpn) {
+                return true;
+            }
+            self.looks += 1;
+            !early.hung_up()
+        });
     }
 }
 
@@ -727,5 +752,61 @@ mod tests {
         assert!(peer.read(&mut [0; 256]).unwrap() > 0, "and its peer a reply");
         pairings.forget(low.qpn());
         low.destroy();
+    }
+
+    /// With a thousand requests of queue pairs that never came, each further one asked the system about all
+    /// of them.
+    #[test]
+    fn a_request_that_finds_the_table_full_looks_at_few_of_those_that_wait() {
+        const MOST: usize = 40;
+        let mut table = Table::default();
+        let cm = Cm::new(&Nic::open().unwrap(), Timeouts::default());
+        let early = |qpn: u32| {
+            let introduction =
+                Introduction { source_qpn: 1, destination_qpn: qpn, rq_psn: 0, sq_psn: None, incarnation: 1 };
+            let (pending, peer) = request(cm.responder_policy(), &introduction);
+            (Early { since: Instant::now(), introduction, from: None, pending }, peer)
+        };
+        let waiting = |table: &Table| -> Vec<u32> {
+            table.early.iter().map(|early| early.introduction.destination_qpn).collect()
+        };
+        let mut peers = Vec::new();
+        for qpn in 0..MOST as u32 {
+            let (request, peer) = early(qpn);
+            table.keep(request, MOST);
+            peers.push(peer);
+        }
+        assert_eq!(
+            (waiting(&table).len(), table.looks),
+            (MOST, 0),
+            "there is room, so there is nothing to look for"
+        );
+        // The third one's peer hangs up, and one's that is not among the oldest.
+        drop(peers.remove(30));
+        drop(peers.remove(2));
+        for gone in [2, 30] {
+            let start = Instant::now();
+            while !table.early[gone].pending.connection.hung_up() {
+                assert!(start.elapsed() < Duration::from_secs(60), "the system does not tell");
+                std::thread::yield_now();
+            }
+        }
+        for (round, (qpn, gone)) in [(100, 2), (101, 0), (102, 1)].into_iter().enumerate() {
+            let (request, peer) = early(qpn);
+            table.keep(request, MOST);
+            peers.push(peer);
+            assert!(!waiting(&table).contains(&gone) && waiting(&table).contains(&qpn));
+            assert_eq!((waiting(&table).len(), table.looks), (MOST, (round + 1) * MOST_LOOKS));
+        }
+        assert!(waiting(&table).contains(&30), "its turn has not come");
+        // Of one queue pair, those that wait are few.
+        table.looks = 0;
+        for _ in 0..2 * MOST_EARLY_EACH {
+            let (request, peer) = early(7);
+            table.keep(request, 2 * MOST);
+            peers.push(peer);
+        }
+        assert!(table.looks <= 2 * MOST_EARLY_EACH * MOST_EARLY_EACH);
+        assert_eq!(waiting(&table).iter().filter(|qpn| **qpn == 7).count(), MOST_EARLY_EACH);
     }
 }
