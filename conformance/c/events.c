@@ -3,7 +3,7 @@
  *
  *	events [ADDRESS [GROUP]]	one line per statement: "ok name" or "FAIL name: what was seen"
  *
- * "interfaces" changes veth0 of the network namespace it runs in, and needs a namespace of its own. */
+ * "interfaces" and "lids" change veth0 of the network namespace they run in, and need a namespace of their own, "lids" the ib view. */
 #include "ends.h"
 
 /* The next asynchronous event, acknowledged; -1 when none comes. */
@@ -139,11 +139,35 @@ static void interfaces(void)
 	MUST(ibv_close_device(context) == 0);
 }
 
+/* In the ib view, which has LIDs. */
+static void lids(void)
+{
+	struct ibv_async_event event;
+	uint16_t lid;
+	int type, changes = 0;
+
+	open_device();
+	lid = port().lid;
+	check(lid == 0x0002, "the LID is the low half of GID 0", "%#x", lid);
+	ip("addr add 192.0.2.77/24 dev veth0");
+	want_port_event(IBV_EVENT_GID_CHANGE, "a further address: GID_CHANGE");
+	while ((type = next_event(QUIET_MS, &event)) != -1)
+		changes += type == IBV_EVENT_LID_CHANGE;
+	check(!changes && port().lid == lid, "and no LID_CHANGE", "%d, %#x", changes, port().lid);
+	ip("addr del 10.55.0.2/24 dev veth0");
+	want_port_event(IBV_EVENT_LID_CHANGE, "another GID 0: LID_CHANGE");
+	check(port().lid == 0x024d && port().sm_lid == 0x024d, "the LID is that of the address which is left", "%#x",
+	      port().lid);
+	MUST(ibv_close_device(context) == 0);
+}
+
 int main(int argc, char **argv)
 {
-	static const struct group groups[] = { { "communication", communication }, { "interfaces", interfaces } };
+	static const struct group groups[] = {
+		{ "communication", communication }, { "interfaces", interfaces }, { "lids", lids },
+	};
 	bool chosen = argc > 2;
 
 	/* Not by accident where others use the network. */
-	return run_groups(argc, argv, groups, chosen ? 2 : 1);
+	return run_groups(argc, argv, groups, chosen ? 3 : 1);
 }

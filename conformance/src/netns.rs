@@ -76,19 +76,35 @@ impl Veth {
     pub const SERVER6: &'static str = "fd55::1";
     /// The client end's IPv6 address.
     pub const CLIENT6: &'static str = "fd55::2";
+    /// The server end's IPv4 address on the second pair of [`Veth::twice`].
+    pub const SECOND_SERVER4: &'static str = "10.56.0.1";
+    /// The client end's IPv4 address there.
+    pub const SECOND_CLIENT4: &'static str = "10.56.0.2";
     /// Name of the interface at both ends.
     pub const INTERFACE: &'static str = "veth0";
 
     /// Makes both namespaces and joins them.
     pub fn new(mtu: u32) -> Outcome<Veth> {
         let veth = Veth { server: NetNs::new()?, client: NetNs::new()?, mtu };
-        let dev = Veth::INTERFACE;
-        veth.server.ip(&format!(
+        veth.join(Veth::INTERFACE, [Veth::SERVER4, Veth::CLIENT4], [Veth::SERVER6, Veth::CLIENT6])?;
+        Ok(veth)
+    }
+
+    /// Both namespaces, joined by two pairs: `veth1` is another network.
+    pub fn twice(mtu: u32) -> Outcome<Veth> {
+        let veth = Veth::new(mtu)?;
+        veth.join("veth1", [Veth::SECOND_SERVER4, Veth::SECOND_CLIENT4], ["fd56::1", "fd56::2"])?;
+        Ok(veth)
+    }
+
+    /// Joins them by a pair of this name, with these addresses of server and client.
+    fn join(&self, dev: &str, v4: [&str; 2], v6: [&str; 2]) -> Outcome {
+        let mtu = self.mtu;
+        self.server.ip(&format!(
             "link add {dev} mtu {mtu} type veth peer name {dev} mtu {mtu} netns {}",
-            veth.client.name
+            self.client.name
         ))?;
-        let ends =
-            [(&veth.server, Veth::SERVER4, Veth::SERVER6), (&veth.client, Veth::CLIENT4, Veth::CLIENT6)];
+        let ends = [(&self.server, v4[0], v6[0]), (&self.client, v4[1], v6[1])];
         for (ns, v4, v6) in ends {
             ns.ip(&format!("addr add {v4}/24 dev {dev}"))?;
             // nodad: duplicate address detection would keep the address unusable for a second or two.
@@ -105,7 +121,7 @@ impl Veth {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        Ok(veth)
+        Ok(())
     }
 }
 

@@ -1,9 +1,9 @@
 //! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
 //! the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement (`completions`), registered memory that is unmapped (`unmapped`),
 //! limits that are reached (`limits`), queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and processes (`cm_rules`), threads that
-//! leave a call (`leaving`), datagram queue pairs (`datagrams`, `datagram_life`,
-//! `uwarpdv`), events whose cause is outside (`events`), what is called through the context (`extended`),
-//! connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`),
+//! leave a call (`leaving`), datagram queue pairs (`datagrams`, `datagram_life`, `uwarpdv`), events whose cause
+//! is outside (`events`), a device for each interface (`devices`), what is called through the context
+//! (`extended`), connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`),
 //! data integrity between two processes (`verify`, `random`), and connections that come and go in many threads without
 //! anything growing (`soak`).
 //! Each prints one line per statement; a line that begins with FAIL fails the case.
@@ -228,7 +228,18 @@ fn main() -> ExitCode {
     let everywhere = programs.clone();
     trials.push(Trial::test("datagrams families, in a namespace", move || Ok(everywhere.datagrams()?)));
     let watched = programs.clone();
-    trials.push(Trial::test("events interfaces, in a namespace", move || Ok(watched.interfaces()?)));
+    trials.push(Trial::test("events interfaces, in a namespace", move || {
+        Ok(watched.interfaces("interfaces", "roce", "PORT_ERR")?)
+    }));
+    let watched = programs.clone();
+    trials.push(Trial::test("events lids, in a namespace", move || {
+        Ok(watched.interfaces("lids", "ib", "LID_CHANGE")?)
+    }));
+    for group in ["listed", "objects", "by_number", "datagrams", "manager", "events"] {
+        let many = programs.clone();
+        trials
+            .push(Trial::test(format!("devices {group}, in a namespace"), move || Ok(many.devices(group)?)));
+    }
     let soaked = programs.clone();
     trials.push(Trial::test("soak", move || Ok(soaked.run("soak", "127.0.0.1", Some(SOAK), &[])?)));
     let checked = programs.clone();
@@ -279,16 +290,27 @@ impl Programs {
         check::has(&out, "ok ::ffff:")
     }
 
-    /// `events` with an interface that goes down and up.
-    fn interfaces(&self) -> Outcome {
+    /// A group of `events` whose interface goes down and up, or changes its addresses.
+    fn interfaces(&self, group: &str, view: &str, seen: &str) -> Outcome {
         let program = self.program("events")?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
         // Not the one that others use.
         let veth = Veth::new(1500)?;
-        let cmd = Cmd::new(program).args("- interfaces").env("LD_LIBRARY_PATH", dist.lib());
-        let out = cmd.in_ns(Some(&veth.client)).limit(Duration::from_secs(60)).run()?;
+        let cmd = Cmd::new(program).arg("-").arg(group).env("LD_LIBRARY_PATH", dist.lib());
+        let out =
+            cmd.env("UWARP_VIEW", view).in_ns(Some(&veth.client)).limit(Duration::from_secs(60)).run()?;
         check::statements(&out)?;
-        check::has(&out, "PORT_ERR")
+        check::has(&out, seen)
+    }
+
+    /// `devices` with two interfaces.
+    fn devices(&self, group: &str) -> Outcome {
+        let program = self.program("devices")?;
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let veth = Veth::twice(1500)?;
+        let cmd = Cmd::new(program).arg("-").arg(group).env("LD_LIBRARY_PATH", dist.lib());
+        let cmd = cmd.env("UWARP_DEVICES", "per-interface").in_ns(Some(&veth.client));
+        check::statements(&cmd.limit(Duration::from_secs(60)).run()?)
     }
 
     /// Both ends of `random`, with a seed of this run: the output names it, and the program takes it as an argument.

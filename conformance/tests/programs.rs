@@ -18,6 +18,8 @@ mod fabric;
 mod guest;
 #[path = "programs/memory.rs"]
 mod memory;
+#[path = "programs/per_interface.rs"]
+mod per_interface;
 #[path = "programs/storage.rs"]
 mod storage;
 #[path = "programs/table.rs"]

@@ -10,7 +10,7 @@ use uwarp_driver::port::Port;
 use uwarp_rnic::ah::Ah;
 use uwarp_rnic::ah::grh::{self, Grh};
 
-use super::context::Context;
+use super::context::{self, Context};
 use super::mr::CPd;
 use super::path;
 use super::query::gid_of;
@@ -40,7 +40,9 @@ unsafe impl Object for CAh {
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Failure> {
     // SAFETY: the caller's promise.
     let domain = unsafe { look::<CPd>(pd) }?;
-    let path = path::of(attr)?;
+    // SAFETY: a live domain's context is alive.
+    let port = unsafe { context::port((*pd).context) }?;
+    let path = path::of(attr, port)?;
     let (mut to, own) = (path.peer, path.local.ip());
     // A group of the other family: the system chooses the source.
     let from = (to.is_ipv4() == own.is_ipv4()).then_some(own);
@@ -76,7 +78,7 @@ fn sgid_index(own: &[Address], grh: &Grh) -> u8 {
 ///
 /// # Safety
 /// `grh` is readable if the completion says that it is there.
-unsafe fn way_back(wc: &ibv_wc, grh: *const ibv_grh) -> Result<ibv_ah_attr, Failure> {
+unsafe fn way_back(port: &Port, wc: &ibv_wc, grh: *const ibv_grh) -> Result<ibv_ah_attr, Failure> {
     // SAFETY: plain C data.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };
     attr.port_num = PORT;
@@ -91,7 +93,7 @@ unsafe fn way_back(wc: &ibv_wc, grh: *const ibv_grh) -> Result<ibv_ah_attr, Fail
     let grh = Grh::parse(&area).ok_or_else(|| Failure::invalid("the GRH area holds no header"))?;
     attr.is_global = 1;
     attr.grh.dgid = gid_of(grh.source);
-    attr.grh.sgid_index = sgid_index(&Port::of_host().recent_addresses(), &grh);
+    attr.grh.sgid_index = sgid_index(&port.recent_addresses(), &grh);
     attr.grh.flow_label = grh.flow_label;
     attr.grh.hop_limit = 0xFF;
     attr.grh.traffic_class = grh.traffic_class;
@@ -111,7 +113,9 @@ entry! {
         grh: *mut ibv_grh,
         _port: u8,
     ) -> *mut ibv_ah {
-        create(pd, &way_back(&*required(wc, "wc")?, grh)?)
+        look::<CPd>(pd)?;
+        let port = context::port((*pd).context)?;
+        create(pd, &way_back(port, &*required(wc, "wc")?, grh)?)
     }
 
     /// ibv_create_ah_from_wc(3).
@@ -122,8 +126,8 @@ entry! {
         grh: *mut ibv_grh,
         attr: *mut ibv_ah_attr,
     ) -> MinusOne {
-        look::<Context>(context)?;
-        *required(attr, "ah_attr")? = way_back(&*required(wc, "wc")?, grh)?;
+        let port = look::<Context>(context)?.device.port();
+        *required(attr, "ah_attr")? = way_back(port, &*required(wc, "wc")?, grh)?;
         Ok(())
     }
 
@@ -147,6 +151,8 @@ entry! {
 
 #[cfg(test)]
 mod tests {
+    use uwarp_driver::RdmaDevice;
+
     use super::*;
 
     fn area(source: &str, destination: &str) -> [u8; grh::LEN] {
@@ -187,6 +193,7 @@ mod tests {
 
     #[test]
     fn the_way_back_leads_to_the_source_of_the_header() {
+        let port = RdmaDevice::list()[0].port();
         // SAFETY: plain C data.
         let mut wc: ibv_wc = unsafe { zeroed() };
         (wc.wc_flags, wc.slid, wc.sl) = (IBV_WC_GRH, 7, 2);
@@ -194,7 +201,7 @@ mod tests {
             let other = if source.contains(':') { "2001:db8::1" } else { "192.0.2.200" };
             let area = area(source, other);
             // SAFETY: the area is there.
-            let attr = unsafe { way_back(&wc, area.as_ptr().cast()) }.expect("a header");
+            let attr = unsafe { way_back(port, &wc, area.as_ptr().cast()) }.expect("a header");
             // SAFETY: plain bytes.
             let dgid = unsafe { attr.grh.dgid.raw };
             // SAFETY: plain bytes.
@@ -203,10 +210,10 @@ mod tests {
             assert_eq!((attr.grh.flow_label, attr.grh.traffic_class), (flow_label, 3));
         }
         // SAFETY: the area is there.
-        assert!(unsafe { way_back(&wc, [0_u8; grh::LEN].as_ptr().cast()) }.is_err());
+        assert!(unsafe { way_back(port, &wc, [0_u8; grh::LEN].as_ptr().cast()) }.is_err());
         wc.wc_flags = 0;
         // SAFETY: nothing is read.
-        let attr = unsafe { way_back(&wc, std::ptr::null()) }.expect("a LID");
+        let attr = unsafe { way_back(port, &wc, std::ptr::null()) }.expect("a LID");
         assert_eq!((attr.is_global, attr.dlid), (0, 7));
     }
 }

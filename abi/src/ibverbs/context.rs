@@ -2,17 +2,17 @@
 
 use std::ffi::{c_char, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 
 use uwarp_abi_types::private::{verbs_device, verbs_device_ops};
 use uwarp_abi_types::verbs::{ibv_context, ibv_device, verbs_context};
 use uwarp_driver::port::Port;
-use uwarp_driver::{Channel, Nic, netdev};
+use uwarp_driver::{Channel, Nic, RdmaDevice, netdev};
 
 use super::event::PortEvents;
 use super::view;
 use crate::failure::Failure;
-use crate::object::{self, Object, Visible, zeroed};
+use crate::object::{self, Object, Visible, look, zeroed};
 
 /// Only our device has this table: vendor libraries compare its address with the address of their own table.
 static OPERATIONS: verbs_device_ops = verbs_device_ops { name: c"uwarp".as_ptr(), reserved: [0; 31] };
@@ -20,19 +20,21 @@ static OPERATIONS: verbs_device_ops = verbs_device_ops { name: c"uwarp".as_ptr()
 /// `abi_compat` of a context that has a `verbs_context` around it.
 const EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
-static DEVICE: LazyLock<Visible<verbs_device>> = LazyLock::new(|| {
+/// Makes what C sees of a device; returns where it is.
+fn make(device: &RdmaDevice) -> usize {
     let shown = view::shown();
     // SAFETY: plain C data.
-    let mut device: verbs_device = unsafe { zeroed() };
-    device.device.node_type = shown.node_type;
-    device.device.transport_type = shown.transport;
-    copy_text(&mut device.device.name, "uwarp0");
-    copy_text(&mut device.device.dev_name, "uverbs0");
-    copy_text(&mut device.device.dev_path, "/sys/class/infiniband_verbs/uverbs0");
-    copy_text(&mut device.device.ibdev_path, "/sys/class/infiniband/uwarp0");
-    device.ops = &raw const OPERATIONS;
-    Visible::new(device)
-});
+    let mut c: verbs_device = unsafe { zeroed() };
+    c.device.node_type = shown.node_type;
+    c.device.transport_type = shown.transport;
+    let (name, command) = (device.name(), format!("uverbs{}", device.number()));
+    copy_text(&mut c.device.name, name);
+    copy_text(&mut c.device.dev_name, &command);
+    copy_text(&mut c.device.dev_path, &format!("/sys/class/infiniband_verbs/{command}"));
+    copy_text(&mut c.device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+    c.ops = &raw const OPERATIONS;
+    Box::leak(Box::new(Visible::new(c))).get().expose_provenance()
+}
 
 fn copy_text(to: &mut [c_char], text: &str) {
     // The last byte stays zero.
@@ -42,15 +44,49 @@ fn copy_text(to: &mut [c_char], text: &str) {
     }
 }
 
-/// The one device. Lives as long as the process: programs keep pointers to it after `ibv_free_device_list`.
-pub fn device() -> *mut ibv_device {
-    // The device is the first member.
-    DEVICE.get().cast()
+/// A device as C knows it. Lives as long as the process: programs keep pointers to it after
+/// `ibv_free_device_list`.
+pub fn shown(device: &RdmaDevice) -> *mut ibv_device {
+    // The device is the first member of what was made.
+    std::ptr::with_exposed_provenance_mut(device.shown(make))
+}
+
+/// The device that C knows by this pointer, which may be any.
+pub fn device(c: *mut ibv_device) -> Option<&'static RdmaDevice> {
+    RdmaDevice::known().into_iter().find(|device| shown(device) == c)
 }
 
 /// Node GUID, network byte order, as the verbs have it.
-pub fn guid() -> u64 {
+pub fn guid(device: &RdmaDevice) -> u64 {
+    u64::from_ne_bytes(device.guid())
+}
+
+/// That of the host, whatever devices it has, network byte order.
+pub fn host_guid() -> u64 {
     u64::from_ne_bytes(netdev::guid())
+}
+
+/// The port of an opened device.
+///
+/// # Safety
+/// `context` is alive or NULL.
+pub unsafe fn port(context: *mut ibv_context) -> Result<&'static Port, Failure> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { look::<Context>(context) }?.device.port())
+}
+
+/// Refuses two objects of different devices, given by their contexts. With a kernel behind them, an object's
+/// number means nothing in another context.
+///
+/// # Safety
+/// Both are contexts that objects alive were made on.
+pub unsafe fn same_device(one: *mut ibv_context, other: *mut ibv_context) -> Result<(), Failure> {
+    // SAFETY: objects keep the memory of their context.
+    let (one, other) = unsafe { (look::<Context>(one)?.device, look::<Context>(other)?.device) };
+    if !std::ptr::eq(one, other) {
+        return Err(Failure::invalid("the objects are of different devices"));
+    }
+    Ok(())
 }
 
 /// An opened device.
@@ -59,6 +95,8 @@ pub struct Context {
     c: Visible<verbs_context>,
     /// The NIC behind it.
     pub nic: Arc<Nic>,
+    /// Which of the devices it is.
+    pub device: &'static RdmaDevice,
     /// Its queue of asynchronous events.
     pub events: Arc<Channel>,
     /// What puts the port's events there.
@@ -78,9 +116,12 @@ unsafe impl Object for Context {
 }
 
 impl Context {
-    /// Opens the device once more. `fill_operations` sets what inline functions of verbs.h call through the
+    /// Opens a device once more. `fill_operations` sets what inline functions of verbs.h call through the
     /// context.
-    pub fn open(fill_operations: fn(&mut verbs_context)) -> Result<*mut ibv_context, Failure> {
+    pub fn open(
+        device: &'static RdmaDevice,
+        fill_operations: fn(&mut verbs_context),
+    ) -> Result<*mut ibv_context, Failure> {
         let nic = Nic::open()?;
         let command = rustix::fs::open(
             c"/dev/null",
@@ -90,19 +131,19 @@ impl Context {
         let events = Channel::new(nic.engine())?;
         let port_events = PortEvents::new(&events);
         let sink: Weak<PortEvents> = Arc::downgrade(&port_events);
-        nic.watch_port(Port::of_host(), sink);
+        nic.watch_port(device.port(), sink);
         object::give_with(|_| {
             // SAFETY: plain C data.
             let mut vctx: verbs_context = unsafe { zeroed() };
             fill_operations(&mut vctx);
-            vctx.context.device = device();
+            vctx.context.device = shown(device);
             vctx.context.cmd_fd = command.as_raw_fd();
             vctx.context.async_fd = events.fd();
             vctx.context.num_comp_vectors = 1;
             vctx.context.abi_compat = EXTENDED;
             vctx.sz = size_of::<verbs_context>();
             let (c, users) = (Visible::new(vctx), object::Users::default());
-            Ok(Self { c, nic, events, _port_events: port_events, users, _command: command })
+            Ok(Self { c, nic, device, events, _port_events: port_events, users, _command: command })
         })
     }
 }

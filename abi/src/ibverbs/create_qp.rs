@@ -6,7 +6,7 @@ use uwarp_driver::{Qp, QueuePair, UdQp};
 use uwarp_rnic::qp::{QpCaps, QpInit};
 
 use super::batch::Batch;
-use super::context::Context;
+use super::context::{Context, same_device};
 use super::cq::CCq;
 use super::event::{AsyncEvents, cookie};
 use super::mr::CPd;
@@ -105,6 +105,11 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
     };
     // SAFETY: the caller's promise.
     let (send_cq, recv_cq) = unsafe { (look::<CCq>(attr.send_cq)?, look::<CCq>(attr.recv_cq)?) };
+    // SAFETY: all three were looked at above.
+    unsafe {
+        same_device((*attr.pd).context, (*attr.send_cq).context)?;
+        same_device((*attr.pd).context, (*attr.recv_cq).context)?;
+    }
     let operations = if is_ud { wr_api::SUPPORTED_UD } else { wr_api::SUPPORTED };
     if send_ops.is_some_and(|ops| ops & !operations != 0) {
         return Err(Failure::unsupported("one of the operations in send_ops_flags"));

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use uwarp_abi_types::verbs::{ibv_context, ibv_device, verbs_context};
+use uwarp_driver::RdmaDevice;
 
 use super::context::{self, Context};
 use super::event::cookie;
@@ -40,23 +41,42 @@ fn fill_operations(vctx: &mut verbs_context) {
 }
 
 /// ibv_open_device(3).
-pub fn open() -> Result<*mut ibv_context, Failure> {
-    Context::open(fill_operations)
+pub fn open(device: &'static RdmaDevice) -> Result<*mut ibv_context, Failure> {
+    Context::open(device, fill_operations)
+}
+
+/// A list that ends with NULL, for the program.
+pub fn give_list<T>(list: impl IntoIterator<Item = *mut T>) -> *mut *mut T {
+    let list: Box<[*mut T]> = list.into_iter().chain([std::ptr::null_mut()]).collect();
+    Box::into_raw(list).cast()
+}
+
+/// Takes one back.
+///
+/// # Safety
+/// `list` came from [`give_list`] as it is, and nothing uses it any more.
+pub unsafe fn take_list<T>(list: *mut *mut T) {
+    // SAFETY: it ends with NULL, and all up to there was made as one.
+    unsafe {
+        let length = (0..).take_while(|at| !(*list.add(*at)).is_null()).count() + 1;
+        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)));
+    }
 }
 
 entry! {
     /// ibv_get_device_list(3).
     verb fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+        let devices = RdmaDevice::list();
         if let Some(num) = num_devices.as_mut() {
-            *num = 1;
+            *num = c_int::try_from(devices.len()).unwrap_or(c_int::MAX);
         }
-        Ok(Box::into_raw(Box::new([context::device(), std::ptr::null_mut()])).cast())
+        Ok(give_list(devices.into_iter().map(context::shown)))
     }
 
     /// ibv_free_device_list(3).
     fn ibv_free_device_list(list: *mut *mut ibv_device) -> () {
         if !list.is_null() {
-            drop(Box::from_raw(list.cast::<[*mut ibv_device; 2]>()));
+            take_list(list);
         }
         Ok(())
     }
@@ -70,7 +90,8 @@ entry! {
     /// ibv_get_device_guid(3).
     fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
         required(device, "device")?;
-        Ok(context::guid())
+        let known = context::device(device).ok_or_else(|| Failure::invalid("not a device of uwarp"))?;
+        Ok(context::guid(known))
     }
 
     /// ibv_get_device_index(3): -1, as there is no kernel device to have an index.
@@ -81,10 +102,7 @@ entry! {
 
     /// ibv_open_device(3).
     verb fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-        if device != context::device() {
-            return Err(Failure::new(libc::ENODEV, "not a device of uwarp"));
-        }
-        open()
+        open(context::device(device).ok_or_else(|| Failure::new(libc::ENODEV, "not a device of uwarp"))?)
     }
 
     /// ibv_close_device(3). Queue pairs that the program left are destroyed; other objects that it left keep

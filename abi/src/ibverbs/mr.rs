@@ -9,7 +9,7 @@ use uwarp_rnic::mem::populate;
 use uwarp_rnic::mr::{AccessError, MrCache, Part};
 use uwarp_rnic::{Access, Mr, Pd, VerbsError};
 
-use super::context::Context;
+use super::context::{Context, same_device};
 use super::dmabuf::Mapping;
 use super::parent::Contents;
 use crate::convention::{Code, MinusOne};
@@ -310,6 +310,9 @@ entry! {
             return Err(Failure::invalid("a region of a shared buffer cannot be registered again"));
         }
         let domain = if wants(IBV_REREG_MR_CHANGE_PD) { Some(look::<CPd>(pd)?) } else { None };
+        if domain.is_some() {
+            same_device((*mr).context, (*pd).context)?;
+        }
         let mut inner = region.inner.lock();
         let new_access = match flags_access.cast_unsigned() {
             flags if wants(IBV_REREG_MR_CHANGE_ACCESS) => Some(access(flags)?),

@@ -13,18 +13,12 @@ use super::view::PORT;
 use crate::failure::Failure;
 use crate::object::zeroed;
 
-/// The path of an address vector; its ports have no meaning.
-pub fn of(ah: &ibv_ah_attr) -> Result<Path, Failure> {
+/// The path of an address vector, from a port of this host; the ports of its two addresses have no meaning.
+pub fn of(ah: &ibv_ah_attr, port: &Port) -> Result<Path, Failure> {
     if ah.port_num != PORT {
         return Err(Failure::invalid("the device has one port, number 1"));
     }
-    resolve(
-        ah.is_global != 0,
-        &ah.grh,
-        ah.dlid,
-        Config::get().view == View::Ib,
-        &Port::of_host().recent_addresses(),
-    )
+    resolve(ah.is_global != 0, &ah.grh, ah.dlid, Config::get().view == View::Ib, &port.recent_addresses())
 }
 
 fn resolve(
@@ -59,11 +53,12 @@ pub fn ip_of(gid: &ibv_gid) -> Option<IpAddr> {
     (!ip.is_unspecified()).then_some(ip)
 }
 
-/// The address vector of a path between two addresses, as programs get it in events.
-pub fn address_vector(local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
+/// The address vector of a path between two addresses, as programs get it in events. `own`: the addresses of
+/// the port.
+pub fn address_vector(own: &[Address], local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
     // SAFETY: plain C data.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };
-    let own = Port::of_host().recent_addresses().iter().position(|own| own.ip == local);
+    let own = own.iter().position(|own| own.ip == local);
     attr.port_num = PORT;
     attr.is_global = 1;
     attr.dlid = address::lid_of(peer);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
 use uwarp_cm::{Cm, bringup};
-use uwarp_driver::{Qp, QueuePair, UdQp, address};
+use uwarp_driver::{Qp, QueuePair, UdQp};
 use uwarp_rnic::qp::{QpCaps, QpModify, QpState};
 
 use super::batch::Batch;
@@ -123,7 +123,7 @@ entry! {
         let from = bringup::start_state(actual, now.requested, to);
         let change = modify::convert(attr, mask, from, context.nic.limits())?;
         let leads = to == Some(QpState::Rtr) && mask & IBV_QP_AV != 0;
-        let path = leads.then(|| path::of(&attr.ah_attr));
+        let path = leads.then(|| path::of(&attr.ah_attr, context.device.port()));
         let cm = if leads { Some(Cm::of_process()?) } else { Cm::if_any() };
         let known = path.as_ref().and_then(|path| path.as_ref().ok()).copied();
         bringup::modify(cm.as_deref(), rc, actual, from, change, known).map_err(|error| match path {
@@ -213,8 +213,10 @@ entry! {
 
     /// ibv_attach_mcast(3). The group is joined on the interface of GID 0; the LID is of no use.
     verb fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
-        let interface = address::list().first().map_or(0, |first| first.index);
-        look::<CQp>(qp)?.ud()?.attach(group(gid)?, interface)?;
+        let pair = look::<CQp>(qp)?;
+        let own = look::<Context>((*qp).context)?.device.port().addresses();
+        let interface = own.first().map_or(0, |first| first.index);
+        pair.ud()?.attach(group(gid)?, interface)?;
         Ok(())
     }
 

@@ -10,10 +10,9 @@ use std::net::IpAddr;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::config::{Config, View};
 use uwarp_driver::port::Port;
-use uwarp_driver::{Nic, address};
 
 use super::clock;
-use super::context::{Context, guid};
+use super::context::{Context, guid, host_guid};
 use super::view::{self, PORT};
 use crate::convention::{Code, MinusOne, Negative};
 use crate::failure::{Failure, required};
@@ -31,15 +30,15 @@ fn count(n: u32) -> c_int {
     c_int::try_from(n).unwrap_or(c_int::MAX)
 }
 
-fn device_attr(nic: &Nic) -> ibv_device_attr {
-    let limits = nic.limits();
+fn device_attr(context: &Context) -> ibv_device_attr {
+    let limits = context.nic.limits();
     // SAFETY: plain C data.
     let mut attr: ibv_device_attr = unsafe { zeroed() };
     for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *to = from.cast_signed();
     }
-    attr.node_guid = guid();
-    attr.sys_image_guid = guid();
+    attr.node_guid = guid(context.device);
+    attr.sys_image_guid = host_guid();
     attr.max_mr_size = limits.max_mr_size;
     // Pages may have any size.
     attr.page_size_cap = !0xfff;
@@ -78,7 +77,7 @@ unsafe fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) ->
     // SAFETY: the caller's promise.
     unsafe {
         let context = look::<Context>(context)?;
-        *required(attr, "device_attr")? = device_attr(&context.nic);
+        *required(attr, "device_attr")? = device_attr(context);
     }
     Ok(())
 }
@@ -110,9 +109,9 @@ entry! {
 
     /// ibv_query_gid(3).
     verb fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> MinusOne {
-        look::<Context>(context)?;
+        let own = look::<Context>(context)?.device.port();
         let index = u32::try_from(index).map_err(|_| Failure::invalid("negative index"))?;
-        *required(gid, "gid")? = gid_entry(port.into(), index)?.gid;
+        *required(gid, "gid")? = gid_entry(own, port.into(), index)?.gid;
         Ok(())
     }
 
@@ -125,12 +124,12 @@ entry! {
         flags: u32,
         entry_size: usize,
     ) -> Code {
-        look::<Context>(context)?;
+        let own = look::<Context>(context)?.device.port();
         required(entry, "entry")?;
         if flags != 0 {
             return Err(Failure::unsupported("flags"));
         }
-        let found = gid_entry(port, index)?;
+        let found = gid_entry(own, port, index)?;
         copy_prefix(&found, entry, entry_size);
         Ok(())
     }
@@ -144,12 +143,12 @@ entry! {
         flags: u32,
         entry_size: usize,
     ) -> Negative<isize> {
-        look::<Context>(context)?;
+        let own = look::<Context>(context)?.device.port();
         required(entries, "entries")?;
         if flags != 0 {
             return Err(Failure::unsupported("flags"));
         }
-        let table = gid_table();
+        let table = gid_table(own);
         if table.len() > max_entries {
             return Err(Failure::invalid("more entries than the program has room for"));
         }
@@ -162,8 +161,8 @@ entry! {
 
     /// The private symbol behind `ibv_devinfo -v`: 0 for InfiniBand and RoCE v1, 1 for RoCE v2.
     verb fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, kind: *mut u32) -> MinusOne {
-        look::<Context>(context)?;
-        let found = gid_entry(port.into(), index)?;
+        let own = look::<Context>(context)?.device.port();
+        let found = gid_entry(own, port.into(), index)?;
         *required(kind, "type")? = u32::from(found.gid_type == IBV_GID_TYPE_ROCE_V2);
         Ok(())
     }
@@ -189,12 +188,12 @@ entry! {
 
     /// ibv_query_port_speed(3): in units of 100 Mb/s.
     verb fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> Code {
-        look::<Context>(context)?;
+        let own = look::<Context>(context)?.device.port();
         required(speed, "port_speed")?;
         if port != u32::from(PORT) {
             return Err(Failure::invalid("the device has one port, number 1"));
         }
-        let mbps = Port::of_host().state().netdev.speed();
+        let mbps = own.state().netdev.speed();
         let mbps = mbps.ok_or_else(|| Failure::unsupported("the interface has no known speed"))?;
         *speed = u64::from(mbps / 100);
         Ok(())
@@ -230,7 +229,7 @@ slot! {
             return Err(Failure::invalid("unknown members in comp_mask"));
         }
         let mut all: ibv_device_attr_ex = zeroed();
-        all.orig_attr = device_attr(&context.nic);
+        all.orig_attr = device_attr(context);
         all.device_cap_flags_ex = all.orig_attr.device_cap_flags.into();
         // Memory is not pinned: registration touches no pages unless the program requests it.
         all.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
@@ -275,7 +274,7 @@ unsafe fn port_attr(
     if port != PORT {
         return Err(Failure::invalid("the device has one port, number 1"));
     }
-    let state = Port::of_host().state();
+    let state = context.device.port().state();
     let dev = &state.netdev;
     let speed = dev.speed();
     // SAFETY: plain C data.
@@ -288,8 +287,7 @@ unsafe fn port_attr(
     all.gid_tbl_len = c_int::try_from(state.addresses.len().max(1)).unwrap_or(c_int::MAX);
     all.pkey_tbl_len = 1;
     if Config::get().view == View::Ib {
-        let lid = state.addresses.first().map_or(0, |first| address::lid_of(first.ip));
-        (all.lid, all.sm_lid) = (lid, lid);
+        (all.lid, all.sm_lid) = (state.lid(), state.lid());
     }
     all.max_msg_sz = context.nic.limits().max_message;
     all.port_cap_flags = IBV_PORT_CM_SUP;
@@ -302,9 +300,9 @@ unsafe fn port_attr(
     Ok(())
 }
 
-/// `active_mtu` of the port, and the MTU of paths from it.
-pub fn active_mtu() -> ibv_mtu {
-    mtu(Port::of_host().mtu())
+/// `active_mtu` of a port, and the MTU of paths from it.
+pub fn active_mtu(port: &Port) -> ibv_mtu {
+    mtu(port.mtu())
 }
 
 /// The largest of InfiniBand's packet sizes that fits the interface's.
@@ -345,11 +343,10 @@ pub fn gid_of(address: IpAddr) -> ibv_gid {
     ibv_gid { raw: v6.octets() }
 }
 
-/// The GID table: the host's addresses, the default route's interface first.
-pub fn gid_table() -> Vec<ibv_gid_entry> {
+/// The GID table of a port: its addresses, of several interfaces the default route's first.
+fn gid_table(port: &Port) -> Vec<ibv_gid_entry> {
     let gid_type = view::shown().gid_type;
-    Port::of_host()
-        .addresses()
+    port.addresses()
         .iter()
         .zip(0..)
         .map(|(address, gid_index)| ibv_gid_entry {
@@ -362,11 +359,11 @@ pub fn gid_table() -> Vec<ibv_gid_entry> {
         .collect()
 }
 
-fn gid_entry(port: u32, index: u32) -> Result<ibv_gid_entry, Failure> {
+fn gid_entry(own: &Port, port: u32, index: u32) -> Result<ibv_gid_entry, Failure> {
     if port != u32::from(PORT) {
         return Err(Failure::invalid("the device has one port, number 1"));
     }
-    gid_table()
+    gid_table(own)
         .into_iter()
         .nth(index as usize)
         .ok_or_else(|| Failure::invalid("the index is beyond the end of the GID table"))

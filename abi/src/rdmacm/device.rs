@@ -1,10 +1,11 @@
-//! The device that ids share. It is opened once, with one protection domain, until the process ends, or until
-//! it forks with nothing open: then the child starts afresh.
+//! The device that ids share: one for each RDMA device. It is opened once, with one protection domain, until
+//! the process ends, or until it forks with nothing open: then the child starts afresh.
 
 use std::ffi::c_int;
 
 use uwarp_abi_types::verbs::{ibv_context, ibv_pd};
 use uwarp_cm::process::shared_device;
+use uwarp_driver::RdmaDevice;
 
 use crate::entry;
 use crate::failure::Failure;
@@ -20,9 +21,9 @@ pub struct Shared {
 }
 
 /// Opens the device, the first time.
-pub fn shared() -> Result<Shared, Failure> {
-    let cookie = shared_device(|| {
-        let verbs = device::open()?;
+pub fn shared(of: &'static RdmaDevice) -> Result<Shared, Failure> {
+    let cookie = shared_device(of, || {
+        let verbs = device::open(of)?;
         // SAFETY: the context was just opened.
         let pd = unsafe { mr::alloc_pd(verbs) }?;
         // Both belong to the library; the program has not opened anything.
@@ -35,23 +36,32 @@ pub fn shared() -> Result<Shared, Failure> {
     Ok(Shared { verbs: unsafe { (*pd).context }, pd })
 }
 
+fn open_all() -> Result<Vec<*mut ibv_context>, Failure> {
+    let devices = RdmaDevice::list();
+    if devices.is_empty() {
+        return Err(Failure::new(libc::ENODEV, "no interface is up"));
+    }
+    devices.into_iter().map(|device| Ok(shared(device)?.verbs)).collect()
+}
+
 entry! {
     /// rdma_get_devices(3).
     verb fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
-        let opened = shared();
+        let opened = open_all();
         if let Some(num) = num_devices.as_mut() {
-            *num = c_int::from(opened.is_ok());
+            let count = opened.as_ref().map_or(0, Vec::len);
+            *num = c_int::try_from(count).unwrap_or(c_int::MAX);
         }
-        let verbs = opened?.verbs;
+        let opened = opened?;
         uwarp_driver::object_made();
-        Ok(Box::into_raw(Box::new([verbs, std::ptr::null_mut()])).cast())
+        Ok(device::give_list(opened))
     }
 
     /// rdma_get_devices(3).
     fn rdma_free_devices(list: *mut *mut ibv_context) -> () {
         if !list.is_null() {
             uwarp_driver::object_gone();
-            drop(Box::from_raw(list.cast::<[*mut ibv_context; 2]>()));
+            device::take_list(list);
         }
         Ok(())
     }

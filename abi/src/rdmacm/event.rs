@@ -1,14 +1,16 @@
 //! Events that the program holds: their C structure, their names, their acknowledgement.
 
 use std::ffi::c_char;
+use std::net::IpAddr;
 
 use uwarp_abi_types::rdmacm::*;
+use uwarp_abi_types::verbs::ibv_ah_attr;
 use uwarp_cm::{Event, EventKind, MAX_PRIVATE_DATA};
 
 use crate::convention::MinusOne;
 use crate::entry;
 use crate::failure::{Failure, required};
-use crate::ibverbs::path;
+use crate::ibverbs::{context, path};
 use crate::object::{self, Object, Visible, look};
 
 /// An event that the program has taken and not acknowledged.
@@ -35,7 +37,8 @@ pub fn give(mut c: rdma_cm_event, event: Event) -> Result<*mut rdma_cm_event, Fa
             // For a group: the value that the program gave when it joined.
             private_data: std::ptr::with_exposed_provenance(datagram.context),
             private_data_len: u8::try_from(event.private_data.len()).unwrap_or(u8::MAX),
-            ah_attr: path::address_vector(datagram.local.ip(), datagram.peer.ip()),
+            // SAFETY: the event's id is alive.
+            ah_attr: unsafe { address_vector(c.id, datagram.local.ip(), datagram.peer.ip()) },
             qp_num: datagram.qpn,
             qkey: datagram.qkey,
         };
@@ -68,6 +71,18 @@ pub fn give(mut c: rdma_cm_event, event: Event) -> Result<*mut rdma_cm_event, Fa
         unsafe { (*given).param.conn.private_data = look::<CEvent>(given)?.private_data.get().cast() };
     }
     Ok(given)
+}
+
+/// The address vector of a path, on the device of an id.
+///
+/// # Safety
+/// The id is alive or NULL.
+unsafe fn address_vector(id: *const rdma_cm_id, local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
+    // SAFETY: the caller's promise; an id's device is open as long as the process lives.
+    let own = unsafe {
+        id.as_ref().and_then(|id| context::port(id.verbs).ok()).map(|port| port.recent_addresses())
+    };
+    path::address_vector(own.as_deref().unwrap_or_default(), local, peer)
 }
 
 /// Acknowledges an event.

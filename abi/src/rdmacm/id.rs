@@ -10,13 +10,14 @@ use parking_lot::Mutex;
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
 use uwarp_cm::{Cm, CmError, EventKind, Id, State};
+use uwarp_driver::RdmaDevice;
 
 use super::{address, addrinfo, channel, device, event};
 use crate::convention::MinusOne;
 use crate::entry;
 use crate::failure::{Failure, required};
 use crate::ibverbs::query::{self, gid_of};
-use crate::ibverbs::view;
+use crate::ibverbs::{context, view};
 use crate::object::{self, Object, Visible, look, zeroed};
 
 /// An id.
@@ -156,7 +157,13 @@ impl CId {
         // SAFETY: the caller's promise.
         unsafe {
             if (*c).verbs.is_null() {
-                let shared = device::shared()?;
+                let local = self.id.local_address();
+                let own = match local {
+                    Some(local) => RdmaDevice::of_address(local),
+                    None => RdmaDevice::list().first().copied(),
+                };
+                let own = own.ok_or_else(|| Failure::new(libc::ENODEV, "no interface is up"))?;
+                let shared = device::shared(own)?;
                 (*c).verbs = shared.verbs;
                 // A listening endpoint's own domain stays.
                 if (*c).pd.is_null() {
@@ -194,7 +201,7 @@ impl CId {
             (*record).numb_path = 1;
             (*record).pkey = 0xFFFF;
             (*record).mtu_selector = 2;
-            (*record).mtu = query::active_mtu() as u8;
+            (*record).mtu = context::port((*c).verbs).map_or(IBV_MTU_1024, query::active_mtu) as u8;
             (*record).rate_selector = 2;
             (*record).rate = IBV_RATE_10_GBPS as u8;
             (*record).packet_life_time_selector = 2;

@@ -14,7 +14,7 @@ use super::id::CId;
 use crate::convention::MinusOne;
 use crate::entry;
 use crate::failure::{Failure, required};
-use crate::ibverbs::context::Context;
+use crate::ibverbs::context::{self, Context};
 use crate::ibverbs::qp::CQp;
 use crate::ibverbs::{self, cq, create_qp, event, query, srq, view};
 use crate::object::{look, zeroed};
@@ -269,7 +269,8 @@ unsafe fn infiniband_attributes(cid: &CId, attr: &mut ibv_qp_attr) -> Result<u32
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.hop_limit = 64;
             attr.ah_attr.port_num = 1;
-            attr.path_mtu = query::active_mtu();
+            // SAFETY: an id with a device has its context.
+            attr.path_mtu = query::active_mtu(unsafe { context::port((*cid.c()).verbs) }?);
             attr.dest_qp_num = peer.qp_num;
             attr.rq_psn = 0;
             attr.max_dest_rd_atomic = peer.initiator_depth;

@@ -15,7 +15,7 @@ use super::{Env, Scratch, World};
 const LONG: Duration = Duration::from_secs(180);
 
 /// What programs of rdma_cm say when all their messages have come.
-fn whole(ends: &Ends) -> Outcome {
+pub fn whole(ends: &Ends) -> Outcome {
     for out in [&ends.server, &ends.client] {
         check::no_complaints(out)?;
         check::has(out, "data transfers complete")?;

@@ -7,6 +7,7 @@ use uwarp_conformance::topology::Topology::{self, *};
 use super::Run::{Custom, Perftest, PerftestIwarp, Rping};
 use super::by_number;
 use super::datagrams;
+use super::per_interface;
 use super::verbs;
 use super::{AS_IB, AS_IWARP, AS_STRANGERS, CRC_OFF, Case, IWARP, ROCE, Run, SPINNING};
 use super::{
@@ -78,6 +79,7 @@ pub fn cases() -> Vec<Case> {
         fabric(),
         datagrams::cases(),
         verbs::cases(),
+        per_interface::cases(),
         applications(),
     ]
     .into_iter()

@@ -1,18 +1,17 @@
-//! What a process has once: its connection manager, the device that ids share, and its event channels by
-//! address.
+//! What a process has once: its connection manager, of each device the opened one that ids share, and its
+//! event channels by address.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use uwarp_driver::waits::Waits;
-use uwarp_driver::{Channel, Nic, OncePerProcess, object_gone, object_made};
+use uwarp_driver::{Channel, Nic, OncePerProcess, RdmaDevice, object_gone, object_made};
 use uwarp_rnic::VerbsError;
 
 use crate::{Cm, EventChannel, Timeouts};
 
 static CM: OncePerProcess<Arc<Cm>> = OncePerProcess::new();
-static SHARED_DEVICE: OncePerProcess<usize> = OncePerProcess::new();
 static CHANNELS: Mutex<BTreeMap<usize, Arc<EventChannel>>> = Mutex::new(BTreeMap::new());
 
 impl Cm {
@@ -32,12 +31,12 @@ impl Cm {
     }
 }
 
-/// The cookie of the opened device that all ids share; `open` opens it, the first time.
+/// The cookie of the opened device that all ids of a device share; `open` opens it, the first time.
 ///
 /// # Errors
 /// Those of `open`.
-pub fn shared_device<E>(open: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
-    SHARED_DEVICE.get_or_make(open)
+pub fn shared_device<E>(device: &RdmaDevice, open: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+    device.shared.get_or_make(open)
 }
 
 /// Enters a channel under the address that the program knows it by.

@@ -25,16 +25,21 @@ pub struct Address {
     pub link_local: bool,
 }
 
-/// The addresses at the last query, and the time of that query.
-struct Last(Mutex<Option<(Instant, Arc<[Address]>)>>);
+/// The addresses of a port at the last query, and the time of that query.
+#[derive(Debug)]
+pub(crate) struct Last(Mutex<Option<(Instant, Arc<[Address]>)>>);
 
-static LAST: Last = Last(Mutex::new(None));
-/// See [`recent`].
+/// See [`Last::recent`].
 const FRESH: Duration = Duration::from_millis(100);
 
 impl Last {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
     // A child that was forked while another thread had the lock cannot get it, so it only tries.
-    fn keep(&self, list: Vec<Address>) -> Arc<[Address]> {
+    pub fn keep(&self, list: Vec<Address>) -> Arc<[Address]> {
         let list: Arc<[Address]> = list.into();
         if let Some(mut last) = self.0.try_lock() {
             *last = Some((Instant::now(), Arc::clone(&list)));
@@ -42,7 +47,8 @@ impl Last {
         list
     }
 
-    fn recent(&self, now: Instant) -> Option<Arc<[Address]>> {
+    /// The last ones, if they are at most a tenth of a second old.
+    pub fn recent(&self, now: Instant) -> Option<Arc<[Address]>> {
         let last = self.0.try_lock()?;
         let (at, list) = last.as_ref()?;
         (now < *at + FRESH).then(|| Arc::clone(list))
@@ -70,17 +76,7 @@ pub fn ip_of_lid(lid: u16, own: IpAddr) -> Option<IpAddr> {
 
 /// All addresses: the default route's interface first, IPv4 before IPv6, link-local last. Loopback's only if
 /// there are no others.
-pub fn list() -> Arc<[Address]> {
-    LAST.keep(ask())
-}
-
-/// The same, at most a tenth of a second old and never older than what [`list`] has shown. Programs move
-/// queue pairs to RTR by the thousand, and asking the system takes longer than all the rest of that.
-pub fn recent() -> Arc<[Address]> {
-    LAST.recent(Instant::now()).unwrap_or_else(list)
-}
-
-fn ask() -> Vec<Address> {
+pub fn list() -> Vec<Address> {
     let mut all = all();
     if all.iter().any(|a| !a.loopback) {
         all.retain(|a| !a.loopback);
@@ -88,6 +84,14 @@ fn ask() -> Vec<Address> {
     let default = default_interface();
     all.sort_by_key(|a| (Some(&a.interface) != default.as_ref(), a.link_local, a.ip.is_ipv6(), a.index));
     all
+}
+
+/// The addresses of one interface: IPv4 before IPv6, link-local last.
+pub fn list_of(interface: &str) -> Vec<Address> {
+    let mut own = all();
+    own.retain(|a| a.interface == interface);
+    own.sort_by_key(|a| (a.link_local, a.ip.is_ipv6()));
+    own
 }
 
 /// All addresses, loopback's too, as the system lists them.
@@ -175,7 +179,7 @@ mod tests {
     #[test]
     fn recent_addresses_are_those_that_were_listed_last() {
         let at = |ip| Address { ip, interface: "eth".into(), index: 2, loopback: false, link_local: false };
-        let last = Last(Mutex::new(None));
+        let last = Last::new();
         let now = Instant::now();
         assert_eq!(last.recent(now), None);
         last.keep(vec![]);

@@ -17,6 +17,16 @@ pub enum View {
     Ib,
 }
 
+/// Which devices programs see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Devices {
+    /// One with all addresses of the host.
+    #[default]
+    One,
+    /// One for each network interface.
+    PerInterface,
+}
+
 /// Which peers that are not uwarp are requested to acknowledge placement, in the views where a completion
 /// means placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,6 +45,8 @@ pub enum Ask {
 pub struct Config {
     /// `UWARP_VIEW`: iwarp, roce or ib.
     pub view: View,
+    /// `UWARP_DEVICES`: one or per-interface.
+    pub devices: Devices,
     /// `UWARP_CRC`: off means that we can do without; CRCs are off only when the peer agrees.
     pub crc: bool,
     /// `UWARP_MARKERS`: ask peers for markers.
@@ -91,16 +103,17 @@ impl Config {
                 MULTICAST_PORT
             }),
         };
-        match lookup("UWARP_DEVICES").as_deref() {
-            None | Some("" | "one") => {}
-            Some("per-interface") => tracing::warn!(
-                "UWARP_DEVICES=per-interface is accepted, but not implemented yet: there is one device with \
-                 all addresses"
-            ),
-            Some(other) => odd("UWARP_DEVICES", other, "one, per-interface"),
-        }
+        let devices: &[(&[&str], Devices)] =
+            &[(&["one"], Devices::One), (&["per-interface"], Devices::PerInterface)];
         Self {
             view: choice(lookup("UWARP_VIEW"), "UWARP_VIEW", "iwarp, roce, ib", View::Roce, views),
+            devices: choice(
+                lookup("UWARP_DEVICES"),
+                "UWARP_DEVICES",
+                "one, per-interface",
+                Devices::One,
+                devices,
+            ),
             crc: switch("UWARP_CRC", true),
             markers: switch("UWARP_MARKERS", false),
             mpa_revision: choice(lookup("UWARP_MPA_REVISION"), "UWARP_MPA_REVISION", "1, 2", 2, revisions),

@@ -11,8 +11,8 @@
 //! * `watchdog`: how the background thread notices that polling has stopped.
 //! * [`nic`]: the device: limits, addresses; `qpn`: the registry of queue pair numbers.
 //! * [`stat`]: what `uwarp stat` sees.
-//! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`port`]: what the device's port
-//!   consists of, and when that changes.
+//! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`devices`]: which devices programs see.
+//!   [`port`]: what a device's port consists of, and when that changes.
 //! * `fork`, [`waits`]: the process and its threads.
 //!
 //! # Who makes progress
@@ -31,6 +31,7 @@ mod attended;
 mod background;
 pub mod channel;
 pub mod config;
+pub mod devices;
 pub mod engine;
 mod fork;
 mod lead;
@@ -59,6 +60,7 @@ mod watchdog;
 
 pub use channel::{Channel, ChannelError};
 pub use config::Config;
+pub use devices::RdmaDevice;
 pub use engine::Engine;
 pub use fork::{
     OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, object_gone, object_made,

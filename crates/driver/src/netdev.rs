@@ -68,6 +68,12 @@ pub fn guid() -> [u8; 8] {
     *GUID.get_or_init(make_guid)
 }
 
+/// The EUI-64 of the device of one interface. From the node's and the interface's name: interfaces can share
+/// a hardware address, as those of VLANs do.
+pub fn guid_of(interface: &str) -> [u8; 8] {
+    local_eui64(hash(guid().into_iter().chain(interface.bytes())))
+}
+
 /// Does not change while the host stays the same: from the hardware address of the first interface that has
 /// one, with the "local" bit set, as no such adapter was ever sold; otherwise from the machine's identity.
 fn make_guid() -> [u8; 8] {
@@ -79,11 +85,19 @@ fn make_guid() -> [u8; 8] {
         let name = rustix::system::uname();
         name.nodename().to_bytes().to_vec()
     });
-    // FNV-1a: any hash works that is the same in every version.
-    let hash = identity.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    let mut guid = hash.to_be_bytes();
+    local_eui64(hash(identity))
+}
+
+/// FNV-1a: any hash works that is the same in every version.
+fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// An identity with the "local" bit, and not that of a group.
+fn local_eui64(identity: u64) -> [u8; 8] {
+    let mut guid = identity.to_be_bytes();
     guid[0] = guid[0] & !1 | 2;
     guid
 }

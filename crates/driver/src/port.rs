@@ -17,6 +17,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use uwarp_rnic::{AsyncEvent, AsyncSink, EventKind};
 
 use crate::address::{self, Address};
+use crate::config::{Config, View};
 use crate::engine::Engine;
 use crate::netdev::{self, Netdev};
 use crate::source::{Readiness, Source};
@@ -24,9 +25,12 @@ use crate::source::{Readiness, Source};
 /// The number of the device's only port.
 pub const PORT: u8 = 1;
 
-/// The device's port: all interfaces of this host.
+/// A device's port: all interfaces of this host, or one.
 #[derive(Debug)]
 pub struct Port {
+    /// The name of the only interface that it stands for; `None`: it stands for all.
+    only: Option<String>,
+    last: address::Last,
     /// The interface it was last seen on, if that was not the loopback interface; 0: none. When that goes
     /// down, the port is down, although the loopback interface is still there.
     interface: AtomicU32,
@@ -42,29 +46,37 @@ pub struct PortState {
     pub netdev: Netdev,
 }
 
-static HOST: Port = Port { interface: AtomicU32::new(0), mtu: Mutex::new(None) };
-
 impl Port {
-    /// The port with all addresses of the host.
-    pub fn of_host() -> &'static Self {
-        &HOST
+    /// The port of one interface, by its name, or of all.
+    pub(crate) fn new(only: Option<String>) -> Self {
+        Self { only, last: address::Last::new(), interface: AtomicU32::new(0), mtu: Mutex::new(None) }
+    }
+
+    /// The name of its interface, if it stands for one only.
+    pub fn interface(&self) -> Option<&str> {
+        self.only.as_deref()
     }
 
     /// Its addresses, in the order of the GID table.
     pub fn addresses(&self) -> Arc<[Address]> {
-        address::list()
+        self.last.keep(self.only.as_deref().map_or_else(address::list, address::list_of))
     }
 
     /// The same, at most a tenth of a second old and never older than what [`Self::addresses`] has shown.
     /// Programs move queue pairs to RTR by the thousand, and asking the system takes longer than all the rest
     /// of that.
     pub fn recent_addresses(&self) -> Arc<[Address]> {
-        address::recent()
+        self.last.recent(Instant::now()).unwrap_or_else(|| self.addresses())
     }
 
     /// What it looks like now.
     pub fn state(&self) -> PortState {
         let addresses = self.addresses();
+        let mut interfaces = netdev::list().into_iter();
+        if let Some(only) = &self.only {
+            let netdev = interfaces.find(|dev| dev.name == *only).unwrap_or_default();
+            return PortState { addresses, netdev };
+        }
         let first = addresses.first().filter(|first| !first.loopback);
         let index = match first {
             Some(first) => {
@@ -76,7 +88,7 @@ impl Port {
                 last => last,
             },
         };
-        let netdev = netdev::list().into_iter().find(|dev| dev.index == index).unwrap_or_default();
+        let netdev = interfaces.find(|dev| dev.index == index).unwrap_or_default();
         PortState { addresses, netdev }
     }
 
@@ -98,8 +110,13 @@ impl Port {
 }
 
 impl PortState {
-    /// The events that tell of the change from `before`.
-    fn events_since(&self, before: &Self) -> Vec<EventKind> {
+    /// The LID of the port, in the view that has LIDs; 0: it has none.
+    pub fn lid(&self) -> u16 {
+        self.addresses.first().map_or(0, |first| address::lid_of(first.ip))
+    }
+
+    /// The events that tell of the change from `before`; `has_lids`: in the view that has LIDs.
+    fn events_since(&self, before: &Self, has_lids: bool) -> Vec<EventKind> {
         let mut events = Vec::new();
         match (before.netdev.up, self.netdev.up) {
             (true, false) => events.push(EventKind::PortErr),
@@ -108,6 +125,9 @@ impl PortState {
         }
         if !self.addresses.iter().map(|a| a.ip).eq(before.addresses.iter().map(|a| a.ip)) {
             events.push(EventKind::GidChange);
+        }
+        if has_lids && self.lid() != before.lid() {
+            events.push(EventKind::LidChange);
         }
         events
     }
@@ -191,12 +211,13 @@ impl Source for PortWatch {
         if !self.drain() {
             return;
         }
+        let has_lids = Config::get().view == View::Ib;
         // Locked until the events are queued: of two threads that look, the later one must not be overtaken.
         let mut observers = self.observers.lock();
         observers.retain_mut(|observer| {
             let Some(sink) = observer.sink.upgrade() else { return false };
             let state = observer.port.state();
-            for kind in state.events_since(&observer.seen) {
+            for kind in state.events_since(&observer.seen, has_lids) {
                 sink.async_event(AsyncEvent { kind, cookie: PORT.into() });
             }
             observer.seen = state;
@@ -224,12 +245,17 @@ mod tests {
 
     #[test]
     fn events_tell_of_the_difference_and_of_nothing_else() {
-        use EventKind::{GidChange, PortActive, PortErr};
+        use EventKind::{GidChange, LidChange, PortActive, PortErr};
         let (up, down) = (state(true, &["192.0.2.1"]), state(false, &["127.0.0.1"]));
-        assert_eq!(down.events_since(&up), [PortErr, GidChange]);
-        assert_eq!(up.events_since(&down), [PortActive, GidChange]);
-        assert_eq!(up.events_since(&up), []);
-        assert_eq!(state(true, &["192.0.2.1", "::1"]).events_since(&up), [GidChange]);
+        assert_eq!(down.events_since(&up, false), [PortErr, GidChange]);
+        assert_eq!(up.events_since(&down, false), [PortActive, GidChange]);
+        assert_eq!(up.events_since(&up, true), []);
+        let more = state(true, &["192.0.2.1", "::1"]);
+        assert_eq!(more.events_since(&up, true), [GidChange], "GID 0 is the same, and with it the LID");
+        // The low half of GID 0 is the LID.
+        assert_eq!(down.events_since(&up, true), [PortErr, GidChange, LidChange]);
+        let elsewhere = state(true, &["198.51.2.1"]);
+        assert_eq!(elsewhere.events_since(&up, true), [GidChange], "another network, the same LID");
     }
 
     #[test]

@@ -145,8 +145,16 @@ struct Member {
     qp: Weak<UdQp>,
 }
 
+impl Member {
+    /// What another queue pair has joined on another interface comes to the same socket.
+    fn gets(&self, incoming: &Incoming) -> bool {
+        let everywhere = self.interface == 0 || incoming.interface == 0;
+        self.group == incoming.to && (everywhere || self.interface == incoming.interface)
+    }
+}
+
 impl Receivers {
-    fn find(&self, qpn: u32, to: IpAddr) -> SmallVec<[Arc<UdQp>; 1]> {
+    fn find(&self, qpn: u32, incoming: &Incoming) -> SmallVec<[Arc<UdQp>; 1]> {
         match self {
             Self::Numbers { port, places } if port_of(qpn) == *port => {
                 let places = places.read();
@@ -154,7 +162,8 @@ impl Receivers {
             }
             Self::Groups(members) if qpn == QPN_MULTICAST => {
                 let members = members.read();
-                members.iter().filter(|member| member.group == to).filter_map(|m| m.qp.upgrade()).collect()
+                let meant = members.iter().filter(|member| member.gets(incoming));
+                meant.filter_map(|member| member.qp.upgrade()).collect()
             }
             _ => SmallVec::new(),
         }
@@ -298,7 +307,7 @@ impl DatagramPort {
         }
         let arrival =
             Arrival { from: incoming.from.ip(), to: incoming.to, slid: shown_lid(incoming.from.ip()) };
-        let receivers = self.receivers.find(message.head.destination_qpn, incoming.to);
+        let receivers = self.receivers.find(message.head.destination_qpn, incoming);
         if receivers.is_empty() {
             return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
         }
@@ -338,7 +347,7 @@ impl DatagramPort {
         if port_of(error.source_qpn) != incoming.from.port() {
             return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
         }
-        let receivers = self.receivers.find(error.destination_qpn, incoming.to);
+        let receivers = self.receivers.find(error.destination_qpn, incoming);
         // A group has sent nothing.
         let Some(qp) = receivers.first().filter(|_| error.destination_qpn != QPN_MULTICAST) else {
             return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);

@@ -58,6 +58,9 @@ pub struct Incoming {
     pub from: SocketAddr,
     /// The address it was sent to: this host's, or a group's. Unspecified if the system does not report it.
     pub to: IpAddr,
+    /// The interface that it came in by, or by which a copy of one for a group went out; 0 if the system does
+    /// not tell.
+    pub interface: u32,
     /// It was longer than the slot, and its end is lost.
     pub truncated: bool,
 }
@@ -348,7 +351,7 @@ impl Socket {
             let len = (header.msg_len as usize).min(slot);
             // SAFETY: the kernel has filled in the address and the control data of this header, which live in
             // this frame.
-            let (from, (to, joined)) =
+            let (from, (to, interface, joined)) =
                 unsafe { (address_of(&header.msg_hdr), information_of(&header.msg_hdr)) };
             let Some(from) = from else { continue };
             let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
@@ -359,7 +362,7 @@ impl Socket {
                 let len = (len - at).min(each_len);
                 let bytes = buffer.get(start + at..start + at + len).unwrap_or(&[]);
                 let truncated = truncated && at + len == (header.msg_len as usize).min(slot);
-                each(bytes, Incoming { start: start + at, len, from, to, truncated });
+                each(bytes, Incoming { start: start + at, len, from, to, interface, truncated });
                 datagrams += 1;
                 at += len;
                 if at >= (header.msg_len as usize).min(slot) {
@@ -526,13 +529,13 @@ unsafe fn address_of(header: &libc::msghdr) -> Option<SocketAddr> {
     }
 }
 
-/// The address that a datagram was sent to, unspecified if the system does not report it, and the length of
-/// those that it has joined.
+/// The address that a datagram was sent to and its interface, unspecified if the system does not report them,
+/// and the length of those that it has joined.
 ///
 /// # Safety
 /// The kernel has filled in the control data that `header` points to.
-unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, Option<usize>) {
-    let (mut to, mut joined) = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), None);
+unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, u32, Option<usize>) {
+    let (mut to, mut interface, mut joined) = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0, None);
     // SAFETY: the caller's promise; the walk stays within the length that the kernel wrote, and level and
     // type identify a message.
     unsafe {
@@ -542,11 +545,13 @@ unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, Option<usize>) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info = libc::CMSG_DATA(at).cast::<libc::in_pktinfo>().read_unaligned();
                     to = Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into();
+                    interface = info.ipi_ifindex.cast_unsigned();
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                     let info = libc::CMSG_DATA(at).cast::<libc::in6_pktinfo>().read_unaligned();
                     let ip = Ipv6Addr::from(info.ipi6_addr.s6_addr);
                     to = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+                    interface = info.ipi6_ifindex;
                 }
                 (libc::SOL_UDP, libc::UDP_GRO) => {
                     let length = libc::CMSG_DATA(at).cast::<libc::c_int>().read_unaligned();
@@ -557,7 +562,7 @@ unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, Option<usize>) {
             at = libc::CMSG_NXTHDR(header, at);
         }
     }
-    (to, joined)
+    (to, interface, joined)
 }
 
 fn last_error() -> Errno {

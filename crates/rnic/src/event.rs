@@ -16,6 +16,7 @@ pub enum EventKind {
     DeviceFatal = 8,
     PortActive = 9,
     PortErr = 10,
+    LidChange = 11,
     SrqErr = 14,
     SrqLimitReached = 15,
     QpLastWqeReached = 16,

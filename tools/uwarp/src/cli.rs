@@ -183,7 +183,7 @@ pub struct DeviceOptions {
     /// Show the device as an iWARP RNIC, as RoCE v2 or as InfiniBand [default: roce]
     #[arg(long = "as", value_name = "VIEW", env = "UWARP_VIEW", hide_env_values = true)]
     pub view: Option<View>,
-    /// Show one device with all addresses; per-interface is accepted, but not implemented yet [default: one]
+    /// Show one device with all addresses, or one for each network interface [default: one]
     #[arg(long, value_name = "HOW", env = "UWARP_DEVICES", hide_env_values = true)]
     pub devices: Option<DeviceModel>,
 }
@@ -248,7 +248,7 @@ pub enum View {
 pub enum DeviceModel {
     /// One device, uwarp0, with all addresses
     One,
-    /// Accepted, but not implemented yet: there is one device with all addresses
+    /// uwarp0, uwarp1 and so on, each with the addresses of one interface; the default route's is the first
     PerInterface,
 }
 

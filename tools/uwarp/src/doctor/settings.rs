@@ -70,14 +70,7 @@ fn judge(name: &'static str, variable: &str, value: &OsStr) -> Option<Check> {
     if let Err(error) = run.mut_args(|option| option.env(None)).try_get_matches_from(line) {
         return Some(refused(&explanation(&error.to_string())));
     }
-    (variable == "UWARP_DEVICES" && value == "per-interface").then(|| {
-        Check::warn(
-            name,
-            "UWARP_DEVICES=per-interface is accepted, but not implemented yet: there is one device with \
-             all addresses",
-            "it has no effect; unset UWARP_DEVICES",
-        )
-    })
+    None
 }
 
 /// clap's message after "error: ".
@@ -152,7 +145,7 @@ mod tests {
             ("UWARP_LIBDIR", "/anywhere", Status::Ok),
             ("UWARP_VEIW", "roce", Status::Warn),
             ("UWARP_DEVICES", "one", Status::Ok),
-            ("UWARP_DEVICES", "per-interface", Status::Warn),
+            ("UWARP_DEVICES", "per-interface", Status::Ok),
             ("UWARP_DEVICES", "all", Status::Fail),
             ("UWARP_PEER", "off", Status::Ok),
             ("UWARP_PEER", "perhaps", Status::Fail),
@@ -166,11 +159,9 @@ mod tests {
     /// A warning about one name hid an invalid value of another, and with it the exit status.
     #[test]
     fn the_worst_of_several_settings_is_said() {
-        for first in [("UWARP_DEVICES", "per-interface"), ("UWARP_A", "1")] {
-            let check = settings_of(&[first, ("UWARP_VIEW", "rxe"), ("UWARP_VEIW", "roce")]);
-            assert_eq!(check.status, Status::Fail, "{}", check.found);
-            assert!(check.found.starts_with("UWARP_VIEW=rxe"), "{}", check.found);
-        }
+        let check = settings_of(&[("UWARP_A", "1"), ("UWARP_VIEW", "rxe"), ("UWARP_VEIW", "roce")]);
+        assert_eq!(check.status, Status::Fail, "{}", check.found);
+        assert!(check.found.starts_with("UWARP_VIEW=rxe"), "{}", check.found);
         let check = settings_of(&[("UWARP_VIEW", "rxe"), ("UWARP_CRC", "perhaps")]);
         assert!(check.found.starts_with("UWARP_CRC=perhaps"), "{}", check.found);
     }
