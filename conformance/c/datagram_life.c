@@ -180,9 +180,9 @@ static void extended(void)
 	      ibv_wc_read_opcode(cq), ibv_wc_read_byte_len(cq));
 	check(ibv_wc_read_src_qp(cq) == b.qp->qp_num && ibv_wc_read_qp_num(cq) == a.qp->qp_num, "names both queue pairs", "%#x",
 	      ibv_wc_read_src_qp(cq));
-	check(ibv_wc_read_wc_flags(cq) == IBV_WC_GRH && ibv_wc_read_slid(cq) == 0 && ibv_wc_read_sl(cq) == 0 &&
-	      ibv_wc_read_dlid_path_bits(cq) == 0, "and a GRH, and no LID", "flags %#x, LID %u", ibv_wc_read_wc_flags(cq),
-	      ibv_wc_read_slid(cq));
+	check(ibv_wc_read_wc_flags(cq) == IBV_WC_GRH && ibv_wc_read_slid(cq) == 0 && (ibv_wc_read_sl(cq) & 7) == 2 &&
+	      ibv_wc_read_dlid_path_bits(cq) == 0, "and a GRH of IPv4, and no LID", "flags %#x, LID %u, SL %u",
+	      ibv_wc_read_wc_flags(cq), ibv_wc_read_slid(cq), ibv_wc_read_sl(cq));
 	ibv_end_poll(cq);
 	MUST(ibv_destroy_qp(a.qp) == 0);
 	a.qp = NULL;

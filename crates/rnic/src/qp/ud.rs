@@ -71,6 +71,18 @@ pub struct Arrival {
     pub slid: u16,
 }
 
+/// What a completion shows as the service level of a datagram. RoCE has none: adapters put there what headers
+/// the packet had (bit 3: UDP; 2: IPv4, 1: IPv6), and UCX 1.13 looks there for the form of the GRH area. It
+/// drops, without a word, each datagram whose destination it then does not find.
+fn service_level(arrival: &Arrival) -> u8 {
+    match (arrival.slid, arrival.to) {
+        (0, IpAddr::V4(_)) => 8 | 2,
+        (0, IpAddr::V6(_)) => 8 | 1,
+        // InfiniBand's.
+        _ => 0,
+    }
+}
+
 /// Why a queue pair dropped a datagram that was whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dropped {
@@ -588,6 +600,7 @@ impl UdCore {
         wc.byte_len = byte_len;
         wc.src_qp = message.head.source_qpn;
         wc.slid = arrival.slid;
+        wc.sl = service_level(arrival);
         wc.flags = WcFlags::GRH;
         if let Some(imm) = message.head.immediate {
             wc.flags |= WcFlags::WITH_IMM;

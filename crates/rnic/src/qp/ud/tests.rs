@@ -127,6 +127,8 @@ fn a_message_goes_from_two_elements_into_two_behind_the_routing_header() {
     let wc = all[0];
     assert_eq!((wc.wr_id, wc.status, wc.opcode), (9, WcStatus::Success, WcOpcode::Recv));
     assert_eq!((wc.byte_len, wc.src_qp, wc.qp_num), (45, QPN, QPN));
+    // UCX 1.13 dropped what did not say that it is IPv4.
+    assert_eq!(wc.sl & 7, 2);
     assert_eq!((wc.flags, wc.imm_or_inv.to_ne_bytes()), (WcFlags::GRH | WcFlags::WITH_IMM, [1, 2, 3, 4]));
     assert_eq!((&b.memory[140..143], &b.memory[..2]), (&b"efa"[..], &b"bc"[..]));
     // IPv4: nothing in the first 20 bytes, then its header with a good checksum.
@@ -154,6 +156,9 @@ fn ipv6_fills_the_whole_routing_header() {
         (0x60, 17, &a.octets()[..], &b.octets()[..])
     );
     assert_eq!(u16::from_be_bytes([header[4], header[5]]), 8 + 42 + 100);
+    let mut all = Vec::new();
+    receiver.cq.poll(4, |wc| all.push(wc.sl & 7));
+    assert_eq!(all, [1]);
 }
 
 #[test]
