@@ -1,5 +1,6 @@
-//! What becomes of a connection when its network or its peer has a bad day: `c/traffic.c`, two processes that check every
-//! byte, in two namespaces whose wire is cut, made lossy or narrow; or whose programs are stopped and killed.
+//! What becomes of a connection when its network or its peer has a bad day: `c/traffic.c`, two processes that
+//! check every byte, in two namespaces whose wire is cut, made lossy or narrow; or whose programs are stopped
+//! and killed.
 
 use std::path::Path;
 use std::process::ExitCode;

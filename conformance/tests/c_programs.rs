@@ -1,12 +1,13 @@
-//! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes and what
-//! the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement (`completions`), registered memory that is unmapped (`unmapped`),
-//! limits that are reached (`limits`), queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and processes (`cm_rules`), threads that
-//! leave a call (`leaving`), datagram queue pairs (`datagrams`, `datagram_life`, `uwarpdv`), events whose cause
-//! is outside (`events`), a device for each interface (`devices`), what is called through the context
-//! (`extended`), connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`),
-//! data integrity between two processes (`verify`, `random`), and connections that come and go in many threads without
-//! anything growing (`soak`).
-//! Each prints one line per statement; a line that begins with FAIL fails the case.
+//! The C programs of `c/`, compiled against rdma-core's headers and run over uwarp: a program's own mistakes
+//! and what the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement
+//! (`completions`), registered memory that is unmapped (`unmapped`), limits that are reached (`limits`),
+//! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
+//! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
+//! `datagram_life`, `uwarpdv`), events whose cause is outside (`events`), a device for each interface
+//! (`devices`), what is called through the context (`extended`), connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`),
+//! data integrity between two processes (`verify`, `random`), and connections that come and go in many
+//! threads without anything growing (`soak`). Each prints one line per statement; a line that begins with
+//! FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -313,7 +314,8 @@ impl Programs {
         check::statements(&cmd.limit(Duration::from_secs(60)).run()?)
     }
 
-    /// Both ends of `random`, with a seed of this run: the output names it, and the program takes it as an argument.
+    /// Both ends of `random`, with a seed of this run: the output names it, and the program takes it as an
+    /// argument.
     fn random(&self, topology: Topology, receiver: &str, crc: &str) -> Outcome {
         let program = self.program("random")?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
@@ -327,8 +329,8 @@ impl Programs {
         check::statements(&ends.client).and_then(|()| check::statements(&ends.server))
     }
 
-    /// Under valgrind, which sees a use of what was freed on either side of the C interface. It knows nothing of our locks, so of
-    /// its tools only this one is of use.
+    /// Under valgrind, which sees a use of what was freed on either side of the C interface. It knows nothing
+    /// of our locks, so of its tools only this one is of use.
     fn memcheck(&self, name: &'static str, args: &[&str]) -> Outcome {
         let program = self.program(name)?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;

@@ -146,9 +146,10 @@ fn tshark_names_every_example_on_one_line() {
     let expected: Vec<String> = expected.iter().map(|line| format!("D-iWARP\t{line}")).collect();
     assert_eq!(out.lines().collect::<Vec<_>>(), expected);
 
-    let fields = "-e diwarp.error.layer -e diwarp.error.type -e diwarp.error.code -e diwarp.lookup.transaction \
-                  -e diwarp.lookup.space -e diwarp.lookup.service -e diwarp.lookup.status \
-                  -e diwarp.lookup.datalen -e diwarp.lookup.cookie -e diwarp.lookup.data";
+    let fields = "-e diwarp.error.layer -e diwarp.error.type -e diwarp.error.code \
+                  -e diwarp.lookup.transaction -e diwarp.lookup.space -e diwarp.lookup.service \
+                  -e diwarp.lookup.status -e diwarp.lookup.datalen -e diwarp.lookup.cookie \
+                  -e diwarp.lookup.data";
     let out = tshark("more", &datagrams[3..], &format!("-T fields -E separator=, {fields}"));
     let expected = [
         "1,2,0x05,,,,,,,",

@@ -343,7 +343,8 @@ fn the_trace_of_a_program_with_more_rights_than_its_caller_is_not_written() {
             let out = cmd.run_ok()?;
             if !out.stdout.contains(secure) {
                 fail!(
-                    "mode {mode:o}: wanted \"{secure}\" (run as root, on a file system that heeds setuid)\n{}",
+                    "mode {mode:o}: wanted \"{secure}\" (run as root, on a file system that heeds setuid)\n\
+                     {}",
                     out.text()
                 )
             }

@@ -1,10 +1,11 @@
-//! Debian's RDMA programs, unmodified, over uwarp. One row of [`table`] per program and manner of use; the outcome of
-//! a complete run is written to `PROGRAMS.md`.
+//! Debian's RDMA programs, unmodified, over uwarp. One row of [`table`] per program and manner of use; the
+//! outcome of a complete run is written to `PROGRAMS.md`.
 //!
-//! Some rows take more rounds with `PROGRAMS=full`, which `make programs` sets: ten migrations instead of one.
+//! Some rows take more rounds with `PROGRAMS=full`, which `make programs` sets: ten migrations instead of
+//! one.
 //!
-//! Cases run one at a time: many of these programs spin at both ends, and two such pairs on two processors would
-//! measure each other's patience.
+//! Cases run one at a time: many of these programs spin at both ends, and two such pairs on two processors
+//! would measure each other's patience.
 
 #[path = "programs/by_number.rs"]
 mod by_number;
@@ -61,7 +62,8 @@ enum Run {
     PerftestIwarp(&'static str, Expected),
     /// The same without `-R`: perftest exchanges numbers and GIDs over a socket of its own.
     PerftestByNumber(&'static str, Env, Expected),
-    /// `rping` at both ends with `-v -V`, these rounds and sizes one after the other, and these variables set.
+    /// `rping` at both ends with `-v -V`, these rounds and sizes one after the other, and these variables
+    /// set.
     Rping(&'static [(u32, usize)], Env),
     /// Anything else.
     Custom(fn(&World, Place<'_>) -> Outcome),
@@ -117,8 +119,8 @@ const PERFTEST_LIMIT: Duration = Duration::from_secs(180);
 type Results = BTreeMap<(usize, Topology), bool>;
 
 /// What was tried by hand, as building it takes crates from a registry, and cmake.
-const RUST: &str = "Examples of Rust crates, tried by hand on loopback: `client` and `server` of rdma-mummy-sys 0.2.6 and \
-    `cmtime` of sideway 0.4.3 run (rdma_cm only). \
+const RUST: &str = "Examples of Rust crates, tried by hand on loopback: `client` and `server` of \
+    rdma-mummy-sys 0.2.6 and `cmtime` of sideway 0.4.3 run (rdma_cm only). \
     Not tried yet: `rc_pingpong` and `rc_pingpong_split` of sideway, `loopback` of ibverbs 0.9.2.";
 
 /// The page of results. No times and no versions, so that it changes only when a result does.
@@ -139,9 +141,11 @@ fn page(cases: &[Case], results: &Results) -> String {
     let passed = results.values().filter(|ok| **ok).count();
     format!(
         "# Unmodified programs over uwarp\n\n\
-         Written by `cargo test -p uwarp-conformance --test programs`; do not edit. {passed} of {} runs pass.\n\n\
-         The programs are Debian 12's (rdma-core 44, perftest 4.5). An empty cell was not tried. `lo` is loopback; `veth` \
-         is two network namespaces with that MTU between them. Debian 12's perftest can only be told IPv4 addresses.\n\n{RUST}\n\n{}",
+         Written by `cargo test -p uwarp-conformance --test programs`; do not edit. \
+         {passed} of {} runs pass.\n\n\
+         The programs are Debian 12's (rdma-core 44, perftest 4.5). An empty cell was not tried. `lo` is \
+         loopback; `veth` is two network namespaces with that MTU between them. Debian 12's perftest can \
+         only be told IPv4 addresses.\n\n{RUST}\n\n{}",
         results.len(),
         table.markdown()
     )
@@ -314,8 +318,9 @@ fn persistent_in_turn(world: &World, place: Place<'_>) -> Outcome {
     persistent(world, place, 6, 50, |client| client.until(LONG, "done", |c| !c.is_running()))
 }
 
-/// Each client starts when the one before is at work, and goes on beside it. Not at one moment: Debian 12's rping
-/// keeps an arriving request in one variable until a thread has taken it, so a second one may overwrite it.
+/// Each client starts when the one before is at work, and goes on beside it. Not at one moment: Debian 12's
+/// rping keeps an arriving request in one variable until a thread has taken it, so a second one may overwrite
+/// it.
 fn persistent_together(world: &World, place: Place<'_>) -> Outcome {
     persistent(world, place, 8, 2000, |client| {
         client.until(LONG, "pinging", |c| c.so_far().contains("rdma-ping-3: "))
@@ -325,7 +330,8 @@ fn persistent_together(world: &World, place: Place<'_>) -> Outcome {
 /// Bounds a wait that nobody measures.
 const LONG: Duration = Duration::from_secs(60);
 
-/// One persistent server and so many clients of so many rounds; `next` returns when the next client may start.
+/// One persistent server and so many clients of so many rounds; `next` returns when the next client may
+/// start.
 fn persistent(
     world: &World,
     place: Place<'_>,
@@ -360,8 +366,8 @@ fn persistent(
     check::rping_quiet(&server.stop())
 }
 
-/// The connection is refused as an event, its queue pair goes to ERR, the posted receive is flushed, and that wakes
-/// rping's completion thread: without the last step the program would hang.
+/// The connection is refused as an event, its queue pair goes to ERR, the posted receive is flushed, and that
+/// wakes rping's completion thread: without the last step the program would hang.
 fn refused(world: &World, place: Place<'_>) -> Outcome {
     let line = format!("rping -c -a {} -p {}", place.address, free_port());
     let out = world.over_uwarp(&line, place.client)?.run()?;

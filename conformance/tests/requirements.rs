@@ -35,7 +35,8 @@ fn the_page_is_what_the_tables_say() {
 /// The check itself: a name that is no test is found out.
 #[test]
 fn what_is_no_test_is_told_from_one() {
-    let text = "fn one(\n\n\n\n#[test]\nfn one() {}\n\n\n\n\nfn helper() {}\nrow(\"a row\")\npub fn attack(v: u8) {}";
+    let text = "fn one(\n\n\n\n#[test]\nfn one() {}\n\n\n\n\nfn helper() {}\nrow(\"a row\")\n\
+                pub fn attack(v: u8) {}";
     let attacks = "fields::attack,";
     let hostile = "conformance/tests/hostile/fields.rs";
     assert!(is_test("one", "crates/x.rs", text, attacks));

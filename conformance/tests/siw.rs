@@ -1,10 +1,10 @@
-//! uwarp against the kernel's software iWARP, in the virtual machine of `siw/`: every program in both roles under
-//! each negotiation we and siw can be made to use.
+//! uwarp against the kernel's software iWARP, in the virtual machine of `siw/`: every program in both roles
+//! under each negotiation we and siw can be made to use.
 //!
-//! Two sizes: the short one (default, or `SIW=short`) is part of the test suite: one boot, stock siw, rping in both
-//! roles and one perftest of each verb. `SIW=full`, which `make siw` runs, goes through everything and prints the
-//! table. What cannot work against siw is in the list with its reason, is tried all the same, and fails the run when
-//! it begins to work.
+//! Two sizes: the short one (default, or `SIW=short`) is part of the test suite: one boot, stock siw, rping
+//! in both roles and one perftest of each verb. `SIW=full`, which `make siw` runs, goes through everything
+//! and prints the table. What cannot work against siw is in the list with its reason, is tried all the same,
+//! and fails the run when it begins to work.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -67,7 +67,8 @@ const SETTINGS: [Setting; 11] = [
     // Only siw's requests depend on it: as server it answers in the revision it is asked in.
     setting("siw speaks MPA revision 1", ("siw_knobs", "mpa_version=1"), &[], &[Server]),
     setting("siw speaks MPA revision 1, CRC off", ("siw_knobs", "mpa_version=1"), CRC_OFF, &[Server]),
-    // As client siw asks for the peer-to-peer model and sends the ready-to-receive frame. rtr_type is big-endian.
+    // As client siw asks for the peer-to-peer model and sends the ready-to-receive frame. rtr_type is
+    // big-endian.
     setting("siw asks for RTR, write or read", ("siw_knobs", "peer_to_peer=1"), &[], BOTH),
     setting("siw asks for RTR, write only", ("siw_knobs", "peer_to_peer=1 rtr_type=128"), &[], &[Server]),
     setting("siw asks for RTR, read only", ("siw_knobs", "peer_to_peer=1 rtr_type=64"), &[], &[Server]),
@@ -100,7 +101,8 @@ fn cannot_work(setting: &Setting, role: Role, program: &str) -> Option<Cannot> {
     let rtr = setting.driver.1.contains("peer_to_peer=1");
     match (setting.name, role, program) {
         ("we speak MPA revision 1", Client, "rping") => Some(Cannot {
-            why: "revision 1 carries no read depths, and `rping -s` accepts with depth 0: its RDMA Read fails",
+            why: "revision 1 carries no read depths, and `rping -s` accepts with depth 0: its RDMA Read \
+                  fails",
             sign: "post send error",
         }),
         ("we speak MPA revision 1", Server, _) => Some(Cannot {
@@ -109,8 +111,8 @@ fn cannot_work(setting: &Setting, role: Role, program: &str) -> Option<Cannot> {
             sign: if program == "rping" { "RDMA_CM_EVENT_REJECTED" } else { "Unexpected CM event bl blka 8" },
         }),
         (_, Server, "ib_write_lat") if !rtr => Some(Cannot {
-            why: "perftest's server writes first, which a responder must not (RFC 5044 section 7.1.2) unless the \
-                  initiator asks for the peer-to-peer model, and siw then waits too",
+            why: "perftest's server writes first, which a responder must not (RFC 5044 section 7.1.2) unless \
+                  the initiator asks for the peer-to-peer model, and siw then waits too",
             sign: "this end may not speak first",
         }),
         _ => None,
@@ -286,8 +288,8 @@ fn boot(driver: (&str, &str)) -> Outcome<Lab> {
     Ok(lab)
 }
 
-/// The machine boots, its device is up, and `mpa_lab.py`, which shares no line with uwarp, completes rping sessions
-/// with it in both roles. When this passes and other cases fail, the lab is not to blame.
+/// The machine boots, its device is up, and `mpa_lab.py`, which shares no line with uwarp, completes rping
+/// sessions with it in both roles. When this passes and other cases fail, the lab is not to blame.
 fn lab_works(state: &State) -> Outcome {
     state.with_lab(STOCK, 1500, |lab| {
         check::has(&lab.guest_ok("ibv_devinfo")?, "PORT_ACTIVE")?;
@@ -310,7 +312,8 @@ fn lab_works(state: &State) -> Outcome {
 /// Seconds that a program may take. They only bound a hang: the guest is slow.
 const PATIENCE: u32 = 60;
 
-/// The same for one cell. What cannot work often hangs, and all of them together would take longer than the guest lives.
+/// The same for one cell. What cannot work often hangs, and all of them together would take longer than the
+/// guest lives.
 fn patience(setting: &Setting, role: Role, program: &str) -> u32 {
     if cannot_work(setting, role, program).is_some() { 20 } else { PATIENCE }
 }
@@ -378,9 +381,10 @@ impl Wire<'_> {
         let server = format!("{tool} -R -F -p {port} {arguments}");
         let client = format!("{server} {}", self.server_address());
         let (server, client) = self.run(tool, server, client, port)?;
-        // The end at which siw is may fail in its last act, a handshake before both leave: siw looks for a half-closed
-        // peer between having sent a segment and completing the work request, and then fails the Send that it has
-        // delivered. All that was to be measured has been by then, and the table must be complete.
+        // The end at which siw is may fail in its last act, a handshake before both leave: siw looks for a
+        // half-closed peer between having sent a segment and completing the work request, and then fails the
+        // Send that it has delivered. All that was to be measured has been by then, and the table must be
+        // complete.
         let siw_hasty = |out: &Output| {
             ["Bad wc status 2", "Failed to close connection"].iter().all(|text| out.stderr.contains(text))
         };

@@ -187,7 +187,8 @@ fn reads_and_writes_count_where_the_payload_goes() {
     let server = pair::serve(&server, port).unwrap();
     let line = format!("rping -c -v -V -C 40 -S 1000 -a 127.0.0.1 -p {port}");
     over_uwarp(&line).run_ok().unwrap();
-    // The server reads the client's buffer and writes it back, once in each round. Its queue pair may be gone.
+    // The server reads the client's buffer and writes it back, once in each round. Its queue pair may be
+    // gone.
     let totals = until(&server, "40 rounds", |found| {
         found["totals"]["received"]["read_response"]["messages"].as_u64().is_some_and(|n| n >= 40)
     })["totals"]
@@ -198,7 +199,8 @@ fn reads_and_writes_count_where_the_payload_goes() {
     server.stop();
 }
 
-/// Stalls, Terminates, failures, flushes: `c/counted.c` does each on purpose, and says what of it a queue pair must have counted.
+/// Stalls, Terminates, failures, flushes: `c/counted.c` does each on purpose, and says what of it a queue
+/// pair must have counted.
 #[test]
 fn what_goes_wrong_is_counted() {
     let program = cc::build("counted", &Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-stat")).unwrap();
@@ -278,8 +280,9 @@ fn a_program_can_be_hidden() {
     server.stop();
 }
 
-/// `ib_write_lat`'s server writes first. Where its client's end does not ask for the peer-to-peer model, as Linux siw does not, neither goes on:
-/// RFC 5044 section 7.1.2 has the responder wait. The program cannot know; whoever looks is told.
+/// `ib_write_lat`'s server writes first. Where its client's end does not ask for the peer-to-peer model, as
+/// Linux siw does not, neither goes on: RFC 5044 section 7.1.2 has the responder wait. The program cannot
+/// know; whoever looks is told.
 #[test]
 fn a_server_that_must_not_speak_first_says_so() {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stat");

@@ -1,5 +1,5 @@
-//! tshark reads what uwarp sends. The dissectors for MPA, DDP and RDMAP were written by others from the same RFCs;
-//! they must find every FPDU, compute the same CRC32c, and call nothing malformed.
+//! tshark reads what uwarp sends. The dissectors for MPA, DDP and RDMAP were written by others from the same
+//! RFCs; they must find every FPDU, compute the same CRC32c, and call nothing malformed.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -83,7 +83,8 @@ const CASES: [Case; 11] = [
         program: Perftest("ib_send_bw", "-n 100 -s 8191 -b", 8191, 100),
         least: &[("Send", 200)],
     },
-    // tshark 4.0 does not know Immediate Data by name ("Unknown"); it checks MPA and DDP around it all the same.
+    // tshark 4.0 does not know Immediate Data by name ("Unknown"); it checks MPA and DDP around it all the
+    // same.
     Case { name: "dtestx", at: Veth1500V4, program: Dtestx, least: &[("Write", 2), ("Send", 2)] },
     Case {
         name: "invalidated keys and what ends connections",

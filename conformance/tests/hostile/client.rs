@@ -15,8 +15,8 @@ use uwarp_conformance::{Context, Failure, Outcome, require};
 
 type Script = dyn Fn(&mut Peer, usize) -> Outcome + Send + Sync;
 
-/// Has the victim connect, does `script` to each of its attempts (numbered from 0), and returns what it says in the end and how
-/// often it tried.
+/// Has the victim connect, does `script` to each of its attempts (numbered from 0), and returns what it says
+/// in the end and how often it tried.
 fn serve(victim: &mut Victim, script: &Arc<Script>) -> Outcome<(Report, usize)> {
     let listener = TcpListener::bind("127.0.0.1:0").context("listen")?;
     let port = listener.local_addr().context("address")?.port();
@@ -176,7 +176,8 @@ pub fn read_depths_and_model(victim: &mut Victim) -> Outcome {
             let what = format!("bits {bits:04b}, IRD {ird}, ORD {ord}");
             let no_indication = bits & P2P != 0 && bits & (RTR_WRITE | RTR_READ) == 0;
             if ord == 0x3FFE || no_indication {
-                // More Reads than can be served, or nothing in common: told with a Terminate (RFC 6581 section 7).
+                // More Reads than can be served, or nothing in common: told with a Terminate (RFC 6581
+                // section 7).
                 let codes = if ord == 0x3FFE { (2, 0, 6) } else { (2, 0, 7) };
                 let bytes = reply.bytes();
                 let script: Arc<Script> = Arc::new(move |peer, _| {
@@ -231,7 +232,8 @@ pub fn other_answers(victim: &mut Victim) -> Outcome {
         let Some(request) = peer.read_setup()? else { uwarp_conformance::fail!("no request") };
         require!(attempt > 0 || request.flags & UWARP_A != 0, "it does not show itself: {request:?}");
         peer.send(&Setup { key: Setup::reply2().key, ..request }.bytes())?;
-        // A stranger is given a Write without anything in it, and no STag 0, which some hardware takes for one of its own.
+        // A stranger is given a Write without anything in it, and no STag 0, which some hardware takes for
+        // one of its own.
         let seen = peer.expect_rtr()?;
         require!(seen.opcode() == WRITE && seen.stag() == 1, "taken for uwarp: {seen:?}");
         peer.finish();
@@ -256,8 +258,8 @@ pub fn other_answers(victim: &mut Victim) -> Outcome {
     victim.innocent(1)
 }
 
-/// A server that is not uwarp is asked what it has placed: a Send is done when that is answered, not before. One that sends our flag back
-/// may be siw, which is not asked.
+/// A server that is not uwarp is asked what it has placed: a Send is done when that is answered, not before.
+/// One that sends our flag back may be siw, which is not asked.
 pub fn answers_to_what_is_placed(victim: &mut Victim) -> Outcome {
     victim.tell("profile sends=1")?;
     for (what, flags, answered, done) in [

@@ -11,7 +11,8 @@ use crate::{FLUSHED, Fate, meet, strike};
 
 const MIB: usize = 1 << 20;
 
-/// Memory the victim may come to own beyond what it had, for `connections` at once (docs/contracts.md): 4 MiB for each, at most 64 MiB.
+/// Memory the victim may come to own beyond what it had, for `connections` at once (docs/contracts.md): 4 MiB
+/// for each, at most 64 MiB.
 fn bounded(victim: &Victim, before: usize, connections: usize) -> Outcome {
     let now = victim.memory()?;
     let limit = (4 * MIB * connections).min(64 * MIB) + 4 * MIB;
@@ -60,7 +61,8 @@ pub fn guessing_stags(victim: &mut Victim) -> Outcome {
     victim.recovers()
 }
 
-/// The queue of Read Requests is as long as the depth that was agreed; one more ends the stream, and only this one.
+/// The queue of Read Requests is as long as the depth that was agreed; one more ends the stream, and only
+/// this one.
 pub fn reads_beyond_the_depth(victim: &mut Victim) -> Outcome {
     victim.tell("profile depth=2")?;
     let both = victim.region("both");

@@ -129,8 +129,8 @@ pub fn responses_that_lie(victim: &mut Victim) -> Outcome {
     victim.tell("profile")
 }
 
-/// A Send with Invalidate takes the key back, but not from other streams (RFC 5040 section 8.1.1 rule 7): a key is good for all streams of
-/// its protection domain.
+/// A Send with Invalidate takes the key back, but not from other streams (RFC 5040 section 8.1.1 rule 7): a
+/// key is good for all streams of its protection domain.
 pub fn after_invalidation(victim: &mut Victim) -> Outcome {
     victim.tell("profile recvs=1")?;
     let invalidate = |stag| Untagged { rdmap: 0x44, invalidate: stag, ..Untagged::send(1, 0) };
@@ -204,8 +204,8 @@ pub fn after_deregistration(victim: &mut Victim) -> Outcome {
     victim.tell("renew")
 }
 
-/// The program takes a region back, and its memory away, while Writes to it pour in. Whoever were late would touch memory
-/// that has no access any more.
+/// The program takes a region back, and its memory away, while Writes to it pour in. Whoever were late would
+/// touch memory that has no access any more.
 pub fn deregistered_under_fire(victim: &mut Victim) -> Outcome {
     for round in 0..40 {
         for pose in [Peer::established, Peer::uwarp] {
@@ -240,8 +240,8 @@ pub fn deregistered_under_fire(victim: &mut Victim) -> Outcome {
     Ok(())
 }
 
-/// The same for memory that is being sent: the attacker asks for a megabyte, reads a little of it, and waits. When it then
-/// makes a mistake, or leaves, what was not sent is not touched any more.
+/// The same for memory that is being sent: the attacker asks for a megabyte, reads a little of it, and waits.
+/// When it then makes a mistake, or leaves, what was not sent is not touched any more.
 pub fn deregistered_while_it_is_read(victim: &mut Victim) -> Outcome {
     for ending in 0..3 {
         for pose in [Peer::established, Peer::uwarp] {
@@ -322,7 +322,8 @@ pub fn data_after_terminate(victim: &mut Victim) -> Outcome {
     victim.recovers()
 }
 
-/// The attacker says that it is done, and the victim is not; the other way round; and an end in the middle of everything.
+/// The attacker says that it is done, and the victim is not; the other way round; and an end in the middle of
+/// everything.
 pub fn data_after_the_end(victim: &mut Victim) -> Outcome {
     let write = victim.region("write");
     let good = Tagged::write(write.stag, write.at, 8).fpdu();
@@ -410,7 +411,8 @@ fn peer_gets(victim: &mut Victim, mut peer: Peer, bytes: &[u8]) -> Outcome {
     victim.innocent(1)
 }
 
-/// The first Write of a uwarp initiator says who it is: every version and feature, and what is not zero though it must be.
+/// The first Write of a uwarp initiator says who it is: every version and feature, and what is not zero
+/// though it must be.
 pub fn introductions_that_lie(victim: &mut Victim) -> Outcome {
     use uwarp_conformance::attacker::encode::Setup;
     let write = victim.region("write");
@@ -446,7 +448,8 @@ pub fn introductions_that_lie(victim: &mut Victim) -> Outcome {
     victim.innocent(1)
 }
 
-/// Segments of 16 KiB and more, behind empty ones as earlier versions of uwarp sent them. Nothing of a bad FPDU is placed.
+/// Segments of 16 KiB and more, behind empty ones as earlier versions of uwarp sent them. Nothing of a bad
+/// FPDU is placed.
 pub fn large_segments_that_lie(victim: &mut Victim) -> Outcome {
     victim.tell("profile recvlen=1024")?;
     let both = victim.region("both");
@@ -505,7 +508,8 @@ pub fn large_segments_that_lie(victim: &mut Victim) -> Outcome {
     require!(codes == Some((2, 0, 2)), "{codes:?}");
     let report = victim.report()?;
     require!(report.events == "1" && report.changed.is_empty(), "{report:?}");
-    // Every bit of the large segment's header flipped, without mending the CRC. Its length may then be more than what comes.
+    // Every bit of the large segment's header flipped, without mending the CRC. Its length may then be more
+    // than what comes.
     let header = fpdus([empty(both.stag, both.at), empty(both.stag, both.at)]).len();
     for bit in 0..16 * 8 {
         let mut bytes = ok.clone();

@@ -24,7 +24,8 @@ fn refused(victim: &mut Victim, bytes: &[u8], what: &str) -> Outcome {
     Ok(())
 }
 
-/// The victim accepts; then the stream works. The indication is a Write where the reply names that, else a Read where it does.
+/// The victim accepts; then the stream works. The indication is a Write where the reply names that, else a
+/// Read where it does.
 fn accepted(victim: &mut Victim, request: &Setup, what: &str) -> Outcome<Setup> {
     let mut peer = Peer::set_up(victim.port, request)?;
     let write = victim.region("write");
@@ -62,7 +63,8 @@ pub fn every_byte_of_the_key(victim: &mut Victim) -> Outcome {
     refused(victim, &Tagged::write(0, 0, 0).fpdu(), "an FPDU")
 }
 
-/// All 256 values in both revisions: reserved bits are not looked at (RFC 5044 section 7.1.1), and no combination breaks the stream.
+/// All 256 values in both revisions: reserved bits are not looked at (RFC 5044 section 7.1.1), and no
+/// combination breaks the stream.
 pub fn every_flag(victim: &mut Victim) -> Outcome {
     for flags in 0..=255u8 {
         for revision in [1, 2] {
@@ -192,8 +194,9 @@ pub fn read_depths_and_model(victim: &mut Victim) -> Outcome {
     Ok(())
 }
 
-/// The first FPDU is not what was agreed. RFC 6581 gives no code for that: a good one says as much as the indication would (RFC
-/// 5044 section 7.1.2 rule 4), and counts for what it is; a bad one ends a stream that was never established.
+/// The first FPDU is not what was agreed. RFC 6581 gives no code for that: a good one says as much as the
+/// indication would (RFC 5044 section 7.1.2 rule 4), and counts for what it is; a bad one ends a stream that
+/// was never established.
 pub fn first_fpdus_that_are_no_indication(victim: &mut Victim) -> Outcome {
     let [write, read] = ["write", "read"].map(|name| victim.region(name));
     let get = |size| Untagged::read(1, &ReadRequest::new(size, read.stag, read.at)).ulpdu();
@@ -261,7 +264,8 @@ pub fn first_fpdus_that_are_no_indication(victim: &mut Victim) -> Outcome {
             victim.innocent(1)?;
         }
     }
-    // One that has to wait for its receive: the program is told that the connection is up, as it may post only then.
+    // One that has to wait for its receive: the program is told that the connection is up, as it may post
+    // only then.
     victim.tell("profile recvs=0 sends=1")?;
     let mut peer = Peer::set_up(victim.port, &Setup::request2())?;
     peer.send(&Untagged::send(1, 8).fpdu())?;
@@ -363,7 +367,8 @@ pub fn abandoned_at_every_phase(victim: &mut Victim) -> Outcome {
                 "gone after {len} bytes of the first FPDU: {report:?}"
             );
         }
-        // An initiator of revision 1 owes no indication: the program is told at once that the connection is up.
+        // An initiator of revision 1 owes no indication: the program is told at once that the connection is
+        // up.
         let peer = Peer::set_up(victim.port, &Setup::request1())?;
         leave(peer);
         let report = victim.report()?;

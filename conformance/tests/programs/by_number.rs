@@ -1,4 +1,5 @@
-//! Programs that bring their queue pairs up themselves: they exchange number and GID (or LID) over a socket of their own.
+//! Programs that bring their queue pairs up themselves: they exchange number and GID (or LID) over a socket
+//! of their own.
 
 use uwarp_conformance::check::{self, Expected};
 use uwarp_conformance::netns::{NetNs, Veth};
@@ -21,7 +22,8 @@ const PINGS: &str = "every message at both ends, its data looked at with -c";
 const TABLE: &str = "one row per size, every iteration counted, no complaint at either end";
 const DAPL: &str = "PASSED or complete at both ends";
 
-/// Every test of RC but the one for which a program looks at memory and calls nothing: it is a matter of who has a processor.
+/// Every test of RC but the one for which a program looks at memory and calls nothing: it is a matter of who
+/// has a processor.
 const QPERF: [&str; 6] =
     ["rc_lat", "rc_bw", "rc_rdma_read_lat", "rc_rdma_write_bw", "rc_compare_swap_mr", "rc_fetch_add_mr"];
 
@@ -134,7 +136,8 @@ fn perftest() -> Vec<Case> {
         Case {
             program: "ib_send_bw",
             manner: "without -R, -n 2000 -s 4096",
-            checked: "as iWARP: one row, every iteration counted. Perftest 4.5 forgets its credits' region, so it complains when it ends",
+            checked: "as iWARP: one row, every iteration counted. Perftest 4.5 forgets its credits' region, \
+                      so it complains when it ends",
             at: LO,
             run: Custom(send_bw_as_iwarp),
         },
@@ -169,8 +172,9 @@ fn others() -> Vec<Case> {
     ]
 }
 
-/// Its server never requests RTS, and yet posts its credits where the device is an iWARP adapter. At the end both programs want to
-/// deallocate the domain that the credits' region is still in, and say "Couldn't destroy all SEND resources".
+/// Its server never requests RTS, and yet posts its credits where the device is an iWARP adapter. At the end
+/// both programs want to deallocate the domain that the credits' region is still in, and say "Couldn't
+/// destroy all SEND resources".
 fn send_bw_as_iwarp(world: &World, place: Place<'_>) -> Outcome {
     let port = free_port();
     let line = format!("ib_send_bw -F -p {port} -n 2000 -s 4096");

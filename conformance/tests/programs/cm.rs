@@ -99,7 +99,8 @@ impl World {
         self.qperf_with("-cm1", &[], tests, place)
     }
 
-    /// One qperf server, and clients of these tests one after the other, with this option and these variables.
+    /// One qperf server, and clients of these tests one after the other, with this option and these
+    /// variables.
     pub fn qperf_with(&self, option: &str, env: super::Env, tests: &[&str], place: Place<'_>) -> Outcome {
         let port = free_port();
         let server = self.over_uwarp(&format!("qperf -lp {port}"), place.server)?.envs(env).limit(LONG * 3);
@@ -156,7 +157,8 @@ impl World {
         Ok(())
     }
 
-    /// A program over DAPL's rdma_cm provider, which takes its device from a table: each end's by its address.
+    /// A program over DAPL's rdma_cm provider, which takes its device from a table: each end's by its
+    /// address.
     fn over_dapl(&self, line: &str, address: &str, at: &Dapl, ns: Option<&super::NetNs>) -> Outcome<Cmd> {
         Ok(self.over_uwarp(line, ns)?.env("DAT_OVERRIDE", at.table(address)?).limit(LONG))
     }
@@ -166,7 +168,8 @@ impl World {
         self.dtest_over(&Dapl::new()?, program, args, passed, place)
     }
 
-    /// The same over DAPL's provider that brings queue pairs up itself, by GID and number over a socket of its own.
+    /// The same over DAPL's provider that brings queue pairs up itself, by GID and number over a socket of
+    /// its own.
     pub fn dtest_by_number(&self, program: &str, args: &str, passed: &str, place: Place<'_>) -> Outcome {
         self.dtest_over(&Dapl::by_number()?, program, args, passed, place)
     }
@@ -188,7 +191,8 @@ impl World {
         Ok(())
     }
 
-    /// `dtestx`: RDMA Write with immediate data, atomic operations. It asks only devices that call themselves InfiniBand or RoCE for it.
+    /// `dtestx`: RDMA Write with immediate data, atomic operations. It asks only devices that call themselves
+    /// InfiniBand or RoCE for it.
     pub fn dtestx(&self, place: Place<'_>) -> Outcome {
         let at = Dapl::new()?;
         let line = "dtestx -P uwarp -s";

@@ -54,7 +54,8 @@ fn live(from: &mut Qemu, to: &mut Qemu, pin_all: bool, place: Place<'_>) -> Outc
         let capability = json!({ "capability": "rdma-pin-all", "state": pin_all });
         end.tell("migrate-set-capabilities", json!({ "capabilities": [capability] }))?;
     }
-    // The end comes when the rest takes less than this; a millisecond is too little for a guest that writes so much.
+    // The end comes when the rest takes less than this; a millisecond is too little for a guest that writes
+    // so much.
     let downtime = |ms: u32| json!({ "max-bandwidth": 10u64 << 30, "downtime-limit": ms });
     from.tell("migrate-set-parameters", downtime(1))?;
     from.prints(3)?;
@@ -81,8 +82,8 @@ fn live(from: &mut Qemu, to: &mut Qemu, pin_all: bool, place: Place<'_>) -> Outc
     to.prints(3)
 }
 
-/// What the guest printed at both places: the numbers of its rounds, none missing, none twice, and no complaint about
-/// its memory.
+/// What the guest printed at both places: the numbers of its rounds, none missing, none twice, and no
+/// complaint about its memory.
 fn continuous(serial: &str) -> Outcome {
     let rounds: Vec<&str> = serial.split_whitespace().collect();
     for (round, printed) in (1u32..).zip(&rounds) {
@@ -126,7 +127,8 @@ impl Qemu {
         std::fs::write(&serial, "").context(serial.display())?;
         let line = format!(
             "qemu-system-x86_64 -nodefaults -display none -machine pc -accel tcg -m 128 -boot a \
-             -drive file={},format=raw,if=floppy,readonly=on -serial file:{} -qmp unix:{},server=on,wait=off {args}",
+             -drive file={},format=raw,if=floppy,readonly=on -serial file:{} \
+             -qmp unix:{},server=on,wait=off {args}",
             image.display(),
             serial.display(),
             socket.display()

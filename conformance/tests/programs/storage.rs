@@ -1,8 +1,9 @@
 //! Storage: tgt's iSER target, with libiscsi's programs and QEMU's as initiators.
 //!
-//! libiscsi 1.19 crashes now and then when it closes an iSER connection (README, "Limits"). `qemu-io`, which checks the data, frees
-//! much at its end and meets this once in some tens of runs. It is killed when its work is done, which is also a test of the
-//! target. libiscsi's own programs end right after they close; none of them crashed.
+//! libiscsi 1.19 crashes now and then when it closes an iSER connection (README, "Limits"). `qemu-io`, which
+//! checks the data, frees much at its end and meets this once in some tens of runs. It is killed when its
+//! work is done, which is also a test of the target. libiscsi's own programs end right after they close; none
+//! of them crashed.
 
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -115,8 +116,8 @@ impl<'a> Target<'a> {
         check::has(&out, &format!("Total size:{DISK}"))
     }
 
-    /// `qemu-io` writes a byte for each chunk, many at once, and reads them back in another connection; and they are in
-    /// the target's file.
+    /// `qemu-io` writes a byte for each chunk, many at once, and reads them back in another connection; and
+    /// they are in the target's file.
     fn patterns(&self) -> Outcome {
         const CHUNKS: usize = 32;
         let byte = |chunk: usize| chunk as u8 + 0x41;
