@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::sync::{Mutex, OnceLock};
 
 use crate::netns::{NetNs, Veth};
 use crate::{Failure, Outcome};
@@ -94,17 +95,67 @@ impl Network {
     }
 }
 
-/// A TCP port on which no program listens here, below the range from which the kernel takes ports for
-/// outgoing connections. Never the same port twice in a process.
+/// A block of ports that no other test process takes as long as the block's name is taken.
+struct PortBlock {
+    _name: UnixListener,
+    first: u16,
+    used: u16,
+}
+
+/// Ports of a block.
+const BLOCK: u16 = 100;
+
+impl PortBlock {
+    /// The first block from `start` on that no process has.
+    fn reserve(start: u16) -> Option<PortBlock> {
+        // Below the range from which the kernel takes ports for outgoing connections.
+        const FIRST: u16 = 20_000;
+        const COUNT: u16 = 120;
+        (0..COUNT).map(|n| (start + n) % COUNT).find_map(|block| {
+            let name = UnixAddr::from_abstract_name(format!("uwarp-test-ports-{block}")).ok()?;
+            let name = UnixListener::bind_addr(&name).ok()?;
+            Some(PortBlock { _name: name, first: FIRST + block * BLOCK, used: 0 })
+        })
+    }
+}
+
+/// A TCP port nobody listens on here. Never the same one twice, in this process and in those that run beside
+/// it: a server binds its port some time after this has returned.
+///
+/// # Panics
+/// When other processes have all ports.
 pub fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Each process starts at another port, so that two suites at once rarely try the same ports.
-    let start = (std::process::id() % 97) as u16 * 120;
+    static BLOCKS: Mutex<Vec<PortBlock>> = Mutex::new(Vec::new());
+    let mut blocks = BLOCKS.lock().unwrap_or_else(|e| e.into_inner());
     loop {
-        let port = 20_000 + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        if blocks.last().is_none_or(|block| block.used == BLOCK) {
+            let new = PortBlock::reserve((std::process::id() % 97) as u16);
+            blocks.push(new.expect("a block of ports that no other test process has"));
+        }
+        let Some(block) = blocks.last_mut() else { continue };
+        let port = block.first + block.used;
+        block.used += 1;
         // A wildcard IPv6 socket covers IPv4 as well.
         if TcpListener::bind(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)).is_ok() {
             return port;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The port that was found free for one suite was taken by another before its server had bound it.
+    #[test]
+    fn ports_are_handed_out_once_and_from_blocks_of_this_process() {
+        let ports: BTreeSet<u16> = (0..150).map(|_| free_port()).collect();
+        assert_eq!(ports.len(), 150);
+        let blocks: BTreeSet<u16> = ports.iter().map(|port| (port - 20_000) / BLOCK).collect();
+        for block in blocks {
+            let name = UnixAddr::from_abstract_name(format!("uwarp-test-ports-{block}")).unwrap();
+            assert!(UnixListener::bind_addr(&name).is_err(), "block {block} is not reserved");
         }
     }
 }

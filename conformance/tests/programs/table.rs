@@ -148,7 +148,7 @@ fn rping() -> Vec<Case> {
             "UWARP_PORT_RANGE, -q",
             PING,
             LO,
-            Custom(|w, p| w.rping_by_number(&[("UWARP_PORT_RANGE", "20000-29999")], p)),
+            Custom(|w, p| w.rping_by_number(&[("UWARP_PORT_RANGE", "10000-14999")], p)),
         ),
         case("rping", "-P, clients in turn", PING, LO_BOTH, Custom(persistent_in_turn)),
         case("rping", "-P, 8 clients beside each other", PING, LO, Custom(persistent_together)),
