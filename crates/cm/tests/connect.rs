@@ -27,7 +27,7 @@ use uwarp_wire::mpa::{FLAG_C, FLAG_S, FLAG_UWARP_A, FLAG_UWARP_B, KEY_REP, KEY_R
 use common::qp;
 
 /// Longest a test waits for what has to come; reached only when it fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn cm(timeouts: Timeouts) -> Arc<Cm> {
     Cm::new(&Nic::open().unwrap(), timeouts)
@@ -67,6 +67,23 @@ fn listening(cm: &Arc<Cm>, channel: &Arc<EventChannel>, address: SocketAddr, bac
     id.bind(address).unwrap();
     id.listen(backlog).unwrap();
     id
+}
+
+/// The id of the next event, which is a request.
+fn requested(channel: &EventChannel) -> Arc<Id> {
+    let request = expect(channel, EventKind::ConnectRequest);
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    passive
+}
+
+/// A connection of the test's own, on which a request was sent: what follows the key of its MPA frame.
+fn stranger(to: SocketAddr, request: &[u8]) -> TcpStream {
+    let mut stranger = TcpStream::connect(to).unwrap();
+    stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+    stranger.write_all(&KEY_REQ).unwrap();
+    stranger.write_all(request).unwrap();
+    stranger
 }
 
 /// Reads an MPA request.
@@ -150,9 +167,7 @@ fn the_end_is_reported_when_the_completions_before_it_were_polled() {
         let active = resolved(&cm, &client, listener.local_address().unwrap());
         let active_qp = qp();
         active.connect(&active_qp, ConnParam::DEFAULT, b"").unwrap();
-        let request = expect(&server, EventKind::ConnectRequest);
-        let passive = Arc::clone(&request.id);
-        request.acknowledge();
+        let passive = requested(&server);
         let (passive_qp, cq) = common::qp_and_cq();
         passive_qp.modify(&QpModify { state: Some(QpState::Init), ..QpModify::default() }).unwrap();
         passive_qp.post_recv(std::iter::once(RecvWr { wr_id: 1, sges: &[] })).unwrap();
@@ -218,24 +233,28 @@ fn rejections_carry_private_data() {
 fn refused_connections_are_an_event() {
     let cm = cm(Timeouts::default());
     let client = channel();
-    let closed = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
-    let active = resolved(&cm, &client, closed);
+    let closed = Id::new(&cm, &client);
+    // Bound, so that no other program listens there.
+    closed.bind(local(0)).unwrap();
+    let active = resolved(&cm, &client, closed.local_address().unwrap());
     active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
     let rejected = expect(&client, EventKind::Rejected);
     assert_eq!(rejected.status, 8, "IB_CM_REJ_INVALID_SERVICE_ID, in the default view");
     rejected.acknowledge();
     active.disconnect().unwrap();
     active.destroy();
+    closed.destroy();
 }
 
 #[test]
 fn a_listener_that_comes_right_after_the_request_is_found() {
     let cm = cm(Timeouts::default());
     let (server, client) = (channel(), channel());
-    let at = TcpListener::bind(local(0)).unwrap().local_addr().unwrap();
-    let active = resolved(&cm, &client, at);
+    let listener = Id::new(&cm, &server);
+    listener.bind(local(0)).unwrap();
+    let active = resolved(&cm, &client, listener.local_address().unwrap());
     active.connect(&qp(), ConnParam::DEFAULT, b"early").unwrap();
-    let _listener = listening(&cm, &server, at, 0);
+    listener.listen(0).unwrap();
     let request = expect(&server, EventKind::ConnectRequest);
     assert_eq!(request.private_data, b"early");
     request.acknowledge();
@@ -313,12 +332,9 @@ fn a_peer_that_never_shows_itself_does_not_hold_an_accepted_request() {
     let cm = cm(quick());
     let server = channel();
     let listener = listening(&cm, &server, local(0), 0);
-    let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
-    stranger.write_all(&KEY_REQ).unwrap();
-    stranger.write_all(&[FLAG_S | FLAG_C, 2, 0, 4, 0x80, 1, 0xC0, 1]).unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
+    let _stranger =
+        stranger(listener.local_address().unwrap(), &[FLAG_S | FLAG_C, 2, 0, 4, 0x80, 1, 0xC0, 1]);
+    let passive = requested(&server);
     passive.accept(&qp(), None, b"").unwrap();
     let event = expect(&server, EventKind::Unreachable);
     assert_eq!(event.status, -rustix::io::Errno::TIMEDOUT.raw_os_error());
@@ -333,12 +349,8 @@ fn an_accept_that_comes_too_late_fails_the_queue_pair() {
     let cm = cm(Timeouts::default());
     let server = channel();
     let listener = listening(&cm, &server, local(0), 0);
-    let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
-    stranger.write_all(&KEY_REQ).unwrap();
-    stranger.write_all(&[0, 1, 0, 0]).unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
+    let stranger = stranger(listener.local_address().unwrap(), &[0, 1, 0, 0]);
+    let passive = requested(&server);
     rustix::net::sockopt::set_socket_linger(&stranger, Some(Duration::ZERO)).unwrap();
     drop(stranger);
     let queue_pair = qp();
@@ -361,9 +373,7 @@ fn a_request_that_is_taken_before_listen_returns_counts_as_taken() {
         let at = listener.local_address().unwrap();
         let taker = std::thread::spawn(move || {
             for _ in 0..2 {
-                let request = expect(&server, EventKind::ConnectRequest);
-                let passive = Arc::clone(&request.id);
-                request.acknowledge();
+                let passive = requested(&server);
                 passive.destroy();
             }
         });
@@ -410,18 +420,9 @@ fn connections_beyond_one_turn_are_all_taken() {
     let server = channel();
     let listener = listening(&cm, &server, local(0), 0);
     let at = listener.local_address().unwrap();
-    let all: Vec<_> = (0..300)
-        .map(|_| {
-            let mut stranger = TcpStream::connect(at).unwrap();
-            stranger.write_all(&KEY_REQ).unwrap();
-            stranger.write_all(&[0, 1, 0, 0]).unwrap();
-            stranger
-        })
-        .collect();
+    let all: Vec<_> = (0..300).map(|_| stranger(at, &[0, 1, 0, 0])).collect();
     for _ in &all {
-        let request = expect(&server, EventKind::ConnectRequest);
-        let passive = Arc::clone(&request.id);
-        request.acknowledge();
+        let passive = requested(&server);
         passive.reject(b"").unwrap();
         passive.destroy();
     }
@@ -432,9 +433,7 @@ fn strangers_without_enhanced_set_up_are_established_when_accepted() {
     let cm = cm(Timeouts::default());
     let server = channel();
     let listener = listening(&cm, &server, local(0), 0);
-    let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
-    stranger.write_all(&KEY_REQ).unwrap();
-    stranger.write_all(&[0, 1, 0, 2, b'h', b'i']).unwrap();
+    let mut stranger = stranger(listener.local_address().unwrap(), &[0, 1, 0, 2, b'h', b'i']);
     let request = expect(&server, EventKind::ConnectRequest);
     assert_eq!(request.private_data, b"hi");
     assert_eq!((request.param.responder_resources, request.param.initiator_depth), (128, 128));
@@ -460,9 +459,7 @@ fn destroying_the_queue_pair_ends_the_connection_at_both_ends() {
     let active = resolved(&cm, &client, listener.local_address().unwrap());
     let active_qp = qp();
     active.connect(&active_qp, ConnParam::DEFAULT, b"").unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
+    let passive = requested(&server);
     let passive_qp = qp();
     passive.accept(&passive_qp, None, b"").unwrap();
     expect(&client, EventKind::Established).acknowledge();
@@ -482,12 +479,9 @@ fn an_end_that_comes_with_the_first_fpdu_is_seen() {
     let server = channel();
     let listener = listening(&cm, &server, local(0), 0);
     for _ in 0..20 {
-        let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
-        stranger.write_all(&KEY_REQ).unwrap();
-        stranger.write_all(&[FLAG_S | FLAG_C, 2, 0, 4, 0x80, 1, 0xC0, 1]).unwrap();
-        let request = expect(&server, EventKind::ConnectRequest);
-        let passive = Arc::clone(&request.id);
-        request.acknowledge();
+        let mut stranger =
+            stranger(listener.local_address().unwrap(), &[FLAG_S | FLAG_C, 2, 0, 4, 0x80, 1, 0xC0, 1]);
+        let passive = requested(&server);
         let qp = qp();
         passive.accept(&qp, None, b"").unwrap();
         take_request(&mut stranger);

@@ -78,9 +78,7 @@ fn a_request_that_moves_with_its_listener_is_answered_on_the_new_channel() {
         std::thread::yield_now();
     }
     listener.migrate(&to).unwrap();
-    let request = expect(&to, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
+    let passive = requested(&to);
     let passive_qp = qp();
     passive.accept(&passive_qp, None, b"").unwrap();
     expect(&client, EventKind::Established).acknowledge();

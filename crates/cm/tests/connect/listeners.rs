@@ -51,7 +51,7 @@ fn a_flood_of_half_open_connections_does_not_keep_honest_peers_out() {
 #[test]
 fn hundreds_of_connections_begun_at_once_are_no_flood() {
     const CLIENTS: usize = 400;
-    let cm = cm(Timeouts::default());
+    let cm = cm(Timeouts { request: PATIENCE * 10, ..Timeouts::default() });
     let (server, client) = (channel(), channel());
     let listener = listening(&cm, &server, local(0), 0);
     let at = listener.local_address().unwrap();

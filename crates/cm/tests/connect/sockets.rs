@@ -22,9 +22,7 @@ fn wildcards_take_both_families_unless_told_otherwise() {
     let port = both.local_address().unwrap().port();
     let active = resolved(&cm, &client, local(port));
     active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
+    let passive = requested(&server);
 
     let only = Id::new(&cm, &server);
     only.set_options(|_, options| {
@@ -59,9 +57,7 @@ fn a_port_has_one_owner_and_survives_its_connections() {
 
     let active = resolved(&cm, &client, at);
     active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
+    let passive = requested(&server);
     passive.accept(&qp(), None, b"").unwrap();
     expect(&client, EventKind::Established).acknowledge();
     expect(&server, EventKind::Established).acknowledge();
@@ -149,9 +145,7 @@ fn connections_carry_the_type_of_service_that_was_set() {
         let at = listener.local_address().unwrap();
         let active = resolved(&cm, &client, at);
         active.connect(&qp(), ConnParam::DEFAULT, b"").unwrap();
-        let request = expect(&server, EventKind::ConnectRequest);
-        let passive = Arc::clone(&request.id);
-        request.acknowledge();
+        let passive = requested(&server);
         let taken = socket_at(at, active.local_address().unwrap());
         assert_eq!(type_of_service(taken), 0x48, "{address}");
         set_tos(&passive, 0x10);

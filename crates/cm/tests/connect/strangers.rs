@@ -132,13 +132,9 @@ fn a_queue_pair_that_cannot_take_the_connection_is_told_of_by_the_responder() {
     let cm = cm(Timeouts::default());
     let server = channel();
     let listener = listening(&cm, &server, local(0), 0);
-    let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
-    stranger.set_read_timeout(Some(PATIENCE)).unwrap();
-    stranger.write_all(&KEY_REQ).unwrap();
-    stranger.write_all(&[FLAG_C | FLAG_S, 2, 0, 4, 0x80, 1, 0x80, 1]).unwrap();
-    let request = expect(&server, EventKind::ConnectRequest);
-    let passive = Arc::clone(&request.id);
-    request.acknowledge();
+    let mut stranger =
+        stranger(listener.local_address().unwrap(), &[FLAG_C | FLAG_S, 2, 0, 4, 0x80, 1, 0x80, 1]);
+    let passive = requested(&server);
     assert!(passive.accept(&in_error(), None, b"").is_err());
     take_request(&mut stranger);
     assert_eq!(ulpdu(&mut stranger)[18..22], LOCAL_ERROR);

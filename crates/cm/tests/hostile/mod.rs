@@ -22,7 +22,7 @@ use uwarp_rnic::qp::QpState;
 use common::qp;
 
 /// Only a hang takes longer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct World {
     cm: Arc<Cm>,
