@@ -53,7 +53,8 @@ impl Process {
         self.signal(libc::SIGSTOP);
         let tasks = format!("/proc/{}/task", self.0.id());
         let stands = |task: std::io::Result<std::fs::DirEntry>| {
-            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            // A thread may end before it is stopped.
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
             stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
         };
         let end = Instant::now() + LIMIT;
@@ -64,7 +65,8 @@ impl Process {
     }
 
     fn code(&mut self) -> Option<i32> {
-        let end = Instant::now() + LIMIT;
+        // Longer than the process's own waits.
+        let end = Instant::now() + 2 * LIMIT;
         loop {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return status.code();
@@ -195,13 +197,18 @@ fn idle() {
     a.cq.arm(false);
     let channel = a.channel.clone();
     std::thread::spawn(move || channel.get());
-    std::thread::sleep(Duration::from_millis(300));
-    let (before, cpu_before) = (sleeps(), cpu());
-    std::thread::sleep(Duration::from_millis(700));
-    // This thread has slept, and counted.
-    assert!(sleeps() <= before + 4, "{} sleeps", sleeps() - before);
-    assert!(cpu() - cpu_before < Duration::from_millis(200));
-    std::process::exit(DONE);
+    // On a busy machine the threads come to rest late. What disturbs their rest does so all the time.
+    let end = Instant::now() + LIMIT;
+    loop {
+        let (before, cpu_before) = (sleeps(), cpu());
+        std::thread::sleep(Duration::from_millis(700));
+        let (slept, worked) = (sleeps() - before, cpu() - cpu_before);
+        // This thread has slept, and counted.
+        if slept <= 4 && worked < Duration::from_millis(200) {
+            std::process::exit(DONE);
+        }
+        assert!(Instant::now() < end, "{slept} sleeps, {worked:?} of processor time");
+    }
 }
 
 /// Processor time of this process.

@@ -18,7 +18,7 @@ use uwarp_rnic::{
 };
 
 /// Nothing that works takes nearly as long, on any machine.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub struct Events(AtomicUsize);
