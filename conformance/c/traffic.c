@@ -1,11 +1,11 @@
 /* Traffic between two processes whose every byte is checked, while somebody does something to the network or to a peer.
  *
  *   traffic server ADDRESS PORT
- *   traffic client ADDRESS PORT SECONDS whole|broken|quiet
+ *   traffic client ADDRESS PORT FILE whole|broken|quiet
  *
  * The server sends back what it receives. The client sends messages of many sizes, compares what comes back, and writes to the
- * server's memory and reads it back at the same time. "whole": nothing may fail in SECONDS. "broken": the connection must end.
- * "quiet": it must end after SECONDS, when nothing is under way any more. */
+ * server's memory and reads it back at the same time, until FILE exists. "whole": nothing may fail until then. "broken": the
+ * connection must end before. "quiet": it must end afterwards, when nothing is under way any more. */
 #include "common.h"
 
 #define DEPTH 8
@@ -13,6 +13,8 @@
 #define AREA (96 * 1024)
 /* How long the end of a connection may take to be told when the network is gone: twice what the library says. */
 #define END_MS 100000
+/* How long the client goes on where nothing tells it to stop. */
+#define LONGEST_MS 1000000
 
 enum { SENT = 1, RECEIVED, WRITTEN, READ };
 
@@ -221,7 +223,7 @@ static void write_and_read(struct end *e, const struct invitation *to, uint64_t 
 	request(e, IBV_WR_RDMA_READ, READ, BACK_AT, AREA, to->addr, to->rkey);
 }
 
-static void call(const char *host, uint16_t port, unsigned int seconds, const char *mode)
+static void call(const char *host, uint16_t port, const char *stop, const char *mode)
 {
 	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4, .rnr_retry_count = 7 };
 	struct sockaddr_storage ss = sockaddr_of(host, port);
@@ -246,9 +248,12 @@ static void call(const char *host, uint16_t port, unsigned int seconds, const ch
 	memcpy(&to, event->param.conn.private_data, sizeof to);
 	MUST(rdma_ack_cm_event(event) == 0);
 
-	end = now_ms() + seconds * 1000;
+	end = now_ms() + LONGEST_MS;
 	write_and_read(&e, &to, rounds);
 	while (e.status == IBV_WC_SUCCESS && !e.disconnected) {
+		/* Once it is there it stays. */
+		if (now_ms() < end && access(stop, F_OK) == 0)
+			end = now_ms();
 		bool more = now_ms() < end;
 
 		if (!more && back == sent)
@@ -307,7 +312,7 @@ int main(int argc, char **argv)
 	if (argc == 4 && !strcmp(argv[1], "server"))
 		serve(argv[2], (uint16_t)atoi(argv[3]));
 	else if (argc == 6 && !strcmp(argv[1], "client"))
-		call(argv[2], (uint16_t)atoi(argv[3]), (unsigned int)atoi(argv[4]), argv[5]);
+		call(argv[2], (uint16_t)atoi(argv[3]), argv[4], argv[5]);
 	else
 		return 2;
 	return failures ? 1 : 0;
