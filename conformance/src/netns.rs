@@ -48,6 +48,21 @@ impl NetNs {
     pub fn ip(&self, args: &str) -> Outcome {
         Cmd::line(&format!("ip -n {}", self.name)).args(args).run_ok().map(drop)
     }
+
+    /// Waits until the system has looked for others with each of its IPv6 addresses. Until then, nothing is
+    /// sent from a link-local address.
+    pub fn settled(&self) -> Outcome {
+        let end = Instant::now() + Duration::from_secs(60);
+        let show = Cmd::line(&format!("ip -n {} -6 addr show tentative", self.name));
+        loop {
+            let out = show.run_ok()?;
+            if out.stdout.trim().is_empty() {
+                return Ok(());
+            }
+            require!(Instant::now() < end, "addresses stay tentative\n{}", out.text());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 impl Drop for NetNs {
@@ -111,8 +126,8 @@ impl Veth {
             ns.ip(&format!("addr add {v6}/64 dev {dev} nodad"))?;
             ns.ip(&format!("link set {dev} up"))?;
         }
-        // The kernel reports the carrier late, up to a second, and until then the device of uwarp shows
-        // loopback only.
+        // The kernel reports the carrier up to a second late. Until then the device of uwarp shows loopback
+        // only.
         let end = Instant::now() + Duration::from_secs(60);
         for (ns, ..) in ends {
             let show = Cmd::line(&format!("ip -n {} -o link show dev {dev}", ns.name));
@@ -174,7 +189,6 @@ fn sweep() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn veth_carries_ipv4_and_ipv6_at_its_mtu_and_goes_away() {
@@ -187,12 +201,12 @@ mod tests {
                  c.sendall(c.recv(99))"
             );
             let talk = format!(
-                "import socket as s;c=s.create_connection(('{to}',4711),5);c.sendall(b'x');\
+                "import socket as s;c=s.create_connection(('{to}',4711),60);c.sendall(b'x');\
                  print(c.recv(9),c.getsockopt(6,2))"
             );
             let server = Cmd::new("python3").arg("-c").arg(listen).in_ns(Some(&veth.server)).spawn().unwrap();
             let ready = |r: &crate::process::Running| listens(r.pid(), r.ns(), 4711);
-            server.until(Duration::from_secs(10), "listening", ready).unwrap();
+            server.until(Duration::from_secs(60), "listening", ready).unwrap();
             let client = Cmd::new("python3").arg("-c").arg(talk).in_ns(Some(&veth.client));
             let out = client.run_ok().unwrap().stdout;
             // 9000 less the headers: the segment size proves the MTU.

@@ -328,7 +328,7 @@ fn persistent_together(world: &World, place: Place<'_>) -> Outcome {
 }
 
 /// Bounds a wait that nobody measures.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(180);
 
 /// One persistent server and so many clients of so many rounds; `next` returns when the next client may
 /// start.

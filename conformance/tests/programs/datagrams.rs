@@ -2,13 +2,13 @@
 //! IPv4.
 
 use uwarp_conformance::check::{self, Expected};
-use uwarp_conformance::netns::Veth;
 use uwarp_conformance::pair;
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::{Place, free_port};
 use uwarp_conformance::{Outcome, require};
 
 use super::Run::Custom;
+use super::by_number::exchange;
 use super::{AS_IB, AS_IWARP, Case, Env, PERFTEST_LIMIT, World};
 
 const LO: &[Topology] = &[Loopback4];
@@ -98,23 +98,9 @@ fn others() -> Vec<Case> {
     ]
 }
 
-/// Where the server's socket is, whatever the GIDs are.
-fn exchange(place: Place<'_>) -> &'static str {
-    if place.server.is_some() { Veth::SERVER4 } else { place.address }
-}
-
 impl World {
     fn ud_pingpong(&self, args: &str, env: Env, place: Place<'_>) -> Outcome {
-        let port = free_port();
-        let line = format!("ibv_ud_pingpong {args} -p {port}");
-        let server = self.over_uwarp(&line, place.server)?.envs(env);
-        let client = self.over_uwarp(&line, place.client)?.envs(env).arg(exchange(place));
-        let ends = pair::run(&server, &client, port)?;
-        for out in [&ends.server, &ends.client] {
-            check::no_complaints(out)?;
-            check::has(out, "1000 iters in ")?;
-        }
-        Ok(())
+        self.pingpong(&format!("ibv_ud_pingpong {args}"), env, place)
     }
 
     fn ud_perftest(&self, tool: &str, args: &str, expected: &Expected, place: Place<'_>) -> Outcome {
