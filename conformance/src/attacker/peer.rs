@@ -179,6 +179,17 @@ impl Peer {
         }
     }
 
+    /// Waits until so many bytes have come that nobody has read yet, and leaves them where they are.
+    pub fn arrived(&mut self, bytes: usize) -> Outcome {
+        let deadline = Instant::now() + PATIENCE;
+        let mut buffer = vec![0; bytes];
+        while self.tcp.peek(&mut buffer).context("what came back")? < bytes {
+            require!(Instant::now() < deadline, "{bytes} bytes do not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Reads to the end, at most for `limit`.
     pub fn read_to_end(&mut self, limit: Duration) -> Outcome<Answer> {
         let deadline = Instant::now() + limit;

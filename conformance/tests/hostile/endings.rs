@@ -58,7 +58,7 @@ const PHASES: [Phase; 8] = [
         for msn in 1..=4 {
             peer.send(&Untagged::read(msn, &ReadRequest::new(1 << 20, both.stag, both.at)).fpdu())?;
         }
-        std::thread::sleep(Duration::from_millis(20));
+        peer.arrived(1)?;
         Ok(peer)
     }),
 ];

@@ -251,6 +251,7 @@ pub fn deregistered_while_it_is_read(victim: &mut Victim) -> Outcome {
                 peer.send(&Untagged::read(msn, &ReadRequest::new(1 << 20, both.stag, both.at)).fpdu())?;
             }
             // The socket buffers fill; nothing is read.
+            peer.arrived(1)?;
             std::thread::sleep(Duration::from_millis(60));
             victim.tell("retire both")?;
             match ending {
