@@ -40,8 +40,8 @@ impl Capture {
         };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/capture.py");
         let recorder = Cmd::new("python3").arg(script).arg(interface).arg(transport).arg(file).in_ns(ns);
-        let running = recorder.limit(Duration::from_secs(240)).spawn()?;
-        running.until(Duration::from_secs(60), "recording", |r| r.so_far().contains("recording"))?;
+        let running = recorder.limit(Duration::from_secs(600)).spawn()?;
+        running.until(Duration::from_secs(120), "recording", |r| r.so_far().contains("recording"))?;
         let marker = Cmd::new("bash").arg("-c").arg(format!("echo >/dev/udp/{beyond}/9")).in_ns(ns);
         Ok(Capture { running, file: file.to_owned(), marker })
     }

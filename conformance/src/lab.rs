@@ -76,9 +76,9 @@ impl Lab {
             "rm -f /tmp/server.rc; \
              sh -c 'timeout {limit} {command} >/tmp/server.out 2>/tmp/server.err; \
                echo $? >/tmp/server.rc' >/dev/null 2>&1 & \
-             n=0; while [ $n -lt 200 ]; do \
-               ss -ltn | grep -q ':{port} ' && exit 0; \
-               [ -e /tmp/server.rc ] && break; usleep 20000; n=$((n+1)); \
+             n=0; while [ $n -lt 1000 ]; do \
+               ss -ltn | grep -q ':{port} ' && exit 0; [ -e /tmp/server.rc ] && break; \
+               usleep 20000; n=$((n+1)); \
              done; cat /tmp/server.out /tmp/server.err; exit 1"
         );
         // The background job must not hold the exec's connection, whose end is the end of the command: a

@@ -7,7 +7,7 @@ use crate::netns;
 use crate::process::{Cmd, Output, Running};
 
 /// How long a server may take until it listens. Generous: it only bounds a hang.
-const LISTEN_LIMIT: Duration = Duration::from_secs(60);
+const LISTEN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Starts a server and returns when it listens on `port`.
 pub fn serve(server: &Cmd, port: u16) -> Outcome<Running> {
@@ -138,7 +138,7 @@ mod tests {
     fn the_client_starts_when_the_server_listens() {
         let port = free_port();
         let client = python(format!(
-            "import socket as s;c=s.create_connection(('127.0.0.1',{port}),5);\
+            "import socket as s;c=s.create_connection(('127.0.0.1',{port}),60);\
              c.sendall(b'x');print(c.recv(9))"
         ));
         let ends = run(&echo_server(port), &client, port).unwrap();

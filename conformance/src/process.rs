@@ -19,11 +19,11 @@ use crate::{Context, Failure, Outcome, fail};
 
 /// How long a program may run by default. It only bounds a hang, and a machine may be a hundred times slower
 /// than usual for a while, so all limits here are far beyond what is needed.
-pub const DEFAULT_LIMIT: Duration = Duration::from_secs(120);
+pub const DEFAULT_LIMIT: Duration = Duration::from_secs(240);
 
 /// How long beyond its limit the outer guard lets a program live. The guard is only for the case that the
 /// test process itself is killed and cannot clean up.
-const GUARD: Duration = Duration::from_secs(10);
+const GUARD: Duration = Duration::from_secs(60);
 
 /// A program to be run: arguments, environment, place and time limit.
 #[derive(Clone)]
@@ -474,14 +474,16 @@ mod tests {
     #[test]
     fn time_limit_kills_the_whole_group() {
         let cmd = Cmd::new("sh").arg("-c").arg("sleep 300 & echo $!; wait").limit(Duration::from_millis(300));
-        let err = cmd.run().unwrap_err().0;
+        let running = cmd.spawn().unwrap();
+        running.until(Duration::from_secs(60), "printing", |r| r.so_far().ends_with('\n')).unwrap();
+        let err = running.wait().unwrap_err().0;
         assert!(err.contains("still running"), "{err}");
         let child: u32 = err.lines().find_map(|l| l.strip_prefix("  out| ")).unwrap().parse().unwrap();
-        // The grandchild was killed with the group; it may take a moment to die, and whoever adopted it may
-        // still have to reap it.
+        // The grandchild was killed with the group. It may take a moment to die, and the process that adopted
+        // it may still have to reap it.
         let state = || std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
         let lives = |state: &str| !state.is_empty() && !state.contains(") Z ");
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(60);
         while lives(&state()) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -497,7 +499,7 @@ mod tests {
     #[test]
     fn until_notices_an_early_end() {
         let running = Cmd::line("true").spawn().unwrap();
-        let err = running.until(Duration::from_secs(5), "ready", |_| false).unwrap_err().0;
+        let err = running.until(Duration::from_secs(60), "ready", |_| false).unwrap_err().0;
         assert!(err.contains("ended before ready"), "{err}");
     }
 }

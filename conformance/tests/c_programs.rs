@@ -4,15 +4,15 @@
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), events whose cause is outside (`events`), a device for each interface
-//! (`devices`), what is called through the context (`extended`), connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`),
-//! data integrity between two processes (`verify`, `random`), and connections that come and go in many
-//! threads without anything growing (`soak`). Each prints one line per statement; a line that begins with
-//! FAIL fails the case.
+//! (`devices`), what is called through the context (`extended`), connections for a datagram queue pair's number
+//! (`stand_in`), the interface of 2006 (`old`), data integrity between two processes (`verify`, `random`), and
+//! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
+//! statement; a line that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
 use uwarp_conformance::check;
@@ -21,7 +21,7 @@ use uwarp_conformance::netns::Veth;
 use uwarp_conformance::process::Cmd;
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::{Network, free_port};
-use uwarp_conformance::{Failure, Outcome, cc, pair, require};
+use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
 const GROUPS: [(&str, &[&str]); 19] = [
@@ -180,6 +180,9 @@ const VERIFY: [(&str, &[(&str, &str)]); 4] = [
     ("127.0.0.1", &[("UWARP_PEER", "off")]),
 ];
 
+/// Bounds a program that hangs; it ends by itself before that, and says where it hung.
+const LIMIT: Duration = Duration::from_secs(400);
+
 /// How long `soak` is run, in seconds; `make soak` does it for longer.
 const SOAK: &str = "10";
 
@@ -192,7 +195,7 @@ fn main() -> ExitCode {
     args.test_threads = Some(1);
     let programs =
         Arc::new(Programs { dist: Dist::find(), built: Mutex::default(), net: Network::default() });
-    let mut trials = Vec::new();
+    let mut trials = vec![Trial::test("every group is run", || Ok(every_group_is_run()?))];
     for (program, group) in AS_IWARP {
         let programs = programs.clone();
         trials.push(Trial::test(format!("{program} {group}, as iWARP"), move || {
@@ -252,6 +255,22 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
+/// Compares [`GROUPS`] with the programs: a group that is not listed would never be run.
+fn every_group_is_run() -> Outcome {
+    for (program, groups) in GROUPS {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{program}.c"));
+        let text = std::fs::read_to_string(&file).context(file.display())?;
+        let table = text.split_once("struct group groups[] = {").and_then(|(_, rest)| rest.split_once("};"));
+        let table = table.map_or("", |(table, _)| table);
+        let mut names: Vec<&str> =
+            table.split("{ \"").skip(1).filter_map(|row| row.split('"').next()).collect();
+        // It is run by itself, in a namespace.
+        names.retain(|name| (program, *name) != ("events", "interfaces"));
+        require!(names == groups, "{program} has the groups {names:?}, and these are run: {groups:?}");
+    }
+    Ok(())
+}
+
 struct Programs {
     dist: Outcome<Dist>,
     /// What has been compiled, or why it does not compile.
@@ -266,7 +285,7 @@ impl Programs {
         let mut cmd = Cmd::new(program).arg(address).env("LD_LIBRARY_PATH", dist.lib());
         cmd = group.into_iter().fold(cmd, Cmd::arg);
         cmd = env.iter().fold(cmd, |cmd, (name, value)| cmd.env(name, value));
-        check::statements(&cmd.limit(Duration::from_secs(120)).run()?)
+        check::statements(&cmd.limit(LIMIT).run()?)
     }
 
     /// `datagrams` over every address of a namespace.
@@ -274,18 +293,9 @@ impl Programs {
         let program = self.program("datagrams")?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
         let place = self.net.place(Veth1500V6)?;
-        // Until the system has looked for others with a link-local address, nothing is sent from it.
-        let until = Instant::now() + Duration::from_secs(60);
-        while let Some(ns) = place.client {
-            let out = Cmd::line(&format!("ip -n {} -6 addr show tentative", ns.name())).run_ok()?;
-            if out.stdout.trim().is_empty() {
-                break;
-            }
-            require!(Instant::now() < until, "addresses stay tentative\n{}", out.text());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        place.client.map_or(Ok(()), |ns| ns.settled())?;
         let cmd = Cmd::new(program).args("- families").env("LD_LIBRARY_PATH", dist.lib()).in_ns(place.client);
-        let out = cmd.limit(Duration::from_secs(180)).run()?;
+        let out = cmd.limit(LIMIT).run()?;
         check::statements(&out)?;
         check::has(&out, "ok fe80:")?;
         check::has(&out, "ok ::ffff:")
@@ -295,11 +305,11 @@ impl Programs {
     fn interfaces(&self, group: &str, view: &str, seen: &str) -> Outcome {
         let program = self.program("events")?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
-        // Not the one that others use.
+        // Not the one that others use, and without events of addresses that become usable.
         let veth = Veth::new(1500)?;
+        veth.client.settled()?;
         let cmd = Cmd::new(program).arg("-").arg(group).env("LD_LIBRARY_PATH", dist.lib());
-        let out =
-            cmd.env("UWARP_VIEW", view).in_ns(Some(&veth.client)).limit(Duration::from_secs(60)).run()?;
+        let out = cmd.env("UWARP_VIEW", view).in_ns(Some(&veth.client)).limit(LIMIT).run()?;
         check::statements(&out)?;
         check::has(&out, seen)
     }
@@ -311,7 +321,7 @@ impl Programs {
         let veth = Veth::twice(1500)?;
         let cmd = Cmd::new(program).arg("-").arg(group).env("LD_LIBRARY_PATH", dist.lib());
         let cmd = cmd.env("UWARP_DEVICES", "per-interface").in_ns(Some(&veth.client));
-        check::statements(&cmd.limit(Duration::from_secs(60)).run()?)
+        check::statements(&cmd.limit(LIMIT).run()?)
     }
 
     /// Both ends of `random`, with a seed of this run: the output names it, and the program takes it as an
@@ -323,7 +333,7 @@ impl Programs {
         let (port, address) = (free_port(), place.address);
         let end = |role, ns| {
             let cmd = Cmd::new(&program).args(&format!("{role} {address} {port} {receiver}")).in_ns(ns);
-            cmd.env("LD_LIBRARY_PATH", dist.lib()).env("UWARP_CRC", crc).limit(Duration::from_secs(180))
+            cmd.env("LD_LIBRARY_PATH", dist.lib()).env("UWARP_CRC", crc).limit(LIMIT)
         };
         let ends = pair::run(&end("server", place.server), &end("client", place.client), port)?;
         check::statements(&ends.client).and_then(|()| check::statements(&ends.server))
@@ -337,7 +347,7 @@ impl Programs {
         let cmd = Cmd::line("valgrind -q --error-exitcode=9 --fair-sched=yes --num-callers=20").arg(program);
         let cmd = args.iter().fold(cmd, Cmd::arg);
         let cmd = cmd.env("LD_LIBRARY_PATH", dist.lib()).env("SOAK_SLOW", "1");
-        check::statements(&cmd.limit(Duration::from_secs(300)).run()?)
+        check::statements(&cmd.limit(2 * LIMIT).run()?)
     }
 
     fn program(&self, name: &'static str) -> Outcome<PathBuf> {

@@ -42,8 +42,8 @@ fn doctor_finds_the_built_tree_sound() {
 /// Long enough that each figure comes about, too short for any to mean something.
 const SHORT: &str = "--quick --seconds 0.06 --rounds 2";
 
-/// Bounds a run that hangs; most of it is the making of 10,000 connections.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Bounds a run that hangs. It takes half a minute on a quiet machine, most of it to make 10,000 connections.
+const LIMIT: Duration = Duration::from_secs(900);
 
 #[test]
 fn every_figure_is_measured_and_has_its_fields() {

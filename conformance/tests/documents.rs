@@ -42,17 +42,19 @@ fn every_test_that_the_security_page_names_exists() {
 #[test]
 fn every_attack_of_the_security_page_has_a_test() {
     let page = fs::read_to_string(root().join("docs/security.md")).expect("docs/security.md");
-    let mut of_attacks = false;
+    let (mut of_attacks, mut attacks) = (false, 0);
     for line in page.lines() {
         if !line.starts_with('|') {
             of_attacks = false;
         } else if line.ends_with("| test |") {
             of_attacks = true;
         } else if of_attacks && !line.starts_with("|---") {
+            attacks += 1;
             let last = line.trim_end_matches('|').rsplit('|').next().unwrap_or("").trim();
             assert!(last.starts_with("[`") || last.starts_with("not tested: "), "no test: {line}");
         }
     }
+    assert!(attacks > 30, "{attacks} attacks found; has the form of the tables changed?");
 }
 
 /// And every attack that is tried stands on the page, so that it does not fall behind.

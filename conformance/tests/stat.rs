@@ -15,7 +15,7 @@ use uwarp_conformance::topology::free_port;
 use uwarp_conformance::{cc, pair};
 
 /// Longest a test waits for what has to come; reached only when it fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn over_uwarp(line: &str) -> Cmd {
     Cmd::line(line).env("LD_LIBRARY_PATH", Dist::find().unwrap().lib())
@@ -111,9 +111,10 @@ fn datagrams_that_reach_nobody_are_counted_by_reason() {
 #[test]
 fn counters_grow_while_a_program_sends() {
     let port = free_port();
-    let server = over_uwarp(&format!("ib_send_bw -R -F -D 6 -p {port}"));
-    let server = pair::serve(&server, port).unwrap();
-    let client = over_uwarp(&format!("ib_send_bw -R -F -D 6 -p {port} 127.0.0.1")).spawn().unwrap();
+    // They send until they are stopped, however long looking at them takes.
+    let line = format!("ib_send_bw -R -F -D 1000 -p {port}");
+    let server = pair::serve(&over_uwarp(&line), port).unwrap();
+    let client = over_uwarp(&format!("{line} 127.0.0.1")).spawn().unwrap();
 
     let first = until(&client, "sending", |found| sent(found) > 1 << 20);
     until(&client, "sending on", |found| sent(found) > sent(&first) + (1 << 20));
@@ -139,8 +140,9 @@ fn counters_grow_while_a_program_sends() {
     assert!(ok && table.starts_with(&format!("ib_send_bw ({}): ", number(&client))), "{table}");
     assert!(table.contains("Read Response") && table.contains(" RTS "), "{table}");
 
-    client.wait().unwrap().exited_ok().unwrap();
-    server.wait().unwrap().exited_ok().unwrap();
+    assert!(client.is_running() && server.is_running(), "{}{}", client.so_far(), server.so_far());
+    client.stop();
+    server.stop();
 }
 
 #[test]
@@ -261,8 +263,9 @@ fn a_stopped_process_keeps_nobody_waiting() {
     server.signal(Signal::STOP).unwrap();
     let tasks = format!("/proc/{}/task", number(&server));
     let stopped = |task: std::io::Result<std::fs::DirEntry>| {
-        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
-        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        // A thread may end before it is stopped.
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
     };
     eventually("stopped", || std::fs::read_dir(&tasks).unwrap().all(stopped));
     let (_, text) = stat(&["--pid", &number(&server)]);
@@ -315,7 +318,7 @@ fn other_users_learn_nothing() {
     until(&server, "there", |_| true);
     let name = format!("\\0uwarp-stat-{}-{}-0", rustix::process::getuid().as_raw(), number(&server));
     let script = format!(
-        "import socket as s;c=s.socket(s.AF_UNIX);c.settimeout(5);c.connect('{name}');print(len(c.recv(9)))"
+        "import socket as s;c=s.socket(s.AF_UNIX);c.settimeout(60);c.connect('{name}');print(len(c.recv(9)))"
     );
     let look = |cmd: Cmd| cmd.run_ok().unwrap().stdout.trim().to_owned();
     let python = || Cmd::new("/usr/bin/python3").arg("-c").arg(&script);

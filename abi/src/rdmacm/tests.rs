@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::sockaddr_storage;
 use uwarp_abi_types::rdmacm::*;
@@ -25,7 +25,7 @@ use crate::failure::errno;
 use crate::object::zeroed;
 
 /// Longest a test waits for what has to come; reached only when it fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn at(text: &str) -> sockaddr_storage {
     address::storage(text.parse().unwrap()).0
@@ -443,6 +443,18 @@ fn devices_and_attributes() {
     }
 }
 
+/// Waits until a thread of this process sleeps, and not for a moment only.
+fn until_asleep(thread: libc::pid_t) {
+    let (end, mut asleep) = (Instant::now() + PATIENCE, 0);
+    while asleep < 50 {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        let sleeps = stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S'));
+        asleep = if sleeps { asleep + 1 } else { 0 };
+        assert!(Instant::now() < end, "the thread does not sleep");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// rping destroys its channel while a thread waits there, and then exits.
 #[test]
 fn a_channel_destroyed_under_a_waiting_thread() {
@@ -455,12 +467,10 @@ fn a_channel_destroyed_under_a_waiting_thread() {
         let waiter = std::thread::spawn(move || {
             let channel = sent.get();
             let mut event = null_mut();
-            begun.send(()).unwrap();
+            begun.send(libc::gettid()).unwrap();
             rdma_get_cm_event(channel, &raw mut event);
         });
-        waiting.recv().unwrap();
-        // Until the thread sleeps.
-        std::thread::sleep(Duration::from_millis(50));
+        until_asleep(waiting.recv().unwrap());
         rdma_destroy_id(id);
         rdma_destroy_event_channel(channel);
         // What wakes the sockets wakes the thread too.

@@ -56,7 +56,7 @@ static void in_a_child(int deeper)
 
 	CHECK(child >= 0);
 	if (child == 0) {
-		alarm(20);
+		alarm(100);
 		all();
 		if (deeper)
 			in_a_child(deeper - 1);

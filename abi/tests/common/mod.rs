@@ -73,7 +73,7 @@ pub fn run(program: &Path, environment: &[(&str, &str)]) -> String {
 
 /// The same with arguments.
 pub fn run_with(program: &Path, arguments: &[String], environment: &[(&str, &str)]) -> String {
-    const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_secs(120);
     let mut child = Command::new(program)
         .args(arguments)
         .env("LD_LIBRARY_PATH", library())
