@@ -1,4 +1,5 @@
-/* Atomic operations (RFC 7306) through the C interfaces: values, statuses, and sums that are exact whoever else changes the word.
+/* Atomic operations (RFC 7306) through the C interfaces: values, statuses, and sums that are exact whoever
+ * else changes the word.
  *
  *	atomics ADDRESS [GROUP]
  */
@@ -146,7 +147,8 @@ static void extended(void)
 	leave();
 }
 
-/* One word; both ends of three connections add to it, one of them by compare and swap, and so does the processor. */
+/* One word; both ends of three connections add to it, one of them by compare and swap, and so does the
+ * processor. */
 #define PAIRS 3
 #define EACH 3000
 

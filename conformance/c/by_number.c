@@ -1,5 +1,6 @@
-/* Queue pairs that their program moves up itself, toward a number and a GID, as programs for InfiniBand and RoCE do that have a
- * socket of their own: every order, ends that come late or never, RESET and again, many at once, wrong arguments, peers that die.
+/* Queue pairs that their program moves up itself, toward a number and a GID, as programs for InfiniBand
+ * and RoCE do that have a socket of their own: every order, ends that come late or never, RESET and again,
+ * many at once, wrong arguments, peers that die.
  *
  *	by_number [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
 #include <pthread.h>

@@ -205,7 +205,8 @@ static int in_another_process(const char *host, uint16_t port, bool listens)
 	return WEXITSTATUS(status);
 }
 
-/* What a port gives that an equal address has: a loopback address counts as any address, as in Linux' rdma_cm. */
+/* What a port gives that an equal address has: a loopback address counts as any address, as in Linux'
+ * rdma_cm. */
 static int taken(void)
 {
 	return strncmp(address, "127.", 4) && strcmp(address, "::1") ? EADDRINUSE : EADDRNOTAVAIL;
@@ -264,7 +265,8 @@ static void ports(void)
 	rdma_destroy_event_channel(ch);
 }
 
-/* A loopback address says nothing of the device, as in Linux' rdma_cm (cma_any_addr): the address of a peer does. */
+/* A loopback address says nothing of the device, as in Linux' rdma_cm (cma_any_addr): the address of a
+ * peer does. */
 static void loopback(void)
 {
 	const char *local = strchr(address, ':') ? "::1" : "127.0.0.1";
@@ -356,7 +358,8 @@ static void close_on_exec(const int *before, size_t n)
 	check(left == 0, "each of which exec closes", "%zu are left:%s", left, what);
 }
 
-/* A child shares nothing with the device: its calls fail, and what it does leaves the parent's connection alone. */
+/* A child shares nothing with the device: its calls fail, and what it does leaves the parent's connection
+ * alone. */
 static void forking(void)
 {
 	static char *const shell[] = {
@@ -517,7 +520,8 @@ static void threads(void)
 
 static unsigned char told[255];
 
-/* One connection attempt with so much private data: what arrived of it at the other end; -1 for anything else. */
+/* One connection attempt with so much private data: what arrived of it at the other end; -1 for anything
+ * else. */
 static int carried(struct pair *p, unsigned int length, bool accepted)
 {
 	struct rdma_conn_param param = { .private_data = length ? told : NULL, .private_data_len = (uint8_t)length,
@@ -638,7 +642,8 @@ static void life(void)
 	}
 }
 
-/* Over InfiniBand the end of a connection is followed by TIMEWAIT_EXIT, at both ends, as long as the id is not destroyed. */
+/* Over InfiniBand the end of a connection is followed by TIMEWAIT_EXIT, at both ends, as long as the id is
+ * not destroyed. */
 static void timewait(void)
 {
 	const char *expected = as_iwarp() ? "DISCONNECTED " : "DISCONNECTED TIMEWAIT_EXIT ";
@@ -683,7 +688,8 @@ static void timewait(void)
 	pair_close(&p);
 }
 
-/* InfiniBand's connection manager names the queue pair in every request and reply; an RNIC names none in the request. */
+/* InfiniBand's connection manager names the queue pair in every request and reply; an RNIC names none in
+ * the request. */
 static void peer_number(void)
 {
 	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 5, .private_data = "hello", .private_data_len = 5 };

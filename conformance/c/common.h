@@ -1,5 +1,5 @@
-/* What the C programs share: two queue pairs connected through rdma_cm inside one process, waiting with a time
- * limit, and one line of output per statement that was checked.
+/* What the C programs share: two queue pairs connected through rdma_cm inside one process, waiting with a
+ * time limit, and one line of output per statement that was checked.
  *
  * Written against rdma-core's headers and man pages only. */
 #ifndef UWARP_CONFORMANCE_COMMON_H
@@ -416,8 +416,8 @@ static inline bool in_err(struct ibv_qp *qp)
 	return false;
 }
 
-/* Both ends learn that the connection is over, and no longer work once the programs have answered that. (The queue pair of an end that
- * did nothing wrong stays in RTS until then.) */
+/* Both ends learn that the connection is over, and no longer work once the programs have answered that.
+ * (The queue pair of an end that did nothing wrong stays in RTS until then.) */
 static inline void check_terminated(struct pair *p, const char *what)
 {
 	char name[128];

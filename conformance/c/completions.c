@@ -1,4 +1,5 @@
-/* What the man pages say of completions and events: when they come, whom they wake, and what acknowledging them means.
+/* What the man pages say of completions and events: when they come, whom they wake, and what acknowledging
+ * them means.
  *
  *	completions [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
 #include <pthread.h>
@@ -164,7 +165,8 @@ static struct ibv_async_event take_async(struct ibv_context *context)
 	return event;
 }
 
-/* The client writes where it may not: the server's queue pair has QP_ACCESS_ERR now, the client's a completion and no event. */
+/* The client writes where it may not: the server's queue pair has QP_ACCESS_ERR now, the client's a
+ * completion and no event. */
 static void write_wrongly(struct pair *p)
 {
 	static char byte;
@@ -261,7 +263,8 @@ static void overflow(void)
 	pair_close(&p);
 }
 
-/* What is not polled when the queue pair is destroyed or reset never is: its wr_id may point to memory that was freed. */
+/* What is not polled when the queue pair is destroyed or reset never is: its wr_id may point to memory
+ * that was freed. */
 static void purging(void)
 {
 	struct ibv_wc wc;
@@ -286,8 +289,8 @@ static void purging(void)
 	pair_close(&p);
 }
 
-/* The peer's rdma_disconnect flushed the receives, and the flushes overtook what a program had not read yet. With InfiniBand's
- * connection manager it is an event, and no more. */
+/* The peer's rdma_disconnect flushed the receives, and the flushes overtook what a program had not read
+ * yet. With InfiniBand's connection manager it is an event, and no more. */
 static void leaving(void)
 {
 	struct ibv_wc wc;

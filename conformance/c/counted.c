@@ -2,8 +2,9 @@
  *
  *   counted ADDRESS
  *
- * Two connections; in the first the client does wrong, in the second the server. Each prints for both of its queue pairs what
- * they must have counted, by number; at last "waiting", and then the queue pairs stay as they are until the program is killed. */
+ * Two connections; in the first the client does wrong, in the second the server. Each prints for both of
+ * its queue pairs what they must have counted, by number; at last "waiting", and then the queue pairs stay
+ * as they are until the program is killed. */
 #include "common.h"
 
 #define MUCH (32u << 20)
@@ -12,7 +13,8 @@
 
 static uint8_t *memory[2];
 
-/* What has come to both of a side's completion queues, `want` of it: how much of it failed, and how much was flushed. */
+/* What has come to both of a side's completion queues, `want` of it: how much of it failed, and how much
+ * was flushed. */
 static void take(struct side *side, int want, int *failed, int *flushed)
 {
 	uint64_t end = now_ms() + LIMIT_MS;
@@ -46,7 +48,8 @@ static void wrong(struct side *doer, struct side *other)
 
 	MUST(from = ibv_reg_mr(doer->pd, memory[0], MUCH, REMOTE_ALL));
 	MUST(to = ibv_reg_mr(other->pd, memory[1], MUCH, REMOTE_ALL));
-	/* A Send that waits: looking for what it brings finds it without a receive. Behind it more than the sockets hold. */
+	/* A Send that waits: looking for what it brings finds it without a receive. Behind it more than the
+	 * sockets hold. */
 	sge = sge_of(from, 0, 64);
 	place = sge_of(to, 0, 64);
 	MUST(post(doer, IBV_WR_SEND, IBV_SEND_SIGNALED, &sge, 1, 0, 0, 1) == 0);

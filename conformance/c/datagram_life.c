@@ -1,5 +1,5 @@
-/* Datagram queue pairs beside each other: receives they share, threads and processes that use them, the other interfaces to
- * them, draining, and their end.
+/* Datagram queue pairs beside each other: receives they share, threads and processes that use them, the
+ * other interfaces to them, draining, and their end.
  *
  *	datagram_life ADDRESS [GROUP]	the address is not used
  */

@@ -1,9 +1,10 @@
-/* Datagram queue pairs through the C interface: address handles, states, Q_Keys, the 40 bytes in front of a message,
- * and what happens to a work request or a datagram that is wrong.
+/* Datagram queue pairs through the C interface: address handles, states, Q_Keys, the 40 bytes in front of
+ * a message, and what happens to a work request or a datagram that is wrong.
  *
  *	datagrams ADDRESS [GROUP]	the address is not used: every GID of the device is
  *
- * Between queue pairs of one process datagrams keep their order, so what must not arrive is sent in front of what must. */
+ * Between queue pairs of one process datagrams keep their order, so what must not arrive is sent in front
+ * of what must. */
 #include "datagrams.h"
 
 /* ------------------------------------------------------------------ address handles */

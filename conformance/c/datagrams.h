@@ -171,7 +171,8 @@ static inline struct ibv_wc want_message(struct end *at, uint32_t length, const 
 	return wc;
 }
 
-/* Returns when everything that was sent before has been received or dropped: the queue pairs of a process share a socket. */
+/* Returns when everything that was sent before has been received or dropped: the queue pairs of a process
+ * share a socket. */
 static inline void settle(struct end *e)
 {
 	receive(e, SLOTS - 1);

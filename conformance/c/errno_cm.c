@@ -450,7 +450,8 @@ static void listeners(void)
 	rdma_destroy_event_channel(ch);
 }
 
-/* A queue pair of the program's own, known to rdma_cm by number: rdma_connect(3), rdma_establish(3), rdma_init_qp_attr(3). */
+/* A queue pair of the program's own, known to rdma_cm by number: rdma_connect(3), rdma_establish(3),
+ * rdma_init_qp_attr(3). */
 static void by_number(void)
 {
 	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7, .private_data = question,

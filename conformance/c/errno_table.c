@@ -1,5 +1,5 @@
-/* A program's own mistakes with verbs, and the errno or completion status that rdma-core's man pages name for them;
- * what queries must say.
+/* A program's own mistakes with verbs, and the errno or completion status that rdma-core's man pages name
+ * for them; what queries must say.
  *
  *	errno_table [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen"
  *
@@ -18,8 +18,8 @@ static struct ibv_mr *reg(struct side *side, void *addr, size_t length, int acce
 	return mr;
 }
 
-/* The next asynchronous event of this queue pair, of any type; -1 when none comes. Others are acknowledged and
- * forgotten: both ends of a connection share the context here. */
+/* The next asynchronous event of this queue pair, of any type; -1 when none comes. Others are acknowledged
+ * and forgotten: both ends of a connection share the context here. */
 static int qp_event(struct ibv_qp *qp, int ms)
 {
 	uint64_t end = now_ms() + (uint64_t)ms;
@@ -445,8 +445,8 @@ static void posting(void)
 	rwr[1] = (struct ibv_recv_wr){ .wr_id = 21, .sg_list = sges, .num_sge = (int)many + 1000 };
 	check_errno(ibv_post_recv(p.c.qp, &rwr[0], &rbad), EINVAL, "post_recv of a list with a fault");
 	check(rbad == &rwr[1], "bad_wr is the faulty receive", "%p", (void *)rbad);
-	/* Full queues. Nothing leaves the send queue in SQD; providers differ in whether a slot is free again when its
-	 * work request completes or when the completion is polled. */
+	/* Full queues. Nothing leaves the send queue in SQD; providers differ in whether a slot is free again
+	 * when its work request completes or when the completion is polled. */
 	MUST(to(p.c.qp, IBV_QPS_SQD) == 0);
 	for (n = 0; n < p.c.cap.max_send_wr; n++)
 		MUST(post(&p.c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, NULL, 0, 0, 0, n) == 0);
@@ -646,8 +646,8 @@ static void remote_writes(void)
 	remote_faults(IBV_WR_RDMA_WRITE);
 }
 
-/* Send with Invalidate: the region is named in the receive's completion and cannot be reached any more; an STag that
- * is not the peer's to invalidate ends the connection. */
+/* Send with Invalidate: the region is named in the receive's completion and cannot be reached any more; an
+ * STag that is not the peer's to invalidate ends the connection. */
 static void invalidation(void)
 {
 	struct pair p;

@@ -1,5 +1,5 @@
-/* Asynchronous events that have a cause outside the queue pair: data for one that cannot send yet, interfaces that go down and up,
- * addresses that come and go.
+/* Asynchronous events that have a cause outside the queue pair: data for one that cannot send yet,
+ * interfaces that go down and up, addresses that come and go.
  *
  *	events [ADDRESS [GROUP]]	one line per statement: "ok name" or "FAIL name: what was seen"
  *

@@ -1,5 +1,5 @@
-/* Verbs that verbs.h calls through the context: extended completion queues and times of completions, thread and parent domains, buffers
- * of others, advice; and what this device does not offer.
+/* Verbs that verbs.h calls through the context: extended completion queues and times of completions,
+ * thread and parent domains, buffers of others, advice; and what this device does not offer.
  *
  *	extended [ADDRESS [GROUP]]	one line per statement: "ok name" or "FAIL name: what was seen" */
 #define _GNU_SOURCE

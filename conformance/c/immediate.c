@@ -1,4 +1,5 @@
-/* Immediate data through the C interfaces: ibv_post_send and ibv_poll_cq, ibv_wr_* and the extended completion queue.
+/* Immediate data through the C interfaces: ibv_post_send and ibv_poll_cq, ibv_wr_* and the extended
+ * completion queue.
  *
  *	immediate ADDRESS [GROUP]
  */

@@ -1,4 +1,5 @@
-/* Threads that leave a call in which they wait for an event: cancelled, or by a jump out of the handler of a signal.
+/* Threads that leave a call in which they wait for an event: cancelled, or by a jump out of the handler of
+ * a signal.
  *
  *	leaving [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
 #define _GNU_SOURCE /* pthread_timedjoin_np */
@@ -36,8 +37,8 @@ static void *await_cq_event(void *channel)
 	return NULL;
 }
 
-/* Waits in a thread, cancels it `after` so many microseconds, and has `happen` bring an event about only then. Says whether the thread
- * was cancelled. */
+/* Waits in a thread, cancels it `after` so many microseconds, and has `happen` bring an event about only
+ * then. Says whether the thread was cancelled. */
 static bool cancelled(void *(*wait)(void *), void *on, unsigned after, void (*happen)(struct pair *), struct pair *p)
 {
 	struct timespec until;

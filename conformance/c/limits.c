@@ -1,4 +1,5 @@
-/* What happens at a limit: of the device, no descriptors, a completion queue that is full, no receive for a message. */
+/* What happens at a limit: of the device, no descriptors, a completion queue that is full, no receive for
+ * a message. */
 #include "common.h"
 
 #include <dirent.h>
@@ -183,12 +184,13 @@ static void overflow(void)
 	scene_close(&bystander);
 }
 
-/* A message that finds no receive, from the client or from the server. With `late_ms` one comes late. False when it
- * came later than `within_ms` (0: no limit), as may happen on a busy machine: then nothing was learnt.
+/* A message that finds no receive, from the client or from the server. With `late_ms` one comes late.
+ * False when it came later than `within_ms` (0: no limit), as may happen on a busy machine: then nothing
+ * was learnt.
  *
- * How long it may wait is what the receiving end gave for its peer: "the maximum number of times that a send operation
- * from the remote peer should be retried" (rdma_connect(3)), times its own timer of 655 ms. What the sending end gave is
- * for messages that come the other way. */
+ * How long it may wait is what the receiving end gave for its peer: "the maximum number of times that a
+ * send operation from the remote peer should be retried" (rdma_connect(3)), times its own timer of 655 ms.
+ * What the sending end gave is for messages that come the other way. */
 static bool attempt(struct options o, bool from_server, int late_ms, uint64_t within_ms, bool arrives)
 {
 	struct scene s;

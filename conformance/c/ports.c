@@ -2,7 +2,8 @@
  *
  *   ports ADDRESS
  *
- * Prints each such port as "taken PORT". What the library has to say besides the errno goes to standard error. */
+ * Prints each such port as "taken PORT". What the library has to say besides the errno goes to standard
+ * error. */
 #include "common.h"
 
 #include <sys/socket.h>

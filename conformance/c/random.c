@@ -2,14 +2,15 @@
  *
  *	random server|client ADDRESS PORT poll|block|sleep [SEED [COUNT]]
  *
- * Both ends do the same. Each has SLOTS operations outstanding: RDMA Writes, RDMA Reads, Sends and Sends with
- * Invalidate of random sizes, at random offsets, gathered and scattered in random pieces. A Write and a Send are told
- * to the peer with their checksum, by a message that is posted right behind the Write and right before the Send; the
- * peer checks them where they have landed, checks that nothing around them has changed, and answers. What a Read must
- * bring is known from the seed. The ends' seeds differ in the last bit; the server may leave it to the client's.
+ * Both ends do the same. Each has SLOTS operations outstanding: RDMA Writes, RDMA Reads, Sends and Sends
+ * with Invalidate of random sizes, at random offsets, gathered and scattered in random pieces. A Write and
+ * a Send are told to the peer with their checksum, by a message that is posted right behind the Write and
+ * right before the Send; the peer checks them where they have landed, checks that nothing around them has
+ * changed, and answers. What a Read must bring is known from the seed. The ends' seeds differ in the last
+ * bit; the server may leave it to the client's.
  *
- * poll: spins on the completion queue. block: waits in ibv_get_cq_event. sleep: blocks, sleeps before it looks, and
- * posts too few receives, so that the peer's Sends have to wait for them. */
+ * poll: spins on the completion queue. block: waits in ibv_get_cq_event. sleep: blocks, sleeps before it
+ * looks, and posts too few receives, so that the peer's Sends have to wait for them. */
 #include <rdma/rdma_verbs.h>
 
 #include "common.h"
@@ -121,7 +122,8 @@ static bool blank(const unsigned char *p, size_t length)
 	return length == 0 || (p[0] == BLANK && memcmp(p, p + 1, length - 1) == 0);
 }
 
-/* Sizes around those at which something changes (staging, direct placement, segments, the paths' segments), and others. */
+/* Sizes around those at which something changes (staging, direct placement, segments, the paths'
+ * segments), and others. */
 static uint32_t some_length(void)
 {
 	static const uint32_t edges[] = { 64, 1440, 1448, 4096, 8192, 8940, 16384, 32768, 64768, 65536, 2 * 64768, 1u << 20 };

@@ -3,8 +3,8 @@
  *	rpma server ADDRESS PORT
  *	rpma client ADDRESS PORT
  *
- * What librpma's examples do, with ordinary memory for persistent memory, and each byte checked by the server's program
- * and by reading back. One line per step: "ok name" or "FAIL name: what was seen". */
+ * What librpma's examples do, with ordinary memory for persistent memory, and each byte checked by the
+ * server's program and by reading back. One line per step: "ok name" or "FAIL name: what was seen". */
 #include <inttypes.h>
 #include <librpma.h>
 

@@ -1,5 +1,5 @@
-/* Shared receive queues: what the man pages of ibv_create_srq, ibv_modify_srq, ibv_query_srq, ibv_post_srq_recv,
- * ibv_get_async_event and rdma_create_srq promise, with several queue pairs on one.
+/* Shared receive queues: what the man pages of ibv_create_srq, ibv_modify_srq, ibv_query_srq,
+ * ibv_post_srq_recv, ibv_get_async_event and rdma_create_srq promise, with several queue pairs on one.
  *
  *	shared [ADDRESS [GROUP]]		one line per statement: "ok name" or "FAIL name: what was seen" */
 #include <pthread.h>

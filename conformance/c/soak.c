@@ -2,13 +2,15 @@
  *
  *	soak [ADDRESS [SECONDS [SEED]]]
  *
- * Several workers each open a connection between two ends in this process, post sends, writes and reads on both from threads
- * of their own, take the completions by polling, by blocking events and by non-blocking ones, from one thread or two, with
- * receives of the queue pair's own or of a shared receive queue; meanwhile one end disconnects, both do, a queue pair is moved to
- * the error state or destroyed, or memory that is in use is deregistered and unmapped. Every byte is looked at and every work request
- * completes once. In between all workers rest, and memory, descriptors, threads and watched sockets are counted.
+ * Several workers each open a connection between two ends in this process, post sends, writes and reads on
+ * both from threads of their own, take the completions by polling, by blocking events and by non-blocking
+ * ones, from one thread or two, with receives of the queue pair's own or of a shared receive queue;
+ * meanwhile one end disconnects, both do, a queue pair is moved to the error state or destroyed, or memory
+ * that is in use is deregistered and unmapped. Every byte is looked at and every work request completes
+ * once. In between all workers rest, and memory, descriptors, threads and watched sockets are counted.
  *
- * The seed repeats a run as far as threads allow. One line per statement: "ok name" or "FAIL name: what was seen". */
+ * The seed repeats a run as far as threads allow. One line per statement: "ok name" or "FAIL name: what
+ * was seen". */
 #define _GNU_SOURCE
 /* SOAK_SLOW: under a tool that takes fifty times as long and has memory of its own, which is not judged. */
 static _Bool slow;
@@ -321,7 +323,8 @@ static void *second_taker(void *arg)
 	return NULL;
 }
 
-/* An entry for a work request, with a place to send from that nobody else uses meanwhile; -1 if the queue is full. */
+/* An entry for a work request, with a place to send from that nobody else uses meanwhile; -1 if the queue
+ * is full. */
 static int reserve(struct end *e, struct work w)
 {
 	int i;

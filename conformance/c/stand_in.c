@@ -1,5 +1,5 @@
-/* Connections of rdma_cm for the number of a datagram queue pair, which takes no connection: UCX makes them for their private data and
- * their end, and connects its own queue pairs beside them by number.
+/* Connections of rdma_cm for the number of a datagram queue pair, which takes no connection: UCX makes
+ * them for their private data and their end, and connects its own queue pairs beside them by number.
  *
  *	stand_in [ADDRESS [GROUP]]	one line per statement: "ok name" or "FAIL name: what was seen" */
 #include "ends.h"

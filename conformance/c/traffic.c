@@ -1,11 +1,13 @@
-/* Traffic between two processes whose every byte is checked, while somebody does something to the network or to a peer.
+/* Traffic between two processes whose every byte is checked, while somebody does something to the network
+ * or to a peer.
  *
  *   traffic server ADDRESS PORT
  *   traffic client ADDRESS PORT FILE whole|broken|quiet
  *
- * The server sends back what it receives. The client sends messages of many sizes, compares what comes back, and writes to the
- * server's memory and reads it back at the same time, until FILE exists. "whole": nothing may fail until then. "broken": the
- * connection must end before. "quiet": it must end afterwards, when nothing is under way any more. */
+ * The server sends back what it receives. The client sends messages of many sizes, compares what comes
+ * back, and writes to the server's memory and reads it back at the same time, until FILE exists. "whole":
+ * nothing may fail until then. "broken": the connection must end before. "quiet": it must end afterwards,
+ * when nothing is under way any more. */
 #include "common.h"
 
 #define DEPTH 8
@@ -31,7 +33,8 @@ struct end {
 	bool disconnected;
 };
 
-/* Memory: DEPTH buffers to send from, DEPTH to receive into, one to write from or to be written, one to read into. */
+/* Memory: DEPTH buffers to send from, DEPTH to receive into, one to write from or to be written, one to
+ * read into. */
 static size_t out_at(uint64_t i) { return i % DEPTH * LARGEST; }
 static size_t in_at(uint64_t i) { return (DEPTH + i % DEPTH) * LARGEST; }
 #define AREA_AT (2 * DEPTH * LARGEST)

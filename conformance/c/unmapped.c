@@ -1,5 +1,5 @@
-/* Registered memory that the program has unmapped: the work request at hand fails, the connection ends, and the process
- * and its other connections live. The program's own faults are its own. */
+/* Registered memory that the program has unmapped: the work request at hand fails, the connection ends,
+ * and the process and its other connections live. The program's own faults are its own. */
 #include "common.h"
 
 #include <setjmp.h>

@@ -1,11 +1,12 @@
-/* Data integrity between two processes: what is written, read and sent arrives whole, where it belongs, in order, and
- * nothing else changes.
+/* Data integrity between two processes: what is written, read and sent arrives whole, where it belongs, in
+ * order, and nothing else changes.
  *
  *	verify [ADDRESS [STEP]]
  *
- * The client (a child process) does one thing, then tells the server by a Send what must be true at its side; as a
- * Send arrives after what was posted before it, the server's look is a test of ordering too. Connections are made
- * with rdma_create_ep and the synchronous calls. One line per step: "ok name" or "FAIL name: what was seen". */
+ * The client (a child process) does one thing, then tells the server by a Send what must be true at its
+ * side; as a Send arrives after what was posted before it, the server's look is a test of ordering too.
+ * Connections are made with rdma_create_ep and the synchronous calls. One line per step: "ok name" or
+ * "FAIL name: what was seen". */
 #include <rdma/rdma_verbs.h>
 
 #include "common.h"

@@ -1,12 +1,12 @@
-/* What the scripted attacker of tests/hostile.rs talks to: a server that accepts whoever comes, with every kind of
- * memory region between guard pages, and says after each connection what became of it.
+/* What the scripted attacker of tests/hostile.rs talks to: a server that accepts whoever comes, with every
+ * kind of memory region between guard pages, and says after each connection what became of it.
  *
  *	victim serve [spin]		commands on standard input, answers and reports on standard output
  *	victim innocent PORT		an honest client of the same server: "rounds N" on standard input
  *
- * Every byte the server maps for its peers is 0xa5 until somebody writes it; after each connection it says which bytes
- * changed and paints them again. A page without any access lies on both sides of every region, so that a byte beyond it is a
- * signal, and within the region's own pages the paint tells. */
+ * Every byte the server maps for its peers is 0xa5 until somebody writes it; after each connection it says
+ * which bytes changed and paints them again. A page without any access lies on both sides of every region,
+ * so that a byte beyond it is a signal, and within the region's own pages the paint tells. */
 #include <inttypes.h>
 #include <sys/mman.h>
 
@@ -99,7 +99,8 @@ static void register_all(void)
 	}
 }
 
-/* Says which bytes of each region's pages changed, as NAME:FIRST-LAST counted from the region's start, and paints them. */
+/* Says which bytes of each region's pages changed, as NAME:FIRST-LAST counted from the region's start, and
+ * paints them. */
 static void print_changes(void)
 {
 	const char *comma = "";

@@ -1,5 +1,5 @@
-/* Extended completion queues, and work requests built call by call. A queue pair in the error state flushes what it is
- * given, which is enough to see it all. */
+/* Extended completion queues, and work requests built call by call. A queue pair in the error state
+ * flushes what it is given, which is enough to see it all. */
 #include <infiniband/verbs.h>
 #include "check.h"
 

@@ -1,6 +1,6 @@
-/* Functions that are not offered return EOPNOTSUPP in their own convention, for any arguments. Those are the names that
- * argv lists as NAME VERSION CONVENTION, called with zeros for all arguments (more arguments than a function has do no
- * harm), and the functions that verbs.h calls through the context. */
+/* Functions that are not offered return EOPNOTSUPP in their own convention, for any arguments. Those are
+ * the names that argv lists as NAME VERSION CONVENTION, called with zeros for all arguments (more
+ * arguments than a function has do no harm), and the functions that verbs.h calls through the context. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
