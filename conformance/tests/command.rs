@@ -8,7 +8,7 @@ use serde_json::Value;
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::process::{Cmd, Output};
 
-/// The command without the settings of whoever runs the test, of which doctor would speak.
+/// The command without the settings of the user who runs the test, which doctor would report.
 fn uwarp(arguments: &str) -> Cmd {
     let command = Cmd::new(Dist::find().unwrap().uwarp().unwrap()).args(arguments).unset("LD_LIBRARY_PATH");
     let names = std::env::vars_os().map(|(name, _)| name);

@@ -12,7 +12,7 @@ use uwarp_conformance::{Outcome, require};
 
 use crate::{Fate, meet, strike};
 
-/// The victim hangs up without a reply, and no program hears of it.
+/// The victim hangs up without a reply, and its program gets no event.
 fn refused(victim: &mut Victim, bytes: &[u8], what: &str) -> Outcome {
     let [before, ..] = victim.sync()?;
     let mut peer = Peer::connect(victim.port)?;
@@ -20,7 +20,7 @@ fn refused(victim: &mut Victim, bytes: &[u8], what: &str) -> Outcome {
     let reply = peer.read_setup()?;
     require!(reply.is_none(), "{what}: a reply: {reply:?}");
     let [after, ..] = victim.sync()?;
-    require!(before == after, "{what}: the program was told of a request");
+    require!(before == after, "{what}: the program got a request");
     Ok(())
 }
 
@@ -142,7 +142,7 @@ pub fn lengths_that_lie(victim: &mut Victim) -> Outcome {
         peer.send(&request.bytes())?;
         peer.finish();
         require!(peer.read_setup()?.is_none(), "a reply to {sent} of {said} bytes");
-        require!(victim.sync()?[0] == before, "told of half a request");
+        require!(victim.sync()?[0] == before, "the program got half a request");
     }
     // Less than comes: the rest is the stream's first FPDU, and no good one.
     for sent in [1usize, 4, 100, 1000] {
@@ -294,7 +294,7 @@ pub fn cut_short_at_every_byte(victim: &mut Victim) -> Outcome {
             }
         }
     }
-    require!(victim.sync()?[0] == before, "told of a request that never was whole");
+    require!(victim.sync()?[0] == before, "the program got a request that never was whole");
     victim.recovers()
 }
 
@@ -486,7 +486,7 @@ pub fn connection_storm(victim: &mut Victim) -> Outcome {
     victim.innocent_done()?;
     victim.recovers()?;
     let [after, ..] = victim.sync()?;
-    // A request that was reset may be gone before it is read; none is told of twice.
+    // A request that was reset may be gone before it is read; none is reported twice.
     require!(after - before <= whole, "{} requests of {whole} connections", after - before);
     Ok(())
 }

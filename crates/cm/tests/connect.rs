@@ -259,7 +259,7 @@ fn a_listener_that_comes_right_after_the_request_is_found() {
     assert_eq!(request.private_data, b"early");
     request.acknowledge();
     active.destroy();
-    assert!(client.is_empty(), "the refusal was not told");
+    assert!(client.is_empty(), "the refusal was reported");
 }
 
 #[test]

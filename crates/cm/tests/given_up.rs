@@ -36,7 +36,7 @@ fn expect(channel: &EventChannel, kind: EventKind) {
 }
 
 /// An attempt to reach `peer` with a receive posted; its id is destroyed while the rejection flushes the
-/// receive. Another id of the same channel then hears of its own, and nobody of the first one's.
+/// receive. Another id of the same channel then gets its own event, and there is none of the first one's.
 fn destroyed_while_receives_are_flushed(cm: &Arc<Cm>, peer: SocketAddr) {
     let channel = EventChannel::new(cm.nic()).unwrap();
     let id = Id::new(cm, &channel);

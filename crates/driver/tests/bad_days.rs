@@ -328,8 +328,8 @@ impl Source for Ring {
 
 #[test]
 fn a_thread_that_polls_in_earnest_and_finds_keeps_nobody_else_waiting() {
-    // Finding began the count of empty polls anew, so the others were never served, and the background thread
-    // stood back all the time.
+    // Each completion began the count of empty polls anew, so other sockets were never served, and the
+    // background thread stood back all the time.
     let nic = Nic::open().unwrap();
     let events = Arc::new(Events::default());
     let cq = Cq::new(16, 0, None, events);

@@ -174,7 +174,7 @@ fn attacked_server(world: &World, bytes: &[u8], piece: usize, how: u8, decision:
         return;
     };
     assert_eq!(request.kind, EventKind::ConnectRequest, "{request:?}");
-    assert!(whole, "half a request is told of: {request:?}");
+    assert!(whole, "half a request is reported: {request:?}");
     let id = Arc::clone(&request.id);
     request.acknowledge();
     let data = vec![0x44; usize::from(decision >> 4) * 17];
@@ -204,7 +204,7 @@ fn attacked_client(world: &World, bytes: &[u8], piece: usize, how: u8, decision:
     id.resolve_address(None, world.attacker.local_addr().expect("bound")).expect("loopback");
     id.resolve_route().expect("loopback");
     for kind in [EventKind::AddressResolved, EventKind::RouteResolved] {
-        let event = event(world).expect("told at once");
+        let event = event(world).expect("reported at once");
         assert_eq!(event.kind, kind);
         event.acknowledge();
     }
