@@ -62,6 +62,8 @@ enum Run {
     PerftestIwarp(&'static str, Expected),
     /// The same without `-R`: perftest exchanges numbers and GIDs over a socket of its own.
     PerftestByNumber(&'static str, Env, Expected),
+    /// Both ends of one of libibverbs' ping-pongs, which exchange numbers and GIDs (or LIDs) in the same way.
+    Pingpong(&'static str, Env),
     /// `rping` at both ends with `-v -V`, these rounds and sizes one after the other, and these variables
     /// set.
     Rping(&'static [(u32, usize)], Env),
@@ -175,6 +177,7 @@ impl World {
             Run::PerftestByNumber(args, env, expected) => {
                 self.perftest_by_number(case.program, args, env, expected, place)
             }
+            Run::Pingpong(args, env) => self.pingpong(&format!("{} {args}", case.program), env, place),
             Run::Rping(rounds, env) => self.rping(rounds, env, place),
             Run::Custom(run) => run(self, place),
         }

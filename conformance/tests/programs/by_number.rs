@@ -8,7 +8,7 @@ use uwarp_conformance::pair;
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::{Place, free_port};
 
-use super::Run::{Custom, PerftestByNumber};
+use super::Run::{Custom, PerftestByNumber, Pingpong};
 use super::{AS_IB, AS_IWARP, CRC_OFF, Case, Env, World};
 
 const LO: &[Topology] = &[Loopback4];
@@ -31,54 +31,41 @@ pub fn cases() -> Vec<Case> {
     [pingpong(), perftest(), others()].into_iter().flatten().collect()
 }
 
-fn ping(program: &'static str, manner: &'static str, at: &'static [Topology], run: super::Run) -> Case {
-    Case { program, manner, checked: PINGS, at, run }
+/// A ping-pong whose arguments are the manner up to a comma.
+pub fn ping(program: &'static str, manner: &'static str, at: &'static [Topology], env: Env) -> Case {
+    ping_with(program, manner, at, manner.split(',').next().unwrap_or_default(), env)
+}
+
+/// The same with other arguments than the manner names.
+pub fn ping_with(
+    program: &'static str,
+    manner: &'static str,
+    at: &'static [Topology],
+    args: &'static str,
+    env: Env,
+) -> Case {
+    Case { program, manner, checked: PINGS, at, run: Pingpong(args, env) }
 }
 
 fn pingpong() -> Vec<Case> {
     let (rc, srq) = ("ibv_rc_pingpong", "ibv_srq_pingpong");
     vec![
-        ping(rc, "-g 0", LO_AND_VETH, Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 0", &[], p))),
-        ping(
-            rc,
-            "-g 0 -e -c -s 1048576 -n 50",
-            LO_AND_VETH,
-            Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 0 -e -c -s 1048576 -n 50", &[], p)),
-        ),
-        ping(
-            rc,
-            "-g 0 -c, UWARP_CRC=off",
-            VETH_1500,
-            Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 0 -c -s 65536 -n 50", CRC_OFF, p)),
-        ),
+        ping(rc, "-g 0", LO_AND_VETH, &[]),
+        ping(rc, "-g 0 -e -c -s 1048576 -n 50", LO_AND_VETH, &[]),
+        ping_with(rc, "-g 0 -c, UWARP_CRC=off", VETH_1500, "-g 0 -c -s 65536 -n 50", CRC_OFF),
         // ibv_wr_* functions; on-demand paging.
-        ping(rc, "-g 0 -N", LO, Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 0 -N", &[], p))),
-        ping(rc, "-g 0 -o", LO, Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 0 -o", &[], p))),
+        ping(rc, "-g 0 -N", LO, &[]),
+        ping(rc, "-g 0 -o", LO, &[]),
         // Advice on it, and the times of completions.
-        ping(rc, "-g 0 -o -P", LO, Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 0 -o -P", &[], p))),
-        ping(rc, "-g 0 -t", LO, Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 0 -t", &[], p))),
-        ping(rc, "-g 1, an IPv6 GID", V6, Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 1", &[], p))),
-        ping(rc, "-g 2, a link-local GID", V6, Custom(link_local)),
-        ping(
-            rc,
-            "-g 0, as iWARP",
-            LO_AND_1500,
-            Custom(|w, p| w.pingpong("ibv_rc_pingpong -g 0", AS_IWARP, p)),
-        ),
-        ping(
-            rc,
-            "by LID, as InfiniBand",
-            LO_AND_1500,
-            Custom(|w, p| w.pingpong("ibv_rc_pingpong", AS_IB, p)),
-        ),
-        ping(srq, "-g 0", LO_AND_VETH, Custom(|w, p| w.pingpong("ibv_srq_pingpong -g 0", &[], p))),
-        ping(
-            srq,
-            "-g 0 -e -q 32 -n 100",
-            LO,
-            Custom(|w, p| w.pingpong("ibv_srq_pingpong -g 0 -e -q 32 -n 100", &[], p)),
-        ),
-        ping(srq, "by LID, as InfiniBand", LO, Custom(|w, p| w.pingpong("ibv_srq_pingpong", AS_IB, p))),
+        ping(rc, "-g 0 -o -P", LO, &[]),
+        ping(rc, "-g 0 -t", LO, &[]),
+        ping(rc, "-g 1, an IPv6 GID", V6, &[]),
+        Case { run: Custom(link_local), ..ping(rc, "-g 2, a link-local GID", V6, &[]) },
+        ping(rc, "-g 0, as iWARP", LO_AND_1500, AS_IWARP),
+        ping_with(rc, "by LID, as InfiniBand", LO_AND_1500, "", AS_IB),
+        ping(srq, "-g 0", LO_AND_VETH, &[]),
+        ping(srq, "-g 0 -e -q 32 -n 100", LO, &[]),
+        ping_with(srq, "by LID, as InfiniBand", LO, "", AS_IB),
     ]
 }
 

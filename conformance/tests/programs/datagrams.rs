@@ -8,8 +8,8 @@ use uwarp_conformance::topology::{Place, free_port};
 use uwarp_conformance::{Outcome, require};
 
 use super::Run::Custom;
-use super::by_number::exchange;
-use super::{AS_IB, AS_IWARP, Case, Env, PERFTEST_LIMIT, World};
+use super::by_number::{exchange, ping, ping_with};
+use super::{AS_IB, AS_IWARP, Case, PERFTEST_LIMIT, World};
 
 const LO: &[Topology] = &[Loopback4];
 const LO_AND_1500: &[Topology] = &[Loopback4, Veth1500V4];
@@ -26,16 +26,16 @@ pub fn cases() -> Vec<Case> {
 }
 
 fn pingpong() -> Vec<Case> {
-    let row =
-        |manner, at, run| Case { program: "ibv_ud_pingpong", manner, checked: PINGS, at, run: Custom(run) };
-    vec![
-        row("-g 0", LO_AND_VETH, |w, p| w.ud_pingpong("-g 0", &[], p)),
-        row("-g 0 -e", LO_AND_1500, |w, p| w.ud_pingpong("-g 0 -e", &[], p)),
-        row("-g 1, an IPv6 GID", V6, |w, p| w.ud_pingpong("-g 1", &[], p)),
-        row("-g 1 -e, an IPv6 GID", &[Veth1500V6], |w, p| w.ud_pingpong("-g 1 -e", &[], p)),
-        row("-g 0, as iWARP", LO, |w, p| w.ud_pingpong("-g 0", AS_IWARP, p)),
-        row("by LID, as InfiniBand", LO_AND_1500, |w, p| w.ud_pingpong("", AS_IB, p)),
-    ]
+    let ud = "ibv_ud_pingpong";
+    let rows = [
+        ping(ud, "-g 0", LO_AND_VETH, &[]),
+        ping(ud, "-g 0 -e", LO_AND_1500, &[]),
+        ping(ud, "-g 1, an IPv6 GID", V6, &[]),
+        ping(ud, "-g 1 -e, an IPv6 GID", &[Veth1500V6], &[]),
+        ping(ud, "-g 0, as iWARP", LO, AS_IWARP),
+        ping_with(ud, "by LID, as InfiniBand", LO_AND_1500, "", AS_IB),
+    ];
+    rows.map(|row| Case { checked: PINGS, ..row }).into()
 }
 
 /// As lossless as loopback and veth are: perftest's receiver has as many receives posted as its sender has
@@ -99,10 +99,6 @@ fn others() -> Vec<Case> {
 }
 
 impl World {
-    fn ud_pingpong(&self, args: &str, env: Env, place: Place<'_>) -> Outcome {
-        self.pingpong(&format!("ibv_ud_pingpong {args}"), env, place)
-    }
-
     fn ud_perftest(&self, tool: &str, args: &str, expected: &Expected, place: Place<'_>) -> Outcome {
         let port = free_port();
         let line = format!("{tool} -c UD -F -p {port} {args}");
