@@ -282,7 +282,7 @@ fn lines_and_functions_are_not_longer_than_the_rules_say() {
     const COLUMNS: usize = 110;
     const LINES: usize = 80;
     /// Lines that are longer and were there before this test. The number only goes down.
-    const LONG: usize = 82;
+    const LONG: usize = 9;
     let (mut long_lines, mut long_functions) = (Vec::new(), Vec::new());
     for directory in ["abi", "conformance", "crates", "fuzz", "tools"] {
         let files = files_below(directory, "rs");

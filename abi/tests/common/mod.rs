@@ -2,9 +2,10 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The root of the source tree.
@@ -46,14 +47,25 @@ fn static_library() -> PathBuf {
         .expect("cargo builds the static library for this test")
 }
 
-/// Compiles `tests/c/NAME.c` against the headers of the distribution.
+/// Compiles `tests/c/NAME.c` against the headers of the distribution, once for each test binary: a program
+/// that runs for one test cannot be written for another.
 pub fn compile(name: &str, libraries: &[&str]) -> PathBuf {
+    static COMPILED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let program = scratch().join(name);
+    if !compiled.contains(name) {
+        compile_into(&program, name, libraries);
+        compiled.insert(name.to_owned());
+    }
+    program
+}
+
+fn compile_into(program: &Path, name: &str, libraries: &[&str]) {
     let dir = scratch();
     std::fs::create_dir_all(&dir).expect("a scratch directory");
-    let program = dir.join(name);
     let cc = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-        .arg(&program)
+        .arg(program)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(format!("{name}.c")))
         .args(libraries)
         .output()
@@ -63,7 +75,6 @@ pub fn compile(name: &str, libraries: &[&str]) -> PathBuf {
         "needs libibverbs-dev and librdmacm-dev:\n{}",
         String::from_utf8_lossy(&cc.stderr)
     );
-    program
 }
 
 /// Runs a program over the library; it must succeed in time. Returns what it printed.
