@@ -57,6 +57,7 @@ mod params;
 mod ports;
 pub mod process;
 pub mod state;
+mod sync;
 pub mod timeouts;
 
 pub use awaiting::Adopter;

@@ -22,7 +22,6 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Disconnect, Engine, Nic, Qp, Readiness, Source, StreamObserver, Token};
@@ -40,6 +39,7 @@ use crate::event::ConnParam;
 use crate::handshake::{ConnectObserver, Connected, Pending, RequestObserver};
 use crate::listener::{Listener, MAX_BACKLOG, max_half_open};
 use crate::params::{peer_data, revision, stream_params};
+use crate::sync::{Mutex, now};
 use crate::timeouts::{RETRIES, Timeouts};
 
 /// The two addresses of a queue pair's stream; ports do not count.
@@ -202,7 +202,7 @@ impl Pairings {
         }
         let request = {
             let mut table = self.table.lock();
-            table.drop_over(Instant::now());
+            table.drop_over(now());
             table.drop_hung_up(pairing.introduction.source_qpn);
             let at = table.early.iter().rposition(|early| pairing.is_meant(early));
             at.and_then(|at| table.early.remove(at))
@@ -247,7 +247,7 @@ impl Pairings {
         }
         let known = self.known(qpn);
         let from = pending.connection.peer_address().ok().map(|address| gid(address.ip()));
-        self.admit(known.as_deref(), Early { since: Instant::now(), introduction, from, pending });
+        self.admit(known.as_deref(), Early { since: now(), introduction, from, pending });
     }
 
     /// The pairing of this queue pair, if there is one.
@@ -279,7 +279,7 @@ impl Pairings {
         {
             let timer = self.nic.engine().new_token(me);
             table.timer = Some(timer);
-            self.nic.engine().set_timer(timer, Some(Instant::now() + EARLY_LIMIT));
+            self.nic.engine().set_timer(timer, Some(now() + EARLY_LIMIT));
         }
     }
 }
@@ -291,7 +291,7 @@ impl Source for Pairings {
     fn timeout(&self) {
         let engine = self.nic.engine();
         let mut table = self.table.lock();
-        let now = Instant::now();
+        let now = now();
         table.drop_over(now);
         table.drop_first_hung_up();
         let Some(timer) = table.timer else { return };
@@ -499,7 +499,7 @@ impl Pairing {
         attempt.pauses += 1;
         attempt.timer = Some(timer);
         drop(attempt);
-        self.engine().set_timer(timer, Some(Instant::now() + pause));
+        self.engine().set_timer(timer, Some(now() + pause));
     }
 
     fn cancel(&self) {

@@ -1,13 +1,13 @@
 //! Tests the code that threads share, under many orders of threads.
 //!
-//! The files below are those of `uwarp-rnic` and `uwarp-driver`, compiled a second time. The code is the
-//! same. The locks and atomics are others ([`sync`]): at each of them Shuttle may switch to another thread.
-//! The system is another one too ([`sys`]): its clock advances when all threads sleep. The code needs no
-//! feature and no `cfg` for this, and only these files are built twice.
+//! The files below are those of `uwarp-rnic`, `uwarp-driver` and `uwarp-cm`, compiled a second time. The
+//! code is the same. The locks and atomics are others ([`sync`]): at each of them Shuttle may switch to
+//! another thread. The system is another one too ([`sys`]): its clock advances when all threads sleep.
+//! The code needs no feature and no `cfg` for this, and only these files are built twice.
 //!
 //! A scenario ([`scenarios`]) ends when everything that must happen has happened. If it never does, all
-//! threads sleep, and the model fails with a list of where each thread sleeps. A failure prints its schedule,
-//! which `shuttle::replay` repeats.
+//! threads sleep, and the model fails with a list of where each thread sleeps. A failure prints its
+//! schedule, which `shuttle::replay` repeats.
 //!
 //! Memory is sequentially consistent here, so the model does not find what weaker orderings allow on ARM.
 //! (Loom would find some of it, but models `SeqCst` weaker than it is, and this code relies on it.) The
@@ -22,10 +22,29 @@ pub mod scenarios;
 pub mod sync;
 pub mod sys;
 
+mod bringup;
 mod config;
 mod fork;
 
-pub(crate) use uwarp_rnic::{error, event, mem, pd, wr};
+// The names by which `pairing` knows what it has around it.
+extern crate self as uwarp_driver;
+extern crate self as uwarp_llp;
+
+pub(crate) use bringup::{Nic, Qp, StreamObserver, active, connect, handshake, listener, params, timeouts};
+pub(crate) use engine::Engine;
+pub(crate) use source::{Readiness, Source, Token};
+pub(crate) use uwarp_rnic::qp::Disconnect;
+pub(crate) use uwarp_rnic::{mem, pd, wr};
+
+mod error {
+    pub use crate::bringup::CmError;
+    pub use uwarp_rnic::error::*;
+}
+
+mod event {
+    pub use crate::bringup::ConnParam;
+    pub use uwarp_rnic::event::*;
+}
 
 #[path = "../../rnic/src/cq.rs"]
 mod cq;
@@ -54,3 +73,6 @@ mod progress;
 mod source;
 #[path = "../../driver/src/watchdog.rs"]
 mod watchdog;
+
+#[path = "../../cm/src/pairing.rs"]
+mod pairing;

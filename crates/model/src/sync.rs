@@ -6,6 +6,8 @@ use std::time::Duration;
 
 pub use std::sync::OnceLock;
 
+pub use crate::sys::now;
+
 pub use shuttle::hint::spin_loop;
 pub use shuttle::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,

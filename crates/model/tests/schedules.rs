@@ -1,7 +1,7 @@
 //! Every scenario of the model, under a bounded number of orders of threads; `UWARP_MODEL_EXECUTIONS` raises
 //! the number.
 
-use uwarp_model::scenarios::{check, engine, locks, rings};
+use uwarp_model::scenarios::{check, engine, locks, pairing, rings};
 
 macro_rules! scenarios {
     ($($module:ident: $($name:ident)*;)*) => {
@@ -26,6 +26,10 @@ scenarios! {
         completions_come_out_once
         feeders_come_and_go
         a_refill_reaches_all_waiting_queue_pairs;
+    pairing:
+        two_ends_that_begin_at_once_are_joined
+        ends_that_begin_anew_at_any_moment_are_joined_at_last
+        an_end_that_never_comes_or_goes_leaves_nothing_behind;
     engine:
         blocked_threads_are_woken
         events_at_the_same_time_wake_all_blocked_threads

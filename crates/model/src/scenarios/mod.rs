@@ -2,6 +2,7 @@
 
 pub mod engine;
 pub mod locks;
+pub mod pairing;
 pub mod rings;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
