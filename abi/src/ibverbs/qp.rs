@@ -211,7 +211,7 @@ entry! {
         destroy(qp)
     }
 
-    /// ibv_attach_mcast(3). The group is joined on the interface of GID 0; the LID is of no use.
+    /// ibv_attach_mcast(3). The group is joined on the interface of GID 0; the LID is ignored.
     verb fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
         let pair = look::<CQp>(qp)?;
         let own = look::<Context>((*qp).context)?.device.port().addresses();

@@ -1,7 +1,7 @@
 //! Shared receive queues: create, modify, query, destroy, post.
 //!
-//! `IBV_EVENT_SRQ_ERR` is never raised: every error of such a queue is an error of one receive, which then
-//! fails on the queue pair that took it.
+//! `IBV_EVENT_SRQ_ERR` is never raised: every error is an error of one receive, which fails on the queue pair
+//! that took it.
 
 use std::ffi::c_int;
 use std::sync::Arc;

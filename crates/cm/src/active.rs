@@ -48,7 +48,7 @@ struct Refused {
     times: u32,
     /// The next attempt: its timer, and the configuration of its request.
     next: Option<(Token, InitiatorConfig)>,
-    /// The program does not want the connection any more.
+    /// The program has cancelled the connection.
     cancelled: bool,
 }
 

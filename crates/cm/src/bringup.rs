@@ -88,7 +88,7 @@ pub fn modify(
     Ok(())
 }
 
-/// The queue pair is about to be destroyed: no stream is made for it any more.
+/// The queue pair is about to be destroyed: the connection manager makes no stream for it from now on.
 pub fn forget(cm: &Cm, qpn: u32) {
     cm.pairings().forget(qpn);
 }

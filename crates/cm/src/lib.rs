@@ -15,7 +15,7 @@
 //! | [`channel`] | the queue that events wait in, with a descriptor to poll |
 //! | `handshake` | what the next two report, and to whom: they know nothing of ids |
 //! | [`active`] | connecting: from a TCP socket to a stream, with fallback to older peers |
-//! | [`listener`] | listening: half-open connections, bounded, until their request is whole |
+//! | [`listener`] | listening: half-open connections, bounded, until their request is complete |
 //! | `lookup` | which queue pair serves a port of datagrams: the question and its answer |
 //! | `params` | connection parameters between the program, the peer and the queue pair |
 //! | `ports` | which ids have which port |

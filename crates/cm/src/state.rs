@@ -83,7 +83,7 @@ pub enum Step {
     Reject,
     /// The peer has accepted a connection for a queue pair that the program moves itself.
     Response,
-    /// The program says that it has moved its queue pair to RTS.
+    /// The program reports that it has moved its queue pair to RTS.
     Establish,
     /// The stream runs.
     Established,

@@ -65,7 +65,7 @@ const RUNNING: u8 = 0;
 const EXIT_REQUESTED: u8 = 1;
 const EXIT_BEGUN: u8 = 2;
 
-/// Says that a descriptor is parked, until the next [`Engine::unpark`].
+/// A mark that a descriptor is parked, valid until the next [`Engine::unpark`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParkMark(u64);
 

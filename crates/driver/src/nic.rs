@@ -21,7 +21,8 @@ use crate::port::{Port, PortWatch};
 use crate::qpn::Numbers;
 use crate::ud::{DatagramPort, Unclaimed, UnclaimedCounters};
 
-/// What the device takes at most. Numbers of objects are for programs to go by, and no more is refused.
+/// The limits of the device. Numbers of objects are information for programs only: more objects are not
+/// refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Limits {
@@ -64,8 +65,8 @@ const LIMITS: Limits = Limits {
 const GIVEN_INLINE: u32 = 64;
 
 impl Limits {
-    /// Checks the sizes of a queue pair; returns those it gets. Sizes of receives mean nothing where these
-    /// are shared (ibv_create_qp(3)).
+    /// Checks the sizes of a queue pair; returns the sizes that it gets. Sizes of receives have no meaning if
+    /// receives are shared (ibv_create_qp(3)).
     pub(crate) fn admit(&self, init: &QpInit) -> Result<QpCaps, VerbsError> {
         let (mut caps, own_receives) = (init.caps, init.srq.is_none());
         if caps.max_send_wr > self.max_qp_wr || (own_receives && caps.max_recv_wr > self.max_qp_wr) {
@@ -77,8 +78,8 @@ impl Limits {
         if caps.max_inline_data > self.max_inline {
             return Err(VerbsError::Invalid("more inline data than the device takes"));
         }
-        // Adapters give more than was asked for, and programs post short inline messages without having asked
-        // for any (rdma_xclient). The room is made when first used.
+        // Adapters give more than was requested, and programs post short inline messages without a request
+        // for them (rdma_xclient). The room is allocated at the first use.
         caps.max_inline_data = caps.max_inline_data.max(GIVEN_INLINE);
         Ok(caps)
     }
@@ -88,14 +89,14 @@ impl Limits {
 pub struct Nic {
     engine: Arc<Engine>,
     pub(crate) numbers: Numbers<WeakQueuePair>,
-    /// Those with datagram queue pairs.
+    /// Ports with datagram queue pairs.
     datagram_ports: Mutex<HashMap<u16, Weak<DatagramPort>>>,
-    /// That of multicast groups, while a queue pair is a member of one.
+    /// The port of multicast groups, while a queue pair is a member of one.
     group_port: Mutex<Weak<DatagramPort>>,
     /// Counters of destroyed queue pairs, and the datagrams that they dropped.
     departed: Mutex<(Counters, Drops)>,
     unclaimed: Arc<UnclaimedCounters>,
-    /// Once something wants to know when the port changes.
+    /// Exists once an observer watches the port.
     watch: Mutex<Option<Arc<PortWatch>>>,
 }
 
@@ -138,7 +139,7 @@ impl Nic {
         }
     }
 
-    /// The port that datagrams to `qpn` come to, served from now on. The number is one that was taken.
+    /// The port that receives datagrams to `qpn`, served from now on. The number must have been taken.
     pub(crate) fn datagram_port(&self, qpn: u32) -> Result<Arc<DatagramPort>, VerbsError> {
         let none = VerbsError::NoResources("descriptors");
         let port = port_of(qpn);
@@ -203,8 +204,8 @@ impl Nic {
         self.numbers.all()
     }
 
-    /// Says that a queue pair belongs to an opened device, for [`Self::close_context`]. `context`: any number
-    /// but 0.
+    /// Records that a queue pair belongs to an opened device, for [`Self::close_context`]. `context`: any
+    /// number but 0.
     pub fn set_context(&self, qp: &QueuePair, context: u64) {
         self.numbers.set_context(qp.qpn(), context);
     }

@@ -383,7 +383,7 @@ pub(crate) struct Yielding {
 }
 
 impl Yielding {
-    /// Counts an empty poll; says whether to yield.
+    /// Counts an empty poll; returns whether to yield.
     pub fn count(&mut self) -> bool {
         self.polls += 1;
         if self.polls < self.until {

@@ -23,7 +23,8 @@ pub fn print() -> ExitCode {
     }
 }
 
-/// Title to OPTIONS by machine, one section for each command, ENVIRONMENT by machine, the rest by hand.
+/// Title to SYNOPSIS, one section for each command, and the variables of ENVIRONMENT are generated; the rest
+/// is written by hand.
 fn page() -> io::Result<Vec<u8>> {
     let mut command = Cli::command();
     command.build();

@@ -63,8 +63,8 @@ pub fn run(args: &RunArgs) -> ExitCode {
     ExitCode::from(126)
 }
 
-/// Why the file that `--trace` names cannot be written. Otherwise the library would notice when the program
-/// opens the device, and the user would see only a line in the log and no trace.
+/// Why the file that `--trace` names cannot be written. Without this check, the library would notice it only
+/// when the program opens the device, and the user would see a line in the log and no trace.
 fn unwritable_trace(options: &[(&str, OsString)]) -> Option<String> {
     let (_, file) = options.iter().find(|(name, file)| *name == "UWARP_TRACE" && file != "-")?;
     let error = if fs::metadata(file).is_ok_and(|found| opening_has_effect(found.file_type())) {
@@ -90,8 +90,8 @@ fn reason(path: &Path, file: &Path) -> String {
     }
 }
 
-/// The library directory in front of what was there, without an empty entry: that would mean the current
-/// directory.
+/// The library directory in front of the inherited entries, without an empty entry: that would mean the
+/// current directory.
 pub fn library_path(libdir: &Path, inherited: Option<OsString>) -> OsString {
     let mut value = libdir.as_os_str().to_owned();
     for entry in env::split_paths(&inherited.unwrap_or_default()) {

@@ -1,4 +1,4 @@
-//! What the figures depend on, for their reader.
+//! The properties of the machine that the figures depend on.
 
 use std::fs;
 

@@ -31,8 +31,8 @@ impl Path {
     }
 }
 
-/// How much longer to try if nothing could be counted: on a busy machine an answer is seldom there at the
-/// moment of the look.
+/// How much longer to try if nothing could be counted: on a busy machine the answer has seldom arrived at the
+/// moment of the poll.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The active end's part, for about `time`.

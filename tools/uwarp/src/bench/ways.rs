@@ -171,7 +171,7 @@ const FINALISTS: usize = 3;
 /// How often the finalists are tried.
 const FINALS: usize = 2;
 
-/// Tries each way and the best of them again. `None` where there is none.
+/// Tries each way, and the best ones again. `None` if there is no way.
 pub fn sweep(
     ways: &[Way],
     less_is_better: bool,

@@ -198,7 +198,7 @@ impl Crowd {
                 _ => return Err(self.unexpected(&event)),
             }
         }
-        // What was flushed is of no interest; no completion of these queue pairs follows.
+        // Flushed work requests are ignored; no completion of these queue pairs follows.
         for member in self.members.drain(..) {
             // SAFETY: the connection is over, and its id is used by nobody else.
             unsafe {
