@@ -364,11 +364,16 @@ impl DatagramPort {
     /// A thread polls: receives once. Only the system reports room to a queue pair that waits for room to
     /// send.
     fn make_progress(&self, in_earnest: bool) -> Coverage {
-        let blocked = !self.blocked.lock().is_empty();
+        let mut blocked = !self.blocked.lock().is_empty();
         if let Some(mut receiver) = self.receiver.try_lock() {
             let parked = receiver.parked.is_some_and(|mark| self.engine.is_parked(mark));
             if in_earnest && !blocked && !parked {
                 receiver.parked = self.token.get().and_then(|token| self.engine.park(*token));
+                // A queue pair that blocked since the look above may have unparked before this parked.
+                blocked = !self.blocked.lock().is_empty();
+                if blocked {
+                    self.engine.unpark();
+                }
             }
             if receiver.parked.is_some() {
                 self.polled.store(true, Ordering::Relaxed);
