@@ -4,10 +4,10 @@
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), events whose cause is outside (`events`), a device for each interface
-//! (`devices`), what is called through the context (`extended`), connections for a datagram queue pair's number
-//! (`stand_in`), the interface of 2006 (`old`), data integrity between two processes (`verify`, `random`), and
-//! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
-//! statement; a line that begins with FAIL fails the case.
+//! (`devices`), what is called through the context (`extended`), connections for a datagram queue pair's
+//! number (`stand_in`), the interface of 2006 (`old`), data integrity between two processes (`verify`,
+//! `random`), and connections that come and go in many threads without anything growing (`soak`). Each prints
+//! one line per statement; a line that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

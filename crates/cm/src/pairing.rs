@@ -57,8 +57,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Most early requests for one queue pair: more than one means a peer that began anew, or one that lies.
 const MOST_EARLY_EACH: usize = 4;
-/// Most early requests of which a full table asks the system whether their peers have hung up, the oldest ones.
-/// Each takes a system call, with the table locked.
+/// Most early requests of which a full table asks the system whether their peers have hung up, the oldest
+/// ones. Each takes a system call, with the table locked.
 const MOST_LOOKS: usize = 16;
 /// How long an early request waits.
 const EARLY_LIMIT: Duration = Duration::from_secs(30);
@@ -314,8 +314,8 @@ impl Table {
         self.pairings.insert(qpn, Arc::clone(pairing));
     }
 
-    /// Stores a request that came early, one of `most` that wait. A request that has to make room is closed, and
-    /// its connector tries again.
+    /// Stores a request that came early, one of `most` that wait. A request that has to make room is closed,
+    /// and its connector tries again.
     fn keep(&mut self, new: Early, most: usize) {
         let qpn = new.introduction.destination_qpn;
         self.drop_over(new.since);
@@ -631,9 +631,9 @@ impl StreamObserver for Pairing {
     }
 }
 
-/// What the program said of the queue pair, as rdma_cm would have it. How long its Sends may wait for a receive
-/// it says when it moves the queue pair to RTS, which may be later: until then, for as long as it takes. (The
-/// queue pair tells the peer then.)
+/// What the program said of the queue pair, as rdma_cm would have it. How long its Sends may wait for a
+/// receive it says when it moves the queue pair to RTS, which may be later: until then, for as long as it
+/// takes. (The queue pair tells the peer then.)
 fn conn_param(attr: &QpAttr) -> ConnParam {
     let said = attr.state != QpState::Rtr;
     let rnr_retry_count = if said { attr.rnr_retry } else { RETRIES };

@@ -170,8 +170,8 @@ pub(super) fn ended(plan: &Plan, layout: &Layout, report: &mut Report, sends: [u
     corruption(plan, report);
 }
 
-/// Each work request completes at most once, in order; signalled ones and failed ones exactly once; none succeeds
-/// behind a failed one.
+/// Each work request completes at most once, in order; signalled ones and failed ones exactly once; none
+/// succeeds behind a failed one.
 fn once_each(plan: &Plan, layout: &Layout, found: &[Wc], side: Side, posted: usize) {
     let mut list = found.iter().peekable();
     let mut failed = false;
@@ -241,8 +241,8 @@ fn guards(layout: &Layout) {
     }
 }
 
-/// A flipped bit under CRC ends the stream with MPA's CRC error on both sides, unless it made an FPDU longer than what came behind
-/// it, or something else ended the stream first.
+/// A flipped bit under CRC ends the stream with MPA's CRC error on both sides, unless it made an FPDU longer
+/// than what came behind it, or something else ended the stream first.
 fn corruption(plan: &Plan, report: &mut Report) {
     let flips: Vec<usize> = (0..2).filter(|i| matches!(plan.faults[*i], Some(Fault::Flip { .. }))).collect();
     let [from] = flips[..] else { return };

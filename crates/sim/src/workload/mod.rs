@@ -1,9 +1,9 @@
 //! Lists of work requests, run over a [`World`] and compared with a model.
 //!
-//! A [`Plan`] is plain data, so that a property test can shrink it and a fuzzer can make it from bytes; every value of every field is a
-//! legal plan. [`run`] executes it and panics when something is not as it must be:
-//! - without a fault: both memories are what the model says, byte for byte; each signalled work request and each
-//!   receive completes once, successfully, in order, with the right length; others not at all;
+//! A [`Plan`] is plain data, so that a property test can shrink it and a fuzzer can make it from bytes; every
+//! value of every field is a legal plan. [`run`] executes it and panics when something is not as it must be:
+//! - without a fault: both memories are what the model says, byte for byte; each signalled work request and
+//!   each receive completes once, successfully, in order, with the right length; others not at all;
 //! - with one: everything that was posted completes once, successfully or not; what completed successfully is
 //!   right; nothing outside the buffers was written; nothing hangs.
 
@@ -40,7 +40,8 @@ pub struct Plan {
     pub abort: Option<(Time, Abort)>,
     /// Queue sizes of both ends.
     pub caps: QpCaps,
-    /// Receives come from a shared receive queue at both ends, of the size that the queue pair's own would have.
+    /// Receives come from a shared receive queue at both ends, of the size that the queue pair's own would
+    /// have.
     pub shared_recv: bool,
     /// One region for all memory of an end; otherwise one for each piece, with no more rights than needed.
     pub one_region: bool,
@@ -59,7 +60,8 @@ pub struct StreamPlan {
     pub markers: [bool; 2],
     /// Both ends know the other as uwarp.
     pub uwarp: bool,
-    /// Completions wait for placement: between uwarp ends, and toward strangers where there is a read depth to ask with.
+    /// Completions wait for placement: between uwarp ends, and toward strangers where there is a read depth
+    /// to ask with.
     pub acks: bool,
     /// Segment size toward strangers.
     pub emss: u32,
@@ -355,8 +357,8 @@ pub fn run(plan: &Plan) -> Report {
     if !disturbed {
         check::complete(plan, &layout, &report, posted, received);
     }
-    // Every run ends with an orderly end, begun by A, by both, or by the one whose bytes were damaged: who waits for the rest
-    // of an FPDU that was none then sees that no more comes.
+    // Every run ends with an orderly end, begun by A, by both, or by the one whose bytes were damaged: who
+    // waits for the rest of an FPDU that was none then sees that no more comes.
     for side in Side::BOTH {
         let damaged = |side: Side| matches!(plan.faults[side.index()], Some(Fault::Flip { .. }));
         let begins = if plan.faults.iter().flatten().count() == 1 && Side::BOTH.into_iter().any(damaged) {
@@ -414,7 +416,8 @@ impl Report {
     }
 }
 
-/// The programs at both ends: they post what the plan says as soon as it says and the queue has room. They poll only when it has none.
+/// The programs at both ends: they post what the plan says as soon as it says and the queue has room. They
+/// poll only when it has none.
 struct Programs<'a> {
     plan: &'a Plan,
     layout: &'a Layout,

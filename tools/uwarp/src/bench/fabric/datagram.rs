@@ -103,8 +103,8 @@ impl Link {
         Ok((qp, init.cap.max_inline_data))
     }
 
-    /// The GID of the address that the connection to the other end has here, with its index. A loopback address
-    /// has none: then the first.
+    /// The GID of the address that the connection to the other end has here, with its index. A loopback
+    /// address has none: then the first.
     ///
     /// The kernel may report up to a second late that an interface is up, and until then the device shows the
     /// loopback interface. Datagrams with that source go nowhere, and both ends would wait for them.
