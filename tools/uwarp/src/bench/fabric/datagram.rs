@@ -15,8 +15,6 @@ pub const GRH: u32 = 40;
 const QKEY: u32 = 0x1111_1111;
 /// Receives posted in one call.
 const RECEIVE_LIST: usize = 16;
-/// GIDs that are looked through for the one of the other connections' address.
-const GIDS: c_int = 64;
 /// How long it may take until the device has that one.
 const GID_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -123,13 +121,14 @@ impl Link {
         };
         let start = Instant::now();
         loop {
-            let mut all = (0..GIDS).filter_map(|index| Some((index, gid(index)?)));
+            // All that an address handle can name.
+            let mut all = (0..=u8::MAX).map_while(|index| Some((index, gid(index.into())?)));
             let found = match own.is_loopback() {
                 true => all.next(),
                 false => all.find(|(_, gid)| *gid == wanted.octets()),
             };
             match found {
-                Some((index, gid)) => return Ok((u8::try_from(index).unwrap_or(0), gid)),
+                Some(found) => return Ok(found),
                 None if start.elapsed() < GID_PATIENCE => std::thread::sleep(Duration::from_millis(20)),
                 None => return Err(Failure(format!("the device has no GID of {own}"))),
             }
