@@ -52,11 +52,13 @@ struct uwarpdv_peer_error {
 	uint32_t reserved;
 };
 
-/* Each returns 0, or an error number: EOPNOTSUPP for a queue pair that is not IBV_QPT_UD, EINVAL. */
-int uwarpdv_query_qp(struct ibv_qp *qp, struct uwarpdv_qp_attr *attr);
-int uwarpdv_modify_qp(struct ibv_qp *qp, const struct uwarpdv_qp_attr *attr);
+/* Each returns 0, or an error number: EOPNOTSUPP for a queue pair that is not IBV_QPT_UD, EINVAL.
+ *
+ * inlen is the size of the structure, sizeof(*attr) or sizeof(*error): a later version of this header has longer ones. */
+int uwarpdv_query_qp(struct ibv_qp *qp, struct uwarpdv_qp_attr *attr, uint32_t inlen);
+int uwarpdv_modify_qp(struct ibv_qp *qp, const struct uwarpdv_qp_attr *attr, uint32_t inlen);
 /* The oldest error that was not taken. EAGAIN: there is none. Never blocks. */
-int uwarpdv_get_peer_error(struct ibv_qp *qp, struct uwarpdv_peer_error *error);
+int uwarpdv_get_peer_error(struct ibv_qp *qp, struct uwarpdv_peer_error *error, uint32_t inlen);
 
 #ifdef __cplusplus
 }

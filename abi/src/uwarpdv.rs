@@ -1,5 +1,7 @@
 //! `<uwarpdv.h>`: what datagram queue pairs can do beyond the verbs (docs/adr/035).
 
+use std::mem::{offset_of, size_of};
+use std::ptr;
 use std::sync::Arc;
 
 use uwarp_abi_types::verbs::{ibv_gid, ibv_qp};
@@ -39,8 +41,11 @@ pub struct uwarpdv_peer_error {
     pub reserved: u32,
 }
 
+/// Members of the attributes: their bit in `comp_mask`, and how long a structure with them is.
+const MEMBERS: [(u64, usize); 2] =
+    [(MAX_MESSAGE, offset_of!(uwarpdv_qp_attr, peer_errors)), (PEER_ERRORS, size_of::<uwarpdv_qp_attr>())];
+
 const _: () = {
-    use std::mem::{offset_of, size_of};
     assert!(size_of::<uwarpdv_qp_attr>() == 16 && size_of::<uwarpdv_peer_error>() == 40);
     assert!(offset_of!(uwarpdv_peer_error, remote_gid) == 8);
 };
@@ -55,43 +60,59 @@ unsafe fn datagram_qp<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<UdQp>, Failure> {
     }
 }
 
-fn check_mask(mask: u64) -> Result<(), Failure> {
-    if mask & !(MAX_MESSAGE | PEER_ERRORS) != 0 {
-        return Err(Failure::invalid("unknown members in comp_mask"));
+/// Copies as much of a structure as the program has. A later version's is longer, and an earlier one's may
+/// be shorter.
+///
+/// # Safety
+/// `attr` is NULL or points to `inlen` bytes.
+unsafe fn attributes(attr: *mut uwarpdv_qp_attr, inlen: u32) -> Result<uwarpdv_qp_attr, Failure> {
+    let attr = required(attr, "attr")?;
+    let len = (inlen as usize).min(size_of::<uwarpdv_qp_attr>());
+    if len < size_of::<u64>() {
+        return Err(Failure::invalid("inlen has no room for comp_mask"));
     }
-    Ok(())
+    let mut own = uwarpdv_qp_attr { comp_mask: 0, max_message: 0, peer_errors: 0 };
+    // SAFETY: the caller's promise; `own` has room for `len` bytes, and any bytes are a value of it.
+    unsafe { ptr::copy_nonoverlapping(attr.cast::<u8>(), (&raw mut own).cast(), len) };
+    let known = MEMBERS.iter().filter(|(_, end)| *end <= len).fold(0, |all, (bit, _)| all | bit);
+    if own.comp_mask & !known != 0 {
+        return Err(Failure::invalid("comp_mask names members that are unknown or beyond inlen"));
+    }
+    Ok(own)
 }
 
 entry! {
     /// uwarpdv(3).
-    verb fn uwarpdv_query_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr) -> Code {
+    verb fn uwarpdv_query_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr, inlen: u32) -> Code {
         let ud = datagram_qp(qp)?;
-        let attr = &mut *required(attr, "attr")?;
-        check_mask(attr.comp_mask)?;
+        let mask = attributes(attr, inlen)?.comp_mask;
         let (max_message, peer_errors) = ud.extras();
-        if attr.comp_mask & MAX_MESSAGE != 0 {
-            attr.max_message = max_message;
+        if mask & MAX_MESSAGE != 0 {
+            (&raw mut (*attr).max_message).write(max_message);
         }
-        if attr.comp_mask & PEER_ERRORS != 0 {
-            attr.peer_errors = peer_errors.into();
+        if mask & PEER_ERRORS != 0 {
+            (&raw mut (*attr).peer_errors).write(peer_errors.into());
         }
         Ok(())
     }
 
     /// uwarpdv(3).
-    verb fn uwarpdv_modify_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr) -> Code {
+    verb fn uwarpdv_modify_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr, inlen: u32) -> Code {
         let ud = datagram_qp(qp)?;
-        let attr = *required(attr, "attr")?;
-        check_mask(attr.comp_mask)?;
+        let attr = attributes(attr, inlen)?;
         let max_message = (attr.comp_mask & MAX_MESSAGE != 0).then_some(attr.max_message);
         let peer_errors = (attr.comp_mask & PEER_ERRORS != 0).then_some(attr.peer_errors != 0);
         Ok(ud.set_extras(max_message, peer_errors)?)
     }
 
     /// uwarpdv(3).
-    verb fn uwarpdv_get_peer_error(qp: *mut ibv_qp, error: *mut uwarpdv_peer_error) -> Code {
+    verb fn uwarpdv_get_peer_error(qp: *mut ibv_qp, error: *mut uwarpdv_peer_error, inlen: u32) -> Code {
         let ud = datagram_qp(qp)?;
         let out = required(error, "error")?;
+        // A later version's structure is longer: what it has beyond this one is 0.
+        let Some(beyond) = (inlen as usize).checked_sub(size_of::<uwarpdv_peer_error>()) else {
+            return Err(Failure::invalid("inlen has no room for an error"));
+        };
         let Some(error) = ud.take_error() else {
             return Err(Failure::new(libc::EAGAIN, "no peer has reported an error"));
         };
@@ -104,6 +125,7 @@ entry! {
             reason: u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code),
             reserved: 0,
         });
+        out.add(1).cast::<u8>().write_bytes(0, beyond);
         Ok(())
     }
 }

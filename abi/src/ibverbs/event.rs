@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::Channel;
-use uwarp_rnic::{AsyncEvent, AsyncSink, CompletionSink, Cq};
+use uwarp_rnic::{AsyncEvent, AsyncSink, CompletionSink, Cq, EventKind};
 
 use super::context::Context;
 use super::old;
@@ -69,7 +69,13 @@ impl AsyncSink for AsyncEvents {
     fn async_event(&self, event: AsyncEvent) {
         tracing::debug!(target: "uwarp::abi", kind = ?event.kind, "asynchronous event");
         self.unacknowledged.queued();
-        self.channel.push(event.cookie << KIND_BITS | u64::from(event.kind as u32));
+        let cookie = event.cookie << KIND_BITS | u64::from(event.kind as u32);
+        if event.kind != EventKind::PeerError {
+            self.channel.push(cookie);
+        } else if !self.channel.push_once(cookie) {
+            // One that the program has not taken says the same.
+            self.unacknowledged.done(1);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::background::in_background;
 use crate::engine::Engine;
 use crate::fork;
 use crate::progress::{DIRECT, Lead, SPIN, Spinning};
-use crate::sync::{AtomicBool, Mutex, Ordering, spin_loop, thread_local};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, spin_loop, thread_local};
 use crate::sys::{self, Bell};
 
 /// Why no event was returned.
@@ -105,7 +105,21 @@ impl Channel {
 
     /// Queues an event.
     pub fn push(&self, cookie: u64) {
-        let mut queue = self.queue.lock();
+        self.push_to(self.queue.lock(), cookie);
+    }
+
+    /// Queues an event unless the same one waits already; says whether it did. For events that a peer can
+    /// cause without limit: the queue grows by one at most.
+    pub fn push_once(&self, cookie: u64) -> bool {
+        let queue = self.queue.lock();
+        let is_new = !queue.events.contains(&cookie);
+        if is_new {
+            self.push_to(queue, cookie);
+        }
+        is_new
+    }
+
+    fn push_to(&self, mut queue: MutexGuard<'_, Queue>, cookie: u64) {
         queue.events.push_back(cookie);
         let taken_here = match BLOCKED_ON.with(Cell::get) {
             BlockedOn::Nothing => false,

@@ -21,8 +21,8 @@ use uwarp_wire::datagram::QPN_MULTICAST;
 use uwarp_wire::datagram::error::ErrorMessage;
 use uwarp_wire::grh::{self, Grh};
 
-use self::errors::ErrorQueue;
 pub use self::errors::PeerError;
+use self::errors::{ErrorQueue, Sent, Verdict};
 use super::attr::{QpAttr, QpInit, QpModify};
 use super::counters::Snapshot;
 use super::shell::Shell;
@@ -218,7 +218,8 @@ impl UdCore {
     }
 
     /// Takes an Error Message from `from`: counts it, and keeps it if the program wants it. Otherwise says
-    /// why not: the state, or none where the message in error is not of this queue pair's life.
+    /// why not: the state, or none where the message in error is not of this queue pair's life or went
+    /// elsewhere.
     pub fn handle_error(&mut self, message: &ErrorMessage, from: IpAddr) -> Result<(), Option<Dropped>> {
         if !self.receives() {
             self.drops.state += 1;
@@ -227,11 +228,13 @@ impl UdCore {
         if message.incarnation != self.incarnation {
             return Err(None);
         }
-        self.drops.by_peer += 1;
-        let first = self.errors.as_mut().is_some_and(|errors| errors.add(message, from));
-        if first {
-            self.shell.event(EventKind::PeerError);
+        match self.errors.as_mut().map_or(Verdict::Counted, |errors| errors.add(message, from)) {
+            Verdict::Foreign => return Err(None),
+            Verdict::Repeated => return Ok(()),
+            Verdict::Kept { was_empty: true } => self.shell.event(EventKind::PeerError),
+            Verdict::Kept { was_empty: false } | Verdict::Counted => (),
         }
+        self.drops.by_peer += 1;
         Ok(())
     }
 
@@ -276,6 +279,9 @@ impl UdCore {
             QpState::Reset => {
                 self.discard();
                 self.shell.reset();
+                if let Some(errors) = &mut self.errors {
+                    errors.clear();
+                }
                 self.overflow_reported = false;
             }
             QpState::Err => self.flush(),
@@ -419,8 +425,10 @@ impl UdCore {
         let mut crc = Crc32c::new();
         crc.update(self.staged.get(start..).unwrap_or(&[]));
         self.staged.extend_from_slice(&datagram::trailer(crc.finish()));
-        if let Some(errors) = &mut self.errors {
-            errors.sent(self.msn, ud.wr.wr_id);
+        // Nobody reports a message to a group.
+        if let Some(errors) = self.errors.as_mut().filter(|_| !ud.ah.is_group()) {
+            let (to, remote_qpn) = (ud.ah.endpoint(ud.remote_qpn).to.ip(), ud.remote_qpn & QPN_MULTICAST);
+            errors.sent(Sent { msn: self.msn, wr_id: ud.wr.wr_id, to, remote_qpn });
         }
         Some(self.staged.len() - start)
     }

@@ -30,10 +30,32 @@ pub struct PeerError {
     pub error: TerminateError,
 }
 
+/// A message that was sent to one queue pair.
+#[derive(Clone, Copy)]
+pub(super) struct Sent {
+    pub msn: u32,
+    pub wr_id: u64,
+    pub to: IpAddr,
+    pub remote_qpn: u32,
+}
+
+/// What becomes of an Error Message.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is kept. The program must hear of it if the queue was empty.
+    Kept { was_empty: bool },
+    /// It is only counted: the message is not known, or there is no room.
+    Counted,
+    /// An error of this message was kept already.
+    Repeated,
+    /// The message went to another queue pair.
+    Foreign,
+}
+
 #[derive(Default)]
 pub(super) struct ErrorQueue {
-    /// The last messages that were sent: MSN and work request, by the low bits of the MSN.
-    sent: Vec<Option<(u32, u64)>>,
+    /// The last messages that were sent, by the low bits of the MSN, and whether an error was kept.
+    sent: Vec<Option<(Sent, bool)>>,
     pub waiting: VecDeque<PeerError>,
 }
 
@@ -42,21 +64,38 @@ fn place(msn: u32) -> usize {
 }
 
 impl ErrorQueue {
-    pub fn sent(&mut self, msn: u32, wr_id: u64) {
+    pub fn sent(&mut self, message: Sent) {
         if self.sent.is_empty() {
             self.sent = vec![None; REMEMBERED];
         }
-        if let Some(place) = self.sent.get_mut(place(msn)) {
-            *place = Some((msn, wr_id));
+        if let Some(place) = self.sent.get_mut(place(message.msn)) {
+            *place = Some((message, false));
         }
     }
 
-    /// Says whether the program must be told: it knows of no other.
-    pub fn add(&mut self, message: &ErrorMessage, from: IpAddr) -> bool {
+    /// Keeps an Error Message from `from` if it is the first about a known message, and from where that went.
+    pub fn add(&mut self, message: &ErrorMessage, from: IpAddr) -> Verdict {
         let ErrorMessage { source_qpn: remote_qpn, msn, error, .. } = *message;
-        let known = self.sent.get(place(msn)).copied().flatten().filter(|(sent, _)| *sent == msn);
-        let Some((_, wr_id)) = known.filter(|_| self.waiting.len() < WAITING) else { return false };
-        self.waiting.push_back(PeerError { wr_id, msn, remote_qpn, from, error });
-        self.waiting.len() == 1
+        let place = self.sent.get_mut(place(msn)).and_then(Option::as_mut);
+        let Some((sent, kept)) = place.filter(|(sent, _)| sent.msn == msn) else { return Verdict::Counted };
+        if (sent.to, sent.remote_qpn) != (from, remote_qpn) {
+            return Verdict::Foreign;
+        }
+        if *kept {
+            return Verdict::Repeated;
+        }
+        if self.waiting.len() >= WAITING {
+            return Verdict::Counted;
+        }
+        *kept = true;
+        let was_empty = self.waiting.is_empty();
+        self.waiting.push_back(PeerError { wr_id: sent.wr_id, msn, remote_qpn, from, error });
+        Verdict::Kept { was_empty }
+    }
+
+    /// Forgets all messages and errors.
+    pub fn clear(&mut self) {
+        self.sent.clear();
+        self.waiting.clear();
     }
 }

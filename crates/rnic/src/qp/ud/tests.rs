@@ -358,7 +358,8 @@ fn a_q_key_with_the_top_bit_set_stands_for_the_queue_pairs_own() {
     assert_eq!(ah.endpoint(QPN).to, (Ipv4Addr::LOCALHOST, 0x1234).into());
 }
 
-const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9));
+/// Where [`End::send`] sends.
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// What the receiver of a datagram says when it has none posted.
 fn complaint(datagram: &[u8]) -> ErrorMessage {
@@ -412,6 +413,46 @@ fn an_error_message_of_another_life_is_not_believed() {
     assert_eq!(a.core.handle_error(&good, PEER), Err(Some(Dropped::State)));
     assert_eq!(a.core.drops(), Drops { state: 1, ..Drops::default() });
     assert_eq!((a.core.take_error(), a.events.0.lock().unwrap().len()), (None, 0));
+}
+
+#[test]
+fn only_the_queue_pair_that_got_a_message_reports_it_and_once() {
+    let mut a = End::new();
+    a.core.keep_errors(true);
+    let list = [a.sge(0, 100)];
+    a.send(7, &list, SendFlags::empty()).unwrap();
+    let good = complaint(&a.taken().remove(0));
+    let elsewhere = Ipv4Addr::new(127, 0, 0, 2).into();
+    assert_eq!(a.core.handle_error(&good, elsewhere), Err(None));
+    let other = ErrorMessage { source_qpn: QPN ^ 1, ..good };
+    assert_eq!(a.core.handle_error(&other, PEER), Err(None));
+    assert_eq!((a.core.take_error(), a.core.drops().by_peer), (None, 0));
+    for _ in 0..3 {
+        a.core.handle_error(&good, PEER).unwrap();
+        assert_eq!(a.core.drops().by_peer, 1);
+    }
+    assert_eq!((a.core.take_error().map(|error| error.wr_id), a.core.take_error()), (Some(7), None));
+    // Also after the program took it.
+    a.core.handle_error(&good, PEER).unwrap();
+    assert_eq!((a.core.take_error(), a.core.drops().by_peer), (None, 1));
+    assert_eq!(*a.events.0.lock().unwrap(), [EventKind::PeerError]);
+}
+
+#[test]
+fn a_reset_forgets_errors_and_the_messages_they_could_be_about() {
+    let mut a = End::new();
+    a.core.keep_errors(true);
+    let list = [a.sge(0, 100)];
+    a.send(7, &list, SendFlags::empty()).unwrap();
+    a.send(8, &list, SendFlags::empty()).unwrap();
+    let [first, second] = <[_; 2]>::try_from(a.taken()).unwrap();
+    a.core.handle_error(&complaint(&first), PEER).unwrap();
+    for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
+        a.core.modify(&QpModify { state: Some(state), qkey: Some(QKEY), ..QpModify::default() }).unwrap();
+    }
+    assert!(a.core.keeps_errors());
+    a.core.handle_error(&complaint(&second), PEER).unwrap();
+    assert_eq!((a.core.take_error(), a.core.drops().by_peer), (None, 2));
 }
 
 #[test]
