@@ -57,8 +57,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// Most early requests for one queue pair: more than one means a peer that began anew, or one that lies.
 const MOST_EARLY_EACH: usize = 4;
-/// Most early requests of which a full table asks the system whether their peers have hung up, the oldest
-/// ones. Each takes a system call, with the table locked.
+/// Most early requests of which a full table asks the system whether their peers have hung up. Each takes a
+/// system call, with the table locked.
 const MOST_LOOKS: usize = 16;
 /// How long an early request waits.
 const EARLY_LIMIT: Duration = Duration::from_secs(30);
@@ -82,6 +82,8 @@ struct Table {
     ports: HashMap<u16, Arc<PortListener>>,
     /// In the order in which they came.
     early: VecDeque<Early>,
+    /// Which of them [`Table::drop_some_hung_up`] looks at next.
+    turn: usize,
     /// How often the system was asked whether the peer of one of them has hung up.
     looks: usize,
     /// Runs until the oldest early request must be dropped.
@@ -293,7 +295,8 @@ impl Source for Pairings {
         let mut table = self.table.lock();
         let now = now();
         table.drop_over(now);
-        table.drop_first_hung_up();
+        table.drop_some_hung_up();
+        table.turn += 1;
         let Some(timer) = table.timer else { return };
         if table.early.is_empty() {
             table.timer = None;
@@ -324,8 +327,11 @@ impl Table {
             let first = self.early.iter().position(|early| early.is_for(qpn));
             first.and_then(|first| self.early.remove(first));
         } else if self.early.len() >= most {
-            self.drop_first_hung_up();
-            if self.early.len() >= most {
+            self.drop_some_hung_up();
+            if self.early.len() < most {
+                self.turn += 1;
+            } else {
+                // The others move up by one, so that the same places hold those whose turn is next.
                 self.early.pop_front();
             }
         }
@@ -339,14 +345,18 @@ impl Table {
         }
     }
 
-    /// Drops those of the oldest requests whose peers have hung up. The others become the oldest in turn.
-    fn drop_first_hung_up(&mut self) {
-        let mut left = MOST_LOOKS;
+    /// Looks at [`MOST_LOOKS`] requests at most and drops those whose peers have hung up. They are spread
+    /// over the table: a peer that opens and closes connections leaves its requests side by side, and some
+    /// of those are found before one that is alive has to go. With each `turn` it looks at the next ones.
+    fn drop_some_hung_up(&mut self) {
+        let step = self.early.len().div_ceil(MOST_LOOKS).max(1);
+        let mut until = self.turn % step;
         self.early.retain(|early| {
-            if left == 0 {
+            if until > 0 {
+                until -= 1;
                 return true;
             }
-            left -= 1;
+            until = step - 1;
             self.looks += 1;
             !early.hung_up()
         });
@@ -755,10 +765,13 @@ mod tests {
     }
 
     /// With a thousand requests of queue pairs that never came, each further one asked the system about all
-    /// of them.
+    /// of them. Later, a further one looked at the oldest only, and dropped one of those that were alive
+    /// although all behind them were dead.
     #[test]
-    fn a_request_that_finds_the_table_full_looks_at_few_of_those_that_wait() {
-        const MOST: usize = 40;
+    fn a_request_that_finds_the_table_full_looks_at_few_and_drops_the_dead_first() {
+        const MOST: usize = 64;
+        const STEP: usize = MOST / MOST_LOOKS;
+        const ALIVE: u32 = 16;
         let mut table = Table::default();
         let cm = Cm::new(&Nic::open().unwrap(), Timeouts::default());
         let early = |qpn: u32| {
@@ -767,46 +780,56 @@ mod tests {
             let (pending, peer) = request(cm.responder_policy(), &introduction);
             (Early { since: Instant::now(), introduction, from: None, pending }, peer)
         };
-        let waiting = |table: &Table| -> Vec<u32> {
-            table.early.iter().map(|early| early.introduction.destination_qpn).collect()
-        };
-        let mut peers = Vec::new();
+        let qpn = |early: &Early| early.introduction.destination_qpn;
+        let mut peers = VecDeque::new();
         for qpn in 0..MOST as u32 {
             let (request, peer) = early(qpn);
             table.keep(request, MOST);
-            peers.push(peer);
+            peers.push_back(peer);
         }
-        assert_eq!(
-            (waiting(&table).len(), table.looks),
-            (MOST, 0),
-            "there is room, so there is nothing to look for"
-        );
-        // The third one's peer hangs up, and one's that is not among the oldest.
-        drop(peers.remove(30));
-        drop(peers.remove(2));
-        for gone in [2, 30] {
+        assert_eq!((table.early.len(), table.looks), (MOST, 0), "there is room: nothing to look for");
+        // All but the oldest ones die.
+        let dead = ALIVE..MOST as u32;
+        peers.truncate(ALIVE as usize);
+        for gone in table.early.iter().skip(ALIVE as usize) {
             let start = Instant::now();
-            while !table.early[gone].pending.connection.hung_up() {
+            while !gone.pending.connection.hung_up() {
                 assert!(start.elapsed() < Duration::from_secs(60), "the system does not tell");
                 std::thread::yield_now();
             }
         }
-        for (round, (qpn, gone)) in [(100, 2), (101, 0), (102, 1)].into_iter().enumerate() {
-            let (request, peer) = early(qpn);
+        let left = |table: &Table| table.early.iter().filter(|early| dead.contains(&qpn(early))).count();
+        // Few that lie side by side can be missed, for a while.
+        for new in 100.. {
+            let (before, looks) = (left(&table), table.looks);
+            if before < STEP {
+                break;
+            }
+            let (request, peer) = early(new);
             table.keep(request, MOST);
-            peers.push(peer);
-            assert!(!waiting(&table).contains(&gone) && waiting(&table).contains(&qpn));
-            assert_eq!((waiting(&table).len(), table.looks), (MOST, (round + 1) * MOST_LOOKS));
+            peers.push_back(peer);
+            assert!(table.looks - looks <= MOST_LOOKS);
+            let oldest: Vec<u32> = table.early.iter().take(ALIVE as usize).map(qpn).collect();
+            assert!(oldest.into_iter().eq(0..ALIVE), "the dead go first; {before} were left");
         }
-        assert!(waiting(&table).contains(&30), "its turn has not come");
+        for new in 200..200 + (STEP * MOST) as u32 {
+            let (request, peer) = early(new);
+            table.keep(request, MOST);
+            peers.push_back(peer);
+            assert!(table.early.len() <= MOST);
+            if left(&table) == 0 {
+                break;
+            }
+        }
+        assert_eq!(left(&table), 0, "each has its turn");
         // Of one queue pair, those that wait are few.
         table.looks = 0;
         for _ in 0..2 * MOST_EARLY_EACH {
-            let (request, peer) = early(7);
+            let (request, peer) = early(7777);
             table.keep(request, 2 * MOST);
-            peers.push(peer);
+            peers.push_back(peer);
         }
         assert!(table.looks <= 2 * MOST_EARLY_EACH * MOST_EARLY_EACH);
-        assert_eq!(waiting(&table).iter().filter(|qpn| **qpn == 7).count(), MOST_EARLY_EACH);
+        assert_eq!(table.early.iter().filter(|early| early.is_for(7777)).count(), MOST_EARLY_EACH);
     }
 }
