@@ -51,9 +51,9 @@ pub fn shown(device: &RdmaDevice) -> *mut ibv_device {
     std::ptr::with_exposed_provenance_mut(device.shown(make))
 }
 
-/// The device that C knows by this pointer, which may be any.
+/// The device that C knows by this pointer, which may be any. A forked child may ask, so this takes no lock.
 pub fn device(c: *mut ibv_device) -> Option<&'static RdmaDevice> {
-    RdmaDevice::known().into_iter().find(|device| shown(device) == c)
+    RdmaDevice::of_shown(c.addr())
 }
 
 /// Node GUID, network byte order, as the verbs have it.

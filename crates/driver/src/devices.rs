@@ -4,11 +4,14 @@
 //! Behind each of them is the same [`crate::Nic`]: a process has one engine and one space of queue pair
 //! numbers. A device is a port with addresses, and what belongs to it.
 
+use std::ffi::CString;
 use std::net::SocketAddr;
 use std::sync::{LazyLock, OnceLock};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::address::Address;
 use crate::config::{Config, Devices};
 use crate::fork::OncePerProcess;
 use crate::port::Port;
@@ -21,12 +24,19 @@ pub struct RdmaDevice {
     guid: [u8; 8],
     port: Port,
     shown: OnceLock<usize>,
+    /// Of interfaces: the one that was found after it.
+    next: OnceLock<&'static RdmaDevice>,
     /// The opened device that ids share, by its cookie.
     pub shared: OncePerProcess<usize>,
 }
 
-/// Those of interfaces, in the order in which they were found. Locked for a look and for adding some.
-static OF_INTERFACES: Mutex<Vec<&'static RdmaDevice>> = Mutex::new(Vec::new());
+/// The first of those of interfaces, in the order in which they were found. A look at them takes no lock: a
+/// child that was forked while another thread had it would wait for ever.
+static FIRST: OnceLock<&'static RdmaDevice> = OnceLock::new();
+/// Held while some are added.
+static ADDING: Mutex<()> = Mutex::new(());
+/// All addresses of the host, to find the interface of one.
+static ADDRESSES: address::Last = address::Last::new();
 
 impl RdmaDevice {
     fn new(number: usize, interface: Option<&str>) -> Self {
@@ -36,6 +46,7 @@ impl RdmaDevice {
             guid: interface.map_or_else(netdev::guid, netdev::guid_of),
             port: Port::new(interface.map(str::to_owned)),
             shown: OnceLock::new(),
+            next: OnceLock::new(),
             shared: OncePerProcess::new(),
         }
     }
@@ -54,21 +65,29 @@ impl RdmaDevice {
     pub fn known() -> Vec<&'static Self> {
         match Config::get().devices {
             Devices::One => vec![Self::of_host()],
-            Devices::PerInterface => OF_INTERFACES.lock().clone(),
+            Devices::PerInterface => Self::found(),
         }
     }
 
     /// The device that has this address. An address that none has, such as one of the loopback interface, is
     /// the first device's, as with rdma_cm in Linux. `None` if there is no device.
     pub fn of_address(at: SocketAddr) -> Option<&'static Self> {
-        let known = Self::known();
-        let has = |device: &&&Self| device.has(at);
-        let any = Config::get().devices == Devices::One || at.ip().is_loopback();
-        let found = if any { known.first() } else { known.iter().find(has) };
-        found.copied().or_else(|| {
+        if Config::get().devices == Devices::One {
+            return Some(Self::of_host());
+        }
+        let interface = if at.ip().is_loopback() { None } else { interface_with(at) };
+        let has = |device: &&'static Self| device.port.interface() == interface.as_deref();
+        let known = Self::found();
+        let found = if interface.is_some() { known.into_iter().find(has) } else { first_that_exists(known) };
+        found.or_else(|| {
             let listed = Self::list();
-            listed.iter().find(has).or(listed.first()).copied()
+            listed.iter().copied().find(has).or(listed.first().copied())
         })
+    }
+
+    /// The device that C knows by this address, which may be any. Takes no lock.
+    pub fn of_shown(at: usize) -> Option<&'static Self> {
+        Self::known().into_iter().find(|device| device.shown.get() == Some(&at))
     }
 
     /// Its number, from 0 on.
@@ -96,12 +115,6 @@ impl RdmaDevice {
         *self.shown.get_or_init(|| make(self))
     }
 
-    fn has(&self, at: SocketAddr) -> bool {
-        let scope = if let SocketAddr::V6(v6) = at { v6.scope_id() } else { 0 };
-        let own = self.port.recent_addresses();
-        own.iter().any(|own| own.ip == at.ip() && (scope == 0 || own.index == scope))
-    }
-
     fn of_host() -> &'static Self {
         static OF_HOST: LazyLock<RdmaDevice> = LazyLock::new(|| RdmaDevice::new(0, None));
         &OF_HOST
@@ -110,16 +123,45 @@ impl RdmaDevice {
     fn of_interfaces() -> Vec<&'static Self> {
         let usable = address::list();
         let existing = netdev::list();
-        let mut known = OF_INTERFACES.lock();
+        let _adding = ADDING.lock();
+        let mut known = Self::found();
         for address in usable {
             if !known.iter().any(|device| device.port.interface() == Some(&address.interface)) {
-                let new = Self::new(known.len(), Some(&address.interface));
-                known.push(Box::leak(Box::new(new)));
+                let new: &'static Self =
+                    Box::leak(Box::new(Self::new(known.len(), Some(&address.interface))));
+                known.last().map_or(&FIRST, |last| &last.next).get_or_init(|| new);
+                known.push(new);
             }
         }
-        let exists = |device: &&&Self| existing.iter().any(|dev| device.port.interface() == Some(&dev.name));
-        known.iter().filter(exists).copied().collect()
+        known.retain(|device| existing.iter().any(|dev| device.port.interface() == Some(&dev.name)));
+        known
     }
+
+    /// Those of interfaces that were found up to now.
+    fn found() -> Vec<&'static Self> {
+        std::iter::successors(FIRST.get().copied(), |device| device.next.get().copied()).collect()
+    }
+}
+
+/// The interface with this address. The system is asked once in a tenth of a second, or when the address is
+/// not one of those that it named then.
+fn interface_with(at: SocketAddr) -> Option<String> {
+    let scope = if let SocketAddr::V6(v6) = at { v6.scope_id() } else { 0 };
+    let of = |all: &[Address]| {
+        let found = all.iter().find(|own| own.ip == at.ip() && (scope == 0 || own.index == scope));
+        found.map(|own| own.interface.clone())
+    };
+    let recent = ADDRESSES.recent(Instant::now());
+    recent.and_then(|all| of(&all)).or_else(|| of(&ADDRESSES.keep(address::all())))
+}
+
+/// The first of these whose interface has not vanished.
+fn first_that_exists(devices: Vec<&'static RdmaDevice>) -> Option<&'static RdmaDevice> {
+    let exists = |device: &&RdmaDevice| {
+        let name = device.port.interface().and_then(|name| CString::new(name).ok());
+        name.is_some_and(|name| address::index(&name) != 0)
+    };
+    devices.into_iter().find(exists)
 }
 
 #[cfg(test)]
@@ -141,6 +183,36 @@ mod tests {
         }
         let again = RdmaDevice::of_interfaces();
         assert!(devices.iter().zip(&again).all(|(one, same)| std::ptr::eq(*one, *same)));
+    }
+
+    /// A child that was forked while another thread added devices asked for a GUID and waited for ever.
+    #[test]
+    fn a_look_at_the_devices_waits_for_no_thread_that_adds_some() {
+        let adding = ADDING.lock();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(RdmaDevice::found().len()));
+        receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("an answer while some are added");
+        drop(adding);
+    }
+
+    #[test]
+    fn a_device_that_vanished_is_not_taken_for_the_first_one() {
+        let device = |number: usize, interface: &str| -> &'static RdmaDevice {
+            Box::leak(Box::new(RdmaDevice::new(number, Some(interface))))
+        };
+        let existing = address::all().first().expect("an interface with an address").interface.clone();
+        let (gone, here) = (device(0, "no-such"), device(1, &existing));
+        let found = first_that_exists(vec![gone, here]).expect("the one that exists");
+        assert_eq!(found.number(), 1);
+        assert!(first_that_exists(vec![gone]).is_none());
+    }
+
+    #[test]
+    fn the_interface_of_an_address_is_the_one_that_has_it() {
+        let loopback = address::all().into_iter().find(|own| own.ip == IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        assert_eq!(interface_with(at), loopback.map(|own| own.interface));
+        assert_eq!(interface_with("203.0.113.254:0".parse().expect("an address")), None);
     }
 
     #[test]
