@@ -5,9 +5,10 @@
 //! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), events whose cause is outside (`events`), a device for each interface
 //! (`devices`), what is called through the context (`extended`), connections for a datagram queue pair's
-//! number (`stand_in`), the interface of 2006 (`old`), data integrity between two processes (`verify`,
-//! `random`), and connections that come and go in many threads without anything growing (`soak`). Each prints
-//! one line per statement; a line that begins with FAIL fails the case.
+//! number (`stand_in`), the interface of 2006 (`old`), the device's files below /sys and /dev (`files`), data
+//! integrity between two processes (`verify`, `random`), and connections that come and go in many threads
+//! without anything growing (`soak`). Each prints one line per statement; a line that begins with FAIL fails
+//! the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -171,6 +172,18 @@ const AS_IWARP: [(&str, &str); 7] = [
     ("atomics", "attributes"),
 ];
 
+/// Groups of `files`, which is run under `uwarp run --files on`, and their environment.
+const FILES: [(&str, &[(&str, &str)]); 8] = [
+    ("reading", &[]),
+    ("kinds", &[]),
+    ("listing", &[]),
+    ("names", &[]),
+    ("counters", &[]),
+    ("agreeing", &[]),
+    ("agreeing", &[("UWARP_VIEW", "ib")]),
+    ("children", &[]),
+];
+
 /// How `verify` is run: address and environment.
 const VERIFY: [(&str, &[(&str, &str)]); 4] = [
     ("127.0.0.1", &[]),
@@ -227,6 +240,11 @@ fn main() -> ExitCode {
                 ));
             }
         }
+    }
+    for (group, env) in FILES {
+        let programs = programs.clone();
+        let shown: String = env.iter().map(|(n, v)| format!(" {n}={v}")).collect();
+        trials.push(Trial::test(format!("files {group}{shown}"), move || Ok(programs.files(group, env)?)));
     }
     // Where there are GIDs of both families, global and link-local.
     let everywhere = programs.clone();
@@ -286,6 +304,22 @@ impl Programs {
         cmd = group.into_iter().fold(cmd, Cmd::arg);
         cmd = env.iter().fold(cmd, |cmd, (name, value)| cmd.env(name, value));
         check::statements(&cmd.limit(LIMIT).run()?)
+    }
+
+    /// `files`, with the device's files in a directory that goes away.
+    fn files(&self, group: &str, env: &[(&str, &str)]) -> Outcome {
+        let program = self.program("files")?;
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let home =
+            std::env::temp_dir().join(format!("uwarp-files-{}-{group}-{}", std::process::id(), env.len()));
+        std::fs::create_dir_all(&home).context(home.display())?;
+        let front =
+            [dist.uwarp()?.into_os_string(), "run".into(), "--files".into(), "on".into(), "--".into()];
+        let cmd = Cmd::new(program).arg("-").arg(group).behind(front).envs(env);
+        let cmd = cmd.env("XDG_RUNTIME_DIR", &home).unset("LD_LIBRARY_PATH").limit(LIMIT);
+        let result = cmd.run().and_then(|out| check::statements(&out));
+        let _ = std::fs::remove_dir_all(&home);
+        result
     }
 
     /// `datagrams` over every address of a namespace.

@@ -48,6 +48,9 @@ pub enum Command {
     /// One end of a measurement; `uwarp bench` starts two
     #[command(hide = true)]
     BenchEnd(BenchEndArgs),
+    /// Fill a directory with the files that show the device; `uwarp run --files on` starts it
+    #[command(hide = true)]
+    Files(FilesArgs),
     /// Print the man page as roff
     #[command(hide = true)]
     Man,
@@ -62,6 +65,13 @@ pub struct RunArgs {
     /// The program and its arguments; write `--` before it, so that its options are not taken for uwarp's
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
+}
+
+#[derive(Args)]
+pub struct FilesArgs {
+    /// The directory
+    #[arg(value_name = "DIRECTORY")]
+    pub directory: PathBuf,
 }
 
 #[derive(Args)]
@@ -230,6 +240,10 @@ pub struct RunOptions {
     /// use off for programs that handle such faults themselves [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_GUARD", hide_env_values = true)]
     pub guard: Option<Switch>,
+    /// Show the device below /sys/class/infiniband and /dev/infiniband to the program and its children, for
+    /// programs that look there: UCX, for example [default: off]
+    #[arg(long, value_name = "on|off", env = "UWARP_FILES", hide_env_values = true)]
+    pub files: Option<Switch>,
 }
 
 /// `--as`
@@ -252,7 +266,7 @@ pub enum DeviceModel {
     PerInterface,
 }
 
-/// `--crc`, `--stat`, `--guard`
+/// `--crc`, `--stat`, `--guard`, `--files`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -340,6 +354,7 @@ impl RunOptions {
             ("UWARP_ASK", self.ask.map(word)),
             ("UWARP_STAT", self.stat.map(word)),
             ("UWARP_GUARD", self.guard.map(word)),
+            ("UWARP_FILES", self.files.map(word)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
@@ -391,6 +406,7 @@ mod tests {
             ("UWARP_ASK", &["--ask", "auto"], "auto"),
             ("UWARP_ASK", &["--ask", "on"], "on"),
             ("UWARP_STAT", &["--stat", "off"], "off"),
+            ("UWARP_FILES", &["--files", "on"], "on"),
             ("UWARP_GUARD", &["--guard", "off"], "off"),
         ];
         for (name, words, value) in given {

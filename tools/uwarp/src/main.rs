@@ -17,6 +17,7 @@ mod doctor;
 mod elf;
 #[allow(unsafe_code)]
 mod exec;
+mod files;
 mod interfaces;
 mod libdir;
 mod man;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         cli::Command::Stat(args) => stat::run(&args),
         cli::Command::Bench(args) => bench::run(&args),
         cli::Command::BenchEnd(args) => bench::run_end(&args),
+        cli::Command::Files(args) => files::fill(&args),
         cli::Command::Man => man::print(),
     }
 }

@@ -10,11 +10,12 @@ use std::process::ExitCode;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::cli::RunArgs;
+use crate::cli::{RunArgs, Switch};
 use crate::complain;
 use crate::doctor::settings;
 use crate::elf::{self, Facts, Flaw};
 use crate::exec::exec;
+use crate::files;
 use crate::libdir::{self, LIBRARY, SONAMES};
 use crate::program::{self, Caller};
 
@@ -54,8 +55,17 @@ pub fn run(args: &RunArgs) -> ExitCode {
         complain(&reason);
         return ExitCode::from(OWN_FAILURE);
     }
-    raise_descriptor_limit();
     let mut variables = args.device.environment();
+    if args.options.files == Some(Switch::On) {
+        match files::make(&libdir, &variables) {
+            Ok(more) => variables.extend(more),
+            Err(reason) => {
+                complain(&reason);
+                return ExitCode::from(OWN_FAILURE);
+            }
+        }
+    }
+    raise_descriptor_limit();
     variables.extend(options);
     variables.push(("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH"))));
     let error = exec(&path, &args.program, &variables, !elf::is_elf(&file));

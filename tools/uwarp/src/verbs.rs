@@ -19,8 +19,12 @@ use uwarp_abi_types::verbs::{
 /// A device as programs see it.
 pub struct Device {
     pub name: String,
+    /// Name of its character device below /dev/infiniband.
+    pub uverbs: String,
     /// In network byte order.
     pub guid: [u8; 8],
+    /// In network byte order.
+    pub sys_image_guid: [u8; 8],
     pub firmware: String,
     pub is_rnic: bool,
     pub is_iwarp: bool,
@@ -36,6 +40,9 @@ pub struct Port {
     pub max_message: u32,
     pub lid: u16,
     pub gids: Vec<Gid>,
+    pub pkeys: Vec<u16>,
+    /// As `ibv_query_port` fills it.
+    pub attributes: ibv_port_attr,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -106,6 +113,7 @@ struct Verbs {
     close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
     query_device: unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
     query_port: unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
+    query_pkey: unsafe extern "C" fn(*mut ibv_context, u8, c_int, *mut u16) -> c_int,
     query_gid_ex: unsafe extern "C" fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int,
     port_state_str: unsafe extern "C" fn(u32) -> *const c_char,
 }
@@ -129,6 +137,7 @@ impl Verbs {
                 close_device: symbol(library, c"ibv_close_device")?,
                 query_device: symbol(library, c"ibv_query_device")?,
                 query_port: symbol(library, c"ibv_query_port")?,
+                query_pkey: symbol(library, c"ibv_query_pkey")?,
                 query_gid_ex: symbol(library, c"_ibv_query_gid_ex")?,
                 port_state_str: symbol(library, c"ibv_port_state_str")?,
             })
@@ -137,10 +146,11 @@ impl Verbs {
 
     fn describe(&self, device: *mut ibv_device) -> Result<Device, Error> {
         // SAFETY: `device` is in a list that has not been freed; the name lives as long as the device.
-        let (name, guid, node_type, transport) = unsafe {
+        let (name, uverbs, guid, node_type, transport) = unsafe {
             let device_ref = &*device;
             let name = text((self.get_device_name)(device));
-            (name, (self.get_device_guid)(device), device_ref.node_type, device_ref.transport_type)
+            let uverbs = text(device_ref.dev_name.as_ptr());
+            (name, uverbs, (self.get_device_guid)(device), device_ref.node_type, device_ref.transport_type)
         };
         // SAFETY: as above.
         let context = unsafe { (self.open_device)(device) };
@@ -150,18 +160,20 @@ impl Verbs {
         let attributes = self.attributes(context);
         // SAFETY: the context is open and used no more after this.
         unsafe { (self.close_device)(context) };
-        let (firmware, ports) = attributes?;
+        let (attributes, ports) = attributes?;
         Ok(Device {
             name,
+            uverbs,
             guid: guid.to_ne_bytes(),
-            firmware,
+            sys_image_guid: attributes.sys_image_guid.to_ne_bytes(),
+            firmware: text(attributes.fw_ver.as_ptr()),
             is_rnic: node_type == IBV_NODE_RNIC,
             is_iwarp: transport == IBV_TRANSPORT_IWARP,
             ports,
         })
     }
 
-    fn attributes(&self, context: *mut ibv_context) -> Result<(String, Vec<Port>), Error> {
+    fn attributes(&self, context: *mut ibv_context) -> Result<(ibv_device_attr, Vec<Port>), Error> {
         // SAFETY: all fields are integers, for which zero is a value.
         let mut attributes: ibv_device_attr = unsafe { mem::zeroed() };
         // SAFETY: the context is open, and the structure is as large as the header's.
@@ -169,7 +181,7 @@ impl Verbs {
         let ports = (1..=attributes.phys_port_cnt)
             .map(|number| self.port(context, number))
             .collect::<Result<_, _>>()?;
-        Ok((text(attributes.fw_ver.as_ptr()), ports))
+        Ok((attributes, ports))
     }
 
     fn port(&self, context: *mut ibv_context, number: u8) -> Result<Port, Error> {
@@ -193,6 +205,13 @@ impl Verbs {
                 gids.push(Gid { index, raw, kind: entry.gid_type, interface: entry.ndev_ifindex });
             }
         }
+        let pkeys = (0..port.pkey_tbl_len).filter_map(|index| {
+            let mut pkey = 0;
+            // SAFETY: the context is open, and `pkey` outlives the call.
+            let status = unsafe { (self.query_pkey)(context, number, index.into(), &mut pkey) };
+            (status == 0).then_some(u16::from_be(pkey))
+        });
+        let pkeys = pkeys.collect();
         Ok(Port {
             number,
             // SAFETY: the function returns a constant string for every number.
@@ -207,6 +226,8 @@ impl Verbs {
             max_message: port.max_msg_sz,
             lid: port.lid,
             gids,
+            pkeys,
+            attributes: port,
         })
     }
 }

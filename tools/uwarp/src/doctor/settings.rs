@@ -8,6 +8,7 @@ use clap::CommandFactory;
 
 use super::Check;
 use crate::cli::{Cli, LIBDIR_VARIABLE};
+use crate::files;
 use crate::libdir::SONAMES;
 
 /// The only variable that the library reads and that has no option.
@@ -42,7 +43,7 @@ fn settings(mut variables: Vec<(String, OsString)>) -> Check {
 
 /// Finds what is wrong with a variable. It is checked as the option that sets it.
 fn judge(name: &'static str, variable: &str, value: &OsStr) -> Option<Check> {
-    if variable == LIBDIR_VARIABLE {
+    if [LIBDIR_VARIABLE, files::VARIABLE].contains(&variable) {
         return None;
     }
     let refused = |refusal: &str| {
