@@ -48,7 +48,7 @@ const NUMBERS: [&str; 7] = [
     "failed",
     "flushed",
 ];
-/// InfiniBand's counters of what cannot happen here.
+/// InfiniBand's counters of what cannot happen here, and of multicast, which uwarp does not count by itself.
 const ALWAYS_ZERO: [&str; 13] = [
     "VL15_dropped",
     "excessive_buffer_overrun_errors",
