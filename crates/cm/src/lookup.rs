@@ -5,6 +5,7 @@
 //! [`QuestionObserver`]. Both are called without a lock of this file.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd as _;
@@ -16,8 +17,9 @@ use rustix::io::Errno;
 use uwarp_driver::{Engine, Readiness, Source, Token};
 use uwarp_llp::udp::{Outgoing, Route, Socket};
 use uwarp_rnic::mr::random_u32;
+use uwarp_rnic::trace::{self, Way};
+use uwarp_wire::datagram::Datagram;
 use uwarp_wire::datagram::lookup::{Reply, Request, Status};
-use uwarp_wire::datagram::{Datagram, Kind};
 
 use crate::error::CmError;
 use crate::handshake::errno_of;
@@ -150,17 +152,22 @@ impl Client {
         let mut room = [0; ROOM];
         let len = request.emit(&mut room);
         let bytes = room.get(..len).unwrap_or(&[]);
+        traced(Way::Out, self.route.to, bytes, None);
         // Lost, or refused because of an earlier one: the timer sends it again.
         let _ = self.socket.send(&[Outgoing { route: &self.route, bytes }]);
     }
 
     /// The result that a datagram gives; `None`: the lookup continues.
     fn handle_reply(&self, bytes: &[u8], running: &mut Running) -> Option<Found> {
-        let datagram = Datagram::parse(bytes).ok().filter(Datagram::is_intact)?;
-        let reply = Reply::parse(&datagram).ok()?;
-        if reply.transaction != running.transaction {
-            return None;
-        }
+        let datagram = Datagram::parse(bytes).ok().filter(Datagram::is_intact);
+        let reply = datagram.as_ref().and_then(|datagram| Reply::parse(datagram).ok());
+        let dropped = match &reply {
+            None => Some("malformed"),
+            Some(reply) if reply.transaction != running.transaction => Some("another lookup's"),
+            Some(_) => None,
+        };
+        traced(Way::In, self.route.to, bytes, dropped);
+        let reply = reply.filter(|_| dropped.is_none())?;
         let private_data = reply.private_data.to_vec();
         match reply.status {
             Status::Success => Some(Found::QueuePair { qpn: reply.qpn, qkey: reply.qkey, private_data }),
@@ -301,11 +308,11 @@ impl Server {
     }
 
     fn handle_request(&self, bytes: &[u8], from: SocketAddr, to: IpAddr) -> Option<(Question, Vec<u8>)> {
-        let datagram = Datagram::parse(bytes).ok().filter(Datagram::is_intact)?;
-        if datagram.header().kind() != Kind::LookupRequest {
-            return None;
-        }
-        let request = Request::parse(&datagram).ok()?;
+        // Checks the kind, too.
+        let datagram = Datagram::parse(bytes).ok().filter(Datagram::is_intact);
+        let request = datagram.as_ref().and_then(|datagram| Request::parse(datagram).ok());
+        traced(Way::In, from, bytes, request.is_none().then_some("malformed"));
+        let request = request?;
         let question = Question { server: Weak::clone(&self.me), transaction: request.transaction, from, to };
         if request.port_space != self.port_space {
             self.send(&question, &reply(&question, Status::Unsupported, (0, 0), 0, &[]));
@@ -349,6 +356,7 @@ impl Server {
 
     fn send(&self, question: &Question, reply: &[u8]) {
         let route = Route { to: question.from, from: Some(question.to) };
+        traced(Way::Out, question.from, reply, None);
         // If it is lost, the client repeats its Request.
         let _ = self.socket.send(&[Outgoing { route: &route, bytes: reply }]);
     }
@@ -420,4 +428,19 @@ fn reply(
     let len = reply.emit(&mut bytes);
     bytes.truncate(len);
     bytes
+}
+
+/// Traces a datagram of a lookup. One that goes out is traced first, so that its arrival is not traced before
+/// it.
+fn traced(way: Way, peer: SocketAddr, bytes: &[u8], dropped: Option<&str>) {
+    let dropped = dropped.as_ref().map(|why| why as &dyn Display);
+    trace::datagram(trace::Datagram {
+        qpn: None,
+        way,
+        peer,
+        group: None,
+        head: bytes,
+        len: bytes.len(),
+        dropped,
+    });
 }

@@ -14,7 +14,7 @@ use slab::Slab;
 use crate::fork;
 use crate::lost_leads::{self, LostLeads};
 use crate::progress::{CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
-use crate::source::{Source, Token};
+use crate::source::{Interest, Source, Token};
 use crate::sync::{AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
 use crate::sys::{self, Bell, Thread, Watch};
 use crate::watchdog::Watchdog;
@@ -23,6 +23,8 @@ struct Slot {
     token: Token,
     source: Arc<dyn Source>,
     fd: Option<RawFd>,
+    /// What the descriptor is reported for when its watch begins.
+    interest: Interest,
 }
 
 #[derive(Default)]
@@ -116,9 +118,21 @@ impl Engine {
     /// Registers a descriptor, edge-triggered for input, room and hang-up. If it is ready already, the source
     /// is called soon.
     pub fn register(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
-        let token = self.insert(source, Some(fd));
+        self.register_for(fd, source, Interest::InputAndRoom)
+    }
+
+    /// As [`Self::register`], but room is reported only after [`Self::rearm`], until
+    /// [`Self::ignore_room`] or the next parking. For UDP: the system reports room after each datagram that
+    /// leaves the socket's queue, also if there was room all the time. TCP reports it only after a send that
+    /// found none.
+    pub fn register_input(&self, fd: RawFd, source: Arc<dyn Source>) -> io::Result<Token> {
+        self.register_for(fd, source, Interest::Input)
+    }
+
+    fn register_for(&self, fd: RawFd, source: Arc<dyn Source>, interest: Interest) -> io::Result<Token> {
+        let token = self.insert(source, Some(fd), interest);
         fork::track(fd);
-        if let Err(e) = self.epoll.add(fd, token.0) {
+        if let Err(e) = self.epoll.add(fd, token.0, interest) {
             self.remove(token);
             return Err(e.into());
         }
@@ -127,15 +141,15 @@ impl Engine {
 
     /// A token for a source that has only a timer.
     pub fn new_token(&self, source: Arc<dyn Source>) -> Token {
-        self.insert(source, None)
+        self.insert(source, None, Interest::InputAndRoom)
     }
 
-    fn insert(&self, source: Arc<dyn Source>, fd: Option<RawFd>) -> Token {
+    fn insert(&self, source: Arc<dyn Source>, fd: Option<RawFd>, interest: Interest) -> Token {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) as u32 & 0x7FFF_FFFF;
         let mut sources = self.sources.write();
         let entry = sources.vacant_entry();
         let token = Token::new(entry.key(), generation);
-        entry.insert(Slot { token, source, fd });
+        entry.insert(Slot { token, source, fd, interest });
         token
     }
 
@@ -172,12 +186,22 @@ impl Engine {
         drop(old);
     }
 
-    /// Makes the system report a descriptor again; its owner left work undone.
+    /// Makes the system report a descriptor again, for input and for room: its owner left work undone.
     pub fn rearm(&self, token: Token) {
+        self.watch_for(token, Interest::InputAndRoom);
+    }
+
+    /// Ends reports of room for a descriptor registered with [`Self::register_input`]. What it is ready for
+    /// is reported again, except room.
+    pub(crate) fn ignore_room(&self, token: Token) {
+        self.watch_for(token, Interest::Input);
+    }
+
+    fn watch_for(&self, token: Token, interest: Interest) {
         let fd = self.sources.read().get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd);
         if let Some(fd) = fd {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
-            let _ = self.epoll.rearm(fd, token.0);
+            let _ = self.epoll.rearm(fd, token.0, interest);
         }
     }
 
@@ -224,8 +248,9 @@ impl Engine {
         self.park_epoch.fetch_add(1, Ordering::Relaxed);
         let sources = self.sources.read();
         for token in parked.drain(..) {
-            if let Some(fd) = sources.get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd)
-                && let Err(e) = self.epoll.add(fd, token.0)
+            if let Some(slot) = sources.get(token.index()).filter(|s| s.token == token)
+                && let Some(fd) = slot.fd
+                && let Err(e) = self.epoll.add(fd, token.0, slot.interest)
             {
                 // It was watched before, so another use has reached a limit of the system meanwhile.
                 tracing::error!("cannot watch a connection any more: {e}");
@@ -426,7 +451,7 @@ impl Engine {
         let sources = self.sources.read();
         for (fd, token) in sources.iter().filter_map(|(_, slot)| Some((slot.fd?, slot.token))) {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
-            let _ = self.epoll.rearm(fd, token.0);
+            let _ = self.epoll.rearm(fd, token.0, Interest::InputAndRoom);
         }
     }
 }

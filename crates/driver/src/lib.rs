@@ -69,7 +69,7 @@ pub use fork::{
 pub use nic::{Limits, Nic};
 pub use pair::QueuePair;
 pub use qp::{Qp, StreamObserver};
-pub use source::{Readiness, Source, Token};
+pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
 pub use ud::UdQp;
 pub use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};

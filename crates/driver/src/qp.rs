@@ -248,6 +248,15 @@ impl Qp {
         self.shell.has_unpolled()
     }
 
+    /// Whether it has a stream whose other end is uwarp, too. A responder knows it for certain when the
+    /// stream is established.
+    pub fn peer_is_uwarp(&self) -> bool {
+        let inner = self.inner.lock();
+        let uwarp = inner.core.snapshot().peer_is_uwarp;
+        self.let_go(inner);
+        uwarp
+    }
+
     /// Its state, its counters, and the addresses of its connection (own, peer's) if it has one.
     pub(crate) fn look_at(&self) -> (QpState, Snapshot, [Option<SocketAddr>; 2]) {
         let inner = self.inner.lock();

@@ -11,6 +11,15 @@ pub struct Readiness {
     pub hangup: bool,
 }
 
+/// What a watched descriptor is reported for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Input and hang-up.
+    Input,
+    /// Room to send, too.
+    InputAndRoom,
+}
+
 /// Something that is served when its descriptor is ready or its timer has expired.
 ///
 /// Calls come from any thread that makes progress, possibly from two at once and possibly without need; they

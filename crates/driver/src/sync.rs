@@ -3,7 +3,9 @@
 
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::OnceLock;
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 pub(crate) use std::thread_local;
 
 pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::fork;
-use crate::source::Readiness;
+use crate::source::{Interest, Readiness};
 
 pub(crate) use std::thread::{Thread, park_timeout, sleep};
 
@@ -116,13 +116,13 @@ impl Watch {
     }
 
     /// Reports a descriptor each time it becomes ready, and at once if it is ready.
-    pub fn add(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
-        epoll::add(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest())
+    pub fn add(&self, fd: RawFd, name: u64, interest: Interest) -> Result<(), Errno> {
+        epoll::add(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest.flags())
     }
 
     /// Reports it anew if it is ready.
-    pub fn rearm(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
-        epoll::modify(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest())
+    pub fn rearm(&self, fd: RawFd, name: u64, interest: Interest) -> Result<(), Errno> {
+        epoll::modify(&self.0, fork::borrow(fd), epoll::EventData::new_u64(name), interest.flags())
     }
 
     /// Reports it no longer.
@@ -163,7 +163,12 @@ fn timespec(t: Duration) -> Timespec {
     Timespec { tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX), tv_nsec: t.subsec_nanos().into() }
 }
 
-fn interest() -> epoll::EventFlags {
-    use epoll::EventFlags as F;
-    F::IN | F::OUT | F::RDHUP | F::ET
+impl Interest {
+    fn flags(self) -> epoll::EventFlags {
+        use epoll::EventFlags as F;
+        match self {
+            Self::Input => F::IN | F::RDHUP | F::ET,
+            Self::InputAndRoom => F::IN | F::OUT | F::RDHUP | F::ET,
+        }
+    }
 }

@@ -8,16 +8,14 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock, Weak};
+use std::os::fd::AsRawFd as _;
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::io::Errno;
 use serde::Serialize;
 use smallvec::SmallVec;
-use uwarp_llp::udp::{self, Incoming, Outgoing, Received, Route, SLOT};
+use uwarp_llp::udp::{self, Duplicate, Incoming, Outgoing, Received, Route, SLOT};
 use uwarp_proto::datagram;
 use uwarp_rnic::ah::{QPN_MULTICAST, port_of};
 use uwarp_rnic::cq::{Coverage, Feeder};
@@ -37,6 +35,7 @@ use crate::nic::Nic;
 use crate::pair::QueuePair;
 use crate::shell::{Shell, post_each};
 use crate::source::{Readiness, Source, Token};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
 
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;
@@ -128,6 +127,8 @@ struct Receiver {
     parked: Option<ParkMark>,
     /// How many slots the next call fills at most: as many as the last one did, roughly.
     batch: usize,
+    /// The last call filled all its slots.
+    full: bool,
 }
 
 /// Who receives from a port.
@@ -184,7 +185,7 @@ pub(crate) struct DatagramPort {
     engine: Arc<Engine>,
     /// The descriptor that the engine watches, where the socket lives on for the next queue pair: what serves
     /// that may begin before this one has ended, and the engine can watch a descriptor only once.
-    watched: Option<OwnedFd>,
+    watched: Option<Duplicate>,
     token: OnceLock<Token>,
     receivers: Receivers,
     receiver: Attended<Receiver>,
@@ -206,7 +207,7 @@ impl DatagramPort {
         unclaimed: &Arc<UnclaimedCounters>,
     ) -> Result<Arc<Self>, Errno> {
         let places = (0..256).map(|_| Weak::new()).collect();
-        let watched = rustix::io::fcntl_dupfd_cloexec(socket.fd(), 0)?;
+        let watched = socket.duplicate()?;
         let receivers = Receivers::Numbers { port, places: RwLock::new(places) };
         Self::new(engine, socket, Some(watched), unclaimed, receivers)
     }
@@ -223,7 +224,7 @@ impl DatagramPort {
     fn new(
         engine: &Arc<Engine>,
         socket: Arc<udp::Socket>,
-        watched: Option<OwnedFd>,
+        watched: Option<Duplicate>,
         unclaimed: &Arc<UnclaimedCounters>,
         receivers: Receivers,
     ) -> Result<Arc<Self>, Errno> {
@@ -232,7 +233,7 @@ impl DatagramPort {
             watched,
             token: OnceLock::new(),
             receivers,
-            receiver: Attended::new(Receiver { parked: None, batch: 1 }),
+            receiver: Attended::new(Receiver { parked: None, batch: 1, full: false }),
             polled: AtomicBool::new(false),
             sent: AtomicUsize::new(0),
             blocked: Mutex::default(),
@@ -240,9 +241,10 @@ impl DatagramPort {
             socket,
         });
         this.socket.make_room();
-        let fd = this.watched.as_ref().map_or_else(|| this.socket.fd(), OwnedFd::as_fd).as_raw_fd();
+        let fd = this.watched.as_ref().map_or_else(|| this.socket.fd().as_raw_fd(), |fd| fd.as_raw_fd());
         let source: Arc<dyn Source> = Arc::new(PortSource(Arc::downgrade(&this)));
-        let token = engine.register(fd, source).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        let token =
+            engine.register_input(fd, source).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
         // The only one to set it.
         let _ = this.token.set(token);
         Ok(this)
@@ -260,8 +262,12 @@ impl DatagramPort {
         });
         // A thread that is ending has no thread-local buffer any more.
         let received = done.unwrap_or_else(|_| self.socket.receive(&mut vec![0; SLOT], SLOT, 1, deliver));
+        let was_full = receiver.full;
+        receiver.full = received.is_ok_and(|received| received.slots == batch);
         receiver.batch = match received {
-            Ok(Received { slots, .. }) if slots == batch => (batch * 4).min(udp::BATCH),
+            // One is the answer of a ping-pong, most likely. After two in a row there may be many.
+            Ok(_) if receiver.full && batch == 1 && !was_full => 1,
+            Ok(_) if receiver.full => (batch * 4).min(udp::BATCH),
             Ok(Received { slots, .. }) => slots.max(1),
             Err(_) => 1,
         };
@@ -372,7 +378,7 @@ impl DatagramPort {
                 // A queue pair that blocked since the look above may have unparked before this parked.
                 blocked = !self.blocked.lock().is_empty();
                 if blocked {
-                    self.engine.unpark();
+                    self.watch_room();
                 }
             }
             if receiver.parked.is_some() {
@@ -438,10 +444,30 @@ impl DatagramPort {
     /// A queue pair's datagrams wait for room: the system says when there is some, if it watches the socket.
     fn block(&self, qp: Weak<UdQp>) {
         self.blocked.lock().push(qp);
+        self.watch_room();
+    }
+
+    /// The system reports room from now on, and at once if there is some.
+    fn watch_room(&self) {
         self.engine.unpark();
         if let Some(token) = self.token.get() {
-            // Room that came in between is reported, too.
             self.engine.rearm(*token);
+        }
+    }
+
+    /// There is room to send.
+    fn use_room(&self) {
+        if self.blocked.lock().is_empty() {
+            // Every datagram that leaves the socket's queue would be reported. A queue pair that blocked
+            // since the look above may have been registered for room before this.
+            if let Some(token) = self.token.get() {
+                self.engine.ignore_room(*token);
+            }
+            if !self.blocked.lock().is_empty() {
+                self.watch_room();
+            }
+        } else {
+            self.unblock();
         }
     }
 
@@ -472,8 +498,8 @@ struct PortSource(Weak<DatagramPort>);
 impl Source for PortSource {
     fn ready(&self, readiness: Readiness) {
         let Some(port) = self.0.upgrade() else { return };
-        if readiness.writable && !port.blocked.lock().is_empty() {
-            port.unblock();
+        if readiness.writable {
+            port.use_room();
         }
         port.look();
     }

@@ -101,6 +101,8 @@ impl Unconnected {
     /// Starts to listen. The kernel keeps up to `backlog` connections that were not accepted yet.
     pub fn listen(self, backlog: usize) -> Result<Listening, Errno> {
         set_socket_reuseaddr(&self.0, true)?;
+        // The connections inherit it. A socket that was made elsewhere does not have it yet.
+        set_tcp_nodelay(&self.0, true)?;
         match net::listen(&self.0, i32::try_from(backlog).unwrap_or(i32::MAX)) {
             Ok(()) => Ok(Listening(self.0)),
             Err(errno) => Err(local_address(&self.0).map_or(errno, |address| of_any(errno, address))),
@@ -122,7 +124,7 @@ pub struct Listening(OwnedFd);
 impl Listening {
     /// The next connection, ready for set-up, and its peer's address. `AGAIN`: none is waiting.
     pub fn accept(&self) -> Result<(Connection, Option<SocketAddr>), Errno> {
-        // It inherits the listener's options, so Nagle's algorithm is disabled.
+        // It inherits the listener's options, so Nagle's algorithm is disabled (see `Unconnected::listen`).
         let (fd, peer) = net::acceptfrom_with(&self.0, FLAGS)?;
         Ok((Connection(fd), peer.and_then(|peer| SocketAddr::try_from(peer).ok())))
     }
@@ -262,4 +264,34 @@ fn local_address(fd: &OwnedFd) -> Result<SocketAddr, Errno> {
 /// The error that rdma_cm returns where TCP returns `ADDRINUSE`.
 fn of_any(errno: Errno, address: SocketAddr) -> Errno {
     if errno == Errno::ADDRINUSE && is_any(address.ip()) { Errno::ADDRNOTAVAIL } else { errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use rustix::net::sockopt::tcp_nodelay;
+
+    use super::*;
+
+    /// The ports of queue pair numbers are bound elsewhere. Both ends of a connection to one need the option:
+    /// with Nagle's algorithm a second small message waited for the peer's delayed acknowledgement, 40 ms.
+    #[test]
+    fn connections_to_a_socket_that_was_made_elsewhere_send_at_once() {
+        let fd = net::socket_with(net::AddressFamily::INET, SocketType::STREAM, FLAGS, Some(ipproto::TCP))
+            .unwrap();
+        net::bind(&fd, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let address = local_address(&fd).unwrap();
+        let listening = Unconnected::from(fd).listen(1).unwrap();
+        let connecting = Unconnected::new(address, &Options::default()).unwrap().connect(address).unwrap();
+        let accepted = loop {
+            match listening.accept() {
+                Ok((accepted, _)) => break accepted,
+                Err(errno) => assert_eq!(errno, Errno::AGAIN),
+            }
+        };
+        for end in [connecting, accepted] {
+            assert!(tcp_nodelay(OwnedFd::from(end)).unwrap());
+        }
+    }
 }

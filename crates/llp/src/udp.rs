@@ -98,6 +98,9 @@ fn run(batch: &[Outgoing<'_>], cut_up_to: usize) -> usize {
     count
 }
 
+/// A further descriptor of a socket.
+pub type Duplicate = OwnedFd;
+
 /// A UDP socket on one port of all of the host's addresses.
 #[derive(Debug)]
 pub struct Socket {
@@ -196,6 +199,11 @@ impl Socket {
         SocketAddr::try_from(address).map(|address| address.port())
     }
 
+    /// Another descriptor of the same socket.
+    pub fn duplicate(&self) -> Result<Duplicate, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(self.fd(), 0)
+    }
+
     /// The descriptor, to wait for readiness.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -265,16 +273,19 @@ impl Socket {
             *run_len = run;
             count += 1;
         }
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let fd = libc::c_long::from(self.fd.as_raw_fd());
+        let flags = libc::c_long::from(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        // Not libc's functions, which are cancellation points: a thread that posts or polls has locks, and
+        // neither verb may end it (pthreads(7)).
         // SAFETY: the first `count` headers name addresses, control data and bytes that live until the call
         // returns; the kernel only reads the bytes.
         let sent = unsafe {
             match count {
-                1 => match libc::sendmsg(self.fd.as_raw_fd(), &raw const headers[0].msg_hdr, flags) {
+                1 => match libc::syscall(libc::SYS_sendmsg, fd, &raw const headers[0].msg_hdr, flags) {
                     n if n < 0 => -1,
                     _ => 1,
                 },
-                _ => libc::sendmmsg(self.fd.as_raw_fd(), headers.as_mut_ptr(), count, flags as _),
+                _ => libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, flags),
             }
         };
         let cut = batch.first().map(|first| first.bytes.len()).filter(|_| runs.first() > Some(&1));
@@ -327,21 +338,24 @@ impl Socket {
             header.msg_hdr.msg_controllen = CONTROL as _;
             count += 1;
         }
-        let fd = self.fd.as_raw_fd();
-        let flags = libc::MSG_DONTWAIT;
+        let fd = libc::c_long::from(self.fd.as_raw_fd());
+        let flags = libc::c_long::from(libc::MSG_DONTWAIT);
         // SAFETY: the first `count` headers name room for addresses, control data and bytes that is valid for
         // writes of the lengths given until the call returns.
         let received = unsafe {
             match count {
                 0 => 0,
-                1 => match libc::recvmsg(fd, &raw mut headers[0].msg_hdr, flags) {
+                1 => match libc::syscall(libc::SYS_recvmsg, fd, &raw mut headers[0].msg_hdr, flags) {
                     n if n < 0 => -1,
                     n => {
                         headers[0].msg_len = u32::try_from(n).unwrap_or(0);
                         1
                     }
                 },
-                _ => libc::recvmmsg(fd, headers.as_mut_ptr(), count as _, flags as _, std::ptr::null_mut()),
+                _ => {
+                    let no_limit = std::ptr::null_mut::<libc::timespec>();
+                    libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_limit)
+                }
             }
         };
         let slots = usize::try_from(received).map_err(|_| last_error())?;
@@ -566,7 +580,8 @@ unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, u32, Option<usize>) 
 }
 
 fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+    // SAFETY: the place where the C library keeps this thread's error number.
+    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }
 
 #[cfg(test)]

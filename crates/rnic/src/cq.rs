@@ -22,6 +22,10 @@ struct Inner {
     ring: VecDeque<Entry>,
     depth: usize,
     armed: Armed,
+    /// An event was made since the queue was last empty: the program knows that completions wait.
+    announced: bool,
+    /// Without one, a completion was added that meets a request for solicited ones.
+    missed_solicited: bool,
     /// Work queues that complete here, each at its key, and the keys that are unused.
     work_queues: Vec<Option<Arc<Places>>>,
     unused_keys: Vec<u32>,
@@ -37,6 +41,12 @@ struct Entry {
 }
 
 impl Inner {
+    /// The program has seen everything.
+    fn forget_events(&mut self) {
+        self.announced = false;
+        self.missed_solicited = false;
+    }
+
     /// The program has the completion, or will never get it: the place of its work request is free.
     fn free_place(&self, entry: &Entry) {
         if let Some(Some(places)) = self.work_queues.get(entry.key as usize) {
@@ -229,6 +239,8 @@ impl Cq {
                 ring: VecDeque::new(),
                 depth: depth.max(1) as usize,
                 armed: Armed::No,
+                announced: false,
+                missed_solicited: false,
                 work_queues: Vec::new(),
                 unused_keys: Vec::new(),
             }),
@@ -262,6 +274,9 @@ impl Cq {
         let inner = &mut *guard;
         let n = inner.ring.len().min(max);
         self.waiting.store(inner.ring.len() - n, Ordering::Release);
+        if n == inner.ring.len() {
+            inner.forget_events();
+        }
         for _ in 0..n {
             if let Some(entry) = inner.ring.pop_front() {
                 inner.free_place(&entry);
@@ -290,18 +305,34 @@ impl Cq {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    /// Makes the next completion (or the next solicited or failed one) an event. Completions that are already
-    /// in the queue make none: the program polls after arming, as the man page says. Arming for any
-    /// completion includes arming for solicited ones.
+    /// Makes the next completion (or the next solicited or failed one) an event. Arming for any completion
+    /// includes arming for solicited ones.
+    ///
+    /// Completions that wait already make an event at once if none has announced them. The man page asks
+    /// programs to poll after arming; UCX does not. It relies on mlx4 and mlx5, which compare what has been
+    /// polled with what has been added. They would also make an event here of completions behind one that
+    /// had an event: a program that arms before it polls would be woken twice.
     pub fn arm(&self, solicited_only: bool) {
-        let mut inner = self.inner.lock();
-        inner.armed = match (inner.armed, solicited_only) {
-            (Armed::Any, _) | (_, false) => Armed::Any,
-            _ => Armed::Solicited,
+        let missed = {
+            let mut inner = self.inner.lock();
+            let waits = !inner.ring.is_empty() && !inner.announced;
+            let missed = waits && (!solicited_only || inner.missed_solicited);
+            if missed {
+                inner.announced = true;
+                inner.armed = Armed::No;
+            } else {
+                inner.armed = match (inner.armed, solicited_only) {
+                    (Armed::Any, _) | (_, false) => Armed::Any,
+                    _ => Armed::Solicited,
+                };
+            }
+            missed
         };
-        drop(inner);
         if let Some(sink) = &self.completions {
             sink.armed();
+            if missed {
+                sink.completion_event(self.cookie);
+            }
         }
     }
 
@@ -349,13 +380,17 @@ impl Cq {
                 }
                 return false;
             }
+            let meets_solicited = solicited || wc.status != WcStatus::Success;
             let event = match inner.armed {
                 Armed::No => false,
                 Armed::Any => true,
-                Armed::Solicited => solicited || wc.status != WcStatus::Success,
+                Armed::Solicited => meets_solicited,
             };
             if event {
                 inner.armed = Armed::No;
+                inner.announced = true;
+            } else {
+                inner.missed_solicited |= meets_solicited;
             }
             if self.favourite.load(Ordering::Relaxed) == wc.qp_num {
                 let streak = self.streak.load(Ordering::Relaxed);
@@ -406,6 +441,9 @@ impl Cq {
             }
             stays
         });
+        if inner.ring.is_empty() {
+            inner.forget_events();
+        }
         self.waiting.store(inner.ring.len(), Ordering::Release);
     }
 
@@ -621,6 +659,36 @@ mod tests {
         (1..=99).for_each(|qpn| cq.remove_feeder(qpn));
         assert!(covers_all());
         assert_eq!(looks(99), 1, "the last feeder is polled");
+    }
+
+    #[test]
+    fn arming_behind_completions_that_no_event_has_announced() {
+        let events = Arc::new(Count::default());
+        let count = || events.0.load(Ordering::Relaxed);
+        let cq = Cq::new(16, 0, Some(events.clone()), Arc::new(Count::default()));
+        cq.push(wc(WcStatus::Success), false);
+        cq.arm(true);
+        assert_eq!(count(), 0, "it is not solicited");
+        cq.arm(false);
+        assert_eq!(count(), 1);
+        cq.push(wc(WcStatus::Success), true);
+        cq.arm(false);
+        assert_eq!(count(), 1, "the program knows that it must poll");
+        cq.push(wc(WcStatus::Success), false);
+        assert_eq!(count(), 2);
+        assert_eq!(cq.poll(2, drop), 2);
+        cq.arm(false);
+        assert_eq!(count(), 2, "one is left, and was announced");
+        assert_eq!(cq.poll(2, drop), 1);
+        cq.push(wc(WcStatus::Success), false);
+        assert_eq!(count(), 3);
+        assert_eq!(cq.poll(2, drop), 1);
+        cq.push(wc(WcStatus::Success), true);
+        cq.arm(true);
+        assert_eq!(count(), 4);
+        assert_eq!(cq.poll(2, drop), 1);
+        cq.arm(false);
+        assert_eq!(count(), 4, "all has been polled");
     }
 
     #[test]

@@ -17,6 +17,7 @@
 use core::fmt;
 
 use crate::datagram;
+use crate::datagram::lookup::{Reply, Request};
 use crate::ddp::{self, Header};
 use crate::rdmap::{
     Ack, AtomicRequest, AtomicResponse, Control, Delivery, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
@@ -87,6 +88,17 @@ impl fmt::Display for DatagramLine<'_> {
         let Ok(extension) = datagram::Header::parse(self.head) else {
             return write!(f, "{} bytes", self.len);
         };
+        // Of a lookup, all of it is there.
+        if self.head.len() == self.len
+            && let Ok(whole) = datagram::Datagram::parse(self.head)
+        {
+            if let Ok(request) = Request::parse(&whole) {
+                return request.fmt(f);
+            }
+            if let Ok(reply) = Reply::parse(&whole) {
+                return reply.fmt(f);
+            }
+        }
         write!(f, "{extension} ")?;
         let body = self.head.get(datagram::Header::LEN..).unwrap_or(&[]);
         let Ok((header, len)) = Header::parse(body) else { return write!(f, "{} bytes", self.len) };

@@ -43,7 +43,7 @@ pub struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AcceptParams {
     /// Our read depths. The inbound one is raised to what the initiator requests, at most to the policy's
-    /// limit.
+    /// limit, unless it is 0: then the only Read that is taken is an indication that we are ready.
     pub depths: Depths,
     /// Our introduction, for a uwarp initiator.
     pub peer: PeerData,
@@ -242,7 +242,12 @@ impl Responder {
             mpa::NO_AUTO
         } else {
             let for_rtr = u16::from(reply.d_read_rtr);
-            negotiated.ird = depths.ird.max(request.ord.min(self.policy.max_ird)).max(for_rtr);
+            negotiated.ird = match depths.ird {
+                // The program takes no Reads at all (rdma_accept(3)). Not even a depth that the peer requests
+                // lets in what the program has refused.
+                0 => for_rtr,
+                given => given.max(request.ord.min(self.policy.max_ird)),
+            };
             negotiated.ird
         };
         reply.ord = if !depths.negotiate || request.ird == mpa::NO_AUTO {

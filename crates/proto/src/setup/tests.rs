@@ -248,6 +248,21 @@ fn depths_are_mirrored_and_clamped() {
     assert_eq!((negotiated.ird, negotiated.ord), (128, 0), "never more than the device has");
 }
 
+/// A program that took no Reads was given as many as the peer requested.
+#[test]
+fn an_inbound_depth_of_none_is_not_raised() {
+    let mut responder = Responder::new(policy());
+    request_to(&mut responder, &frame_bytes(KEY_REQ, "50 02 0004 0002 0009"));
+    let negotiated = responder.accept(params(0, 5), b"").unwrap();
+    assert_eq!((negotiated.ird, negotiated.ord), (0, 2));
+    assert_eq!(responder.poll_transmit(), Some(frame_bytes(KEY_REP, "50 02 0004 0000 0002")));
+    // A peer that needs a Read to say that it is ready (RFC 6581 section 9.1) has one.
+    let mut responder = Responder::new(policy());
+    request_to(&mut responder, &frame_bytes(KEY_REQ, "50 02 0004 8002 4009"));
+    let negotiated = responder.accept(params(0, 5), b"").unwrap();
+    assert_eq!((negotiated.ird, negotiated.ord), (1, 2));
+}
+
 #[test]
 fn insufficient_ird_is_told_with_a_terminate() {
     let mut ours = initiator(config());
@@ -622,7 +637,9 @@ proptest! {
             prop_assert_eq!(result.is_ok(), fits);
             if let (Ok(negotiated), Some(asked)) = (result, request.enhanced) {
                 prop_assert!(asked.ird == NO_AUTO || negotiated.ord <= asked.ird);
-                prop_assert!(asked.ord == NO_AUTO || negotiated.ird >= asked.ord.min(128));
+                // No Reads for a program that wants none, but for the one that says that the peer is ready.
+                prop_assert!(ird > 0 || negotiated.ird <= 1);
+                prop_assert!(ird == 0 || asked.ord == NO_AUTO || negotiated.ird >= asked.ord.min(128));
             }
         } else {
             prop_assert_eq!(responder.reject(&answer).is_ok(), fits);
