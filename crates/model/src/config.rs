@@ -1,6 +1,14 @@
 //! The default settings.
 
+#[derive(PartialEq, Eq)]
+pub enum View {
+    Roce,
+    Ib,
+}
+
 pub struct Config {
+    pub view: View,
+    pub multicast_port: u16,
     pub spin: bool,
     pub crc: bool,
     pub markers: bool,
@@ -9,6 +17,13 @@ pub struct Config {
 
 impl Config {
     pub fn get() -> &'static Self {
-        &Self { spin: false, crc: true, markers: false, find_uwarp_peers: true }
+        &Self {
+            view: View::Roce,
+            multicast_port: 4791,
+            spin: false,
+            crc: true,
+            markers: false,
+            find_uwarp_peers: true,
+        }
     }
 }

@@ -11,6 +11,8 @@ pub fn track(_: RawFd) {}
 
 pub fn untrack(_: RawFd) {}
 
+pub fn close(_: crate::udp::Duplicate) {}
+
 pub fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
     f()
 }

@@ -24,6 +24,7 @@ pub mod sys;
 
 mod bringup;
 mod config;
+mod datagrams;
 mod fork;
 
 // The names by which `pairing` knows what it has around it.
@@ -31,6 +32,7 @@ extern crate self as uwarp_driver;
 extern crate self as uwarp_llp;
 
 pub(crate) use bringup::{Nic, Qp, StreamObserver, active, connect, handshake, listener, params, timeouts};
+pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
 pub(crate) use source::{Readiness, Source, Token};
 pub(crate) use uwarp_rnic::qp::Disconnect;
@@ -69,8 +71,12 @@ mod lead;
 mod lost_leads;
 #[path = "../../driver/src/progress.rs"]
 mod progress;
+#[path = "../../driver/src/shell.rs"]
+mod shell;
 #[path = "../../driver/src/source.rs"]
 mod source;
+#[path = "../../driver/src/ud.rs"]
+mod ud;
 #[path = "../../driver/src/watchdog.rs"]
 mod watchdog;
 

@@ -73,6 +73,10 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 pub struct RwLock<T>(shuttle::sync::RwLock<T>);
 
 impl<T> RwLock<T> {
+    pub const fn new(value: T) -> Self {
+        Self(shuttle::sync::RwLock::new(value))
+    }
+
     pub fn read(&self) -> shuttle::sync::RwLockReadGuard<'_, T> {
         self.0.read().unwrap()
     }

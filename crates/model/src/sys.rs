@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex};
 
-use crate::source::Readiness;
+use crate::source::{Interest, Readiness};
 
 /// Every read of the clock takes this long, so that a thread that spins until a time reaches it.
 const LOOK: Duration = Duration::from_micros(2);
@@ -55,10 +55,13 @@ struct State {
     flags: BTreeMap<u64, u64>,
     /// See [`busy`].
     late: Duration,
+    /// See [`steady`].
+    steady: bool,
 }
 
 struct Watched {
     name: u64,
+    interest: Interest,
     /// `None`: a bell, which is level-triggered.
     news: Option<Readiness>,
 }
@@ -131,7 +134,7 @@ impl State {
         for watched in self.watches.values_mut().filter_map(|w| w.get_mut(&socket)) {
             if let Some(old) = &mut watched.news {
                 old.readable |= news.readable;
-                old.writable |= news.writable;
+                old.writable |= news.writable && watched.interest == Interest::InputAndRoom;
                 old.hangup |= news.hangup;
             }
         }
@@ -196,10 +199,15 @@ pub fn now() -> Instant {
 
 /// Gives other threads a turn before this one continues.
 pub fn held_up() {
-    if thread_rng().gen_ratio(1, HELD_UP.0) {
+    if thread_rng().gen_ratio(1, HELD_UP.0) && !world().state.lock().unwrap().steady {
         world().change(|state| state.now += HELD_UP.1);
         shuttle::thread::yield_now();
     }
+}
+
+/// From now on no thread is held up by other processes.
+pub fn steady() {
+    world().change(|state| state.steady = true);
 }
 
 /// From now on, a thread that was woken from its sleep on a watch may run up to this much later.
@@ -362,24 +370,27 @@ impl Watch {
     }
 
     pub fn add_bell(&self, bell: &Bell, name: u64) -> Result<(), Errno> {
-        let watched = Watched { name, news: None };
+        let watched = Watched { name, interest: Interest::Input, news: None };
         world().change(|state| state.watches.get_mut(&self.0).unwrap().insert(bell.fd(), watched));
         Ok(())
     }
 
-    pub fn add(&self, fd: RawFd, name: u64) -> Result<(), Errno> {
+    pub fn add(&self, fd: RawFd, name: u64, interest: Interest) -> Result<(), Errno> {
         // In one step, as the system does it: no thread would learn of an event in between.
         world().change(|state| {
             let news = *state.sockets.get(&fd).ok_or(Errno::BADF)?;
-            state.watches.get_mut(&self.0).unwrap().insert(fd, Watched { name, news: Some(news) });
+            let watched = Watched { name, interest, news: Some(Readiness::default()) };
+            state.watches.get_mut(&self.0).unwrap().insert(fd, watched);
+            state.news(fd, news);
             Ok(())
         })
     }
 
-    pub fn rearm(&self, fd: RawFd, _: u64) -> Result<(), Errno> {
+    pub fn rearm(&self, fd: RawFd, _: u64, interest: Interest) -> Result<(), Errno> {
         world().change(|state| {
             let now = *state.sockets.get(&fd).ok_or(Errno::BADF)?;
-            state.watches[&self.0].get(&fd).ok_or(Errno::NOENT)?;
+            let watched = state.watches.get_mut(&self.0).unwrap().get_mut(&fd).ok_or(Errno::NOENT)?;
+            watched.interest = interest;
             state.news(fd, now);
             Ok(())
         })
@@ -457,6 +468,21 @@ impl Socket {
     pub fn read(&self) -> bool {
         world().change(|state| state.sockets.insert(self.0, Readiness::default()).unwrap().readable)
     }
+}
+
+/// Changes a socket's state in one step with what `change` does. It says which descriptors the socket has,
+/// what they are ready for, and whether that is news.
+pub fn update<T>(change: impl FnOnce() -> (T, Vec<RawFd>, Readiness, bool)) -> T {
+    world().change(|state| {
+        let (result, descriptors, now, news) = change();
+        for fd in descriptors {
+            state.sockets.insert(fd, now);
+            if news {
+                state.news(fd, now);
+            }
+        }
+        result
+    })
 }
 
 /// Counts events, for threads that wait for them.

@@ -1,7 +1,7 @@
 //! Every scenario of the model, under a bounded number of orders of threads; `UWARP_MODEL_EXECUTIONS` raises
 //! the number.
 
-use uwarp_model::scenarios::{check, engine, locks, pairing, rings};
+use uwarp_model::scenarios::{check, datagrams, engine, locks, pairing, rings};
 
 macro_rules! scenarios {
     ($($module:ident: $($name:ident)*;)*) => {
@@ -30,6 +30,11 @@ scenarios! {
         two_ends_that_begin_at_once_are_joined
         ends_that_begin_anew_at_any_moment_are_joined_at_last
         an_end_that_never_comes_or_goes_leaves_nothing_behind;
+    datagrams:
+        datagrams_of_shared_queue_pairs_come_out_once
+        room_is_noticed_beside_a_thread_that_polls
+        nothing_completes_after_destruction
+        members_of_groups_come_and_go;
     engine:
         blocked_threads_are_woken
         events_at_the_same_time_wake_all_blocked_threads

@@ -1,5 +1,6 @@
 //! What must hold under every order of threads. Each function is one execution.
 
+pub mod datagrams;
 pub mod engine;
 pub mod locks;
 pub mod pairing;
