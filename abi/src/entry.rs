@@ -11,7 +11,7 @@ use uwarp_driver::Uncancelled;
 use uwarp_rnic::VerbsError;
 
 use crate::convention::Convention;
-use crate::failure::{Failure, set_errno};
+use crate::failure::{Failure, errno, set_errno};
 use crate::log;
 
 /// Whether a call is allowed in a child that was forked after the device was opened.
@@ -30,6 +30,7 @@ pub fn run<R: Convention>(
     after_fork: AfterFork,
     body: impl FnOnce() -> Result<R::Value, Failure>,
 ) -> R::C {
+    let before = errno();
     let _uncancelled = Uncancelled::begin();
     let _in_progress = InProgress::begin();
     log::init();
@@ -37,7 +38,14 @@ pub fn run<R: Convention>(
     if after_fork == AfterFork::Refuse && uwarp_driver::forked() {
         return refuse::<R>(name, VerbsError::Forked.into());
     }
-    contain::<R>(name, body)
+    contain::<R>(name, || {
+        let value = body()?;
+        // A call that succeeds leaves errno as it was, as a system call does. rstream looks at it at the end
+        // of a stream, where rrecv returns 0, and would go on for ever with an EAGAIN that an earlier call
+        // left.
+        set_errno(before);
+        Ok(value)
+    })
 }
 
 /// Like [`run`] for calls made millions of times a second: no log set-up, no trace. Use
@@ -218,7 +226,11 @@ mod tests {
         /// The same with the other convention.
         fn uwarp_test_minus_one(what: c_int) -> MinusOne {
             match what {
-                0 => Ok(()),
+                0 => {
+                    // As a system call in it may. The program must not see it.
+                    set_errno(libc::EAGAIN);
+                    Ok(())
+                }
                 1 => Err(VerbsError::QueueFull.into()),
                 _ => panic!("on request"),
             }

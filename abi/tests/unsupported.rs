@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 const TABLE: &str = include_str!("../symbols.txt");
 
 /// Where nothing but refusals is defined.
-const SOURCES: [&str; 2] =
-    [include_str!("../src/ibverbs/unsupported.rs"), include_str!("../src/rdmacm/rsocket.rs")];
+const SOURCES: [&str; 1] = [include_str!("../src/ibverbs/unsupported.rs")];
 
 /// Refusals beside what is built.
 const OTHERS: [(&str, &str); 5] = [
@@ -96,7 +95,7 @@ fn every_name_without_a_function_says_so_and_does_not_crash() {
             .map(|(name, kind)| (name.to_owned(), versions[name].to_owned(), kind.to_owned())),
     );
     // Fewer would mean that table or sources have another form than this test reads.
-    assert!(answers > 100 && symbols.len() - answers > 40, "{answers} of {}", symbols.len());
+    assert!(answers > 100 && symbols.len() - answers > 10, "{answers} of {}", symbols.len());
     let arguments: Vec<_> =
         symbols.into_iter().flat_map(|(name, version, kind)| [name, version, kind]).collect();
     let program = common::compile("unsupported", &["-libverbs", "-ldl"]);

@@ -122,30 +122,39 @@ impl Found {
     }
 }
 
-/// Where `path` leads, seen from the directory `base` (absolute), if it leads into a place. `..` is resolved
-/// by the text, as no directory on the way is a symbolic link.
+/// Where `path` leads, seen from the directory `base` (absolute), if it leads into a place, or through one
+/// and out again (Mooncake asks for `/sys/class/infiniband/DEVICE/../..`): there, the system finds nothing to
+/// go through. `..` is resolved by the text, as no directory on the way is a symbolic link.
 pub fn find(root: &[u8], base: &[u8], path: &[u8]) -> Option<Found> {
     let mut to = Text::of(root)?;
     if !path.starts_with(b"/") {
         append(&mut to, root.len(), without_root(root, base))?;
     }
-    append(&mut to, root.len(), path)?;
-    let inside = |meant: &[u8]| {
-        PLACES.iter().any(|place| {
-            meant.strip_prefix(*place).is_some_and(|rest| rest.first().is_none_or(|byte| *byte == b'/'))
-        })
-    };
-    if !inside(to.bytes().get(root.len()..)?) {
+    let passed = append(&mut to, root.len(), path)?;
+    let meant = to.bytes().get(root.len()..)?;
+    let (mut to, root) = if is_inside(meant) {
+        (to, root.len())
+    } else if passed {
+        (Text::of(if meant.is_empty() { b"/" } else { meant })?, 0)
+    } else {
         return None;
-    }
+    };
     // It asks for a directory.
     if path.ends_with(b"/") || path.ends_with(b"/.") {
         to.push(b"/")?;
     }
-    Some(Found { to, root: root.len() })
+    Some(Found { to, root })
 }
 
-fn append(to: &mut Text, root: usize, path: &[u8]) -> Option<()> {
+fn is_inside(meant: &[u8]) -> bool {
+    PLACES.iter().any(|place| {
+        meant.strip_prefix(*place).is_some_and(|rest| rest.first().is_none_or(|byte| *byte == b'/'))
+    })
+}
+
+/// Whether it was in a place on the way.
+fn append(to: &mut Text, root: usize, path: &[u8]) -> Option<bool> {
+    let mut passed = false;
     for part in path.split(|byte| *byte == b'/') {
         match part {
             b"" | b"." => {}
@@ -158,8 +167,9 @@ fn append(to: &mut Text, root: usize, path: &[u8]) -> Option<()> {
                 to.push(part)?;
             }
         }
+        passed |= is_inside(to.bytes().get(root..)?);
     }
-    Some(())
+    Some(passed)
 }
 
 /// A path in the tree as the program means it; any other path as it is.
@@ -213,14 +223,17 @@ mod tests {
             ("/tmp/t/sys/class/infiniband", "../infiniband_verbs", "/tmp/t/sys/class/infiniband_verbs"),
             ("/", "/dev/infiniband/rdma_cm", "/tmp/t/dev/infiniband/rdma_cm"),
             ("/", "/../dev/infiniband/", "/tmp/t/dev/infiniband/"),
+            // Through a place, and out again.
+            ("/", "/sys/class/infiniband/uwarp0/../..", "/sys/class"),
+            ("/", "/sys/class/infiniband/../net/lo", "/sys/class/net/lo"),
+            ("/sys/class", "infiniband/uwarp0/../../", "/sys/class/"),
+            ("/", "/dev/infiniband/../..", "/"),
         ] {
             assert!(may_enter(path.as_bytes()), "{path}");
             assert_eq!(found(base, path).as_deref(), Some(to), "{base} {path}");
         }
         for (base, path) in [
             ("/", "/sys/class/infiniband_mad"),
-            ("/", "/sys/class/infiniband/.."),
-            ("/", "/sys/class/infiniband/../net"),
             ("/home/infiniband", "uwarp0"),
             ("/home", "infiniband/uwarp0"),
             ("/tmp", "uverbs0"),

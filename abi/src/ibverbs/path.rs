@@ -69,6 +69,20 @@ pub fn address_vector(own: &[Address], local: IpAddr, peer: IpAddr) -> ibv_ah_at
     attr
 }
 
+/// The same for a connection between two GIDs. Programs use it for queue pairs of their own: UCX compares
+/// the GID that a datagram was sent to with the port's. So of a connection over loopback it names the port's
+/// first address of that family.
+pub fn of_connection(local: &ibv_gid, peer: &ibv_gid, own: &[Address]) -> Result<ibv_ah_attr, Failure> {
+    let (Some(local), Some(peer)) = (ip_of(local), ip_of(peer)) else {
+        return Err(Failure::invalid("the id has no route"));
+    };
+    let here = own.iter().map(|own| own.ip).find(|ip| ip.is_ipv4() == peer.is_ipv4());
+    Ok(match here.filter(|_| peer.is_loopback()) {
+        Some(ip) => address_vector(own, ip, ip),
+        None => address_vector(own, local, peer),
+    })
+}
+
 /// Whether datagrams to an address go to many: a group, or the broadcast address of IPv4.
 pub fn is_group(ip: IpAddr) -> bool {
     ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if ip.is_broadcast())

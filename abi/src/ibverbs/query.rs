@@ -1,8 +1,8 @@
 //! Queries of device and port. If a number promises a size or a depth, the RNIC enforces that number.
 //!
-//! `max_qp`, `max_cq`, `max_srq`, `max_mr` and `max_pd` exist for programs that size tables by them; they are
-//! not enforced. The real limit is the process's memory, and for queue pairs the ports that their numbers
-//! come from.
+//! `max_qp`, `max_cq`, `max_srq`, `max_mr`, `max_pd` and `max_ah` exist for programs that size tables by
+//! them; they are not enforced. The real limit is the process's memory, and for queue pairs the ports that
+//! their numbers come from.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -25,6 +25,9 @@ const PKEY: u16 = 0xffff;
 /// Vendors have an IEEE number. We have none, and programs treat 0 as an error. So this is one of the numbers
 /// that are free to use ("locally administered", 02-75-77).
 const VENDOR: u32 = 0x02_7577;
+
+/// Multicast groups: as many as Linux lets one socket join, unless `igmp_max_memberships` says otherwise.
+const GROUPS: u32 = 20;
 
 fn count(n: u32) -> c_int {
     c_int::try_from(n).unwrap_or(c_int::MAX)
@@ -60,12 +63,16 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.max_mr = count(limits.max_mr);
     attr.max_mw = count(limits.max_mr);
     attr.max_pd = count(limits.max_pd);
+    attr.max_ah = count(limits.max_mr);
+    attr.max_mcast_grp = count(GROUPS);
+    attr.max_mcast_qp_attach = count(limits.max_qp);
+    attr.max_total_mcast_qp_attach = count(GROUPS.saturating_mul(limits.max_qp));
     attr.max_qp_rd_atom = count(limits.max_qp_rd_atom);
     attr.max_qp_init_rd_atom = count(limits.max_qp_rd_atom);
     attr.max_res_rd_atom = count(limits.max_qp.saturating_mul(limits.max_qp_rd_atom));
-    // The processor's instructions carry them out: they are atomic toward everything that uses the memory.
+    // IBV_ATOMIC_GLOB would be true, too, but UCX knows this value alone.
     // Shown as iWARP, the device may have peers without atomics (docs/adr/029).
-    attr.atomic_cap = if Config::get().view == View::Iwarp { IBV_ATOMIC_NONE } else { IBV_ATOMIC_GLOB };
+    attr.atomic_cap = if Config::get().view == View::Iwarp { IBV_ATOMIC_NONE } else { IBV_ATOMIC_HCA };
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     attr

@@ -15,7 +15,7 @@
 //! | [`device`] | the one opened device that ids share, `rdma_get_devices` |
 //! | [`addrinfo`] | `rdma_getaddrinfo` |
 //! | [`address`] | `sockaddr` and back |
-//! | [`rsocket`] | what is not offered |
+//! | [`rsocket`] | sockets over queue pairs |
 //!
 //! An id that was made without a channel has one of its own, and its calls block until their event has come.
 //! That is done here ([`take::complete`]); the connection manager knows only events.

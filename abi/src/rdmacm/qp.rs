@@ -16,8 +16,8 @@ use crate::entry;
 use crate::failure::{Failure, required};
 use crate::ibverbs::context::{self, Context};
 use crate::ibverbs::qp::CQp;
-use crate::ibverbs::{self, cq, create_qp, event, query, srq, view};
-use crate::object::{look, zeroed};
+use crate::ibverbs::{self, cq, create_qp, event, path, query, srq, view};
+use crate::object::look;
 
 /// Rights that a connection grants its peer, as Linux' connection manager sets them; a region's own rights
 /// decide.
@@ -261,16 +261,11 @@ unsafe fn infiniband_attributes(cid: &CId, attr: &mut ibv_qp_attr) -> Result<u32
             IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT
         }
         IBV_QPS_RTR => {
-            // SAFETY: plain C data; the id is alive and the union's members are plain memory.
-            unsafe {
-                attr.ah_attr = zeroed();
-                attr.ah_attr.grh.dgid = (*cid.c()).route.addr.addr.ibaddr.dgid;
-            }
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.grh.hop_limit = 64;
-            attr.ah_attr.port_num = 1;
-            // SAFETY: an id with a device has its context.
-            attr.path_mtu = query::active_mtu(unsafe { context::port((*cid.c()).verbs) }?);
+            // SAFETY: the id is alive, and one with a device has its context.
+            let (port, ends) =
+                unsafe { (context::port((*cid.c()).verbs)?, (*cid.c()).route.addr.addr.ibaddr) };
+            attr.ah_attr = path::of_connection(&ends.sgid, &ends.dgid, &port.recent_addresses())?;
+            attr.path_mtu = query::active_mtu(port);
             attr.dest_qp_num = peer.qp_num;
             attr.rq_psn = 0;
             attr.max_dest_rd_atomic = peer.initiator_depth;

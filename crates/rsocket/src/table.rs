@@ -1,0 +1,108 @@
+//! Sockets and sets by descriptor.
+//!
+//! The descriptor is a real one of the kernel, so that no other file or socket gets the same number. It is
+//! good for nothing but the calls of this library.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use rustix::io::Errno;
+use uwarp_driver::{object_gone, object_made};
+
+use crate::datagram::Datagrams;
+use crate::set::Set;
+use crate::socket::Socket;
+
+/// What a descriptor is.
+#[derive(Clone)]
+pub enum Entry {
+    /// A socket.
+    Socket(Arc<Socket>),
+    /// A datagram socket.
+    Datagrams(Arc<Datagrams>),
+    /// A set of descriptors.
+    Set(Arc<Set>),
+}
+
+static TABLE: RwLock<Option<HashMap<i32, Entry>>> = RwLock::new(None);
+
+/// Enters a socket or set; returns its descriptor.
+pub fn insert(fd: i32, entry: Entry) -> i32 {
+    object_made();
+    let old = TABLE.write().get_or_insert_default().insert(fd, entry);
+    if let Some(old) = old {
+        // The program closed it by close(2), and the number was given to the new one.
+        old.disown_number();
+        old.close();
+        object_gone();
+    }
+    fd
+}
+
+impl Entry {
+    fn disown_number(&self) {
+        match self {
+            Self::Socket(socket) => socket.disown_number(),
+            Self::Datagrams(socket) => socket.disown_number(),
+            Self::Set(set) => set.disown_number(),
+        }
+    }
+
+    fn close(&self) {
+        match self {
+            Self::Socket(socket) => socket.close(),
+            Self::Datagrams(socket) => socket.close(),
+            Self::Set(set) => set.close(),
+        }
+    }
+}
+
+/// What has this descriptor.
+pub fn find(fd: i32) -> Option<Entry> {
+    TABLE.read().as_ref()?.get(&fd).cloned()
+}
+
+/// The stream socket with this descriptor.
+pub fn socket(fd: i32) -> Result<Arc<Socket>, Errno> {
+    match find(fd) {
+        Some(Entry::Socket(socket)) => Ok(socket),
+        Some(Entry::Datagrams(_)) => Err(Errno::OPNOTSUPP),
+        _ => Err(Errno::BADF),
+    }
+}
+
+/// A socket of either type.
+#[derive(Clone)]
+pub enum Any {
+    /// Of streams.
+    Stream(Arc<Socket>),
+    /// Of datagrams.
+    Datagrams(Arc<Datagrams>),
+}
+
+/// The socket with this descriptor, of either type.
+pub fn any(fd: i32) -> Result<Any, Errno> {
+    match find(fd) {
+        Some(Entry::Socket(socket)) => Ok(Any::Stream(socket)),
+        Some(Entry::Datagrams(socket)) => Ok(Any::Datagrams(socket)),
+        _ => Err(Errno::BADF),
+    }
+}
+
+/// The set with this descriptor.
+pub fn set(fd: i32) -> Result<Arc<Set>, Errno> {
+    match find(fd) {
+        Some(Entry::Set(set)) => Ok(set),
+        Some(Entry::Socket(_) | Entry::Datagrams(_)) => Err(Errno::INVAL),
+        None => Err(Errno::BADF),
+    }
+}
+
+/// Removes a descriptor and closes what it is.
+pub fn close(fd: i32) -> Result<(), Errno> {
+    let entry = TABLE.write().as_mut().and_then(|table| table.remove(&fd)).ok_or(Errno::BADF)?;
+    object_gone();
+    entry.close();
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! How threads wait for sockets.
+//!
+//! Each thread waits on a channel of its own, and enters it at every socket that it waits for. What changes a
+//! socket wakes all of them; each thread then looks for itself. So no thread can take an event that another
+//! one waits for, and a thread that waits for one socket sleeps on the network itself
+//! ([`uwarp_driver::channel`]).
+
+use std::cell::RefCell;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use uwarp_driver::{Channel, ChannelError, Nic, Uncancelled};
+use uwarp_rnic::CompletionSink;
+
+/// The only event of these channels.
+const WAKE: u64 = 1;
+
+/// The threads that wait for one socket.
+#[derive(Default)]
+pub struct Waiters(Mutex<SmallVec<[Arc<Channel>; 2]>>);
+
+impl Waiters {
+    /// Something about the socket has changed.
+    pub fn wake(&self) {
+        for channel in self.0.lock().iter() {
+            channel.push_once(WAKE);
+        }
+    }
+}
+
+impl CompletionSink for Waiters {
+    fn completion_event(&self, _: u64) {
+        self.wake();
+    }
+}
+
+thread_local! {
+    /// For calls that sleep in the channel, and for calls that sleep on its descriptor beside others: the
+    /// driver learns from each channel how its thread waits.
+    static CHANNELS: RefCell<[Option<OfThread>; 2]> = const { RefCell::new([const { None }; 2]) };
+}
+
+struct OfThread {
+    nic: Arc<Nic>,
+    /// Until it is dropped.
+    channel: Option<Arc<Channel>>,
+}
+
+impl Drop for OfThread {
+    /// The thread is ending, possibly cancelled, and closing a descriptor is a cancellation point: in a
+    /// destructor of thread-local data, that would end the process.
+    fn drop(&mut self) {
+        let _uncancelled = Uncancelled::begin();
+        self.channel = None;
+    }
+}
+
+/// How a thread sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sleep {
+    /// In [`Waiting::sleep`].
+    InChannel,
+    /// On [`Waiting::fd`], beside other descriptors.
+    OnDescriptor,
+}
+
+/// A thread that waits. It leaves the sockets when this is dropped.
+pub struct Waiting {
+    channel: Arc<Channel>,
+    at: SmallVec<[Arc<Waiters>; 4]>,
+    until: Option<Instant>,
+}
+
+impl Waiting {
+    /// Begins to wait, for `limit` at most.
+    pub fn begin(nic: &Arc<Nic>, how: Sleep, limit: Option<Duration>) -> Result<Self, Errno> {
+        let place = usize::from(how == Sleep::OnDescriptor);
+        let known = CHANNELS.with_borrow_mut(|channels| {
+            let mut known = channels.get_mut(place).and_then(Option::take)?;
+            if Arc::ptr_eq(&known.nic, nic) {
+                return known.channel.take();
+            }
+            // Of the process that this one was forked from. Its descriptor is closed here already, and may
+            // have become another one's.
+            std::mem::forget(known);
+            None
+        });
+        let channel = match known {
+            Some(channel) => channel,
+            None => Channel::new(nic.engine())?,
+        };
+        while channel.take().is_some() {}
+        CHANNELS.with_borrow_mut(|channels| {
+            if let Some(place) = channels.get_mut(place) {
+                *place = Some(OfThread { nic: Arc::clone(nic), channel: Some(Arc::clone(&channel)) });
+            }
+        });
+        // A limit that the clock cannot express is none.
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        Ok(Self { channel, at: SmallVec::new(), until })
+    }
+
+    /// Enters the thread at a socket. From now on changes of it wake the thread; the caller looks at the
+    /// socket once more before it sleeps.
+    pub fn enter(&mut self, waiters: &Arc<Waiters>) {
+        waiters.0.lock().push(Arc::clone(&self.channel));
+        self.at.push(Arc::clone(waiters));
+    }
+
+    /// The channel, to arm completion queues for.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Readable when the thread must look again.
+    pub fn fd(&self) -> RawFd {
+        self.channel.fd()
+    }
+
+    /// How long it may still wait; `None`: without limit.
+    pub fn left(&self) -> Option<Duration> {
+        self.until.map(|until| until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Sleeps until the thread must look again. False: the limit is over.
+    pub fn sleep(&self) -> Result<bool, Errno> {
+        let took = self.channel.wait_for(self.left(), |first| {
+            if first { self.channel.take_first() } else { self.channel.take() }
+        });
+        match took {
+            Ok(_) => Ok(true),
+            Err(ChannelError::Interrupted) => Err(Errno::INTR),
+            Err(ChannelError::NothingYet | ChannelError::WouldBlock) => {
+                Ok(self.left().is_none_or(|left| !left.is_zero()))
+            }
+        }
+    }
+
+    /// The thread has slept on the descriptor: takes what woke it.
+    pub fn woken(&self) {
+        while self.channel.take().is_some() {}
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        for waiters in &self.at {
+            let mut channels = waiters.0.lock();
+            if let Some(at) = channels.iter().position(|channel| Arc::ptr_eq(channel, &self.channel)) {
+                channels.swap_remove(at);
+            }
+        }
+        self.channel.abandon();
+    }
+}
