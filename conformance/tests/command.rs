@@ -1,5 +1,6 @@
 //! The command over the built library: `uwarp doctor` finds nothing that fails, and `uwarp bench` measures
-//! each of its figures and says so in JSON. How fast anything is, is not asserted.
+//! each of its figures and says so in JSON. How fast anything is, is not asserted. `uwarp mpi` plans for the
+//! MPIs of this machine.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -37,6 +38,66 @@ fn doctor_finds_the_built_tree_sound() {
     let libraries = document(&output)["checks"].as_array().unwrap().clone();
     let libraries = libraries.iter().find(|check| check["name"] == "libraries").unwrap();
     assert!(libraries["found"].as_str().unwrap().starts_with("it loads libibverbs"), "{libraries}");
+}
+
+/// The lines of a plan for the MPI of this launcher.
+fn plan(options: &str, launcher: &str) -> String {
+    let output = uwarp(&format!("mpi --dry-run {options} -- {launcher} -n 2 program")).unset("UCX_TLS");
+    output.run_ok().unwrap().stdout
+}
+
+#[test]
+fn mpi_plans_for_each_mpi_what_it_needs() {
+    let ompi = plan("--shared-memory off", "mpirun.openmpi");
+    let heads =
+        ["Open MPI 4", "  UCX_TLS=rc_verbs,ud_verbs:aux,self ", "  OMPI_MCA_pml=ucx ", "  --files on "];
+    for head in heads {
+        assert!(ompi.lines().any(|line| line.starts_with(head)), "no {head}\n{ompi}");
+    }
+    assert!(ompi.ends_with("  mpirun.openmpi -x UCX_TLS -n 2 program\n"), "{ompi}");
+    let openib = plan("--transport openib", "mpirun.openmpi");
+    assert!(openib.lines().any(|line| line.starts_with("  --as ib ")), "{openib}");
+    let mpich = plan("--transport ud", "mpirun.mpich");
+    for head in ["MPICH 4", "  UCX_TLS=ud_verbs,self,sm ", "  mpirun.mpich -n 2 program"] {
+        assert!(mpich.lines().any(|line| line.starts_with(head)), "no {head}\n{mpich}");
+    }
+}
+
+#[test]
+fn mpi_refuses_what_cannot_work_and_says_what_does() {
+    for (line, reason) in [
+        ("mpi --transport ofi -- mpirun.mpich -n 2 true", "is built without libfabric"),
+        ("mpi --transport openib -- mpirun.mpich -n 2 true", "Use --transport rc or ud or tcp"),
+        ("mpi --as iwarp -- mpirun.openmpi -n 2 true", "Leave out --as iwarp"),
+        ("mpi -- ls", "names neither Open MPI nor MPICH"),
+        ("mpi -- no-such-launcher", "no program no-such-launcher"),
+    ] {
+        let output = uwarp(line).run().unwrap();
+        assert!(!output.ok() && output.stderr.starts_with("uwarp: "), "{line}\n{}", output.text());
+        assert!(output.stderr.contains(reason) && output.stdout.is_empty(), "{line}\n{}", output.text());
+    }
+}
+
+/// The real Open MPI over each transport, with a program that is compiled for it.
+#[test]
+fn mpi_is_measured_over_each_transport() {
+    let command = uwarp("bench mpi --json --rounds 1 --seconds 0.02")
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    let report = document(&command.limit(LIMIT).run_ok().unwrap());
+    assert!(report["mpi"].as_str().unwrap().starts_with("Open MPI"), "{}", report["mpi"]);
+    let figures = report["figures"].as_array().unwrap();
+    for id in ["ping-pong-8", "stream-65536", "allreduce-8", "put-8", "get-1048576", "memory-0"] {
+        let row =
+            figures.iter().find(|figure| figure["id"] == id).unwrap_or_else(|| panic!("{id}: {report}"));
+        for transport in ["tcp", "rc", "ud", "ofi"] {
+            let side = &row["transports"][transport];
+            assert!(positive(&side["median"]), "{id} over {transport}: {row}");
+            assert_eq!(side.get("ratio").is_some(), transport != "tcp", "{id} over {transport}: {row}");
+        }
+    }
+    let complaint = uwarp("bench mpi --launcher ls").run().unwrap();
+    assert!(!complaint.ok() && complaint.stderr.contains("names neither"), "{}", complaint.text());
 }
 
 /// Long enough that each figure comes about, too short for any to mean something.

@@ -37,6 +37,9 @@ pub enum Command {
     /// Run an unmodified RDMA program over uwarp
     #[command(override_usage = "uwarp run [OPTIONS] -- PROGRAM [ARGS]...")]
     Run(RunArgs),
+    /// Run an MPI program over uwarp: set what its MPI needs, and say what that is
+    #[command(override_usage = "uwarp mpi [OPTIONS] -- mpirun [ARGS]...")]
+    Mpi(MpiArgs),
     /// Show the devices that programs see under uwarp
     Devices(DevicesArgs),
     /// Find what would stop a program from running over uwarp, and suggest a remedy
@@ -65,6 +68,41 @@ pub struct RunArgs {
     /// The program and its arguments; write `--` before it, so that its options are not taken for uwarp's
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
+}
+
+#[derive(Args)]
+pub struct MpiArgs {
+    /// How messages travel [default: rc, or ofi where the MPI has no UCX]
+    #[arg(long, value_name = "HOW")]
+    pub transport: Option<Transport>,
+    /// Let ranks of one host use shared memory; off sends their messages over uwarp, too
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    pub shared_memory: Switch,
+    /// Print what would be set and run, and do not run it
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub device: DeviceOptions,
+    #[command(flatten)]
+    pub options: RunOptions,
+    /// The launcher of Open MPI or MPICH and its arguments; write `--` before it
+    #[arg(value_name = "LAUNCHER", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub program: Vec<OsString>,
+}
+
+/// `--transport`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// UCX with connected queue pairs
+    Rc,
+    /// UCX with datagrams only: the memory does not grow with the number of ranks
+    Ud,
+    /// libfabric with connected queue pairs
+    Ofi,
+    /// The openib BTL of Open MPI 4, with the device shown as InfiniBand
+    Openib,
+    /// The MPI's own TCP, without uwarp, to compare
+    Tcp,
 }
 
 #[derive(Args)]
@@ -141,6 +179,13 @@ pub struct BenchArgs {
     /// Measure only the figures whose name begins with NAME; may be given several times
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
+    /// For mpi: the launcher of the MPI [default: mpirun]. Its mpicc compiles the program that measures. As
+    /// root, Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment
+    #[arg(long, value_name = "LAUNCHER")]
+    pub launcher: Option<OsString>,
+    /// For mpi: the number of ranks [default: one for each core, 2 to 16]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(2..=1024))]
+    pub ranks: Option<u32>,
 }
 
 /// What `uwarp bench` measures.
@@ -165,7 +210,10 @@ pub enum BenchWhat {
     Connections,
     /// Memory and processor time of 10,000 idle connections, and what they cost a busy one
     Memory,
-    /// All of them
+    /// An MPI program over each transport of `uwarp mpi`, beside the MPI's own TCP: ping-pongs, streams,
+    /// collectives, one-sided operations, memory
+    Mpi,
+    /// All of them but mpi
     All,
 }
 

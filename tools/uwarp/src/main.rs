@@ -21,6 +21,7 @@ mod files;
 mod interfaces;
 mod libdir;
 mod man;
+mod mpi;
 mod program;
 mod run;
 mod stat;
@@ -36,6 +37,7 @@ use clap::Parser;
 fn main() -> ExitCode {
     match cli::Cli::parse().command {
         cli::Command::Run(args) => run::run(&args),
+        cli::Command::Mpi(args) => mpi::run(args),
         cli::Command::Devices(args) => devices::run(&args),
         cli::Command::Doctor(args) => doctor::run(&args),
         cli::Command::Stat(args) => stat::run(&args),

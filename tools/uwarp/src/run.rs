@@ -20,7 +20,7 @@ use crate::libdir::{self, LIBRARY, SONAMES};
 use crate::program::{self, Caller};
 
 /// Exit status when `uwarp run` itself fails, as in env(1) and nice(1); 126 and 127 are about the program.
-const OWN_FAILURE: u8 = 125;
+pub const OWN_FAILURE: u8 = 125;
 
 /// Every queue pair holds a descriptor. Containers may set a hard limit of a thousand million. Programs that
 /// close every descriptor below the soft limit would then take minutes to start; this many are enough.
@@ -28,6 +28,11 @@ pub const DESCRIPTORS_WANTED: u64 = 1 << 20;
 
 /// Does not return if the program starts.
 pub fn run(args: &RunArgs) -> ExitCode {
+    run_with(args, Vec::new())
+}
+
+/// The same with more variables for the program.
+pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode {
     let Some(name) = args.program.first() else {
         complain(&"no program given");
         return ExitCode::from(OWN_FAILURE);
@@ -67,6 +72,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
     }
     raise_descriptor_limit();
     variables.extend(options);
+    variables.extend(more);
     variables.push(("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH"))));
     let error = exec(&path, &args.program, &variables, !elf::is_elf(&file));
     complain(&format_args!("cannot execute {}: {error}{}", path.display(), reason(&path, &file)));

@@ -225,7 +225,7 @@ impl End {
         match job.over {
             Over::Raw(way) => {
                 if self.raw_udp.is_none() {
-                    self.raw_udp = Some(RawUdp::new(raw)?);
+                    self.raw_udp = Some(RawUdp::new(raw, link.datagram_address(raw)?)?);
                 }
                 let Some(udp) = &self.raw_udp else { return Ok(Answer::Done) };
                 raw_datagrams(udp, raw, way, job.work, role, time)

@@ -18,6 +18,7 @@ mod flow;
 mod fused;
 mod machine;
 mod many;
+mod mpi;
 mod paths;
 mod plan;
 mod protocol;
@@ -37,7 +38,7 @@ use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::{BenchArgs, BenchEndArgs, BenchPin};
+use crate::cli::{BenchArgs, BenchEndArgs, BenchPin, BenchWhat};
 use crate::{complain, libdir};
 use ends::{Ends, Place};
 use machine::Machine;
@@ -48,6 +49,9 @@ use ways::{Sweep, Way};
 
 /// Exit status 1 if something could not be measured; figures that miss their goal are not failures.
 pub fn run(args: &BenchArgs) -> ExitCode {
+    if args.what == BenchWhat::Mpi {
+        return mpi::run(args);
+    }
     match measure(args) {
         Ok(report) => {
             report.print(args.json);

@@ -135,6 +135,11 @@ impl Link {
         }
     }
 
+    /// The address that datagrams have as their source.
+    pub fn datagram_address(&self, raw: &Raw) -> Result<IpAddr> {
+        Ok(IpAddr::from(self.own_gid(raw)?.1).to_canonical())
+    }
+
     fn exchange_address(&self, raw: &mut Raw) -> Result<()> {
         let (high, low) = halves(self.own_gid(raw)?.1);
         raw.send_number(high)?;

@@ -1,0 +1,164 @@
+//! Which MPI a launcher belongs to, and which ways over a network are built into it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::cli::Transport;
+
+/// A launcher, such as mpirun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launcher {
+    pub kind: Kind,
+    pub version: String,
+    /// The ways that this MPI has. Empty: not known.
+    pub built: Vec<Way>,
+}
+
+/// The MPIs that differ in what they need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    OpenMpi,
+    Mpich,
+}
+
+/// What an MPI uses to reach a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Ucx,
+    Libfabric,
+    /// Open MPI's own use of verbs.
+    Openib,
+}
+
+impl Launcher {
+    /// Asks the launcher for its version, and its MPI for what is built in.
+    pub fn identify(path: &Path) -> Result<Self, String> {
+        let said = output(path, &["--version"]).unwrap_or_default();
+        let Some((kind, version)) = recognise(&said) else {
+            return Err(format!(
+                "{} is the launcher of no MPI that this command knows: `{} --version` names neither Open MPI \
+                 nor MPICH. Set by hand what the MPI needs, and use uwarp run",
+                path.display(),
+                path.display()
+            ));
+        };
+        let built = match kind {
+            Kind::OpenMpi => components(path),
+            Kind::Mpich => device(&said),
+        };
+        Ok(Self { kind, version, built })
+    }
+
+    /// The transport that is used if none is requested.
+    pub fn best(&self) -> Transport {
+        match self.built.is_empty() || self.built.contains(&Way::Ucx) {
+            true => Transport::Rc,
+            false => Transport::Ofi,
+        }
+    }
+
+    /// Whether nothing is missing for this transport.
+    pub fn can(&self, transport: Transport) -> bool {
+        super::plan::lacks(self, transport).is_none()
+    }
+
+    pub fn has(&self, way: Way) -> bool {
+        self.built.is_empty() || self.built.contains(&way)
+    }
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.version)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OpenMpi => "Open MPI",
+            Self::Mpich => "MPICH",
+        })
+    }
+}
+
+/// From what `--version` prints. Intel's launcher is a Hydra too, but names itself.
+fn recognise(said: &str) -> Option<(Kind, String)> {
+    let first = said.lines().next()?;
+    if said.contains("Intel") && said.contains("MPI Library") {
+        return None;
+    }
+    if first.contains("Open MPI") || first.contains("OpenRTE") {
+        return Some((Kind::OpenMpi, first.split_whitespace().last()?.to_owned()));
+    }
+    if first.contains("HYDRA") {
+        let version = said.lines().find_map(|line| line.trim().strip_prefix("Version:"))?;
+        return Some((Kind::Mpich, version.trim().to_owned()));
+    }
+    None
+}
+
+/// The components of an Open MPI, by the files of its plug-ins.
+fn components(launcher: &Path) -> Vec<Way> {
+    let info = beside(launcher, "ompi_info");
+    let said = output(&info, &["--path", "pkglibdir"]).unwrap_or_default();
+    let Some((_, directory)) = said.trim().split_once(':') else { return Vec::new() };
+    let directory = Path::new(directory.trim());
+    // A build without plug-ins has no such files.
+    if !directory.join("mca_btl_tcp.so").exists() {
+        return Vec::new();
+    }
+    let files = [
+        ("mca_pml_ucx.so", Way::Ucx),
+        ("mca_mtl_ofi.so", Way::Libfabric),
+        ("mca_btl_openib.so", Way::Openib),
+    ];
+    files.into_iter().filter(|(file, _)| directory.join(file).exists()).map(|(_, way)| way).collect()
+}
+
+/// The device of an MPICH, from how its launcher was configured: both are built at once.
+fn device(said: &str) -> Vec<Way> {
+    let configured = |device: &str| said.contains(&format!("--with-device={device}"));
+    match (configured("ch4:ucx"), configured("ch4:ofi")) {
+        (true, _) => vec![Way::Ucx],
+        (_, true) => vec![Way::Libfabric],
+        _ => Vec::new(),
+    }
+}
+
+/// A program of the same directory, or of PATH.
+fn beside(launcher: &Path, name: &str) -> PathBuf {
+    let there = launcher.with_file_name(name);
+    if there.exists() { there } else { name.into() }
+}
+
+fn output(program: &Path, arguments: &[&str]) -> Option<String> {
+    let out = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
+    Some(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launchers_are_recognised_by_their_version() {
+        let hydra =
+            "HYDRA build details:\n  Version:    4.0.2\n  Configure options: '--with-device=ch4:ucx'\n";
+        for (said, expected) in [
+            ("mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to\n", Some((Kind::OpenMpi, "4.1.4"))),
+            ("mpirun (Open MPI) 5.0.7\n", Some((Kind::OpenMpi, "5.0.7"))),
+            (hydra, Some((Kind::Mpich, "4.0.2"))),
+            ("Intel(R) MPI Library for Linux* OS, Version 2021.11\nHYDRA\n", None),
+            ("slurm 22.05.8\n", None),
+            ("", None),
+        ] {
+            let found = recognise(said);
+            assert_eq!(found.as_ref().map(|(kind, version)| (*kind, version.as_str())), expected, "{said}");
+        }
+        assert_eq!(device(hydra), [Way::Ucx]);
+        assert_eq!(device("'--with-device=ch4:ofi'"), [Way::Libfabric]);
+        assert_eq!(device("'--with-device=ch3:nemesis'"), []);
+    }
+}

@@ -1,0 +1,340 @@
+//! What each MPI needs for each transport: one table, and how it is carried out and printed.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+
+use clap::ValueEnum as _;
+
+use super::launcher::{Kind, Launcher, Way};
+use crate::cli::{DeviceOptions, Transport, View};
+
+/// What the user requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    pub transport: Transport,
+    /// Ranks of one host may use shared memory.
+    pub shared_memory: bool,
+}
+
+/// What is set, and why.
+#[derive(Debug)]
+struct Setting {
+    name: &'static str,
+    value: OsString,
+    why: &'static str,
+    /// The user's environment has another value, which stays.
+    kept: bool,
+}
+
+/// What is done before the launcher starts.
+#[derive(Debug)]
+pub struct Plan {
+    title: String,
+    settings: Vec<Setting>,
+    notes: Vec<&'static str>,
+    /// Inserted behind the launcher's name.
+    inserted: Vec<OsString>,
+    /// The view that the device must have.
+    pub view: Option<View>,
+    /// The device's files must be there.
+    pub files: bool,
+    /// Otherwise nothing of uwarp is loaded.
+    pub over_uwarp: bool,
+}
+
+/// One row of the table: a variable, its value without and with shared memory, and why.
+type Row = (&'static str, [&'static str; 2], &'static str);
+
+const UCX_RC: Row = (
+    "UCX_TLS",
+    ["rc_verbs,ud_verbs:aux,self", "rc_verbs,ud_verbs:aux,self,sm"],
+    "connected queue pairs; datagrams to bring them up",
+);
+const UCX_UD: Row = ("UCX_TLS", ["ud_verbs,self", "ud_verbs,self,sm"], "datagrams only");
+const UCX_TCP: Row = ("UCX_TLS", ["tcp,self", "tcp,self,sm"], "UCX's own TCP, without uwarp");
+
+/// MPICH 4.0 unpacks a fragment only if it ends where an element of a derived datatype ends. With this size
+/// (UCX's own is one byte less) the payload of each is a multiple of eight.
+const WHOLE_ELEMENTS: Row =
+    ("UCX_RC_VERBS_SEG_SIZE", ["8257"; 2], "MPICH 4.0 fails where a fragment ends inside an element");
+
+const OMPI_UCX: [Row; 4] = [
+    ("OMPI_MCA_pml", ["ucx"; 2], "messages go through UCX"),
+    ("OMPI_MCA_osc", ["ucx"; 2], "windows too"),
+    ("OMPI_MCA_opal_common_ucx_devices", ["any"; 2], "UCX may use a device that it does not know"),
+    ("OMPI_MCA_opal_common_ucx_tls", ["any"; 2], "and any transport"),
+];
+const OMPI_OFI: [Row; 4] = [
+    ("OMPI_MCA_pml", ["cm"; 2], "messages go through libfabric"),
+    ("OMPI_MCA_mtl", ["ofi"; 2], "messages go through libfabric"),
+    ("OMPI_MCA_mtl_ofi_provider_include", ["verbs;ofi_rxm"; 2], "over connected queue pairs"),
+    ("OMPI_MCA_osc", ["pt2pt"; 2], "windows by messages: this libfabric provider is refused for Put and Get"),
+];
+const OMPI_OPENIB: [Row; 5] = [
+    ("OMPI_MCA_pml", ["ob1"; 2], "messages go through Open MPI's own use of verbs"),
+    ("OMPI_MCA_btl", ["openib,self", "openib,self,vader"], "connected queue pairs, brought up by LID"),
+    ("OMPI_MCA_btl_openib_allow_ib", ["1"; 2], "it is switched off by default"),
+    // Its osc/rdma waits for ever now and then, and crashes in MPI_Compare_and_swap, over shared memory too.
+    ("OMPI_MCA_osc", ["pt2pt"; 2], "windows by messages"),
+    ("OMPI_MCA_btl_openib_warn_no_device_params_found", ["0"; 2], "it has no parameters for this device"),
+];
+const OMPI_TCP: [Row; 3] = [
+    ("OMPI_MCA_pml", ["ob1"; 2], "Open MPI's own transports, without uwarp"),
+    ("OMPI_MCA_btl", ["tcp,self", "tcp,self,vader"], "its TCP"),
+    ("OMPI_MCA_osc", ["pt2pt"; 2], "windows by messages"),
+];
+const MPICH_OFI: Row = ("FI_PROVIDER", ["verbs;ofi_rxm"; 2], "libfabric, over connected queue pairs");
+const MPICH_OFI_TCP: Row = ("FI_PROVIDER", ["tcp;ofi_rxm"; 2], "libfabric's own TCP, without uwarp");
+
+/// What this MPI would need for the transport and is built without.
+pub fn lacks(launcher: &Launcher, transport: Transport) -> Option<&'static str> {
+    let (way, name) = match transport {
+        Transport::Rc | Transport::Ud => (Way::Ucx, "UCX"),
+        Transport::Ofi => (Way::Libfabric, "libfabric"),
+        Transport::Openib => (Way::Openib, "the openib BTL, a part of Open MPI 4,"),
+        Transport::Tcp => return None,
+    };
+    let foreign = way == Way::Openib && launcher.kind == Kind::Mpich;
+    (foreign || !launcher.has(way)).then_some(name)
+}
+
+fn rows(launcher: &Launcher, transport: Transport) -> Result<Vec<Row>, String> {
+    if let Some(way) = lacks(launcher, transport) {
+        let others = Transport::value_variants().iter().filter(|other| lacks(launcher, **other).is_none());
+        let others: Vec<_> = others.map(|other| other.word()).collect();
+        return Err(format!(
+            "this {launcher} is built without {way}, which --transport {} needs. Use --transport {}",
+            transport.word(),
+            others.join(" or ")
+        ));
+    }
+    let with = |head: Row, rest: &[Row]| std::iter::once(head).chain(rest.iter().copied()).collect();
+    Ok(match (launcher.kind, transport) {
+        (Kind::OpenMpi, Transport::Rc) => with(UCX_RC, &OMPI_UCX),
+        (Kind::OpenMpi, Transport::Ud) => with(UCX_UD, &OMPI_UCX),
+        (Kind::OpenMpi, Transport::Ofi) => OMPI_OFI.to_vec(),
+        (_, Transport::Openib) => OMPI_OPENIB.to_vec(),
+        (Kind::OpenMpi, Transport::Tcp) => OMPI_TCP.to_vec(),
+        (Kind::Mpich, Transport::Rc) => vec![UCX_RC, WHOLE_ELEMENTS],
+        (Kind::Mpich, Transport::Ud) => vec![UCX_UD],
+        (Kind::Mpich, Transport::Ofi) => vec![MPICH_OFI],
+        (Kind::Mpich, Transport::Tcp) if launcher.has(Way::Ucx) => vec![UCX_TCP],
+        (Kind::Mpich, Transport::Tcp) => vec![MPICH_OFI_TCP],
+    })
+}
+
+impl Plan {
+    /// `environment` is the user's. A variable that is set there keeps its value.
+    pub fn new(
+        launcher: &Launcher,
+        wanted: Wanted,
+        device: &DeviceOptions,
+        environment: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, String> {
+        let transport = wanted.transport;
+        let rows = rows(launcher, transport)?;
+        let over_uwarp = transport != Transport::Tcp;
+        let view = (transport == Transport::Openib).then_some(View::Ib);
+        if let (Some(view), Transport::Rc | Transport::Ud) = (device.view, transport)
+            && view == View::Iwarp
+        {
+            return Err(format!(
+                "UCX uses no iWARP device, and --transport {} needs UCX. Leave out --as iwarp",
+                transport.word()
+            ));
+        }
+        if view.is_some() && device.view.is_some_and(|view| view != View::Ib) {
+            return Err(
+                "the openib BTL brings queue pairs up by LID. Use --as ib, or leave it out".to_owned()
+            );
+        }
+        let mut plan = Plan {
+            title: format!("{launcher}, transport {}", transport.word()),
+            settings: Vec::new(),
+            notes: Vec::new(),
+            inserted: Vec::new(),
+            view,
+            files: over_uwarp && transport != Transport::Ofi,
+            over_uwarp,
+        };
+        for (name, values, why) in rows {
+            plan.set(name, values[usize::from(wanted.shared_memory)].into(), why, &environment);
+        }
+        if over_uwarp && launcher.kind == Kind::OpenMpi {
+            plan.reach_other_hosts(device, &environment);
+        }
+        plan.note(launcher, wanted);
+        Ok(plan)
+    }
+
+    fn set(
+        &mut self,
+        name: &'static str,
+        value: OsString,
+        why: &'static str,
+        environment: &impl Fn(&str) -> Option<OsString>,
+    ) {
+        let theirs = environment(name);
+        let kept = theirs.as_ref().is_some_and(|theirs| *theirs != value);
+        self.settings.push(Setting { name, value: theirs.unwrap_or(value), why, kept });
+    }
+
+    /// Open MPI gives its daemons on other hosts no environment, and the ranks there have their daemon's. So
+    /// `uwarp run` starts the daemon. What it cannot know goes through mpirun's `-x`.
+    fn reach_other_hosts(&mut self, device: &DeviceOptions, environment: &impl Fn(&str) -> Option<OsString>) {
+        let Ok(uwarp) = env::current_exe() else { return };
+        let mut agent = uwarp.into_os_string();
+        agent.push(" run");
+        let view = DeviceOptions { view: device.view.or(self.view), devices: device.devices };
+        for (name, value) in view.environment() {
+            agent.push(if name == "UWARP_VIEW" { " --as " } else { " --devices " });
+            agent.push(value);
+        }
+        agent.push(if self.files { " --files on -- orted" } else { " -- orted" });
+        self.set(
+            "OMPI_MCA_orte_launch_agent",
+            agent,
+            "ranks of other hosts run over uwarp, too",
+            environment,
+        );
+        // mpirun passes variables that begin with OMPI_ by itself.
+        let names =
+            self.settings.iter().map(|setting| setting.name).filter(|name| !name.starts_with("OMPI_"));
+        self.inserted = names.flat_map(|name| ["-x".into(), name.into()]).collect();
+    }
+
+    fn note(&mut self, launcher: &Launcher, wanted: Wanted) {
+        let both = wanted.shared_memory && wanted.transport != Transport::Ofi;
+        if self.over_uwarp && both {
+            self.notes.push("Ranks of one host use shared memory; with --shared-memory off, uwarp");
+        }
+        if self.files && launcher.kind == Kind::Mpich {
+            self.notes.push(
+                "On other hosts, UCX finds the device only if uwarp run --files on -- starts each rank",
+            );
+        }
+        if self.over_uwarp {
+            self.notes.push("On other hosts, uwarp must be in the same place");
+        }
+    }
+
+    /// The launcher's name and arguments.
+    pub fn command(&self, words: &[OsString]) -> Vec<OsString> {
+        let (name, rest) = words.split_at(words.len().min(1));
+        [name, &self.inserted, rest].concat()
+    }
+
+    /// For the launcher's environment.
+    pub fn variables(&self) -> Vec<(&'static str, OsString)> {
+        self.settings.iter().map(|setting| (setting.name, setting.value.clone())).collect()
+    }
+
+    /// The plan for people.
+    pub fn lines(&self, words: &[OsString]) -> Vec<String> {
+        let mut lines = vec![self.title.clone()];
+        for Setting { name, value, why, kept } in &self.settings {
+            let why = if *kept { "as your environment has it" } else { why };
+            lines.push(format!("  {name}={}   ({why})", value.display()));
+        }
+        if self.files {
+            lines.push("  --files on   (it looks for the device below /sys and /dev)".to_owned());
+        }
+        if let Some(view) = self.view.and_then(|view| view.to_possible_value()) {
+            lines.push(format!("  --as {}   (it brings queue pairs up by LID)", view.get_name()));
+        }
+        lines.extend(self.notes.iter().map(|note| format!("  {note}")));
+        let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
+        lines.push(format!("  {}", words.join(" ")));
+        lines
+    }
+}
+
+/// As a shell would have to read it.
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launcher(kind: Kind, built: &[Way]) -> Launcher {
+        Launcher { kind, version: "4".to_owned(), built: built.to_vec() }
+    }
+
+    fn plan(launcher: &Launcher, transport: Transport, shared_memory: bool) -> Result<Plan, String> {
+        Plan::new(launcher, Wanted { transport, shared_memory }, &DeviceOptions::default(), |_| None)
+    }
+
+    fn value(plan: &Plan, name: &str) -> Option<String> {
+        let found = plan.settings.iter().find(|setting| setting.name == name)?;
+        Some(found.value.display().to_string())
+    }
+
+    #[test]
+    fn every_transport_of_a_complete_mpi_has_a_plan() {
+        for transport in Transport::value_variants() {
+            let plan = plan(&launcher(Kind::OpenMpi, &[]), *transport, false).unwrap();
+            assert_eq!(plan.over_uwarp, *transport != Transport::Tcp);
+            assert_eq!(plan.files, matches!(transport, Transport::Rc | Transport::Ud | Transport::Openib));
+            // What would carry the ranks of one host past uwarp.
+            let text = plan.lines(&[]).join("\n");
+            assert!(!text.contains(",sm") && !text.contains("vader"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_built_in_is_refused_with_what_works_instead() {
+        let ucx = launcher(Kind::Mpich, &[Way::Ucx]);
+        let reason = plan(&ucx, Transport::Ofi, true).unwrap_err();
+        assert!(reason.ends_with("Use --transport rc or ud or tcp"), "{reason}");
+        let ofi = launcher(Kind::Mpich, &[Way::Libfabric]);
+        assert_eq!(ofi.best(), Transport::Ofi);
+        let reason = plan(&ofi, Transport::Rc, true).unwrap_err();
+        assert!(reason.ends_with("Use --transport ofi or tcp"), "{reason}");
+        assert!(plan(&ucx, Transport::Openib, true).is_err());
+    }
+
+    #[test]
+    fn views_that_cannot_work_are_refused() {
+        let ompi = launcher(Kind::OpenMpi, &[]);
+        for (transport, view, works) in [
+            (Transport::Rc, View::Iwarp, false),
+            (Transport::Ud, View::Iwarp, false),
+            (Transport::Ofi, View::Iwarp, true),
+            (Transport::Openib, View::Roce, false),
+            (Transport::Openib, View::Ib, true),
+        ] {
+            let device = DeviceOptions { view: Some(view), ..Default::default() };
+            let plan = Plan::new(&ompi, Wanted { transport, shared_memory: true }, &device, |_| None);
+            assert_eq!(plan.is_ok(), works, "{transport:?} {view:?}");
+        }
+    }
+
+    #[test]
+    fn the_users_own_settings_stay() {
+        let ompi = launcher(Kind::OpenMpi, &[]);
+        let theirs = |name: &str| (name == "UCX_TLS").then(|| OsString::from("rc_verbs"));
+        let wanted = Wanted { transport: Transport::Rc, shared_memory: true };
+        let plan = Plan::new(&ompi, wanted, &DeviceOptions::default(), theirs).unwrap();
+        assert_eq!(value(&plan, "UCX_TLS").as_deref(), Some("rc_verbs"));
+        assert!(plan.lines(&[])[1].ends_with("(as your environment has it)"));
+    }
+
+    #[test]
+    fn other_hosts_get_the_same() {
+        let plan = plan(&launcher(Kind::OpenMpi, &[]), Transport::Openib, true).unwrap();
+        let agent = value(&plan, "OMPI_MCA_orte_launch_agent").unwrap();
+        assert!(agent.ends_with(" run --as ib --files on -- orted"), "{agent}");
+        let words = ["mpirun", "-np", "2"].map(OsString::from);
+        assert_eq!(plan.command(&words), words, "mpirun passes OMPI_ variables by itself");
+        let rc = super::tests::plan(&launcher(Kind::OpenMpi, &[]), Transport::Rc, true).unwrap();
+        assert_eq!(rc.command(&words), ["mpirun", "-x", "UCX_TLS", "-np", "2"]);
+    }
+}
