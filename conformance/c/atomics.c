@@ -82,7 +82,7 @@ static void attributes(void)
 
 	enter_with((struct options){ 0 });
 	MUST(ibv_query_device(p.c.id->verbs, &attr) == 0 && ibv_query_device_ex(p.c.id->verbs, NULL, &ex) == 0);
-	check(attr.atomic_cap == (as_iwarp() ? IBV_ATOMIC_NONE : IBV_ATOMIC_GLOB), "atomic_cap", "%d", attr.atomic_cap);
+	check(attr.atomic_cap == (as_iwarp() ? IBV_ATOMIC_NONE : IBV_ATOMIC_HCA), "atomic_cap", "%d", attr.atomic_cap);
 	check(ex.orig_attr.atomic_cap == attr.atomic_cap, "the same of query_device_ex", "%d", ex.orig_attr.atomic_cap);
 	check(ex.pci_atomic_caps.fetch_add == 0 && ex.pci_atomic_caps.compare_swap == 0, "no atomics over PCI", "some");
 	/* They work in every view between two ends of this library. */

@@ -71,6 +71,16 @@ static void notifying(void)
 	send_empty(&p, 0);
 	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "req_notify_cq is one shot", "a second event");
 	poll_one(p.s.rcq);
+	/* UCX polls until nothing is there, arms, and waits. */
+	send_empty(&p, 0);
+	check_errno(ibv_req_notify_cq(p.s.rcq, 0), 0, "req_notify_cq behind a completion that made no event");
+	check(cq_event(&p.s, p.s.rcq, LIMIT_MS), "it makes one now", "none");
+	check_errno(ibv_req_notify_cq(p.s.rcq, 0), 0, "req_notify_cq behind a completion that made one");
+	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "it makes no other", "an event");
+	poll_one(p.s.rcq);
+	send_empty(&p, 0);
+	check(cq_event(&p.s, p.s.rcq, LIMIT_MS), "but the next completion does", "none");
+	poll_one(p.s.rcq);
 	check_errno(ibv_req_notify_cq(p.s.rcq, 1), 0, "req_notify_cq, solicited only");
 	send_empty(&p, 0);
 	check(!cq_event(&p.s, p.s.rcq, QUIET_MS), "a plain Send does not meet solicited only", "an event");
@@ -278,6 +288,8 @@ static void purging(void)
 	/* Its completion is there once the peer's is, but is not polled. */
 	for (uint64_t end = now_ms() + LIMIT_MS; now_ms() < end && poll_within(p.s.scq, &wc, QUIET_MS);)
 		;
+	MUST(ibv_req_notify_cq(p.s.rcq, 0) == 0);
+	MUST(cq_event(&p.s, p.s.rcq, LIMIT_MS));
 	MUST(ibv_req_notify_cq(p.s.rcq, 0) == 0);
 	rdma_destroy_qp(p.s.id);
 	p.s.qp = NULL;

@@ -430,12 +430,52 @@ static void threads(void)
 	close_device();
 }
 
+static struct end cancelled;
+static volatile bool survived;
+
+/* Calls nothing but verbs after its own cancellation: printing may be a cancellation point. */
+static void *call_verbs(void *argument)
+{
+	uint64_t end = now_ms() + LIMIT_MS;
+	struct ibv_sge sge;
+	struct ibv_wc wc;
+	struct ibv_send_wr wr = request(&cancelled, &cancelled, &sge, 100);
+
+	(void)argument;
+	pthread_cancel(pthread_self());
+	receive(&cancelled, 0);
+	if (post_wr(&cancelled, wr) == 0)
+		while (!survived && now_ms() < end)
+			survived = ibv_poll_cq(cancelled.rcq, 1, &wc) == 1 && wc.byte_len == GRH + 100;
+	pthread_testcancel();
+	return NULL;
+}
+
+/* Posting and polling are no cancellation points: the thread would end with the locks of the queue pair. */
+static void cancelling(void)
+{
+	pthread_t thread;
+	void *result;
+
+	open_device();
+	end_open(&cancelled);
+	MUST(pthread_create(&thread, NULL, call_verbs, NULL) == 0);
+	MUST(pthread_join(thread, &result) == 0);
+	check(survived && result == PTHREAD_CANCELED, "a cancelled thread posts and polls, and ends after it", NULL);
+	MUST(poll_one(cancelled.scq).status == IBV_WC_SUCCESS);
+	receive(&cancelled, 1);
+	send_to(&cancelled, &cancelled, 200);
+	want_message(&cancelled, 200, "another thread then uses the queue pair");
+	end_close(&cancelled);
+	close_device();
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "sharing", sharing }, { "many", many }, { "extended", extended }, { "soliciting", soliciting },
 		{ "draining", draining }, { "resetting", resetting }, { "destroying", destroying }, { "forking", forking },
-		{ "threads", threads },
+		{ "threads", threads }, { "cancelling", cancelling },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -70,6 +70,7 @@ static void device(void)
 	check_errno(ibv_query_device(ctx, &attr), 0, "query_device");
 	check(attr.max_qp > 0 && attr.max_qp_wr > 0 && attr.max_sge > 0 && attr.max_cq > 0 && attr.max_cqe > 0 &&
 	      attr.max_mr > 0 && attr.max_pd > 0 && attr.max_qp_rd_atom > 0 && attr.max_mr_size > 0 &&
+	      attr.max_ah > 0 && attr.max_mcast_grp > 0 && attr.max_mcast_qp_attach > 0 && attr.max_mw > 0 &&
 	      attr.phys_port_cnt == 1, "no limit is zero", "qp %d wr %d sge %d cq %d cqe %d", attr.max_qp,
 	      attr.max_qp_wr, attr.max_sge, attr.max_cq, attr.max_cqe);
 	check_errno(ibv_query_port(ctx, 1, &port), 0, "query_port 1");

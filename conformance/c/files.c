@@ -206,6 +206,9 @@ static void names(void)
 	char text[PATH_MAX], *name = realpath(DEVICE "/../uwarp0/ports/", text);
 	EXPECT(name && !strcmp(name, DEVICE "/ports"), "realpath");
 	EXPECT(realpath(CLASS "/none", text) == NULL && errno == ENOENT, "realpath of nothing");
+	/* As Mooncake looks for the hardware. */
+	name = realpath(DEVICE "/../..", text);
+	EXPECT(name && !strncmp(name, "/sys/", 5), "realpath of what is above the device");
 	name = realpath(UVERBS, NULL);
 	EXPECT(name && !strcmp(name, UVERBS), "realpath of a device");
 	free(name);

@@ -7,124 +7,10 @@
  * Every byte the server maps for its peers is 0xa5 until somebody writes it; after each connection it says
  * which bytes changed and paints them again. A page without any access lies on both sides of every region,
  * so that a byte beyond it is a signal, and within the region's own pages the paint tells. */
-#include <inttypes.h>
-#include <sys/mman.h>
-
 #include "common.h"
+#include "victim_memory.h"
 
-#define PAINT 0xa5
-#define SLOTS 16
-#define SLOT 1024
 #define INNOCENT (64u << 10)
-
-/* ------------------------------------------------------------- memory */
-
-struct region {
-	const char *name;
-	size_t before, len, after;	/* paint around the region, so that all three fill pages */
-	int access;			/* of the region; 0 for none */
-	bool stranger;			/* in another protection domain */
-	const char *over;		/* the region whose buffer this is another key of */
-	unsigned char *at;
-	struct ibv_mr *mr;
-};
-
-#define PAGE 4096u
-#define LOCAL IBV_ACCESS_LOCAL_WRITE
-#define READ IBV_ACCESS_REMOTE_READ
-#define WRITE IBV_ACCESS_REMOTE_WRITE
-
-static struct region regions[] = {
-	{ .name = "write", .len = 2 * PAGE, .access = LOCAL | WRITE },
-	{ .name = "read", .len = 2 * PAGE, .access = READ },
-	{ .name = "both", .len = 256 * PAGE, .access = LOCAL | READ | WRITE },
-	{ .name = "odd", .before = 1500, .len = 1000, .after = PAGE - 2500, .access = LOCAL | READ | WRITE },
-	{ .name = "edge", .before = PAGE - 100, .len = 100, .access = LOCAL | READ | WRITE },
-	{ .name = "start", .len = 100, .after = PAGE - 100, .access = LOCAL | READ | WRITE },
-	{ .name = "empty", .before = 2000, .after = PAGE - 2000, .access = LOCAL | READ | WRITE },
-	{ .name = "local", .len = PAGE, .access = LOCAL },
-	{ .name = "foreign", .len = PAGE, .access = LOCAL | READ | WRITE, .stranger = true },
-	{ .name = "dead", .len = PAGE, .access = LOCAL | READ | WRITE },
-	{ .name = "recv", .len = SLOTS * SLOT, .access = LOCAL },
-	{ .name = "sink", .len = PAGE, .access = LOCAL },
-	{ .name = "readers", .len = PAGE, .access = READ, .over = "write" },
-	{ .name = "strangers", .len = PAGE, .access = LOCAL | READ | WRITE, .stranger = true, .over = "write" },
-};
-#define REGIONS (sizeof regions / sizeof *regions)
-
-static struct ibv_context *context;
-static struct ibv_pd *pd, *other_pd;
-
-/* Pages for length bytes with a page without access before and behind. */
-static unsigned char *guarded(size_t length)
-{
-	unsigned char *all = mmap(NULL, length + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	MUST(all != MAP_FAILED);
-	MUST(length == 0 || mprotect(all + PAGE, length, PROT_READ | PROT_WRITE) == 0);
-	return all + PAGE;
-}
-
-static struct region *region(const char *name)
-{
-	for (size_t i = 0; i < REGIONS; i++)
-		if (!strcmp(regions[i].name, name))
-			return &regions[i];
-	die("no region %s", name);
-	return NULL;
-}
-
-static size_t body_of(const struct region *r)
-{
-	return r->before + r->len + r->after;
-}
-
-static void register_all(void)
-{
-	for (size_t i = 0; i < REGIONS; i++) {
-		struct region *r = &regions[i];
-
-		if (!r->at)
-			r->at = r->over ? region(r->over)->at : guarded(body_of(r)) + r->before;
-		MUST(mprotect(r->at - r->before, body_of(r), PROT_READ | PROT_WRITE) == 0);
-		memset(r->at - r->before, PAINT, body_of(r));
-		if (r->mr)
-			MUST(ibv_dereg_mr(r->mr) == 0);
-		MUST(r->mr = ibv_reg_mr(r->stranger ? other_pd : pd, r->at, r->len, r->access));
-		printf("region %s %u %" PRIuPTR " %zu\n", r->name, r->mr->rkey, (uintptr_t)r->at, r->len);
-		if (!strcmp(r->name, "dead")) {
-			MUST(ibv_dereg_mr(r->mr) == 0);
-			r->mr = NULL;
-		}
-	}
-}
-
-/* Says which bytes of each region's pages changed, as NAME:FIRST-LAST counted from the region's start, and
- * paints them. */
-static void print_changes(void)
-{
-	const char *comma = "";
-
-	printf(" changed=");
-	for (size_t i = 0; i < REGIONS; i++) {
-		const struct region *r = &regions[i];
-		unsigned char *p = r->at - r->before;
-		size_t n = body_of(r), first = 0, last = n;
-
-		/* What was retired cannot be looked at, and could not be written. */
-		if (r->over || (!r->mr && strcmp(r->name, "dead")))
-			continue;
-		if (p[0] == PAINT && !memcmp(p, p + 1, n - 1))
-			continue;
-		while (p[first] == PAINT)
-			first++;
-		while (p[last - 1] == PAINT)
-			last--;
-		printf("%s%s:%ld-%ld", comma, r->name, (long)first - (long)r->before, (long)last - 1 - (long)r->before);
-		comma = ",";
-		memset(p, PAINT, n);
-	}
-}
 
 /* ------------------------------------------------------------- connections */
 
@@ -141,7 +27,7 @@ struct conn {
 
 /* What the next connection gets. */
 static struct {
-	unsigned int recvs, recvlen, reads, readlen, sends, sendlen, hold, cqe;
+	unsigned int recvs, recvlen, reads, readlen, sends, sendlen, atomics, hold, cqe;
 	unsigned int qp_access, rnr, timer, depth, stranger;
 } profile;
 
@@ -224,6 +110,17 @@ static void post_work(struct conn *c)
 
 		(void)ibv_post_send(c->id->qp, &wr, &bad);
 	}
+	for (unsigned int i = 0; i < profile.atomics; i++) {
+		struct ibv_sge sge = { (uintptr_t)sink->at + i * 8, 8, sink->mr->lkey };
+		struct ibv_send_wr wr = {
+			.wr_id = 200 + i, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+			.send_flags = IBV_SEND_SIGNALED, .wr.atomic = { 0x1000, 1, 0, 0x01010101 },
+		}, *bad;
+		int refused = ibv_post_send(c->id->qp, &wr, &bad);
+
+		if (refused)
+			note(c->sends, sizeof c->sends, "%s", refused == EOPNOTSUPP ? "unsupported" : "refused");
+	}
 	for (unsigned int i = 0; i < profile.sends; i++) {
 		struct ibv_sge sge = { (uintptr_t)local->at, profile.sendlen, local->mr->lkey };
 		struct ibv_send_wr wr = {
@@ -270,17 +167,21 @@ static struct conn *new_conn(struct rdma_cm_id *id)
 	return c;
 }
 
+static void note_completion(char *list, size_t size, const struct ibv_wc *wc)
+{
+	if (wc->status == IBV_WC_SUCCESS)
+		note(list, size, "ok%u", wc->byte_len);
+	else
+		note(list, size, "e%d", wc->status);
+}
+
 static void drain(struct ibv_cq *cq, char *list, size_t size)
 {
 	struct ibv_wc wc;
 	int n;
 
-	while ((n = ibv_poll_cq(cq, 1, &wc)) == 1) {
-		if (wc.status == IBV_WC_SUCCESS)
-			note(list, size, "ok%u", wc.byte_len);
-		else
-			note(list, size, "e%d", wc.status);
-	}
+	while ((n = ibv_poll_cq(cq, 1, &wc)) == 1)
+		note_completion(list, size, &wc);
 	if (n < 0)
 		note(list, size, "poll%d", n);
 }
@@ -488,6 +389,117 @@ static void handle_event(void)
 	}
 }
 
+/* ------------------------------------------------------------- windows */
+
+static struct window {
+	char name[16];
+	struct ibv_mw *mw;
+} windows[16];
+#define WINDOWS (sizeof windows / sizeof *windows)
+
+/* The window of this name, or a free place for it. */
+static struct window *window(const char *name)
+{
+	struct window *w = windows;
+
+	while (w < windows + WINDOWS && !(w->mw && !strcmp(w->name, name)))
+		w++;
+	for (size_t i = 0; w == windows + WINDOWS && i < WINDOWS; i++)
+		if (!windows[i].mw)
+			w = &windows[i];
+	MUST(w < windows + WINDOWS);
+	return w;
+}
+
+static void free_window(struct window *w)
+{
+	MUST(w->mw && ibv_dealloc_mw(w->mw) == 0);
+	w->mw = NULL;
+}
+
+static struct conn *latest(void)
+{
+	struct conn *c = conns;
+
+	while (c && c->innocent)
+		c = c->next;
+	return c;
+}
+
+/* The latest connection, when it takes work requests. */
+static struct conn *established(void)
+{
+	while (!latest() || !latest()->established) {
+		MUST(readable(channel->fd, LIMIT_MS));
+		handle_event();
+	}
+	return latest();
+}
+
+/* A work request on windows has been posted with this number. Waits until it has succeeded. */
+static void done_with(struct conn *c, uint64_t number)
+{
+	struct ibv_wc wc;
+
+	do {
+		MUST(poll_within(c->scq, &wc, LIMIT_MS));
+		if (wc.wr_id != number || wc.status != IBV_WC_SUCCESS)
+			note_completion(c->sends, sizeof c->sends, &wc);
+	} while (wc.wr_id != number);
+}
+
+#define WINDOW_WORK 1000
+
+/* Binds a window by the latest connection: NAME TYPE REGION OFFSET LENGTH ACCESS [KEY]. A length of 0 unbinds
+ * one of type 1. The last byte of a type 2 key is KEY. */
+static void bind_window(const char *words)
+{
+	struct conn *c = established();
+	char name[16], over[16];
+	unsigned int type, access, key = 0x77;
+	unsigned long offset, length;
+	struct ibv_mw_bind_info info;
+	struct window *w;
+
+	MUST(sscanf(words, "%15s %u %15s %lu %lu %u %u", name, &type, over, &offset, &length, &access, &key) >= 6);
+	w = window(name);
+	strcpy(w->name, name);
+	if (!w->mw)
+		MUST(w->mw = ibv_alloc_mw(c->id->qp->pd, type == 1 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2));
+	info = (struct ibv_mw_bind_info){
+		.mr = region(over)->mr, .addr = (uintptr_t)region(over)->at + offset, .length = length,
+		.mw_access_flags = access,
+	};
+	if (type == 1) {
+		struct ibv_mw_bind bind = { .wr_id = WINDOW_WORK, .send_flags = IBV_SEND_SIGNALED, .bind_info = info };
+
+		MUST(ibv_bind_mw(c->id->qp, w->mw, &bind) == 0);
+	} else {
+		struct ibv_send_wr wr = {
+			.wr_id = WINDOW_WORK, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED,
+			.bind_mw = { w->mw, (w->mw->rkey & ~0xFFu) | key, info },
+		}, *bad;
+
+		MUST(ibv_post_send(c->id->qp, &wr, &bad) == 0);
+		w->mw->rkey = wr.bind_mw.rkey;
+	}
+	done_with(c, WINDOW_WORK);
+	printf("region %s %u %" PRIu64 " %lu\n", name, w->mw->rkey, access & IBV_ACCESS_ZERO_BASED ? 0 : info.addr,
+	       length);
+}
+
+static void invalidate_window(const char *name)
+{
+	struct conn *c = established();
+	struct ibv_send_wr wr = {
+		.wr_id = WINDOW_WORK, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED,
+		.invalidate_rkey = window(name)->mw->rkey,
+	}, *bad;
+
+	MUST(ibv_post_send(c->id->qp, &wr, &bad) == 0);
+	done_with(c, WINDOW_WORK);
+}
+
 /* ------------------------------------------------------------- commands */
 
 static void set_profile(char *words)
@@ -495,6 +507,7 @@ static void set_profile(char *words)
 	static const struct { const char *name; unsigned int *value; } names[] = {
 		{ "recvs", &profile.recvs }, { "recvlen", &profile.recvlen }, { "reads", &profile.reads },
 		{ "readlen", &profile.readlen }, { "sends", &profile.sends }, { "sendlen", &profile.sendlen },
+		{ "atomics", &profile.atomics },
 		{ "hold", &profile.hold }, { "cqe", &profile.cqe }, { "access", &profile.qp_access },
 		{ "rnr", &profile.rnr }, { "timer", &profile.timer }, { "depth", &profile.depth },
 		{ "stranger", &profile.stranger },
@@ -516,15 +529,6 @@ static void set_profile(char *words)
 		if (!known)
 			die("no setting %s", word);
 	}
-}
-
-static struct conn *latest(void)
-{
-	struct conn *c = conns;
-
-	while (c && c->innocent)
-		c = c->next;
-	return c;
 }
 
 static void connect_to(int port)
@@ -573,7 +577,16 @@ static void command(char *line)
 	} else if (!strcmp(line, "disconnect")) {
 		if (latest())
 			rdma_disconnect(latest()->id);
+	} else if (!strcmp(line, "window")) {
+		bind_window(rest);
+	} else if (!strcmp(line, "invalidate")) {
+		invalidate_window(rest);
+	} else if (!strcmp(line, "dealloc")) {
+		free_window(window(rest));
 	} else if (!strcmp(line, "renew")) {
+		for (size_t i = 0; i < WINDOWS; i++)
+			if (windows[i].mw)
+				free_window(&windows[i]);
 		register_all();
 	} else if (!strcmp(line, "retire")) {
 		/* The key is taken back and the memory is gone the moment after: whoever is late meets a signal. */

@@ -35,3 +35,12 @@ pub fn build_by(compiler: &str, name: &str, dir: &Path, options: &str) -> Outcom
         .run_ok()?;
     Ok(program)
 }
+
+/// The same of `c/NAME.cc`, by `g++`.
+pub fn build_cpp(name: &str, dir: &Path, options: &str) -> Outcome<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{name}.cc"));
+    let program = dir.join(name);
+    let compiler = Cmd::line("g++ -std=c++17 -O1 -g -Wall -Wextra -Werror -pthread -o").arg(&program);
+    compiler.arg(&source).args(options).limit(Duration::from_secs(600)).run_ok()?;
+    Ok(program)
+}

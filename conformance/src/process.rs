@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -24,6 +25,18 @@ pub const DEFAULT_LIMIT: Duration = Duration::from_secs(240);
 /// How long beyond its limit the outer guard lets a program live. The guard is only for the case that the
 /// test process itself is killed and cannot clean up.
 const GUARD: Duration = Duration::from_secs(60);
+
+/// What is started while [`record`] runs something.
+static RECORD: Mutex<Option<Vec<Cmd>>> = Mutex::new(None);
+
+/// Runs something, and keeps every command that is started meanwhile, by any thread. One at a time.
+pub fn record<T>(run: impl FnOnce() -> T) -> (T, Vec<Cmd>) {
+    let set = |to| RECORD.lock().unwrap_or_else(|e| e.into_inner()).replace(to);
+    set(Vec::new());
+    let result = run();
+    let started = RECORD.lock().unwrap_or_else(|e| e.into_inner()).take();
+    (result, started.unwrap_or_default())
+}
 
 /// A program to be run: arguments, environment, place and time limit.
 #[derive(Clone)]
@@ -112,6 +125,17 @@ impl Cmd {
         self
     }
 
+    /// The program and its arguments.
+    pub fn words(&self) -> impl Iterator<Item = String> + '_ {
+        self.argv.iter().map(|word| word.to_string_lossy().into_owned())
+    }
+
+    /// The environment variables that are set for it alone; the last one of a name counts.
+    pub fn variables(&self) -> impl Iterator<Item = (String, String)> + '_ {
+        let text = |word: &OsString| word.to_string_lossy().into_owned();
+        self.env.iter().map(move |(name, value)| (text(name), text(value)))
+    }
+
     /// The command as a person would type it.
     pub fn shown(&self) -> String {
         let mut out = String::new();
@@ -127,6 +151,9 @@ impl Cmd {
     /// Starts it. Fails when the program is not installed.
     pub fn spawn(&self) -> Outcome<Running> {
         let program = find_program(&self.argv[0])?;
+        if let Some(started) = RECORD.lock().unwrap_or_else(|e| e.into_inner()).as_mut() {
+            started.push(self.clone());
+        }
         let mut argv: Vec<OsString> = Vec::new();
         if let Some(ns) = &self.ns {
             argv.extend(["ip", "netns", "exec", ns].map(OsString::from));
@@ -419,7 +446,7 @@ fn contents(file: &File) -> String {
 
 /// Finds a program as a root shell would; for a missing one, the failure names its Debian package if it is
 /// known.
-fn find_program(name: &OsStr) -> Outcome<PathBuf> {
+pub fn find_program(name: &OsStr) -> Outcome<PathBuf> {
     let path = PathBuf::from(name);
     if path.components().count() > 1 {
         return if path.exists() { Ok(path) } else { fail!("{} is not there", path.display()) };
@@ -494,6 +521,16 @@ mod tests {
     fn missing_program_says_what_to_install() {
         let err = Cmd::new("ib_no_such_program").run().unwrap_err().0;
         assert!(err.contains("apt-get install perftest"), "{err}");
+    }
+
+    #[test]
+    fn commands_are_recorded_as_they_start() {
+        let cmd = Cmd::line("true a").env("B", "c");
+        let (ok, started) = record(|| cmd.run().is_ok());
+        // Other tests start programs meanwhile.
+        let mut found = started.iter().filter(|cmd| cmd.words().eq(["true", "a"]));
+        let variables: Vec<_> = found.next().expect("the command").variables().collect();
+        assert_eq!((ok, variables), (true, vec![("B".to_owned(), "c".to_owned())]));
     }
 
     #[test]

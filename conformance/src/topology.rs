@@ -119,13 +119,20 @@ impl PortBlock {
     }
 }
 
+static BLOCKS: Mutex<Vec<PortBlock>> = Mutex::new(Vec::new());
+
+/// Whether [`free_port`] has returned this number in this process.
+pub fn is_given_port(port: u16) -> bool {
+    let blocks = BLOCKS.lock().unwrap_or_else(|e| e.into_inner());
+    blocks.iter().any(|block| (block.first..block.first + block.used).contains(&port))
+}
+
 /// A TCP port nobody listens on here. Never the same one twice, in this process and in those that run beside
 /// it: a server binds its port some time after this has returned.
 ///
 /// # Panics
 /// When other processes have all ports.
 pub fn free_port() -> u16 {
-    static BLOCKS: Mutex<Vec<PortBlock>> = Mutex::new(Vec::new());
     let mut blocks = BLOCKS.lock().unwrap_or_else(|e| e.into_inner());
     loop {
         if blocks.last().is_none_or(|block| block.used == BLOCK) {
@@ -152,6 +159,7 @@ mod tests {
     fn ports_are_handed_out_once_and_from_blocks_of_this_process() {
         let ports: BTreeSet<u16> = (0..150).map(|_| free_port()).collect();
         assert_eq!(ports.len(), 150);
+        assert!(ports.iter().all(|port| is_given_port(*port)));
         let blocks: BTreeSet<u16> = ports.iter().map(|port| (port - 20_000) / BLOCK).collect();
         for block in blocks {
             let name = UnixAddr::from_abstract_name(format!("uwarp-test-ports-{block}")).unwrap();

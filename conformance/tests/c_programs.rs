@@ -3,12 +3,12 @@
 //! (`completions`), registered memory that is unmapped (`unmapped`), limits that are reached (`limits`),
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
-//! `datagram_life`, `uwarpdv`), events whose cause is outside (`events`), a device for each interface
-//! (`devices`), what is called through the context (`extended`), connections for a datagram queue pair's
-//! number (`stand_in`), the interface of 2006 (`old`), the device's files below /sys and /dev (`files`), data
-//! integrity between two processes (`verify`, `random`), and connections that come and go in many threads
-//! without anything growing (`soak`). Each prints one line per statement; a line that begins with FAIL fails
-//! the case.
+//! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), events whose cause is outside
+//! (`events`), a device for each interface (`devices`), what is called through the context (`extended`),
+//! connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's
+//! files below /sys and /dev (`files`), data integrity between two processes (`verify`, `random`), and
+//! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
+//! statement; a line that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 19] = [
+const GROUPS: [(&str, &[&str]); 20] = [
     (
         "errno_table",
         &[
@@ -149,6 +149,7 @@ const GROUPS: [(&str, &[&str]); 19] = [
             "destroying",
             "forking",
             "threads",
+            "cancelling",
         ],
     ),
     ("uwarpdv", &["larger", "errors", "refused"]),
@@ -158,6 +159,30 @@ const GROUPS: [(&str, &[&str]); 19] = [
     ("extended", &["reading", "times", "creating", "domains", "buffers", "advising", "refused", "gids"]),
     ("atomics", &["numbers", "attributes", "refused", "extended", "contended"]),
     ("windows", &["type_1", "type_2", "of_one_queue_pair", "wrong", "extended"]),
+    (
+        "rsockets",
+        &[
+            "states",
+            "addresses",
+            "options",
+            "nonblocking",
+            "backpressure",
+            "vectors",
+            "half_closed",
+            "come_and_gone",
+            "killed",
+            "both_ways",
+            "many",
+            "waking",
+            "interrupted",
+            "mapped",
+            "sets",
+            "closed_wrongly",
+            "closing",
+            "forking",
+            "datagrams",
+        ],
+    ),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended"]),
 ];
 
@@ -261,6 +286,17 @@ fn main() -> ExitCode {
         let many = programs.clone();
         trials
             .push(Trial::test(format!("devices {group}, in a namespace"), move || Ok(many.devices(group)?)));
+    }
+    // All groups: IPv6, the messages of iWARP, and an RNIC.
+    for (address, env) in [
+        ("::1", [("UWARP_PEER", "on")]),
+        ("127.0.0.1", [("UWARP_PEER", "off")]),
+        ("::1", [("UWARP_VIEW", "iwarp")]),
+    ] {
+        let sockets = programs.clone();
+        trials.push(Trial::test(format!("rsockets {address} {}={}", env[0].0, env[0].1), move || {
+            Ok(sockets.run("rsockets", address, None, &env)?)
+        }));
     }
     let soaked = programs.clone();
     trials.push(Trial::test("soak", move || Ok(soaked.run("soak", "127.0.0.1", Some(SOAK), &[])?)));

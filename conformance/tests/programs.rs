@@ -1,48 +1,67 @@
-//! Debian's RDMA programs, unmodified, over uwarp. One row of [`table`] per program and manner of use; the
-//! outcome of a complete run is written to `PROGRAMS.md`.
+//! Debian's RDMA programs, unmodified, over uwarp. One row of [`table`] per program and manner of use.
 //!
-//! Some rows take more rounds with `PROGRAMS=full`, which `make programs` sets: ten migrations instead of
-//! one.
+//! With `PROGRAMS=full`, which `make programs` sets, all rows run, some of them with more rounds (ten
+//! migrations instead of one), and the results go into `docs/programs.md`. Otherwise rows of [`Run::Long`]
+//! are left out, and the page must fit the table.
 //!
 //! Cases run one at a time: many of these programs spin at both ends, and two such pairs on two processors
 //! would measure each other's patience.
 
 #[path = "programs/by_number.rs"]
 mod by_number;
+#[path = "programs/ceph.rs"]
+mod ceph;
 #[path = "programs/cm.rs"]
 mod cm;
+#[path = "programs/crates.rs"]
+mod crates;
 #[path = "programs/datagrams.rs"]
 mod datagrams;
 #[path = "programs/fabric.rs"]
 mod fabric;
 #[path = "programs/guest.rs"]
 mod guest;
+#[path = "programs/learning.rs"]
+mod learning;
 #[path = "programs/memory.rs"]
 mod memory;
+#[path = "programs/mpi.rs"]
+mod mpi;
+#[path = "programs/packages.rs"]
+mod packages;
+#[path = "programs/page.rs"]
+mod page;
 #[path = "programs/per_interface.rs"]
 mod per_interface;
+#[path = "programs/rsockets.rs"]
+mod rsockets;
 #[path = "programs/storage.rs"]
 mod storage;
 #[path = "programs/table.rs"]
 mod table;
+#[path = "programs/typed.rs"]
+mod typed;
+#[path = "programs/ucx.rs"]
+mod ucx;
 #[path = "programs/verbs.rs"]
 mod verbs;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Trial};
 use uwarp_conformance::check::{self, Expected};
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::netns::NetNs;
 use uwarp_conformance::pair::{self, Ends};
-use uwarp_conformance::process::{Cmd, Output, Running};
-use uwarp_conformance::report::{Table, write_if_changed};
+use uwarp_conformance::process::{Cmd, Output, Running, record};
+use uwarp_conformance::report::Table;
 use uwarp_conformance::topology::{Network, Place, Topology, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, fail, require};
+
+use page::{Ran, Results};
 
 /// A program, a manner of using it, and where that is tried.
 struct Case {
@@ -69,6 +88,8 @@ enum Run {
     Rping(&'static [(u32, usize)], Env),
     /// Anything else.
     Custom(fn(&World, Place<'_>) -> Outcome),
+    /// The same, and left to `make programs`: it takes too long for `make test`.
+    Long(fn(&World, Place<'_>) -> Outcome),
 }
 
 /// Variables for both ends.
@@ -85,73 +106,68 @@ fn main() -> ExitCode {
     // With UWARP_VIEW everything that names no view is run in that one, to compare.
     let view = std::env::var_os("UWARP_VIEW");
     let (as_it_is, all_as_iwarp) = (view.is_none(), view.is_some_and(|view| view == "iwarp"));
-    let complete = as_it_is && args.filter.is_none() && args.skip.is_empty() && !args.list && !args.ignored;
-
     let thorough = std::env::var_os("PROGRAMS").is_some_and(|size| size == "full");
     let world = Arc::new(World { dist: Dist::find(), net: Network::default(), all_as_iwarp, thorough });
     let cases = Arc::new(table::cases());
     let results: Arc<Mutex<Results>> = Arc::default();
     let mut trials = Vec::new();
     for (index, case) in cases.iter().enumerate() {
+        if matches!(case.run, Run::Long(_)) && !thorough {
+            continue;
+        }
         for &topology in case.at {
             let (world, cases, results) = (world.clone(), cases.clone(), results.clone());
-            let name = format!("{} {} [{topology}]", case.program, case.manner).replace("  ", " ");
-            trials.push(Trial::test(name, move || {
-                let result = world.run(&cases[index], topology);
-                results.lock().unwrap().insert((index, topology), result.is_ok());
+            trials.push(Trial::test(name(case, topology), move || {
+                let began = Instant::now();
+                let (result, started) = record(|| world.run(&cases[index], topology));
+                let ran = Ran { good: result.is_ok(), took: began.elapsed(), started };
+                results.lock().unwrap().insert((index, topology), ran);
                 result.map_err(Into::into)
             }));
         }
     }
-    let conclusion = libtest_mimic::run(&args, trials);
-    if complete {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("PROGRAMS.md");
-        if let Err(e) = write_if_changed(&file, &page(&cases, &results.lock().unwrap())) {
-            eprintln!("{}: {e}", file.display());
+    if !thorough {
+        let cases = cases.clone();
+        trials.push(Trial::test("docs/programs.md", move || Ok(page::check(&cases)?)));
+    }
+    let mut conclusion = libtest_mimic::run(&args, trials);
+    let results = results.lock().unwrap();
+    if !args.list {
+        print_times(&cases, &results);
+    }
+    if as_it_is && thorough && !results.is_empty() {
+        let written = world.dist().and_then(|dist| page::write(&cases, &results, dist));
+        if let Err(why) = written {
+            eprintln!("{why}");
+            conclusion.num_failed += 1;
         }
     }
+    drop(results);
     // The namespaces go with the world, which `exit` would not drop.
     drop(world);
     conclusion.exit_code()
 }
 
+fn name(case: &Case, topology: Topology) -> String {
+    format!("{} {} [{topology}]", case.program, case.manner).replace("  ", " ")
+}
+
+/// The rows that took longest, and all of them together. Not on the page: they differ from run to run.
+fn print_times(cases: &[Case], results: &Results) {
+    const LONGEST: usize = 15;
+    let mut rows: Vec<_> = results.iter().collect();
+    rows.sort_by_key(|(_, ran)| std::cmp::Reverse(ran.took));
+    let mut table = Table::new(&["seconds", "row"]);
+    for ((index, topology), ran) in rows.iter().take(LONGEST) {
+        table.row([format!("{:7.1}", ran.took.as_secs_f64()), name(&cases[*index], *topology)]);
+    }
+    let all: Duration = rows.iter().map(|(_, ran)| ran.took).sum();
+    table.row([format!("{:7.1}", all.as_secs_f64()), format!("all {} runs", rows.len())]);
+    println!("{}", table.terminal());
+}
+
 /// `-a` takes six seconds on a quiet machine, most of it in perftest's own measuring.
 const PERFTEST_LIMIT: Duration = Duration::from_secs(180);
-
-type Results = BTreeMap<(usize, Topology), bool>;
-
-/// What was tried by hand, as building it takes crates from a registry, and cmake.
-const RUST: &str = "Examples of Rust crates, tried by hand on loopback: `client` and `server` of \
-    rdma-mummy-sys 0.2.6 and `cmtime` of sideway 0.4.3 run (rdma_cm only). \
-    Not tried yet: `rc_pingpong` and `rc_pingpong_split` of sideway, `loopback` of ibverbs 0.9.2.";
-
-/// The page of results. No times and no versions, so that it changes only when a result does.
-fn page(cases: &[Case], results: &Results) -> String {
-    let mut heads = vec!["program", "how", "checked"];
-    let columns = Topology::ALL.map(|t| t.to_string());
-    heads.extend(columns.iter().map(String::as_str));
-    let mut table = Table::new(&heads);
-    for (index, case) in cases.iter().enumerate() {
-        let cell = |t| match results.get(&(index, t)) {
-            Some(true) => "ok".to_owned(),
-            Some(false) => "**FAILS**".to_owned(),
-            None => String::new(),
-        };
-        let words = [case.program, case.manner, case.checked].map(str::to_owned);
-        table.row(words.into_iter().chain(Topology::ALL.map(cell)));
-    }
-    let passed = results.values().filter(|ok| **ok).count();
-    format!(
-        "# Unmodified programs over uwarp\n\n\
-         Written by `cargo test -p uwarp-conformance --test programs`; do not edit. \
-         {passed} of {} runs pass.\n\n\
-         The programs are Debian 12's (rdma-core 44, perftest 4.5). An empty cell was not tried. `lo` is \
-         loopback; `veth` is two network namespaces with that MTU between them. Debian 12's perftest can \
-         only be told IPv4 addresses.\n\n{RUST}\n\n{}",
-        results.len(),
-        table.markdown()
-    )
-}
 
 /// What all cases share.
 struct World {
@@ -179,7 +195,7 @@ impl World {
             }
             Run::Pingpong(args, env) => self.pingpong(&format!("{} {args}", case.program), env, place),
             Run::Rping(rounds, env) => self.rping(rounds, env, place),
-            Run::Custom(run) => run(self, place),
+            Run::Custom(run) | Run::Long(run) => run(self, place),
         }
     }
 

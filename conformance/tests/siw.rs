@@ -19,7 +19,7 @@ use uwarp_conformance::pair;
 use uwarp_conformance::process::{Cmd, Output};
 use uwarp_conformance::report::Table;
 use uwarp_conformance::topology::free_port;
-use uwarp_conformance::{Failure, Outcome};
+use uwarp_conformance::{Context, Failure, Outcome};
 
 /// Which end uwarp is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,8 +74,9 @@ const SETTINGS: [Setting; 11] = [
     setting("siw asks for RTR, read only", ("siw_knobs", "peer_to_peer=1 rtr_type=64"), &[], &[Server]),
 ];
 
-/// The columns: rping with validation, then perftest. Few iterations, as the guest is emulated.
-const PROGRAMS: [(&str, &str); 7] = [
+/// The columns: rping with validation, perftest, rsockets with validation. Few iterations, as the guest is
+/// emulated.
+const PROGRAMS: [(&str, &str); 10] = [
     ("rping", ""),
     ("ib_send_lat", "-n 200 -s 64"),
     ("ib_send_bw", "-n 100 -s 65536"),
@@ -83,10 +84,15 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("ib_write_bw", "-n 100 -s 65536"),
     ("ib_read_lat", "-n 200 -s 64"),
     ("ib_read_bw", "-n 100 -s 65536"),
+    // rsockets of Debian's librdmacm at siw's end: the messages of iWARP.
+    ("rstream", "-I 10 -C 10 -S 20000"),
+    ("riostream", "-I 5 -C 5 -S 20000"),
+    ("rcopy", ""),
 ];
 
 /// What the short form runs.
-const SHORT: [&str; 4] = ["rping", "ib_send_bw", "ib_write_bw", "ib_read_bw"];
+const SHORT: [&str; 7] =
+    ["rping", "ib_send_bw", "ib_write_bw", "ib_read_bw", "rstream", "riostream", "rcopy"];
 
 /// What cannot work, and by what its failure is known.
 #[derive(Clone, Copy)]
@@ -108,7 +114,11 @@ fn cannot_work(setting: &Setting, role: Role, program: &str) -> Option<Cannot> {
         ("we speak MPA revision 1", Server, _) => Some(Cannot {
             why: "siw asks in revision 2, rejects a revision 1 reply and does not fall back",
             // The event, as rping names it and as perftest numbers it.
-            sign: if program == "rping" { "RDMA_CM_EVENT_REJECTED" } else { "Unexpected CM event bl blka 8" },
+            sign: match program {
+                "rping" => "RDMA_CM_EVENT_REJECTED",
+                "rstream" | "riostream" | "rcopy" => "Connection refused",
+                _ => "Unexpected CM event bl blka 8",
+            },
         }),
         (_, Server, "ib_write_lat") if !rtr => Some(Cannot {
             why: "perftest's server writes first, which a responder must not (RFC 5044 section 7.1.2) unless \
@@ -339,6 +349,23 @@ fn cell(state: &State, setting: &Setting, role: Role, program: &str, arguments: 
                 wire.rping(5, 65535)?;
                 Wire { lab, ours: &as_iwarp, role, patience }.rping(20, 64)
             }
+            "rstream" | "riostream" => {
+                // Blocking, and with rpoll; our end shown as RoCE, and as an RNIC. siw's end always blocks:
+                // with rpoll, librdmacm reports the end of a stream before its last bytes are read, and
+                // rstream then fails.
+                let stream = |ours: &dyn Fn(String) -> Cmd, how: &str| {
+                    let wire = Wire { lab, ours, role, patience };
+                    wire.stream(
+                        program,
+                        &format!("{how} -T v {arguments}"),
+                        &format!("-T b -T v {arguments}"),
+                    )
+                };
+                stream(&ours, "-T b")?;
+                stream(&ours, "-T a")?;
+                stream(&as_iwarp, "-T b")
+            }
+            "rcopy" => Wire { lab, ours: &ours, role, patience }.rcopy(),
             tool => {
                 let wire = Wire { lab, ours: &as_iwarp, role, patience };
                 pair::despite_perftests_race(|| wire.perftest(tool, arguments))
@@ -396,6 +423,66 @@ impl Wire<'_> {
         let good = quiet(ours)
             .and(if siw_hasty(theirs) { Ok(()) } else { quiet(theirs) })
             .and(check::perftest_table(&client, &expected));
+        both(good, &server, &client)
+    }
+
+    /// `rstream` or `riostream` at both ends, with arguments for ours and for theirs.
+    fn stream(&self, program: &str, ours: &str, theirs: &str) -> Outcome {
+        let port = free_port();
+        let address = self.server_address();
+        let (of_server, of_client) = match self.role {
+            Client => (theirs, ours),
+            Server => (ours, theirs),
+        };
+        let server = format!("{program} -b {address} -p {port} {of_server}");
+        let client = format!("{program} -s {address} -p {port} {of_client}");
+        let (server, client) = self.run(program, server, client, port)?;
+        let complete = |out: &Output| {
+            out.exited_ok()?;
+            check::has(out, "custom")?;
+            if out.stderr.trim().is_empty() { Ok(()) } else { out.failure("a complaint") }
+        };
+        both(complete(&client).and(complete(&server)), &server, &client)
+    }
+
+    /// Copies a file from the client to the server and compares.
+    fn rcopy(&self) -> Outcome {
+        const MAKE: &str = "head -c 3000000 /dev/urandom";
+        let port = free_port();
+        let dir = std::env::temp_dir().join(format!("uwarp-siw-{}-{port}", std::process::id()));
+        std::fs::create_dir_all(&dir).context(dir.display())?;
+        let here = dir.join("file").display().to_string();
+        let there = format!("/tmp/file-{port}");
+        let line = |server: &str, from: &str, to: &str| format!("rcopy {from} {server}:{to} -p {port}");
+        let server = format!("rcopy -p {port}");
+        let result = match self.role {
+            Client => {
+                Cmd::new("sh").arg("-c").arg(format!("{MAKE} >{here}")).run_ok()?;
+                self.lab.guest_serve(&server, port, self.patience + 5)?;
+                let client = (self.ours)(line(Lab::GUEST, &here, &there)).run();
+                let server = self.lab.guest_server_end("rcopy", 1)?;
+                client.map(|client| (server, client))
+            }
+            Server => {
+                self.lab.guest_ok(&format!("{MAKE} >{there}"))?;
+                let running = pair::serve(&(self.ours)(server), port)?;
+                let client = self.lab.guest_program(&line(Lab::HOST, &there, &here), self.patience)?;
+                Ok((running.stop(), client))
+            }
+        };
+        let (server, client) = result?;
+        if !client.ok() {
+            let _ = std::fs::remove_dir_all(&dir);
+            return both(client.exited_ok(), &server, &client);
+        }
+        let sum = |out: Output| out.stdout.split_whitespace().next().map(str::to_owned);
+        let [ours, theirs] = [
+            sum(Cmd::new("md5sum").arg(&here).run_ok()?),
+            sum(self.lab.guest_ok(&format!("md5sum {there}"))?),
+        ];
+        let _ = std::fs::remove_dir_all(&dir);
+        let same = ours.is_some() && ours == theirs;
+        let good = if same { Ok(()) } else { client.failure("the copy is not the file") };
         both(good, &server, &client)
     }
 

@@ -38,6 +38,15 @@ pub const SEND: u8 = 3;
 pub const SEND_INVALIDATE: u8 = 4;
 /// Terminate.
 pub const TERMINATE: u8 = 7;
+/// Atomic Request (RFC 7306 figure 4).
+pub const ATOMIC_REQUEST: u8 = 10;
+/// Atomic Response.
+pub const ATOMIC_RESPONSE: u8 = 11;
+
+/// Operations of an Atomic Request (RFC 7306 figure 6).
+pub const FETCH_ADD: u8 = 0;
+/// Compare and swap.
+pub const CMP_SWAP: u8 = 2;
 
 /// An MPA request or reply, every field of which can be wrong.
 #[derive(Debug, Clone)]
@@ -251,6 +260,17 @@ impl Untagged {
         Self::new(READ_REQUEST, 1, msn, request.bytes())
     }
 
+    /// An Atomic Request.
+    pub fn atomic(msn: u32, request: &AtomicRequest) -> Self {
+        Self::new(ATOMIC_REQUEST, 1, msn, request.bytes())
+    }
+
+    /// An Atomic Response.
+    pub fn atomic_response(msn: u32, request_id: u32, original: u64) -> Self {
+        let payload = [&request_id.to_be_bytes()[..], &original.to_be_bytes()].concat();
+        Self::new(ATOMIC_RESPONSE, 3, msn, payload)
+    }
+
     /// A Terminate.
     pub fn terminate(message: Vec<u8>) -> Self {
         Self::new(TERMINATE, 2, 1, message)
@@ -312,6 +332,47 @@ impl ReadRequest {
     }
 }
 
+/// The payload of an Atomic Request (RFC 7306 section 5.2.1).
+#[derive(Debug, Clone, Copy)]
+pub struct AtomicRequest {
+    /// The first word: 28 reserved bits and the operation.
+    pub operation: u32,
+    /// Comes back with the response.
+    pub request_id: u32,
+    /// The eight bytes.
+    pub target: (u32, u64),
+    /// To add or to store, and its mask.
+    pub data: (u64, u64),
+    /// To compare with, and its mask.
+    pub compare: (u64, u64),
+}
+
+impl AtomicRequest {
+    /// Adds 1.
+    pub fn fetch_add(request_id: u32, stag: u32, to: u64) -> Self {
+        let operation = u32::from(FETCH_ADD);
+        Self { operation, request_id, target: (stag, to), data: (1, 0), compare: (0, 0) }
+    }
+
+    /// Stores `swap` if `compare` is found.
+    pub fn cmp_swap(request_id: u32, stag: u32, to: u64, compare: u64, swap: u64) -> Self {
+        let (data, compare) = ((swap, u64::MAX), (compare, u64::MAX));
+        Self { operation: u32::from(CMP_SWAP), request_id, target: (stag, to), data, compare }
+    }
+
+    /// On the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut out = self.operation.to_be_bytes().to_vec();
+        out.extend(self.request_id.to_be_bytes());
+        out.extend(self.target.0.to_be_bytes());
+        out.extend(self.target.1.to_be_bytes());
+        for number in [self.data.0, self.data.1, self.compare.0, self.compare.1] {
+            out.extend(number.to_be_bytes());
+        }
+        out
+    }
+}
+
 /// The message of a Terminate: codes, header control bits, and the bytes that follow.
 pub fn terminate(layer: u8, etype: u8, code: u8, control: u8, rest: &[u8]) -> Vec<u8> {
     let mut out = vec![layer << 4 | etype & 0xF, code, control, 0];
@@ -343,6 +404,13 @@ impl Seen {
     /// Four bytes.
     pub fn word(&self, at: usize) -> u32 {
         self.ulpdu.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
+    }
+
+    /// The request identifier and the value of an Atomic Response.
+    pub fn atomic_result(&self) -> Option<(u32, u64)> {
+        let (id, value) = self.payload().split_first_chunk::<4>()?;
+        let value = u64::from_be_bytes(value.try_into().ok()?);
+        (self.opcode() == ATOMIC_RESPONSE && self.word(6) == 3).then_some((u32::from_be_bytes(*id), value))
     }
 
     /// What is behind the header.

@@ -233,15 +233,21 @@ impl Peer {
         let _ = rustix::net::sockopt::set_socket_linger(&self.tcp, Some(Duration::ZERO));
     }
 
+    /// The next segment that is no acknowledgement of what was placed (between uwarp ends).
+    pub fn message(&mut self) -> Outcome<Seen> {
+        loop {
+            let seen = self.segment()?;
+            if seen.opcode() != UWARP_ACK {
+                return Ok(seen);
+            }
+        }
+    }
+
     /// Waits until the victim has asked for this many Reads, and returns their sinks' STags.
     pub fn sinks(&mut self, count: usize) -> Outcome<Vec<u32>> {
         (0..count)
             .map(|_| {
-                let mut seen = self.segment()?;
-                // Acknowledgements of what was placed, between uwarp ends.
-                while seen.opcode() == UWARP_ACK {
-                    seen = self.segment()?;
-                }
+                let seen = self.message()?;
                 require!(seen.opcode() == super::encode::READ_REQUEST, "no Read Request: {seen:?}");
                 Ok(seen.word(18))
             })

@@ -54,7 +54,8 @@ impl LineProcess {
     }
 
     fn send_line(&mut self, line: &str) -> Outcome {
-        match writeln!(self.stdin, "{line}") {
+        // In one piece, so that the process reads several lines together.
+        match self.stdin.write_all(format!("{line}\n").as_bytes()) {
             Ok(()) => Ok(()),
             Err(_) => fail!("{}", self.exit_report()),
         }
@@ -217,6 +218,16 @@ impl Victim {
     pub fn tell(&mut self, line: &str) -> Outcome {
         self.server.send_line(line)?;
         self.server.expect("done", PATIENCE)?;
+        self.take_regions();
+        Ok(())
+    }
+
+    /// Gives it several commands at once: it looks at nothing else in between.
+    pub fn tell_at_once(&mut self, lines: &[&str]) -> Outcome {
+        self.server.send_line(&lines.join("\n"))?;
+        for _ in lines {
+            self.server.expect("done", PATIENCE)?;
+        }
         self.take_regions();
         Ok(())
     }

@@ -99,6 +99,7 @@ pub(crate) const fn gap(section: &'static str, binds: Who, text: &'static str, w
 
 /// Files with many of the tests.
 pub(crate) mod files {
+    pub const ATOMIC_ATTACKS: &str = "conformance/tests/hostile/atomics.rs";
     pub const ATOMIC_ERRORS: &str = "crates/sim/tests/protocol_errors/atomics.rs";
     pub const ATOMICS: &str = "crates/sim/tests/atomics.rs";
     pub const BAD_NETWORK: &str = "conformance/tests/bad_network.rs";
@@ -134,6 +135,7 @@ pub(crate) mod files {
     pub const TRACES: &str = "crates/sim/tests/traces.rs";
     pub const TSHARK: &str = "conformance/tests/tshark.rs";
     pub const VERBS: &str = "crates/sim/tests/verbs.rs";
+    pub const WINDOWS: &str = "conformance/tests/hostile/windows.rs";
     pub const WORKLOADS: &str = "crates/sim/tests/workloads.rs";
 }
 

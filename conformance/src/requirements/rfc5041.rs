@@ -362,13 +362,11 @@ const ROWS: &[Row] = &[
         "an STag that belongs to another stream places nothing and is reported",
         &[(ERRORS, "RDMA Write: the STag of a Read's sink"), (SEQUENCES, "responses_nobody_asked_for")],
     ),
-    gap(
+    tested(
         "8.2",
         Implementation,
         "an STag can be bound to a protection domain and to a single stream",
-        "only the sink of a Read is bound to its stream. A program binds a region to one stream by giving \
-        that stream a protection \
-         domain of its own: verbs have no other way without memory windows, which are not offered",
+        &[(FIELDS, "stags_over_one_buffer"), (WINDOWS, "windows_of_others")],
     ),
     tested(
         "8.3",

@@ -83,7 +83,10 @@ const ROWS: &[Row] = &[
         "5.2.1",
         Receiver,
         "an Atomic Request that is not supported is an error",
-        &[(ATOMIC_ERRORS, "Atomic Request: an operation that is reserved")],
+        &[
+            (ATOMIC_ERRORS, "Atomic Request: an operation that is reserved"),
+            (ATOMIC_ATTACKS, "atomic_requests_that_lie"),
+        ],
     ),
     tested(
         "5.2.2",
@@ -160,6 +163,7 @@ const ROWS: &[Row] = &[
             (ATOMIC_ERRORS, "Atomic Request: a byte too short"),
             (ATOMIC_ERRORS, "Atomic Request: half behind the region"),
             (ATOMIC_ERRORS, "Atomic Response: unasked, behind the Read's"),
+            (ATOMIC_ATTACKS, "unaligned_atomics"),
         ],
     ),
     tested(

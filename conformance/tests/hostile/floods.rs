@@ -79,6 +79,14 @@ pub fn reads_beyond_the_depth(victim: &mut Victim) -> Outcome {
         bounded(victim, before, 1)?;
         victim.innocent(1)?;
     }
+    // A program that takes none says so, and gets none.
+    victim.tell("profile depth=0")?;
+    let mut peer = Peer::established(victim.port)?;
+    let named = peer.reply.as_ref().and_then(|reply| reply.private_data.first_chunk()).copied();
+    let ird = named.map(|bytes| u16::from_be_bytes(bytes) & 0x3FFF);
+    require!(ird == Some(0), "the reply names a depth of {ird:?}");
+    peer.send(&Untagged::read(1, &ReadRequest::new(8, both.stag, both.at)).fpdu())?;
+    meet(victim, peer, "a Read although there is no depth", &Fate::terminated((1, 2, 2)))?;
     victim.tell("profile")
 }
 

@@ -7,6 +7,7 @@
 //! no descriptor left; memory bounded; no crash, no hang; and an honest client of the same process goes on
 //! undisturbed, with its data compared. `docs/security.md` says which attack of RFC 5042 is tried where.
 
+mod atomics;
 mod client;
 mod endings;
 mod fields;
@@ -14,6 +15,7 @@ mod floods;
 mod rows;
 mod sequences;
 mod setup;
+mod windows;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -120,6 +122,33 @@ fn attacks() -> Vec<Attack> {
     all
 }
 
+/// The same on what not every program uses: atomic operations and memory windows.
+fn attacks_on_extensions() -> Vec<Attack> {
+    let mut all = Vec::new();
+    all.extend(attacks![&[], &[];
+        atomics::unaligned_atomics,
+        atomics::atomics_out_of_bounds,
+        atomics::atomics_without_the_right,
+        atomics::atomic_requests_that_lie,
+        atomics::atomics_beyond_the_depth,
+        atomics::atomic_responses_that_lie,
+        atomics::deregistered_under_atomics,
+        atomics::contended_atomics,
+        windows::keys_of_windows_that_are_gone,
+        windows::windows_of_others,
+        windows::bounds_of_windows,
+        windows::zero_based_windows,
+        windows::rights_of_windows,
+        windows::invalidations_of_windows,
+        windows::windows_taken_away_under_fire,
+    ]);
+    all.extend(attacks![&["spin"], &[];
+        atomics::contended_atomics_against_a_program_that_polls,
+        windows::windows_taken_away_by_a_program_that_polls,
+    ]);
+    all
+}
+
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // Some wait for time limits; none keeps both processors busy for long.
@@ -127,6 +156,7 @@ fn main() -> ExitCode {
     let world = Arc::new(World { dist: Dist::find(), program: Mutex::default() });
     let trials = attacks()
         .into_iter()
+        .chain(attacks_on_extensions())
         .map(|attack| {
             let world = world.clone();
             Trial::test(attack.name, move || Ok(world.run(&attack)?))

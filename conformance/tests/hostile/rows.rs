@@ -1,7 +1,9 @@
 //! One case of every kind of mistake, in each of the ways in which a stream can be carried.
 
 use uwarp_conformance::Outcome;
-use uwarp_conformance::attacker::encode::{Codes, Marked, ReadRequest, Setup, Tagged, Untagged, fpdus};
+use uwarp_conformance::attacker::encode::{
+    AtomicRequest, Codes, Marked, ReadRequest, Setup, Tagged, Untagged, fpdus,
+};
 use uwarp_conformance::attacker::peer::Peer;
 use uwarp_conformance::attacker::victim::Victim;
 
@@ -134,14 +136,9 @@ fn reads(victim: &Victim) -> Vec<Row> {
     let both = victim.region("both");
     let foreign = victim.region("foreign");
     let request = |size, stag, to| Untagged::read(1, &ReadRequest::new(size, stag, to)).ulpdu();
-    // RFC 7306 section 5.2.1, with data, masks and compare data of zero.
-    let atomic = |code: u8, stag: u32, to: u64| {
-        let mut payload = vec![0, 0, 0, code, 0, 0, 0, 1];
-        payload.extend(stag.to_be_bytes());
-        payload.extend(to.to_be_bytes());
-        payload.resize(52, 0);
-        Untagged::new(10, 1, 1, payload).ulpdu()
-    };
+    let add = |stag, to| AtomicRequest::fetch_add(1, stag, to);
+    let atomic = |request: AtomicRequest| Untagged::atomic(1, &request).ulpdu();
+    let swap = AtomicRequest::cmp_swap(1, foreign.stag, foreign.at, 0, 1);
     vec![
         bad("a Read of nothing that is", request(8, 0x1111_1111, read.at), (0, 1, 0)),
         bad("a Read beyond the region", request(8193, read.stag, read.at), (0, 1, 1)),
@@ -161,11 +158,11 @@ fn reads(victim: &Victim) -> Vec<Row> {
             Untagged { rdmap: 0x44, invalidate: victim.region("recv").stag, ..Untagged::send(1, 8) }.ulpdu(),
             Fate::terminated((0, 1, 9)).changed("recv:0-7"),
         ),
-        bad("an atomic operation without the right", atomic(0, both.stag, both.at), (0, 1, 2)),
-        bad("an atomic operation on nothing that is", atomic(0, 0x1111_1111, both.at), (0, 1, 0)),
-        bad("an atomic operation on another domain's", atomic(2, foreign.stag, foreign.at), (0, 1, 3)),
+        bad("an atomic operation without the right", atomic(add(both.stag, both.at)), (0, 1, 2)),
+        bad("an atomic operation on nothing that is", atomic(add(0x1111_1111, both.at)), (0, 1, 0)),
+        bad("an atomic operation on another domain's", atomic(swap), (0, 1, 3)),
         bad("a short Atomic Request", Untagged::new(10, 1, 1, vec![0; 51]).ulpdu(), (0, 2, 0xFF)),
-        bad("an Atomic Response", Untagged::new(11, 3, 1, vec![0; 12]).ulpdu(), (1, 2, 2)),
+        bad("an Atomic Response", Untagged::atomic_response(1, 0, 0).ulpdu(), (1, 2, 2)),
         bad("an empty ULPDU", vec![], (2, 0, 3)),
         bad("a ULPDU of 13 bytes", vec![0xC1; 13], (2, 0, 3)),
     ]

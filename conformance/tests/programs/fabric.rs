@@ -1,6 +1,6 @@
 //! Communication libraries over rdma_cm: libfabric's verbs provider, and Open MPI on top of it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use uwarp_conformance::check;
@@ -10,7 +10,7 @@ use uwarp_conformance::process::Output;
 use uwarp_conformance::topology::{Place, free_port};
 use uwarp_conformance::{Outcome, cc, require};
 
-use super::{Env, Scratch, World};
+use super::{Env, Scratch, World, mpi};
 
 /// For programs that a busy machine slows down.
 const LONG: Duration = Duration::from_secs(180);
@@ -32,7 +32,8 @@ impl World {
 
     /// `fi_pingpong` with this provider and type of endpoint, its data checked at both ends.
     pub fn fi_pingpong(&self, endpoint: &str, env: Env, place: Place<'_>) -> Outcome {
-        let (port, rounds) = (free_port(), if self.thorough { 1000 } else { 100 });
+        // Of 1,000 it would print "1k".
+        let (port, rounds) = (free_port(), if self.thorough { 999 } else { 100 });
         let v6 = if place.address.contains(':') { "-6" } else { "" };
         let line = format!("fi_pingpong {endpoint} -c -I {rounds} {v6}");
         let server = self.over_uwarp(&format!("{line} -B {port}"), place.server)?.envs(env).limit(LONG);
@@ -89,7 +90,7 @@ impl World {
             (Some(server), Some(client)) => {
                 let (a, b, each) = (Veth::SERVER4, Veth::CLIENT4, ranks / 2);
                 mpirun
-                    .env("OMPI_MCA_plm_rsh_agent", agent())
+                    .env("OMPI_MCA_plm_rsh_agent", mpi::agent())
                     .env("NAMESPACES", format!("{a}={} {b}={}", server.name(), client.name()))
                     .args(&format!("--host {a}:{each},{b}:{each}"))
             }
@@ -101,9 +102,4 @@ impl World {
         // Asked to end, mpirun ends its daemons and ranks, which are in other process groups.
         Ok(mpirun.arg(program).arg(rounds).limit(limit).spawn()?.wait_at_most(limit))
     }
-}
-
-/// What stands in for ssh.
-fn agent() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("c/mpi/agent")
 }

@@ -4,10 +4,16 @@ use uwarp_conformance::check::Expected;
 use uwarp_conformance::netns::Veth;
 use uwarp_conformance::topology::Topology::{self, *};
 
-use super::Run::{Custom, Perftest, PerftestIwarp, Rping};
+use super::Run::{Custom, Long, Perftest, PerftestIwarp, Rping};
 use super::by_number;
+use super::ceph;
+use super::crates;
 use super::datagrams;
+use super::learning;
+use super::mpi;
 use super::per_interface;
+use super::rsockets;
+use super::ucx;
 use super::verbs;
 use super::{AS_IB, AS_IWARP, AS_STRANGERS, CRC_OFF, Case, IWARP, ROCE, Run, SPINNING};
 use super::{
@@ -77,10 +83,16 @@ pub fn cases() -> Vec<Case> {
         perftest_with_events(),
         perftest_at_length(),
         fabric(),
+        ucx::cases(),
+        mpi::cases(),
         datagrams::cases(),
+        rsockets::cases(),
         verbs::cases(),
         per_interface::cases(),
         applications(),
+        learning::cases(),
+        crates::cases(),
+        ceph::cases(),
     ]
     .into_iter()
     .flatten()
@@ -238,6 +250,13 @@ fn benchmarks() -> Vec<Case> {
             "every connection comes about, a figure for each step",
             LO_AND_VETH,
             Custom(|w, p| w.cmtime(1000, p)),
+        ),
+        case(
+            "cmtime",
+            "-c 5000",
+            "every connection comes about, a figure for each step",
+            LO,
+            Long(|w, p| w.cmtime(5000, p)),
         ),
         case(
             "qperf",

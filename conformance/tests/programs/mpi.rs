@@ -1,0 +1,430 @@
+//! MPI programs of ours, `c/mpi`, with Open MPI and MPICH and each transport of `uwarp mpi`.
+//!
+//! Ranks of one host do not use shared memory here, so that all their messages go over uwarp.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use uwarp_conformance::check;
+use uwarp_conformance::netns::Veth;
+use uwarp_conformance::process::{Cmd, Running};
+use uwarp_conformance::topology::Place;
+use uwarp_conformance::topology::Topology::{self, *};
+use uwarp_conformance::{Context, Outcome, cc, require};
+
+use super::Run::{Custom, Long};
+use super::{AS_IB, Case, Env, Run, Scratch, World};
+
+const LO: &[Topology] = &[Loopback4];
+const APART: &[Topology] = &[Veth1500V4];
+const BOTH: &[Topology] = &[Loopback4, Veth1500V4];
+
+/// Bounds a job that hangs, for a machine that does much else.
+const LIMIT: Duration = Duration::from_secs(300);
+
+const OPEN_MPI: &str = "mpirun.openmpi";
+const MPICH: &str = "mpirun.mpich";
+
+const MATCHING: &str = "c/mpi/matching.c: all connect at once; unexpected, reordered, probed messages \
+                        of 0 to 4 MiB; collectives; every byte and sum";
+const ONESIDED: &str = "c/mpi/onesided.c: fences, post-start, locks, flushes; every element";
+const EXCHANGE: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
+const KILLED: &str = "the launcher says so and ends by itself; no rank is left";
+
+pub fn cases() -> Vec<Case> {
+    short().into_iter().chain(apart()).chain(many()).collect()
+}
+
+const fn row(
+    program: &'static str,
+    manner: &'static str,
+    checked: &'static str,
+    at: &'static [Topology],
+    run: Run,
+) -> Case {
+    Case { program, manner, checked, at, run }
+}
+
+/// Those of `make test`.
+fn short() -> Vec<Case> {
+    vec![
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport rc",
+            MATCHING,
+            BOTH,
+            Custom(|w, p| w.matching(OPEN_MPI, "rc", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ud",
+            MATCHING,
+            LO,
+            Custom(|w, p| w.matching(OPEN_MPI, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ofi",
+            MATCHING,
+            LO,
+            Custom(|w, p| w.matching(OPEN_MPI, "ofi", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport openib",
+            MATCHING,
+            LO,
+            Custom(|w, p| w.matching(OPEN_MPI, "openib", p)),
+        ),
+        row(
+            "mpirun.mpich -np 4",
+            "uwarp mpi --transport rc",
+            MATCHING,
+            BOTH,
+            Custom(|w, p| w.matching(MPICH, "rc", p)),
+        ),
+        row(
+            "mpirun.mpich -np 4",
+            "uwarp mpi --transport ud",
+            MATCHING,
+            LO,
+            Custom(|w, p| w.matching(MPICH, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport rc, one-sided",
+            ONESIDED,
+            LO,
+            Custom(|w, p| w.onesided(OPEN_MPI, "rc", p)),
+        ),
+        row(
+            "mpirun.mpich -np 4",
+            "uwarp mpi --transport rc, one-sided",
+            ONESIDED,
+            LO,
+            Custom(|w, p| w.onesided(MPICH, "rc", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport rc, a rank killed",
+            KILLED,
+            LO,
+            Custom(|w, p| w.killed(OPEN_MPI, "rc", p)),
+        ),
+        row(
+            "mpirun.mpich -np 4",
+            "uwarp mpi --transport ud, a rank killed",
+            KILLED,
+            LO,
+            Custom(|w, p| w.killed(MPICH, "ud", p)),
+        ),
+    ]
+}
+
+/// The same in two namespaces, and one-sided operations.
+fn apart() -> Vec<Case> {
+    vec![
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ud, apart",
+            MATCHING,
+            APART,
+            Long(|w, p| w.matching(OPEN_MPI, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ofi, apart",
+            MATCHING,
+            APART,
+            Long(|w, p| w.matching(OPEN_MPI, "ofi", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport openib, apart",
+            MATCHING,
+            APART,
+            Long(|w, p| w.matching(OPEN_MPI, "openib", p)),
+        ),
+        row(
+            "mpirun.mpich -np 4",
+            "uwarp mpi --transport ud, apart",
+            MATCHING,
+            APART,
+            Long(|w, p| w.matching(MPICH, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport rc, one-sided, apart",
+            ONESIDED,
+            APART,
+            Long(|w, p| w.onesided(OPEN_MPI, "rc", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ud, one-sided",
+            ONESIDED,
+            BOTH,
+            Long(|w, p| w.onesided(OPEN_MPI, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ofi, one-sided",
+            ONESIDED,
+            BOTH,
+            Long(|w, p| w.onesided(OPEN_MPI, "ofi", p)),
+        ),
+        row(
+            "mpirun.mpich -np 4",
+            "uwarp mpi --transport rc, one-sided, apart",
+            ONESIDED,
+            APART,
+            Long(|w, p| w.onesided(MPICH, "rc", p)),
+        ),
+        row(
+            "mpirun.mpich -np 4",
+            "uwarp mpi --transport ud, one-sided",
+            ONESIDED,
+            BOTH,
+            Long(|w, p| w.onesided(MPICH, "ud", p)),
+        ),
+    ]
+}
+
+/// More ranks, and ranks that are killed.
+fn many() -> Vec<Case> {
+    vec![
+        row(
+            "mpirun.openmpi -np 2",
+            "uwarp mpi --transport rc",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(OPEN_MPI, 2, "rc", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 8",
+            "uwarp mpi --transport rc",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(OPEN_MPI, 8, "rc", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 8",
+            "uwarp mpi --transport ud",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(OPEN_MPI, 8, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 8",
+            "uwarp mpi --transport openib",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(OPEN_MPI, 8, "openib", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 16",
+            "uwarp mpi --transport rc",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(OPEN_MPI, 16, "rc", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 16",
+            "uwarp mpi --transport ud",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(OPEN_MPI, 16, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 16",
+            "uwarp mpi --transport ofi",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(OPEN_MPI, 16, "ofi", p)),
+        ),
+        row(
+            "mpirun.mpich -np 8",
+            "uwarp mpi --transport rc",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(MPICH, 8, "rc", p)),
+        ),
+        row(
+            "mpirun.mpich -np 8",
+            "uwarp mpi --transport ud",
+            EXCHANGE,
+            BOTH,
+            Long(|w, p| w.exchange(MPICH, 8, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ofi, a rank killed",
+            KILLED,
+            BOTH,
+            Long(|w, p| w.killed(OPEN_MPI, "ofi", p)),
+        ),
+        row(
+            "mpirun.mpich -np 4",
+            "uwarp mpi --transport rc, a rank killed",
+            KILLED,
+            BOTH,
+            Long(|w, p| w.killed(MPICH, "rc", p)),
+        ),
+    ]
+}
+
+/// A compiled program and where it lies.
+struct Built {
+    dir: Scratch,
+    program: PathBuf,
+}
+
+impl Built {
+    fn new(name: &str, launcher: &str) -> Outcome<Built> {
+        let dir = Scratch::new("mpi")?;
+        let compiler = if launcher == MPICH { "mpicc.mpich" } else { "mpicc.openmpi" };
+        let program = cc::build_by(compiler, &format!("mpi/{name}"), dir.path(), "")?;
+        Ok(Built { dir, program })
+    }
+}
+
+impl World {
+    fn matching(&self, launcher: &str, transport: &str, place: Place<'_>) -> Outcome {
+        let out = self.job("matching", launcher, 4, transport, place)?;
+        for part in ["cold", "unexpected", "any source", "strided", "collectives"] {
+            require!(out.contains(&format!("ok {part}: ")), "no {part}\n{out}");
+        }
+        require!(out.contains("every message where it belongs"), "no end\n{out}");
+        Ok(())
+    }
+
+    fn onesided(&self, launcher: &str, transport: &str, place: Place<'_>) -> Outcome {
+        let out = self.job("onesided", launcher, 4, transport, place)?;
+        for part in ["fence", "post", "lock", "flush"] {
+            let windows = out.matches(&format!("ok {part}: ")).count();
+            require!(windows == 2, "{part} passed on {windows} windows, wanted 2\n{out}");
+        }
+        require!(out.contains("every window as it was written"), "no end\n{out}");
+        Ok(())
+    }
+
+    fn exchange(&self, launcher: &str, ranks: u32, transport: &str, place: Place<'_>) -> Outcome {
+        let out = self.job("exchange", launcher, ranks, transport, place)?;
+        for part in ["ring", "neighbours", "all-to-all", "all-reduce", "large"] {
+            require!(out.contains(&format!("ok {part}: ")), "no {part}\n{out}");
+        }
+        require!(out.contains("every byte as it was sent"), "no end\n{out}");
+        Ok(())
+    }
+
+    /// A rank is killed in the middle of its messages.
+    fn killed(&self, launcher: &str, transport: &str, place: Place<'_>) -> Outcome {
+        let built = Built::new("matching", launcher)?;
+        let job = self.launch(&built, launcher, 4, transport, place)?.arg("1000000").spawn()?;
+        job.until(LIMIT, "all ranks at work", |job| job.so_far().contains("ok cold: "))?;
+        let ranks = processes_of(&built.program)?;
+        require!(ranks.len() == 4, "{} ranks run, wanted 4", ranks.len());
+        kill_process(ranks[2], Signal::KILL).context("kill")?;
+        let out = ended(job)?;
+        let said = if launcher == MPICH { "EXIT CODE: 9" } else { "exited on signal 9" };
+        require!(out.contains(said), "no \"{said}\"\n{out}");
+        // The launcher does not wait for them on other hosts.
+        let end = std::time::Instant::now() + LIMIT;
+        while !processes_of(&built.program)?.is_empty() {
+            require!(std::time::Instant::now() < end, "ranks are left\n{out}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Runs it to its end; returns what it printed.
+    fn job(
+        &self,
+        name: &str,
+        launcher: &str,
+        ranks: u32,
+        transport: &str,
+        place: Place<'_>,
+    ) -> Outcome<String> {
+        let built = Built::new(name, launcher)?;
+        let job = self.launch(&built, launcher, ranks, transport, place)?.arg(self.rounds());
+        let out = job.spawn()?.wait_at_most(LIMIT);
+        out.exited_ok()?;
+        check::has(&out, "every ")?;
+        Ok(out.stdout)
+    }
+
+    fn rounds(&self) -> &'static str {
+        if self.thorough { "3" } else { "1" }
+    }
+
+    /// The launcher with the program, its ranks here or half of them in each namespace.
+    fn launch(
+        &self,
+        built: &Built,
+        launcher: &str,
+        ranks: u32,
+        transport: &str,
+        place: Place<'_>,
+    ) -> Outcome<Cmd> {
+        let uwarp = self.dist()?.uwarp()?;
+        let view: Env = if transport == "openib" { AS_IB } else { &[] };
+        let mut job = Cmd::line(&format!("{launcher} -np {ranks}"))
+            .behind(
+                [uwarp.into_os_string()]
+                    .into_iter()
+                    .chain(["mpi", "--transport", transport, "--shared-memory", "off", "--"].map(Into::into)),
+            )
+            .unset("LD_LIBRARY_PATH")
+            .envs(view)
+            .env("TMPDIR", built.dir.path())
+            .in_ns(place.server)
+            .limit(LIMIT);
+        if launcher == OPEN_MPI {
+            job = job.envs(&[
+                ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+                ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+                ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+            ]);
+        }
+        let apart = place.server.zip(place.client);
+        if let Some((server, client)) = apart {
+            let (a, b, each) = (Veth::SERVER4, Veth::CLIENT4, ranks / 2);
+            job = job.env("NAMESPACES", format!("{a}={} {b}={}", server.name(), client.name()));
+            job = match launcher {
+                MPICH => job.args("-launcher rsh -launcher-exec").arg(agent()).args("-hosts"),
+                _ => job.env("OMPI_MCA_plm_rsh_agent", agent()).args("--host"),
+            };
+            job = job.arg(format!("{a}:{each},{b}:{each}"));
+        } else if launcher == OPEN_MPI {
+            // Nothing is started elsewhere, and there need be no ssh.
+            job = job.env("OMPI_MCA_plm_rsh_agent", "false");
+        }
+        Ok(job.arg(&built.program))
+    }
+}
+
+/// Waits for the end of a job that must fail; what it printed.
+fn ended(job: Running) -> Outcome<String> {
+    let out = job.wait_at_most(LIMIT);
+    let text = out.text();
+    require!(out.status.is_some_and(|status| status.code().is_some_and(|code| code != 0)), "{text}");
+    Ok(text)
+}
+
+/// Processes that run this file.
+fn processes_of(program: &Path) -> Outcome<Vec<Pid>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").context("/proc")?.flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        let runs = std::fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe == program);
+        found.extend(pid.filter(|_| runs));
+    }
+    Ok(found)
+}
+
+/// What stands in for ssh.
+pub fn agent() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("c/mpi/agent")
+}

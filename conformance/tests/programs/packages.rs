@@ -1,0 +1,168 @@
+//! The Debian packages that the rows' programs are from.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Mutex;
+
+use uwarp_conformance::process::{Cmd, find_program};
+use uwarp_conformance::report::Table;
+use uwarp_conformance::{Context, Outcome, require};
+
+use Use::Rows;
+
+/// What programs are called that are no file of their package, and the package.
+const OTHER_NAMES: [(&str, &str); 5] = [
+    ("pyverbs", "python3-pyverbs"),
+    ("libgloo", "libgloo-dev"),
+    ("librpma", "librpma-dev"),
+    ("libucp", "libucx-dev"),
+    ("qemu", "qemu-system-x86"),
+];
+
+/// Headings of rows whose program is in no package of Debian's.
+const OWN: &str = "Programs of this tree";
+const CRATES: &str = "Examples of Rust crates";
+const WHEELS: &str = "Wheels of Python packages";
+
+/// Whether it is one of Debian's.
+pub fn is_debians(package: &str) -> bool {
+    ![OWN, CRATES, WHEELS].contains(&package)
+}
+
+/// The package of a row's program, or what it is.
+pub fn of(program: &str) -> String {
+    if program.starts_with("crate ") {
+        return CRATES.to_owned();
+    }
+    if program.starts_with("wheel ") {
+        return WHEELS.to_owned();
+    }
+    // "rdma_server, rdma_client", "mpirun -np 2"; "uwarp run -- rping" is one of rping.
+    let program = program.strip_prefix("uwarp run -- ").unwrap_or(program);
+    let name = program.split([' ', ',']).next().unwrap_or_default();
+    if let Some((_, package)) = OTHER_NAMES.iter().find(|(other, _)| *other == name) {
+        return (*package).to_owned();
+    }
+    // dpkg reads lists of all files each time.
+    static KNOWN: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap_or_else(|e| e.into_inner());
+    known.entry(name.to_owned()).or_insert_with(|| owner(name)).clone()
+}
+
+fn owner(name: &str) -> String {
+    let file = find_program(name.as_ref()).and_then(|file| file.canonicalize().context(name));
+    let owner = file.and_then(|file| Cmd::new("dpkg").arg("-S").arg(file).run_ok());
+    let owner = owner.ok().and_then(|out| Some(out.stdout.split_once(':')?.0.to_owned()));
+    owner.unwrap_or_else(|| OWN.to_owned())
+}
+
+/// The installed version of a package, without what a binary rebuild adds.
+pub fn version(package: &str) -> Outcome<String> {
+    let out = Cmd::line("dpkg-query -W -f ${Version}").arg(package).run_ok()?;
+    Ok(out.stdout.trim().to_owned())
+}
+
+/// Fails unless `make programs` installs all of these packages.
+pub fn are_installed_by_setup<'a>(packages: impl Iterator<Item = &'a str>) -> Outcome {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/packages");
+    let text = std::fs::read_to_string(&file).context(file.display())?;
+    let lines = text.lines().filter(|line| ["demo", "test", "programs"].iter().any(|g| line.starts_with(g)));
+    let known: BTreeSet<&str> = lines.flat_map(str::split_whitespace).collect();
+    let missing: Vec<&str> =
+        packages.filter(|package| is_debians(package) && !known.contains(package)).collect();
+    require!(missing.is_empty(), "packages of rows that are not in scripts/packages: {missing:?}");
+    Ok(())
+}
+
+/// A package that links libibverbs or librdmacm itself: programs of the table that use it, or why none does.
+enum Use {
+    Rows(&'static [&'static str]),
+    None(&'static str),
+}
+
+const MANAGEMENT: &str = "sends management datagrams to a subnet manager of InfiniBand or Omni-Path, which \
+                          software iWARP has not";
+const MELLANOX: &str = "a driver of DPDK that writes to the queues of one maker's adapters itself";
+const SAME: &str = "the code for `rdma:` migration is that of qemu-system-x86, which has rows";
+const DRIVERS: &str = "drivers for libibverbs, in whose place uwarp is";
+const HEADERS: &str = "headers; all programs in `conformance/c` are compiled with them";
+
+/// What `apt-cache rdepends libibverbs1 librdmacm1` of Debian 12 names.
+const LINKING: [(&str, Use); 43] = [
+    ("ceph-osd", Rows(&["ceph-osd"])),
+    ("dpdk-dev", Use::None(MELLANOX)),
+    ("fio", Rows(&["fio"])),
+    ("gfio", Use::None("fio with windows; the engine is the one of fio, which has rows")),
+    ("ibacm", Use::None(MANAGEMENT)),
+    ("ibverbs-providers", Use::None(DRIVERS)),
+    ("ibverbs-utils", Rows(&["ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "ibv_asyncwatch"])),
+    ("libdapl2", Rows(&["dtest", "dapltest"])),
+    ("libfabric1", Rows(&["fi_info", "fi_pingpong"])),
+    ("libgloo0", Rows(&["libgloo"])),
+    ("libibverbs-dev", Use::None(HEADERS)),
+    ("libiscsi7", Rows(&["tgtd"])),
+    ("libopamgt0", Use::None(MANAGEMENT)),
+    ("libopasadb1", Use::None(MANAGEMENT)),
+    ("libopenmpi3", Rows(&["mpirun -np", "mpirun.openmpi"])),
+    ("librados2", Rows(&["ceph-osd"])),
+    ("librdmacm-dev", Use::None(HEADERS)),
+    ("librdmacm1", Use::None("uwarp is in its place")),
+    ("librpma0", Rows(&["librpma"])),
+    ("librte-common-mlx5-23", Use::None(MELLANOX)),
+    ("librte-compress-mlx5-23", Use::None(MELLANOX)),
+    ("librte-crypto-mlx5-23", Use::None(MELLANOX)),
+    ("librte-net-mlx4-23", Use::None(MELLANOX)),
+    ("librte-net-mlx5-23", Use::None(MELLANOX)),
+    ("librte-regex-mlx5-23", Use::None(MELLANOX)),
+    ("librte-vdpa-mlx5-23", Use::None(MELLANOX)),
+    ("libucx0", Rows(&["ucx_", "mpirun.mpich"])),
+    ("opa-address-resolution", Use::None(MANAGEMENT)),
+    ("opa-basic-tools", Use::None(MANAGEMENT)),
+    ("opa-fastfabric", Use::None(MANAGEMENT)),
+    ("opa-fm", Use::None(MANAGEMENT)),
+    ("perftest", Rows(&["ib_send_lat", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"])),
+    ("python3-pyverbs", Rows(&["pyverbs"])),
+    ("qemu-system-arm", Use::None(SAME)),
+    ("qemu-system-mips", Use::None(SAME)),
+    ("qemu-system-misc", Use::None(SAME)),
+    ("qemu-system-ppc", Use::None(SAME)),
+    ("qemu-system-sparc", Use::None(SAME)),
+    ("qemu-system-x86", Rows(&["qemu"])),
+    ("qperf", Rows(&["qperf"])),
+    ("rdmacm-utils", Rows(&["rping", "ucmatose", "udaddy", "mckey", "cmtime"])),
+    ("srptools", Use::None(MANAGEMENT)),
+    ("tgt", Rows(&["tgtd"])),
+];
+
+/// The list as a section of the page. Programs whose rows are not there are left out.
+pub fn linking(programs: &[&str]) -> String {
+    let mut table = Table::new(&["package", "state"]);
+    for (package, uses) in &LINKING {
+        let state = match uses {
+            Use::None(why) => (*why).to_owned(),
+            Rows(names) => {
+                let names =
+                    names.iter().flat_map(|name| programs.iter().filter(move |p| p.starts_with(name)));
+                let names: BTreeSet<&str> = names.filter_map(|name| name.split([' ', ',']).next()).collect();
+                let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+                if names.is_empty() {
+                    "no row yet".to_owned()
+                } else {
+                    format!("rows of {}", names.join(", "))
+                }
+            }
+        };
+        table.row([(*package).to_owned(), state]);
+    }
+    table.markdown()
+}
+
+/// Fails if apt knows a package that links the libraries and is not in the list. Needs apt's lists.
+pub fn check_linking() -> Outcome {
+    let out = Cmd::line("apt-cache rdepends libibverbs1 librdmacm1").run_ok()?;
+    let found = out.stdout.lines().filter_map(|line| line.strip_prefix("  "));
+    let known = |name: &&str| !LINKING.iter().any(|(package, _)| package == name);
+    let missing: BTreeSet<&str> = found.map(|name| name.trim_start_matches('|')).filter(known).collect();
+    require!(missing.is_empty(), "packages that link the libraries and are not in the table: {missing:?}");
+    Ok(())
+}
