@@ -22,6 +22,7 @@
 //! | `awaiting` | connections that wait for a queue pair which the program moves itself |
 //! | [`pairing`] | streams between queue pairs that know each other by number and address |
 //! | [`cm`] | what ids have in common |
+//! | [`adopt`] | a connected TCP socket of the program becomes a stream |
 //! | [`process`] | what a process has once: its connection manager, shared device, channels by address |
 //! | [`bringup`] | queue pairs that the program moves to RTR and RTS itself |
 //! | [`id`] | [`Id`]: every call of rdma_cm on an id, and what peer, queue pair and clock do to it |
@@ -42,6 +43,7 @@
 #![deny(unsafe_code)]
 
 pub mod active;
+pub mod adopt;
 mod awaiting;
 pub mod bringup;
 pub mod channel;
@@ -60,6 +62,7 @@ pub mod state;
 mod sync;
 pub mod timeouts;
 
+pub use adopt::{AdoptObserver, Adoption, Role};
 pub use awaiting::Adopter;
 pub use channel::GetError;
 pub use cm::{Cm, Options};

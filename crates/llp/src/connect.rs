@@ -6,10 +6,12 @@
 //!                            └─ listen ───▶ Listening ── accept ─▶ Connection
 //! ```
 //!
-//! All sockets are non-blocking, close-on-exec and have Nagle's algorithm disabled.
+//! All sockets are close-on-exec and have Nagle's algorithm disabled, and no call here waits. A socket that
+//! the program has connected itself ([`Connection::adopt`]) keeps its `O_NONBLOCK`, so the calls say so each
+//! time.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -17,13 +19,15 @@ use rustix::net::{
     self, SocketFlags, SocketType, ipproto,
     sockopt::{
         set_ip_tos, set_ipv6_tclass, set_ipv6_v6only, set_socket_linger, set_socket_reuseaddr,
-        set_tcp_nodelay, socket_error,
+        set_tcp_nodelay, socket_error, socket_protocol, socket_type,
     },
 };
 
 use crate::route::{family, is_any};
 use crate::{tcp, udp};
 
+/// No call waits, and none raises SIGPIPE.
+const NOW: net::SendFlags = net::SendFlags::DONTWAIT.union(net::SendFlags::NOSIGNAL);
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Socket options that a program may set.
@@ -146,10 +150,32 @@ impl AsRawFd for Listening {
 pub struct Connection(OwnedFd);
 
 impl Connection {
+    /// A second descriptor of a TCP socket that the program has connected, and that stays the program's.
+    /// `NOTSOCK`, `OPNOTSUPP`: not a TCP socket; `NOTCONN`: not connected.
+    pub fn adopt(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
+        if socket_type(socket)? != SocketType::STREAM || socket_protocol(socket)? != Some(ipproto::TCP) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        net::getpeername(socket)?.ok_or(Errno::NOTCONN)?;
+        let own = rustix::io::fcntl_dupfd_cloexec(socket, 0)?;
+        // Of the socket, so of the program's descriptor as well.
+        set_tcp_nodelay(&own, true)?;
+        Ok(Self(own))
+    }
+
+    /// Sends as much as there is room for; returns how many bytes that is.
+    pub fn send_some(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        match net::send(&self.0, bytes, NOW) {
+            Err(Errno::INTR) => self.send_some(bytes),
+            Err(Errno::AGAIN) => Ok(0),
+            other => other,
+        }
+    }
+
     /// As [`Self::send_frame`], if the connection is established; returns false if it is still connecting. An
     /// error can be that of connecting, which [`Self::progress`] then does not report any more.
     pub fn send_first_frame(&self, frame: &[u8]) -> Result<bool, Errno> {
-        match net::send(&self.0, frame, net::SendFlags::NOSIGNAL) {
+        match net::send(&self.0, frame, NOW) {
             Ok(sent) if sent == frame.len() => Ok(true),
             Ok(_) => Err(Errno::NOBUFS),
             // Nothing has been sent before, so there is room: it is still connecting.
@@ -173,7 +199,7 @@ impl Connection {
     /// frame does not fit is unusable (`NOBUFS`).
     pub fn send_frame(&self, frame: &[u8]) -> Result<(), Errno> {
         loop {
-            match net::send(&self.0, frame, net::SendFlags::NOSIGNAL) {
+            match net::send(&self.0, frame, NOW) {
                 Ok(sent) if sent == frame.len() => return Ok(()),
                 Ok(_) | Err(Errno::AGAIN) => return Err(Errno::NOBUFS),
                 Err(Errno::INTR) => {}
@@ -185,7 +211,7 @@ impl Connection {
     /// Reads what has arrived, at most the buffer. `Ok(0)`: the peer closed. `AGAIN`: nothing yet.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         loop {
-            match net::recv(&self.0, &mut *buffer, net::RecvFlags::empty()) {
+            match net::recv(&self.0, &mut *buffer, net::RecvFlags::DONTWAIT) {
                 Ok((_, received)) => return Ok(received),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),

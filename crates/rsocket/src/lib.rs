@@ -21,6 +21,7 @@
 //! | `events` | where the connection manager's events go |
 //! | `listener` | a listening socket |
 //! | [`socket`] | every call on a socket |
+//! | [`upgrade`] | a connected TCP socket of the kernel, upgraded in place |
 //! | [`datagram`] | datagram sockets |
 //! | [`table`] | sockets by descriptor |
 //! | [`poll`] | waiting for many sockets and other descriptors |
@@ -45,10 +46,14 @@ pub mod set;
 pub mod socket;
 mod stream;
 pub mod table;
+pub mod upgrade;
 mod waiting;
 pub mod wire;
 
 pub use datagram::Datagrams;
 pub use rustix::io::Errno;
 pub use socket::Socket;
+pub use stream::Ready;
+pub use upgrade::Upgraded;
 pub use uwarp_rnic::mem::MemSeg;
+pub use waiting::{Sleep, Waiters, Waiting};

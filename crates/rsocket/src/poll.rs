@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
+use crate::datagram::Datagrams;
 use crate::events::Events;
+use crate::socket::Socket;
 use crate::stream::Ready;
-use crate::table::{self, Any};
+use crate::table::{self, Entry};
+use crate::upgrade::Upgraded;
 use crate::waiting::{Sleep, Waiters, Waiting};
 
 /// poll(2)'s bits.
@@ -44,6 +47,13 @@ pub struct PollFd {
 pub type Kernel<'a> = &'a mut dyn FnMut(&mut [PollFd], Option<Duration>) -> Result<usize, Errno>;
 
 type Sockets = SmallVec<[Option<Any>; 8]>;
+
+/// What this library knows the readiness of.
+enum Any {
+    Stream(Arc<Socket>),
+    Datagrams(Arc<Datagrams>),
+    Upgraded(Arc<Upgraded>),
+}
 
 /// Waits until one of the descriptors is ready, at most for `limit`; returns how many are. Those that are not
 /// sockets of this library are the kernel's.
@@ -97,7 +107,13 @@ pub(crate) fn poll_with(
 }
 
 fn socket(fd: i32) -> Option<Any> {
-    table::any(fd).ok()
+    match table::find(fd)? {
+        Entry::Socket(socket) => Some(Any::Stream(socket)),
+        Entry::Datagrams(socket) => Some(Any::Datagrams(socket)),
+        Entry::Upgraded(socket) => Some(Any::Upgraded(socket)),
+        // As a descriptor of the kernel.
+        Entry::Set(_) => None,
+    }
 }
 
 impl Any {
@@ -105,6 +121,7 @@ impl Any {
         match self {
             Self::Stream(socket) => socket.waiters(),
             Self::Datagrams(socket) => socket.waiters(),
+            Self::Upgraded(socket) => socket.waiters(),
         }
     }
 
@@ -112,6 +129,7 @@ impl Any {
         match self {
             Self::Stream(socket) => socket.arm(waiting),
             Self::Datagrams(socket) => socket.arm(waiting),
+            Self::Upgraded(socket) => socket.arm(waiting),
         }
     }
 
@@ -119,6 +137,7 @@ impl Any {
         match self {
             Self::Stream(socket) => socket.readiness(),
             Self::Datagrams(socket) => socket.readiness(),
+            Self::Upgraded(socket) => socket.readiness(),
         }
     }
 }

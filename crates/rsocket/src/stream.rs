@@ -49,6 +49,8 @@ pub enum Link {
 struct Linked {
     link: Link,
     peer: Option<ConnData>,
+    /// Why it has ended, if a call must say so.
+    error: Option<Errno>,
 }
 
 /// What the calls of the program change.
@@ -70,6 +72,8 @@ pub struct Stream {
     /// Who waits for it.
     waiters: Arc<Waiters>,
     memory: Memory,
+    /// When it ends, [`Stream::set_gone`] is told why. Work requests that fail before that say nothing.
+    explained: bool,
     link: Mutex<Linked>,
     state: Mutex<State>,
     /// Held by the one call that sends, and the one that receives: a call's bytes stay together.
@@ -196,6 +200,11 @@ mod wr_id {
 impl Stream {
     /// A stream without a connection; its receives are posted.
     pub fn new(cm: &Cm, sizes: Sizes, waiters: &Arc<Waiters>) -> Result<Arc<Self>, Errno> {
+        Self::with(cm, sizes, waiters, false)
+    }
+
+    /// The same; `explained`: [`Self::set_gone`] will be called when it ends, and says why.
+    pub fn with(cm: &Cm, sizes: Sizes, waiters: &Arc<Waiters>, explained: bool) -> Result<Arc<Self>, Errno> {
         let nic = cm.nic();
         let errno = |error: uwarp_rnic::VerbsError| Errno::from_raw_os_error(error.errno());
         let pd = Pd::new();
@@ -232,7 +241,8 @@ impl Stream {
             sizes,
             waiters: Arc::clone(waiters),
             memory,
-            link: Mutex::new(Linked { link: Link::Pending, peer: None }),
+            explained,
+            link: Mutex::new(Linked { link: Link::Pending, peer: None, error: None }),
             state: Mutex::new(State { machine: None, error: None, maps: Maps::default() }),
             sending: Mutex::default(),
             receiving: Mutex::default(),
@@ -273,6 +283,12 @@ impl Stream {
         }
         drop(linked);
         self.waiters.wake();
+    }
+
+    /// The connection has ended, with an error that the next call reports once what has arrived is read.
+    pub fn set_gone(&self, error: Option<Errno>) {
+        self.link.lock().error = error;
+        self.set_link(Link::Gone);
     }
 
     /// Takes the error that the next call would report.
@@ -326,7 +342,11 @@ impl Stream {
             }
         }
         if matches!(self.link(), Link::Gone) && self.cq.is_empty() {
-            self.ended(state, End::Disconnected);
+            let error = self.link.lock().error.take();
+            match error {
+                Some(errno) => self.failed(state, errno),
+                None => self.ended(state, End::Disconnected),
+            }
         }
         self.controls(state);
     }
@@ -390,6 +410,7 @@ impl Stream {
     /// work request in front.
     fn send_failed(&self, state: &mut State, status: WcStatus) {
         match status {
+            WcStatus::WrFlushErr | WcStatus::RetryExcErr | WcStatus::RespTimeoutErr if self.explained => {}
             WcStatus::WrFlushErr => self.ended(state, End::Disconnected),
             WcStatus::RetryExcErr | WcStatus::RespTimeoutErr => self.failed(state, Errno::TIMEDOUT),
             _ => self.failed(state, Errno::IO),

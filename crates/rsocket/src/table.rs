@@ -1,7 +1,7 @@
 //! Sockets and sets by descriptor.
 //!
 //! The descriptor is a real one of the kernel, so that no other file or socket gets the same number. It is
-//! good for nothing but the calls of this library.
+//! good for nothing but the calls of this library, except that of an upgraded socket, which is the program's.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use uwarp_driver::{object_gone, object_made};
 use crate::datagram::Datagrams;
 use crate::set::Set;
 use crate::socket::Socket;
+use crate::upgrade::Upgraded;
 
 /// What a descriptor is.
 #[derive(Clone)]
@@ -21,6 +22,8 @@ pub enum Entry {
     Socket(Arc<Socket>),
     /// A datagram socket.
     Datagrams(Arc<Datagrams>),
+    /// A socket of the kernel that was upgraded in place; the descriptor is the kernel's.
+    Upgraded(Arc<Upgraded>),
     /// A set of descriptors.
     Set(Arc<Set>),
 }
@@ -46,6 +49,8 @@ impl Entry {
             Self::Socket(socket) => socket.disown_number(),
             Self::Datagrams(socket) => socket.disown_number(),
             Self::Set(set) => set.disown_number(),
+            // The number was never ours.
+            Self::Upgraded(_) => {}
         }
     }
 
@@ -54,6 +59,7 @@ impl Entry {
             Self::Socket(socket) => socket.close(),
             Self::Datagrams(socket) => socket.close(),
             Self::Set(set) => set.close(),
+            Self::Upgraded(socket) => socket.close(None),
         }
     }
 }
@@ -67,7 +73,7 @@ pub fn find(fd: i32) -> Option<Entry> {
 pub fn socket(fd: i32) -> Result<Arc<Socket>, Errno> {
     match find(fd) {
         Some(Entry::Socket(socket)) => Ok(socket),
-        Some(Entry::Datagrams(_)) => Err(Errno::OPNOTSUPP),
+        Some(Entry::Datagrams(_) | Entry::Upgraded(_)) => Err(Errno::OPNOTSUPP),
         _ => Err(Errno::BADF),
     }
 }
@@ -90,11 +96,19 @@ pub fn any(fd: i32) -> Result<Any, Errno> {
     }
 }
 
+/// The upgraded socket with this descriptor. `BADF`: it is not upgraded.
+pub fn upgraded(fd: i32) -> Result<Arc<Upgraded>, Errno> {
+    match find(fd) {
+        Some(Entry::Upgraded(socket)) => Ok(socket),
+        _ => Err(Errno::BADF),
+    }
+}
+
 /// The set with this descriptor.
 pub fn set(fd: i32) -> Result<Arc<Set>, Errno> {
     match find(fd) {
         Some(Entry::Set(set)) => Ok(set),
-        Some(Entry::Socket(_) | Entry::Datagrams(_)) => Err(Errno::INVAL),
+        Some(_) => Err(Errno::INVAL),
         None => Err(Errno::BADF),
     }
 }

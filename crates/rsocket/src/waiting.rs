@@ -32,6 +32,13 @@ impl Waiters {
     }
 }
 
+impl Waiters {
+    /// Whether no thread waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
 impl CompletionSink for Waiters {
     fn completion_event(&self, _: u64) {
         self.wake();

@@ -1,0 +1,412 @@
+//! A connected TCP socket of the kernel, upgraded in place: its connection becomes an iWARP stream, and its
+//! bytes travel as an rsocket's do (docs/rsockets.md). The descriptor stays the program's.
+//!
+//! Both ends must have agreed, and each must have read all that the other one sent before. How they agree is
+//! theirs to decide; [`Terms::role`] must differ.
+//!
+//! ```
+//! use std::net::{TcpListener, TcpStream};
+//! use std::os::fd::AsFd as _;
+//! use std::time::Duration;
+//! use uwarp_rsocket::upgrade::{Patience, Role, Terms, Upgraded};
+//! use uwarp_rsocket::{Errno, socket::{Flags, How}};
+//!
+//! let listener = TcpListener::bind("127.0.0.1:0")?;
+//! let client = TcpStream::connect(listener.local_addr()?)?;
+//! let (server, _) = listener.accept()?;
+//!
+//! // Begins set-up and returns; neither end waits for the other one.
+//! let terms = |role| Terms { private_data: b"mine", ..Terms::new(role) };
+//! let client = Upgraded::begin(client.as_fd(), &terms(Role::Initiator))?;
+//! let server = Upgraded::begin(server.as_fd(), &terms(Role::Responder))?;
+//! client.wait_until_up(|| Patience::Unlimited)?;
+//! server.wait_until_up(|| Patience::Limit(Duration::from_secs(60)))?;
+//! assert_eq!(server.peer_data(), b"mine");
+//!
+//! // As read(2) and write(2). The last argument is asked when a call would wait: O_NONBLOCK, SO_RCVTIMEO.
+//! # let bytes = *b"hello";
+//! # let mut buffer = [0u8; 16];
+//! # let of = |addr: usize, len| uwarp_rsocket::MemSeg { addr: addr as u64, len };
+//! # let ours = of(bytes.as_ptr().expose_provenance(), bytes.len());
+//! # let theirs = of(buffer.as_mut_ptr().expose_provenance(), buffer.len());
+//! assert_eq!(client.send(&[ours], Flags::default(), || Patience::Unlimited), Ok(5));
+//! assert_eq!(server.receive(&[theirs], Flags::default(), || Patience::Unlimited), Ok(5));
+//! assert_eq!(server.receive(&[theirs], Flags::default(), || Patience::None), Err(Errno::AGAIN));
+//!
+//! // As shutdown(2), and then close(2) without SO_LINGER: it does not wait.
+//! client.shutdown(How::Writing)?;
+//! assert_eq!(server.receive(&[theirs], Flags::default(), || Patience::Unlimited), Ok(0));
+//! assert!(server.readiness().peer_done);
+//! client.close(None);
+//! server.close(None);
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! poll(2) of the kernel knows nothing of what has arrived: the library reads the socket.
+//! [`crate::poll::poll`] does, for descriptors that were entered into [`crate::table`], together with any
+//! others.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use uwarp_cm::{AdoptObserver, Adoption, Cm};
+use uwarp_driver::{Engine, Nic, Readiness, Source, Token};
+use uwarp_rnic::mem::MemSeg;
+
+pub use uwarp_cm::Role;
+
+use crate::machine::Sizes;
+use crate::options::Options;
+use crate::socket::{Flags, How};
+use crate::stream::{Link, Ready, Stream};
+use crate::waiting::{Sleep, Waiters, Waiting};
+use crate::wire::ConnData;
+
+/// Most bytes of private data of the program: what MPA's frames have beside everything that the library puts
+/// into them.
+pub const MAX_PRIVATE_DATA: usize = uwarp_cm::adopt::MAX_PRIVATE_DATA - ConnData::LEN;
+/// How long set-up may take by default. Both ends have agreed, so it is a round trip; a program may be busy.
+pub const SETUP_LIMIT: Duration = Duration::from_secs(30);
+/// Longest time that a closed socket goes on in the background until the peer has taken what was sent. A peer
+/// that is gone is noticed earlier.
+const LINGER: Duration = Duration::from_secs(60);
+/// The pauses between looks whether that is so.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(50);
+
+/// How a socket is upgraded.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms<'a> {
+    /// Which end sends the first byte.
+    pub role: Role,
+    /// For the peer, at most [`MAX_PRIVATE_DATA`].
+    pub private_data: &'a [u8],
+    /// For all of set-up.
+    pub limit: Duration,
+    /// Sizes of buffers and queues.
+    pub options: Options,
+}
+
+impl Terms<'_> {
+    /// Without private data, with defaults.
+    pub fn new(role: Role) -> Self {
+        Self { role, private_data: &[], limit: SETUP_LIMIT, options: Options::new() }
+    }
+}
+
+/// How long a call may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all: the socket is non-blocking.
+    None,
+    /// At most so long.
+    Limit(Duration),
+    /// As long as it takes.
+    Unlimited,
+}
+
+/// An upgraded socket.
+pub struct Upgraded {
+    nic: Arc<Nic>,
+    stream: Arc<Stream>,
+    waiters: Arc<Waiters>,
+    adoption: Mutex<Option<Arc<Adoption>>>,
+    peer_data: Mutex<Vec<u8>>,
+    /// A call has said why there is no stream.
+    reported: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl Upgraded {
+    /// Begins to upgrade a connected TCP socket. Does not wait. After an error, the socket is as it was.
+    ///
+    /// | errno | |
+    /// |---|---|
+    /// | `NOTSOCK`, `OPNOTSUPP` | not a TCP socket |
+    /// | `NOTCONN` | not connected |
+    /// | `INVAL` | too much private data |
+    /// | `NODEV` | a forked child: the device is its parent's |
+    /// | `NOMEM`, `MFILE` | no memory, no descriptor |
+    pub fn begin(socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<Arc<Self>, Errno> {
+        let cm = Cm::of_process().map_err(|error| Errno::from_raw_os_error(error.errno()))?;
+        Self::begin_with(&cm, socket, terms)
+    }
+
+    fn begin_with(cm: &Arc<Cm>, socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<Arc<Self>, Errno> {
+        if terms.private_data.len() > MAX_PRIVATE_DATA {
+            return Err(Errno::INVAL);
+        }
+        let waiters = Arc::<Waiters>::default();
+        let sizes: Sizes = terms.options.sizes(cm.nic().limits().max_qp_wr);
+        let stream = Stream::with(cm, sizes, &waiters, true)?;
+        let mut private_data = stream.conn_data().to_vec();
+        private_data.extend_from_slice(terms.private_data);
+        let upgraded = Arc::new(Self {
+            nic: Arc::clone(cm.nic()),
+            waiters,
+            stream,
+            adoption: Mutex::default(),
+            peer_data: Mutex::default(),
+            reported: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        });
+        let observer: Weak<Self> = Arc::downgrade(&upgraded);
+        let qp = upgraded.stream.qp();
+        let adoption = Adoption::start(cm, socket, terms.role, qp, &private_data, terms.limit, observer)?;
+        *upgraded.adoption.lock() = Some(adoption);
+        Ok(upgraded)
+    }
+
+    /// `Ok(true)`: the stream runs, or has run. `Ok(false)`: set-up goes on. The errors are those of
+    /// [`AdoptObserver::failed`].
+    pub fn is_up(&self) -> Result<bool, Errno> {
+        match self.stream.link() {
+            Link::Pending => Ok(false),
+            Link::Up(_) | Link::Gone => Ok(true),
+            Link::Failed(errno) => Err(errno),
+        }
+    }
+
+    /// Waits until the stream runs. `AGAIN`: not yet; it is `readiness`'s `writable` that tells when.
+    pub fn wait_until_up(&self, patience: impl Fn() -> Patience) -> Result<(), Errno> {
+        let mut wait = self.waits(false, patience);
+        loop {
+            match self.is_up() {
+                Ok(true) => {
+                    // The whole receive buffer is granted before the program's first call.
+                    self.stream.is_connected();
+                    return Ok(());
+                }
+                Ok(false) => wait()?,
+                Err(errno) => {
+                    self.reported.store(true, Ordering::Relaxed);
+                    return Err(errno);
+                }
+            }
+        }
+    }
+
+    /// The private data that the peer's program gave. Empty until the stream runs.
+    pub fn peer_data(&self) -> Vec<u8> {
+        self.peer_data.lock().clone()
+    }
+
+    /// The device.
+    pub fn nic(&self) -> &Arc<Nic> {
+        &self.nic
+    }
+
+    /// What waits until the socket has changed, for a call that must not wait if `dont_wait`.
+    fn waits<'a>(
+        &'a self,
+        dont_wait: bool,
+        patience: impl Fn() -> Patience + 'a,
+    ) -> impl FnMut() -> Result<(), Errno> + 'a {
+        let mut waiting: Option<Waiting> = None;
+        move || {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(Errno::BADF);
+            }
+            match &mut waiting {
+                None => {
+                    let limit = match patience() {
+                        _ if dont_wait => return Err(Errno::AGAIN),
+                        Patience::None => return Err(Errno::AGAIN),
+                        Patience::Limit(limit) => Some(limit),
+                        Patience::Unlimited => None,
+                    };
+                    let mut new = Waiting::begin(&self.nic, Sleep::InChannel, limit)?;
+                    new.enter(&self.waiters);
+                    self.stream.arm(&new);
+                    waiting = Some(new);
+                }
+                Some(waiting) => {
+                    if !waiting.sleep()? {
+                        return Err(Errno::AGAIN);
+                    }
+                    self.stream.arm(waiting);
+                }
+            }
+            Ok(())
+        }
+    }
+
+    /// Sends; returns how many bytes were taken. While set-up goes on, it waits for that. Nothing raises
+    /// SIGPIPE.
+    pub fn send(
+        &self,
+        buffers: &[MemSeg],
+        flags: Flags,
+        patience: impl Fn() -> Patience,
+    ) -> Result<usize, Errno> {
+        self.explained(self.stream.send(buffers, self.waits(flags.dont_wait, patience)))
+    }
+
+    /// Receives; 0 at the end of the stream. While set-up goes on, it waits for that.
+    pub fn receive(
+        &self,
+        buffers: &[MemSeg],
+        flags: Flags,
+        patience: impl Fn() -> Patience,
+    ) -> Result<usize, Errno> {
+        let wait = self.waits(flags.dont_wait, patience);
+        self.explained(self.stream.receive(buffers, flags.wait_all, flags.peek, wait))
+    }
+
+    /// Says once why there is no stream.
+    fn explained(&self, result: Result<usize, Errno>) -> Result<usize, Errno> {
+        match (result, self.stream.link()) {
+            // The stream is at its end because the call's own end was closed.
+            (Ok(0) | Err(_), _) if self.closed.load(Ordering::Acquire) => Err(Errno::BADF),
+            (Err(Errno::NOTCONN), Link::Failed(why)) if !self.reported.swap(true, Ordering::Relaxed) => {
+                Err(why)
+            }
+            (result, _) => result,
+        }
+    }
+
+    /// Ends one direction or both. Does not wait: the peer hears of it behind what was sent.
+    pub fn shutdown(&self, how: How) -> Result<(), Errno> {
+        self.stream.shut(how != How::Writing, how != How::Reading)
+    }
+
+    /// Ends the stream. Calls of other threads that wait for it return `EBADF`. `linger`: as `SO_LINGER`; of
+    /// no time, what was sent is dropped; with a time, the call waits until the peer has it; without, that
+    /// goes on in the background. The program's descriptor is the caller's to close.
+    pub fn close(&self, linger: Option<Duration>) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.waiters.wake();
+        let adoption = self.adoption.lock().take();
+        if let Some(adoption) = adoption {
+            adoption.cancel();
+        }
+        if linger == Some(Duration::ZERO) || self.stream.shut(true, true).is_err() {
+            return self.stream.qp().destroy();
+        }
+        match linger {
+            Some(limit) => self.drain(limit.min(LINGER)),
+            None => Closing::begin(&self.nic, &self.stream),
+        }
+    }
+
+    fn drain(&self, limit: Duration) {
+        let Ok(mut waiting) = Waiting::begin(&self.nic, Sleep::InChannel, Some(limit)) else { return };
+        waiting.enter(&self.waiters);
+        loop {
+            self.stream.arm(&waiting);
+            if self.stream.is_drained() || matches!(waiting.sleep(), Ok(false) | Err(_)) {
+                return self.stream.qp().destroy();
+            }
+        }
+    }
+
+    /// What it is ready for.
+    pub fn readiness(&self) -> Ready {
+        self.stream.readiness()
+    }
+
+    /// Bytes that can be read (`FIONREAD`).
+    pub fn unread(&self) -> usize {
+        self.stream.unread()
+    }
+
+    /// Takes the error that waits (`SO_ERROR`).
+    pub fn take_error(&self) -> Option<Errno> {
+        match self.stream.link() {
+            Link::Failed(errno) => (!self.reported.swap(true, Ordering::Relaxed)).then_some(errno),
+            _ => self.stream.take_error(),
+        }
+    }
+
+    /// Who waits for it.
+    pub fn waiters(&self) -> &Arc<Waiters> {
+        &self.waiters
+    }
+
+    /// Whether no thread waits for it.
+    pub fn is_idle(&self) -> bool {
+        self.waiters.is_empty()
+    }
+
+    /// Prepares to wait for a change.
+    pub fn arm(&self, waiting: &Waiting) {
+        self.stream.arm(waiting);
+    }
+}
+
+impl Drop for Upgraded {
+    fn drop(&mut self) {
+        self.close(None);
+    }
+}
+
+impl AdoptObserver for Upgraded {
+    fn accepts(&self, private_data: &[u8]) -> bool {
+        let speaks = ConnData::parse(private_data).is_some();
+        if !speaks {
+            tracing::warn!("the peer is an iWARP end, but not one of a socket in IWARP_MODE");
+        }
+        speaks
+    }
+
+    fn adopted(&self, private_data: Vec<u8>) {
+        let link = match ConnData::parse(&private_data) {
+            Some(peer) => Link::Up(peer),
+            None => Link::Failed(Errno::PROTO),
+        };
+        *self.peer_data.lock() = private_data.get(ConnData::LEN..).unwrap_or_default().to_vec();
+        self.stream.set_link(link);
+    }
+
+    fn failed(&self, errno: Errno) {
+        self.stream.set_link(Link::Failed(errno));
+    }
+
+    fn ended(&self, error: Option<Errno>) {
+        self.stream.set_gone(error);
+    }
+}
+
+/// A stream whose socket is closed, until the peer has what was sent.
+struct Closing {
+    engine: Arc<Engine>,
+    until: Instant,
+    state: Mutex<Option<(Token, Arc<Stream>, Duration)>>,
+}
+
+impl Closing {
+    fn begin(nic: &Arc<Nic>, stream: &Arc<Stream>) {
+        let engine = Arc::clone(nic.engine());
+        let until = Instant::now() + LINGER;
+        let closing = Arc::new(Self { engine, until, state: Mutex::default() });
+        let token = closing.engine.new_token(Arc::clone(&closing) as Arc<dyn Source>);
+        *closing.state.lock() = Some((token, Arc::clone(stream), FIRST_LOOK));
+        closing.look();
+    }
+
+    fn look(&self) {
+        // Taken out meanwhile: the queue pair may report while it is looked at.
+        let Some((token, stream, pause)) = self.state.lock().take() else { return };
+        if stream.is_drained() || Instant::now() >= self.until {
+            self.engine.deregister(token);
+            // The stream's own descriptor is closed when the peer has closed, too.
+            return stream.qp().destroy();
+        }
+        *self.state.lock() = Some((token, stream, (pause * 2).min(LAST_LOOK)));
+        self.engine.set_timer(token, Some(Instant::now() + pause));
+    }
+}
+
+impl Source for Closing {
+    fn ready(&self, _: Readiness) {}
+
+    fn timeout(&self) {
+        self.look();
+    }
+}
