@@ -167,6 +167,24 @@ static void extended(void)
 	ibv_wr_send(ex);
 	ibv_wr_set_sge(ex, a.mr->lkey, (uint64_t)(uintptr_t)outgoing(&a), 10);
 	check_errno(ibv_wr_complete(ex), EINVAL, "a request that goes nowhere");
+	/* A good one does not go either, if one behind it is wrong. */
+	receive(&b, 0);
+	for (int i = 0; i < 2; i++) {
+		ibv_wr_start(ex);
+		ibv_wr_send(ex);
+		ibv_wr_set_ud_addr(ex, a.ah, b.qp->qp_num, QKEY);
+		ibv_wr_set_sge(ex, a.mr->lkey, (uint64_t)(uintptr_t)outgoing(&a), 20);
+		ibv_wr_send(ex);
+		ibv_wr_set_ud_addr(ex, a.ah, b.qp->qp_num, QKEY);
+		ibv_wr_set_sge_list(ex, 3, (struct ibv_sge[3]){ list[0], list[0], list[0] });
+		check_errno(ibv_wr_complete(ex), EINVAL, "a good request before a wrong one");
+		if (i == 0)
+			MUST(to(a.qp, IBV_QPS_SQD) == 0);
+	}
+	MUST(to(a.qp, IBV_QPS_RTS) == 0);
+	settle(&b);
+	nothing_more(&b, "is not posted");
+	check(ibv_poll_cq(a.scq, 1, &(struct ibv_wc){ 0 }) == 0, "and does not complete", "it does");
 	ibv_wr_start(ex);
 	ibv_wr_send(ex);
 	ibv_wr_set_ud_addr(ex, a.ah, b.qp->qp_num, QKEY);
@@ -334,6 +352,42 @@ static void destroying(void)
 	close_device();
 }
 
+/* A completion queue that nobody polls: one event of it, one of the queue pair, and the others go on. */
+static void overflowing(void)
+{
+	struct ibv_qp_init_attr init = {
+		.cap = { .max_send_wr = 4, .max_recv_wr = 64, .max_send_sge = 1, .max_recv_sge = 1 }, .qp_type = IBV_QPT_UD,
+	};
+	struct ibv_async_event event;
+	struct end a, b;
+	int queues = 0, pairs = 0;
+
+	open_device();
+	end_open(&a);
+	end_resources(&b);
+	MUST(ibv_destroy_cq(b.rcq) == 0);
+	MUST(b.rcq = ibv_create_cq(ctx, 1, NULL, NULL, 0));
+	init.send_cq = b.scq;
+	init.recv_cq = b.rcq;
+	MUST(b.qp = ibv_create_qp(pd, &init));
+	up(b.qp, QKEY);
+	for (int i = 0; i < 64; i++)
+		receive(&b, 0);
+	for (int i = 0; i < b.rcq->cqe + 8; i++)
+		send_to(&a, &b, 1);
+	settle(&a);
+	while (readable(ctx->async_fd, queues && pairs ? QUIET_MS : LIMIT_MS)) {
+		MUST(ibv_get_async_event(ctx, &event) == 0);
+		queues += event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == b.rcq;
+		pairs += event.event_type == IBV_EVENT_QP_FATAL && event.element.qp == b.qp;
+		ibv_ack_async_event(&event);
+	}
+	check(queues == 1 && pairs == 1, "one event of the queue, one of the queue pair", "%d, %d", queues, pairs);
+	end_close(&a);
+	end_close(&b);
+	close_device();
+}
+
 static void forking(void)
 {
 	struct ibv_send_wr wr;
@@ -475,7 +529,7 @@ int main(int argc, char **argv)
 	static const struct group groups[] = {
 		{ "sharing", sharing }, { "many", many }, { "extended", extended }, { "soliciting", soliciting },
 		{ "draining", draining }, { "resetting", resetting }, { "destroying", destroying }, { "forking", forking },
-		{ "threads", threads }, { "cancelling", cancelling },
+		{ "threads", threads }, { "cancelling", cancelling }, { "overflowing", overflowing },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -192,11 +192,64 @@ static void extended(void)
 	leave();
 }
 
+/* ibv_wr_complete is all or nothing: what stands before a wrong request is not carried out either. */
+static void together(void)
+{
+	struct ibv_sge too_many[16] = { 0 };
+	struct ibv_qp_ex *qp;
+	struct ibv_wc wc;
+
+	enter_with((struct options){ .send_ops = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND, .send_wr = 4 });
+	MUST(qp = ibv_qp_to_qp_ex(p.c.qp));
+	receive(1, 0, 100);
+	memset(place, 0, 8);
+	memset(source, 7, 8);
+	ibv_wr_start(qp);
+	qp->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(qp, place_mr->rkey, (uint64_t)(uintptr_t)place);
+	ibv_wr_set_sge(qp, source_mr->lkey, (uint64_t)(uintptr_t)source, 8);
+	ibv_wr_send(qp);
+	ibv_wr_set_sge(qp, source_mr->lkey, (uint64_t)(uintptr_t)source, 50);
+	ibv_wr_send(qp);
+	ibv_wr_set_sge_list(qp, p.c.cap.max_send_sge + 1, too_many);
+	MUST(p.c.cap.max_send_sge < 16);
+	check_errno(ibv_wr_complete(qp), EINVAL, "wr_complete of two good requests and a wrong one");
+	ibv_wr_start(qp);
+	for (uint32_t i = 0; i <= p.c.cap.max_send_wr; i++) {
+		ibv_wr_rdma_write(qp, place_mr->rkey, (uint64_t)(uintptr_t)place);
+		ibv_wr_set_sge(qp, source_mr->lkey, (uint64_t)(uintptr_t)source, 8);
+	}
+	check_errno(ibv_wr_complete(qp), ENOMEM, "of one more than the queue has room for");
+	check(!poll_within(p.c.scq, &wc, QUIET_MS) && !poll_within(p.s.rcq, &wc, 0), "none of them completes", "one does");
+	check(place[0] == 0, "or is carried out", "%d", place[0]);
+	/* All places are free. */
+	ibv_wr_start(qp);
+	for (uint32_t i = 0; i < p.c.cap.max_send_wr; i++) {
+		qp->wr_id = i;
+		ibv_wr_rdma_write(qp, place_mr->rkey, (uint64_t)(uintptr_t)place);
+		ibv_wr_set_sge(qp, source_mr->lkey, (uint64_t)(uintptr_t)source, 8);
+	}
+	check_errno(ibv_wr_complete(qp), 0, "as many as it has room for");
+	for (uint32_t i = 0; i < p.c.cap.max_send_wr; i++)
+		check(want_wc(p.c.scq, IBV_WC_SUCCESS, "each completes").wr_id == i, "in order", "not");
+	check(place[0] == 7, "and is carried out", "%d", place[0]);
+	/* In the error state each is flushed. */
+	MUST(to(p.c.qp, IBV_QPS_ERR) == 0);
+	ibv_wr_start(qp);
+	ibv_wr_send(qp);
+	ibv_wr_set_sge(qp, source_mr->lkey, (uint64_t)(uintptr_t)source, 8);
+	ibv_wr_send(qp);
+	ibv_wr_set_sge_list(qp, p.c.cap.max_send_sge + 1, too_many);
+	check_errno(ibv_wr_complete(qp), EINVAL, "a wrong one in ERR");
+	check(!poll_within(p.c.scq, &wc, QUIET_MS), "none is flushed", "one is");
+	leave();
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "writing", writing }, { "sending", sending }, { "soliciting", soliciting }, { "waiting", waiting },
-		{ "strangers", strangers }, { "extended", extended },
+		{ "strangers", strangers }, { "extended", extended }, { "together", together },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

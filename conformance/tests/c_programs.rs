@@ -4,7 +4,8 @@
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), events whose cause is outside
-//! (`events`), a device for each interface (`devices`), what is called through the context (`extended`),
+//! (`events`), a device for each interface (`devices`), multicast (`groups`), what is called through the context
+//! (`extended`),
 //! connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's
 //! files below /sys and /dev (`files`), data integrity between two processes (`verify`, `random`), and
 //! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
@@ -150,6 +151,7 @@ const GROUPS: [(&str, &[&str]); 20] = [
             "forking",
             "threads",
             "cancelling",
+            "overflowing",
         ],
     ),
     ("uwarpdv", &["larger", "errors", "refused"]),
@@ -183,7 +185,7 @@ const GROUPS: [(&str, &[&str]); 20] = [
             "datagrams",
         ],
     ),
-    ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended"]),
+    ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended", "together"]),
 ];
 
 /// Groups whose statements depend on the view, which are run as iWARP, too.
@@ -271,22 +273,7 @@ fn main() -> ExitCode {
         let shown: String = env.iter().map(|(n, v)| format!(" {n}={v}")).collect();
         trials.push(Trial::test(format!("files {group}{shown}"), move || Ok(programs.files(group, env)?)));
     }
-    // Where there are GIDs of both families, global and link-local.
-    let everywhere = programs.clone();
-    trials.push(Trial::test("datagrams families, in a namespace", move || Ok(everywhere.datagrams()?)));
-    let watched = programs.clone();
-    trials.push(Trial::test("events interfaces, in a namespace", move || {
-        Ok(watched.interfaces("interfaces", "roce", "PORT_ERR")?)
-    }));
-    let watched = programs.clone();
-    trials.push(Trial::test("events lids, in a namespace", move || {
-        Ok(watched.interfaces("lids", "ib", "LID_CHANGE")?)
-    }));
-    for group in ["listed", "objects", "by_number", "datagrams", "manager", "events"] {
-        let many = programs.clone();
-        trials
-            .push(Trial::test(format!("devices {group}, in a namespace"), move || Ok(many.devices(group)?)));
-    }
+    trials.extend(in_namespaces(&programs));
     // All groups: IPv6, the messages of iWARP, and an RNIC.
     for (address, env) in [
         ("::1", [("UWARP_PEER", "on")]),
@@ -309,6 +296,39 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
+/// What changes interfaces, or needs several.
+fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    // Where there are GIDs of both families, global and link-local.
+    let everywhere = programs.clone();
+    trials.push(Trial::test("datagrams families, in a namespace", move || Ok(everywhere.datagrams()?)));
+    for group in ["bound", "leaving", "detaching"] {
+        let members = programs.clone();
+        trials.push(Trial::test(format!("groups {group}, in a namespace"), move || {
+            Ok(members.with_two_interfaces("groups", group, "one")?)
+        }));
+    }
+    let watched = programs.clone();
+    trials.push(Trial::test("events interfaces, in a namespace", move || {
+        Ok(watched.interfaces("interfaces", "roce", "PORT_ERR")?)
+    }));
+    let watched = programs.clone();
+    trials.push(Trial::test("events fresh, in a namespace", move || {
+        Ok(watched.interfaces("fresh", "roce", "carrier")?)
+    }));
+    let watched = programs.clone();
+    trials.push(Trial::test("events lids, in a namespace", move || {
+        Ok(watched.interfaces("lids", "ib", "LID_CHANGE")?)
+    }));
+    for group in ["listed", "objects", "by_number", "datagrams", "manager", "events"] {
+        let many = programs.clone();
+        trials.push(Trial::test(format!("devices {group}, in a namespace"), move || {
+            Ok(many.with_two_interfaces("devices", group, "per-interface")?)
+        }));
+    }
+    trials
+}
+
 /// Compares [`GROUPS`] with the programs: a group that is not listed would never be run.
 fn every_group_is_run() -> Outcome {
     for (program, groups) in GROUPS {
@@ -319,7 +339,9 @@ fn every_group_is_run() -> Outcome {
         let mut names: Vec<&str> =
             table.split("{ \"").skip(1).filter_map(|row| row.split('"').next()).collect();
         // These are run by themselves, in a namespace.
-        names.retain(|name| ![("events", "interfaces"), ("events", "lids")].contains(&(program, *name)));
+        names.retain(|name| {
+            ![("events", "interfaces"), ("events", "lids"), ("events", "fresh")].contains(&(program, *name))
+        });
         require!(names == groups, "{program} has the groups {names:?}, and these are run: {groups:?}");
     }
     Ok(())
@@ -339,7 +361,12 @@ impl Programs {
         let mut cmd = Cmd::new(program).arg(address).env("LD_LIBRARY_PATH", dist.lib());
         cmd = group.into_iter().fold(cmd, Cmd::arg);
         cmd = env.iter().fold(cmd, |cmd, (name, value)| cmd.env(name, value));
-        check::statements(&cmd.limit(LIMIT).run()?)
+        let out = cmd.limit(LIMIT).run()?;
+        check::statements(&out)?;
+        // A queue that overflows loses completions by the thousand.
+        let lost = out.stderr.lines().filter(|line| line.contains("completion") && line.contains("lost"));
+        require!(lost.count() <= 1, "the log repeats that a completion is lost:\n{}", out.stderr);
+        Ok(())
     }
 
     /// `files`, with the device's files in a directory that goes away.
@@ -384,13 +411,13 @@ impl Programs {
         check::has(&out, seen)
     }
 
-    /// `devices` with two interfaces.
-    fn devices(&self, group: &str) -> Outcome {
-        let program = self.program("devices")?;
+    /// A group of a program that wants two interfaces.
+    fn with_two_interfaces(&self, name: &'static str, group: &str, devices: &str) -> Outcome {
+        let program = self.program(name)?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
         let veth = Veth::twice(1500)?;
         let cmd = Cmd::new(program).arg("-").arg(group).env("LD_LIBRARY_PATH", dist.lib());
-        let cmd = cmd.env("UWARP_DEVICES", "per-interface").in_ns(Some(&veth.client));
+        let cmd = cmd.env("UWARP_DEVICES", devices).in_ns(Some(&veth.client));
         check::statements(&cmd.limit(LIMIT).run()?)
     }
 

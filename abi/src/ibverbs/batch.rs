@@ -145,13 +145,13 @@ impl Building {
     }
 
     /// The work requests, to be posted.
-    pub fn finish(&mut self) -> Result<impl Iterator<Item = SendWr<'_>>, Failure> {
+    pub fn finish(&mut self) -> Result<impl Iterator<Item = SendWr<'_>> + Clone, Failure> {
         self.settle()?;
         Ok(self.requests.iter().map(|request| request.posted(&self.sges)))
     }
 
     /// The same of a datagram queue pair.
-    pub fn finish_datagrams(&mut self) -> Result<impl Iterator<Item = UdSendWr<'_>>, Failure> {
+    pub fn finish_datagrams(&mut self) -> Result<impl Iterator<Item = UdSendWr<'_>> + Clone, Failure> {
         self.settle()?;
         if self.requests.iter().any(|request| request.to.is_none()) {
             return Err(Failure::invalid("a datagram without a destination"));

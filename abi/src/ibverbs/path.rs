@@ -1,6 +1,6 @@
 //! The path of an address vector: the address of this host and that of the peer.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use uwarp_abi_types::verbs::{ibv_ah_attr, ibv_gid, ibv_global_route};
 use uwarp_cm::pairing::Path;
@@ -13,10 +13,27 @@ use super::view::PORT;
 use crate::failure::Failure;
 use crate::object::zeroed;
 
+/// In `src_path_bits` of an address vector to a group: datagrams leave from loopback, whose addresses are in
+/// no GID table when the host has others. The member says which of a port's addresses is the source where it
+/// has several for one LID. Ours has one (`lmc` is 0), so the bit is free, and programs that fill an address
+/// vector themselves leave it 0.
+const FROM_LOOPBACK: u8 = 1;
+
 /// The path of an address vector, from a port of this host; the ports of its two addresses have no meaning.
 pub fn of(ah: &ibv_ah_attr, port: &Port) -> Result<Path, Failure> {
     if ah.port_num != PORT {
         return Err(Failure::invalid("the device has one port, number 1"));
+    }
+    if ah.is_global != 0
+        && ah.src_path_bits & FROM_LOOPBACK != 0
+        && let Some(group) = ip_of(&ah.grh.dgid).filter(|group| is_group(*group))
+    {
+        let local = match group {
+            IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(_) => IpAddr::from(Ipv6Addr::LOCALHOST),
+        };
+        let interface = address::loopback_interface();
+        return Ok(Path { local: SocketAddr::new(local, 0), peer: on_interface(group, interface) });
     }
     resolve(ah.is_global != 0, &ah.grh, ah.dlid, Config::get().view == View::Ib, &port.recent_addresses())
 }
@@ -65,6 +82,9 @@ pub fn address_vector(own: &[Address], local: IpAddr, peer: IpAddr) -> ibv_ah_at
     attr.grh.dgid = gid_of(peer);
     // A loopback address is not in the device's table.
     attr.grh.sgid_index = own.and_then(|index| u8::try_from(index).ok()).unwrap_or(0);
+    if own.is_none() && local.is_loopback() && is_group(peer) {
+        attr.src_path_bits = FROM_LOOPBACK;
+    }
     attr.grh.hop_limit = 64;
     attr
 }

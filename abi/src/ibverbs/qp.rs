@@ -74,7 +74,8 @@ pub(super) fn first_state() -> QpModify {
     QpModify { state: Some(view::shown().first_state), ..QpModify::default() }
 }
 
-/// ibv_destroy_qp(3): waits until the program has acknowledged the events it took.
+/// ibv_destroy_qp(3): waits until the program has acknowledged the events it took. EBUSY while it is a member
+/// of a multicast group, as the kernel's ib_uverbs has it.
 ///
 /// # Safety
 /// `qp` is alive or NULL, and not used any more if this succeeds.
@@ -82,6 +83,9 @@ pub unsafe fn destroy(qp: *mut ibv_qp) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     unsafe {
         let pair = look::<CQp>(qp)?;
+        if matches!(&pair.qp, QueuePair::Ud(ud) if ud.is_member()) {
+            return Err(Failure::new(libc::EBUSY, "the queue pair is a member of a multicast group"));
+        }
         if let Some(cm) = Cm::if_any() {
             bringup::forget(&cm, pair.qp.qpn());
         }

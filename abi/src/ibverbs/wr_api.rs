@@ -231,8 +231,8 @@ fn post(pair: &CQp, building: &mut Building) -> Result<(), Failure> {
         return Err(VerbsError::Forked.into());
     }
     match &pair.qp {
-        QueuePair::Rc(qp) => qp.post_send(building.finish()?),
-        QueuePair::Ud(qp) => qp.post_send(building.finish_datagrams()?),
+        QueuePair::Rc(qp) => qp.post_send_together(building.finish()?)?,
+        QueuePair::Ud(qp) => qp.post_send_together(building.finish_datagrams()?)?,
     }
-    .map_err(|(_, error)| error.into())
+    Ok(())
 }

@@ -194,6 +194,10 @@ pub unsafe fn destroy(c: *mut rdma_cm_id) -> Result<(), Failure> {
     unsafe {
         let cid = look::<CId>(c)?;
         if !(*c).qp.is_null() {
+            if let Ok(ud) = look::<CQp>((*c).qp).and_then(CQp::ud) {
+                // rdma_destroy_qp(3) cannot fail. librdmacm leaves a member of a group behind, for ever.
+                ud.leave_all();
+            }
             let _ = ibverbs::qp::destroy((*c).qp);
             (*c).qp = null_mut();
             cid.id.queue_pair_destroyed();

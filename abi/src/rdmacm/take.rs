@@ -176,8 +176,10 @@ unsafe fn attach(id: *mut rdma_cm_id, local: SocketAddr, group: SocketAddr) -> R
         if (*id).qp.is_null() || !receives {
             return Ok(());
         }
-        let own = address::all().into_iter().find(|own| own.ip == local.ip());
-        let interface = own.map_or(0, |own| own.index);
+        let interface = match local.ip() {
+            ip if ip.is_loopback() => address::loopback_interface(),
+            ip => address::all().into_iter().find(|own| own.ip == ip).map_or(0, |own| own.index),
+        };
         look::<CQp>((*id).qp)?.ud()?.attach(group.ip(), interface)?;
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use uwarp_conformance::check::Expected;
 use uwarp_conformance::netns::Veth;
+use uwarp_conformance::topology::Place;
 use uwarp_conformance::topology::Topology::{self, *};
 
 use super::Run::{Custom, Long, Perftest, PerftestIwarp, Rping};
@@ -230,6 +231,13 @@ fn connection_manager() -> Vec<Case> {
             STATUS_0,
             &[Veth1500V4],
             Custom(|w, p| w.mckey("239.55.1.3", [Veth::SERVER4, Veth::CLIENT4], "-o", p)),
+        ),
+        case(
+            "mckey",
+            "bound to 127.0.0.1, beside another interface",
+            STATUS_0,
+            &[Veth1500V4],
+            Custom(|w, p| w.mckey("239.55.1.4", ["127.0.0.1"; 2], "", Place { server: p.client, ..p })),
         ),
         case(
             "mckey",

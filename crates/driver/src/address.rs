@@ -99,8 +99,7 @@ pub fn all() -> Vec<Address> {
     let mut out = Vec::new();
     for_each_entry(|entry, name| {
         let flags = entry.ifa_flags;
-        let up = flags & libc::IFF_UP as u32 != 0 && flags & libc::IFF_RUNNING as u32 != 0;
-        if entry.ifa_addr.is_null() || !up {
+        if entry.ifa_addr.is_null() || !works(flags) {
             return;
         }
         // SAFETY: the family says which structure the address is; both casts follow it.
@@ -126,6 +125,18 @@ pub fn all() -> Vec<Address> {
         });
     });
     out
+}
+
+/// Whether an interface with these flags is up and has its carrier. The kernel sets `IFF_RUNNING` up to a second
+/// after the carrier is there. An interface that still waits for something else (802.1X) is dormant.
+pub(crate) fn works(flags: u32) -> bool {
+    let has = |flag: i32| flags & flag.cast_unsigned() != 0;
+    has(libc::IFF_UP) && (has(libc::IFF_RUNNING) || has(libc::IFF_LOWER_UP) && !has(libc::IFF_DORMANT))
+}
+
+/// The number of the interface that has the loopback addresses; 0: there is none.
+pub fn loopback_interface() -> u32 {
+    all().into_iter().find(|own| own.ip.is_loopback()).map_or(0, |own| own.index)
 }
 
 /// The number of the interface with this name.
@@ -175,6 +186,14 @@ fn default_interface() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_carrier_is_enough_unless_the_interface_is_dormant() {
+        use libc::{IFF_DORMANT, IFF_LOWER_UP, IFF_RUNNING, IFF_UP};
+        let works = |flags: i32| works(flags.cast_unsigned());
+        assert!(works(IFF_UP | IFF_RUNNING) && works(IFF_UP | IFF_LOWER_UP));
+        assert!(!works(IFF_UP) && !works(IFF_UP | IFF_LOWER_UP | IFF_DORMANT) && !works(IFF_LOWER_UP));
+    }
 
     #[test]
     fn recent_addresses_are_those_that_were_listed_last() {

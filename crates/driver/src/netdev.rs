@@ -19,7 +19,7 @@ pub struct Netdev {
     pub name: String,
     /// Its number, nonzero.
     pub index: u32,
-    /// Up and running.
+    /// Up, and with its carrier.
     pub up: bool,
     /// The loopback interface.
     pub loopback: bool,
@@ -44,10 +44,9 @@ pub fn list() -> Vec<Netdev> {
         let name = c_name.to_string_lossy().into_owned();
         let at = found.iter().position(|dev| dev.name == name).unwrap_or_else(|| {
             let flags = i64::from(entry.ifa_flags);
-            let running = i64::from(libc::IFF_UP | libc::IFF_RUNNING);
             found.push(Netdev {
                 index: address::index(c_name),
-                up: flags & running == running,
+                up: address::works(entry.ifa_flags),
                 loopback: flags & i64::from(libc::IFF_LOOPBACK) != 0,
                 mtu: mtu(c_name).unwrap_or(0),
                 name,

@@ -32,7 +32,7 @@ use crate::linger::{self, Linger};
 use crate::nic::Nic;
 use crate::pair::QueuePair;
 use crate::pump::Pump;
-use crate::shell::{Shell, post_each};
+use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
 
 /// Learns how a stream begins and ends. Called without the queue pair's lock; must not block.
@@ -178,6 +178,22 @@ impl Qp {
         }
         let mut inner = self.inner.lock();
         let result = post_each(wrs, |wr| inner.core.post_send(wr));
+        self.send(&mut inner, &Now::unread());
+        self.release(inner);
+        result
+    }
+
+    /// As [`Self::post_send`], but if one is refused, none is posted.
+    pub fn post_send_together<'a>(
+        &self,
+        wrs: impl Iterator<Item = SendWr<'a>> + Clone,
+    ) -> Result<(), VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        let mut inner = self.inner.lock();
+        let result = post_together(&mut inner.core, wrs, RcCore::check_send, RcCore::post_checked);
+        // Also after a refusal: a full queue asks for an acknowledgement.
         self.send(&mut inner, &Now::unread());
         self.release(inner);
         result

@@ -85,3 +85,18 @@ pub(crate) fn post_each<W>(
     }
     Ok(())
 }
+
+/// Posts work requests if none of them is refused, otherwise none. `check` is given how many come first.
+#[inline]
+pub(crate) fn post_together<C, W>(
+    core: &mut C,
+    wrs: impl Iterator<Item = W> + Clone,
+    check: impl Fn(&mut C, &W, u32) -> Result<(), VerbsError>,
+    post: impl Fn(&mut C, &W),
+) -> Result<(), VerbsError> {
+    for (wr, ahead) in wrs.clone().zip(0..) {
+        check(core, &wr, ahead)?;
+    }
+    wrs.for_each(|wr| post(core, &wr));
+    Ok(())
+}

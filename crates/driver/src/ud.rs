@@ -33,7 +33,7 @@ use crate::engine::{Engine, ParkMark};
 use crate::fork;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
-use crate::shell::{Shell, post_each};
+use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
 
@@ -319,6 +319,10 @@ impl DatagramPort {
         }
         for qp in receivers {
             let mut inner = qp.inner.lock();
+            if message.head.destination_qpn == QPN_MULTICAST && !inner.groups.contains(&incoming.to) {
+                // It has left since. Nothing may complete after ibv_detach_mcast has returned.
+                continue;
+            }
             if let Err(dropped) = inner.core.deliver(&message, &arrival) {
                 drop(inner);
                 tracing::debug!(qpn = qp.qpn(), from = %incoming.from, "datagram dropped: {dropped}");
@@ -521,6 +525,9 @@ struct Inner {
     /// The socket had no room; the port knows.
     blocked: bool,
     destroyed: bool,
+    /// Groups whose messages it takes. The port of groups knows them, too, but a thread may have looked there
+    /// before the queue pair left.
+    groups: SmallVec<[IpAddr; 1]>,
 }
 
 /// A datagram queue pair.
@@ -546,7 +553,7 @@ impl UdQp {
             shell,
             port,
             groups: Mutex::default(),
-            inner: Mutex::new(Inner { core, blocked: false, destroyed: false }),
+            inner: Mutex::new(Inner { core, blocked: false, destroyed: false, groups: SmallVec::new() }),
             answers: Rate::default(),
         });
         qp.port.receivers.enter(qpn, qp.me.clone());
@@ -567,6 +574,25 @@ impl UdQp {
         }
         let mut inner = self.inner.lock();
         let result = post_each(wrs, |wr| inner.core.post_send(wr));
+        self.send_posted(inner);
+        result
+    }
+
+    /// As [`Self::post_send`], but if one is refused, none is posted.
+    pub fn post_send_together<'a>(
+        &self,
+        wrs: impl Iterator<Item = UdSendWr<'a>> + Clone,
+    ) -> Result<(), VerbsError> {
+        if fork::forked() {
+            return Err(VerbsError::Forked);
+        }
+        let mut inner = self.inner.lock();
+        let result = post_together(&mut inner.core, wrs, UdCore::check_send, UdCore::post_checked);
+        self.send_posted(inner);
+        result
+    }
+
+    fn send_posted(&self, mut inner: MutexGuard<'_, Inner>) {
         let sent = self.transmit(&mut inner);
         drop(inner);
         // A thread that posts without end must not lose what comes meanwhile: the system's room for it is
@@ -574,7 +600,6 @@ impl UdQp {
         if self.port.sent.fetch_add(sent, Ordering::Relaxed) >= LOOK_AFTER {
             let _ = self.port.make_progress(false);
         }
-        result
     }
 
     /// Hands what waits to the system, as long as that takes it; returns how many datagrams it took.
@@ -675,17 +700,29 @@ impl UdQp {
         let port = self.shell.nic().group_port()?;
         port.add_member(&self.me, group, interface)?;
         *self.groups.lock() = Some(port);
+        let mut inner = self.inner.lock();
+        if !inner.groups.contains(&group) {
+            inner.groups.push(group);
+        }
         Ok(())
     }
 
-    /// Is a member no more.
+    /// Is a member no more: no message to the group completes after this has returned.
     pub fn detach(&self, group: IpAddr) -> Result<(), VerbsError> {
+        self.inner.lock().groups.retain(|of| *of != group);
         let port = self.groups.lock().clone();
         let left = port.is_some_and(|port| port.remove_members(&self.me, |of| of == group));
         if left { Ok(()) } else { Err(VerbsError::Invalid("the queue pair is not a member of the group")) }
     }
 
-    fn leave_all(&self) {
+    /// Whether it is a member of a group.
+    pub fn is_member(&self) -> bool {
+        !self.inner.lock().groups.is_empty()
+    }
+
+    /// Is a member of no group any more.
+    pub fn leave_all(&self) {
+        self.inner.lock().groups.clear();
         if let Some(port) = self.groups.lock().take() {
             port.remove_members(&self.me, |_| true);
         }

@@ -371,10 +371,12 @@ impl Cq {
                 }
                 drop(inner);
                 if first {
+                    // Once: the queue stays broken, and each queue pair that fails has an event of its own.
                     tracing::error!(
                         depth,
                         qpn = wc.qp_num,
-                        "completion queue overflow: a completion is lost, because the program has not polled"
+                        "completion queue overflow: a completion is lost, because the program has not polled; \
+                         each queue pair that loses one fails"
                     );
                     self.async_sink.async_event(AsyncEvent { kind: EventKind::CqErr, cookie: self.cookie });
                 }

@@ -106,27 +106,30 @@ impl SendQueue {
         (self.to_poll as u32).wrapping_sub(self.places.freed())
     }
 
-    /// Whether every place is taken. The place of a work request with a completion is free when the program
+    /// Whether every place is taken when `ahead` more are. The place of a work request with a completion is free when the program
     /// has polled it. The place of another one is free with the next completion, as with adapters, or when
     /// nothing is left to poll: programs that never ask for a completion work with siw and rxe.
     #[inline]
-    fn is_full(&mut self) -> bool {
-        if self.end() - self.freed < u64::from(self.depth) {
+    fn is_full(&mut self, ahead: u32) -> bool {
+        let end = self.end() + u64::from(ahead);
+        if end - self.freed < u64::from(self.depth) {
             return false;
         }
         let unpolled = self.unpolled();
         self.freed = if unpolled == 0 { self.head } else { self.to_poll - u64::from(unpolled) };
-        self.end() - self.freed >= u64::from(self.depth)
+        end - self.freed >= u64::from(self.depth)
     }
 
-    /// Takes a place for a work request that completes at once.
-    pub fn pass(&mut self) -> Result<(), VerbsError> {
-        if self.is_full() {
-            return Err(VerbsError::QueueFull);
-        }
+    /// Whether there is a place behind `ahead` work requests that come first.
+    #[inline]
+    pub fn check_room(&mut self, ahead: u32) -> Result<(), VerbsError> {
+        if self.is_full(ahead) { Err(VerbsError::QueueFull) } else { Ok(()) }
+    }
+
+    /// Takes a place, which is there, for a work request that completes at once.
+    pub fn pass(&mut self) {
         self.head += 1;
         self.next = self.head;
-        Ok(())
     }
 
     pub fn depth(&self) -> u32 {
@@ -163,11 +166,11 @@ impl SendQueue {
         self.slots.get_mut(usize::try_from(number.checked_sub(self.head)?).ok()?)
     }
 
+    /// Whether a work request can be posted behind `ahead` others, which have been checked and come first.
+    /// Nothing is posted.
     #[inline]
-    pub fn post(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
-        if self.is_full() {
-            return Err(VerbsError::QueueFull);
-        }
+    pub fn check(&mut self, wr: &SendWr<'_>, ahead: u32) -> Result<(), VerbsError> {
+        self.check_room(ahead)?;
         if wr.sges.len() > self.max_sge as usize {
             return Err(VerbsError::Invalid("more scatter/gather elements than the queue pair was made for"));
         }
@@ -175,8 +178,6 @@ impl SendQueue {
         if wr.op.is_atomic() && total != ATOMIC_BYTES {
             return Err(VerbsError::Invalid("an atomic operation returns exactly 8 bytes"));
         }
-        let first_sge = self.sge_base + self.sges.len() as u64;
-        let mut sges = wr.sges.len();
         if wr.flags.contains(SendFlags::INLINE) {
             if !wr.op.may_be_inline() {
                 return Err(VerbsError::Invalid("inline data goes with Send and RDMA Write only"));
@@ -184,6 +185,17 @@ impl SendQueue {
             if total > self.max_inline {
                 return Err(VerbsError::Invalid("more inline data than the queue pair was made for"));
             }
+        }
+        Ok(())
+    }
+
+    /// Posts a work request that [`Self::check`] has allowed.
+    #[inline]
+    pub fn post(&mut self, wr: &SendWr<'_>) {
+        let total = total_len(wr.sges).unwrap_or(0);
+        let first_sge = self.sge_base + self.sges.len() as u64;
+        let mut sges = wr.sges.len();
+        if wr.flags.contains(SendFlags::INLINE) {
             self.store_inline(wr.sges);
             sges = 0;
         } else {
@@ -198,7 +210,6 @@ impl SendQueue {
             sges: u16::try_from(sges).unwrap_or(u16::MAX),
             first_sge,
         });
-        Ok(())
     }
 
     fn store_inline(&mut self, sges: &[Sge]) {
@@ -474,19 +485,22 @@ mod tests {
             flags: SendFlags::empty(),
             sges: &list,
         };
-        q.post(&wr).unwrap();
-        q.post(&wr).unwrap();
-        assert_eq!(q.post(&wr), Err(VerbsError::QueueFull));
+        assert_eq!((q.check(&wr, 1), q.check(&wr, 2)), (Ok(()), Err(VerbsError::QueueFull)));
+        q.post(&wr);
+        q.check(&wr, 0).unwrap();
+        q.post(&wr);
+        assert_eq!(q.check(&wr, 0), Err(VerbsError::QueueFull));
         q.pop();
         let tail = q.completes();
-        assert_eq!(q.post(&wr), Err(VerbsError::QueueFull), "its completion is not polled yet");
+        assert_eq!(q.check(&wr, 0), Err(VerbsError::QueueFull), "its completion is not polled yet");
         q.places().free(tail);
-        q.post(&wr).unwrap();
+        assert_eq!((q.check(&wr, 1), q.check(&wr, 0)), (Err(VerbsError::QueueFull), Ok(())));
+        q.post(&wr);
         let slot = *q.slot(2).unwrap();
         assert_eq!(q.sges(&slot).copied().collect::<Vec<_>>(), list);
         let three = [list[0]; 3];
         q.pop();
-        assert!(matches!(q.post(&SendWr { sges: &three, ..wr }), Err(VerbsError::Invalid(_))));
+        assert!(matches!(q.check(&SendWr { sges: &three, ..wr }, 0), Err(VerbsError::Invalid(_))));
     }
 
     #[test]
@@ -496,7 +510,8 @@ mod tests {
         let list = [sge(data.as_ptr().expose_provenance() as u64, 5)];
         let wr =
             SendWr { wr_id: 1, op: SendOp::Send { invalidate: None }, flags: SendFlags::INLINE, sges: &list };
-        q.post(&wr).unwrap();
+        q.check(&wr, 0).unwrap();
+        q.post(&wr);
         data = *b"XXXXX";
         assert_eq!(q.inline_bytes(0, 5), b"hello");
         assert_eq!(&data, b"XXXXX");

@@ -28,7 +28,7 @@ pub fn list() -> io::Result<Vec<Interface>> {
     for entry in getifaddrs()? {
         let interface = interfaces.entry(entry.interface_name.clone()).or_insert_with(|| Interface {
             name: entry.interface_name,
-            up: entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
+            up: works(entry.flags),
             loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
             addresses: Vec::new(),
         });
@@ -40,6 +40,13 @@ pub fn list() -> io::Result<Vec<Interface>> {
         }
     }
     Ok(interfaces.into_values().collect())
+}
+
+/// As the library has it: up and with its carrier. The kernel sets `IFF_RUNNING` up to a second later.
+fn works(flags: InterfaceFlags) -> bool {
+    let (has, carrier) = (|flag| flags.contains(flag), InterfaceFlags::IFF_LOWER_UP);
+    let carrier = has(carrier) && !has(InterfaceFlags::IFF_DORMANT);
+    has(InterfaceFlags::IFF_UP) && (has(InterfaceFlags::IFF_RUNNING) || carrier)
 }
 
 /// Whether an address is link-local: then it needs the name of an interface.

@@ -233,19 +233,7 @@ impl Shell {
     /// requests are done, so the queue pair must fail.
     #[inline]
     pub fn take_overflow(&mut self) -> bool {
-        let overflowed = std::mem::take(&mut self.overflowed);
-        if overflowed {
-            self.report_overflow();
-        }
-        overflowed
-    }
-
-    #[cold]
-    fn report_overflow(&self) {
-        tracing::error!(
-            qpn = self.qpn,
-            "a completion was lost because its completion queue was full; the queue pair fails"
-        );
+        std::mem::take(&mut self.overflowed)
     }
 
     /// Reports an asynchronous event.

@@ -83,6 +83,19 @@ fn service_level(arrival: &Arrival) -> u8 {
     }
 }
 
+/// The immediate data of an operation, if it has any; refuses what datagrams cannot do.
+fn immediate_of(op: SendOp) -> Result<Option<[u8; 4]>, VerbsError> {
+    match op {
+        SendOp::Send { invalidate: None } => Ok(None),
+        SendOp::SendImmediate { imm } => Ok(Some(imm)),
+        _ => Err(VerbsError::Invalid("a datagram queue pair has Sends only")),
+    }
+}
+
+fn total_len(sges: &[Sge]) -> u64 {
+    sges.iter().map(|sge| u64::from(sge.length)).sum()
+}
+
 /// Why a queue pair dropped a datagram that was whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dropped {
@@ -351,33 +364,42 @@ impl UdCore {
     /// An error in its memory or its length is reported by a completion; the queue pair then sends no more
     /// until the program moves it from SQE to RTS again.
     pub fn post_send(&mut self, ud: &UdSendWr<'_>) -> Result<(), VerbsError> {
+        self.check_send(ud, 0)?;
+        self.post_checked(ud);
+        Ok(())
+    }
+
+    /// Whether a datagram can be posted behind `ahead` others, which have been checked and come first.
+    /// Nothing is posted.
+    pub fn check_send(&mut self, ud: &UdSendWr<'_>, ahead: u32) -> Result<(), VerbsError> {
         let wr = &ud.wr;
         self.shell.may_send()?;
-        let immediate = match wr.op {
-            SendOp::Send { invalidate: None } => None,
-            SendOp::SendImmediate { imm } => Some(imm),
-            _ => return Err(VerbsError::Invalid("a datagram queue pair has Sends only")),
-        };
+        immediate_of(wr.op)?;
         self.shell.check_send(wr)?;
-        let total: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = wr.flags.contains(SendFlags::INLINE);
-        if inline && total > u64::from(self.shell.attr.caps.max_inline_data) {
+        if inline && total_len(wr.sges) > u64::from(self.shell.attr.caps.max_inline_data) {
             return Err(VerbsError::Invalid("more inline data than the queue pair was made for"));
         }
         if ud.ah.pd().id() != self.shell.pd.id() {
             return Err(VerbsError::Invalid("the address handle is of another protection domain"));
         }
-        if self.pending.len() >= self.shell.attr.caps.max_send_wr as usize {
+        if self.pending.len() + ahead as usize >= self.shell.attr.caps.max_send_wr as usize {
             return Err(VerbsError::QueueFull);
         }
-        self.shell.sq.pass()?;
+        self.shell.sq.check_room(ahead)
+    }
+
+    /// Posts a datagram that [`Self::check_send`] has allowed.
+    pub fn post_checked(&mut self, ud: &UdSendWr<'_>) {
+        let wr = &ud.wr;
+        self.shell.sq.pass();
         let signaled = self.shell.signals(wr.flags);
         let tail = signaled.then(|| self.shell.sq.completes());
-        let payload = u32::try_from(total).unwrap_or(u32::MAX);
+        let payload = u32::try_from(total_len(wr.sges)).unwrap_or(u32::MAX);
         let (status, len) = match self.shell.attr.state {
             QpState::Err | QpState::Sqe => (WcStatus::WrFlushErr, 0),
             _ if payload > self.max_message => (WcStatus::LocLenErr, 0),
-            _ => match self.stage(ud, immediate, payload) {
+            _ => match self.stage(ud, immediate_of(wr.op).unwrap_or(None), payload) {
                 Some(len) => (WcStatus::Success, len),
                 None => (WcStatus::LocProtErr, 0),
             },
@@ -388,7 +410,6 @@ impl UdCore {
             self.stop_sending();
             self.settle();
         }
-        Ok(())
     }
 
     /// A work request has failed: the ones behind it are flushed until the program has reacted.

@@ -190,25 +190,43 @@ impl RcCore {
     /// Queues a send work request; [`Self::poll_transmit`] starts it.
     #[inline]
     pub fn post_send(&mut self, wr: &SendWr<'_>) -> Result<(), VerbsError> {
+        self.check_send(wr, 0)?;
+        self.post_checked(wr);
+        Ok(())
+    }
+
+    /// Whether a send work request can be posted behind `ahead` others, which have been checked and come
+    /// first. Nothing is posted.
+    #[inline]
+    pub fn check_send(&mut self, wr: &SendWr<'_>, ahead: u32) -> Result<(), VerbsError> {
         self.shell.may_send()?;
         if self.shell.attr.state == QpState::Err {
             self.shell.check_send(wr)?;
-            self.shell.sq.pass()?;
-            let wc = Wc::new(wr.wr_id, WcStatus::WrFlushErr, wr.op.completion(), self.shell.qpn);
-            self.shell.complete_send(wc);
-            return Ok(());
+            return self.shell.sq.check_room(ahead);
         }
         if wr.op.wants_uwarp() && self.stream.as_ref().is_some_and(|s| !s.params.peer_is_uwarp) {
             return Err(VerbsError::NotSupported("the peer is no uwarp end and may not know the operation"));
         }
-        let posted = self.shell.sq.post(wr);
-        if matches!(posted, Err(VerbsError::QueueFull)) {
+        let checked = self.shell.sq.check(wr, ahead);
+        if matches!(checked, Err(VerbsError::QueueFull)) {
             // Some of the taken places may belong to messages that did not request an acknowledgement.
             if let Some(stream) = &mut self.stream {
                 stream.request_ack(true);
             }
         }
-        posted
+        checked
+    }
+
+    /// Queues a send work request that [`Self::check_send`] has allowed.
+    #[inline]
+    pub fn post_checked(&mut self, wr: &SendWr<'_>) {
+        if self.shell.attr.state == QpState::Err {
+            self.shell.sq.pass();
+            let wc = Wc::new(wr.wr_id, WcStatus::WrFlushErr, wr.op.completion(), self.shell.qpn);
+            self.shell.complete_send(wc);
+        } else {
+            self.shell.sq.post(wr);
+        }
     }
 
     /// Queues a receive work request. The owner calls [`Self::resume`] when [`Self::awaits_receive`].
