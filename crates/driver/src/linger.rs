@@ -1,8 +1,8 @@
 //! Streams that have ended.
 //!
 //! Closing without loss (docs/contracts.md, "Wire rules"): send what the kernel has not taken yet, shut our
-//! side down, drain input for a bounded time, then close the link. The queue pair is no longer involved: it
-//! may be destroyed, or get another stream.
+//! side down once the kernel has sent it, drain input for a bounded time, then close the link. The queue pair
+//! is no longer involved: it may be destroyed, or get another stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -28,6 +28,11 @@ const LIMIT: Duration = Duration::from_secs(2);
 const STALLED: Duration = Duration::from_millis(500);
 /// Subtracted from the limit, because a process that exits waits no longer than that.
 const BEFORE_EXIT: Duration = Duration::from_millis(250);
+/// The first pause before the next look at whether the kernel has sent everything; each is twice as long as
+/// the one before. The kernel sends when the peer acknowledges or its own pacing allows, and reports neither.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// The longest pause.
+const LAST_PAUSE: Duration = Duration::from_millis(64);
 /// Bytes drained before another source is served.
 const TURN: usize = 512 * 1024;
 
@@ -67,9 +72,15 @@ struct State {
     rest: Vec<u8>,
     sent: usize,
     shut_down: bool,
-    /// The peer has closed too, or the connection is broken.
+    /// The peer has closed too.
     eof: bool,
+    /// The connection is broken: nothing can be sent or received any more.
+    broken: bool,
     deadline: Instant,
+    /// When the timer ends.
+    timer: Instant,
+    /// How long the next pause is.
+    pause: Duration,
     /// The bytes that the peer's TCP had not acknowledged at the first check.
     unacknowledged: Option<usize>,
 }
@@ -79,6 +90,7 @@ impl Linger {
     /// caller calls [`Self::step`] as soon as it holds no lock.
     pub(crate) fn take_over(engine: &Arc<Engine>, link: Link, token: Token, rest: Vec<u8>) -> Arc<Self> {
         let deadline = Instant::now() + LIMIT;
+        let timer = deadline - BEFORE_EXIT - STALLED;
         let state = State {
             link,
             token,
@@ -86,12 +98,15 @@ impl Linger {
             sent: 0,
             shut_down: false,
             eof: false,
+            broken: false,
             deadline,
+            timer,
+            pause: FIRST_PAUSE,
             unacknowledged: None,
         };
         let linger = Arc::new(Self { engine: engine.clone(), state: Mutex::new(Some(state)) });
         engine.replace(token, linger.clone());
-        engine.set_timer(token, Some(deadline - BEFORE_EXIT - STALLED));
+        engine.set_timer(token, Some(timer));
         linger
     }
 
@@ -103,7 +118,7 @@ impl Linger {
         if state.drain() {
             self.engine.rearm(state.token);
         }
-        let finished = state.shut_down && state.eof;
+        let finished = state.broken || state.shut_down && state.eof;
         if !finished && !state.gives_up(&self.engine) {
             return;
         }
@@ -120,14 +135,14 @@ impl State {
     fn gives_up(&mut self, engine: &Engine) -> bool {
         let now = Instant::now();
         let look = self.deadline - BEFORE_EXIT;
-        let timer = match self.unacknowledged {
+        let mut timer = match self.unacknowledged {
             _ if now >= self.deadline => return true,
-            None if now < look - STALLED => return false,
+            None if now < look - STALLED => look - STALLED,
             None => {
                 self.unacknowledged = Some(self.link.unacknowledged());
                 look
             }
-            Some(_) if now < look => return false,
+            Some(_) if now < look => look,
             Some(before) => {
                 if self.link.unacknowledged() == before && reads_nothing(&self.link) {
                     self.link.reset_on_close();
@@ -136,7 +151,14 @@ impl State {
                 self.deadline
             }
         };
-        engine.set_timer(self.token, Some(timer));
+        if !self.shut_down && self.rest.is_empty() {
+            timer = timer.min(now + self.pause);
+            self.pause = LAST_PAUSE.min(self.pause * 2);
+        }
+        if timer != self.timer {
+            self.timer = timer;
+            engine.set_timer(self.token, Some(timer));
+        }
         false
     }
 
@@ -147,13 +169,19 @@ impl State {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
                 // No peer takes it.
-                Err(_) => break,
+                Err(_) => {
+                    self.broken = true;
+                    return;
+                }
             }
         }
-        if !self.shut_down {
+        self.rest = Vec::new();
+        self.sent = 0;
+        // The end of the stream travels in a segment of its own. In one segment with the last data, siw may
+        // see the end first and then drop the data (trap 13 of conformance/siw/README.md).
+        let late = Instant::now() >= self.deadline - BEFORE_EXIT - STALLED;
+        if !self.shut_down && (late || self.link.unsent() == 0) {
             self.shut_down = true;
-            self.rest = Vec::new();
-            self.sent = 0;
             self.link.finish();
         }
     }
@@ -163,16 +191,16 @@ impl State {
     fn drain(&mut self) -> bool {
         let mut buffer = [0; 16 * 1024];
         let mut drained = 0;
-        while !self.eof && drained < TURN {
+        while !self.eof && !self.broken && drained < TURN {
             match self.link.receive(&mut buffer) {
                 Ok(Received { bytes: 0, .. }) => self.eof = true,
                 Ok(received) => drained += received.bytes,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return false,
-                Err(_) => self.eof = true,
+                Err(_) => self.broken = true,
             }
         }
-        !self.eof
+        !self.eof && !self.broken
     }
 }
 
@@ -188,5 +216,82 @@ impl Source for Linger {
 
     fn timeout(&self) {
         self.step();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    /// A source of its own, until the end of the stream takes its place.
+    struct Before;
+
+    impl Source for Before {
+        fn ready(&self, _: Readiness) {}
+
+        fn timeout(&self) {}
+    }
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        let ours = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+        (ours, listener.accept().expect("accept").0)
+    }
+
+    /// Sends until the kernel takes no more: the peer reads nothing.
+    fn fill(mut ours: &TcpStream) -> usize {
+        ours.set_nonblocking(true).expect("non-blocking");
+        let mut filled = 0;
+        loop {
+            match ours.write(&[7; 64 * 1024]) {
+                Ok(n) => filled += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return filled,
+                Err(e) => panic!("{e}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_end_is_not_in_one_segment_with_data() {
+        let engine = Arc::new(Engine::new().expect("engine"));
+        let (ours, mut peer) = pair();
+        let filled = fill(&ours);
+        let token = engine.register(ours.as_raw_fd(), Arc::new(Before)).expect("register");
+        stream_begins();
+        let linger = Linger::take_over(&engine, Link::from(ours), token, b"the rest".to_vec());
+
+        // The kernel holds data that it has not sent, so it would put the end of the stream behind it.
+        let reader = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            peer.read_to_end(&mut got).expect("the stream, and its end");
+            got
+        });
+        let mut shut_down_with_data = false;
+        let limit = Instant::now() + Duration::from_secs(60);
+        while let Some((shut_down, unsent, late)) = {
+            let before = linger.state.lock().as_ref().map(|state| state.shut_down);
+            linger.step();
+            let guard = linger.state.lock();
+            guard.as_ref().map(|state| {
+                let late = Instant::now() >= state.deadline - BEFORE_EXIT - STALLED;
+                (before == Some(false) && state.shut_down, state.link.unsent(), late)
+            })
+        } {
+            // The end itself counts as one byte.
+            shut_down_with_data |= shut_down && unsent > 1 && !late;
+            assert!(Instant::now() < limit, "the stream does not end");
+            if reader.is_finished() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!shut_down_with_data);
+        let got = reader.join().expect("the reader");
+        assert_eq!(got.len(), filled + b"the rest".len());
+        assert!(got.ends_with(b"the rest"));
     }
 }

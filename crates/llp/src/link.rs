@@ -147,6 +147,13 @@ impl Link {
         }
     }
 
+    /// Bytes that the system has taken and not sent once.
+    pub fn unsent(&self) -> usize {
+        match self {
+            Self::Tcp(fd) => tcp::unsent(fd.as_fd()),
+        }
+    }
+
     /// Half-closes: after all that was sent, the peer sees the end of the stream.
     pub fn finish(&self) {
         match self {

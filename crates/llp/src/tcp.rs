@@ -108,6 +108,16 @@ pub fn unacknowledged(fd: impl AsFd) -> usize {
     if rc == 0 { usize::try_from(value).unwrap_or(0) } else { 0 }
 }
 
+/// Bytes that the system has taken and not sent once.
+pub fn unsent(fd: impl AsFd) -> usize {
+    // <linux/sockios.h>
+    const SIOCOUTQNSD: libc::c_ulong = 0x894B;
+    let mut value: libc::c_int = 0;
+    // SAFETY: SIOCOUTQNSD writes one int.
+    let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), SIOCOUTQNSD as _, &raw mut value) };
+    if rc == 0 { usize::try_from(value).unwrap_or(0) } else { 0 }
+}
+
 /// Half-closes: after all that was sent, the peer sees the end of the stream.
 pub fn shutdown_send(fd: BorrowedFd<'_>) {
     // Fails only when the connection is gone already.
