@@ -14,6 +14,7 @@
 //! | [`private`] | what libibverbs offers to vendor drivers, and its 1.0 interface |
 //! | [`rdmacm`] | `<rdma/rdma_cma.h>` |
 //! | [`uwarpdv`] | `<uwarpdv.h>`, what other devices do not have |
+//! | [`sockets`] | `<uwarp_sockets.h>`, sockets in `IWARP_MODE` |
 //!
 //! `abi/symbols.txt` lists the exported names and their versions.
 
@@ -28,5 +29,6 @@ pub mod log;
 pub mod object;
 pub mod private;
 pub mod rdmacm;
+pub mod sockets;
 pub mod uwarpdv;
 pub mod wait;

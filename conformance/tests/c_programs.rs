@@ -3,10 +3,10 @@
 //! (`completions`), registered memory that is unmapped (`unmapped`), limits that are reached (`limits`),
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
-//! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), events whose cause is outside
-//! (`events`), a device for each interface (`devices`), multicast (`groups`), what is called through the context
-//! (`extended`),
-//! connections for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's
+//! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
+//! events whose cause is outside (`events`), a device for each interface (`devices`), multicast (`groups`),
+//! what is called through the context (`extended`), connections for a datagram queue pair's number
+//! (`stand_in`), the interface of 2006 (`old`), the device's
 //! files below /sys and /dev (`files`), data integrity between two processes (`verify`, `random`), and
 //! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
 //! statement; a line that begins with FAIL fails the case.
@@ -26,7 +26,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 20] = [
+const GROUPS: [(&str, &[&str]); 21] = [
     (
         "errno_table",
         &[
@@ -185,6 +185,7 @@ const GROUPS: [(&str, &[&str]); 20] = [
             "datagrams",
         ],
     ),
+    ("sockets", &["modes", "bytes", "polling", "half_closed", "waiting", "killed", "forking", "many"]),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended", "together"]),
 ];
 
@@ -197,6 +198,15 @@ const AS_IWARP: [(&str, &str); 7] = [
     ("by_number", "orders"),
     ("by_number", "again"),
     ("atomics", "attributes"),
+];
+
+/// All groups of these once more: IPv6, the messages of iWARP, and an RNIC.
+const SOCKETS: [(&str, &str, (&str, &str)); 5] = [
+    ("rsockets", "::1", ("UWARP_PEER", "on")),
+    ("rsockets", "127.0.0.1", ("UWARP_PEER", "off")),
+    ("rsockets", "::1", ("UWARP_VIEW", "iwarp")),
+    ("sockets", "::1", ("UWARP_CRC", "off")),
+    ("sockets", "127.0.0.1", ("UWARP_PEER", "off")),
 ];
 
 /// Groups of `files`, which is run under `uwarp run --files on`, and their environment.
@@ -274,15 +284,10 @@ fn main() -> ExitCode {
         trials.push(Trial::test(format!("files {group}{shown}"), move || Ok(programs.files(group, env)?)));
     }
     trials.extend(in_namespaces(&programs));
-    // All groups: IPv6, the messages of iWARP, and an RNIC.
-    for (address, env) in [
-        ("::1", [("UWARP_PEER", "on")]),
-        ("127.0.0.1", [("UWARP_PEER", "off")]),
-        ("::1", [("UWARP_VIEW", "iwarp")]),
-    ] {
+    for (program, address, env) in SOCKETS {
         let sockets = programs.clone();
-        trials.push(Trial::test(format!("rsockets {address} {}={}", env[0].0, env[0].1), move || {
-            Ok(sockets.run("rsockets", address, None, &env)?)
+        trials.push(Trial::test(format!("{program} {address} {}={}", env.0, env.1), move || {
+            Ok(sockets.run(program, address, None, &[env])?)
         }));
     }
     let soaked = programs.clone();

@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Disconnect, Qp, Readiness, Source, StreamObserver, Token};
@@ -220,10 +220,8 @@ impl Adoption {
                 let Phase::Handshake(handshake) = old else { return };
                 self.attach(handshake, &negotiated.0);
             }
-            Err(errno) => {
-                drop(state);
-                self.fail(errno);
-            }
+            // Under the same lock: another thread would go on with a machine that has failed.
+            Err(errno) => self.fail_locked(state, errno),
         }
     }
 
@@ -241,13 +239,15 @@ impl Adoption {
     }
 
     fn fail(&self, errno: Errno) {
-        let old = {
-            let mut state = self.state.lock();
-            if matches!(state.phase, Phase::Established | Phase::Over) {
-                return;
-            }
-            (std::mem::replace(&mut state.phase, Phase::Over), state.timer.take())
-        };
+        self.fail_locked(self.state.lock(), errno);
+    }
+
+    fn fail_locked(&self, mut state: MutexGuard<'_, State>, errno: Errno) {
+        if matches!(state.phase, Phase::Established | Phase::Over) {
+            return;
+        }
+        let old = (std::mem::replace(&mut state.phase, Phase::Over), state.timer.take());
+        drop(state);
         let attached = matches!(old.0, Phase::Attached { .. });
         self.discard(old);
         if attached && let Some(qp) = self.qp.upgrade() {

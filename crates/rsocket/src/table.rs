@@ -104,6 +104,21 @@ pub fn upgraded(fd: i32) -> Result<Arc<Upgraded>, Errno> {
     }
 }
 
+/// The upgraded socket with this descriptor, which is one of the kernel only from now on.
+pub fn take_upgraded(fd: i32) -> Result<Arc<Upgraded>, Errno> {
+    let mut table = TABLE.write();
+    let table = table.as_mut().ok_or(Errno::BADF)?;
+    match table.get(&fd) {
+        Some(Entry::Upgraded(socket)) => {
+            let socket = Arc::clone(socket);
+            table.remove(&fd);
+            object_gone();
+            Ok(socket)
+        }
+        _ => Err(Errno::BADF),
+    }
+}
+
 /// The set with this descriptor.
 pub fn set(fd: i32) -> Result<Arc<Set>, Errno> {
     match find(fd) {

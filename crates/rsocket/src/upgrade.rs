@@ -112,6 +112,9 @@ pub enum Patience {
 /// An upgraded socket.
 pub struct Upgraded {
     nic: Arc<Nic>,
+    role: Role,
+    /// Which socket it is: a number of the kernel's that nothing else has while the socket is open.
+    inode: u64,
     stream: Arc<Stream>,
     waiters: Arc<Waiters>,
     adoption: Mutex<Option<Arc<Adoption>>>,
@@ -140,6 +143,7 @@ impl Upgraded {
         if terms.private_data.len() > MAX_PRIVATE_DATA {
             return Err(Errno::INVAL);
         }
+        let inode = rustix::fs::fstat(socket)?.st_ino;
         let waiters = Arc::<Waiters>::default();
         let sizes: Sizes = terms.options.sizes(cm.nic().limits().max_qp_wr);
         let stream = Stream::with(cm, sizes, &waiters, true)?;
@@ -147,6 +151,8 @@ impl Upgraded {
         private_data.extend_from_slice(terms.private_data);
         let upgraded = Arc::new(Self {
             nic: Arc::clone(cm.nic()),
+            role: terms.role,
+            inode,
             waiters,
             stream,
             adoption: Mutex::default(),
@@ -193,6 +199,17 @@ impl Upgraded {
     /// The private data that the peer's program gave. Empty until the stream runs.
     pub fn peer_data(&self) -> Vec<u8> {
         self.peer_data.lock().clone()
+    }
+
+    /// The role of this end.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Whether a descriptor is that socket. The program may have closed it by close(2), and the number may be
+    /// another one's.
+    pub fn is_of(&self, socket: BorrowedFd<'_>) -> bool {
+        rustix::fs::fstat(socket).is_ok_and(|stat| stat.st_ino == self.inode)
     }
 
     /// The device.

@@ -16,7 +16,7 @@ use crate::failure::{Failure, required};
 /// Most vectors of one call, as of the kernel.
 const MOST_VECTORS: usize = 1024;
 
-fn flags(flags: c_int) -> Result<Flags, Failure> {
+pub(crate) fn flags(flags: c_int) -> Result<Flags, Failure> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Failure::unsupported("urgent data"));
     }
@@ -25,14 +25,14 @@ fn flags(flags: c_int) -> Result<Flags, Failure> {
 }
 
 /// A program's buffer. Nothing is formed of it; it is copied to or from, and a bad one is `EFAULT`.
-fn buffer(start: *const c_void, len: usize) -> MemSeg {
+pub(crate) fn buffer(start: *const c_void, len: usize) -> MemSeg {
     // No call transfers more than fits the result.
     MemSeg { addr: start.expose_provenance() as u64, len: len.min(isize::MAX as usize) }
 }
 
 /// # Safety
 /// `vectors` has `count` entries.
-unsafe fn buffers(vectors: *const iovec, count: usize) -> Result<Vec<MemSeg>, Failure> {
+pub(crate) unsafe fn buffers(vectors: *const iovec, count: usize) -> Result<Vec<MemSeg>, Failure> {
     if count > MOST_VECTORS {
         return Err(Failure::invalid("too many vectors"));
     }
@@ -49,7 +49,7 @@ unsafe fn buffers(vectors: *const iovec, count: usize) -> Result<Vec<MemSeg>, Fa
     Ok(buffers)
 }
 
-fn length(bytes: usize) -> isize {
+pub(crate) fn length(bytes: usize) -> isize {
     isize::try_from(bytes).unwrap_or(isize::MAX)
 }
 
@@ -113,7 +113,7 @@ unsafe fn send_to(
     }
 }
 
-fn vectors(count: c_int) -> Result<usize, Failure> {
+pub(crate) fn vectors(count: c_int) -> Result<usize, Failure> {
     usize::try_from(count).map_err(|_| Failure::invalid("iovcnt"))
 }
 

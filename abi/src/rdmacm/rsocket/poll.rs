@@ -147,17 +147,25 @@ unsafe fn change(op: c_int, event: *mut epoll_event) -> Result<Change, Failure> 
     }
 }
 
+/// poll(2), for sockets of this library and any other descriptors.
+///
+/// # Safety
+/// As poll(2).
+pub(crate) unsafe fn poll_c(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> Result<c_int, Failure> {
+    let nfds = usize::try_from(nfds).ok().filter(|nfds| *nfds <= MOST);
+    let nfds = nfds.ok_or_else(|| Failure::invalid("nfds"))?;
+    let fds: &mut [PollFd] = match nfds {
+        0 => &mut [],
+        // SAFETY: as poll(2), and of the same form.
+        _ => unsafe { std::slice::from_raw_parts_mut(required(fds, "fds")?.cast::<PollFd>(), nfds) },
+    };
+    Ok(count(wait(fds, limit(timeout))?))
+}
+
 entry! {
     /// rsocket(7).
     fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> MinusOne<c_int> {
-        let nfds = usize::try_from(nfds).ok().filter(|nfds| *nfds <= MOST);
-        let nfds = nfds.ok_or_else(|| Failure::invalid("nfds"))?;
-        let fds: &mut [PollFd] = match nfds {
-            0 => &mut [],
-            // As poll(2), and of the same form.
-            _ => std::slice::from_raw_parts_mut(required(fds, "fds")?.cast::<PollFd>(), nfds),
-        };
-        Ok(count(wait(fds, limit(timeout))?))
+        poll_c(fds, nfds, timeout)
     }
 
     /// rsocket(7).

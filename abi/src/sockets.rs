@@ -1,0 +1,340 @@
+//! `<uwarp_sockets.h>`: sockets of the kernel in `IWARP_MODE` (docs/adr/043). Here C arguments are converted;
+//! what the calls do is in `uwarp_rsocket::upgrade`.
+//!
+//! Each function does for a socket in `IWARP_MODE` what the call without its prefix does for others, and for
+//! all other descriptors it makes that system call. It makes the call itself: libc's function of that name
+//! may be another library's, which in turn calls the one here.
+
+use std::ffi::{c_int, c_long, c_void};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libc::{iovec, nfds_t, pollfd, socklen_t};
+use uwarp_rsocket::socket::How;
+use uwarp_rsocket::table::{self, Entry};
+use uwarp_rsocket::upgrade::{Patience, Role, SETUP_LIMIT, Terms};
+use uwarp_rsocket::{Errno, MemSeg, Upgraded};
+
+use crate::convention::MinusOne;
+use crate::entry;
+use crate::failure::{Failure, errno, required};
+use crate::rdmacm::rsocket::data::{buffer, buffers, flags, length, vectors};
+use crate::rdmacm::rsocket::poll;
+
+/// `SOL_UWARP`
+const SOL_UWARP: c_int = 0x5557;
+/// `IWARP_MODE`
+const IWARP_MODE: c_int = 1;
+/// `IWARP_PEER_DATA`
+const IWARP_PEER_DATA: c_int = 2;
+
+/// `UWARP_INITIATOR`, `UWARP_RESPONDER`
+const INITIATOR: u32 = 1;
+const RESPONDER: u32 = 2;
+
+/// `struct uwarp_iwarp_mode`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct uwarp_iwarp_mode {
+    pub role: u32,
+    pub timeout_ms: u32,
+    pub private_data: *const c_void,
+    pub private_data_len: u32,
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<uwarp_iwarp_mode>() == 24);
+
+/// A system call, with what it returns.
+///
+/// # Safety
+/// The arguments are those of the call.
+unsafe fn system(number: c_long, arguments: [usize; 5]) -> Result<isize, Failure> {
+    let [a, b, c, d, e] = arguments;
+    // SAFETY: the caller's promise; a call ignores arguments that it does not have.
+    let result = unsafe { libc::syscall(number, a, b, c, d, e) };
+    match isize::try_from(result) {
+        Ok(result @ 0..) => Ok(result),
+        _ => Err(Failure::new(errno(), "the system call failed")),
+    }
+}
+
+/// A C int as an argument.
+fn int(value: c_int) -> usize {
+    value as usize
+}
+
+/// An address as an argument.
+fn pointer<T>(to: *const T) -> usize {
+    to.expose_provenance()
+}
+
+/// The socket in `IWARP_MODE` with this descriptor. `None`: it is the kernel's to serve.
+fn upgraded(fd: c_int) -> Result<Option<Arc<Upgraded>>, Failure> {
+    match table::upgraded(fd) {
+        Ok(_) if uwarp_driver::forked() => {
+            Err(Failure::new(libc::ENODEV, "a forked child cannot use a socket that its parent has upgraded"))
+        }
+        Ok(socket) => Ok(Some(socket)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// An option of the kernel's socket; zeros if it has none.
+fn option<T: Copy>(fd: c_int, name: c_int, mut value: T) -> T {
+    let before = value;
+    let mut len = size_of::<T>() as socklen_t;
+    let arguments =
+        [int(fd), int(libc::SOL_SOCKET), int(name), pointer(&raw mut value), pointer(&raw mut len)];
+    // SAFETY: value and length are alive, and any bytes are a value of the structures that this is used for.
+    if unsafe { system(libc::SYS_getsockopt, arguments) }.is_ok() { value } else { before }
+}
+
+/// How long a call may wait, as the program has told the kernel. `limit`: `SO_RCVTIMEO` or `SO_SNDTIMEO`.
+fn patience(fd: c_int, limit: c_int) -> impl Fn() -> Patience {
+    move || {
+        // SAFETY: it has no pointers.
+        let flags = unsafe { system(libc::SYS_fcntl, [int(fd), int(libc::F_GETFL), 0, 0, 0]) };
+        if flags.is_ok_and(|flags| flags & libc::O_NONBLOCK as isize != 0) {
+            return Patience::None;
+        }
+        let time = option(fd, limit, libc::timeval { tv_sec: 0, tv_usec: 0 });
+        match (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec)) {
+            (Ok(0), Ok(0)) | (Err(_), _) | (_, Err(_)) => Patience::Unlimited,
+            (Ok(seconds), Ok(micros)) => {
+                Patience::Limit(Duration::from_secs(seconds) + Duration::from_micros(micros))
+            }
+        }
+    }
+}
+
+fn send(socket: &Upgraded, fd: c_int, buffers: &[MemSeg], with: c_int) -> Result<isize, Failure> {
+    Ok(length(socket.send(buffers, flags(with)?, patience(fd, libc::SO_SNDTIMEO))?))
+}
+
+fn receive(socket: &Upgraded, fd: c_int, buffers: &[MemSeg], with: c_int) -> Result<isize, Failure> {
+    Ok(length(socket.receive(buffers, flags(with)?, patience(fd, libc::SO_RCVTIMEO))?))
+}
+
+/// Reads the option's value: a role alone, or all of the structure.
+///
+/// # Safety
+/// `value` is NULL or has `len` bytes.
+unsafe fn mode_of(value: *const c_void, len: socklen_t) -> Result<uwarp_iwarp_mode, Failure> {
+    let value = required(value.cast_mut(), "optval")?;
+    let len = len as usize;
+    // SAFETY: long enough, by the caller's promise.
+    unsafe {
+        if len >= size_of::<uwarp_iwarp_mode>() {
+            Ok(value.cast::<uwarp_iwarp_mode>().read_unaligned())
+        } else if len == size_of::<u32>() {
+            let role = value.cast::<u32>().read_unaligned();
+            let private_data = std::ptr::null();
+            Ok(uwarp_iwarp_mode { role, timeout_ms: 0, private_data, private_data_len: 0, reserved: 0 })
+        } else {
+            Err(Failure::invalid("optlen is neither an int's nor that of struct uwarp_iwarp_mode"))
+        }
+    }
+}
+
+/// # Safety
+/// As [`mode_of`].
+unsafe fn set_mode(fd: c_int, value: *const c_void, len: socklen_t) -> Result<(), Failure> {
+    if uwarp_driver::forked() {
+        return Err(Failure::new(libc::ENODEV, "a forked child has no device"));
+    }
+    // SAFETY: the caller's promise.
+    let mode = unsafe { mode_of(value, len) }?;
+    let role = match mode.role {
+        INITIATOR => Role::Initiator,
+        RESPONDER => Role::Responder,
+        _ => return Err(Failure::invalid("the role is neither UWARP_INITIATOR nor UWARP_RESPONDER")),
+    };
+    if fd < 0 {
+        return Err(Errno::BADF.into());
+    }
+    let private_data = match mode.private_data_len as usize {
+        0 => Vec::new(),
+        len if len > uwarp_rsocket::upgrade::MAX_PRIVATE_DATA => {
+            return Err(Failure::invalid("more private data than UWARP_PRIVATE_DATA_MAX"));
+        }
+        len => {
+            let from = required(mode.private_data.cast::<u8>().cast_mut(), "private_data")?;
+            let mut bytes = vec![0; len];
+            // SAFETY: the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
+            bytes
+        }
+    };
+    let limit = match mode.timeout_ms {
+        0 => SETUP_LIMIT,
+        milliseconds => Duration::from_millis(milliseconds.into()),
+    };
+    // SAFETY: a number that is no descriptor gives `EBADF`, and only the program closes it during the call.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    if table::upgraded(fd).is_ok_and(|old| old.is_of(socket)) {
+        return Err(Failure::new(libc::EALREADY, "the socket is in IWARP_MODE already"));
+    }
+    let terms = Terms { private_data: &private_data, limit, ..Terms::new(role) };
+    let upgraded = Upgraded::begin(socket, &terms)?;
+    table::insert(fd, Entry::Upgraded(Arc::clone(&upgraded)));
+    match upgraded.wait_until_up(patience(fd, libc::SO_SNDTIMEO)) {
+        // It goes on; its end is a matter of POLLOUT and SO_ERROR, as with connect(2).
+        Err(Errno::AGAIN) => Err(Errno::INPROGRESS.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Gives bytes to the program: as many as fit, and how many that are.
+///
+/// # Safety
+/// `to` has room for as many bytes as `len` says.
+unsafe fn give(bytes: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Failure> {
+    let (to, len) = (required(to, "optval")?, required(len, "optlen")?);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let fits = (*len as usize).min(bytes.len());
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), fits);
+        *len = fits as socklen_t;
+    }
+    Ok(())
+}
+
+fn linger(fd: c_int) -> Option<Duration> {
+    let value = option(fd, libc::SO_LINGER, libc::linger { l_onoff: 0, l_linger: 0 });
+    (value.l_onoff != 0).then(|| Duration::from_secs(u64::try_from(value.l_linger).unwrap_or(0)))
+}
+
+entry! {
+    /// uwarp_sockets(7).
+    fn uwarp_setsockopt(
+        fd: c_int,
+        level: c_int,
+        name: c_int,
+        value: *const c_void,
+        len: socklen_t,
+    ) -> MinusOne {
+        match (level, name) {
+            (SOL_UWARP, IWARP_MODE) => set_mode(fd, value, len),
+            (SOL_UWARP, _) => Err(Errno::NOPROTOOPT.into()),
+            _ => {
+                let arguments = [int(fd), int(level), int(name), pointer(value), len as usize];
+                system(libc::SYS_setsockopt, arguments).map(drop)
+            }
+        }
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_getsockopt(
+        fd: c_int,
+        level: c_int,
+        name: c_int,
+        value: *mut c_void,
+        len: *mut socklen_t,
+    ) -> MinusOne {
+        match (level, name, upgraded(fd)?) {
+            (SOL_UWARP, IWARP_MODE, socket) => {
+                let role = match socket.map(|socket| socket.role()) {
+                    None => 0,
+                    Some(Role::Initiator) => INITIATOR,
+                    Some(Role::Responder) => RESPONDER,
+                };
+                give(&role.to_ne_bytes(), value, len)
+            }
+            (SOL_UWARP, IWARP_PEER_DATA, Some(socket)) => give(&socket.peer_data(), value, len),
+            (SOL_UWARP, IWARP_PEER_DATA, None) => Err(Errno::NOTCONN.into()),
+            (SOL_UWARP, ..) => Err(Errno::NOPROTOOPT.into()),
+            (libc::SOL_SOCKET, libc::SO_ERROR, Some(socket)) => {
+                let error = socket.take_error().map_or(0, Errno::raw_os_error);
+                give(&error.to_ne_bytes(), value, len)
+            }
+            _ => {
+                let arguments = [int(fd), int(level), int(name), pointer(value), pointer(len)];
+                system(libc::SYS_getsockopt, arguments).map(drop)
+            }
+        }
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_read(fd: c_int, buf: *mut c_void, count: usize) -> MinusOne<isize> {
+        match upgraded(fd)? {
+            Some(socket) => receive(&socket, fd, &[buffer(buf, count)], 0),
+            None => system(libc::SYS_read, [int(fd), pointer(buf), count, 0, 0]),
+        }
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_readv(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
+        match upgraded(fd)? {
+            Some(socket) => receive(&socket, fd, &buffers(iov, vectors(count)?)?, 0),
+            None => system(libc::SYS_readv, [int(fd), pointer(iov), int(count), 0, 0]),
+        }
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> MinusOne<isize> {
+        match upgraded(fd)? {
+            Some(socket) => receive(&socket, fd, &[buffer(buf, len)], flags),
+            // recvfrom(2) has six arguments; the last is ignored without the fifth.
+            None => system(libc::SYS_recvfrom, [int(fd), pointer(buf), len, int(flags), 0]),
+        }
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_write(fd: c_int, buf: *const c_void, count: usize) -> MinusOne<isize> {
+        match upgraded(fd)? {
+            Some(socket) => send(&socket, fd, &[buffer(buf, count)], 0),
+            None => system(libc::SYS_write, [int(fd), pointer(buf), count, 0, 0]),
+        }
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_writev(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
+        match upgraded(fd)? {
+            Some(socket) => send(&socket, fd, &buffers(iov, vectors(count)?)?, 0),
+            None => system(libc::SYS_writev, [int(fd), pointer(iov), int(count), 0, 0]),
+        }
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> MinusOne<isize> {
+        match upgraded(fd)? {
+            Some(socket) => send(&socket, fd, &[buffer(buf, len)], flags),
+            None => system(libc::SYS_sendto, [int(fd), pointer(buf), len, int(flags), 0]),
+        }
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_poll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> MinusOne<c_int> {
+        poll::poll_c(fds, nfds, timeout)
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_shutdown(fd: c_int, how: c_int) -> MinusOne {
+        let Some(socket) = upgraded(fd)? else {
+            return system(libc::SYS_shutdown, [int(fd), int(how), 0, 0, 0]).map(drop);
+        };
+        let how = match how {
+            libc::SHUT_RD => How::Reading,
+            libc::SHUT_WR => How::Writing,
+            libc::SHUT_RDWR => How::Both,
+            _ => return Err(Failure::invalid("how")),
+        };
+        Ok(socket.shutdown(how)?)
+    }
+
+    /// uwarp_sockets(7).
+    fn uwarp_close(fd: c_int) -> MinusOne {
+        // The parent's socket goes on when its child closes its copy.
+        if !uwarp_driver::forked() && table::upgraded(fd).is_ok() {
+            let linger = linger(fd);
+            // Found first, so that no call finds it under a number that is another one's by then.
+            if let Ok(socket) = table::take_upgraded(fd) {
+                socket.close(linger);
+            }
+        }
+        system(libc::SYS_close, [int(fd), 0, 0, 0, 0]).map(drop)
+    }
+}

@@ -1,0 +1,523 @@
+/* Sockets in IWARP_MODE (uwarp_sockets(7)) beside what the man pages of the kernel's sockets say. The functions are found as a
+ * program finds them that also runs without uwarp.
+ *
+ *	sockets ADDRESS [GROUP] */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include "common.h"
+#include "../../abi/include/uwarp_sockets.h"
+
+static void *symbol(const char *name)
+{
+	static void *library;
+	void *found;
+
+	if (!library)
+		library = dlopen("libibverbs.so.1", RTLD_NOW);
+	MUST(library);
+	found = dlvsym(library, name, "UWARP_SOCKETS_1.0");
+	if (!found)
+		die("%s is not there", name);
+	return found;
+}
+
+#define CALL(name, ...) ((__typeof__(&uwarp_##name))symbol("uwarp_" #name))(__VA_ARGS__)
+
+/* Two ends of a TCP connection. */
+static void tcp(int fds[2])
+{
+	struct sockaddr_storage at = sockaddr_of(address, 0);
+	socklen_t len = at.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	int listening;
+
+	MUST((listening = socket(at.ss_family, SOCK_STREAM, 0)) >= 0);
+	MUST(bind(listening, (struct sockaddr *)&at, len) == 0 && listen(listening, 1) == 0);
+	MUST(getsockname(listening, (struct sockaddr *)&at, &len) == 0);
+	MUST((fds[0] = socket(at.ss_family, SOCK_STREAM, 0)) >= 0);
+	MUST(connect(fds[0], (struct sockaddr *)&at, len) == 0);
+	MUST((fds[1] = accept(listening, NULL, NULL)) >= 0);
+	close(listening);
+}
+
+static void set_nonblocking(int fd, bool on)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	MUST(fcntl(fd, F_SETFL, on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK) == 0);
+}
+
+static int set_role(int fd, int role)
+{
+	return CALL(setsockopt, fd, SOL_UWARP, IWARP_MODE, &role, sizeof role);
+}
+
+static int role_of(int fd)
+{
+	int role = -1;
+	socklen_t len = sizeof role;
+
+	return CALL(getsockopt, fd, SOL_UWARP, IWARP_MODE, &role, &len) ? -1 : role;
+}
+
+static int error_of(int fd)
+{
+	int error = -1;
+	socklen_t len = sizeof error;
+
+	MUST(CALL(getsockopt, fd, SOL_SOCKET, SO_ERROR, &error, &len) == 0);
+	return error;
+}
+
+/* What is ready of these, now or within the time limit. */
+static short events(int fd, short asked, int ms)
+{
+	struct pollfd p = { .fd = fd, .events = asked };
+	int n = CALL(poll, &p, 1, ms);
+
+	if (n != (p.revents != 0))
+		die("uwarp_poll returns %d with revents %#x", n, p.revents);
+	return p.revents;
+}
+
+/* Neither end waits in setsockopt, so one thread can set both. */
+static void begin(int fd, int role)
+{
+	set_nonblocking(fd, true);
+	if (set_role(fd, role) != 0 && errno != EINPROGRESS)
+		die("IWARP_MODE");
+}
+
+static void end(int fd)
+{
+	MUST(events(fd, POLLOUT, LIMIT_MS) == POLLOUT && error_of(fd) == 0);
+	set_nonblocking(fd, false);
+}
+
+static void upgrade(int fds[2])
+{
+	begin(fds[0], UWARP_INITIATOR);
+	begin(fds[1], UWARP_RESPONDER);
+	end(fds[0]);
+	end(fds[1]);
+}
+
+static void pair(int fds[2])
+{
+	tcp(fds);
+	upgrade(fds);
+}
+
+static void close_both(int fds[2])
+{
+	MUST(CALL(close, fds[0]) == 0 && CALL(close, fds[1]) == 0);
+}
+
+static void write_all(int fd, const char *bytes, size_t len)
+{
+	while (len > 0) {
+		ssize_t n = CALL(write, fd, bytes, len);
+
+		MUST(n > 0);
+		bytes += n;
+		len -= (size_t)n;
+	}
+}
+
+static void read_all(int fd, char *bytes, size_t len)
+{
+	while (len > 0) {
+		ssize_t n = CALL(read, fd, bytes, len);
+
+		MUST(n > 0);
+		bytes += n;
+		len -= (size_t)n;
+	}
+}
+
+/* Both ends in blocking mode, each in a thread of its own, with private data. */
+struct blocking_end {
+	int fd;
+	struct uwarp_iwarp_mode mode;
+	int result;
+};
+
+static void *set_mode(void *arg)
+{
+	struct blocking_end *e = arg;
+
+	e->result = CALL(setsockopt, e->fd, SOL_UWARP, IWARP_MODE, &e->mode, sizeof e->mode) ? errno : 0;
+	return NULL;
+}
+
+static void modes(void)
+{
+	struct blocking_end ends[2] = {
+		{ .mode = { .role = UWARP_INITIATOR, .private_data = "to the server", .private_data_len = 13 } },
+		{ .mode = { .role = UWARP_RESPONDER, .timeout_ms = LIMIT_MS } },
+	};
+	struct uwarp_iwarp_mode wrong = ends[0].mode;
+	char data[600], small[4];
+	socklen_t len = sizeof data;
+	pthread_t thread;
+	int fds[2], udp;
+
+	tcp(fds);
+	check(role_of(fds[0]) == 0, "a socket is not in IWARP_MODE", "%d", role_of(fds[0]));
+	check_failed(CALL(getsockopt, fds[0], SOL_UWARP, IWARP_PEER_DATA, data, &len) < 0, ENOTCONN, "so it has no data of a peer");
+	check_failed(set_role(fds[0], 0) < 0, EINVAL, "no role");
+	check_failed(set_role(fds[0], 3) < 0, EINVAL, "an unknown role");
+	check_failed(CALL(setsockopt, fds[0], SOL_UWARP, IWARP_MODE, &wrong, 3) < 0, EINVAL, "a wrong length");
+	check_failed(CALL(setsockopt, fds[0], SOL_UWARP, IWARP_MODE, NULL, 4) < 0, EINVAL, "no value");
+	check_failed(CALL(setsockopt, fds[0], SOL_UWARP, 77, &wrong, 4) < 0, ENOPROTOOPT, "an unknown option");
+	wrong.private_data = data;
+	wrong.private_data_len = UWARP_PRIVATE_DATA_MAX + 1;
+	check_failed(CALL(setsockopt, fds[0], SOL_UWARP, IWARP_MODE, &wrong, sizeof wrong) < 0, EINVAL, "too much private data");
+	check_failed(set_role(-1, UWARP_INITIATOR) < 0, EBADF, "no descriptor");
+	MUST((udp = socket(AF_INET, SOCK_DGRAM, 0)) >= 0);
+	check_failed(set_role(udp, UWARP_INITIATOR) < 0, EOPNOTSUPP, "a UDP socket");
+	close(udp);
+	MUST((udp = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	check_failed(set_role(udp, UWARP_INITIATOR) < 0, ENOTCONN, "a socket without a peer");
+	close(udp);
+	check(send(fds[0], "plain", 5, 0) == 5 && recv(fds[1], data, 5, MSG_WAITALL) == 5, "after all that it is plain TCP", "not");
+
+	ends[0].fd = fds[0];
+	ends[1].fd = fds[1];
+	MUST(pthread_create(&thread, NULL, set_mode, &ends[1]) == 0);
+	set_mode(&ends[0]);
+	MUST(pthread_join(thread, NULL) == 0);
+	check(ends[0].result == 0 && ends[1].result == 0, "both ends in IWARP_MODE", "%d, %d", ends[0].result, ends[1].result);
+	check(role_of(fds[0]) == UWARP_INITIATOR && role_of(fds[1]) == UWARP_RESPONDER, "each knows its role", "not");
+	len = sizeof data;
+	check(CALL(getsockopt, fds[1], SOL_UWARP, IWARP_PEER_DATA, data, &len) == 0 && len == 13 && !memcmp(data, "to the server", 13),
+	      "the initiator's private data", "%u bytes", len);
+	len = sizeof small;
+	check(CALL(getsockopt, fds[1], SOL_UWARP, IWARP_PEER_DATA, small, &len) == 0 && len == 4 && !memcmp(small, "to t", 4),
+	      "as much as fits", "%u bytes", len);
+	check_failed(set_role(fds[0], UWARP_INITIATOR) < 0, EALREADY, "once more");
+	len = sizeof udp;
+	check(CALL(getsockopt, fds[0], IPPROTO_TCP, TCP_NODELAY, &udp, &len) == 0 && udp, "options of TCP are TCP's", "%d", udp);
+	close_both(fds);
+	/* The number is another socket's: not one that was forgotten. */
+	pair(fds);
+	MUST(close(fds[0]) == 0 && close(fds[1]) == 0);
+	pair(fds);
+	check(CALL(write, fds[0], "again", 5) == 5 && CALL(read, fds[1], data, 9) == 5, "a number that was closed by close(2)", "not");
+	close_both(fds);
+}
+
+static void bytes(void)
+{
+	static char out[1 << 20], in[1 << 20];
+	struct iovec from[3] = { { out, 10 }, { out + 10, 0 }, { out + 10, 90 } }, to[2] = { { in, 60 }, { in + 60, 100 } };
+	int fds[2], pipes[2], count = -1;
+
+	for (size_t i = 0; i < sizeof out; i++)
+		out[i] = (char)(i * 7 + i / 253);
+	pair(fds);
+	check(CALL(write, fds[0], out, 0) == 0, "nothing", "errno %d", errno);
+	check(CALL(writev, fds[0], from, 3) == 100, "writev", "errno %d", errno);
+	check(CALL(recv, fds[1], in, 20, MSG_PEEK) == 20 && !memcmp(in, out, 20), "MSG_PEEK", "errno %d", errno);
+	check(CALL(readv, fds[1], to, 2) == 100 && !memcmp(in, out, 100), "readv", "errno %d", errno);
+	check_failed(CALL(recv, fds[1], in, 1, MSG_DONTWAIT) < 0, EAGAIN, "MSG_DONTWAIT");
+	check(CALL(send, fds[0], out, 50, MSG_NOSIGNAL) == 50 && CALL(send, fds[0], out + 50, 50, 0) == 50, "send", "errno %d", errno);
+	check(CALL(recv, fds[1], in, 100, MSG_WAITALL) == 100 && !memcmp(in, out, 100), "MSG_WAITALL", "errno %d", errno);
+	check_failed(CALL(send, fds[0], out, 1, MSG_OOB) < 0, EOPNOTSUPP, "urgent data");
+	check_failed(CALL(write, fds[0], (void *)16, 8) < 0, EFAULT, "from an address that is not mapped");
+	for (int i = 0; i < 20; i++) {
+		size_t half = sizeof out / 16;
+
+		for (int part = 0; part < 16; part++) {
+			write_all(fds[i & 1], out + half * (size_t)part, half);
+			read_all(fds[!(i & 1)], in + half * (size_t)part, half);
+		}
+		count += !memcmp(in, out, sizeof out);
+	}
+	check(count == 19, "20 MiB, back and forth", "%d of 20", count + 1);
+	set_nonblocking(fds[0], true);
+	for (count = 0; CALL(write, fds[0], out, 1 << 16) > 0; count++)
+		;
+	check(errno == EAGAIN && count > 0, "a socket that is full", "%d writes, errno %d", count, errno);
+	check(events(fds[0], POLLOUT, 0) == 0, "is not writable", "it is");
+	close_both(fds);
+	MUST(pipe(pipes) == 0);
+	check(CALL(write, pipes[1], "pipe", 4) == 4 && CALL(read, pipes[0], in, 9) == 4, "any other descriptor", "errno %d", errno);
+	close_both(pipes);
+	check_failed(CALL(read, pipes[0], in, 1) < 0, EBADF, "a closed one");
+}
+
+static void *write_late(void *arg)
+{
+	usleep(30000);
+	MUST(CALL(write, *(int *)arg, "late", 4) == 4);
+	return NULL;
+}
+
+static void polling(void)
+{
+	struct pollfd set[4];
+	char buf[16];
+	pthread_t thread;
+	int fds[2], pipes[2];
+
+	pair(fds);
+	MUST(pipe(pipes) == 0);
+	check(events(fds[0], POLLIN | POLLOUT, 0) == POLLOUT, "an idle socket", "%#x", events(fds[0], POLLIN | POLLOUT, 0));
+	for (int i = 0; i < 2; i++)
+		set[i] = (struct pollfd){ .fd = fds[i], .events = POLLIN };
+	set[2] = (struct pollfd){ .fd = pipes[0], .events = POLLIN };
+	set[3] = (struct pollfd){ .fd = -1, .events = POLLIN };
+	check(CALL(poll, set, 4, 20) == 0, "a time limit", "something is ready");
+	MUST(pthread_create(&thread, NULL, write_late, &fds[0]) == 0);
+	check(CALL(poll, set, 4, LIMIT_MS) == 1 && set[1].revents == POLLIN, "data wake it", "%#x", set[1].revents);
+	MUST(pthread_join(thread, NULL) == 0);
+	check(CALL(read, fds[1], buf, sizeof buf) == 4, "and are there", "errno %d", errno);
+	MUST(pthread_create(&thread, NULL, write_late, &pipes[1]) == 0);
+	check(CALL(poll, set, 4, LIMIT_MS) == 1 && set[2].revents == POLLIN, "so does a pipe", "%#x", set[2].revents);
+	MUST(pthread_join(thread, NULL) == 0);
+	MUST(CALL(shutdown, fds[0], SHUT_WR) == 0);
+	check(events(fds[1], POLLIN | POLLRDHUP, LIMIT_MS) == (POLLIN | POLLRDHUP), "the end of one direction", "not");
+	MUST(CALL(close, fds[0]) == 0);
+	check(events(fds[1], POLLHUP, LIMIT_MS) & POLLHUP, "and of both", "not");
+	MUST(CALL(close, fds[1]) == 0);
+	close_both(pipes);
+}
+
+static void half_closed(void)
+{
+	char buf[64];
+	int fds[2];
+
+	pair(fds);
+	MUST(CALL(write, fds[0], "question", 8) == 8 && CALL(shutdown, fds[0], SHUT_WR) == 0);
+	check_failed(CALL(write, fds[0], "x", 1) < 0, EPIPE, "writing after SHUT_WR");
+	check(CALL(read, fds[1], buf, sizeof buf) == 8 && CALL(read, fds[1], buf, sizeof buf) == 0, "the peer reads to the end", "not");
+	check(CALL(write, fds[1], "answer", 6) == 6 && CALL(read, fds[0], buf, sizeof buf) == 6, "and answers", "errno %d", errno);
+	MUST(CALL(write, fds[1], "more", 4) == 4 && CALL(close, fds[1]) == 0);
+	check(CALL(read, fds[0], buf, sizeof buf) == 4 && CALL(read, fds[0], buf, sizeof buf) == 0, "what is left, then the end", "not");
+	MUST(CALL(close, fds[0]) == 0);
+	pair(fds);
+	check_failed(CALL(shutdown, fds[0], 9) < 0, EINVAL, "an unknown direction");
+	MUST(CALL(shutdown, fds[0], SHUT_RDWR) == 0);
+	check(CALL(read, fds[0], buf, 1) == 0, "reading after SHUT_RDWR", "errno %d", errno);
+	check(CALL(read, fds[1], buf, 1) == 0, "and the peer", "errno %d", errno);
+	close_both(fds);
+}
+
+static void nothing(int number)
+{
+	(void)number;
+}
+
+static pthread_t sleeper;
+static volatile bool interrupted_end;
+
+static void *interrupt(void *arg)
+{
+	(void)arg;
+	while (!interrupted_end) {
+		pthread_kill(sleeper, SIGUSR1);
+		usleep(5000);
+	}
+	return NULL;
+}
+
+static void waiting(void)
+{
+	struct sigaction action = { .sa_handler = nothing };
+	struct timeval time = { .tv_usec = 30000 };
+	char buf[4];
+	pthread_t thread;
+	int fds[2], alone[2];
+
+	pair(fds);
+	MUST(setsockopt(fds[0], SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0);
+	check_failed(CALL(read, fds[0], buf, 1) < 0, EAGAIN, "SO_RCVTIMEO");
+	set_nonblocking(fds[0], true);
+	check_failed(CALL(read, fds[0], buf, 1) < 0, EAGAIN, "O_NONBLOCK");
+	set_nonblocking(fds[0], false);
+	MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+	sleeper = pthread_self();
+	MUST(pthread_create(&thread, NULL, interrupt, NULL) == 0);
+	check_failed(CALL(read, fds[1], buf, 1) < 0, EINTR, "a signal while it reads");
+	check_failed(CALL(poll, &(struct pollfd){ .fd = fds[1], .events = POLLIN }, 1, LIMIT_MS) < 0, EINTR, "or polls");
+	tcp(alone);
+	check_failed(set_role(alone[0], UWARP_INITIATOR) < 0, EINTR, "or waits for its peer");
+	interrupted_end = true;
+	MUST(pthread_join(thread, NULL) == 0);
+	begin(alone[1], UWARP_RESPONDER);
+	end(alone[1]);
+	check(CALL(write, alone[0], "x", 1) == 1 && CALL(read, alone[1], buf, 1) == 1, "which set-up survives", "errno %d", errno);
+	close_both(alone);
+	close_both(fds);
+}
+
+/* Peers that are killed: a child that opens the device itself. */
+static pid_t child_with(int fds[2], void (*what)(int fd))
+{
+	pid_t child;
+
+	tcp(fds);
+	MUST((child = fork()) >= 0);
+	if (child == 0) {
+		close(fds[0]);
+		what(fds[1]);
+		pause();
+		_exit(0);
+	}
+	close(fds[1]);
+	return child;
+}
+
+static void be_silent(int fd)
+{
+	(void)fd;
+}
+
+static void be_up(int fd)
+{
+	MUST(set_role(fd, UWARP_RESPONDER) == 0);
+	MUST(CALL(write, fd, "up", 2) == 2);
+}
+
+static void kill_child(pid_t child)
+{
+	MUST(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+}
+
+static void killed(void)
+{
+	static char many[1 << 16];
+	char buf[8];
+	ssize_t n;
+	int fds[2];
+	/* Forked before this process opens the device. */
+	pid_t silent, up, reader;
+	int at_set_up[2], at_rest[2], at_work[2];
+
+	silent = child_with(at_set_up, be_silent);
+	up = child_with(at_rest, be_up);
+	reader = child_with(at_work, be_up);
+
+	begin(at_set_up[0], UWARP_INITIATOR);
+	kill_child(silent);
+	check(events(at_set_up[0], POLLOUT, LIMIT_MS) & POLLERR, "a peer killed during set-up", "not seen");
+	check(error_of(at_set_up[0]) == ECONNRESET, "is ECONNRESET", "not");
+	check_failed(CALL(read, at_set_up[0], buf, 1) < 0, ENOTCONN, "and then there is no stream");
+
+	MUST(set_role(at_rest[0], UWARP_INITIATOR) == 0);
+	read_all(at_rest[0], buf, 2);
+	kill_child(up);
+	/* As with TCP: the end; or a reset, if the library there had not read everything yet. */
+	MUST((n = CALL(read, at_rest[0], buf, 1)) <= 0);
+	check(n == 0 || errno == ECONNRESET, "a peer killed at rest", "errno %d", errno);
+	check_failed(CALL(write, at_rest[0], buf, 1) < 0, ECONNRESET, "nobody to write to");
+
+	MUST(set_role(at_work[0], UWARP_INITIATOR) == 0);
+	read_all(at_work[0], buf, 2);
+	set_nonblocking(at_work[0], true);
+	while (CALL(write, at_work[0], many, sizeof many) > 0)
+		;
+	set_nonblocking(at_work[0], false);
+	kill_child(reader);
+	while (CALL(write, at_work[0], many, sizeof many) > 0)
+		;
+	check(errno == ECONNRESET || errno == EPIPE, "a peer killed that did not read", "errno %d", errno);
+	MUST(CALL(close, at_set_up[0]) == 0 && CALL(close, at_rest[0]) == 0 && CALL(close, at_work[0]) == 0);
+	tcp(fds);
+	MUST(close(fds[1]) == 0);
+	check_failed(set_role(fds[0], UWARP_RESPONDER) < 0, ECONNRESET, "a peer that has closed before");
+	MUST(CALL(close, fds[0]) == 0);
+	tcp(fds);
+	MUST(write(fds[1], "GET / HTTP/1.0\r\n\r\n......", 24) == 24);
+	check_failed(set_role(fds[0], UWARP_RESPONDER) < 0, EPROTO, "a peer that does not speak MPA");
+	MUST(CALL(close, fds[0]) == 0);
+	check(CALL(read, fds[1], buf, 1) == 0, "learns that it is over", "errno %d", errno);
+	MUST(CALL(close, fds[1]) == 0);
+	tcp(fds);
+	{
+		struct uwarp_iwarp_mode mode = { .role = UWARP_RESPONDER, .timeout_ms = QUIET_MS };
+
+		check_failed(CALL(setsockopt, fds[0], SOL_UWARP, IWARP_MODE, &mode, sizeof mode) < 0, ETIMEDOUT, "a silent one");
+	}
+	close_both(fds);
+}
+
+static void forking(void)
+{
+	char buf[8];
+	int fds[2], status;
+	pid_t child;
+
+	pair(fds);
+	MUST((child = fork()) >= 0);
+	if (child == 0) {
+		bool good = CALL(write, fds[0], "x", 1) < 0 && errno == ENODEV;
+
+		good = good && CALL(read, fds[1], buf, 1) < 0 && errno == ENODEV;
+		good = good && CALL(close, fds[0]) == 0 && CALL(close, fds[1]) == 0;
+		_exit(good ? 0 : 1);
+	}
+	MUST(waitpid(child, &status, 0) == child);
+	check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child cannot use it, and closes its copies", "status %#x", status);
+	check(CALL(write, fds[0], "still", 5) == 5 && CALL(read, fds[1], buf, 8) == 5, "it is the parent's as before", "errno %d", errno);
+	close_both(fds);
+}
+
+#define MANY 500
+
+static void many(void)
+{
+	static int fds[MANY][2];
+	struct rlimit limit;
+	char buf[16];
+	int good = 0;
+
+	MUST(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_cur = limit.rlim_max;
+	MUST(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	for (int i = 0; i < MANY; i++) {
+		tcp(fds[i]);
+		begin(fds[i][0], UWARP_INITIATOR);
+		begin(fds[i][1], UWARP_RESPONDER);
+	}
+	for (int i = 0; i < MANY; i++) {
+		end(fds[i][0]);
+		end(fds[i][1]);
+	}
+	for (int round = 0; round < 3; round++) {
+		for (int i = 0; i < MANY; i++)
+			write_all(fds[i][round & 1], (char *)&i, sizeof i);
+		for (int i = 0; i < MANY; i++) {
+			read_all(fds[i][!(round & 1)], buf, sizeof i);
+			good += !memcmp(buf, &i, sizeof i);
+		}
+	}
+	check(good == 3 * MANY, "a thousand sockets", "%d of %d messages", good, 3 * MANY);
+	for (int i = 0; i < MANY; i++)
+		close_both(fds[i]);
+	pair(fds[0]);
+	check(CALL(write, fds[0][0], "x", 1) == 1 && CALL(read, fds[0][1], buf, 1) == 1, "and one more afterwards", "errno %d", errno);
+	close_both(fds[0]);
+}
+
+static const struct group groups[] = {
+	{ "modes", modes },
+	{ "bytes", bytes },
+	{ "polling", polling },
+	{ "half_closed", half_closed },
+	{ "waiting", waiting },
+	{ "killed", killed },
+	{ "forking", forking },
+	{ "many", many },
+};
+
+int main(int argc, char **argv)
+{
+	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);
+}
