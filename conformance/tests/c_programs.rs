@@ -5,7 +5,8 @@
 //! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! events whose cause is outside (`events`), a device for each interface (`devices`), multicast (`groups`),
-//! what is called through the context (`extended`), connections for a datagram queue pair's number
+//! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
+//! for a datagram queue pair's number
 //! (`stand_in`), the interface of 2006 (`old`), the device's
 //! files below /sys and /dev (`files`), data integrity between two processes (`verify`, `random`), and
 //! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
@@ -19,7 +20,7 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Trial};
 use uwarp_conformance::check;
 use uwarp_conformance::dist::Dist;
-use uwarp_conformance::netns::Veth;
+use uwarp_conformance::netns::{NetNs, Veth};
 use uwarp_conformance::process::Cmd;
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::{Network, free_port};
@@ -221,6 +222,22 @@ const FILES: [(&str, &[(&str, &str)]); 8] = [
     ("children", &[]),
 ];
 
+/// Groups of `traps`, each with the device's files, in a namespace.
+const TRAPS: [&str; 12] = [
+    "reachability",
+    "gids",
+    "probing",
+    "speed",
+    "headers",
+    "shared",
+    "extensions",
+    "rights",
+    "inlining",
+    "spinning",
+    "identity",
+    "operations",
+];
+
 /// How `verify` is run: address and environment.
 const VERIFY: [(&str, &[(&str, &str)]); 4] = [
     ("127.0.0.1", &[]),
@@ -313,6 +330,10 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
             Ok(members.with_two_interfaces("groups", group, "one")?)
         }));
     }
+    for group in TRAPS {
+        let careful = programs.clone();
+        trials.push(Trial::test(format!("traps {group}, in a namespace"), move || Ok(careful.trap(group)?)));
+    }
     let watched = programs.clone();
     trials.push(Trial::test("events interfaces, in a namespace", move || {
         Ok(watched.interfaces("interfaces", "roce", "PORT_ERR")?)
@@ -336,7 +357,7 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
 
 /// Compares [`GROUPS`] with the programs: a group that is not listed would never be run.
 fn every_group_is_run() -> Outcome {
-    for (program, groups) in GROUPS {
+    for (program, groups) in GROUPS.into_iter().chain([("traps", &TRAPS[..])]) {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{program}.c"));
         let text = std::fs::read_to_string(&file).context(file.display())?;
         let table = text.split_once("struct group groups[] = {").and_then(|(_, rest)| rest.split_once("};"));
@@ -376,7 +397,23 @@ impl Programs {
 
     /// `files`, with the device's files in a directory that goes away.
     fn files(&self, group: &str, env: &[(&str, &str)]) -> Outcome {
-        let program = self.program("files")?;
+        self.with_files("files", group, env, None)
+    }
+
+    /// A group of `traps`.
+    fn trap(&self, group: &str) -> Outcome {
+        let place = self.net.place(Veth1500V4)?;
+        self.with_files("traps", group, &[], place.client)
+    }
+
+    fn with_files(
+        &self,
+        name: &'static str,
+        group: &str,
+        env: &[(&str, &str)],
+        ns: Option<&NetNs>,
+    ) -> Outcome {
+        let program = self.program(name)?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
         let home =
             std::env::temp_dir().join(format!("uwarp-files-{}-{group}-{}", std::process::id(), env.len()));
@@ -384,7 +421,7 @@ impl Programs {
         let front =
             [dist.uwarp()?.into_os_string(), "run".into(), "--files".into(), "on".into(), "--".into()];
         let cmd = Cmd::new(program).arg("-").arg(group).behind(front).envs(env);
-        let cmd = cmd.env("XDG_RUNTIME_DIR", &home).unset("LD_LIBRARY_PATH").limit(LIMIT);
+        let cmd = cmd.env("XDG_RUNTIME_DIR", &home).unset("LD_LIBRARY_PATH").in_ns(ns).limit(LIMIT);
         let result = cmd.run().and_then(|out| check::statements(&out));
         let _ = std::fs::remove_dir_all(&home);
         result

@@ -127,8 +127,8 @@ pub fn all() -> Vec<Address> {
     out
 }
 
-/// Whether an interface with these flags is up and has its carrier. The kernel sets `IFF_RUNNING` up to a second
-/// after the carrier is there. An interface that still waits for something else (802.1X) is dormant.
+/// Whether an interface with these flags is up and has its carrier. The kernel sets `IFF_RUNNING` up to a
+/// second after the carrier is there. An interface that still waits for something else (802.1X) is dormant.
 pub(crate) fn works(flags: u32) -> bool {
     let has = |flag: i32| flags & flag.cast_unsigned() != 0;
     has(libc::IFF_UP) && (has(libc::IFF_RUNNING) || has(libc::IFF_LOWER_UP) && !has(libc::IFF_DORMANT))

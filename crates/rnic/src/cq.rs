@@ -375,8 +375,8 @@ impl Cq {
                     tracing::error!(
                         depth,
                         qpn = wc.qp_num,
-                        "completion queue overflow: a completion is lost, because the program has not polled; \
-                         each queue pair that loses one fails"
+                        "completion queue overflow: a completion is lost, because the program has not \
+                         polled; each queue pair that loses one fails"
                     );
                     self.async_sink.async_event(AsyncEvent { kind: EventKind::CqErr, cookie: self.cookie });
                 }
