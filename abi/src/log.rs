@@ -1,9 +1,15 @@
 //! Log lines go to stderr, filtered by `UWARP_LOG`.
 
+use std::cell::Cell;
+use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Stderr, Write};
 use std::sync::Once;
 
+use tracing::field::{Field, Visit};
+use tracing::subscriber::Interest;
+use tracing::{Event, Metadata, Subscriber, span};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use uwarp_driver::{Uncancelled, config};
 
 use crate::failure::{errno, set_errno};
@@ -55,11 +61,105 @@ fn start() {
         }),
     };
     // A program that links us statically may have a subscriber already; that one stays.
-    let _ = tracing_subscriber::fmt()
+    let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Lines(std::io::stderr(), Uncancelled::begin()))
         .with_ansi(std::io::stderr().is_terminal())
-        .try_init();
+        .finish();
+    let _ = tracing::subscriber::set_global_default(ToTheEnd(lines));
+}
+
+/// Logs as `S` does, which keeps a buffer for each thread. Handlers of atexit(3) and destructors run when
+/// the main thread's is gone, and programs call verbs there: `S` would panic. So from then on a line is
+/// written without it.
+struct ToTheEnd<S>(S);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Thread {
+    /// It has logged nothing yet.
+    New,
+    Alive,
+    /// Its buffers may be gone.
+    Ending,
+}
+
+struct Ends;
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        THREAD.set(Thread::Ending);
+    }
+}
+
+thread_local! {
+    static THREAD: Cell<Thread> = const { Cell::new(Thread::New) };
+    static ENDS: Ends = const { Ends };
+}
+
+impl<S: Subscriber> Subscriber for ToTheEnd<S> {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        self.0.register_callsite(metadata)
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        self.0.enabled(metadata)
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        self.0.max_level_hint()
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        match THREAD.get() {
+            Thread::Alive => self.0.event(event),
+            Thread::Ending => write_plainly(event),
+            Thread::New => {
+                self.0.event(event);
+                // Behind what `S` has just made: thread-local values go in the reverse order.
+                if ENDS.try_with(|_| ()).is_ok() {
+                    THREAD.set(Thread::Alive);
+                }
+            }
+        }
+    }
+
+    fn new_span(&self, attributes: &span::Attributes<'_>) -> span::Id {
+        self.0.new_span(attributes)
+    }
+
+    fn record(&self, span: &span::Id, values: &span::Record<'_>) {
+        self.0.record(span, values);
+    }
+
+    fn record_follows_from(&self, span: &span::Id, follows: &span::Id) {
+        self.0.record_follows_from(span, follows);
+    }
+
+    fn enter(&self, span: &span::Id) {
+        self.0.enter(span);
+    }
+
+    fn exit(&self, span: &span::Id) {
+        self.0.exit(span);
+    }
+}
+
+/// Without a time and without colours.
+fn write_plainly(event: &Event<'_>) {
+    struct Text(String);
+    impl Visit for Text {
+        fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+            // Writing to a string cannot fail.
+            let _ = match field.name() {
+                "message" => write!(self.0, " {value:?}"),
+                name => write!(self.0, " {name}={value:?}"),
+            };
+        }
+    }
+    let mut text = Text(format!("{} {}:", event.metadata().level(), event.metadata().target()));
+    event.record(&mut text);
+    text.0.push('\n');
+    let _ = Lines(io::stderr(), Uncancelled::begin()).write_all(text.0.as_bytes());
 }
 
 #[cfg(test)]

@@ -6,11 +6,10 @@
 //! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! events whose cause is outside (`events`), a device for each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
-//! for a datagram queue pair's number
-//! (`stand_in`), the interface of 2006 (`old`), the device's
-//! files below /sys and /dev (`files`), data integrity between two processes (`verify`, `random`), and
-//! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
-//! statement; a line that begins with FAIL fails the case.
+//! for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's files below
+//! /sys and /dev (`files`), data integrity between two processes (`verify`, `random`), and connections that
+//! come and go in many threads without anything growing (`soak`). Each prints one line per statement; a line
+//! that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -301,6 +300,8 @@ fn main() -> ExitCode {
         trials.push(Trial::test(format!("files {group}{shown}"), move || Ok(programs.files(group, env)?)));
     }
     trials.extend(in_namespaces(&programs));
+    let ending = programs.clone();
+    trials.push(Trial::test("at_exit, with every line logged", move || Ok(ending.at_exit()?)));
     for (program, address, env) in SOCKETS {
         let sockets = programs.clone();
         trials.push(Trial::test(format!("{program} {address} {}={}", env.0, env.1), move || {
@@ -392,6 +393,19 @@ impl Programs {
         // A queue that overflows loses completions by the thousand.
         let lost = out.stderr.lines().filter(|line| line.contains("completion") && line.contains("lost"));
         require!(lost.count() <= 1, "the log repeats that a completion is lost:\n{}", out.stderr);
+        Ok(())
+    }
+
+    /// Calls at exit, with a log of them.
+    fn at_exit(&self) -> Outcome {
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let cmd = Cmd::new(self.program("at_exit")?).env("LD_LIBRARY_PATH", dist.lib());
+        let out = cmd.env("UWARP_LOG", "trace").limit(LIMIT).run()?;
+        check::statements(&out)?;
+        check::has(&out, "ok to the end")?;
+        require!(!out.stderr.contains("panic"), "{}", out.stderr);
+        let last = out.stderr.lines().last().unwrap_or_default();
+        require!(last.contains("ibv_close_device"), "the last line of the log is: {last}");
         Ok(())
     }
 
