@@ -107,9 +107,9 @@ impl SendQueue {
     }
 
     /// Whether every place is taken when `ahead` more are. The place of a work request with a completion is
-    /// free when the program has polled it. The place of another one is free with the next completion, as with
-    /// adapters, or when nothing is left to poll: programs that never ask for a completion work with siw and
-    /// rxe.
+    /// free when the program has polled it. The place of another one is free with the next completion, as
+    /// with adapters, or when nothing is left to poll: programs that never ask for a completion work with
+    /// siw and rxe.
     #[inline]
     fn is_full(&mut self, ahead: u32) -> bool {
         let end = self.end() + u64::from(ahead);
