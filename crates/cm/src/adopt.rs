@@ -203,10 +203,13 @@ impl Adoption {
 
     /// Goes on as far as possible without waiting.
     fn advance(&self) {
+        // Before the lock, and so dropped after it is released: an observer that others have dropped meanwhile
+        // gives the adoption up when it is dropped here.
+        let observer = self.observer.upgrade();
         let mut state = self.state.lock();
         let Phase::Handshake(handshake) = &mut state.phase else { return };
         let terms = AcceptParams { depths: depths(&self.cm), peer: self.introduction };
-        let result = match self.observer.upgrade() {
+        let result = match &observer {
             Some(observer) => handshake.advance(terms, observer.as_ref()),
             None => Err(Errno::CANCELED),
         };
@@ -233,7 +236,10 @@ impl Adoption {
         tracing::debug!(qpn = qp.qpn(), ?params, "attach an adopted socket");
         if let Err((error, link)) = qp.attach(handshake.connection.into(), params, me) {
             tracing::warn!("cannot give the connection to the queue pair: {error}");
-            report_local_error(&link.into(), negotiated);
+            let connection = link.into();
+            report_local_error(&connection, negotiated);
+            // As in `discard`: the program's descriptor holds the connection open.
+            connection.finish();
             self.fail(Errno::from_raw_os_error(error.errno()));
         }
     }
