@@ -85,7 +85,7 @@ pub struct MpiArgs {
     pub device: DeviceOptions,
     #[command(flatten)]
     pub options: RunOptions,
-    /// The launcher of Open MPI or MPICH and its arguments; write `--` before it
+    /// The launcher of Open MPI, MPICH or Intel MPI and its arguments; write `--` before it
     #[arg(value_name = "LAUNCHER", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
 }

@@ -20,6 +20,8 @@ pub struct Launcher {
 pub enum Kind {
     OpenMpi,
     Mpich,
+    /// An MPICH over libfabric, with variables of its own.
+    Intel,
 }
 
 /// What an MPI uses to reach a network.
@@ -38,14 +40,15 @@ impl Launcher {
         let Some((kind, version)) = recognise(&said) else {
             return Err(format!(
                 "{} is the launcher of no MPI that this command knows: `{} --version` names neither Open MPI \
-                 nor MPICH. Set by hand what the MPI needs, and use uwarp run",
+                 nor MPICH nor Intel MPI. Set by hand what the MPI needs, and use uwarp run",
                 path.display(),
                 path.display()
             ));
         };
         let built = match kind {
-            Kind::OpenMpi => components(path),
+            Kind::OpenMpi => components(path, major(&version)),
             Kind::Mpich => device(&said),
+            Kind::Intel => vec![Way::Libfabric],
         };
         Ok(Self { kind, version, built })
     }
@@ -66,6 +69,15 @@ impl Launcher {
     pub fn has(&self, way: Way) -> bool {
         self.built.is_empty() || self.built.contains(&way)
     }
+
+    pub fn major(&self) -> u32 {
+        major(&self.version)
+    }
+}
+
+/// 0 if it is not known.
+fn major(version: &str) -> u32 {
+    version.split('.').next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 impl fmt::Display for Launcher {
@@ -79,6 +91,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::OpenMpi => "Open MPI",
             Self::Mpich => "MPICH",
+            Self::Intel => "Intel MPI",
         })
     }
 }
@@ -86,8 +99,9 @@ impl fmt::Display for Kind {
 /// From what `--version` prints. Intel's launcher is a Hydra too, but names itself.
 fn recognise(said: &str) -> Option<(Kind, String)> {
     let first = said.lines().next()?;
-    if said.contains("Intel") && said.contains("MPI Library") {
-        return None;
+    if first.contains("Intel") && first.contains("MPI Library") {
+        let version = first.split_once("Version ")?.1.split_whitespace().next()?;
+        return Some((Kind::Intel, version.to_owned()));
     }
     if first.contains("Open MPI") || first.contains("OpenRTE") {
         return Some((Kind::OpenMpi, first.split_whitespace().last()?.to_owned()));
@@ -99,32 +113,34 @@ fn recognise(said: &str) -> Option<(Kind, String)> {
     None
 }
 
-/// The components of an Open MPI, by the files of its plug-ins.
-fn components(launcher: &Path) -> Vec<Way> {
+/// The components of an Open MPI. `ompi_info --parsable` lists plug-ins and what is linked in.
+fn components(launcher: &Path, major: u32) -> Vec<Way> {
     let info = beside(launcher, "ompi_info");
-    let said = output(&info, &["--path", "pkglibdir"]).unwrap_or_default();
-    let Some((_, directory)) = said.trim().split_once(':') else { return Vec::new() };
-    let directory = Path::new(directory.trim());
-    // A build without plug-ins has no such files.
-    if !directory.join("mca_btl_tcp.so").exists() {
-        return Vec::new();
+    let ways = listed(&output(&info, &["--parsable"]).unwrap_or_default());
+    match ways.is_empty() {
+        // The openib BTL ended with Open MPI 4.
+        true if major >= 5 => vec![Way::Ucx, Way::Libfabric],
+        _ => ways,
     }
-    let files = [
-        ("mca_pml_ucx.so", Way::Ucx),
-        ("mca_mtl_ofi.so", Way::Libfabric),
-        ("mca_btl_openib.so", Way::Openib),
-    ];
-    files.into_iter().filter(|(file, _)| directory.join(file).exists()).map(|(_, way)| way).collect()
 }
 
-/// The device of an MPICH, from how its launcher was configured: both are built at once.
+fn listed(said: &str) -> Vec<Way> {
+    let components =
+        [("mca:pml:ucx:", Way::Ucx), ("mca:mtl:ofi:", Way::Libfabric), ("mca:btl:openib:", Way::Openib)];
+    let listed = |name: &str| said.lines().any(|line| line.starts_with(name));
+    components.into_iter().filter(|(name, _)| listed(name)).map(|(_, way)| way).collect()
+}
+
+/// The devices of an MPICH, from how its launcher was configured: `--with-device=ch4:ucx,ofi`.
 fn device(said: &str) -> Vec<Way> {
-    let configured = |device: &str| said.contains(&format!("--with-device={device}"));
-    match (configured("ch4:ucx"), configured("ch4:ofi")) {
-        (true, _) => vec![Way::Ucx],
-        (_, true) => vec![Way::Libfabric],
-        _ => Vec::new(),
-    }
+    let Some((_, rest)) = said.split_once("--with-device=ch4:") else { return Vec::new() };
+    let list = rest.split(|c: char| c.is_whitespace() || c == '\'').next().unwrap_or_default();
+    let ways = list.split(',').filter_map(|device| match device {
+        "ucx" => Some(Way::Ucx),
+        "ofi" => Some(Way::Libfabric),
+        _ => None,
+    });
+    ways.collect()
 }
 
 /// A program of the same directory, or of PATH.
@@ -150,7 +166,10 @@ mod tests {
             ("mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to\n", Some((Kind::OpenMpi, "4.1.4"))),
             ("mpirun (Open MPI) 5.0.7\n", Some((Kind::OpenMpi, "5.0.7"))),
             (hydra, Some((Kind::Mpich, "4.0.2"))),
-            ("Intel(R) MPI Library for Linux* OS, Version 2021.11\nHYDRA\n", None),
+            (
+                "Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20230711\nHYDRA\n",
+                Some((Kind::Intel, "2021.11")),
+            ),
             ("slurm 22.05.8\n", None),
             ("", None),
         ] {
@@ -159,6 +178,14 @@ mod tests {
         }
         assert_eq!(device(hydra), [Way::Ucx]);
         assert_eq!(device("'--with-device=ch4:ofi'"), [Way::Libfabric]);
+        assert_eq!(device("--with-device=ch4:ucx,ofi --with-pm=hydra"), [Way::Ucx, Way::Libfabric]);
         assert_eq!(device("'--with-device=ch3:nemesis'"), []);
+    }
+
+    #[test]
+    fn components_of_open_mpi_are_found() {
+        let said = "mca:btl:tcp:version:mca:2.1.0\nmca:pml:ucx:version:mca:2.1.0\nmca:pml:ucx:param:x\n";
+        assert_eq!(listed(said), [Way::Ucx]);
+        assert_eq!(listed("bindings:mpi\n"), []);
     }
 }

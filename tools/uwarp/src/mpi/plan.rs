@@ -64,12 +64,19 @@ const OMPI_UCX: [Row; 4] = [
     ("OMPI_MCA_opal_common_ucx_devices", ["any"; 2], "UCX may use a device that it does not know"),
     ("OMPI_MCA_opal_common_ucx_tls", ["any"; 2], "and any transport"),
 ];
-const OMPI_OFI: [Row; 4] = [
+/// UCX 1.20 fences with a Read by a key that it has only of adapters of one maker. Queue pairs keep the order
+/// that a weak fence wants.
+const WEAK_FENCE: Row =
+    ("UCX_FENCE_MODE", ["weak"; 2], "UCX 1.20's strong fence needs a key that verbs lack");
+const OMPI_OFI: [Row; 3] = [
     ("OMPI_MCA_pml", ["cm"; 2], "messages go through libfabric"),
     ("OMPI_MCA_mtl", ["ofi"; 2], "messages go through libfabric"),
     ("OMPI_MCA_mtl_ofi_provider_include", ["verbs;ofi_rxm"; 2], "over connected queue pairs"),
-    ("OMPI_MCA_osc", ["pt2pt"; 2], "windows by messages: this libfabric provider is refused for Put and Get"),
 ];
+/// Open MPI 4 refuses the libfabric provider for Put and Get.
+const OMPI_WINDOWS: Row = ("OMPI_MCA_osc", ["pt2pt"; 2], "windows by messages");
+/// Open MPI 5 has no other.
+const OMPI_5_WINDOWS: Row = ("OMPI_MCA_osc", ["rdma"; 2], "windows by active messages");
 const OMPI_OPENIB: [Row; 5] = [
     ("OMPI_MCA_pml", ["ob1"; 2], "messages go through Open MPI's own use of verbs"),
     ("OMPI_MCA_btl", ["openib,self", "openib,self,vader"], "connected queue pairs, brought up by LID"),
@@ -78,13 +85,18 @@ const OMPI_OPENIB: [Row; 5] = [
     ("OMPI_MCA_osc", ["pt2pt"; 2], "windows by messages"),
     ("OMPI_MCA_btl_openib_warn_no_device_params_found", ["0"; 2], "it has no parameters for this device"),
 ];
-const OMPI_TCP: [Row; 3] = [
-    ("OMPI_MCA_pml", ["ob1"; 2], "Open MPI's own transports, without uwarp"),
-    ("OMPI_MCA_btl", ["tcp,self", "tcp,self,vader"], "its TCP"),
-    ("OMPI_MCA_osc", ["pt2pt"; 2], "windows by messages"),
-];
+const OMPI_TCP: Row = ("OMPI_MCA_pml", ["ob1"; 2], "Open MPI's own transports, without uwarp");
+const OMPI_4_TCP: Row = ("OMPI_MCA_btl", ["tcp,self", "tcp,self,vader"], "its TCP");
+const OMPI_5_TCP: Row = ("OMPI_MCA_btl", ["tcp,self", "tcp,self,sm"], "its TCP");
 const MPICH_OFI: Row = ("FI_PROVIDER", ["verbs;ofi_rxm"; 2], "libfabric, over connected queue pairs");
 const MPICH_OFI_TCP: Row = ("FI_PROVIDER", ["tcp;ofi_rxm"; 2], "libfabric's own TCP, without uwarp");
+/// Of an MPICH that has both; others do not look at it.
+const MPICH_BY_UCX: Row = ("MPIR_CVAR_CH4_NETMOD", ["ucx"; 2], "messages go through UCX");
+const MPICH_BY_OFI: Row = ("MPIR_CVAR_CH4_NETMOD", ["ofi"; 2], "messages go through libfabric");
+
+const INTEL_FABRICS: Row = ("I_MPI_FABRICS", ["ofi", "shm:ofi"], "messages go through libfabric");
+const INTEL_VERBS: Row = ("I_MPI_OFI_PROVIDER", ["verbs"; 2], "over connected queue pairs");
+const INTEL_TCP: Row = ("I_MPI_OFI_PROVIDER", ["tcp"; 2], "libfabric's own TCP, without uwarp");
 
 /// What this MPI would need for the transport and is built without.
 pub fn lacks(launcher: &Launcher, transport: Transport) -> Option<&'static str> {
@@ -94,7 +106,7 @@ pub fn lacks(launcher: &Launcher, transport: Transport) -> Option<&'static str> 
         Transport::Openib => (Way::Openib, "the openib BTL, a part of Open MPI 4,"),
         Transport::Tcp => return None,
     };
-    let foreign = way == Way::Openib && launcher.kind == Kind::Mpich;
+    let foreign = way == Way::Openib && launcher.kind != Kind::OpenMpi;
     (foreign || !launcher.has(way)).then_some(name)
 }
 
@@ -109,17 +121,27 @@ fn rows(launcher: &Launcher, transport: Transport) -> Result<Vec<Row>, String> {
         ));
     }
     let with = |head: Row, rest: &[Row]| std::iter::once(head).chain(rest.iter().copied()).collect();
+    // Without a variable that this MPI would not know.
+    let ompi_5 = launcher.major() >= 5;
+    let fence: &[Row] = if ompi_5 { &[WEAK_FENCE] } else { &[] };
+    let windows = if ompi_5 { OMPI_5_WINDOWS } else { OMPI_WINDOWS };
+    let both = launcher.has(Way::Ucx) && launcher.has(Way::Libfabric);
+    let chosen = |netmod: Row, rest: Vec<Row>| if both { with(netmod, &rest) } else { rest };
     Ok(match (launcher.kind, transport) {
-        (Kind::OpenMpi, Transport::Rc) => with(UCX_RC, &OMPI_UCX),
-        (Kind::OpenMpi, Transport::Ud) => with(UCX_UD, &OMPI_UCX),
-        (Kind::OpenMpi, Transport::Ofi) => OMPI_OFI.to_vec(),
+        (Kind::OpenMpi, Transport::Rc) => with(UCX_RC, &[&OMPI_UCX, fence].concat()),
+        (Kind::OpenMpi, Transport::Ud) => with(UCX_UD, &[&OMPI_UCX, fence].concat()),
+        (Kind::OpenMpi, Transport::Ofi) => [&OMPI_OFI[..], &[windows]].concat(),
         (_, Transport::Openib) => OMPI_OPENIB.to_vec(),
-        (Kind::OpenMpi, Transport::Tcp) => OMPI_TCP.to_vec(),
-        (Kind::Mpich, Transport::Rc) => vec![UCX_RC, WHOLE_ELEMENTS],
-        (Kind::Mpich, Transport::Ud) => vec![UCX_UD],
-        (Kind::Mpich, Transport::Ofi) => vec![MPICH_OFI],
-        (Kind::Mpich, Transport::Tcp) if launcher.has(Way::Ucx) => vec![UCX_TCP],
+        (Kind::OpenMpi, Transport::Tcp) if ompi_5 => vec![OMPI_TCP, OMPI_5_TCP, windows],
+        (Kind::OpenMpi, Transport::Tcp) => vec![OMPI_TCP, OMPI_4_TCP, windows],
+        (Kind::Mpich, Transport::Rc) => chosen(MPICH_BY_UCX, vec![UCX_RC, WHOLE_ELEMENTS]),
+        (Kind::Mpich, Transport::Ud) => chosen(MPICH_BY_UCX, vec![UCX_UD]),
+        (Kind::Mpich, Transport::Ofi) => chosen(MPICH_BY_OFI, vec![MPICH_OFI]),
+        (Kind::Mpich, Transport::Tcp) if launcher.has(Way::Ucx) => chosen(MPICH_BY_UCX, vec![UCX_TCP]),
         (Kind::Mpich, Transport::Tcp) => vec![MPICH_OFI_TCP],
+        // UCX only over adapters of one maker: its provider `mlx`.
+        (Kind::Intel, Transport::Tcp) => vec![INTEL_FABRICS, INTEL_TCP],
+        (Kind::Intel, _) => vec![INTEL_FABRICS, INTEL_VERBS],
     })
 }
 
@@ -161,7 +183,7 @@ impl Plan {
             plan.set(name, values[usize::from(wanted.shared_memory)].into(), why, &environment);
         }
         if over_uwarp && launcher.kind == Kind::OpenMpi {
-            plan.reach_other_hosts(device, &environment);
+            plan.reach_other_hosts(launcher, device, &environment);
         }
         plan.note(launcher, wanted);
         Ok(plan)
@@ -181,7 +203,16 @@ impl Plan {
 
     /// Open MPI gives its daemons on other hosts no environment, and the ranks there have their daemon's. So
     /// `uwarp run` starts the daemon. What it cannot know goes through mpirun's `-x`.
-    fn reach_other_hosts(&mut self, device: &DeviceOptions, environment: &impl Fn(&str) -> Option<OsString>) {
+    fn reach_other_hosts(
+        &mut self,
+        launcher: &Launcher,
+        device: &DeviceOptions,
+        environment: &impl Fn(&str) -> Option<OsString>,
+    ) {
+        let (variable, daemon) = match launcher.major() >= 5 {
+            true => ("PRTE_MCA_prte_launch_agent", "prted"),
+            false => ("OMPI_MCA_orte_launch_agent", "orted"),
+        };
         let Ok(uwarp) = env::current_exe() else { return };
         let mut agent = uwarp.into_os_string();
         agent.push(" run");
@@ -190,28 +221,31 @@ impl Plan {
             agent.push(if name == "UWARP_VIEW" { " --as " } else { " --devices " });
             agent.push(value);
         }
-        agent.push(if self.files { " --files on -- orted" } else { " -- orted" });
-        self.set(
-            "OMPI_MCA_orte_launch_agent",
-            agent,
-            "ranks of other hosts run over uwarp, too",
-            environment,
-        );
-        // mpirun passes variables that begin with OMPI_ by itself.
-        let names =
-            self.settings.iter().map(|setting| setting.name).filter(|name| !name.starts_with("OMPI_"));
+        agent.push(if self.files { " --files on -- " } else { " -- " });
+        agent.push(daemon);
+        self.set(variable, agent, "ranks of other hosts run over uwarp, too", environment);
+        // mpirun passes these by itself.
+        let passed = |name: &&str| name.starts_with("OMPI_") || name.starts_with("PRTE_");
+        let names = self.settings.iter().map(|setting| setting.name).filter(|name| !passed(name));
         self.inserted = names.flat_map(|name| ["-x".into(), name.into()]).collect();
     }
 
     fn note(&mut self, launcher: &Launcher, wanted: Wanted) {
-        let both = wanted.shared_memory && wanted.transport != Transport::Ofi;
+        // libfabric's provider of Open MPI and MPICH has no shared memory beside it; Intel MPI has its own.
+        let beside = wanted.transport != Transport::Ofi || launcher.kind == Kind::Intel;
+        let both = wanted.shared_memory && beside;
         if self.over_uwarp && both {
             self.notes.push("Ranks of one host use shared memory; with --shared-memory off, uwarp");
         }
-        if self.files && launcher.kind == Kind::Mpich {
+        if self.files && launcher.kind != Kind::OpenMpi {
             self.notes.push(
                 "On other hosts, UCX finds the device only if uwarp run --files on -- starts each rank",
             );
+        }
+        if wanted.transport == Transport::Ud && launcher.kind == Kind::OpenMpi && launcher.major() == 4 {
+            // Its osc/ucx destroys a window's queue pairs while other ranks wait for their acknowledgements.
+            self.notes
+                .push("A program with windows may end with a timeout of UCX: use --transport rc for it");
         }
         if self.over_uwarp {
             self.notes.push("On other hosts, uwarp must be in the same place");
@@ -265,7 +299,7 @@ mod tests {
     use super::*;
 
     fn launcher(kind: Kind, built: &[Way]) -> Launcher {
-        Launcher { kind, version: "4".to_owned(), built: built.to_vec() }
+        Launcher { kind, version: "4.1.4".to_owned(), built: built.to_vec() }
     }
 
     fn plan(launcher: &Launcher, transport: Transport, shared_memory: bool) -> Result<Plan, String> {
@@ -336,5 +370,39 @@ mod tests {
         assert_eq!(plan.command(&words), words, "mpirun passes OMPI_ variables by itself");
         let rc = super::tests::plan(&launcher(Kind::OpenMpi, &[]), Transport::Rc, true).unwrap();
         assert_eq!(rc.command(&words), ["mpirun", "-x", "UCX_TLS", "-np", "2"]);
+    }
+
+    #[test]
+    fn open_mpi_5_gets_no_setting_of_its_predecessors() {
+        let built = vec![Way::Ucx, Way::Libfabric];
+        let ompi = Launcher { kind: Kind::OpenMpi, version: "5.0.11".to_owned(), built };
+        assert!(plan(&ompi, Transport::Openib, true).is_err());
+        for transport in [Transport::Rc, Transport::Ud, Transport::Ofi, Transport::Tcp] {
+            let text = plan(&ompi, transport, true).unwrap().lines(&[]).join("\n");
+            assert!(!text.contains("pt2pt") && !text.contains("vader") && !text.contains("orte"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_way_is_chosen_where_an_mpich_has_both() {
+        let both = launcher(Kind::Mpich, &[Way::Ucx, Way::Libfabric]);
+        for (transport, netmod) in
+            [(Transport::Rc, "ucx"), (Transport::Ud, "ucx"), (Transport::Ofi, "ofi"), (Transport::Tcp, "ucx")]
+        {
+            let plan = plan(&both, transport, true).unwrap();
+            assert_eq!(value(&plan, "MPIR_CVAR_CH4_NETMOD").as_deref(), Some(netmod));
+        }
+        let one = plan(&launcher(Kind::Mpich, &[Way::Ucx]), Transport::Rc, true).unwrap();
+        assert_eq!(value(&one, "MPIR_CVAR_CH4_NETMOD"), None);
+    }
+
+    #[test]
+    fn intel_mpi_uses_libfabric() {
+        let intel = launcher(Kind::Intel, &[Way::Libfabric]);
+        assert_eq!(intel.best(), Transport::Ofi);
+        let reason = plan(&intel, Transport::Rc, true).unwrap_err();
+        assert!(reason.ends_with("Use --transport ofi or tcp"), "{reason}");
+        let plan = plan(&intel, Transport::Ofi, false).unwrap();
+        assert_eq!(value(&plan, "I_MPI_FABRICS").as_deref(), Some("ofi"));
     }
 }
