@@ -27,6 +27,10 @@ mod learning;
 mod memory;
 #[path = "programs/mpi.rs"]
 mod mpi;
+#[path = "programs/mpi_applications.rs"]
+mod mpi_applications;
+#[path = "programs/mpis.rs"]
+mod mpis;
 #[path = "programs/packages.rs"]
 mod packages;
 #[path = "programs/page.rs"]

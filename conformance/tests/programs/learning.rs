@@ -88,7 +88,7 @@ const NIXL: (&str, &[&str]) = ("nixl", &["nixl-cu12==1.5.1", "numpy==2.4.6"]);
 
 /// The interpreter of an environment of Python with these wheels, which is made if it is not there. Without
 /// what they depend on: that would be PyTorch, which the programs here do not use.
-fn python((name, wheels): (&str, &[&str])) -> Outcome<PathBuf> {
+pub fn python((name, wheels): (&str, &[&str])) -> Outcome<PathBuf> {
     let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("python-{name}"));
     let interpreter = home.join("bin/python");
     let ready = home.join("ready");

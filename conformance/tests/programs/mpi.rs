@@ -14,6 +14,7 @@ use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::{Context, Outcome, cc, require};
 
 use super::Run::{Custom, Long};
+use super::mpis::{Job, Kind, MPICH, Mpi, OPEN_MPI};
 use super::{AS_IB, Case, Env, Run, Scratch, World};
 
 const LO: &[Topology] = &[Loopback4];
@@ -22,9 +23,6 @@ const BOTH: &[Topology] = &[Loopback4, Veth1500V4];
 
 /// Bounds a job that hangs, for a machine that does much else.
 const LIMIT: Duration = Duration::from_secs(300);
-
-const OPEN_MPI: &str = "mpirun.openmpi";
-const MPICH: &str = "mpirun.mpich";
 
 const MATCHING: &str = "c/mpi/matching.c: all connect at once; unexpected, reordered, probed messages \
                         of 0 to 4 MiB; collectives; every byte and sum";
@@ -281,17 +279,17 @@ struct Built {
 }
 
 impl Built {
-    fn new(name: &str, launcher: &str) -> Outcome<Built> {
+    fn new(name: &str, mpi: Mpi) -> Outcome<Built> {
         let dir = Scratch::new("mpi")?;
-        let compiler = if launcher == MPICH { "mpicc.mpich" } else { "mpicc.openmpi" };
-        let program = cc::build_by(compiler, &format!("mpi/{name}"), dir.path(), "")?;
+        let compiler = mpi.compiler()?.display().to_string();
+        let program = cc::build_by(&compiler, &format!("mpi/{name}"), dir.path(), "")?;
         Ok(Built { dir, program })
     }
 }
 
 impl World {
-    fn matching(&self, launcher: &str, transport: &str, place: Place<'_>) -> Outcome {
-        let out = self.job("matching", launcher, 4, transport, place)?;
+    pub fn matching(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
+        let out = self.job("matching", Job { mpi, ranks: 4, transport }, place)?;
         for part in ["cold", "unexpected", "any source", "strided", "collectives"] {
             require!(out.contains(&format!("ok {part}: ")), "no {part}\n{out}");
         }
@@ -299,8 +297,8 @@ impl World {
         Ok(())
     }
 
-    fn onesided(&self, launcher: &str, transport: &str, place: Place<'_>) -> Outcome {
-        let out = self.job("onesided", launcher, 4, transport, place)?;
+    pub fn onesided(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
+        let out = self.job("onesided", Job { mpi, ranks: 4, transport }, place)?;
         for part in ["fence", "post", "lock", "flush"] {
             let windows = out.matches(&format!("ok {part}: ")).count();
             require!(windows == 2, "{part} passed on {windows} windows, wanted 2\n{out}");
@@ -309,8 +307,8 @@ impl World {
         Ok(())
     }
 
-    fn exchange(&self, launcher: &str, ranks: u32, transport: &str, place: Place<'_>) -> Outcome {
-        let out = self.job("exchange", launcher, ranks, transport, place)?;
+    fn exchange(&self, mpi: Mpi, ranks: u32, transport: &'static str, place: Place<'_>) -> Outcome {
+        let out = self.job("exchange", Job { mpi, ranks, transport }, place)?;
         for part in ["ring", "neighbours", "all-to-all", "all-reduce", "large"] {
             require!(out.contains(&format!("ok {part}: ")), "no {part}\n{out}");
         }
@@ -319,15 +317,16 @@ impl World {
     }
 
     /// A rank is killed in the middle of its messages.
-    fn killed(&self, launcher: &str, transport: &str, place: Place<'_>) -> Outcome {
-        let built = Built::new("matching", launcher)?;
-        let job = self.launch(&built, launcher, 4, transport, place)?.arg("1000000").spawn()?;
+    fn killed(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
+        let built = Built::new("matching", mpi)?;
+        let job = self.launch(built.dir.path(), Job { mpi, ranks: 4, transport }, place)?;
+        let job = job.arg(&built.program).arg("1000000").spawn()?;
         job.until(LIMIT, "all ranks at work", |job| job.so_far().contains("ok cold: "))?;
         let ranks = processes_of(&built.program)?;
         require!(ranks.len() == 4, "{} ranks run, wanted 4", ranks.len());
         kill_process(ranks[2], Signal::KILL).context("kill")?;
         let out = ended(job)?;
-        let said = if launcher == MPICH { "EXIT CODE: 9" } else { "exited on signal 9" };
+        let said = if mpi == MPICH { "EXIT CODE: 9" } else { "exited on signal 9" };
         require!(out.contains(said), "no \"{said}\"\n{out}");
         // The launcher does not wait for them on other hosts.
         let end = std::time::Instant::now() + LIMIT;
@@ -339,17 +338,10 @@ impl World {
     }
 
     /// Runs it to its end; returns what it printed.
-    fn job(
-        &self,
-        name: &str,
-        launcher: &str,
-        ranks: u32,
-        transport: &str,
-        place: Place<'_>,
-    ) -> Outcome<String> {
-        let built = Built::new(name, launcher)?;
-        let job = self.launch(&built, launcher, ranks, transport, place)?.arg(self.rounds());
-        let out = job.spawn()?.wait_at_most(LIMIT);
+    fn job(&self, name: &str, job: Job, place: Place<'_>) -> Outcome<String> {
+        let built = Built::new(name, job.mpi)?;
+        let cmd = self.launch(built.dir.path(), job, place)?.arg(&built.program).arg(self.rounds());
+        let out = cmd.spawn()?.wait_at_most(LIMIT);
         out.exited_ok()?;
         check::has(&out, "every ")?;
         Ok(out.stdout)
@@ -359,49 +351,44 @@ impl World {
         if self.thorough { "3" } else { "1" }
     }
 
-    /// The launcher with the program, its ranks here or half of them in each namespace.
-    fn launch(
-        &self,
-        built: &Built,
-        launcher: &str,
-        ranks: u32,
-        transport: &str,
-        place: Place<'_>,
-    ) -> Outcome<Cmd> {
+    /// The launcher, to which the program is still to be added: its ranks here, or half of them in each
+    /// namespace. `home` is for the launcher's files.
+    pub fn launch(&self, home: &Path, job: Job, place: Place<'_>) -> Outcome<Cmd> {
         let uwarp = self.dist()?.uwarp()?;
+        let Job { mpi, ranks, transport } = job;
         let view: Env = if transport == "openib" { AS_IB } else { &[] };
-        let mut job = Cmd::line(&format!("{launcher} -np {ranks}"))
+        let mut cmd = Cmd::new(mpi.launcher()?)
+            .args(&format!("-np {ranks}"))
             .behind(
                 [uwarp.into_os_string()]
                     .into_iter()
                     .chain(["mpi", "--transport", transport, "--shared-memory", "off", "--"].map(Into::into)),
             )
-            .unset("LD_LIBRARY_PATH")
             .envs(view)
-            .env("TMPDIR", built.dir.path())
+            .env("TMPDIR", home)
             .in_ns(place.server)
             .limit(LIMIT);
-        if launcher == OPEN_MPI {
-            job = job.envs(&[
-                ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-                ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-                ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-            ]);
+        let own = mpi.environment()?;
+        if !own.iter().any(|(name, _)| *name == "LD_LIBRARY_PATH") {
+            cmd = cmd.unset("LD_LIBRARY_PATH");
+        }
+        for (name, value) in own {
+            cmd = cmd.env(name, value);
         }
         let apart = place.server.zip(place.client);
         if let Some((server, client)) = apart {
             let (a, b, each) = (Veth::SERVER4, Veth::CLIENT4, ranks / 2);
-            job = job.env("NAMESPACES", format!("{a}={} {b}={}", server.name(), client.name()));
-            job = match launcher {
-                MPICH => job.args("-launcher rsh -launcher-exec").arg(agent()).args("-hosts"),
-                _ => job.env("OMPI_MCA_plm_rsh_agent", agent()).args("--host"),
+            cmd = cmd.env("NAMESPACES", format!("{a}={} {b}={}", server.name(), client.name()));
+            cmd = match mpi.kind() {
+                Kind::OpenMpi => cmd.env(mpi.agent_variable(), agent()).args("--host"),
+                _ => cmd.args("-launcher rsh -launcher-exec").arg(agent()).args("-hosts"),
             };
-            job = job.arg(format!("{a}:{each},{b}:{each}"));
-        } else if launcher == OPEN_MPI {
+            cmd = cmd.arg(format!("{a}:{each},{b}:{each}"));
+        } else if mpi.kind() == Kind::OpenMpi {
             // Nothing is started elsewhere, and there need be no ssh.
-            job = job.env("OMPI_MCA_plm_rsh_agent", "false");
+            cmd = cmd.env(mpi.agent_variable(), "false");
         }
-        Ok(job.arg(&built.program))
+        Ok(cmd)
     }
 }
 

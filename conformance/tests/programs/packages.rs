@@ -11,12 +11,13 @@ use uwarp_conformance::{Context, Outcome, require};
 use Use::Rows;
 
 /// What programs are called that are no file of their package, and the package.
-const OTHER_NAMES: [(&str, &str); 5] = [
+const OTHER_NAMES: [(&str, &str); 6] = [
     ("pyverbs", "python3-pyverbs"),
     ("libgloo", "libgloo-dev"),
     ("librpma", "librpma-dev"),
     ("libucp", "libucx-dev"),
     ("qemu", "qemu-system-x86"),
+    ("mpi4py", "python3-mpi4py"),
 ];
 
 /// Headings of rows whose program is in no package of Debian's.

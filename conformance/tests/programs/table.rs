@@ -12,6 +12,7 @@ use super::crates;
 use super::datagrams;
 use super::learning;
 use super::mpi;
+use super::mpi_applications;
 use super::per_interface;
 use super::rsockets;
 use super::ucx;
@@ -86,6 +87,7 @@ pub fn cases() -> Vec<Case> {
         fabric(),
         ucx::cases(),
         mpi::cases(),
+        mpi_applications::cases(),
         datagrams::cases(),
         rsockets::cases(),
         verbs::cases(),
