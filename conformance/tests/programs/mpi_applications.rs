@@ -145,7 +145,7 @@ impl World {
         require!(lines("Success=1") == 1, "no success\n{text}");
         require!(lines("FAILED") + lines("(failed)") + lines("Failure") == 0, "a test failed\n{text}");
         require!(lines("Node(s) with error 0") == lines("Node(s) with error"), "a node failed\n{text}");
-        // Five of PTRANS by each of two clocks, one of HPL; RandomAccess on one rank and on all, of two kinds.
+        // Five of PTRANS by each of two clocks, one of HPL; two kinds of RandomAccess, alone and together.
         require!(lines("PASSED") == 11 && lines("0 errors") == 4, "a test is missing\n{text}");
         require!(text.contains("MPIFFT_Procs=4"), "no FFT over all ranks\n{text}");
         Ok(())
