@@ -30,7 +30,18 @@ pub enum Figures {
     Stream,
     /// Ping-pongs on many at the same time.
     Fair { count: u32 },
+    /// What each number of peers costs, by a connection each and by one queue pair of datagrams.
+    Peers,
 }
+
+/// Peers, as many as ranks of a job, and what the JSON calls their figures.
+pub const PEERS: [(u32, &str, &str); 5] = [
+    (4, "connections_4_bytes", "datagrams_4_bytes"),
+    (8, "connections_8_bytes", "datagrams_8_bytes"),
+    (16, "connections_16_bytes", "datagrams_16_bytes"),
+    (32, "connections_32_bytes", "datagrams_32_bytes"),
+    (64, "connections_64_bytes", "datagrams_64_bytes"),
+];
 
 /// The idle ones.
 const FEW: u32 = 1_000;
@@ -145,6 +156,7 @@ pub fn measure(
             let uwarp = |pair: &mut Pair| pair.bring_up(count);
             return open(place, (count, AT_ONCE), (Each::NotTimed, uwarp), extent, progress);
         }
+        Figures::Peers => return peers(place).map(Outcome::Fact),
         _ => {}
     }
     let Scale { alone, among, few, many } = match scale {
@@ -154,7 +166,7 @@ pub fn measure(
     let milliseconds = extent.round_ms;
     let middle = MANY / 2;
     Ok(Outcome::Fact(match figures {
-        Figures::Open { .. } | Figures::BringUp { .. } => return Err(out_of_turn()),
+        Figures::Open { .. } | Figures::BringUp { .. } | Figures::Peers => return Err(out_of_turn()),
         Figures::Memory => memory(few, many),
         Figures::Kernel => {
             let each = apiece(few, many, |usage| usage.kernel);
@@ -262,6 +274,36 @@ fn memory(few: &[Usage; 2], many: &[Usage; 2]) -> Fact {
     )
 }
 
+/// Beyond what the first peer costs, with which threads and pools begin.
+fn peers(place: Place) -> Result<Fact> {
+    let most = PEERS[PEERS.len() - 1].0;
+    let mut connected = Pair::new(place, most)?;
+    let mut have = 0;
+    let mut connections = |count| -> Result<f64> {
+        connected.open(Over::Uwarp, count - have, AT_ONCE)?;
+        have = count;
+        connected.many(Many::Traffic, Many::Traffic)?;
+        std::thread::sleep(SETTLE);
+        Ok(connected.usage()?[0].heap as f64)
+    };
+    let mut ends = Ends::start(place, &[])?;
+    let mut datagrams = |count| -> Result<f64> {
+        let order = |role| Order::Peers { count, role, most };
+        match ends.both(&order(Role::Passive), &order(Role::Active), PATIENCE)?.1 {
+            Answer::Usage(usage) => Ok(usage.heap as f64),
+            _ => Err(out_of_turn()),
+        }
+    };
+    let first: [f64; 2] = [connections(1)?, datagrams(1)?];
+    let (mut texts, mut numbers) = (Vec::new(), Vec::new());
+    for (count, connected, by_datagrams) in PEERS {
+        let more = [connections(count)? - first[0], datagrams(count)? - first[1]];
+        texts.push(format!("{count}: {:.1} and {:.1}", more[0] / 1024.0, more[1] / 1024.0));
+        numbers.extend([(connected, more[0]), (by_datagrams, more[1])]);
+    }
+    Ok(Fact::new(format!("{} KiB", texts.join(", ")), &numbers))
+}
+
 /// The same on the only connection and on one of many, in turns.
 fn beside(
     alone: &mut Pair,
@@ -320,5 +362,6 @@ pub fn titled(figures: Figures) -> String {
         Figures::Ping => "64 B Send ping-pong on one of them".to_owned(),
         Figures::Stream => "1 MiB Writes on one of them".to_owned(),
         Figures::Fair { count } => format!("64 B Send ping-pongs on {count} of them"),
+        Figures::Peers => "Heap for 4 to 64 peers beyond the first: connections, datagrams".to_owned(),
     }
 }
