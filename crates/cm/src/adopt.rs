@@ -203,7 +203,7 @@ impl Adoption {
 
     /// Goes on as far as possible without waiting.
     fn advance(&self) {
-        // Before the lock, and so dropped after it is released: an observer that others have dropped meanwhile
+        // Before the lock, so dropped after it is released: an observer that others have dropped meanwhile
         // gives the adoption up when it is dropped here.
         let observer = self.observer.upgrade();
         let mut state = self.state.lock();
