@@ -7,9 +7,10 @@
 //! events whose cause is outside (`events`), a device for each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
 //! for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's files below
-//! /sys and /dev (`files`), data integrity between two processes (`verify`, `random`), and connections that
-//! come and go in many threads without anything growing (`soak`). Each prints one line per statement; a line
-//! that begins with FAIL fails the case.
+//! /sys and /dev (`files`), sequences of socket calls beside the kernel's (`same_calls`), data integrity
+//! between two processes (`verify`, `random`), and connections that come and go in many threads without
+//! anything growing (`soak`). Each prints one line per statement; a line that begins with FAIL fails the
+//! case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -237,6 +238,30 @@ const TRAPS: [&str; 12] = [
     "operations",
 ];
 
+/// Groups of `same_calls`.
+const SAME_CALLS: [&str; 13] = [
+    "states",
+    "nonblocking",
+    "data",
+    "half_closed",
+    "signalled",
+    "options",
+    "duplicates",
+    "edges",
+    "sets",
+    "streams",
+    "children",
+    "ending",
+    "leaver",
+];
+
+/// How `same_calls` is run: with plain kernel sockets; passing through; every socket iWARP's.
+const SAME_CALLS_AS: [(&str, Option<&str>); 3] = [
+    ("of the kernel", None),
+    ("passing through", Some("--sockets")),
+    ("as rsockets", Some("--sockets=rsockets")),
+];
+
 /// How `verify` is run: address and environment.
 const VERIFY: [(&str, &[(&str, &str)]); 4] = [
     ("127.0.0.1", &[]),
@@ -293,6 +318,10 @@ fn main() -> ExitCode {
                 ));
             }
         }
+    }
+    for (how, option) in SAME_CALLS_AS {
+        let programs = programs.clone();
+        trials.push(Trial::test(format!("same_calls {how}"), move || Ok(programs.same_calls(option)?)));
     }
     for (group, env) in FILES {
         let programs = programs.clone();
@@ -358,7 +387,8 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
 
 /// Compares [`GROUPS`] with the programs: a group that is not listed would never be run.
 fn every_group_is_run() -> Outcome {
-    for (program, groups) in GROUPS.into_iter().chain([("traps", &TRAPS[..])]) {
+    let more = [("traps", &TRAPS[..]), ("same_calls", &SAME_CALLS)];
+    for (program, groups) in GROUPS.into_iter().chain(more) {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{program}.c"));
         let text = std::fs::read_to_string(&file).context(file.display())?;
         let table = text.split_once("struct group groups[] = {").and_then(|(_, rest)| rest.split_once("};"));
@@ -439,6 +469,22 @@ impl Programs {
         let result = cmd.run().and_then(|out| check::statements(&out));
         let _ = std::fs::remove_dir_all(&home);
         result
+    }
+
+    /// `same_calls`, behind `uwarp run` with this option.
+    fn same_calls(&self, option: Option<&str>) -> Outcome {
+        let program = self.program("same_calls")?;
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let mut cmd = Cmd::new(program);
+        if let Some(option) = option {
+            cmd = cmd.behind([dist.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()]);
+        }
+        if option.is_some_and(|option| option.contains('=')) {
+            cmd = cmd.env("RULED", "1");
+        }
+        let out = cmd.unset("LD_LIBRARY_PATH").limit(LIMIT).run()?;
+        check::statements(&out)?;
+        check::has(&out, "ok the last words of a process")
     }
 
     /// `datagrams` over every address of a namespace.

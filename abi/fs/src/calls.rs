@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 use libc::{AT_FDCWD, FILE, mode_t};
 
-use crate::real::real;
 use crate::route::{find, find_to_open};
+use uwarp_preload::real;
 
 type Path = *const c_char;
 

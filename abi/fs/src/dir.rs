@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use libc::{AT_FDCWD, DIR, dirent as Dirent};
 
 use crate::place::{self, Listing};
-use crate::real::{errno, real};
 use crate::route::{bytes, find_to_open, listing};
+use uwarp_preload::{errno, real};
 
 type Path = *const c_char;
 
@@ -162,7 +162,7 @@ macro_rules! reads_into {
             if slot(stream).is_none() {
                 return real!($name(stream: *mut DIR, to: *mut Dirent, result: *mut *mut Dirent) -> c_int);
             }
-            crate::real::set_errno(0);
+            uwarp_preload::set_errno(0);
             // SAFETY: the caller passes what the function of libc takes: room for one entry.
             unsafe {
                 let entry = $plain(stream);

@@ -7,7 +7,7 @@
 //! The RNIC itself is not in here. Why it is made so, and what it cannot show: docs/adr/036.
 //!
 //! * [`place`]: which paths these are. [`route`]: the tree, and the path that a call is to use.
-//! * [`real`]: the functions that ours stand before.
+//! * `uwarp_preload`: the functions that ours stand before.
 //! * [`calls`]: functions that go by a path and return a number or a file; [`stat`]: what a file is;
 //!   [`names`]: functions that return paths. [`dir`], [`walk`]: listing directories.
 //! * [`counters`]: what `uwarp stat` reads, written when a program opens it.
@@ -26,8 +26,6 @@ mod dir;
 #[allow(unsafe_code)]
 mod names;
 mod place;
-#[allow(unsafe_code)]
-mod real;
 #[allow(unsafe_code)]
 mod route;
 #[allow(unsafe_code)]

@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int};
 use libc::AT_FDCWD;
 
 use crate::place::Found;
-use crate::real::{real, set_errno};
 use crate::route::{find, take_root_off};
+use uwarp_preload::{real, set_errno};
 
 type Path = *const c_char;
 

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use crate::counters;
 use crate::place::{self, Found, Listing};
-use crate::real::{errno, set_errno};
+use uwarp_preload::{errno, set_errno};
 
 /// Names the tree; `uwarp run` sets it.
 const VARIABLE: &CStr = c"UWARP_FILES_AT";

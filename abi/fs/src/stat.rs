@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int, c_uint};
 use libc::{AT_FDCWD, AT_SYMLINK_NOFOLLOW, stat as Stat, statx as Statx};
 
 use crate::place::Found;
-use crate::real::real;
 use crate::route::find;
+use uwarp_preload::real;
 
 type Path = *const c_char;
 

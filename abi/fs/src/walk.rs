@@ -8,9 +8,9 @@ use libc::{AT_FDCWD, dirent as Dirent, stat as Stat};
 
 use crate::dir::{closedir, opendir, readdir};
 use crate::place::may_list;
-use crate::real::{errno, real, set_errno};
 use crate::route::{bytes, find, root};
 use crate::stat::{lstat, stat};
+use uwarp_preload::{errno, real, set_errno};
 
 type Path = *const c_char;
 type Filter = Option<unsafe extern "C-unwind" fn(*const Dirent) -> c_int>;

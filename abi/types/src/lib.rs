@@ -5,9 +5,11 @@
 //! and checked in, with an assertion for every size and offset. Older headers describe prefixes of these
 //! structures (or, for [`verbs::verbs_context`], suffixes), so one binary serves programs built with any of
 //! them; `tests/layout.rs` compares with the headers installed on the machine. [`private`] holds what the
-//! private interface between libibverbs and its drivers needs; it is written by hand.
+//! private interface between libibverbs and its drivers needs, [`preload`] what our preloaded library needs;
+//! both are written by hand.
 
 pub mod kern;
+pub mod preload;
 pub mod private;
 pub mod rdmacm;
 pub mod verbs;

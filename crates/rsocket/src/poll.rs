@@ -168,7 +168,11 @@ fn look(fds: &mut [PollFd], sockets: &Sockets, kernel: Kernel<'_>) -> Result<usi
 }
 
 fn events_of(socket: &Any, asked: i16) -> i16 {
-    let ready = socket.readiness();
+    bits(socket.readiness(), asked)
+}
+
+/// In poll(2)'s bits, of those that were asked for.
+pub fn bits(ready: Ready, asked: i16) -> i16 {
     let mut events = 0;
     if ready.readable {
         events |= bit::IN | bit::RDNORM;

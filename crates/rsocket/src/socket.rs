@@ -17,7 +17,7 @@ use crate::listener::{Connection, Listener};
 use crate::number::Number;
 use crate::options::Options;
 use crate::stream::{Link, Ready, Stream};
-use crate::waiting::{Sleep, Waiters, Waiting};
+use crate::waiting::{Observer, Sleep, Waiters, Waiting};
 
 /// Longest wait of a close for the peer to take what was sent. A peer that is gone is noticed earlier.
 const LINGER: Duration = Duration::from_secs(20);
@@ -394,6 +394,28 @@ impl Socket {
         if let Ok(stream) = self.stream() {
             stream.arm(waiting);
         }
+    }
+
+    /// From now on `observer` is called after changes. Those of a stream are reported after each call of
+    /// [`Self::look`] that asks for it. It is called with locks held: it may do no more than wake a thread.
+    pub fn observe(&self, observer: Observer) {
+        self.waiters.observe(observer);
+    }
+
+    /// What it is ready for. The next change is reported to the observer; unless the socket is ready for
+    /// everything, and the observer does not want to hear of what comes in addition (`always`).
+    pub fn look(&self, always: bool) -> Ready {
+        let ready = self.readiness();
+        if ready.readable && ready.writable && !always {
+            return ready;
+        }
+        match self.stream() {
+            Ok(stream) => stream.report_next(),
+            // A listener reports each connection.
+            Err(_) => return ready,
+        }
+        // What came before that.
+        self.readiness()
     }
 
     /// Sends; returns how many bytes were taken.

@@ -708,6 +708,11 @@ impl Stream {
         waiting.channel().armed(&Arc::downgrade(&self.cq));
     }
 
+    /// The next completion wakes those who wait.
+    pub fn report_next(&self) {
+        self.cq.arm(false);
+    }
+
     /// What the stream is ready for.
     pub fn readiness(&self) -> Ready {
         let mut state = self.enter();

@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -21,21 +21,36 @@ const WAKE: u64 = 1;
 
 /// The threads that wait for one socket.
 #[derive(Default)]
-pub struct Waiters(Mutex<SmallVec<[Arc<Channel>; 2]>>);
+pub struct Waiters {
+    channels: Mutex<SmallVec<[Arc<Channel>; 2]>>,
+    /// Is called after each change, beside them.
+    observer: OnceLock<Observer>,
+}
+
+/// What is called after a change, with locks held: it may do no more than to wake a thread.
+pub type Observer = Box<dyn Fn() + Send + Sync>;
 
 impl Waiters {
     /// Something about the socket has changed.
     pub fn wake(&self) {
-        for channel in self.0.lock().iter() {
+        for channel in self.channels.lock().iter() {
             channel.push_once(WAKE);
         }
+        if let Some(observer) = self.observer.get() {
+            observer();
+        }
+    }
+
+    /// Sets what is called after each change, once.
+    pub fn observe(&self, observer: Observer) {
+        let _ = self.observer.set(observer);
     }
 }
 
 impl Waiters {
     /// Whether no thread waits.
     pub fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.channels.lock().is_empty()
     }
 }
 
@@ -86,7 +101,9 @@ impl Waiting {
     /// Begins to wait, for `limit` at most.
     pub fn begin(nic: &Arc<Nic>, how: Sleep, limit: Option<Duration>) -> Result<Self, Errno> {
         let place = usize::from(how == Sleep::OnDescriptor);
-        let known = CHANNELS.with_borrow_mut(|channels| {
+        // A thread that is ending has no such data any more: sockets may be closed then, too.
+        let known = CHANNELS.try_with(|channels| {
+            let mut channels = channels.borrow_mut();
             let mut known = channels.get_mut(place).and_then(Option::take)?;
             if Arc::ptr_eq(&known.nic, nic) {
                 return known.channel.take();
@@ -96,14 +113,15 @@ impl Waiting {
             std::mem::forget(known);
             None
         });
-        let channel = match known {
+        let channel = match known.ok().flatten() {
             Some(channel) => channel,
             None => Channel::new(nic.engine())?,
         };
         while channel.take().is_some() {}
-        CHANNELS.with_borrow_mut(|channels| {
-            if let Some(place) = channels.get_mut(place) {
-                *place = Some(OfThread { nic: Arc::clone(nic), channel: Some(Arc::clone(&channel)) });
+        let of_thread = OfThread { nic: Arc::clone(nic), channel: Some(Arc::clone(&channel)) };
+        let _ = CHANNELS.try_with(|channels| {
+            if let Some(place) = channels.borrow_mut().get_mut(place) {
+                *place = Some(of_thread);
             }
         });
         // A limit that the clock cannot express is none.
@@ -114,7 +132,7 @@ impl Waiting {
     /// Enters the thread at a socket. From now on changes of it wake the thread; the caller looks at the
     /// socket once more before it sleeps.
     pub fn enter(&mut self, waiters: &Arc<Waiters>) {
-        waiters.0.lock().push(Arc::clone(&self.channel));
+        waiters.channels.lock().push(Arc::clone(&self.channel));
         self.at.push(Arc::clone(waiters));
     }
 
@@ -156,7 +174,7 @@ impl Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         for waiters in &self.at {
-            let mut channels = waiters.0.lock();
+            let mut channels = waiters.channels.lock();
             if let Some(at) = channels.iter().position(|channel| Arc::ptr_eq(channel, &self.channel)) {
                 channels.swap_remove(at);
             }

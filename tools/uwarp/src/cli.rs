@@ -293,6 +293,11 @@ pub struct RunOptions {
     /// programs that look there: UCX, for example [default: off]
     #[arg(long, value_name = "on|off", env = "UWARP_FILES", hide_env_values = true)]
     pub files: Option<Switch>,
+    /// Let TCP sockets of the program become iWARP's, where RULE says so: such as rsockets:port=5001. `@FILE`
+    /// reads rules from a file. Without RULE, the variable's rules apply; without any, all sockets stay TCP
+    #[arg(long, value_name = "RULE", env = "UWARP_SOCKETS", hide_env_values = true, num_args = 0..=1,
+          require_equals = true, default_missing_value = "", value_parser = socket_rules)]
+    pub sockets: Option<String>,
 }
 
 /// `--as`
@@ -404,11 +409,22 @@ impl RunOptions {
             ("UWARP_STAT", self.stat.map(word)),
             ("UWARP_GUARD", self.guard.map(word)),
             ("UWARP_FILES", self.files.map(word)),
+            // Without a rule, what is in the environment stays.
+            ("UWARP_SOCKETS", self.sockets.as_deref().filter(|rules| !rules.is_empty()).map(OsString::from)),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
         .collect()
     }
+}
+
+/// `--sockets`: rules, or `@` and a file with rules, whose name is made absolute.
+fn socket_rules(text: &str) -> Result<String, String> {
+    uwarp_preload::rules::Rules::read(text)?;
+    Ok(match text.strip_prefix('@').map(std::path::absolute) {
+        Some(Ok(file)) => format!("@{}", file.display()),
+        _ => text.to_owned(),
+    })
 }
 
 fn seconds(text: &str) -> Result<f64, &'static str> {
@@ -457,6 +473,7 @@ mod tests {
             ("UWARP_STAT", &["--stat", "off"], "off"),
             ("UWARP_FILES", &["--files", "on"], "on"),
             ("UWARP_GUARD", &["--guard", "off"], "off"),
+            ("UWARP_SOCKETS", &["--sockets=rsockets:port=80"], "rsockets:port=80"),
         ];
         for (name, words, value) in given {
             let args = parse_run(&[words, &["--", "rping", "-s"][..]].concat());
@@ -473,6 +490,22 @@ mod tests {
             let variable = option.get_env().unwrap_or_else(|| panic!("{option} has no variable"));
             assert!(given.iter().any(|(name, ..)| *name == variable), "{option} is not in the table above");
         }
+    }
+
+    #[test]
+    fn sockets_without_a_rule_leave_the_variable() {
+        let args = parse_run(&["--sockets", "--", "curl"]);
+        assert_eq!((args.options.sockets.as_deref(), args.program), (Some(""), vec!["curl".into()]));
+        assert_eq!(parse_run(&["--sockets", "--", "curl"]).options.environment(), []);
+    }
+
+    #[test]
+    fn socket_rules_are_checked_and_files_made_absolute() {
+        assert!(socket_rules("udp").unwrap_err().contains("is none of"));
+        assert!(socket_rules("@/does/not/exist").is_err());
+        let file = socket_rules("@Cargo.toml").unwrap_err();
+        // It was read: its first line is no rule.
+        assert!(file.contains("the rule"), "{file}");
     }
 
     #[test]

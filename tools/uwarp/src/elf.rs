@@ -28,6 +28,8 @@ pub struct Facts {
     pub rpath: Vec<String>,
     /// Names of the symbol versions it defines.
     pub versions: Vec<String>,
+    /// Go's linker has made it.
+    pub go: bool,
 }
 
 impl Facts {
@@ -208,6 +210,11 @@ where
     for segment in header.program_headers(endian, data)? {
         if let Ok(Some(interpreter)) = segment.interpreter(endian, data) {
             facts.interpreter = Some(text(interpreter).into());
+        }
+        if let Ok(Some(mut notes)) = segment.notes(endian, data) {
+            while let Ok(Some(note)) = notes.next() {
+                facts.go |= note.name() == b"Go";
+            }
         }
     }
     let sections = header.sections(endian, data)?;

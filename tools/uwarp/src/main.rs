@@ -22,8 +22,10 @@ mod interfaces;
 mod libdir;
 mod man;
 mod mpi;
+mod preload;
 mod program;
 mod run;
+mod sockets;
 mod stat;
 #[allow(unsafe_code)]
 mod verbs;

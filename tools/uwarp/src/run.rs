@@ -18,6 +18,7 @@ use crate::exec::exec;
 use crate::files;
 use crate::libdir::{self, LIBRARY, SONAMES};
 use crate::program::{self, Caller};
+use crate::{preload, sockets};
 
 /// Exit status when `uwarp run` itself fails, as in env(1) and nice(1); 126 and 127 are about the program.
 pub const OWN_FAILURE: u8 = 125;
@@ -64,6 +65,15 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
     if args.options.files == Some(Switch::On) {
         match files::make(&libdir, &variables) {
             Ok(more) => variables.extend(more),
+            Err(reason) => {
+                complain(&reason);
+                return ExitCode::from(OWN_FAILURE);
+            }
+        }
+    }
+    if args.options.sockets.is_some() {
+        match sockets::preload(&libdir, &file) {
+            Ok(library) => preload::add(&mut variables, &library),
             Err(reason) => {
                 complain(&reason);
                 return ExitCode::from(OWN_FAILURE);

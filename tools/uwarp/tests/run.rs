@@ -229,6 +229,7 @@ fn options_that_make_no_sense_are_2() {
         &["--as", "rxe", "--", "true"][..],
         &["--port-range", "9-5", "--", "true"],
         &["--mpa-revision", "3", "--", "true"],
+        &["--sockets=udp:port=5", "--", "true"],
         &[],
     ] {
         assert_eq!(run(libdir.path(), words).status.code(), Some(2), "{words:?}");
@@ -240,6 +241,24 @@ fn static_program_runs_with_a_warning() {
     let libdir = library_directory();
     let program = compiled(libdir.path(), &["-static"]);
     assert_refused(&run(libdir.path(), &[&program]), 7, &["warning", "statically"]);
+}
+
+#[test]
+fn sockets_of_programs_that_do_not_call_libc_are_refused() {
+    let libdir = library_directory();
+    let program = compiled(libdir.path(), &["-static"]);
+    let words = [OsStr::new("--sockets"), OsStr::new("--"), program.as_os_str()];
+    assert_refused(&run(libdir.path(), &words), 125, &["--sockets cannot be used", "linked statically"]);
+    // The note that Go's linker writes.
+    let note = r#".section .note.go.buildid,"a",@note; .long 4, 1, 4; .ascii "Go\0\0"; .long 0"#;
+    let source = libdir.path().join("go.c");
+    fs::write(&source, format!("__asm__({note:?});\nint main(void) {{ return 7; }}\n")).unwrap();
+    cc(&[], &program, &[&source]);
+    assert_refused(&run(libdir.path(), &words), 125, &["--sockets cannot be used", "Go"]);
+    // The library is not there; it would be used.
+    let program = compiled(libdir.path(), &[]);
+    let words = [OsStr::new("--sockets"), OsStr::new("--"), program.as_os_str()];
+    assert_refused(&run(libdir.path(), &words), 125, &["there is no", "libuwarp-sockets.so"]);
 }
 
 #[test]

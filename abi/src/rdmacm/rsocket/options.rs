@@ -3,7 +3,9 @@
 use std::ffi::{c_int, c_void};
 
 use libc::{linger, socklen_t};
+use uwarp_abi_types::preload::{SOL_UWARP_PRELOAD, UWARP_LOOK, UWARP_UNREAD, UWARP_WATCH, watch};
 use uwarp_rsocket::options::Options;
+use uwarp_rsocket::poll::{bit, bits};
 use uwarp_rsocket::table::{self, Any};
 use uwarp_rsocket::wire::{scale, unscale};
 use uwarp_rsocket::{Datagrams, Errno, Socket};
@@ -143,6 +145,24 @@ unsafe fn set(
             Ok(socket.set_options(false, |o| o.only_v6 = on)?)
         }
         (SOL_RDMA, _) => set_of_rdma(socket, name, number()?),
+        (SOL_UWARP_PRELOAD, UWARP_WATCH) => {
+            if value.is_null() || (len as usize) < size_of::<watch>() {
+                return Err(Failure::invalid("optlen"));
+            }
+            // SAFETY: the caller's promise.
+            let watch { changed, key } = unsafe { value.cast::<watch>().read_unaligned() };
+            socket.observe(Box::new(move || changed(key)));
+            Ok(())
+        }
+        _ => Err(unknown()),
+    }
+}
+
+/// Options of libuwarp-sockets.so. `before` is what the program's variable holds.
+fn of_preload(socket: &Socket, name: c_int, before: c_int) -> Result<c_int, Failure> {
+    match name {
+        UWARP_LOOK => Ok(bits(socket.look(before != 0), bit::IN | bit::OUT | bit::RDHUP).into()),
+        UWARP_UNREAD => Ok(c_int::try_from(socket.unread()?).unwrap_or(c_int::MAX)),
         _ => Err(unknown()),
     }
 }
@@ -258,6 +278,10 @@ entry! {
         let socket = table::any(socket)?;
         let (to, len) = (required(value, "optval")?, required(len, "optlen")?);
         let bytes = match socket {
+            Any::Stream(socket) if level == SOL_UWARP_PRELOAD => {
+                let before = int(to, *len)?;
+                of_preload(&socket, name, before)?.to_ne_bytes().to_vec()
+            }
             Any::Stream(socket) => self::value(&socket, level, name)?,
             Any::Datagrams(_) => number_of_datagrams(level, name)?.to_ne_bytes().to_vec(),
         };

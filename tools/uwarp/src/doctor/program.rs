@@ -9,7 +9,7 @@ use super::Check;
 use crate::elf::{Facts, Flaw};
 use crate::libdir::{LIBRARY, SONAMES};
 use crate::program::{self, Caller};
-use crate::run;
+use crate::{run, sockets};
 
 pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     let path = match program::find(name) {
@@ -17,7 +17,7 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
         Err(reason) => return vec![Check::fail("program", reason.to_string(), reason.remedy())],
     };
     let file = program::behind_script(&path);
-    let mut checks = vec![kind(&path, &file, libdir), rights(&file)];
+    let mut checks = vec![kind(&path, &file, libdir), rights(&file), sockets(&file)];
     if let Some(libdir) = libdir
         && let Ok(Some(facts)) = Facts::read(&file)
         && let Some(loader) = facts.interpreter.as_deref().filter(|loader| is_glibc(loader))
@@ -75,6 +75,14 @@ fn is_glibc(loader: &Path) -> bool {
         .file_name()
         .and_then(OsStr::to_str)
         .is_some_and(|name| name.starts_with("ld-linux") || name.starts_with("ld64"))
+}
+
+/// Can `uwarp run --sockets` do anything for it?
+fn sockets(file: &Path) -> Check {
+    match sockets::refusal(file) {
+        Some((found, remedy)) => Check::warn("sockets", format!("no --sockets: {found}"), remedy),
+        None => Check::ok("sockets", "it calls the sockets of libc, so uwarp run --sockets can be used"),
+    }
 }
 
 fn rights(file: &Path) -> Check {

@@ -18,7 +18,7 @@ use std::process::{Command, ExitCode};
 
 use crate::cli::FilesArgs;
 use crate::libdir::SONAMES;
-use crate::{complain, libdir, verbs};
+use crate::{complain, libdir, preload, verbs};
 use table::Node;
 
 /// Names the tree for the preloaded library.
@@ -33,17 +33,7 @@ const LONGEST: usize = 256;
 /// Makes the tree for the program that takes the place of this process, and returns what the program's
 /// environment must have. `picture` is what the library's must have.
 pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static str, OsString)>, String> {
-    let library = libdir.join(LIBRARY);
-    if !library.exists() {
-        return Err(format!("there is no {}", library.display()));
-    }
-    // The loader splits LD_PRELOAD at both, and they cannot be quoted. (No directory of ours has a colon.)
-    if library.as_os_str().as_encoded_bytes().contains(&b' ') {
-        return Err(format!(
-            "the loader cannot preload {}: its path has a space in it. Move uwarp to a directory without one",
-            library.display()
-        ));
-    }
+    let library = preload::find(libdir, LIBRARY)?;
     let home = home()?;
     sweep(&home);
     let tree = home.join(Name::mine().text());
@@ -64,26 +54,15 @@ pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static
         .env_remove("UWARP_TRACE")
         .status();
     match asked {
-        Ok(status) if status.success() => Ok(vec![
-            (VARIABLE, tree.into_os_string()),
-            ("LD_PRELOAD", preload(&library, env::var_os("LD_PRELOAD"))),
-        ]),
+        Ok(status) if status.success() => {
+            let mut variables = vec![(VARIABLE, tree.into_os_string())];
+            preload::add(&mut variables, &library);
+            Ok(variables)
+        }
         // It has said why.
         Ok(_) => Err(format!("cannot fill {}", tree.display())),
         Err(error) => Err(cannot(error)),
     }
-}
-
-/// The library in front of what was there, once.
-fn preload(library: &Path, inherited: Option<OsString>) -> OsString {
-    let mut value = library.as_os_str().to_owned();
-    for entry in inherited.unwrap_or_default().as_encoded_bytes().split(|byte| b": ".contains(byte)) {
-        if !entry.is_empty() && entry != library.as_os_str().as_encoded_bytes() {
-            value.push(":");
-            value.push(String::from_utf8_lossy(entry).as_ref());
-        }
-    }
-    value
 }
 
 /// `uwarp files DIRECTORY`: fills a tree with what the verbs say.
@@ -286,19 +265,6 @@ fn used_by(pid: u32) -> Option<Use> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_library_is_preloaded_once_and_first() {
-        let library = Path::new("/u/libuwarp-fs.so");
-        for (inherited, expected) in [
-            (None, "/u/libuwarp-fs.so"),
-            (Some(""), "/u/libuwarp-fs.so"),
-            (Some("/a.so /b.so"), "/u/libuwarp-fs.so:/a.so:/b.so"),
-            (Some("/u/libuwarp-fs.so:/a.so"), "/u/libuwarp-fs.so:/a.so"),
-        ] {
-            assert_eq!(preload(library, inherited.map(OsString::from)), expected, "{inherited:?}");
-        }
-    }
 
     #[test]
     fn trees_of_processes_that_are_gone_are_removed_and_no_others() {

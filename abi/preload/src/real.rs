@@ -1,4 +1,4 @@
-//! The functions that ours stand before: those of libc, or of another preloaded library.
+//! The functions that those of a preloaded library stand before: libc's, or another preloaded library's.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -11,6 +11,7 @@ pub struct Real {
 }
 
 impl Real {
+    /// The function of this name.
     pub const fn new(name: &'static CStr) -> Self {
         Self { name, found: AtomicPtr::new(ptr::null_mut()) }
     }
@@ -30,6 +31,7 @@ impl Real {
 
 /// What a function returns that is not there.
 pub trait Missing {
+    /// `-1`, or NULL.
     const VALUE: Self;
 }
 
@@ -55,11 +57,13 @@ pub fn missing<T: Missing>() -> T {
     T::VALUE
 }
 
+/// Sets `errno`.
 pub fn set_errno(number: i32) {
     // SAFETY: the thread's own.
     unsafe { *libc::__errno_location() = number }
 }
 
+/// `errno`.
 pub fn errno() -> i32 {
     // SAFETY: the thread's own.
     unsafe { *libc::__errno_location() }
@@ -71,6 +75,7 @@ pub fn errno() -> i32 {
 ///
 /// Calls the function that ours of this name stands before: `real!(open(path: *const c_char, …) -> c_int)`,
 /// with variables of these names as arguments.
+#[macro_export]
 macro_rules! real {
     ($name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {{
         const NAME: &std::ffi::CStr =
@@ -78,10 +83,10 @@ macro_rules! real {
                 Ok(name) => name,
                 Err(_) => panic!(),
             };
-        static REAL: crate::real::Real = crate::real::Real::new(NAME);
+        static REAL: $crate::Real = $crate::Real::new(NAME);
         let address = REAL.address();
         if address.is_null() {
-            crate::real::missing::<$result>()
+            $crate::missing::<$result>()
         } else {
             // SAFETY: the types are those of the function of this name.
             let function = unsafe {
@@ -95,4 +100,3 @@ macro_rules! real {
         }
     }};
 }
-pub(crate) use real;

@@ -1,0 +1,248 @@
+//! Rules: which TCP sockets become iWARP's, and how the two ends agree (docs/sockets.md).
+//!
+//! ```text
+//! rules     = rule *( (";" / newline) rule)       the first that matches decides; none: TCP
+//! rule      = way [":" condition *("," condition)]
+//! way       = "rsockets" / "tcp"
+//! condition = "all" / "port=" FIRST ["-" LAST] / "address=" IP ["/" BITS]
+//!           / "connect" / "listen" / "fallback"
+//! ```
+//!
+//! Conditions of one kind are alternatives; those of different kinds must all hold.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+/// The environment variable with rules, or with `@` and a file's name.
+pub const VARIABLE: &str = "UWARP_SOCKETS";
+
+/// What a socket becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// It stays the kernel's.
+    Tcp,
+    /// An rsocket. `fallback`: if it cannot connect, it connects by TCP.
+    Rsockets {
+        /// See above.
+        fallback: bool,
+    },
+}
+
+/// What a socket does when a rule decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It connects; the address is the peer's.
+    Connect,
+    /// It listens; the address is its own.
+    Listen,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    way: Way,
+    ports: Vec<(u16, u16)>,
+    networks: Vec<(IpAddr, u8)>,
+    roles: Vec<Role>,
+}
+
+/// A list of rules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules(Vec<Rule>);
+
+/// Why a text has no meaning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Malformed {
+    rule: String,
+    reason: String,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the rule \"{}\": {}", self.rule, self.reason)
+    }
+}
+
+impl Rules {
+    /// Reads rules. In a line, `#` begins a comment.
+    pub fn parse(text: &str) -> Result<Self, Malformed> {
+        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+        let rules = lines.flat_map(|line| line.split(';')).map(str::trim).filter(|rule| !rule.is_empty());
+        let parsed =
+            rules.map(|rule| Rule::parse(rule).map_err(|reason| Malformed { rule: rule.to_owned(), reason }));
+        parsed.collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Reads what a user gave: rules, or `@` and the name of a file with rules.
+    pub fn read(given: &str) -> Result<Self, String> {
+        let Some(file) = given.strip_prefix('@') else {
+            return Self::parse(given).map_err(|malformed| malformed.to_string());
+        };
+        let text = std::fs::read_to_string(file).map_err(|error| format!("cannot read {file}: {error}"))?;
+        Self::parse(&text).map_err(|malformed| format!("{file}: {malformed}"))
+    }
+
+    /// Whether no socket is anything but the kernel's.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|rule| rule.way == Way::Tcp)
+    }
+
+    /// What a socket becomes.
+    pub fn decide(&self, role: Role, address: SocketAddr) -> Way {
+        self.0.iter().find(|rule| rule.matches(role, address)).map_or(Way::Tcp, |rule| rule.way)
+    }
+}
+
+impl Rule {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (way, conditions) = text.split_once(':').unwrap_or((text, ""));
+        let mut rule = Self {
+            way: match way.trim() {
+                "rsockets" => Way::Rsockets { fallback: false },
+                "tcp" => Way::Tcp,
+                other => return Err(format!("\"{other}\" is none of: rsockets, tcp")),
+            },
+            ports: Vec::new(),
+            networks: Vec::new(),
+            roles: Vec::new(),
+        };
+        for condition in conditions.split(',').map(str::trim).filter(|condition| !condition.is_empty()) {
+            rule.condition(condition)?;
+        }
+        Ok(rule)
+    }
+
+    fn condition(&mut self, text: &str) -> Result<(), String> {
+        match text.split_once('=').map_or((text, None), |(name, value)| (name.trim(), Some(value.trim()))) {
+            ("all", None) => {}
+            ("connect", None) => self.roles.push(Role::Connect),
+            ("listen", None) => self.roles.push(Role::Listen),
+            ("fallback", None) => match &mut self.way {
+                Way::Rsockets { fallback } => *fallback = true,
+                Way::Tcp => return Err("\"fallback\" has no meaning for tcp".to_owned()),
+            },
+            ("port", Some(value)) => self.ports.push(ports(value)?),
+            ("address", Some(value)) => self.networks.push(network(value)?),
+            _ => {
+                return Err(format!(
+                    "\"{text}\" is none of: all, port=FIRST[-LAST], address=IP[/BITS], connect, listen, \
+                     fallback"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn matches(&self, role: Role, address: SocketAddr) -> bool {
+        let (ip, port) = (address.ip().to_canonical(), address.port());
+        (self.roles.is_empty() || self.roles.contains(&role))
+            && (self.ports.is_empty()
+                || self.ports.iter().any(|(first, last)| (first..=last).contains(&&port)))
+            && (self.networks.is_empty() || self.networks.iter().any(|network| is_in(ip, *network)))
+    }
+}
+
+fn ports(text: &str) -> Result<(u16, u16), String> {
+    let port = |text: &str| {
+        let port = text.trim().parse().ok().filter(|port| *port > 0);
+        port.ok_or_else(|| format!("\"{text}\" is not a port: write a number from 1 to 65535"))
+    };
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (port(first)?, port(last)?);
+    if first > last {
+        return Err(format!("the first port, {first}, is above the last, {last}"));
+    }
+    Ok((first, last))
+}
+
+fn network(text: &str) -> Result<(IpAddr, u8), String> {
+    let (ip, bits) = text.split_once('/').map_or((text, None), |(ip, bits)| (ip, Some(bits)));
+    let ip: IpAddr = ip.trim().parse().map_err(|_| {
+        format!(
+            "\"{ip}\" is not an IP address: write one such as 10.0.0.0 or fd00::, with /BITS for a network"
+        )
+    })?;
+    let most = if ip.is_ipv4() { 32 } else { 128 };
+    let bits = match bits {
+        None => most,
+        Some(bits) => bits
+            .trim()
+            .parse()
+            .ok()
+            .filter(|bits| *bits <= most)
+            .ok_or_else(|| format!("\"{bits}\" is not a number of bits from 0 to {most}"))?,
+    };
+    Ok((ip, bits))
+}
+
+fn is_in(ip: IpAddr, (network, bits): (IpAddr, u8)) -> bool {
+    let differ = |a: u128, b: u128, whole: u8| (a ^ b).checked_shr(u32::from(whole - bits)).unwrap_or(0) != 0;
+    match (ip, network) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => !differ(a.to_bits().into(), b.to_bits().into(), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => !differ(a.to_bits(), b.to_bits(), 128),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RSOCKETS: Way = Way::Rsockets { fallback: false };
+
+    fn decide(rules: &str, role: Role, address: &str) -> Way {
+        Rules::parse(rules).unwrap().decide(role, address.parse().unwrap())
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        use Role::*;
+        for (rules, role, address, way) in [
+            ("", Connect, "10.0.0.1:80", Way::Tcp),
+            ("rsockets", Listen, "[::]:1", RSOCKETS),
+            ("rsockets:all", Connect, "10.0.0.1:80", RSOCKETS),
+            ("rsockets:port=80", Connect, "10.0.0.1:80", RSOCKETS),
+            ("rsockets:port=80", Connect, "10.0.0.1:81", Way::Tcp),
+            ("rsockets:port=80-90,port=5", Connect, "10.0.0.1:90", RSOCKETS),
+            ("rsockets:port=80-90,port=5", Connect, "10.0.0.1:5", RSOCKETS),
+            ("rsockets:port=80-90,port=5", Connect, "10.0.0.1:91", Way::Tcp),
+            ("tcp:port=22; rsockets:all,fallback", Connect, "[::1]:22", Way::Tcp),
+            ("tcp:port=22; rsockets:all,fallback", Connect, "[::1]:23", Way::Rsockets { fallback: true }),
+            ("rsockets:listen", Connect, "10.0.0.1:80", Way::Tcp),
+            ("rsockets:listen", Listen, "10.0.0.1:80", RSOCKETS),
+            ("rsockets:address=10.1.0.0/16", Connect, "10.1.2.3:1", RSOCKETS),
+            ("rsockets:address=10.1.0.0/16", Connect, "[::ffff:10.1.2.3]:1", RSOCKETS),
+            ("rsockets:address=10.1.0.0/16", Connect, "10.2.2.3:1", Way::Tcp),
+            ("rsockets:address=10.1.0.0/16", Connect, "[fd00::1]:1", Way::Tcp),
+            ("rsockets:address=0.0.0.0/0", Connect, "10.2.2.3:1", RSOCKETS),
+            ("rsockets:address=::/0", Connect, "[fd00::1]:1", RSOCKETS),
+            ("rsockets:address=fd00::1", Connect, "[fd00::2]:1", Way::Tcp),
+            ("# all\nrsockets : port = 7 # one\n", Connect, "10.0.0.1:7", RSOCKETS),
+        ] {
+            assert_eq!(decide(rules, role, address), way, "{rules} {address}");
+        }
+    }
+
+    #[test]
+    fn errors_say_what_can_be_written() {
+        for (rules, part) in [
+            ("udp", "\"udp\" is none of: rsockets, tcp"),
+            ("rsockets:port=0", "\"0\" is not a port"),
+            ("rsockets:port=9-8", "the first port, 9, is above the last, 8"),
+            ("rsockets:port", "\"port\" is none of: all, port=FIRST[-LAST]"),
+            ("rsockets:address=host", "\"host\" is not an IP address"),
+            ("rsockets:address=10.0.0.0/33", "\"33\" is not a number of bits from 0 to 32"),
+            ("tcp:fallback", "no meaning for tcp"),
+        ] {
+            let text = Rules::parse(rules).unwrap_err().to_string();
+            assert!(text.contains(part) && text.contains(rules), "{text}");
+        }
+        assert!(Rules::read("@/does/not/exist").unwrap_err().contains("cannot read /does/not/exist"));
+    }
+
+    #[test]
+    fn rules_that_only_keep_tcp_are_none() {
+        assert!(Rules::parse("tcp:port=22").unwrap().is_empty());
+        assert!(Rules::parse(" ; \n").unwrap().is_empty());
+        assert!(!Rules::parse("tcp:port=22;rsockets").unwrap().is_empty());
+    }
+}

@@ -1,0 +1,118 @@
+//! Names and options.
+//!
+//! Options that concern TCP alone are kept by a TCP socket that does nothing else: it accepts, refuses and
+//! returns them as the kernel does.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
+
+use libc::{sockaddr, socklen_t, timeval};
+use uwarp_preload::{real, set_errno};
+
+use crate::fds;
+use crate::sock::{self, Direction, Sock};
+use crate::stand_in::Because;
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if fds::is_ruled(fd) {
+        // SAFETY: the caller passes what the function of libc takes.
+        return sock::of(fd).map_or(-1, |sock| unsafe { sock.name(false, to, len) });
+    }
+    real!(getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if fds::is_ruled(fd) {
+        // SAFETY: the caller passes what the function of libc takes.
+        return sock::of(fd).map_or(-1, |sock| unsafe { sock.name(true, to, len) });
+    }
+    real!(getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    if !fds::is_ruled(fd) {
+        return real!(setsockopt(
+            fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t
+        ) -> c_int);
+    }
+    let Some(sock) = sock::of(fd) else { return -1 };
+    let Some(keeper) = sock.options() else { return -1 };
+    let result = {
+        let fd = keeper;
+        real!(setsockopt(
+            fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t
+        ) -> c_int)
+    };
+    if result == 0 {
+        // SAFETY: the kernel has read the value.
+        unsafe { take_effect(&sock, level, name, value, len) };
+    }
+    result
+}
+
+/// What an option that was accepted does to the socket itself.
+///
+/// # Safety
+/// `value` has `len` bytes, and as many as the option has.
+unsafe fn take_effect(sock: &Sock, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
+    let Some(calls) = sock.calls() else { return };
+    let direction = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Direction::Receive,
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => Direction::Send,
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE | libc::SO_LINGER)
+        | (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_KEEPIDLE) => {
+            // SAFETY: the caller's promise.
+            crate::sys::quietly(|| unsafe { (calls.rsetsockopt)(sock.number(), level, name, value, len) });
+            return;
+        }
+        _ => return,
+    };
+    // SAFETY: the caller's promise.
+    let time = unsafe { value.cast::<timeval>().read_unaligned() };
+    let micros = time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_usec);
+    sock.limit(direction).store(u64::try_from(micros).unwrap_or(0), Ordering::Relaxed);
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    if !fds::is_ruled(fd) {
+        return real!(getsockopt(
+            fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t
+        ) -> c_int);
+    }
+    let Some(sock) = sock::of(fd) else { return -1 };
+    let Some(calls) = sock.calls() else { return -1 };
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR | libc::SO_ACCEPTCONN) | (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            if value.is_null() || len.is_null() {
+                set_errno(libc::EFAULT);
+                return -1;
+            }
+            // SAFETY: the caller passes what the function of libc takes.
+            let result = unsafe { (calls.rgetsockopt)(sock.number(), level, name, value, len) };
+            sock.show(Because::Call);
+            result
+        }
+        _ => {
+            let Some(fd) = sock.options() else { return -1 };
+            real!(getsockopt(
+                fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t
+            ) -> c_int)
+        }
+    }
+}

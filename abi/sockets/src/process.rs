@@ -1,0 +1,92 @@
+//! Begin, fork and end of the process.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use uwarp_preload::rules::{self, Role, Rules, Way};
+
+use crate::{fds, sys};
+
+static RULES: OnceLock<Rules> = OnceLock::new();
+/// The process that the sockets are of.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+#[cfg_attr(not(test), used)]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static BEGIN: extern "C" fn() = begin;
+
+/// Runs before the program, and before libraries that the program needs.
+extern "C" fn begin() {
+    let Some(given) = std::env::var_os(rules::VARIABLE) else { return };
+    let rules = match Rules::read(&given.to_string_lossy()) {
+        Ok(rules) => rules,
+        Err(reason) => {
+            // The command has checked them; but the variable may be set without it.
+            sys::complain(&format!("{} is not used, and all sockets stay TCP: {reason}", rules::VARIABLE));
+            return;
+        }
+    };
+    if rules.is_empty() || RULES.set(rules).is_err() {
+        return;
+    }
+    PROCESS.store(sys::pid(), Ordering::Relaxed);
+    // SAFETY: functions that live as long as the process: this library is never unloaded.
+    unsafe {
+        libc::pthread_atfork(None, None, Some(forked));
+    }
+    fds::begin();
+}
+
+/// A child in which no rule has applied yet begins anew: daemons fork before they listen.
+unsafe extern "C" fn forked() {
+    if crate::rsockets::loaded().is_some() {
+        FORKED.store(true, Ordering::Relaxed);
+    } else {
+        PROCESS.store(sys::pid(), Ordering::Relaxed);
+    }
+}
+
+/// Whether this is a child of the process that opened the device, with memory of its own.
+pub fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// Whether this is a child, possibly one that has its parent's memory (vfork): nothing may be changed there.
+pub fn is_child() -> bool {
+    is_forked() || sys::pid() != PROCESS.load(Ordering::Relaxed)
+}
+
+/// What a socket becomes.
+pub fn decide(role: Role, address: SocketAddr) -> Way {
+    match RULES.get() {
+        // The device is the parent's.
+        Some(rules) if !is_forked() => rules.decide(role, address),
+        _ => Way::Tcp,
+    }
+}
+
+/// Before the first socket that a rule chooses: what is sent reaches its peer also if the program ends
+/// without closing.
+pub fn end_in_order() {
+    static ONCE: AtomicBool = AtomicBool::new(false);
+    if !ONCE.swap(true, Ordering::Relaxed) {
+        // SAFETY: as of `begin`.
+        unsafe { libc::atexit(at_exit) };
+    }
+}
+
+extern "C" fn at_exit() {
+    if is_child() {
+        return;
+    }
+    let mut ended: Vec<c_int> = Vec::new();
+    for (_, sock) in fds::all().unwrap_or_default() {
+        if !ended.contains(&sock.number()) {
+            ended.push(sock.number());
+            sock.end();
+        }
+    }
+}

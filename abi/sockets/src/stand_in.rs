@@ -1,0 +1,246 @@
+//! The descriptor that the program has for a socket that a rule chose: one end of a pair of Unix sockets.
+//!
+//! Nothing is sent through the pair. It is kept in the state in which poll(2) and its like say of the
+//! program's end what they would say of a TCP socket, by what lies in its two buffers and by the state of the
+//! other end:
+//!
+//! | the socket | the pair |
+//! |---|---|
+//! | can be read | a byte is on its way to the program's end |
+//! | cannot be written | the buffer from the program's end to the other one is full |
+//! | the peer has ended its direction (`POLLRDHUP`) | the other end does not send any more |
+//! | is closed in both directions (`POLLHUP`) | the other end is shut in both |
+//! | has failed (`POLLERR`) | the other end is closed with a byte unread |
+//!
+//! So the kernel answers poll, select and epoll, with sets of any kind, edges, one-shot and exclusive
+//! members, and sets within sets; and it has all of that also in the sets of programs that do not call libc.
+
+use std::ffi::c_int;
+
+use parking_lot::Mutex;
+
+use crate::{fds, sys};
+
+struct Pair {
+    /// A second descriptor of the program's end.
+    near: c_int,
+    far: c_int,
+    readable: bool,
+    writable: bool,
+    done: bool,
+    hung_up: bool,
+    failed: bool,
+}
+
+/// A stand-in; nothing once it is closed.
+pub struct StandIn(Mutex<Option<Pair>>);
+
+/// Why a change is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Because {
+    /// The program has called something.
+    Call,
+    /// The program has received. With edges, what is left or has come meanwhile is a new edge: programs take
+    /// a short read for the end of what there was.
+    Receive,
+    /// Something has come from the network.
+    Network,
+}
+
+fn out_of_the_way(fd: c_int) -> Result<c_int, c_int> {
+    let moved = sys::second(fd);
+    if let Ok(moved) = moved {
+        fds::enter_own(moved);
+    }
+    moved
+}
+
+fn discard(fd: c_int) {
+    if fd >= 0 {
+        fds::forget(fd);
+        sys::close(fd);
+    }
+}
+
+impl StandIn {
+    /// A stand-in, and the program's end of it.
+    pub fn new() -> Result<(Self, c_int), c_int> {
+        let [program, other] = sys::pair()?;
+        let near = out_of_the_way(program);
+        let far = out_of_the_way(other);
+        sys::close(other);
+        match (near, far) {
+            (Ok(near), Ok(far)) => {
+                let pair = Pair {
+                    near,
+                    far,
+                    readable: false,
+                    writable: true,
+                    done: false,
+                    hung_up: false,
+                    failed: false,
+                };
+                Ok((Self(Mutex::new(Some(pair))), program))
+            }
+            (near, far) => {
+                let errno = near.err().or(far.err());
+                [near, far].into_iter().flatten().for_each(discard);
+                sys::close(program);
+                Err(errno.unwrap_or(libc::EMFILE))
+            }
+        }
+    }
+
+    /// Shows what `look` says, in poll(2)'s bits. Only one thread looks and shows at a time, so what is shown
+    /// last was seen last.
+    pub fn show(&self, because: Because, edges: bool, look: impl FnOnce() -> Option<i16>) {
+        let mut pair = self.0.lock();
+        if let (Some(pair), Some(bits)) = (&mut *pair, look()) {
+            sys::quietly(|| pair.show(bits, edges && because != Because::Call));
+        }
+    }
+
+    /// Sets or clears a flag of the descriptor's file: `O_NONBLOCK` is the kernel's.
+    pub fn set_flag(&self, flag: c_int, on: bool) {
+        if let Some(pair) = &*self.0.lock() {
+            let flags = sys::quietly(|| sys::fcntl(pair.near, libc::F_GETFL, 0)).unwrap_or(0);
+            let flags = if on { flags | flag } else { flags & !flag };
+            let _ = sys::quietly(|| sys::fcntl(pair.near, libc::F_SETFL, flags));
+        }
+    }
+
+    /// Whether it shows an end that cannot be taken back.
+    pub fn has_ended(&self) -> bool {
+        self.0.lock().as_ref().is_none_or(|pair| pair.done || pair.hung_up || pair.failed)
+    }
+
+    /// Takes the place of another one.
+    pub fn take_over(&self, other: Self) {
+        let old = std::mem::replace(&mut *self.0.lock(), other.0.into_inner());
+        if let Some(old) = old {
+            discard(old.near);
+            discard(old.far);
+        }
+    }
+
+    /// Ends it, all but the program's own descriptors. Sets of epoll forget a socket when its last descriptor
+    /// is closed, so this comes before the program's.
+    pub fn close(&self) {
+        if let Some(pair) = self.0.lock().take() {
+            discard(pair.near);
+            discard(pair.far);
+        }
+    }
+}
+
+impl Pair {
+    fn show(&mut self, bits: i16, edge: bool) {
+        if self.failed {
+            if bits & libc::POLLERR == 0 {
+                // Takes the pair's own error, as the program has taken the socket's.
+                let _ = sys::option(self.near, libc::SOL_SOCKET, libc::SO_ERROR);
+            }
+            return;
+        }
+        self.show_writable(bits & (libc::POLLOUT | libc::POLLHUP | libc::POLLERR) != 0);
+        if bits & libc::POLLERR != 0 && !self.hung_up {
+            self.failed = true;
+            sys::put(self.near, &[0]);
+            discard(self.far);
+            self.far = -1;
+            return;
+        }
+        // An end first, so that it and its being readable are one event.
+        if bits & libc::POLLHUP != 0 && !self.hung_up {
+            (self.done, self.hung_up) = (true, true);
+            sys::shut(self.far, libc::SHUT_RDWR);
+        } else if bits & libc::POLLRDHUP != 0 && !self.done {
+            self.done = true;
+            sys::shut(self.far, libc::SHUT_WR);
+        }
+        self.show_readable(bits & libc::POLLIN != 0, edge);
+    }
+
+    fn show_writable(&mut self, writable: bool) {
+        if writable == self.writable {
+            return;
+        }
+        self.writable = writable;
+        if writable {
+            sys::take_all(self.far);
+        } else {
+            let block = [0_u8; 4096];
+            while sys::ready_for(self.near, libc::POLLOUT) & libc::POLLOUT != 0 && sys::put(self.near, &block)
+            {
+            }
+        }
+    }
+
+    fn show_readable(&mut self, readable: bool, edge: bool) {
+        if self.done {
+            // Always readable.
+            return;
+        }
+        if readable && (edge || !self.readable) {
+            if !sys::put(self.far, &[0]) {
+                sys::take_all(self.near);
+                sys::put(self.far, &[0]);
+            }
+        } else if !readable && self.readable {
+            sys::take_all(self.near);
+        }
+        self.readable = readable;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: i16 = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+
+    fn shown(bits: &[i16]) -> Vec<i16> {
+        let (stand_in, program) = StandIn::new().unwrap();
+        let after = |bits: &i16| {
+            stand_in.show(Because::Call, false, || Some(*bits));
+            sys::ready_for(program, ALL)
+        };
+        let seen = bits.iter().map(after).collect();
+        stand_in.close();
+        sys::close(program);
+        seen
+    }
+
+    #[test]
+    fn poll_says_of_a_stand_in_what_was_shown() {
+        use libc::{POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+        let open = [0, POLLIN, POLLOUT, 0, POLLIN | POLLOUT, POLLOUT, POLLIN, 0, POLLOUT];
+        assert_eq!(shown(&open), open);
+        let half = [POLLOUT, POLLIN | POLLOUT | POLLRDHUP, POLLIN | POLLRDHUP, POLLIN | POLLOUT | POLLRDHUP];
+        assert_eq!(shown(&half), half);
+        let ended = POLLIN | POLLOUT | POLLRDHUP | POLLHUP;
+        assert_eq!(shown(&[0, ended]), [0, ended]);
+        assert_eq!(shown(&[POLLIN, ended]), [POLLIN, ended]);
+    }
+
+    #[test]
+    fn a_failure_is_an_error_until_it_is_taken() {
+        use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+        let failed = POLLIN | POLLOUT | POLLERR;
+        let after = POLLIN | POLLOUT | POLLRDHUP | POLLHUP;
+        assert_eq!(shown(&[0, failed, after]), [0, after | POLLERR, after]);
+    }
+
+    #[test]
+    fn edges_come_again_without_end() {
+        let (stand_in, program) = StandIn::new().unwrap();
+        for _ in 0..2000 {
+            stand_in.show(Because::Network, true, || Some(libc::POLLIN | libc::POLLOUT));
+            assert_ne!(sys::ready_for(program, ALL) & libc::POLLIN, 0);
+        }
+        stand_in.show(Because::Receive, true, || Some(libc::POLLOUT));
+        assert_eq!(sys::ready_for(program, ALL), libc::POLLOUT);
+        stand_in.close();
+        sys::close(program);
+    }
+}

@@ -1,0 +1,177 @@
+//! System calls that this library makes for itself: not by libc's functions, before which ours stand, and
+//! which are cancellation points.
+
+use std::ffi::{c_int, c_long};
+
+use uwarp_preload::set_errno;
+
+/// A system call of three arguments at most; the error number on failure.
+fn call(number: c_long, arguments: [usize; 5]) -> Result<c_int, c_int> {
+    let [a, b, c, d, e] = arguments;
+    // SAFETY: the callers below pass what each call takes.
+    let result = unsafe { libc::syscall(number, a, b, c, d, e) };
+    if result < 0 { Err(uwarp_preload::errno()) } else { Ok(result as c_int) }
+}
+
+fn int(value: c_int) -> usize {
+    value as usize
+}
+
+/// Runs `what` and leaves `errno` as it was.
+pub fn quietly<T>(what: impl FnOnce() -> T) -> T {
+    let before = uwarp_preload::errno();
+    let result = what();
+    set_errno(before);
+    result
+}
+
+/// close(2).
+pub fn close(fd: c_int) {
+    let _ = quietly(|| call(libc::SYS_close, [int(fd), 0, 0, 0, 0]));
+}
+
+/// dup3(2), closed by exec.
+pub fn replace(with: c_int, at: c_int) -> Result<c_int, c_int> {
+    call(libc::SYS_dup3, [int(with), int(at), int(libc::O_CLOEXEC), 0, 0])
+}
+
+/// A second descriptor, out of the way of the program's and closed by exec.
+pub fn second(fd: c_int) -> Result<c_int, c_int> {
+    fcntl(fd, libc::F_DUPFD_CLOEXEC, 64).or_else(|_| fcntl(fd, libc::F_DUPFD_CLOEXEC, 3))
+}
+
+/// fcntl(2) with a number.
+pub fn fcntl(fd: c_int, command: c_int, argument: c_int) -> Result<c_int, c_int> {
+    call(libc::SYS_fcntl, [int(fd), int(command), int(argument), 0, 0])
+}
+
+/// A pair of stream sockets, closed by exec.
+pub fn pair() -> Result<[c_int; 2], c_int> {
+    let mut pair = [-1; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    let to = (&raw mut pair).expose_provenance();
+    call(libc::SYS_socketpair, [int(libc::AF_UNIX), int(kind), 0, to, 0]).map(|_| pair)
+}
+
+/// A TCP socket, closed by exec.
+pub fn tcp(domain: c_int) -> Result<c_int, c_int> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    call(libc::SYS_socket, [int(domain), int(kind), 0, 0, 0])
+}
+
+/// Sends these bytes without waiting; false if there is no room.
+pub fn put(fd: c_int, bytes: &[u8]) -> bool {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let from = bytes.as_ptr().expose_provenance();
+    // SAFETY: the buffer and its length; no address.
+    let sent = quietly(|| unsafe {
+        libc::syscall(libc::SYS_sendto, int(fd), from, bytes.len(), int(flags), 0usize, 0usize)
+    });
+    sent > 0
+}
+
+/// Takes all bytes that can be received.
+pub fn take_all(fd: c_int) {
+    let mut buffer = [0_u8; 4096];
+    let to = buffer.as_mut_ptr().expose_provenance();
+    // SAFETY: the buffer and its length; no address.
+    while quietly(|| unsafe {
+        libc::syscall(libc::SYS_recvfrom, int(fd), to, buffer.len(), int(libc::MSG_DONTWAIT), 0usize, 0usize)
+    }) > 0
+    {}
+}
+
+/// shutdown(2).
+pub fn shut(fd: c_int, how: c_int) {
+    let _ = quietly(|| call(libc::SYS_shutdown, [int(fd), int(how), 0, 0, 0]));
+}
+
+/// Poll(2)'s bits of a descriptor, without waiting.
+pub fn ready_for(fd: c_int, events: i16) -> i16 {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
+    let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let (entry_at, zero) = ((&raw mut entry).expose_provenance(), (&raw const zero).expose_provenance());
+    let _ = quietly(|| call(libc::SYS_ppoll, [entry_at, 1, zero, 0, 0]));
+    entry.revents
+}
+
+/// An option that is a number.
+pub fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let (mut value, mut len) = (0_i32, 4_u32);
+    let (to, len) = ((&raw mut value).expose_provenance(), (&raw mut len).expose_provenance());
+    quietly(|| call(libc::SYS_getsockopt, [int(fd), int(level), int(name), to, len])).ok()?;
+    Some(value)
+}
+
+/// Sets an option that is a number.
+pub fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) {
+    let from = (&raw const value).expose_provenance();
+    let _ = quietly(|| call(libc::SYS_setsockopt, [int(fd), int(level), int(name), from, 4]));
+}
+
+/// Changes a set of epoll.
+pub fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: &mut libc::epoll_event) {
+    let event = (&raw mut *event).expose_provenance();
+    let _ = quietly(|| call(libc::SYS_epoll_ctl, [int(set), int(operation), int(fd), event, 0]));
+}
+
+/// An eventfd, closed by exec.
+pub fn eventfd() -> Result<c_int, c_int> {
+    call(libc::SYS_eventfd2, [0, int(libc::EFD_CLOEXEC), 0, 0, 0])
+}
+
+/// Writes an eventfd.
+pub fn ring(fd: c_int) {
+    let one = 1_u64.to_ne_bytes();
+    let _ = quietly(|| call(libc::SYS_write, [int(fd), one.as_ptr().expose_provenance(), 8, 0, 0]));
+}
+
+/// Waits for an eventfd.
+pub fn await_ring(fd: c_int) {
+    let mut count = [0_u8; 8];
+    let to = count.as_mut_ptr().expose_provenance();
+    let _ = quietly(|| call(libc::SYS_read, [int(fd), to, 8, 0, 0]));
+}
+
+/// This process's number. Not what libc may remember: after vfork(2), memory is the parent's.
+pub fn pid() -> c_int {
+    call(libc::SYS_getpid, [0; 5]).unwrap_or(0)
+}
+
+/// Sends this thread a signal.
+pub fn raise(signal: c_int) {
+    let thread = call(libc::SYS_gettid, [0; 5]).unwrap_or(0);
+    let _ = quietly(|| call(libc::SYS_tgkill, [int(pid()), int(thread), int(signal), 0, 0]));
+}
+
+/// Says a line on standard error, unless the user wants errors only.
+pub fn warn(text: &str) {
+    let quiet = std::env::var("UWARP_LOG").is_ok_and(|level| level == "error" || level == "off");
+    if !quiet {
+        complain(text);
+    }
+}
+
+/// Says a line on standard error.
+pub fn complain(text: &str) {
+    let line = format!("uwarp: sockets: {text}\n");
+    let from = line.as_ptr().expose_provenance();
+    let _ = quietly(|| call(libc::SYS_write, [2, from, line.len(), 0, 0]));
+}
+
+/// Lets no signal come to this thread, until it is undone by [`unblock`].
+pub fn block_signals() -> libc::sigset_t {
+    // SAFETY: sets of this thread, all written before they are read.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    }
+}
+
+/// See [`block_signals`].
+pub fn unblock(before: &libc::sigset_t) {
+    // SAFETY: a set that `block_signals` wrote.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::from_ref(before), std::ptr::null_mut()) };
+}
