@@ -61,9 +61,51 @@ ssize_t uwarp_write(int fd, const void *buf, size_t count);
 ssize_t uwarp_writev(int fd, const struct iovec *iov, int iovcnt);
 ssize_t uwarp_send(int fd, const void *buf, size_t len, int flags);
 
+/* POLLPRI: a descriptor of a socket in IWARP_MODE is done. */
 int uwarp_poll(struct pollfd *fds, nfds_t nfds, int timeout);
 int uwarp_shutdown(int fd, int how);
 int uwarp_close(int fd);
+
+/* Descriptors: operations that are posted and complete later. Nothing is copied. Memory is registered with ibv_reg_mr(3) in the
+ * protection domain of the socket, uwarp_socket_qp(fd)->pd, and named by its lkey. */
+enum uwarp_op {
+	/* Receives one message. The memory needs IBV_ACCESS_LOCAL_WRITE. The peer may write it until the completion. */
+	UWARP_RECV = 1,
+	/* Sends one message into the peer's oldest UWARP_RECV; waits until there is one. */
+	UWARP_SEND = 2,
+	/* Writes to, or reads, memory that the peer has registered for it. The peer's program is not told. */
+	UWARP_WRITE = 3,
+	UWARP_READ = 4,
+	/* In completions only: a work request that the program has posted to the queue pair with ibv_post_send(3). */
+	UWARP_WORK_REQUEST = 5,
+};
+
+/* Most pieces of memory of a descriptor. */
+#define UWARP_SGE_MAX 16
+
+struct uwarp_desc {
+	uint64_t id;			/* comes back in the completion */
+	const struct ibv_sge *sg_list;
+	uint32_t num_sge;
+	uint32_t op;			/* enum uwarp_op */
+	uint64_t remote_addr;		/* UWARP_WRITE, UWARP_READ */
+	uint32_t rkey;
+	uint32_t flags;			/* 0 */
+};
+
+struct uwarp_completion {
+	uint64_t id;
+	uint64_t length;		/* bytes */
+	uint32_t op;			/* enum uwarp_op */
+	int32_t error;			/* 0, or an error number */
+};
+
+/* Posts descriptors; returns how many, or -1 if the first one is refused. Never waits. EAGAIN: no more fit now. */
+int uwarp_post(int fd, const struct uwarp_desc *descs, int count);
+/* Takes completions, oldest first; returns how many. Never waits: uwarp_poll() does. */
+int uwarp_get_completions(int fd, struct uwarp_completion *completions, int count);
+/* The socket's queue pair, for the rest of the verbs. It is the socket's until uwarp_close(). */
+struct ibv_qp *uwarp_socket_qp(int fd);
 
 #ifdef __cplusplus
 }

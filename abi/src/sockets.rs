@@ -11,14 +11,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{iovec, nfds_t, pollfd, socklen_t};
+use uwarp_abi_types::verbs::{ibv_qp, ibv_sge};
+use uwarp_driver::RdmaDevice;
+use uwarp_rnic::Sge;
 use uwarp_rsocket::socket::How;
 use uwarp_rsocket::table::{self, Entry};
 use uwarp_rsocket::upgrade::{Patience, Role, SETUP_LIMIT, Terms};
-use uwarp_rsocket::{Errno, MemSeg, Upgraded};
+use uwarp_rsocket::{Errno, Kind, MemSeg, Op, Upgraded};
 
 use crate::convention::MinusOne;
 use crate::entry;
 use crate::failure::{Failure, errno, required};
+use crate::ibverbs::create_qp;
+use crate::ibverbs::mr::{self, CPd};
+use crate::ibverbs::qp::CQp;
+use crate::object;
+use crate::rdmacm::device::shared;
 use crate::rdmacm::rsocket::data::{buffer, buffers, flags, length, vectors};
 use crate::rdmacm::rsocket::poll;
 
@@ -45,7 +53,45 @@ pub struct uwarp_iwarp_mode {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<uwarp_iwarp_mode>() == 24);
+/// `enum uwarp_op`
+mod op {
+    pub const RECV: u32 = 1;
+    pub const SEND: u32 = 2;
+    pub const WRITE: u32 = 3;
+    pub const READ: u32 = 4;
+    pub const WORK_REQUEST: u32 = 5;
+}
+
+/// `struct uwarp_desc`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct uwarp_desc {
+    pub id: u64,
+    pub sg_list: *const ibv_sge,
+    pub num_sge: u32,
+    pub op: u32,
+    pub remote_addr: u64,
+    pub rkey: u32,
+    pub flags: u32,
+}
+
+/// `struct uwarp_completion`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct uwarp_completion {
+    pub id: u64,
+    pub length: u64,
+    pub op: u32,
+    pub error: i32,
+}
+
+const _: () = {
+    assert!(size_of::<uwarp_iwarp_mode>() == 24);
+    assert!(size_of::<uwarp_desc>() == 40 && size_of::<uwarp_completion>() == 24);
+    assert!(size_of::<ibv_sge>() == size_of::<Sge>() && align_of::<ibv_sge>() == align_of::<Sge>());
+};
 
 /// A system call, with what it returns.
 ///
@@ -202,6 +248,77 @@ unsafe fn give(bytes: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(),
     Ok(())
 }
 
+/// The pieces of memory of a descriptor.
+///
+/// # Safety
+/// As [`uwarp_desc`] says.
+unsafe fn pieces(desc: &uwarp_desc) -> Result<Vec<Sge>, Failure> {
+    let count = desc.num_sge as usize;
+    if count > uwarp_rsocket::MOST_PIECES {
+        return Err(Failure::invalid("more pieces of memory than UWARP_SGE_MAX"));
+    }
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let from = required(desc.sg_list.cast_mut(), "sg_list")?.cast::<Sge>();
+    // SAFETY: the caller's promise, and the layouts are the same.
+    Ok((0..count).map(|i| unsafe { from.add(i).read_unaligned() }).collect())
+}
+
+fn post(socket: &Upgraded, desc: &uwarp_desc) -> Result<(), Failure> {
+    let (to, key) = (desc.remote_addr, desc.rkey);
+    let op = match desc.op {
+        op::RECV => Op::Receive,
+        op::SEND => Op::Send,
+        op::WRITE => Op::Write { to, key },
+        op::READ => Op::Read { from: to, key },
+        _ => return Err(Failure::invalid("op")),
+    };
+    if desc.flags != 0 {
+        return Err(Failure::invalid("flags"));
+    }
+    // SAFETY: the entry point's caller has promised it.
+    Ok(socket.post(desc.id, op, &unsafe { pieces(desc) }?)?)
+}
+
+fn kind(kind: Kind) -> u32 {
+    match kind {
+        Kind::Receive => op::RECV,
+        Kind::Send => op::SEND,
+        Kind::Write => op::WRITE,
+        Kind::Read => op::READ,
+        Kind::WorkRequest => op::WORK_REQUEST,
+    }
+}
+
+/// C's view of a socket's queue pair, made by the first call.
+fn qp_of(socket: &Upgraded) -> Result<*mut ibv_qp, Failure> {
+    let made = socket.handle(|| {
+        let device = RdmaDevice::list().first().copied();
+        let device = device.ok_or_else(|| Failure::new(libc::ENODEV, "no interface is up"))?;
+        let context = shared(device)?.verbs;
+        // SAFETY: the context lives as long as the process, and the domain as long as the queue pair.
+        let qp = unsafe {
+            let pd = mr::give_domain(context, Arc::clone(socket.pd()), None)?;
+            create_qp::of_socket(pd, socket.qp())?
+        };
+        Ok::<_, Failure>(qp.expose_provenance())
+    })?;
+    Ok(std::ptr::with_exposed_provenance_mut(made))
+}
+
+/// The program uses that view no longer.
+fn drop_qp(socket: &Upgraded) {
+    let Some(made) = socket.take_handle() else { return };
+    let qp: *mut ibv_qp = std::ptr::with_exposed_provenance_mut(made);
+    // SAFETY: `qp_of` has made both, and nothing uses them any more: the socket is closed.
+    unsafe {
+        let pd = (*qp).pd;
+        drop(object::take::<CQp>(qp));
+        drop(object::take::<CPd>(pd));
+    }
+}
+
 fn linger(fd: c_int) -> Option<Duration> {
     let value = option(fd, libc::SO_LINGER, libc::linger { l_onoff: 0, l_linger: 0 });
     (value.l_onoff != 0).then(|| Duration::from_secs(u64::try_from(value.l_linger).unwrap_or(0)))
@@ -325,6 +442,52 @@ entry! {
         Ok(socket.shutdown(how)?)
     }
 
+    /// uwarp_sockets(7): how many were posted.
+    verb fn uwarp_post(fd: c_int, descs: *const uwarp_desc, count: c_int) -> MinusOne<c_int> {
+        let socket = upgraded(fd)?.ok_or(Errno::OPNOTSUPP)?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let descs = required(descs.cast_mut(), "descs")?;
+        let mut posted = 0;
+        while posted < count {
+            match post(&socket, &descs.add(posted as usize).read_unaligned()) {
+                Ok(()) => posted += 1,
+                Err(_) if posted > 0 => break,
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(posted)
+    }
+
+    /// uwarp_sockets(7): how many there were.
+    verb fn uwarp_get_completions(fd: c_int, to: *mut uwarp_completion, count: c_int) -> MinusOne<c_int> {
+        let socket = upgraded(fd)?.ok_or(Errno::OPNOTSUPP)?;
+        let to = required(to, "completions")?;
+        let mut taken = 0;
+        socket.take_done(|done| {
+            if taken >= count {
+                return false;
+            }
+            let (length, error) = match done.result {
+                Ok(length) => (length, 0),
+                Err(errno) => (0, errno.raw_os_error()),
+            };
+            let done = uwarp_completion { id: done.id, length, op: kind(done.kind), error };
+            // SAFETY: there is room for `count` of them.
+            unsafe { to.add(taken as usize).write_unaligned(done) };
+            taken += 1;
+            true
+        });
+        Ok(taken)
+    }
+
+    /// uwarp_sockets(7).
+    verb fn uwarp_socket_qp(fd: c_int) -> *mut ibv_qp {
+        let socket = upgraded(fd)?.ok_or(Errno::OPNOTSUPP)?;
+        qp_of(&socket)
+    }
+
     /// uwarp_sockets(7).
     fn uwarp_close(fd: c_int) -> MinusOne {
         // The parent's socket goes on when its child closes its copy.
@@ -332,6 +495,7 @@ entry! {
             let linger = linger(fd);
             // Found first, so that no call finds it under a number that is another one's by then.
             if let Ok(socket) = table::take_upgraded(fd) {
+                drop_qp(&socket);
                 socket.close(linger);
             }
         }

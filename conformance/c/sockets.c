@@ -469,6 +469,228 @@ static void forking(void)
 	close_both(fds);
 }
 
+/* The ends of the group's socket. A message that waits goes on in calls for its socket, so one thread that has both ends waits
+ * for both. */
+static int both[2];
+
+static struct uwarp_completion done_at(int fd)
+{
+	struct uwarp_completion c;
+	struct pollfd set[2] = { { .fd = both[0], .events = POLLPRI }, { .fd = both[1], .events = POLLPRI } };
+
+	for (uint64_t end = now_ms() + LIMIT_MS; now_ms() < end;) {
+		int n = CALL(get_completions, fd, &c, 1);
+
+		MUST(n >= 0);
+		if (n == 1)
+			return c;
+		MUST(CALL(poll, set, 2, LIMIT_MS) > 0);
+	}
+	die("no completion");
+	return c;
+}
+
+static void check_done(int fd, uint64_t id, enum uwarp_op op, int error, uint64_t length, const char *name)
+{
+	struct uwarp_completion c = done_at(fd);
+
+	check(c.id == id && c.op == (uint32_t)op && c.error == error && c.length == length, name, "id %lu op %u error %d length %lu",
+	      (unsigned long)c.id, c.op, c.error, (unsigned long)c.length);
+}
+
+static struct ibv_mr *registered(int fd, void *at, size_t len, int access)
+{
+	struct ibv_qp *qp = CALL(socket_qp, fd);
+	struct ibv_mr *mr;
+
+	MUST(qp);
+	/* By its function: the macro of the header looks whether the flags are known to the library. */
+	MUST(mr = (ibv_reg_mr)(qp->pd, at, len, access));
+	return mr;
+}
+
+static int post_one(int fd, uint64_t id, enum uwarp_op op, const struct ibv_sge *list, uint32_t n)
+{
+	struct uwarp_desc desc = { .id = id, .sg_list = list, .num_sge = n, .op = op };
+
+	return CALL(post, fd, &desc, 1) == 1 ? 0 : errno;
+}
+
+#define LARGE (3 << 20)
+
+static void descriptors(void)
+{
+	static char out[LARGE], in[LARGE];
+	struct ibv_mr *from, *to;
+	struct ibv_sge whole, list[3], parts[3];
+	char byte;
+	int fds[2];
+
+	for (size_t i = 0; i < sizeof out; i++)
+		out[i] = (char)(i * 11 + i / 251);
+	pair(fds);
+	memcpy(both, fds, sizeof both);
+	from = registered(fds[0], out, sizeof out, 0);
+	to = registered(fds[1], in, sizeof in, IBV_ACCESS_LOCAL_WRITE);
+	whole = (struct ibv_sge){ (uintptr_t)in, LARGE, to->lkey };
+	check_errno(post_one(fds[1], 1, UWARP_RECV, &whole, 1), 0, "a receive");
+	list[0] = (struct ibv_sge){ (uintptr_t)out, 1000, from->lkey };
+	list[1] = (struct ibv_sge){ (uintptr_t)out + 1000, 0, from->lkey };
+	list[2] = (struct ibv_sge){ (uintptr_t)out + 1000, LARGE - 1000, from->lkey };
+	check_errno(post_one(fds[0], 2, UWARP_SEND, list, 3), 0, "a message of 3 MiB from three pieces");
+	check_done(fds[1], 1, UWARP_RECV, 0, LARGE, "is received");
+	check(!memcmp(in, out, sizeof in), "as it was sent", "not");
+	check_done(fds[0], 2, UWARP_SEND, 0, LARGE, "and completes at the sender");
+
+	memset(in, 0, sizeof in);
+	check_errno(post_one(fds[0], 3, UWARP_SEND, list, 1), 0, "a message without a receive");
+	check(events(fds[0], POLLPRI, QUIET_MS) == 0, "waits", "it does not");
+	check(CALL(write, fds[0], "b", 1) == 1 && CALL(read, fds[1], &byte, 1) == 1, "and stops no bytes", "errno %d", errno);
+	for (int i = 0; i < 3; i++)
+		parts[i] = (struct ibv_sge){ (uintptr_t)in + 5000 * i, 400, to->lkey };
+	check_errno(post_one(fds[1], 4, UWARP_RECV, parts, 3), 0, "until there is one, in pieces");
+	check_done(fds[1], 4, UWARP_RECV, 0, 1000, "is received");
+	check(!memcmp(in, out, 400) && !memcmp(in + 5000, out + 400, 400) && !memcmp(in + 10000, out + 800, 200) && !in[10200],
+	      "into the pieces, and no further", "not");
+	check_done(fds[0], 3, UWARP_SEND, 0, 1000, "and completes");
+
+	whole.length = 10;
+	check_errno(post_one(fds[1], 5, UWARP_RECV, &whole, 1), 0, "a short receive");
+	list[0].length = 11;
+	check_errno(post_one(fds[0], 6, UWARP_SEND, list, 1), 0, "a longer message");
+	check_done(fds[0], 6, UWARP_SEND, EMSGSIZE, 0, "is refused");
+	list[0].length = 0;
+	check_errno(post_one(fds[0], 7, UWARP_SEND, list, 1), 0, "one of no bytes");
+	check_done(fds[1], 5, UWARP_RECV, 0, 0, "takes the receive");
+	check_done(fds[0], 7, UWARP_SEND, 0, 0, "and completes");
+
+	list[0].length = 9;
+	check_errno(post_one(fds[0], 8, UWARP_RECV, list, 1), EFAULT, "memory without the right to be written");
+	whole.lkey ^= 0x1000;
+	check_errno(post_one(fds[1], 8, UWARP_RECV, &whole, 1), EFAULT, "a wrong key");
+	whole.lkey = from->lkey;
+	check_errno(post_one(fds[1], 8, UWARP_SEND, &whole, 1), EFAULT, "memory of another socket");
+	check_errno(post_one(fds[0], 8, UWARP_SEND, list, UWARP_SGE_MAX + 1), EINVAL, "too many pieces");
+	check_errno(post_one(fds[0], 8, (enum uwarp_op)9, list, 1), EINVAL, "an unknown operation");
+	for (int i = 0; i < 64; i++)
+		MUST(post_one(fds[1], 9, UWARP_RECV, &(struct ibv_sge){ (uintptr_t)in, 1, to->lkey }, 1) == 0);
+	check_errno(post_one(fds[1], 9, UWARP_RECV, &(struct ibv_sge){ (uintptr_t)in, 1, to->lkey }, 1), EAGAIN, "too many receives");
+	check_errno(post_one(0, 9, UWARP_RECV, &whole, 1), EOPNOTSUPP, "a descriptor that is no such socket");
+	MUST(CALL(close, fds[0]) == 0);
+	both[0] = -1;
+	check_done(fds[1], 9, UWARP_RECV, ECONNRESET, 0, "receives fail when the peer goes");
+	check_errno(post_one(fds[1], 10, UWARP_RECV, parts, 1), ECONNRESET, "and no more are taken");
+	MUST(ibv_dereg_mr(from) == 0 && ibv_dereg_mr(to) == 0);
+	MUST(CALL(close, fds[1]) == 0);
+}
+
+/* Messages in both directions, many at once, beside bytes. */
+static void mixed(void)
+{
+	static char out[2][64][512], in[2][64][512];
+	struct ibv_mr *mrs[4];
+	int fds[2], good = 0, sent[2] = { 0, 0 }, got[2] = { 0, 0 };
+	char byte;
+
+	pair(fds);
+	for (int e = 0; e < 2; e++) {
+		mrs[e] = registered(fds[e], out[e], sizeof out[e], 0);
+		mrs[2 + e] = registered(fds[e], in[e], sizeof in[e], IBV_ACCESS_LOCAL_WRITE);
+		for (int i = 0; i < 32; i++)
+			MUST(post_one(fds[e], i, UWARP_RECV, &(struct ibv_sge){ (uintptr_t)in[e][i], 512, mrs[2 + e]->lkey }, 1) == 0);
+	}
+	while (got[0] < 2000 || got[1] < 2000) {
+		for (int e = 0; e < 2; e++) {
+			struct uwarp_completion c;
+
+			/* At most 32 are on their way, so each has a place of its own. */
+			while (sent[e] < 2000 && sent[e] < got[!e] + 32) {
+				int at = sent[e] % 64;
+				uint32_t len = (uint32_t)(sent[e] * 37 % 512);
+
+				memset(out[e][at], sent[e], 512);
+				MUST(post_one(fds[e], at, UWARP_SEND, &(struct ibv_sge){ (uintptr_t)out[e][at], len, mrs[e]->lkey }, 1) == 0);
+				sent[e]++;
+			}
+			MUST(CALL(write, fds[e], &e, 1) == 1 && CALL(read, fds[!e], &byte, 1) == 1);
+			while (CALL(get_completions, fds[e], &c, 1) == 1) {
+				char *place = in[e][c.id];
+				uint32_t len = (uint32_t)(got[e] * 37 % 512);
+
+				MUST(c.error == 0);
+				if (c.op != UWARP_RECV)
+					continue;
+				good += c.length == len && (len == 0 || (place[0] == (char)got[e] && place[len - 1] == (char)got[e]));
+				got[e]++;
+				MUST(post_one(fds[e], c.id, UWARP_RECV, &(struct ibv_sge){ (uintptr_t)place, 512, mrs[2 + e]->lkey }, 1) == 0);
+			}
+		}
+	}
+	check(good == 4000, "4,000 messages beside as many bytes", "%d good", good);
+	for (int i = 0; i < 4; i++)
+		MUST(ibv_dereg_mr(mrs[i]) == 0);
+	close_both(fds);
+}
+
+static void one_sided(void)
+{
+	static char ours[1 << 16], theirs[1 << 16];
+	struct ibv_mr *local, *remote;
+	struct uwarp_desc desc;
+	struct ibv_send_wr wr = { .wr_id = 77, .opcode = IBV_WR_RDMA_WRITE, .num_sge = 1 }, *bad;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	struct ibv_sge sge;
+	char byte;
+	int fds[2];
+
+	pair(fds);
+	memcpy(both, fds, sizeof both);
+	local = registered(fds[0], ours, sizeof ours, IBV_ACCESS_LOCAL_WRITE);
+	remote = registered(fds[1], theirs, sizeof theirs, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+	memset(ours, 'w', sizeof ours);
+	sge = (struct ibv_sge){ (uintptr_t)ours, sizeof ours, local->lkey };
+	desc = (struct uwarp_desc){ 1, &sge, 1, UWARP_WRITE, (uintptr_t)theirs, remote->rkey, 0 };
+	check(CALL(post, fds[0], &desc, 1) == 1, "a Write", "errno %d", errno);
+	MUST(CALL(write, fds[0], "x", 1) == 1);
+	check(CALL(read, fds[1], &byte, 1) == 1 && theirs[0] == 'w' && theirs[sizeof theirs - 1] == 'w',
+	      "is there when bytes arrive that were written after it", "%c", theirs[0]);
+	check_done(fds[0], 1, UWARP_WRITE, 0, sizeof ours, "and completes");
+	memset(theirs, 'r', sizeof theirs);
+	desc.id = 2;
+	desc.op = UWARP_READ;
+	check(CALL(post, fds[0], &desc, 1) == 1, "a Read", "errno %d", errno);
+	check_done(fds[0], 2, UWARP_READ, 0, sizeof ours, "completes");
+	check(ours[0] == 'r' && ours[sizeof ours - 1] == 'r', "with the peer's bytes", "%c", ours[0]);
+
+	check(ibv_query_qp(CALL(socket_qp, fds[0]), &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RTS, "the queue pair", "%d",
+	      attr.qp_state);
+	check_errno(ibv_destroy_qp(CALL(socket_qp, fds[0])), EBUSY, "is the socket's");
+	sge.length = 3;
+	wr.sg_list = &sge;
+	wr.wr.rdma.remote_addr = (uintptr_t)theirs;
+	wr.wr.rdma.rkey = remote->rkey;
+	ours[0] = 'q';
+	check_errno(ibv_post_send(CALL(socket_qp, fds[0]), &wr, &bad), 0, "a work request of the verbs");
+	check_done(fds[0], 77, UWARP_WORK_REQUEST, 0, 0, "completes with the others");
+	/* With iWARP's own rules it is complete when TCP has it; what comes behind it says that it is there. */
+	MUST(CALL(write, fds[0], "y", 1) == 1 && CALL(read, fds[1], &byte, 1) == 1);
+	check(theirs[0] == 'q', "and is done", "%c", theirs[0]);
+
+	desc.op = UWARP_WRITE;
+	desc.rkey ^= 0x100;
+	check(CALL(post, fds[0], &desc, 1) == 1, "a Write with a wrong key", "errno %d", errno);
+	{
+		struct uwarp_completion c = done_at(fds[0]);
+
+		/* With iWARP's own rules it is complete when TCP has it. */
+		check(c.error == EACCES || c.error == ECONNRESET || c.error == 0, "completes, mostly with an error", "error %d", c.error);
+	}
+	check_failed(CALL(read, fds[0], &byte, 1) < 0, EPROTO, "and ends the stream");
+	MUST(ibv_dereg_mr(local) == 0 && ibv_dereg_mr(remote) == 0);
+	close_both(fds);
+}
+
 #define MANY 500
 
 static void many(void)
@@ -514,6 +736,9 @@ static const struct group groups[] = {
 	{ "waiting", waiting },
 	{ "killed", killed },
 	{ "forking", forking },
+	{ "descriptors", descriptors },
+	{ "mixed", mixed },
+	{ "one_sided", one_sided },
 	{ "many", many },
 };
 

@@ -186,7 +186,22 @@ const GROUPS: [(&str, &[&str]); 21] = [
             "datagrams",
         ],
     ),
-    ("sockets", &["modes", "bytes", "polling", "half_closed", "waiting", "killed", "forking", "many"]),
+    (
+        "sockets",
+        &[
+            "modes",
+            "bytes",
+            "polling",
+            "half_closed",
+            "waiting",
+            "killed",
+            "forking",
+            "descriptors",
+            "mixed",
+            "one_sided",
+            "many",
+        ],
+    ),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended", "together"]),
 ];
 
@@ -337,6 +352,8 @@ fn main() -> ExitCode {
             Ok(sockets.run(program, address, None, &[env])?)
         }));
     }
+    let example = programs.clone();
+    trials.push(Trial::test("example iwarp_mode", move || Ok(example.example("iwarp_mode")?)));
     let soaked = programs.clone();
     trials.push(Trial::test("soak", move || Ok(soaked.run("soak", "127.0.0.1", Some(SOAK), &[])?)));
     let checked = programs.clone();
@@ -437,6 +454,29 @@ impl Programs {
         let last = out.stderr.lines().last().unwrap_or_default();
         require!(last.contains("ibv_close_device"), "the last line of the log is: {last}");
         Ok(())
+    }
+
+    /// An installed example, compiled against the installed header and library; both ends of it.
+    fn example(&self, name: &str) -> Outcome {
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let (lib, root) = (dist.lib(), dist.lib().join("../.."));
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        Cmd::line("cc -std=gnu11 -Wall -Wextra -Werror -o")
+            .arg(&program)
+            .arg(root.join(format!("share/doc/uwarp/examples/{name}.c")))
+            .arg("-I")
+            .arg(root.join("include"))
+            .arg("-L")
+            .arg(&lib)
+            .arg("-luwarp")
+            .limit(LIMIT)
+            .run_ok()?;
+        let port = free_port();
+        let end = |args: String| Cmd::new(&program).args(&args).env("LD_LIBRARY_PATH", &lib).limit(LIMIT);
+        let (server, client) = (end(format!("server {port}")), end(format!("client 127.0.0.1 {port}")));
+        let ends = pair::run(&server, &client, port)?;
+        check::has(&ends.server, "hello, and a message of 1048576 bytes")?;
+        check::has(&ends.client, "hello, and a message of 1048576 bytes")
     }
 
     /// `files`, with the device's files in a directory that goes away.

@@ -1,5 +1,7 @@
 //! Creates queue pairs, in the two forms of the verbs.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::{Qp, QueuePair, UdQp};
@@ -164,6 +166,38 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
             _srq: srq.map(|srq| srq.users.hold()),
         })
     })
+}
+
+/// The handle of a queue pair that the library has made for a socket, with a protection domain of that queue
+/// pair's. It has no completion queues: the library takes the completions.
+///
+/// # Safety
+/// `pd` is alive.
+pub unsafe fn of_socket(pd: *mut ibv_pd, rc: &Arc<Qp>) -> Result<*mut ibv_qp, Failure> {
+    // SAFETY: the caller's promise; a live domain's context is alive.
+    let (domain, context) = unsafe { (look::<CPd>(pd)?, look::<Context>((*pd).context)?) };
+    let qp = QueuePair::Rc(Arc::clone(rc));
+    // SAFETY: alive.
+    context.nic.set_context(&qp, cookie(unsafe { (*pd).context }));
+    // SAFETY: plain C data.
+    let mut c: ibv_qp_ex = unsafe { zeroed() };
+    // SAFETY: alive.
+    c.qp_base.context = unsafe { (*pd).context };
+    c.qp_base.pd = pd;
+    c.qp_base.handle = qp.qpn();
+    c.qp_base.qp_num = qp.qpn();
+    c.qp_base.state = IBV_QPS_RTS;
+    c.qp_base.qp_type = IBV_QPT_RC;
+    Ok(object::give(Box::new(CQp {
+        c: Visible::new(c),
+        qp,
+        async_events: AsyncEvents::new(context),
+        // SAFETY: plain C data.
+        stored: Mutex::new(unsafe { zeroed() }),
+        batch: None,
+        _uses: std::array::from_fn(|_| domain.users.hold()),
+        _srq: None,
+    })))
 }
 
 entry! {

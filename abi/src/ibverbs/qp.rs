@@ -212,6 +212,10 @@ entry! {
 
     /// ibv_destroy_qp(3): waits until the program has acknowledged the events it took.
     verb fn ibv_destroy_qp(qp: *mut ibv_qp) -> Code {
+        look::<CQp>(qp)?;
+        if (*qp).send_cq.is_null() {
+            return Err(Failure::new(libc::EBUSY, "the queue pair is a socket's; uwarp_close destroys it"));
+        }
         destroy(qp)
     }
 

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`wire`] | private data, messages, entries of tables |
 //! | [`machine`] | the protocol of one stream; no sockets, no clock, no memory |
+//! | [`posted`] | receives of messages, on upgraded sockets |
 //! | `number` | the number of a socket or set |
 //! | `waiting` | how threads wait for sockets |
 //! | `stream` | a stream with its queue pair and memory; mapped buffers |
@@ -42,6 +43,7 @@ pub mod machine;
 mod number;
 pub mod options;
 pub mod poll;
+pub mod posted;
 pub mod set;
 pub mod socket;
 mod stream;
@@ -54,6 +56,7 @@ pub use datagram::Datagrams;
 pub use rustix::io::Errno;
 pub use socket::Socket;
 pub use stream::Ready;
+pub use stream::descriptors::{Completion, Kind, MOST_PIECES, Op};
 pub use upgrade::Upgraded;
 pub use uwarp_rnic::mem::MemSeg;
 pub use waiting::{Sleep, Waiters, Waiting};

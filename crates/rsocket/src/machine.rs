@@ -391,6 +391,41 @@ impl Machine {
         may
     }
 
+    /// Takes room for work requests beside those of the stream, the last of them with a message if `message`.
+    pub fn reserve_work(&mut self, count: u32, message: bool) -> bool {
+        if self.end.is_some() || self.slots < count || message && self.credits() == 0 {
+            return false;
+        }
+        self.slots -= count;
+        self.sent = self.sent.wrapping_add(u16::from(message));
+        true
+    }
+
+    /// Work requests that were reserved and are not needed.
+    pub fn release_work(&mut self, count: u32) {
+        self.slots += count;
+    }
+
+    /// Takes room for a write and the control message behind it.
+    pub fn reserve_control(&mut self) -> bool {
+        if self.end.is_some() || self.controls < self.work_requests() {
+            return false;
+        }
+        self.controls -= self.work_requests();
+        true
+    }
+
+    /// A message that took a credit, and is none of the stream's, is dealt with.
+    pub fn message_read(&mut self) {
+        self.taken = self.taken.wrapping_add(1);
+    }
+
+    /// The peer's table of receives, behind its mapped buffers: address and key.
+    pub fn peer_receives(&self) -> (u64, u32) {
+        let maps = u64::from(self.peer_maps.length) * Mapping::LEN as u64;
+        (self.peer_maps.addr.wrapping_add(maps), self.peer_maps.key)
+    }
+
     /// A work request has completed.
     pub fn completed(&mut self, what: Posted) {
         match what {

@@ -183,6 +183,9 @@ pub fn bits(ready: Ready, asked: i16) -> i16 {
     if ready.peer_done {
         events |= bit::RDHUP;
     }
+    if ready.completion {
+        events |= bit::PRI;
+    }
     events &= asked;
     if ready.hangup {
         events |= bit::HUP;

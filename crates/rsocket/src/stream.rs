@@ -1,5 +1,6 @@
 //! A stream: the protocol's machine with its queue pair and its memory.
 
+pub mod descriptors;
 mod maps;
 
 use std::sync::{Arc, Weak};
@@ -17,9 +18,12 @@ use uwarp_rnic::{
 };
 
 use crate::machine::{Carrier, Control, End, Machine, Own, Posted, Sizes, TARGETS, Write};
+use crate::posted::ENTRIES;
 use crate::waiting::{Waiters, Waiting};
 use crate::wire::{ConnData, Mapping, Message, Order, Target};
+use descriptors::Descriptors;
 use maps::Maps;
+use wr_id::Id;
 
 /// Completions taken at once.
 const BATCH: usize = 32;
@@ -27,6 +31,8 @@ const BATCH: usize = 32;
 const MORE_RECEIVES: u32 = 8;
 /// Bytes of a message that comes as a Send.
 const MESSAGE: usize = 4;
+/// Work requests that a program may post to the queue pair of an upgraded socket.
+const FOREIGN: u32 = 64;
 /// Bytes that go out inline at most.
 const INLINE: u32 = 64;
 
@@ -60,6 +66,7 @@ struct State {
     /// The error that the next call reports.
     error: Option<Errno>,
     maps: Maps,
+    descriptors: Descriptors,
 }
 
 /// A stream of one socket, from the attempt to connect to the end.
@@ -93,7 +100,8 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(pd: &Arc<Pd>, sizes: &Sizes) -> Result<Self, Errno> {
+    /// `more`: receives and entries of a table of receives beside what an rsocket has.
+    fn new(pd: &Arc<Pd>, sizes: &Sizes, more: u32) -> Result<Self, Errno> {
         let of = |len: usize, access: Access| {
             let memory = Owned::new(len).ok_or(Errno::NOMEM)?;
             let seg = memory.seg();
@@ -103,10 +111,10 @@ impl Memory {
         };
         let peers = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let maps = usize::from(sizes.mappings) * Mapping::LEN;
-        let receives = usize::from(sizes.receives) + MORE_RECEIVES as usize;
+        let receives = usize::from(sizes.receives) + (MORE_RECEIVES + more) as usize;
         Ok(Self {
             ring: of(sizes.receive_buffer as usize, peers)?,
-            table: of(TARGETS as usize * Target::LEN + maps, peers)?,
+            table: of((TARGETS + more) as usize * Target::LEN + maps, peers)?,
             messages: of(receives * MESSAGE, Access::LOCAL_WRITE)?,
             staged: of(sizes.send_buffer as usize, Access::LOCAL_WRITE)?,
         })
@@ -172,13 +180,17 @@ mod wr_id {
     use crate::machine::Posted;
 
     const KIND: u32 = 32;
-    const RECEIVE: u64 = 3 << KIND;
+    /// Ours. Those without it are the program's, posted to the queue pair.
+    const OURS: u64 = 1 << 63;
+    const RECEIVE: u64 = OURS | 3 << KIND;
+    /// Of a descriptor.
+    pub const DESCRIPTOR: u64 = OURS | 4 << KIND;
 
     pub fn of(posted: Posted) -> u64 {
         match posted {
-            Posted::Data(len) => u64::from(len),
-            Posted::Control => 1 << KIND,
-            Posted::Tail => 2 << KIND,
+            Posted::Data(len) => OURS | u64::from(len),
+            Posted::Control => OURS | 1 << KIND,
+            Posted::Tail => OURS | 2 << KIND,
         }
     }
 
@@ -186,13 +198,24 @@ mod wr_id {
         RECEIVE | u64::from(slot)
     }
 
-    /// The place of a receive, or what was posted.
-    pub fn parse(id: u64) -> Result<Posted, u32> {
-        match id >> KIND {
-            0 => Ok(Posted::Data(id as u32)),
-            1 => Ok(Posted::Control),
-            2 => Ok(Posted::Tail),
-            _ => Err(id as u32),
+    /// What has completed.
+    pub enum Id {
+        /// A work request of the stream.
+        Stream(Posted),
+        /// A receive, by its place.
+        Receive(u32),
+        Descriptor,
+        Foreign,
+    }
+
+    pub fn parse(id: u64) -> Id {
+        match (id & OURS, (id & !OURS) >> KIND) {
+            (0, _) => Id::Foreign,
+            (_, 0) => Id::Stream(Posted::Data(id as u32)),
+            (_, 1) => Id::Stream(Posted::Control),
+            (_, 2) => Id::Stream(Posted::Tail),
+            (_, 4) => Id::Descriptor,
+            _ => Id::Receive(id as u32),
         }
     }
 }
@@ -208,14 +231,18 @@ impl Stream {
         let nic = cm.nic();
         let errno = |error: uwarp_rnic::VerbsError| Errno::from_raw_os_error(error.errno());
         let pd = Pd::new();
-        let memory = Memory::new(&pd, &sizes)?;
-        let receives = u32::from(sizes.receives) + MORE_RECEIVES;
-        let depth = receives + u32::from(sizes.sends);
+        // An upgraded socket has descriptors, too, and its queue pair is the program's to use.
+        let (more, foreign, pieces) =
+            if explained { (ENTRIES, FOREIGN, descriptors::MOST_PIECES as u32) } else { (0, 0, 2) };
+        let memory = Memory::new(&pd, &sizes, more)?;
+        let receives = u32::from(sizes.receives) + MORE_RECEIVES + more;
+        let sends = u32::from(sizes.sends) + foreign;
+        let depth = receives + sends;
         let cq = Cq::new(depth, 0, Some(Arc::clone(waiters) as _), Arc::new(NoEvents));
         let caps = QpCaps {
-            max_send_wr: u32::from(sizes.sends),
+            max_send_wr: sends,
             max_recv_wr: receives,
-            max_send_sge: 2,
+            max_send_sge: pieces,
             max_recv_sge: 1,
             max_inline_data: INLINE,
         };
@@ -243,7 +270,12 @@ impl Stream {
             memory,
             explained,
             link: Mutex::new(Linked { link: Link::Pending, peer: None, error: None }),
-            state: Mutex::new(State { machine: None, error: None, maps: Maps::default() }),
+            state: Mutex::new(State {
+                machine: None,
+                error: None,
+                maps: Maps::default(),
+                descriptors: Descriptors::default(),
+            }),
             sending: Mutex::default(),
             receiving: Mutex::default(),
         };
@@ -260,6 +292,11 @@ impl Stream {
     /// Its queue pair, to connect.
     pub fn qp(&self) -> &Arc<Qp> {
         &self.qp
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
     }
 
     /// The private data for the peer.
@@ -349,6 +386,7 @@ impl Stream {
             }
         }
         self.controls(state);
+        self.go_on(state);
     }
 
     fn take_completions(&self, state: &mut State, batch: &[Wc]) {
@@ -356,19 +394,25 @@ impl Stream {
         for wc in batch {
             let Some(machine) = &mut state.machine else { return };
             match wr_id::parse(wc.wr_id) {
-                Ok(posted) => {
+                Id::Stream(posted) => {
                     machine.completed(posted);
                     if wc.status != WcStatus::Success {
                         self.send_failed(state, wc.status);
                     }
                 }
+                Id::Descriptor => self.descriptor_completed(state, wc),
+                Id::Foreign => self.foreign_completed(state, wc),
                 // Receives are flushed when the connection ends; that is reported otherwise.
-                Err(_) if wc.status == WcStatus::WrFlushErr => {}
-                Err(_) if wc.status != WcStatus::Success => self.failed(state, Errno::IO),
-                Err(slot) => {
+                Id::Receive(_) if wc.status == WcStatus::WrFlushErr => {}
+                Id::Receive(_) if wc.status != WcStatus::Success => self.failed(state, Errno::IO),
+                Id::Receive(slot) => {
                     free.push(slot);
-                    let message = self.message_of(machine, wc, slot);
-                    if let Some(Err(violation)) = message.map(|message| machine.message(message)) {
+                    let done = match self.message_of(machine, wc, slot) {
+                        Some(Message::Unknown(bits)) if self.explained => self.noticed(state, bits),
+                        Some(message) => machine.message(message),
+                        None => Ok(()),
+                    };
+                    if let Err(violation) = done {
                         tracing::warn!(
                             qpn = self.qp.qpn(),
                             ?violation,
@@ -732,6 +776,7 @@ impl Stream {
             // what the kernel's sockets call the end of the stream.
             hangup: machine.unread() == 0 && (ended.is_some() || !(machine.readable() || machine.writable())),
             error: ended == Some(End::Failed) && state.error.is_some(),
+            completion: state.descriptors.has_completion(),
         }
     }
 
@@ -835,6 +880,8 @@ pub struct Ready {
     pub hangup: bool,
     /// There is an error to take.
     pub error: bool,
+    /// A descriptor is done.
+    pub completion: bool,
 }
 
 /// Memory that is copied during the post; it needs no key.

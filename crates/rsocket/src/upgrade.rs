@@ -54,14 +54,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_cm::{AdoptObserver, Adoption, Cm};
-use uwarp_driver::{Engine, Nic, Readiness, Source, Token};
+use uwarp_driver::{Engine, Nic, Qp, Readiness, Source, Token};
 use uwarp_rnic::mem::MemSeg;
+use uwarp_rnic::{Pd, Sge};
 
 pub use uwarp_cm::Role;
 
 use crate::machine::Sizes;
 use crate::options::Options;
 use crate::socket::{Flags, How};
+use crate::stream::descriptors::{Completion, Op};
 use crate::stream::{Link, Ready, Stream};
 use crate::waiting::{Sleep, Waiters, Waiting};
 use crate::wire::ConnData;
@@ -119,6 +121,8 @@ pub struct Upgraded {
     waiters: Arc<Waiters>,
     adoption: Mutex<Option<Arc<Adoption>>>,
     peer_data: Mutex<Vec<u8>>,
+    /// What the caller has made of its queue pair, once.
+    handle: Mutex<Option<usize>>,
     /// A call has said why there is no stream.
     reported: AtomicBool,
     closed: AtomicBool,
@@ -157,6 +161,7 @@ impl Upgraded {
             stream,
             adoption: Mutex::default(),
             peer_data: Mutex::default(),
+            handle: Mutex::default(),
             reported: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
@@ -321,6 +326,42 @@ impl Upgraded {
                 return self.stream.qp().destroy();
             }
         }
+    }
+
+    /// Posts a descriptor; see [`Stream::post_descriptor`]. `AGAIN` while set-up goes on, too.
+    pub fn post(&self, id: u64, op: Op, pieces: &[Sge]) -> Result<(), Errno> {
+        self.stream.post_descriptor(id, op, pieces)
+    }
+
+    /// Takes completions, oldest first, until `take` returns false for one, which stays.
+    pub fn take_done(&self, take: impl FnMut(Completion) -> bool) {
+        self.stream.take_done(take);
+    }
+
+    /// Its queue pair, for the rest of the verbs. The program may post up to 64 work requests of its own for
+    /// sending, with numbers below 2^63; their completions come from [`Self::take_done`].
+    pub fn qp(&self) -> &Arc<Qp> {
+        self.stream.qp()
+    }
+
+    /// What `make` has made of the queue pair, the first time: the caller's, to take back by
+    /// [`Self::take_handle`].
+    pub fn handle<E>(&self, make: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+        let mut handle = self.handle.lock();
+        match *handle {
+            Some(made) => Ok(made),
+            None => Ok(*handle.insert(make()?)),
+        }
+    }
+
+    /// Takes back what was made.
+    pub fn take_handle(&self) -> Option<usize> {
+        self.handle.lock().take()
+    }
+
+    /// The protection domain in which memory for descriptors is registered.
+    pub fn pd(&self) -> &Arc<Pd> {
+        self.stream.pd()
     }
 
     /// What it is ready for.
