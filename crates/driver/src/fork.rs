@@ -4,14 +4,12 @@
 // Reason: handlers for fork, signal masks, cancellation states, and descriptors that are known by number.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::collections::HashSet;
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, Ordering};
-use std::sync::{LazyLock, Once, OnceLock};
-
-use parking_lot::{Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// See [`generation`].
@@ -19,6 +17,10 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Objects that the program has, and calls in progress; see [`object_made`].
 static OBJECTS: AtomicIsize = AtomicIsize::new(0);
 /// Descriptors that a forked child must close. Locked during a fork.
+///
+/// The locks that are held during a fork are those of the standard library. One of parking_lot that other
+/// threads wait for is unlocked under a lock of parking_lot's own, which another thread may have had when the
+/// child was forked: the child would then wait for ever.
 static DESCRIPTORS: LazyLock<Mutex<HashSet<RawFd>>> = LazyLock::new(Mutex::default);
 
 /// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
@@ -52,7 +54,10 @@ impl<T: Clone> OncePerProcess<T> {
 
     /// The value, if this process has one.
     pub fn get(&self) -> Option<T> {
-        self.0.lock().as_ref().filter(|(made_in, _)| *made_in == generation()).map(|(_, value)| value.clone())
+        locked(&self.0)
+            .as_ref()
+            .filter(|(made_in, _)| *made_in == generation())
+            .map(|(_, value)| value.clone())
     }
 
     /// The value; at the first call `make` makes it, with the lock held. A value of the parent process is
@@ -61,7 +66,7 @@ impl<T: Clone> OncePerProcess<T> {
     /// # Errors
     /// Those of `make`.
     pub fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let mut value = self.0.lock();
+        let mut value = locked(&self.0);
         if let Some((_, value)) = value.as_ref().filter(|(made_in, _)| *made_in == generation()) {
             return Ok(value.clone());
         }
@@ -92,45 +97,55 @@ impl<T> Device<T> {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.0.lock()
+        locked(&self.0)
     }
 
     pub fn try_lock(&self) -> Option<MutexGuard<'_, Option<T>>> {
-        self.0.try_lock()
+        match self.0.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
+}
+
+/// What these locks guard is never left half changed.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The device as the fork handlers see it.
 pub(crate) trait AcrossFork: Sync {
     /// Locks it.
-    fn hold(&self);
+    fn hold(&'static self) -> Box<dyn Held>;
+}
+
+/// A device that is locked.
+pub(crate) trait Held {
     /// In the child: forgets the parent's device, without dropping it.
-    ///
-    /// # Safety
-    /// It is held.
-    unsafe fn forget(&self);
-    /// Unlocks it.
-    ///
-    /// # Safety
-    /// It is held, by this thread or the one that it is a copy of.
-    unsafe fn let_go(&self);
+    fn forget(&mut self);
 }
 
 impl<T: Send> AcrossFork for Device<T> {
-    fn hold(&self) {
-        std::mem::forget(self.0.lock());
-    }
-
-    unsafe fn forget(&self) {
-        // SAFETY: held, so no other thread has it. Never dropped: its descriptors are closed by number.
-        std::mem::forget(unsafe { &mut *self.0.data_ptr() }.take());
-    }
-
-    unsafe fn let_go(&self) {
-        // SAFETY: the caller's promise; `hold` forgot the guard.
-        unsafe { self.0.force_unlock() };
+    fn hold(&'static self) -> Box<dyn Held> {
+        Box::new(self.lock())
     }
 }
+
+impl<T> Held for MutexGuard<'static, Option<T>> {
+    fn forget(&mut self) {
+        // Never dropped: its descriptors are closed by number.
+        std::mem::forget(self.take());
+    }
+}
+
+/// What a fork holds, from before it until after it.
+struct HeldLocks(UnsafeCell<Option<(MutexGuard<'static, HashSet<RawFd>>, Box<dyn Held>)>>);
+
+// SAFETY: only the thread that holds the locks, and the one that is a copy of it, uses the cell.
+unsafe impl Sync for HeldLocks {}
+
+static HELD: HeldLocks = HeldLocks(UnsafeCell::new(None));
 
 /// What the handlers handle: the device, and a function that forgets the other state of the parent.
 static INSTALLED: OnceLock<(&'static dyn AcrossFork, fn())> = OnceLock::new();
@@ -154,53 +169,45 @@ pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn()) {
 extern "C" fn before() {
     // In the order in which the device's start takes them.
     if let Some((device, _)) = INSTALLED.get() {
-        device.hold();
-        std::mem::forget(DESCRIPTORS.lock());
+        let device = device.hold();
+        let descriptors = locked(&DESCRIPTORS);
+        // SAFETY: this thread holds the locks.
+        unsafe { *HELD.0.get() = Some((descriptors, device)) };
     }
 }
 
 extern "C" fn parent() {
-    let Some((device, _)) = INSTALLED.get() else { return };
-    // SAFETY: `before` locked both in this thread and forgot the guards.
-    unsafe {
-        DESCRIPTORS.force_unlock();
-        device.let_go();
-    }
+    // SAFETY: if there are locks, `before` took them in this thread. (Another thread's handlers wait for
+    // them.)
+    drop(INSTALLED.get().and_then(|_| unsafe { &mut *HELD.0.get() }.take()));
 }
 
 extern "C" fn child() {
-    let Some((device, forget)) = INSTALLED.get() else { return };
+    let Some((_, forget)) = INSTALLED.get() else { return };
+    // SAFETY: `before` took the locks in the thread that this one is a copy of, and no other thread is here.
+    let Some((mut descriptors, mut device)) = (unsafe { &mut *HELD.0.get() }).take() else { return };
     if OBJECTS.load(Ordering::Relaxed) > 0 {
         FORKED.store(true, Ordering::Relaxed);
     } else {
         GENERATION.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: `before` locked it in the thread that this one is a copy of. Its descriptors are closed
-        // below.
-        unsafe { device.forget() };
+        device.forget();
         forget();
     }
-    // SAFETY: `before` locked it in the thread that this one is a copy of, so no other thread has it and it
-    // is consistent.
-    for fd in unsafe { &mut *DESCRIPTORS.data_ptr() }.drain() {
+    for fd in descriptors.drain() {
         // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing
         // here uses the descriptor again: every verb answers an error from now on, or uses a new device.
         unsafe { libc::close(fd) };
-    }
-    // SAFETY: as above.
-    unsafe {
-        DESCRIPTORS.force_unlock();
-        device.let_go();
     }
 }
 
 /// Records a descriptor that a forked child must close.
 pub(crate) fn track(fd: RawFd) {
-    DESCRIPTORS.lock().insert(fd);
+    locked(&DESCRIPTORS).insert(fd);
 }
 
 /// Removes a record of [`track`].
 pub(crate) fn untrack(fd: RawFd) {
-    DESCRIPTORS.lock().remove(&fd);
+    locked(&DESCRIPTORS).remove(&fd);
 }
 
 /// A descriptor whose owner keeps it open while it is registered.
@@ -369,7 +376,7 @@ mod tests {
         assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(1)), Ok(1));
         assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(2)), Ok(1));
         // As `child` leaves it.
-        *VALUE.0.lock() = Some((generation().wrapping_sub(1), 1));
+        *locked(&VALUE.0) = Some((generation().wrapping_sub(1), 1));
         assert_eq!(VALUE.get(), None);
         assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(3)), Ok(3));
     }
