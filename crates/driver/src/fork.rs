@@ -140,7 +140,10 @@ impl<T> Held for MutexGuard<'static, Option<T>> {
 }
 
 /// What a fork holds, from before it until after it.
-struct HeldLocks(UnsafeCell<Option<(MutexGuard<'static, HashSet<RawFd>>, Box<dyn Held>)>>);
+struct HeldLocks(UnsafeCell<Option<Locks>>);
+
+/// The descriptors and the device.
+type Locks = (MutexGuard<'static, HashSet<RawFd>>, Box<dyn Held>);
 
 // SAFETY: only the thread that holds the locks, and the one that is a copy of it, uses the cell.
 unsafe impl Sync for HeldLocks {}
