@@ -39,6 +39,8 @@ mod page;
 mod per_interface;
 #[path = "programs/rsockets.rs"]
 mod rsockets;
+#[path = "programs/sockets.rs"]
+mod sockets;
 #[path = "programs/storage.rs"]
 mod storage;
 #[path = "programs/table.rs"]

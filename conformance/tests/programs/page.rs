@@ -114,7 +114,7 @@ fn settings(typed: &[Typed]) -> String {
     let mut all: Vec<String> = Vec::new();
     let views = typed.iter().map(view);
     let others = typed.iter().flat_map(|typed| &typed.options).filter(|(name, _)| name != "as");
-    for word in views.chain(others.map(|(name, value)| format!("{name} {value}"))) {
+    for word in views.chain(others.map(|(name, value)| format!("{name} {value}").trim_end().to_owned())) {
         if !all.contains(&word) {
             all.push(word);
         }

@@ -15,6 +15,7 @@ use super::mpi;
 use super::mpi_applications;
 use super::per_interface;
 use super::rsockets;
+use super::sockets;
 use super::ucx;
 use super::verbs;
 use super::{AS_IB, AS_IWARP, AS_STRANGERS, CRC_OFF, Case, IWARP, ROCE, Run, SPINNING};
@@ -90,6 +91,7 @@ pub fn cases() -> Vec<Case> {
         mpi_applications::cases(),
         datagrams::cases(),
         rsockets::cases(),
+        sockets::cases(),
         verbs::cases(),
         per_interface::cases(),
         applications(),

@@ -10,6 +10,8 @@ use uwarp_conformance::topology::is_given_port;
 
 /// The library's variable that has no option.
 const PEER: &str = "UWARP_PEER";
+/// The option that can be without a value, which only follows `=`.
+const SOCKETS: &str = "sockets";
 
 /// Addresses of the places where programs meet, and what stands for them.
 const ADDRESSES: [(&str, &str); 8] = [
@@ -56,8 +58,7 @@ impl Typed {
             if words.first().is_some_and(|word| word == "run") {
                 let end = words.iter().position(|word| word == "--").unwrap_or(0);
                 let given: Vec<String> = words.drain(..=end).collect();
-                let given = given[1..end.max(1)].chunks_exact(2);
-                options.extend(given.map(|pair| (pair[0].trim_start_matches('-').into(), pair[1].clone())));
+                options.extend(given_options(&given[1..end.max(1)]));
             } else {
                 words.insert(0, "uwarp".to_owned());
                 return Some(Typed { line: joined(&variables, &words), options });
@@ -67,11 +68,33 @@ impl Typed {
             return None;
         }
         let mut front = vec!["uwarp".to_owned(), "run".to_owned()];
-        front.extend(options.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]));
+        for (name, value) in &options {
+            match name.as_str() {
+                SOCKETS if value.is_empty() => front.push(format!("--{name}")),
+                SOCKETS => front.push(format!("--{name}={value}")),
+                _ => front.extend([format!("--{name}"), value.clone()]),
+            }
+        }
         front.push("--".to_owned());
         front.append(&mut words);
         Some(Typed { line: joined(&variables, &front), options })
     }
+}
+
+/// Options of `uwarp run` with their values.
+fn given_options(words: &[String]) -> Vec<(String, String)> {
+    let mut words = words.iter();
+    let mut options = Vec::new();
+    while let Some(word) = words.next() {
+        let name = word.trim_start_matches('-');
+        let (name, value) = match name.split_once('=') {
+            Some(pair) => pair,
+            None if name == SOCKETS => (name, ""),
+            None => (name, words.next().map_or("", String::as_str)),
+        };
+        options.push((name.to_owned(), plain(value)));
+    }
+    options
 }
 
 /// Variables, and a program with its arguments.
