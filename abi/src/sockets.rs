@@ -198,6 +198,9 @@ unsafe fn set_mode(fd: c_int, value: *const c_void, len: socklen_t) -> Result<()
         RESPONDER => Role::Responder,
         _ => return Err(Failure::invalid("the role is neither UWARP_INITIATOR nor UWARP_RESPONDER")),
     };
+    if mode.reserved != 0 {
+        return Err(Failure::invalid("reserved is not 0"));
+    }
     if fd < 0 {
         return Err(Errno::BADF.into());
     }
@@ -238,7 +241,9 @@ unsafe fn set_mode(fd: c_int, value: *const c_void, len: socklen_t) -> Result<()
 /// # Safety
 /// `to` has room for as many bytes as `len` says.
 unsafe fn give(bytes: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Failure> {
-    let (to, len) = (required(to, "optval")?, required(len, "optlen")?);
+    if to.is_null() || len.is_null() {
+        return Err(Errno::FAULT.into());
+    }
     // SAFETY: the caller's promise.
     unsafe {
         let fits = (*len as usize).min(bytes.len());
@@ -324,6 +329,31 @@ fn linger(fd: c_int) -> Option<Duration> {
     (value.l_onoff != 0).then(|| Duration::from_secs(u64::try_from(value.l_linger).unwrap_or(0)))
 }
 
+/// What the kernel has to do before an end of the stream with this `SO_LINGER`.
+fn prepare_close(fd: c_int, linger: Option<Duration>) {
+    let off = libc::linger { l_onoff: 0, l_linger: 0 };
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    // Neither fails on a connected socket. On another one there is nothing to do.
+    let _ = match linger {
+        None => return,
+        // A reset at once, though the connection has a second descriptor: the peer must not take what it
+        // has so far for the whole.
+        Some(Duration::ZERO) => {
+            let arguments = [int(fd), pointer(&raw const nowhere), size_of_val(&nowhere), 0, 0];
+            // SAFETY: the address is alive.
+            unsafe { system(libc::SYS_connect, arguments) }
+        }
+        // The call here waits. The kernel would do so again where the connection's last descriptor is closed,
+        // and that is the engine's thread.
+        Some(_) => {
+            let (level, name) = (int(libc::SOL_SOCKET), int(libc::SO_LINGER));
+            let arguments = [int(fd), level, name, pointer(&raw const off), size_of_val(&off)];
+            // SAFETY: the value is alive.
+            unsafe { system(libc::SYS_setsockopt, arguments) }
+        }
+    };
+}
+
 entry! {
     /// uwarp_sockets(7).
     fn uwarp_setsockopt(
@@ -354,7 +384,11 @@ entry! {
         match (level, name, upgraded(fd)?) {
             (SOL_UWARP, IWARP_MODE, socket) => {
                 let role = match socket.map(|socket| socket.role()) {
-                    None => 0,
+                    None => {
+                        // For the error of a number that is no descriptor.
+                        system(libc::SYS_fcntl, [int(fd), int(libc::F_GETFD), 0, 0, 0])?;
+                        0
+                    }
                     Some(Role::Initiator) => INITIATOR,
                     Some(Role::Responder) => RESPONDER,
                 };
@@ -496,6 +530,7 @@ entry! {
             // Found first, so that no call finds it under a number that is another one's by then.
             if let Ok(socket) = table::take_upgraded(fd) {
                 drop_qp(&socket);
+                prepare_close(fd, linger);
                 socket.close(linger);
             }
         }

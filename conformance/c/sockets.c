@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include "common.h"
@@ -177,7 +178,13 @@ static void modes(void)
 	wrong.private_data = data;
 	wrong.private_data_len = UWARP_PRIVATE_DATA_MAX + 1;
 	check_failed(CALL(setsockopt, fds[0], SOL_UWARP, IWARP_MODE, &wrong, sizeof wrong) < 0, EINVAL, "too much private data");
+	wrong = ends[0].mode;
+	wrong.role = UWARP_INITIATOR;
+	wrong.reserved = 1;
+	check_failed(CALL(setsockopt, fds[0], SOL_UWARP, IWARP_MODE, &wrong, sizeof wrong) < 0, EINVAL, "what is reserved");
 	check_failed(set_role(-1, UWARP_INITIATOR) < 0, EBADF, "no descriptor");
+	check_failed(role_of(-1) < 0, EBADF, "nor has that a role");
+	check_failed(CALL(getsockopt, fds[0], SOL_UWARP, IWARP_MODE, NULL, &len) < 0, EFAULT, "no place for the role");
 	MUST((udp = socket(AF_INET, SOCK_DGRAM, 0)) >= 0);
 	check_failed(set_role(udp, UWARP_INITIATOR) < 0, EOPNOTSUPP, "a UDP socket");
 	close(udp);
@@ -290,8 +297,10 @@ static void polling(void)
 
 static void half_closed(void)
 {
+	struct linger linger = { .l_onoff = 1, .l_linger = LIMIT_MS / 1000 };
+	socklen_t len = sizeof linger;
 	char buf[64];
-	int fds[2];
+	int fds[2], copy;
 
 	pair(fds);
 	MUST(CALL(write, fds[0], "question", 8) == 8 && CALL(shutdown, fds[0], SHUT_WR) == 0);
@@ -307,6 +316,19 @@ static void half_closed(void)
 	check(CALL(read, fds[0], buf, 1) == 0, "reading after SHUT_RDWR", "errno %d", errno);
 	check(CALL(read, fds[1], buf, 1) == 0, "and the peer", "errno %d", errno);
 	close_both(fds);
+	pair(fds);
+	MUST((copy = dup(fds[0])) >= 0 && setsockopt(copy, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+	MUST(CALL(write, fds[0], "linger", 6) == 6 && CALL(close, fds[0]) == 0);
+	MUST(getsockopt(copy, SOL_SOCKET, SO_LINGER, &linger, &len) == 0);
+	check(linger.l_onoff == 0, "SO_LINGER is done by the close", "it would wait again");
+	MUST(close(copy) == 0);
+	check(CALL(read, fds[1], buf, sizeof buf) == 6 && CALL(read, fds[1], buf, 1) == 0, "and all arrives", "errno %d", errno);
+	MUST(CALL(close, fds[1]) == 0);
+	pair(fds);
+	linger = (struct linger){ .l_onoff = 1 };
+	MUST(setsockopt(fds[0], SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0 && CALL(close, fds[0]) == 0);
+	check_failed(CALL(read, fds[1], buf, 1) < 0, ECONNRESET, "SO_LINGER of no time breaks the connection");
+	MUST(CALL(close, fds[1]) == 0);
 }
 
 static void nothing(int number)
@@ -333,7 +355,7 @@ static void waiting(void)
 	struct timeval time = { .tv_usec = 30000 };
 	char buf[4];
 	pthread_t thread;
-	int fds[2], alone[2];
+	int fds[2], alone[2], many = 1 << 16;
 
 	pair(fds);
 	MUST(setsockopt(fds[0], SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0);
@@ -347,6 +369,8 @@ static void waiting(void)
 	check_failed(CALL(read, fds[1], buf, 1) < 0, EINTR, "a signal while it reads");
 	check_failed(CALL(poll, &(struct pollfd){ .fd = fds[1], .events = POLLIN }, 1, LIMIT_MS) < 0, EINTR, "or polls");
 	tcp(alone);
+	/* Of which the library's own reading is independent. */
+	MUST(setsockopt(alone[0], SOL_SOCKET, SO_RCVLOWAT, &many, sizeof many) == 0);
 	check_failed(set_role(alone[0], UWARP_INITIATOR) < 0, EINTR, "or waits for its peer");
 	interrupted_end = true;
 	MUST(pthread_join(thread, NULL) == 0);
@@ -365,6 +389,8 @@ static pid_t child_with(int fds[2], void (*what)(int fd))
 	tcp(fds);
 	MUST((child = fork()) >= 0);
 	if (child == 0) {
+		/* Also if this test ends with an error. */
+		MUST(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
 		close(fds[0]);
 		what(fds[1]);
 		pause();

@@ -160,6 +160,8 @@ impl Connection {
         let own = rustix::io::fcntl_dupfd_cloexec(socket, 0)?;
         // Of the socket, so of the program's descriptor as well.
         set_tcp_nodelay(&own, true)?;
+        // The program may have asked to be woken for more bytes than a frame has.
+        udp::set_option(own.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1)?;
         Ok(Self(own))
     }
 

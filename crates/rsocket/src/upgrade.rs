@@ -115,8 +115,8 @@ pub enum Patience {
 pub struct Upgraded {
     nic: Arc<Nic>,
     role: Role,
-    /// Which socket it is: a number of the kernel's that nothing else has while the socket is open.
-    inode: u64,
+    /// Which socket it is, by its file system and number: no other file has both while the socket is open.
+    inode: (u64, u64),
     stream: Arc<Stream>,
     waiters: Arc<Waiters>,
     adoption: Mutex<Option<Arc<Adoption>>>,
@@ -147,7 +147,7 @@ impl Upgraded {
         if terms.private_data.len() > MAX_PRIVATE_DATA {
             return Err(Errno::INVAL);
         }
-        let inode = rustix::fs::fstat(socket)?.st_ino;
+        let inode = inode_of(socket)?;
         let waiters = Arc::<Waiters>::default();
         let sizes: Sizes = terms.options.sizes(cm.nic().limits().max_qp_wr);
         let stream = Stream::with(cm, sizes, &waiters, true)?;
@@ -214,7 +214,7 @@ impl Upgraded {
     /// Whether a descriptor is that socket. The program may have closed it by close(2), and the number may be
     /// another one's.
     pub fn is_of(&self, socket: BorrowedFd<'_>) -> bool {
-        rustix::fs::fstat(socket).is_ok_and(|stat| stat.st_ino == self.inode)
+        inode_of(socket) == Ok(self.inode)
     }
 
     /// The device.
@@ -297,8 +297,9 @@ impl Upgraded {
     }
 
     /// Ends the stream. Calls of other threads that wait for it return `EBADF`. `linger`: as `SO_LINGER`; of
-    /// no time, what was sent is dropped; with a time, the call waits until the peer has it; without, that
-    /// goes on in the background. The program's descriptor is the caller's to close.
+    /// no time, what was sent is dropped; with a time, the call waits that long until the peer has it; from
+    /// then on, and without a time, that goes on in the background. The program's descriptor is the caller's
+    /// to close.
     pub fn close(&self, linger: Option<Duration>) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -311,19 +312,24 @@ impl Upgraded {
         if linger == Some(Duration::ZERO) || self.stream.shut(true, true).is_err() {
             return self.stream.qp().destroy();
         }
-        match linger {
-            Some(limit) => self.drain(limit.min(LINGER)),
-            None => Closing::begin(&self.nic, &self.stream),
+        if linger.is_some_and(|limit| self.drains_within(limit.min(LINGER))) {
+            return self.stream.qp().destroy();
         }
+        Closing::begin(&self.nic, &self.stream);
     }
 
-    fn drain(&self, limit: Duration) {
-        let Ok(mut waiting) = Waiting::begin(&self.nic, Sleep::InChannel, Some(limit)) else { return };
+    /// Waits until the peer has what was sent. False: a signal or the limit ended that; as with TCP, nothing
+    /// is lost by it.
+    fn drains_within(&self, limit: Duration) -> bool {
+        let Ok(mut waiting) = Waiting::begin(&self.nic, Sleep::InChannel, Some(limit)) else { return false };
         waiting.enter(&self.waiters);
         loop {
             self.stream.arm(&waiting);
-            if self.stream.is_drained() || matches!(waiting.sleep(), Ok(false) | Err(_)) {
-                return self.stream.qp().destroy();
+            if self.stream.is_drained() {
+                return true;
+            }
+            if matches!(waiting.sleep(), Ok(false) | Err(_)) {
+                return false;
             }
         }
     }
@@ -396,6 +402,10 @@ impl Upgraded {
     pub fn arm(&self, waiting: &Waiting) {
         self.stream.arm(waiting);
     }
+}
+
+fn inode_of(socket: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
+    rustix::fs::fstat(socket).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 impl Drop for Upgraded {

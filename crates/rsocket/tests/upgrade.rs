@@ -366,6 +366,32 @@ fn what_was_sent_before_a_close_arrives() {
     assert_eq!(server.send(b"x"), Err(Errno::CONNRESET));
 }
 
+/// To a peer that does not read while the close waits.
+#[test]
+fn a_close_that_stops_waiting_loses_nothing() {
+    use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    // Less than is sent, at both ends.
+    set_socket_recv_buffer_size(&listener, 4096).unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    set_socket_send_buffer_size(&ours, 4096).unwrap();
+    let mut theirs = listener.accept().unwrap().0;
+    theirs.set_read_timeout(Some(LONG)).unwrap();
+    let end = End::begin(ours, &Terms { limit: LONG, ..Terms::new(Role::Initiator) });
+    // A hundred credits, and a ring of 128 KiB.
+    let mut private = PRIVATE;
+    (private[3], private[37]) = (100, 2);
+    let reply = reply(&mut theirs, accept(&private));
+    theirs.write_all(&reply).unwrap();
+    end.up();
+    assert_eq!(end.send(&pattern(100_000, 2)), Ok(100_000));
+    end.socket.close(Some(SHORT));
+    drop(end);
+    // Not to the end: this peer does not answer, and the close goes on until it does.
+    let mut all = vec![0; 100_000];
+    theirs.read_exact(&mut all).unwrap();
+}
+
 #[test]
 fn a_close_ends_calls_that_wait() {
     let [client, _server] = pair();
