@@ -40,6 +40,43 @@ fn doctor_finds_the_built_tree_sound() {
     assert!(libraries["found"].as_str().unwrap().starts_with("it loads libibverbs"), "{libraries}");
 }
 
+/// auto shows the files to a shell, since nobody knows what it starts, and not to ls. Without the option,
+/// nobody is shown them.
+#[test]
+fn who_looks_at_the_files_is_shown_them() {
+    let class = "/sys/class/infiniband";
+    let shows = |options: &str, shell: bool| {
+        let command = uwarp(&format!("run {options} --"));
+        let command = if shell {
+            command.args("sh -c").arg(format!("ls {class}"))
+        } else {
+            command.arg("ls").arg(class)
+        };
+        let output = command.run().unwrap();
+        (output.stdout == "uwarp0\n", output.stderr)
+    };
+    for (options, shell, shown) in [
+        ("-v", true, false),
+        ("--files auto -v", true, true),
+        ("--files off -v", true, false),
+        ("--files auto -v", false, false),
+        ("--files on -v", false, true),
+    ] {
+        let (seen, said) = shows(options, shell);
+        assert_eq!(seen, shown, "{options}, shell: {shell}: {said}");
+        let words = if shown { "are shown: " } else { "are not shown: " };
+        assert!(said.contains(words) && said.contains(" sees the device as roce"), "{said}");
+    }
+    let answer = document(&uwarp("doctor --json sh").run_ok().unwrap());
+    let found = |name: &str| {
+        let checks = answer["checks"].as_array().unwrap().clone();
+        let check = checks.into_iter().find(|check| check["name"] == name);
+        check.unwrap_or_else(|| panic!("no {name}"))["found"].as_str().unwrap().to_owned()
+    };
+    assert!(found("view").starts_with("roce"), "{answer}");
+    assert!(found("files").starts_with("`uwarp run --files auto` shows it the device's files: "), "{answer}");
+}
+
 /// The lines of a plan for the MPI of this launcher.
 fn plan(options: &str, launcher: &str) -> String {
     let output = uwarp(&format!("mpi --dry-run {options} -- {launcher} -n 2 program")).unset("UCX_TLS");

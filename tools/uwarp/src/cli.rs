@@ -61,6 +61,9 @@ pub enum Command {
 
 #[derive(Args)]
 pub struct RunArgs {
+    /// Say on standard error what the program sees, and why
+    #[arg(short, long)]
+    pub verbose: bool,
     #[command(flatten)]
     pub device: DeviceOptions,
     #[command(flatten)]
@@ -289,10 +292,11 @@ pub struct RunOptions {
     /// use off for programs that handle such faults themselves [default: on]
     #[arg(long, value_name = "on|off", env = "UWARP_GUARD", hide_env_values = true)]
     pub guard: Option<Switch>,
-    /// Show the device below /sys/class/infiniband and /dev/infiniband to the program and its children, for
-    /// programs that look there: UCX, for example [default: off]
-    #[arg(long, value_name = "on|off", env = "UWARP_FILES", hide_env_values = true)]
-    pub files: Option<Switch>,
+    /// Show the device below /sys/class/infiniband and /dev/infiniband to the program and its children. auto:
+    /// if the program names these paths, is linked to a library that looks there (UCX, an MPI, NCCL), or is a
+    /// shell, an interpreter or a launcher; `uwarp doctor -- PROGRAM` says which [default: off]
+    #[arg(long, value_name = "auto|on|off", env = "UWARP_FILES", hide_env_values = true)]
+    pub files: Option<Files>,
     /// Let TCP sockets of the program become iWARP's, where RULE says so: such as rsockets:port=5001. `@FILE`
     /// reads rules from a file. Without RULE, the variable's rules apply; without any, all sockets stay TCP
     #[arg(long, value_name = "RULE", env = "UWARP_SOCKETS", hide_env_values = true, num_args = 0..=1,
@@ -311,6 +315,17 @@ pub enum View {
     Ib,
 }
 
+impl View {
+    /// As the option names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            View::Iwarp => "iwarp",
+            View::Roce => "roce",
+            View::Ib => "ib",
+        }
+    }
+}
+
 /// `--devices`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceModel {
@@ -320,7 +335,18 @@ pub enum DeviceModel {
     PerInterface,
 }
 
-/// `--crc`, `--stat`, `--guard`, `--files`
+/// `--files`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Files {
+    /// If the program looks there, or may
+    Auto,
+    /// Always
+    On,
+    /// Never
+    Off,
+}
+
+/// `--crc`, `--stat`, `--guard`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -472,6 +498,7 @@ mod tests {
             ("UWARP_ASK", &["--ask", "on"], "on"),
             ("UWARP_STAT", &["--stat", "off"], "off"),
             ("UWARP_FILES", &["--files", "on"], "on"),
+            ("UWARP_FILES", &["--files", "auto"], "auto"),
             ("UWARP_GUARD", &["--guard", "off"], "off"),
             ("UWARP_SOCKETS", &["--sockets=rsockets:port=80"], "rsockets:port=80"),
         ];
@@ -484,7 +511,8 @@ mod tests {
         }
         let run = Cli::command().find_subcommand("run").unwrap().clone();
         for option in run.get_arguments().filter(|option| option.get_long().is_some()) {
-            if option.get_id() == "help" {
+            // What the command says is not the library's.
+            if ["help", "verbose"].iter().any(|own| option.get_id() == *own) {
                 continue;
             }
             let variable = option.get_env().unwrap_or_else(|| panic!("{option} has no variable"));

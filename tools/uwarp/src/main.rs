@@ -22,6 +22,7 @@ mod interfaces;
 mod libdir;
 mod man;
 mod mpi;
+mod picture;
 mod preload;
 mod program;
 mod run;

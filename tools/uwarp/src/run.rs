@@ -10,13 +10,14 @@ use std::process::ExitCode;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::cli::{RunArgs, Switch};
+use crate::cli::{Files, RunArgs, View};
 use crate::complain;
 use crate::doctor::settings;
 use crate::elf::{self, Facts, Flaw};
 use crate::exec::exec;
 use crate::files;
 use crate::libdir::{self, LIBRARY, SONAMES};
+use crate::picture::{self, Use};
 use crate::program::{self, Caller};
 use crate::{preload, sockets};
 
@@ -62,13 +63,18 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
         return ExitCode::from(OWN_FAILURE);
     }
     let mut variables = args.device.environment();
-    if args.options.files == Some(Switch::On) {
+    let (shown, why) = files_shown(args.options.files, &file);
+    if shown {
         match files::make(&libdir, &variables) {
             Ok(more) => variables.extend(more),
-            Err(reason) => {
+            Err(reason) if args.options.files == Some(Files::On) => {
                 complain(&reason);
                 return ExitCode::from(OWN_FAILURE);
             }
+            // With auto: most programs do not need them.
+            Err(reason) => complain(&format_args!(
+                "warning: {reason}. The program does not see the device below /sys and /dev ({why})"
+            )),
         }
     }
     if args.options.sockets.is_some() {
@@ -80,6 +86,14 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
             }
         }
     }
+    if args.verbose {
+        complain(&format_args!(
+            "{} sees the device as {}; its files below /sys and /dev {}: {why}",
+            path.display(),
+            args.device.view.unwrap_or(View::Roce).name(),
+            if shown { "are shown" } else { "are not shown" },
+        ));
+    }
     raise_descriptor_limit();
     variables.extend(options);
     variables.extend(more);
@@ -87,6 +101,21 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
     let error = exec(&path, &args.program, &variables, !elf::is_elf(&file));
     complain(&format_args!("cannot execute {}: {error}{}", path.display(), reason(&path, &file)));
     ExitCode::from(126)
+}
+
+/// Whether the program sees the device's files, and why.
+fn files_shown(wanted: Option<Files>, file: &Path) -> (bool, String) {
+    match wanted {
+        None => {
+            (false, "--files is off by default; `uwarp doctor` says if the program needs them".to_owned())
+        }
+        Some(Files::On) => (true, "--files on".to_owned()),
+        Some(Files::Off) => (false, "--files off".to_owned()),
+        Some(Files::Auto) => {
+            let picture = picture::of(file);
+            (picture.kind == Use::Wanted, picture.reason)
+        }
+    }
 }
 
 /// Why the file that `--trace` names cannot be written. Without this check, the library would notice it only

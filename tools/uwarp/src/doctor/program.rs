@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 use super::Check;
 use crate::elf::{Facts, Flaw};
 use crate::libdir::{LIBRARY, SONAMES};
+use crate::picture::{self, Picture, Use};
 use crate::program::{self, Caller};
 use crate::{run, sockets};
 
@@ -26,7 +27,45 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     {
         checks.push(libraries(&file, &facts, loader, libdir));
     }
+    checks.extend([view(&path, &file), files(&file)]);
     checks
+}
+
+/// Which kind of device it wants to see.
+fn view(path: &Path, file: &Path) -> Check {
+    let name = |path: &Path| path.file_name().and_then(OsStr::to_str).unwrap_or_default().to_owned();
+    let (name, links) = (name(path), Facts::read(file).ok().flatten().unwrap_or_default().needed);
+    let mpi = links.iter().any(|library| library.starts_with("libmpi"));
+    Check::ok(
+        "view",
+        if mpi || name.starts_with("mpirun") || name.starts_with("mpiexec") {
+            "roce, the default; `uwarp mpi -- mpirun ...` sets what the MPI needs, and the ib view for openib"
+        } else if name.starts_with("ib_") {
+            "roce, the default; --as iwarp if the other end is siw or an iWARP adapter: perftest wants both \
+             ends of one kind"
+        } else {
+            "roce, the default: most programs expect it"
+        },
+    )
+}
+
+/// What `uwarp run` shows it below /sys and /dev.
+fn files(file: &Path) -> Check {
+    let name = "files";
+    let Picture { kind, reason } = picture::of(file);
+    match kind {
+        Use::Wanted => {
+            Check::ok(name, format!("`uwarp run --files auto` shows it the device's files: {reason}"))
+        }
+        Use::Unused => {
+            Check::ok(name, format!("`uwarp run --files auto` does not show it the device's files: {reason}"))
+        }
+        Use::Unseen => Check::warn(
+            name,
+            format!("it cannot see the device's files below /sys and /dev: {reason}"),
+            "nothing is to be done if it only calls verbs",
+        ),
+    }
 }
 
 /// Can the loader load shared libraries for it, and are they of the same kind as our library?

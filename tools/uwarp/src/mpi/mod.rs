@@ -8,7 +8,7 @@ use std::env;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use crate::cli::{DeviceOptions, MpiArgs, RunArgs, RunOptions, Switch, Transport};
+use crate::cli::{DeviceOptions, Files, MpiArgs, RunArgs, RunOptions, Switch, Transport};
 use crate::{complain, exec, program, run};
 pub use launcher::Launcher;
 use plan::Plan;
@@ -55,9 +55,9 @@ pub fn run(args: MpiArgs) -> ExitCode {
 }
 
 fn start(device: DeviceOptions, options: RunOptions, plan: &Plan, words: Vec<OsString>) -> ExitCode {
-    let files = options.files.or(plan.files.then_some(Switch::On));
+    let files = options.files.or(plan.files.then_some(Files::On));
     let device = DeviceOptions { view: device.view.or(plan.view), ..device };
-    let args = RunArgs { device, options: RunOptions { files, ..options }, program: words };
+    let args = RunArgs { verbose: false, device, options: RunOptions { files, ..options }, program: words };
     run::run_with(&args, plan.variables())
 }
 
