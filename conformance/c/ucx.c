@@ -338,7 +338,9 @@ static void fill(unsigned char *data, size_t size, uint32_t seed)
 		data[i] = pattern(seed, i);
 }
 
-/* All sizes of a kind, from this end or to it; the byte behind the message must stay. */
+/* All sizes of a kind, from this end or to it; the byte behind the message must stay. An active message is written
+ * into the buffer when it comes, which may be while this end waits for the other one: so no message is sent before the
+ * buffer is ready for it, or before the one in front of it has been looked at. */
 static void one_way(const struct kind *kind, bool send, uint32_t seed)
 {
 	char name[80];
@@ -348,16 +350,19 @@ static void one_way(const struct kind *kind, bool send, uint32_t seed)
 
 		if (send) {
 			fill(out, size, seed);
+			meet();
 			must_finish(kind->send(size, seed), kind->name);
 			meet();
 			continue;
 		}
 		memset(in, 0xa5, size + 1);
-		must_finish(kind->receive(size, seed), kind->name);
 		meet();
+		must_finish(kind->receive(size, seed), kind->name);
 		wrong = first_wrong(in, size, seed);
-		if (wrong == size && in[size] == 0xa5)
+		if (wrong == size && in[size] == 0xa5) {
+			meet();
 			continue;
+		}
 		snprintf(name, sizeof name, "%s, %zu bytes", kind->name, size);
 		check(false, name, "byte %zu is %#x", wrong, in[wrong]);
 		return;
