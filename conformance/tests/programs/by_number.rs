@@ -71,8 +71,8 @@ fn pingpong() -> Vec<Case> {
 
 /// Only in `make programs`: on a busy machine 3 of 100 runs fail. As an RNIC does, the queue pair flushes its
 /// receives when the peer closes, and the peer's program leaves as soon as its last Send is done.
-/// ibv_rc_pingpong takes two completions at once: the last message, and a flushed receive behind it, for which
-/// it ends with an error.
+/// ibv_rc_pingpong takes two completions at once: the last message, and a flushed receive behind it, for
+/// which it ends with an error.
 // TODO: let streams that programs bring up by number end as InfiniBand's do in this view, too. Nothing that
 // uses them expects an RNIC's end (`infiniband` of the stream's parameters says so for the other views).
 fn as_iwarp(case: Case) -> Case {
