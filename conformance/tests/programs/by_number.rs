@@ -73,8 +73,9 @@ fn pingpong() -> Vec<Case> {
 /// receives when the peer closes, and the peer's program leaves as soon as its last Send is done.
 /// ibv_rc_pingpong takes two completions at once: the last message, and a flushed receive behind it, for
 /// which it ends with an error.
-// TODO: let streams that programs bring up by number end as InfiniBand's do in this view, too. Nothing that
-// uses them expects an RNIC's end (`infiniband` of the stream's parameters says so for the other views).
+// TODO: let streams that programs bring up by number end as InfiniBand's do in this view, too: nothing that
+// uses them expects an RNIC's end. `infiniband` of the stream's parameters decides it; the errors that a peer
+// reports and the rights that a program does not give hang on it, too, so each needs a look.
 fn as_iwarp(case: Case) -> Case {
     Case { run: Long(|w, p| w.pingpong("ibv_rc_pingpong -g 0", AS_IWARP, p)), ..case }
 }

@@ -115,7 +115,8 @@ struct Handshake {
 impl Adoption {
     /// Begins on a connected socket of the program. `qp`: in INIT. `private_data`: for the peer. `limit`: for
     /// all of set-up. Does not block; what becomes of it is reported to the observer, possibly before this
-    /// returns. An error that is returned is not reported, and leaves the socket as it was.
+    /// returns. An error that is returned is not reported; nothing was sent or received then, but
+    /// `TCP_NODELAY` and `SO_RCVLOWAT` may have been set.
     pub fn start(
         cm: &Arc<Cm>,
         socket: BorrowedFd<'_>,

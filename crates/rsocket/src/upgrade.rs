@@ -129,7 +129,8 @@ pub struct Upgraded {
 }
 
 impl Upgraded {
-    /// Begins to upgrade a connected TCP socket. Does not wait. After an error, the socket is as it was.
+    /// Begins to upgrade a connected TCP socket. Does not wait. After an error, nothing was sent or received
+    /// on the socket, but `TCP_NODELAY` and `SO_RCVLOWAT` may have been set.
     ///
     /// | errno | |
     /// |---|---|
