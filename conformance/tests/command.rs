@@ -137,6 +137,39 @@ fn mpi_is_measured_over_each_transport() {
     assert!(!complaint.ok() && complaint.stderr.contains("names neither"), "{}", complaint.text());
 }
 
+/// Each way of sockets, and the plot beside the figures.
+#[test]
+fn sockets_are_measured_in_every_way() {
+    let plot = std::env::temp_dir().join(format!("uwarp-sockets-{}.svg", std::process::id()));
+    let command = uwarp("bench sockets --json --rounds 1 --seconds 0.02")
+        .args("--only latency-6 --only bandwidth-1048576")
+        .arg("--plot")
+        .arg(&plot);
+    let report = document(&command.limit(LIMIT).run_ok().unwrap());
+    let ways: BTreeSet<_> = report["ways"].as_object().unwrap().keys().cloned().collect();
+    for way in ["plain", "through", "iwarp-mode-crc-off", "descriptors-crc-on", "rule-rsockets-crc-on"] {
+        assert!(ways.contains(way), "no {way}: {ways:?}");
+    }
+    let figures = report["figures"].as_array().unwrap();
+    let names: Vec<_> = figures.iter().map(|figure| figure["id"].as_str().unwrap()).collect();
+    assert_eq!(names, ["latency-64", "latency-65536", "bandwidth-1048576"]);
+    for figure in figures {
+        let best = figure["best"].as_str().unwrap();
+        for way in &ways {
+            let side = &figure["ways"][way];
+            assert!(positive(&side["median"]), "{way}: {figure}");
+            assert_eq!(positive(&side["ratio"]["median"]), !way.starts_with("plain"), "{way}: {figure}");
+        }
+        assert!(best.starts_with("plain"), "{figure}");
+    }
+    let drawn = std::fs::read_to_string(&plot);
+    let _ = std::fs::remove_file(&plot);
+    let plot = drawn.unwrap();
+    assert!(plot.starts_with("<svg ") && plot.contains("--sockets=rsockets, CRC on"), "{plot}");
+    let complaint = uwarp("bench latency --plot /dev/null").run().unwrap();
+    assert!(!complaint.ok() && complaint.stderr.contains("--plot is for"), "{}", complaint.text());
+}
+
 /// Long enough that each figure comes about, too short for any to mean something.
 const SHORT: &str = "--quick --seconds 0.06 --rounds 2";
 

@@ -163,7 +163,7 @@ pub struct BenchArgs {
     #[arg(long)]
     pub quick: bool,
     /// Time for each figure over all rounds, once for raw TCP and once for uwarp; the trials of raw TCP are
-    /// extra [default: 2, with --quick 0.6]
+    /// extra [default: 2, with --quick 0.6; sockets: 0.5, with --quick 0.06]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<f64>,
     /// Number of rounds; in each, raw TCP and uwarp are measured in turn [default: 9, with --quick 3]
@@ -182,6 +182,10 @@ pub struct BenchArgs {
     /// Measure only the figures whose name begins with NAME; may be given several times
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
+    /// Write a plot to FILE, as SVG: of sockets and mpi over the size of messages, of memory over the number
+    /// of peers
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
     /// For mpi: the launcher of the MPI [default: mpirun]. Its mpicc compiles the program that measures. As
     /// root, Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment
     #[arg(long, value_name = "LAUNCHER")]
@@ -217,7 +221,10 @@ pub enum BenchWhat {
     /// An MPI program over each transport of `uwarp mpi`, beside the MPI's own TCP: ping-pongs, streams,
     /// collectives, one-sided operations, memory
     Mpi,
-    /// All of them but mpi
+    /// Programs of sockets by message size, ping-pongs and one way: plain sockets, behind the preloaded
+    /// library, in IWARP_MODE by calls and by descriptors, over rsockets
+    Sockets,
+    /// All of them but mpi and sockets
     All,
 }
 

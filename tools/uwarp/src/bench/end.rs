@@ -15,10 +15,13 @@ use super::fabric::by_number::ByNumber;
 use super::fabric::crowd::Crowd;
 use super::fabric::datagram::Peers;
 use super::fabric::{Libraries, Link, Listener};
-use super::protocol::{Answer, Failure, Figure, Job, Many, Order, Over, Result, Role, Wait, Work};
+use super::protocol::{
+    Answer, Failure, Figure, Job, Many, Order, Over, Pattern, Result, Role, Sockets, Wait, Work,
+};
 use super::raw::{Raw, Raws};
 use super::raw_many::RawCrowd;
 use super::raw_udp::RawUdp;
+use super::sockets::calls;
 use super::ways::Way;
 use super::{datagrams, flow, fused, paths, rdma, usage};
 use crate::cli::BenchEndArgs;
@@ -63,6 +66,7 @@ struct End {
     counter: Option<Counter>,
     crowds: Option<(RawCrowd, Crowd)>,
     by_number: Option<ByNumber>,
+    sockets: (Option<calls::Listener>, Option<calls::Connection>),
     /// The cores that the measuring thread had at first.
     allowed: Option<CpuSet>,
 }
@@ -108,6 +112,7 @@ impl End {
             }
             Order::Many(many) => return self.many(many),
             Order::Peers { count, role, most } => return self.peers(count as usize, role, most as usize),
+            Order::Sockets(order) => return self.sockets(order),
         }
         Ok(Answer::Done)
     }
@@ -198,6 +203,33 @@ impl End {
                 Answer::Spread(crowd.serve(control?, count, Duration::from_millis(milliseconds))?)
             }
         })
+    }
+
+    fn sockets(&mut self, order: Sockets) -> Result<Answer> {
+        let (listener, connection) = &mut self.sockets;
+        match order {
+            Sockets::Listen { carrier, address } => {
+                let raw = listener.insert(calls::Listener::new(carrier, address)?).port;
+                return Ok(Answer::Listening { raw, rdma: 0 });
+            }
+            Sockets::Accept => {
+                let listener = listener.take().ok_or_else(|| Failure::new("not listening"))?;
+                *connection = Some(listener.accept()?);
+            }
+            Sockets::Connect { carrier, to } => {
+                *connection = Some(calls::Connection::connect(carrier, to)?);
+            }
+            Sockets::Traffic { pattern, size, spin, role, milliseconds } => {
+                let connection = connection.as_mut().ok_or_else(|| Failure::new("not connected"))?;
+                let (size, time) = (size as usize, Duration::from_millis(milliseconds));
+                let figure = match pattern {
+                    Pattern::PingPong => connection.ping(size, spin, role, time)?,
+                    Pattern::Stream => connection.stream(size, spin, role, time)?,
+                };
+                return Ok(figure.map_or(Answer::Done, Answer::Figure));
+            }
+        }
+        Ok(Answer::Done)
     }
 
     fn peers(&mut self, count: usize, role: Role, most: usize) -> Result<Answer> {

@@ -1,6 +1,7 @@
 //! The two ends as the command handles them: it starts them, connects them, sends them orders, and ends them
 //! by their process ids.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::protocol::{Answer, Calls, Failure, Figure, Job, Order, Result, Role};
+use super::protocol::{Answer, Calls, Carrier, Failure, Figure, Job, Order, Result, Role, Sockets};
 
 /// Where the two ends are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +34,40 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 impl Ends {
     /// Starts both with `environment` added to our own, and connects them over raw TCP and over uwarp.
-    pub fn start(place: Place, environment: &[(&'static str, &'static str)]) -> Result<Ends> {
+    pub fn start(place: Place, environment: &[(&'static str, OsString)]) -> Result<Ends> {
+        let mut ends = Ends::apart(place, environment)?;
+        let address = ends.address;
+        let listening = ends.passive.request(&Order::Listen { address }, PATIENCE)?;
+        let Answer::Listening { raw, rdma } = listening else { return Err(out_of_turn()) };
+        ends.passive.send(&Order::Accept)?;
+        let order =
+            Order::Connect { raw: SocketAddr::new(address, raw), rdma: SocketAddr::new(address, rdma) };
+        // The error of the side that failed is more useful than the report that the other side waits.
+        ends.active.request(&order, PATIENCE)?;
+        ends.passive.receive(PATIENCE)?;
+        Ok(ends)
+    }
+
+    /// Starts both for a program of sockets, and connects them as it does.
+    pub fn with_sockets(
+        place: Place,
+        environment: &[(&'static str, OsString)],
+        carrier: Carrier,
+    ) -> Result<Ends> {
+        let mut ends = Ends::apart(place, environment)?;
+        let address = ends.address;
+        let listen = Order::Sockets(Sockets::Listen { carrier, address });
+        let Answer::Listening { raw, .. } = ends.passive.request(&listen, PATIENCE)? else {
+            return Err(out_of_turn());
+        };
+        let to = SocketAddr::new(address, raw);
+        let connect = Order::Sockets(Sockets::Connect { carrier, to });
+        ends.both(&Order::Sockets(Sockets::Accept), &connect, PATIENCE)?;
+        Ok(ends)
+    }
+
+    /// Not connected yet.
+    fn apart(place: Place, environment: &[(&'static str, OsString)]) -> Result<Ends> {
         let mut ends = Ends {
             active: End::start(place, environment)?,
             passive: End::start(place, environment)?,
@@ -44,14 +78,6 @@ impl Ends {
             Place::Namespaces { mtu } => ends.join(mtu)?,
         };
         ends.address = address;
-        let listening = ends.passive.request(&Order::Listen { address }, PATIENCE)?;
-        let Answer::Listening { raw, rdma } = listening else { return Err(out_of_turn()) };
-        ends.passive.send(&Order::Accept)?;
-        let order =
-            Order::Connect { raw: SocketAddr::new(address, raw), rdma: SocketAddr::new(address, rdma) };
-        // The error of the side that failed is more useful than the report that the other side waits.
-        ends.active.request(&order, PATIENCE)?;
-        ends.passive.receive(PATIENCE)?;
         Ok(ends)
     }
 
@@ -130,11 +156,11 @@ struct End {
 }
 
 impl End {
-    fn start(place: Place, environment: &[(&'static str, &'static str)]) -> Result<End> {
+    fn start(place: Place, environment: &[(&'static str, OsString)]) -> Result<End> {
         let executable = std::env::current_exe().map_err(Failure::of("cannot find my own executable"))?;
         let mut command = Command::new(executable);
         command.arg("bench-end").stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.envs(environment.iter().copied());
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
         if matches!(place, Place::Namespaces { .. }) {
             command.arg("--network-namespace");
         }

@@ -629,13 +629,13 @@ fn parameters(private: &[u8; Offer::LENGTH]) -> rdma_conn_param {
 
 /// A socket address in the form of C.
 #[repr(C)]
-union SocketAddress {
+pub union SocketAddress {
     v4: libc::sockaddr_in,
     v6: libc::sockaddr_in6,
 }
 
 impl SocketAddress {
-    fn new(address: SocketAddr) -> SocketAddress {
+    pub fn new(address: SocketAddr) -> SocketAddress {
         match address {
             SocketAddr::V4(address) => {
                 // SAFETY: integers only, for which zero is a value.
@@ -657,13 +657,19 @@ impl SocketAddress {
         }
     }
 
-    fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+    pub fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
         ptr::from_mut(self).cast()
+    }
+
+    /// The port in it.
+    pub fn port(&self) -> u16 {
+        // SAFETY: integers only, and the port is at the same place in both.
+        u16::from_be(unsafe { self.v4.sin_port })
     }
 }
 
 /// Zero is success; else the verbs return the error number and librdmacm returns -1 and sets `errno`.
-fn check(function: &'static str, status: c_int) -> Result<()> {
+pub fn check(function: &'static str, status: c_int) -> Result<()> {
     match status {
         0 => Ok(()),
         1.. => Err(call_failed(function, io::Error::from_raw_os_error(status))),
@@ -672,7 +678,7 @@ fn check(function: &'static str, status: c_int) -> Result<()> {
 }
 
 #[cold]
-fn last(function: &'static str) -> Failure {
+pub fn last(function: &'static str) -> Failure {
     call_failed(function, io::Error::last_os_error())
 }
 
@@ -688,7 +694,7 @@ fn absent(function: &'static str) -> Failure {
 
 /// # Safety
 /// `T` must be the type of a pointer to the function of that name.
-unsafe fn symbol<T: Copy>(library: &'static Library, name: &CStr) -> Result<T> {
+pub unsafe fn symbol<T: Copy>(library: &'static Library, name: &CStr) -> Result<T> {
     // SAFETY: as the caller vouches for.
     unsafe { library.get::<T>(name.to_bytes_with_nul()) }
         .map(|symbol| *symbol)

@@ -21,6 +21,7 @@ mod many;
 mod mpi;
 mod paths;
 mod plan;
+mod plot;
 mod protocol;
 mod raw;
 mod raw_many;
@@ -28,11 +29,13 @@ mod raw_many;
 mod raw_udp;
 mod rdma;
 mod report;
+mod sockets;
 mod stats;
 #[allow(unsafe_code)]
 mod usage;
 mod ways;
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
@@ -52,11 +55,19 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     if args.what == BenchWhat::Mpi {
         return mpi::run(args);
     }
-    match measure(args) {
-        Ok(report) => {
+    let measured = match args.what {
+        BenchWhat::Sockets => place(args).and_then(|place| sockets::run(args, place)),
+        _ => measure(args).and_then(|report| {
+            if let Some(file) = &args.plot {
+                report.plot()?.write(file)?;
+            }
             report.print(args.json);
-            if report.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
+            Ok(report.complete())
+        }),
+    };
+    match measured {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(failure) => {
             complain(&failure);
             ExitCode::FAILURE
@@ -88,19 +99,24 @@ struct Extent {
     round_ms: u64,
 }
 
+fn place(args: &BenchArgs) -> Result<Place> {
+    match args.netns {
+        true if !rustix::process::geteuid().is_root() => Err(Failure::new(
+            "--netns creates network namespaces and needs root, at least in a user namespace: \
+             unshare --map-root-user uwarp bench --netns ...",
+        )),
+        true => Ok(Place::Namespaces { mtu: args.mtu.unwrap_or(MTU) }),
+        false => Ok(Place::Loopback),
+    }
+}
+
 fn measure(args: &BenchArgs) -> Result<Report> {
     // Reported once here rather than by each end.
     libdir::find().map_err(|reason| Failure(reason.to_string()))?;
-    let place = match args.netns {
-        true if !rustix::process::geteuid().is_root() => {
-            return Err(Failure::new(
-                "--netns creates network namespaces and needs root, at least in a user namespace: \
-                 unshare --map-root-user uwarp bench --netns ...",
-            ));
-        }
-        true => Place::Namespaces { mtu: args.mtu.unwrap_or(MTU) },
-        false => Place::Loopback,
-    };
+    if args.plot.is_some() && args.what != BenchWhat::Memory {
+        return Err(Failure::new("--plot is for sockets, mpi and memory"));
+    }
+    let place = place(args)?;
     let (seconds, rounds) = if args.quick { (0.6, 3) } else { (2.0, 9) };
     let (seconds, rounds) = (args.seconds.unwrap_or(seconds), args.rounds.unwrap_or(rounds));
     let extent = Extent { rounds, round_ms: ((seconds * 1000.0 / f64::from(rounds)) as u64).max(1) };
@@ -177,7 +193,7 @@ impl Runner {
         self.scale = None;
         let ends = match self.ends.take() {
             Some((crc, ends)) if crc == item.crc => ends,
-            _ => Ends::start(self.place, &[("UWARP_CRC", if item.crc { "on" } else { "off" })])?,
+            _ => Ends::start(self.place, &[crc(item.crc)])?,
         };
         let (_, ends) = self.ends.insert((item.crc, ends));
         let mut turn = Turn { ends, pin: self.pin };
@@ -204,6 +220,11 @@ impl Runner {
         let copy_crc = matches!(item.goal, Goal::BesideCrc(_));
         rounds(&mut turn, work, copy_crc, baseline, self.extent, &self.progress)
     }
+}
+
+/// The setting for the ends.
+fn crc(on: bool) -> (&'static str, OsString) {
+    ("UWARP_CRC", if on { "on" } else { "off" }.into())
 }
 
 /// The ends of one item.

@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
 use super::machine::Machine;
+use super::plot::{Page, Panel, Scale, Series};
 use super::progress;
 use super::protocol::{Failure, Result};
 use super::stats::median;
@@ -102,6 +103,9 @@ fn measure(args: &BenchArgs) -> Result<()> {
     let rows = rows(&printed, &args.only);
     if rows.is_empty() {
         return Err(Failure::new("there is no such figure; without --only, all are shown"));
+    }
+    if let Some(file) = &args.plot {
+        plot(&launcher.to_string(), &transports, &rows).write(file)?;
     }
     if args.json {
         let report = serde_json::json!({
@@ -282,6 +286,41 @@ fn table(transports: &[Transport], rows: &[Row]) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+/// A panel for each operation that was measured with more than one size.
+fn plot(mpi: &str, transports: &[Transport], rows: &[Row]) -> Page {
+    let sized = |row: &Row| {
+        let (operation, size) = row.id.rsplit_once('-')?;
+        Some(((operation.to_owned(), row.unit.clone()), size.parse::<u32>().ok()?))
+    };
+    let mut operations: Vec<(String, String)> = Vec::new();
+    for (operation, _) in rows.iter().filter_map(sized) {
+        if !operations.contains(&operation) {
+            operations.push(operation);
+        }
+    }
+    let panel = |operation: &(String, String)| {
+        let of: Vec<_> = rows
+            .iter()
+            .filter_map(|row| sized(row).filter(|(of, _)| of == operation).map(|(_, size)| (size, row)))
+            .collect();
+        let series = |transport: &Transport| {
+            let word = transport.word();
+            let points = of
+                .iter()
+                .filter_map(|(size, row)| Some((f64::from(*size), row.transports.get(word)?.median)));
+            Series { name: word.to_owned(), points: points.collect() }
+        };
+        (of.len() > 1).then(|| Panel {
+            title: operation.0.clone(),
+            x: "bytes".to_owned(),
+            y: operation.1.clone(),
+            scales: [Scale::Doubling, Scale::Decimal],
+            series: transports.iter().map(series).collect(),
+        })
+    };
+    Page { title: mpi.to_owned(), panels: operations.iter().filter_map(panel).collect() }
 }
 
 #[cfg(test)]

@@ -78,6 +78,51 @@ pub enum Order {
         role: Role,
         most: u32,
     },
+    Sockets(Sockets),
+}
+
+/// For `uwarp bench sockets`: one connection for each process.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Sockets {
+    Listen {
+        carrier: Carrier,
+        address: IpAddr,
+    },
+    Accept,
+    Connect {
+        carrier: Carrier,
+        to: SocketAddr,
+    },
+    /// Messages there and back, or one way. `spin`: a receive call looks for a while before it blocks.
+    Traffic {
+        pattern: Pattern,
+        size: u32,
+        spin: bool,
+        role: Role,
+        milliseconds: u64,
+    },
+}
+
+/// Whose calls a program of sockets makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Carrier {
+    /// libc's, whatever library stands before it.
+    Libc,
+    /// Those of `<rdma/rsocket.h>`.
+    Rsockets,
+    /// `uwarp_send` and `uwarp_recv` on a socket in `IWARP_MODE`.
+    IwarpMode,
+    /// `uwarp_post` and `uwarp_get_completions` on a socket in `IWARP_MODE`, with registered memory.
+    Descriptors,
+}
+
+/// What goes over a connection of sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pattern {
+    /// The figure is half a round trip.
+    PingPong,
+    /// The figure is bytes a second.
+    Stream,
 }
 
 /// What to do with many connections. If both ends have a part, the order for the passive end comes first.

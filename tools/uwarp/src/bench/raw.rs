@@ -332,13 +332,13 @@ fn message(size: usize) -> Result<Vec<u8>> {
     if (8..=LARGEST as usize).contains(&size) { Ok(vec![0; size]) } else { Err(too_large()) }
 }
 
-fn put(message: &mut [u8], number: u64) {
+pub fn put(message: &mut [u8], number: u64) {
     if let Some(end) = message.last_chunk_mut() {
         *end = number.to_le_bytes();
     }
 }
 
-fn word(message: &[u8]) -> u64 {
+pub fn word(message: &[u8]) -> u64 {
     message.last_chunk().copied().map_or(0, u64::from_le_bytes)
 }
 
