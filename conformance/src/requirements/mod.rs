@@ -118,7 +118,7 @@ pub(crate) mod files {
     pub const LOOPBACK: &str = "crates/driver/tests/loopback.rs";
     pub const MEM: &str = "crates/rnic/src/mem.rs";
     pub const MPA: &str = "crates/wire/src/mpa.rs";
-    pub const MR: &str = "crates/rnic/src/mr.rs";
+    pub const MR: &str = "crates/rnic/src/mr/mod.rs";
     pub const PROCESSES: &str = "crates/driver/tests/processes.rs";
     pub const RDMAP: &str = "crates/wire/src/rdmap.rs";
     pub const RECEIVING: &str = "crates/sim/tests/regressions/receiving.rs";

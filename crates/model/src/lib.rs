@@ -16,7 +16,7 @@
 // The unit tests of those files need the usual locks. They run in their own crates.
 #![cfg(not(test))]
 // The model uses only a part of each file.
-#![allow(dead_code, missing_docs, unreachable_pub, clippy::all)]
+#![allow(dead_code, unused_imports, missing_docs, unreachable_pub, clippy::all)]
 
 pub mod scenarios;
 pub mod sync;
@@ -50,7 +50,7 @@ mod event {
 
 #[path = "../../rnic/src/cq.rs"]
 mod cq;
-#[path = "../../rnic/src/mr.rs"]
+#[path = "../../rnic/src/mr/mod.rs"]
 mod mr;
 #[path = "../../rnic/src/queues.rs"]
 mod queues;
