@@ -2,8 +2,8 @@
 //! what the calls do is in `uwarp_rsocket::upgrade`.
 //!
 //! Each function does for a socket in `IWARP_MODE` what the call without its prefix does for others, and for
-//! all other descriptors it makes that system call. It makes the call itself: libc's function of that name
-//! may be another library's, which in turn calls the one here.
+//! all other descriptors it makes that system call, and nothing else ([`for_any`]). It makes the call itself:
+//! libc's function of that name may be another library's, which in turn calls the one here.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::os::fd::BorrowedFd;
@@ -15,12 +15,13 @@ use uwarp_abi_types::verbs::{ibv_qp, ibv_sge};
 use uwarp_driver::RdmaDevice;
 use uwarp_rnic::Sge;
 use uwarp_rsocket::socket::How;
-use uwarp_rsocket::table::{self, Entry};
+use uwarp_rsocket::table;
 use uwarp_rsocket::upgrade::{Patience, Role, SETUP_LIMIT, Terms};
 use uwarp_rsocket::{Errno, Kind, MemSeg, Op, Upgraded};
 
-use crate::convention::MinusOne;
+use crate::convention::{Convention, MinusOne};
 use crate::entry;
+use crate::entry::AfterFork;
 use crate::failure::{Failure, errno, required};
 use crate::ibverbs::create_qp;
 use crate::ibverbs::mr::{self, CPd};
@@ -119,13 +120,14 @@ fn pointer<T>(to: *const T) -> usize {
 
 /// The socket in `IWARP_MODE` with this descriptor. `None`: it is the kernel's to serve.
 fn upgraded(fd: c_int) -> Result<Option<Arc<Upgraded>>, Failure> {
-    match table::upgraded(fd) {
-        Ok(_) if uwarp_driver::forked() => {
-            Err(Failure::new(libc::ENODEV, "a forked child cannot use a socket that its parent has upgraded"))
-        }
-        Ok(socket) => Ok(Some(socket)),
-        Err(_) => Ok(None),
+    // First: a child may have been forked while another thread had the table locked.
+    if table::may_be_upgraded(fd) && uwarp_driver::forked() {
+        return Err(Failure::new(
+            libc::ENODEV,
+            "a forked child cannot use a socket that its parent has upgraded",
+        ));
     }
+    Ok(table::upgraded(fd).ok())
 }
 
 /// An option of the kernel's socket; zeros if it has none.
@@ -223,12 +225,15 @@ unsafe fn set_mode(fd: c_int, value: *const c_void, len: socklen_t) -> Result<()
     };
     // SAFETY: a number that is no descriptor gives `EBADF`, and only the program closes it during the call.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    if table::upgraded(fd).is_ok_and(|old| old.is_of(socket)) {
-        return Err(Failure::new(libc::EALREADY, "the socket is in IWARP_MODE already"));
-    }
     let terms = Terms { private_data: &private_data, limit, ..Terms::new(role) };
-    let upgraded = Upgraded::begin(socket, &terms)?;
-    table::insert(fd, Entry::Upgraded(Arc::clone(&upgraded)));
+    let upgraded = Upgraded::prepare(socket, &terms)?;
+    // Before anything is sent: another thread may set the mode at the same time.
+    table::insert_upgraded(fd, &upgraded)
+        .map_err(|errno| Failure::new(errno.raw_os_error(), "the socket is in IWARP_MODE already"))?;
+    if let Err(errno) = upgraded.start(socket, &terms) {
+        let _ = table::take_upgraded_if(fd, |entered| Arc::ptr_eq(entered, &upgraded));
+        return Err(errno.into());
+    }
     match upgraded.wait_until_up(patience(fd, libc::SO_SNDTIMEO)) {
         // It goes on; its end is a matter of POLLOUT and SO_ERROR, as with connect(2).
         Err(Errno::AGAIN) => Err(Errno::INPROGRESS.into()),
@@ -298,25 +303,24 @@ fn kind(kind: Kind) -> u32 {
 
 /// C's view of a socket's queue pair, made by the first call.
 fn qp_of(socket: &Upgraded) -> Result<*mut ibv_qp, Failure> {
-    let made = socket.handle(|| {
+    let make = || {
         let device = RdmaDevice::list().first().copied();
         let device = device.ok_or_else(|| Failure::new(libc::ENODEV, "no interface is up"))?;
         let context = shared(device)?.verbs;
         // SAFETY: the context lives as long as the process, and the domain as long as the queue pair.
         let qp = unsafe {
             let pd = mr::give_domain(context, Arc::clone(socket.pd()), None)?;
-            create_qp::of_socket(pd, socket.qp())?
+            create_qp::of_socket(pd, socket.qp(), socket.own_work())?
         };
         Ok::<_, Failure>(qp.expose_provenance())
-    })?;
-    Ok(std::ptr::with_exposed_provenance_mut(made))
+    };
+    Ok(std::ptr::with_exposed_provenance_mut(socket.handle(make, drop_view)?))
 }
 
-/// The program uses that view no longer.
-fn drop_qp(socket: &Upgraded) {
-    let Some(made) = socket.take_handle() else { return };
+/// The program uses that view no longer: the socket is closed. Or it has never had it.
+fn drop_view(made: usize) {
     let qp: *mut ibv_qp = std::ptr::with_exposed_provenance_mut(made);
-    // SAFETY: `qp_of` has made both, and nothing uses them any more: the socket is closed.
+    // SAFETY: `qp_of` has made both, and nothing uses them any more.
     unsafe {
         let pd = (*qp).pd;
         drop(object::take::<CQp>(qp));
@@ -354,15 +358,82 @@ fn prepare_close(fd: c_int, linger: Option<Duration>) {
     };
 }
 
-entry! {
+// As of libc, but a thread can be cancelled in them: the unwinding goes through.
+unsafe extern "C-unwind" {
+    #[link_name = "syscall"]
+    fn syscall_unwinding(number: c_long, ...) -> c_long;
+    #[link_name = "pthread_setcanceltype"]
+    fn set_cancel_type(new: c_int, old: *mut c_int) -> c_int;
+}
+
+/// A system call of the program: with libc's result, and a cancellation point, as libc has it.
+///
+/// # Safety
+/// The arguments are those of the call. No frame above has anything to drop.
+unsafe fn pass(number: c_long, arguments: [usize; 6]) -> c_long {
+    const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
+    let [a, b, c, d, e, f] = arguments;
+    let mut before = 0;
+    // SAFETY: a place for the type; the caller's promise. A thread that is cancelled between the calls has
+    // nothing to give back.
+    unsafe {
+        set_cancel_type(PTHREAD_CANCEL_ASYNCHRONOUS, &raw mut before);
+        let result = syscall_unwinding(number, a, b, c, d, e, f);
+        set_cancel_type(before, std::ptr::null_mut());
+        result
+    }
+}
+
+/// Defines functions that are, for a descriptor that is not in `IWARP_MODE`, the system call behind `=`: no
+/// lock is taken and nothing is counted, so that the handler of a signal may call them, and a child that was
+/// forked in the middle of another thread's call; and a thread can be cancelled in them. `if`: what else must
+/// hold for that. Otherwise the body runs, as that of an [`entry!`].
+macro_rules! for_any {
+    ($(
+        $(#[$meta:meta])*
+        fn $name:ident($fd:ident: c_int $(, $arg:ident: $type:ty)*) -> $ret:ty
+            = $number:ident($($value:expr),*) $(if ($also:expr))? $body:block
+    )*) => {$(
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// The pointers are what the C interface says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            $fd: c_int $(, $arg: $type)*
+        ) -> <$ret as Convention>::C {
+            if !table::may_be_upgraded($fd) $(&& $also)? {
+                let mut arguments = [0; 6];
+                for (to, from) in arguments.iter_mut().zip([int($fd) $(, $value)*]) {
+                    *to = from;
+                }
+                // SAFETY: the caller's promise, and this frame has nothing to drop.
+                return unsafe { pass(libc::$number, arguments) } as <$ret as Convention>::C;
+            }
+            // A frame of its own: the one above has nothing to drop.
+            #[inline(never)]
+            unsafe fn served($fd: c_int $(, $arg: $type)*) -> <$ret as Convention>::C {
+                entry::run::<$ret>(stringify!($name), AfterFork::Allow, move || {
+                    #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "see `entry!`")]
+                    unsafe { $body }
+                })
+            }
+            // SAFETY: the caller's promise.
+            unsafe { served($fd $(, $arg)*) }
+        }
+    )*};
+}
+
+for_any! {
     /// uwarp_sockets(7).
     fn uwarp_setsockopt(
         fd: c_int,
         level: c_int,
         name: c_int,
         value: *const c_void,
-        len: socklen_t,
-    ) -> MinusOne {
+        len: socklen_t
+    ) -> MinusOne
+    = SYS_setsockopt(int(level), int(name), pointer(value), len as usize) if (level != SOL_UWARP) {
         match (level, name) {
             (SOL_UWARP, IWARP_MODE) => set_mode(fd, value, len),
             (SOL_UWARP, _) => Err(Errno::NOPROTOOPT.into()),
@@ -379,8 +450,9 @@ entry! {
         level: c_int,
         name: c_int,
         value: *mut c_void,
-        len: *mut socklen_t,
-    ) -> MinusOne {
+        len: *mut socklen_t
+    ) -> MinusOne
+    = SYS_getsockopt(int(level), int(name), pointer(value), pointer(len)) if (level != SOL_UWARP) {
         match (level, name, upgraded(fd)?) {
             (SOL_UWARP, IWARP_MODE, socket) => {
                 let role = match socket.map(|socket| socket.role()) {
@@ -409,7 +481,8 @@ entry! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_read(fd: c_int, buf: *mut c_void, count: usize) -> MinusOne<isize> {
+    fn uwarp_read(fd: c_int, buf: *mut c_void, count: usize) -> MinusOne<isize>
+    = SYS_read(pointer(buf), count) {
         match upgraded(fd)? {
             Some(socket) => receive(&socket, fd, &[buffer(buf, count)], 0),
             None => system(libc::SYS_read, [int(fd), pointer(buf), count, 0, 0]),
@@ -417,7 +490,8 @@ entry! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_readv(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
+    fn uwarp_readv(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize>
+    = SYS_readv(pointer(iov), int(count)) {
         match upgraded(fd)? {
             Some(socket) => receive(&socket, fd, &buffers(iov, vectors(count)?)?, 0),
             None => system(libc::SYS_readv, [int(fd), pointer(iov), int(count), 0, 0]),
@@ -425,7 +499,8 @@ entry! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> MinusOne<isize> {
+    fn uwarp_recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> MinusOne<isize>
+    = SYS_recvfrom(pointer(buf), len, int(flags), 0, 0) {
         match upgraded(fd)? {
             Some(socket) => receive(&socket, fd, &[buffer(buf, len)], flags),
             // recvfrom(2) has six arguments; the last is ignored without the fifth.
@@ -434,7 +509,8 @@ entry! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_write(fd: c_int, buf: *const c_void, count: usize) -> MinusOne<isize> {
+    fn uwarp_write(fd: c_int, buf: *const c_void, count: usize) -> MinusOne<isize>
+    = SYS_write(pointer(buf), count) {
         match upgraded(fd)? {
             Some(socket) => send(&socket, fd, &[buffer(buf, count)], 0),
             None => system(libc::SYS_write, [int(fd), pointer(buf), count, 0, 0]),
@@ -442,7 +518,8 @@ entry! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_writev(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
+    fn uwarp_writev(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize>
+    = SYS_writev(pointer(iov), int(count)) {
         match upgraded(fd)? {
             Some(socket) => send(&socket, fd, &buffers(iov, vectors(count)?)?, 0),
             None => system(libc::SYS_writev, [int(fd), pointer(iov), int(count), 0, 0]),
@@ -450,7 +527,8 @@ entry! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> MinusOne<isize> {
+    fn uwarp_send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> MinusOne<isize>
+    = SYS_sendto(pointer(buf), len, int(flags), 0, 0) {
         match upgraded(fd)? {
             Some(socket) => send(&socket, fd, &[buffer(buf, len)], flags),
             None => system(libc::SYS_sendto, [int(fd), pointer(buf), len, int(flags), 0]),
@@ -458,12 +536,7 @@ entry! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_poll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> MinusOne<c_int> {
-        poll::poll_c(fds, nfds, timeout)
-    }
-
-    /// uwarp_sockets(7).
-    fn uwarp_shutdown(fd: c_int, how: c_int) -> MinusOne {
+    fn uwarp_shutdown(fd: c_int, how: c_int) -> MinusOne = SYS_shutdown(int(how)) {
         let Some(socket) = upgraded(fd)? else {
             return system(libc::SYS_shutdown, [int(fd), int(how), 0, 0, 0]).map(drop);
         };
@@ -476,6 +549,61 @@ entry! {
         Ok(socket.shutdown(how)?)
     }
 
+    /// uwarp_sockets(7).
+    fn uwarp_close(fd: c_int) -> MinusOne = SYS_close() {
+        if uwarp_driver::forked() {
+            // The parent's socket goes on when its child closes its copy.
+            table::forget(fd);
+        } else if table::is_ours() && table::upgraded(fd).is_ok() {
+            let linger = linger(fd);
+            // Found first, so that no call finds it under a number that is another one's by then.
+            if let Ok(socket) = table::take_upgraded(fd) {
+                if let Some(made) = socket.take_handle() {
+                    drop_view(made);
+                }
+                prepare_close(fd, linger);
+                socket.close(linger);
+            }
+        }
+        system(libc::SYS_close, [int(fd), 0, 0, 0, 0]).map(drop)
+    }
+}
+
+/// Whether one of these may be a socket of the library's.
+///
+/// # Safety
+/// As poll(2).
+unsafe fn any_of_ours(fds: *const pollfd, nfds: nfds_t) -> bool {
+    // SAFETY: the caller's promise.
+    !fds.is_null() && (0..nfds as usize).any(|at| table::may_have(unsafe { (*fds.add(at)).fd }))
+}
+
+/// uwarp_sockets(7).
+///
+/// # Safety
+/// As poll(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn uwarp_poll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the caller's promise; as of `for_any`.
+    unsafe {
+        if nfds > poll::MOST as nfds_t || !any_of_ours(fds, nfds) {
+            return pass(libc::SYS_poll, [pointer(fds), nfds as usize, int(timeout), 0, 0, 0]) as c_int;
+        }
+        poll_served(fds, nfds, timeout)
+    }
+}
+
+/// # Safety
+/// As poll(2).
+#[inline(never)]
+unsafe fn poll_served(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
+    entry::run::<MinusOne<c_int>>("uwarp_poll", AfterFork::Allow, move || {
+        // SAFETY: the caller's promise.
+        unsafe { poll::poll_c(fds, nfds, timeout) }
+    })
+}
+
+entry! {
     /// uwarp_sockets(7): how many were posted.
     verb fn uwarp_post(fd: c_int, descs: *const uwarp_desc, count: c_int) -> MinusOne<c_int> {
         let socket = upgraded(fd)?.ok_or(Errno::OPNOTSUPP)?;
@@ -520,20 +648,5 @@ entry! {
     verb fn uwarp_socket_qp(fd: c_int) -> *mut ibv_qp {
         let socket = upgraded(fd)?.ok_or(Errno::OPNOTSUPP)?;
         qp_of(&socket)
-    }
-
-    /// uwarp_sockets(7).
-    fn uwarp_close(fd: c_int) -> MinusOne {
-        // The parent's socket goes on when its child closes its copy.
-        if !uwarp_driver::forked() && table::upgraded(fd).is_ok() {
-            let linger = linger(fd);
-            // Found first, so that no call finds it under a number that is another one's by then.
-            if let Ok(socket) = table::take_upgraded(fd) {
-                drop_qp(&socket);
-                prepare_close(fd, linger);
-                socket.close(linger);
-            }
-        }
-        system(libc::SYS_close, [int(fd), 0, 0, 0, 0]).map(drop)
     }
 }

@@ -1,144 +1,11 @@
-/* Sockets in IWARP_MODE (uwarp_sockets(7)) beside what the man pages of the kernel's sockets say. The functions are found as a
- * program finds them that also runs without uwarp.
+/* Sockets in IWARP_MODE (uwarp_sockets(7)) beside what the man pages of the kernel's sockets say.
  *
  *	sockets ADDRESS [GROUP] */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-#include "common.h"
-#include "../../abi/include/uwarp_sockets.h"
-
-static void *symbol(const char *name)
-{
-	static void *library;
-	void *found;
-
-	if (!library)
-		library = dlopen("libibverbs.so.1", RTLD_NOW);
-	MUST(library);
-	found = dlvsym(library, name, "UWARP_SOCKETS_1.0");
-	if (!found)
-		die("%s is not there", name);
-	return found;
-}
-
-#define CALL(name, ...) ((__typeof__(&uwarp_##name))symbol("uwarp_" #name))(__VA_ARGS__)
-
-/* Two ends of a TCP connection. */
-static void tcp(int fds[2])
-{
-	struct sockaddr_storage at = sockaddr_of(address, 0);
-	socklen_t len = at.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
-	int listening;
-
-	MUST((listening = socket(at.ss_family, SOCK_STREAM, 0)) >= 0);
-	MUST(bind(listening, (struct sockaddr *)&at, len) == 0 && listen(listening, 1) == 0);
-	MUST(getsockname(listening, (struct sockaddr *)&at, &len) == 0);
-	MUST((fds[0] = socket(at.ss_family, SOCK_STREAM, 0)) >= 0);
-	MUST(connect(fds[0], (struct sockaddr *)&at, len) == 0);
-	MUST((fds[1] = accept(listening, NULL, NULL)) >= 0);
-	close(listening);
-}
-
-static void set_nonblocking(int fd, bool on)
-{
-	int flags = fcntl(fd, F_GETFL);
-
-	MUST(fcntl(fd, F_SETFL, on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK) == 0);
-}
-
-static int set_role(int fd, int role)
-{
-	return CALL(setsockopt, fd, SOL_UWARP, IWARP_MODE, &role, sizeof role);
-}
-
-static int role_of(int fd)
-{
-	int role = -1;
-	socklen_t len = sizeof role;
-
-	return CALL(getsockopt, fd, SOL_UWARP, IWARP_MODE, &role, &len) ? -1 : role;
-}
-
-static int error_of(int fd)
-{
-	int error = -1;
-	socklen_t len = sizeof error;
-
-	MUST(CALL(getsockopt, fd, SOL_SOCKET, SO_ERROR, &error, &len) == 0);
-	return error;
-}
-
-/* What is ready of these, now or within the time limit. */
-static short events(int fd, short asked, int ms)
-{
-	struct pollfd p = { .fd = fd, .events = asked };
-	int n = CALL(poll, &p, 1, ms);
-
-	if (n != (p.revents != 0))
-		die("uwarp_poll returns %d with revents %#x", n, p.revents);
-	return p.revents;
-}
-
-/* Neither end waits in setsockopt, so one thread can set both. */
-static void begin(int fd, int role)
-{
-	set_nonblocking(fd, true);
-	if (set_role(fd, role) != 0 && errno != EINPROGRESS)
-		die("IWARP_MODE");
-}
-
-static void end(int fd)
-{
-	MUST(events(fd, POLLOUT, LIMIT_MS) == POLLOUT && error_of(fd) == 0);
-	set_nonblocking(fd, false);
-}
-
-static void upgrade(int fds[2])
-{
-	begin(fds[0], UWARP_INITIATOR);
-	begin(fds[1], UWARP_RESPONDER);
-	end(fds[0]);
-	end(fds[1]);
-}
-
-static void pair(int fds[2])
-{
-	tcp(fds);
-	upgrade(fds);
-}
-
-static void close_both(int fds[2])
-{
-	MUST(CALL(close, fds[0]) == 0 && CALL(close, fds[1]) == 0);
-}
-
-static void write_all(int fd, const char *bytes, size_t len)
-{
-	while (len > 0) {
-		ssize_t n = CALL(write, fd, bytes, len);
-
-		MUST(n > 0);
-		bytes += n;
-		len -= (size_t)n;
-	}
-}
-
-static void read_all(int fd, char *bytes, size_t len)
-{
-	while (len > 0) {
-		ssize_t n = CALL(read, fd, bytes, len);
-
-		MUST(n > 0);
-		bytes += n;
-		len -= (size_t)n;
-	}
-}
+#include "iwarp_mode.h"
 
 /* Both ends in blocking mode, each in a thread of its own, with private data. */
 struct blocking_end {
@@ -522,24 +389,6 @@ static void check_done(int fd, uint64_t id, enum uwarp_op op, int error, uint64_
 
 	check(c.id == id && c.op == (uint32_t)op && c.error == error && c.length == length, name, "id %lu op %u error %d length %lu",
 	      (unsigned long)c.id, c.op, c.error, (unsigned long)c.length);
-}
-
-static struct ibv_mr *registered(int fd, void *at, size_t len, int access)
-{
-	struct ibv_qp *qp = CALL(socket_qp, fd);
-	struct ibv_mr *mr;
-
-	MUST(qp);
-	/* By its function: the macro of the header looks whether the flags are known to the library. */
-	MUST(mr = (ibv_reg_mr)(qp->pd, at, len, access));
-	return mr;
-}
-
-static int post_one(int fd, uint64_t id, enum uwarp_op op, const struct ibv_sge *list, uint32_t n)
-{
-	struct uwarp_desc desc = { .id = id, .sg_list = list, .num_sge = n, .op = op };
-
-	return CALL(post, fd, &desc, 1) == 1 ? 0 : errno;
 }
 
 #define LARGE (3 << 20)

@@ -4,7 +4,8 @@
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
-//! events whose cause is outside (`events`), a device for each interface (`devices`), multicast (`groups`),
+//! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
+//! each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
 //! for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's files below
 //! /sys and /dev (`files`), sequences of socket calls beside the kernel's (`same_calls`), data integrity
@@ -27,7 +28,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 21] = [
+const GROUPS: [(&str, &[&str]); 22] = [
     (
         "errno_table",
         &[
@@ -202,6 +203,7 @@ const GROUPS: [(&str, &[&str]); 21] = [
             "many",
         ],
     ),
+    ("socket_threads", &["locked", "copies", "at_once", "errors", "own_work", "closing", "cancelled"]),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended", "together"]),
 ];
 

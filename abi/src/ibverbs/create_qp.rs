@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::{Qp, QueuePair, UdQp};
 use uwarp_rnic::qp::{QpCaps, QpInit};
+use uwarp_rsocket::OwnWork;
 
 use super::batch::Batch;
 use super::context::{Context, same_device};
@@ -162,6 +163,7 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
             // SAFETY: plain C data.
             stored: Mutex::new(unsafe { zeroed() }),
             batch,
+            own_work: None,
             _uses: [pd.users.hold(), send_cq.users.hold(), recv_cq.users.hold(), context.users.hold()],
             _srq: srq.map(|srq| srq.users.hold()),
         })
@@ -173,7 +175,11 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
 ///
 /// # Safety
 /// `pd` is alive.
-pub unsafe fn of_socket(pd: *mut ibv_pd, rc: &Arc<Qp>) -> Result<*mut ibv_qp, Failure> {
+pub unsafe fn of_socket(
+    pd: *mut ibv_pd,
+    rc: &Arc<Qp>,
+    own_work: &Arc<OwnWork>,
+) -> Result<*mut ibv_qp, Failure> {
     // SAFETY: the caller's promise; a live domain's context is alive.
     let (domain, context) = unsafe { (look::<CPd>(pd)?, look::<Context>((*pd).context)?) };
     let qp = QueuePair::Rc(Arc::clone(rc));
@@ -195,6 +201,7 @@ pub unsafe fn of_socket(pd: *mut ibv_pd, rc: &Arc<Qp>) -> Result<*mut ibv_qp, Fa
         // SAFETY: plain C data.
         stored: Mutex::new(unsafe { zeroed() }),
         batch: None,
+        own_work: Some(Arc::clone(own_work)),
         _uses: std::array::from_fn(|_| domain.users.hold()),
         _srq: None,
     })))

@@ -1,9 +1,10 @@
 //! Posting lists of work requests.
 
 use uwarp_abi_types::verbs::*;
-use uwarp_driver::{QueuePair, Srq};
+use uwarp_driver::{Qp, QueuePair, Srq};
 use uwarp_rnic::qp::UdSendWr;
 use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError};
+use uwarp_rsocket::OwnWork;
 
 use super::ah::CAh;
 use super::mw;
@@ -203,6 +204,40 @@ pub(super) unsafe fn post_receives(
     Err(why)
 }
 
+/// Posts a list of sends to the queue pair of a socket, as far as there is room beside the stream's own. What
+/// takes a receive of the peer is refused: those are its stream's.
+fn post_own<'a>(
+    qp: &Qp,
+    own: &OwnWork,
+    wrs: impl Iterator<Item = SendWr<'a>>,
+) -> Result<(), (usize, VerbsError)> {
+    let (mut taken, mut why) = (0, None);
+    let counted = wrs.map_while(|wr| {
+        let takes_receive = matches!(
+            wr.op,
+            SendOp::Send { .. } | SendOp::SendImmediate { .. } | SendOp::WriteImmediate { .. }
+        );
+        if wr.wr_id >= OwnWork::NUMBERS || takes_receive {
+            why = Some(VerbsError::Invalid(
+                "of a socket's queue pair the receives and the upper half of the numbers are its own",
+            ));
+        } else if !own.take() {
+            why = Some(VerbsError::QueueFull);
+        } else {
+            taken += 1;
+            return Some(wr);
+        }
+        None
+    });
+    let result = qp.post_send(counted);
+    let posted = result.map_or_else(|(posted, _)| posted, |()| taken as usize);
+    own.give_back(taken - posted as u32);
+    match (result, why) {
+        (Ok(()), Some(why)) => Err((posted, why)),
+        (result, _) => result,
+    }
+}
+
 slot! {
     /// ibv_post_send(3).
     hot fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> Code {
@@ -213,6 +248,9 @@ slot! {
             return Err(VerbsError::Forked.into());
         }
         let posted = match &pair.qp {
+            QueuePair::Rc(qp) if let Some(own) = &pair.own_work => {
+                post_own(qp, own, list.walk(|wr| send_wr(wr), |wr| wr.next))
+            }
             QueuePair::Rc(qp) => qp.post_send(list.walk(|wr| send_wr(wr), |wr| wr.next)),
             QueuePair::Ud(qp) => qp.post_send(list.walk(|wr| ud_send_wr(wr), |wr| wr.next)),
         };
@@ -227,6 +265,11 @@ slot! {
 
     /// ibv_post_recv(3).
     hot fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
-        post_receives(&look::<CQp>(qp)?.qp, wr, bad_wr)
+        let pair = look::<CQp>(qp)?;
+        if pair.own_work.is_some() {
+            *bad_wr = wr;
+            return Err(Failure::invalid("the receives of a socket's queue pair are its stream's"));
+        }
+        post_receives(&pair.qp, wr, bad_wr)
     }
 }

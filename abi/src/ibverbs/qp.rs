@@ -9,6 +9,7 @@ use uwarp_abi_types::verbs::*;
 use uwarp_cm::{Cm, bringup};
 use uwarp_driver::{Qp, QueuePair, UdQp};
 use uwarp_rnic::qp::{QpCaps, QpModify, QpState};
+use uwarp_rsocket::OwnWork;
 
 use super::batch::Batch;
 use super::context::Context;
@@ -31,6 +32,8 @@ pub struct CQp {
     pub(super) stored: Mutex<Stored>,
     /// The batch being built through the `ibv_wr_*` functions, if the queue pair was made for them.
     pub batch: Option<Batch>,
+    /// Of a socket's queue pair: what the program may post to it.
+    pub(super) own_work: Option<Arc<OwnWork>>,
     pub(super) _uses: [Use; 4],
     pub(super) _srq: Option<Use>,
 }

@@ -56,7 +56,7 @@ pub use datagram::Datagrams;
 pub use rustix::io::Errno;
 pub use socket::Socket;
 pub use stream::Ready;
-pub use stream::descriptors::{Completion, Kind, MOST_PIECES, Op};
+pub use stream::descriptors::{Completion, Kind, MOST_PIECES, Op, OwnWork};
 pub use upgrade::Upgraded;
 pub use uwarp_rnic::mem::MemSeg;
 pub use waiting::{Sleep, Waiters, Waiting};

@@ -421,14 +421,22 @@ impl Socket {
     /// Sends; returns how many bytes were taken.
     pub fn send(&self, buffers: &[MemSeg], flags: Flags) -> Result<usize, Errno> {
         let stream = self.stream()?;
-        stream.send(buffers, self.waits(flags.dont_wait, None))
+        self.unless_closed(stream.send(buffers, self.waits(flags.dont_wait, None)))
     }
 
     /// Receives; 0 at the end of the stream.
     pub fn receive(&self, buffers: &[MemSeg], flags: Flags) -> Result<usize, Errno> {
         let stream = self.stream()?;
         let wait = self.waits(flags.dont_wait, None);
-        stream.receive(buffers, flags.wait_all, flags.peek, wait)
+        self.unless_closed(stream.receive(buffers, flags.wait_all, flags.peek, wait))
+    }
+
+    /// The stream is at its end because another thread has closed this socket: that is no end of the peer's.
+    fn unless_closed(&self, result: Result<usize, Errno>) -> Result<usize, Errno> {
+        match result {
+            Ok(0) | Err(_) if matches!(self.inner.lock().phase, Phase::Closed) => Err(Errno::BADF),
+            result => result,
+        }
     }
 
     /// Maps a buffer; see [`Stream::map`].
@@ -444,7 +452,7 @@ impl Socket {
     /// Writes into the peer's mapped buffers; returns how many bytes were taken.
     pub fn write_mapped(&self, buffers: &[MemSeg], offset: u64, flags: Flags) -> Result<usize, Errno> {
         let stream = self.stream()?;
-        stream.write_mapped(buffers, offset, self.waits(flags.dont_wait, None))
+        self.unless_closed(stream.write_mapped(buffers, offset, self.waits(flags.dont_wait, None)))
     }
 
     /// Ends one direction or both, and waits until the peer has what was sent.
@@ -520,12 +528,15 @@ impl Socket {
 
     /// Takes the error that waits (`SO_ERROR`).
     pub fn take_error(&self) -> Option<Errno> {
-        let mut inner = self.inner.lock();
-        let Phase::Stream { stream, reported, .. } = &mut inner.phase else { return None };
-        match stream.link() {
-            Link::Failed(errno) => (!std::mem::replace(reported, true)).then_some(errno),
-            _ => stream.take_error(),
-        }
+        let stream = {
+            let mut inner = self.inner.lock();
+            let Phase::Stream { stream, reported, .. } = &mut inner.phase else { return None };
+            match stream.link() {
+                Link::Failed(errno) => return (!std::mem::replace(reported, true)).then_some(errno),
+                _ => Arc::clone(stream),
+            }
+        };
+        stream.take_error()
     }
 
     /// Whether it is connected.

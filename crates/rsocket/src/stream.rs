@@ -21,7 +21,7 @@ use crate::machine::{Carrier, Control, End, Machine, Own, Posted, Sizes, TARGETS
 use crate::posted::ENTRIES;
 use crate::waiting::{Waiters, Waiting};
 use crate::wire::{ConnData, Mapping, Message, Order, Target};
-use descriptors::Descriptors;
+use descriptors::{Descriptors, OwnWork};
 use maps::Maps;
 use wr_id::Id;
 
@@ -31,8 +31,6 @@ const BATCH: usize = 32;
 const MORE_RECEIVES: u32 = 8;
 /// Bytes of a message that comes as a Send.
 const MESSAGE: usize = 4;
-/// Work requests that a program may post to the queue pair of an upgraded socket.
-const FOREIGN: u32 = 64;
 /// Bytes that go out inline at most.
 const INLINE: u32 = 64;
 
@@ -78,6 +76,7 @@ pub struct Stream {
     sizes: Sizes,
     /// Who waits for it.
     waiters: Arc<Waiters>,
+    own_work: Arc<OwnWork>,
     memory: Memory,
     /// When it ends, [`Stream::set_gone`] is told why. Work requests that fail before that say nothing.
     explained: bool,
@@ -181,7 +180,7 @@ mod wr_id {
 
     const KIND: u32 = 32;
     /// Ours. Those without it are the program's, posted to the queue pair.
-    const OURS: u64 = 1 << 63;
+    pub const OURS: u64 = 1 << 63;
     const RECEIVE: u64 = OURS | 3 << KIND;
     /// Of a descriptor.
     pub const DESCRIPTOR: u64 = OURS | 4 << KIND;
@@ -233,7 +232,7 @@ impl Stream {
         let pd = Pd::new();
         // An upgraded socket has descriptors, too, and its queue pair is the program's to use.
         let (more, foreign, pieces) =
-            if explained { (ENTRIES, FOREIGN, descriptors::MOST_PIECES as u32) } else { (0, 0, 2) };
+            if explained { (ENTRIES, OwnWork::MOST, descriptors::MOST_PIECES as u32) } else { (0, 0, 2) };
         let memory = Memory::new(&pd, &sizes, more)?;
         let receives = u32::from(sizes.receives) + MORE_RECEIVES + more;
         let sends = u32::from(sizes.sends) + foreign;
@@ -267,6 +266,7 @@ impl Stream {
             pd,
             sizes,
             waiters: Arc::clone(waiters),
+            own_work: Arc::default(),
             memory,
             explained,
             link: Mutex::new(Linked { link: Link::Pending, peer: None, error: None }),
@@ -292,6 +292,11 @@ impl Stream {
     /// Its queue pair, to connect.
     pub fn qp(&self) -> &Arc<Qp> {
         &self.qp
+    }
+
+    /// The program's own work requests on the queue pair.
+    pub fn own_work(&self) -> &Arc<OwnWork> {
+        &self.own_work
     }
 
     /// Its protection domain.
@@ -328,9 +333,12 @@ impl Stream {
         self.set_link(Link::Gone);
     }
 
-    /// Takes the error that the next call would report.
+    /// Takes the error that the next call would report. Looks first: programs ask for it without a call that
+    /// waits before.
     pub fn take_error(&self) -> Option<Errno> {
-        self.state.lock().error.take()
+        let mut state = self.enter();
+        self.process(&mut state);
+        state.error.take()
     }
 
     fn post_receives(&self, slots: impl Iterator<Item = u32>) -> Result<(), Errno> {

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -28,19 +29,135 @@ pub enum Entry {
     Set(Arc<Set>),
 }
 
-static TABLE: RwLock<Option<HashMap<i32, Entry>>> = RwLock::new(None);
+/// Descriptors below this have a byte of their own.
+const MOST: usize = 1 << 20;
+
+/// In [`KINDS`]: an upgraded socket. Any other entry is `OTHER`.
+const UPGRADED: u8 = 1;
+const OTHER: u8 = 2;
+
+/// What each descriptor is, so that calls for descriptors that are not in the table take no lock. A child
+/// that was forked while another thread held the lock would wait for it for ever, and so would the handler of
+/// a signal. In the data section without content: pages come into being when a descriptor is entered.
+static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
+/// A descriptor without a byte was entered: from then on those are looked up in the table.
+static BEYOND: AtomicBool = AtomicBool::new(false);
+/// The process whose table this is.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+#[derive(Default)]
+struct Table {
+    entries: HashMap<i32, Entry>,
+    /// Upgraded sockets by inode. A socket has one stream, however many descriptors it has.
+    inodes: HashMap<(u64, u64), i32>,
+}
+
+static TABLE: RwLock<Option<Table>> = RwLock::new(None);
+
+impl Table {
+    fn insert(&mut self, fd: i32, entry: Entry) -> Option<Entry> {
+        let kind = if let Entry::Upgraded(socket) = &entry {
+            self.inodes.insert(socket.inode(), fd);
+            UPGRADED
+        } else {
+            OTHER
+        };
+        let old = self.entries.insert(fd, entry);
+        self.forget_inode(fd, old.as_ref());
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+        match byte(fd) {
+            Some(byte) => byte.store(kind, Ordering::Release),
+            None => BEYOND.store(true, Ordering::Release),
+        }
+        old
+    }
+
+    fn remove(&mut self, fd: i32) -> Option<Entry> {
+        let old = self.entries.remove(&fd)?;
+        self.forget_inode(fd, Some(&old));
+        forget(fd);
+        Some(old)
+    }
+
+    fn forget_inode(&mut self, fd: i32, old: Option<&Entry>) {
+        if let Some(Entry::Upgraded(old)) = old
+            && self.inodes.get(&old.inode()) == Some(&fd)
+            && !matches!(self.entries.get(&fd), Some(Entry::Upgraded(new)) if new.inode() == old.inode())
+        {
+            self.inodes.remove(&old.inode());
+        }
+    }
+}
+
+fn byte(fd: i32) -> Option<&'static AtomicU8> {
+    KINDS.get(usize::try_from(fd).ok()?)
+}
+
+/// What a descriptor may be; 0: none of ours. Takes no lock.
+#[inline]
+fn kind(fd: i32) -> u8 {
+    match byte(fd) {
+        Some(byte) => byte.load(Ordering::Acquire),
+        None if fd >= 0 && BEYOND.load(Ordering::Acquire) => UPGRADED | OTHER,
+        None => 0,
+    }
+}
+
+/// Whether the table may have this descriptor. Takes no lock.
+#[inline]
+pub fn may_have(fd: i32) -> bool {
+    kind(fd) != 0
+}
+
+/// Whether it may be an upgraded socket. Takes no lock.
+#[inline]
+pub fn may_be_upgraded(fd: i32) -> bool {
+    kind(fd) & UPGRADED != 0
+}
+
+/// In a forked child, which closes its copy of a descriptor: its number is another file's from now on.
+pub fn forget(fd: i32) {
+    if let Some(byte) = byte(fd) {
+        byte.store(0, Ordering::Release);
+    }
+}
+
+/// Whether this process has made the entries of the table. A child of vfork(2) has not: it shares its
+/// parent's memory, and no handler of a fork has run in it.
+pub fn is_ours() -> bool {
+    OWNER.load(Ordering::Relaxed) == std::process::id()
+}
 
 /// Enters a socket or set; returns its descriptor.
 pub fn insert(fd: i32, entry: Entry) -> i32 {
     object_made();
     let old = TABLE.write().get_or_insert_default().insert(fd, entry);
+    replaced(old);
+    fd
+}
+
+/// Enters a socket that is about to be upgraded. `ALREADY`: it is entered already, under this or another
+/// descriptor of the same socket.
+pub fn insert_upgraded(fd: i32, socket: &Arc<Upgraded>) -> Result<(), Errno> {
+    let mut table = TABLE.write();
+    let entries = table.get_or_insert_default();
+    if entries.inodes.contains_key(&socket.inode()) {
+        return Err(Errno::ALREADY);
+    }
+    object_made();
+    let old = entries.insert(fd, Entry::Upgraded(Arc::clone(socket)));
+    drop(table);
+    replaced(old);
+    Ok(())
+}
+
+/// The program closed it by close(2), and the number was given to another one.
+fn replaced(old: Option<Entry>) {
     if let Some(old) = old {
-        // The program closed it by close(2), and the number was given to the new one.
         old.disown_number();
         old.close();
         object_gone();
     }
-    fd
 }
 
 impl Entry {
@@ -66,7 +183,10 @@ impl Entry {
 
 /// What has this descriptor.
 pub fn find(fd: i32) -> Option<Entry> {
-    TABLE.read().as_ref()?.get(&fd).cloned()
+    if !may_have(fd) {
+        return None;
+    }
+    TABLE.read().as_ref()?.entries.get(&fd).cloned()
 }
 
 /// The stream socket with this descriptor.
@@ -98,6 +218,9 @@ pub fn any(fd: i32) -> Result<Any, Errno> {
 
 /// The upgraded socket with this descriptor. `BADF`: it is not upgraded.
 pub fn upgraded(fd: i32) -> Result<Arc<Upgraded>, Errno> {
+    if !may_be_upgraded(fd) {
+        return Err(Errno::BADF);
+    }
     match find(fd) {
         Some(Entry::Upgraded(socket)) => Ok(socket),
         _ => Err(Errno::BADF),
@@ -106,12 +229,20 @@ pub fn upgraded(fd: i32) -> Result<Arc<Upgraded>, Errno> {
 
 /// The upgraded socket with this descriptor, which is one of the kernel only from now on.
 pub fn take_upgraded(fd: i32) -> Result<Arc<Upgraded>, Errno> {
+    take_upgraded_if(fd, |_| true)
+}
+
+/// The same, if it is this one.
+pub fn take_upgraded_if(fd: i32, is: impl FnOnce(&Arc<Upgraded>) -> bool) -> Result<Arc<Upgraded>, Errno> {
+    if !may_be_upgraded(fd) {
+        return Err(Errno::BADF);
+    }
     let mut table = TABLE.write();
     let table = table.as_mut().ok_or(Errno::BADF)?;
-    match table.get(&fd) {
-        Some(Entry::Upgraded(socket)) => {
+    match table.entries.get(&fd) {
+        Some(Entry::Upgraded(socket)) if is(socket) => {
             let socket = Arc::clone(socket);
-            table.remove(&fd);
+            table.remove(fd);
             object_gone();
             Ok(socket)
         }
@@ -130,8 +261,39 @@ pub fn set(fd: i32) -> Result<Arc<Set>, Errno> {
 
 /// Removes a descriptor and closes what it is.
 pub fn close(fd: i32) -> Result<(), Errno> {
-    let entry = TABLE.write().as_mut().and_then(|table| table.remove(&fd)).ok_or(Errno::BADF)?;
+    if !may_have(fd) {
+        return Err(Errno::BADF);
+    }
+    let entry = TABLE.write().as_mut().and_then(|table| table.remove(fd)).ok_or(Errno::BADF)?;
     object_gone();
     entry.close();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// As in a child that was forked while another thread held the lock, or in the handler of a signal.
+    #[test]
+    fn descriptors_that_are_not_ours_are_found_without_the_lock() {
+        let (done, is_done) = mpsc::channel();
+        let held = TABLE.write();
+        std::thread::spawn(move || {
+            for fd in [-1, 0, 7, MOST as i32 - 1, MOST as i32, i32::MAX] {
+                assert!(find(fd).is_none() && !may_have(fd));
+                assert_eq!(upgraded(fd).err(), Some(Errno::BADF));
+                assert_eq!(take_upgraded(fd).err(), Some(Errno::BADF));
+                assert_eq!(socket(fd).err(), Some(Errno::BADF));
+                assert_eq!(close(fd).err(), Some(Errno::BADF));
+            }
+            done.send(()).unwrap();
+        });
+        let waited = is_done.recv_timeout(Duration::from_secs(60));
+        drop(held);
+        waited.unwrap();
+    }
 }

@@ -63,7 +63,7 @@ pub use uwarp_cm::Role;
 use crate::machine::Sizes;
 use crate::options::Options;
 use crate::socket::{Flags, How};
-use crate::stream::descriptors::{Completion, Op};
+use crate::stream::descriptors::{Completion, Op, OwnWork};
 use crate::stream::{Link, Ready, Stream};
 use crate::waiting::{Sleep, Waiters, Waiting};
 use crate::wire::ConnData;
@@ -121,30 +121,41 @@ pub struct Upgraded {
     waiters: Arc<Waiters>,
     adoption: Mutex<Option<Arc<Adoption>>>,
     peer_data: Mutex<Vec<u8>>,
-    /// What the caller has made of its queue pair, once.
-    handle: Mutex<Option<usize>>,
+    handle: Mutex<Handle>,
     /// A call has said why there is no stream.
     reported: AtomicBool,
     closed: AtomicBool,
 }
 
+/// What the caller has made of a socket's queue pair.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Handle {
+    #[default]
+    None,
+    Made(usize),
+    /// The socket is closed: nothing is made any more.
+    Closed,
+}
+
 impl Upgraded {
-    /// Begins to upgrade a connected TCP socket. Does not wait. After an error, nothing was sent or received
-    /// on the socket, but `TCP_NODELAY` and `SO_RCVLOWAT` may have been set.
+    /// Prepares and starts ([`Self::prepare`], [`Self::start`]).
+    pub fn begin(socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<Arc<Self>, Errno> {
+        let upgraded = Self::prepare(socket, terms)?;
+        upgraded.start(socket, terms)?;
+        Ok(upgraded)
+    }
+
+    /// Makes what a connected TCP socket needs to be upgraded, and leaves the socket as it is. The caller
+    /// can make the result known to other threads, which then wait in their calls, before [`Self::start`].
     ///
     /// | errno | |
     /// |---|---|
-    /// | `NOTSOCK`, `OPNOTSUPP` | not a TCP socket |
-    /// | `NOTCONN` | not connected |
+    /// | `BADF` | no descriptor |
     /// | `INVAL` | too much private data |
     /// | `NODEV` | a forked child: the device is its parent's |
     /// | `NOMEM`, `MFILE` | no memory, no descriptor |
-    pub fn begin(socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<Arc<Self>, Errno> {
-        let cm = Cm::of_process().map_err(|error| Errno::from_raw_os_error(error.errno()))?;
-        Self::begin_with(&cm, socket, terms)
-    }
-
-    fn begin_with(cm: &Arc<Cm>, socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<Arc<Self>, Errno> {
+    pub fn prepare(socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<Arc<Self>, Errno> {
+        let cm = &Cm::of_process().map_err(|error| Errno::from_raw_os_error(error.errno()))?;
         if terms.private_data.len() > MAX_PRIVATE_DATA {
             return Err(Errno::INVAL);
         }
@@ -152,9 +163,7 @@ impl Upgraded {
         let waiters = Arc::<Waiters>::default();
         let sizes: Sizes = terms.options.sizes(cm.nic().limits().max_qp_wr);
         let stream = Stream::with(cm, sizes, &waiters, true)?;
-        let mut private_data = stream.conn_data().to_vec();
-        private_data.extend_from_slice(terms.private_data);
-        let upgraded = Arc::new(Self {
+        Ok(Arc::new(Self {
             nic: Arc::clone(cm.nic()),
             role: terms.role,
             inode,
@@ -165,12 +174,43 @@ impl Upgraded {
             handle: Mutex::default(),
             reported: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-        });
-        let observer: Weak<Self> = Arc::downgrade(&upgraded);
-        let qp = upgraded.stream.qp();
-        let adoption = Adoption::start(cm, socket, terms.role, qp, &private_data, terms.limit, observer)?;
-        *upgraded.adoption.lock() = Some(adoption);
-        Ok(upgraded)
+        }))
+    }
+
+    /// Begins set-up, once, on the socket and with the terms that it was prepared for. Does not wait. After
+    /// an error there is no stream and calls that wait for one return it; nothing was sent or received on the
+    /// socket, but `TCP_NODELAY` and `SO_RCVLOWAT` may have been set.
+    ///
+    /// | errno | |
+    /// |---|---|
+    /// | `NOTSOCK`, `OPNOTSUPP` | not a TCP socket |
+    /// | `NOTCONN` | not connected |
+    /// | `NOMEM`, `MFILE` | no memory, no descriptor |
+    /// | `BADF` | another thread has closed it meanwhile ([`Self::close`]) |
+    pub fn start(self: &Arc<Self>, socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<(), Errno> {
+        let result = self.adopt(socket, terms);
+        if let Err(errno) = result {
+            self.stream.set_link(Link::Failed(errno));
+        }
+        result
+    }
+
+    fn adopt(self: &Arc<Self>, socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<(), Errno> {
+        let cm = &Cm::of_process().map_err(|error| Errno::from_raw_os_error(error.errno()))?;
+        let mut private_data = self.stream.conn_data().to_vec();
+        private_data.extend_from_slice(terms.private_data);
+        let observer: Weak<Self> = Arc::downgrade(self);
+        let qp = self.stream.qp();
+        let adoption = Adoption::start(cm, socket, self.role, qp, &private_data, terms.limit, observer)?;
+        *self.adoption.lock() = Some(adoption);
+        // A close before that has not found it.
+        if self.closed.load(Ordering::SeqCst) {
+            if let Some(adoption) = self.adoption.lock().take() {
+                adoption.cancel();
+            }
+            return Err(Errno::BADF);
+        }
+        Ok(())
     }
 
     /// `Ok(true)`: the stream runs, or has run. `Ok(false)`: set-up goes on. The errors are those of
@@ -212,10 +252,9 @@ impl Upgraded {
         self.role
     }
 
-    /// Whether a descriptor is that socket. The program may have closed it by close(2), and the number may be
-    /// another one's.
-    pub fn is_of(&self, socket: BorrowedFd<'_>) -> bool {
-        inode_of(socket) == Ok(self.inode)
+    /// Which socket it is, by its file system and number.
+    pub(crate) fn inode(&self) -> (u64, u64) {
+        self.inode
     }
 
     /// The device.
@@ -302,7 +341,7 @@ impl Upgraded {
     /// then on, and without a time, that goes on in the background. The program's descriptor is the caller's
     /// to close.
     pub fn close(&self, linger: Option<Duration>) {
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
         self.waiters.wake();
@@ -345,25 +384,57 @@ impl Upgraded {
         self.stream.take_done(take);
     }
 
-    /// Its queue pair, for the rest of the verbs. The program may post up to 64 work requests of its own for
-    /// sending, with numbers below 2^63; their completions come from [`Self::take_done`].
+    /// Its queue pair, for the rest of the verbs. The program may post work requests of its own for sending,
+    /// as far as [`Self::own_work`] allows; their completions come from [`Self::take_done`].
     pub fn qp(&self) -> &Arc<Qp> {
         self.stream.qp()
     }
 
+    /// The program's own work requests on the queue pair.
+    pub fn own_work(&self) -> &Arc<OwnWork> {
+        self.stream.own_work()
+    }
+
     /// What `make` has made of the queue pair, the first time: the caller's, to take back by
-    /// [`Self::take_handle`].
-    pub fn handle<E>(&self, make: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
-        let mut handle = self.handle.lock();
-        match *handle {
-            Some(made) => Ok(made),
-            None => Ok(*handle.insert(make()?)),
+    /// [`Self::take_handle`]. What is made while another thread makes one, or after that, is unmade again.
+    /// `BADF`: it was taken back. `make` is called without a lock.
+    pub fn handle<E: From<Errno>>(
+        &self,
+        make: impl FnOnce() -> Result<usize, E>,
+        unmake: impl FnOnce(usize),
+    ) -> Result<usize, E> {
+        match *self.handle.lock() {
+            Handle::Made(made) => return Ok(made),
+            Handle::Closed => return Err(Errno::BADF.into()),
+            Handle::None => {}
+        }
+        let new = make()?;
+        let kept = {
+            let mut handle = self.handle.lock();
+            if *handle == Handle::None {
+                *handle = Handle::Made(new);
+            }
+            *handle
+        };
+        match kept {
+            Handle::Made(made) if made == new => Ok(made),
+            Handle::Made(made) => {
+                unmake(new);
+                Ok(made)
+            }
+            _ => {
+                unmake(new);
+                Err(Errno::BADF.into())
+            }
         }
     }
 
-    /// Takes back what was made.
+    /// Takes back what was made. From then on nothing is made.
     pub fn take_handle(&self) -> Option<usize> {
-        self.handle.lock().take()
+        match std::mem::replace(&mut *self.handle.lock(), Handle::Closed) {
+            Handle::Made(made) => Some(made),
+            Handle::None | Handle::Closed => None,
+        }
     }
 
     /// The protection domain in which memory for descriptors is registered.

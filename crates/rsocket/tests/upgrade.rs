@@ -405,6 +405,51 @@ fn a_close_ends_calls_that_wait() {
     });
 }
 
+/// While another thread closes the socket, or makes the same.
+#[test]
+fn what_is_made_too_late_of_a_queue_pair_is_unmade() {
+    let [client, server] = pair();
+    let never = |_: usize| panic!("nothing else was made");
+    assert_eq!(client.socket.handle(|| Ok::<_, Errno>(1), never), Ok(1));
+    assert_eq!(client.socket.handle(|| panic!("it is made"), never), Ok::<_, Errno>(1));
+    let mut unmade = 0;
+    let second = server.socket.handle(
+        || {
+            assert_eq!(server.socket.handle(|| Ok::<_, Errno>(3), never), Ok(3));
+            Ok::<_, Errno>(4)
+        },
+        |made| unmade = made,
+    );
+    assert_eq!((second, unmade), (Ok(3), 4));
+    assert_eq!(server.socket.take_handle(), Some(3));
+    let [client, _server] = pair();
+    let late = client.socket.handle(
+        || {
+            assert_eq!(client.socket.take_handle(), None);
+            client.socket.close(None);
+            Ok::<_, Errno>(5)
+        },
+        |made| unmade = made,
+    );
+    assert_eq!((late, unmade), (Err(Errno::BADF), 5));
+    assert_eq!(client.socket.handle(|| panic!("it is closed"), never), Err(Errno::BADF));
+}
+
+/// Another thread may close a socket between the two steps of its upgrade.
+#[test]
+fn a_socket_that_is_closed_before_its_upgrade_starts_has_no_stream() {
+    let [client, mut server] = tcp();
+    let terms = Terms::new(Role::Initiator);
+    let early = Upgraded::prepare(client.as_fd(), &terms).unwrap();
+    early.close(None);
+    assert_eq!(early.start(client.as_fd(), &terms), Err(Errno::BADF));
+    assert_eq!(early.wait_until_up(patient), Err(Errno::BADF));
+    drop((early, client));
+    server.set_read_timeout(Some(LONG)).unwrap();
+    // The end, possibly behind a request.
+    server.read_to_end(&mut Vec::new()).unwrap();
+}
+
 /// The kernel's descriptor is still its socket.
 #[test]
 fn the_descriptor_stays_the_kernels() {

@@ -14,7 +14,7 @@ use crate::entry;
 use crate::failure::{Failure, errno, required};
 
 /// Most descriptors of a call; the kernel has a limit, too.
-const MOST: usize = 1 << 20;
+pub(crate) const MOST: usize = 1 << 20;
 
 /// The kernel's poll(2).
 fn kernel(fds: &mut [PollFd], limit: Option<Duration>) -> Result<usize, Errno> {

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
@@ -67,6 +68,29 @@ pub struct Completion {
     pub kind: Kind,
     /// Bytes, or why it failed.
     pub result: Result<u64, Errno>,
+}
+
+/// Work requests that a program has posted to the queue pair of an upgraded socket by itself, until it has
+/// taken their completions.
+#[derive(Debug, Default)]
+pub struct OwnWork(AtomicU32);
+
+impl OwnWork {
+    /// So many at most: more would take the places of the stream's own.
+    pub const MOST: u32 = 64;
+    /// Numbers of work requests are below this. The others are the stream's.
+    pub const NUMBERS: u64 = wr_id::OURS;
+
+    /// Takes a place; false: there is none.
+    pub fn take(&self) -> bool {
+        let more = |posted| (posted < Self::MOST).then_some(posted + 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Gives places back.
+    pub fn give_back(&self, places: u32) {
+        self.0.fetch_sub(places, Ordering::Relaxed);
+    }
 }
 
 struct Receive {
@@ -215,6 +239,9 @@ impl Stream {
         while let Some(first) = state.descriptors.done.front()
             && take(*first)
         {
+            if first.kind == Kind::WorkRequest {
+                self.own_work.give_back(1);
+            }
             state.descriptors.done.pop_front();
         }
     }
