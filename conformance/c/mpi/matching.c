@@ -1,7 +1,7 @@
 // matching: messages meet their receives, and collectives have the results that arithmetic says. Every rank's first
 // call is an exchange with all others, so that all connections are made at once. Then, between pairs: messages that
 // arrive before their receives, receives in another order than their messages, receives from any rank with any tag,
-// messages that are probed; then collectives. Needs two ranks or more. A rank that finds a wrong value says so on
+// messages that are probed, also with MPI_Mprobe; then collectives. Needs two ranks or more. A rank that finds a wrong value says so on
 // standard error and aborts the job.
 //
 //     matching [ROUNDS]
@@ -141,6 +141,39 @@ static void any_source(int rounds)
 	passed("any source", "%d messages of each of %d ranks", each, ranks - 1);
 }
 
+// A probe takes each message out of the queue, and a receive of its own gets it: so does mpi4py with objects.
+static void claimed(int rounds)
+{
+	int next = (rank + 1) % ranks, last = (rank + ranks - 1) % ranks;
+	unsigned char *in = room(sizes[SIZES - 1]), *out[2] = {room(sizes[SIZES - 1]), room(sizes[SIZES - 1])};
+	for (int round = 0; round < rounds; round++)
+		for (int s = 0; s < SIZES; s++) {
+			size_t length = sizes[s];
+			MPI_Request requests[2];
+			MPI_Message messages[2];
+			MPI_Status status;
+			for (int tag = 0; tag < 2; tag++) {
+				fill(out[tag], length, next, tag);
+				MPI_Isend(out[tag], (int)length, MPI_BYTE, next, tag, MPI_COMM_WORLD, &requests[tag]);
+			}
+			for (int tag = 1; tag >= 0; tag--) {
+				MPI_Mprobe(last, tag, MPI_COMM_WORLD, &messages[tag], &status);
+				arrived("claimed", &status, length);
+			}
+			for (int tag = 0; tag < 2; tag++) {
+				MPI_Mrecv(in, (int)length, MPI_BYTE, &messages[tag], &status);
+				arrived("claimed", &status, length);
+				same("claimed", in, length, last, tag);
+			}
+			for (int tag = 0; tag < 2; tag++)
+				MPI_Wait(&requests[tag], MPI_STATUS_IGNORE);
+		}
+	free(out[0]);
+	free(out[1]);
+	free(in);
+	passed("claimed", "%d sizes up to %zu by MPI_Mprobe and MPI_Mrecv", (int)SIZES, sizes[SIZES - 1]);
+}
+
 // Every second element of every message, gathered and scattered by the library.
 static void strided(void)
 {
@@ -233,6 +266,7 @@ int main(int argc, char **argv)
 	cold();
 	unexpected(rounds);
 	any_source(rounds);
+	claimed(rounds);
 	strided();
 	collectives(rounds);
 	if (rank == 0)

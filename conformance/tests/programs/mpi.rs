@@ -24,8 +24,8 @@ const BOTH: &[Topology] = &[Loopback4, Veth1500V4];
 /// Bounds a job that hangs, for a machine that does much else.
 const LIMIT: Duration = Duration::from_secs(300);
 
-const MATCHING: &str = "c/mpi/matching.c: all connect at once; unexpected, reordered, probed messages \
-                        of 0 to 4 MiB; collectives; every byte and sum";
+const MATCHING: &str = "c/mpi/matching.c: all connect at once; unexpected, reordered, probed, claimed \
+                        messages of 0 to 4 MiB; collectives; every byte and sum";
 const ONESIDED: &str = "c/mpi/onesided.c: fences, post-start, locks, flushes; every element";
 const EXCHANGE: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
 const KILLED: &str = "the launcher says so and ends by itself; no rank is left";
@@ -290,7 +290,7 @@ impl Built {
 impl World {
     pub fn matching(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
         let out = self.job("matching", Job { mpi, ranks: 4, transport }, place)?;
-        for part in ["cold", "unexpected", "any source", "strided", "collectives"] {
+        for part in ["cold", "unexpected", "any source", "claimed", "strided", "collectives"] {
             require!(out.contains(&format!("ok {part}: ")), "no {part}\n{out}");
         }
         require!(out.contains("every message where it belongs"), "no end\n{out}");

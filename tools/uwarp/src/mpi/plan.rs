@@ -73,6 +73,12 @@ const OMPI_OFI: [Row; 3] = [
     ("OMPI_MCA_mtl", ["ofi"; 2], "messages go through libfabric"),
     ("OMPI_MCA_mtl_ofi_provider_include", ["verbs;ofi_rxm"; 2], "over connected queue pairs"),
 ];
+/// Up to libfabric 1.21, `ofi_rxm` cuts messages that are larger than its buffer into segments, up to eight
+/// buffers, and never completes one that the program has claimed: MPI_Mrecv, which mpi4py uses, waits for
+/// ever. With buffers of 64 KiB or more there are no segments. A rank then takes 100 MB more, however many
+/// peers it has, and messages of 16 to 64 KiB take less time.
+const WHOLE_MESSAGES: Row =
+    ("FI_OFI_RXM_BUFFER_SIZE", ["65536"; 2], "libfabric 1 never ends MPI_Mrecv of a message in segments");
 /// Open MPI 4 refuses the libfabric provider for Put and Get.
 const OMPI_WINDOWS: Row = ("OMPI_MCA_osc", ["pt2pt"; 2], "windows by messages");
 /// Open MPI 5 has no other.
@@ -130,7 +136,7 @@ fn rows(launcher: &Launcher, transport: Transport) -> Result<Vec<Row>, String> {
     Ok(match (launcher.kind, transport) {
         (Kind::OpenMpi, Transport::Rc) => with(UCX_RC, &[&OMPI_UCX, fence].concat()),
         (Kind::OpenMpi, Transport::Ud) => with(UCX_UD, &[&OMPI_UCX, fence].concat()),
-        (Kind::OpenMpi, Transport::Ofi) => [&OMPI_OFI[..], &[windows]].concat(),
+        (Kind::OpenMpi, Transport::Ofi) => [&OMPI_OFI[..], &[WHOLE_MESSAGES, windows]].concat(),
         (_, Transport::Openib) => OMPI_OPENIB.to_vec(),
         (Kind::OpenMpi, Transport::Tcp) if ompi_5 => vec![OMPI_TCP, OMPI_5_TCP, windows],
         (Kind::OpenMpi, Transport::Tcp) => vec![OMPI_TCP, OMPI_4_TCP, windows],
