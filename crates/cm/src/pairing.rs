@@ -569,7 +569,9 @@ impl Pairing {
         // A queue pair says for how long its own Sends may wait, an id for how long its peer's may. What the
         // peer has not said yet it says before its first Send.
         param.rnr_retry_count = negotiated.peer.map_or(RETRIES, |peer| peer.rnr_retry);
-        let params = stream_params(negotiated, param, attr.timeout, attr.min_rnr_timer);
+        let mut params = stream_params(negotiated, param, attr.timeout, attr.min_rnr_timer);
+        // In the iwarp view, too: programs that exchange numbers are written for InfiniBand.
+        params.outlives_stream = true;
         tracing::debug!(qpn = qp.qpn(), peer = self.introduction.destination_qpn, ?params, "attach");
         if let Err((error, _)) = qp.attach_awaited(connection.into(), params, me, self.moves) {
             // Closed without a message: the peer's queue pair waits for the next stream.

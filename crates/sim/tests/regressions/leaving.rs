@@ -48,6 +48,39 @@ fn the_peers_disconnect_flushes_nothing() {
     }
 }
 
+/// ibv_rc_pingpong as iWARP, by number: the peer left as soon as its last message was sent, and the program
+/// took a flushed receive along with that message's completion.
+#[test]
+fn queue_pairs_by_number_outlive_their_stream_in_every_view() {
+    for why in [Disconnect::PeerClosed, Disconnect::Reset] {
+        let mut duo = Duo::new(params().map(|p| StreamParams { outlives_stream: true, ..p }));
+        for id in 0..2 {
+            duo.recv(B, id, 0, 64);
+        }
+        let sge = duo.sge(A, 0, 8);
+        duo.queue(A, 1, SEND, sge);
+        duo.world.settle();
+        if why == Disconnect::Reset {
+            duo.world.end(B).core.handle_link(&Now::unread(), LinkEvent::Lost(why));
+        } else {
+            duo.world.disconnect(A);
+        }
+        duo.world.settle();
+        assert_eq!(
+            (duo.recvs(B), state(&mut duo, B)),
+            (vec![(0, WcStatus::Success)], QpState::Rts),
+            "{why:?}"
+        );
+        assert_eq!(
+            (duo.world.end(B).disconnected.clone(), duo.world.end(B).events.kinds()),
+            (vec![why], NONE.into())
+        );
+        duo.queue(B, 2, SEND, sge);
+        duo.world.settle();
+        assert_eq!((duo.sends(B), state(&mut duo, B)), (vec![(2, WcStatus::RetryExcErr)], QpState::Err));
+    }
+}
+
 /// Only the flushes reported it.
 #[test]
 fn sends_to_a_peer_that_is_gone_run_out_of_retries() {

@@ -5,7 +5,6 @@
 //! it. Posted sends are retried for a while; then the oldest work request fails with `RETRY_EXC_ERR`, and the
 //! queue pair with it. (An iWARP queue pair is in ERROR as soon as its stream has ended, as siw's is:
 //! `siw_qp_llp_close`.)
-//! `siw_qp_llp_close`.)
 
 use std::time::Duration;
 
@@ -34,9 +33,14 @@ const SETUP_FACTOR: u32 = 4;
 const MIN_SETUP_WAIT: Duration = Duration::from_millis(500);
 
 impl RcCore {
-    /// Whether the end of the stream is reported as InfiniBand's verbs do.
+    /// Whether errors are reported as InfiniBand's verbs do.
     pub(super) fn infiniband(&self) -> bool {
         self.stream.as_ref().is_some_and(|s| s.params.infiniband)
+    }
+
+    /// Whether the queue pair stays as it is when the peer ends the stream.
+    fn outlives_stream(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| s.params.infiniband || s.params.outlives_stream)
     }
 
     /// The peer is gone. Closes the stream; the queue pair keeps its state until the program reacts.
@@ -134,7 +138,7 @@ impl RcCore {
         if self.closing().is_some() || self.waits_for_next_stream(why) {
             return;
         }
-        if !self.infiniband() {
+        if !self.outlives_stream() {
             self.flush(why, None);
             self.shell.event(EventKind::QpFatal);
         } else if why == Disconnect::Timeout && !self.shell.sq.is_empty() {
@@ -168,7 +172,7 @@ impl RcCore {
         if let Some(error) = cut_short.map(|stream| stream.receiver.cut_short()) {
             // The peer may still receive the reason (RFC 5044 section 8, code 1; RFC 5040 section 6.2.1).
             self.give_up(error, None);
-        } else if self.infiniband() {
+        } else if self.outlives_stream() {
             self.end_stream_only(Disconnect::PeerClosed);
         } else {
             self.flush(Disconnect::PeerClosed, None);

@@ -49,6 +49,9 @@ pub struct StreamParams {
     pub link_answers: bool,
     /// The end of the peer is reported as InfiniBand's verbs do, for the roce and ib views (`qp/rc/gone`).
     pub infiniband: bool,
+    /// Also without `infiniband`, the queue pair outlives the stream: the end of the peer flushes nothing.
+    /// For queue pairs that programs bring up by number, which no RNIC can (docs/adr/011).
+    pub outlives_stream: bool,
 }
 
 impl StreamParams {
@@ -80,6 +83,7 @@ impl Default for StreamParams {
             placement_reads: false,
             link_answers: false,
             infiniband: false,
+            outlives_stream: false,
         }
     }
 }
