@@ -35,6 +35,22 @@ struct Queue {
     raised: bool,
 }
 
+/// Which signals end a call that waits.
+#[derive(Clone, Copy)]
+enum Signals {
+    /// Those whose handler does not restart calls.
+    AsRead,
+    /// All that have a handler.
+    AsPoll,
+}
+
+impl Signals {
+    /// A signal's handler has run: whether it ends the call.
+    fn interrupt(self) -> bool {
+        matches!(self, Signals::AsPoll) || !fork::interruptions_restart()
+    }
+}
+
 /// A queue of events, each a cookie of the object it is about. Its descriptor is readable while events wait.
 pub struct Channel {
     engine: Arc<Engine>,
@@ -189,6 +205,24 @@ impl Channel {
     pub fn wait_for<T>(
         &self,
         limit: Option<Duration>,
+        take: impl FnMut(bool) -> Option<T>,
+    ) -> Result<T, ChannelError> {
+        self.wait_until(limit, Signals::AsRead, take)
+    }
+
+    /// As [`Self::wait_for`], for calls that any signal ends.
+    pub fn wait_as_poll<T>(
+        &self,
+        limit: Option<Duration>,
+        take: impl FnMut(bool) -> Option<T>,
+    ) -> Result<T, ChannelError> {
+        self.wait_until(limit, Signals::AsPoll, take)
+    }
+
+    fn wait_until<T>(
+        &self,
+        limit: Option<Duration>,
+        signals: Signals,
         mut take: impl FnMut(bool) -> Option<T>,
     ) -> Result<T, ChannelError> {
         let until = limit.map(|limit| sys::now() + limit);
@@ -197,7 +231,7 @@ impl Channel {
             return Ok(event);
         }
         loop {
-            let there = self.attend(left())?;
+            let there = self.attend_until(left(), signals)?;
             if let Some(event) = take(false) {
                 return Ok(event);
             }
@@ -209,7 +243,7 @@ impl Channel {
                 if let Some(event) = take(false) {
                     return Ok(event);
                 }
-                if waited == Err(Errno::INTR) && !fork::interruptions_restart() {
+                if waited == Err(Errno::INTR) && signals.interrupt() {
                     return Err(ChannelError::Interrupted);
                 }
             }
@@ -247,6 +281,10 @@ impl Channel {
     /// If this returns `true`, the descriptor may not be readable until the caller has taken the event. A
     /// caller that does not take it calls [`Self::abandon`].
     pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
+        self.attend_until(limit, Signals::AsRead)
+    }
+
+    fn attend_until(&self, limit: Option<Duration>, signals: Signals) -> Result<bool, ChannelError> {
         if let Some(lead) = waits_no_more() {
             self.engine.lost_leads.remove(lead);
         }
@@ -273,7 +311,7 @@ impl Channel {
                 leader.retire();
                 return Ok(!self.is_empty());
             }
-            if leader.wait(left) == Err(Errno::INTR) && self.is_empty() && !fork::interruptions_restart() {
+            if leader.wait(left) == Err(Errno::INTR) && self.is_empty() && signals.interrupt() {
                 return Err(ChannelError::Interrupted);
             }
         }

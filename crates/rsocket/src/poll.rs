@@ -86,7 +86,9 @@ pub(crate) fn poll_with(
         }
     }
     let nic = Arc::clone(Events::of_process()?.cm().nic());
-    let mut waiting = Waiting::begin(&nic, Sleep::OnDescriptor, limit)?;
+    // The thread serves its sockets itself where they are all that it waits for: as a call that receives.
+    let how = if sockets.iter().all(Option::is_some) { Sleep::InChannel } else { Sleep::OnDescriptor };
+    let mut waiting = Waiting::begin(&nic, how, limit)?;
     sockets.iter().flatten().for_each(|socket| waiting.enter(socket.waiters()));
     if let Some((waiters, already)) = more {
         waiting.enter(waiters);
@@ -100,7 +102,11 @@ pub(crate) fn poll_with(
         if ready > 0 {
             return Ok(ready);
         }
-        if !sleep(fds, &sockets, &waiting, kernel)? || more.is_some() {
+        let woken = match how {
+            Sleep::InChannel => waiting.sleep_as_poll()?,
+            Sleep::OnDescriptor => sleep(fds, &sockets, &waiting, kernel)?,
+        };
+        if !woken || more.is_some() {
             return look(fds, &sockets, kernel);
         }
     }
@@ -198,8 +204,6 @@ pub fn bits(ready: Ready, asked: i16) -> i16 {
 
 /// Sleeps until the kernel's descriptors or the thread's own are ready. False: the limit is over.
 ///
-/// Always in the kernel's poll: a signal ends it, also if the signal's handler restarts calls. The thread's
-/// channel would go on, as a read does.
 fn sleep(fds: &[PollFd], sockets: &Sockets, waiting: &Waiting, kernel: Kernel<'_>) -> Result<bool, Errno> {
     let mut set: SmallVec<[PollFd; 8]> =
         fds.iter().zip(sockets).filter(|(_, socket)| socket.is_none()).map(|(entry, _)| *entry).collect();

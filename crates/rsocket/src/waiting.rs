@@ -153,9 +153,19 @@ impl Waiting {
 
     /// Sleeps until the thread must look again. False: the limit is over.
     pub fn sleep(&self) -> Result<bool, Errno> {
-        let took = self.channel.wait_for(self.left(), |first| {
-            if first { self.channel.take_first() } else { self.channel.take() }
-        });
+        self.slept(self.channel.wait_for(self.left(), |first| self.take(first)))
+    }
+
+    /// The same, for a call that any signal ends.
+    pub fn sleep_as_poll(&self) -> Result<bool, Errno> {
+        self.slept(self.channel.wait_as_poll(self.left(), |first| self.take(first)))
+    }
+
+    fn take(&self, first: bool) -> Option<u64> {
+        if first { self.channel.take_first() } else { self.channel.take() }
+    }
+
+    fn slept(&self, took: Result<u64, ChannelError>) -> Result<bool, Errno> {
         match took {
             Ok(_) => Ok(true),
             Err(ChannelError::Interrupted) => Err(Errno::INTR),

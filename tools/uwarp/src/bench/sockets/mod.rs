@@ -244,8 +244,9 @@ impl Line {
         let spin = self.way.spin;
         let order = |role| Order::Sockets(Sockets::Traffic { pattern, size, spin, role, milliseconds });
         let patience = PATIENCE + Duration::from_millis(milliseconds);
+        // The library's calls look for a while before they block, too.
         let pinned = match pin {
-            BenchPin::Spinning => spin,
+            BenchPin::Spinning => spin || self.way.iwarp,
             BenchPin::Always => true,
             BenchPin::Never => false,
         };
