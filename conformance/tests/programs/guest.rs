@@ -83,14 +83,14 @@ fn live(from: &mut Qemu, to: &mut Qemu, pin_all: bool, place: Place<'_>) -> Outc
 }
 
 /// What the guest printed at both places: the numbers of its rounds, none missing, none twice, and no
-/// complaint about its memory.
+/// complaint about its memory. The guest goes on while this is read, so the last number may be cut off.
 fn continuous(serial: &str) -> Outcome {
     let rounds: Vec<&str> = serial.split_whitespace().collect();
     for (round, printed) in (1u32..).zip(&rounds) {
-        require!(
-            **printed == format!("{round:08x}"),
-            "the guest printed {printed} for {round:08x}: {serial}"
-        );
+        let expected = format!("{round:08x}");
+        let last = round as usize == rounds.len();
+        let right = **printed == expected || last && expected.starts_with(printed);
+        require!(right, "the guest printed {printed} for {expected}: {serial}");
     }
     Ok(())
 }
