@@ -289,9 +289,11 @@ impl Channel {
             self.engine.lost_leads.remove(lead);
         }
         if fork::nonblocking(self.fd()) {
+            self.engine.held.will_wait();
             self.engine.poll_once();
             return if self.is_empty() { Err(ChannelError::WouldBlock) } else { Ok(true) };
         }
+        self.engine.held.will_wait();
         self.attended.store(true, Ordering::Relaxed);
         if self.spin() {
             return Ok(true);
@@ -343,6 +345,7 @@ impl Channel {
             armed.clone_from(cq);
         }
         drop(armed);
+        self.engine.held.will_wait();
         if self.waits_elsewhere.load(Ordering::Relaxed) {
             self.engine.hand_over();
         }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use slab::Slab;
 
 use crate::fork;
+use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
 use crate::progress::{CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
 use crate::source::{Interest, Source, Token};
@@ -57,6 +58,8 @@ pub struct Engine {
     /// time. If they were watched, each packet would cost a wake-up of no thread, a good part of a
     /// microsecond.
     parked: Mutex<Vec<Token>>,
+    /// Datagrams that wait a moment for more.
+    pub(crate) held: Arc<Held>,
     /// Changes whenever the parked descriptors are watched again.
     park_epoch: AtomicU64,
     exit: AtomicU8,
@@ -88,7 +91,7 @@ impl Engine {
         let epoll = Watch::new()?;
         let wake = Bell::new(true)?;
         epoll.add_bell(&wake, Token::WAKE.0)?;
-        Ok(Self {
+        let engine = Self {
             epoll,
             wake,
             sources: RwLock::default(),
@@ -103,9 +106,12 @@ impl Engine {
             missed: AtomicU64::new(0),
             background: OnceLock::new(),
             parked: Mutex::default(),
+            held: Arc::new(Held::new()),
             park_epoch: AtomicU64::new(1),
             exit: AtomicU8::new(RUNNING),
-        })
+        };
+        engine.held.set_token(engine.new_token(engine.held.clone()));
+        Ok(engine)
     }
 
     /// Makes a forked child close its copies of the engine's descriptors.
@@ -315,6 +321,10 @@ impl Engine {
 
     /// Does what [`Self::request_exit`] requested.
     pub(crate) fn exit_if_requested(&self) {
+        if self.exit.load(Ordering::SeqCst) == EXIT_REQUESTED {
+            // Before the thread that exits hears that it may go on.
+            self.held.send();
+        }
         let begins =
             self.exit.compare_exchange(EXIT_REQUESTED, EXIT_BEGUN, Ordering::SeqCst, Ordering::SeqCst);
         if begins.is_err() {
@@ -351,6 +361,11 @@ impl Engine {
     pub(crate) fn note_earnest_at(&self, now: Nanos, waits: bool) {
         self.last_poll.stamp(now);
         self.watchdog.push(now, waits);
+    }
+
+    /// A thread that polls in earnest has messages to send, and polls again soon.
+    pub(crate) fn note_posts(&self) {
+        self.note_earnest_at(self.now(), false);
     }
 
     /// The caller stops polling: the background thread gets the sockets at once.

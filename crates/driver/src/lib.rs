@@ -13,6 +13,7 @@
 //! * [`stat`]: what `uwarp stat` sees.
 //! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`devices`]: which devices programs see.
 //!   [`port`]: what a device's port consists of, and when that changes.
+//! * `held`: datagrams that wait a moment for more.
 //! * `fork`, [`waits`]: the process and its threads.
 //!
 //! # Who makes progress
@@ -34,6 +35,7 @@ pub mod config;
 pub mod devices;
 pub mod engine;
 mod fork;
+mod held;
 mod lead;
 mod linger;
 mod lost_leads;

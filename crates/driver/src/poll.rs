@@ -103,11 +103,13 @@ impl Nic {
 
     /// Makes progress for a thread whose last `empty` polls in a row found nothing.
     fn look(&self, cq: &Arc<Cq>, empty: u32, look_around: &mut LookAround) {
-        if stamps(empty) {
+        let sends = self.engine().held.polled_in_vain();
+        if stamps(empty) || sends {
             self.engine().note_earnest(empty == IN_EARNEST);
         }
         let covered = cq.make_progress(&DIRECT, empty >= IN_EARNEST);
-        let time = look_around.count();
+        // Its posts take far longer than a look at all sockets, and keep the background thread away.
+        let time = look_around.count() || sends;
         if time || covered == Coverage::Partial {
             let served = self.engine().poll_once();
             if time {

@@ -31,6 +31,7 @@ use crate::attended::Attended;
 use crate::config::{Config, View};
 use crate::engine::{Engine, ParkMark};
 use crate::fork;
+use crate::held::Holder;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
 use crate::shell::{Shell, post_each, post_together};
@@ -42,6 +43,17 @@ const TURN: usize = 256;
 
 /// After this number of datagrams were sent and no thread has received, the sender receives.
 const LOOK_AFTER: usize = 32;
+
+/// Posts of a queue pair since a thread last polled in vain that go out at once. The posts behind them come
+/// from a program that has many messages, and wait for more.
+const AT_ONCE: u32 = 2;
+/// One post in this number stamps the time, as empty polls do: between these, a thread may be busy with posts
+/// for longer than a poller counts as alive. After so many posts without an empty poll, none does.
+const STAMP_EVERY: u32 = 8;
+const STAMPS_UNTIL: u32 = 512;
+/// Most that waits.
+const MOST_HELD: usize = 16;
+const MOST_HELD_BYTES: usize = 32 << 10;
 
 thread_local! {
     /// Two megabytes of addresses; the system gives memory for what is used of them.
@@ -525,6 +537,11 @@ struct Inner {
     /// The socket had no room; the port knows.
     blocked: bool,
     destroyed: bool,
+    /// Posts in this round ([`Held::round`](crate::held::Held::round)).
+    posts: u32,
+    round: u32,
+    /// The engine knows that datagrams are held.
+    held: bool,
     /// Groups whose messages it takes. The port of groups knows them, too, but a thread may have looked there
     /// before the queue pair left.
     groups: SmallVec<[IpAddr; 1]>,
@@ -553,7 +570,15 @@ impl UdQp {
             shell,
             port,
             groups: Mutex::default(),
-            inner: Mutex::new(Inner { core, blocked: false, destroyed: false, groups: SmallVec::new() }),
+            inner: Mutex::new(Inner {
+                core,
+                blocked: false,
+                destroyed: false,
+                posts: 0,
+                round: 0,
+                held: false,
+                groups: SmallVec::new(),
+            }),
             answers: Rate::default(),
         });
         qp.port.receivers.enter(qpn, qp.me.clone());
@@ -593,6 +618,9 @@ impl UdQp {
     }
 
     fn send_posted(&self, mut inner: MutexGuard<'_, Inner>) {
+        if self.holds(&mut inner) {
+            return;
+        }
         let sent = self.transmit(&mut inner);
         drop(inner);
         // A thread that posts without end must not lose what comes meanwhile: the system's room for it is
@@ -600,6 +628,36 @@ impl UdQp {
         if self.port.sent.fetch_add(sent, Ordering::Relaxed) >= LOOK_AFTER {
             let _ = self.port.make_progress(false);
         }
+    }
+
+    /// Whether what was posted waits for more. A call to the system takes as long for one datagram as for
+    /// several, and UCX posts its messages of many datagrams one by one.
+    fn holds(&self, inner: &mut Inner) -> bool {
+        let engine = &self.port.engine;
+        let held = &engine.held;
+        if inner.round != held.round() || inner.posts == 0 {
+            (inner.round, inner.posts) = (held.begin(), 0);
+        }
+        inner.posts = inner.posts.saturating_add(1);
+        if inner.posts <= AT_ONCE {
+            return false;
+        }
+        if !held.may_hold() {
+            return false;
+        }
+        if inner.posts.is_multiple_of(STAMP_EVERY) && inner.posts <= STAMPS_UNTIL {
+            engine.note_posts();
+        }
+        let (count, bytes) = inner.core.waiting();
+        if count >= MOST_HELD || bytes >= MOST_HELD_BYTES {
+            return false;
+        }
+        if !inner.held {
+            inner.held = true;
+            let me: Weak<dyn Holder> = self.me.clone();
+            held.add(me, engine);
+        }
+        true
     }
 
     /// Hands what waits to the system, as long as that takes it; returns how many datagrams it took.
@@ -652,6 +710,8 @@ impl UdQp {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();
+        // An adapter would have sent it by now.
+        self.transmit(&mut inner);
         inner.core.modify(change)?;
         self.transmit(&mut inner);
         Ok(())
@@ -740,6 +800,7 @@ impl UdQp {
         self.leave_all();
         let mut inner = self.inner.lock();
         let (counters, drops) = (inner.core.snapshot().counters, inner.core.drops());
+        self.transmit(&mut inner);
         let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
         // Cannot be refused: any state may become RESET.
         let _ = inner.core.modify(&reset);
@@ -753,6 +814,14 @@ impl Feeder for UdQp {
         let groups = self.groups.lock().clone();
         let covered = groups.map_or(Coverage::Complete, |groups| groups.make_progress(in_earnest));
         self.port.make_progress(in_earnest).and(covered)
+    }
+}
+
+impl Holder for UdQp {
+    fn send_held(&self) {
+        let mut inner = self.inner.lock();
+        inner.held = false;
+        self.transmit(&mut inner);
     }
 }
 

@@ -274,6 +274,10 @@ pub mod nic {
             })
         }
 
+        pub fn engine(&self) -> &Engine {
+            &self.engine
+        }
+
         pub fn limits(&self) -> Limits {
             Limits
         }

@@ -65,6 +65,8 @@ mod background;
 mod channel;
 #[path = "../../driver/src/engine.rs"]
 mod engine;
+#[path = "../../driver/src/held.rs"]
+mod held;
 #[path = "../../driver/src/lead.rs"]
 mod lead;
 #[path = "../../driver/src/lost_leads.rs"]

@@ -33,6 +33,7 @@ scenarios! {
     datagrams:
         datagrams_of_shared_queue_pairs_come_out_once
         room_is_noticed_beside_a_thread_that_polls
+        datagrams_that_wait_for_more_go_out
         nothing_completes_after_destruction
         members_of_groups_come_and_go;
     engine:

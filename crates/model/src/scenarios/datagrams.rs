@@ -212,6 +212,26 @@ pub fn room_is_noticed_beside_a_thread_that_polls() {
     other.get(0..6);
 }
 
+/// A thread polls, posts while the background thread stands back or stops doing so, and never calls again:
+/// what it has posted goes out.
+pub fn datagrams_that_wait_for_more_go_out() {
+    let (nic, [one, other]) = two();
+    let engine = nic.engine();
+    // Wakes the background thread.
+    other.send(&one, 0);
+    for number in 0..6 {
+        for _ in 0..thread_rng().gen_range(0..8) {
+            // As an empty poll does.
+            engine.held.polled_in_vain();
+            engine.note_earnest(true);
+            let _ = one.qp.make_progress(true);
+            sys::sleep(Duration::from_micros(thread_rng().gen_range(0..100)));
+        }
+        one.send(&other, number);
+    }
+    other.get(0..6);
+}
+
 /// A queue pair is destroyed while datagrams for it come in. Afterwards nothing completes. The next one of
 /// its number, on the same socket, gets what is sent to it, and an other one of the port loses nothing.
 pub fn nothing_completes_after_destruction() {

@@ -490,6 +490,11 @@ impl UdCore {
         })
     }
 
+    /// Work requests that wait for the lower layer, and the bytes of their datagrams.
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.pending.len(), self.staged.len() - self.taken)
+    }
+
     /// Whether something waits for the lower layer.
     pub fn has_outgoing(&self) -> bool {
         self.outgoing().next().is_some()
