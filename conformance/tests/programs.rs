@@ -41,6 +41,8 @@ mod per_interface;
 mod rsockets;
 #[path = "programs/sockets.rs"]
 mod sockets;
+#[path = "programs/sockets_more.rs"]
+mod sockets_more;
 #[path = "programs/storage.rs"]
 mod storage;
 #[path = "programs/table.rs"]

@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::Path;
 
+use rustix::process::{Pid, getpgid};
 use uwarp_conformance::netns::NetNs;
 use uwarp_conformance::pair;
-use uwarp_conformance::process::Cmd;
+use uwarp_conformance::process::{Cmd, Running};
 use uwarp_conformance::topology::Place;
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::free_port;
@@ -19,21 +20,21 @@ const LO: &[Topology] = &[Loopback4];
 const LO_BOTH: &[Topology] = &[Loopback4, Loopback6];
 const LO_AND_VETH: &[Topology] = &[Loopback4, Veth1500V4];
 
-const FILE: &str = "the copy is the file";
+pub const FILE: &str = "the copy is the file";
 
 /// What the two ends are run with.
 #[derive(Clone, Copy)]
-struct Rules {
-    server: &'static str,
-    client: &'static str,
+pub struct Rules {
+    pub server: &'static str,
+    pub client: &'static str,
 }
 
 /// Preloaded, without a rule.
-const THROUGH: Rules = Rules { server: "", client: "" };
+pub const THROUGH: Rules = Rules { server: "", client: "" };
 /// A rule for the port, at both ends.
-const BOTH: Rules = Rules { server: "rsockets:port=", client: "rsockets:port=" };
+pub const BOTH: Rules = Rules { server: "rsockets:port=", client: "rsockets:port=" };
 /// A rule for the port at the client only, which allows TCP.
-const CLIENT: Rules = Rules { server: "", client: "rsockets:fallback,port=" };
+pub const CLIENT: Rules = Rules { server: "", client: "rsockets:fallback,port=" };
 
 const WAYS: [(&str, Rules); 3] = [
     ("passing through", THROUGH),
@@ -74,13 +75,14 @@ pub fn cases() -> Vec<Case> {
         row("nc", through, FILE, LO, Long(|w, p| netcat(w, THROUGH, p))),
         row("nc", both, FILE, LO, Long(|w, p| netcat(w, BOTH, p))),
         // It serves each connection in a child process, which a rule cannot allow.
-        row("scp, sshd", through, FILE, LO, Long(ssh)),
+        row("scp, sshd", through, FILE, LO, Long(|w, p| ssh(w, THROUGH, p))),
+        row("scp, sshd", client, FILE, LO, Long(|w, p| ssh(w, CLIENT, p))),
     ]
 }
 
 impl World {
     /// A program behind `uwarp run --sockets`, with a rule that ends in the port.
-    fn with_sockets(&self, line: &str, rule: &str, port: u16, ns: Option<&NetNs>) -> Outcome<Cmd> {
+    pub fn with_sockets(&self, line: &str, rule: &str, port: u16, ns: Option<&NetNs>) -> Outcome<Cmd> {
         let option = if rule.is_empty() { "--sockets".to_owned() } else { format!("--sockets={rule}{port}") };
         let front = [self.dist()?.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()];
         Ok(Cmd::line(line).behind(front).unset("LD_LIBRARY_PATH").in_ns(ns).limit(LONG))
@@ -88,11 +90,11 @@ impl World {
 }
 
 /// The address in a URL.
-fn host(address: &str) -> String {
+pub fn host(address: &str) -> String {
     if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
 }
 
-fn file_of(dir: &Path, len: usize) -> Outcome<Vec<u8>> {
+pub fn file_of(dir: &Path, len: usize) -> Outcome<Vec<u8>> {
     let mut seed = 7u64;
     let mut next = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -118,10 +120,31 @@ fn fetch(
     let to = dir.join("to");
     let line = format!("curl -sS -o {} http://{}:{port}/from", to.display(), host(place.address));
     let client = world.with_sockets(&line, rules.client, port, place.client)?.run();
+    let carried = sent_by_iwarp(world, &server, rules, bytes.len());
     let server = server.stop();
     let client = client?;
     let same = fs::read(&to).is_ok_and(|copy| copy == bytes);
     require!(client.ok() && same, "not copied\n--- client\n{}--- server\n{}", client.text(), server.text());
+    carried
+}
+
+/// With a rule at both ends, this server has sent and received at least so many bytes by iWARP; else none.
+pub fn sent_by_iwarp(world: &World, server: &Running, rules: Rules, least: usize) -> Outcome {
+    let out = Cmd::new(world.dist()?.uwarp()?).args("stat --json").run()?;
+    let report: serde_json::Value = serde_json::from_str(&out.stdout).unwrap_or_default();
+    // Without a rule there is no device, and the process is not there. It has the group of what started it.
+    let of_server = |process: &&serde_json::Value| {
+        let pid = process["pid"].as_i64().and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+        pid.is_some_and(|pid| getpgid(Some(pid)) == Ok(server.pid()))
+    };
+    let processes = report["processes"].as_array().into_iter().flatten().filter(of_server);
+    let bytes = |process: &serde_json::Value| -> u64 {
+        let of = |way: &str| process["totals"][way]["write"]["bytes"].as_u64().unwrap_or(0);
+        of("sent") + of("received")
+    };
+    let sum: u64 = processes.map(bytes).sum();
+    let good = if rules.server.is_empty() { sum == 0 } else { sum >= least as u64 };
+    require!(good, "{sum} bytes went by iWARP, of at least {least}\n{}", out.text());
     Ok(())
 }
 
@@ -134,19 +157,24 @@ fn http(world: &World, len: usize, rules: Rules, place: Place<'_>) -> Outcome {
     fetch(world, &server, &bytes, &dir.0, rules, port, place)
 }
 
-/// In one process: workers would be children that have no device.
+/// In one process: workers would be children that have no device. `listen`: what the server listens on.
+pub fn nginx_settings(dir: &Path, listen: &str) -> String {
+    let at = dir.display();
+    format!(
+        "daemon off; master_process off; pid {at}/pid; error_log stderr; user root;\n\
+         events {{ }}\n\
+         http {{ access_log off; client_body_temp_path {at}; proxy_temp_path {at}; fastcgi_temp_path {at};\n\
+         uwsgi_temp_path {at}; scgi_temp_path {at};\n\
+         server {{ {listen} root {at}; sendfile on; }} }}\n"
+    )
+}
+
 fn nginx(world: &World, rules: Rules, place: Place<'_>) -> Outcome {
     let dir = Scratch::new("nginx")?;
     let bytes = file_of(&dir.0, 256 << 20)?;
     let port = free_port();
     let (at, address) = (dir.0.display(), host(place.address));
-    let settings = format!(
-        "daemon off; master_process off; pid {at}/pid; error_log stderr; user root;\n\
-         events {{ }}\n\
-         http {{ access_log off; client_body_temp_path {at}; proxy_temp_path {at}; fastcgi_temp_path {at};\n\
-         uwsgi_temp_path {at}; scgi_temp_path {at};\n\
-         server {{ listen {address}:{port}; root {at}; sendfile on; }} }}\n"
-    );
+    let settings = nginx_settings(&dir.0, &format!("listen {address}:{port};"));
     fs::write(dir.0.join("nginx.conf"), settings).context(dir.0.display())?;
     let server = format!("/usr/sbin/nginx -p {at} -c {at}/nginx.conf");
     fetch(world, &server, &bytes, &dir.0, rules, port, place)
@@ -171,7 +199,7 @@ fn redis(world: &World, requests: u32, rules: Rules, place: Place<'_>) -> Outcom
         require!(set.ok() && set.stdout.trim() == "OK", "not set\n{}", set.text());
         let get = run(&format!("redis-cli -h {address} -p {port} get key"))?;
         require!(get.ok() && get.stdout.trim() == value, "not read back\n{}", get.text());
-        Ok(())
+        if place.server.is_none() { sent_by_iwarp(world, &server, rules, 2 * value.len()) } else { Ok(()) }
     };
     let result = steps();
     let server = server.stop();
@@ -210,10 +238,11 @@ fn memcached(world: &World, rules: Rules, place: Place<'_>) -> Outcome {
         + r#"assert s.recv(len(e), socket.MSG_WAITALL) == e; print("good")"#;
     let client =
         world.with_sockets("/usr/bin/python3 -c", rules.client, port, place.client)?.arg(program).run();
+    let carried = sent_by_iwarp(world, &server, rules, 1_000_000);
     let server = server.stop();
     let client = client?;
     require!(client.stdout.trim() == "good", "--- client\n{}--- server\n{}", client.text(), server.text());
-    Ok(())
+    carried
 }
 
 /// 100 MB from one to the other; both end when they have ended.
@@ -233,8 +262,9 @@ fn netcat(world: &World, rules: Rules, place: Place<'_>) -> Outcome {
     if same { Ok(()) } else { ends.failure("not copied") }
 }
 
-/// sshd serves in children and changes its user: without a rule, all of that is as without the library.
-fn ssh(world: &World, place: Place<'_>) -> Outcome {
+/// sshd serves in children and changes its user: without a rule, all of that is as without the library. It
+/// speaks first, also to a client that has sent a request of MPA.
+fn ssh(world: &World, rules: Rules, place: Place<'_>) -> Outcome {
     let dir = Scratch::new("ssh")?;
     let bytes = file_of(&dir.0, 200_000_000)?;
     let port = free_port();
@@ -257,7 +287,7 @@ fn ssh(world: &World, place: Place<'_>) -> Outcome {
          -o BatchMode=yes root@{}:{at}/from {at}/to",
         host(place.address)
     );
-    let client = world.with_sockets(&client, "", port, place.client)?.run();
+    let client = world.with_sockets(&client, rules.client, port, place.client)?.run();
     let server = server.stop();
     let client = client?;
     let same = fs::read(dir.0.join("to")).is_ok_and(|copy| copy == bytes);
