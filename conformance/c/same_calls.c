@@ -11,6 +11,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 
@@ -22,6 +23,8 @@
 
 /* A rule makes these sockets iWARP's. */
 static bool ruled;
+/* It does so when they are connected. */
+static bool upgraded;
 static struct sockaddr_in listening;
 
 static struct sockaddr *sa(void)
@@ -50,6 +53,37 @@ static int client(int type)
 	return fd;
 }
 
+static ino_t inode(int fd)
+{
+	struct stat stat;
+
+	MUST(fstat(fd, &stat) == 0);
+	return stat.st_ino;
+}
+
+/* Waits until both ends of a new connection are iWARP's: each descriptor is another file then, and what the end that
+ * accepted sends goes that way. */
+static void settle(int c, int a)
+{
+	struct pollfd fds[2] = { { .fd = c, .events = POLLOUT }, { .fd = a, .events = POLLOUT } };
+	ino_t ic, ia;
+	uint64_t end = now_ms() + LIMIT_MS;
+	char byte = 0;
+
+	if (!upgraded)
+		return;
+	ic = inode(c);
+	ia = inode(a);
+	do {
+		poll(fds, 2, 0);
+		usleep(200);
+		MUST(now_ms() < end);
+	} while (inode(c) == ic || inode(a) == ia);
+	MUST(poll(fds + 1, 1, LIMIT_MS) == 1 && send(a, &byte, 1, 0) == 1);
+	MUST(readable(c, LIMIT_MS) && recv(c, &byte, 1, 0) == 1);
+	MUST(poll(fds, 1, LIMIT_MS) == 1);
+}
+
 /* Both ends of a connection. */
 static void pair_of(int fds[2])
 {
@@ -59,6 +93,7 @@ static void pair_of(int fds[2])
 	MUST(connect(fds[0], sa(), sizeof listening) == 0);
 	MUST((fds[1] = accept(l, NULL, NULL)) >= 0);
 	MUST(close(l) == 0);
+	settle(fds[0], fds[1]);
 }
 
 static void close_both(int fds[2])
@@ -123,6 +158,7 @@ static void states(void)
 	check(len == sizeof name && name.sin_family == AF_INET && ntohl(name.sin_addr.s_addr) == INADDR_LOOPBACK,
 	      "accept gives the peer's address", "length %u", len);
 	is_ready(l, 0, "a listener whose connection was taken");
+	settle(c, a);
 	check_failed(connect(c, sa(), sizeof listening) == -1, EISCONN, "connect again");
 	check_failed(accept(c, NULL, NULL) == -1, EINVAL, "accept at a connected socket");
 	check_failed(listen(c, 1) == -1, EINVAL, "listen at a connected socket");
@@ -161,6 +197,7 @@ static void nonblocking(void)
 	is_ready(l, POLLIN, "a listener with a connection");
 	check((a = accept(l, NULL, NULL)) >= 0, "accept", "errno %d", errno);
 	check(!(fcntl(a, F_GETFL) & O_NONBLOCK), "a connection does not inherit O_NONBLOCK", "%#x", fcntl(a, F_GETFL));
+	settle(c, a);
 	check_failed(recv(a, &byte, 1, MSG_DONTWAIT) == -1, EAGAIN, "recv with MSG_DONTWAIT");
 	MUST(ioctl(a, FIONBIO, &on) == 0);
 	check(fcntl(a, F_GETFL) & O_NONBLOCK, "FIONBIO", "%#x", fcntl(a, F_GETFL));
@@ -664,5 +701,6 @@ static const struct group groups[] = {
 int main(int argc, char **argv)
 {
 	ruled = getenv("RULED") != NULL;
+	upgraded = getenv("UPGRADED") != NULL;
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);
 }

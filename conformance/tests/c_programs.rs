@@ -8,10 +8,10 @@
 //! each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
 //! for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's files below
-//! /sys and /dev (`files`), sequences of socket calls beside the kernel's (`same_calls`), data integrity
-//! between two processes (`verify`, `random`), and connections that come and go in many threads without
-//! anything growing (`soak`). Each prints one line per statement; a line that begins with FAIL fails the
-//! case.
+//! /sys and /dev (`files`), sequences of socket calls beside the kernel's (`same_calls`), TCP connections
+//! that become iWARP's in place (`upgrade`), data integrity between two processes (`verify`, `random`), and
+//! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
+//! statement; a line that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -272,11 +272,29 @@ const SAME_CALLS: [&str; 13] = [
     "leaver",
 ];
 
-/// How `same_calls` is run: with plain kernel sockets; passing through; every socket iWARP's.
-const SAME_CALLS_AS: [(&str, Option<&str>); 3] = [
-    ("of the kernel", None),
-    ("passing through", Some("--sockets")),
-    ("as rsockets", Some("--sockets=rsockets")),
+/// How `same_calls` is run: the option, and what the program must know of it.
+const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
+    ("of the kernel", None, &[]),
+    ("passing through", Some("--sockets"), &[]),
+    ("as rsockets", Some("--sockets=rsockets"), &["RULED"]),
+    ("upgraded", Some("--sockets=upgrade"), &["RULED", "UPGRADED"]),
+    ("upgraded where it connects only", Some("--sockets=upgrade:connect"), &[]),
+    ("upgraded where it accepts only", Some("--sockets=upgrade:listen"), &[]),
+];
+
+/// Groups of `upgrade`: with a rule for both ends, and with one for one end, the other of which is TCP or
+/// played by hand.
+const UPGRADE: [(&str, &str, &str, &[&str]); 10] = [
+    ("integrity", "-", "upgrade", &["UPGRADED"]),
+    ("integrity", "::1", "upgrade", &["UPGRADED"]),
+    ("integrity", "-", "upgrade:connect", &[]),
+    ("integrity", "-", "upgrade:listen", &[]),
+    ("forked", "-", "upgrade", &["UPGRADED"]),
+    ("shared_by_two", "-", "upgrade", &[]),
+    ("brief", "-", "upgrade", &[]),
+    ("brief", "-", "upgrade:listen", &[]),
+    ("liars_that_connect", "-", "upgrade:listen", &[]),
+    ("liars_that_accept", "-", "upgrade:connect", &[]),
 ];
 
 /// How `verify` is run: address and environment.
@@ -336,9 +354,14 @@ fn main() -> ExitCode {
             }
         }
     }
-    for (how, option) in SAME_CALLS_AS {
+    for (how, option, env) in SAME_CALLS_AS {
         let programs = programs.clone();
-        trials.push(Trial::test(format!("same_calls {how}"), move || Ok(programs.same_calls(option)?)));
+        trials.push(Trial::test(format!("same_calls {how}"), move || Ok(programs.same_calls(option, env)?)));
+    }
+    for (group, address, rule, env) in UPGRADE {
+        let programs = programs.clone();
+        let name = format!("upgrade {group} {address}, {rule}");
+        trials.push(Trial::test(name, move || Ok(programs.upgrade(group, address, rule, env)?)));
     }
     for (group, env) in FILES {
         let programs = programs.clone();
@@ -406,7 +429,10 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
 
 /// Compares [`GROUPS`] with the programs: a group that is not listed would never be run.
 fn every_group_is_run() -> Outcome {
-    let more = [("traps", &TRAPS[..]), ("same_calls", &SAME_CALLS)];
+    let upgrade = UPGRADE.map(|(group, ..)| group);
+    let mut upgrade = upgrade.to_vec();
+    upgrade.dedup();
+    let more = [("traps", &TRAPS[..]), ("same_calls", &SAME_CALLS), ("upgrade", &upgrade)];
     for (program, groups) in GROUPS.into_iter().chain(more) {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{program}.c"));
         let text = std::fs::read_to_string(&file).context(file.display())?;
@@ -514,19 +540,32 @@ impl Programs {
     }
 
     /// `same_calls`, behind `uwarp run` with this option.
-    fn same_calls(&self, option: Option<&str>) -> Outcome {
+    fn same_calls(&self, option: Option<&str>, env: &[&str]) -> Outcome {
         let program = self.program("same_calls")?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
         let mut cmd = Cmd::new(program);
         if let Some(option) = option {
             cmd = cmd.behind([dist.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()]);
         }
-        if option.is_some_and(|option| option.contains('=')) {
-            cmd = cmd.env("RULED", "1");
+        for name in env {
+            cmd = cmd.env(name, "1");
         }
         let out = cmd.unset("LD_LIBRARY_PATH").limit(LIMIT).run()?;
         check::statements(&out)?;
         check::has(&out, "ok the last words of a process")
+    }
+
+    /// A group of `upgrade`, behind `uwarp run` with this rule.
+    fn upgrade(&self, group: &str, address: &str, rule: &str, env: &[&str]) -> Outcome {
+        let program = self.program("upgrade")?;
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let option = format!("--sockets={rule}");
+        let front = [dist.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()];
+        let mut cmd = Cmd::new(program).arg(address).arg(group).behind(front).unset("LD_LIBRARY_PATH");
+        for name in env {
+            cmd = cmd.env(name, "1");
+        }
+        check::statements(&cmd.limit(LIMIT).run()?)
     }
 
     /// `datagrams` over every address of a namespace.

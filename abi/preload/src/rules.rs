@@ -3,7 +3,7 @@
 //! ```text
 //! rules     = rule *( (";" / newline) rule)       the first that matches decides; none: TCP
 //! rule      = way [":" condition *("," condition)]
-//! way       = "rsockets" / "tcp"
+//! way       = "rsockets" / "upgrade" / "tcp"
 //! condition = "all" / "port=" FIRST ["-" LAST] / "address=" IP ["/" BITS]
 //!           / "connect" / "listen" / "fallback"
 //! ```
@@ -26,6 +26,8 @@ pub enum Way {
         /// See above.
         fallback: bool,
     },
+    /// A TCP connection, which becomes the iWARP stream itself if the peer's end agrees.
+    Upgrade,
 }
 
 /// What a socket does when a rule decides.
@@ -33,7 +35,8 @@ pub enum Way {
 pub enum Role {
     /// It connects; the address is the peer's.
     Connect,
-    /// It listens; the address is its own.
+    /// It listens; the address is its own. The address of a rule for upgrades is the peer's, which is not
+    /// known then: such a rule applies to listeners whatever its address, and [`Rules::upgrades`] decides.
     Listen,
 }
 
@@ -90,6 +93,16 @@ impl Rules {
     pub fn decide(&self, role: Role, address: SocketAddr) -> Way {
         self.0.iter().find(|rule| rule.matches(role, address)).map_or(Way::Tcp, |rule| rule.way)
     }
+
+    /// Whether a connection that a listener of the kernel has accepted may become iWARP's. `own`: its address
+    /// at this end.
+    pub fn upgrades(&self, own: SocketAddr, peer: IpAddr) -> bool {
+        let applies = |rule: &&Rule| match rule.way {
+            Way::Upgrade => rule.matches(Role::Listen, own) && rule.has_address(peer.to_canonical()),
+            _ => rule.matches(Role::Listen, own),
+        };
+        self.0.iter().find(applies).is_some_and(|rule| rule.way == Way::Upgrade)
+    }
 }
 
 impl Rule {
@@ -98,8 +111,9 @@ impl Rule {
         let mut rule = Self {
             way: match way.trim() {
                 "rsockets" => Way::Rsockets { fallback: false },
+                "upgrade" => Way::Upgrade,
                 "tcp" => Way::Tcp,
-                other => return Err(format!("\"{other}\" is none of: rsockets, tcp")),
+                other => return Err(format!("\"{other}\" is none of: rsockets, upgrade, tcp")),
             },
             ports: Vec::new(),
             networks: Vec::new(),
@@ -119,6 +133,9 @@ impl Rule {
             ("fallback", None) => match &mut self.way {
                 Way::Rsockets { fallback } => *fallback = true,
                 Way::Tcp => return Err("\"fallback\" has no meaning for tcp".to_owned()),
+                Way::Upgrade => {
+                    return Err("\"fallback\" has no meaning for upgrade, which begins as TCP".to_owned());
+                }
             },
             ("port", Some(value)) => self.ports.push(ports(value)?),
             ("address", Some(value)) => self.networks.push(network(value)?),
@@ -137,7 +154,11 @@ impl Rule {
         (self.roles.is_empty() || self.roles.contains(&role))
             && (self.ports.is_empty()
                 || self.ports.iter().any(|(first, last)| (first..=last).contains(&&port)))
-            && (self.networks.is_empty() || self.networks.iter().any(|network| is_in(ip, *network)))
+            && ((self.way, role) == (Way::Upgrade, Role::Listen) || self.has_address(ip))
+    }
+
+    fn has_address(&self, ip: IpAddr) -> bool {
+        self.networks.is_empty() || self.networks.iter().any(|network| is_in(ip, *network))
     }
 }
 
@@ -223,9 +244,33 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_for_upgrades_is_looked_at_again_with_the_peers_address() {
+        use Role::*;
+        let near = "upgrade:port=80,address=10.1.0.0/16";
+        for (rules, peer, upgrades) in [
+            ("upgrade", "10.2.0.1", true),
+            (near, "10.1.0.1", true),
+            (near, "::ffff:10.1.0.1", true),
+            (near, "10.2.0.1", false),
+            ("upgrade:port=81", "10.1.0.1", false),
+            ("upgrade:connect", "10.1.0.1", false),
+            ("tcp:port=80;upgrade", "10.1.0.1", false),
+            ("rsockets:connect;upgrade:listen", "10.1.0.1", true),
+        ] {
+            let own = "192.168.0.1:80".parse().unwrap();
+            let read = Rules::parse(rules).unwrap();
+            assert_eq!(read.upgrades(own, peer.parse().unwrap()), upgrades, "{rules} {peer}");
+        }
+        assert_eq!(decide(near, Listen, "0.0.0.0:80"), Way::Upgrade);
+        assert_eq!(decide(near, Connect, "10.1.0.1:80"), Way::Upgrade);
+        assert_eq!(decide(near, Connect, "10.2.0.1:80"), Way::Tcp);
+    }
+
+    #[test]
     fn errors_say_what_can_be_written() {
         for (rules, part) in [
-            ("udp", "\"udp\" is none of: rsockets, tcp"),
+            ("udp", "\"udp\" is none of: rsockets, upgrade, tcp"),
+            ("upgrade:fallback", "no meaning for upgrade"),
             ("rsockets:port=0", "\"0\" is not a port"),
             ("rsockets:port=9-8", "the first port, 9, is above the last, 8"),
             ("rsockets:port", "\"port\" is none of: all, port=FIRST[-LAST]"),

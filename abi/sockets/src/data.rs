@@ -5,59 +5,245 @@ use std::ffi::{c_int, c_void};
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
 use uwarp_preload::{errno, real, set_errno};
 
-use crate::fds;
-use crate::rsockets::say_forked;
+use crate::agree::conn::{Outcome, Spans, Wait, limit_of};
+use crate::agree::table;
+use crate::rsockets::{Rsockets, say_forked};
 use crate::sock::{self, Block};
+use crate::{fds, sys};
+
+/// Whether a call with these flags does something that cannot be done before it is known what a connection
+/// becomes.
+const VETOES: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY;
+
+fn may_wait(fd: c_int, flags: c_int, limit: c_int) -> Wait {
+    let nonblocking = || sys::fcntl(fd, libc::F_GETFL, 0).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0);
+    if flags & libc::MSG_DONTWAIT != 0 || nonblocking() { Wait::Not } else { Wait::Most(limit_of(fd, limit)) }
+}
+
+/// What a socket has to do for a part of a call. `None`: it is done, for all of it.
+enum Step {
+    Whole(isize),
+    Part(isize),
+}
+
+/// A part of a call that receives. `direct`: the call of the kernel's, on the program's descriptor; `stream`:
+/// the call of a stream.
+fn receive_step(
+    fd: c_int,
+    spans: &Spans,
+    flags: c_int,
+    direct: impl Fn(c_int) -> isize,
+    stream: impl Fn(&Rsockets, c_int, c_int) -> isize,
+) -> Step {
+    loop {
+        if fds::is_asking(fd) {
+            let Some(conn) = table::find(fd) else { continue };
+            if !conn.used() {
+                say_forked();
+                return Step::Whole(-1);
+            }
+            if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+                return Step::Whole(direct(flags));
+            }
+            let wait = || may_wait(fd, flags, libc::SO_RCVTIMEO);
+            let call = || direct(flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT);
+            match conn.direct(fd, false, wait, call) {
+                Outcome::Done(received) => return Step::Part(received),
+                Outcome::Elsewhere => continue,
+            }
+        }
+        if !fds::is_ruled(fd) {
+            return Step::Whole(direct(flags));
+        }
+        let Some(sock) = sock::of(fd) else { return Step::Whole(-1) };
+        let received = sock.receive(spans, flags, |r, flags| stream(r, sock.number(), flags));
+        return if sock.conn().is_some() { Step::Part(received) } else { Step::Whole(received) };
+    }
+}
+
+/// Receives, in parts if it is to wait for all.
+fn receive_parts(
+    fd: c_int,
+    mut spans: Spans,
+    flags: c_int,
+    direct: impl Fn(c_int) -> isize,
+    stream: impl Fn(&Rsockets, c_int, c_int) -> isize,
+) -> isize {
+    let first = match receive_step(fd, &spans, flags, direct, stream) {
+        Step::Whole(received) => return received,
+        Step::Part(received) => received,
+    };
+    let all = flags & libc::MSG_WAITALL != 0 && flags & (libc::MSG_PEEK | libc::MSG_DONTWAIT) == 0;
+    let Ok(mut done) = usize::try_from(first) else { return first };
+    spans.skip(done);
+    while all && done > 0 && spans.len() > 0 {
+        let step = receive_step(
+            fd,
+            &spans,
+            flags,
+            |flags| spans.receive(fd, flags),
+            |r, number, flags| {
+                let mut message = message(spans.pieces().as_ptr(), spans.pieces().len());
+                // SAFETY: the program's memory.
+                unsafe { (r.rrecvmsg)(number, &raw mut message, flags) }
+            },
+        );
+        let (Step::Whole(more) | Step::Part(more)) = step;
+        match usize::try_from(more) {
+            Ok(more) if more > 0 => {
+                done += more;
+                spans.skip(more);
+            }
+            // The end, or an error that the next call will see again.
+            _ => break,
+        }
+    }
+    done.cast_signed()
+}
+
+/// A part of a call that sends.
+fn send_step(
+    fd: c_int,
+    spans: &Spans,
+    flags: c_int,
+    direct: impl Fn(c_int) -> isize,
+    stream: impl Fn(&Rsockets, c_int, c_int) -> isize,
+) -> Step {
+    loop {
+        if fds::is_asking(fd) {
+            let Some(conn) = table::find(fd) else { continue };
+            if !conn.used() {
+                say_forked();
+                return Step::Whole(-1);
+            }
+            if flags & VETOES != 0 {
+                table::veto(fd);
+                continue;
+            }
+            let wait = || may_wait(fd, flags, libc::SO_SNDTIMEO);
+            match conn.direct(fd, true, wait, || direct(flags | libc::MSG_DONTWAIT)) {
+                Outcome::Done(sent) => return Step::Part(sent),
+                Outcome::Elsewhere => continue,
+            }
+        }
+        if !fds::is_ruled(fd) {
+            return Step::Whole(direct(flags));
+        }
+        let Some(sock) = sock::of(fd) else { return Step::Whole(-1) };
+        let sent = sock.send(spans, flags, |r, flags| stream(r, sock.number(), flags));
+        return if sock.conn().is_some() { Step::Part(sent) } else { Step::Whole(sent) };
+    }
+}
+
+/// Sends, in parts if that takes several.
+fn send_parts(
+    fd: c_int,
+    mut spans: Spans,
+    flags: c_int,
+    direct: impl Fn(c_int) -> isize,
+    stream: impl Fn(&Rsockets, c_int, c_int) -> isize,
+) -> isize {
+    let first = match send_step(fd, &spans, flags, direct, stream) {
+        Step::Whole(sent) => return sent,
+        Step::Part(sent) => sent,
+    };
+    let Ok(mut done) = usize::try_from(first) else { return first };
+    spans.skip(done);
+    while done > 0 && spans.len() > 0 && flags & libc::MSG_DONTWAIT == 0 {
+        // An error is the next call's.
+        let quiet = flags | libc::MSG_NOSIGNAL;
+        let step = send_step(
+            fd,
+            &spans,
+            quiet,
+            |flags| spans.send(fd, flags),
+            |r, number, flags| {
+                let message = message(spans.pieces().as_ptr(), spans.pieces().len());
+                // SAFETY: the program's memory.
+                unsafe { (r.rsendmsg)(number, &raw const message, flags) }
+            },
+        );
+        let (Step::Whole(more) | Step::Part(more)) = step;
+        match usize::try_from(more) {
+            Ok(more) if more > 0 => {
+                done += more;
+                spans.skip(more);
+            }
+            _ => break,
+        }
+    }
+    done.cast_signed()
+}
 
 fn receive(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> isize {
-    let Some(sock) = sock::of(fd) else { return -1 };
-    if flags & libc::MSG_TRUNC != 0 {
+    let spans = Spans::one(to, len);
+    if flags & libc::MSG_TRUNC != 0 && !fds::is_asking(fd) {
         // TCP's meaning: the bytes are thrown away.
         let mut block: Block = [0; _];
         let (to, len) = sock::at(&mut block, len);
+        let spans = Spans::one(to, len);
         // SAFETY: a buffer and its length.
-        return sock.receive(flags & !libc::MSG_TRUNC, |r, flags| unsafe {
-            (r.rrecv)(sock.number(), to, len, flags)
-        });
+        let stream = |r: &Rsockets, number, flags| unsafe { (r.rrecv)(number, to, len, flags) };
+        return receive_parts(fd, spans, flags & !libc::MSG_TRUNC, |_| -1, stream);
     }
     // SAFETY: the caller passes what the function of libc takes; a bad buffer is `EFAULT`.
-    sock.receive(flags, |r, flags| unsafe { (r.rrecv)(sock.number(), to, len, flags) })
+    let stream = |r: &Rsockets, number, flags| unsafe { (r.rrecv)(number, to, len, flags) };
+    let direct = |flags| real!(recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> isize);
+    receive_parts(fd, spans, flags, direct, stream)
 }
 
 fn transmit(fd: c_int, from: *const c_void, len: usize, flags: c_int) -> isize {
-    let Some(sock) = sock::of(fd) else { return -1 };
     // SAFETY: as of `receive`.
-    sock.send(flags, |r, flags| unsafe { (r.rsend)(sock.number(), from, len, flags) })
+    let stream = |r: &Rsockets, number, flags| unsafe { (r.rsend)(number, from, len, flags) };
+    let direct = |flags| real!(send(fd: c_int, from: *const c_void, len: usize, flags: c_int) -> isize);
+    send_parts(fd, Spans::one(from, len), flags, direct, stream)
+}
+
+/// The pieces of memory of a call; `None`: errno is set.
+///
+/// # Safety
+/// `vectors` has `count` entries.
+unsafe fn spans_of(vectors: *const iovec, count: c_int) -> Option<Spans> {
+    // SAFETY: the caller's promise.
+    let spans =
+        usize::try_from(count).map_err(|_| libc::EINVAL).and_then(|len| unsafe { Spans::new(vectors, len) });
+    spans.inspect_err(|errno| set_errno(*errno)).ok()
 }
 
 /// # Safety
 /// `vectors` has `count` entries.
 unsafe fn receive_into(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
-    let Some(sock) = sock::of(fd) else { return -1 };
-    let Ok(len) = usize::try_from(count) else {
-        set_errno(libc::EINVAL);
-        return -1;
-    };
-    sock.receive(flags, |r, flags| {
-        let mut message = message(vectors, len);
+    // SAFETY: the caller's promise.
+    let Some(spans) = (unsafe { spans_of(vectors, count) }) else { return -1 };
+    let stream = |r: &Rsockets, number, flags| {
+        let mut message = message(vectors, usize::try_from(count).unwrap_or(0));
         // SAFETY: the caller's promise.
-        unsafe { (r.rrecvmsg)(sock.number(), &raw mut message, flags) }
-    })
+        unsafe { (r.rrecvmsg)(number, &raw mut message, flags) }
+    };
+    let direct = |flags| {
+        let mut message = message(vectors, usize::try_from(count).unwrap_or(0));
+        let message = &raw mut message;
+        real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize)
+    };
+    receive_parts(fd, spans, flags, direct, stream)
 }
 
 /// # Safety
 /// `vectors` has `count` entries.
 unsafe fn send_from(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
-    let Some(sock) = sock::of(fd) else { return -1 };
-    let Ok(len) = usize::try_from(count) else {
-        set_errno(libc::EINVAL);
-        return -1;
-    };
-    sock.send(flags, |r, flags| {
-        let message = message(vectors, len);
+    // SAFETY: the caller's promise.
+    let Some(spans) = (unsafe { spans_of(vectors, count) }) else { return -1 };
+    let stream = |r: &Rsockets, number, flags| {
+        let message = message(vectors, usize::try_from(count).unwrap_or(0));
         // SAFETY: the caller's promise.
-        unsafe { (r.rsendmsg)(sock.number(), &raw const message, flags) }
-    })
+        unsafe { (r.rsendmsg)(number, &raw const message, flags) }
+    };
+    let direct = |flags| {
+        let message = message(vectors, usize::try_from(count).unwrap_or(0));
+        let message = &raw const message;
+        real!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize)
+    };
+    send_parts(fd, spans, flags, direct, stream)
 }
 
 fn message(vectors: *const iovec, count: usize) -> msghdr {
@@ -74,10 +260,21 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> isiz
         set_errno(libc::EFAULT);
         return -1;
     }
+    let direct = |flags| real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize);
     // SAFETY: the caller's promise.
     unsafe {
         let count = c_int::try_from((*message).msg_iovlen).unwrap_or(c_int::MAX);
-        let received = receive_into(fd, (*message).msg_iov, count, flags);
+        let vectors = (*message).msg_iov;
+        let Some(spans) = spans_of(vectors, count) else { return -1 };
+        let stream = |r: &Rsockets, number, flags| {
+            let mut message = self::message(vectors, usize::try_from(count).unwrap_or(0));
+            (r.rrecvmsg)(number, &raw mut message, flags)
+        };
+        let by_kernel = fds::is_asking(fd);
+        let received = receive_parts(fd, spans, flags, direct, stream);
+        if by_kernel {
+            return received;
+        }
         if received >= 0 {
             // As of TCP: a stream names no sender, and there is nothing beside the bytes.
             ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
@@ -93,10 +290,17 @@ unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> isize
         set_errno(libc::EFAULT);
         return -1;
     }
+    let direct = |flags| real!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize);
     // SAFETY: the caller's promise.
     unsafe {
         let count = c_int::try_from((*message).msg_iovlen).unwrap_or(c_int::MAX);
-        send_from(fd, (*message).msg_iov, count, flags)
+        let vectors = (*message).msg_iov;
+        let Some(spans) = spans_of(vectors, count) else { return -1 };
+        let stream = |r: &Rsockets, number, flags| {
+            let message = self::message(vectors, usize::try_from(count).unwrap_or(0));
+            (r.rsendmsg)(number, &raw const message, flags)
+        };
+        send_parts(fd, spans, flags, direct, stream)
     }
 }
 
@@ -114,7 +318,7 @@ macro_rules! by_descriptor {
     ($(fn $name:ident($fd:ident: c_int $(, $argument:ident: $type:ty)*) -> $result:ty = $ruled:expr;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C-unwind" fn $name($fd: c_int $(, $argument: $type)*) -> $result {
-            if fds::is_ruled($fd) {
+            if fds::is_mediated($fd) {
                 // SAFETY: the caller passes what the function of libc takes.
                 #[allow(unused_unsafe)]
                 return unsafe { $ruled };
@@ -165,7 +369,7 @@ macro_rules! positioned {
         unsafe extern "C-unwind" fn $reads(
             fd: c_int, vectors: *const iovec, count: c_int, position: i64, flags: c_int
         ) -> isize {
-            if fds::is_ruled(fd) && position == -1 {
+            if fds::is_mediated(fd) && position == -1 {
                 // SAFETY: the caller passes what the function of libc takes.
                 return unsafe { receive_into(fd, vectors, count, without_waiting(flags)) };
             }
@@ -178,7 +382,7 @@ macro_rules! positioned {
         unsafe extern "C-unwind" fn $writes(
             fd: c_int, vectors: *const iovec, count: c_int, position: i64, flags: c_int
         ) -> isize {
-            if fds::is_ruled(fd) && position == -1 {
+            if fds::is_mediated(fd) && position == -1 {
                 // SAFETY: the caller passes what the function of libc takes.
                 return unsafe { send_from(fd, vectors, count, without_waiting(flags)) };
             }
@@ -198,7 +402,7 @@ fn without_waiting(flags: c_int) -> c_int {
 }
 
 /// What the checking names do about a length that is more than there is room for.
-fn within(len: usize, room: usize) {
+pub fn within(len: usize, room: usize) {
     unsafe extern "C-unwind" {
         fn __chk_fail() -> !;
     }
@@ -210,10 +414,10 @@ fn within(len: usize, room: usize) {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-    if fds::any_ruled() {
+    if fds::any_mediated() {
         // SAFETY: the caller passes what the function of libc takes.
         unsafe {
-            if fds::is_ruled(fd) {
+            if fds::is_mediated(fd) {
                 return send_message(fd, message, flags);
             }
             if passes_ruled(message) {
@@ -242,7 +446,11 @@ unsafe fn passes_ruled(message: *const msghdr) -> bool {
                 let bytes = (*header).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
                 let fds = libc::CMSG_DATA(header).cast::<c_int>();
                 for at in 0..bytes / size_of::<c_int>() {
-                    if fds::is_ruled(fds.add(at).read_unaligned()) {
+                    let passed = fds.add(at).read_unaligned();
+                    if fds::is_asking(passed) {
+                        table::veto(passed);
+                    }
+                    if fds::is_ruled(passed) {
                         say_forked();
                         return true;
                     }
@@ -278,7 +486,7 @@ unsafe fn each(messages: *mut mmsghdr, count: u32, mut one: impl FnMut(u32, *mut
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
-    if fds::is_ruled(fd) {
+    if fds::is_mediated(fd) {
         // SAFETY: the caller passes what the function of libc takes.
         return unsafe { each(messages, count.min(1024), |_, message| send_message(fd, message, flags)) };
     }
@@ -293,7 +501,7 @@ unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if fds::is_ruled(fd) {
+    if fds::is_mediated(fd) {
         // The limit is looked at between messages only, by the kernel as well.
         let first = flags & !libc::MSG_WAITFORONE;
         let later = if flags & libc::MSG_WAITFORONE == 0 { first } else { first | libc::MSG_DONTWAIT };
@@ -326,9 +534,9 @@ pub fn send_whole(fd: c_int, mut bytes: &[u8]) -> bool {
         match usize::try_from(send_block(fd, bytes, 0)) {
             Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
             Err(_) if errno() == libc::EAGAIN || errno() == libc::EINTR => {
-                let Some(sock) = sock::of(fd) else { return false };
-                let Some(calls) = sock.calls() else { return false };
-                calls.wait(sock.number(), libc::POLLOUT, -1);
+                let mut entry = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+                // SAFETY: one entry; the function of this library.
+                unsafe { libc::poll(&raw mut entry, 1, -1) };
             }
             Err(_) => return false,
         }

@@ -23,10 +23,19 @@ const KEPT: u8 = 4;
 /// A descriptor of this library, which the program knows nothing of.
 const OWN: u8 = 8;
 
+/// A connection of the kernel's that may become iWARP's; it is in `agree::table`.
+const ASKING: u8 = 16;
+/// A listener of the kernel's, whose connections may become iWARP's.
+const OFFERING: u8 = 32;
+/// Beside `CANDIDATE`: another descriptor is the same socket.
+const COPIED: u8 = 64;
+
 /// In the data section without content: pages come into being when a rule chooses something.
 static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
 /// How many descriptors are ruled.
 static RULED_NOW: AtomicUsize = AtomicUsize::new(0);
+/// How many descriptors are asking.
+static ASKING_NOW: AtomicUsize = AtomicUsize::new(0);
 /// There are rules.
 static RULES: AtomicBool = AtomicBool::new(false);
 
@@ -46,6 +55,29 @@ fn has(fd: c_int, bit: u8) -> bool {
 #[inline]
 pub fn is_ruled(fd: c_int) -> bool {
     has(fd, RULED)
+}
+
+/// Whether it is a connection that may become iWARP's.
+#[inline]
+pub fn is_asking(fd: c_int) -> bool {
+    has(fd, ASKING)
+}
+
+/// Whether its bytes are this library's business.
+#[inline]
+pub fn is_mediated(fd: c_int) -> bool {
+    has(fd, RULED | ASKING)
+}
+
+/// Whether its connections may become iWARP's.
+#[inline]
+pub fn is_offering(fd: c_int) -> bool {
+    has(fd, OFFERING)
+}
+
+/// Whether another descriptor is the same socket, which may become iWARP's.
+pub fn is_copied(fd: c_int) -> bool {
+    has(fd, COPIED)
 }
 
 /// Whether a rule may choose it.
@@ -70,6 +102,12 @@ pub fn is_special(fd: c_int) -> bool {
 #[inline]
 pub fn any_ruled() -> bool {
     RULED_NOW.load(Ordering::Relaxed) != 0
+}
+
+/// Whether there is any descriptor whose readiness is this library's business.
+#[inline]
+pub fn any_mediated() -> bool {
+    any_ruled() || ASKING_NOW.load(Ordering::Relaxed) != 0
 }
 
 /// Whether there are rules.
@@ -97,10 +135,37 @@ pub fn enter_own(fd: c_int) {
     }
 }
 
+/// A connection that may become iWARP's. False: its number is too large.
+pub fn enter_asking(fd: c_int) -> bool {
+    let Some(kind) = kind(fd) else { return false };
+    if kind.swap(ASKING, Ordering::Release) & ASKING == 0 {
+        ASKING_NOW.fetch_add(1, Ordering::Relaxed);
+    }
+    true
+}
+
+/// A listener whose connections may become iWARP's.
+pub fn enter_offering(fd: c_int) {
+    if let Some(kind) = kind(fd) {
+        kind.store(OFFERING, Ordering::Relaxed);
+    }
+}
+
+/// Two descriptors are one socket that a rule may choose.
+pub fn enter_copied(old: c_int, new: c_int) {
+    for fd in [old, new] {
+        if let Some(kind) = kind(fd) {
+            kind.store(CANDIDATE | COPIED, Ordering::Relaxed);
+        }
+    }
+}
+
 /// No rule concerns it any more.
 pub fn forget(fd: c_int) {
-    if let Some(kind) = kind(fd) {
-        kind.store(0, Ordering::Relaxed);
+    if let Some(kind) = kind(fd)
+        && kind.swap(0, Ordering::Relaxed) & ASKING != 0
+    {
+        ASKING_NOW.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -111,7 +176,9 @@ pub fn enter(fd: c_int, sock: Arc<Sock>, kept: bool) -> bool {
     if old.is_none() {
         RULED_NOW.fetch_add(1, Ordering::Relaxed);
     }
-    kind.store(RULED | if kept { KEPT } else { 0 }, Ordering::Release);
+    if kind.swap(RULED | if kept { KEPT } else { 0 }, Ordering::AcqRel) & ASKING != 0 {
+        ASKING_NOW.fetch_sub(1, Ordering::Relaxed);
+    }
     true
 }
 

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libc::FILE;
 use uwarp_preload::{real, set_errno};
 
+use crate::agree::table;
 use crate::data::{receive_block, send_block, send_whole};
 use crate::fds;
 use crate::sock::{self, Block};
@@ -72,7 +73,7 @@ macro_rules! sendfiles {
     ($($name:ident)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C-unwind" fn $name(to: c_int, from: c_int, position: *mut i64, count: usize) -> isize {
-            if fds::is_ruled(to) {
+            if fds::is_mediated(to) {
                 // SAFETY: the caller passes what the function of libc takes.
                 return unsafe { send_file(to, from, position, count) };
             }
@@ -92,20 +93,20 @@ unsafe extern "C-unwind" fn splice(
     len: usize,
     flags: c_uint,
 ) -> isize {
-    if fds::is_ruled(from) || fds::is_ruled(to) {
+    if fds::is_mediated(from) || fds::is_mediated(to) {
         let positioned =
-            (fds::is_ruled(from) && !from_at.is_null()) || (fds::is_ruled(to) && !to_at.is_null());
+            (fds::is_mediated(from) && !from_at.is_null()) || (fds::is_mediated(to) && !to_at.is_null());
         if positioned {
             set_errno(libc::ESPIPE);
             return -1;
         }
-        if fds::is_ruled(from) && fds::is_ruled(to) {
+        if fds::is_mediated(from) && fds::is_mediated(to) {
             // One of them must be a pipe.
             set_errno(libc::EINVAL);
             return -1;
         }
         let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
-        return if fds::is_ruled(from) { to_pipe(from, to, len, wait) } else { from_pipe(from, to, len) };
+        return if fds::is_mediated(from) { to_pipe(from, to, len, wait) } else { from_pipe(from, to, len) };
     }
     real!(splice(
         from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: usize, flags: c_uint
@@ -176,6 +177,10 @@ extern "C" fn cookie_close(cookie: *mut c_void) -> c_int {
 /// Streams of stdio call the kernel without libc's names, so one of a socket gets functions of ours.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    if fds::is_asking(fd) {
+        // What stdio does then is not seen.
+        table::veto(fd);
+    }
     if fds::is_ruled(fd) {
         let functions =
             CookieFunctions { read: cookie_read, write: cookie_write, seek: None, close: cookie_close };

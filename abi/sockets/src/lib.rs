@@ -8,6 +8,8 @@
 //! ```text
 //!   life  data  wait  options     functions that stand before libc's
 //!        │      │
+//!       agree               a TCP connection until it is a stream
+//!        │
 //!       Sock (sock) ── stand_in   a socket that a rule chose; the descriptor that the program has for it
 //!        │      └───── watch      keeps readiness of stand-ins current
 //!      fds     rsockets           what each descriptor is; the library's calls
@@ -20,6 +22,8 @@
 // Reason for all of these: C functions, called and offered.
 #[allow(unsafe_code)]
 mod address;
+#[allow(unsafe_code)]
+mod agree;
 #[allow(unsafe_code)]
 mod data;
 mod fds;

@@ -8,6 +8,8 @@ use uwarp_preload::rules::{Role, Way};
 use uwarp_preload::{errno, real, set_errno};
 
 use crate::address;
+use crate::agree;
+use crate::agree::conn::Stage;
 use crate::fds;
 use crate::process;
 use crate::rsockets::{self, Rsockets};
@@ -51,7 +53,8 @@ fn is_v6(fd: c_int) -> bool {
     sys::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_INET6)
 }
 
-fn new_rsocket(calls: &Rsockets, v6: bool) -> Result<c_int, c_int> {
+/// A new rsocket.
+pub fn new_rsocket(calls: &Rsockets, v6: bool) -> Result<c_int, c_int> {
     process::end_in_order();
     // SAFETY: no pointer.
     let number =
@@ -68,7 +71,8 @@ fn bind_rsocket(calls: &Rsockets, number: c_int, to: std::net::SocketAddr) -> Re
     }
 }
 
-fn close_rsocket(calls: &Rsockets, number: c_int) {
+/// Closes one.
+pub fn close_rsocket(calls: &Rsockets, number: c_int) {
     // SAFETY: no pointer.
     sys::quietly(|| unsafe { (calls.rclose)(number) });
 }
@@ -87,12 +91,19 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
         if fds::is_ruled(fd) {
             return match (sock::of(fd), peer) {
                 (None, _) => -1,
+                (Some(sock), _) if sock.conn().is_some() => {
+                    let fd = sock.options().unwrap_or(-1);
+                    real!(connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int)
+                }
                 (Some(_), None) => failed(libc::EAFNOSUPPORT),
                 (Some(sock), Some(peer)) => connect_again(&sock, fd, address::meant(peer)),
             };
         }
-        if let Some(peer) = peer.map(address::meant)
-            && let Way::Rsockets { fallback } = process::decide(Role::Connect, peer)
+        if fds::is_asking(fd) {
+            return real!(connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int);
+        }
+        let way = peer.map(address::meant).map_or(Way::Tcp, |peer| process::decide(Role::Connect, peer));
+        if let (Way::Rsockets { fallback }, Some(peer)) = (way, peer.map(address::meant))
             && let Some(result) = connect_first(fd, peer, fallback)
         {
             return result;
@@ -100,11 +111,25 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
         let result = real!(connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int);
         if result == 0 || errno() == libc::EINPROGRESS {
             // It is TCP's.
+            let copied = fds::is_copied(fd);
             fds::forget(fd);
+            if let (Way::Upgrade, Some(peer), false) = (way, peer, copied) {
+                sys::quietly(|| may_become(fd, agree::machine::Role::Connected, address::meant(peer)));
+            }
         }
         return result;
     }
     real!(connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int)
+}
+
+/// A connection of the kernel's that may become iWARP's.
+fn may_become(fd: c_int, role: agree::machine::Role, peer: std::net::SocketAddr) {
+    if let Some(own) = own_name(fd).map(address::meant)
+        && let Some(conn) = agree::service::connection(role, own, peer)
+    {
+        process::end_in_order();
+        agree::table::enter(fd, conn);
+    }
 }
 
 fn connect_again(sock: &Arc<Sock>, fd: c_int, peer: std::net::SocketAddr) -> c_int {
@@ -188,6 +213,14 @@ unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     {
         match process::decide(Role::Listen, own) {
             Way::Tcp => fds::forget(fd),
+            Way::Upgrade => {
+                fds::forget(fd);
+                let result = real!(listen(fd: c_int, backlog: c_int) -> c_int);
+                if result == 0 {
+                    fds::enter_offering(fd);
+                }
+                return result;
+            }
             Way::Rsockets { .. } => {
                 return match listen_first(fd, own, backlog) {
                     Ok(()) => 0,
@@ -229,7 +262,8 @@ unsafe extern "C-unwind" fn accept(fd: c_int, from: *mut sockaddr, len: *mut soc
         // SAFETY: the caller passes what the function of libc takes.
         return unsafe { accepted(fd, from, len, 0) };
     }
-    of_kernel(real!(accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int))
+    let new = of_kernel(real!(accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int));
+    if fds::is_offering(fd) { offered(new) } else { new }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -243,15 +277,40 @@ unsafe extern "C-unwind" fn accept4(
         // SAFETY: the caller passes what the function of libc takes.
         return unsafe { accepted(fd, from, len, flags) };
     }
-    of_kernel(real!(accept4(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int))
+    let new =
+        of_kernel(real!(accept4(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int));
+    if fds::is_offering(fd) { offered(new) } else { new }
 }
 
 /// A new descriptor of the kernel. Its number may be one that was closed without libc's names.
 #[inline]
 fn of_kernel(fd: c_int) -> c_int {
     if fds::is_special(fd) {
+        if fds::is_asking(fd) {
+            agree::table::remove(fd);
+        }
         fds::forget(fd);
     }
+    fd
+}
+
+/// A connection that was accepted where connections may become iWARP's.
+fn offered(fd: c_int) -> c_int {
+    if fd < 0 {
+        return fd;
+    }
+    let (mut storage, mut len) = address::room();
+    let (to, size): (*mut sockaddr, *mut socklen_t) = ((&raw mut storage).cast(), &raw mut len);
+    sys::quietly(|| {
+        let got = real!(getpeername(fd: c_int, to: *mut sockaddr, size: *mut socklen_t) -> c_int);
+        // SAFETY: what the call wrote.
+        let peer = (got == 0).then(|| unsafe { address::load(to, len) }).flatten().map(address::meant);
+        if let (Some(peer), Some(own)) = (peer, own_name(fd).map(address::meant))
+            && process::upgrades(own, peer.ip())
+        {
+            may_become(fd, agree::machine::Role::Accepted, peer);
+        }
+    });
     fd
 }
 
@@ -300,11 +359,25 @@ unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if fds::is_ruled(fd) {
         let Some(sock) = sock::of(fd) else { return -1 };
         let Some(calls) = sock.calls() else { return -1 };
+        if let Some(result) = sock.conn().and_then(|conn| conn.shutdown(how)) {
+            sock.show(Because::Call);
+            return result;
+        }
         // SAFETY: no pointer.
         let result = unsafe { (calls.rshutdown)(sock.number(), how) };
         sock.show(Because::Call);
         return result;
     }
+    if fds::is_asking(fd) && !process::is_child() {
+        // An end that sends no more could not answer.
+        agree::table::veto(fd);
+        // SAFETY: no pointer. It may be a stream by now.
+        return if fds::is_ruled(fd) { unsafe { shutdown(fd, how) } } else { sys_shutdown(fd, how) };
+    }
+    real!(shutdown(fd: c_int, how: c_int) -> c_int)
+}
+
+fn sys_shutdown(fd: c_int, how: c_int) -> c_int {
     real!(shutdown(fd: c_int, how: c_int) -> c_int)
 }
 
@@ -324,6 +397,9 @@ fn close_special(fd: c_int) -> c_int {
         return really_close(fd);
     }
     crate::wait::forget(fd);
+    if fds::is_asking(fd) {
+        agree::table::remove(fd);
+    }
     match fds::remove(fd) {
         Some(sock) => {
             sock.release(|| {
@@ -399,6 +475,10 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
 fn copied(old: c_int, new: c_int, kept: bool) {
     if process::is_child() {
         forget_in_child(new);
+        if fds::is_asking(old) {
+            // For the child's own use, which nothing here sees.
+            agree::table::veto(old);
+        }
         if fds::is_ruled(old) {
             sys::quietly(rsockets::say_forked);
         }
@@ -408,8 +488,14 @@ fn copied(old: c_int, new: c_int, kept: bool) {
             sock.duplicated();
             fds::enter(new, sock, kept);
         }
+    } else if fds::is_asking(old) {
+        if let Some(conn) = agree::table::find(old) {
+            agree::table::enter(new, conn);
+        }
+    } else if fds::is_offering(old) {
+        fds::enter_offering(new);
     } else if fds::is_candidate(old) {
-        fds::enter_candidate(new);
+        fds::enter_copied(old, new);
     }
 }
 
@@ -421,6 +507,9 @@ fn give_up(old: c_int, new: c_int) -> Option<Arc<Sock>> {
         return None;
     }
     crate::wait::forget(new);
+    if fds::is_asking(new) {
+        agree::table::remove(new);
+    }
     fds::remove(new)
 }
 
@@ -540,7 +629,12 @@ unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<
             return Some(0);
         }
         libc::FIONREAD if sock.listens() => return Some(failed(libc::EINVAL)),
-        libc::FIONREAD => calls.unread(sock.number()).unwrap_or(0),
+        libc::FIONREAD => {
+            let stream = sock.conn().is_none_or(|conn| conn.stage() == Stage::Stream);
+            let unread = if stream { calls.unread(sock.number()).unwrap_or(0) } else { 0 };
+            let ahead = sock.conn().filter(|conn| !conn.is_only_stream()).map_or(0, |conn| conn.unread());
+            unread.saturating_add(c_int::try_from(ahead).unwrap_or(c_int::MAX))
+        }
         SIOCOUTQ | SIOCATMARK => 0,
         // Of interfaces and routes: any socket does.
         _ => {

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use libc::{sockaddr, socklen_t, timeval};
 use uwarp_preload::{real, set_errno};
 
+use crate::agree::conn::Stage;
 use crate::fds;
 use crate::sock::{self, Direction, Sock};
 use crate::stand_in::Because;
@@ -46,6 +47,23 @@ unsafe extern "C-unwind" fn setsockopt(
     }
     let Some(sock) = sock::of(fd) else { return -1 };
     let Some(keeper) = sock.options() else { return -1 };
+    if let (Some(kept), Some(conn)) = (sock.kept(level, name), sock.conn()) {
+        if value.is_null() || (len as usize) < size_of::<c_int>() {
+            return sock::fail(if value.is_null() { libc::EFAULT } else { libc::EINVAL });
+        }
+        // SAFETY: the caller passes what the function of libc takes.
+        let value = unsafe { value.cast::<c_int>().read_unaligned() };
+        let on = if name == libc::SO_RCVLOWAT && level == libc::SOL_SOCKET {
+            value.max(1)
+        } else {
+            c_int::from(value != 0)
+        };
+        kept.store(on, Ordering::Relaxed);
+        if conn.stage() == Stage::Behind {
+            crate::sys::set_option(keeper, level, name, value);
+        }
+        return 0;
+    }
     let result = {
         let fd = keeper;
         real!(setsockopt(
@@ -65,6 +83,10 @@ unsafe extern "C-unwind" fn setsockopt(
 /// `value` has `len` bytes, and as many as the option has.
 unsafe fn take_effect(sock: &Sock, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
     let Some(calls) = sock.calls() else { return };
+    if sock.conn().is_some() && level != libc::SOL_SOCKET {
+        // The kernel's acts on the connection.
+        return;
+    }
     let direction = match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Direction::Receive,
         (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => Direction::Send,
@@ -97,6 +119,31 @@ unsafe extern "C-unwind" fn getsockopt(
     }
     let Some(sock) = sock::of(fd) else { return -1 };
     let Some(calls) = sock.calls() else { return -1 };
+    if let Some(conn) = sock.conn() {
+        let number = match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_ERROR) if conn.stage() != Stage::Stream => Some(conn.take_error()),
+            (libc::SOL_SOCKET, libc::SO_ERROR) => calls.number(sock.number(), level, name, 0),
+            _ => sock.kept(level, name).map(|kept| kept.load(Ordering::Relaxed)),
+        };
+        if let Some(number) = number {
+            if value.is_null() || len.is_null() {
+                return sock::fail(libc::EFAULT);
+            }
+            // SAFETY: the caller passes what the function of libc takes.
+            unsafe {
+                let fits = (len.read_unaligned() as usize).min(size_of::<c_int>());
+                let bytes = number.to_ne_bytes();
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), fits);
+                len.write_unaligned(fits as socklen_t);
+            }
+            sock.show(Because::Call);
+            return 0;
+        }
+        let fd = conn.tcp();
+        return real!(getsockopt(
+            fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t
+        ) -> c_int);
+    }
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_ERROR | libc::SO_ACCEPTCONN) | (libc::IPPROTO_TCP, libc::TCP_INFO) => {
             if value.is_null() || len.is_null() {

@@ -1,13 +1,20 @@
 //! Begin, fork and end of the process.
 
+use std::cell::UnsafeCell;
 use std::ffi::c_int;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Duration;
 
 use uwarp_preload::rules::{self, Role, Rules, Way};
 
+use crate::agree::{service, table};
 use crate::{fds, sys};
+
+/// How long the end of a process may wait for connections that are closed while it is decided what becomes of
+/// them.
+const BEFORE_EXIT: Duration = Duration::from_secs(1);
 
 static RULES: OnceLock<Rules> = OnceLock::new();
 /// The process that the sockets are of.
@@ -35,14 +42,42 @@ extern "C" fn begin() {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
     // SAFETY: functions that live as long as the process: this library is never unloaded.
     unsafe {
-        libc::pthread_atfork(None, None, Some(forked));
+        libc::pthread_atfork(Some(before), Some(parent), Some(forked));
     }
     fds::begin();
 }
 
+/// What a fork holds, so that no child finds it half changed.
+struct Across(UnsafeCell<Option<(table::Table, service::Held)>>);
+
+// SAFETY: only the thread that forks, and the one that is its copy, uses the cell.
+unsafe impl Sync for Across {}
+
+static ACROSS: Across = Across(UnsafeCell::new(None));
+
+unsafe extern "C" fn before() {
+    let table = table::before_fork();
+    let service = service::before_fork();
+    // SAFETY: this thread has the locks.
+    unsafe { *ACROSS.0.get() = Some((table, service)) };
+}
+
+unsafe extern "C" fn parent() {
+    // SAFETY: this thread has the locks.
+    if let Some((mut table, service)) = unsafe { (*ACROSS.0.get()).take() } {
+        drop(service);
+        table::in_parent(&mut table);
+    }
+}
+
 /// A child in which no rule has applied yet begins anew: daemons fork before they listen.
 unsafe extern "C" fn forked() {
-    if crate::rsockets::loaded().is_some() {
+    // SAFETY: this thread is the copy of the one that has the locks, and there is no other.
+    if let Some((mut table, mut service)) = unsafe { (*ACROSS.0.get()).take() } {
+        service::in_child(&mut service);
+        table::in_child(&mut table);
+    }
+    if crate::rsockets::is_loading() {
         FORKED.store(true, Ordering::Relaxed);
     } else {
         PROCESS.store(sys::pid(), Ordering::Relaxed);
@@ -68,6 +103,11 @@ pub fn decide(role: Role, address: SocketAddr) -> Way {
     }
 }
 
+/// Whether a connection that a listener of the kernel has accepted may become iWARP's.
+pub fn upgrades(own: SocketAddr, peer: IpAddr) -> bool {
+    !is_forked() && RULES.get().is_some_and(|rules| rules.upgrades(own, peer))
+}
+
 /// Before the first socket that a rule chooses: what is sent reaches its peer also if the program ends
 /// without closing.
 pub fn end_in_order() {
@@ -86,7 +126,8 @@ extern "C" fn at_exit() {
     for (_, sock) in fds::all().unwrap_or_default() {
         if !ended.contains(&sock.number()) {
             ended.push(sock.number());
-            sock.end();
+            sock.end_now();
         }
     }
+    service::await_the_dying(BEFORE_EXIT);
 }

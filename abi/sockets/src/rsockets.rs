@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{msghdr, nfds_t, pollfd, sockaddr, socklen_t};
-use uwarp_abi_types::preload::{SOL_UWARP_PRELOAD, UWARP_LOOK, UWARP_UNREAD, UWARP_WATCH, watch};
+use uwarp_abi_types::preload::{
+    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LOOK, UWARP_TAKE_OVER, UWARP_UNREAD, UWARP_WATCH, take_over, watch,
+};
 use uwarp_preload::set_errno;
 
 use crate::sys;
@@ -63,15 +65,20 @@ table! {
     fn rfcntl(c_int, c_int, libc::c_long) -> c_int;
 }
 
+/// A child that is forked meanwhile cannot load it.
+static LOADING: AtomicBool = AtomicBool::new(false);
 static LOADED: OnceLock<Option<Rsockets>> = OnceLock::new();
 
 /// Loads the library at the first call. `None`, and `ENODEV`: it cannot be loaded; a line has said why.
 pub fn load() -> Option<&'static Rsockets> {
-    let loaded = LOADED.get_or_init(|| match find() {
-        Ok(found) => Some(found),
-        Err(reason) => {
-            sys::complain(&reason);
-            None
+    let loaded = LOADED.get_or_init(|| {
+        LOADING.store(true, Ordering::SeqCst);
+        match find() {
+            Ok(found) => Some(found),
+            Err(reason) => {
+                sys::complain(&reason);
+                None
+            }
         }
     });
     if loaded.is_none() {
@@ -83,6 +90,11 @@ pub fn load() -> Option<&'static Rsockets> {
 /// The library that is loaded. Only for sockets that a rule has chosen: then it is.
 pub fn loaded() -> Option<&'static Rsockets> {
     LOADED.get()?.as_ref()
+}
+
+/// Whether it is loaded, or about to be.
+pub fn is_loading() -> bool {
+    LOADING.load(Ordering::SeqCst)
 }
 
 fn find() -> Result<Rsockets, String> {
@@ -153,6 +165,24 @@ impl Rsockets {
         // SAFETY: the structure and its length.
         let set = || unsafe { (self.rsetsockopt)(socket, SOL_UWARP_PRELOAD, UWARP_WATCH, value, len) };
         sys::quietly(set) == 0
+    }
+
+    /// The connection of a TCP socket becomes this socket's.
+    pub fn take_over(&self, socket: c_int, with: &take_over) -> bool {
+        let (value, len) = (std::ptr::from_ref(with).cast(), size_of::<take_over>() as socklen_t);
+        // SAFETY: the structure and its length.
+        let set = || unsafe { (self.rsetsockopt)(socket, SOL_UWARP_PRELOAD, UWARP_TAKE_OVER, value, len) };
+        sys::quietly(set) == 0
+    }
+
+    /// What has become of that: `None`: nothing yet.
+    pub fn joined(&self, socket: c_int) -> Option<Result<(), c_int>> {
+        match self.number(socket, SOL_UWARP_PRELOAD, UWARP_JOINED, 0) {
+            None => Some(Err(libc::ECONNRESET)),
+            Some(0) => None,
+            Some(number) if number > 0 => Some(Ok(())),
+            Some(number) => Some(Err(-number)),
+        }
     }
 
     /// Sets or clears `O_NONBLOCK`.

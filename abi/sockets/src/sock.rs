@@ -2,12 +2,14 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use libc::{sockaddr, socklen_t};
 use parking_lot::Mutex;
 use uwarp_preload::{errno, set_errno};
 
+use crate::agree::conn::{Conn, Outcome, Spans, Stage, Wait, limit_of};
+use crate::agree::service;
 use crate::rsockets::{self, Rsockets};
 use crate::stand_in::{Because, StandIn};
 use crate::{fds, process, sys, watch};
@@ -28,9 +30,21 @@ const INHERITED: [(c_int, c_int); 11] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 
+/// Options that this library keeps for a socket whose connection was TCP's. The stream's frames must go out
+/// at once, and wake its thread, whatever the program wants.
+const KEPT: [(c_int, c_int); 3] = [
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_CORK),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+];
+
 /// A socket that a rule chose.
 pub struct Sock {
     number: c_int,
+    /// Its connection was a TCP socket's.
+    conn: Option<Arc<Conn>>,
+    /// Of such a socket, options that must not act on the kernel's: `TCP_NODELAY`, `TCP_CORK`, `SO_RCVLOWAT`.
+    kept: [AtomicI32; 3],
     /// The program's is an IPv6 socket.
     v6: bool,
     listens: AtomicBool,
@@ -68,6 +82,12 @@ pub fn of(fd: c_int) -> Option<Arc<Sock>> {
         set_errno(libc::EBADF);
     }
     found
+}
+
+/// -1, with this errno.
+pub fn fail(errno: c_int) -> c_int {
+    set_errno(errno);
+    -1
 }
 
 /// Makes room for options: a TCP socket with those of another one.
@@ -144,6 +164,8 @@ impl Sock {
     fn with(number: c_int, v6: bool, stand_in: StandIn, options: Option<c_int>) -> Self {
         Self {
             number,
+            conn: None,
+            kept: Default::default(),
             v6,
             listens: AtomicBool::new(false),
             stand_in,
@@ -154,6 +176,95 @@ impl Sock {
             key: AtomicUsize::new(0),
             limits: Default::default(),
             options: Mutex::new(options),
+        }
+    }
+
+    /// In front of a TCP connection that may become the rsocket's stream, with a stand-in for the program's
+    /// descriptors, of which there are so many. Also the program's end of the stand-in, for their place.
+    pub fn in_front_of(
+        calls: &Rsockets,
+        number: c_int,
+        tcp: c_int,
+        conn: &Arc<Conn>,
+        descriptors: usize,
+    ) -> Result<(Arc<Self>, c_int), c_int> {
+        let nonblocking = sys::fcntl(tcp, libc::F_GETFL, 0)? & libc::O_NONBLOCK != 0;
+        let (stand_in, end) = StandIn::new()?;
+        let v6 = sys::option(tcp, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_INET6);
+        let mut sock = Self::with(number, v6, stand_in, None);
+        sock.conn = Some(Arc::clone(conn));
+        sock.descriptors = AtomicUsize::new(descriptors);
+        for (kept, (level, name)) in sock.kept.iter().zip(KEPT) {
+            kept.store(sys::option(tcp, level, name).unwrap_or(0), Ordering::Relaxed);
+        }
+        for (limit, name) in sock.limits.iter().zip([libc::SO_RCVTIMEO, libc::SO_SNDTIMEO]) {
+            let ms = u64::try_from(limit_of(tcp, name)).unwrap_or(0);
+            limit.store(ms.saturating_mul(1000), Ordering::Relaxed);
+        }
+        let sock = Arc::new(sock);
+        sock.set_nonblocking(calls, nonblocking);
+        Ok((sock, end))
+    }
+
+    /// It is not used after all.
+    pub fn discard(&self) {
+        self.stand_in.close();
+    }
+
+    /// Its connection was a TCP socket's.
+    pub fn conn(&self) -> Option<&Arc<Conn>> {
+        self.conn.as_ref()
+    }
+
+    /// Where an option is kept that must not act on the kernel's socket, if this is one.
+    pub fn kept(&self, level: c_int, name: c_int) -> Option<&AtomicI32> {
+        let at = KEPT.iter().position(|kept| *kept == (level, name)).filter(|_| self.conn.is_some())?;
+        self.kept.get(at)
+    }
+
+    /// The connection stays TCP: what the program has set acts again.
+    pub fn restore_options(&self, tcp: c_int) {
+        for (kept, (level, name)) in self.kept.iter().zip(KEPT) {
+            sys::set_option(tcp, level, name, kept.load(Ordering::Relaxed));
+        }
+    }
+
+    /// The stream of a TCP connection is being set up: from now on its changes are looked at.
+    pub fn follow_stream(self: &Arc<Self>) {
+        watch::begin(self);
+        self.changed();
+    }
+
+    /// The rsocket has changed.
+    pub fn changed(&self) {
+        if let (Some(conn), Some(calls)) = (&self.conn, self.calls())
+            && conn.joining.load(Ordering::Acquire)
+        {
+            // The first look makes the stream say what it must say first.
+            let _ = calls.look(self.number, false);
+            if let Some(result) = calls.joined(self.number) {
+                let shut = conn.joined(result);
+                service::forget(conn.key);
+                if let Some(how) = shut {
+                    // SAFETY: no pointer.
+                    sys::quietly(|| unsafe { (calls.rshutdown)(self.number, how) });
+                }
+            }
+        }
+        self.show(Because::Network);
+    }
+
+    /// What the socket is ready for, in poll(2)'s bits.
+    fn look(&self, edges: bool) -> Option<i16> {
+        match &self.conn {
+            Some(conn) if conn.stage() != Stage::Stream => Some(conn.look()),
+            Some(conn) if !conn.is_only_stream() => {
+                let bits = self.calls()?.look(self.number, edges)?;
+                let unread = conn.unread() > 0;
+                // Programs give up on a hang-up, so what is there comes first.
+                Some(if unread { (bits | libc::POLLIN) & !libc::POLLHUP } else { bits })
+            }
+            _ => self.calls()?.look(self.number, edges),
         }
     }
 
@@ -209,6 +320,9 @@ impl Sock {
 
     /// The socket that keeps its options.
     pub fn options(&self) -> Option<c_int> {
+        if let Some(conn) = &self.conn {
+            return Some(conn.tcp());
+        }
         let mut options = self.options.lock();
         if options.is_none() {
             *options = keep_options(-1, self.v6);
@@ -221,7 +335,8 @@ impl Sock {
         if edges {
             self.edges.store(true, Ordering::Relaxed);
         }
-        if !self.watched.swap(true, Ordering::AcqRel) && !watch::begin(self) {
+        // That of a connection that was TCP's is followed in any case.
+        if !self.watched.swap(true, Ordering::AcqRel) && self.conn.is_none() && !watch::begin(self) {
             self.watched.store(false, Ordering::Release);
             sys::warn("cannot start the thread that watches sockets");
             return;
@@ -233,7 +348,7 @@ impl Sock {
     pub fn show(&self, because: Because) {
         if self.watched.load(Ordering::Acquire) {
             let edges = self.edges.load(Ordering::Relaxed);
-            self.stand_in.show(because, edges, || self.calls()?.look(self.number, edges));
+            self.stand_in.show(because, edges, || self.look(edges));
         }
     }
 
@@ -251,8 +366,12 @@ impl Sock {
         }
     }
 
-    /// Receives: `call` with these flags.
-    pub fn receive(&self, flags: c_int, call: impl Fn(&Rsockets, c_int) -> isize) -> isize {
+    fn wait_of(&self, direction: Direction) -> Wait {
+        if self.is_nonblocking() { Wait::Not } else { Wait::Most(self.limit_for_poll(direction)) }
+    }
+
+    /// Receives: `call` with these flags. `spans`: where to.
+    pub fn receive(&self, spans: &Spans, flags: c_int, call: impl Fn(&Rsockets, c_int) -> isize) -> isize {
         let Some(calls) = self.calls() else { return -1 };
         if flags & libc::MSG_ERRQUEUE != 0 {
             set_errno(libc::EAGAIN);
@@ -262,6 +381,15 @@ impl Sock {
             // As of the kernel's, if there is no urgent data.
             set_errno(libc::EINVAL);
             return -1;
+        }
+        if let Some(conn) = self.conn.as_ref().filter(|conn| !conn.is_only_stream()) {
+            match conn.receive(spans, flags, self.wait_of(Direction::Receive)) {
+                Outcome::Done(received) => {
+                    self.show(Because::Receive);
+                    return received;
+                }
+                Outcome::Elsewhere => {}
+            }
         }
         let flags = match self.await_within_limit(calls, Direction::Receive, flags) {
             Ok(flags) => flags,
@@ -275,9 +403,18 @@ impl Sock {
         received
     }
 
-    /// Sends: `call` with these flags.
-    pub fn send(&self, flags: c_int, call: impl Fn(&Rsockets, c_int) -> isize) -> isize {
+    /// Sends: `call` with these flags. `spans`: what.
+    pub fn send(&self, spans: &Spans, flags: c_int, call: impl Fn(&Rsockets, c_int) -> isize) -> isize {
         let Some(calls) = self.calls() else { return -1 };
+        if let Some(conn) = self.conn.as_ref().filter(|conn| conn.stage() != Stage::Stream) {
+            match conn.send(spans, flags, self.wait_of(Direction::Send)) {
+                Outcome::Done(sent) => {
+                    self.show(Because::Call);
+                    return sent;
+                }
+                Outcome::Elsewhere => {}
+            }
+        }
         let within = match self.await_within_limit(calls, Direction::Send, flags) {
             Ok(flags) => flags,
             Err(errno) => {
@@ -326,6 +463,18 @@ impl Sock {
     /// As getsockname(2).
     pub unsafe fn name(&self, peer: bool, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
         let Some(calls) = self.calls() else { return -1 };
+        if let Some(conn) = &self.conn {
+            let fd = conn.tcp();
+            return if peer {
+                uwarp_preload::real!(getpeername(
+                    fd: c_int, to: *mut sockaddr, len: *mut socklen_t
+                ) -> c_int)
+            } else {
+                uwarp_preload::real!(getsockname(
+                    fd: c_int, to: *mut sockaddr, len: *mut socklen_t
+                ) -> c_int)
+            };
+        }
         if to.is_null() || len.is_null() {
             set_errno(libc::EFAULT);
             return -1;
@@ -359,9 +508,51 @@ impl Sock {
         self.end();
     }
 
+    /// Ends the connection as the process ends.
+    pub fn end_now(&self) {
+        if let (Some(conn), Some(calls)) = (&self.conn, self.calls())
+            && conn.stage() == Stage::Stream
+        {
+            // The call waits: nothing goes on in the background.
+            let linger = libc::linger { l_onoff: 1, l_linger: 20 };
+            let (value, len) = ((&raw const linger).cast(), size_of::<libc::linger>() as socklen_t);
+            // SAFETY: the structure and its length.
+            unsafe { (calls.rsetsockopt)(self.number, libc::SOL_SOCKET, libc::SO_LINGER, value, len) };
+        }
+        self.end();
+    }
+
+    /// Ends a connection that was TCP's, or still is, before the rsocket ends.
+    fn end_conn(&self, conn: &Arc<Conn>) {
+        let tcp = conn.tcp();
+        conn.closed.store(true, Ordering::Release);
+        let linger: Option<libc::linger> = sys::option_of(tcp, libc::SOL_SOCKET, libc::SO_LINGER);
+        let aborts = linger.is_some_and(|linger| linger.l_onoff != 0 && linger.l_linger == 0);
+        if aborts {
+            sys::reset(tcp);
+        } else if conn.stage() != Stage::Stream && !conn.joining.load(Ordering::Acquire) {
+            let unread = !conn.inbound.lock().ready().is_empty();
+            if unread {
+                // As the kernel does.
+                sys::reset(tcp);
+            } else if conn.agreement.lock().veto() || conn.stage() == Stage::Held {
+                let mut outbound = conn.outbound.lock();
+                conn.flush(&mut outbound);
+                outbound.shut = true;
+                let _ = sys::shutdown(tcp, libc::SHUT_WR);
+                drop(outbound);
+                return service::let_die(conn);
+            }
+        }
+        service::forget(conn.key);
+    }
+
     /// Ends the connection: what was sent reaches the peer first.
     pub fn end(&self) {
         watch::end(self.key.load(Ordering::Relaxed));
+        if let Some(conn) = &self.conn {
+            self.end_conn(conn);
+        }
         if let Some(calls) = self.calls() {
             // SAFETY: no pointer.
             sys::quietly(|| unsafe { (calls.rclose)(self.number) });

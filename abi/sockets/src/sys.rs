@@ -2,6 +2,7 @@
 //! which are cancellation points.
 
 use std::ffi::{c_int, c_long};
+use std::time::Instant;
 
 use uwarp_preload::set_errno;
 
@@ -131,6 +132,120 @@ pub fn await_ring(fd: c_int) {
     let mut count = [0_u8; 8];
     let to = count.as_mut_ptr().expose_provenance();
     let _ = quietly(|| call(libc::SYS_read, [int(fd), to, 8, 0, 0]));
+}
+
+/// A UDP socket, closed by exec.
+pub fn udp(v6: bool) -> Result<c_int, c_int> {
+    let domain = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    call(libc::SYS_socket, [int(domain), int(kind), 0, 0, 0])
+}
+
+/// bind(2).
+pub fn bind(fd: c_int, to: &libc::sockaddr_storage, len: libc::socklen_t) -> Result<c_int, c_int> {
+    call(libc::SYS_bind, [int(fd), std::ptr::from_ref(to).expose_provenance(), len as usize, 0, 0])
+}
+
+/// connect(2).
+pub fn connect(fd: c_int, to: &libc::sockaddr_storage, len: libc::socklen_t) -> Result<c_int, c_int> {
+    call(libc::SYS_connect, [int(fd), std::ptr::from_ref(to).expose_provenance(), len as usize, 0, 0])
+}
+
+/// Resets a TCP connection.
+pub fn reset(fd: c_int) {
+    // SAFETY: zeros are an address of no family.
+    let mut nowhere: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    nowhere.ss_family = libc::AF_UNSPEC as libc::sa_family_t;
+    let _ = quietly(|| connect(fd, &nowhere, 16));
+}
+
+/// shutdown(2), with its error.
+pub fn shutdown(fd: c_int, how: c_int) -> Result<(), c_int> {
+    quietly(|| call(libc::SYS_shutdown, [int(fd), int(how), 0, 0, 0])).map(drop)
+}
+
+/// A system call of six arguments that transfers bytes; the error number on failure. Leaves errno as it is.
+fn transfer(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, c_int> {
+    quietly(|| {
+        // SAFETY: the callers below pass what each call takes.
+        let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+        usize::try_from(result).map_err(|_| uwarp_preload::errno())
+    })
+}
+
+/// Sends bytes without waiting, and without SIGPIPE. Leaves errno as it is.
+pub fn send_now(fd: c_int, bytes: &[u8]) -> Result<usize, c_int> {
+    let flags = int(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    transfer(libc::SYS_sendto, [int(fd), bytes.as_ptr().expose_provenance(), bytes.len(), flags, 0, 0])
+}
+
+/// Receives bytes without waiting. Leaves errno as it is.
+pub fn receive_now(fd: c_int, to: &mut [u8]) -> Result<usize, c_int> {
+    let (at, len) = (to.as_mut_ptr().expose_provenance(), to.len());
+    transfer(libc::SYS_recvfrom, [int(fd), at, len, int(libc::MSG_DONTWAIT), 0, 0])
+}
+
+/// Where a datagram came from.
+pub type From = (libc::sockaddr_storage, libc::socklen_t);
+
+/// Receives a datagram without waiting. Leaves errno as it is.
+pub fn receive_from_now(fd: c_int, to: &mut [u8]) -> Result<(usize, From), c_int> {
+    let (mut storage, mut room) = crate::address::room();
+    let (at, len, flags) = (to.as_mut_ptr().expose_provenance(), to.len(), int(libc::MSG_DONTWAIT));
+    let (from, size) = ((&raw mut storage).expose_provenance(), (&raw mut room).expose_provenance());
+    let len = transfer(libc::SYS_recvfrom, [int(fd), at, len, flags, from, size])?;
+    Ok((len, (storage, room)))
+}
+
+/// Fills memory with numbers that nobody can guess.
+pub fn random(to: &mut [u8]) {
+    let (at, len) = (to.as_mut_ptr().expose_provenance(), to.len());
+    let got = quietly(|| call(libc::SYS_getrandom, [at, len, 0, 0, 0]));
+    // So few bytes are never interrupted.
+    debug_assert_eq!(got.ok().and_then(|got| usize::try_from(got).ok()), Some(len));
+}
+
+/// A set of epoll, closed by exec.
+pub fn epoll() -> Result<c_int, c_int> {
+    call(libc::SYS_epoll_create1, [int(libc::EPOLL_CLOEXEC), 0, 0, 0, 0])
+}
+
+/// Puts a descriptor into a set of epoll.
+pub fn epoll_add(set: c_int, fd: c_int, events: u32, data: u64) -> Result<c_int, c_int> {
+    let event = libc::epoll_event { events, u64: data };
+    let at = (&raw const event).expose_provenance();
+    quietly(|| call(libc::SYS_epoll_ctl, [int(set), int(libc::EPOLL_CTL_ADD), int(fd), at, 0]))
+}
+
+/// Takes a descriptor out of a set of epoll; false: it was not in it.
+pub fn epoll_delete(set: c_int, fd: c_int) -> bool {
+    quietly(|| call(libc::SYS_epoll_ctl, [int(set), int(libc::EPOLL_CTL_DEL), int(fd), 0, 0])).is_ok()
+}
+
+/// Waits for events until then; how many there are.
+pub fn epoll_wait(set: c_int, events: &mut [libc::epoll_event], until: Option<Instant>) -> usize {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000));
+    let left = left.map_or(-1, |left| c_int::try_from(left).unwrap_or(c_int::MAX));
+    let (at, len) = (events.as_mut_ptr().expose_provenance(), events.len());
+    // No set of signals.
+    transfer(libc::SYS_epoll_pwait, [int(set), at, len, int(left), 0, 8]).unwrap_or(0)
+}
+
+/// Takes what an eventfd has, without waiting if it has something.
+pub fn take_ring(fd: c_int) {
+    if ready_for(fd, libc::POLLIN) & libc::POLLIN != 0 {
+        await_ring(fd);
+    }
+}
+
+/// An option of any type that consists of numbers.
+pub fn option_of<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
+    // SAFETY: of the callers' types zeros are a value.
+    let mut value: T = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let (to, size) = ((&raw mut value).expose_provenance(), (&raw mut len).expose_provenance());
+    quietly(|| call(libc::SYS_getsockopt, [int(fd), int(level), int(name), to, size])).ok()?;
+    Some(value)
 }
 
 /// This process's number. Not what libc may remember: after vfork(2), memory is the parent's.

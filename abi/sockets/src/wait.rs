@@ -3,11 +3,16 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use parking_lot::Mutex;
 use uwarp_preload::real;
 
+use crate::agree::conn::{Conn, Event, Own, Stage};
+use crate::agree::table;
+use crate::sock::Sock;
 use crate::{fds, process, sys};
 
 /// # Safety
@@ -27,25 +32,178 @@ unsafe fn note(fds: *const pollfd, count: nfds_t) {
     }
 }
 
-macro_rules! polls {
-    ($(fn $name:ident($fds:ident, $count:ident $(, $argument:ident: $type:ty)*);)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C-unwind" fn $name($fds: *mut pollfd, $count: nfds_t $(, $argument: $type)*) -> c_int {
-            if fds::any_ruled() {
-                // SAFETY: the caller passes what the function of libc takes.
-                unsafe { note($fds, $count) };
+/// The program waits for a connection that may become iWARP's.
+fn use_of(fd: c_int) -> Option<Arc<Conn>> {
+    let conn = table::find(fd)?;
+    conn.used();
+    Some(conn)
+}
+
+/// Connections that may get a stand-in while a call waits for their present files, and what tells of it.
+struct Asking(Vec<(Arc<Conn>, Arc<Event>)>);
+
+impl Asking {
+    fn of(fds: impl Iterator<Item = c_int>) -> Self {
+        let conns = fds.filter(|fd| fds::is_asking(*fd)).filter_map(use_of);
+        let entries = conns.map(|conn| {
+            let event = conn.next_stage();
+            (conn, event)
+        });
+        Self(entries.filter(|(conn, _)| conn.stage() == Stage::Direct).collect())
+    }
+
+    /// A descriptor for each; `None`: one of them has it already.
+    fn bells(&self) -> Option<Vec<Arc<Own>>> {
+        self.0.iter().map(|(_, event)| event.bell()).collect()
+    }
+
+    /// Whether none has got one.
+    fn are_as_before(&self) -> bool {
+        self.0.iter().all(|(conn, _)| conn.stage() == Stage::Direct)
+    }
+}
+
+fn left(until: Option<Instant>) -> Option<Duration> {
+    until.map(|until| until.saturating_duration_since(Instant::now()))
+}
+
+/// As poll(2) takes it.
+fn milliseconds(left: Option<Duration>) -> c_int {
+    left.map_or(-1, |left| c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX))
+}
+
+/// As ppoll(2) takes it.
+fn time_of(left: Option<Duration>) -> Option<timespec> {
+    left.map(|left| timespec {
+        tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    })
+}
+
+fn from_now(left: Option<Duration>) -> Option<Instant> {
+    left.and_then(|left| Instant::now().checked_add(left))
+}
+
+/// # Safety
+/// NULL, or a time.
+unsafe fn duration(time: *const timespec) -> Option<Duration> {
+    // SAFETY: the caller's promise.
+    let time = (!time.is_null()).then(|| unsafe { time.read_unaligned() })?;
+    // A time that is none is the kernel's to refuse, which it does before it waits.
+    let (seconds, nanos) =
+        (u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0));
+    Some(Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos.into())))
+}
+
+/// poll(2) over descriptors of which some may get a stand-in meanwhile. `None`: there are none of those.
+///
+/// # Safety
+/// As poll(2).
+unsafe fn poll_asking(
+    fds: *mut pollfd,
+    count: nfds_t,
+    limit: impl FnOnce() -> Option<Duration>,
+    kernel: impl Fn(*mut pollfd, nfds_t, Option<Duration>) -> c_int,
+) -> Option<c_int> {
+    let len = count as usize;
+    if fds.is_null() || len > 1 << 20 || process::is_forked() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let entry = |at: usize| unsafe { fds.add(at).read_unaligned() };
+    let mut asking = Asking::of((0..len).map(|at| entry(at).fd));
+    if asking.0.is_empty() {
+        return None;
+    }
+    let until = from_now(limit());
+    loop {
+        if let Some(bells) = asking.bells() {
+            let bell = |bell: &Arc<Own>| pollfd { fd: bell.0, events: libc::POLLIN, revents: 0 };
+            let mut all: Vec<pollfd> = (0..len).map(entry).chain(bells.iter().map(bell)).collect();
+            let ready = kernel(all.as_mut_ptr(), all.len() as nfds_t, left(until));
+            if ready <= 0 || asking.are_as_before() {
+                for (at, entry) in all.iter().take(len).enumerate() {
+                    // SAFETY: the caller's promise.
+                    unsafe { (&raw mut (*fds.add(at)).revents).write_unaligned(entry.revents) };
+                }
+                return Some(ready);
             }
-            real!($name($fds: *mut pollfd, $count: nfds_t $(, $argument: $type)*) -> c_int)
+        }
+        // SAFETY: the caller's promise.
+        unsafe { note(fds, count) };
+        asking = Asking::of((0..len).map(|at| entry(at).fd));
+    }
+}
+
+macro_rules! polls {
+    ($(fn $name:ident($fds:ident, $count:ident, $limit:ident: int $(, $room:ident: usize)?);)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C-unwind" fn $name(
+            $fds: *mut pollfd, $count: nfds_t, $limit: c_int $(, $room: usize)?
+        ) -> c_int {
+            if fds::any_mediated() {
+                $(crate::data::within(($count as usize).saturating_mul(size_of::<pollfd>()), $room);)?
+                let limit = || u64::try_from($limit).ok().map(Duration::from_millis);
+                let kernel = |fds: *mut pollfd, count: nfds_t, left| {
+                    let limit = milliseconds(left);
+                    real!(poll(fds: *mut pollfd, count: nfds_t, limit: c_int) -> c_int)
+                };
+                // SAFETY: the caller passes what the function of libc takes.
+                unsafe {
+                    note($fds, $count);
+                    if let Some(ready) = poll_asking($fds, $count, limit, kernel) {
+                        return ready;
+                    }
+                }
+            }
+            real!($name($fds: *mut pollfd, $count: nfds_t, $limit: c_int $(, $room: usize)?) -> c_int)
         }
     )*};
 }
 
 polls! {
-    fn poll(fds, count, timeout: c_int);
-    fn __poll(fds, count, timeout: c_int);
-    fn __poll_chk(fds, count, timeout: c_int, room: usize);
-    fn ppoll(fds, count, timeout: *const timespec, mask: *const sigset_t);
-    fn __ppoll_chk(fds, count, timeout: *const timespec, mask: *const sigset_t, room: usize);
+    fn poll(fds, count, limit: int);
+    fn __poll(fds, count, limit: int);
+    fn __poll_chk(fds, count, limit: int, room: usize);
+}
+
+macro_rules! ppolls {
+    ($(fn $name:ident($fds:ident, $count:ident, $limit:ident, $mask:ident $(, $room:ident: usize)?);)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C-unwind" fn $name(
+            $fds: *mut pollfd, $count: nfds_t, $limit: *const timespec, $mask: *const sigset_t
+            $(, $room: usize)?
+        ) -> c_int {
+            if fds::any_mediated() {
+                $(crate::data::within(($count as usize).saturating_mul(size_of::<pollfd>()), $room);)?
+                // SAFETY: as below.
+                let limit = || unsafe { duration($limit) };
+                let kernel = |fds: *mut pollfd, count: nfds_t, left| {
+                    let (mask, time) = ($mask, time_of(left));
+                    let limit = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                    real!(ppoll(
+                        fds: *mut pollfd, count: nfds_t, limit: *const timespec, mask: *const sigset_t
+                    ) -> c_int)
+                };
+                // SAFETY: the caller passes what the function of libc takes.
+                unsafe {
+                    note($fds, $count);
+                    if let Some(ready) = poll_asking($fds, $count, limit, kernel) {
+                        return ready;
+                    }
+                }
+            }
+            real!($name(
+                $fds: *mut pollfd, $count: nfds_t, $limit: *const timespec, $mask: *const sigset_t
+                $(, $room: usize)?
+            ) -> c_int)
+        }
+    )*};
+}
+
+ppolls! {
+    fn ppoll(fds, count, limit, mask);
+    fn __ppoll_chk(fds, count, limit, mask, room: usize);
 }
 
 /// # Safety
@@ -69,27 +227,148 @@ unsafe fn note_sets(count: c_int, sets: [*const fd_set; 3]) {
     }
 }
 
+fn is_in(set: *const fd_set, fd: c_int) -> bool {
+    let (word, bit) = (set.cast::<u64>().wrapping_add(fd as usize / 64), 1_u64 << (fd % 64));
+    // SAFETY: the callers' promise: the set has room for so many descriptors.
+    !set.is_null() && unsafe { word.read_unaligned() } & bit != 0
+}
+
+/// select(2) over descriptors of which some may get a stand-in meanwhile. `None`: there are none of those.
+///
+/// # Safety
+/// As select(2).
+unsafe fn select_asking(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    limit: impl FnOnce() -> Option<Duration>,
+    kernel: impl Fn(c_int, [*mut fd_set; 3], Option<Duration>) -> c_int,
+) -> Option<(c_int, Option<Instant>)> {
+    if !(0..=1 << 20).contains(&count) || process::is_forked() {
+        return None;
+    }
+    let asked = || (0..count).filter(|fd| fds::is_asking(*fd) && sets.iter().any(|set| is_in(*set, *fd)));
+    let mut asking = Asking::of(asked());
+    if asking.0.is_empty() {
+        return None;
+    }
+    let words = (count as usize).div_ceil(64);
+    let until = from_now(limit());
+    loop {
+        if let Some(bells) = asking.bells() {
+            let end = bells.iter().map(|bell| bell.0 + 1).fold(count, c_int::max);
+            let mut copies = sets.map(|set| {
+                let mut copy = vec![0_u64; (end as usize).div_ceil(64)];
+                for (at, word) in copy.iter_mut().enumerate().take(if set.is_null() { 0 } else { words }) {
+                    // SAFETY: the caller's promise.
+                    *word = unsafe { set.cast::<u64>().add(at).read_unaligned() };
+                }
+                copy
+            });
+            for bell in &bells {
+                if let Some(word) = copies[0].get_mut(bell.0 as usize / 64) {
+                    *word |= 1 << (bell.0 % 64);
+                }
+            }
+            let given = [0, 1, 2].map(|at| copies[at].as_mut_ptr().cast::<fd_set>());
+            let ready = kernel(end, given, left(until));
+            if ready < 0 {
+                return Some((ready, until));
+            }
+            if ready == 0 || asking.are_as_before() {
+                for (set, copy) in sets.iter().zip(&copies).filter(|(set, _)| !set.is_null()) {
+                    for (at, word) in copy.iter().enumerate().take(words) {
+                        // SAFETY: the caller's promise.
+                        unsafe { set.cast::<u64>().add(at).write_unaligned(*word) };
+                    }
+                }
+                return Some((ready, until));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { note_sets(count, sets.map(<*mut fd_set>::cast_const)) };
+        asking = Asking::of(asked());
+    }
+}
+
 macro_rules! selects {
-    ($(fn $name:ident($count:ident, $r:ident, $w:ident, $e:ident $(, $argument:ident: $type:ty)*);)*) => {$(
+    ($(fn $name:ident($count:ident, $r:ident, $w:ident, $e:ident, $limit:ident);)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C-unwind" fn $name(
-            $count: c_int, $r: *mut fd_set, $w: *mut fd_set, $e: *mut fd_set $(, $argument: $type)*
+            $count: c_int, $r: *mut fd_set, $w: *mut fd_set, $e: *mut fd_set, $limit: *mut timeval
         ) -> c_int {
-            if fds::any_ruled() {
+            if fds::any_mediated() {
+                let time = || {
+                    // SAFETY: as below.
+                    let time = (!$limit.is_null()).then(|| unsafe { $limit.read_unaligned() })?;
+                    let (seconds, micros) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec));
+                    let micros = Duration::from_micros(micros.unwrap_or(0));
+                    Some(Duration::from_secs(seconds.unwrap_or(0)).saturating_add(micros))
+                };
+                let kernel = |count: c_int, [r, w, e]: [*mut fd_set; 3], left| {
+                    let (time, mask) = (time_of(left), std::ptr::null::<sigset_t>());
+                    let limit = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                    real!(pselect(
+                        count: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set,
+                        limit: *const timespec, mask: *const sigset_t
+                    ) -> c_int)
+                };
                 // SAFETY: the caller passes what the function of libc takes.
-                unsafe { note_sets($count, [$r, $w, $e]) };
+                unsafe {
+                    note_sets($count, [$r, $w, $e]);
+                    if let Some((ready, until)) = select_asking($count, [$r, $w, $e], time, kernel) {
+                        // As the kernel does.
+                        if let Some(left) = left(until) {
+                            let tv_sec = libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX);
+                            $limit.write_unaligned(timeval { tv_sec, tv_usec: left.subsec_micros().into() });
+                        }
+                        return ready;
+                    }
+                }
             }
             real!($name(
-                $count: c_int, $r: *mut fd_set, $w: *mut fd_set, $e: *mut fd_set $(, $argument: $type)*
+                $count: c_int, $r: *mut fd_set, $w: *mut fd_set, $e: *mut fd_set, $limit: *mut timeval
             ) -> c_int)
         }
     )*};
 }
 
 selects! {
-    fn select(count, read, write, other, timeout: *mut timeval);
-    fn __select(count, read, write, other, timeout: *mut timeval);
-    fn pselect(count, read, write, other, timeout: *const timespec, mask: *const sigset_t);
+    fn select(count, read, write, other, limit);
+    fn __select(count, read, write, other, limit);
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    other: *mut fd_set,
+    limit: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if fds::any_mediated() {
+        // SAFETY: as below.
+        let time = || unsafe { duration(limit) };
+        let kernel = |count: c_int, [r, w, e]: [*mut fd_set; 3], left| {
+            let time = time_of(left);
+            let limit = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            real!(pselect(
+                count: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set,
+                limit: *const timespec, mask: *const sigset_t
+            ) -> c_int)
+        };
+        // SAFETY: the caller passes what the function of libc takes.
+        unsafe {
+            note_sets(count, [read, write, other]);
+            if let Some((ready, _)) = select_asking(count, [read, write, other], time, kernel) {
+                return ready;
+            }
+        }
+    }
+    real!(pselect(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, other: *mut fd_set,
+        limit: *const timespec, mask: *const sigset_t
+    ) -> c_int)
 }
 
 /// A set of epoll that a descriptor is in, by both descriptors.
@@ -113,6 +392,11 @@ unsafe extern "C-unwind" fn epoll_ctl(
     let special = fds::is_special(fd) && !process::is_child();
     // SAFETY: the caller passes what the function of libc takes.
     let copy = (special && !event.is_null()).then(|| unsafe { event.read_unaligned() });
+    if special && fds::is_asking(fd) && operation != libc::EPOLL_CTL_DEL {
+        use_of(fd);
+    }
+    // What the descriptor is does not change meanwhile.
+    let mut members = special.then(|| MEMBERS.lock());
     if let Some(copy) = &copy
         && operation != libc::EPOLL_CTL_DEL
         && let Some(sock) = fds::is_ruled(fd).then(|| fds::find(fd)).flatten()
@@ -120,14 +404,15 @@ unsafe extern "C-unwind" fn epoll_ctl(
         sock.watch(copy.events & libc::EPOLLET as u32 != 0);
     }
     let result = real!(epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
-    if special && result == 0 {
-        remember(set, operation, fd, copy);
+    if let Some(members) = members.as_mut().filter(|_| result == 0) {
+        remember(members, set, operation, fd, copy);
     }
     result
 }
 
-fn remember(set: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) {
-    let mut members = MEMBERS.lock();
+type Members = Option<HashMap<c_int, Vec<Member>>>;
+
+fn remember(members: &mut Members, set: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) {
     let of_fd = members.get_or_insert_default().entry(fd).or_default();
     of_fd.retain(|member| member.set != set);
     if let (true, Some(event)) = (operation != libc::EPOLL_CTL_DEL, event) {
@@ -140,6 +425,42 @@ pub fn forget(fd: c_int) {
     if let Some(members) = &mut *MEMBERS.lock() {
         members.remove(&fd);
     }
+}
+
+/// Makes `change` put another file in the place of a descriptor, which stays in its sets of epoll: the socket
+/// whose stand-in it is becomes watched. The file that was there before stays open, so the kernel does not
+/// take it out itself.
+pub fn change_file(fd: c_int, sock: &Arc<Sock>, change: impl FnOnce()) {
+    let members = MEMBERS.lock();
+    let of_fd = members.as_ref().and_then(|members| members.get(&fd)).map(Vec::as_slice).unwrap_or_default();
+    let mut of_fd: Vec<Member> = of_fd.iter().map(|member| as_it_is(*member, fd)).collect();
+    // A number that is in none is another file's by now.
+    of_fd.retain(|member| sys::epoll_delete(member.set, fd));
+    change();
+    for mut member in of_fd {
+        sock.watch(member.event.events & libc::EPOLLET as u32 != 0);
+        sys::epoll_ctl(member.set, libc::EPOLL_CTL_ADD, fd, &mut member.event);
+    }
+}
+
+/// A member that has been reported and waits to be changed by the program (`EPOLLONESHOT`) is to stay silent.
+/// The kernel says which are.
+fn as_it_is(mut member: Member, fd: c_int) -> Member {
+    let once = libc::EPOLLONESHOT as u32;
+    if member.event.events & once == 0 {
+        return member;
+    }
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", member.set)).unwrap_or_default();
+    let mut entries = info.lines().filter_map(|line| {
+        let mut words = line.strip_prefix("tfd:")?.split_whitespace();
+        let number: c_int = words.next()?.parse().ok()?;
+        let events = u32::from_str_radix(words.nth(1)?, 16).ok()?;
+        (number == fd).then_some(events)
+    });
+    if let Some(events) = entries.next() {
+        member.event.events = events;
+    }
+    member
 }
 
 /// The descriptor has become another one, with the same number.

@@ -9,7 +9,6 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use crate::sock::Sock;
-use crate::stand_in::Because;
 use crate::{fds, sys};
 
 static SOCKS: Mutex<Option<HashMap<usize, Weak<Sock>>>> = Mutex::new(None);
@@ -76,7 +75,7 @@ fn serve(bell: c_int) {
         for key in keys {
             let sock = SOCKS.lock().as_ref().and_then(|socks| socks.get(&key)?.upgrade());
             if let Some(sock) = sock {
-                sock.show(Because::Network);
+                sock.changed();
             }
         }
     }

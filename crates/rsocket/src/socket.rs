@@ -1,6 +1,7 @@
 //! Every call on a socket.
 
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use crate::listener::{Connection, Listener};
 use crate::number::Number;
 use crate::options::Options;
 use crate::stream::{Link, Ready, Stream};
+use crate::upgrade::{Patience, Role, Terms, Upgraded};
 use crate::waiting::{Observer, Sleep, Waiters, Waiting};
 
 /// Longest wait of a close for the peer to take what was sent. A peer that is gone is noticed earlier.
@@ -57,6 +59,11 @@ enum Phase {
         id: Arc<Id>,
         stream: Arc<Stream>,
         reported: bool,
+    },
+    /// Its connection was a TCP socket's. The id is of no more use.
+    Upgraded {
+        id: Arc<Id>,
+        upgraded: Arc<Upgraded>,
     },
     Closed,
 }
@@ -176,6 +183,7 @@ impl Socket {
     fn stream(&self) -> Result<Arc<Stream>, Errno> {
         match &self.inner.lock().phase {
             Phase::Stream { stream, .. } => Ok(Arc::clone(stream)),
+            Phase::Upgraded { upgraded, .. } => Ok(Arc::clone(upgraded.stream())),
             Phase::Idle(_) | Phase::Listening(_) => Err(Errno::NOTCONN),
             Phase::Closed => Err(Errno::BADF),
         }
@@ -185,13 +193,39 @@ impl Socket {
         match &self.inner.lock().phase {
             Phase::Listening(listener) => Ok(Arc::clone(listener)),
             Phase::Closed => Err(Errno::BADF),
-            Phase::Idle(_) | Phase::Stream { .. } => Err(Errno::INVAL),
+            Phase::Idle(_) | Phase::Stream { .. } | Phase::Upgraded { .. } => Err(Errno::INVAL),
         }
+    }
+
+    fn upgraded(&self) -> Option<Arc<Upgraded>> {
+        match &self.inner.lock().phase {
+            Phase::Upgraded { upgraded, .. } => Some(Arc::clone(upgraded)),
+            _ => None,
+        }
+    }
+
+    /// Takes over a connected TCP socket of the kernel, whose connection becomes the stream
+    /// ([`crate::upgrade`]). Only as the socket's first call. Begins, and does not wait; the descriptor stays
+    /// the caller's, and open until the socket is closed.
+    pub fn take_over(&self, tcp: BorrowedFd<'_>, role: Role) -> Result<(), Errno> {
+        let mut inner = self.inner.lock();
+        let Phase::Idle(id) = &inner.phase else { return Err(Errno::INVAL) };
+        let terms = Terms { options: inner.options, ..Terms::new(role) };
+        let upgraded = Upgraded::prepare_for(self.events.cm(), tcp, &terms, Arc::clone(&self.waiters))?;
+        upgraded.start(tcp, &terms)?;
+        let phase = Phase::Upgraded { id: Arc::clone(id), upgraded };
+        inner.phase = phase;
+        Ok(())
+    }
+
+    /// Whether the stream of [`Self::take_over`] runs, or has run; an error: why it never will.
+    pub fn has_taken_over(&self) -> Result<bool, Errno> {
+        self.upgraded().ok_or(Errno::INVAL)?.is_up()
     }
 
     fn id(&self) -> Result<Arc<Id>, Errno> {
         match &self.inner.lock().phase {
-            Phase::Idle(id) | Phase::Stream { id, .. } => Ok(Arc::clone(id)),
+            Phase::Idle(id) | Phase::Stream { id, .. } | Phase::Upgraded { id, .. } => Ok(Arc::clone(id)),
             Phase::Listening(listener) => Ok(Arc::clone(listener.id())),
             Phase::Closed => Err(Errno::BADF),
         }
@@ -221,7 +255,7 @@ impl Socket {
             Phase::Idle(id) => Arc::clone(id),
             // A new backlog has no effect.
             Phase::Listening(_) => return Ok(()),
-            Phase::Stream { .. } => return Err(Errno::INVAL),
+            Phase::Stream { .. } | Phase::Upgraded { .. } => return Err(Errno::INVAL),
             Phase::Closed => return Err(Errno::BADF),
         };
         prepare(&id, &inner.options, self.v6)?;
@@ -293,7 +327,7 @@ impl Socket {
                         self.begin_connect(&mut inner, id, peer)?
                     }
                 },
-                Phase::Listening(_) => return Err(Errno::ISCONN),
+                Phase::Listening(_) | Phase::Upgraded { .. } => return Err(Errno::ISCONN),
                 Phase::Closed => return Err(Errno::BADF),
             }
         };
@@ -420,12 +454,18 @@ impl Socket {
 
     /// Sends; returns how many bytes were taken.
     pub fn send(&self, buffers: &[MemSeg], flags: Flags) -> Result<usize, Errno> {
+        if let Some(upgraded) = self.upgraded() {
+            return upgraded.send(buffers, flags, || self.patience());
+        }
         let stream = self.stream()?;
         self.unless_closed(stream.send(buffers, self.waits(flags.dont_wait, None)))
     }
 
     /// Receives; 0 at the end of the stream.
     pub fn receive(&self, buffers: &[MemSeg], flags: Flags) -> Result<usize, Errno> {
+        if let Some(upgraded) = self.upgraded() {
+            return upgraded.receive(buffers, flags, || self.patience());
+        }
         let stream = self.stream()?;
         let wait = self.waits(flags.dont_wait, None);
         self.unless_closed(stream.receive(buffers, flags.wait_all, flags.peek, wait))
@@ -437,6 +477,10 @@ impl Socket {
             Ok(0) | Err(_) if matches!(self.inner.lock().phase, Phase::Closed) => Err(Errno::BADF),
             result => result,
         }
+    }
+
+    fn patience(&self) -> Patience {
+        if self.nonblocking() { Patience::None } else { Patience::Unlimited }
     }
 
     /// Maps a buffer; see [`Stream::map`].
@@ -455,8 +499,12 @@ impl Socket {
         self.unless_closed(stream.write_mapped(buffers, offset, self.waits(flags.dont_wait, None)))
     }
 
-    /// Ends one direction or both, and waits until the peer has what was sent.
+    /// Ends one direction or both, and waits until the peer has what was sent. Of a connection that was a TCP
+    /// socket's, that goes on in the background.
     pub fn shutdown(&self, how: How) -> Result<(), Errno> {
+        if let Some(upgraded) = self.upgraded() {
+            return upgraded.shutdown(how);
+        }
         let stream = self.stream()?;
         if stream.link() == Link::Pending {
             return Err(Errno::NOTCONN);
@@ -503,6 +551,10 @@ impl Socket {
                 }
                 self.events.destroy(&id);
             }
+            Phase::Upgraded { id, upgraded } => {
+                upgraded.close(linger.map(|seconds| Duration::from_secs(seconds.into())));
+                self.events.destroy(&id);
+            }
             Phase::Closed => {}
         }
     }
@@ -528,6 +580,9 @@ impl Socket {
 
     /// Takes the error that waits (`SO_ERROR`).
     pub fn take_error(&self) -> Option<Errno> {
+        if let Some(upgraded) = self.upgraded() {
+            return upgraded.take_error();
+        }
         let stream = {
             let mut inner = self.inner.lock();
             let Phase::Stream { stream, reported, .. } = &mut inner.phase else { return None };
@@ -587,6 +642,7 @@ impl Socket {
     fn start_keepalive(&self, inner: &mut Inner) {
         let stream = match &inner.phase {
             Phase::Stream { stream, .. } if inner.options.keepalive => Arc::clone(stream),
+            // The kernel's keepalive works on its connection.
             _ => return,
         };
         let engine = self.nic().engine();

@@ -155,12 +155,21 @@ impl Upgraded {
     /// | `NODEV` | a forked child: the device is its parent's |
     /// | `NOMEM`, `MFILE` | no memory, no descriptor |
     pub fn prepare(socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<Arc<Self>, Errno> {
-        let cm = &Cm::of_process().map_err(|error| Errno::from_raw_os_error(error.errno()))?;
+        let cm = Cm::of_process().map_err(|error| Errno::from_raw_os_error(error.errno()))?;
+        Self::prepare_for(&cm, socket, terms, Arc::default())
+    }
+
+    /// The same; `waiters`: who waits for it, possibly already.
+    pub(crate) fn prepare_for(
+        cm: &Arc<Cm>,
+        socket: BorrowedFd<'_>,
+        terms: &Terms<'_>,
+        waiters: Arc<Waiters>,
+    ) -> Result<Arc<Self>, Errno> {
         if terms.private_data.len() > MAX_PRIVATE_DATA {
             return Err(Errno::INVAL);
         }
         let inode = inode_of(socket)?;
-        let waiters = Arc::<Waiters>::default();
         let sizes: Sizes = terms.options.sizes(cm.nic().limits().max_qp_wr);
         let stream = Stream::with(cm, sizes, &waiters, true)?;
         Ok(Arc::new(Self {
@@ -435,6 +444,11 @@ impl Upgraded {
             Handle::Made(made) => Some(made),
             Handle::None | Handle::Closed => None,
         }
+    }
+
+    /// Its stream.
+    pub(crate) fn stream(&self) -> &Arc<Stream> {
+        &self.stream
     }
 
     /// The protection domain in which memory for descriptors is registered.

@@ -304,7 +304,8 @@ pub struct RunOptions {
     /// shell, an interpreter or a launcher; `uwarp doctor -- PROGRAM` says which [default: off]
     #[arg(long, value_name = "auto|on|off", env = "UWARP_FILES", hide_env_values = true)]
     pub files: Option<Files>,
-    /// Let TCP sockets of the program become iWARP's, where RULE says so: such as rsockets:port=5001. `@FILE`
+    /// Let TCP sockets of the program become iWARP's, where RULE says so: such as rsockets:port=5001, or
+    /// upgrade:all for those whose other end agrees. `@FILE`
     /// reads rules from a file. Without RULE, the variable's rules apply; without any, all sockets stay TCP
     #[arg(long, value_name = "RULE", env = "UWARP_SOCKETS", hide_env_values = true, num_args = 0..=1,
           require_equals = true, default_missing_value = "", value_parser = socket_rules)]

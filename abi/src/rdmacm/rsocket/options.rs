@@ -1,12 +1,16 @@
 //! Options of sockets. An option without meaning over a queue pair is accepted where librdmacm accepts it.
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
 
 use libc::{linger, socklen_t};
-use uwarp_abi_types::preload::{SOL_UWARP_PRELOAD, UWARP_LOOK, UWARP_UNREAD, UWARP_WATCH, watch};
+use uwarp_abi_types::preload::{
+    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LOOK, UWARP_TAKE_OVER, UWARP_UNREAD, UWARP_WATCH, take_over, watch,
+};
 use uwarp_rsocket::options::Options;
 use uwarp_rsocket::poll::{bit, bits};
 use uwarp_rsocket::table::{self, Any};
+use uwarp_rsocket::upgrade::Role;
 use uwarp_rsocket::wire::{scale, unscale};
 use uwarp_rsocket::{Datagrams, Errno, Socket};
 
@@ -154,6 +158,19 @@ unsafe fn set(
             socket.observe(Box::new(move || changed(key)));
             Ok(())
         }
+        (SOL_UWARP_PRELOAD, UWARP_TAKE_OVER) => {
+            if value.is_null() || (len as usize) < size_of::<take_over>() {
+                return Err(Failure::invalid("optlen"));
+            }
+            // SAFETY: the caller's promise.
+            let take_over { fd, initiates } = unsafe { value.cast::<take_over>().read_unaligned() };
+            if fd < 0 {
+                return Err(Errno::BADF.into());
+            }
+            let role = if initiates == 0 { Role::Responder } else { Role::Initiator };
+            // SAFETY: libuwarp-sockets.so keeps it open during the call.
+            Ok(socket.take_over(unsafe { BorrowedFd::borrow_raw(fd) }, role)?)
+        }
         _ => Err(unknown()),
     }
 }
@@ -162,6 +179,10 @@ unsafe fn set(
 fn of_preload(socket: &Socket, name: c_int, before: c_int) -> Result<c_int, Failure> {
     match name {
         UWARP_LOOK => Ok(bits(socket.look(before != 0), bit::IN | bit::OUT | bit::RDHUP).into()),
+        UWARP_JOINED => Ok(match socket.has_taken_over() {
+            Ok(done) => done.into(),
+            Err(errno) => -errno.raw_os_error(),
+        }),
         UWARP_UNREAD => Ok(c_int::try_from(socket.unread()?).unwrap_or(c_int::MAX)),
         _ => Err(unknown()),
     }

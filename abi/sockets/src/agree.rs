@@ -1,0 +1,18 @@
+//! Upgrade in place: a TCP connection becomes an iWARP stream when both ends agree (docs/adr/044).
+//!
+//! ```text
+//!  wire, inbound, machine    what is said, and when: no sockets, no clock
+//!  conn                      one connection: its bytes before the stream
+//!  table                     connections that the program still has itself; forks
+//!  service                   one thread: datagrams, time, markers
+//! ```
+
+#[allow(unsafe_code)]
+pub mod conn;
+pub mod inbound;
+pub mod machine;
+#[allow(unsafe_code)]
+pub mod service;
+#[allow(unsafe_code)]
+pub mod table;
+pub mod wire;

@@ -1,0 +1,537 @@
+//! The thread that agrees with peers: it receives and sends datagrams, looks for markers when the program
+//! does not, and repeats what was lost. It starts with the first connection that the program uses.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use uwarp_abi_types::preload::take_over;
+
+use super::conn::{Conn, Own, Stage};
+use super::inbound::End;
+use super::machine::{Action, Agreement, Role};
+use super::table;
+use super::wire::{Datagram, Ends, Nonce, Pattern, Word, marker};
+use crate::rsockets::{self, Rsockets};
+use crate::sock::Sock;
+use crate::stand_in::Because;
+use crate::{address, fds, life, sys, wait};
+
+/// How long a connection that was closed before it was decided what becomes of it is looked after.
+const DYING: Duration = Duration::from_secs(5);
+
+/// What the thread has to do.
+pub struct Service {
+    /// The connections that it looks after.
+    conns: HashMap<usize, Arc<Conn>>,
+    /// When.
+    times: BTreeSet<(Instant, usize)>,
+    /// Connections that a call has found something in.
+    todo: HashSet<usize>,
+    /// Closed by the program, until then.
+    dying: HashMap<usize, (Arc<Conn>, Instant)>,
+    epoll: c_int,
+    bell: c_int,
+}
+
+/// `None`: there is no thread. A lock of the standard library, as it is held during a fork.
+static SERVICE: Mutex<Option<Service>> = Mutex::new(None);
+static NEXT_KEY: AtomicUsize = AtomicUsize::new(1);
+
+const UDP: u64 = 0;
+const TCP: u64 = 1;
+const BELL: u64 = u64::MAX;
+
+/// All of it, locked.
+pub type Held = MutexGuard<'static, Option<Service>>;
+
+fn service() -> Held {
+    SERVICE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Numbers that nobody can guess.
+pub fn nonce() -> Nonce {
+    let mut nonce = [0; 16];
+    sys::random(&mut nonce);
+    nonce
+}
+
+/// A connection that the program has just made, by connecting or by accepting it, and that a rule chose.
+/// `None`: it stays TCP.
+pub fn connection(role: Role, own: SocketAddr, peer: SocketAddr) -> Option<Arc<Conn>> {
+    if own == peer {
+        return None;
+    }
+    let ends = match role {
+        Role::Connected => Ends { connected: own, accepted: peer },
+        Role::Accepted => Ends { connected: peer, accepted: own },
+    };
+    // The end that accepted makes its socket when it is needed.
+    let udp = match role {
+        Role::Connected => Some(udp(own)?),
+        Role::Accepted => None,
+    };
+    let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+    Some(Conn::new(key, Agreement::new(role, ends, nonce()), udp))
+}
+
+fn udp(own: SocketAddr) -> Option<Own> {
+    let udp = Own::new(sys::quietly(|| sys::udp(own.is_ipv6())).ok()?);
+    let (storage, len) = address::store(own);
+    sys::quietly(|| sys::bind(udp.0, &storage, len)).ok()?;
+    Some(udp)
+}
+
+fn connect_udp(udp: c_int, peer: SocketAddr) -> bool {
+    let (storage, len) = address::store(peer);
+    sys::quietly(|| sys::connect(udp, &storage, len)).is_ok()
+}
+
+/// The program uses a connection for the first time.
+pub fn begin(conn: &Arc<Conn>) {
+    let (action, role, ends) = {
+        let mut agreement = conn.agreement.lock();
+        (agreement.used(Instant::now()), agreement.role(), agreement.ends())
+    };
+    {
+        let mut held = service();
+        if held.is_none() && !start(&mut held) {
+            drop(held);
+            return table::stay_tcp(conn);
+        }
+        let Some(service) = &mut *held else { return };
+        service.conns.insert(conn.key, Arc::clone(conn));
+        let mut slot = conn.udp.lock();
+        if slot.is_none() && role == Role::Accepted {
+            let mut own = ends.accepted;
+            own.set_port(0);
+            *slot = udp(own).filter(|udp| connect_udp(udp.0, ends.connected));
+        }
+        let Some(udp) = &*slot else {
+            drop(slot);
+            drop(held);
+            return table::stay_tcp(conn);
+        };
+        let _ = sys::epoll_add(service.epoll, udp.0, libc::EPOLLIN as u32, conn.key as u64 * 2 + UDP);
+        drop(slot);
+        service.schedule(conn);
+        sys::ring(service.bell);
+    }
+    if let Some(Action::Send(datagram)) = action {
+        send(conn, &datagram);
+    }
+}
+
+fn send(conn: &Conn, datagram: &Datagram) {
+    if let Some(udp) = &*conn.udp.lock() {
+        // A refusal of an earlier datagram comes here, or when something is received.
+        if sys::send_now(udp.0, &datagram.to_bytes()) == Err(libc::ECONNREFUSED) {
+            let _ = sys::send_now(udp.0, &datagram.to_bytes());
+        }
+    }
+}
+
+/// A call has found something in what it received: the thread looks at it.
+pub fn look_at(key: usize) {
+    if let Some(service) = &mut *service() {
+        service.todo.insert(key);
+        sys::ring(service.bell);
+    }
+}
+
+/// Nothing more is to be done for a connection.
+pub fn forget(key: usize) {
+    if let Some(service) = &mut *service() {
+        service.drop_conn(key);
+    }
+}
+
+/// The program has closed a connection before it was decided what becomes of it. What the peer sends on the
+/// way there must not reset the connection, so it is received for a while.
+pub fn let_die(conn: &Arc<Conn>) {
+    let mut held = service();
+    let Some(service) = &mut *held else { return };
+    if service.conns.contains_key(&conn.key) {
+        service.dying.insert(conn.key, (Arc::clone(conn), Instant::now() + DYING));
+        service.todo.insert(conn.key);
+        sys::ring(service.bell);
+    }
+}
+
+/// The process ends: waits until those are gone, for a moment.
+pub fn await_the_dying(limit: Duration) {
+    let until = Instant::now() + limit;
+    while Instant::now() < until && service().as_ref().is_some_and(|service| !service.dying.is_empty()) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Before a fork.
+pub fn before_fork() -> Held {
+    service()
+}
+
+/// In a child: there is no thread.
+pub fn in_child(held: &mut Held) {
+    if let Some(service) = held.take() {
+        for fd in [service.epoll, service.bell] {
+            fds::forget(fd);
+            sys::close(fd);
+        }
+        for conn in service.conns.values() {
+            // Copies of what the parent has behind stand-ins would keep its connections open.
+            let tcp = conn.tcp();
+            if tcp >= 0 {
+                conn.set_tcp(-1);
+                fds::forget(tcp);
+                sys::close(tcp);
+            }
+        }
+        std::mem::forget(service);
+    }
+}
+
+impl Service {
+    fn schedule(&mut self, conn: &Conn) {
+        self.times.retain(|(_, key)| *key != conn.key);
+        if let Some(next) = conn.agreement.lock().next() {
+            self.times.insert((next, conn.key));
+        }
+    }
+
+    fn drop_conn(&mut self, key: usize) {
+        self.times.retain(|(_, other)| *other != key);
+        self.todo.remove(&key);
+        self.dying.remove(&key);
+        if let Some(conn) = self.conns.remove(&key) {
+            self.hear_no_more(&conn);
+            if conn.tcp() >= 0 {
+                sys::epoll_delete(self.epoll, conn.tcp());
+            }
+        }
+    }
+
+    fn hear_no_more(&self, conn: &Conn) {
+        if let Some(udp) = conn.udp.lock().take() {
+            // A relative may have the same socket, so closing it is not enough.
+            sys::epoll_delete(self.epoll, udp.0);
+        }
+    }
+}
+
+fn start(held: &mut Held) -> bool {
+    let (Ok(epoll), Ok(bell)) = (sys::quietly(sys::epoll), sys::quietly(sys::eventfd)) else { return false };
+    let (epoll, bell) = (Own::new(epoll), Own::new(bell));
+    if sys::epoll_add(epoll.0, bell.0, libc::EPOLLIN as u32, BELL).is_err() {
+        return false;
+    }
+    // They live as long as the process, or until a child closes its copies.
+    let (epoll, bell) = (std::mem::ManuallyDrop::new(epoll).0, std::mem::ManuallyDrop::new(bell).0);
+    **held = Some(Service {
+        conns: HashMap::new(),
+        times: BTreeSet::new(),
+        todo: HashSet::new(),
+        dying: HashMap::new(),
+        epoll,
+        bell,
+    });
+    // The program's handlers run in the program's threads.
+    let before = sys::block_signals();
+    let thread =
+        std::thread::Builder::new().name("uwarp-upgrade".to_owned()).spawn(move || serve(epoll, bell));
+    sys::unblock(&before);
+    thread.is_ok()
+}
+
+fn serve(epoll: c_int, bell: c_int) {
+    loop {
+        let next = service().as_ref().and_then(|service| {
+            let time = service.times.first().map(|(time, _)| *time);
+            time.into_iter().chain(service.dying.values().map(|(_, until)| *until)).min()
+        });
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
+        let got = sys::epoll_wait(epoll, &mut events, next);
+        for event in events.iter().take(got) {
+            let (bits, data) = (event.events, event.u64);
+            if data == BELL {
+                sys::take_ring(bell);
+                continue;
+            }
+            let key = usize::try_from(data / 2).unwrap_or(0);
+            let Some(conn) = service().as_ref().and_then(|service| service.conns.get(&key).cloned()) else {
+                continue;
+            };
+            match data % 2 {
+                UDP => hear(&conn),
+                _ => ready(&conn, bits),
+            }
+        }
+        let (todo, due, dying) = {
+            let mut held = service();
+            let Some(service) = &mut *held else { return };
+            let now = Instant::now();
+            let due: Vec<usize> =
+                service.times.iter().take_while(|(time, _)| *time <= now).map(|(_, key)| *key).collect();
+            let dying: Vec<usize> = service.dying.keys().copied().collect();
+            (std::mem::take(&mut service.todo), due, dying)
+        };
+        let find = |key: &usize| service().as_ref().and_then(|service| service.conns.get(key).cloned());
+        for conn in todo.iter().filter_map(find) {
+            examine(&conn);
+        }
+        for conn in due.iter().filter_map(find) {
+            let actions = conn.agreement.lock().timeout(Instant::now());
+            act(&conn, actions);
+        }
+        for conn in dying.iter().filter_map(find) {
+            bury(&conn);
+        }
+    }
+}
+
+/// Receives datagrams.
+fn hear(conn: &Arc<Conn>) {
+    for _ in 0..16 {
+        let mut bytes = [0; Datagram::LEN + 1];
+        let received = {
+            let udp = conn.udp.lock();
+            let Some(udp) = &*udp else { return };
+            sys::receive_from_now(udp.0, &mut bytes)
+        };
+        let actions = match received {
+            Ok((len, from)) => {
+                // SAFETY: what the call wrote.
+                let from = unsafe { address::load((&raw const from.0).cast(), from.1) };
+                let datagram = bytes.get(..len).and_then(Datagram::parse);
+                let (Some(from), Some(datagram)) = (from, datagram) else { continue };
+                let (role, ends) = {
+                    let agreement = conn.agreement.lock();
+                    (agreement.role(), agreement.ends())
+                };
+                if role == Role::Connected {
+                    if from.ip().to_canonical() != ends.accepted.ip().to_canonical()
+                        || !datagram.ends.are(&ends)
+                    {
+                        continue;
+                    }
+                    // Answers go there, and refusals of them come here.
+                    if let Some(udp) = &*conn.udp.lock() {
+                        connect_udp(udp.0, from);
+                    }
+                }
+                conn.agreement.lock().datagram(&datagram, Instant::now())
+            }
+            Err(libc::ECONNREFUSED) => conn.agreement.lock().refused(Instant::now()),
+            Err(libc::EINTR) => continue,
+            Err(_) => return,
+        };
+        act(conn, actions);
+    }
+}
+
+/// The kernel's socket has become ready.
+fn ready(conn: &Arc<Conn>, bits: u32) {
+    if bits & libc::EPOLLOUT as u32 != 0 {
+        let mut outbound = conn.outbound.lock();
+        if !outbound.unsent.is_empty() {
+            conn.flush(&mut outbound);
+        }
+    }
+    examine(conn);
+}
+
+/// Looks at what was received.
+fn examine(conn: &Arc<Conn>) {
+    let (found, end) = {
+        let mut inbound = conn.inbound.lock();
+        while inbound.is_looking() && conn.pull(&mut inbound) {}
+        (inbound.found(), inbound.end())
+    };
+    let actions = match (found, end) {
+        (Some(found), _) => conn.agreement.lock().found(found),
+        (None, Some(_)) => conn.agreement.lock().ended(),
+        (None, None) => Vec::new(),
+    };
+    act(conn, actions);
+    show(conn);
+}
+
+fn show(conn: &Conn) {
+    let sock = conn.sock.lock().upgrade();
+    if let Some(sock) = sock {
+        sock.show(Because::Network);
+    }
+}
+
+fn act(conn: &Arc<Conn>, actions: Vec<Action>) {
+    let mut actions = VecDeque::from(actions);
+    while let Some(action) = actions.pop_front() {
+        match action {
+            Action::Send(datagram) => send(conn, &datagram),
+            Action::Prepare(pattern) => {
+                let done = prepare(conn, pattern);
+                actions.extend(conn.agreement.lock().prepared(done, Instant::now()));
+            }
+            Action::Mark(own, word) => {
+                let stage = if word == Word::Mark { Stage::Held } else { Stage::Behind };
+                if !conn.mark(marker(&own, word), stage) {
+                    actions.push_back(Action::Stay);
+                }
+            }
+            Action::Respond(own) => {
+                let free = conn.inbound.lock().behind() == 0;
+                if free && conn.outbound_is_open() && join(conn, false) {
+                    conn.mark(marker(&own, Word::Yes), Stage::Held);
+                    watch(conn);
+                } else {
+                    conn.mark(marker(&own, Word::No), Stage::Behind);
+                    actions.push_back(Action::Stay);
+                }
+            }
+            Action::Initiate => {
+                let free = conn.inbound.lock().behind() == 0;
+                if free && join(conn, true) { watch(conn) } else { actions.push_back(Action::Break) }
+            }
+            Action::Stay => stay(conn),
+            Action::Doubt => {
+                conn.inbound.lock().be_hasty();
+                conn.nudge();
+            }
+            Action::Break => {
+                let (mut inbound, _outbound) = (conn.inbound.lock(), conn.outbound.lock());
+                inbound.finish(End::Failed(libc::ECONNRESET));
+                sys::reset(conn.tcp());
+                conn.enter(Stage::Behind);
+            }
+        }
+    }
+    let deaf = conn.agreement.lock().is_deaf();
+    if let Some(service) = &mut *service() {
+        if deaf {
+            service.hear_no_more(conn);
+            let decided = matches!(conn.stage(), Stage::Tcp | Stage::Stream);
+            if decided && conn.outbound.lock().unsent.is_empty() {
+                service.drop_conn(conn.key);
+                return;
+            }
+        }
+        service.schedule(conn);
+    }
+    show(conn);
+}
+
+/// The connection stays TCP.
+fn stay(conn: &Arc<Conn>) {
+    if conn.stage() == Stage::Direct {
+        let mut held = table::change();
+        return table::stay_tcp_in(&mut held, conn);
+    }
+    let (mut inbound, mut outbound) = (conn.inbound.lock(), conn.outbound.lock());
+    inbound.is_plain();
+    // Also if it is there already: threads wait for what is behind a marker.
+    conn.enter(Stage::Behind);
+    let later = outbound.shut_later.take().filter(|how| *how != libc::SHUT_RD);
+    if later.is_some() && conn.flush(&mut outbound) {
+        outbound.shut |= sys::shutdown(conn.tcp(), libc::SHUT_WR).is_ok();
+    }
+    drop((inbound, outbound));
+    if let Some(sock) = conn.sock.lock().upgrade() {
+        sock.restore_options(conn.tcp());
+    }
+}
+
+/// Puts a stand-in in the place of the program's socket, with all that a stream needs behind it.
+fn prepare(conn: &Arc<Conn>, pattern: Pattern) -> bool {
+    let Some(calls) = rsockets::load() else { return false };
+    let Ok(number) = life::new_rsocket(calls, false) else { return false };
+    let replaced = replace(conn, calls, number, pattern);
+    if !replaced {
+        life::close_rsocket(calls, number);
+    }
+    replaced
+}
+
+fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) -> bool {
+    let mut table = table::change();
+    let numbers = table::descriptors(&table, conn);
+    let Some(first) = numbers.first() else { return false };
+    if conn.stage() != Stage::Direct {
+        return false;
+    }
+    let Ok(tcp) = sys::second(*first) else { return false };
+    fds::enter_own(tcp);
+    let undo = || {
+        fds::forget(tcp);
+        sys::close(tcp);
+        false
+    };
+    let Ok((sock, end)) = Sock::in_front_of(calls, number, tcp, conn, numbers.len()) else { return undo() };
+    if !conn.shared.lock().as_ref().is_none_or(table::Shared::commit) {
+        sock.discard();
+        sys::close(end);
+        return undo();
+    }
+    conn.set_tcp(tcp);
+    *conn.sock.lock() = Arc::downgrade(&sock);
+    // The end that accepted sends its marker next.
+    let accepted = conn.agreement.lock().role() == Role::Accepted;
+    conn.begin_to_look(pattern, if accepted { Stage::Held } else { Stage::Behind });
+    for fd in numbers {
+        let kept = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) & libc::FD_CLOEXEC == 0;
+        wait::change_file(fd, &sock, || {
+            let _ = sys::replace(end, fd);
+            fds::enter(fd, Arc::clone(&sock), kept);
+        });
+        if let Some(table) = &mut *table {
+            table.remove(&fd);
+        }
+    }
+    sys::close(end);
+    drop(table);
+    if let Some(service) = &*service() {
+        let events = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+        let _ = sys::epoll_add(service.epoll, tcp, events, conn.key as u64 * 2 + TCP);
+    }
+    sock.show(Because::Call);
+    true
+}
+
+/// Makes the stream.
+fn join(conn: &Arc<Conn>, initiates: bool) -> bool {
+    let (Some(calls), Some(sock)) = (rsockets::loaded(), conn.sock.lock().upgrade()) else { return false };
+    let with = take_over { fd: conn.tcp(), initiates: c_int::from(initiates) };
+    conn.joining.store(true, Ordering::Release);
+    let joined = calls.take_over(sock.number(), &with);
+    conn.joining.store(joined, Ordering::Release);
+    joined
+}
+
+/// From now on changes of the stream come to the thread that watches sockets; the first is that it runs.
+fn watch(conn: &Conn) {
+    let sock = conn.sock.lock().upgrade();
+    if let Some(sock) = sock {
+        sock.follow_stream();
+    }
+}
+
+/// Looks after a connection that the program has closed.
+fn bury(conn: &Arc<Conn>) {
+    let until = service().as_ref().and_then(|service| service.dying.get(&conn.key).map(|(_, until)| *until));
+    let Some(until) = until else { return };
+    let gone = {
+        let mut inbound = conn.inbound.lock();
+        while inbound.found().is_none() && conn.pull(&mut inbound) {}
+        // Plain bytes that nobody will read: the kernel would reset the connection.
+        let unread = !inbound.ready().is_empty();
+        if unread {
+            sys::reset(conn.tcp());
+        }
+        unread || inbound.end().is_some() || inbound.found().is_some()
+    };
+    if gone || Instant::now() >= until {
+        forget(conn.key);
+    }
+}

@@ -1,0 +1,237 @@
+//! Connections that may become streams, while the program still has the kernel's socket; and what a fork does
+//! to them.
+//!
+//! After a fork, two processes have a connection. It may become a stream of one of them only if the other
+//! does not use it: then a server can accept in one process and serve in another. So that both know, a page
+//! of shared memory has a word for each of them. The first process that uses the connection claims it; if
+//! another one uses it, too, before it is a stream, it stays TCP for both.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::conn::{Conn, Stage};
+use super::service;
+use crate::{fds, sys};
+
+/// By descriptor. A lock of the standard library: it is held during a fork, and one of parking_lot that
+/// others wait for could not be unlocked in the child.
+static DIRECT: RwLock<Option<HashMap<c_int, Arc<Conn>>>> = RwLock::new(None);
+
+/// All of them, to change.
+pub type Table = RwLockWriteGuard<'static, Option<HashMap<c_int, Arc<Conn>>>>;
+
+fn read() -> RwLockReadGuard<'static, Option<HashMap<c_int, Arc<Conn>>>> {
+    DIRECT.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks it.
+pub fn change() -> Table {
+    DIRECT.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The program has this connection by this descriptor.
+pub fn enter(fd: c_int, conn: Arc<Conn>) {
+    let mut table = change();
+    if fds::enter_asking(fd) {
+        table.get_or_insert_default().insert(fd, conn);
+    }
+}
+
+/// The connection with this descriptor.
+pub fn find(fd: c_int) -> Option<Arc<Conn>> {
+    read().as_ref()?.get(&fd).cloned()
+}
+
+/// The descriptors of a connection, which are the caller's to put something in the place of.
+pub fn descriptors(table: &Table, conn: &Conn) -> Vec<c_int> {
+    let entries = table.iter().flatten().filter(|(_, other)| other.key == conn.key);
+    entries.map(|(fd, _)| *fd).collect()
+}
+
+/// The program closes a descriptor, or it is another one's already.
+pub fn remove(fd: c_int) {
+    let conn = {
+        let mut table = change();
+        fds::forget(fd);
+        let Some(conn) = table.as_mut().and_then(|table| table.remove(&fd)) else { return };
+        if table.iter().flatten().any(|(_, other)| other.key == conn.key) {
+            return;
+        }
+        conn
+    };
+    conn.closed.store(true, Ordering::Release);
+    service::forget(conn.key);
+}
+
+/// The connection stays TCP, and its descriptors are the kernel's alone.
+pub fn stay_tcp(conn: &Conn) {
+    let mut table = change();
+    stay_tcp_in(&mut table, conn);
+    drop(table);
+    service::forget(conn.key);
+}
+
+/// The same, with the table locked. The service goes on with it.
+pub fn stay_tcp_in(table: &mut Table, conn: &Conn) {
+    let inbound = conn.inbound.lock();
+    let outbound = conn.outbound.lock();
+    if conn.stage() != Stage::Direct {
+        return;
+    }
+    for fd in descriptors(table, conn) {
+        fds::forget(fd);
+        if let Some(table) = &mut **table {
+            table.remove(&fd);
+        }
+    }
+    conn.enter(Stage::Tcp);
+    drop((inbound, outbound));
+}
+
+/// After this the program does with the descriptor what this library cannot see, so it stays TCP.
+pub fn veto(fd: c_int) {
+    if let Some(conn) = find(fd) {
+        if let Some(shared) = &*conn.shared.lock() {
+            shared.veto();
+        }
+        conn.agreement.lock().veto();
+        stay_tcp(&conn);
+    }
+}
+
+const WORDS: usize = 1024;
+/// A relative has used it while another one had claimed it.
+const VETOED: u32 = u32::MAX;
+/// Beside a process's number: the connection is its stream.
+const COMMITTED: u32 = 1 << 31;
+
+/// Shared memory of a family of processes.
+struct Page(*mut c_void);
+
+// SAFETY: its words are atomic.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+impl Page {
+    fn new() -> Option<Arc<Self>> {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory, at an address of the system's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), WORDS * 4, access, kind, -1, 0) };
+        (at != libc::MAP_FAILED).then(|| Arc::new(Self(at)))
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: what was mapped, which nobody uses any more.
+        unsafe { libc::munmap(self.0, WORDS * 4) };
+    }
+}
+
+/// A word in shared memory: 0, or the process that has claimed the connection.
+pub struct Shared(Arc<Page>, usize);
+
+/// What a process may do with a connection.
+pub enum Claim {
+    /// It may become a stream here.
+    Ours,
+    /// It stays TCP.
+    Nobodys,
+    /// It is another process's stream.
+    Others,
+}
+
+impl Shared {
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: within the page, which is mapped, and aligned.
+        unsafe { &*self.0.0.cast::<AtomicU32>().add(self.1) }
+    }
+
+    fn pid() -> u32 {
+        sys::pid().cast_unsigned() & !COMMITTED
+    }
+
+    /// This process uses the connection.
+    pub fn claim(&self) -> Claim {
+        let own = Self::pid();
+        let word = self.word();
+        let decide = |word: u32| match word {
+            0 => Some(own),
+            VETOED => None,
+            word if word & !COMMITTED == own || word & COMMITTED != 0 => None,
+            _ => Some(VETOED),
+        };
+        let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, decide);
+        match word.load(Ordering::Acquire) {
+            VETOED => Claim::Nobodys,
+            word if word & !COMMITTED == own => Claim::Ours,
+            _ => Claim::Others,
+        }
+    }
+
+    /// The connection becomes a stream of this process. False: it must not.
+    pub fn commit(&self) -> bool {
+        let own = Self::pid();
+        self.word().compare_exchange(own, own | COMMITTED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Nobody may make it a stream, unless somebody has.
+    fn veto(&self) {
+        let decide = |word: u32| (word & COMMITTED == 0).then_some(VETOED);
+        let _ = self.word().fetch_update(Ordering::AcqRel, Ordering::Acquire, decide);
+    }
+}
+
+/// Before a fork: locks the table, and gives each connection a word.
+pub fn before_fork() -> Table {
+    let table = change();
+    let conns = table.iter().flatten().map(|(_, conn)| conn);
+    let mut page: Option<Arc<Page>> = None;
+    let mut next = 0;
+    for conn in conns {
+        let mut shared = conn.shared.lock();
+        if shared.is_some() || conn.stage() != Stage::Direct {
+            continue;
+        }
+        if next == WORDS || page.is_none() {
+            (page, next) = (Page::new(), 0);
+        }
+        if let Some(page) = &page {
+            let new = Shared(Arc::clone(page), next);
+            if conn.is_used() {
+                new.word().store(Shared::pid(), Ordering::Release);
+            }
+            *shared = Some(new);
+            next += 1;
+        }
+    }
+    table
+}
+
+/// In the parent: what has no word, for want of memory, stays TCP.
+pub fn in_parent(table: &mut Table) {
+    let conns: Vec<Arc<Conn>> = table.iter().flatten().map(|(_, conn)| Arc::clone(conn)).collect();
+    for conn in conns {
+        if conn.shared.lock().is_none() {
+            stay_tcp_in(table, &conn);
+        }
+    }
+}
+
+/// In a child: the same connections, with no past.
+pub fn in_child(table: &mut Table) {
+    let mut anew: HashMap<usize, Option<Arc<Conn>>> = HashMap::new();
+    let before = table.take().unwrap_or_default();
+    for (fd, conn) in &before {
+        let new = anew.entry(conn.key).or_insert_with(|| conn.for_child(service::nonce()));
+        match new {
+            Some(new) => {
+                table.get_or_insert_default().insert(*fd, Arc::clone(new));
+            }
+            None => fds::forget(*fd),
+        }
+    }
+}
