@@ -242,7 +242,7 @@ static void backpressure(void)
 	while ((n = rsend(rs[0], chunk, sizeof chunk, 0)) > 0 || events_of(rs[0], POLLOUT, QUIET_MS) == POLLOUT)
 		sent += n > 0 ? (size_t)n : 0;
 	check_failed(n < 0, EAGAIN, "a writer stops when the peer's ring is full");
-	check(sent == 131072, "which is as large as the default says", "%zu", sent);
+	check(sent == 262144, "which is as large as the default says", "%zu", sent);
 	check_events(rs[0], POLLOUT, 0, "it is not ready for writing");
 	while (got < sent) {
 		MUST((n = rrecv(rs[1], chunk, sizeof chunk, 0)) > 0);

@@ -276,7 +276,9 @@ fn open_mpi(world: &World, rule: &str, _: Place<'_>) -> Outcome {
     let dir = Scratch::new("openmpi")?;
     // Each rank listens on one port, the next that is free. These are taken from this process's.
     let first = free_port();
-    (1..2 * RANKS).for_each(|_| drop(free_port()));
+    for _ in 1..2 * RANKS {
+        free_port();
+    }
     let rule = if rule.is_empty() { String::new() } else { format!("{rule}{first}-") };
     let line = format!(
         "mpirun.openmpi --oversubscribe --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo \

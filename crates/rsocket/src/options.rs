@@ -11,6 +11,9 @@ const DEFAULTS: &str = "/etc/rdma/rsocket";
 const FEWEST: u16 = 16;
 /// Least receive buffer. Half of it is granted at a time.
 const LEAST_BUFFER: u32 = 2 * LOW_WATER;
+/// Each of the two buffers. With librdmacm's 128 KiB, streams with the CRC on reach half to three quarters as
+/// much where other work delays an end; with more than this, the rings do not stay in the processor's caches.
+const BUFFER: u32 = 256 * 1024;
 /// Largest buffer: lengths are 32 bits, of which messages have 29.
 const MOST_BUFFER: u32 = 1 << 29;
 
@@ -50,8 +53,8 @@ impl Options {
             file(name).map_or(default, |number| u16::try_from(number).unwrap_or(u16::MAX))
         };
         Self {
-            send_buffer: file("wmem_default").unwrap_or(1 << 17),
-            receive_buffer: file("mem_default").unwrap_or(1 << 17),
+            send_buffer: file("wmem_default").unwrap_or(BUFFER),
+            receive_buffer: file("mem_default").unwrap_or(BUFFER),
             sends: short("sqsize_default", 384),
             receives: short("rqsize_default", 384),
             inline: short("inline_default", 64),
@@ -111,7 +114,7 @@ mod tests {
     #[test]
     fn an_administrators_numbers_are_defaults() {
         let plain = Options::with_defaults(|_| None);
-        assert_eq!((plain.sends, plain.receive_buffer, plain.mappings), (384, 131_072, 0));
+        assert_eq!((plain.sends, plain.receive_buffer, plain.mappings), (384, 262_144, 0));
         let set = Options::with_defaults(|name| match name {
             "mem_default" => Some(4),
             "sqsize_default" => Some(99_999),

@@ -54,7 +54,7 @@ const RSOCKETS: Target =
 
 /// The first two are plain sockets: the better one of them is the measure of all others but the third, which
 /// makes the same calls as the first.
-const WAYS: [Way; 7] = [
+const WAYS: [Way; 8] = [
     way("plain", "plain sockets", Carrier::Libc, None, NONE),
     way(
         "through",
@@ -77,6 +77,7 @@ const WAYS: [Way; 7] = [
     ),
     iwarp("rsockets", "rsockets, rsend and rrecv", Carrier::Rsockets, None, RSOCKETS),
     iwarp("rule-rsockets", "--sockets=rsockets", Carrier::Libc, Some("rsockets:all"), RSOCKETS),
+    iwarp("rule-upgrade", "--sockets=upgrade", Carrier::Libc, Some("upgrade:all"), BYTES),
 ];
 
 const fn way(
