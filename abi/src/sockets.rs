@@ -366,11 +366,20 @@ unsafe extern "C-unwind" {
     fn set_cancel_type(new: c_int, old: *mut c_int) -> c_int;
 }
 
-/// A system call of the program: with libc's result, and a cancellation point, as libc has it.
+/// A system call of the program: with libc's result.
+///
+/// # Safety
+/// The arguments are those of the call.
+unsafe fn plain(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_long {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+}
+
+/// The same, and a cancellation point, for the calls that are one in libc.
 ///
 /// # Safety
 /// The arguments are those of the call. No frame above has anything to drop.
-unsafe fn pass(number: c_long, arguments: [usize; 6]) -> c_long {
+unsafe fn cancellable(number: c_long, arguments: [usize; 6]) -> c_long {
     const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
     let [a, b, c, d, e, f] = arguments;
     let mut before = 0;
@@ -386,13 +395,14 @@ unsafe fn pass(number: c_long, arguments: [usize; 6]) -> c_long {
 
 /// Defines functions that are, for a descriptor that is not in `IWARP_MODE`, the system call behind `=`: no
 /// lock is taken and nothing is counted, so that the handler of a signal may call them, and a child that was
-/// forked in the middle of another thread's call; and a thread can be cancelled in them. `if`: what else must
-/// hold for that. Otherwise the body runs, as that of an [`entry!`].
+/// forked in the middle of another thread's call. In front of it: [`cancellable`], or [`plain`] for what
+/// is no cancellation point in libc. `if`: what else must hold for that. Otherwise the body runs, as that of
+/// an [`entry!`].
 macro_rules! for_any {
     ($(
         $(#[$meta:meta])*
         fn $name:ident($fd:ident: c_int $(, $arg:ident: $type:ty)*) -> $ret:ty
-            = $number:ident($($value:expr),*) $(if ($also:expr))? $body:block
+            = $pass:ident $number:ident($($value:expr),*) $(if ($also:expr))? $body:block
     )*) => {$(
         $(#[$meta])*
         ///
@@ -408,7 +418,7 @@ macro_rules! for_any {
                     *to = from;
                 }
                 // SAFETY: the caller's promise, and this frame has nothing to drop.
-                return unsafe { pass(libc::$number, arguments) } as <$ret as Convention>::C;
+                return unsafe { $pass(libc::$number, arguments) } as <$ret as Convention>::C;
             }
             // A frame of its own: the one above has nothing to drop.
             #[inline(never)]
@@ -433,7 +443,7 @@ for_any! {
         value: *const c_void,
         len: socklen_t
     ) -> MinusOne
-    = SYS_setsockopt(int(level), int(name), pointer(value), len as usize) if (level != SOL_UWARP) {
+    = plain SYS_setsockopt(int(level), int(name), pointer(value), len as usize) if (level != SOL_UWARP) {
         match (level, name) {
             (SOL_UWARP, IWARP_MODE) => set_mode(fd, value, len),
             (SOL_UWARP, _) => Err(Errno::NOPROTOOPT.into()),
@@ -452,7 +462,7 @@ for_any! {
         value: *mut c_void,
         len: *mut socklen_t
     ) -> MinusOne
-    = SYS_getsockopt(int(level), int(name), pointer(value), pointer(len)) if (level != SOL_UWARP) {
+    = plain SYS_getsockopt(int(level), int(name), pointer(value), pointer(len)) if (level != SOL_UWARP) {
         match (level, name, upgraded(fd)?) {
             (SOL_UWARP, IWARP_MODE, socket) => {
                 let role = match socket.map(|socket| socket.role()) {
@@ -482,7 +492,7 @@ for_any! {
 
     /// uwarp_sockets(7).
     fn uwarp_read(fd: c_int, buf: *mut c_void, count: usize) -> MinusOne<isize>
-    = SYS_read(pointer(buf), count) {
+    = cancellable SYS_read(pointer(buf), count) {
         match upgraded(fd)? {
             Some(socket) => receive(&socket, fd, &[buffer(buf, count)], 0),
             None => system(libc::SYS_read, [int(fd), pointer(buf), count, 0, 0]),
@@ -491,7 +501,7 @@ for_any! {
 
     /// uwarp_sockets(7).
     fn uwarp_readv(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize>
-    = SYS_readv(pointer(iov), int(count)) {
+    = cancellable SYS_readv(pointer(iov), int(count)) {
         match upgraded(fd)? {
             Some(socket) => receive(&socket, fd, &buffers(iov, vectors(count)?)?, 0),
             None => system(libc::SYS_readv, [int(fd), pointer(iov), int(count), 0, 0]),
@@ -500,7 +510,7 @@ for_any! {
 
     /// uwarp_sockets(7).
     fn uwarp_recv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> MinusOne<isize>
-    = SYS_recvfrom(pointer(buf), len, int(flags), 0, 0) {
+    = cancellable SYS_recvfrom(pointer(buf), len, int(flags), 0, 0) {
         match upgraded(fd)? {
             Some(socket) => receive(&socket, fd, &[buffer(buf, len)], flags),
             // recvfrom(2) has six arguments; the last is ignored without the fifth.
@@ -510,7 +520,7 @@ for_any! {
 
     /// uwarp_sockets(7).
     fn uwarp_write(fd: c_int, buf: *const c_void, count: usize) -> MinusOne<isize>
-    = SYS_write(pointer(buf), count) {
+    = cancellable SYS_write(pointer(buf), count) {
         match upgraded(fd)? {
             Some(socket) => send(&socket, fd, &[buffer(buf, count)], 0),
             None => system(libc::SYS_write, [int(fd), pointer(buf), count, 0, 0]),
@@ -519,7 +529,7 @@ for_any! {
 
     /// uwarp_sockets(7).
     fn uwarp_writev(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize>
-    = SYS_writev(pointer(iov), int(count)) {
+    = cancellable SYS_writev(pointer(iov), int(count)) {
         match upgraded(fd)? {
             Some(socket) => send(&socket, fd, &buffers(iov, vectors(count)?)?, 0),
             None => system(libc::SYS_writev, [int(fd), pointer(iov), int(count), 0, 0]),
@@ -528,7 +538,7 @@ for_any! {
 
     /// uwarp_sockets(7).
     fn uwarp_send(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> MinusOne<isize>
-    = SYS_sendto(pointer(buf), len, int(flags), 0, 0) {
+    = cancellable SYS_sendto(pointer(buf), len, int(flags), 0, 0) {
         match upgraded(fd)? {
             Some(socket) => send(&socket, fd, &[buffer(buf, len)], flags),
             None => system(libc::SYS_sendto, [int(fd), pointer(buf), len, int(flags), 0]),
@@ -536,7 +546,7 @@ for_any! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_shutdown(fd: c_int, how: c_int) -> MinusOne = SYS_shutdown(int(how)) {
+    fn uwarp_shutdown(fd: c_int, how: c_int) -> MinusOne = plain SYS_shutdown(int(how)) {
         let Some(socket) = upgraded(fd)? else {
             return system(libc::SYS_shutdown, [int(fd), int(how), 0, 0, 0]).map(drop);
         };
@@ -550,7 +560,7 @@ for_any! {
     }
 
     /// uwarp_sockets(7).
-    fn uwarp_close(fd: c_int) -> MinusOne = SYS_close() {
+    fn uwarp_close(fd: c_int) -> MinusOne = cancellable SYS_close() {
         if uwarp_driver::forked() {
             // The parent's socket goes on when its child closes its copy.
             table::forget(fd);
@@ -587,7 +597,8 @@ pub unsafe extern "C-unwind" fn uwarp_poll(fds: *mut pollfd, nfds: nfds_t, timeo
     // SAFETY: the caller's promise; as of `for_any`.
     unsafe {
         if nfds > poll::MOST as nfds_t || !any_of_ours(fds, nfds) {
-            return pass(libc::SYS_poll, [pointer(fds), nfds as usize, int(timeout), 0, 0, 0]) as c_int;
+            let arguments = [pointer(fds), nfds as usize, int(timeout), 0, 0, 0];
+            return cancellable(libc::SYS_poll, arguments) as c_int;
         }
         poll_served(fds, nfds, timeout)
     }

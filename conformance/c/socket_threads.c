@@ -403,6 +403,44 @@ static void cancelled(void)
 	MUST(rclose(rs[0]) == 0);
 }
 
+/* libc's calls of these names are no cancellation points. */
+static void *asks_cancelled(void *arg)
+{
+	int *fds = arg, value = 1;
+	socklen_t len = sizeof value;
+
+	MUST(pthread_cancel(pthread_self()) == 0);
+	fds[2] += CALL(setsockopt, fds[0], SOL_SOCKET, SO_KEEPALIVE, &value, len) == 0;
+	fds[2] += CALL(getsockopt, fds[0], SOL_SOCKET, SO_TYPE, &value, &len) == 0;
+	fds[2] += CALL(shutdown, fds[0], SHUT_WR) == 0;
+	pause();
+	return NULL;
+}
+
+static void not_cancelled(void)
+{
+	pthread_t thread;
+	void *result;
+	int fds[3] = { 0 };
+
+	MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+	MUST(pthread_create(&thread, NULL, asks_cancelled, fds) == 0 && pthread_join(thread, &result) == 0);
+	check(result == PTHREAD_CANCELED && fds[2] == 3, "options and shutdown are no cancellation points", "%d of 3", fds[2]);
+	close_both(fds);
+}
+
+/* IWARP_MODE for an rsocket is refused, and leaves it as it is. */
+static void refused(void)
+{
+	char buf[8];
+	int rs[2];
+
+	rsocket_pair(rs);
+	check_errno(set_role(rs[0], UWARP_INITIATOR) ? errno : 0, ENOTSOCK, "IWARP_MODE for an rsocket");
+	check(rsend(rs[0], "data", 4, 0) == 4 && rrecv(rs[1], buf, 8, 0) == 4, "which goes on", "errno %d", errno);
+	MUST(rclose(rs[0]) == 0 && rclose(rs[1]) == 0);
+}
+
 static const struct group groups[] = {
 	{ "locked", locked },
 	{ "copies", copies },
@@ -411,6 +449,8 @@ static const struct group groups[] = {
 	{ "own_work", own_work },
 	{ "closing", closing },
 	{ "cancelled", cancelled },
+	{ "not_cancelled", not_cancelled },
+	{ "refused", refused },
 };
 
 int main(int argc, char **argv)

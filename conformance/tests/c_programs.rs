@@ -203,7 +203,20 @@ const GROUPS: [(&str, &[&str]); 22] = [
             "many",
         ],
     ),
-    ("socket_threads", &["locked", "copies", "at_once", "errors", "own_work", "closing", "cancelled"]),
+    (
+        "socket_threads",
+        &[
+            "locked",
+            "copies",
+            "at_once",
+            "errors",
+            "own_work",
+            "closing",
+            "cancelled",
+            "not_cancelled",
+            "refused",
+        ],
+    ),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended", "together"]),
 ];
 

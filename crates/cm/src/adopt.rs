@@ -113,6 +113,11 @@ struct Handshake {
 }
 
 impl Adoption {
+    /// `NOTSOCK`, `OPNOTSUPP`: not a TCP socket.
+    pub fn check_type(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        Connection::check_type(socket)
+    }
+
     /// Begins on a connected socket of the program. `qp`: in INIT. `private_data`: for the peer. `limit`: for
     /// all of set-up. Does not block; what becomes of it is reported to the observer, possibly before this
     /// returns. An error that is returned is not reported; nothing was sent or received then, but

@@ -150,12 +150,18 @@ impl AsRawFd for Listening {
 pub struct Connection(OwnedFd);
 
 impl Connection {
-    /// A second descriptor of a TCP socket that the program has connected, and that stays the program's.
-    /// `NOTSOCK`, `OPNOTSUPP`: not a TCP socket; `NOTCONN`: not connected.
-    pub fn adopt(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
+    /// `NOTSOCK`, `OPNOTSUPP`: not a TCP socket.
+    pub fn check_type(socket: BorrowedFd<'_>) -> Result<(), Errno> {
         if socket_type(socket)? != SocketType::STREAM || socket_protocol(socket)? != Some(ipproto::TCP) {
             return Err(Errno::OPNOTSUPP);
         }
+        Ok(())
+    }
+
+    /// A second descriptor of a TCP socket that the program has connected, and that stays the program's.
+    /// `NOTSOCK`, `OPNOTSUPP`: not a TCP socket; `NOTCONN`: not connected.
+    pub fn adopt(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
+        Self::check_type(socket)?;
         net::getpeername(socket)?.ok_or(Errno::NOTCONN)?;
         let own = rustix::io::fcntl_dupfd_cloexec(socket, 0)?;
         // Of the socket, so of the program's descriptor as well.

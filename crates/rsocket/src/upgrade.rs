@@ -151,6 +151,7 @@ impl Upgraded {
     /// | errno | |
     /// |---|---|
     /// | `BADF` | no descriptor |
+    /// | `NOTSOCK`, `OPNOTSUPP` | not a TCP socket, so that none of this library's is replaced by it |
     /// | `INVAL` | too much private data |
     /// | `NODEV` | a forked child: the device is its parent's |
     /// | `NOMEM`, `MFILE` | no memory, no descriptor |
@@ -169,6 +170,7 @@ impl Upgraded {
         if terms.private_data.len() > MAX_PRIVATE_DATA {
             return Err(Errno::INVAL);
         }
+        Adoption::check_type(socket)?;
         let inode = inode_of(socket)?;
         let sizes: Sizes = terms.options.sizes(cm.nic().limits().max_qp_wr);
         let stream = Stream::with(cm, sizes, &waiters, true)?;
@@ -192,7 +194,6 @@ impl Upgraded {
     ///
     /// | errno | |
     /// |---|---|
-    /// | `NOTSOCK`, `OPNOTSUPP` | not a TCP socket |
     /// | `NOTCONN` | not connected |
     /// | `NOMEM`, `MFILE` | no memory, no descriptor |
     /// | `BADF` | another thread has closed it meanwhile ([`Self::close`]) |
