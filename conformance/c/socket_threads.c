@@ -441,6 +441,86 @@ static void refused(void)
 	MUST(rclose(rs[0]) == 0 && rclose(rs[1]) == 0);
 }
 
+static volatile sig_atomic_t got_signal;
+static volatile bool waiting;
+
+static void takes_signal(int number)
+{
+	(void)number;
+	got_signal = 1;
+}
+
+/* Bytes to and fro, which a thread that waits for another socket may have to serve. */
+static void *traffic(void *arg)
+{
+	int *fds = arg;
+	char buf[64] = "";
+
+	while (!enough) {
+		write_all(fds[0], buf, sizeof buf);
+		read_all(fds[1], buf, sizeof buf);
+	}
+	return NULL;
+}
+
+struct kick {
+	pthread_t to;
+	int after_us, again;
+};
+
+/* One signal, and another one only if that one has not ended the call. */
+static void *kicks(void *arg)
+{
+	struct kick *kick = arg;
+
+	while (!waiting)
+		sched_yield();
+	usleep((useconds_t)kick->after_us);
+	MUST(pthread_kill(kick->to, SIGUSR1) == 0);
+	for (int ms = 0; waiting; ms++) {
+		usleep(1000);
+		if (ms % 500 == 499) {
+			kick->again = 1;
+			MUST(pthread_kill(kick->to, SIGUSR1) == 0);
+		}
+	}
+	return NULL;
+}
+
+/* A signal ends uwarp_poll also where its handler restarts calls, as it ends poll(2). One that comes just before the call does not,
+ * so a few may be late. */
+static void interrupted(void)
+{
+	struct sigaction action = { .sa_handler = takes_signal, .sa_flags = SA_RESTART };
+	pthread_t busy;
+	int idle[2], fds[2], late = 0, ended = 0;
+
+	pair(idle);
+	pair(fds);
+	enough = false;
+	MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+	MUST(pthread_create(&busy, NULL, traffic, fds) == 0);
+	for (int i = 0; i < 100; i++) {
+		struct kick kick = { .to = pthread_self(), .after_us = 2000 + i * 37 };
+		struct pollfd set = { .fd = idle[1], .events = POLLIN };
+		pthread_t kicker;
+
+		got_signal = 0;
+		MUST(pthread_create(&kicker, NULL, kicks, &kick) == 0);
+		waiting = true;
+		ended += CALL(poll, &set, 1, LIMIT_MS) < 0 && errno == EINTR && got_signal;
+		waiting = false;
+		MUST(pthread_join(kicker, NULL) == 0);
+		late += kick.again;
+	}
+	enough = true;
+	MUST(pthread_join(busy, NULL) == 0);
+	check(ended == 100, "signals end a call that waits", "%d of 100", ended);
+	check(late <= 10, "also those that come while the thread serves other sockets", "%d of 100 did not", late);
+	close_both(idle);
+	close_both(fds);
+}
+
 static const struct group groups[] = {
 	{ "locked", locked },
 	{ "copies", copies },
@@ -451,6 +531,7 @@ static const struct group groups[] = {
 	{ "cancelled", cancelled },
 	{ "not_cancelled", not_cancelled },
 	{ "refused", refused },
+	{ "interrupted", interrupted },
 };
 
 int main(int argc, char **argv)

@@ -215,6 +215,7 @@ const GROUPS: [(&str, &[&str]); 22] = [
             "cancelled",
             "not_cancelled",
             "refused",
+            "interrupted",
         ],
     ),
     ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended", "together"]),

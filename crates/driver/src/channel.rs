@@ -12,7 +12,7 @@ use uwarp_rnic::cq::Coverage;
 
 use crate::background::in_background;
 use crate::engine::Engine;
-use crate::fork;
+use crate::fork::{self, SignalsAsleep};
 use crate::progress::{DIRECT, Lead, SPIN, Spinning};
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, spin_loop, thread_local};
 use crate::sys::{self, Bell};
@@ -48,6 +48,17 @@ impl Signals {
     /// A signal's handler has run: whether it ends the call.
     fn interrupt(self) -> bool {
         matches!(self, Signals::AsPoll) || !fork::interruptions_restart()
+    }
+
+    /// For the length of the call.
+    fn begin(self) -> Option<SignalsAsleep> {
+        match self {
+            Self::AsRead => {
+                SignalsAsleep::forget();
+                None
+            }
+            Self::AsPoll => Some(SignalsAsleep::begin()),
+        }
     }
 }
 
@@ -225,6 +236,7 @@ impl Channel {
         signals: Signals,
         mut take: impl FnMut(bool) -> Option<T>,
     ) -> Result<T, ChannelError> {
+        let _asleep = signals.begin();
         let until = limit.map(|limit| sys::now() + limit);
         let left = || until.map(|until| until.saturating_duration_since(sys::now()));
         if let Some(event) = take(true) {
@@ -281,6 +293,7 @@ impl Channel {
     /// If this returns `true`, the descriptor may not be readable until the caller has taken the event. A
     /// caller that does not take it calls [`Self::abandon`].
     pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
+        SignalsAsleep::forget();
         self.attend_until(limit, Signals::AsRead)
     }
 

@@ -10,6 +10,9 @@ use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
+
+use rustix::io::Errno;
 
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// See [`generation`].
@@ -224,6 +227,14 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
 /// program's. Signals of a thread's own faults stay unblocked: a blocked one ends the process without calling
 /// its handler.
 pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
+    let old = block_signals();
+    let result = f();
+    restore_signals(&old);
+    result
+}
+
+/// Returns the mask before.
+fn block_signals() -> libc::sigset_t {
     // SAFETY: the sets are initialised by sigfillset and pthread_sigmask before they are read.
     unsafe {
         let mut all = std::mem::zeroed::<libc::sigset_t>();
@@ -233,10 +244,60 @@ pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
             libc::sigdelset(&raw mut all, fault);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-        let result = f();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
-        result
+        old
     }
+}
+
+fn restore_signals(mask: &libc::sigset_t) {
+    // SAFETY: the mask is initialised.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
+}
+
+thread_local! {
+    /// The program's mask, while the calling thread takes signals only where it sleeps.
+    static MASK_ASLEEP: Cell<Option<libc::sigset_t>> = const { Cell::new(None) };
+}
+
+/// While it lives, the calling thread takes signals only where it sleeps, so that each of them ends a sleep.
+/// Otherwise one that came while the thread serves the sockets would end nothing, and the program, which
+/// looks at what the signal's handler has set when the call returns, might wait for ever.
+pub(crate) struct SignalsAsleep(());
+
+impl SignalsAsleep {
+    /// From now on.
+    pub fn begin() -> Self {
+        let mask = block_signals();
+        MASK_ASLEEP.with(|cell| cell.set(Some(mask)));
+        Self(())
+    }
+
+    /// The thread may have left a call by a jump out of a signal's handler, which has set the mask.
+    pub fn forget() {
+        MASK_ASLEEP.with(|cell| cell.set(None));
+    }
+}
+
+impl Drop for SignalsAsleep {
+    fn drop(&mut self) {
+        if let Some(mask) = MASK_ASLEEP.with(Cell::take) {
+            restore_signals(&mask);
+        }
+    }
+}
+
+/// Sleeps until a descriptor is readable, at most for `limit`, in a thread with [`SignalsAsleep`]: any signal
+/// that has come meanwhile or before ends it. `None`: the thread has none, and does not sleep here.
+pub(crate) fn sleep_with_signals(fd: RawFd, limit: Option<Duration>) -> Option<Result<(), Errno>> {
+    let mask = MASK_ASLEEP.with(Cell::get)?;
+    let time = limit.map(|limit| libc::timespec {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor; the time is NULL or alive; the mask is initialised.
+    let result = unsafe { libc::ppoll(&raw mut entry, 1, time, &raw const mask) };
+    Some(if result < 0 { Err(Errno::INTR) } else { Ok(()) })
 }
 
 thread_local! {

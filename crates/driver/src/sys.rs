@@ -54,6 +54,9 @@ impl Bell {
 
     /// Waits until the bell rings, at most for `limit`. Fails when a signal handler has run.
     pub fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
+        if let Some(slept) = fork::sleep_with_signals(self.fd(), limit) {
+            return slept;
+        }
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         rustix::event::poll(&mut fds, limit.map(timespec).as_ref()).map(|_| ())
     }
@@ -139,6 +142,13 @@ impl Watch {
         mut tell: impl FnMut(u64, Readiness),
     ) -> Result<usize, Errno> {
         use epoll::EventFlags as F;
+        let mut limit = limit;
+        if limit != Some(Duration::ZERO)
+            && let Some(slept) = fork::sleep_with_signals(self.fd(), limit)
+        {
+            slept?;
+            limit = Some(Duration::ZERO);
+        }
         let spec = limit.map(timespec);
         let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; AT_ONCE];
         let (ready, _) = match limit {

@@ -203,7 +203,6 @@ pub fn bits(ready: Ready, asked: i16) -> i16 {
 }
 
 /// Sleeps until the kernel's descriptors or the thread's own are ready. False: the limit is over.
-///
 fn sleep(fds: &[PollFd], sockets: &Sockets, waiting: &Waiting, kernel: Kernel<'_>) -> Result<bool, Errno> {
     let mut set: SmallVec<[PollFd; 8]> =
         fds.iter().zip(sockets).filter(|(_, socket)| socket.is_none()).map(|(entry, _)| *entry).collect();
