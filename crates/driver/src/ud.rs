@@ -44,9 +44,9 @@ const TURN: usize = 256;
 /// After this number of datagrams were sent and no thread has received, the sender receives.
 const LOOK_AFTER: usize = 32;
 
-/// Posts of a queue pair since a thread last polled in vain that go out at once. The posts behind them come
-/// from a program that has many messages, and wait for more.
-const AT_ONCE: u32 = 2;
+/// Posts of a queue pair since a thread last polled in vain that go out at once. The posts behind come from a
+/// program that has many messages, and wait for more.
+const AT_ONCE: u32 = 1;
 /// One post in this number stamps the time, as empty polls do: between these, a thread may be busy with posts
 /// for longer than a poller counts as alive. After so many posts without an empty poll, none does.
 const STAMP_EVERY: u32 = 8;
