@@ -77,6 +77,12 @@ unsafe extern "C" fn forked() {
         service::in_child(&mut service);
         table::in_child(&mut table);
     }
+    // Copies of what is behind stand-ins would keep the parent's connections open.
+    for (_, sock) in fds::all().unwrap_or_default() {
+        if let Some(conn) = sock.conn() {
+            conn.close_copy();
+        }
+    }
     if crate::rsockets::is_loading() {
         FORKED.store(true, Ordering::Relaxed);
     } else {

@@ -10,7 +10,7 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use parking_lot::Mutex;
 use uwarp_preload::real;
 
-use crate::agree::conn::{Conn, Event, Own, Stage};
+use crate::agree::conn::{Bell, Conn, Event, Own, Stage};
 use crate::agree::table;
 use crate::sock::Sock;
 use crate::{fds, process, sys};
@@ -54,7 +54,15 @@ impl Asking {
 
     /// A descriptor for each; `None`: one of them has it already.
     fn bells(&self) -> Option<Vec<Arc<Own>>> {
-        self.0.iter().map(|(_, event)| event.bell()).collect()
+        let bell = |(conn, event): &(Arc<Conn>, Arc<Event>)| match event.bell() {
+            Bell::At(bell) => Some(bell),
+            Bell::Rung => None,
+            Bell::Missing => {
+                table::stay_tcp(conn);
+                None
+            }
+        };
+        self.0.iter().map(bell).collect()
     }
 
     /// Whether none has got one.

@@ -33,6 +33,9 @@ use crate::{fds, process, sys};
 /// Most bytes that are received ahead of the program. What two kernels hold is less as a rule.
 const AHEAD: usize = 16 << 20;
 
+/// How often a thread looks, in milliseconds, if there is no descriptor to wake it.
+const WITHOUT_BELL: c_int = 10;
+
 /// Where a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -64,6 +67,16 @@ impl Drop for Own {
     }
 }
 
+/// What tells of an event.
+pub enum Bell {
+    /// It has happened.
+    Rung,
+    /// This becomes readable.
+    At(Arc<Own>),
+    /// There is no descriptor left for it.
+    Missing,
+}
+
 /// Something that happens once, for which threads wait.
 #[derive(Default)]
 pub struct Event {
@@ -73,16 +86,16 @@ pub struct Event {
 }
 
 impl Event {
-    /// Readable when it has happened. `None`: it has.
-    pub fn bell(&self) -> Option<Arc<Own>> {
+    /// What becomes readable when it has happened.
+    pub fn bell(&self) -> Bell {
         let mut bell = self.bell.lock();
         if self.happened.load(Ordering::Acquire) {
-            return None;
+            return Bell::Rung;
         }
         if bell.is_none() {
-            *bell = sys::eventfd().ok().map(|fd| Arc::new(Own::new(fd)));
+            *bell = sys::quietly(sys::eventfd).ok().map(|fd| Arc::new(Own::new(fd)));
         }
-        bell.clone()
+        bell.clone().map_or(Bell::Missing, Bell::At)
     }
 
     fn happen(&self) {
@@ -317,6 +330,15 @@ impl Conn {
         self.tcp.store(fd, Ordering::Release);
     }
 
+    /// In a child: closes its copy of the kernel's socket.
+    pub fn close_copy(&self) {
+        let tcp = self.tcp.swap(-1, Ordering::AcqRel);
+        if tcp >= 0 {
+            fds::forget(tcp);
+            sys::close(tcp);
+        }
+    }
+
     /// The program makes a call that concerns its bytes. False: a relative of this process has it.
     pub fn used(&self) -> bool {
         if self.stage() != Stage::Direct {
@@ -358,17 +380,29 @@ impl Conn {
 
     /// Waits for the kernel's socket and for the next stage.
     fn wait(&self, stage: &Event, fd: c_int, events: i16, until: Option<Instant>) -> Result<(), c_int> {
-        let Some(bell) = stage.bell() else { return Ok(()) };
+        let bell = match stage.bell() {
+            Bell::Rung => return Ok(()),
+            Bell::At(bell) => Some(bell),
+            Bell::Missing if self.stage() == Stage::Direct => {
+                table::stay_tcp(self);
+                return Ok(());
+            }
+            Bell::Missing => None,
+        };
+        let bell_fd = bell.as_ref().map_or(-1, |bell| bell.0);
         let fd = if events == 0 { -1 } else { fd };
         loop {
             let mut entries =
-                [pollfd { fd, events, revents: 0 }, pollfd { fd: bell.0, events: libc::POLLIN, revents: 0 }];
+                [pollfd { fd, events, revents: 0 }, pollfd { fd: bell_fd, events: libc::POLLIN, revents: 0 }];
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let left = left
                 .map_or(-1, |left| c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX));
+            let whole = bell.is_some() || (0..=WITHOUT_BELL).contains(&left);
+            let left = if whole { left } else { WITHOUT_BELL };
             let (at, count) = (entries.as_mut_ptr(), 2);
             match real!(poll(at: *mut pollfd, count: nfds_t, left: c_int) -> c_int) {
-                0 => return Err(libc::EAGAIN),
+                0 if whole => return Err(libc::EAGAIN),
+                0 => return Ok(()),
                 ready if ready > 0 => return Ok(()),
                 _ if errno() == libc::EINTR && until.is_none() && signals_restart() => {}
                 _ => return Err(errno()),
@@ -691,10 +725,6 @@ impl Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        let tcp = self.tcp();
-        if tcp >= 0 {
-            fds::forget(tcp);
-            sys::close(tcp);
-        }
+        self.close_copy();
     }
 }

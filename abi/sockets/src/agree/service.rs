@@ -181,15 +181,7 @@ pub fn in_child(held: &mut Held) {
             fds::forget(fd);
             sys::close(fd);
         }
-        for conn in service.conns.values() {
-            // Copies of what the parent has behind stand-ins would keep its connections open.
-            let tcp = conn.tcp();
-            if tcp >= 0 {
-                conn.set_tcp(-1);
-                fds::forget(tcp);
-                sys::close(tcp);
-            }
-        }
+        service.conns.values().for_each(|conn| conn.close_copy());
         std::mem::forget(service);
     }
 }
