@@ -1,4 +1,4 @@
-//! Datagrams that wait a moment for more, so that the system takes them in one call (docs/adr/044).
+//! Datagrams that wait a moment for more, so that the system takes them in one call (docs/adr/045).
 
 use std::sync::Weak;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Datagrams that wait for more go out, whatever the program does next (docs/adr/044).
+//! Datagrams that wait for more go out, whatever the program does next (docs/adr/045).
 
 #![allow(missing_docs)]
 
