@@ -1,7 +1,10 @@
 //! Where the library is.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fmt;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::cli::LIBDIR_VARIABLE;
@@ -26,13 +29,20 @@ impl fmt::Display for NoLibrary {
     }
 }
 
+/// This command's own file. A sandbox may have no /proc; then it is what the kernel was told to run.
+pub fn executable() -> io::Result<PathBuf> {
+    env::current_exe()
+        .or_else(|_| Ok(PathBuf::from(OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()))))
+        .and_then(|path| path.canonicalize())
+}
+
 /// The directory that must be first in `LD_LIBRARY_PATH`: `UWARP_LIBDIR`, or `../lib/uwarp` seen from the
 /// executable.
 pub fn find() -> Result<PathBuf, NoLibrary> {
     let no_library = |found: String, remedy: &str| Err(NoLibrary { found, remedy: remedy.to_owned() });
     let directory = match env::var_os(LIBDIR_VARIABLE).filter(|value| !value.is_empty()) {
         Some(value) => PathBuf::from(value),
-        None => match env::current_exe().and_then(|path| path.canonicalize()) {
+        None => match executable() {
             Ok(executable) => {
                 executable.parent().and_then(Path::parent).unwrap_or(Path::new("/")).join("lib/uwarp")
             }

@@ -34,7 +34,9 @@ pub fn run(args: &StatArgs) -> ExitCode {
         let processes = match query_all(&args.pid) {
             Ok(processes) => processes,
             Err(error) => {
-                complain(&format_args!("cannot read /proc/net/unix: {error}"));
+                complain(&format_args!(
+                    "cannot read /proc/net/unix, which names the programs: {error}. Mount /proc"
+                ));
                 return ExitCode::FAILURE;
             }
         };

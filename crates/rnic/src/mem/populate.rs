@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::VerbsError;
 
-/// Set if the kernel does not know this advice (before 5.14).
+/// Set if the kernel does not know this advice (before 5.14), or a sandbox refuses it.
 static POPULATE_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
 /// Checks that `length` bytes at `address` are mapped and readable, and writable if `write`. Zero bytes
@@ -29,7 +29,9 @@ pub fn check(address: usize, length: usize, write: bool) -> Result<(), VerbsErro
         let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
         match advise(start, end - start, advice) {
             Ok(()) => return Ok(()),
-            Err(libc::EINVAL) if !known(page) => POPULATE_UNKNOWN.store(true, Ordering::Relaxed),
+            Err(libc::EINVAL | libc::EPERM | libc::ENOSYS) if !known(page) => {
+                POPULATE_UNKNOWN.store(true, Ordering::Relaxed)
+            }
             // ENOMEM: a hole. EINVAL: no such right, or memory of a device. EFAULT: the file ends before it.
             Err(_) => return Err(VerbsError::BadAddress),
         }

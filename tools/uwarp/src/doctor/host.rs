@@ -4,12 +4,16 @@ use std::env;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
 use std::thread;
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit};
 use rustix::system::uname;
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use super::Check;
 use crate::cli::PortRange;
@@ -20,7 +24,19 @@ use crate::run::DESCRIPTORS_WANTED;
 const QUEUE_PAIRS_PER_PORT: u32 = 256;
 
 pub fn checks() -> Vec<Check> {
-    vec![descriptors(), memory(), kernel(), loopback(), interface(), buffers(), datagrams(), cores(), ports()]
+    let mut checks = vec![
+        descriptors(),
+        memory(),
+        kernel(),
+        loopback(),
+        interface(),
+        buffers(),
+        datagrams(),
+        cores(),
+        ports(),
+    ];
+    checks.extend(proc());
+    checks
 }
 
 fn descriptors() -> Check {
@@ -51,19 +67,68 @@ fn memory() -> Check {
 fn kernel() -> Check {
     let name = "kernel";
     let release = uname().release().to_string_lossy().into_owned();
-    let refusal = epoll::create(epoll::CreateFlags::CLOEXEC)
-        .map_err(|error| ("epoll_create1", error))
-        .and_then(|_| eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| ("eventfd2", error)));
+    let tried: [(&str, io::Result<()>); 5] = [
+        ("epoll_create1, epoll_wait", waits()),
+        ("eventfd2", eventfd(0, EventfdFlags::CLOEXEC).map(drop).map_err(Into::into)),
+        (
+            "timerfd_create",
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC).map(drop).map_err(Into::into),
+        ),
+        ("accept4", accepts()),
+        ("clone3 (a thread)", thread::Builder::new().spawn(|| ()).map(drop)),
+    ];
+    let refusal = tried.into_iter().find_map(|(call, tried)| Some((call, tried.err()?)));
     match refusal {
-        Ok(_) => {
-            Check::ok(name, format!("Linux {release}, epoll and eventfd are allowed; no module is needed"))
-        }
-        Err((call, error)) => Check::fail(
+        None => Check::ok(
+            name,
+            format!("Linux {release}; epoll, eventfd, timerfd and threads are allowed; no module is needed"),
+        ),
+        // As Rust's name for EAGAIN is; clone3 gives it at a limit.
+        Some((call, error)) if error.kind() == io::ErrorKind::WouldBlock => Check::fail(
+            name,
+            format!("no thread can be started: {call}: {error}"),
+            "raise the limit on processes: `ulimit -u`, pids.max of the control group",
+        ),
+        Some((call, error)) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => Check::fail(
+            name,
+            format!("no descriptor is left: {call}: {error}"),
+            "raise the limit on descriptors: `ulimit -n`",
+        ),
+        Some((call, error)) => Check::fail(
             name,
             format!("Linux {release} refuses {call}: {error}"),
             "a sandbox (seccomp) forbids it; run outside of it or allow the call",
         ),
     }
+}
+
+fn waits() -> io::Result<()> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::wait(&epoll, spare_capacity(&mut Vec::with_capacity(1)), Some(&Timespec::default()))?;
+    Ok(())
+}
+
+/// Where there is no loopback, another check says so.
+fn accepts() -> io::Result<()> {
+    let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)) else { return Ok(()) };
+    listener.set_nonblocking(true)?;
+    match listener.accept() {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Only worth a line if it is missing.
+fn proc() -> Option<Check> {
+    let there = Path::new("/proc/self").exists();
+    (!there).then(|| {
+        Check::warn(
+            "proc",
+            "/proc is not mounted: programs run, but uwarp stat finds none, and GID 0 may be another address \
+             than the default route's",
+            "mount it: `--proc /proc` of bwrap",
+        )
+    })
 }
 
 fn loopback() -> Check {

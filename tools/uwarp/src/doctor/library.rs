@@ -1,6 +1,5 @@
 //! Is the library there, is it complete, and does it work?
 
-use std::env;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Check;
 use crate::elf::Facts;
-use crate::libdir::{DEVELOPMENT_NAMES, LIBRARY, NoLibrary, SONAMES};
+use crate::libdir::{self, DEVELOPMENT_NAMES, LIBRARY, NoLibrary, SONAMES};
 
 /// The table from which the library is linked: its version nodes are in brackets, one on a line.
 const SYMBOLS: &str = include_str!("../../../../abi/symbols.txt");
@@ -85,7 +84,7 @@ fn wanted_versions() -> Vec<&'static str> {
 fn device() -> Check {
     let name = "device";
     let report = "please report it, with what UWARP_LOG=debug uwarp devices prints";
-    let child = env::current_exe().and_then(|me| {
+    let child = libdir::executable().and_then(|me| {
         Command::new(me)
             .args(["devices", "--json"])
             .stdin(Stdio::null())

@@ -10,7 +10,7 @@ use crate::elf::{Facts, Flaw};
 use crate::libdir::{LIBRARY, SONAMES};
 use crate::picture::{self, Picture, Use};
 use crate::program::{self, Caller};
-use crate::{run, sockets};
+use crate::{files, run, sockets};
 
 pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     let path = match program::find(name) {
@@ -27,7 +27,8 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     {
         checks.push(libraries(&file, &facts, loader, libdir));
     }
-    checks.extend([view(&path, &file), files(&file)]);
+    checks.extend([pci(&file), shared_memory(&path, &file)].into_iter().flatten());
+    checks.extend([view(&path, &file), shown(&file)]);
     checks
 }
 
@@ -49,14 +50,53 @@ fn view(path: &Path, file: &Path) -> Check {
     )
 }
 
+/// perftest looks where its adapter is plugged in, by a library that ends the program if it cannot look.
+fn pci(file: &Path) -> Option<Check> {
+    let links = Facts::read(file).ok().flatten()?.needed;
+    let wants = links.iter().any(|library| library.starts_with("libpci.so"));
+    let seen = ["/sys/bus/pci", "/proc/bus/pci"].iter().any(|directory| Path::new(directory).is_dir());
+    (wants && !seen).then(|| {
+        Check::fail(
+            "pci",
+            "it is linked to libpci, which ends it where neither /sys/bus/pci nor /proc/bus/pci is there",
+            "show it one of them: `--ro-bind /sys /sys` of bwrap",
+        )
+    })
+}
+
+/// Over any transport, and also with shared memory switched off.
+fn shared_memory(path: &Path, file: &Path) -> Option<Check> {
+    let links = Facts::read(file).ok().flatten().unwrap_or_default().needed;
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let launcher = name.ends_with(".mpich") || name.ends_with(".hydra");
+    let mpich = launcher || links.iter().any(|library| library.starts_with("libmpich.so"));
+    (mpich && !Path::new("/dev/shm").is_dir()).then(|| {
+        Check::fail(
+            "shm",
+            "MPICH makes a file for its ranks in /dev/shm, and there is none",
+            "mount it: `--tmpfs /dev/shm` of bwrap",
+        )
+    })
+}
+
 /// What `uwarp run` shows it below /sys and /dev.
-fn files(file: &Path) -> Check {
+fn shown(file: &Path) -> Check {
     let name = "files";
     let Picture { kind, reason } = picture::of(file);
     match kind {
-        Use::Wanted => {
-            Check::ok(name, format!("`uwarp run --files auto` shows it the device's files: {reason}"))
-        }
+        Use::Wanted => match files::home() {
+            Ok(_) => {
+                Check::ok(name, format!("`uwarp run --files auto` shows it the device's files: {reason}"))
+            }
+            Err(why) => {
+                let (why, remedy) = why.split_once(". ").unwrap_or((&why, "set XDG_RUNTIME_DIR"));
+                Check::warn(
+                    name,
+                    format!("the device's files cannot be shown to it, and {reason}: {why}"),
+                    remedy,
+                )
+            }
+        },
         Use::Unused => {
             Check::ok(name, format!("`uwarp run --files auto` does not show it the device's files: {reason}"))
         }

@@ -46,7 +46,7 @@ pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static
     DirBuilder::new().mode(0o755).create(&tree).map_err(cannot)?;
     // Another process asks the library: it starts threads and opens files, and this one is to become the
     // program.
-    let asked = Command::new(env::current_exe().map_err(cannot)?)
+    let asked = Command::new(libdir::executable().map_err(cannot)?)
         .arg("files")
         .arg(&tree)
         .envs(picture.iter().cloned())
@@ -97,13 +97,18 @@ fn place(tree: &Path, node: &Node) -> io::Result<()> {
     }
 }
 
-/// The directory of this user's trees.
-fn home() -> Result<PathBuf, String> {
+/// The directory of this user's trees. A sandbox may have a /tmp that cannot be written to.
+pub fn home() -> Result<PathBuf, String> {
     let user = rustix::process::geteuid().as_raw();
     // Not another user's, which su and sudo may leave in the environment.
-    let above = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| is_safe(dir, user));
-    let above = above.unwrap_or_else(env::temp_dir);
-    if !is_safe(&above, user) {
+    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| is_safe(dir, user));
+    let usual = own.unwrap_or_else(env::temp_dir);
+    let others = || ["/dev/shm", "/var/tmp"].iter().find_map(|above| home_in(Path::new(above), user).ok());
+    home_in(&usual, user).or_else(|reason| others().ok_or(reason))
+}
+
+fn home_in(above: &Path, user: u32) -> Result<PathBuf, String> {
+    if !is_safe(above, user) {
         return Err(format!(
             "other users may replace what is in {}. Set XDG_RUNTIME_DIR to another directory",
             above.display()
@@ -118,7 +123,15 @@ fn home() -> Result<PathBuf, String> {
     }
     // Anybody may make a directory of this name in /tmp.
     match fs::symlink_metadata(&home) {
-        Ok(found) if found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0 => Ok(home),
+        Ok(found) if found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0 => {
+            match rustix::fs::access(&home, rustix::fs::Access::WRITE_OK) {
+                Ok(()) => Ok(home),
+                Err(error) => Err(format!(
+                    "cannot write to {}: {error}. Set XDG_RUNTIME_DIR to another",
+                    home.display()
+                )),
+            }
+        }
         _ => Err(format!(
             "{} is not a directory of this user's that others cannot write to. Remove it, or set \
              XDG_RUNTIME_DIR to another",

@@ -1,12 +1,12 @@
 //! What each MPI needs for each transport: one table, and how it is carried out and printed.
 
-use std::env;
 use std::ffi::{OsStr, OsString};
 
 use clap::ValueEnum as _;
 
 use super::launcher::{Kind, Launcher, Way};
 use crate::cli::{DeviceOptions, Transport, View};
+use crate::libdir;
 
 /// What the user requests.
 #[derive(Debug, Clone, Copy)]
@@ -219,7 +219,7 @@ impl Plan {
             true => ("PRTE_MCA_prte_launch_agent", "prted"),
             false => ("OMPI_MCA_orte_launch_agent", "orted"),
         };
-        let Ok(uwarp) = env::current_exe() else { return };
+        let Ok(uwarp) = libdir::executable() else { return };
         let mut agent = uwarp.into_os_string();
         agent.push(" run");
         let view = DeviceOptions { view: device.view.or(self.view), devices: device.devices };
