@@ -49,6 +49,18 @@ impl NetNs {
         Cmd::line(&format!("ip -n {}", self.name)).args(args).run_ok().map(drop)
     }
 
+    /// The kernel reports the carrier up to a second late. Until then the device of uwarp shows loopback
+    /// only.
+    fn until_up(&self, dev: &str) -> Outcome {
+        let end = Instant::now() + Duration::from_secs(60);
+        let show = Cmd::line(&format!("ip -n {} -o link show dev {dev}", self.name));
+        while !show.run_ok()?.stdout.contains("state UP") {
+            require!(Instant::now() < end, "{dev} of {} does not come up", self.name);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// Waits until the system has looked for others with each of its IPv6 addresses. Until then, nothing is
     /// sent from a link-local address.
     pub fn settled(&self) -> Outcome {
@@ -126,17 +138,44 @@ impl Veth {
             ns.ip(&format!("addr add {v6}/64 dev {dev} nodad"))?;
             ns.ip(&format!("link set {dev} up"))?;
         }
-        // The kernel reports the carrier up to a second late. Until then the device of uwarp shows loopback
-        // only.
-        let end = Instant::now() + Duration::from_secs(60);
-        for (ns, ..) in ends {
-            let show = Cmd::line(&format!("ip -n {} -o link show dev {dev}", ns.name));
-            while !show.run_ok()?.stdout.contains("state UP") {
-                require!(Instant::now() < end, "{dev} of {} does not come up", ns.name);
-                std::thread::sleep(Duration::from_millis(20));
-            }
+        ends.iter().try_for_each(|(ns, ..)| ns.until_up(dev))
+    }
+}
+
+/// Three namespaces on one network: a bridge in the first one joins them.
+#[derive(Debug)]
+pub struct Bridged {
+    hosts: [NetNs; 3],
+}
+
+impl Bridged {
+    const ADDRESSES: [&'static str; 3] = ["10.57.0.1", "10.57.0.2", "10.57.0.3"];
+
+    /// Makes and joins them.
+    pub fn new() -> Outcome<Bridged> {
+        let hosts = [NetNs::new()?, NetNs::new()?, NetNs::new()?];
+        let [first, others @ ..] = &hosts;
+        first.ip("link add bridge0 type bridge")?;
+        for (number, ns) in others.iter().enumerate() {
+            first.ip(&format!("link add port{number} type veth peer name veth0 netns {}", ns.name))?;
+            first.ip(&format!("link set port{number} master bridge0 up"))?;
         }
-        Ok(())
+        first.ip("link set bridge0 up")?;
+        for (ns, address) in hosts.iter().zip(Bridged::ADDRESSES) {
+            let dev = if ns.name == first.name { "bridge0" } else { Veth::INTERFACE };
+            ns.ip(&format!("addr add {address}/24 dev {dev}"))?;
+            ns.ip(&format!("link set {dev} up"))?;
+        }
+        for (ns, dev) in hosts.iter().zip(["bridge0", Veth::INTERFACE, Veth::INTERFACE]) {
+            ns.until_up(dev)?;
+        }
+        Ok(Bridged { hosts })
+    }
+
+    /// Address and namespace of each.
+    pub fn ends(&self) -> [(&str, &NetNs); 3] {
+        let [a, b, c] = &self.hosts;
+        [(Bridged::ADDRESSES[0], a), (Bridged::ADDRESSES[1], b), (Bridged::ADDRESSES[2], c)]
     }
 }
 

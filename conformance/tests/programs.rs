@@ -39,6 +39,8 @@ mod page;
 mod per_interface;
 #[path = "programs/rsockets.rs"]
 mod rsockets;
+#[path = "programs/sandboxes.rs"]
+mod sandboxes;
 #[path = "programs/sockets.rs"]
 mod sockets;
 #[path = "programs/sockets_more.rs"]

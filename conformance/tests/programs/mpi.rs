@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use uwarp_conformance::check;
-use uwarp_conformance::netns::Veth;
+use uwarp_conformance::netns::{Bridged, NetNs, Veth};
 use uwarp_conformance::process::{Cmd, Running};
 use uwarp_conformance::topology::Place;
 use uwarp_conformance::topology::Topology::{self, *};
@@ -28,10 +28,10 @@ const MATCHING: &str = "c/mpi/matching.c: all connect at once; unexpected, reord
                         messages of 0 to 4 MiB; collectives; every byte and sum";
 const ONESIDED: &str = "c/mpi/onesided.c: fences, post-start, locks, flushes; every element";
 const EXCHANGE: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
-const KILLED: &str = "the launcher says so and ends by itself; no rank is left";
+const KILLED: &str = "the launcher says so and ends by itself; no rank, port or shared memory is left";
 
 pub fn cases() -> Vec<Case> {
-    short().into_iter().chain(apart()).chain(many()).collect()
+    short().into_iter().chain(apart()).chain(many()).chain(bad_days_and_hosts()).collect()
 }
 
 const fn row(
@@ -173,6 +173,13 @@ fn apart() -> Vec<Case> {
             Long(|w, p| w.onesided(OPEN_MPI, "ofi", p)),
         ),
         row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport openib, one-sided",
+            ONESIDED,
+            BOTH,
+            Long(|w, p| w.onesided(OPEN_MPI, "openib", p)),
+        ),
+        row(
             "mpirun.mpich -np 4",
             "uwarp mpi --transport rc, one-sided, apart",
             ONESIDED,
@@ -189,7 +196,7 @@ fn apart() -> Vec<Case> {
     ]
 }
 
-/// More ranks, and ranks that are killed.
+/// More ranks.
 fn many() -> Vec<Case> {
     vec![
         row(
@@ -255,12 +262,67 @@ fn many() -> Vec<Case> {
             BOTH,
             Long(|w, p| w.exchange(MPICH, 8, "ud", p)),
         ),
+    ]
+}
+
+/// Ranks that are killed, and three hosts.
+fn bad_days_and_hosts() -> Vec<Case> {
+    vec![
         row(
             "mpirun.openmpi -np 4",
             "uwarp mpi --transport ofi, a rank killed",
             KILLED,
             BOTH,
             Long(|w, p| w.killed(OPEN_MPI, "ofi", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ud, a rank killed",
+            KILLED,
+            BOTH,
+            Long(|w, p| w.killed(OPEN_MPI, "ud", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport openib, a rank killed",
+            KILLED,
+            BOTH,
+            Long(|w, p| w.killed(OPEN_MPI, "openib", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "its own TCP, a rank killed, to compare",
+            KILLED,
+            BOTH,
+            Long(|w, p| w.killed(OPEN_MPI, "tcp", p)),
+        ),
+        row(
+            "mpirun.openmpi -np 6",
+            "uwarp mpi --transport rc, three namespaces",
+            MATCHING,
+            APART,
+            Long(|w, _| w.three_hosts(OPEN_MPI, "rc")),
+        ),
+        row(
+            "mpirun.openmpi -np 6",
+            "uwarp mpi --transport ud, three namespaces",
+            MATCHING,
+            APART,
+            Long(|w, _| w.three_hosts(OPEN_MPI, "ud")),
+        ),
+        row(
+            "mpirun.openmpi -np 6",
+            "uwarp mpi --transport ofi, three namespaces",
+            MATCHING,
+            APART,
+            Long(|w, _| w.three_hosts(OPEN_MPI, "ofi")),
+        ),
+        row(
+            "mpirun.mpich -np 6",
+            "uwarp mpi --transport rc, three namespaces",
+            MATCHING,
+            APART,
+            Long(|w, _| w.three_hosts(MPICH, "rc")),
         ),
         row(
             "mpirun.mpich -np 4",
@@ -319,6 +381,7 @@ impl World {
     /// A rank is killed in the middle of its messages.
     fn killed(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
         let built = Built::new("matching", mpi)?;
+        let shared_before = shared_memory();
         let job = self.launch(built.dir.path(), Job { mpi, ranks: 4, transport }, place)?;
         let job = job.arg(&built.program).arg("1000000").spawn()?;
         job.until(LIMIT, "all ranks at work", |job| job.so_far().contains("ok cold: "))?;
@@ -328,11 +391,23 @@ impl World {
         let out = ended(job)?;
         let said = if mpi == MPICH { "EXIT CODE: 9" } else { "exited on signal 9" };
         require!(out.contains(said), "no \"{said}\"\n{out}");
+        require!(shared_before == shared_memory(), "left in /dev/shm: {:?}\n{out}", shared_memory());
         // The launcher does not wait for them on other hosts.
         let end = std::time::Instant::now() + LIMIT;
         while !processes_of(&built.program)?.is_empty() {
             require!(std::time::Instant::now() < end, "ranks are left\n{out}");
             std::thread::sleep(Duration::from_millis(20));
+        }
+        for ns in [place.server, place.client].into_iter().flatten() {
+            let listening = Cmd::line(&format!("ip netns exec {} ss -Hltnp", ns.name()));
+            loop {
+                let now = listening.run_ok()?;
+                if now.stdout.is_empty() {
+                    break;
+                }
+                require!(std::time::Instant::now() < end, "ports are open\n{}", now.text());
+                std::thread::sleep(Duration::from_millis(100));
+            }
         }
         Ok(())
     }
@@ -351,9 +426,33 @@ impl World {
         if self.thorough { "3" } else { "1" }
     }
 
+    /// Two ranks in each of three namespaces that one bridge joins.
+    fn three_hosts(&self, mpi: Mpi, transport: &'static str) -> Outcome {
+        let hosts = Bridged::new()?;
+        let built = Built::new("matching", mpi)?;
+        let [(_, first), ..] = hosts.ends();
+        let cmd = self.launcher(built.dir.path(), Job { mpi, ranks: 6, transport })?.in_ns(Some(first));
+        let cmd = dealt_out(cmd, mpi, 2, &hosts.ends()).arg(&built.program).arg(self.rounds());
+        let out = cmd.spawn()?.wait_at_most(LIMIT);
+        out.exited_ok()?;
+        check::has(&out, "every message where it belongs")
+    }
+
     /// The launcher, to which the program is still to be added: its ranks here, or half of them in each
     /// namespace. `home` is for the launcher's files.
     pub fn launch(&self, home: &Path, job: Job, place: Place<'_>) -> Outcome<Cmd> {
+        let Job { mpi, ranks, .. } = job;
+        let mut cmd = self.launcher(home, job)?.in_ns(place.server);
+        if let Some((server, client)) = place.server.zip(place.client) {
+            cmd = dealt_out(cmd, mpi, ranks / 2, &[(Veth::SERVER4, server), (Veth::CLIENT4, client)]);
+        } else if mpi.kind() == Kind::OpenMpi {
+            // Nothing is started elsewhere, and there need be no ssh.
+            cmd = cmd.env(mpi.agent_variable(), "false");
+        }
+        Ok(cmd)
+    }
+
+    fn launcher(&self, home: &Path, job: Job) -> Outcome<Cmd> {
         let uwarp = self.dist()?.uwarp()?;
         let Job { mpi, ranks, transport } = job;
         let view: Env = if transport == "openib" { AS_IB } else { &[] };
@@ -366,7 +465,6 @@ impl World {
             )
             .envs(view)
             .env("TMPDIR", home)
-            .in_ns(place.server)
             .limit(LIMIT);
         let own = mpi.environment()?;
         if !own.iter().any(|(name, _)| *name == "LD_LIBRARY_PATH") {
@@ -375,21 +473,32 @@ impl World {
         for (name, value) in own {
             cmd = cmd.env(name, value);
         }
-        let apart = place.server.zip(place.client);
-        if let Some((server, client)) = apart {
-            let (a, b, each) = (Veth::SERVER4, Veth::CLIENT4, ranks / 2);
-            cmd = cmd.env("NAMESPACES", format!("{a}={} {b}={}", server.name(), client.name()));
-            cmd = match mpi.kind() {
-                Kind::OpenMpi => cmd.env(mpi.agent_variable(), agent()).args("--host"),
-                _ => cmd.args("-launcher rsh -launcher-exec").arg(agent()).args("-hosts"),
-            };
-            cmd = cmd.arg(format!("{a}:{each},{b}:{each}"));
-        } else if mpi.kind() == Kind::OpenMpi {
-            // Nothing is started elsewhere, and there need be no ssh.
-            cmd = cmd.env(mpi.agent_variable(), "false");
-        }
         Ok(cmd)
     }
+}
+
+/// What processes of the user have in shared memory by name.
+fn shared_memory() -> Vec<std::ffi::OsString> {
+    let mut names: Vec<_> = std::fs::read_dir("/dev/shm")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
+    names.sort();
+    names
+}
+
+/// So many ranks on each of these hosts.
+fn dealt_out(cmd: Cmd, mpi: Mpi, each: u32, hosts: &[(&str, &NetNs)]) -> Cmd {
+    let joined =
+        |of: &dyn Fn(&(&str, &NetNs)) -> String, by: &str| hosts.iter().map(of).collect::<Vec<_>>().join(by);
+    let cmd = cmd.env("NAMESPACES", joined(&|(address, ns)| format!("{address}={}", ns.name()), " "));
+    let cmd = match mpi.kind() {
+        Kind::OpenMpi => cmd.env(mpi.agent_variable(), agent()).args("--host"),
+        _ => cmd.args("-launcher rsh -launcher-exec").arg(agent()).args("-hosts"),
+    };
+    cmd.arg(joined(&|(address, _)| format!("{address}:{each}"), ","))
 }
 
 /// Waits for the end of a job that must fail; what it printed.

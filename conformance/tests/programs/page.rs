@@ -204,6 +204,8 @@ const LINKING: &str = "
 
 All packages of Debian 12 that depend on libibverbs1 or librdmacm1 themselves. Not taken of Rust: `client`
 and `server` of async-rdma 0.5.0, which take immediate data only where `wc_flags` are 3, as Soft-RoCE's are.
+Not taken of Python: PyTorch. The Gloo in its wheel (torch 2.8.0) has no verbs transport, and its other user
+of libibverbs, TensorPipe, cannot be loaded without the libraries of a maker of GPUs.
 
 ";
 

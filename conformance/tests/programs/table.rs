@@ -15,6 +15,7 @@ use super::mpi;
 use super::mpi_applications;
 use super::per_interface;
 use super::rsockets;
+use super::sandboxes;
 use super::sockets;
 use super::sockets_more;
 use super::ucx;
@@ -100,6 +101,7 @@ pub fn cases() -> Vec<Case> {
         learning::cases(),
         crates::cases(),
         ceph::cases(),
+        sandboxes::cases(),
     ]
     .into_iter()
     .flatten()
