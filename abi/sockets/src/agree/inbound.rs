@@ -19,6 +19,8 @@ pub struct Inbound {
     found: Option<Found>,
     /// Few bytes that are like the beginning of a marker are given to the program at once.
     hasty: bool,
+    /// So many of those were the last that it got.
+    given: usize,
     end: Option<End>,
 }
 
@@ -136,6 +138,19 @@ impl Inbound {
             self.plain = self.bytes.len();
             return;
         };
+        if self.given > 0 {
+            let here = self.bytes.get(self.plain..).unwrap_or_default();
+            let rest = pattern.get(self.given..).unwrap_or_default();
+            let len = here.len().min(rest.len());
+            if here.get(..len) == rest.get(..len) {
+                if len == rest.len() {
+                    // It was a marker, and the program has its beginning.
+                    self.found = Some(Found::Nonsense);
+                }
+                return;
+            }
+            self.given = 0;
+        }
         while let Some(rest) = self.bytes.get(self.plain..).filter(|rest| !rest.is_empty()) {
             let Some(at) = rest.iter().position(|byte| *byte == pattern[0]) else {
                 self.plain = self.bytes.len();
@@ -152,6 +167,7 @@ impl Inbound {
                 self.bytes.drain(self.plain..self.plain + MARKER_LEN);
                 return;
             } else if self.hasty && here.len() < BY_CHANCE {
+                self.given = here.len();
                 self.plain = self.bytes.len();
                 return;
             } else {
@@ -232,6 +248,32 @@ mod tests {
         assert_eq!(inbound.ready(), []);
         inbound.push(&marker(&nonces(), Word::Mark)[9..]);
         assert_eq!(inbound.found(), Some(Found::Marker(Word::Mark)));
+    }
+
+    #[test]
+    fn a_marker_whose_beginning_the_program_has_is_an_error() {
+        let marker = marker(&nonces(), Word::Mark);
+        for piece in [1, 7, 48] {
+            let mut inbound = Inbound::default();
+            inbound.look_for(nonces());
+            inbound.be_hasty();
+            inbound.push(&[&b"front"[..], &marker[..3]].concat());
+            assert_eq!(inbound.ready(), [&b"front"[..], &marker[..3]].concat());
+            inbound.take(8);
+            for part in marker[3..].chunks(piece) {
+                inbound.push(part);
+                assert_eq!(inbound.ready(), []);
+            }
+            assert_eq!(inbound.found(), Some(Found::Nonsense));
+            // What only looks like it goes on.
+            let mut inbound = Inbound::default();
+            inbound.look_for(nonces());
+            inbound.be_hasty();
+            inbound.push(&marker[..3]);
+            inbound.push(&marker[3..20]);
+            inbound.push(b"other");
+            assert_eq!(inbound.ready(), [&marker[..20], b"other"].concat());
+        }
     }
 
     #[test]
