@@ -8,6 +8,7 @@
 # make soak     makes and ends connections for SOAK_SECONDS (default 600) and checks that nothing grows
 # make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
 # make fuzz     fuzzes all code that reads network bytes, FUZZ_SECONDS (default 60) for each target, one on each processor
+# make fuzz-sockets  compares random sequences of socket calls with the kernel's, SOCK_FUZZ_SECONDS (default 120) for each way
 # make clean
 #
 # Each of them installs what the machine lacks, and says so. CARGO_TARGET_DIR is respected; DIST and PREFIX may be set.
@@ -16,6 +17,7 @@ DIST ?= dist
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
+SOCK_FUZZ_SECONDS ?= 120
 # As long as each target runs in make test.
 TEST_FUZZ_SECONDS ?= 10
 FUZZ ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
@@ -28,7 +30,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO_TEST = cargo test --locked
 
-.PHONY: dist demo test install bench programs siw soak tsan fuzz clean help
+.PHONY: dist demo test install bench programs siw soak tsan fuzz fuzz-sockets clean help
 .NOTPARALLEL:
 
 dist:
@@ -85,6 +87,11 @@ tsan:
 fuzz:
 	@scripts/setup build fuzz
 	@FUZZ="$(FUZZ)" FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/run-tests fuzz
+
+# SOCK_FUZZ_SEED repeats a run.
+fuzz-sockets: dist
+	@scripts/setup test
+	SOCK_FUZZ_SECONDS=$(SOCK_FUZZ_SECONDS) $(CARGO_TEST) -p uwarp-conformance --test socket_fuzz -- --nocapture
 
 clean:
 	rm -rf $(UWARP_DIST)

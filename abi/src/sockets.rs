@@ -162,6 +162,16 @@ fn send(socket: &Upgraded, fd: c_int, buffers: &[MemSeg], with: c_int) -> Result
     Ok(length(socket.send(buffers, flags(with)?, patience(fd, libc::SO_SNDTIMEO))?))
 }
 
+/// read(2) and readv(2): a call for no bytes does nothing.
+fn read(socket: &Upgraded, fd: c_int, buffers: &[MemSeg]) -> Result<isize, Failure> {
+    if are_nothing(buffers) { Ok(0) } else { receive(socket, fd, buffers, 0) }
+}
+
+/// So does one of writev(2), but not one of write(2).
+fn are_nothing(buffers: &[MemSeg]) -> bool {
+    buffers.iter().all(|buffer| buffer.len == 0)
+}
+
 fn receive(socket: &Upgraded, fd: c_int, buffers: &[MemSeg], with: c_int) -> Result<isize, Failure> {
     Ok(length(socket.receive(buffers, flags(with)?, patience(fd, libc::SO_RCVTIMEO))?))
 }
@@ -494,7 +504,7 @@ for_any! {
     fn uwarp_read(fd: c_int, buf: *mut c_void, count: usize) -> MinusOne<isize>
     = cancellable SYS_read(pointer(buf), count) {
         match upgraded(fd)? {
-            Some(socket) => receive(&socket, fd, &[buffer(buf, count)], 0),
+            Some(socket) => read(&socket, fd, &[buffer(buf, count)]),
             None => system(libc::SYS_read, [int(fd), pointer(buf), count, 0, 0]),
         }
     }
@@ -503,7 +513,7 @@ for_any! {
     fn uwarp_readv(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize>
     = cancellable SYS_readv(pointer(iov), int(count)) {
         match upgraded(fd)? {
-            Some(socket) => receive(&socket, fd, &buffers(iov, vectors(count)?)?, 0),
+            Some(socket) => read(&socket, fd, &buffers(iov, vectors(count)?)?),
             None => system(libc::SYS_readv, [int(fd), pointer(iov), int(count), 0, 0]),
         }
     }
@@ -531,7 +541,10 @@ for_any! {
     fn uwarp_writev(fd: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize>
     = cancellable SYS_writev(pointer(iov), int(count)) {
         match upgraded(fd)? {
-            Some(socket) => send(&socket, fd, &buffers(iov, vectors(count)?)?, 0),
+            Some(socket) => {
+                let buffers = buffers(iov, vectors(count)?)?;
+                if are_nothing(&buffers) { Ok(0) } else { send(&socket, fd, &buffers, 0) }
+            }
             None => system(libc::SYS_writev, [int(fd), pointer(iov), int(count), 0, 0]),
         }
     }

@@ -4,6 +4,7 @@
  *	socket_threads ADDRESS [GROUP] */
 #define _GNU_SOURCE
 #include <rdma/rsocket.h>
+#include <sys/resource.h>
 
 #include "iwarp_mode.h"
 
@@ -318,6 +319,33 @@ static void closing(void)
 	MUST(pthread_barrier_destroy(&barrier) == 0);
 }
 
+/* No descriptor is left when the mode is set: the socket stays TCP's, and loses nothing. */
+static void exhausted(void)
+{
+	struct rlimit before, none;
+	char buf[8];
+	int fds[2], first[2], file;
+
+	/* The library has what it needs itself. */
+	pair(first);
+	tcp(fds);
+	MUST((file = dup(0)) >= 0 && close(file) == 0);
+	MUST(getrlimit(RLIMIT_NOFILE, &before) == 0);
+	none = before;
+	none.rlim_cur = (rlim_t)file;
+	MUST(setrlimit(RLIMIT_NOFILE, &none) == 0);
+	set_nonblocking(fds[0], true);
+	check_failed(set_role(fds[0], UWARP_INITIATOR) < 0, EMFILE, "the mode without a descriptor");
+	check(role_of(fds[0]) == 0, "is not set", "%d", role_of(fds[0]));
+	check(CALL(write, fds[0], "plain", 5) == 5 && recv(fds[1], buf, 8, 0) == 5, "it stays a TCP socket", "errno %d", errno);
+	check(CALL(write, first[0], "other", 5) == 5 && CALL(read, first[1], buf, 8) == 5, "another one goes on", "errno %d", errno);
+	MUST(setrlimit(RLIMIT_NOFILE, &before) == 0);
+	upgrade(fds);
+	check(CALL(write, fds[0], "later", 5) == 5 && CALL(read, fds[1], buf, 8) == 5, "and it is set when there are some", "errno %d", errno);
+	close_both(fds);
+	close_both(first);
+}
+
 /* Readers of each kind, and what they got. */
 struct reader {
 	int fd;
@@ -528,6 +556,7 @@ static const struct group groups[] = {
 	{ "errors", errors },
 	{ "own_work", own_work },
 	{ "closing", closing },
+	{ "exhausted", exhausted },
 	{ "cancelled", cancelled },
 	{ "not_cancelled", not_cancelled },
 	{ "refused", refused },

@@ -212,6 +212,7 @@ const GROUPS: [(&str, &[&str]); 22] = [
             "errors",
             "own_work",
             "closing",
+            "exhausted",
             "cancelled",
             "not_cancelled",
             "refused",

@@ -192,6 +192,11 @@ fn receive(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> isize {
     receive_parts(fd, spans, flags, direct, stream)
 }
 
+/// read(2): a call for no bytes does nothing. recv(2) waits for data then, too.
+fn read_from(fd: c_int, to: *mut c_void, len: usize) -> isize {
+    if len == 0 { 0 } else { receive(fd, to, len, 0) }
+}
+
 fn transmit(fd: c_int, from: *const c_void, len: usize, flags: c_int) -> isize {
     // SAFETY: as of `receive`.
     let stream = |r: &Rsockets, number, flags| unsafe { (r.rsend)(number, from, len, flags) };
@@ -226,6 +231,34 @@ unsafe fn receive_into(fd: c_int, vectors: *const iovec, count: c_int, flags: c_
         real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize)
     };
     receive_parts(fd, spans, flags, direct, stream)
+}
+
+/// Whether a call of readv(2) or writev(2) is for no bytes: it does nothing then.
+///
+/// # Safety
+/// `vectors` has `count` entries.
+unsafe fn is_for_nothing(vectors: *const iovec, count: c_int) -> bool {
+    let entries = usize::try_from(count).unwrap_or(0).min(1024);
+    // SAFETY: the caller's promise.
+    count >= 0 && (0..entries).all(|at| unsafe { (*vectors.add(at)).iov_len } == 0)
+}
+
+/// As readv(2).
+///
+/// # Safety
+/// `vectors` has `count` entries.
+unsafe fn read_into(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { if is_for_nothing(vectors, count) { 0 } else { receive_into(fd, vectors, count, flags) } }
+}
+
+/// As writev(2).
+///
+/// # Safety
+/// `vectors` has `count` entries.
+unsafe fn write_from(fd: c_int, vectors: *const iovec, count: c_int, flags: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { if is_for_nothing(vectors, count) { 0 } else { send_from(fd, vectors, count, flags) } }
 }
 
 /// # Safety
@@ -332,10 +365,10 @@ type To = *mut c_void;
 type From = *const c_void;
 
 by_descriptor! {
-    fn read(fd: c_int, to: To, len: usize) -> isize = receive(fd, to, len, 0);
-    fn __read(fd: c_int, to: To, len: usize) -> isize = receive(fd, to, len, 0);
+    fn read(fd: c_int, to: To, len: usize) -> isize = read_from(fd, to, len);
+    fn __read(fd: c_int, to: To, len: usize) -> isize = read_from(fd, to, len);
     fn __read_chk(fd: c_int, to: To, len: usize, room: usize) -> isize =
-        { within(len, room); receive(fd, to, len, 0) };
+        { within(len, room); read_from(fd, to, len) };
     fn recv(fd: c_int, to: To, len: usize, flags: c_int) -> isize = receive(fd, to, len, flags);
     fn __recv_chk(fd: c_int, to: To, len: usize, room: usize, flags: c_int) -> isize =
         { within(len, room); receive(fd, to, len, flags) };
@@ -347,7 +380,7 @@ by_descriptor! {
         fd: c_int, to: To, len: usize, room: usize, flags: c_int, from: *mut sockaddr, size: *mut socklen_t
     ) -> isize =
         { within(len, room); if !from.is_null() { no_sender(size) }; receive(fd, to, len, flags) };
-    fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> isize = receive_into(fd, vectors, count, 0);
+    fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> isize = read_into(fd, vectors, count, 0);
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize = receive_message(fd, message, flags);
 
     fn write(fd: c_int, from: From, len: usize) -> isize = transmit(fd, from, len, 0);
@@ -359,7 +392,7 @@ by_descriptor! {
         fd: c_int, from: From, len: usize, flags: c_int, to: *const sockaddr, size: socklen_t
     ) -> isize =
         { let _ = (to, size); transmit(fd, from, len, flags) };
-    fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> isize = send_from(fd, vectors, count, 0);
+    fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> isize = write_from(fd, vectors, count, 0);
 }
 
 // A position of -1 is none; any other has no meaning for a socket, as the kernel says of the stand-in.
@@ -371,7 +404,7 @@ macro_rules! positioned {
         ) -> isize {
             if fds::is_mediated(fd) && position == -1 {
                 // SAFETY: the caller passes what the function of libc takes.
-                return unsafe { receive_into(fd, vectors, count, without_waiting(flags)) };
+                return unsafe { read_into(fd, vectors, count, without_waiting(flags)) };
             }
             real!($reads(
                 fd: c_int, vectors: *const iovec, count: c_int, position: i64, flags: c_int
@@ -384,7 +417,7 @@ macro_rules! positioned {
         ) -> isize {
             if fds::is_mediated(fd) && position == -1 {
                 // SAFETY: the caller passes what the function of libc takes.
-                return unsafe { send_from(fd, vectors, count, without_waiting(flags)) };
+                return unsafe { write_from(fd, vectors, count, without_waiting(flags)) };
             }
             real!($writes(
                 fd: c_int, vectors: *const iovec, count: c_int, position: i64, flags: c_int

@@ -170,6 +170,10 @@ pub struct Machine {
 
     readable: bool,
     writable: bool,
+    /// The program has said that it sends no more.
+    said_last: bool,
+    /// And the peer has.
+    peer_said_last: bool,
     /// A message about the shutdown that could not be posted yet.
     farewell: Option<Message>,
     /// The peer has said that it is done, and this end is done when `farewell` is posted.
@@ -216,6 +220,8 @@ impl Machine {
             peer_entry: 1,
             readable: true,
             writable: true,
+            said_last: false,
+            peer_said_last: false,
             farewell: None,
             finishing: false,
             end: None,
@@ -446,6 +452,7 @@ impl Machine {
 
     /// A message of the peer.
     pub fn message(&mut self, message: Message) -> Result<(), Violation> {
+        self.peer_said_last |= matches!(message, Message::Disconnect | Message::Shutdown);
         match message {
             Message::Data(len) => return self.data(len),
             Message::Credits(allowed) => self.allowed = allowed,
@@ -536,6 +543,7 @@ impl Machine {
 
     /// The program sends no more. The message follows from [`Self::poll_control`].
     pub fn shut_writing(&mut self) {
+        self.said_last = true;
         if std::mem::replace(&mut self.writable, false) && self.end.is_none() {
             self.farewell = Some(if self.readable { Message::Shutdown } else { Message::Disconnect });
         }
@@ -551,6 +559,7 @@ impl Machine {
 
     /// Both.
     pub fn shut(&mut self) {
+        self.said_last = true;
         if (self.readable || self.writable) && self.end.is_none() {
             self.farewell = Some(Message::Disconnect);
         }
@@ -574,6 +583,18 @@ impl Machine {
     /// Whether data can be sent.
     pub fn writable(&self) -> bool {
         self.writable
+    }
+
+    /// Whether the program has said that it sends no more.
+    pub fn said_last(&self) -> bool {
+        self.said_last
+    }
+
+    /// Whether there is nothing to shut down any more, as TCP has it: both ends have said that they are done,
+    /// or the stream has failed.
+    pub fn is_over(&self) -> bool {
+        let peer_is_done = self.peer_said_last || self.end.is_some();
+        self.end == Some(End::Failed) || self.said_last && peer_is_done
     }
 
     /// Whether the stream has ended, and why.

@@ -506,10 +506,12 @@ impl Socket {
             return upgraded.shutdown(how);
         }
         let stream = self.stream()?;
-        if stream.link() == Link::Pending {
+        if stream.link() == Link::Pending || stream.is_over() {
             return Err(Errno::NOTCONN);
         }
         stream.shut(how != How::Writing, how != How::Reading)?;
+        // As the kernel's, which no longer says that it has connected.
+        self.connect_reported();
         if how != How::Reading {
             self.drain(&stream, LINGER);
         }

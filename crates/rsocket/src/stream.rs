@@ -608,6 +608,13 @@ impl Stream {
         let _turn = self.turn(|stream| stream.sending.try_lock(), &mut wait)?;
         let mut source = Cursor::new(buffers);
         let mut sent = 0;
+        // Nothing can be sent, too, if anything could be.
+        while source.left() == 0 {
+            match self.may_send(&mut self.enter()) {
+                Err(Errno::AGAIN) => wait()?,
+                other => return other.map(|()| 0),
+            }
+        }
         while source.left() > 0 {
             let mut state = self.enter();
             match self.send_some(&mut state, &mut source) {
@@ -665,6 +672,7 @@ impl Stream {
             return Err(errno);
         }
         match &state.machine {
+            Some(machine) if machine.said_last() => Err(Errno::PIPE),
             Some(machine) if machine.gone() => Err(Errno::CONNRESET),
             Some(machine) if !machine.writable() => Err(Errno::PIPE),
             _ => Ok(()),
@@ -680,7 +688,7 @@ impl Stream {
     }
 
     /// Receives into `buffers`: what is there, or all that fits if `all`. `peek`: the bytes stay. Returns 0
-    /// at the end of the stream.
+    /// at the end of the stream. A call for no bytes waits for data, too.
     pub fn receive(
         &self,
         buffers: &[MemSeg],
@@ -699,7 +707,9 @@ impl Stream {
                     errno => return Err(errno),
                 }
             }
-            if state.machine.as_ref().is_some_and(|machine| machine.unread() == 0) {
+            // A program that looks until a whole header is there never takes what there is.
+            let enough = if peek { u32::try_from(sink.left()).unwrap_or(u32::MAX) } else { 1 };
+            if state.machine.as_ref().is_some_and(|machine| machine.unread() < enough.max(1)) {
                 self.process(&mut state);
             }
             match self.receive_some(&mut state, &mut sink, peek) {
@@ -707,7 +717,8 @@ impl Stream {
                 Err(_) if received > 0 => return Ok(received),
                 Err(errno) => return Err(errno),
             }
-            if sink.left() == 0 || received > 0 && (peek || !all) {
+            let there = state.machine.as_ref().is_some_and(|machine| machine.unread() > 0);
+            if sink.left() == 0 && (received > 0 || there) || received > 0 && (peek || !all) {
                 return Ok(received);
             }
             if let Some(machine) = &state.machine
@@ -798,6 +809,13 @@ impl Stream {
         let mut state = self.enter();
         self.process(&mut state);
         state.machine.as_ref().map_or(0, |machine| machine.unread() as usize)
+    }
+
+    /// See [`Machine::is_over`].
+    pub fn is_over(&self) -> bool {
+        let mut state = self.enter();
+        self.process(&mut state);
+        state.machine.as_ref().is_some_and(Machine::is_over)
     }
 
     /// Shuts down one direction or both, and tells the peer.

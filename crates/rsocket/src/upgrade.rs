@@ -341,8 +341,12 @@ impl Upgraded {
         }
     }
 
-    /// Ends one direction or both. Does not wait: the peer hears of it behind what was sent.
+    /// Ends one direction or both. Does not wait: the peer hears of it behind what was sent. `NOTCONN`: there
+    /// is no stream, or both ends have ended it.
     pub fn shutdown(&self, how: How) -> Result<(), Errno> {
+        if self.stream.is_over() {
+            return Err(Errno::NOTCONN);
+        }
         self.stream.shut(how != How::Writing, how != How::Reading)
     }
 

@@ -84,6 +84,15 @@ fn receive(socket: c_int, buffers: &[MemSeg], with: c_int) -> Result<isize, Fail
     Ok(length(received))
 }
 
+/// rread and rreadv: a call for no bytes does nothing, as read(2).
+fn read(socket: c_int, buffers: &[MemSeg]) -> Result<isize, Failure> {
+    if buffers.iter().all(|buffer| buffer.len == 0) {
+        table::any(socket)?;
+        return Ok(0);
+    }
+    receive(socket, buffers, 0)
+}
+
 fn send(socket: c_int, buffers: &[MemSeg], with: c_int) -> Result<isize, Failure> {
     let sent = match table::any(socket)? {
         Any::Stream(socket) => socket.send(buffers, flags(with)?)?,
@@ -159,12 +168,12 @@ entry! {
 
     /// rsocket(7).
     verb fn rread(socket: c_int, buf: *mut c_void, count: usize) -> MinusOne<isize> {
-        receive(socket, &[buffer(buf, count)], 0)
+        read(socket, &[buffer(buf, count)])
     }
 
     /// rsocket(7).
     verb fn rreadv(socket: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
-        receive(socket, &buffers(iov, vectors(count)?)?, 0)
+        read(socket, &buffers(iov, vectors(count)?)?)
     }
 
     /// rsocket(7).
@@ -205,7 +214,12 @@ entry! {
 
     /// rsocket(7).
     verb fn rwritev(socket: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
-        send(socket, &buffers(iov, vectors(count)?)?, 0)
+        let buffers = buffers(iov, vectors(count)?)?;
+        if buffers.iter().all(|buffer| buffer.len == 0) {
+            table::any(socket)?;
+            return Ok(0);
+        }
+        send(socket, &buffers, 0)
     }
 
     /// riomap, rsocket(7): the failure is an offset of -1.
