@@ -366,6 +366,46 @@ static void shared_by_two(void)
 	MUST(close(l) == 0);
 }
 
+/* A server that has read a request and hands the connection to another program, while it still has it itself. */
+static void handed_on(void)
+{
+	char *const argv[] = { "/bin/sh", "-c", "sleep 0.05; echo first; sleep 0.05; echo second", NULL };
+	int a, status;
+	char to[64];
+	pid_t server, program;
+
+	for (int i = 0; i < 5; i++) {
+		MUST((server = fork()) >= 0);
+		if (server == 0) {
+			/* Of its own: a process that has a device is another matter. */
+			int l = listener();
+
+			MUST((program = fork()) >= 0);
+			if (program == 0) {
+				int c = client();
+
+				MUST(send(c, "do it", 5, 0) == 5);
+				ssize_t n = recv(c, to, sizeof to, MSG_WAITALL);
+				_exit(n == 13 && memcmp(to, "first\nsecond\n", 13) == 0 ? 0 : 1);
+			}
+			MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0 && recv(a, to, 5, MSG_WAITALL) == 5);
+			pid_t child = fork();
+
+			MUST(child >= 0);
+			if (child == 0) {
+				MUST(dup2(a, STDOUT_FILENO) == STDOUT_FILENO);
+				execv(argv[0], argv);
+				_exit(9);
+			}
+			MUST(waitpid(child, &status, 0) == child && close(a) == 0);
+			MUST(waitpid(program, &status, 0) == program);
+			_exit(WEXITSTATUS(status));
+		}
+		MUST(waitpid(server, &status, 0) == server);
+		check(status == 0, "a connection that is handed on in use", "%#x", status);
+	}
+}
+
 /* Programs that end at once: what was sent arrives, and then the end. */
 static void brief(void)
 {
@@ -637,7 +677,7 @@ static void liars_that_accept(void)
 	char byte;
 
 	signal(SIGPIPE, SIG_IGN);
-	for (int step = 0; step < 9; step++) {
+	for (int step = 0; step < 11; step++) {
 		c = client();
 		MUST((h.tcp = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
 		h = by_hand(h.tcp, false);
@@ -723,6 +763,20 @@ static void liars_that_accept(void)
 			check(recv(h.tcp, to, 8, 0) == 0, "closes in order", "errno %d", errno);
 			MUST((c = dup(h.udp)) >= 0);
 			break;
+		case 9:		/* ends in the middle of the marker */
+			marker(&h, m, MARK);
+			MUST(send(h.tcp, "last", 4, 0) == 4 && send(h.tcp, m, 40, 0) == 40 && shutdown(h.tcp, SHUT_WR) == 0);
+			n = recv(c, to, sizeof to, MSG_WAITALL);
+			check(n == 4, "the program sees nothing of a marker that is cut off", "%zd", n);
+			break;
+		case 10:	/* sends the marker when nobody expects it any more, and not in one piece */
+			usleep(2500000);
+			marker(&h, m, MARK);
+			MUST(send(h.tcp, "front", 5, 0) == 5 && send(h.tcp, m, 5, 0) == 5);
+			check(recv(c, to, 10, MSG_WAITALL) == 10, "what is like a marker waits no longer", "errno %d", errno);
+			MUST(send(h.tcp, m + 5, 43, 0) == 43);
+			check_failed(recv(c, to, 64, 0) == -1, ECONNRESET, "and is an error if it was one");
+			break;
 		}
 		MUST(close(c) == 0);
 		close_by_hand(&h);
@@ -734,6 +788,7 @@ static const struct group groups[] = {
 	{ "integrity", integrity },
 	{ "forked", forked },
 	{ "shared_by_two", shared_by_two },
+	{ "handed_on", handed_on },
 	{ "brief", brief },
 	{ "liars_that_connect", liars_that_connect },
 	{ "liars_that_accept", liars_that_accept },

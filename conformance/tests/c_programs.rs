@@ -299,13 +299,14 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Groups of `upgrade`: with a rule for both ends, and with one for one end, the other of which is TCP or
 /// played by hand.
-const UPGRADE: [(&str, &str, &str, &[&str]); 10] = [
+const UPGRADE: [(&str, &str, &str, &[&str]); 11] = [
     ("integrity", "-", "upgrade", &["UPGRADED"]),
     ("integrity", "::1", "upgrade", &["UPGRADED"]),
     ("integrity", "-", "upgrade:connect", &[]),
     ("integrity", "-", "upgrade:listen", &[]),
     ("forked", "-", "upgrade", &["UPGRADED"]),
     ("shared_by_two", "-", "upgrade", &[]),
+    ("handed_on", "-", "upgrade", &[]),
     ("brief", "-", "upgrade", &[]),
     ("brief", "-", "upgrade:listen", &[]),
     ("liars_that_connect", "-", "upgrade:listen", &[]),

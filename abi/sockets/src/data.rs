@@ -45,6 +45,11 @@ fn receive_step(
             if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
                 return Step::Whole(direct(flags));
             }
+            if flags & libc::MSG_PEEK != 0 && flags & libc::MSG_WAITALL != 0 {
+                // It waits for more than there is, which only the kernel can.
+                table::veto(fd);
+                continue;
+            }
             let wait = || may_wait(fd, flags, libc::SO_RCVTIMEO);
             let call = || direct(flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT);
             match conn.direct(fd, false, wait, call) {
@@ -303,9 +308,9 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> isiz
             let mut message = self::message(vectors, usize::try_from(count).unwrap_or(0));
             (r.rrecvmsg)(number, &raw mut message, flags)
         };
-        let by_kernel = fds::is_asking(fd);
         let received = receive_parts(fd, spans, flags, direct, stream);
-        if by_kernel {
+        // It may have become a stream while the call waited.
+        if !fds::is_ruled(fd) {
             return received;
         }
         if received >= 0 {
@@ -522,6 +527,15 @@ unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u
     if fds::is_mediated(fd) {
         // SAFETY: the caller passes what the function of libc takes.
         return unsafe { each(messages, count.min(1024), |_, message| send_message(fd, message, flags)) };
+    }
+    if fds::any_mediated() && !messages.is_null() {
+        for at in 0..count.min(1024) as usize {
+            // SAFETY: the caller passes what the function of libc takes.
+            if unsafe { passes_ruled(&raw const (*messages.add(at)).msg_hdr) } {
+                set_errno(libc::EOPNOTSUPP);
+                return -1;
+            }
+        }
     }
     real!(sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int)
 }

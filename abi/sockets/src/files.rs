@@ -181,6 +181,9 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
         // What stdio does then is not seen.
         table::veto(fd);
     }
+    if fds::is_candidate(fd) {
+        fds::enter_copied(fd, fd);
+    }
     if fds::is_ruled(fd) {
         let functions =
             CookieFunctions { read: cookie_read, write: cookie_write, seek: None, close: cookie_close };

@@ -10,6 +10,7 @@ use libc::{sockaddr, socklen_t, timeval};
 use uwarp_preload::{real, set_errno};
 
 use crate::agree::conn::Stage;
+use crate::agree::table;
 use crate::fds;
 use crate::sock::{self, Direction, Sock};
 use crate::stand_in::Because;
@@ -40,6 +41,15 @@ unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) {
+        // TLS of the kernel, for example: it would be beneath the stream.
+        if fds::is_asking(fd) {
+            table::veto(fd);
+        }
+        if fds::is_ruled(fd) {
+            return sock::fail(libc::ENOPROTOOPT);
+        }
+    }
     if !fds::is_ruled(fd) {
         return real!(setsockopt(
             fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t

@@ -537,9 +537,7 @@ impl Sock {
                 sys::reset(tcp);
             } else if conn.agreement.lock().veto() || conn.stage() == Stage::Held {
                 let mut outbound = conn.outbound.lock();
-                conn.flush(&mut outbound);
-                outbound.shut = true;
-                let _ = sys::shutdown(tcp, libc::SHUT_WR);
+                let _ = conn.end_sending(&mut outbound);
                 drop(outbound);
                 return service::let_die(conn);
             }

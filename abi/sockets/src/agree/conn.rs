@@ -116,6 +116,8 @@ pub struct Outbound {
     pub shut: bool,
     /// Which directions it has ended while nothing could be sent.
     pub shut_later: Option<c_int>,
+    /// It has ended this direction while a marker was not sent yet. The peer must not see half of one.
+    pub ends_behind: bool,
 }
 
 /// A connection.
@@ -497,7 +499,9 @@ impl Conn {
         loop {
             let stage = self.next_stage();
             let mut inbound = self.inbound.lock();
-            if inbound.ready().is_empty() && inbound.found().is_none() && self.pull(&mut inbound) {
+            // A program that peeks may wait for more than there is.
+            let peeks = flags & libc::MSG_PEEK != 0 && inbound.ready().len() < spans.len();
+            if (peeks || inbound.ready().is_empty()) && inbound.found().is_none() && self.pull(&mut inbound) {
                 self.look_at(&inbound);
             }
             if !inbound.ready().is_empty() {
@@ -586,7 +590,28 @@ impl Conn {
                 Err(_) => outbound.unsent.clear(),
             }
         }
+        if std::mem::take(&mut outbound.ends_behind) {
+            let _ = sys::shutdown(self.tcp(), libc::SHUT_WR);
+        }
         true
+    }
+
+    /// Ends this direction, behind a marker that is on its way.
+    pub fn end_sending(&self, outbound: &mut Outbound) -> Result<(), c_int> {
+        outbound.shut = true;
+        if self.flush(outbound) {
+            return sys::shutdown(self.tcp(), libc::SHUT_WR);
+        }
+        outbound.ends_behind = true;
+        Ok(())
+    }
+
+    /// The stream is about to be set up. False: this direction has ended.
+    pub fn begin_to_join(&self) -> bool {
+        let outbound = self.outbound.lock();
+        // From here on an end of this direction waits.
+        self.joining.store(!outbound.shut, Ordering::Release);
+        !outbound.shut
     }
 
     /// Sends a marker as the last plain bytes before `stage`. False: this direction has ended.
@@ -681,20 +706,13 @@ impl Conn {
         if how == libc::SHUT_RD {
             return Some(0);
         }
-        let done = sys::shutdown(self.tcp(), libc::SHUT_WR);
-        outbound.shut |= done.is_ok();
-        Some(done.map_or_else(
+        Some(self.end_sending(&mut outbound).map_or_else(
             |errno| {
                 set_errno(errno);
                 -1
             },
             |()| 0,
         ))
-    }
-
-    /// Whether a marker can still be sent.
-    pub fn outbound_is_open(&self) -> bool {
-        !self.outbound.lock().shut
     }
 
     /// The stream runs, or cannot be made. Only the peer's end or its reset is behind an error of set-up, and

@@ -6,21 +6,23 @@ use super::wire::{MARKER_LEN, Pattern, Word};
 /// Beginnings of a marker that are shorter than this come up by chance.
 const BY_CHANCE: usize = 8;
 
+/// As many bytes that the program has taken are given up.
+const COMPACT: usize = 1 << 20;
+
 /// What was received.
 #[derive(Debug, Default)]
 pub struct Inbound {
     bytes: Vec<u8>,
     /// Up to here the program has them.
     taken: usize,
-    /// Up to here they are the program's.
+    /// Up to here they are the program's. What follows is like the beginning of a marker.
     plain: usize,
     /// The marker that is looked for.
     pattern: Option<Pattern>,
     found: Option<Found>,
-    /// Few bytes that are like the beginning of a marker are given to the program at once.
+    /// Few bytes that are like the beginning of a marker are given to the program at once. If they were one,
+    /// it cannot be taken out any more.
     hasty: bool,
-    /// So many of those were the last that it got.
-    given: usize,
     end: Option<End>,
 }
 
@@ -64,18 +66,29 @@ impl Inbound {
 
     /// More bytes.
     pub fn push(&mut self, more: &[u8]) {
-        if self.taken == self.bytes.len() {
-            self.bytes.clear();
-            (self.taken, self.plain) = (0, 0);
+        // The program may never catch up with what is received.
+        let done = self.taken.min(self.plain);
+        if done == self.bytes.len() || (done >= COMPACT && done >= self.bytes.len() / 2) {
+            self.bytes.drain(..done);
+            (self.taken, self.plain) = (self.taken - done, self.plain - done);
         }
         self.bytes.extend_from_slice(more);
         self.scan();
     }
 
-    /// No more bytes come. What is like the beginning of a marker is none.
+    /// No more bytes come. Few that are like the beginning of a marker are the program's; more of them are
+    /// one that was cut off.
     pub fn finish(&mut self, end: End) {
         self.end.get_or_insert(end);
         if self.found.is_none() {
+            if self.pattern.is_some() && self.bytes.len() - self.plain >= BY_CHANCE {
+                if self.taken > self.plain {
+                    // The program has some of it, and must know.
+                    self.end = Some(End::Failed(libc::ECONNRESET));
+                }
+                self.bytes.truncate(self.plain.max(self.taken));
+            }
+            self.pattern = None;
             self.plain = self.bytes.len();
         }
     }
@@ -108,7 +121,12 @@ impl Inbound {
 
     /// The program's bytes.
     pub fn ready(&self) -> &[u8] {
-        self.bytes.get(self.taken..self.plain).unwrap_or_default()
+        self.bytes.get(self.taken..self.shown()).unwrap_or_default()
+    }
+
+    fn shown(&self) -> usize {
+        let few = self.bytes.len() - self.plain < BY_CHANCE;
+        if self.hasty && few && self.found.is_none() { self.bytes.len() } else { self.plain }
     }
 
     /// Bytes that are here, the program's or not.
@@ -123,8 +141,8 @@ impl Inbound {
 
     /// The program has taken so many.
     pub fn take(&mut self, bytes: usize) {
-        self.taken = (self.taken + bytes).min(self.plain);
-        if self.taken == self.bytes.len() {
+        self.taken = (self.taken + bytes).min(self.shown());
+        if self.taken == self.bytes.len() && self.plain == self.taken {
             // The memory too: there may have been much of it, and will hardly be as much again.
             *self = Self { taken: 0, plain: 0, bytes: Vec::new(), ..std::mem::take(self) };
         }
@@ -138,19 +156,6 @@ impl Inbound {
             self.plain = self.bytes.len();
             return;
         };
-        if self.given > 0 {
-            let here = self.bytes.get(self.plain..).unwrap_or_default();
-            let rest = pattern.get(self.given..).unwrap_or_default();
-            let len = here.len().min(rest.len());
-            if here.get(..len) == rest.get(..len) {
-                if len == rest.len() {
-                    // It was a marker, and the program has its beginning.
-                    self.found = Some(Found::Nonsense);
-                }
-                return;
-            }
-            self.given = 0;
-        }
         while let Some(rest) = self.bytes.get(self.plain..).filter(|rest| !rest.is_empty()) {
             let Some(at) = rest.iter().position(|byte| *byte == pattern[0]) else {
                 self.plain = self.bytes.len();
@@ -163,12 +168,10 @@ impl Inbound {
                 self.plain += 1;
             } else if let Some(marker) = here.get(..MARKER_LEN) {
                 let word = marker.get(pattern.len()..).and_then(Word::parse);
-                self.found = Some(word.map_or(Found::Nonsense, Found::Marker));
+                let whole = self.taken <= self.plain;
+                self.found = Some(word.filter(|_| whole).map_or(Found::Nonsense, Found::Marker));
                 self.bytes.drain(self.plain..self.plain + MARKER_LEN);
-                return;
-            } else if self.hasty && here.len() < BY_CHANCE {
-                self.given = here.len();
-                self.plain = self.bytes.len();
+                self.taken = self.taken.min(self.plain);
                 return;
             } else {
                 return;
@@ -253,27 +256,47 @@ mod tests {
     #[test]
     fn a_marker_whose_beginning_the_program_has_is_an_error() {
         let marker = marker(&nonces(), Word::Mark);
-        for piece in [1, 7, 48] {
-            let mut inbound = Inbound::default();
-            inbound.look_for(nonces());
+        for taken in 0..=5 {
+            let (_, mut inbound) = read_in_pieces(b"plain", 5);
             inbound.be_hasty();
-            inbound.push(&[&b"front"[..], &marker[..3]].concat());
-            assert_eq!(inbound.ready(), [&b"front"[..], &marker[..3]].concat());
-            inbound.take(8);
-            for part in marker[3..].chunks(piece) {
-                inbound.push(part);
-                assert_eq!(inbound.ready(), []);
-            }
-            assert_eq!(inbound.found(), Some(Found::Nonsense));
-            // What only looks like it goes on.
-            let mut inbound = Inbound::default();
-            inbound.look_for(nonces());
-            inbound.be_hasty();
-            inbound.push(&marker[..3]);
-            inbound.push(&marker[3..20]);
-            inbound.push(b"other");
-            assert_eq!(inbound.ready(), [&marker[..20], b"other"].concat());
+            inbound.push(&marker[..5]);
+            assert_eq!(inbound.ready(), &marker[..5]);
+            inbound.take(taken);
+            inbound.push(&marker[5..]);
+            let found = if taken == 0 { Found::Marker(Word::Mark) } else { Found::Nonsense };
+            assert_eq!((inbound.found(), inbound.ready()), (Some(found), &[][..]));
         }
+        // What only began like one is the program's, whatever it has of it.
+        let (_, mut inbound) = read_in_pieces(b"plain", 5);
+        inbound.be_hasty();
+        inbound.push(&marker[..5]);
+        inbound.take(3);
+        inbound.push(b"other");
+        assert_eq!(inbound.ready(), [&marker[3..5], b"other"].concat());
+        assert_eq!(inbound.found(), None);
+    }
+
+    #[test]
+    fn a_marker_that_is_cut_off_is_not_the_programs() {
+        for len in 0..MARKER_LEN {
+            let (_, mut inbound) = read_in_pieces(b"plain", 5);
+            inbound.push(&marker(&nonces(), Word::Mark)[..len]);
+            inbound.finish(End::Done);
+            assert_eq!(inbound.ready().len(), if len < BY_CHANCE { len } else { 0 });
+        }
+    }
+
+    #[test]
+    fn a_program_that_lags_behind_does_not_fill_memory() {
+        let mut inbound = Inbound::default();
+        inbound.look_for(nonces());
+        inbound.push(&[1; 3000]);
+        for _ in 0..20_000 {
+            inbound.push(&[1; 1000]);
+            inbound.take(1000);
+        }
+        assert_eq!(inbound.ready().len(), 3000);
+        assert!(inbound.bytes.capacity() <= 4 * COMPACT, "{}", inbound.bytes.capacity());
     }
 
     #[test]

@@ -218,7 +218,13 @@ impl Agreement {
             (Role::Connected, Kind::Never, Stage::Marking) if datagram.accepted == self.accepted => {
                 self.stay()
             }
+            // However long it takes, there is nothing to doubt.
+            (Role::Connected, Kind::Marked, Stage::Marking) if datagram.accepted == self.accepted => {
+                self.next = None;
+                Vec::new()
+            }
             (Role::Accepted, Kind::Welcome, _) if datagram.accepted != self.accepted => Vec::new(),
+            (Role::Accepted, Kind::Welcome, Stage::Marking) => vec![self.say(Kind::Marked)],
             (Role::Accepted, Kind::Welcome, Stage::Asking) => {
                 self.connected = datagram.connected;
                 if self.vetoed {
@@ -397,6 +403,19 @@ mod tests {
         assert_eq!(two.a.found(Found::Marker(Word::Yes)), [Action::Initiate]);
         assert!(two.a.is_deaf() && two.c.is_deaf());
         assert_eq!((two.a.next(), two.c.next()), (None, None));
+    }
+
+    #[test]
+    fn a_marker_that_is_long_on_its_way_is_not_doubted() {
+        let mut two = Two::new();
+        two.marked();
+        let again = sent(&two.c.timeout(two.c.next().unwrap()));
+        let marked = sent(&two.a.datagram(&again, two.now));
+        assert_eq!(marked.kind, Kind::Marked);
+        let foreign = Datagram { accepted: [9; 16], ..marked };
+        assert_eq!((two.c.datagram(&foreign, two.now), two.c.next().is_some()), (vec![], true));
+        assert_eq!((two.c.datagram(&marked, two.now), two.c.next()), (vec![], None));
+        assert_eq!(two.c.found(Found::Marker(Word::Mark)).len(), 1);
     }
 
     #[test]

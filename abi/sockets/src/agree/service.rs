@@ -375,7 +375,7 @@ fn act(conn: &Arc<Conn>, actions: Vec<Action>) {
             }
             Action::Respond(own) => {
                 let free = conn.inbound.lock().behind() == 0;
-                if free && conn.outbound_is_open() && join(conn, false) {
+                if free && join(conn, false) {
                     conn.mark(marker(&own, Word::Yes), Stage::Held);
                     watch(conn);
                 } else {
@@ -426,8 +426,8 @@ fn stay(conn: &Arc<Conn>) {
     // Also if it is there already: threads wait for what is behind a marker.
     conn.enter(Stage::Behind);
     let later = outbound.shut_later.take().filter(|how| *how != libc::SHUT_RD);
-    if later.is_some() && conn.flush(&mut outbound) {
-        outbound.shut |= sys::shutdown(conn.tcp(), libc::SHUT_WR).is_ok();
+    if later.is_some() {
+        let _ = conn.end_sending(&mut outbound);
     }
     drop((inbound, outbound));
     if let Some(sock) = conn.sock.lock().upgrade() {
@@ -495,7 +495,9 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
 fn join(conn: &Arc<Conn>, initiates: bool) -> bool {
     let (Some(calls), Some(sock)) = (rsockets::loaded(), conn.sock.lock().upgrade()) else { return false };
     let with = take_over { fd: conn.tcp(), initiates: c_int::from(initiates) };
-    conn.joining.store(true, Ordering::Release);
+    if !conn.begin_to_join() {
+        return false;
+    }
     let joined = calls.take_over(sock.number(), &with);
     conn.joining.store(joined, Ordering::Release);
     joined
@@ -521,7 +523,12 @@ fn bury(conn: &Arc<Conn>) {
         if unread {
             sys::reset(conn.tcp());
         }
-        unread || inbound.end().is_some() || inbound.found().is_some()
+        let over = unread || inbound.end().is_some() || inbound.found().is_some();
+        let unsent = !conn.outbound.lock().unsent.is_empty();
+        if unsent && !over && Instant::now() >= until {
+            sys::reset(conn.tcp());
+        }
+        over && !unsent
     };
     if gone || Instant::now() >= until {
         forget(conn.key);

@@ -193,6 +193,13 @@ pub fn before_fork() -> Table {
     let mut next = 0;
     for conn in conns {
         let mut shared = conn.shared.lock();
+        if conn.is_used() {
+            // The child may pass it on by `exec`, which is not seen: without a word it stays TCP.
+            if let Some(shared) = &*shared {
+                shared.veto();
+            }
+            continue;
+        }
         if shared.is_some() || conn.stage() != Stage::Direct {
             continue;
         }
@@ -200,18 +207,14 @@ pub fn before_fork() -> Table {
             (page, next) = (Page::new(), 0);
         }
         if let Some(page) = &page {
-            let new = Shared(Arc::clone(page), next);
-            if conn.is_used() {
-                new.word().store(Shared::pid(), Ordering::Release);
-            }
-            *shared = Some(new);
+            *shared = Some(Shared(Arc::clone(page), next));
             next += 1;
         }
     }
     table
 }
 
-/// In the parent: what has no word, for want of memory, stays TCP.
+/// In the parent: what has no word, for want of memory or because it is in use, stays TCP.
 pub fn in_parent(table: &mut Table) {
     let conns: Vec<Arc<Conn>> = table.iter().flatten().map(|(_, conn)| Arc::clone(conn)).collect();
     for conn in conns {

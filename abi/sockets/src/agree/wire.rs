@@ -5,7 +5,7 @@
 //!  datagram, 88 bytes                                marker, 48 bytes
 //!   0  "uwarpUPG"                                     0  nonce of the end that sends it
 //!   8  version (1)                                   16  nonce of the other end
-//!   9  kind: 1 HELLO, 2 WELCOME, 3 NEVER             32  one of the words
+//!   9  kind: 1 HELLO, 2 WELCOME, 3 NEVER, 4 MARKED   32  one of the words
 //!  10  0, 0, 0, 0, 0, 0
 //!  16  nonce of the end that accepted
 //!  32  nonce of the end that connected, or zeros
@@ -33,6 +33,8 @@ pub enum Kind {
     Welcome,
     /// The end that accepted sends no marker and never will.
     Never,
+    /// The end that accepted has sent its marker, which may be behind many bytes.
+    Marked,
 }
 
 /// A connection, as both of its ends see it.
@@ -78,6 +80,7 @@ impl Datagram {
             Kind::Hello => 1,
             Kind::Welcome => 2,
             Kind::Never => 3,
+            Kind::Marked => 4,
         };
         let ports = [self.ends.connected.port().to_be_bytes(), self.ends.accepted.port().to_be_bytes()];
         let parts: [&[u8]; 9] = [
@@ -107,6 +110,7 @@ impl Datagram {
             1 => Kind::Hello,
             2 => Kind::Welcome,
             3 => Kind::Never,
+            4 => Kind::Marked,
             _ => return None,
         };
         let end = |ip, port| -> Option<SocketAddr> {
@@ -198,7 +202,7 @@ mod tests {
 
     #[test]
     fn datagrams_come_back_as_they_were() {
-        for kind in [Kind::Hello, Kind::Welcome, Kind::Never] {
+        for kind in [Kind::Hello, Kind::Welcome, Kind::Never, Kind::Marked] {
             let datagram = Datagram { kind, ..hello() };
             let bytes = datagram.to_bytes();
             assert_eq!(Datagram::parse(&bytes), Some(datagram));
