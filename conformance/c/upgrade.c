@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/random.h>
@@ -406,6 +407,64 @@ static void handed_on(void)
 	}
 }
 
+/* A connection that is a stream already, and then a child's, by fork and exec or by posix_spawn. The library cannot send
+ * what the child writes; the peer must not take what it gets for all there is. */
+static void written_by_a_child(void)
+{
+	static const char *names[] = { "bytes of a child, before its parent closes", "bytes of a child, after its parent has closed",
+				       "no bytes of a child" };
+	char *says[] = { "/bin/sh", "-c", "sleep 0.1; echo answer", NULL }, *silent[] = { "/bin/sh", "-c", "sleep 0.1", NULL };
+
+	for (int i = 0; i < 6; i++) {
+		int way = i / 2, a, status;
+		pid_t server, program, child;
+		char byte, to[16];
+
+		MUST((server = fork()) >= 0);
+		if (server == 0) {
+			int l = listener();
+			char **argv = way == 2 ? silent : says;
+			ino_t before;
+
+			MUST((program = fork()) >= 0);
+			if (program == 0) {
+				int c = client();
+
+				MUST(send(c, "r", 1, 0) == 1 && recv(c, to, 6, MSG_WAITALL) == 6 && send(c, "r", 1, 0) == 1);
+				ssize_t n = recv(c, to, sizeof to, 0);
+				_exit(n == 0 ? 1 : n == -1 && errno == ECONNRESET ? 2 : 3);
+			}
+			MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+			before = inode(a);
+			MUST(recv(a, &byte, 1, 0) == 1 && becomes(a, before, LIMIT_MS));
+			MUST(send(a, "first ", 6, 0) == 6 && recv(a, &byte, 1, 0) == 1);
+			if (i % 2) {
+				posix_spawn_file_actions_t actions;
+
+				MUST(posix_spawn_file_actions_init(&actions) == 0);
+				MUST(posix_spawn_file_actions_adddup2(&actions, a, STDOUT_FILENO) == 0);
+				MUST(posix_spawn(&child, argv[0], &actions, NULL, argv, environ) == 0);
+			} else {
+				MUST((child = fork()) >= 0);
+				if (child == 0) {
+					MUST(dup2(a, STDOUT_FILENO) == STDOUT_FILENO);
+					execv(argv[0], argv);
+					_exit(9);
+				}
+			}
+			if (way == 1)
+				MUST(close(a) == 0);
+			MUST(waitpid(child, &status, 0) == child);
+			if (way != 1)
+				MUST(close(a) == 0);
+			MUST(waitpid(program, &status, 0) == program);
+			_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 9);
+		}
+		MUST(waitpid(server, &status, 0) == server && WIFEXITED(status));
+		check(WEXITSTATUS(status) == (way == 2 ? 1 : 2), names[way], "%d", WEXITSTATUS(status));
+	}
+}
+
 /* Programs that end at once: what was sent arrives, and then the end. */
 static void brief(void)
 {
@@ -789,6 +848,7 @@ static const struct group groups[] = {
 	{ "forked", forked },
 	{ "shared_by_two", shared_by_two },
 	{ "handed_on", handed_on },
+	{ "written_by_a_child", written_by_a_child },
 	{ "brief", brief },
 	{ "liars_that_connect", liars_that_connect },
 	{ "liars_that_accept", liars_that_accept },

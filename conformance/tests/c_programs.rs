@@ -299,7 +299,7 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Groups of `upgrade`: with a rule for both ends, and with one for one end, the other of which is TCP or
 /// played by hand.
-const UPGRADE: [(&str, &str, &str, &[&str]); 11] = [
+const UPGRADE: [(&str, &str, &str, &[&str]); 12] = [
     ("integrity", "-", "upgrade", &["UPGRADED"]),
     ("integrity", "::1", "upgrade", &["UPGRADED"]),
     ("integrity", "-", "upgrade:connect", &[]),
@@ -307,6 +307,7 @@ const UPGRADE: [(&str, &str, &str, &[&str]); 11] = [
     ("forked", "-", "upgrade", &["UPGRADED"]),
     ("shared_by_two", "-", "upgrade", &[]),
     ("handed_on", "-", "upgrade", &[]),
+    ("written_by_a_child", "-", "upgrade", &[]),
     ("brief", "-", "upgrade", &[]),
     ("brief", "-", "upgrade:listen", &[]),
     ("liars_that_connect", "-", "upgrade:listen", &[]),

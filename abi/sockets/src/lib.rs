@@ -11,7 +11,8 @@
 //!       agree               a TCP connection until it is a stream
 //!        │
 //!       Sock (sock) ── stand_in   a socket that a rule chose; the descriptor that the program has for it
-//!        │      └───── watch      keeps readiness of stand-ins current
+//!        │      ├───── watch      keeps readiness of stand-ins current
+//!        │      └───── leave      closed here, and open in another process
 //!      fds     rsockets           what each descriptor is; the library's calls
 //! ```
 
@@ -29,6 +30,7 @@ mod data;
 mod fds;
 #[allow(unsafe_code)]
 mod files;
+mod leave;
 #[allow(unsafe_code)]
 mod life;
 #[allow(unsafe_code)]

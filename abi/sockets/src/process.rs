@@ -10,7 +10,7 @@ use std::time::Duration;
 use uwarp_preload::rules::{self, Role, Rules, Way};
 
 use crate::agree::{service, table};
-use crate::{fds, sys};
+use crate::{fds, leave, sys};
 
 /// How long the end of a process may wait for connections that are closed while it is decided what becomes of
 /// them.
@@ -81,6 +81,7 @@ unsafe extern "C" fn forked() {
     for (_, sock) in fds::all().unwrap_or_default() {
         if let Some(conn) = sock.conn() {
             conn.close_copy();
+            sock.close_copy();
         }
     }
     if crate::rsockets::is_loading() {
@@ -135,5 +136,6 @@ extern "C" fn at_exit() {
             sock.end_now();
         }
     }
+    leave::end_all(BEFORE_EXIT);
     service::await_the_dying(BEFORE_EXIT);
 }

@@ -11,8 +11,8 @@ use uwarp_preload::{errno, set_errno};
 use crate::agree::conn::{Conn, Outcome, Spans, Stage, Wait, limit_of};
 use crate::agree::service;
 use crate::rsockets::{self, Rsockets};
-use crate::stand_in::{Because, StandIn};
-use crate::{fds, process, sys, watch};
+use crate::stand_in::{Because, Left, StandIn};
+use crate::{fds, leave, process, sys, watch};
 
 /// Options that a program may have set before the rule was looked at, and those that a new connection
 /// inherits; all are numbers.
@@ -56,6 +56,8 @@ pub struct Sock {
     /// In a set with `EPOLLET`.
     edges: AtomicBool,
     nonblocking: AtomicBool,
+    /// Another process has written to the program's end of the stand-in.
+    torn: AtomicBool,
     key: AtomicUsize,
     /// `SO_RCVTIMEO`, `SO_SNDTIMEO`: microseconds; 0: none.
     limits: [AtomicU64; 2],
@@ -173,6 +175,7 @@ impl Sock {
             watched: AtomicBool::new(false),
             edges: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
+            torn: AtomicBool::new(false),
             key: AtomicUsize::new(0),
             limits: Default::default(),
             options: Mutex::new(options),
@@ -498,18 +501,38 @@ impl Sock {
         self.descriptors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The program closes a descriptor by `close`. With the last one, the socket ends.
-    pub fn release(&self, close: impl FnOnce()) {
+    /// The program closes a descriptor by `close`. With the last one, the socket ends. If another process has
+    /// inherited it, it ends when that one has closed it, too, as a TCP connection does.
+    pub fn release(self: &Arc<Self>, close: impl FnOnce()) {
         if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             return close();
         }
+        let left = if self.conn.is_some() { self.stand_in.leave() } else { None };
         self.stand_in.close();
         close();
+        match left {
+            Some(left) if !left.is_over() => leave::begin(self, left),
+            Some(left) => self.end_left(left),
+            None => self.end(),
+        }
+    }
+
+    /// Nobody has the program's end any more, or somebody else has written there.
+    pub fn end_left(&self, left: Left) {
+        self.torn.fetch_or(left.finish(), Ordering::Relaxed);
         self.end();
+    }
+
+    /// In a child.
+    pub fn close_copy(&self) {
+        self.stand_in.close_copy();
     }
 
     /// Ends the connection as the process ends.
     pub fn end_now(&self) {
+        if self.conn.is_some() && self.stand_in.is_foreign() {
+            self.torn.store(true, Ordering::Relaxed);
+        }
         if let (Some(conn), Some(calls)) = (&self.conn, self.calls())
             && conn.stage() == Stage::Stream
         {
@@ -527,7 +550,15 @@ impl Sock {
         let tcp = conn.tcp();
         conn.closed.store(true, Ordering::Release);
         let linger: Option<libc::linger> = sys::option_of(tcp, libc::SOL_SOCKET, libc::SO_LINGER);
-        let aborts = linger.is_some_and(|linger| linger.l_onoff != 0 && linger.l_linger == 0);
+        let torn = self.torn.load(Ordering::Relaxed);
+        if torn {
+            // The peer must not take what it has for all.
+            sys::complain(
+                "another process has written to a connection that is this process's stream: the bytes are \
+                 lost, and the connection is reset",
+            );
+        }
+        let aborts = torn || linger.is_some_and(|linger| linger.l_onoff != 0 && linger.l_linger == 0);
         if aborts {
             sys::reset(tcp);
         } else if conn.stage() != Stage::Stream && !conn.joining.load(Ordering::Acquire) {

@@ -12,10 +12,14 @@
 //! | is closed in both directions (`POLLHUP`) | the other end is shut in both |
 //! | has failed (`POLLERR`) | the other end is closed with a byte unread |
 //!
+//! Only what the library itself puts there fills the buffer to the other end. Anything more was written by a
+//! process that has inherited the program's end.
+//!
 //! So the kernel answers poll, select and epoll, with sets of any kind, edges, one-shot and exclusive
 //! members, and sets within sets; and it has all of that also in the sets of programs that do not call libc.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use parking_lot::Mutex;
 
@@ -25,6 +29,10 @@ struct Pair {
     /// A second descriptor of the program's end.
     near: c_int,
     far: c_int,
+    /// Bytes of this library that lie before the other end.
+    filled: usize,
+    /// There were bytes of another process among them.
+    foreign: bool,
     readable: bool,
     writable: bool,
     done: bool,
@@ -33,7 +41,40 @@ struct Pair {
 }
 
 /// A stand-in; nothing once it is closed.
-pub struct StandIn(Mutex<Option<Pair>>);
+pub struct StandIn {
+    pair: Mutex<Option<Pair>>,
+    /// `Pair::near`, for a child, in which nobody unlocks what another thread had locked.
+    near: AtomicI32,
+}
+
+/// The other end of a stand-in that the program has closed, but not everybody who has inherited it.
+pub struct Left {
+    far: c_int,
+    foreign: bool,
+}
+
+impl Left {
+    /// Whether nobody has the program's end any more.
+    pub fn is_over(&self) -> bool {
+        self.foreign || sys::ready_for(self.far, libc::POLLIN) & libc::POLLHUP != 0
+    }
+
+    /// Waits for bytes, or until nobody can write any.
+    pub fn wait(&self) {
+        sys::await_input(self.far);
+    }
+
+    /// Whether another process has written. It can write no more.
+    pub fn finish(self) -> bool {
+        self.foreign || sys::take_all(self.far) > 0
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        discard(self.far);
+    }
+}
 
 /// Why a change is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,13 +115,15 @@ impl StandIn {
                 let pair = Pair {
                     near,
                     far,
+                    filled: 0,
+                    foreign: false,
                     readable: false,
                     writable: true,
                     done: false,
                     hung_up: false,
                     failed: false,
                 };
-                Ok((Self(Mutex::new(Some(pair))), program))
+                Ok((Self { pair: Mutex::new(Some(pair)), near: AtomicI32::new(near) }, program))
             }
             (near, far) => {
                 let errno = near.err().or(far.err());
@@ -94,7 +137,7 @@ impl StandIn {
     /// Shows what `look` says, in poll(2)'s bits. Only one thread looks and shows at a time, so what is shown
     /// last was seen last.
     pub fn show(&self, because: Because, edges: bool, look: impl FnOnce() -> Option<i16>) {
-        let mut pair = self.0.lock();
+        let mut pair = self.pair.lock();
         if let (Some(pair), Some(bits)) = (&mut *pair, look()) {
             sys::quietly(|| pair.show(bits, edges && because != Because::Call));
         }
@@ -102,7 +145,7 @@ impl StandIn {
 
     /// Sets or clears a flag of the descriptor's file: `O_NONBLOCK` is the kernel's.
     pub fn set_flag(&self, flag: c_int, on: bool) {
-        if let Some(pair) = &*self.0.lock() {
+        if let Some(pair) = &*self.pair.lock() {
             let flags = sys::quietly(|| sys::fcntl(pair.near, libc::F_GETFL, 0)).unwrap_or(0);
             let flags = if on { flags | flag } else { flags & !flag };
             let _ = sys::quietly(|| sys::fcntl(pair.near, libc::F_SETFL, flags));
@@ -111,12 +154,14 @@ impl StandIn {
 
     /// Whether it shows an end that cannot be taken back.
     pub fn has_ended(&self) -> bool {
-        self.0.lock().as_ref().is_none_or(|pair| pair.done || pair.hung_up || pair.failed)
+        self.pair.lock().as_ref().is_none_or(|pair| pair.done || pair.hung_up || pair.failed)
     }
 
     /// Takes the place of another one.
     pub fn take_over(&self, other: Self) {
-        let old = std::mem::replace(&mut *self.0.lock(), other.0.into_inner());
+        let new = other.pair.into_inner();
+        self.near.store(new.as_ref().map_or(-1, |pair| pair.near), Ordering::Release);
+        let old = std::mem::replace(&mut *self.pair.lock(), new);
         if let Some(old) = old {
             discard(old.near);
             discard(old.far);
@@ -126,10 +171,36 @@ impl StandIn {
     /// Ends it, all but the program's own descriptors. Sets of epoll forget a socket when its last descriptor
     /// is closed, so this comes before the program's.
     pub fn close(&self) {
-        if let Some(pair) = self.0.lock().take() {
+        if let Some(pair) = self.pair.lock().take() {
+            self.near.store(-1, Ordering::Release);
             discard(pair.near);
             discard(pair.far);
         }
+    }
+
+    /// The same, but for the other end, by which is seen what other processes do with the program's. What one
+    /// of them reads there is the end.
+    pub fn leave(&self) -> Option<Left> {
+        let mut pair = self.pair.lock().take()?;
+        self.near.store(-1, Ordering::Release);
+        sys::take_all(pair.near);
+        discard(pair.near);
+        if pair.far < 0 {
+            return None;
+        }
+        let foreign = pair.is_foreign();
+        sys::shut(pair.far, libc::SHUT_WR);
+        Some(Left { far: pair.far, foreign })
+    }
+
+    /// Whether another process has written to the program's end.
+    pub fn is_foreign(&self) -> bool {
+        self.pair.lock().as_mut().is_some_and(Pair::is_foreign)
+    }
+
+    /// In a child: as long as it has a copy, the parent cannot see whether somebody uses the program's end.
+    pub fn close_copy(&self) {
+        discard(self.near.swap(-1, Ordering::AcqRel));
     }
 }
 
@@ -167,13 +238,23 @@ impl Pair {
         }
         self.writable = writable;
         if writable {
-            sys::take_all(self.far);
+            self.is_foreign();
         } else {
             let block = [0_u8; 4096];
-            while sys::ready_for(self.near, libc::POLLOUT) & libc::POLLOUT != 0 && sys::put(self.near, &block)
+            while sys::ready_for(self.near, libc::POLLOUT) & libc::POLLOUT != 0
+                && let Ok(bytes @ 1..) = sys::send_now(self.near, &block)
             {
+                self.filled += bytes;
             }
         }
+    }
+
+    /// Takes what lies before the other end, and says whether there was ever anything of another process.
+    fn is_foreign(&mut self) -> bool {
+        if self.far >= 0 {
+            self.foreign |= sys::take_all(self.far) > std::mem::take(&mut self.filled);
+        }
+        self.foreign
     }
 
     fn show_readable(&mut self, readable: bool, edge: bool) {

@@ -71,15 +71,21 @@ pub fn put(fd: c_int, bytes: &[u8]) -> bool {
     sent > 0
 }
 
-/// Takes all bytes that can be received.
-pub fn take_all(fd: c_int) {
+/// Takes all bytes that can be received; how many there were.
+pub fn take_all(fd: c_int) -> usize {
     let mut buffer = [0_u8; 4096];
-    let to = buffer.as_mut_ptr().expose_provenance();
-    // SAFETY: the buffer and its length; no address.
-    while quietly(|| unsafe {
-        libc::syscall(libc::SYS_recvfrom, int(fd), to, buffer.len(), int(libc::MSG_DONTWAIT), 0usize, 0usize)
-    }) > 0
-    {}
+    let mut taken = 0;
+    while let Ok(bytes @ 1..) = receive_now(fd, &mut buffer) {
+        taken += bytes;
+    }
+    taken
+}
+
+/// Waits until something can be received, or nothing will ever be.
+pub fn await_input(fd: c_int) {
+    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let at = (&raw mut entry).expose_provenance();
+    while quietly(|| call(libc::SYS_ppoll, [at, 1, 0, 0, 0])) == Err(libc::EINTR) {}
 }
 
 /// shutdown(2).
