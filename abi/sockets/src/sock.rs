@@ -115,6 +115,10 @@ fn keep_options(of: c_int, v6: bool) -> Option<c_int> {
     moved
 }
 
+fn after_sending(sent: isize, what: &Spans) -> Because {
+    if usize::try_from(sent).is_ok_and(|sent| sent >= what.len()) { Because::Call } else { Because::Blocked }
+}
+
 impl Sock {
     /// Puts an rsocket in the place of the TCP socket with this descriptor. When it has begun to connect or
     /// to listen, [`Self::begun`] follows.
@@ -412,7 +416,7 @@ impl Sock {
         if let Some(conn) = self.conn.as_ref().filter(|conn| conn.stage() != Stage::Stream) {
             match conn.send(spans, flags, self.wait_of(Direction::Send)) {
                 Outcome::Done(sent) => {
-                    self.show(Because::Call);
+                    self.show(after_sending(sent, spans));
                     return sent;
                 }
                 Outcome::Elsewhere => {}
@@ -434,7 +438,7 @@ impl Sock {
                 sys::raise(libc::SIGPIPE);
             }
         }
-        self.show(Because::Call);
+        self.show(after_sending(sent, spans));
         sent
     }
 

@@ -84,6 +84,8 @@ pub enum Because {
     /// The program has received. With edges, what is left or has come meanwhile is a new edge: programs take
     /// a short read for the end of what there was.
     Receive,
+    /// The program could not send all that it wanted. With edges, room that has come meanwhile is a new edge.
+    Blocked,
     /// Something has come from the network.
     Network,
 }
@@ -139,7 +141,7 @@ impl StandIn {
     pub fn show(&self, because: Because, edges: bool, look: impl FnOnce() -> Option<i16>) {
         let mut pair = self.pair.lock();
         if let (Some(pair), Some(bits)) = (&mut *pair, look()) {
-            sys::quietly(|| pair.show(bits, edges && because != Because::Call));
+            sys::quietly(|| pair.show(bits, because, edges));
         }
     }
 
@@ -205,7 +207,7 @@ impl StandIn {
 }
 
 impl Pair {
-    fn show(&mut self, bits: i16, edge: bool) {
+    fn show(&mut self, bits: i16, because: Because, edges: bool) {
         if self.failed {
             if bits & libc::POLLERR == 0 {
                 // Takes the pair's own error, as the program has taken the socket's.
@@ -213,7 +215,8 @@ impl Pair {
             }
             return;
         }
-        self.show_writable(bits & (libc::POLLOUT | libc::POLLHUP | libc::POLLERR) != 0);
+        let writable = bits & (libc::POLLOUT | libc::POLLHUP | libc::POLLERR) != 0;
+        self.show_writable(writable, edges && because == Because::Blocked);
         if bits & libc::POLLERR != 0 && !self.hung_up {
             self.failed = true;
             sys::put(self.near, &[0]);
@@ -229,11 +232,16 @@ impl Pair {
             self.done = true;
             sys::shut(self.far, libc::SHUT_WR);
         }
-        self.show_readable(bits & libc::POLLIN != 0, edge);
+        let came = matches!(because, Because::Receive | Because::Network);
+        self.show_readable(bits & libc::POLLIN != 0, edges && came);
     }
 
-    fn show_writable(&mut self, writable: bool) {
+    fn show_writable(&mut self, writable: bool, edge: bool) {
         if writable == self.writable {
+            if writable && edge && sys::put(self.near, &[0]) {
+                // The kernel tells of the room that this leaves.
+                sys::take_all(self.far);
+            }
             return;
         }
         self.writable = writable;
@@ -310,6 +318,27 @@ mod tests {
         let failed = POLLIN | POLLOUT | POLLERR;
         let after = POLLIN | POLLOUT | POLLRDHUP | POLLHUP;
         assert_eq!(shown(&[0, failed, after]), [0, after | POLLERR, after]);
+    }
+
+    /// Room came between a send that found none and the look after it: no edge told of it, and the program
+    /// slept for ever.
+    #[test]
+    fn room_after_a_blocked_send_is_an_edge() {
+        let (stand_in, program) = StandIn::new().unwrap();
+        let set = sys::epoll().unwrap();
+        sys::epoll_add(set, program, (libc::EPOLLOUT | libc::EPOLLET) as u32, 7).unwrap();
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let mut edge = |because| {
+            stand_in.show(because, true, || Some(libc::POLLOUT));
+            sys::epoll_wait(set, &mut events, Some(std::time::Instant::now()))
+        };
+        assert_eq!(edge(Because::Call), 1, "the first time");
+        assert_eq!(edge(Because::Call), 0);
+        assert_eq!(edge(Because::Blocked), 1);
+        assert_eq!(edge(Because::Network), 0);
+        stand_in.close();
+        sys::close(program);
+        sys::close(set);
     }
 
     #[test]
