@@ -844,6 +844,18 @@ impl Stream {
         state.machine.as_ref().is_none_or(|machine| machine.all_sent() || machine.gone())
     }
 
+    /// The same, for the engine. False while another thread uses the stream, and goes on itself.
+    pub fn is_drained_meanwhile(&self) -> bool {
+        let Some(mut state) = self.state.try_lock() else { return false };
+        self.begin(&mut state);
+        self.process(&mut state);
+        let drained = state.machine.as_ref().is_none_or(|machine| machine.all_sent() || machine.gone());
+        drop(state);
+        // It may have taken a completion for which another thread sleeps.
+        self.waiters.wake();
+        drained
+    }
+
     /// A sign of life: an empty Write, without a message. Does nothing while another thread uses the stream.
     pub fn keepalive(&self) {
         let Some(mut state) = self.state.try_lock() else { return };

@@ -347,7 +347,11 @@ impl Upgraded {
         if self.stream.is_over() {
             return Err(Errno::NOTCONN);
         }
-        self.stream.shut(how != How::Writing, how != How::Reading)
+        self.stream.shut(how != How::Writing, how != How::Reading)?;
+        if !self.stream.is_drained() {
+            Ending::begin(&self.nic, &self.stream);
+        }
+        Ok(())
     }
 
     /// Ends the stream. Calls of other threads that wait for it return `EBADF`. `linger`: as `SO_LINGER`; of
@@ -558,6 +562,37 @@ impl Closing {
             return stream.qp().destroy();
         }
         *self.state.lock() = Some((token, stream, (pause * 2).min(LAST_LOOK)));
+        self.engine.set_timer(token, Some(Instant::now() + pause));
+    }
+}
+
+/// A stream of which a direction has been ended, until the peer has been told. There may have been no room for
+/// that message, and the program need not call again.
+struct Ending {
+    engine: Arc<Engine>,
+    stream: Weak<Stream>,
+    state: Mutex<Option<(Token, Duration)>>,
+}
+
+impl Ending {
+    fn begin(nic: &Arc<Nic>, stream: &Arc<Stream>) {
+        let engine = Arc::clone(nic.engine());
+        let ending = Arc::new(Self { engine, stream: Arc::downgrade(stream), state: Mutex::default() });
+        let token = ending.engine.new_token(Arc::clone(&ending) as Arc<dyn Source>);
+        *ending.state.lock() = Some((token, FIRST_LOOK));
+        ending.engine.set_timer(token, Some(Instant::now() + FIRST_LOOK));
+    }
+}
+
+impl Source for Ending {
+    fn ready(&self, _: Readiness) {}
+
+    fn timeout(&self) {
+        let Some((token, pause)) = self.state.lock().take() else { return };
+        if self.stream.upgrade().is_none_or(|stream| stream.is_drained_meanwhile()) {
+            return self.engine.deregister(token);
+        }
+        *self.state.lock() = Some((token, (pause * 2).min(LAST_LOOK)));
         self.engine.set_timer(token, Some(Instant::now() + pause));
     }
 }

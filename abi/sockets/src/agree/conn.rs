@@ -657,6 +657,9 @@ impl Conn {
         let mut bits = match stage {
             // What the library does with the connection is not the program's.
             _ if self.joining.load(Ordering::Acquire) => 0,
+            // Bytes behind a marker cannot be read yet. A stand-in shows an end once and for ever, so a
+            // program with EPOLLET that found nothing to read would not hear of them.
+            _ if inbound.found().is_some() => kernel & libc::POLLERR,
             _ => kernel & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR),
         };
         let outbound = self.outbound.lock();

@@ -461,6 +461,7 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
         false
     };
     let Ok((sock, end)) = Sock::in_front_of(calls, number, tcp, conn, numbers.len()) else { return undo() };
+    let nonblocking = sock.is_nonblocking();
     if !conn.shared.lock().as_ref().is_none_or(table::Shared::commit) {
         sock.discard();
         sys::close(end);
@@ -480,6 +481,11 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
         if let Some(table) = &mut *table {
             table.remove(&fd);
         }
+    }
+    // The program may have changed it between the first look and the exchange.
+    let now = sys::quietly(|| sys::fcntl(tcp, libc::F_GETFL, 0)).map(|flags| flags & libc::O_NONBLOCK != 0);
+    if now.is_ok_and(|now| now != nonblocking) {
+        sock.set_nonblocking(calls, !nonblocking);
     }
     sys::close(end);
     drop(table);
