@@ -566,8 +566,8 @@ impl Closing {
     }
 }
 
-/// A stream of which a direction has been ended, until the peer has been told. There may have been no room for
-/// that message, and the program need not call again.
+/// A stream of which a direction has been ended, until the peer has been told. There may have been no room
+/// for that message, and the program need not call again.
 struct Ending {
     engine: Arc<Engine>,
     stream: Weak<Stream>,
