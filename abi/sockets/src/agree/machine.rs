@@ -261,7 +261,7 @@ impl Agreement {
     }
 
     /// The peer's system has refused a datagram: no socket is there.
-    pub fn refused(&mut self, now: Instant) -> Vec<Action> {
+    pub fn refused(&mut self) -> Vec<Action> {
         match (self.role, self.stage) {
             (Role::Accepted, Stage::Asking) => {
                 self.refusals += 1;
@@ -273,10 +273,7 @@ impl Agreement {
                 self.over();
                 Vec::new()
             }
-            _ => {
-                let _ = now;
-                Vec::new()
-            }
+            _ => Vec::new(),
         }
     }
 
@@ -423,7 +420,7 @@ mod tests {
         let mut two = Two::new();
         two.hello();
         for refusal in 1..=REFUSALS {
-            let actions = two.a.refused(two.now);
+            let actions = two.a.refused();
             assert_eq!(actions.is_empty(), refusal < REFUSALS);
         }
         assert!(two.a.is_deaf());
@@ -473,7 +470,7 @@ mod tests {
             assert_eq!(sent(&actions), first);
         }
         // A's marker may still be on its way.
-        assert_eq!(two.c.refused(two.now), []);
+        assert_eq!(two.c.refused(), []);
         assert!(matches!(two.c.found(Found::Marker(Word::Mark))[..], [Action::Respond(_)]));
     }
 
@@ -481,7 +478,7 @@ mod tests {
     fn the_only_welcome_that_is_refused_ends_it() {
         let mut two = Two::new();
         two.welcome();
-        assert_eq!(two.c.refused(two.now), [Action::Stay]);
+        assert_eq!(two.c.refused(), [Action::Stay]);
     }
 
     #[test]

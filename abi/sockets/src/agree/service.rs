@@ -316,7 +316,7 @@ fn hear(conn: &Arc<Conn>) {
                 }
                 conn.agreement.lock().datagram(&datagram, Instant::now())
             }
-            Err(libc::ECONNREFUSED) => conn.agreement.lock().refused(Instant::now()),
+            Err(libc::ECONNREFUSED) => conn.agreement.lock().refused(),
             Err(libc::EINTR) => continue,
             Err(_) => return,
         };
