@@ -217,7 +217,7 @@ static void *run_end(void *arg)
 	return NULL;
 }
 
-/* TODO: 120, when none hangs any more beside busy processes (docs/adr/044, "What is left"). */
+/* TODO: 120, when none hangs any more beside busy processes (docs/adr/044). */
 #define CONNECTIONS 40
 
 /* Many connections, bytes of both directions while they become streams, in all pairs of manners. */
