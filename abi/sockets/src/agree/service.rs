@@ -418,8 +418,8 @@ fn act(conn: &Arc<Conn>, actions: Vec<Action>) {
 /// The connection stays TCP.
 fn stay(conn: &Arc<Conn>) {
     if conn.stage() == Stage::Direct {
-        let mut held = table::change();
-        return table::stay_tcp_in(&mut held, conn);
+        table::stay_tcp_in(&mut table::change(), conn);
+        return;
     }
     let (mut inbound, mut outbound) = (conn.inbound.lock(), conn.outbound.lock());
     inbound.is_plain();

@@ -67,18 +67,19 @@ pub fn remove(fd: c_int) {
 
 /// The connection stays TCP, and its descriptors are the kernel's alone.
 pub fn stay_tcp(conn: &Conn) {
-    let mut table = change();
-    stay_tcp_in(&mut table, conn);
-    drop(table);
-    service::forget(conn.key);
+    let stays = stay_tcp_in(&mut change(), conn);
+    // If it has got a stand-in meanwhile, only the service shows in it what comes.
+    if stays {
+        service::forget(conn.key);
+    }
 }
 
-/// The same, with the table locked. The service goes on with it.
-pub fn stay_tcp_in(table: &mut Table, conn: &Conn) {
+/// The same, with the table locked. The service goes on with it. False: it has a stand-in already.
+pub fn stay_tcp_in(table: &mut Table, conn: &Conn) -> bool {
     let inbound = conn.inbound.lock();
     let outbound = conn.outbound.lock();
     if conn.stage() != Stage::Direct {
-        return;
+        return conn.stage() == Stage::Tcp;
     }
     for fd in descriptors(table, conn) {
         fds::forget(fd);
@@ -88,6 +89,7 @@ pub fn stay_tcp_in(table: &mut Table, conn: &Conn) {
     }
     conn.enter(Stage::Tcp);
     drop((inbound, outbound));
+    true
 }
 
 /// After this the program does with the descriptor what this library cannot see, so it stays TCP.
