@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::config::Config;
 use crate::engine::{Engine, Looked};
 use crate::fork;
-use crate::progress::{LOST, Lead, Mode, NAP_BESIDE_LEADS, NEVER, Signs, nap};
+use crate::progress::{LOST, Lead, Mode, NAP_BESIDE_LEADS, NAP_BESIDE_LOOPS, NEVER, Signs, nap};
 use crate::sync::{spin_loop, thread_local};
 use crate::sys;
 
@@ -62,7 +62,8 @@ fn run(engine: &Weak<Engine>) {
             continue;
         }
         let lead = engine.lead.get();
-        let signs = Signs { lead, polled: engine.last_poll.age(engine.now()), naps: background.naps };
+        let polled = engine.last_poll.age(engine.now());
+        let signs = Signs { lead, polled, naps: background.naps, looped: engine.is_looped() };
         background.sleep(&engine, signs);
     }
 }
@@ -104,7 +105,7 @@ impl Background {
         engine.mode.enter(Mode::TakingBack);
         self.naps = 0;
         engine.unpark();
-        let looked = guarded(|| engine.wait_once(Some(Duration::ZERO)));
+        let looked = guarded(|| engine.settling(|| engine.wait_once(Some(Duration::ZERO))));
         if let Some(Ok(Looked { input: true, .. })) = looked {
             engine.note_missed();
         }
@@ -113,7 +114,7 @@ impl Background {
     fn nap_beside_leads(&mut self, engine: &Engine) {
         engine.mode.enter(Mode::BesideLeads);
         self.leave_timers_to_leader(engine);
-        sys::park_timeout(NAP_BESIDE_LEADS);
+        sys::park_timeout(if engine.is_looped() { NAP_BESIDE_LOOPS } else { NAP_BESIDE_LEADS });
     }
 
     /// Ends a lead that has lasted too long.
@@ -152,7 +153,8 @@ impl Background {
         }
         // A thread that set a timer before this did not see this mode.
         let limit = (engine.first_timer() != deadline).then_some(Duration::ZERO);
-        match guarded(|| engine.wait_until(deadline, limit)).unwrap_or(Ok(Looked::default())) {
+        let looked = guarded(|| engine.settling(|| engine.wait_until(deadline, limit)));
+        match looked.unwrap_or(Ok(Looked::default())) {
             Ok(Looked { woken: false, .. }) | Err(Errno::INTR) => {}
             Ok(Looked { woken: true, .. }) => {
                 engine.take_wake();

@@ -51,14 +51,12 @@ impl Signals {
     }
 
     /// For the length of the call.
-    fn begin(self) -> Option<SignalsAsleep> {
-        match self {
-            Self::AsRead => {
-                SignalsAsleep::forget();
-                None
-            }
-            Self::AsPoll => Some(SignalsAsleep::begin()),
+    fn in_call(self) -> SignalsAsleep {
+        let call = SignalsAsleep::in_call();
+        if matches!(self, Self::AsPoll) {
+            SignalsAsleep::begin();
         }
+        call
     }
 }
 
@@ -236,7 +234,7 @@ impl Channel {
         signals: Signals,
         mut take: impl FnMut(bool) -> Option<T>,
     ) -> Result<T, ChannelError> {
-        let _asleep = signals.begin();
+        let _asleep = signals.in_call();
         let until = limit.map(|limit| sys::now() + limit);
         let left = || until.map(|until| until.saturating_duration_since(sys::now()));
         if let Some(event) = take(true) {
@@ -291,10 +289,16 @@ impl Channel {
     /// is there; the background thread serves the sockets meanwhile.
     ///
     /// If this returns `true`, the descriptor may not be readable until the caller has taken the event. A
-    /// caller that does not take it calls [`Self::abandon`].
+    /// caller that does not take it calls [`Self::abandon`]. If it returns `false`, the thread's signals are
+    /// blocked: the caller sleeps with [`mask_asleep`](fork::mask_asleep), and then calls
+    /// [`signals_awake`](fork::signals_awake).
     pub fn attend(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
-        SignalsAsleep::forget();
-        self.attend_until(limit, Signals::AsRead)
+        let asleep = SignalsAsleep::in_call();
+        let there = self.attend_until(limit, Signals::AsRead)?;
+        if !there {
+            std::mem::forget(asleep);
+        }
+        Ok(there)
     }
 
     fn attend_until(&self, limit: Option<Duration>, signals: Signals) -> Result<bool, ChannelError> {
@@ -311,6 +315,8 @@ impl Channel {
         if self.spin() {
             return Ok(true);
         }
+        // The last look comes after this.
+        SignalsAsleep::begin();
         // This thread no longer polls what it polled in earnest.
         self.engine.unpark();
         let Some(leader) = self.engine.lead() else { return Ok(!self.is_empty()) };

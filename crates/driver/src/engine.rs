@@ -16,7 +16,7 @@ use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
 use crate::progress::{CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
 use crate::source::{Interest, Source, Token};
-use crate::sync::{AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
 use crate::sys::{self, Bell, Thread, Watch};
 use crate::watchdog::Watchdog;
 
@@ -63,6 +63,10 @@ pub struct Engine {
     /// Changes whenever the parked descriptors are watched again.
     park_epoch: AtomicU64,
     exit: AtomicU8,
+    /// See [`Engine::settle_by`].
+    pub(crate) settle: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// The last lead was that of an event loop.
+    pub(crate) loops: AtomicBool,
 }
 
 /// Stages of [`Engine::request_exit`].
@@ -109,9 +113,16 @@ impl Engine {
             held: Arc::new(Held::new()),
             park_epoch: AtomicU64::new(1),
             exit: AtomicU8::new(RUNNING),
+            settle: OnceLock::new(),
+            loops: AtomicBool::new(false),
         };
         engine.held.set_token(engine.new_token(engine.held.clone()));
         Ok(engine)
+    }
+
+    /// The epoll instance.
+    pub(crate) fn epoll_fd(&self) -> RawFd {
+        self.epoll.fd()
     }
 
     /// Makes a forked child close its copies of the engine's descriptors.

@@ -7,11 +7,13 @@
 use std::cell::{Cell, UnsafeCell};
 use std::collections::HashSet;
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
+use rustix::event::epoll::Event;
 use rustix::io::Errno;
 
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -258,46 +260,85 @@ thread_local! {
     static MASK_ASLEEP: Cell<Option<libc::sigset_t>> = const { Cell::new(None) };
 }
 
-/// While it lives, the calling thread takes signals only where it sleeps, so that each of them ends a sleep.
-/// Otherwise one that came while the thread serves the sockets would end nothing, and the program, which
-/// looks at what the signal's handler has set when the call returns, might wait for ever.
+/// A call that waits. Once [`SignalsAsleep::begin`] was called in it, and until this is dropped, the calling
+/// thread takes signals only where it sleeps, so that each of them ends a sleep. Otherwise one that came
+/// while the thread serves the sockets would end nothing, and the program, which looks at what the signal's
+/// handler has set when the call returns, might wait for ever.
 pub(crate) struct SignalsAsleep(());
 
 impl SignalsAsleep {
-    /// From now on.
-    pub fn begin() -> Self {
-        let mask = block_signals();
-        MASK_ASLEEP.with(|cell| cell.set(Some(mask)));
+    /// At the beginning of a call. The thread may have left an earlier one by a jump out of a signal's
+    /// handler, which has set the mask.
+    pub fn in_call() -> Self {
+        MASK_ASLEEP.with(|cell| cell.set(None));
         Self(())
     }
 
-    /// The thread may have left a call by a jump out of a signal's handler, which has set the mask.
-    pub fn forget() {
-        MASK_ASLEEP.with(|cell| cell.set(None));
+    /// From now on. It costs two system calls, so a call that finds soon what it looks for does without.
+    pub fn begin() {
+        if MASK_ASLEEP.with(Cell::get).is_none() {
+            let mask = block_signals();
+            MASK_ASLEEP.with(|cell| cell.set(Some(mask)));
+        }
     }
 }
 
 impl Drop for SignalsAsleep {
     fn drop(&mut self) {
-        if let Some(mask) = MASK_ASLEEP.with(Cell::take) {
-            restore_signals(&mask);
-        }
+        signals_awake();
     }
 }
+
+/// The mask for a sleep after [`Channel::attend`](crate::Channel::attend), which has blocked the signals.
+pub fn mask_asleep() -> Option<libc::sigset_t> {
+    MASK_ASLEEP.with(Cell::get)
+}
+
+/// After that sleep: the thread takes signals again.
+pub fn signals_awake() {
+    if let Some(mask) = MASK_ASLEEP.with(Cell::take) {
+        restore_signals(&mask);
+    }
+}
+
+/// What the kernel, not glibc, has for a set of signals.
+const KERNEL_SET: usize = 8;
 
 /// Sleeps until a descriptor is readable, at most for `limit`, in a thread with [`SignalsAsleep`]: any signal
 /// that has come meanwhile or before ends it. `None`: the thread has none, and does not sleep here.
 pub(crate) fn sleep_with_signals(fd: RawFd, limit: Option<Duration>) -> Option<Result<(), Errno>> {
-    let mask = MASK_ASLEEP.with(Cell::get)?;
-    let time = limit.map(|limit| libc::timespec {
+    let mask = mask_asleep()?;
+    let mut time = limit.map(|limit| libc::timespec {
         tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: limit.subsec_nanos().into(),
     });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let time = time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
     let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one descriptor; the time is NULL or alive; the mask is initialised.
-    let result = unsafe { libc::ppoll(&raw mut entry, 1, time, &raw const mask) };
-    Some(if result < 0 { Err(Errno::INTR) } else { Ok(()) })
+    let call =
+        || unsafe { libc::syscall(libc::SYS_ppoll, &raw mut entry, 1, time, &raw const mask, KERNEL_SET) };
+    Some(if asleep(call) < 0 { Err(Errno::INTR) } else { Ok(()) })
+}
+
+/// The same in an epoll instance, with the program's mask; returns what is ready.
+pub(crate) fn wait_with_signals<'a>(
+    epoll: RawFd,
+    events: &'a mut [MaybeUninit<Event>],
+    limit: Option<Duration>,
+    mask: &libc::sigset_t,
+) -> Result<&'a [Event], Errno> {
+    // Rounded up, so that a timer has expired when the thread wakes for it.
+    let millis =
+        limit.map_or(-1, |limit| c_int::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX));
+    let (place, most) = (events.as_mut_ptr(), events.len());
+    // SAFETY: there is room for `most` events, in the kernel's form; the mask is initialised.
+    let call = || unsafe {
+        libc::syscall(libc::SYS_epoll_pwait, epoll, place, most, millis, std::ptr::from_ref(mask), KERNEL_SET)
+    };
+    // Any other failure than an interruption would be one of this process's descriptors.
+    let Ok(ready) = usize::try_from(asleep(call)) else { return Err(Errno::INTR) };
+    // SAFETY: the kernel has written so many.
+    Ok(unsafe { std::slice::from_raw_parts(place.cast_const().cast(), ready.min(most)) })
 }
 
 thread_local! {

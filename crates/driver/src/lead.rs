@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use crate::engine::Engine;
 use crate::progress::{Due, LEAD, Lead, Mode};
-use crate::sync::thread_local;
+use crate::sync::{Ordering, thread_local};
 
 thread_local! {
     /// This thread is the leader: if it exits, in the handler of a signal, no thread leads any more.
@@ -25,6 +25,7 @@ impl Engine {
         }
         self.note_earnest_at(now, true);
         LEADS.with(|leads| leads.set(true));
+        self.loops.store(false, Ordering::Relaxed);
         Some(Leader { engine: self, lead })
     }
 
@@ -84,7 +85,24 @@ pub(crate) struct Leader<'a> {
     lead: Lead,
 }
 
-impl Leader<'_> {
+impl<'a> Leader<'a> {
+    /// The holder of this lead, which was [kept](Self::keep).
+    pub(crate) fn again(engine: &'a Engine, lead: Lead) -> Self {
+        Self { engine, lead }
+    }
+
+    /// Goes on without this value.
+    pub(crate) fn keep(self) -> Lead {
+        let lead = self.lead;
+        std::mem::forget(self);
+        lead
+    }
+
+    /// How long it may sleep by other means than [`Self::wait`].
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        [self.own_limit(), self.engine.until_timer()].into_iter().flatten().min()
+    }
+
     /// Its lead.
     pub(crate) fn lead(&self) -> Lead {
         self.lead
@@ -114,7 +132,7 @@ impl Leader<'_> {
     /// Sleeps until something is ready, and serves it; no longer than `limit`. May return sooner.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
         let limit = [limit, self.own_limit()].into_iter().flatten().min();
-        if self.engine.wait_once(limit)?.woken {
+        if self.engine.settling(|| self.engine.wait_once(limit))?.woken {
             if self.engine.lead.get() == Some(self.lead) {
                 self.engine.take_wake();
             }

@@ -34,6 +34,7 @@ pub mod channel;
 pub mod config;
 pub mod devices;
 pub mod engine;
+pub mod event_loop;
 mod fork;
 mod held;
 mod lead;
@@ -65,10 +66,11 @@ pub use config::Config;
 pub use devices::RdmaDevice;
 pub use engine::Engine;
 pub use fork::{
-    OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, object_gone, object_made,
-    set_cancel_state_asleep,
+    OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep, object_gone,
+    object_made, set_cancel_state_asleep, signals_awake,
 };
 pub use nic::{Limits, Nic};
+pub use open::close_all;
 pub use pair::QueuePair;
 pub use qp::{Qp, StreamObserver};
 pub use source::{Interest, Readiness, Source, Token};

@@ -77,7 +77,9 @@ fn limit_behind(error: &io::Error) -> &'static str {
 }
 
 /// At exit: what was accepted from the program goes out, and unread bytes do not turn the close into a reset.
-extern "C" fn close_all() {
+/// Also for a process that is about to end without exit, from any thread and any signal's handler; not from a
+/// child of vfork(2).
+pub extern "C" fn close_all() {
     /// Longest delay of an exit by a peer that takes nothing.
     const LIMIT: Duration = Duration::from_secs(2);
     if fork::forked() {

@@ -31,6 +31,10 @@ pub(crate) fn nanos(time: Duration) -> Nanos {
 const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(100)];
 /// Its sleeps beside leads that follow each other.
 pub(crate) const NAP_BESIDE_LEADS: Duration = Duration::from_micros(200);
+/// The same beside the leads of an event loop, and how long after one the background thread leaves the
+/// sockets to the next: a loop comes back when it has handled its events, often many of them. A loop that
+/// computes keeps its peers waiting for so long.
+pub(crate) const NAP_BESIDE_LOOPS: Duration = Duration::from_millis(1);
 /// Longest lead, and longest time between leads that do not wake the background thread. After a longer lead,
 /// the background thread serves the sockets, and the thread sleeps on its channel's descriptor. So a thread
 /// sleeps for long only in a call that it can leave in any way (`pthread_cancel`, `longjmp` out of a signal
@@ -89,6 +93,8 @@ pub(crate) struct Signs {
     pub lead: Option<Lead>,
     /// Sleeps beside polling threads since the background thread last served.
     pub naps: usize,
+    /// The last lead was, or is, that of an event loop.
+    pub looped: bool,
 }
 
 impl Mode {
@@ -98,6 +104,10 @@ impl Mode {
     pub fn next(signs: Signs) -> Self {
         let within = |span| signs.polled.is_some_and(|age| age < span);
         match nap(signs.naps) {
+            _ if signs.looped && signs.lead.is_none() && signs.naps == 0 && within(NAP_BESIDE_LOOPS) => {
+                Self::BesideLeads
+            }
+            _ if signs.looped && signs.lead.is_some() && signs.naps == 0 && within(LEAD) => Self::BesideLeads,
             Some(time) if within(time) => Self::Napping,
             None if within(ALIVE) => Self::StandingBack,
             _ if signs.naps > 0 => Self::TakingBack,
@@ -220,6 +230,15 @@ impl Lead {
 
     pub fn age(self, now: Nanos) -> Duration {
         Duration::from_nanos(now.saturating_sub(self.0 >> 1))
+    }
+
+    /// For callers that keep it as a number, which is not 0.
+    pub fn to_word(self) -> u64 {
+        self.0
+    }
+
+    pub fn from_word(word: u64) -> Self {
+        Self(word & !CurrentLead::DISMISSED)
     }
 }
 
@@ -554,7 +573,8 @@ mod tests {
         let mut table =
             String::from("polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2\n");
         for (name, polled) in ages {
-            let mode = |lead, naps| match Mode::next(Signs { polled, lead, naps }) {
+            let looped = false;
+            let mode = |lead, naps| match Mode::next(Signs { polled, lead, naps, looped }) {
                 Mode::Serving { .. } => "Serving".into(),
                 mode => format!("{mode:?}"),
             };
@@ -574,6 +594,27 @@ polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2
 4000    Serving TakingBack TakingBack | BesideLeads TakingBack TakingBack
 6000    Serving TakingBack TakingBack | AwaitingLeader TakingBack TakingBack
 ";
+
+    /// Between two leads of an event loop, which has events to handle, the background thread stays away.
+    #[test]
+    fn a_loop_keeps_the_sockets_for_a_while() {
+        let us = |us| Some(Duration::from_micros(us));
+        let next = |polled, lead, naps| match Mode::next(Signs { polled, lead, naps, looped: true }) {
+            Mode::Serving { .. } => "Serving".into(),
+            mode => format!("{mode:?}"),
+        };
+        let led = Some(Lead::beginning(1));
+        assert_eq!(
+            [40, 900, 1100].map(|age| next(us(age), None, 0)),
+            ["BesideLeads", "BesideLeads", "Serving"]
+        );
+        assert_eq!(
+            [40, 4000, 6000].map(|age| next(us(age), led, 0)),
+            ["BesideLeads", "BesideLeads", "AwaitingLeader"]
+        );
+        assert_eq!(next(None, None, 0), "Serving", "it has handed over");
+        assert_eq!(next(us(300), None, 2), "TakingBack", "parked descriptors first");
+    }
 
     #[test]
     fn a_mode_is_read_as_it_was_stored() {

@@ -142,19 +142,15 @@ impl Watch {
         mut tell: impl FnMut(u64, Readiness),
     ) -> Result<usize, Errno> {
         use epoll::EventFlags as F;
-        let mut limit = limit;
-        if limit != Some(Duration::ZERO)
-            && let Some(slept) = fork::sleep_with_signals(self.fd(), limit)
-        {
-            slept?;
-            limit = Some(Duration::ZERO);
-        }
         let spec = limit.map(timespec);
         let mut raw = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; AT_ONCE];
-        let (ready, _) = match limit {
-            Some(Duration::ZERO) => epoll::wait(&self.0, &mut raw[..], spec.as_ref()),
-            _ => fork::asleep(|| epoll::wait(&self.0, &mut raw[..], spec.as_ref())),
-        }?;
+        let ready: &[epoll::Event] = if limit == Some(Duration::ZERO) {
+            epoll::wait(&self.0, &mut raw[..], spec.as_ref())?.0
+        } else if let Some(mask) = fork::mask_asleep() {
+            fork::wait_with_signals(self.fd(), &mut raw, limit, &mask)?
+        } else {
+            fork::asleep(|| epoll::wait(&self.0, &mut raw[..], spec.as_ref()))?.0
+        };
         for event in ready.iter() {
             let flags = event.flags;
             let hangup = flags.intersects(F::ERR | F::HUP | F::RDHUP);

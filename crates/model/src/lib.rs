@@ -65,6 +65,8 @@ mod background;
 mod channel;
 #[path = "../../driver/src/engine.rs"]
 mod engine;
+#[path = "../../driver/src/event_loop.rs"]
+mod event_loop;
 #[path = "../../driver/src/held.rs"]
 mod held;
 #[path = "../../driver/src/lead.rs"]
