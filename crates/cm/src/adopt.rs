@@ -241,9 +241,13 @@ impl Adoption {
         let params = stream_params(negotiated, ConnParam::DEFAULT, ACK_TIMEOUT, qp.query().min_rnr_timer);
         tracing::debug!(qpn = qp.qpn(), ?params, "attach an adopted socket");
         if let Err((error, link)) = qp.attach(handshake.connection.into(), params, me) {
-            tracing::warn!("cannot give the connection to the queue pair: {error}");
             let connection = link.into();
-            report_local_error(&connection, negotiated);
+            // An end that is closed during set-up closes, as at any other time. The peer would report a
+            // Terminate as an error.
+            if !matches!(self.state.lock().phase, Phase::Over) {
+                tracing::warn!("cannot give the connection to the queue pair: {error}");
+                report_local_error(&connection, negotiated);
+            }
             // As in `discard`: the program's descriptor holds the connection open.
             connection.finish();
             self.fail(Errno::from_raw_os_error(error.errno()));

@@ -5,6 +5,7 @@
 //! handshake held.
 
 use std::net::SocketAddr;
+use std::sync::Weak;
 
 use rustix::io::Errno;
 use uwarp_driver::Token;
@@ -12,6 +13,7 @@ use uwarp_llp::connect::Connection;
 use uwarp_proto::setup::{Negotiated, Rejection, Request, Responder};
 
 use crate::event::EventKind;
+use crate::listener::{Answer, Listener};
 
 /// Requests a connection.
 pub(crate) trait ConnectObserver: Send + Sync {
@@ -39,15 +41,21 @@ pub(crate) enum Connected {
 }
 
 /// A request that waits for the program's decision.
-#[derive(Debug)]
 pub(crate) struct Pending {
     pub connection: Connection,
     /// The local address, and the peer's.
     pub addresses: [Option<SocketAddr>; 2],
     pub responder: Responder,
+    /// Its listener.
+    pub listener: Weak<Listener>,
 }
 
 impl Pending {
+    /// The program accepts: to be kept until ESTABLISHED is queued, or until there will be none.
+    pub fn answer(&self) -> Option<Answer> {
+        Listener::answer(&self.listener, self.addresses[1]?)
+    }
+
     /// Sends the reply that the responder has ready.
     pub fn reply(&mut self) -> Result<(), Errno> {
         while let Some(reply) = self.responder.poll_transmit() {

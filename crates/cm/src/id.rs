@@ -23,7 +23,7 @@ use crate::cm::{Cm, Options};
 use crate::error::CmError;
 use crate::event::{ConnParam, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA, Owner};
 use crate::handshake::{Parked, Pending};
-use crate::listener::Listener;
+use crate::listener::{Answer, Listener};
 use crate::params::{agreed, passes_for_infiniband, peer_data, revision};
 use crate::ports::{Claim, Taken};
 use crate::state::{Lifecycle, State, Step};
@@ -80,6 +80,8 @@ struct Inner {
     conn_param: ConnParam,
     /// Reported with [`EventKind::Established`].
     outcome: (ConnParam, Vec<u8>),
+    /// Of a connection that the program has accepted, until it is established.
+    answer: Option<Answer>,
     /// Runs until the peer's ready-to-receive indication arrives.
     ready_timer: Option<Token>,
     /// Runs after the end of a connection, until [`EventKind::TimewaitExit`].
@@ -150,6 +152,7 @@ impl Id {
                 conn_param: ConnParam::NONE,
                 outcome: (ConnParam::NONE, Vec::new()),
                 ready_timer: None,
+                answer: None,
                 timewait: None,
                 unreported_end: None,
                 has_connected: false,
@@ -428,6 +431,8 @@ impl Id {
         check_private_data(private_data)?;
         // Before the id's lock is taken, as in `connect`.
         let min_rnr_timer = qp.query().min_rnr_timer;
+        // Declared before the lock: it is dropped after it.
+        let answer;
         let mut inner = self.inner.lock();
         inner.life.check(Step::Accept)?;
         let param = param.unwrap_or(ConnParam { rnr_retry_count: 7, ..inner.requested });
@@ -445,6 +450,7 @@ impl Id {
                 _ => CmError::Invalid("there is no connection request"),
             },
         )?;
+        answer = pending.answer();
         if let Err(errno) = pending.reply() {
             inner.conclude(Step::Failed);
             drop(inner);
@@ -455,6 +461,7 @@ impl Id {
             return Err(errno.into());
         }
         inner.life.take(Step::Accept)?;
+        inner.answer = answer;
         inner.qp = Some(Arc::clone(qp));
         inner.conn_param = param;
         inner.has_connected = true;
@@ -465,6 +472,7 @@ impl Id {
         let ready = negotiated.rtr == Rtr::None;
         self.attach(qp, pending.connection, &negotiated, param).inspect_err(|_| {
             self.inner.lock().conclude(Step::Failed);
+            self.no_longer_answered();
         })?;
         if ready {
             self.stream_established();
@@ -632,6 +640,7 @@ impl Id {
             pending.reject(&[]);
         }
         self.unpark();
+        self.no_longer_answered();
         for timer in timers.into_iter().flatten() {
             self.cm.engine().deregister(timer);
         }

@@ -5,9 +5,12 @@
 //! the oldest are those that do not. But the kernel of a peer that begins a thousand connections connects all
 //! of them before the peer has sent the first request. So no connection is closed before [`GRACE`] is over;
 //! until then new ones wait in the kernel.
+//!
+//! Requests are reported in the order of their connections, and behind ESTABLISHED of the connection that
+//! caused them ([`Answered`]).
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -56,6 +59,9 @@ pub(crate) struct Listener {
     undelivered: AtomicUsize,
     /// Connections may wait in the kernel because `undelivered` had reached the backlog.
     paused: AtomicBool,
+    /// Connections that the program has accepted and that are not established yet. A lock of its own: the
+    /// program must not wait for calls into the kernel.
+    answered: Mutex<AnsweredConnections>,
     /// Held while requests are reported, so that two threads do not change their order.
     reporting: Mutex<()>,
 }
@@ -89,6 +95,67 @@ struct Entry {
 /// bytes on sockets that different threads read. A peer that sends nothing must not delay others noticeably.
 const IN_ORDER: Duration = Duration::from_millis(10);
 
+/// A connection between the reply to its request and its ESTABLISHED.
+///
+/// A peer may connect again as soon as it has the reply, and a program whose ids share a channel expects
+/// ESTABLISHED of the first connection before the request of the second: the kernel reports all events of a
+/// device through one ordered queue, in the order of arrival. Here they come from two sockets and perhaps two
+/// threads. So a request waits for the connections that the same peer may have seen established before it
+/// connected: those which were answered before its own was accepted. Connections that a peer begins at once
+/// do not wait for each other.
+struct Answered {
+    number: u64,
+    peer: IpAddr,
+    at: Instant,
+}
+
+/// The longest such wait. The peer's indication follows the reply within a round trip, but a bad peer's never
+/// comes.
+const UNTIL_ESTABLISHED: Duration = Duration::from_millis(200);
+
+#[derive(Default)]
+struct AnsweredConnections {
+    oldest_first: VecDeque<Answered>,
+    added: u64,
+}
+
+impl AnsweredConnections {
+    fn add(&mut self, peer: IpAddr) -> u64 {
+        self.added += 1;
+        self.oldest_first.push_back(Answered { number: self.added, peer, at: Instant::now() });
+        self.added
+    }
+
+    fn discard_overdue(&mut self, now: Instant) {
+        while self.oldest_first.front().is_some_and(|answered| answered.at + UNTIL_ESTABLISHED <= now) {
+            self.oldest_first.pop_front();
+        }
+    }
+
+    /// When to look again at a request that must wait; its connection was accepted at that time.
+    fn delay(&self, accepted: Instant, pending: &Pending) -> Option<Instant> {
+        let peer = pending.addresses[1]?.ip();
+        let oldest = self.oldest_first.iter().find(|answered| answered.peer == peer)?;
+        (oldest.at <= accepted).then_some(oldest.at + UNTIL_ESTABLISHED)
+    }
+}
+
+/// Marks a connection as answered; dropped when its ESTABLISHED is queued, or when there will be none.
+///
+/// Dropping it reports the requests that have waited: no lock of an id may be held.
+pub(crate) struct Answer {
+    listener: Weak<Listener>,
+    number: u64,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let Some(listener) = self.listener.upgrade() else { return };
+        listener.answered.lock().oldest_first.retain(|answered| answered.number != self.number);
+        listener.report();
+    }
+}
+
 impl Listener {
     /// How many requests can wait, given the program's number.
     pub fn backlog(wanted: i32) -> usize {
@@ -121,6 +188,7 @@ impl Listener {
             state: Mutex::default(),
             undelivered: AtomicUsize::new(0),
             paused: AtomicBool::new(false),
+            answered: Mutex::default(),
             reporting: Mutex::default(),
         });
         let mut state = listener.state.lock();
@@ -129,6 +197,13 @@ impl Listener {
         state.socket = Some((token, socket));
         drop(state);
         Ok(listener)
+    }
+
+    /// The program accepts a connection of this peer: called before the reply is sent.
+    pub fn answer(listener: &Weak<Self>, peer: SocketAddr) -> Option<Answer> {
+        let me = listener.upgrade()?;
+        let number = me.answered.lock().add(peer.ip());
+        Some(Answer { listener: Weak::clone(listener), number })
     }
 
     /// Closes the socket and all half-open connections.
@@ -246,7 +321,7 @@ impl Listener {
 
     fn pending(&self, connection: Connection, peer: Option<SocketAddr>, responder: Responder) -> Pending {
         let local = self.local.or_else(|| connection.local_address().ok());
-        Pending { connection, addresses: [local, peer], responder }
+        Pending { connection, addresses: [local, peer], responder, listener: Weak::clone(&self.me) }
     }
 
     /// Takes a connection that has been silent for too long out of a full list. `Err`: no connection is
@@ -311,14 +386,30 @@ impl Listener {
         }
     }
 
+    /// The first entry that is complete, or that later ones must wait for. A request that must wait for
+    /// [`Answered`] connections is passed over; with it, when to look again.
+    fn first_to_report(&self, half_open: &VecDeque<Entry>, now: Instant) -> (Option<usize>, Option<Instant>) {
+        let mut answered = self.answered.lock();
+        answered.discard_overdue(now);
+        let mut delayed_until: Option<Instant> = None;
+        let first = half_open.iter().position(|entry| {
+            let Some((pending, _)) = &entry.request else { return now < entry.accepted + IN_ORDER };
+            let delay = answered.delay(entry.accepted, pending);
+            delayed_until = delayed_until.into_iter().chain(delay).min();
+            delay.is_none()
+        });
+        (first, delayed_until)
+    }
+
     /// The next request to report; `None` if there is none, or it must wait for an earlier one.
     fn next_in_order(&self) -> Option<(Pending, Request)> {
         let mut state = self.state.lock();
         let now = Instant::now();
-        let first = state
-            .half_open
-            .iter()
-            .position(|entry| entry.request.is_some() || now < entry.accepted + IN_ORDER)?;
+        let (first, delayed_until) = self.first_to_report(&state.half_open, now);
+        if let Some(until) = delayed_until {
+            self.call_at(&mut state, until);
+        }
+        let first = first?;
         let entry = state.half_open.get(first)?;
         if entry.request.is_none() {
             let until = entry.accepted + IN_ORDER;

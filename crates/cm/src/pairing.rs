@@ -730,7 +730,7 @@ mod tests {
         std::io::copy(&mut (&accepted).take(bytes.len() as u64), &mut std::io::sink()).unwrap();
         accepted.set_nonblocking(true).unwrap();
         let connection = Connection::from(OwnedFd::from(accepted));
-        (Pending { connection, addresses: [None; 2], responder }, peer)
+        (Pending { connection, addresses: [None; 2], responder, listener: Weak::new() }, peer)
     }
 
     /// When thousands of queue pairs were joined at once, both ends waited for half a minute, until the

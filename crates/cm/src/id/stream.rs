@@ -204,6 +204,13 @@ impl Id {
         }
     }
 
+    /// The connection is established, or never will be: later requests of its peer need not wait for it.
+    pub(super) fn no_longer_answered(&self) {
+        // Dropped without the id's lock, because it reports requests.
+        let answer = self.inner.lock().answer.take();
+        drop(answer);
+    }
+
     pub(super) fn stream_established(&self) {
         let mut inner = self.inner.lock();
         if inner.life.take(Step::Established).is_err() {
@@ -218,6 +225,7 @@ impl Id {
             Self::push(&mut inner, event);
         }
         drop(inner);
+        self.no_longer_answered();
         if let Some(timer) = timer {
             self.cm.engine().deregister(timer);
         }
@@ -294,6 +302,7 @@ impl Id {
         }
         let timer = inner.ready_timer.take();
         drop(inner);
+        self.no_longer_answered();
         if let Some(timer) = timer {
             self.cm.engine().deregister(timer);
         }
@@ -328,6 +337,7 @@ impl Source for Id {
             self.report(&mut inner, EventKind::Unreachable, -Errno::TIMEDOUT.raw_os_error());
         }
         drop(inner);
+        self.no_longer_answered();
         self.cm.engine().deregister(timer);
         if let Some(qp) = qp {
             qp.disconnect();

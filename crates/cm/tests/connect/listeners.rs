@@ -1,5 +1,7 @@
 //! Listeners: half-open connections, floods, and the backlog.
 
+use uwarp_wire::crc::{crc32c, to_wire};
+
 use super::*;
 
 #[test]
@@ -122,4 +124,55 @@ fn destroying_a_listener_rejects_what_nobody_has_seen() {
     listener.destroy();
     expect(&client, EventKind::Rejected).acknowledge();
     assert!(server.is_empty());
+}
+
+/// A shared channel reported the second request first: the indication and the request are bytes on two
+/// sockets. Programs that wait for ESTABLISHED then take it for an error (libfabric's fi_multi_ep).
+#[test]
+fn a_peers_next_request_is_reported_after_its_connection_is_established() {
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let address = listener.local_address().unwrap();
+    // Enhanced, peer-to-peer, a Write as the indication.
+    let request = [0x50, 2, 0, 4, 0x80, 0, 0x80, 0];
+    let mut indication = vec![0, 14, 0xC1, 0x40, 0, 0, 0, 1];
+    indication.resize(16, 0);
+    indication.extend(to_wire(crc32c(&indication)));
+    for _ in 0..50 {
+        let mut first = stranger(address, &request);
+        let passive = requested(&server);
+        let passive_qp = qp();
+        passive.accept(&passive_qp, None, b"").unwrap();
+        let mut reply = [0; 20 + 4];
+        first.read_exact(&mut reply).unwrap();
+        let _second = stranger(address, &request);
+        std::thread::sleep(Duration::from_millis(1));
+        first.write_all(&indication).unwrap();
+        expect(&server, EventKind::Established).acknowledge();
+        let refused = requested(&server);
+        refused.reject(b"").unwrap();
+        [passive, refused].iter().for_each(|id| id.destroy());
+        passive_qp.destroy();
+    }
+    listener.destroy();
+}
+
+/// A peer that never completes its connection must not hold up its next one for long.
+#[test]
+fn a_peer_without_an_indication_delays_its_next_request_and_no_more() {
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let address = listener.local_address().unwrap();
+    let request = [0x50, 2, 0, 4, 0x80, 0, 0x80, 0];
+    let mut first = stranger(address, &request);
+    let passive = requested(&server);
+    let passive_qp = qp();
+    passive.accept(&passive_qp, None, b"").unwrap();
+    first.read_exact(&mut [0; 20 + 4]).unwrap();
+    let _second = stranger(address, &request);
+    let second = requested(&server);
+    [second, passive, listener].iter().for_each(|id| id.destroy());
+    passive_qp.destroy();
 }
