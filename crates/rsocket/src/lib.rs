@@ -17,7 +17,7 @@
 //! | [`posted`] | receives of messages, on upgraded sockets |
 //! | `number` | the number of a socket or set |
 //! | `waiting` | how threads wait for sockets |
-//! | `stream` | a stream with its queue pair and memory; mapped buffers |
+//! | `stream` | a stream with its queue pair and memory; calls, work requests, mapped buffers, descriptors |
 //! | [`options`] | what a program sets before it connects, and the defaults |
 //! | `events` | where the connection manager's events go |
 //! | `listener` | a listening socket |
@@ -58,5 +58,7 @@ pub use socket::Socket;
 pub use stream::Ready;
 pub use stream::descriptors::{Completion, Kind, MOST_PIECES, Op, OwnWork};
 pub use upgrade::Upgraded;
+/// See [`uwarp_driver::close_all`].
+pub use uwarp_driver::close_all as last_words;
 pub use uwarp_rnic::mem::MemSeg;
 pub use waiting::{Sleep, Waiters, Waiting};

@@ -438,18 +438,19 @@ impl Socket {
 
     /// What it is ready for. The next change is reported to the observer; unless the socket is ready for
     /// everything, and the observer does not want to hear of what comes in addition (`always`).
+    ///
+    /// It asks nothing of the system: what arrives is the business of the thread that serves the sockets.
+    /// Programs with an event loop call this several times for each message.
     pub fn look(&self, always: bool) -> Ready {
-        let ready = self.readiness();
-        if ready.readable && ready.writable && !always {
+        // A listener reports each connection.
+        let Ok(stream) = self.stream() else { return self.readiness() };
+        let ready = stream.known_readiness();
+        let satisfied = ready.readable && ready.writable && !always;
+        if satisfied || !stream.report_next() {
             return ready;
         }
-        match self.stream() {
-            Ok(stream) => stream.report_next(),
-            // A listener reports each connection.
-            Err(_) => return ready,
-        }
         // What came before that.
-        self.readiness()
+        stream.known_readiness()
     }
 
     /// Sends; returns how many bytes were taken.

@@ -4,8 +4,8 @@
 //! good for nothing but the calls of this library, except that of an upgraded socket, which is the program's.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use uwarp_driver::{object_gone, object_made};
 use crate::datagram::Datagrams;
 use crate::set::Set;
 use crate::socket::Socket;
+use crate::stream::Stream;
 use crate::upgrade::Upgraded;
 
 /// What a descriptor is.
@@ -50,6 +51,8 @@ struct Table {
     entries: HashMap<i32, Entry>,
     /// Upgraded sockets by inode. A socket has one stream, however many descriptors it has.
     inodes: HashMap<(u64, u64), i32>,
+    /// Those whose stream goes on in the background after their close.
+    closing: Vec<((u64, u64), Weak<Stream>)>,
 }
 
 static TABLE: RwLock<Option<Table>> = RwLock::new(None);
@@ -137,11 +140,13 @@ pub fn insert(fd: i32, entry: Entry) -> i32 {
 }
 
 /// Enters a socket that is about to be upgraded. `ALREADY`: it is entered already, under this or another
-/// descriptor of the same socket.
+/// descriptor of the same socket, or its stream goes on after a close of another descriptor.
 pub fn insert_upgraded(fd: i32, socket: &Arc<Upgraded>) -> Result<(), Errno> {
     let mut table = TABLE.write();
     let entries = table.get_or_insert_default();
-    if entries.inodes.contains_key(&socket.inode()) {
+    entries.closing.retain(|(_, stream)| stream.strong_count() > 0);
+    let closing = entries.closing.iter().any(|(inode, _)| *inode == socket.inode());
+    if closing || entries.inodes.contains_key(&socket.inode()) {
         return Err(Errno::ALREADY);
     }
     object_made();
@@ -227,26 +232,15 @@ pub fn upgraded(fd: i32) -> Result<Arc<Upgraded>, Errno> {
     }
 }
 
-/// The upgraded socket with this descriptor, which is one of the kernel only from now on.
-pub fn take_upgraded(fd: i32) -> Result<Arc<Upgraded>, Errno> {
-    take_upgraded_if(fd, |_| true)
-}
-
-/// The same, if it is this one.
-pub fn take_upgraded_if(fd: i32, is: impl FnOnce(&Arc<Upgraded>) -> bool) -> Result<Arc<Upgraded>, Errno> {
-    if !may_be_upgraded(fd) {
-        return Err(Errno::BADF);
-    }
+/// Removes an upgraded socket. Its descriptor is one of the kernel only from now on.
+pub fn remove_upgraded(fd: i32, socket: &Arc<Upgraded>) {
     let mut table = TABLE.write();
-    let table = table.as_mut().ok_or(Errno::BADF)?;
-    match table.entries.get(&fd) {
-        Some(Entry::Upgraded(socket)) if is(socket) => {
-            let socket = Arc::clone(socket);
-            table.remove(fd);
-            object_gone();
-            Ok(socket)
-        }
-        _ => Err(Errno::BADF),
+    let Some(table) = table.as_mut() else { return };
+    if matches!(table.entries.get(&fd), Some(Entry::Upgraded(entered)) if Arc::ptr_eq(entered, socket)) {
+        table.closing.retain(|(_, stream)| stream.strong_count() > 0);
+        table.closing.push((socket.inode(), Arc::downgrade(socket.stream())));
+        table.remove(fd);
+        object_gone();
     }
 }
 
@@ -286,7 +280,6 @@ mod tests {
             for fd in [-1, 0, 7, MOST as i32 - 1, MOST as i32, i32::MAX] {
                 assert!(find(fd).is_none() && !may_have(fd));
                 assert_eq!(upgraded(fd).err(), Some(Errno::BADF));
-                assert_eq!(take_upgraded(fd).err(), Some(Errno::BADF));
                 assert_eq!(socket(fd).err(), Some(Errno::BADF));
                 assert_eq!(close(fd).err(), Some(Errno::BADF));
             }

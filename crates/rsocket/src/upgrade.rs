@@ -359,9 +359,19 @@ impl Upgraded {
     /// then on, and without a time, that goes on in the background. The program's descriptor is the caller's
     /// to close.
     pub fn close(&self, linger: Option<Duration>) {
-        if self.closed.swap(true, Ordering::SeqCst) {
-            return;
+        if self.begin_close() {
+            self.finish_close(linger);
         }
+    }
+
+    /// The first part of [`Self::close`]: from now on calls fail with `EBADF`. False: another call has begun
+    /// to close it.
+    pub fn begin_close(&self) -> bool {
+        !self.closed.swap(true, Ordering::SeqCst)
+    }
+
+    /// The rest of it.
+    pub fn finish_close(&self, linger: Option<Duration>) {
         self.waiters.wake();
         let adoption = self.adoption.lock().take();
         if let Some(adoption) = adoption {

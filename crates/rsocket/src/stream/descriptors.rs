@@ -11,7 +11,8 @@ use uwarp_rnic::mem::owned::read;
 use uwarp_rnic::mr::{MrCache, Part};
 use uwarp_rnic::{Access, Mr, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
 
-use super::{INLINE, State, Stream, inline, wr_id};
+use super::work::inline;
+use super::{INLINE, State, Stream, wr_id};
 use crate::machine::{Carrier, End, Posted, TARGETS};
 use crate::posted::{AT_ONCE, ENTRIES, Fit, Ledger, MOST, Notice};
 use crate::wire::{Mapping, Message, Order, Target};

@@ -8,7 +8,8 @@ use uwarp_rnic::mem::owned::read;
 use uwarp_rnic::mem::{MemSeg, copy_in, populate};
 use uwarp_rnic::{Access, Mr};
 
-use super::{Cursor, State, Stream};
+use super::cursor::Cursor;
+use super::{State, Stream};
 use crate::machine::{End, TARGETS};
 use crate::wire::{Mapping, Order, Target};
 
