@@ -241,7 +241,11 @@ unsafe fn set_mode(fd: c_int, value: *const c_void, len: socklen_t) -> Result<()
     table::insert_upgraded(fd, &upgraded)
         .map_err(|errno| Failure::new(errno.raw_os_error(), "the socket is in IWARP_MODE already"))?;
     if let Err(errno) = upgraded.start(socket, &terms) {
-        let _ = table::take_upgraded_if(fd, |entered| Arc::ptr_eq(entered, &upgraded));
+        table::remove_upgraded(fd, &upgraded);
+        // Another thread may have asked for it meanwhile.
+        if let Some(made) = upgraded.take_handle() {
+            drop_view(made);
+        }
         return Err(errno.into());
     }
     match upgraded.wait_until_up(patience(fd, libc::SO_SNDTIMEO)) {
@@ -366,6 +370,22 @@ fn prepare_close(fd: c_int, linger: Option<Duration>) {
             unsafe { system(libc::SYS_setsockopt, arguments) }
         }
     };
+}
+
+/// Makes the number that of a file on which every call fails with `EBADF`. The stream has a descriptor of its
+/// own for the connection, and a call that does not find the socket any more must not reach it by this one.
+fn disconnect_number(fd: c_int) {
+    let flags = int(libc::O_PATH | libc::O_CLOEXEC);
+    let root = c"/".as_ptr();
+    // SAFETY: the path is alive, and the new descriptor is this function's. Without one the number stays what
+    // it is, until it is closed.
+    unsafe {
+        let Ok(nothing) = system(libc::SYS_openat, [int(libc::AT_FDCWD), pointer(root), flags, 0, 0]) else {
+            return;
+        };
+        let _ = system(libc::SYS_dup3, [nothing as usize, int(fd), int(libc::O_CLOEXEC), 0, 0]);
+        let _ = system(libc::SYS_close, [nothing as usize, 0, 0, 0, 0]);
+    }
 }
 
 // As of libc, but a thread can be cancelled in them: the unwinding goes through.
@@ -577,16 +597,21 @@ for_any! {
         if uwarp_driver::forked() {
             // The parent's socket goes on when its child closes its copy.
             table::forget(fd);
-        } else if table::is_ours() && table::upgraded(fd).is_ok() {
-            let linger = linger(fd);
-            // Found first, so that no call finds it under a number that is another one's by then.
-            if let Ok(socket) = table::take_upgraded(fd) {
-                if let Some(made) = socket.take_handle() {
-                    drop_view(made);
-                }
-                prepare_close(fd, linger);
-                socket.close(linger);
+        } else if table::is_ours() && let Ok(socket) = table::upgraded(fd) {
+            if !socket.begin_close() {
+                return Err(Errno::BADF.into());
             }
+            let linger = linger(fd);
+            if let Some(made) = socket.take_handle() {
+                drop_view(made);
+            }
+            prepare_close(fd, linger);
+            // While this waits, calls of other threads still find the socket, closed. Bytes of theirs must
+            // not get between those of the stream.
+            socket.finish_close(linger);
+            disconnect_number(fd);
+            // Before the number may be another one's.
+            table::remove_upgraded(fd, &socket);
         }
         system(libc::SYS_close, [int(fd), 0, 0, 0, 0]).map(drop)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uwarp_driver::waits::{Waits, begin_wait, end_wait};
-use uwarp_driver::{Channel, ChannelError, Uncancelled};
+use uwarp_driver::{Channel, ChannelError, Uncancelled, mask_asleep, signals_awake};
 
 use crate::convention::MinusOne;
 use crate::entry::{AfterFork, contain, run};
@@ -17,6 +17,12 @@ use crate::failure::{Failure, errno, set_errno};
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
     fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
+    fn ppoll(
+        fds: *mut libc::pollfd,
+        count: libc::nfds_t,
+        timeout: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
 }
 
 /// As [`run`], for a verb that waits without a limit. It is a cancellation point, like the `read` in which
@@ -24,8 +30,9 @@ unsafe extern "C-unwind" {
 /// second argument: this is the beginning of the call); it is called whenever there may be one, until it
 /// returns `Some`.
 ///
-/// The thread sleeps in `poll`, and our frames hold nothing then: it can be cancelled there, and a signal's
-/// handler can jump out. An event that comes later stays for other threads.
+/// The thread sleeps in `ppoll`, and our frames hold nothing then: it can be cancelled there, and a signal's
+/// handler can jump out. An event that comes later stays for other threads. Signals were blocked before the
+/// last look for an event, so each that has come since ends the sleep.
 ///
 /// To be called by functions of the ABI "C-unwind" that have nothing to drop.
 ///
@@ -54,9 +61,14 @@ pub fn wait<T: Waits>(
             Next::Take => {}
             Next::Sleep(fd) => {
                 let mut fds = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                // SAFETY: one descriptor, which the thread's hold on the channel keeps open.
-                let ready = unsafe { poll(&raw mut fds, 1, -1) };
-                if ready < 0 && errno() == libc::EINTR && Channel::interruptible() {
+                let mask = mask_asleep();
+                let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                // SAFETY: one descriptor, which the thread's hold on the channel keeps open; no limit; a
+                // mask that is alive.
+                let ready = unsafe { ppoll(&raw mut fds, 1, std::ptr::null(), mask) };
+                let interrupted = ready < 0 && errno() == libc::EINTR;
+                signals_awake();
+                if interrupted && Channel::interruptible() {
                     // An event that has come meanwhile is returned all the same.
                     return interrupt(name, on, &mut take);
                 }

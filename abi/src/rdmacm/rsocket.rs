@@ -5,6 +5,7 @@
 //! |---|---|
 //! | this one | from `rsocket` to `rclose`, addresses, `rfcntl` |
 //! | [`data`] | sending and receiving, mapped buffers |
+//! | [`event_loop`] | for libuwarp-sockets.so: how threads of event loops make progress |
 //! | [`options`] | `rsetsockopt`, `rgetsockopt` |
 //! | [`poll`] | `rpoll`, `rselect`, `repoll_…` |
 //!
@@ -13,6 +14,7 @@
 //! `rpoll` and `rselect` serve the kernel's descriptors.
 
 pub mod data;
+pub mod event_loop;
 pub mod options;
 pub mod poll;
 

@@ -71,8 +71,9 @@ impl Objects {
                 10 => {
                     let Some(id) = bytes.pick(&self.ids) else { return };
                     match bytes.byte() % 4 {
-                        // Another would hide the first.
-                        0 if (*id).srq.is_null() => {
+                        // Another would hide the first. Without a domain it takes that of the id, which with
+                        // librdmacm, too, is the program's last one, there or not.
+                        0 if (*id).srq.is_null() && !self.pds_gone.contains(&(*id).pd) => {
                             let mut attr: ibv_srq_init_attr = zeroed();
                             attr.attr = self.srq_attr(bytes);
                             let pd = bytes.pick(&self.pds).unwrap_or(null_mut());

@@ -52,6 +52,8 @@ struct Fixed {
 struct Objects {
     fixed: Fixed,
     pds: Vec<*mut ibv_pd>,
+    /// Deallocated; ids may still name them.
+    pds_gone: Vec<*mut ibv_pd>,
     mrs: Vec<*mut ibv_mr>,
     completions: Vec<*mut ibv_comp_channel>,
     cqs: Vec<*mut ibv_cq>,
@@ -173,6 +175,7 @@ pub fn check(bytes: &[u8]) {
     let mut objects = Objects {
         fixed: Fixed::get(),
         pds: Vec::new(),
+        pds_gone: Vec::new(),
         mrs: Vec::new(),
         completions: Vec::new(),
         cqs: Vec::new(),
@@ -218,14 +221,17 @@ impl Objects {
         unsafe {
             match which {
                 0 if self.pds.len() < MOST => {
-                    self.pds.extend(pointer("alloc_pd", ibv_alloc_pd(self.fixed.context)))
+                    self.pds.extend(pointer("alloc_pd", ibv_alloc_pd(self.fixed.context)));
+                    // A new one may be where another was.
+                    self.pds_gone.retain(|pd| !self.pds.contains(pd));
                 }
                 1 => {
-                    if let Some(pd) = bytes.take(&mut self.pds)
-                        && !busy("dealloc_pd", ibv_dealloc_pd(pd))
-                    {
-                        self.pds.push(pd);
-                    }
+                    let Some(pd) = bytes.take(&mut self.pds) else { return };
+                    let list = match busy("dealloc_pd", ibv_dealloc_pd(pd)) {
+                        true => &mut self.pds_gone,
+                        false => &mut self.pds,
+                    };
+                    list.push(pd);
                 }
                 2 | 3 if self.mrs.len() < MOST => {
                     let Some(pd) = bytes.pick(&self.pds) else { return };

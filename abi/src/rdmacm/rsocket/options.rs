@@ -5,8 +5,10 @@ use std::os::fd::BorrowedFd;
 
 use libc::{linger, socklen_t};
 use uwarp_abi_types::preload::{
-    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LOOK, UWARP_TAKE_OVER, UWARP_UNREAD, UWARP_WATCH, take_over, watch,
+    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LAST_WORDS, UWARP_LOOK, UWARP_PROGRESS, UWARP_TAKE_OVER,
+    UWARP_UNREAD, UWARP_WATCH, progress, take_over, watch,
 };
+use uwarp_driver::event_loop::settles;
 use uwarp_rsocket::options::Options;
 use uwarp_rsocket::poll::{bit, bits};
 use uwarp_rsocket::table::{self, Any};
@@ -154,8 +156,9 @@ unsafe fn set(
                 return Err(Failure::invalid("optlen"));
             }
             // SAFETY: the caller's promise.
-            let watch { changed, key } = unsafe { value.cast::<watch>().read_unaligned() };
-            socket.observe(Box::new(move || changed(key)));
+            let watch { changed, key, settle } = unsafe { value.cast::<watch>().read_unaligned() };
+            socket.observe(Box::new(move || changed(key, settles().into())));
+            socket.nic().engine().settle_by(Box::new(move || settle()));
             Ok(())
         }
         (SOL_UWARP_PRELOAD, UWARP_TAKE_OVER) => {
@@ -299,6 +302,17 @@ entry! {
         let socket = table::any(socket)?;
         let (to, len) = (required(value, "optval")?, required(len, "optlen")?);
         let bytes = match socket {
+            Any::Stream(_) if (level, name) == (SOL_UWARP_PRELOAD, UWARP_LAST_WORDS) => {
+                let last_words: extern "C" fn() = uwarp_rsocket::last_words;
+                (last_words as *const c_void).expose_provenance().to_ne_bytes().to_vec()
+            }
+            Any::Stream(socket) if (level, name) == (SOL_UWARP_PRELOAD, UWARP_PROGRESS) => {
+                if (*len as usize) < size_of::<progress>() {
+                    return Err(Failure::invalid("optlen"));
+                }
+                to.cast::<progress>().write_unaligned(super::event_loop::progress_of(&socket));
+                return Ok(());
+            }
             Any::Stream(socket) if level == SOL_UWARP_PRELOAD => {
                 let before = int(to, *len)?;
                 of_preload(&socket, name, before)?.to_ne_bytes().to_vec()
