@@ -5,12 +5,14 @@
 //!  conn                      one connection: its bytes before the stream
 //!  table                     connections that the program still has itself; forks
 //!  service                   one thread: datagrams, time, markers
+//!  said                      what the user can read of a decision
 //! ```
 
 #[allow(unsafe_code)]
 pub mod conn;
 pub mod inbound;
 pub mod machine;
+pub mod said;
 #[allow(unsafe_code)]
 pub mod service;
 #[allow(unsafe_code)]

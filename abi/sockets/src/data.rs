@@ -9,7 +9,7 @@ use crate::agree::conn::{Outcome, Spans, Wait, limit_of};
 use crate::agree::table;
 use crate::rsockets::{Rsockets, say_forked};
 use crate::sock::{self, Block};
-use crate::{fds, sys};
+use crate::{fds, process, relay, sys};
 
 /// Whether a call with these flags does something that cannot be done before it is known what a connection
 /// becomes.
@@ -60,7 +60,13 @@ fn receive_step(
         if !fds::is_ruled(fd) {
             return Step::Whole(direct(flags));
         }
+        if process::is_forked() && relay::ask_for(fd) {
+            continue;
+        }
         let Some(sock) = sock::of(fd) else { return Step::Whole(-1) };
+        if sock.is_handed() {
+            return Step::Whole(direct(flags));
+        }
         let received = sock.receive(spans, flags, |r, flags| stream(r, sock.number(), flags));
         return if sock.conn().is_some() { Step::Part(received) } else { Step::Whole(received) };
     }
@@ -134,7 +140,13 @@ fn send_step(
         if !fds::is_ruled(fd) {
             return Step::Whole(direct(flags));
         }
+        if process::is_forked() && relay::ask_for(fd) {
+            continue;
+        }
         let Some(sock) = sock::of(fd) else { return Step::Whole(-1) };
+        if sock.is_handed() {
+            return Step::Whole(direct(flags));
+        }
         let sent = sock.send(spans, flags, |r, flags| stream(r, sock.number(), flags));
         return if sock.conn().is_some() { Step::Part(sent) } else { Step::Whole(sent) };
     }
@@ -184,7 +196,7 @@ fn receive(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> isize {
     let spans = Spans::one(to, len);
     if flags & libc::MSG_TRUNC != 0 && !fds::is_asking(fd) {
         // TCP's meaning: the bytes are thrown away.
-        let mut block: Block = [0; _];
+        let mut block = sock::block();
         let (to, len) = sock::at(&mut block, len);
         let spans = Spans::one(to, len);
         // SAFETY: a buffer and its length.

@@ -110,6 +110,12 @@ pub fn any_mediated() -> bool {
     any_ruled() || ASKING_NOW.load(Ordering::Relaxed) != 0
 }
 
+/// Whether there is any connection that may become iWARP's.
+#[inline]
+pub fn any_asking() -> bool {
+    ASKING_NOW.load(Ordering::Relaxed) != 0
+}
+
 /// Whether there are rules.
 #[inline]
 pub fn rules_apply() -> bool {
@@ -185,6 +191,12 @@ pub fn enter(fd: c_int, sock: Arc<Sock>, kept: bool) -> bool {
 /// The socket with this descriptor.
 pub fn find(fd: c_int) -> Option<Arc<Sock>> {
     SOCKS.read().as_ref()?.get(&fd).cloned()
+}
+
+/// The same, if no other thread is changing the table. In a child, another thread of the parent's may have
+/// been doing that for ever.
+pub fn find_now(fd: c_int) -> Option<Arc<Sock>> {
+    SOCKS.try_read()?.as_ref()?.get(&fd).cloned()
 }
 
 /// Takes the descriptor out of the table.

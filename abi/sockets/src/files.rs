@@ -33,7 +33,7 @@ unsafe fn send_file(to: c_int, from: c_int, position: *mut i64, count: usize) ->
         set_errno(libc::EINVAL);
         return -1;
     }
-    let mut block: Block = [0; _];
+    let mut block = sock::block();
     let mut sent = 0;
     while sent < count {
         let here = at.saturating_add_unsigned(sent as u64);
@@ -114,7 +114,7 @@ unsafe extern "C-unwind" fn splice(
 }
 
 fn to_pipe(from: c_int, to: c_int, len: usize, wait: bool) -> isize {
-    let mut block: Block = [0; _];
+    let mut block = sock::block();
     let flags = if wait { 0 } else { libc::MSG_DONTWAIT };
     let seen = receive_block(from, &mut block, len, flags | libc::MSG_PEEK);
     let Some(bytes) = usize::try_from(seen).ok().and_then(|seen| block.get(..seen)) else { return -1 };
@@ -131,7 +131,7 @@ fn to_pipe(from: c_int, to: c_int, len: usize, wait: bool) -> isize {
 }
 
 fn from_pipe(from: c_int, to: c_int, len: usize) -> isize {
-    let mut block: Block = [0; _];
+    let mut block = sock::block();
     let (at, len) = sock::at(&mut block, len);
     let read = real!(read(from: c_int, at: *mut c_void, len: usize) -> isize);
     match usize::try_from(read).ok().and_then(|read| block.get(..read)) {

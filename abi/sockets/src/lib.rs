@@ -6,13 +6,14 @@
 //! each call: docs/sockets.md; why it is made so: docs/adr/042.
 //!
 //! ```text
-//!   life  data  wait  options     functions that stand before libc's
+//!   life  data  wait  options  spawn  ending   functions that stand before libc's
 //!        │      │
 //!       agree               a TCP connection until it is a stream
 //!        │
 //!       Sock (sock) ── stand_in   a socket that a rule chose; the descriptor that the program has for it
+//!        │      ├───── event_loop  threads that wait make progress
 //!        │      ├───── watch      keeps readiness of stand-ins current
-//!        │      └───── leave      closed here, and open in another process
+//!        │      └───── relay      open in another process, too
 //!      fds     rsockets           what each descriptor is; the library's calls
 //! ```
 
@@ -27,10 +28,13 @@ mod address;
 mod agree;
 #[allow(unsafe_code)]
 mod data;
+#[allow(unsafe_code)]
+mod ending;
+#[allow(unsafe_code)]
+mod event_loop;
 mod fds;
 #[allow(unsafe_code)]
 mod files;
-mod leave;
 #[allow(unsafe_code)]
 mod life;
 #[allow(unsafe_code)]
@@ -38,9 +42,13 @@ mod options;
 #[allow(unsafe_code)]
 mod process;
 #[allow(unsafe_code)]
+mod relay;
+#[allow(unsafe_code)]
 mod rsockets;
 #[allow(unsafe_code)]
 mod sock;
+#[allow(unsafe_code)]
+mod spawn;
 #[allow(unsafe_code)]
 mod stand_in;
 #[allow(unsafe_code)]

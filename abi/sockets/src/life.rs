@@ -10,8 +10,10 @@ use uwarp_preload::{errno, real, set_errno};
 use crate::address;
 use crate::agree;
 use crate::agree::conn::Stage;
+use crate::ending;
 use crate::fds;
 use crate::process;
+use crate::relay;
 use crate::rsockets::{self, Rsockets};
 use crate::sock::{self, Direction, Sock};
 use crate::stand_in::{Because, StandIn};
@@ -55,11 +57,14 @@ fn is_v6(fd: c_int) -> bool {
 
 /// A new rsocket.
 pub fn new_rsocket(calls: &Rsockets, v6: bool) -> Result<c_int, c_int> {
-    process::end_in_order();
     // SAFETY: no pointer.
     let number =
         unsafe { (calls.rsocket)(if v6 { libc::AF_INET6 } else { libc::AF_INET }, libc::SOCK_STREAM, 0) };
-    if number < 0 { Err(errno()) } else { Ok(number) }
+    if number < 0 {
+        return Err(errno());
+    }
+    ending::in_order(calls, number);
+    Ok(number)
 }
 
 fn bind_rsocket(calls: &Rsockets, number: c_int, to: std::net::SocketAddr) -> Result<(), c_int> {
@@ -127,7 +132,6 @@ fn may_become(fd: c_int, role: agree::machine::Role, peer: std::net::SocketAddr)
     if let Some(own) = own_name(fd).map(address::meant)
         && let Some(conn) = agree::service::connection(role, own, peer)
     {
-        process::end_in_order();
         agree::table::enter(fd, conn);
     }
 }
@@ -356,9 +360,12 @@ unsafe fn accepted(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if fds::is_ruled(fd) {
+    if fds::is_ruled(fd) && !(process::is_forked() && relay::ask_for(fd)) {
         let Some(sock) = sock::of(fd) else { return -1 };
         let Some(calls) = sock.calls() else { return -1 };
+        if sock.is_handed() {
+            return sys_shutdown(fd, how);
+        }
         if let Some(result) = sock.conn().and_then(|conn| conn.shutdown(how)) {
             sock.show(Because::Call);
             return result;
@@ -479,7 +486,7 @@ fn copied(old: c_int, new: c_int, kept: bool) {
             // For the child's own use, which nothing here sees.
             agree::table::veto(old);
         }
-        if fds::is_ruled(old) {
+        if fds::is_ruled(old) && !relay::ask_for(old) {
             sys::quietly(rsockets::say_forked);
         }
     } else if fds::is_ruled(old) {
@@ -580,6 +587,15 @@ fn fcntl_special(fd: c_int, command: c_int, argument: c_int, really: impl FnOnce
             }
             return new;
         }
+        libc::F_SETFD
+            if fds::is_ruled(fd)
+                && process::is_child()
+                && argument & libc::FD_CLOEXEC == 0
+                && !relay::ask_for(fd) =>
+        {
+            sys::quietly(rsockets::say_forked);
+            return really();
+        }
         _ if !fds::is_ruled(fd) || process::is_child() => return really(),
         libc::F_GETFD => return if fds::is_kept(fd) { 0 } else { libc::FD_CLOEXEC },
         // It does not survive exec in any case.
@@ -617,7 +633,7 @@ unsafe fn ioctl_of(fd: c_int, request: c_ulong, argument: *mut c_int) -> Option<
     const SIOCOUTQ: c_ulong = 0x5411;
     const SIOCATMARK: c_ulong = 0x8905;
     let Some(sock) = sock::of(fd) else { return Some(-1) };
-    let calls = sock.calls()?;
+    let calls = sock.calls().filter(|_| !sock.is_handed())?;
     let number = match request {
         libc::FIONBIO if !argument.is_null() => {
             // SAFETY: the caller's promise.

@@ -1,20 +1,14 @@
-//! Begin, fork and end of the process.
+//! Begin and fork of the process.
 
 use std::cell::UnsafeCell;
-use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::time::Duration;
 
 use uwarp_preload::rules::{self, Role, Rules, Way};
 
 use crate::agree::{service, table};
-use crate::{fds, leave, sys};
-
-/// How long the end of a process may wait for connections that are closed while it is decided what becomes of
-/// them.
-const BEFORE_EXIT: Duration = Duration::from_secs(1);
+use crate::{fds, relay, sys};
 
 static RULES: OnceLock<Rules> = OnceLock::new();
 /// The process that the sockets are of.
@@ -48,7 +42,7 @@ extern "C" fn begin() {
 }
 
 /// What a fork holds, so that no child finds it half changed.
-struct Across(UnsafeCell<Option<(table::Table, service::Held)>>);
+struct Across(UnsafeCell<Option<(table::Table, service::Held, relay::Held)>>);
 
 // SAFETY: only the thread that forks, and the one that is its copy, uses the cell.
 unsafe impl Sync for Across {}
@@ -56,16 +50,18 @@ unsafe impl Sync for Across {}
 static ACROSS: Across = Across(UnsafeCell::new(None));
 
 unsafe extern "C" fn before() {
+    relay::before_children();
     let table = table::before_fork();
     let service = service::before_fork();
+    let relay = relay::before_fork();
     // SAFETY: this thread has the locks.
-    unsafe { *ACROSS.0.get() = Some((table, service)) };
+    unsafe { *ACROSS.0.get() = Some((table, service, relay)) };
 }
 
 unsafe extern "C" fn parent() {
     // SAFETY: this thread has the locks.
-    if let Some((mut table, service)) = unsafe { (*ACROSS.0.get()).take() } {
-        drop(service);
+    if let Some((mut table, service, relay)) = unsafe { (*ACROSS.0.get()).take() } {
+        drop((service, relay));
         table::in_parent(&mut table);
     }
 }
@@ -73,7 +69,8 @@ unsafe extern "C" fn parent() {
 /// A child in which no rule has applied yet begins anew: daemons fork before they listen.
 unsafe extern "C" fn forked() {
     // SAFETY: this thread is the copy of the one that has the locks, and there is no other.
-    if let Some((mut table, mut service)) = unsafe { (*ACROSS.0.get()).take() } {
+    if let Some((mut table, mut service, mut relay)) = unsafe { (*ACROSS.0.get()).take() } {
+        relay::in_child(&mut relay);
         service::in_child(&mut service);
         table::in_child(&mut table);
     }
@@ -113,29 +110,4 @@ pub fn decide(role: Role, address: SocketAddr) -> Way {
 /// Whether a connection that a listener of the kernel has accepted may become iWARP's.
 pub fn upgrades(own: SocketAddr, peer: IpAddr) -> bool {
     !is_forked() && RULES.get().is_some_and(|rules| rules.upgrades(own, peer))
-}
-
-/// Before the first socket that a rule chooses: what is sent reaches its peer also if the program ends
-/// without closing.
-pub fn end_in_order() {
-    static ONCE: AtomicBool = AtomicBool::new(false);
-    if !ONCE.swap(true, Ordering::Relaxed) {
-        // SAFETY: as of `begin`.
-        unsafe { libc::atexit(at_exit) };
-    }
-}
-
-extern "C" fn at_exit() {
-    if is_child() {
-        return;
-    }
-    let mut ended: Vec<c_int> = Vec::new();
-    for (_, sock) in fds::all().unwrap_or_default() {
-        if !ended.contains(&sock.number()) {
-            ended.push(sock.number());
-            sock.end_now();
-        }
-    }
-    leave::end_all(BEFORE_EXIT);
-    service::await_the_dying(BEFORE_EXIT);
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{msghdr, nfds_t, pollfd, sockaddr, socklen_t};
 use uwarp_abi_types::preload::{
-    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LOOK, UWARP_TAKE_OVER, UWARP_UNREAD, UWARP_WATCH, take_over, watch,
+    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LAST_WORDS, UWARP_LOOK, UWARP_PROGRESS, UWARP_TAKE_OVER,
+    UWARP_UNREAD, UWARP_WATCH, progress, take_over, watch,
 };
 use uwarp_preload::set_errno;
 
@@ -158,13 +159,45 @@ impl Rsockets {
         sys::quietly(|| unsafe { (self.rsetsockopt)(socket, level, name, (&raw const value).cast(), len) });
     }
 
+    /// The function that sends what the process has sent, and ends streams; any socket of the process does.
+    pub fn last_words(&self, socket: c_int) -> Option<extern "C" fn()> {
+        let (mut at, mut len) = (0_usize, size_of::<usize>() as socklen_t);
+        let (level, name) = (SOL_UWARP_PRELOAD, UWARP_LAST_WORDS);
+        let got = sys::quietly(|| {
+            // SAFETY: a number and its length.
+            unsafe { (self.rgetsockopt)(socket, level, name, (&raw mut at).cast(), &raw mut len) }
+        });
+        // SAFETY: what the option says it is; the library is never unloaded.
+        (got == 0 && at != 0).then(|| unsafe { std::mem::transmute::<usize, extern "C" fn()>(at) })
+    }
+
     /// From now on `changed` is called with `key` when the socket has changed.
-    pub fn watch(&self, socket: c_int, changed: extern "C" fn(usize), key: usize) -> bool {
-        let watch = watch { changed, key };
+    /// Calling [`watch::settle`] follows from changes that come with `later`.
+    pub fn watch(
+        &self,
+        socket: c_int,
+        changed: extern "C" fn(usize, c_int),
+        key: usize,
+        settle: extern "C" fn(),
+    ) -> bool {
+        let watch = watch { changed, key, settle };
         let (value, len) = ((&raw const watch).cast(), size_of::<watch>() as socklen_t);
         // SAFETY: the structure and its length.
         let set = || unsafe { (self.rsetsockopt)(socket, SOL_UWARP_PRELOAD, UWARP_WATCH, value, len) };
         sys::quietly(set) == 0
+    }
+
+    /// How threads that wait make progress.
+    pub fn progress(&self, socket: c_int) -> Option<progress> {
+        let mut progress = std::mem::MaybeUninit::<progress>::uninit();
+        let mut len = size_of::<progress>() as socklen_t;
+        let got = sys::quietly(|| {
+            let to = progress.as_mut_ptr().cast();
+            // SAFETY: room for the structure, and its length.
+            unsafe { (self.rgetsockopt)(socket, SOL_UWARP_PRELOAD, UWARP_PROGRESS, to, &raw mut len) }
+        });
+        // SAFETY: the call has written it.
+        (got == 0).then(|| unsafe { progress.assume_init() })
     }
 
     /// The connection of a TCP socket becomes this socket's.

@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use uwarp_preload::{errno, set_errno};
 
 use crate::agree::conn::{Conn, Outcome, Spans, Stage, Wait, limit_of};
-use crate::agree::service;
+use crate::agree::{said, service};
+use crate::relay::{self, Word};
 use crate::rsockets::{self, Rsockets};
-use crate::stand_in::{Because, Left, StandIn};
-use crate::{fds, leave, process, sys, watch};
+use crate::stand_in::{Because, StandIn};
+use crate::{fds, process, sys, watch};
 
 /// Options that a program may have set before the rule was looked at, and those that a new connection
 /// inherits; all are numbers.
@@ -58,6 +59,10 @@ pub struct Sock {
     nonblocking: AtomicBool,
     /// Another process has written to the program's end of the stand-in.
     torn: AtomicBool,
+    /// Other processes have it, too: the stand-in is a pair like any other, and a thread carries its bytes.
+    handed: AtomicBool,
+    handing: Mutex<()>,
+    word: Option<Word>,
     key: AtomicUsize,
     /// `SO_RCVTIMEO`, `SO_SNDTIMEO`: microseconds; 0: none.
     limits: [AtomicU64; 2],
@@ -180,6 +185,9 @@ impl Sock {
             edges: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
             torn: AtomicBool::new(false),
+            handed: AtomicBool::new(false),
+            handing: Mutex::default(),
+            word: None,
             key: AtomicUsize::new(0),
             limits: Default::default(),
             options: Mutex::new(options),
@@ -200,6 +208,7 @@ impl Sock {
         let v6 = sys::option(tcp, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_INET6);
         let mut sock = Self::with(number, v6, stand_in, None);
         sock.conn = Some(Arc::clone(conn));
+        sock.word = Word::new();
         sock.descriptors = AtomicUsize::new(descriptors);
         for (kept, (level, name)) in sock.kept.iter().zip(KEPT) {
             kept.store(sys::option(tcp, level, name).unwrap_or(0), Ordering::Relaxed);
@@ -251,12 +260,18 @@ impl Sock {
             let _ = calls.look(self.number, false);
             if let Some(result) = calls.joined(self.number) {
                 let shut = conn.joined(result);
+                if result.is_ok() {
+                    said::decided(conn, None);
+                }
                 service::forget(conn.key);
                 if let Some(how) = shut {
                     // SAFETY: no pointer.
                     sys::quietly(|| unsafe { (calls.rshutdown)(self.number, how) });
                 }
             }
+        }
+        if self.conn.as_ref().is_some_and(|conn| !conn.joining.load(Ordering::Acquire)) {
+            watch::joined(self.key.load(Ordering::SeqCst));
         }
         self.show(Because::Network);
     }
@@ -297,7 +312,19 @@ impl Sock {
 
     /// Its key in [`watch`].
     pub fn set_key(&self, key: usize) {
-        self.key.store(key, Ordering::Relaxed);
+        self.key.store(key, Ordering::SeqCst);
+    }
+
+    /// Whether the program waits for it.
+    pub fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::SeqCst)
+    }
+
+    /// For a call with these flags: if it does not wait, what the calling thread changes need not be reported
+    /// to another one, as the call shows it.
+    fn calling(&self, flags: c_int) -> Option<watch::Calling> {
+        let waits = flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking();
+        (!waits && self.is_watched()).then(|| watch::Calling::begin(self.key.load(Ordering::Relaxed)))
     }
 
     /// `O_NONBLOCK`.
@@ -343,16 +370,25 @@ impl Sock {
             self.edges.store(true, Ordering::Relaxed);
         }
         // That of a connection that was TCP's is followed in any case.
-        if !self.watched.swap(true, Ordering::AcqRel) && self.conn.is_none() && !watch::begin(self) {
-            self.watched.store(false, Ordering::Release);
-            sys::warn("cannot start the thread that watches sockets");
-            return;
+        if !self.watched.swap(true, Ordering::SeqCst) {
+            if self.conn.is_none() && !watch::begin(self) {
+                self.watched.store(false, Ordering::Release);
+                sys::warn("cannot start the thread that watches sockets");
+                return;
+            }
+            watch::want(self.key.load(Ordering::SeqCst));
         }
         self.show(Because::Call);
     }
 
     /// Shows what the socket is ready for, if the program waits for it. Leaves errno as it is.
     pub fn show(&self, because: Because) {
+        if self.is_handed() {
+            if because == Because::Network {
+                relay::kick();
+            }
+            return;
+        }
         if self.watched.load(Ordering::Acquire) {
             let edges = self.edges.load(Ordering::Relaxed);
             self.stand_in.show(because, edges, || self.look(edges));
@@ -405,7 +441,9 @@ impl Sock {
                 return -1;
             }
         };
+        let calling = self.calling(flags);
         let received = call(calls, flags);
+        drop(calling);
         self.show(Because::Receive);
         received
     }
@@ -429,7 +467,9 @@ impl Sock {
                 return -1;
             }
         };
+        let calling = self.calling(within);
         let sent = call(calls, within);
+        drop(calling);
         if sent < 0 {
             if self.listens() && errno() == libc::ENOTCONN {
                 set_errno(libc::EPIPE);
@@ -508,22 +548,103 @@ impl Sock {
     /// The program closes a descriptor by `close`. With the last one, the socket ends. If another process has
     /// inherited it, it ends when that one has closed it, too, as a TCP connection does.
     pub fn release(self: &Arc<Self>, close: impl FnOnce()) {
-        if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
+        if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 || self.is_handed() {
             return close();
         }
-        let left = if self.conn.is_some() { self.stand_in.leave() } else { None };
-        self.stand_in.close();
+        let far = {
+            // A child may ask for it at the same time.
+            let _one = self.handing.lock();
+            let far = self.stand_in.give_away().filter(|_| self.conn.is_some());
+            self.handed.store(far.is_some(), Ordering::Release);
+            far
+        };
         close();
-        match left {
-            Some(left) if !left.is_over() => leave::begin(self, left),
-            Some(left) => self.end_left(left),
+        match far {
+            Some(far) if !far.is_alone() && !far.foreign && relay::start() => {
+                if let Some(word) = &self.word {
+                    word.answer(true);
+                }
+                relay::begin(self, far);
+            }
+            Some(far) => self.end_carried(far.foreign),
+            None if self.is_handed() => {}
             None => self.end(),
         }
     }
 
-    /// Nobody has the program's end any more, or somebody else has written there.
-    pub fn end_left(&self, left: Left) {
-        self.torn.fetch_or(left.finish(), Ordering::Relaxed);
+    /// Where a child asks for it.
+    pub fn word(&self) -> Option<&Word> {
+        self.word.as_ref()
+    }
+
+    /// Whether the program's descriptors are like any other.
+    pub fn is_handed(&self) -> bool {
+        self.handed.load(Ordering::Acquire)
+    }
+
+    /// Other processes are about to use it. False: they cannot.
+    pub fn hand_over(self: &Arc<Self>) -> bool {
+        let _one = self.handing.lock();
+        if self.is_handed() {
+            return true;
+        }
+        // What is there cannot be put behind an end that is shown already.
+        let late = self.stand_in.has_ended() && self.look(false).is_none_or(|bits| bits & libc::POLLIN != 0);
+        let far = if self.conn.is_none() || late && self.has_unread() || !relay::start() {
+            None
+        } else {
+            self.stand_in.give_away()
+        };
+        self.handed.store(far.is_some(), Ordering::Release);
+        if let Some(word) = &self.word {
+            word.answer(far.is_some());
+        }
+        far.is_some_and(|far| {
+            relay::begin(self, far);
+            true
+        })
+    }
+
+    fn has_unread(&self) -> bool {
+        let ahead = self.conn.as_ref().is_some_and(|conn| !conn.is_only_stream() && conn.unread() > 0);
+        ahead || self.calls().and_then(|calls| calls.unread(self.number)).is_some_and(|unread| unread > 0)
+    }
+
+    /// Sends what another process has written. Does not wait.
+    pub fn carry_out(&self, bytes: &[u8]) -> Result<usize, c_int> {
+        let (from, len) = (bytes.as_ptr().cast::<c_void>(), bytes.len());
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: a buffer and its length.
+        let call = |r: &Rsockets, flags| unsafe { (r.rsend)(self.number, from, len, flags) };
+        usize::try_from(self.send(&Spans::one(from, len), flags, call)).map_err(|_| errno())
+    }
+
+    /// Receives for whoever reads. Does not wait.
+    pub fn carry_in(&self, block: &mut [u8]) -> Result<usize, c_int> {
+        let (to, len) = (block.as_mut_ptr().cast::<c_void>(), block.len());
+        // SAFETY: a buffer and its length.
+        let call = |r: &Rsockets, flags| unsafe { (r.rrecv)(self.number, to, len, flags) };
+        usize::try_from(self.receive(&Spans::one(to, len), libc::MSG_DONTWAIT, call)).map_err(|_| errno())
+    }
+
+    /// Nobody sends any more.
+    pub fn end_direction(&self) {
+        let how = libc::SHUT_WR;
+        let Some(calls) = self.calls() else { return };
+        if self.conn.as_ref().is_none_or(|conn| conn.shutdown(how).is_none()) {
+            // SAFETY: no pointer.
+            unsafe { (calls.rshutdown)(self.number, how) };
+        }
+    }
+
+    /// What it is ready for; the next change is reported.
+    pub fn look_next(&self) -> i16 {
+        self.look(false).unwrap_or(0)
+    }
+
+    /// Nobody has the program's end any more; `torn`: and not all that was written there could be sent.
+    pub fn end_carried(&self, torn: bool) {
+        self.torn.fetch_or(torn, Ordering::Relaxed);
         self.end();
     }
 
@@ -537,15 +658,7 @@ impl Sock {
         if self.conn.is_some() && self.stand_in.is_foreign() {
             self.torn.store(true, Ordering::Relaxed);
         }
-        if let (Some(conn), Some(calls)) = (&self.conn, self.calls())
-            && conn.stage() == Stage::Stream
-        {
-            // The call waits: nothing goes on in the background.
-            let linger = libc::linger { l_onoff: 1, l_linger: 20 };
-            let (value, len) = ((&raw const linger).cast(), size_of::<libc::linger>() as socklen_t);
-            // SAFETY: the structure and its length.
-            unsafe { (calls.rsetsockopt)(self.number, libc::SOL_SOCKET, libc::SO_LINGER, value, len) };
-        }
+        // A stream that was TCP's goes on in the background, for which the library's own handler waits.
         self.end();
     }
 
@@ -576,6 +689,9 @@ impl Sock {
                 drop(outbound);
                 return service::let_die(conn);
             }
+        } else if conn.stage() != Stage::Stream {
+            // What the peer sends to set the stream up must not reset what was sent before.
+            return service::let_die(conn);
         }
         service::forget(conn.key);
     }
@@ -598,7 +714,12 @@ impl Sock {
 }
 
 /// A buffer to copy through.
-pub type Block = [u8; 65536];
+pub type Block = [u8];
+
+/// One that is not on the stack, of which threads of programs may have little: 128 KiB with musl.
+pub fn block() -> Vec<u8> {
+    vec![0; 65536]
+}
 
 /// Its address and a length within it.
 pub fn at(block: &mut Block, len: usize) -> (*mut c_void, usize) {

@@ -43,36 +43,29 @@ struct Pair {
 /// A stand-in; nothing once it is closed.
 pub struct StandIn {
     pair: Mutex<Option<Pair>>,
-    /// `Pair::near`, for a child, in which nobody unlocks what another thread had locked.
+    /// `Pair::near` and `Pair::far`, for a child, in which nobody unlocks what another thread had locked.
     near: AtomicI32,
+    far: AtomicI32,
 }
 
-/// The other end of a stand-in that the program has closed, but not everybody who has inherited it.
-pub struct Left {
-    far: c_int,
-    foreign: bool,
+/// The other end of a stand-in that is like any pair from now on.
+pub struct Far {
+    /// Its descriptor.
+    pub fd: c_int,
+    /// Another process has written before.
+    pub foreign: bool,
 }
 
-impl Left {
+impl Far {
     /// Whether nobody has the program's end any more.
-    pub fn is_over(&self) -> bool {
-        self.foreign || sys::ready_for(self.far, libc::POLLIN) & libc::POLLHUP != 0
-    }
-
-    /// Waits for bytes, or until nobody can write any.
-    pub fn wait(&self) {
-        sys::await_input(self.far);
-    }
-
-    /// Whether another process has written. It can write no more.
-    pub fn finish(self) -> bool {
-        self.foreign || sys::take_all(self.far) > 0
+    pub fn is_alone(&self) -> bool {
+        sys::ready_for(self.fd, libc::POLLIN) & libc::POLLHUP != 0
     }
 }
 
-impl Drop for Left {
+impl Drop for Far {
     fn drop(&mut self) {
-        discard(self.far);
+        discard(self.fd);
     }
 }
 
@@ -125,7 +118,8 @@ impl StandIn {
                     hung_up: false,
                     failed: false,
                 };
-                Ok((Self { pair: Mutex::new(Some(pair)), near: AtomicI32::new(near) }, program))
+                let (near, far) = (AtomicI32::new(near), AtomicI32::new(far));
+                Ok((Self { pair: Mutex::new(Some(pair)), near, far }, program))
             }
             (near, far) => {
                 let errno = near.err().or(far.err());
@@ -163,6 +157,7 @@ impl StandIn {
     pub fn take_over(&self, other: Self) {
         let new = other.pair.into_inner();
         self.near.store(new.as_ref().map_or(-1, |pair| pair.near), Ordering::Release);
+        self.far.store(new.as_ref().map_or(-1, |pair| pair.far), Ordering::Release);
         let old = std::mem::replace(&mut *self.pair.lock(), new);
         if let Some(old) = old {
             discard(old.near);
@@ -175,14 +170,14 @@ impl StandIn {
     pub fn close(&self) {
         if let Some(pair) = self.pair.lock().take() {
             self.near.store(-1, Ordering::Release);
+            self.far.store(-1, Ordering::Release);
             discard(pair.near);
             discard(pair.far);
         }
     }
 
-    /// The same, but for the other end, by which is seen what other processes do with the program's. What one
-    /// of them reads there is the end.
-    pub fn leave(&self) -> Option<Left> {
+    /// Gives the other end away, with nothing of the library's in the pair. `None`: there is none any more.
+    pub fn give_away(&self) -> Option<Far> {
         let mut pair = self.pair.lock().take()?;
         self.near.store(-1, Ordering::Release);
         sys::take_all(pair.near);
@@ -190,9 +185,7 @@ impl StandIn {
         if pair.far < 0 {
             return None;
         }
-        let foreign = pair.is_foreign();
-        sys::shut(pair.far, libc::SHUT_WR);
-        Some(Left { far: pair.far, foreign })
+        Some(Far { fd: pair.far, foreign: pair.is_foreign() })
     }
 
     /// Whether another process has written to the program's end.
@@ -200,9 +193,11 @@ impl StandIn {
         self.pair.lock().as_mut().is_some_and(Pair::is_foreign)
     }
 
-    /// In a child: as long as it has a copy, the parent cannot see whether somebody uses the program's end.
+    /// In a child: as long as it has copies, the parent cannot see whether somebody uses the program's end,
+    /// and the child would not see the parent's end.
     pub fn close_copy(&self) {
         discard(self.near.swap(-1, Ordering::AcqRel));
+        discard(self.far.swap(-1, Ordering::AcqRel));
     }
 }
 

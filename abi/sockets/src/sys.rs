@@ -77,15 +77,12 @@ pub fn take_all(fd: c_int) -> usize {
     let mut taken = 0;
     while let Ok(bytes @ 1..) = receive_now(fd, &mut buffer) {
         taken += bytes;
+        // Less than there is room for was all: these sockets pass no credentials, at which a read would end.
+        if bytes < buffer.len() {
+            break;
+        }
     }
     taken
-}
-
-/// Waits until something can be received, or nothing will ever be.
-pub fn await_input(fd: c_int) {
-    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let at = (&raw mut entry).expose_provenance();
-    while quietly(|| call(libc::SYS_ppoll, [at, 1, 0, 0, 0])) == Err(libc::EINTR) {}
 }
 
 /// shutdown(2).
@@ -163,6 +160,16 @@ pub fn reset(fd: c_int) {
     let mut nowhere: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     nowhere.ss_family = libc::AF_UNSPEC as libc::sa_family_t;
     let _ = quietly(|| connect(fd, &nowhere, 16));
+}
+
+/// Whether the peer's system has all that was sent by TCP, and the end behind it.
+pub fn has_arrived(fd: c_int) -> bool {
+    // States of TCP: what comes after the acknowledgement of an end, or after a failure.
+    const FIN_WAIT2: u8 = 5;
+    const TIME_WAIT: u8 = 6;
+    const CLOSE: u8 = 7;
+    let state: Option<[u8; 8]> = option_of(fd, libc::IPPROTO_TCP, libc::TCP_INFO);
+    state.is_none_or(|state| [FIN_WAIT2, TIME_WAIT, CLOSE].contains(&state[0]))
 }
 
 /// shutdown(2), with its error.
@@ -295,4 +302,27 @@ pub fn block_signals() -> libc::sigset_t {
 pub fn unblock(before: &libc::sigset_t) {
     // SAFETY: a set that `block_signals` wrote.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::from_ref(before), std::ptr::null_mut()) };
+}
+
+/// Until it is dropped, signals come to this thread only in calls that let them, by [`Self::mask`]. So a
+/// handler never runs while the thread has a lock of this library: it may call send(2), and may jump; and a
+/// call that is about to sleep does not miss a signal.
+pub struct Deferred(libc::sigset_t);
+
+impl Deferred {
+    /// From now on.
+    pub fn begin() -> Self {
+        Self(block_signals())
+    }
+
+    /// The mask for a call that sleeps: the program's own, if it has given one, or that of the thread.
+    pub fn mask(&self, given: *const libc::sigset_t) -> *const libc::sigset_t {
+        if given.is_null() { &raw const self.0 } else { given }
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        unblock(&self.0);
+    }
 }

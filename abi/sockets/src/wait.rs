@@ -8,27 +8,38 @@ use std::time::{Duration, Instant};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use parking_lot::Mutex;
+use uwarp_abi_types::preload::progress;
 use uwarp_preload::real;
 
 use crate::agree::conn::{Bell, Conn, Event, Own, Stage};
+use crate::agree::said::Why;
 use crate::agree::table;
+use crate::event_loop::{self, Epoll, Poll, Select};
 use crate::sock::Sock;
-use crate::{fds, process, sys};
+use crate::sys::Deferred;
+use crate::{fds, process, relay, sys};
 
 /// # Safety
 /// `fds` has `count` entries.
 unsafe fn note(fds: *const pollfd, count: nfds_t) {
-    if fds.is_null() || process::is_forked() {
+    if fds.is_null() {
         return;
     }
     for at in 0..count as usize {
         // SAFETY: the caller's promise.
         let fd = unsafe { (&raw const (*fds.add(at)).fd).read_unaligned() };
-        if fds::is_ruled(fd)
-            && let Some(sock) = fds::find(fd)
-        {
-            sock.watch(false);
+        if fds::is_ruled(fd) {
+            note_one(fd);
         }
+    }
+}
+
+/// The program waits for a socket that a rule chose.
+fn note_one(fd: c_int) {
+    if process::is_forked() {
+        relay::ask_for(fd);
+    } else if let Some(sock) = fds::find(fd) {
+        sock.watch(false);
     }
 }
 
@@ -58,7 +69,7 @@ impl Asking {
             Bell::At(bell) => Some(bell),
             Bell::Rung => None,
             Bell::Missing => {
-                table::stay_tcp(conn);
+                table::stay_tcp(conn, Why::NoRoom);
                 None
             }
         };
@@ -92,12 +103,21 @@ fn from_now(left: Option<Duration>) -> Option<Instant> {
     left.and_then(|left| Instant::now().checked_add(left))
 }
 
+/// Whether the kernel takes it as a limit.
+///
+/// # Safety
+/// NULL, or a time.
+unsafe fn is_time(time: *const timespec) -> bool {
+    // SAFETY: the caller's promise.
+    let time = (!time.is_null()).then(|| unsafe { time.read_unaligned() });
+    time.is_none_or(|time| time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec))
+}
+
 /// # Safety
 /// NULL, or a time.
 unsafe fn duration(time: *const timespec) -> Option<Duration> {
     // SAFETY: the caller's promise.
     let time = (!time.is_null()).then(|| unsafe { time.read_unaligned() })?;
-    // A time that is none is the kernel's to refuse, which it does before it waits.
     let (seconds, nanos) =
         (u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0));
     Some(Duration::from_secs(seconds).saturating_add(Duration::from_nanos(nanos.into())))
@@ -111,7 +131,7 @@ unsafe fn poll_asking(
     fds: *mut pollfd,
     count: nfds_t,
     limit: impl FnOnce() -> Option<Duration>,
-    kernel: impl Fn(*mut pollfd, nfds_t, Option<Duration>) -> c_int,
+    kernel: impl Fn(*mut pollfd, nfds_t, Option<Duration>, &Deferred) -> c_int,
 ) -> Option<c_int> {
     let len = count as usize;
     if fds.is_null() || len > 1 << 20 || process::is_forked() {
@@ -119,27 +139,45 @@ unsafe fn poll_asking(
     }
     // SAFETY: the caller's promise.
     let entry = |at: usize| unsafe { fds.add(at).read_unaligned() };
-    let mut asking = Asking::of((0..len).map(|at| entry(at).fd));
-    if asking.0.is_empty() {
+    if !(0..len).any(|at| fds::is_special(entry(at).fd)) {
         return None;
+    }
+    let signals = Deferred::begin();
+    let kernel = |fds: *mut pollfd, count: nfds_t, left| kernel(fds, count, left, &signals);
+    let ask = || {
+        let asking = Asking::of((0..len).map(|at| entry(at).fd));
+        // Only now: what has got a stand-in since the program's call is not among those, and nobody else
+        // would show in it what comes.
+        // SAFETY: the caller's promise.
+        unsafe { note(fds, count) };
+        asking
+    };
+    let mut asking = ask();
+    if asking.0.is_empty() {
+        let progress = event_loop::progress()?;
+        let is_ruled = (0..len).any(|at| fds::is_ruled(entry(at).fd));
+        let kernel = Poll { fds, count, call: kernel };
+        return is_ruled.then(|| event_loop::wait(progress, limit(), kernel));
     }
     let until = from_now(limit());
     loop {
         if let Some(bells) = asking.bells() {
             let bell = |bell: &Arc<Own>| pollfd { fd: bell.0, events: libc::POLLIN, revents: 0 };
-            let mut all: Vec<pollfd> = (0..len).map(entry).chain(bells.iter().map(bell)).collect();
+            // Without those that say nothing: the kernel takes no more than the process may have files.
+            let own = (0..len).map(entry).filter(|entry| entry.fd >= 0);
+            let mut all: Vec<pollfd> = own.chain(bells.iter().map(bell)).collect();
             let ready = kernel(all.as_mut_ptr(), all.len() as nfds_t, left(until));
             if ready <= 0 || asking.are_as_before() {
-                for (at, entry) in all.iter().take(len).enumerate() {
+                let mut answers = all.iter().map(|entry| entry.revents);
+                for at in 0..len {
+                    let revents = if entry(at).fd >= 0 { answers.next() } else { None };
                     // SAFETY: the caller's promise.
-                    unsafe { (&raw mut (*fds.add(at)).revents).write_unaligned(entry.revents) };
+                    unsafe { (&raw mut (*fds.add(at)).revents).write_unaligned(revents.unwrap_or(0)) };
                 }
                 return Some(ready);
             }
         }
-        // SAFETY: the caller's promise.
-        unsafe { note(fds, count) };
-        asking = Asking::of((0..len).map(|at| entry(at).fd));
+        asking = ask();
     }
 }
 
@@ -152,13 +190,15 @@ macro_rules! polls {
             if fds::any_mediated() {
                 $(crate::data::within(($count as usize).saturating_mul(size_of::<pollfd>()), $room);)?
                 let limit = || u64::try_from($limit).ok().map(Duration::from_millis);
-                let kernel = |fds: *mut pollfd, count: nfds_t, left| {
-                    let limit = milliseconds(left);
-                    real!(poll(fds: *mut pollfd, count: nfds_t, limit: c_int) -> c_int)
+                let kernel = |fds: *mut pollfd, count: nfds_t, left, signals: &Deferred| {
+                    let (time, mask) = (time_of(left), signals.mask(std::ptr::null()));
+                    let limit = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                    real!(ppoll(
+                        fds: *mut pollfd, count: nfds_t, limit: *const timespec, mask: *const sigset_t
+                    ) -> c_int)
                 };
                 // SAFETY: the caller passes what the function of libc takes.
                 unsafe {
-                    note($fds, $count);
                     if let Some(ready) = poll_asking($fds, $count, limit, kernel) {
                         return ready;
                     }
@@ -182,12 +222,13 @@ macro_rules! ppolls {
             $fds: *mut pollfd, $count: nfds_t, $limit: *const timespec, $mask: *const sigset_t
             $(, $room: usize)?
         ) -> c_int {
-            if fds::any_mediated() {
+            // SAFETY: the caller passes what the function of libc takes.
+            if fds::any_mediated() && unsafe { is_time($limit) } {
                 $(crate::data::within(($count as usize).saturating_mul(size_of::<pollfd>()), $room);)?
                 // SAFETY: as below.
                 let limit = || unsafe { duration($limit) };
-                let kernel = |fds: *mut pollfd, count: nfds_t, left| {
-                    let (mask, time) = ($mask, time_of(left));
+                let kernel = |fds: *mut pollfd, count: nfds_t, left, signals: &Deferred| {
+                    let (time, mask) = (time_of(left), signals.mask($mask));
                     let limit = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
                     real!(ppoll(
                         fds: *mut pollfd, count: nfds_t, limit: *const timespec, mask: *const sigset_t
@@ -195,7 +236,6 @@ macro_rules! ppolls {
                 };
                 // SAFETY: the caller passes what the function of libc takes.
                 unsafe {
-                    note($fds, $count);
                     if let Some(ready) = poll_asking($fds, $count, limit, kernel) {
                         return ready;
                     }
@@ -217,9 +257,6 @@ ppolls! {
 /// # Safety
 /// Each set is NULL or has room for `count` descriptors.
 unsafe fn note_sets(count: c_int, sets: [*const fd_set; 3]) {
-    if process::is_forked() {
-        return;
-    }
     for set in sets.into_iter().filter(|set| !set.is_null()) {
         for fd in 0..count.max(0) {
             let (word, bit) = (set.cast::<u64>().wrapping_add(fd as usize / 64), 1_u64 << (fd % 64));
@@ -228,8 +265,8 @@ unsafe fn note_sets(count: c_int, sets: [*const fd_set; 3]) {
             }
             // SAFETY: the caller's promise.
             let is_in = unsafe { word.read_unaligned() } & bit != 0;
-            if is_in && let Some(sock) = fds::find(fd) {
-                sock.watch(false);
+            if is_in {
+                note_one(fd);
             }
         }
     }
@@ -249,15 +286,39 @@ unsafe fn select_asking(
     count: c_int,
     sets: [*mut fd_set; 3],
     limit: impl FnOnce() -> Option<Duration>,
-    kernel: impl Fn(c_int, [*mut fd_set; 3], Option<Duration>) -> c_int,
+    kernel: impl Fn(c_int, [*mut fd_set; 3], Option<Duration>, &Deferred) -> c_int,
 ) -> Option<(c_int, Option<Instant>)> {
     if !(0..=1 << 20).contains(&count) || process::is_forked() {
+        // SAFETY: the caller's promise.
+        unsafe { note_sets(count, sets.map(<*mut fd_set>::cast_const)) };
         return None;
     }
-    let asked = || (0..count).filter(|fd| fds::is_asking(*fd) && sets.iter().any(|set| is_in(*set, *fd)));
-    let mut asking = Asking::of(asked());
-    if asking.0.is_empty() {
+    if !(0..count).any(|fd| fds::is_special(fd) && sets.iter().any(|set| is_in(*set, fd))) {
         return None;
+    }
+    let signals = Deferred::begin();
+    let kernel =
+        |count: c_int, sets: [*mut fd_set; 3], left: Option<Duration>| kernel(count, sets, left, &signals);
+    let asked = || (0..count).filter(|fd| fds::is_asking(*fd) && sets.iter().any(|set| is_in(*set, *fd)));
+    let ask = || {
+        let asking = Asking::of(asked());
+        // As in `poll_asking`.
+        // SAFETY: the caller's promise.
+        unsafe { note_sets(count, sets.map(<*mut fd_set>::cast_const)) };
+        asking
+    };
+    let mut asking = ask();
+    if asking.0.is_empty() {
+        let progress = event_loop::progress()?;
+        let is_in = |fd| fds::is_ruled(fd) && sets.iter().any(|set| is_in(*set, fd));
+        if !(0..count).any(is_in) {
+            return None;
+        }
+        let limit = limit();
+        let until = from_now(limit);
+        // SAFETY: the caller's promise.
+        let kernel = unsafe { Select::of(count, sets, kernel) };
+        return Some((event_loop::wait(progress, limit, kernel), until));
     }
     let words = (count as usize).div_ceil(64);
     let until = from_now(limit());
@@ -292,9 +353,7 @@ unsafe fn select_asking(
                 return Some((ready, until));
             }
         }
-        // SAFETY: the caller's promise.
-        unsafe { note_sets(count, sets.map(<*mut fd_set>::cast_const)) };
-        asking = Asking::of(asked());
+        asking = ask();
     }
 }
 
@@ -312,8 +371,8 @@ macro_rules! selects {
                     let micros = Duration::from_micros(micros.unwrap_or(0));
                     Some(Duration::from_secs(seconds.unwrap_or(0)).saturating_add(micros))
                 };
-                let kernel = |count: c_int, [r, w, e]: [*mut fd_set; 3], left| {
-                    let (time, mask) = (time_of(left), std::ptr::null::<sigset_t>());
+                let kernel = |count: c_int, [r, w, e]: [*mut fd_set; 3], left, signals: &Deferred| {
+                    let (time, mask) = (time_of(left), signals.mask(std::ptr::null()));
                     let limit = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
                     real!(pselect(
                         count: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set,
@@ -322,7 +381,6 @@ macro_rules! selects {
                 };
                 // SAFETY: the caller passes what the function of libc takes.
                 unsafe {
-                    note_sets($count, [$r, $w, $e]);
                     if let Some((ready, until)) = select_asking($count, [$r, $w, $e], time, kernel) {
                         // As the kernel does.
                         if let Some(left) = left(until) {
@@ -354,11 +412,12 @@ unsafe extern "C-unwind" fn pselect(
     limit: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if fds::any_mediated() {
+    // SAFETY: the caller passes what the function of libc takes.
+    if fds::any_mediated() && unsafe { is_time(limit) } {
         // SAFETY: as below.
         let time = || unsafe { duration(limit) };
-        let kernel = |count: c_int, [r, w, e]: [*mut fd_set; 3], left| {
-            let time = time_of(left);
+        let kernel = |count: c_int, [r, w, e]: [*mut fd_set; 3], left, signals: &Deferred| {
+            let (time, mask) = (time_of(left), signals.mask(mask));
             let limit = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             real!(pselect(
                 count: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set,
@@ -367,7 +426,6 @@ unsafe extern "C-unwind" fn pselect(
         };
         // SAFETY: the caller passes what the function of libc takes.
         unsafe {
-            note_sets(count, [read, write, other]);
             if let Some((ready, _)) = select_asking(count, [read, write, other], time, kernel) {
                 return ready;
             }
@@ -377,6 +435,91 @@ unsafe extern "C-unwind" fn pselect(
         count: c_int, read: *mut fd_set, write: *mut fd_set, other: *mut fd_set,
         limit: *const timespec, mask: *const sigset_t
     ) -> c_int)
+}
+
+/// Ppoll(2) for a call with this signal mask.
+fn sleep_with(mask: *const sigset_t) -> impl Fn(&mut [pollfd; 2], Option<Duration>) -> c_int {
+    move |both, left| {
+        let (fds, count, time) = (both.as_mut_ptr(), both.len() as nfds_t, time_of(left));
+        let limit = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        real!(ppoll(fds: *mut pollfd, count: nfds_t, limit: *const timespec, mask: *const sigset_t) -> c_int)
+    }
+}
+
+/// How a thread that waits for events of a set makes progress. `None`: the kernel's call is all; it also
+/// refuses what is not right.
+fn progress_for(most: c_int) -> Option<&'static progress> {
+    event_loop::progress().filter(|_| most > 0)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn epoll_wait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    limit: c_int,
+) -> c_int {
+    let call = |limit: c_int| {
+        let (to, timeout) = (events, limit);
+        real!(epoll_wait(set: c_int, to: *mut epoll_event, most: c_int, timeout: c_int) -> c_int)
+    };
+    let Some(progress) = progress_for(most) else { return call(limit) };
+    let signals = Deferred::begin();
+    let mask = signals.mask(std::ptr::null());
+    let call = |left| {
+        let (to, timeout) = (events, milliseconds(left));
+        real!(epoll_pwait(
+            set: c_int, to: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t
+        ) -> c_int)
+    };
+    let limit = u64::try_from(limit).ok().map(Duration::from_millis);
+    event_loop::wait(progress, limit, Epoll { set, call, sleep: sleep_with(mask) })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn epoll_pwait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    limit: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    let call = |limit: c_int, mask: *const sigset_t| {
+        real!(epoll_pwait(
+            set: c_int, events: *mut epoll_event, most: c_int, limit: c_int, mask: *const sigset_t
+        ) -> c_int)
+    };
+    let Some(progress) = progress_for(most) else { return call(limit, mask) };
+    let signals = Deferred::begin();
+    let mask = signals.mask(mask);
+    let call = |left| call(milliseconds(left), mask);
+    let limit = u64::try_from(limit).ok().map(Duration::from_millis);
+    event_loop::wait(progress, limit, Epoll { set, call, sleep: sleep_with(mask) })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn epoll_pwait2(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    limit: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let call = |limit: *const timespec, mask: *const sigset_t| {
+        real!(epoll_pwait2(
+            set: c_int, events: *mut epoll_event, most: c_int, limit: *const timespec, mask: *const sigset_t
+        ) -> c_int)
+    };
+    // SAFETY: the caller passes what the function of libc takes.
+    let Some(progress) = progress_for(most).filter(|_| unsafe { is_time(limit) }) else {
+        return call(limit, mask);
+    };
+    let signals = Deferred::begin();
+    let mask = signals.mask(mask);
+    let call = |left| call(time_of(left).as_ref().map_or(std::ptr::null(), std::ptr::from_ref), mask);
+    // SAFETY: as above.
+    let limit = unsafe { duration(limit) };
+    event_loop::wait(progress, limit, Epoll { set, call, sleep: sleep_with(mask) })
 }
 
 /// A set of epoll that a descriptor is in, by both descriptors.
@@ -397,6 +540,9 @@ unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
+    if process::is_forked() && fds::is_ruled(fd) {
+        relay::ask_for(fd);
+    }
     let special = fds::is_special(fd) && !process::is_child();
     // SAFETY: the caller passes what the function of libc takes.
     let copy = (special && !event.is_null()).then(|| unsafe { event.read_unaligned() });

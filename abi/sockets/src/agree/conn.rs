@@ -14,7 +14,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use libc::{iovec, msghdr, nfds_t, pollfd};
@@ -24,6 +24,7 @@ use uwarp_preload::{errno, real, set_errno};
 
 use super::inbound::{End, Inbound};
 use super::machine::Agreement;
+use super::said::Why;
 use super::service;
 use super::table::{self, Claim, Shared};
 use super::wire::{MARKER_LEN, Nonce, Pattern};
@@ -35,6 +36,9 @@ const AHEAD: usize = 16 << 20;
 
 /// How often a thread looks, in milliseconds, if there is no descriptor to wake it.
 const WITHOUT_BELL: c_int = 10;
+
+/// How long an end that accepted lets its program answer before it sends its marker.
+const FOR_AN_ANSWER: Duration = Duration::from_millis(50);
 
 /// Where a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +133,10 @@ pub struct Conn {
     next_stage: Mutex<Arc<Event>>,
     /// The program has used it.
     used: AtomicBool,
+    /// Its last call that moved bytes received, or there was none yet.
+    answers_next: AtomicBool,
+    /// Since when the peer's WELCOME waits for that answer.
+    awaits_answer: OnceLock<Instant>,
     pub agreement: Mutex<Agreement>,
     pub udp: Mutex<Option<Own>>,
     pub inbound: Mutex<Inbound>,
@@ -280,6 +288,8 @@ impl Conn {
             stage: AtomicU8::new(Stage::Direct as u8),
             next_stage: Mutex::default(),
             used: AtomicBool::new(false),
+            answers_next: AtomicBool::new(true),
+            awaits_answer: OnceLock::new(),
             agreement: Mutex::new(agreement),
             udp: Mutex::new(udp),
             inbound: Mutex::default(),
@@ -351,7 +361,7 @@ impl Conn {
             None | Some(Claim::Ours) if !process::is_forked() => {}
             Some(Claim::Others) => return false,
             _ => {
-                table::stay_tcp(self);
+                table::stay_tcp(self, Why::NoRoom);
                 return true;
             }
         }
@@ -361,6 +371,14 @@ impl Conn {
             service::begin(&me);
         }
         true
+    }
+
+    /// Whether the program is likely to send next, as servers do after a request. Behind its marker an end
+    /// can send nothing for two round trips, and there are programs that take a socket without room for one
+    /// that has failed (PostgreSQL's server, of its first byte). Not for ever: many only receive.
+    pub fn is_to_answer(&self) -> bool {
+        self.answers_next.load(Ordering::Relaxed)
+            && self.awaits_answer.get_or_init(Instant::now).elapsed() < FOR_AN_ANSWER
     }
 
     /// Whether the program has used it.
@@ -386,7 +404,7 @@ impl Conn {
             Bell::Rung => return Ok(()),
             Bell::At(bell) => Some(bell),
             Bell::Missing if self.stage() == Stage::Direct => {
-                table::stay_tcp(self);
+                table::stay_tcp(self, Why::NoRoom);
                 return Ok(());
             }
             Bell::Missing => None,
@@ -447,6 +465,9 @@ impl Conn {
                 drop(locks);
                 result
             };
+            if result > 0 {
+                self.answers_next.store(!sends, Ordering::Relaxed);
+            }
             if result >= 0 || errno() != libc::EAGAIN {
                 return Outcome::Done(result);
             }
@@ -480,7 +501,7 @@ impl Conn {
         {
             return false;
         }
-        let mut block = [0_u8; 65536];
+        let mut block = crate::sock::block();
         let got = sys::receive_now(self.tcp(), &mut block);
         match got {
             Ok(0) => inbound.finish(End::Done),

@@ -18,6 +18,7 @@
 use std::time::{Duration, Instant};
 
 use super::inbound::Found;
+use super::said::Why;
 use super::wire::{Datagram, Ends, Kind, Nonce, Pattern, Word, pattern};
 
 /// Which end this is.
@@ -29,8 +30,11 @@ pub enum Role {
     Accepted,
 }
 
-/// Pauses between an end's datagrams.
-const PAUSES_MS: [u64; 7] = [2, 10, 50, 150, 300, 500, 1000];
+/// Pauses behind the HELLOs of an end that accepted. The program that connected may first use the connection
+/// seconds later (sockperf does after two), and hears then those that wait for it.
+const HELLOS_MS: [u64; 9] = [2, 10, 50, 150, 300, 500, 1000, 2000, 4000];
+/// Pauses behind the WELCOMEs of an end that connected.
+const WELCOMES_MS: [u64; 7] = [2, 10, 50, 150, 300, 500, 1000];
 /// As many refusals of HELLO end it: the first may have come before the peer was ready.
 const REFUSALS: u8 = 3;
 /// How long an end that connected waits for a HELLO.
@@ -91,6 +95,8 @@ pub struct Agreement {
     step: usize,
     refusals: u8,
     welcomes: u32,
+    /// It stays TCP.
+    why: Option<Why>,
     next: Option<Instant>,
 }
 
@@ -116,6 +122,7 @@ impl Agreement {
             step: 0,
             refusals: 0,
             welcomes: 0,
+            why: None,
             next: None,
         }
     }
@@ -133,6 +140,11 @@ impl Agreement {
     /// Which end this is.
     pub fn role(&self) -> Role {
         self.role
+    }
+
+    /// Why it stays TCP.
+    pub fn why(&self) -> Why {
+        self.why.unwrap_or(Why::Vetoed)
     }
 
     /// When [`Self::timeout`] is to be called.
@@ -160,13 +172,24 @@ impl Agreement {
         }
     }
 
+    fn missing(&self) -> Why {
+        if self.vetoed { Why::Vetoed } else { Why::NoRoom }
+    }
+
     fn say(&self, kind: Kind) -> Action {
         let Self { ends, accepted, connected, .. } = *self;
         Action::Send(Datagram { kind, accepted, connected, ends })
     }
 
+    fn pauses(&self) -> &'static [u64] {
+        match self.role {
+            Role::Accepted => &HELLOS_MS,
+            Role::Connected => &WELCOMES_MS,
+        }
+    }
+
     fn repeat(&mut self, now: Instant, kind: Kind) -> Action {
-        self.next = PAUSES_MS.get(self.step).and_then(|ms| after(now, *ms));
+        self.next = self.pauses().get(self.step).and_then(|ms| after(now, *ms));
         self.step += 1;
         self.say(kind)
     }
@@ -175,14 +198,16 @@ impl Agreement {
         (self.stage, self.next, self.farewell) = (Stage::Over, None, false);
     }
 
-    fn stay(&mut self) -> Vec<Action> {
+    fn stay(&mut self, why: Why) -> Vec<Action> {
+        self.why = Some(why);
         self.over();
         vec![Action::Stay]
     }
 
     /// A gives up. C may have said WELCOME and look for a marker, so it is told, and late WELCOMEs are
     /// answered.
-    fn stay_and_tell(&mut self, now: Instant) -> Vec<Action> {
+    fn stay_and_tell(&mut self, now: Instant, why: Why) -> Vec<Action> {
+        self.why = Some(why);
         self.over();
         self.farewell = true;
         self.step = 0;
@@ -204,7 +229,7 @@ impl Agreement {
         match (self.role, datagram.kind, self.stage) {
             (Role::Connected, Kind::Hello, Stage::Asking) => {
                 if self.vetoed {
-                    return self.stay();
+                    return self.stay(Why::Vetoed);
                 }
                 self.accepted = datagram.accepted;
                 (self.stage, self.next) = (Stage::Preparing, None);
@@ -216,7 +241,7 @@ impl Agreement {
                 vec![self.say(Kind::Welcome)]
             }
             (Role::Connected, Kind::Never, Stage::Marking) if datagram.accepted == self.accepted => {
-                self.stay()
+                self.stay(Why::Peer)
             }
             // However long it takes, there is nothing to doubt.
             (Role::Connected, Kind::Marked, Stage::Marking) if datagram.accepted == self.accepted => {
@@ -228,7 +253,7 @@ impl Agreement {
             (Role::Accepted, Kind::Welcome, Stage::Asking) => {
                 self.connected = datagram.connected;
                 if self.vetoed {
-                    return self.stay_and_tell(now);
+                    return self.stay_and_tell(now, Why::Vetoed);
                 }
                 (self.stage, self.next) = (Stage::Preparing, None);
                 vec![Action::Prepare(pattern(&self.connected, &self.accepted))]
@@ -252,11 +277,11 @@ impl Agreement {
                 self.welcomes = 1;
                 vec![self.repeat(now, Kind::Welcome)]
             }
-            (Role::Connected, false) => self.stay(),
+            (Role::Connected, false) => self.stay(self.missing()),
             (Role::Accepted, true) => {
                 vec![Action::Mark(pattern(&self.accepted, &self.connected), Word::Mark)]
             }
-            (Role::Accepted, false) => self.stay_and_tell(now),
+            (Role::Accepted, false) => self.stay_and_tell(now, self.missing()),
         }
     }
 
@@ -265,10 +290,10 @@ impl Agreement {
         match (self.role, self.stage) {
             (Role::Accepted, Stage::Asking) => {
                 self.refusals += 1;
-                if self.refusals < REFUSALS { Vec::new() } else { self.stay() }
+                if self.refusals < REFUSALS { Vec::new() } else { self.stay(Why::Refused) }
             }
             // Nobody got the only WELCOME. After more than one, somebody may have got an earlier one.
-            (Role::Connected, Stage::Marking) if self.welcomes == 1 => self.stay(),
+            (Role::Connected, Stage::Marking) if self.welcomes == 1 => self.stay(Why::Peer),
             (Role::Accepted, Stage::Over) => {
                 self.over();
                 Vec::new()
@@ -284,12 +309,12 @@ impl Agreement {
         }
         self.next = None;
         match (self.role, self.stage) {
-            (Role::Accepted, Stage::Asking) if self.step < PAUSES_MS.len() => {
+            (Role::Accepted, Stage::Asking) if self.step < HELLOS_MS.len() => {
                 vec![self.repeat(now, Kind::Hello)]
             }
-            (Role::Accepted, Stage::Asking) => self.stay_and_tell(now),
-            (Role::Connected, Stage::Asking) => self.stay(),
-            (Role::Connected, Stage::Marking) if self.step < PAUSES_MS.len() => {
+            (Role::Accepted, Stage::Asking) => self.stay_and_tell(now, Why::NoAnswer),
+            (Role::Connected, Stage::Asking) => self.stay(Why::NotAsked),
+            (Role::Connected, Stage::Marking) if self.step < WELCOMES_MS.len() => {
                 self.welcomes += 1;
                 vec![self.repeat(now, Kind::Welcome)]
             }
@@ -305,6 +330,7 @@ impl Agreement {
             return Vec::new();
         }
         self.over();
+        self.why = Some(if self.vetoed { Why::Vetoed } else { Why::Peer });
         let own = match self.role {
             Role::Connected => pattern(&self.connected, &self.accepted),
             Role::Accepted => pattern(&self.accepted, &self.connected),
@@ -323,7 +349,7 @@ impl Agreement {
     /// The peer sends no more, or the connection has failed. An end that has sent everything cannot answer a
     /// marker, so this is an answer.
     pub fn ended(&mut self) -> Vec<Action> {
-        if self.stage == Stage::Over { Vec::new() } else { self.stay() }
+        if self.stage == Stage::Over { Vec::new() } else { self.stay(Why::Ended) }
     }
 
     /// The program does something after which there must be no upgrade. True: that is so; false: this end has
@@ -442,7 +468,7 @@ mod tests {
             }
             hellos += 1;
         };
-        assert_eq!(hellos, PAUSES_MS.len());
+        assert_eq!(hellos, HELLOS_MS.len());
         assert_eq!(actions[0], Action::Stay);
         two.c.used(two.now);
         two.c.datagram(&hello, two.now);

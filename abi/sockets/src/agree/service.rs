@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,9 @@ use uwarp_abi_types::preload::take_over;
 use super::conn::{Conn, Own, Stage};
 use super::inbound::End;
 use super::machine::{Action, Agreement, Role};
+use super::said::{self, Why};
 use super::table;
-use super::wire::{Datagram, Ends, Nonce, Pattern, Word, marker};
+use super::wire::{Datagram, Ends, Kind, Nonce, Pattern, Word, marker};
 use crate::rsockets::{self, Rsockets};
 use crate::sock::Sock;
 use crate::stand_in::Because;
@@ -40,6 +41,17 @@ pub struct Service {
 /// `None`: there is no thread. A lock of the standard library, as it is held during a fork.
 static SERVICE: Mutex<Option<Service>> = Mutex::new(None);
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(1);
+
+/// Wakes the thread, without a lock; -1: there is none.
+static BELL_RINGS: AtomicI32 = AtomicI32::new(-1);
+/// Whether the process ends, which the thread is asked to prepare.
+static END: AtomicU8 = AtomicU8::new(END_OF_NOTHING);
+const END_OF_NOTHING: u8 = 0;
+const END_ASKED: u8 = 1;
+const END_BEGUN: u8 = 2;
+const END_DONE: u8 = 3;
+/// The process ends by exit(3): no other connection gets a stand-in.
+static EXITS: AtomicBool = AtomicBool::new(false);
 
 const UDP: u64 = 0;
 const TCP: u64 = 1;
@@ -71,18 +83,25 @@ pub fn connection(role: Role, own: SocketAddr, peer: SocketAddr) -> Option<Arc<C
     };
     // The end that accepted makes its socket when it is needed.
     let udp = match role {
-        Role::Connected => Some(udp(own)?),
+        Role::Connected => match udp(own) {
+            Ok(udp) => Some(udp),
+            Err(errno) => {
+                let why = if errno == libc::EADDRINUSE { Why::NoUdpPort } else { Why::NoRoom };
+                said::never_begun(role, ends, why);
+                return None;
+            }
+        },
         Role::Accepted => None,
     };
     let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
     Some(Conn::new(key, Agreement::new(role, ends, nonce()), udp))
 }
 
-fn udp(own: SocketAddr) -> Option<Own> {
-    let udp = Own::new(sys::quietly(|| sys::udp(own.is_ipv6())).ok()?);
+fn udp(own: SocketAddr) -> Result<Own, c_int> {
+    let udp = Own::new(sys::quietly(|| sys::udp(own.is_ipv6()))?);
     let (storage, len) = address::store(own);
-    sys::quietly(|| sys::bind(udp.0, &storage, len)).ok()?;
-    Some(udp)
+    sys::quietly(|| sys::bind(udp.0, &storage, len))?;
+    Ok(udp)
 }
 
 fn connect_udp(udp: c_int, peer: SocketAddr) -> bool {
@@ -100,7 +119,7 @@ pub fn begin(conn: &Arc<Conn>) {
         let mut held = service();
         if held.is_none() && !start(&mut held) {
             drop(held);
-            return table::stay_tcp(conn);
+            return table::stay_tcp(conn, Why::NoRoom);
         }
         let Some(service) = &mut *held else { return };
         service.conns.insert(conn.key, Arc::clone(conn));
@@ -108,12 +127,12 @@ pub fn begin(conn: &Arc<Conn>) {
         if slot.is_none() && role == Role::Accepted {
             let mut own = ends.accepted;
             own.set_port(0);
-            *slot = udp(own).filter(|udp| connect_udp(udp.0, ends.connected));
+            *slot = udp(own).ok().filter(|udp| connect_udp(udp.0, ends.connected));
         }
         let Some(udp) = &*slot else {
             drop(slot);
             drop(held);
-            return table::stay_tcp(conn);
+            return table::stay_tcp(conn, Why::NoRoom);
         };
         let _ = sys::epoll_add(service.epoll, udp.0, libc::EPOLLIN as u32, conn.key as u64 * 2 + UDP);
         drop(slot);
@@ -164,8 +183,63 @@ pub fn let_die(conn: &Arc<Conn>) {
 /// The process ends: waits until those are gone, for a moment.
 pub fn await_the_dying(limit: Duration) {
     let until = Instant::now() + limit;
-    while Instant::now() < until && service().as_ref().is_some_and(|service| !service.dying.is_empty()) {
+    while Instant::now() < until && !all_may_go() {
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The process ends by exit(3). A connection that got a stand-in now would be closed by the kernel, with the
+/// peer's marker unread: that resets it.
+pub fn let_none_begin() {
+    let _table = table::change();
+    EXITS.store(true, Ordering::Release);
+}
+
+fn is_ending() -> bool {
+    EXITS.load(Ordering::Acquire) || END.load(Ordering::Acquire) != END_OF_NOTHING
+}
+
+/// Whether the process may end as far as those are concerned. Once the peer's system has all, and the end
+/// behind it, a reset takes nothing away any more.
+fn all_may_go() -> bool {
+    let held = service();
+    let mut dying = held.iter().flat_map(|service| service.dying.values());
+    dying.all(|(conn, _)| sys::has_arrived(conn.tcp()))
+}
+
+/// The process ends without exit: the thread closes what is not decided. False: there is no thread. Takes no
+/// lock.
+pub fn ask_for_the_end() -> bool {
+    let bell = BELL_RINGS.load(Ordering::Acquire);
+    if bell >= 0 {
+        let _ = END.compare_exchange(END_OF_NOTHING, END_ASKED, Ordering::AcqRel, Ordering::Acquire);
+        sys::ring(bell);
+    }
+    bell >= 0
+}
+
+/// Waits until it has. Takes no lock.
+pub fn await_the_end(until: Instant) {
+    while END.load(Ordering::Acquire) != END_DONE && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// What the thread does about that.
+fn end_if_asked() {
+    if END.compare_exchange(END_ASKED, END_BEGUN, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        let mut ended: Vec<c_int> = Vec::new();
+        for (_, sock) in fds::all().unwrap_or_default() {
+            // Streams are the engine's to end.
+            let undecided = sock.conn().is_some_and(|conn| conn.stage() != Stage::Stream);
+            if undecided && !ended.contains(&sock.number()) {
+                ended.push(sock.number());
+                sock.end_now();
+            }
+        }
+    }
+    if END.load(Ordering::Acquire) == END_BEGUN && all_may_go() {
+        END.store(END_DONE, Ordering::Release);
     }
 }
 
@@ -176,6 +250,9 @@ pub fn before_fork() -> Held {
 
 /// In a child: there is no thread.
 pub fn in_child(held: &mut Held) {
+    BELL_RINGS.store(-1, Ordering::Release);
+    END.store(END_OF_NOTHING, Ordering::Release);
+    EXITS.store(false, Ordering::Release);
     if let Some(service) = held.take() {
         for fd in [service.epoll, service.bell] {
             fds::forget(fd);
@@ -230,11 +307,22 @@ fn start(held: &mut Held) -> bool {
         epoll,
         bell,
     });
+    static ONCE: AtomicBool = AtomicBool::new(false);
+    if said::is_wanted() && !ONCE.swap(true, Ordering::Relaxed) {
+        extern "C" fn at_exit() {
+            table::end();
+        }
+        // SAFETY: a function that lives as long as the process: this library is never unloaded.
+        unsafe { libc::atexit(at_exit) };
+    }
     // The program's handlers run in the program's threads.
     let before = sys::block_signals();
     let thread =
         std::thread::Builder::new().name("uwarp-upgrade".to_owned()).spawn(move || serve(epoll, bell));
     sys::unblock(&before);
+    if thread.is_ok() {
+        BELL_RINGS.store(bell, Ordering::Release);
+    }
     thread.is_ok()
 }
 
@@ -244,6 +332,9 @@ fn serve(epoll: c_int, bell: c_int) {
             let time = service.times.first().map(|(time, _)| *time);
             time.into_iter().chain(service.dying.values().map(|(_, until)| *until)).min()
         });
+        // Nothing tells of what the peer's system acknowledges.
+        let ends = END.load(Ordering::Acquire) == END_BEGUN;
+        let next = if ends { Some(Instant::now() + Duration::from_millis(1)) } else { next };
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
         let got = sys::epoll_wait(epoll, &mut events, next);
         for event in events.iter().take(got) {
@@ -281,6 +372,7 @@ fn serve(epoll: c_int, bell: c_int) {
         for conn in dying.iter().filter_map(find) {
             bury(&conn);
         }
+        end_if_asked();
     }
 }
 
@@ -303,6 +395,10 @@ fn hear(conn: &Arc<Conn>) {
                     let agreement = conn.agreement.lock();
                     (agreement.role(), agreement.ends())
                 };
+                // As if it were lost: the peer repeats it, and so does this end its HELLO.
+                if role == Role::Accepted && datagram.kind == Kind::Welcome && conn.is_to_answer() {
+                    continue;
+                }
                 if role == Role::Connected {
                     if from.ip().to_canonical() != ends.accepted.ip().to_canonical()
                         || !datagram.ends.are(&ends)
@@ -418,7 +514,8 @@ fn act(conn: &Arc<Conn>, actions: Vec<Action>) {
 /// The connection stays TCP.
 fn stay(conn: &Arc<Conn>) {
     if conn.stage() == Stage::Direct {
-        table::stay_tcp_in(&mut table::change(), conn);
+        let why = conn.agreement.lock().why();
+        table::stay_tcp_in(&mut table::change(), conn, why);
         return;
     }
     let (mut inbound, mut outbound) = (conn.inbound.lock(), conn.outbound.lock());
@@ -430,6 +527,8 @@ fn stay(conn: &Arc<Conn>) {
         let _ = conn.end_sending(&mut outbound);
     }
     drop((inbound, outbound));
+    let why = conn.agreement.lock().why();
+    said::decided(conn, Some(why));
     if let Some(sock) = conn.sock.lock().upgrade() {
         sock.restore_options(conn.tcp());
     }
@@ -437,7 +536,7 @@ fn stay(conn: &Arc<Conn>) {
 
 /// Puts a stand-in in the place of the program's socket, with all that a stream needs behind it.
 fn prepare(conn: &Arc<Conn>, pattern: Pattern) -> bool {
-    let Some(calls) = rsockets::load() else { return false };
+    let Some(calls) = rsockets::load().filter(|_| crate::watch::is_ready()) else { return false };
     let Ok(number) = life::new_rsocket(calls, false) else { return false };
     let replaced = replace(conn, calls, number, pattern);
     if !replaced {
@@ -450,7 +549,7 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
     let mut table = table::change();
     let numbers = table::descriptors(&table, conn);
     let Some(first) = numbers.first() else { return false };
-    if conn.stage() != Stage::Direct {
+    if conn.stage() != Stage::Direct || is_ending() {
         return false;
     }
     let Ok(tcp) = sys::second(*first) else { return false };
@@ -521,7 +620,11 @@ fn watch(conn: &Conn) {
 fn bury(conn: &Arc<Conn>) {
     let until = service().as_ref().and_then(|service| service.dying.get(&conn.key).map(|(_, until)| *until));
     let Some(until) = until else { return };
-    let gone = {
+    let gone = if conn.joining.load(Ordering::Acquire) {
+        // The set-up of the stream has been given up.
+        sys::take_all(conn.tcp());
+        sys::has_arrived(conn.tcp()) || sys::ready_for(conn.tcp(), libc::POLLRDHUP) != 0
+    } else {
         let mut inbound = conn.inbound.lock();
         while inbound.found().is_none() && conn.pull(&mut inbound) {}
         // Plain bytes that nobody will read: the kernel would reset the connection.

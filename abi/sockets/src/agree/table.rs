@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::conn::{Conn, Stage};
+use super::said::{self, Why};
 use super::service;
 use crate::{fds, sys};
 
@@ -62,12 +63,24 @@ pub fn remove(fd: c_int) {
         conn
     };
     conn.closed.store(true, Ordering::Release);
+    if conn.stage() == Stage::Direct && conn.is_used() {
+        said::decided(&conn, Some(Why::Ended));
+    }
     service::forget(conn.key);
 }
 
+/// The process ends: what has become of connections that were not decided.
+pub fn end() {
+    let conns: HashMap<usize, Arc<Conn>> =
+        read().iter().flatten().map(|(_, conn)| (conn.key, Arc::clone(conn))).collect();
+    for conn in conns.values().filter(|conn| conn.is_used()) {
+        said::decided(conn, Some(Why::Ended));
+    }
+}
+
 /// The connection stays TCP, and its descriptors are the kernel's alone.
-pub fn stay_tcp(conn: &Conn) {
-    let stays = stay_tcp_in(&mut change(), conn);
+pub fn stay_tcp(conn: &Conn, why: Why) {
+    let stays = stay_tcp_in(&mut change(), conn, why);
     // If it has got a stand-in meanwhile, only the service shows in it what comes.
     if stays {
         service::forget(conn.key);
@@ -75,7 +88,7 @@ pub fn stay_tcp(conn: &Conn) {
 }
 
 /// The same, with the table locked. The service goes on with it. False: it has a stand-in already.
-pub fn stay_tcp_in(table: &mut Table, conn: &Conn) -> bool {
+pub fn stay_tcp_in(table: &mut Table, conn: &Conn, why: Why) -> bool {
     let inbound = conn.inbound.lock();
     let outbound = conn.outbound.lock();
     if conn.stage() != Stage::Direct {
@@ -89,6 +102,7 @@ pub fn stay_tcp_in(table: &mut Table, conn: &Conn) -> bool {
     }
     conn.enter(Stage::Tcp);
     drop((inbound, outbound));
+    said::decided(conn, Some(why));
     true
 }
 
@@ -99,8 +113,20 @@ pub fn veto(fd: c_int) {
             shared.veto();
         }
         conn.agreement.lock().veto();
-        stay_tcp(&conn);
+        stay_tcp(&conn, Why::Vetoed);
     }
+}
+
+/// Before a program is started without a fork: what it may have stays TCP.
+pub fn before_spawn() {
+    let inherited =
+        |fd: c_int| sys::fcntl(fd, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC == 0);
+    let stays: Vec<c_int> = {
+        let table = read();
+        let all = table.iter().flatten();
+        all.filter(|(fd, conn)| conn.is_used() || inherited(**fd)).map(|(fd, _)| *fd).collect()
+    };
+    stays.into_iter().for_each(veto);
 }
 
 const WORDS: usize = 1024;
@@ -221,7 +247,7 @@ pub fn in_parent(table: &mut Table) {
     let conns: Vec<Arc<Conn>> = table.iter().flatten().map(|(_, conn)| Arc::clone(conn)).collect();
     for conn in conns {
         if conn.shared.lock().is_none() {
-            stay_tcp_in(table, &conn);
+            stay_tcp_in(table, &conn, Why::Vetoed);
         }
     }
 }

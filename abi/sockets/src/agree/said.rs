@@ -1,0 +1,96 @@
+//! What a user can read of each connection that a rule chose, with `UWARP_LOG=info`: whether iWARP carries
+//! it, and if not, why.
+
+use std::sync::OnceLock;
+
+use super::conn::Conn;
+use super::machine::Role;
+use super::wire::Ends;
+use crate::sys;
+
+/// Why a connection stays TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// No HELLO within the time for it.
+    NotAsked,
+    /// HELLOs were refused.
+    Refused,
+    /// Nothing has come back.
+    NoAnswer,
+    /// The other end has decided so.
+    Peer,
+    /// A call or a fork that this library cannot follow.
+    Vetoed,
+    /// There is no descriptor, memory or thread for a stream.
+    NoRoom,
+    /// The UDP port of the connection's number is not to be had.
+    NoUdpPort,
+    /// It has ended before.
+    Ended,
+}
+
+impl Why {
+    fn text(self) -> &'static str {
+        match self {
+            Self::NotAsked => {
+                "the other end has not asked for 5 s: it is under no rule, its program has not used the \
+                 connection, or UDP does not pass"
+            }
+            Self::Refused => "the other end is under no rule, or its program has not used the connection",
+            Self::NoAnswer => {
+                "the other end has not answered for 8 s: it is under no rule, its program has not used the \
+                 connection, or UDP does not pass"
+            }
+            Self::Peer => "the other end has decided so",
+            Self::Vetoed => {
+                "the program has made a call, or has forked, so that it cannot be upgraded (docs/sockets.md)"
+            }
+            Self::NoRoom => "no descriptor, memory or thread is left for a stream",
+            Self::NoUdpPort => "the UDP port with the number of its TCP port is in use",
+            Self::Ended => "it ended before both ends had agreed",
+        }
+    }
+}
+
+/// Whether `UWARP_LOG` asks for lines of this library at this level.
+pub fn is_wanted() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| {
+        let wanted = |level: &str| ["info", "debug", "trace"].contains(&level);
+        let filter = std::env::var("UWARP_LOG").unwrap_or_default();
+        let directives = || filter.split(',').map(|part| part.split_once('=').unwrap_or(("", part)));
+        let of = |name: &str| {
+            directives().filter(|(target, _)| *target == name).map(|(_, level)| level).next_back()
+        };
+        of("uwarp_sockets").or(of("")).is_some_and(wanted)
+    })
+}
+
+/// This connection is iWARP's from here on, or stays TCP.
+pub fn decided(conn: &Conn, why: Option<Why>) {
+    if is_wanted() {
+        let (role, ends) = {
+            let agreement = conn.agreement.lock();
+            (agreement.role(), agreement.ends())
+        };
+        say(role, ends, why);
+    }
+}
+
+/// The same of a connection for which nothing has been made.
+pub fn never_begun(role: Role, ends: Ends, why: Why) {
+    if is_wanted() {
+        say(role, ends, Some(why));
+    }
+}
+
+fn say(role: Role, ends: Ends, why: Option<Why>) {
+    let (own, way, peer) = match role {
+        Role::Connected => (ends.connected, "to", ends.accepted),
+        Role::Accepted => (ends.accepted, "from", ends.connected),
+    };
+    match why {
+        None => sys::complain(&format!("{own} {way} {peer}: iWARP")),
+        Some(why) => sys::complain(&format!("{own} {way} {peer}: TCP, as {}", why.text())),
+    }
+}
