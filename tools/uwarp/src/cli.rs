@@ -159,6 +159,9 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// mpi: print the table in Markdown, as in docs/performance.md
+    #[arg(long, conflicts_with = "json")]
+    pub markdown: bool,
     /// Measure for a short time only, to see whether anything is broken
     #[arg(long)]
     pub quick: bool,
@@ -306,7 +309,8 @@ pub struct RunOptions {
     pub files: Option<Files>,
     /// Let TCP sockets of the program become iWARP's, where RULE says so: such as rsockets:port=5001, or
     /// upgrade:all for those whose other end agrees. `@FILE`
-    /// reads rules from a file. Without RULE, the variable's rules apply; without any, all sockets stay TCP
+    /// reads rules from a file. Without RULE, the variable's rules apply; without any, all sockets stay TCP.
+    /// With `--log info`, each connection that `upgrade` chose says if it became iWARP's, and if not, why
     #[arg(long, value_name = "RULE", env = "UWARP_SOCKETS", hide_env_values = true, num_args = 0..=1,
           require_equals = true, default_missing_value = "", value_parser = socket_rules)]
     pub sockets: Option<String>,

@@ -25,6 +25,7 @@ mod mpi;
 mod picture;
 mod preload;
 mod program;
+mod rdma;
 mod run;
 mod sockets;
 mod stat;
@@ -38,6 +39,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    if rdma::is_meant() {
+        return rdma::run();
+    }
     match cli::Cli::parse().command {
         cli::Command::Run(args) => run::run(&args),
         cli::Command::Mpi(args) => mpi::run(args),

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::elf::Facts;
 use crate::program::{self, Caller};
+use crate::rdma;
 
 /// What the files are to a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -84,6 +85,9 @@ pub fn of(file: &Path) -> Picture {
     }
     let name = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let name = name.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    if name == rdma::NAME {
+        return picture(Use::Wanted, "uwarp answers `rdma link` and `rdma dev` from them".to_owned());
+    }
     if is_open(name) {
         return picture(
             Use::Wanted,

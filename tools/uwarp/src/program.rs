@@ -66,15 +66,16 @@ impl fmt::Display for Unusable {
 
 /// The file that `name` stands for. A name with a slash is a path; others are looked for in PATH.
 pub fn find(name: &OsStr) -> Result<PathBuf, Unusable> {
-    if name.as_bytes().contains(&b'/') {
-        return usable(PathBuf::from(name));
-    }
     // execvp(3)'s default when PATH is not set.
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     find_in(name, &path)
 }
 
-fn find_in(name: &OsStr, path: &OsStr) -> Result<PathBuf, Unusable> {
+/// The same, with another PATH.
+pub fn find_in(name: &OsStr, path: &OsStr) -> Result<PathBuf, Unusable> {
+    if name.as_bytes().contains(&b'/') {
+        return usable(PathBuf::from(name));
+    }
     let mut refused = None;
     for directory in env::split_paths(path).filter(|_| !name.is_empty()) {
         match usable(directory.join(name)) {

@@ -94,6 +94,9 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
             if shown { "are shown" } else { "are not shown" },
         ));
     }
+    // Beside the files stand commands that answer for the device.
+    let own = variables.iter().find(|(name, _)| *name == "PATH");
+    let path = own.and_then(|(_, places)| program::find_in(name, places).ok()).unwrap_or(path);
     raise_descriptor_limit();
     variables.extend(options);
     variables.extend(more);

@@ -113,6 +113,8 @@ fn measure(args: &BenchArgs) -> Result<()> {
             "machine": machine, "figures": rows,
         });
         crate::say!("{report}");
+    } else if args.markdown {
+        crate::say!("{}", markdown(&transports, &rows).trim_end());
     } else {
         crate::say!("{launcher}, {ranks} ranks, no shared memory, {rounds} rounds\n");
         crate::say!("{}", table(&transports, &rows));
@@ -268,19 +270,40 @@ fn rows(printed: &[(Transport, Vec<Printed>)], only: &[String]) -> Vec<Row> {
     first.into_iter().map(|(id, unit, ..)| (id, unit)).filter(|(id, _)| wanted(id)).map(row).collect()
 }
 
+impl Row {
+    fn cell(&self, transport: Transport) -> String {
+        let Some(side) = self.transports.get(transport.word()) else { return String::new() };
+        let tail = if side.p99 > 0.0 { format!(" / {:.1}", side.p99) } else { String::new() };
+        let ratio = side.ratio.map_or(String::new(), |ratio| format!(" ({ratio:.2} ×)"));
+        format!("{:.1}{tail}{ratio}", side.median)
+    }
+}
+
+/// As docs/performance.md has it.
+fn markdown(transports: &[Transport], rows: &[Row]) -> String {
+    let heads = transports.iter().map(|transport| match transport {
+        Transport::Rc | Transport::Ud => format!("{} (UCX)", transport.word()),
+        Transport::Ofi => format!("{} (libfabric)", transport.word()),
+        _ => transport.word().to_owned(),
+    });
+    let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(["figure".to_owned(), "unit".to_owned()].into_iter().chain(heads).collect());
+    text += &format!("|{}\n", "---|".repeat(2 + transports.len()));
+    for row in rows {
+        let cells = transports.iter().map(|transport| row.cell(*transport));
+        text += &line([row.id.clone(), row.unit.clone()].into_iter().chain(cells).collect());
+    }
+    text
+}
+
 fn table(transports: &[Transport], rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     let heads = transports.iter().map(|transport| transport.word().to_owned());
     table.set_header(["figure".to_owned(), "unit".to_owned()].into_iter().chain(heads));
     for row in rows {
-        let cell = |transport: &Transport| {
-            let Some(side) = row.transports.get(transport.word()) else { return String::new() };
-            let tail = if side.p99 > 0.0 { format!(" / {:.1}", side.p99) } else { String::new() };
-            let ratio = side.ratio.map_or(String::new(), |ratio| format!(" ({ratio:.2} ×)"));
-            format!("{:.1}{tail}{ratio}", side.median)
-        };
-        table.add_row([row.id.clone(), row.unit.clone()].into_iter().chain(transports.iter().map(cell)));
+        let cells = transports.iter().map(|transport| row.cell(*transport));
+        table.add_row([row.id.clone(), row.unit.clone()].into_iter().chain(cells));
     }
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -339,6 +362,19 @@ mod tests {
         assert_eq!((rc.median, rc.ratio), (5.0, Some(0.5)));
         assert_eq!(rows[0].transports["tcp"].ratio, None);
         assert!(super::rows(&printed, &["put".to_owned()]).is_empty());
+    }
+
+    #[test]
+    fn the_table_of_the_page_names_what_carries_each_transport() {
+        let printed = [
+            (Transport::Tcp, vec![vec![figure("barrier-0 us 4 9 100").unwrap()]]),
+            (Transport::Rc, vec![vec![figure("barrier-0 us 2 8 100").unwrap()]]),
+        ];
+        assert_eq!(
+            markdown(&[Transport::Tcp, Transport::Rc], &rows(&printed, &[])),
+            "| figure | unit | tcp | rc (UCX) |\n|---|---|---|---|\n\
+             | barrier-0 | us | 4.0 / 9.0 | 2.0 / 8.0 (0.50 ×) |\n"
+        );
     }
 
     /// A run that failed has fewer figures; the others keep theirs, without a ratio to it.

@@ -160,7 +160,11 @@ fn is_glibc(loader: &Path) -> bool {
 fn sockets(file: &Path) -> Check {
     match sockets::refusal(file) {
         Some((found, remedy)) => Check::warn("sockets", format!("no --sockets: {found}"), remedy),
-        None => Check::ok("sockets", "it calls the sockets of libc, so uwarp run --sockets can be used"),
+        None => Check::ok(
+            "sockets",
+            "it calls the sockets of libc, so uwarp run --sockets can be used; with upgrade rules and --log \
+             info, each connection says if it has become iWARP's, and if not, why",
+        ),
     }
 }
 

@@ -11,6 +11,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
+use std::iter;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use std::process::{Command, ExitCode};
 
 use crate::cli::FilesArgs;
 use crate::libdir::SONAMES;
-use crate::{complain, libdir, preload, verbs};
+use crate::{complain, libdir, preload, rdma, verbs};
 use table::Node;
 
 /// Names the tree for the preloaded library.
@@ -55,7 +56,12 @@ pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static
         .status();
     match asked {
         Ok(status) if status.success() => {
-            let mut variables = vec![(VARIABLE, tree.into_os_string())];
+            let mut variables = vec![];
+            // Without it, `rdma link` is the kernel's.
+            if let Ok(path) = own_commands(&tree) {
+                variables.push(("PATH", path));
+            }
+            variables.push((VARIABLE, tree.into_os_string()));
             preload::add(&mut variables, &library);
             Ok(variables)
         }
@@ -63,6 +69,23 @@ pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static
         Ok(_) => Err(format!("cannot fill {}", tree.display())),
         Err(error) => Err(cannot(error)),
     }
+}
+
+/// Makes the directory of commands that answer for the device instead of the system's, and returns PATH with
+/// it in front.
+fn own_commands(tree: &Path) -> io::Result<OsString> {
+    let directory = tree.join("bin");
+    fs::create_dir(&directory)?;
+    symlink(libdir::executable()?, directory.join(rdma::NAME))?;
+    let inherited = env::var_os("PATH").filter(|path| !path.is_empty());
+    // Not those of a run that started this one.
+    let others = inherited.iter().flat_map(env::split_paths).filter(|place| !is_own_commands(place));
+    env::join_paths(iter::once(directory).chain(others)).map_err(io::Error::other)
+}
+
+fn is_own_commands(place: &Path) -> bool {
+    place.ends_with("bin")
+        && place.parent().and_then(Path::file_name).is_some_and(|name| Name::read(name).is_some())
 }
 
 /// `uwarp files DIRECTORY`: fills a tree with what the verbs say.
