@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/select.h>
@@ -621,9 +622,10 @@ static void children(void)
 		_exit(write(tell[1], word, 1) == 1 ? 0 : 1);
 	}
 	MUST(waitpid(child, &status, 0) == child && read(tell[0], word, 1) == 1);
-	/* A device is the process's that opened it. */
-	check(word[0] == (ruled ? 'n' : 'y'), ruled ? "a child cannot send (ruled)" : "a child sends", "%s", word);
-	if (!ruled)
+	/* A device is the process's that opened it. A connection that was TCP's is carried for a child. */
+	bool cannot = ruled && !upgraded;
+	check(word[0] == (cannot ? 'n' : 'y'), cannot ? "a child cannot send (ruled)" : "a child sends", "%s", word);
+	if (!cannot)
 		MUST(recv(fds[1], to, 5, MSG_WAITALL) == 5);
 	check(send(fds[0], "parent", 6, 0) == 6 && recv(fds[1], to, 6, MSG_WAITALL) == 6, "the parent goes on", "errno %d",
 	      errno);
@@ -682,6 +684,113 @@ static void leaver(void)
 	exit(0);
 }
 
+static sigjmp_buf back;
+
+static void jump(int signal)
+{
+	(void)signal;
+	siglongjmp(back, 1);
+}
+
+/* Sleeps past the lead of a thread that waits (5 ms), and then sends. */
+static void *send_late(void *fd)
+{
+	usleep(30000);
+	MUST(send(*(int *)fd, "x", 1, 0) == 1);
+	return NULL;
+}
+
+static void *wait_for_ever(void *set)
+{
+	struct epoll_event e;
+
+	epoll_wait(*(int *)set, &e, 1, -1);
+	return NULL;
+}
+
+/* Whether a byte that comes late wakes epoll_wait; takes it. */
+static bool wakes(int set, int fds[2])
+{
+	struct epoll_event e = { 0 };
+	pthread_t thread;
+	char byte;
+	int n;
+
+	MUST(pthread_create(&thread, NULL, send_late, &fds[0]) == 0);
+	n = epoll_wait(set, &e, 1, LIMIT_MS);
+	MUST(pthread_join(thread, NULL) == 0);
+	return n == 1 && e.data.fd == fds[1] && e.events == EPOLLIN && recv(fds[1], &byte, 1, MSG_DONTWAIT) == 1;
+}
+
+static void loops(void)
+{
+	struct itimerval timer = { .it_value = { .tv_usec = 30000 } };
+	struct sigaction action = { .sa_handler = count };
+	struct timespec wrong = { .tv_nsec = 1000000000 };
+	struct epoll_event e = { .events = EPOLLIN }, got[2];
+	sigset_t alarm, none;
+	int fds[2], set, outer, before, n;
+	uint64_t began;
+	pthread_t thread;
+	fd_set bits;
+	char byte;
+
+	pair_of(fds);
+	e.data.fd = fds[1];
+	MUST((set = epoll_create1(0)) >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, fds[1], &e) == 0);
+	check(epoll_wait(set, got, 2, 0) == 0, "nothing yet", "errno %d", errno);
+	began = now_ms();
+	check(epoll_wait(set, got, 2, 40) == 0 && now_ms() - began >= 39, "epoll_wait's limit", "errno %d", errno);
+	check_failed(epoll_wait(set, got, 0, -1) == -1, EINVAL, "epoll_wait for no event");
+	check_failed(epoll_wait(fds[1], got, 2, -1) == -1, EINVAL, "epoll_wait on what is no set");
+	check_failed(epoll_wait(-1, got, 2, -1) == -1, EBADF, "epoll_wait on nothing");
+	check_failed(epoll_pwait2(set, got, 2, &wrong, NULL) == -1, EINVAL, "epoll_pwait2 with no time");
+	check(wakes(set, fds), "epoll_wait hears of a byte", "errno %d", errno);
+
+	/* A signal that is only let through while the call sleeps. */
+	MUST(sigaction(SIGALRM, &action, NULL) == 0 && sigemptyset(&none) == 0);
+	MUST(sigemptyset(&alarm) == 0 && sigaddset(&alarm, SIGALRM) == 0 && sigprocmask(SIG_BLOCK, &alarm, NULL) == 0);
+	before = signals;
+	MUST(raise(SIGALRM) == 0);
+	check_failed(epoll_pwait(set, got, 2, -1, &none) == -1, EINTR, "epoll_pwait with a signal that waits");
+	check(signals == before + 1, "its handler runs", "%d signals", signals - before);
+	MUST(raise(SIGALRM) == 0 && epoll_wait(set, got, 2, 20) == 0 && signals == before + 1);
+	MUST(FD_SETSIZE > fds[1]);
+	FD_ZERO(&bits);
+	FD_SET(fds[1], &bits);
+	check_failed(pselect(fds[1] + 1, &bits, NULL, NULL, NULL, &none) == -1, EINTR, "pselect");
+	MUST(raise(SIGALRM) == 0);
+	check_failed(ppoll(&(struct pollfd){ .fd = fds[1], .events = POLLIN }, 1, NULL, &none) == -1, EINTR, "ppoll");
+	check(signals == before + 3, "each handler runs once", "%d signals", signals - before);
+	MUST(sigprocmask(SIG_SETMASK, &none, NULL) == 0);
+
+	/* Threads that leave the call: nobody else may be left without progress. */
+	MUST(setitimer(ITIMER_REAL, &timer, NULL) == 0);
+	check_failed(epoll_wait(set, got, 2, -1) == -1, EINTR, "epoll_wait that a signal ends");
+	action.sa_handler = jump;
+	MUST(sigaction(SIGALRM, &action, NULL) == 0);
+	timer.it_value.tv_usec = 2000;
+	if (sigsetjmp(back, 1) == 0) {
+		MUST(setitimer(ITIMER_REAL, &timer, NULL) == 0);
+		epoll_wait(set, got, 2, -1);
+	}
+	check(wakes(set, fds), "a byte after a jump out of the call", "errno %d", errno);
+	MUST(pthread_create(&thread, NULL, wait_for_ever, &set) == 0);
+	usleep(2000);
+	MUST(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
+	check(wakes(set, fds), "a byte after a thread was cancelled there", "errno %d", errno);
+
+	MUST((outer = epoll_create1(0)) >= 0 && epoll_ctl(outer, EPOLL_CTL_ADD, set, &e) == 0);
+	check(wakes(outer, fds), "a set within a set", "errno %d", errno);
+	e.events = EPOLLIN | EPOLLONESHOT;
+	MUST(epoll_ctl(set, EPOLL_CTL_MOD, fds[1], &e) == 0 && wakes(set, fds));
+	MUST(send(fds[0], "x", 1, 0) == 1 && (n = epoll_wait(set, got, 2, 40)) >= 0);
+	check(n == 0 && epoll_ctl(set, EPOLL_CTL_MOD, fds[1], &e) == 0, "a member that is reported once", "%d", n);
+	check(epoll_wait(set, got, 2, LIMIT_MS) == 1 && recv(fds[1], &byte, 1, 0) == 1, "again when it is armed", "%d", n);
+	MUST(close(outer) == 0 && close(set) == 0);
+	close_both(fds);
+}
+
 static const struct group groups[] = {
 	{ "states", states },
 	{ "nonblocking", nonblocking },
@@ -692,6 +801,7 @@ static const struct group groups[] = {
 	{ "duplicates", duplicates },
 	{ "edges", edges },
 	{ "sets", sets },
+	{ "loops", loops },
 	{ "streams", streams },
 	{ "children", children },
 	{ "ending", ending },

@@ -319,6 +319,82 @@ static void closing(void)
 	MUST(pthread_barrier_destroy(&barrier) == 0);
 }
 
+static void *closes(void *arg)
+{
+	struct setter *s = arg;
+
+	s->result = CALL(close, s->fd) ? errno : 0;
+	return NULL;
+}
+
+/* The peer of a socket, in a process that stops once its end is in IWARP_MODE. Says how many bytes came before the end. */
+static pid_t stopping_peer(int fds[2], int report)
+{
+	static char buf[65536];
+	pid_t child = fork();
+	uint64_t got = 0;
+	ssize_t n;
+
+	MUST(child >= 0);
+	if (child > 0)
+		return child;
+	close(fds[0]);
+	MUST(set_role(fds[1], UWARP_RESPONDER) == 0);
+	raise(SIGSTOP);
+	while ((n = CALL(read, fds[1], buf, sizeof buf)) > 0)
+		got += (uint64_t)n;
+	MUST(n == 0 && write(report, &got, sizeof got) == sizeof got);
+	_exit(0);
+}
+
+/* A close that waits (SO_LINGER), and one whose stream goes on in the background: nothing of other calls gets between its bytes. */
+static void lingering(void)
+{
+	struct linger linger = { .l_onoff = 1, .l_linger = 2 };
+	int fds[2][2], report[2];
+	pid_t peers[2];
+
+	MUST(pipe(report) == 0);
+	for (int i = 0; i < 2; i++) {
+		tcp(fds[i]);
+		peers[i] = stopping_peer(fds[i], report[1]);
+		close(fds[i][1]);
+	}
+	for (int i = 0; i < 2; i++) {
+		static char buf[65536];
+		uint64_t sent = 0, got = 0;
+		int fd = fds[i][0], copy, status;
+		struct setter s = { .fd = fd };
+		pthread_t thread;
+		ssize_t n;
+
+		MUST(set_role(fd, UWARP_INITIATOR) == 0);
+		MUST(waitpid(peers[i], &status, WUNTRACED) == peers[i] && WIFSTOPPED(status));
+		MUST((copy = dup(fd)) >= 0);
+		MUST(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+		while ((n = CALL(write, fd, buf, sizeof buf)) > 0)
+			sent += (uint64_t)n;
+		MUST(n < 0 && errno == EAGAIN);
+		if (i == 0)
+			MUST(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+		MUST(pthread_create(&thread, NULL, closes, &s) == 0);
+		usleep(500000);
+		n = CALL(write, fd, "raw", 3);
+		status = errno;
+		check(n < 0 && status == EBADF, "a write to a socket that is closed", "%zd, errno %d", n, status);
+		n = set_role(copy, UWARP_INITIATOR);
+		status = errno;
+		check(n < 0 && status == EALREADY, "a second stream on its connection", "%zd, errno %d", n, status);
+		MUST(pthread_join(thread, NULL) == 0);
+		check(s.result == 0, "the close", "errno %d", s.result);
+		MUST(kill(peers[i], SIGCONT) == 0);
+		check(ends(peers[i]) && read(report[0], &got, sizeof got) == sizeof got && got == sent,
+		      "all that was sent arrives, and the end", "%llu of %llu", (unsigned long long)got, (unsigned long long)sent);
+		MUST(close(copy) == 0);
+	}
+	MUST(close(report[0]) == 0 && close(report[1]) == 0);
+}
+
 /* No descriptor is left when the mode is set: the socket stays TCP's, and loses nothing. */
 static void exhausted(void)
 {
@@ -515,36 +591,83 @@ static void *kicks(void *arg)
 	return NULL;
 }
 
-/* A signal ends uwarp_poll also where its handler restarts calls, as it ends poll(2). One that comes just before the call does not,
- * so a few may be late. */
-static void interrupted(void)
-{
-	struct sigaction action = { .sa_handler = takes_signal, .sa_flags = SA_RESTART };
-	pthread_t busy;
-	int idle[2], fds[2], late = 0, ended = 0;
+static struct ibv_comp_channel *completions;
+static struct rdma_event_channel *connections;
 
-	pair(idle);
-	pair(fds);
-	enough = false;
+static bool ends_poll(int fd)
+{
+	struct pollfd set = { .fd = fd, .events = POLLIN };
+
+	return CALL(poll, &set, 1, LIMIT_MS) < 0 && errno == EINTR;
+}
+
+static bool ends_read(int fd)
+{
+	char byte;
+
+	return CALL(read, fd, &byte, 1) < 0 && errno == EINTR;
+}
+
+static bool ends_get_cq_event(int fd)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	(void)fd;
+	return ibv_get_cq_event(completions, &cq, &context) < 0 && errno == EINTR;
+}
+
+static bool ends_get_cm_event(int fd)
+{
+	struct rdma_cm_event *event;
+
+	(void)fd;
+	return rdma_get_cm_event(connections, &event) < 0 && errno == EINTR;
+}
+
+/* A hundred single signals to a call that waits. One that comes before the call ends nothing, so a few may be late. */
+static void signals_to(const char *name, bool (*call)(int), int idle, int flags)
+{
+	struct sigaction action = { .sa_handler = takes_signal, .sa_flags = flags };
+	int late = 0, ended = 0;
+
 	MUST(sigaction(SIGUSR1, &action, NULL) == 0);
-	MUST(pthread_create(&busy, NULL, traffic, fds) == 0);
 	for (int i = 0; i < 100; i++) {
 		struct kick kick = { .to = pthread_self(), .after_us = 2000 + i * 37 };
-		struct pollfd set = { .fd = idle[1], .events = POLLIN };
 		pthread_t kicker;
 
 		got_signal = 0;
 		MUST(pthread_create(&kicker, NULL, kicks, &kick) == 0);
 		waiting = true;
-		ended += CALL(poll, &set, 1, LIMIT_MS) < 0 && errno == EINTR && got_signal;
+		ended += call(idle) && got_signal;
 		waiting = false;
 		MUST(pthread_join(kicker, NULL) == 0);
 		late += kick.again;
 	}
+	check(ended == 100, name, "signals ended %d of 100", ended);
+	check(late <= 10, "also those that come while the thread serves other sockets", "%s: %d of 100 did not", name, late);
+}
+
+/* A signal ends a call that waits: uwarp_poll as it ends poll(2), others as it ends read(2). */
+static void interrupted(void)
+{
+	pthread_t busy;
+	int idle[2], fds[2];
+
+	pair(idle);
+	pair(fds);
+	enough = false;
+	MUST(completions = ibv_create_comp_channel(CALL(socket_qp, idle[0])->context));
+	MUST(connections = rdma_create_event_channel());
+	MUST(pthread_create(&busy, NULL, traffic, fds) == 0);
+	signals_to("uwarp_poll", ends_poll, idle[1], SA_RESTART);
+	signals_to("uwarp_read", ends_read, idle[1], 0);
+	signals_to("ibv_get_cq_event", ends_get_cq_event, -1, 0);
+	signals_to("rdma_get_cm_event", ends_get_cm_event, -1, 0);
 	enough = true;
 	MUST(pthread_join(busy, NULL) == 0);
-	check(ended == 100, "signals end a call that waits", "%d of 100", ended);
-	check(late <= 10, "also those that come while the thread serves other sockets", "%d of 100 did not", late);
+	rdma_destroy_event_channel(connections);
+	MUST(ibv_destroy_comp_channel(completions) == 0);
 	close_both(idle);
 	close_both(fds);
 }
@@ -556,6 +679,7 @@ static const struct group groups[] = {
 	{ "errors", errors },
 	{ "own_work", own_work },
 	{ "closing", closing },
+	{ "lingering", lingering },
 	{ "exhausted", exhausted },
 	{ "cancelled", cancelled },
 	{ "not_cancelled", not_cancelled },

@@ -9,9 +9,9 @@
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
 //! for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's files below
 //! /sys and /dev (`files`), sequences of socket calls beside the kernel's (`same_calls`), TCP connections
-//! that become iWARP's in place (`upgrade`), data integrity between two processes (`verify`, `random`), and
-//! connections that come and go in many threads without anything growing (`soak`). Each prints one line per
-//! statement; a line that begins with FAIL fails the case.
+//! that become iWARP's in place (`upgrade`, `upgraded`, `upgrade_processes`, `upgrade_liars`), data integrity
+//! between two processes (`verify`, `random`), and connections that come and go in many threads without
+//! anything growing (`soak`). Each prints one line a statement; one that begins with FAIL fails the case.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -212,6 +212,7 @@ const GROUPS: [(&str, &[&str]); 22] = [
             "errors",
             "own_work",
             "closing",
+            "lingering",
             "exhausted",
             "cancelled",
             "not_cancelled",
@@ -271,7 +272,7 @@ const TRAPS: [&str; 12] = [
 ];
 
 /// Groups of `same_calls`.
-const SAME_CALLS: [&str; 13] = [
+const SAME_CALLS: [&str; 14] = [
     "states",
     "nonblocking",
     "data",
@@ -281,6 +282,7 @@ const SAME_CALLS: [&str; 13] = [
     "duplicates",
     "edges",
     "sets",
+    "loops",
     "streams",
     "children",
     "ending",
@@ -297,21 +299,30 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
     ("upgraded where it accepts only", Some("--sockets=upgrade:listen"), &[]),
 ];
 
-/// Groups of `upgrade`: with a rule for both ends, and with one for one end, the other of which is TCP or
-/// played by hand.
-const UPGRADE: [(&str, &str, &str, &[&str]); 12] = [
-    ("integrity", "-", "upgrade", &["UPGRADED"]),
-    ("integrity", "::1", "upgrade", &["UPGRADED"]),
-    ("integrity", "-", "upgrade:connect", &[]),
-    ("integrity", "-", "upgrade:listen", &[]),
-    ("forked", "-", "upgrade", &["UPGRADED"]),
-    ("shared_by_two", "-", "upgrade", &[]),
-    ("handed_on", "-", "upgrade", &[]),
-    ("written_by_a_child", "-", "upgrade", &[]),
-    ("brief", "-", "upgrade", &[]),
-    ("brief", "-", "upgrade:listen", &[]),
-    ("liars_that_connect", "-", "upgrade:listen", &[]),
-    ("liars_that_accept", "-", "upgrade:connect", &[]),
+/// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
+/// the other of which is TCP or played by hand.
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 21] = [
+    ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
+    ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
+    ("upgrade", "integrity", "-", "upgrade:connect", &[]),
+    ("upgrade", "integrity", "-", "upgrade:listen", &[]),
+    ("upgrade", "answers", "-", "upgrade", &["UPGRADED"]),
+    ("upgraded", "waits", "-", "upgrade", &[]),
+    ("upgraded", "entries", "-", "upgrade", &[]),
+    ("upgraded", "handlers", "-", "upgrade", &[]),
+    ("upgraded", "many", "-", "upgrade", &[]),
+    ("upgraded", "exhausted", "-", "upgrade", &[]),
+    ("upgrade_processes", "forked", "-", "upgrade", &["UPGRADED"]),
+    ("upgrade_processes", "shared_by_two", "-", "upgrade", &[]),
+    ("upgrade_processes", "handed_on", "-", "upgrade", &[]),
+    ("upgrade_processes", "shared_with_a_child", "-", "upgrade", &[]),
+    ("upgrade_processes", "brief", "-", "upgrade", &[]),
+    ("upgrade_processes", "brief", "-", "upgrade:listen", &[]),
+    ("upgrade_processes", "without_exit", "-", "upgrade", &["UPGRADED"]),
+    ("upgrade_processes", "without_exit", "-", "upgrade:listen", &[]),
+    ("upgrade_processes", "children_without_exit", "-", "upgrade", &[]),
+    ("upgrade_liars", "liars_that_connect", "-", "upgrade:listen", &[]),
+    ("upgrade_liars", "liars_that_accept", "-", "upgrade:connect", &[]),
 ];
 
 /// How `verify` is run: address and environment.
@@ -375,10 +386,10 @@ fn main() -> ExitCode {
         let programs = programs.clone();
         trials.push(Trial::test(format!("same_calls {how}"), move || Ok(programs.same_calls(option, env)?)));
     }
-    for (group, address, rule, env) in UPGRADE {
+    for (program, group, address, rule, env) in UPGRADE {
         let programs = programs.clone();
         let name = format!("upgrade {group} {address}, {rule}");
-        trials.push(Trial::test(name, move || Ok(programs.upgrade(group, address, rule, env)?)));
+        trials.push(Trial::test(name, move || Ok(programs.upgrade(program, group, address, rule, env)?)));
     }
     for (group, env) in FILES {
         let programs = programs.clone();
@@ -446,11 +457,15 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
 
 /// Compares [`GROUPS`] with the programs: a group that is not listed would never be run.
 fn every_group_is_run() -> Outcome {
-    let upgrade = UPGRADE.map(|(group, ..)| group);
-    let mut upgrade = upgrade.to_vec();
-    upgrade.dedup();
-    let more = [("traps", &TRAPS[..]), ("same_calls", &SAME_CALLS), ("upgrade", &upgrade)];
-    for (program, groups) in GROUPS.into_iter().chain(more) {
+    let upgrade = ["upgrade", "upgraded", "upgrade_processes", "upgrade_liars"].map(|program| {
+        let rows = UPGRADE.iter().filter(|(of, ..)| *of == program);
+        let mut groups: Vec<&str> = rows.map(|(_, group, ..)| *group).collect();
+        groups.dedup();
+        (program, groups)
+    });
+    let upgrade = upgrade.iter().map(|(program, groups)| (*program, &groups[..]));
+    let more = [("traps", &TRAPS[..]), ("same_calls", &SAME_CALLS)];
+    for (program, groups) in GROUPS.into_iter().chain(more).chain(upgrade) {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{program}.c"));
         let text = std::fs::read_to_string(&file).context(file.display())?;
         let table = text.split_once("struct group groups[] = {").and_then(|(_, rest)| rest.split_once("};"));
@@ -573,8 +588,15 @@ impl Programs {
     }
 
     /// A group of `upgrade`, behind `uwarp run` with this rule.
-    fn upgrade(&self, group: &str, address: &str, rule: &str, env: &[&str]) -> Outcome {
-        let program = self.program("upgrade")?;
+    fn upgrade(
+        &self,
+        program: &'static str,
+        group: &str,
+        address: &str,
+        rule: &str,
+        env: &[&str],
+    ) -> Outcome {
+        let program = self.program(program)?;
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
         let option = format!("--sockets={rule}");
         let front = [dist.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()];

@@ -77,6 +77,25 @@ fn who_looks_at_the_files_is_shown_them() {
     assert!(found("files").starts_with("`uwarp run --files auto` shows it the device's files: "), "{answer}");
 }
 
+/// `rdma` of iproute2 asks the kernel. Under `--files`, links and devices are uwarp's, and the rest is
+/// iproute2's.
+#[test]
+fn rdma_of_iproute2_shows_the_device() {
+    let rdma = |call: &str| uwarp(&format!("run --files auto -- {call}")).run_ok().unwrap();
+    let links = document(&rdma("rdma -j link show"));
+    let link = &links.as_array().unwrap()[0];
+    assert_eq!((link["ifname"].as_str(), link["port"].as_u64()), (Some("uwarp0"), Some(1)), "{link}");
+    assert_eq!((&link["state"], &link["physical_state"]), (&"ACTIVE".into(), &"LINK_UP".into()), "{link}");
+    let netdev = link["netdev"].as_str().unwrap();
+    assert!(std::path::Path::new("/sys/class/net").join(netdev).exists(), "{link}");
+    let expected = format!("link uwarp0/1 state ACTIVE physical_state LINK_UP netdev {netdev} \n");
+    assert_eq!(rdma("rdma link show uwarp0/1").stdout, expected);
+    // Of a child as well.
+    let device = uwarp("run --as iwarp --files on -- sh -c").arg("rdma dev | cat").run_ok().unwrap();
+    assert!(device.stdout.starts_with("0: uwarp0: node_type rnic protocol iw fw "), "{}", device.text());
+    assert!(rdma("rdma -V").stdout.contains("iproute2"));
+}
+
 /// The lines of a plan for the MPI of this launcher.
 fn plan(options: &str, launcher: &str) -> String {
     let output = uwarp(&format!("mpi --dry-run {options} -- {launcher} -n 2 program")).unset("UCX_TLS");
@@ -91,7 +110,8 @@ fn mpi_plans_for_each_mpi_what_it_needs() {
     for head in heads {
         assert!(ompi.lines().any(|line| line.starts_with(head)), "no {head}\n{ompi}");
     }
-    assert!(ompi.ends_with("  mpirun.openmpi -x UCX_TLS -n 2 program\n"), "{ompi}");
+    let last = ompi.lines().next_back().unwrap_or_default();
+    assert!(last.starts_with("  mpirun.openmpi -x UCX_TLS ") && last.ends_with(" -n 2 program"), "{ompi}");
     let openib = plan("--transport openib", "mpirun.openmpi");
     assert!(openib.lines().any(|line| line.starts_with("  --as ib ")), "{openib}");
     let mpich = plan("--transport ud", "mpirun.mpich");

@@ -43,8 +43,10 @@ mod rsockets;
 mod sandboxes;
 #[path = "programs/sockets.rs"]
 mod sockets;
-#[path = "programs/sockets_more.rs"]
-mod sockets_more;
+#[path = "programs/sockets_files.rs"]
+mod sockets_files;
+#[path = "programs/sockets_services.rs"]
+mod sockets_services;
 #[path = "programs/storage.rs"]
 mod storage;
 #[path = "programs/table.rs"]

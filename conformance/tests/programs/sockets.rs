@@ -1,369 +1,316 @@
-//! Programs of TCP sockets under `uwarp run --sockets`: passing through, as rsockets at both ends, with a
-//! rule at one end only, and upgraded in place where both ends or one of them would.
+//! Programs of TCP sockets under `uwarp run --sockets`: passing through, as rsockets, and upgraded in place;
+//! each also with a rule at one end only, where it has to work by TCP.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::{Pid, getpgid};
 use uwarp_conformance::netns::NetNs;
 use uwarp_conformance::pair;
-use uwarp_conformance::process::{Cmd, Running};
+use uwarp_conformance::process::{Cmd, Output, Running};
 use uwarp_conformance::topology::Place;
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::free_port;
-use uwarp_conformance::{Context, Outcome, require};
+use uwarp_conformance::{Context, Failure, Outcome, require};
 
-use super::Run::{self, Long};
+use super::Run::{Custom, Long};
+use super::sockets_files as files;
+use super::sockets_services as services;
 use super::{Case, LONG, Scratch, World};
 
 const LO: &[Topology] = &[Loopback4];
 const LO_BOTH: &[Topology] = &[Loopback4, Loopback6];
 const LO_AND_VETH: &[Topology] = &[Loopback4, Veth1500V4];
 
-pub const FILE: &str = "the copy is the file";
-
-/// What the two ends are run with.
+/// What the two ends are run with, without the port.
 #[derive(Clone, Copy)]
 pub struct Rules {
+    words: &'static str,
     pub server: &'static str,
-    pub client: &'static str,
+    client: &'static str,
+    /// Whether iWARP carries anything.
+    agree: bool,
 }
 
-/// Preloaded, without a rule.
-pub const THROUGH: Rules = Rules { server: "", client: "" };
-/// A rule for the port, at both ends.
-pub const BOTH: Rules = Rules { server: "rsockets:port=", client: "rsockets:port=" };
-/// A rule for the port at the client only, which allows TCP.
-pub const CLIENT: Rules = Rules { server: "", client: "rsockets:fallback,port=" };
-
-const WAYS: [(&str, Rules); 3] = [
-    ("passing through", THROUGH),
-    ("as rsockets", BOTH),
-    ("as rsockets at the client, with fallback", CLIENT),
-];
-
-/// Rules for upgrades in place.
-const UPGRADES: [(&str, Rules); 3] = [
-    ("upgraded", Rules { server: "upgrade:port=", client: "upgrade:port=" }),
-    ("upgraded at the client only: TCP", Rules { server: "", client: "upgrade:port=" }),
-    ("upgraded at the server only: TCP", Rules { server: "upgrade:port=", client: "" }),
-];
+const THROUGH: Rules = Rules { words: "passing through", server: "", client: "", agree: false };
+const RSOCKETS: Rules =
+    Rules { words: "as rsockets", server: "rsockets:port=", client: "rsockets:port=", agree: true };
+const RSOCKETS_CLIENT: Rules = Rules {
+    words: "as rsockets at the client, with fallback",
+    server: "",
+    client: "rsockets:fallback,port=",
+    agree: false,
+};
+const UPGRADED: Rules =
+    Rules { words: "upgraded", server: "upgrade:port=", client: "upgrade:port=", agree: true };
+const UPGRADED_CLIENT: Rules =
+    Rules { words: "upgraded at the client only: TCP", server: "", client: "upgrade:port=", agree: false };
+const UPGRADED_SERVER: Rules =
+    Rules { words: "upgraded at the server only: TCP", server: "upgrade:port=", client: "", agree: false };
+/// Of servers that hand each connection to a program that they start: it has the kernel's socket and knows
+/// nothing of its past, so no end asks the other one (docs/adr/044).
+const HANDED_ON: Rules = Rules {
+    words: "upgraded, but the server hands its connections on by exec: TCP",
+    server: "upgrade:port=",
+    client: "upgrade:port=",
+    agree: false,
+};
 
 impl Rules {
-    /// Whether the connection is upgraded, if at all.
-    fn are_upgrades(self) -> bool {
+    /// Whether the connection begins as TCP.
+    pub fn are_upgrades(self) -> bool {
         [self.server, self.client].iter().any(|rule| rule.starts_with("upgrade"))
     }
-
-    /// Whether iWARP carries anything.
-    fn agree(self) -> bool {
-        !(self.server.is_empty() || self.are_upgrades() && self.client.is_empty())
-    }
 }
 
-/// Rows of sockets.
-pub fn cases() -> Vec<Case> {
-    let mut cases = rows();
-    cases.extend(upgrades());
-    cases
-}
-
-/// Rows of connections that begin as TCP.
-fn upgrades() -> Vec<Case> {
-    let mut cases = Vec::new();
-    let mut row = |program, manner, checked, at, run: Run| {
-        cases.push(Case { program, manner, checked, at, run });
+/// Rows of one program: `Custom` are those of `make test`.
+macro_rules! rows {
+    (
+        $cases:ident, $program:literal, $checked:expr, $run:path:
+        $($kind:ident $rules:ident $at:ident),* $(,)?
+    ) => {
+        $cases.extend([$(Case {
+            program: $program,
+            manner: $rules.words,
+            checked: $checked,
+            at: $at,
+            run: $kind(|world, place| $run(&Setting::new(world, $rules, place)?)),
+        }),*]);
     };
-    macro_rules! way {
-        ($index:literal, $at:expr) => {
-            let manner = UPGRADES[$index].0;
-            row(
-                "curl, http.server",
-                manner,
-                FILE,
-                $at,
-                Long(|w, p| http(w, 100_000_000, UPGRADES[$index].1, p)),
-            );
-            row("curl, nginx", manner, FILE, LO, Long(|w, p| nginx(w, UPGRADES[$index].1, p)));
-            let checked = "every request answered; what was set is read back";
-            row(
-                "redis-benchmark",
-                manner,
-                checked,
-                $at,
-                Long(|w, p| redis(w, 100_000, UPGRADES[$index].1, p)),
-            );
-            let checked = "both ends end with 0; bytes are received, and no more than were sent";
-            row("iperf3", manner, checked, $at, Long(|w, p| iperf(w, "-n 400M -P 4", UPGRADES[$index].1, p)));
-            let checked = "what was set is read back";
-            row("memcached", manner, checked, LO, Long(|w, p| memcached(w, UPGRADES[$index].1, p)));
-            row("nc", manner, FILE, LO, Long(|w, p| netcat(w, UPGRADES[$index].1, p)));
-        };
-    }
-    way!(0, LO_AND_VETH);
-    way!(1, LO);
-    way!(2, LO);
-    cases
 }
 
-fn rows() -> Vec<Case> {
-    let row = |program, manner, checked, at, run: Run| Case { program, manner, checked, at, run };
-    let [through, both, client] = WAYS.map(|(manner, _)| manner);
-    const HTTP: &str = "curl, http.server";
-    const REDIS: &str = "redis-benchmark";
-    const REDIS_CHECKED: &str = "every request answered; what was set is read back";
+/// Rows of sockets. Servers that serve each connection in a child process have no row as rsockets at both
+/// ends: a child has no device (docs/sockets.md).
+pub fn cases() -> Vec<Case> {
+    const FILE: &str = "the copy is the file";
+    let mut cases = Vec::new();
+    rows!(cases, "curl, http.server", FILE, files::http:
+        Long THROUGH LO, Long RSOCKETS LO_BOTH, Long RSOCKETS_CLIENT LO,
+        Long UPGRADED LO_AND_VETH, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "wget, http.server", FILE, files::wget:
+        Long THROUGH LO, Long RSOCKETS LO, Long RSOCKETS_CLIENT LO,
+        Custom UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    const TWO_FILES: &str = "one connection for all; the copies are the files, 1 MB and 1 GiB";
+    const TWO_BY_TLS: &str = "one connection for all; the copies are the files, 1 MB and 256 MiB";
+    rows!(cases, "curl, nginx", TWO_FILES, files::nginx:
+        Long THROUGH LO, Long RSOCKETS LO, Long RSOCKETS_CLIENT LO,
+        Long UPGRADED LO_AND_VETH, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "wget, nginx", TWO_FILES, files::nginx_wget:
+        Long THROUGH LO, Long RSOCKETS LO, Long RSOCKETS_CLIENT LO,
+        Long UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "curl, nginx, TLS", TWO_BY_TLS, files::tls:
+        Long THROUGH LO, Long RSOCKETS LO, Long RSOCKETS_CLIENT LO,
+        Long UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "curl, Node http", "the copy is the file; a POST of it arrives whole", files::node:
+        Long THROUGH LO, Long RSOCKETS LO, Long RSOCKETS_CLIENT LO,
+        Custom UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "nc", FILE, files::netcat:
+        Long THROUGH LO, Long RSOCKETS LO,
+        Long UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "scp, sshd", "the copy is the file, 1 GiB", files::ssh:
+        Long THROUGH LO, Long RSOCKETS_CLIENT LO,
+        Long HANDED_ON LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "git clone, git daemon", "the file in the clone is the file", files::git:
+        Long THROUGH LO, Long RSOCKETS_CLIENT LO,
+        Custom HANDED_ON LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "redis-benchmark", "every request answered; what was set is read back", services::redis:
+        Long THROUGH LO, Long RSOCKETS LO_AND_VETH, Long RSOCKETS_CLIENT LO,
+        Long UPGRADED LO_AND_VETH, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "memcached", "what was set is read back", services::memcached:
+        Long THROUGH LO, Long RSOCKETS LO,
+        Long UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
     const IPERF: &str = "both ends end with 0; bytes are received, and no more than were sent";
-    vec![
-        row(HTTP, through, FILE, LO, Long(|w, p| http(w, 1_000_000, THROUGH, p))),
-        row(HTTP, both, FILE, LO_BOTH, Long(|w, p| http(w, 5_000_000, BOTH, p))),
-        row(HTTP, client, FILE, LO, Long(|w, p| http(w, 1_000_000, CLIENT, p))),
-        row("curl, nginx", "256 MiB, passing through", FILE, LO, Long(|w, p| nginx(w, THROUGH, p))),
-        row("curl, nginx", "256 MiB, as rsockets", FILE, LO, Long(|w, p| nginx(w, BOTH, p))),
-        row("curl, nginx", "256 MiB, as rsockets at the client", FILE, LO, Long(|w, p| nginx(w, CLIENT, p))),
-        row(REDIS, through, REDIS_CHECKED, LO, Long(|w, p| redis(w, 1000, THROUGH, p))),
-        row(REDIS, both, REDIS_CHECKED, LO_AND_VETH, Long(|w, p| redis(w, 1000, BOTH, p))),
-        row(REDIS, client, REDIS_CHECKED, LO, Long(|w, p| redis(w, 1000, CLIENT, p))),
-        row(
-            REDIS,
-            "100,000 requests, as rsockets",
-            REDIS_CHECKED,
-            LO,
-            Long(|w, p| redis(w, 100_000, BOTH, p)),
-        ),
-        row("iperf3", "passing through", IPERF, LO, Long(|w, p| iperf(w, "-n 200M", THROUGH, p))),
-        row("iperf3", both, IPERF, LO, Long(|w, p| iperf(w, "-n 20M", BOTH, p))),
-        row("iperf3", "-P 4 -R, as rsockets", IPERF, LO, Long(|w, p| iperf(w, "-n 400M -P 4 -R", BOTH, p))),
-        row("memcached", through, "what was set is read back", LO, Long(|w, p| memcached(w, THROUGH, p))),
-        row("memcached", both, "what was set is read back", LO, Long(|w, p| memcached(w, BOTH, p))),
-        row("nc", through, FILE, LO, Long(|w, p| netcat(w, THROUGH, p))),
-        row("nc", both, FILE, LO, Long(|w, p| netcat(w, BOTH, p))),
-        // It serves each connection in a child process, which a rule cannot allow.
-        row("scp, sshd", through, FILE, LO, Long(|w, p| ssh(w, THROUGH, p))),
-        row("scp, sshd", client, FILE, LO, Long(|w, p| ssh(w, CLIENT, p))),
-    ]
+    rows!(cases, "iperf3", IPERF, services::iperf:
+        Long THROUGH LO, Long RSOCKETS LO,
+        Long UPGRADED LO_AND_VETH, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "iperf3 -R", IPERF, services::iperf_back: Long RSOCKETS LO, Long UPGRADED LO);
+    const SOCKPERF: &str = "--data-integrity: every message comes back as it was sent, none is lost";
+    rows!(cases, "sockperf", SOCKPERF, services::sockperf:
+        Long THROUGH LO, Long RSOCKETS LO,
+        Custom UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    const POSTGRES: &str = "no transaction fails; the sums of the tables agree";
+    rows!(cases, "pgbench, PostgreSQL", POSTGRES, services::postgres:
+        Long THROUGH LO, Long RSOCKETS_CLIENT LO,
+        Custom UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    rows!(cases, "asyncio", "20 connections, 1 MB each, echoed byte by byte", services::asyncio:
+        Long THROUGH LO, Long RSOCKETS LO, Long RSOCKETS_CLIENT LO,
+        Custom UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
+    // All ranks have one rule.
+    const MPI: &str = "NetPIPE's -i: the integrity of each size to 64 KiB";
+    rows!(cases, "NPopenmpi, btl tcp", MPI, services::open_mpi:
+        Long THROUGH LO, Long RSOCKETS LO, Long UPGRADED LO);
+    cases
 }
 
 impl World {
     /// A program behind `uwarp run --sockets`, with a rule that ends in the port.
-    pub fn with_sockets(&self, line: &str, rule: &str, port: u16, ns: Option<&NetNs>) -> Outcome<Cmd> {
+    fn with_sockets(&self, line: &str, rule: &str, port: u16, ns: Option<&NetNs>) -> Outcome<Cmd> {
         let option = if rule.is_empty() { "--sockets".to_owned() } else { format!("--sockets={rule}{port}") };
         let front = [self.dist()?.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()];
         Ok(Cmd::line(line).behind(front).unset("LD_LIBRARY_PATH").in_ns(ns).limit(LONG))
     }
 }
 
-/// The address in a URL.
-pub fn host(address: &str) -> String {
-    if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
+/// A server and its clients: where they are, under which rules, with a port and a directory.
+pub struct Setting<'a> {
+    world: &'a World,
+    pub rules: Rules,
+    pub place: Place<'a>,
+    pub port: u16,
+    dir: Scratch,
 }
 
-pub fn file_of(dir: &Path, len: usize) -> Outcome<Vec<u8>> {
-    let mut seed = 7u64;
-    let mut next = || {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 56) as u8
-    };
-    let bytes: Vec<u8> = (0..len).map(|_| next()).collect();
-    fs::write(dir.join("from"), &bytes).context(dir.display())?;
-    Ok(bytes)
-}
-
-/// Runs a server, fetches its file, and compares.
-fn fetch(
-    world: &World,
-    server: &str,
-    bytes: &[u8],
-    dir: &Path,
-    rules: Rules,
-    port: u16,
-    place: Place<'_>,
-) -> Outcome {
-    let server = world.with_sockets(server, rules.server, port, place.server)?;
-    let server = pair::serve(&server, port)?;
-    let to = dir.join("to");
-    let line = format!("curl -sS -o {} http://{}:{port}/from", to.display(), host(place.address));
-    let client = world.with_sockets(&line, rules.client, port, place.client)?.run();
-    // A part of it goes by TCP, before it is upgraded.
-    let least = if rules.are_upgrades() { bytes.len() / 4 } else { bytes.len() };
-    // `uwarp stat` sees the processes of its own namespace.
-    let carried = if place.server.is_none() { sent_by_iwarp(world, &server, rules, least) } else { Ok(()) };
-    let server = server.stop();
-    let client = client?;
-    let same = fs::read(&to).is_ok_and(|copy| copy == bytes);
-    require!(client.ok() && same, "not copied\n--- client\n{}--- server\n{}", client.text(), server.text());
-    carried
-}
-
-/// With a rule at both ends, this server has sent and received at least so many bytes by iWARP; else none.
-pub fn sent_by_iwarp(world: &World, server: &Running, rules: Rules, least: usize) -> Outcome {
-    let out = Cmd::new(world.dist()?.uwarp()?).args("stat --json").run()?;
-    let report: serde_json::Value = serde_json::from_str(&out.stdout).unwrap_or_default();
-    // Without a rule there is no device, and the process is not there. It has the group of what started it.
-    let of_server = |process: &&serde_json::Value| {
-        let pid = process["pid"].as_i64().and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
-        pid.is_some_and(|pid| getpgid(Some(pid)) == Ok(server.pid()))
-    };
-    let processes = report["processes"].as_array().into_iter().flatten().filter(of_server);
-    let bytes = |process: &serde_json::Value| -> u64 {
-        let of = |way: &str| process["totals"][way]["write"]["bytes"].as_u64().unwrap_or(0);
-        of("sent") + of("received")
-    };
-    let sum: u64 = processes.map(bytes).sum();
-    let good = if rules.agree() { sum >= least as u64 } else { sum == 0 };
-    require!(good, "{sum} bytes went by iWARP, of at least {least}\n{}", out.text());
-    Ok(())
-}
-
-fn http(world: &World, len: usize, rules: Rules, place: Place<'_>) -> Outcome {
-    let dir = Scratch::new("http")?;
-    let bytes = file_of(&dir.0, len)?;
-    let port = free_port();
-    let (address, served) = (place.address, dir.0.display());
-    let server = format!("/usr/bin/python3 -m http.server {port} --bind {address} --directory {served}");
-    fetch(world, &server, &bytes, &dir.0, rules, port, place)
-}
-
-/// In one process: with rsockets, workers would be children that have no device. `listen`: what the server
-/// listens on.
-pub fn nginx_settings(dir: &Path, listen: &str) -> String {
-    let at = dir.display();
-    format!(
-        "daemon off; master_process off; pid {at}/pid; error_log stderr; user root;\n\
-         events {{ }}\n\
-         http {{ access_log off; client_body_temp_path {at}; proxy_temp_path {at}; fastcgi_temp_path {at};\n\
-         uwsgi_temp_path {at}; scgi_temp_path {at};\n\
-         server {{ {listen} root {at}; sendfile on; }} }}\n"
-    )
-}
-
-fn nginx(world: &World, rules: Rules, place: Place<'_>) -> Outcome {
-    let dir = Scratch::new("nginx")?;
-    let bytes = file_of(&dir.0, 256 << 20)?;
-    let port = free_port();
-    let (at, address) = (dir.0.display(), host(place.address));
-    let mut settings = nginx_settings(&dir.0, &format!("listen {address}:{port};"));
-    if rules.are_upgrades() {
-        // Each worker opens the device itself.
-        settings = settings.replace("master_process off;", "worker_processes 2;");
+impl<'a> Setting<'a> {
+    fn new(world: &'a World, rules: Rules, place: Place<'a>) -> Outcome<Self> {
+        let port = free_port();
+        let dir = Scratch::new(&format!("sockets-{port}"))?;
+        Ok(Self { world, rules, place, port, dir })
     }
-    fs::write(dir.0.join("nginx.conf"), settings).context(dir.0.display())?;
-    let server = format!("/usr/sbin/nginx -p {at} -c {at}/nginx.conf");
-    fetch(world, &server, &bytes, &dir.0, rules, port, place)
-}
 
-fn redis(world: &World, requests: u32, rules: Rules, place: Place<'_>) -> Outcome {
-    let dir = Scratch::new("redis")?;
-    let port = free_port();
-    let (at, address) = (dir.0.display(), place.address);
-    let line = format!("redis-server --port {port} --bind {address} --dir {at} --protected-mode no");
-    let server = world.with_sockets(&line, rules.server, port, place.server)?;
-    let server = pair::serve(&server, port)?;
-    let run = |line: &str| world.with_sockets(line, rules.client, port, place.client)?.run();
-    let value = "v".repeat(40_000);
-    let steps = || {
-        let bench =
-            run(&format!("redis-benchmark -h {address} -p {port} -n {requests} -c 8 -t set,get --csv"))?;
-        let rows =
-            bench.stdout.lines().filter(|row| row.starts_with("\"SET\"") || row.starts_with("\"GET\""));
-        require!(bench.ok() && rows.count() == 2, "rows are missing\n{}", bench.text());
-        let set = run(&format!("redis-cli -h {address} -p {port} set key {value}"))?;
-        require!(set.ok() && set.stdout.trim() == "OK", "not set\n{}", set.text());
-        let get = run(&format!("redis-cli -h {address} -p {port} get key"))?;
-        require!(get.ok() && get.stdout.trim() == value, "not read back\n{}", get.text());
-        if place.server.is_none() { sent_by_iwarp(world, &server, rules, 2 * value.len()) } else { Ok(()) }
-    };
-    let result = steps();
-    let server = server.stop();
-    result.map_err(|why| uwarp_conformance::Failure(format!("{why}\n--- server\n{}", server.text())))
-}
-
-fn iperf(world: &World, args: &str, rules: Rules, place: Place<'_>) -> Outcome {
-    let port = free_port();
-    let server = format!("iperf3 -s -1 -B {} -p {port}", place.address);
-    let server = world.with_sockets(&server, rules.server, port, place.server)?;
-    let client = format!("iperf3 -c {} -p {port} -J {args}", place.address);
-    let client = world.with_sockets(&client, rules.client, port, place.client)?;
-    let ends = pair::run(&server, &client, port)?;
-    let sum = |name: &str| {
-        let rest = ends.client.stdout.split_once(&format!("\"{name}\":"))?.1;
-        let rest = rest.split_once("\"bytes\":")?.1;
-        rest.split(',').next()?.trim().parse::<u64>().ok()
-    };
-    match (sum("sum_sent"), sum("sum_received")) {
-        // The receiver's count ends when it hears that the test is over; what is on its way is not in it.
-        (Some(sent), Some(received)) if received > 0 && received <= sent => Ok(()),
-        sums => ends.failure(format_args!("sent and received: {sums:?}")),
+    /// The server's address in a URL.
+    pub fn host(&self) -> String {
+        let address = self.place.address;
+        if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
     }
-}
 
-fn memcached(world: &World, rules: Rules, place: Place<'_>) -> Outcome {
-    let port = free_port();
-    let server = format!("memcached -u root -l {} -p {port} -U 0", place.address);
-    let server = pair::serve(&world.with_sockets(&server, rules.server, port, place.server)?, port)?;
-    // It takes a while until a connection is upgraded.
-    let times = if rules.are_upgrades() { 100 } else { 1 };
-    let program = format!(
-        r#"import socket; s = socket.create_connection(("{}", {port})); v = b"v" * 500000; "#,
-        place.address
-    ) + r#"w = socket.MSG_WAITALL; e = b"VALUE k 0 500000\r\n" + v + b"\r\nEND\r\n"; "#
-        + r#"print("good" if all((s.sendall(b"set k 0 0 500000\r\n" + v + b"\r\n"), s.recv(8, w), "#
-        + r#"s.sendall(b"get k\r\n"), s.recv(len(e), w))[1::2] == (b"STORED\r\n", e) "#
-        + &format!("for _ in range({times})) else \"bad\")");
-    let client =
-        world.with_sockets("/usr/bin/python3 -c", rules.client, port, place.client)?.arg(program).run();
-    let carried = sent_by_iwarp(world, &server, rules, 1_000_000);
-    let server = server.stop();
-    let client = client?;
-    require!(client.stdout.trim() == "good", "--- client\n{}--- server\n{}", client.text(), server.text());
-    carried
-}
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
 
-/// 100 MB from one to the other; both end when they have ended.
-fn netcat(world: &World, rules: Rules, place: Place<'_>) -> Outcome {
-    let dir = Scratch::new("nc")?;
-    let bytes = file_of(&dir.0, 100_000_000)?;
-    let port = free_port();
-    let at = dir.0.display();
-    let shell = |script: String, rule, ns| -> Outcome<Cmd> {
-        Ok(world.with_sockets("sh -c", rule, port, ns)?.arg(script))
-    };
-    let server = format!("exec nc -l -N {} {port} < /dev/null > {at}/to", place.address);
-    let client = format!("exec nc -N {} {port} < {at}/from", place.address);
-    let server = shell(server, rules.server, place.server)?;
-    let ends = pair::run(&server, &shell(client, rules.client, place.client)?, port)?;
-    let same = fs::read(dir.0.join("to")).is_ok_and(|copy| copy == bytes);
-    if same { Ok(()) } else { ends.failure("not copied") }
-}
+    pub fn server(&self, line: &str) -> Outcome<Cmd> {
+        self.world.with_sockets(line, self.rules.server, self.port, self.place.server)
+    }
 
-/// sshd serves in children and changes its user: without a rule, all of that is as without the library. It
-/// speaks first, also to a client that has sent a request of MPA.
-fn ssh(world: &World, rules: Rules, place: Place<'_>) -> Outcome {
-    let dir = Scratch::new("ssh")?;
-    let bytes = file_of(&dir.0, 200_000_000)?;
-    let port = free_port();
-    let at = dir.0.display();
-    let key = Cmd::line(&format!("ssh-keygen -q -t ed25519 -f {at}/key -P")).arg("").run()?;
-    require!(key.ok(), "no key\n{}", key.text());
-    fs::copy(dir.0.join("key.pub"), dir.0.join("authorized")).context(at.to_string())?;
-    // sshd wants it, and its service makes it.
-    fs::create_dir_all("/run/sshd").context("/run/sshd")?;
-    let line = format!("/usr/sbin/sshd -D -e -f {at}/sshd_config -p {port} -h {at}/key");
-    let settings = format!(
-        "ListenAddress {}\nStrictModes no\nAuthorizedKeysFile {at}/authorized\nPidFile none\nUsePAM no\n\
-         PermitRootLogin yes\nSubsystem sftp internal-sftp\n",
-        place.address
-    );
-    fs::write(dir.0.join("sshd_config"), settings).context(at.to_string())?;
-    let server = pair::serve(&world.with_sockets(&line, "", port, place.server)?, port)?;
-    let client = format!(
-        "scp -q -P {port} -i {at}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
-         -o BatchMode=yes root@{}:{at}/from {at}/to",
-        host(place.address)
-    );
-    let client = world.with_sockets(&client, rules.client, port, place.client)?.run();
-    let server = server.stop();
-    let client = client?;
-    let same = fs::read(dir.0.join("to")).is_ok_and(|copy| copy == bytes);
-    require!(client.ok() && same, "not copied\n--- client\n{}--- server\n{}", client.text(), server.text());
-    Ok(())
+    pub fn client(&self, line: &str) -> Outcome<Cmd> {
+        self.world.with_sockets(line, self.rules.client, self.port, self.place.client)
+    }
+
+    /// With a rule that ends in a port of its own.
+    pub fn job(&self, line: &str, rule: &str, port: u16) -> Outcome<Cmd> {
+        self.world.with_sockets(line, rule, port, None)
+    }
+
+    /// Runs `steps` while the server runs. What it has printed stands behind the reason.
+    pub fn serve(&self, line: &str, steps: impl FnOnce(&Running) -> Outcome) -> Outcome {
+        let server = pair::serve(&self.server(line)?, self.port)?;
+        let result = steps(&server);
+        let server = server.stop();
+        result.map_err(|why| Failure(format!("{why}\n--- server\n{}", server.text())))
+    }
+
+    /// A file with this name, in which no two blocks are the same.
+    pub fn file(&self, name: &str, len: usize) -> Outcome {
+        let mut block: Vec<u8> =
+            (0..1 << 16).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let path = self.dir().join(name);
+        let mut write = || -> std::io::Result<()> {
+            let mut file = File::create(&path)?;
+            let mut left = len;
+            while left > 0 {
+                for (at, sector) in block.chunks_exact_mut(512).enumerate() {
+                    sector[..8].copy_from_slice(&((left + at * 512) as u64).to_le_bytes());
+                }
+                let part = left.min(block.len());
+                file.write_all(&block[..part])?;
+                left -= part;
+            }
+            Ok(())
+        };
+        write().context(path.display())
+    }
+
+    /// Whether two files of the directory are the same.
+    pub fn is_copied(&self, from: &str, to: &str, client: &Output) -> Outcome {
+        let compare = || -> std::io::Result<bool> {
+            let (mut one, mut other) = (File::open(self.dir().join(from))?, File::open(self.dir().join(to))?);
+            if one.metadata()?.len() != other.metadata()?.len() {
+                return Ok(false);
+            }
+            let (mut a, mut b) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+            loop {
+                let len = one.read(&mut a)?;
+                if len == 0 {
+                    return Ok(true);
+                }
+                other.read_exact(&mut b[..len])?;
+                if a[..len] != b[..len] {
+                    return Ok(false);
+                }
+            }
+        };
+        let same = compare().unwrap_or(false);
+        require!(client.ok() && same, "{to} is no copy of {from}\n--- client\n{}", client.text());
+        let _ = fs::remove_file(self.dir().join(to));
+        Ok(())
+    }
+
+    /// Bytes by iWARP, both ways, of each process that has a device, and its group. Without a connection by
+    /// iWARP it has none.
+    fn stat(&self) -> Outcome<Vec<(String, Pid, u64)>> {
+        let stat = Cmd::new(self.world.dist()?.uwarp()?).args("stat --json");
+        // It sees the processes of its own namespace.
+        let out = stat.in_ns(self.place.server).run()?;
+        let report: serde_json::Value = serde_json::from_str(&out.stdout).unwrap_or_default();
+        let process = |process: &serde_json::Value| {
+            let pid = process["pid"].as_i64().and_then(|pid| Pid::from_raw(pid.try_into().ok()?))?;
+            let of = |way: &str| process["totals"][way]["write"]["bytes"].as_u64().unwrap_or(0);
+            let name = process["command"].as_str().unwrap_or_default().to_owned();
+            Some((name, getpgid(Some(pid)).ok()?, of("sent") + of("received")))
+        };
+        Ok(report["processes"].as_array().into_iter().flatten().filter_map(process).collect())
+    }
+
+    /// Bytes by iWARP of all processes with the group of one of these.
+    fn by_iwarp(&self, of: &[&Running]) -> Outcome<u64> {
+        let all = self.stat()?.into_iter();
+        let of_these = all.filter(|(_, group, _)| of.iter().any(|of| of.pid() == *group));
+        Ok(of_these.map(|(.., bytes)| bytes).sum())
+    }
+
+    /// How many programs with this name have sent and received at least so many bytes by iWARP.
+    pub fn ranks_by_iwarp(&self, name: &str, least: u64) -> Outcome<usize> {
+        Ok(self.stat()?.iter().filter(|(other, _, bytes)| other == name && *bytes >= least).count())
+    }
+
+    /// With `UWARP_LOG=info` the client has said what became of its connection.
+    pub fn is_said(&self, client: &Output) -> Outcome {
+        let wanted = match (self.rules.client.starts_with("upgrade"), self.rules.agree) {
+            (false, _) => return Ok(()),
+            (true, true) => format!(":{}: iWARP", self.port),
+            (true, false) => format!(":{}: TCP, as ", self.port),
+        };
+        require!(client.stderr.contains(&wanted), "not said: {wanted}\n{}", client.text());
+        Ok(())
+    }
+
+    /// By the rules iWARP has carried at least `least` bytes, or none.
+    fn judge(&self, bytes: u64, least: usize) -> Outcome {
+        // A part of them goes by TCP, before the connection is upgraded.
+        let least = if self.rules.are_upgrades() { least / 4 } else { least };
+        let good = if self.rules.agree { bytes >= least as u64 } else { bytes == 0 };
+        let wanted = if self.rules.agree { least } else { 0 };
+        require!(good, "{bytes} bytes went by iWARP, wanted {wanted} with these rules");
+        Ok(())
+    }
+
+    /// This server, which still runs, has sent and received at least so much by iWARP, if that is carried.
+    pub fn carried(&self, server: &Running, least: usize) -> Outcome {
+        self.judge(self.by_iwarp(&[server])?, least)
+    }
+
+    /// Runs a client, and looks meanwhile what it and the server have sent and received by iWARP: of servers
+    /// and clients that end with the connection.
+    pub fn run_watched(&self, server: &Running, client: &str, least: usize) -> Outcome<Output> {
+        let client = self.client(client)?.spawn()?;
+        let mut most = 0;
+        while client.is_running() {
+            most = most.max(self.by_iwarp(&[server, &client])?);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let client = client.wait()?;
+        self.judge(most, least).map_err(|why| Failure(format!("{why}\n--- client\n{}", client.text())))?;
+        Ok(client)
+    }
 }

@@ -17,7 +17,6 @@ use super::per_interface;
 use super::rsockets;
 use super::sandboxes;
 use super::sockets;
-use super::sockets_more;
 use super::ucx;
 use super::verbs;
 use super::{AS_IB, AS_IWARP, AS_STRANGERS, CRC_OFF, Case, IWARP, ROCE, Run, SPINNING};
@@ -94,7 +93,6 @@ pub fn cases() -> Vec<Case> {
         datagrams::cases(),
         rsockets::cases(),
         sockets::cases(),
-        sockets_more::cases(),
         verbs::cases(),
         per_interface::cases(),
         applications(),
