@@ -5,6 +5,9 @@
 
 #include <pthread.h>
 #include <spawn.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/select.h>
 
 /* Each connection in a child of its own, which the parent only accepts and closes. */
 static void forked(void)
@@ -472,6 +475,129 @@ static void children_without_exit(void)
 	MUST(close(a) == 0 && close(c) == 0 && close(l) == 0);
 }
 
+static int ended;
+
+/* Calls again and again on a connection until one says that it has ended, or failed. Then the thread ends the process. */
+static void *until_it_ends(void *arg)
+{
+	static char block[100000];
+	struct pollfd p = { .fd = ended };
+	int way = *(int *)arg, set;
+	struct epoll_event e = { .events = EPOLLIN | EPOLLRDHUP };
+	fd_set readable;
+
+	switch (way) {
+	case 0:
+		while (recv(ended, block, 1, 0) > 0)
+			;
+		break;
+	case 1:
+		while (send(ended, block, sizeof block, MSG_NOSIGNAL) >= 0)
+			;
+		break;
+	case 2:
+		p.events = POLLIN | POLLRDHUP;
+		poll(&p, 1, -1);
+		break;
+	case 3:
+		FD_ZERO(&readable);
+		FD_SET(ended, &readable);
+		select(ended + 1, &readable, NULL, NULL, NULL);
+		break;
+	case 4:
+		MUST((set = epoll_create1(EPOLL_CLOEXEC)) >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, ended, &e) == 0);
+		while (epoll_wait(set, &e, 1, -1) == 0)
+			;
+		break;
+	case 5:
+		/* Long after the other thread has begun. */
+		usleep(700000);
+		_exit(6);
+	case 6:
+		usleep(700000);
+		exit(6);
+	case 7:
+		while (ioctl(ended, FIONREAD, &way) == 0 && recv(ended, block, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN)
+			;
+		break;
+	}
+	_exit(6);
+}
+
+/* Ends the process in a handler, whatever its thread is doing. */
+static void end_here(int signal)
+{
+	_exit(signal == SIGALRM ? 5 : 6);
+}
+
+/* Sends and receives until the process ends. */
+static void use_until_it_ends(unsigned after)
+{
+	const struct itimerval soon = { .it_value = { .tv_usec = after } };
+	static char block[20000];
+
+	MUST(signal(SIGALRM, end_here) != SIG_ERR && setitimer(ITIMER_REAL, &soon, NULL) == 0);
+	for (;;) {
+		send(ended, block, sizeof block, MSG_DONTWAIT | MSG_NOSIGNAL);
+		recv(ended, block, sizeof block, MSG_DONTWAIT);
+	}
+}
+
+/* A process that ends by `_exit` in one thread, while another one uses its connection in this way. */
+static int end_beside(int way)
+{
+	int l = listener(), a, status, took[2];
+	ino_t before;
+	pid_t child;
+	pthread_t thread;
+	char byte;
+
+	MUST(pipe(took) == 0 && (child = fork()) >= 0);
+	if (child == 0) {
+		ended = client();
+		before = inode(ended);
+		MUST(send(ended, "x", 1, 0) == 1 && becomes(ended, before, LIMIT_MS));
+		MUST(recv(ended, &byte, 1, 0) == 1);
+		if (way >= 8)
+			use_until_it_ends((unsigned)(way - 7) * 3700);
+		MUST(pthread_create(&thread, NULL, until_it_ends, &way) == 0);
+		usleep(20000);
+		/* The peer takes nothing any more, so it is not over at once. */
+		if (way == 5 || way == 6)
+			MUST(kill(getppid(), SIGSTOP) == 0);
+		_exit(5);
+	}
+	MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+	MUST(recv(a, &byte, 1, 0) == 1 && send(a, "y", 1, 0) == 1);
+	MUST(waitpid(child, &status, 0) == child && close(a) == 0 && close(l) == 0);
+	return status;
+}
+
+/* `_exit` ends all threads: none sees its connection end first, and the first status counts. */
+static void exit_beside_threads(void)
+{
+	static const char *names[] = { "recv", "send", "poll", "select", "epoll_wait", "a second _exit", "exit", "ioctl" };
+	int status;
+	pid_t server;
+
+	for (int way = 0; way < 20; way++) {
+		/* Of its own: a process that has a device gives its children none. */
+		MUST((server = fork()) >= 0);
+		if (server == 0) {
+			alarm(30);
+			status = end_beside(way);
+			_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 99);
+		}
+		MUST(waitpid(server, &status, WUNTRACED) == server);
+		if (WIFSTOPPED(status)) {
+			usleep(1200000);
+			MUST(kill(server, SIGCONT) == 0 && waitpid(server, &status, 0) == server);
+		}
+		check(WIFEXITED(status) && WEXITSTATUS(status) == 5, "_exit ends a process with its status", "%#x beside %s",
+		      status, way < 8 ? names[way] : "a handler");
+	}
+}
+
 static const struct group groups[] = {
 	{ "forked", forked },
 	{ "shared_by_two", shared_by_two },
@@ -480,6 +606,7 @@ static const struct group groups[] = {
 	{ "brief", brief },
 	{ "without_exit", without_exit },
 	{ "children_without_exit", children_without_exit },
+	{ "exit_beside_threads", exit_beside_threads },
 };
 
 int main(int argc, char **argv)

@@ -301,7 +301,7 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
 /// the other of which is TCP or played by hand.
-const UPGRADE: [(&str, &str, &str, &str, &[&str]); 21] = [
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 22] = [
     ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "-", "upgrade:connect", &[]),
@@ -321,6 +321,7 @@ const UPGRADE: [(&str, &str, &str, &str, &[&str]); 21] = [
     ("upgrade_processes", "without_exit", "-", "upgrade", &["UPGRADED"]),
     ("upgrade_processes", "without_exit", "-", "upgrade:listen", &[]),
     ("upgrade_processes", "children_without_exit", "-", "upgrade", &[]),
+    ("upgrade_processes", "exit_beside_threads", "-", "upgrade", &[]),
     ("upgrade_liars", "liars_that_connect", "-", "upgrade:listen", &[]),
     ("upgrade_liars", "liars_that_accept", "-", "upgrade:connect", &[]),
 ];

@@ -7,6 +7,7 @@ use uwarp_preload::{errno, real, set_errno};
 
 use crate::agree::conn::{Outcome, Spans, Wait, limit_of};
 use crate::agree::table;
+use crate::ending::Pass;
 use crate::rsockets::{Rsockets, say_forked};
 use crate::sock::{self, Block};
 use crate::{fds, process, relay, sys};
@@ -369,6 +370,7 @@ macro_rules! by_descriptor {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C-unwind" fn $name($fd: c_int $(, $argument: $type)*) -> $result {
             if fds::is_mediated($fd) {
+                let _pass = Pass::begin();
                 // SAFETY: the caller passes what the function of libc takes.
                 #[allow(unused_unsafe)]
                 return unsafe { $ruled };
@@ -420,6 +422,7 @@ macro_rules! positioned {
             fd: c_int, vectors: *const iovec, count: c_int, position: i64, flags: c_int
         ) -> isize {
             if fds::is_mediated(fd) && position == -1 {
+                let _pass = Pass::begin();
                 // SAFETY: the caller passes what the function of libc takes.
                 return unsafe { read_into(fd, vectors, count, without_waiting(flags)) };
             }
@@ -433,6 +436,7 @@ macro_rules! positioned {
             fd: c_int, vectors: *const iovec, count: c_int, position: i64, flags: c_int
         ) -> isize {
             if fds::is_mediated(fd) && position == -1 {
+                let _pass = Pass::begin();
                 // SAFETY: the caller passes what the function of libc takes.
                 return unsafe { write_from(fd, vectors, count, without_waiting(flags)) };
             }
@@ -468,6 +472,7 @@ unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_
         // SAFETY: the caller passes what the function of libc takes.
         unsafe {
             if fds::is_mediated(fd) {
+                let _pass = Pass::begin();
                 return send_message(fd, message, flags);
             }
             if passes_ruled(message) {
@@ -537,6 +542,7 @@ unsafe fn each(messages: *mut mmsghdr, count: u32, mut one: impl FnMut(u32, *mut
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
     if fds::is_mediated(fd) {
+        let _pass = Pass::begin();
         // SAFETY: the caller passes what the function of libc takes.
         return unsafe { each(messages, count.min(1024), |_, message| send_message(fd, message, flags)) };
     }
@@ -561,6 +567,7 @@ unsafe extern "C-unwind" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if fds::is_mediated(fd) {
+        let _pass = Pass::begin();
         // The limit is looked at between messages only, by the kernel as well.
         let first = flags & !libc::MSG_WAITFORONE;
         let later = if flags & libc::MSG_WAITFORONE == 0 { first } else { first | libc::MSG_DONTWAIT };

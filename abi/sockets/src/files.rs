@@ -7,6 +7,7 @@ use uwarp_preload::{real, set_errno};
 
 use crate::agree::table;
 use crate::data::{receive_block, send_block, send_whole};
+use crate::ending::Pass;
 use crate::fds;
 use crate::sock::{self, Block};
 
@@ -74,6 +75,7 @@ macro_rules! sendfiles {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C-unwind" fn $name(to: c_int, from: c_int, position: *mut i64, count: usize) -> isize {
             if fds::is_mediated(to) {
+                let _pass = Pass::begin();
                 // SAFETY: the caller passes what the function of libc takes.
                 return unsafe { send_file(to, from, position, count) };
             }
@@ -94,6 +96,7 @@ unsafe extern "C-unwind" fn splice(
     flags: c_uint,
 ) -> isize {
     if fds::is_mediated(from) || fds::is_mediated(to) {
+        let _pass = Pass::begin();
         let positioned =
             (fds::is_mediated(from) && !from_at.is_null()) || (fds::is_mediated(to) && !to_at.is_null());
         if positioned {

@@ -10,7 +10,7 @@ use uwarp_preload::{errno, real, set_errno};
 use crate::address;
 use crate::agree;
 use crate::agree::conn::Stage;
-use crate::ending;
+use crate::ending::{self, Pass};
 use crate::fds;
 use crate::process;
 use crate::relay;
@@ -361,6 +361,7 @@ unsafe fn accepted(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if fds::is_ruled(fd) && !(process::is_forked() && relay::ask_for(fd)) {
+        let _pass = Pass::begin();
         let Some(sock) = sock::of(fd) else { return -1 };
         let Some(calls) = sock.calls() else { return -1 };
         if sock.is_handed() {
@@ -398,6 +399,7 @@ fn close_special(fd: c_int) -> c_int {
         // The program knows nothing of it: it closes all numbers there are.
         return failed(libc::EBADF);
     }
+    ending::stop_at_the_end();
     if process::is_child() {
         // Of a child the copy only.
         forget_in_child(fd);

@@ -11,6 +11,7 @@ use uwarp_preload::{real, set_errno};
 
 use crate::agree::conn::Stage;
 use crate::agree::table;
+use crate::ending::Pass;
 use crate::fds;
 use crate::sock::{self, Direction, Sock};
 use crate::stand_in::Because;
@@ -127,6 +128,7 @@ unsafe extern "C-unwind" fn getsockopt(
             fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t
         ) -> c_int);
     }
+    let _pass = Pass::begin();
     let Some(sock) = sock::of(fd) else { return -1 };
     let Some(calls) = sock.calls() else { return -1 };
     if let Some(conn) = sock.conn() {

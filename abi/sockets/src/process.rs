@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use uwarp_preload::rules::{self, Role, Rules, Way};
 
 use crate::agree::{service, table};
-use crate::{fds, relay, sys};
+use crate::{ending, fds, relay, sys};
 
 static RULES: OnceLock<Rules> = OnceLock::new();
 /// The process that the sockets are of.
@@ -50,6 +50,7 @@ unsafe impl Sync for Across {}
 static ACROSS: Across = Across(UnsafeCell::new(None));
 
 unsafe extern "C" fn before() {
+    ending::stop_at_the_end();
     relay::before_children();
     let table = table::before_fork();
     let service = service::before_fork();

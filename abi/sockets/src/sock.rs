@@ -13,7 +13,7 @@ use crate::agree::{said, service};
 use crate::relay::{self, Word};
 use crate::rsockets::{self, Rsockets};
 use crate::stand_in::{Because, StandIn};
-use crate::{fds, process, sys, watch};
+use crate::{ending, fds, process, sys, watch};
 
 /// Options that a program may have set before the rule was looked at, and those that a new connection
 /// inherits; all are numbers.
@@ -84,6 +84,7 @@ pub fn of(fd: c_int) -> Option<Arc<Sock>> {
         rsockets::say_forked();
         return None;
     }
+    ending::stop_at_the_end();
     let found = fds::find(fd);
     if found.is_none() {
         set_errno(libc::EBADF);

@@ -266,10 +266,19 @@ pub fn pid() -> c_int {
     call(libc::SYS_getpid, [0; 5]).unwrap_or(0)
 }
 
+/// This thread's number.
+pub fn thread() -> c_int {
+    call(libc::SYS_gettid, [0; 5]).unwrap_or(0)
+}
+
 /// Sends this thread a signal.
 pub fn raise(signal: c_int) {
-    let thread = call(libc::SYS_gettid, [0; 5]).unwrap_or(0);
-    let _ = quietly(|| call(libc::SYS_tgkill, [int(pid()), int(thread), int(signal), 0, 0]));
+    let _ = quietly(|| call(libc::SYS_tgkill, [int(pid()), int(thread()), int(signal), 0, 0]));
+}
+
+/// Sleeps until a signal comes.
+pub fn sleep() {
+    let _ = quietly(|| call(libc::SYS_ppoll, [0; 5]));
 }
 
 /// Says a line on standard error, unless the user wants errors only.

@@ -14,6 +14,7 @@ use uwarp_preload::real;
 use crate::agree::conn::{Bell, Conn, Event, Own, Stage};
 use crate::agree::said::Why;
 use crate::agree::table;
+use crate::ending::Pass;
 use crate::event_loop::{self, Epoll, Poll, Select};
 use crate::sock::Sock;
 use crate::sys::Deferred;
@@ -187,6 +188,7 @@ macro_rules! polls {
         unsafe extern "C-unwind" fn $name(
             $fds: *mut pollfd, $count: nfds_t, $limit: c_int $(, $room: usize)?
         ) -> c_int {
+            let _pass = Pass::begin();
             if fds::any_mediated() {
                 $(crate::data::within(($count as usize).saturating_mul(size_of::<pollfd>()), $room);)?
                 let limit = || u64::try_from($limit).ok().map(Duration::from_millis);
@@ -222,6 +224,7 @@ macro_rules! ppolls {
             $fds: *mut pollfd, $count: nfds_t, $limit: *const timespec, $mask: *const sigset_t
             $(, $room: usize)?
         ) -> c_int {
+            let _pass = Pass::begin();
             // SAFETY: the caller passes what the function of libc takes.
             if fds::any_mediated() && unsafe { is_time($limit) } {
                 $(crate::data::within(($count as usize).saturating_mul(size_of::<pollfd>()), $room);)?
@@ -363,6 +366,7 @@ macro_rules! selects {
         unsafe extern "C-unwind" fn $name(
             $count: c_int, $r: *mut fd_set, $w: *mut fd_set, $e: *mut fd_set, $limit: *mut timeval
         ) -> c_int {
+            let _pass = Pass::begin();
             if fds::any_mediated() {
                 let time = || {
                     // SAFETY: as below.
@@ -412,6 +416,7 @@ unsafe extern "C-unwind" fn pselect(
     limit: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let _pass = Pass::begin();
     // SAFETY: the caller passes what the function of libc takes.
     if fds::any_mediated() && unsafe { is_time(limit) } {
         // SAFETY: as below.
@@ -459,6 +464,7 @@ unsafe extern "C-unwind" fn epoll_wait(
     most: c_int,
     limit: c_int,
 ) -> c_int {
+    let _pass = Pass::begin();
     let call = |limit: c_int| {
         let (to, timeout) = (events, limit);
         real!(epoll_wait(set: c_int, to: *mut epoll_event, most: c_int, timeout: c_int) -> c_int)
@@ -484,6 +490,7 @@ unsafe extern "C-unwind" fn epoll_pwait(
     limit: c_int,
     mask: *const sigset_t,
 ) -> c_int {
+    let _pass = Pass::begin();
     let call = |limit: c_int, mask: *const sigset_t| {
         real!(epoll_pwait(
             set: c_int, events: *mut epoll_event, most: c_int, limit: c_int, mask: *const sigset_t
@@ -505,6 +512,7 @@ unsafe extern "C-unwind" fn epoll_pwait2(
     limit: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let _pass = Pass::begin();
     let call = |limit: *const timespec, mask: *const sigset_t| {
         real!(epoll_pwait2(
             set: c_int, events: *mut epoll_event, most: c_int, limit: *const timespec, mask: *const sigset_t
