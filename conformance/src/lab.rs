@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::netns::NetNs;
 use crate::process::{Cmd, Output};
-use crate::{Failure, Outcome, fail};
+use crate::{Context, Failure, Outcome, fail};
 
 /// A booted guest. When this is dropped, the guest is powered off and its namespace is removed.
 pub struct Lab {
@@ -25,13 +25,15 @@ impl Lab {
     /// Longest life of a guest whose owner was killed.
     const LIFE: Duration = Duration::from_secs(1500);
 
-    /// Builds the guest's image unless it is there, and boots it with stock siw on `eth0`.
+    /// Builds the guest's image unless it is there, and boots it with stock siw on `eth0`. It then takes
+    /// commands.
     pub fn boot() -> Outcome<Lab> {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("siw");
-        let image = work_dir().join("initramfs.cpio.gz");
-        if !image.exists() || !work_dir().join("vmlinuz").exists() {
-            eprintln!("siw lab: building the guest ({}); once, about a minute", image.display());
-            Cmd::new(scripts.join("build-initramfs.sh")).limit(Duration::from_secs(900)).run_ok()?;
+        let builder = scripts.join("build-initramfs.sh");
+        if !is_built_by(&builder).context(builder.display())? {
+            let dir = work_dir();
+            eprintln!("siw lab: building the guest in {}; once, about a minute", dir.display());
+            Cmd::new(builder).limit(Duration::from_secs(900)).run_ok()?;
         }
         let lab = Lab { ns: NetNs::new()?, scripts };
         let start = format!("--ns {} -t {} --start", lab.ns.name(), Lab::LIFE.as_secs());
@@ -155,6 +157,12 @@ fn work_dir() -> PathBuf {
         (None, Some(home)) => Path::new(&home).join(".cache/siwlab"),
         (None, None) => "/root/.cache/siwlab".into(),
     }
+}
+
+/// Whether the guest's image is there, complete, and made by this very script.
+fn is_built_by(builder: &Path) -> std::io::Result<bool> {
+    let builder = std::fs::read(builder)?;
+    Ok(std::fs::read(work_dir().join("built-by")).is_ok_and(|earlier| earlier == builder))
 }
 
 /// Boots the lab; the failure explains the remedy to every case that needs it.
