@@ -17,7 +17,7 @@
 //! | [`posted`] | receives of messages, on upgraded sockets |
 //! | `number` | the number of a socket or set |
 //! | `waiting` | how threads wait for sockets |
-//! | `stream` | a stream with its queue pair and memory; calls, work requests, mapped buffers, descriptors |
+//! | [`stream`] | a stream and its memory, over [`stream::verbs`]; calls, mapped buffers, descriptors |
 //! | [`options`] | what a program sets before it connects, and the defaults |
 //! | `events` | where the connection manager's events go |
 //! | `listener` | a listening socket |
@@ -46,7 +46,7 @@ pub mod poll;
 pub mod posted;
 pub mod set;
 pub mod socket;
-mod stream;
+pub mod stream;
 pub mod table;
 pub mod upgrade;
 mod waiting;

@@ -5,6 +5,7 @@ pub mod descriptors;
 mod maps;
 mod memory;
 mod transfer;
+pub mod verbs;
 mod work;
 mod wr_id;
 
@@ -14,17 +15,17 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_cm::Cm;
-use uwarp_driver::{Nic, Qp};
-use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState};
-use uwarp_rnic::{Access, AsyncEvent, AsyncSink, Cq, Pd, SendFlags, SendOp, SendWr, Wc};
+use uwarp_driver::Qp;
+use uwarp_rnic::{Pd, SendFlags, SendOp, SendWr, Wc};
 
-use crate::machine::{Carrier, End, Machine, Posted, Sizes};
+use crate::machine::{End, Machine, Posted, Sizes};
 use crate::posted::ENTRIES;
 use crate::waiting::{Waiters, Waiting};
 use crate::wire::ConnData;
 use descriptors::{Descriptors, OwnWork};
 use maps::Maps;
-use memory::{MORE_RECEIVES, Memory};
+use memory::Memory;
+use verbs::{Needs, Own, Verbs};
 
 /// Completions taken at once.
 const BATCH: usize = 32;
@@ -55,40 +56,29 @@ struct Linked {
 }
 
 /// What the calls of the program change.
-struct State {
+struct State<V: Verbs> {
     /// Once the connection is established.
     machine: Option<Machine>,
     /// The error that the next call reports.
     error: Option<Errno>,
-    maps: Maps,
-    descriptors: Descriptors,
+    maps: Maps<V>,
+    descriptors: Descriptors<V>,
 }
 
 /// A stream of one socket, from the attempt to connect to the end.
-pub struct Stream {
-    nic: Arc<Nic>,
-    qp: Arc<Qp>,
-    cq: Arc<Cq>,
-    pd: Arc<Pd>,
+pub struct Stream<V: Verbs = Own> {
     sizes: Sizes,
-    /// Who waits for it.
-    waiters: Arc<Waiters>,
     own_work: Arc<OwnWork>,
-    memory: Memory,
     /// When it ends, [`Stream::set_gone`] is told why. Work requests that fail before that say nothing.
     explained: bool,
     link: Mutex<Linked>,
-    state: Mutex<State>,
+    state: Mutex<State<V>>,
     /// Held by the one call that sends, and the one that receives: a call's bytes stay together.
     sending: Mutex<()>,
     receiving: Mutex<()>,
-}
-
-/// Asynchronous events of the queue pair say nothing that its completions do not say.
-struct NoEvents;
-
-impl AsyncSink for NoEvents {
-    fn async_event(&self, _: AsyncEvent) {}
+    memory: Memory<V>,
+    /// Behind what is registered with it.
+    verbs: V,
 }
 
 impl Stream {
@@ -99,47 +89,45 @@ impl Stream {
 
     /// The same; `explained`: [`Self::set_gone`] will be called when it ends, and says why.
     pub fn with(cm: &Cm, sizes: Sizes, waiters: &Arc<Waiters>, explained: bool) -> Result<Arc<Self>, Errno> {
-        let nic = cm.nic();
-        let errno = |error: uwarp_rnic::VerbsError| Errno::from_raw_os_error(error.errno());
-        let pd = Pd::new();
-        // An upgraded socket has descriptors, too, and its queue pair is the program's to use.
-        let (more, foreign, pieces) =
-            if explained { (ENTRIES, OwnWork::MOST, descriptors::MOST_PIECES as u32) } else { (0, 0, 2) };
-        let memory = Memory::new(&pd, &sizes, more)?;
-        let receives = u32::from(sizes.receives) + MORE_RECEIVES + more;
-        let sends = u32::from(sizes.sends) + foreign;
-        let depth = receives + sends;
-        let cq = Cq::new(depth, 0, Some(Arc::clone(waiters) as _), Arc::new(NoEvents));
-        let caps = QpCaps {
-            max_send_wr: sends,
-            max_recv_wr: receives,
-            max_send_sge: pieces,
-            max_recv_sge: 1,
-            max_inline_data: INLINE,
-        };
-        let qp = Qp::create(
-            nic,
-            QpInit {
-                pd: Arc::clone(&pd),
-                send_cq: Arc::clone(&cq),
-                recv_cq: Arc::clone(&cq),
-                srq: None,
-                caps,
-                sq_sig_all: true,
-                cookie: 0,
-                async_sink: Arc::new(NoEvents),
-            },
-        )
-        .map_err(errno)?;
+        Self::over(Own::new(cm, Needs::of(&sizes, explained), waiters)?, sizes, explained)
+    }
+
+    /// Its queue pair, to connect.
+    pub fn qp(&self) -> &Arc<Qp> {
+        &self.verbs.qp
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.verbs.pd
+    }
+
+    /// Who waits for it.
+    pub fn waiters(&self) -> &Arc<Waiters> {
+        &self.verbs.waiters
+    }
+
+    /// Prepares to wait for a change.
+    pub fn arm(&self, waiting: &Waiting) {
+        self.verbs.cq.arm(false);
+        waiting.channel().armed(&Arc::downgrade(&self.verbs.cq));
+    }
+
+    /// The next completion wakes those who wait. Says whether there are completions already.
+    pub fn report_next(&self) -> bool {
+        self.verbs.cq.arm(false);
+        !self.verbs.cq.is_empty()
+    }
+}
+
+impl<V: Verbs> Stream<V> {
+    /// A stream over a queue pair in the state INIT, made as [`Needs`] says. Posts the receives. `explained`:
+    /// an upgraded socket, which has descriptors; and [`Self::set_gone`] will be called when it ends.
+    pub fn over(verbs: V, sizes: Sizes, explained: bool) -> Result<Arc<Self>, Errno> {
+        let memory = Memory::new(&verbs, &sizes, if explained { ENTRIES } else { 0 })?;
         let stream = Self {
-            nic: Arc::clone(nic),
-            qp,
-            cq,
-            pd,
             sizes,
-            waiters: Arc::clone(waiters),
             own_work: Arc::default(),
-            memory,
             explained,
             link: Mutex::new(Linked { link: Link::Pending, peer: None, error: None }),
             state: Mutex::new(State {
@@ -150,30 +138,21 @@ impl Stream {
             }),
             sending: Mutex::default(),
             receiving: Mutex::default(),
+            memory,
+            verbs,
         };
-        let to_init = QpModify {
-            state: Some(QpState::Init),
-            access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ),
-            ..QpModify::default()
-        };
-        stream.qp.modify(&to_init).map_err(errno)?;
-        stream.post_receives(0..receives).map_err(|_| Errno::NOMEM)?;
+        stream.post_receives(0..Needs::of(&sizes, explained).receives).map_err(|_| Errno::NOMEM)?;
         Ok(Arc::new(stream))
     }
 
-    /// Its queue pair, to connect.
-    pub fn qp(&self) -> &Arc<Qp> {
-        &self.qp
+    /// What it runs over.
+    pub fn verbs(&self) -> &V {
+        &self.verbs
     }
 
     /// The program's own work requests on the queue pair.
     pub fn own_work(&self) -> &Arc<OwnWork> {
         &self.own_work
-    }
-
-    /// Its protection domain.
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
     }
 
     /// The private data for the peer.
@@ -196,7 +175,7 @@ impl Stream {
             linked.link = to;
         }
         drop(linked);
-        self.waiters.wake();
+        self.verbs.wake();
     }
 
     /// The connection has ended, with an error that the next call reports once what has arrived is read.
@@ -214,38 +193,23 @@ impl Stream {
     }
 
     /// Locks the stream, for a call.
-    fn enter(&self) -> MutexGuard<'_, State> {
+    fn enter(&self) -> MutexGuard<'_, State<V>> {
         let mut state = self.state.lock();
         self.begin(&mut state);
         state
     }
 
     /// Makes the machine when the connection is there.
-    fn begin(&self, state: &mut State) {
+    fn begin(&self, state: &mut State<V>) {
         // Not locked meanwhile: the end of the connection may be reported while messages are posted.
         let peer = self.link.lock().peer;
         if state.machine.is_none()
             && let Some(peer) = peer
         {
-            // A peer that is not uwarp runs over an iWARP device, and librdmacm then uses Sends. A uwarp peer
-            // takes either form, whatever its view (docs/adr/037).
-            let uwarp = self.qp.peer_is_uwarp();
-            let carrier = if uwarp { Carrier::Immediate } else { Carrier::Send };
+            let carrier = self.verbs.carrier();
             state.machine = Some(Machine::new(carrier, self.sizes, self.memory.own(), &peer));
             self.controls(state);
         }
-    }
-
-    /// Prepares to wait for a change.
-    pub fn arm(&self, waiting: &Waiting) {
-        self.cq.arm(false);
-        waiting.channel().armed(&Arc::downgrade(&self.cq));
-    }
-
-    /// The next completion wakes those who wait. Says whether there are completions already.
-    pub fn report_next(&self) -> bool {
-        self.cq.arm(false);
-        !self.cq.is_empty()
     }
 
     /// What the stream is ready for. Makes progress.
@@ -314,7 +278,7 @@ impl Stream {
         self.process(&mut state);
         drop(state);
         // Other threads that wait for it will find it shut.
-        self.waiters.wake();
+        self.verbs.wake();
         Ok(())
     }
 
@@ -333,7 +297,7 @@ impl Stream {
         let drained = state.machine.as_ref().is_none_or(|machine| machine.all_sent() || machine.gone());
         drop(state);
         // It may have taken a completion for which another thread sleeps.
-        self.waiters.wake();
+        self.verbs.wake();
         drained
     }
 
@@ -342,7 +306,7 @@ impl Stream {
         let Some(mut state) = self.state.try_lock() else { return };
         // What has completed already, without progress: this is called by the engine.
         let mut batch = SmallVec::<[Wc; BATCH]>::new();
-        self.cq.poll(BATCH, |wc| batch.push(wc));
+        self.verbs.poll(BATCH, false, |wc| batch.push(wc));
         self.begin(&mut state);
         self.take_completions(&mut state, &batch);
         let to = state.machine.as_mut().and_then(|machine| machine.keepalive().then(|| machine.anywhere()));
@@ -356,20 +320,15 @@ impl Stream {
         }
     }
 
-    /// Who waits for it.
-    pub fn waiters(&self) -> &Arc<Waiters> {
-        &self.waiters
-    }
-
     /// For a table that must not keep it.
     pub fn downgrade(self: &Arc<Self>) -> Weak<Self> {
         Arc::downgrade(self)
     }
 }
 
-impl Drop for Stream {
+impl<V: Verbs> Drop for Stream<V> {
     fn drop(&mut self) {
-        self.qp.destroy();
+        self.verbs.end();
     }
 }
 

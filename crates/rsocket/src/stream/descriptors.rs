@@ -2,15 +2,15 @@
 //! None is copied; each completes later.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::mem::owned::read;
-use uwarp_rnic::mr::{MrCache, Part};
-use uwarp_rnic::{Access, Mr, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
+use uwarp_rnic::{Access, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
 
+use super::verbs::{Region, Verbs};
 use super::work::inline;
 use super::{INLINE, State, Stream, wr_id};
 use crate::machine::{Carrier, End, Posted, TARGETS};
@@ -94,10 +94,10 @@ impl OwnWork {
     }
 }
 
-struct Receive {
+struct Receive<V: Verbs> {
     id: u64,
     /// So long may the peer write.
-    regions: SmallVec<[Arc<Mr>; 2]>,
+    regions: SmallVec<[V::Region; 2]>,
 }
 
 struct Waiting {
@@ -115,24 +115,27 @@ struct Flying {
 }
 
 /// The descriptors of a stream.
-#[derive(Default)]
-pub(super) struct Descriptors {
+pub(super) struct Descriptors<V: Verbs> {
     ledger: Ledger,
-    receives: VecDeque<Receive>,
+    receives: VecDeque<Receive<V>>,
     sends: VecDeque<Waiting>,
     flying: VecDeque<Flying>,
     done: VecDeque<Completion>,
 }
 
-impl Drop for Receive {
-    fn drop(&mut self) {
-        for region in &self.regions {
-            region.deregister();
+impl<V: Verbs> Default for Descriptors<V> {
+    fn default() -> Self {
+        Self {
+            ledger: Ledger::default(),
+            receives: VecDeque::new(),
+            sends: VecDeque::new(),
+            flying: VecDeque::new(),
+            done: VecDeque::new(),
         }
     }
 }
 
-impl Descriptors {
+impl<V: Verbs> Descriptors<V> {
     fn done(&mut self, id: u64, kind: Kind, result: Result<u64, Errno>) {
         self.done.push_back(Completion { id, kind, result });
     }
@@ -167,6 +170,26 @@ fn errno_of(status: WcStatus) -> Option<Errno> {
     }
 }
 
+/// The pieces that have bytes: not every provider takes others.
+fn some(pieces: &[Sge]) -> impl Iterator<Item = Sge> {
+    pieces.iter().copied().filter(|piece| piece.length > 0)
+}
+
+fn sum(pieces: &[Sge]) -> u64 {
+    pieces.iter().map(|piece| u64::from(piece.length)).sum()
+}
+
+/// Work requests for these pieces, at most `most` in each; one if there are none.
+fn requests(pieces: &[Sge], most: usize) -> u32 {
+    pieces.len().div_ceil(most).max(1) as u32
+}
+
+/// The pieces of each.
+fn parts(pieces: &[Sge], most: usize) -> impl Iterator<Item = &[Sge]> {
+    let none: Option<&[Sge]> = pieces.is_empty().then_some(&[]);
+    none.into_iter().chain(pieces.chunks(most))
+}
+
 /// The first `len` bytes of the pieces, which are then gone from them.
 fn cut(pieces: &mut SmallVec<[Sge; 4]>, mut len: u32) -> SmallVec<[Sge; 4]> {
     let mut head = SmallVec::new();
@@ -185,11 +208,11 @@ fn cut(pieces: &mut SmallVec<[Sge; 4]>, mut len: u32) -> SmallVec<[Sge; 4]> {
     head
 }
 
-impl Stream {
+impl<V: Verbs> Stream<V> {
     /// Posts a descriptor. `pieces`: memory that is registered in [`Self::pd`], named by its local keys. Does
     /// not wait. `AGAIN`: as many wait as can; take completions, and try again when one has come.
     pub fn post_descriptor(&self, id: u64, op: Op, pieces: &[Sge]) -> Result<(), Errno> {
-        let len: u64 = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+        let len = sum(pieces);
         if pieces.len() > MOST_PIECES {
             return Err(Errno::INVAL);
         }
@@ -200,11 +223,7 @@ impl Stream {
             Op::Receive | Op::Read { .. } => Access::LOCAL_WRITE,
             Op::Send | Op::Write { .. } => Access::empty(),
         };
-        let mut cache = MrCache::default();
-        for piece in pieces.iter().filter(|piece| piece.length > 0) {
-            let part = Part { stag: piece.lkey, to: piece.addr, len: piece.length as usize };
-            cache.enter(part, self.pd.id(), need).map_err(|_| Errno::FAULT)?;
-        }
+        self.verbs.check(pieces, need)?;
         let mut state = self.enter();
         self.process(&mut state);
         let Some(machine) = &state.machine else { return Err(self.not_connected()) };
@@ -219,14 +238,16 @@ impl Stream {
             Op::Send | Op::Write { .. } if !writable => return Err(Errno::PIPE),
             Op::Receive => self.post_receive(&mut state, id, pieces)?,
             Op::Send if descriptors.sends.len() >= MOST_WAITING => return Err(Errno::AGAIN),
-            Op::Send => descriptors.sends.push_back(Waiting { id, pieces: pieces.into(), len }),
-            Op::Write { to, key } => {
-                let op = SendOp::Write { stag: key, to };
-                self.post_one(&mut state, id, (Kind::Write, len), op, pieces)?;
+            Op::Send => descriptors.sends.push_back(Waiting { id, pieces: some(pieces).collect(), len }),
+            Op::Write { to: remote, key: stag } => {
+                let op = |to| SendOp::Write { stag, to };
+                let most = self.verbs.most_pieces();
+                self.post_parts(&mut state, id, (Kind::Write, len), (remote, op), pieces, most)?;
             }
-            Op::Read { from, key } => {
-                let op = SendOp::Read { stag: key, to: from, invalidate_local: false };
-                self.post_one(&mut state, id, (Kind::Read, len), op, pieces)?;
+            Op::Read { from: remote, key: stag } => {
+                let op = |to| SendOp::Read { stag, to, invalidate_local: false };
+                let most = self.verbs.most_read_pieces();
+                self.post_parts(&mut state, id, (Kind::Read, len), (remote, op), pieces, most)?;
             }
         }
         self.go_on(&mut state);
@@ -247,15 +268,15 @@ impl Stream {
         }
     }
 
-    fn post_receive(&self, state: &mut State, id: u64, pieces: &[Sge]) -> Result<(), Errno> {
+    fn post_receive(&self, state: &mut State<V>, id: u64, pieces: &[Sge]) -> Result<(), Errno> {
         // The peer's right to write ends with the receive, so it has keys of its own.
         let mut receive = Receive { id, regions: SmallVec::new() };
         let mut targets = SmallVec::<[Target; 4]>::new();
         for piece in pieces {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let region = Mr::register(&self.pd, piece.addr, piece.length.into(), piece.addr, access)
-                .map_err(|_| Errno::NOMEM)?;
-            targets.push(Target { addr: piece.addr, key: region.stag(), length: piece.length });
+            let memory = MemSeg { addr: piece.addr, len: piece.length as usize };
+            let region = self.verbs.register(memory, access)?;
+            targets.push(Target { addr: piece.addr, key: region.remote_key(), length: piece.length });
             receive.regions.push(region);
         }
         if targets.is_empty() {
@@ -268,28 +289,35 @@ impl Stream {
         Ok(())
     }
 
-    fn post_one(
+    /// Posts a one-sided operation, at most `most` pieces in a work request.
+    fn post_parts(
         &self,
-        state: &mut State,
+        state: &mut State<V>,
         id: u64,
         (kind, len): (Kind, u64),
-        op: SendOp,
-        sges: &[Sge],
+        (mut remote, op): (u64, impl Fn(u64) -> SendOp),
+        pieces: &[Sge],
+        most: usize,
     ) -> Result<(), Errno> {
-        let reserved = state.machine.as_mut().is_some_and(|machine| machine.reserve_work(1, false));
+        let pieces: SmallVec<[Sge; 4]> = some(pieces).collect();
+        let left = requests(&pieces, most);
+        let reserved = state.machine.as_mut().is_some_and(|machine| machine.reserve_work(left, false));
         if !reserved {
             return Err(Errno::AGAIN);
         }
-        state.descriptors.flying.push_back(Flying { id, kind, left: 1, result: Ok(len) });
-        let wr = SendWr { wr_id: wr_id::DESCRIPTOR, op, flags: SendFlags::empty(), sges };
-        if self.post(&[wr]).is_err() {
-            self.ended(state, End::Disconnected);
+        state.descriptors.flying.push_back(Flying { id, kind, left, result: Ok(len) });
+        for sges in parts(&pieces, most) {
+            let (wr_id, flags) = (wr_id::DESCRIPTOR, SendFlags::empty());
+            if self.post(&[SendWr { wr_id, op: op(remote), flags, sges }]).is_err() {
+                self.ended(state, End::Disconnected);
+            }
+            remote = remote.wrapping_add(sum(sges));
         }
         Ok(())
     }
 
     /// Announces receives and sends messages, as far as that is possible now.
-    pub(super) fn go_on(&self, state: &mut State) {
+    pub(super) fn go_on(&self, state: &mut State<V>) {
         while self.announce(state) || self.send_message(state) {}
         let Some(machine) = &state.machine else { return };
         let (gone, readable, writable) = (machine.ended().is_some(), machine.readable(), machine.writable());
@@ -297,7 +325,7 @@ impl Stream {
         state.descriptors.fail(why, gone || !readable, gone || !writable);
     }
 
-    fn announce(&self, state: &mut State) -> bool {
+    fn announce(&self, state: &mut State<V>) -> bool {
         let State { machine: Some(machine), descriptors, .. } = state else { return false };
         if !descriptors.ledger.has_announcement() || !machine.reserve_control() {
             return false;
@@ -315,11 +343,11 @@ impl Stream {
         true
     }
 
-    fn send_message(&self, state: &mut State) -> bool {
+    fn send_message(&self, state: &mut State<V>) -> bool {
         let State { machine: Some(machine), descriptors, .. } = state else { return false };
         let Some(first) = descriptors.sends.front() else { return false };
-        let (len, carrier) = (first.len, machine.carrier());
-        let requests = match descriptors.ledger.fit(len) {
+        let (len, carrier, most) = (first.len, machine.carrier(), self.verbs.most_pieces());
+        let reserve = match descriptors.ledger.fit(len) {
             Fit::NoReceive => return false,
             Fit::TooLong => {
                 let id = first.id;
@@ -327,30 +355,37 @@ impl Stream {
                 descriptors.done(id, Kind::Send, Err(Errno::MSGSIZE));
                 return true;
             }
-            Fit::Pieces(pieces) => pieces + u32::from(carrier == Carrier::Send),
+            Fit::Pieces(pieces) => {
+                // At worst, each of them is in the middle of a work request's.
+                let more = requests(&first.pieces, most) - 1;
+                pieces + more + u32::from(carrier == Carrier::Send)
+            }
         };
-        if !machine.writable() || !machine.reserve_work(requests, true) {
+        if !machine.writable() || !machine.reserve_work(reserve, true) {
             return false;
         }
         let Some(mut send) = descriptors.sends.pop_front() else { return false };
         let targets = descriptors.ledger.take(len);
-        let posted = targets.len() as u32 + u32::from(carrier == Carrier::Send);
-        // A piece of no bytes takes no work request.
-        machine.release_work(requests.saturating_sub(posted));
-        descriptors.flying.push_back(Flying { id: send.id, kind: Kind::Send, left: posted, result: Ok(len) });
+        let mut posted = u32::from(carrier == Carrier::Send);
         let message = Message::Unknown(Notice::Placed(len as u32).bits());
         let mut failed = false;
         for (i, target) in targets.iter().enumerate() {
             let pieces = cut(&mut send.pieces, target.length);
-            let (stag, to) = (target.key, target.addr);
-            let op = match carrier {
-                Carrier::Immediate if i + 1 == targets.len() => {
-                    SendOp::WriteImmediate { stag, to, imm: message.immediate() }
-                }
-                _ => SendOp::Write { stag, to },
-            };
-            let (wr_id, flags) = (wr_id::DESCRIPTOR, SendFlags::empty());
-            failed |= self.post(&[SendWr { wr_id, op, flags, sges: &pieces }]).is_err();
+            let (stag, mut to) = (target.key, target.addr);
+            let count = requests(&pieces, most);
+            for (part, sges) in parts(&pieces, most).enumerate() {
+                let last = i + 1 == targets.len() && part + 1 == count as usize;
+                let op = match carrier {
+                    Carrier::Immediate if last => {
+                        SendOp::WriteImmediate { stag, to, imm: message.immediate() }
+                    }
+                    _ => SendOp::Write { stag, to },
+                };
+                let (wr_id, flags) = (wr_id::DESCRIPTOR, SendFlags::empty());
+                failed |= self.post(&[SendWr { wr_id, op, flags, sges }]).is_err();
+                to = to.wrapping_add(sum(sges));
+            }
+            posted += count;
         }
         if carrier == Carrier::Send {
             let bytes = message.bytes();
@@ -358,6 +393,9 @@ impl Stream {
             let (wr_id, flags) = (wr_id::DESCRIPTOR, SendFlags::INLINE);
             failed |= self.post(&[SendWr { wr_id, op, flags, sges: &[tail] }]).is_err();
         }
+        // A piece of no bytes takes no work request.
+        machine.release_work(reserve.saturating_sub(posted));
+        descriptors.flying.push_back(Flying { id: send.id, kind: Kind::Send, left: posted, result: Ok(len) });
         if failed {
             self.ended(state, End::Disconnected);
         }
@@ -365,7 +403,7 @@ impl Stream {
     }
 
     /// A work request of a descriptor has completed; they complete in order.
-    pub(super) fn descriptor_completed(&self, state: &mut State, wc: &Wc) {
+    pub(super) fn descriptor_completed(&self, state: &mut State<V>, wc: &Wc) {
         let State { machine: Some(machine), descriptors, .. } = state else { return };
         machine.completed(Posted::Tail);
         let Some(first) = descriptors.flying.front_mut() else { return };
@@ -381,14 +419,14 @@ impl Stream {
     }
 
     /// A work request that the program has posted to the queue pair itself.
-    pub(super) fn foreign_completed(&self, state: &mut State, wc: &Wc) {
+    pub(super) fn foreign_completed(&self, state: &mut State<V>, wc: &Wc) {
         let len = if wc.opcode == WcOpcode::RdmaRead { u64::from(wc.byte_len) } else { 0 };
         let result = errno_of(wc.status).map_or(Ok(len), Err);
         state.descriptors.done(wc.wr_id, Kind::WorkRequest, result);
     }
 
     /// A message about receives. An error: the peer broke the protocol.
-    pub(super) fn noticed(&self, state: &mut State, bits: u32) -> Result<(), crate::machine::Violation> {
+    pub(super) fn noticed(&self, state: &mut State<V>, bits: u32) -> Result<(), crate::machine::Violation> {
         let State { machine: Some(machine), descriptors, .. } = state else { return Ok(()) };
         match Notice::from_bits(bits) {
             None => Ok(()),
@@ -415,8 +453,8 @@ impl Stream {
     }
 
     /// Our table of receives, behind the mapped buffers.
-    fn receives_table(&self) -> uwarp_rnic::mem::MemSeg {
+    fn receives_table(&self) -> MemSeg {
         let before = TARGETS as usize * Target::LEN + usize::from(self.sizes.mappings) * Mapping::LEN;
-        self.memory.table.0.seg().part(before, ENTRIES as usize * Target::LEN)
+        self.memory.table.seg().part(before, ENTRIES as usize * Target::LEN)
     }
 }

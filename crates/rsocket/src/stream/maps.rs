@@ -1,21 +1,21 @@
 //! Mapped buffers (riomap(3)): the program's, which the peer may write, and the peer's.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use rustix::io::Errno;
+use uwarp_rnic::Access;
 use uwarp_rnic::mem::owned::read;
 use uwarp_rnic::mem::{MemSeg, copy_in, populate};
-use uwarp_rnic::{Access, Mr};
 
 use super::cursor::Cursor;
+use super::verbs::{Region, Verbs};
 use super::{State, Stream};
 use crate::machine::{End, TARGETS};
 use crate::wire::{Mapping, Order, Target};
 
 /// A buffer that the program has mapped.
-struct Mapped {
-    mr: Arc<Mr>,
+struct Mapped<V: Verbs> {
+    region: V::Region,
     buffer: MemSeg,
     offset: u64,
     /// Its entry in the peer's table; `None`: mapped for this end only.
@@ -23,26 +23,25 @@ struct Mapped {
 }
 
 /// The buffers that the program has mapped.
-#[derive(Default)]
-pub(super) struct Maps {
-    mapped: Vec<Mapped>,
+pub(super) struct Maps<V: Verbs> {
+    mapped: Vec<Mapped<V>>,
     /// Entries that the peer does not know yet.
     untold: VecDeque<u16>,
 }
 
-impl Maps {
+impl<V: Verbs> Default for Maps<V> {
+    fn default() -> Self {
+        Self { mapped: Vec::new(), untold: VecDeque::new() }
+    }
+}
+
+impl<V: Verbs> Maps<V> {
     fn free_index(&self, count: u16) -> Option<u16> {
         (0..count).find(|index| !self.mapped.iter().any(|mapped| mapped.index == Some(*index)))
     }
 }
 
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        self.mr.deregister();
-    }
-}
-
-impl Stream {
+impl<V: Verbs> Stream<V> {
     /// Maps a buffer to `offset`, or to its address. `for_peer`: the peer may write it, once it has received
     /// data that was sent after this.
     pub fn map(&self, buffer: MemSeg, for_peer: bool, offset: Option<u64>) -> Result<u64, Errno> {
@@ -55,10 +54,9 @@ impl Stream {
         let errno = |error: uwarp_rnic::VerbsError| Errno::from_raw_os_error(error.errno());
         populate::check(buffer.addr as usize, buffer.len, true).map_err(errno)?;
         let access = if for_peer { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE };
-        let mr =
-            Mr::register(&self.pd, buffer.addr, buffer.len as u64, buffer.addr, access).map_err(errno)?;
+        let region = self.verbs.register(buffer, access)?;
         let offset = offset.unwrap_or(buffer.addr);
-        state.maps.mapped.push(Mapped { mr, buffer, offset, index });
+        state.maps.mapped.push(Mapped { region, buffer, offset, index });
         state.maps.untold.extend(index);
         Ok(offset)
     }
@@ -74,7 +72,7 @@ impl Stream {
     }
 
     /// Tells the peer of new mappings, as far as there is room.
-    pub(super) fn send_maps(&self, state: &mut State) -> Result<(), Errno> {
+    pub(super) fn send_maps(&self, state: &mut State<V>) -> Result<(), Errno> {
         while let Some(index) = state.maps.untold.front().copied() {
             let Some(machine) = &mut state.machine else { return Ok(()) };
             let order = machine.peer_order();
@@ -84,7 +82,7 @@ impl Stream {
             };
             let target = Target {
                 addr: mapped.buffer.addr,
-                key: mapped.mr.stag(),
+                key: mapped.region.remote_key(),
                 length: u32::try_from(mapped.buffer.len).unwrap_or(u32::MAX),
             };
             let bytes = Mapping { offset: mapped.offset, target }.to_bytes(order);
@@ -106,7 +104,7 @@ impl Stream {
 
     /// The peer's buffer at this offset: where it is, and how many bytes follow there.
     fn find_mapping(&self, offset: u64) -> Option<(Target, u64)> {
-        let table = self.memory.table.0.seg().part(TARGETS as usize * Target::LEN, usize::MAX);
+        let table = self.memory.table.seg().part(TARGETS as usize * Target::LEN, usize::MAX);
         (0..usize::from(self.sizes.mappings)).find_map(|index| {
             let entry = table.part(index * Mapping::LEN, Mapping::LEN);
             let mapping = Mapping::parse(&read(entry).ok()?, Order::OURS);
@@ -152,7 +150,7 @@ impl Stream {
     /// `None`: nothing is mapped there. 0: nothing now.
     fn write_some(
         &self,
-        state: &mut State,
+        state: &mut State<V>,
         source: &mut Cursor<'_>,
         offset: u64,
     ) -> Result<Option<usize>, Errno> {

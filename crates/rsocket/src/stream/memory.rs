@@ -1,12 +1,11 @@
 //! The registered memory of a stream.
 
-use std::sync::Arc;
-
 use rustix::io::Errno;
 use uwarp_rnic::mem::owned::{Owned, read};
 use uwarp_rnic::mem::{MemSeg, copy_in};
-use uwarp_rnic::{Access, Mr, Pd, Sge};
+use uwarp_rnic::{Access, Sge};
 
+use super::verbs::{Region, Verbs};
 use crate::machine::{Own, Sizes, TARGETS};
 use crate::wire::{Mapping, Order, Target};
 
@@ -16,25 +15,44 @@ pub(super) const MORE_RECEIVES: u32 = 8;
 pub(super) const MESSAGE: usize = 4;
 
 /// The registered memory of a stream.
-pub(super) struct Memory {
+pub(super) struct Memory<V: Verbs> {
     /// Written by the peer.
-    pub(super) ring: (Owned, Arc<Mr>),
+    pub(super) ring: Registered<V::Region>,
     /// The table of targets and the table of mapped buffers; written by the peer.
-    pub(super) table: (Owned, Arc<Mr>),
+    pub(super) table: Registered<V::Region>,
     /// Places for messages.
-    pub(super) messages: (Owned, Arc<Mr>),
-    pub(super) staged: (Owned, Arc<Mr>),
+    pub(super) messages: Registered<V::Region>,
+    pub(super) staged: Registered<V::Region>,
 }
 
-impl Memory {
+/// Memory that is registered as long as it exists.
+pub(super) struct Registered<R> {
+    region: R,
+    memory: Owned,
+}
+
+impl<R: Region> Registered<R> {
+    pub(super) fn seg(&self) -> MemSeg {
+        self.memory.seg()
+    }
+
+    pub(super) fn sge(&self, at: u32, len: u32) -> Sge {
+        Sge { addr: self.seg().addr + u64::from(at), length: len, lkey: self.region.local_key() }
+    }
+
+    fn target(&self) -> Target {
+        let MemSeg { addr, len } = self.seg();
+        Target { addr, key: self.region.remote_key(), length: u32::try_from(len).unwrap_or(u32::MAX) }
+    }
+}
+
+impl<V: Verbs> Memory<V> {
     /// `more`: receives and entries of a table of receives beside what an rsocket has.
-    pub(super) fn new(pd: &Arc<Pd>, sizes: &Sizes, more: u32) -> Result<Self, Errno> {
+    pub(super) fn new(verbs: &V, sizes: &Sizes, more: u32) -> Result<Self, Errno> {
         let of = |len: usize, access: Access| {
             let memory = Owned::new(len).ok_or(Errno::NOMEM)?;
-            let seg = memory.seg();
-            let mr =
-                Mr::register(pd, seg.addr, seg.len as u64, seg.addr, access).map_err(|_| Errno::NOMEM)?;
-            Ok((memory, mr))
+            let region = verbs.register(memory.seg(), access).map_err(|_| Errno::NOMEM)?;
+            Ok(Registered { region, memory })
         };
         let peers = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let maps = usize::from(sizes.mappings) * Mapping::LEN;
@@ -49,16 +67,11 @@ impl Memory {
 
     /// Where the peer may write.
     pub(super) fn own(&self) -> Own {
-        let target = |(memory, mr): &(Owned, Arc<Mr>)| Target {
-            addr: memory.seg().addr,
-            key: mr.stag(),
-            length: u32::try_from(memory.seg().len).unwrap_or(u32::MAX),
-        };
-        Own { table: target(&self.table), buffer: target(&self.ring) }
+        Own { table: self.table.target(), buffer: self.ring.target() }
     }
 
     fn entry(&self, index: u32) -> MemSeg {
-        self.table.0.seg().part(index as usize * Target::LEN, Target::LEN)
+        self.table.seg().part(index as usize * Target::LEN, Target::LEN)
     }
 
     /// A new entry of the table of targets, unless its length is zero. The length is its last word and memory
@@ -75,22 +88,5 @@ impl Memory {
     pub(super) fn clear(&self, index: u32) {
         // Memory of ours is mapped.
         let _ = copy_in(self.entry(index), &[0; Target::LEN]);
-    }
-
-    pub(super) fn sge((memory, mr): &(Owned, Arc<Mr>), at: u32, len: u32) -> Sge {
-        Sge { addr: memory.seg().addr + u64::from(at), length: len, lkey: mr.stag() }
-    }
-
-    fn deregister(&self) {
-        for (_, mr) in [&self.ring, &self.table, &self.messages, &self.staged] {
-            // No window is bound to it.
-            mr.deregister();
-        }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.deregister();
     }
 }

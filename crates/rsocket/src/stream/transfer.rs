@@ -5,20 +5,20 @@ use rustix::io::Errno;
 use uwarp_rnic::mem::MemSeg;
 
 use super::cursor::Cursor;
+use super::verbs::Verbs;
 use super::{Link, State, Stream};
 use crate::machine::End;
-use crate::waiting::Waiters;
 
-impl Stream {
+impl<V: Verbs> Stream<V> {
     /// Waits until no other call sends, or receives: a call's bytes stay together.
     pub(super) fn turn<'a>(
         &'a self,
         take: impl Fn(&'a Self) -> Option<MutexGuard<'a, ()>>,
         wait: &mut impl FnMut() -> Result<(), Errno>,
-    ) -> Result<Turn<'a>, Errno> {
+    ) -> Result<Turn<'a, V>, Errno> {
         loop {
             if let Some(held) = take(self) {
-                return Ok(Turn { held: Some(held), waiters: &self.waiters });
+                return Ok(Turn { held: Some(held), verbs: &self.verbs });
             }
             wait()?;
         }
@@ -64,7 +64,7 @@ impl Stream {
     }
 
     /// Sends what can be sent at once; 0: nothing now.
-    fn send_some(&self, state: &mut State, source: &mut Cursor<'_>) -> Result<usize, Errno> {
+    fn send_some(&self, state: &mut State<V>, source: &mut Cursor<'_>) -> Result<usize, Errno> {
         self.may_send(state)?;
         self.send_maps(state)?;
         let Some(machine) = &mut state.machine else { return Err(Errno::NOTCONN) };
@@ -84,14 +84,14 @@ impl Stream {
     }
 
     /// Whether data can be sent, now or later. Takes completions if it cannot be sent now.
-    pub(super) fn may_send(&self, state: &mut State) -> Result<(), Errno> {
+    pub(super) fn may_send(&self, state: &mut State<V>) -> Result<(), Errno> {
         let Some(machine) = &state.machine else { return Err(self.not_connected()) };
         if machine.room() == 0 {
             self.look_at_targets(state);
         }
         let no_room = state.machine.as_ref().is_some_and(|machine| machine.room() == 0);
         // The peer may have said that it is done.
-        if no_room || !self.cq.is_empty() || self.link() == Link::Gone {
+        if no_room || !self.verbs.is_empty() || self.link() == Link::Gone {
             self.process(state);
         }
         if let Some(errno) = state.error.take() {
@@ -165,9 +165,9 @@ impl Stream {
         }
     }
 
-    fn receive_some(&self, state: &mut State, sink: &mut Cursor<'_>, peek: bool) -> Result<usize, Errno> {
+    fn receive_some(&self, state: &mut State<V>, sink: &mut Cursor<'_>, peek: bool) -> Result<usize, Errno> {
         let Some(machine) = &mut state.machine else { return Ok(0) };
-        let ring = self.memory.ring.0.seg();
+        let ring = self.memory.ring.seg();
         let mut seen = 0;
         loop {
             let (at, len) = machine.next(if peek { seen } else { 0 });
@@ -193,14 +193,14 @@ impl Stream {
 }
 
 /// The right of one call to send, or to receive. The next call is woken when this is dropped.
-pub(super) struct Turn<'a> {
+pub(super) struct Turn<'a, V: Verbs> {
     held: Option<MutexGuard<'a, ()>>,
-    waiters: &'a Waiters,
+    verbs: &'a V,
 }
 
-impl Drop for Turn<'_> {
+impl<V: Verbs> Drop for Turn<'_, V> {
     fn drop(&mut self) {
         self.held = None;
-        self.waiters.wake();
+        self.verbs.wake();
     }
 }

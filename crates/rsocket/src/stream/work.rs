@@ -6,36 +6,33 @@ use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::mem::owned::read;
 use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcStatus};
 
-use super::memory::{MESSAGE, Memory};
+use super::memory::MESSAGE;
+use super::verbs::Verbs;
 use super::wr_id::{self, Id};
 use super::{BATCH, Link, State, Stream};
 use crate::machine::{Carrier, Control, End, Machine, Posted, Write};
 use crate::wire::Message;
 
-impl Stream {
+impl<V: Verbs> Stream<V> {
     /// Takes completions, and says to the peer what is due.
-    pub(super) fn process(&self, state: &mut State) {
+    pub(super) fn process(&self, state: &mut State<V>) {
         self.process_by(state, true);
     }
 
     /// The same; `progress`: receives from the network if there is no completion.
-    pub(super) fn process_by(&self, state: &mut State, progress: bool) {
+    pub(super) fn process_by(&self, state: &mut State<V>, progress: bool) {
         if state.machine.is_none() {
             return;
         }
         loop {
             let mut batch = SmallVec::<[Wc; BATCH]>::new();
-            let found = if progress {
-                self.nic.poll_cq(&self.cq, BATCH, |wc| batch.push(wc))
-            } else {
-                self.cq.poll(BATCH, |wc| batch.push(wc))
-            };
+            let found = self.verbs.poll(BATCH, progress, |wc| batch.push(wc));
             self.take_completions(state, &batch);
             if found < BATCH {
                 break;
             }
         }
-        if matches!(self.link(), Link::Gone) && self.cq.is_empty() {
+        if matches!(self.link(), Link::Gone) && self.verbs.is_empty() {
             let error = self.link.lock().error.take();
             match error {
                 Some(errno) => self.failed(state, errno),
@@ -46,7 +43,7 @@ impl Stream {
         self.go_on(state);
     }
 
-    pub(super) fn take_completions(&self, state: &mut State, batch: &[Wc]) {
+    pub(super) fn take_completions(&self, state: &mut State<V>, batch: &[Wc]) {
         let mut free = SmallVec::<[u32; BATCH]>::new();
         for wc in batch {
             let Some(machine) = &mut state.machine else { return };
@@ -71,7 +68,7 @@ impl Stream {
                     };
                     if let Err(violation) = done {
                         tracing::warn!(
-                            qpn = self.qp.qpn(),
+                            qpn = self.verbs.number(),
                             ?violation,
                             "the peer broke the rsocket protocol"
                         );
@@ -92,12 +89,12 @@ impl Stream {
         if wc.flags.contains(WcFlags::WITH_IMM) {
             return Some(Message::from_bits(u32::from_be(wc.imm_or_inv)));
         }
-        let place = self.memory.messages.0.seg().part(slot as usize * MESSAGE, MESSAGE);
+        let place = self.memory.messages.seg().part(slot as usize * MESSAGE, MESSAGE);
         (wc.byte_len as usize == MESSAGE)
             .then(|| Message::from_bytes(read(place).unwrap_or_default(), machine.peer_order()))
     }
 
-    pub(super) fn look_at_targets(&self, state: &mut State) {
+    pub(super) fn look_at_targets(&self, state: &mut State<V>) {
         let Some(machine) = &mut state.machine else { return };
         while let Some(index) = machine.next_target() {
             if !machine.target(self.memory.target(index)) {
@@ -109,7 +106,7 @@ impl Stream {
 
     /// A send work request has failed. A flush follows from something else: from the peer's end, or from the
     /// work request in front.
-    fn send_failed(&self, state: &mut State, status: WcStatus) {
+    fn send_failed(&self, state: &mut State<V>, status: WcStatus) {
         match status {
             WcStatus::WrFlushErr | WcStatus::RetryExcErr | WcStatus::RespTimeoutErr if self.explained => {}
             WcStatus::WrFlushErr => self.ended(state, End::Disconnected),
@@ -118,21 +115,21 @@ impl Stream {
         }
     }
 
-    pub(super) fn failed(&self, state: &mut State, errno: Errno) {
+    pub(super) fn failed(&self, state: &mut State<V>, errno: Errno) {
         if state.machine.as_ref().is_some_and(|machine| machine.ended().is_none()) {
             state.error.get_or_insert(errno);
         }
         self.ended(state, End::Failed);
     }
 
-    pub(super) fn ended(&self, state: &mut State, end: End) {
+    pub(super) fn ended(&self, state: &mut State<V>, end: End) {
         if let Some(machine) = &mut state.machine {
             machine.end(end);
         }
     }
 
     /// Posts the control messages that are due.
-    pub(super) fn controls(&self, state: &mut State) {
+    pub(super) fn controls(&self, state: &mut State<V>) {
         loop {
             let Some(machine) = &mut state.machine else { return };
             let Some(control) = machine.poll_control() else { return };
@@ -150,9 +147,8 @@ impl Stream {
     }
 
     pub(super) fn post(&self, wrs: &[SendWr<'_>]) -> Result<(), Errno> {
-        self.qp.post_send(wrs.iter().copied()).map_err(|(_, error)| {
-            tracing::debug!(qpn = self.qp.qpn(), %error, "a stream's work request was refused");
-            Errno::from_raw_os_error(error.errno())
+        self.verbs.post_send(wrs).inspect_err(|errno| {
+            tracing::debug!(qpn = self.verbs.number(), %errno, "a stream's work request was refused");
         })
     }
 
@@ -198,10 +194,7 @@ impl Stream {
     /// Posts a write whose bytes are in the send buffer.
     pub(super) fn post_write(&self, carrier: Carrier, write: &Write) -> Result<(), Errno> {
         let first = write.len.min(self.sizes.send_buffer - write.from);
-        let sges = [
-            Memory::sge(&self.memory.staged, write.from, first),
-            Memory::sge(&self.memory.staged, 0, write.len - first),
-        ];
+        let sges = [self.memory.staged.sge(write.from, first), self.memory.staged.sge(0, write.len - first)];
         let sges = if first == write.len { &sges[..1] } else { &sges[..] };
         let (stag, to, flags) = (write.key, write.to, SendFlags::empty());
         let wr = |op| SendWr { wr_id: wr_id::of(Posted::Data(write.len)), op, flags, sges };
@@ -228,18 +221,18 @@ impl Stream {
 
     /// The send buffer from `at` on, in at most two pieces.
     pub(super) fn staged(&self, at: u32, len: u32) -> [MemSeg; 2] {
-        let all = self.memory.staged.0.seg();
+        let all = self.memory.staged.seg();
         let first = all.part(at as usize, len as usize);
         [first, all.part(0, len as usize - first.len)]
     }
 
     pub(super) fn post_receives(&self, slots: impl Iterator<Item = u32>) -> Result<(), Errno> {
-        let sge = |slot| Memory::sge(&self.memory.messages, slot * MESSAGE as u32, MESSAGE as u32);
+        let sge = |slot| self.memory.messages.sge(slot * MESSAGE as u32, MESSAGE as u32);
         let posts: SmallVec<[(u32, Sge); BATCH]> = slots.map(|slot| (slot, sge(slot))).collect();
         let wrs = posts
             .iter()
             .map(|(slot, sge)| RecvWr { wr_id: wr_id::receive(*slot), sges: std::slice::from_ref(sge) });
-        self.qp.post_recv(wrs).map_err(|(_, error)| Errno::from_raw_os_error(error.errno()))
+        self.verbs.post_recv(wrs)
     }
 }
 
