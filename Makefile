@@ -35,7 +35,7 @@ CARGO_TEST = cargo test --locked
 
 dist:
 	@scripts/setup build
-	cargo build --release --locked -p uwarp -p uwarp-abi -p uwarp-fs -p uwarp-sockets
+	cargo build --release --locked -p uwarp -p uwarp-abi -p uwarp-fs -p uwarp-sockets -p uwarp-verbs-sockets
 	@scripts/make-dist $(CARGO_TARGET_DIR)/release $(UWARP_DIST)
 	@echo "Built $(UWARP_DIST). Try: $(DIST)/bin/uwarp doctor"
 

@@ -1,4 +1,5 @@
-/* What the programs of sockets in IWARP_MODE share. The functions are found as a program finds them that also runs without uwarp. */
+/* What the programs of sockets in IWARP_MODE share. The functions are found as a program finds them that also runs without uwarp. With
+ * VERBS_SOCKETS=FILE they are those of that library, libuwarp-verbs-sockets.so, over whatever librdmacm there is. */
 #ifndef UWARP_CONFORMANCE_IWARP_MODE_H
 #define UWARP_CONFORMANCE_IWARP_MODE_H
 
@@ -10,15 +11,20 @@
 #include "common.h"
 #include "../../abi/include/uwarp_sockets.h"
 
+static inline bool over_verbs(void)
+{
+	return getenv("VERBS_SOCKETS") != NULL;
+}
+
 static inline void *symbol(const char *name)
 {
 	static void *library;
 	void *found;
 
 	if (!library)
-		library = dlopen("libibverbs.so.1", RTLD_NOW);
+		library = dlopen(over_verbs() ? getenv("VERBS_SOCKETS") : "libibverbs.so.1", RTLD_NOW);
 	MUST(library);
-	found = dlvsym(library, name, "UWARP_SOCKETS_1.0");
+	found = over_verbs() ? dlsym(library, name) : dlvsym(library, name, "UWARP_SOCKETS_1.0");
 	if (!found)
 		die("%s is not there", name);
 	return found;
@@ -95,7 +101,12 @@ static inline void begin(int fd, int role)
 
 static inline void end(int fd)
 {
-	MUST(events(fd, POLLOUT, LIMIT_MS) == POLLOUT && error_of(fd) == 0);
+	short ready = events(fd, POLLOUT, LIMIT_MS);
+	int error = error_of(fd);
+
+	errno = error;
+	if (ready != POLLOUT || error)
+		die("set-up ends with events %#x", ready);
 	set_nonblocking(fd, false);
 }
 

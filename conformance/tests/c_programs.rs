@@ -243,6 +243,12 @@ const SOCKETS: [(&str, &str, (&str, &str)); 5] = [
     ("sockets", "127.0.0.1", ("UWARP_PEER", "off")),
 ];
 
+/// Sockets in `IWARP_MODE` once more, by libuwarp-verbs-sockets.so over the librdmacm of this library, and
+/// the groups of what it cannot do: rules for a queue pair that is the provider's.
+const VERBS_SOCKETS: (&str, &str) = ("VERBS_SOCKETS", "libuwarp-verbs-sockets.so");
+const OVER_VERBS: [&str; 2] = ["sockets", "socket_threads"];
+const NOT_OVER_VERBS: [&str; 1] = ["own_work"];
+
 /// Groups of `files`, which is run under `uwarp run --files on`, and their environment.
 const FILES: [(&str, &[(&str, &str)]); 8] = [
     ("reading", &[]),
@@ -406,8 +412,7 @@ fn main() -> ExitCode {
             Ok(sockets.run(program, address, None, &[env])?)
         }));
     }
-    let example = programs.clone();
-    trials.push(Trial::test("example iwarp_mode", move || Ok(example.example("iwarp_mode")?)));
+    trials.extend(in_iwarp_mode(&programs));
     let soaked = programs.clone();
     trials.push(Trial::test("soak", move || Ok(soaked.run("soak", "127.0.0.1", Some(SOAK), &[])?)));
     let checked = programs.clone();
@@ -417,6 +422,29 @@ fn main() -> ExitCode {
     // The namespaces go with it, which `exit` would not drop.
     drop(programs);
     conclusion.exit_code()
+}
+
+/// The example, and what the programs of sockets in `IWARP_MODE` say of the other library.
+fn in_iwarp_mode(programs: &Arc<Programs>) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for libraries in ["-luwarp", "-luwarp-verbs-sockets -libverbs"] {
+        let example = programs.clone();
+        trials.push(Trial::test(format!("example iwarp_mode {libraries}"), move || {
+            Ok(example.example("iwarp_mode", libraries)?)
+        }));
+    }
+    let over_verbs = GROUPS.iter().filter(|(program, _)| OVER_VERBS.contains(program));
+    for (program, group) in over_verbs.flat_map(|(program, groups)| groups.iter().map(move |g| (program, g)))
+    {
+        if NOT_OVER_VERBS.contains(group) {
+            continue;
+        }
+        let programs = programs.clone();
+        trials.push(Trial::test(format!("{program} {group}, over librdmacm"), move || {
+            Ok(programs.run(program, "127.0.0.1", Some(group), &[VERBS_SOCKETS])?)
+        }));
+    }
+    trials
 }
 
 /// What changes interfaces, or needs several.
@@ -518,7 +546,7 @@ impl Programs {
     }
 
     /// An installed example, compiled against the installed header and library; both ends of it.
-    fn example(&self, name: &str) -> Outcome {
+    fn example(&self, name: &str, libraries: &str) -> Outcome {
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
         let (lib, root) = (dist.lib(), dist.lib().join("../.."));
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -529,7 +557,7 @@ impl Programs {
             .arg(root.join("include"))
             .arg("-L")
             .arg(&lib)
-            .arg("-luwarp")
+            .args(libraries)
             .limit(LIMIT)
             .run_ok()?;
         let port = free_port();
