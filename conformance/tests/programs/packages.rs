@@ -1,18 +1,19 @@
-//! The Debian packages that the rows' programs are from.
+//! The Debian packages that the rows' programs are from. Rows of `make test` can only use what it installs
+//! ([`super::installed`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Mutex;
 
-use uwarp_conformance::process::{Cmd, find_program};
+use uwarp_conformance::process::Cmd;
 use uwarp_conformance::report::Table;
-use uwarp_conformance::{Context, Outcome, require};
+use uwarp_conformance::{Outcome, fail, require};
 
+use super::installed;
 use Use::Rows;
 
 /// What programs are called that are no file of their package, or that `make test` does not install, and the
 /// package. The page is the same where dpkg does not know them.
-const OTHER_NAMES: [(&str, &str); 17] = [
+const OTHER_NAMES: [(&str, &str); 21] = [
     ("pyverbs", "python3-pyverbs"),
     ("libgloo", "libgloo-dev"),
     ("librpma", "librpma-dev"),
@@ -30,7 +31,16 @@ const OTHER_NAMES: [(&str, &str); 17] = [
     ("memcached", "memcached"),
     ("nc", "netcat-openbsd"),
     ("scp", "openssh-client"),
+    ("bwrap", "bubblewrap"),
+    ("prlimit", "util-linux"),
+    // In a package whose name has its version.
+    ("pgbench", "postgresql-client-common"),
+    // A machine may have another one of its own in front of it.
+    ("git", "git"),
 ];
+
+/// Names of rows whose program is in no package.
+const OWN_NAMES: [&str; 2] = ["asyncio", "NCCL"];
 
 /// Headings of rows whose program is in no package of Debian's.
 const OWN: &str = "Programs of this tree";
@@ -56,17 +66,26 @@ pub fn of(program: &str) -> String {
     if let Some((_, package)) = OTHER_NAMES.iter().find(|(other, _)| *other == name) {
         return (*package).to_owned();
     }
+    if OWN_NAMES.contains(&name) {
+        return OWN.to_owned();
+    }
     // dpkg reads lists of all files each time.
     static KNOWN: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(|e| e.into_inner());
-    known.entry(name.to_owned()).or_insert_with(|| owner(name)).clone()
+    known
+        .entry(name.to_owned())
+        .or_insert_with(|| installed::owner(name).unwrap_or_else(|| format!("{UNKNOWN}{name}")))
+        .clone()
 }
 
-fn owner(name: &str) -> String {
-    let file = find_program(name.as_ref()).and_then(|file| file.canonicalize().context(name));
-    let owner = file.and_then(|file| Cmd::new("dpkg").arg("-S").arg(file).run_ok());
-    let owner = owner.ok().and_then(|out| Some(out.stdout.split_once(':')?.0.to_owned()));
-    owner.unwrap_or_else(|| OWN.to_owned())
+const UNKNOWN: &str = "no package of ";
+
+/// Fails unless the page is the same on every machine on which `make test` has installed what it needs.
+pub fn are_known<'a>(mut programs: impl Iterator<Item = &'a str>) -> Outcome {
+    match programs.find(|program| of(program).starts_with(UNKNOWN)) {
+        Some(program) => fail!("{program}: of which package? The lists of names can say it"),
+        None => Ok(()),
+    }
 }
 
 /// The installed version of a package, without what a binary rebuild adds.
@@ -75,15 +94,19 @@ pub fn version(package: &str) -> Outcome<String> {
     Ok(out.stdout.trim().to_owned())
 }
 
-/// Fails unless `make programs` installs all of these packages.
+/// Fails unless `make programs` installs all of these packages, and `make test` all that tell which package a
+/// row's program is from.
 pub fn are_installed_by_setup<'a>(packages: impl Iterator<Item = &'a str>) -> Outcome {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/packages");
-    let text = std::fs::read_to_string(&file).context(file.display())?;
-    let lines = text.lines().filter(|line| ["demo", "test", "programs"].iter().any(|g| line.starts_with(g)));
-    let known: BTreeSet<&str> = lines.flat_map(str::split_whitespace).collect();
-    let missing: Vec<&str> =
-        packages.filter(|package| is_debians(package) && !known.contains(package)).collect();
-    require!(missing.is_empty(), "packages of rows that are not in scripts/packages: {missing:?}");
+    let missing = |of: BTreeSet<&'a str>, target: &str| -> Outcome<Vec<&'a str>> {
+        let known = installed::by_make(target)?;
+        Ok(of.into_iter().filter(|package| is_debians(package) && !known.contains(*package)).collect())
+    };
+    let all: BTreeSet<&str> = packages.collect();
+    let lack = missing(all.clone(), "programs")?;
+    require!(lack.is_empty(), "packages of rows that are not in scripts/packages: {lack:?}");
+    let named = |package: &&str| !OTHER_NAMES.iter().any(|(_, named)| named == package);
+    let lack = missing(all.into_iter().filter(named).collect(), "test")?;
+    require!(lack.is_empty(), "make test does not install {lack:?}: their programs belong in OTHER_NAMES");
     Ok(())
 }
 

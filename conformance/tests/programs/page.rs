@@ -93,6 +93,7 @@ pub fn check(cases: &[Case]) -> Outcome {
             uwarp_conformance::fail!("no result of {} {} [{topology}]: {remedy}", case.program, case.manner)
         }
     }
+    packages::are_known(cases.iter().map(|case| case.program))?;
     let text = std::fs::read_to_string(file()).context(file().display())?;
     require!(text == page.text(cases), "docs/programs.md does not fit the table: {remedy}");
     packages::are_installed_by_setup(page.versions.keys().map(String::as_str))

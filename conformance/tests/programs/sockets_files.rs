@@ -28,14 +28,16 @@ pub fn http(setting: &Setting<'_>) -> Outcome {
 }
 
 pub fn wget(setting: &Setting<'_>) -> Outcome {
-    setting.file("from", MEDIUM)?;
     setting.serve(&http_server(setting), |server| {
         let (to, host, port) = (setting.dir().join("to"), setting.host(), setting.port);
         let line = format!("wget -q -O {} http://{host}:{port}/from", to.display());
-        let client = setting.client(&line)?.env("UWARP_LOG", "info").run()?;
-        setting.is_copied("from", "to", &client)?;
-        setting.is_said(&client)?;
-        setting.carried(server, MEDIUM)
+        setting.with_enough(|times| {
+            setting.file("from", times * MEDIUM)?;
+            let client = setting.client(&line)?.env("UWARP_LOG", "info").run()?;
+            setting.is_copied("from", "to", &client)?;
+            setting.carried(server, times * MEDIUM)?;
+            setting.is_said(&client)
+        })
     })
 }
 
@@ -118,18 +120,20 @@ http.createServer((request, response) => {
 "#;
 
 pub fn node(setting: &Setting<'_>) -> Outcome {
-    setting.file("from", MEDIUM)?;
     let (at, port) = (setting.dir().display(), setting.port);
     fs::write(setting.dir().join("server.js"), SERVER_JS).context(at.to_string())?;
-    let sum = Cmd::line(&format!("sha256sum {at}/from")).run_ok()?;
-    let sum = sum.stdout.split_whitespace().next().unwrap_or_default();
     setting.serve(&format!("node {at}/server.js {port} {at}/from"), |server| {
         let url = format!("http://{}:{port}/", setting.host());
-        let got = setting.client(&format!("curl -sS -o {at}/to {url}"))?.run()?;
-        setting.is_copied("from", "to", &got)?;
-        let posted = setting.client(&format!("curl -sS --data-binary @{at}/from {url}"))?.run()?;
-        require!(posted.stdout == sum, "another sum than {sum}\n--- client\n{}", posted.text());
-        setting.carried(server, 2 * MEDIUM)
+        setting.with_enough(|times| {
+            setting.file("from", times * MEDIUM)?;
+            let sum = Cmd::line(&format!("sha256sum {at}/from")).run_ok()?;
+            let sum = sum.stdout.split_whitespace().next().unwrap_or_default();
+            let got = setting.client(&format!("curl -sS -o {at}/to {url}"))?.run()?;
+            setting.is_copied("from", "to", &got)?;
+            let posted = setting.client(&format!("curl -sS --data-binary @{at}/from {url}"))?.run()?;
+            require!(posted.stdout == sum, "another sum than {sum}\n--- client\n{}", posted.text());
+            setting.carried(server, 2 * times * MEDIUM)
+        })
     })
 }
 
@@ -175,15 +179,16 @@ pub fn ssh(setting: &Setting<'_>) -> Outcome {
 /// Its daemon starts a program for each connection.
 pub fn git(setting: &Setting<'_>) -> Outcome {
     let (at, address, port) = (setting.dir().display(), setting.place.address, setting.port);
-    let work = format!("git -C {at}/work -c user.name=a -c user.email=a@b");
+    let work = format!("/usr/bin/git -C {at}/work -c user.name=a -c user.email=a@b");
     fs::create_dir(setting.dir().join("work")).context(at.to_string())?;
     setting.file("work/from", MEDIUM)?;
     for line in [format!("{work} init -q"), format!("{work} add from"), format!("{work} commit -q -m file")] {
         Cmd::line(&line).run_ok()?;
     }
-    let server = format!("git daemon --listen={address} --port={port} --base-path={at} --export-all");
+    let server =
+        format!("/usr/bin/git daemon --listen={address} --port={port} --base-path={at} --export-all");
     setting.serve(&server, |server| {
-        let line = format!("git clone -q git://{}:{port}/work {at}/clone", setting.host());
+        let line = format!("/usr/bin/git clone -q git://{}:{port}/work {at}/clone", setting.host());
         let client = setting.run_watched(server, &line, MEDIUM)?;
         setting.is_copied("work/from", "clone/from", &client)
     })

@@ -1,5 +1,6 @@
 //! Programs of sockets that ask and answer: databases, tools that measure, event loops, an MPI.
 
+use std::cell::Cell;
 use std::fs;
 use std::time::Duration;
 
@@ -106,20 +107,26 @@ pub fn postgres(setting: &Setting<'_>) -> Outcome {
         let to = format!("-h {address} -p {port} -U postgres");
         let filled = setting.client(&format!("pgbench -q {to} -i -s 1 postgres"))?.run()?;
         filled.exited_ok()?;
-        let line = format!("pgbench {to} -c 4 -t 250 postgres");
-        let run = setting.run_watched(server, &line, 20_000)?;
-        let whole = run.stdout.contains("actually processed: 1000/1000");
-        require!(run.ok() && whole, "{}", run.text());
+        let done = Cell::new(0);
+        setting.with_enough(|times| {
+            let all = 1000 * times;
+            done.set(done.get() + all);
+            let line = format!("pgbench {to} -c 4 -t {} postgres", all / 4);
+            let run = setting.run_watched(server, &line, times * 20_000)?;
+            let whole = run.stdout.contains(&format!("actually processed: {all}/{all}"));
+            require!(run.ok() && whole, "{}", run.text());
+            Ok(())
+        })?;
         let sums = "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from \
                     pgbench_history), (select count(*) from pgbench_history)";
         let psql = setting.client(&format!("psql {to} -d postgres -Atc"))?.arg(sums).run()?;
-        require!(psql.stdout.trim() == "t|1000", "the sums differ\n{}", psql.text());
+        require!(psql.stdout.trim() == format!("t|{}", done.get()), "the sums differ\n{}", psql.text());
         Ok(())
     })
 }
 
 const ECHO_PY: &str = r#"import asyncio, sys
-port = int(sys.argv[2])
+port, rounds = int(sys.argv[2]), int(sys.argv[3])
 
 async def serve():
     async def one(reader, writer):
@@ -135,12 +142,12 @@ async def client():
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         data = bytes((number + place * 7) % 256 for place in range(100000))
         async def send():
-            for _ in range(10):
+            for _ in range(rounds):
                 writer.write(data)
                 await writer.drain()
             writer.write_eof()
         back, _ = await asyncio.gather(reader.read(-1), send())
-        assert back == data * 10, (number, len(back))
+        assert back == data * rounds, (number, len(back))
         writer.close()
     await asyncio.gather(*(one(number) for number in range(20)))
     print("good")
@@ -151,11 +158,15 @@ asyncio.run({"serve": serve, "client": client}[sys.argv[1]]())
 pub fn asyncio(setting: &Setting<'_>) -> Outcome {
     let program = setting.dir().join("echo.py");
     fs::write(&program, ECHO_PY).context(program.display())?;
-    let line = |end: &str| format!("/usr/bin/python3 {} {end} {}", program.display(), setting.port);
-    setting.serve(&line("serve"), |server| {
-        let client = setting.client(&line("client"))?.run()?;
-        require!(client.stdout.trim() == "good", "--- client\n{}", client.text());
-        setting.carried(server, 40_000_000)
+    let line = |end: &str, rounds: usize| {
+        format!("/usr/bin/python3 {} {end} {} {rounds}", program.display(), setting.port)
+    };
+    setting.serve(&line("serve", 0), |server| {
+        setting.with_enough(|times| {
+            let client = setting.client(&line("client", 10 * times))?.run()?;
+            require!(client.stdout.trim() == "good", "--- client\n{}", client.text());
+            setting.carried(server, times * 40_000_000)
+        })
     })
 }
 
