@@ -74,7 +74,7 @@ static void waits(void)
 	MUST(close(l) == 0);
 }
 
-/* An upgraded connection has five descriptors more. */
+/* An upgraded connection has four descriptors more, and one or two meanwhile. */
 #define DESCRIPTORS 7
 
 static long resident_kb(void)
@@ -196,12 +196,12 @@ static void many(void)
 		}
 		printf("round %d: %d are behind the library\n", round, has_become(fds, before, count));
 		fflush(stdout);
-		/* Until all have, or no more do: on one host, a UDP port may be taken. */
+		/* Until all have, or no more do: another program may have a UDP port. */
 		for (int was = -1, is; round == 0 && (is = has_become(fds, before, count)) > was && is < count; was = is)
 			usleep(1000000);
 	}
 	check(bad == 0, "all bytes of all connections come back", "%d are wrong", bad);
-	check(has_become(fds, before, count) > count / 2, "most are streams", "%d of %d",
+	check(has_become(fds, before, count) >= count * 9 / 10, "nine of ten are streams", "%d of %d",
 	      has_become(fds, before, count), count);
 	printf("the end that connected: %ld kB a connection\n", (resident_kb() - memory) / count);
 	for (int i = 0; i < count; i++)
@@ -349,7 +349,10 @@ static void handlers(void)
 				owed -= n;
 		}
 		MUST(setitimer(ITIMER_REAL, &never, NULL) == 0);
-		check(true, names[call], "");
+		/* A connection that is closed with bytes unread is reset. */
+		for (ssize_t n; owed > 0 && (n = recv(c, block, sizeof block, 0)) > 0;)
+			owed -= n;
+		check(owed == 0, names[call], "%d answers are missing", (int)owed);
 	}
 	MUST(close(c) == 0 && pthread_join(thread, NULL) == 0);
 	MUST(close(a) == 0 && close(set) == 0 && close(l) == 0);

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong};
 use std::sync::Arc;
 
 use libc::{sockaddr, socklen_t};
+use uwarp_abi_types::preload::UWARP_NO_DESCRIPTOR;
 use uwarp_preload::rules::{Role, Way};
 use uwarp_preload::{errno, real, set_errno};
 
@@ -57,9 +58,9 @@ fn is_v6(fd: c_int) -> bool {
 
 /// A new rsocket.
 pub fn new_rsocket(calls: &Rsockets, v6: bool) -> Result<c_int, c_int> {
+    let (domain, kind) = (if v6 { libc::AF_INET6 } else { libc::AF_INET }, libc::SOCK_STREAM);
     // SAFETY: no pointer.
-    let number =
-        unsafe { (calls.rsocket)(if v6 { libc::AF_INET6 } else { libc::AF_INET }, libc::SOCK_STREAM, 0) };
+    let number = unsafe { (calls.rsocket)(domain, kind | UWARP_NO_DESCRIPTOR, 0) };
     if number < 0 {
         return Err(errno());
     }

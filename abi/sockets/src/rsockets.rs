@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{msghdr, nfds_t, pollfd, sockaddr, socklen_t};
 use uwarp_abi_types::preload::{
-    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LAST_WORDS, UWARP_LOOK, UWARP_PROGRESS, UWARP_TAKE_OVER,
-    UWARP_UNREAD, UWARP_WATCH, progress, take_over, watch,
+    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LAST_WORDS, UWARP_LOOK, UWARP_PREPARE, UWARP_PROGRESS,
+    UWARP_TAKE_OVER, UWARP_UNREAD, UWARP_WATCH, progress, take_over, watch,
 };
 use uwarp_preload::set_errno;
 
@@ -200,11 +200,25 @@ impl Rsockets {
         (got == 0).then(|| unsafe { progress.assume_init() })
     }
 
-    /// The connection of a TCP socket becomes this socket's.
+    /// Makes all that [`Self::take_over`] needs.
+    pub fn prepare(&self, socket: c_int, with: &take_over) -> bool {
+        self.set_take_over(socket, UWARP_PREPARE, with)
+    }
+
+    /// [`Self::take_over`] will not follow.
+    pub fn give_up(&self, socket: c_int) {
+        self.set_take_over(socket, UWARP_PREPARE, &take_over { fd: -1, initiates: 0 });
+    }
+
+    /// The connection of the TCP socket that was prepared becomes this socket's.
     pub fn take_over(&self, socket: c_int, with: &take_over) -> bool {
+        self.set_take_over(socket, UWARP_TAKE_OVER, with)
+    }
+
+    fn set_take_over(&self, socket: c_int, name: c_int, with: &take_over) -> bool {
         let (value, len) = (std::ptr::from_ref(with).cast(), size_of::<take_over>() as socklen_t);
         // SAFETY: the structure and its length.
-        let set = || unsafe { (self.rsetsockopt)(socket, SOL_UWARP_PRELOAD, UWARP_TAKE_OVER, value, len) };
+        let set = || unsafe { (self.rsetsockopt)(socket, SOL_UWARP_PRELOAD, name, value, len) };
         sys::quietly(set) == 0
     }
 

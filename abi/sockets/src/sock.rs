@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use libc::{sockaddr, socklen_t};
 use parking_lot::Mutex;
@@ -38,6 +39,13 @@ const KEPT: [(c_int, c_int); 3] = [
     (libc::IPPROTO_TCP, libc::TCP_CORK),
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
 ];
+
+/// How often a thread looks that has no descriptor to sleep on.
+const WITHOUT_ROOM: Duration = Duration::from_millis(10);
+
+fn is_without_room() -> bool {
+    matches!(errno(), libc::EMFILE | libc::ENFILE)
+}
 
 /// A socket that a rule chose.
 pub struct Sock {
@@ -442,9 +450,7 @@ impl Sock {
                 return -1;
             }
         };
-        let calling = self.calling(flags);
-        let received = call(calls, flags);
-        drop(calling);
+        let received = self.calling_with(calls, Direction::Receive, flags, call);
         self.show(Because::Receive);
         received
     }
@@ -468,9 +474,7 @@ impl Sock {
                 return -1;
             }
         };
-        let calling = self.calling(within);
-        let sent = call(calls, within);
-        drop(calling);
+        let sent = self.calling_with(calls, Direction::Send, within, call);
         if sent < 0 {
             if self.listens() && errno() == libc::ENOTCONN {
                 set_errno(libc::EPIPE);
@@ -494,14 +498,56 @@ impl Sock {
         if limit < 0 || flags & libc::MSG_DONTWAIT != 0 || self.is_nonblocking() {
             return Ok(flags);
         }
+        match self.await_direction(calls, direction, limit) {
+            0 => Err(libc::EAGAIN),
+            ready if ready < 0 => Err(errno()),
+            _ => Ok(flags | libc::MSG_DONTWAIT),
+        }
+    }
+
+    /// Makes a call of the library's, also if there is no descriptor to sleep on.
+    fn calling_with(
+        &self,
+        calls: &Rsockets,
+        direction: Direction,
+        flags: c_int,
+        call: impl Fn(&Rsockets, c_int) -> isize,
+    ) -> isize {
+        let _calling = self.calling(flags);
+        let mut done = call(calls, flags);
+        while done < 0 && is_without_room() {
+            if self.await_direction(calls, direction, -1) < 0 {
+                return -1;
+            }
+            done = call(calls, flags | libc::MSG_DONTWAIT);
+            if done < 0 && errno() == libc::EAGAIN {
+                set_errno(libc::EMFILE);
+            }
+        }
+        done
+    }
+
+    /// Waits until the socket is ready. Without a descriptor to sleep on, it looks now and then.
+    fn await_direction(&self, calls: &Rsockets, direction: Direction, limit: c_int) -> c_int {
         let events = match direction {
             Direction::Receive => libc::POLLIN,
             Direction::Send => libc::POLLOUT,
         };
-        match calls.wait(self.number, events, limit) {
-            0 => Err(libc::EAGAIN),
-            ready if ready < 0 => Err(errno()),
-            _ => Ok(flags | libc::MSG_DONTWAIT),
+        let ready = calls.wait(self.number, events, limit);
+        if ready >= 0 || !is_without_room() {
+            return ready;
+        }
+        let limit = u64::try_from(limit).ok();
+        let until = limit.and_then(|ms| Instant::now().checked_add(Duration::from_millis(ms)));
+        loop {
+            let ready = calls.wait(self.number, events, 0);
+            if ready != 0 || until.is_some_and(|until| Instant::now() >= until) {
+                return ready;
+            }
+            if let Err(errno) = sys::sleep_for(WITHOUT_ROOM) {
+                set_errno(errno);
+                return -1;
+            }
         }
     }
 

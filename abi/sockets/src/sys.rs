@@ -2,7 +2,7 @@
 //! which are cancellation points.
 
 use std::ffi::{c_int, c_long};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uwarp_preload::set_errno;
 
@@ -198,6 +198,56 @@ pub fn receive_now(fd: c_int, to: &mut [u8]) -> Result<usize, c_int> {
     transfer(libc::SYS_recvfrom, [int(fd), at, len, int(libc::MSG_DONTWAIT), 0, 0])
 }
 
+/// Sends a datagram without waiting. Leaves errno as it is.
+pub fn send_to_now(
+    fd: c_int,
+    bytes: &[u8],
+    to: &libc::sockaddr_storage,
+    len: libc::socklen_t,
+) -> Result<usize, c_int> {
+    let (from, flags) = (bytes.as_ptr().expose_provenance(), int(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL));
+    let to = std::ptr::from_ref(to).expose_provenance();
+    transfer(libc::SYS_sendto, [int(fd), from, bytes.len(), flags, to, len as usize])
+}
+
+/// From now on a UDP socket that is not connected keeps what becomes of its datagrams, for [`take_error`].
+pub fn report_refusals(fd: c_int, v6: bool) {
+    match v6 {
+        true => set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1),
+        false => set_option(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1),
+    }
+}
+
+/// The beginning of a datagram that could not be delivered, its length, and why. `None`: there is no other.
+pub fn take_error(fd: c_int, bytes: &mut [u8]) -> Option<(usize, c_int)> {
+    #[repr(C, align(8))]
+    struct Control([u8; 256]);
+    let mut control = Control([0; 256]);
+    let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: zeros are NULL and no bytes.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
+    (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<Control>());
+    let (at, flags) = ((&raw mut message).expose_provenance(), libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT);
+    let len = transfer(libc::SYS_recvmsg, [int(fd), at, int(flags), 0, 0, 0]).ok()?;
+    // SAFETY: headers that the call wrote, within their length; the first field of what follows the one of
+    // this type is the error.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+        while !header.is_null() {
+            let kind = ((*header).cmsg_level, (*header).cmsg_type);
+            if kind == (libc::IPPROTO_IP, libc::IP_RECVERR)
+                || kind == (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+            {
+                let error = libc::CMSG_DATA(header).cast::<u32>().read_unaligned();
+                return Some((len, error.cast_signed()));
+            }
+            header = libc::CMSG_NXTHDR(&raw const message, header);
+        }
+    }
+    Some((len, 0))
+}
+
 /// Where a datagram came from.
 pub type From = (libc::sockaddr_storage, libc::socklen_t);
 
@@ -279,6 +329,14 @@ pub fn raise(signal: c_int) {
 /// Sleeps until a signal comes.
 pub fn sleep() {
     let _ = quietly(|| call(libc::SYS_ppoll, [0; 5]));
+}
+
+/// Sleeps; the error: a signal has come.
+pub fn sleep_for(time: Duration) -> Result<(), c_int> {
+    let tv_sec = libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX);
+    let time = libc::timespec { tv_sec, tv_nsec: time.subsec_nanos().into() };
+    let at = (&raw const time).expose_provenance();
+    quietly(|| call(libc::SYS_ppoll, [0, 0, at, 0, 0])).map(drop)
 }
 
 /// Says a line on standard error, unless the user wants errors only.

@@ -22,6 +22,7 @@ use std::ffi::{c_int, c_long};
 use std::net::SocketAddr;
 
 use libc::{sockaddr, socklen_t};
+use uwarp_abi_types::preload::UWARP_NO_DESCRIPTOR;
 use uwarp_rsocket::socket::How;
 use uwarp_rsocket::table::{self, Any, Entry};
 use uwarp_rsocket::{Datagrams, Errno, Socket};
@@ -75,6 +76,9 @@ fn enter(socket: std::sync::Arc<Socket>) -> c_int {
     table::insert(socket.fd(), Entry::Socket(socket))
 }
 
+/// Of `libuwarp-sockets.so`.
+const PRELOADED: c_int = libc::SOCK_STREAM | UWARP_NO_DESCRIPTOR;
+
 fn create(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Failure> {
     let v6 = match domain {
         libc::AF_INET => false,
@@ -84,6 +88,9 @@ fn create(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Failure>
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let is = |flag| kind & flag != 0;
     match (kind & !flags, protocol) {
+        (PRELOADED, 0) => {
+            Ok(enter(Socket::without_descriptor(v6, is(libc::SOCK_NONBLOCK), is(libc::SOCK_CLOEXEC))?))
+        }
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
             Ok(enter(Socket::new(v6, is(libc::SOCK_NONBLOCK), is(libc::SOCK_CLOEXEC))?))
         }

@@ -3,6 +3,9 @@
 
 use std::ffi::c_int;
 
+/// For `rsocket`, beside its type: the number is no descriptor's, nor are those of connections that it
+/// accepts. Programs never see it.
+pub const UWARP_NO_DESCRIPTOR: c_int = 1 << 28;
 /// Level of these options.
 pub const SOL_UWARP_PRELOAD: c_int = 0x5557_0000;
 /// To set, a [`watch`].
@@ -11,8 +14,10 @@ pub const UWARP_WATCH: c_int = 1;
 pub const UWARP_LOOK: c_int = 2;
 /// To get, a `c_int`: bytes that can be read.
 pub const UWARP_UNREAD: c_int = 3;
-/// To set, a [`take_over`]: the connection of a TCP socket becomes this socket's.
+/// To set, a [`take_over`]: the connection that was prepared becomes this socket's.
 pub const UWARP_TAKE_OVER: c_int = 4;
+/// To set before that, the same: all is made that it needs. -1 as the descriptor: it will not follow.
+pub const UWARP_PREPARE: c_int = 8;
 /// To get, a `c_int`: what has become of that. 0: nothing yet; 1: the stream runs, or has run; below: an
 /// errno, negative.
 pub const UWARP_JOINED: c_int = 5;

@@ -13,7 +13,7 @@
 //! request only. If it fails, the connection carries nothing any more: nobody knows which of its bytes were
 //! meant for whom.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -118,13 +118,13 @@ impl Adoption {
         Connection::check_type(socket)
     }
 
-    /// Begins on a connected socket of the program. `qp`: in INIT. `private_data`: for the peer. `limit`: for
-    /// all of set-up. Does not block; what becomes of it is reported to the observer, possibly before this
-    /// returns. An error that is returned is not reported; nothing was sent or received then, but
-    /// `TCP_NODELAY` and `SO_RCVLOWAT` may have been set.
+    /// Begins on a connected socket of the program, of which `socket` is a second descriptor. `qp`: in INIT.
+    /// `private_data`: for the peer. `limit`: for all of set-up. Does not block; what becomes of it is
+    /// reported to the observer, possibly before this returns. An error that is returned is not reported;
+    /// nothing was sent or received then, but `TCP_NODELAY` and `SO_RCVLOWAT` may have been set.
     pub fn start(
         cm: &Arc<Cm>,
-        socket: BorrowedFd<'_>,
+        socket: OwnedFd,
         role: Role,
         qp: &Arc<Qp>,
         private_data: &[u8],

@@ -4,7 +4,6 @@ mod common;
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -44,7 +43,8 @@ impl Owner {
     fn adopt(self: &Arc<Self>, cm: &Arc<Cm>, socket: &TcpStream, qp: &Arc<Qp>) {
         let observer: Arc<dyn AdoptObserver> = self.clone();
         let observer = Arc::downgrade(&observer);
-        let adoption = Adoption::start(cm, socket.as_fd(), Role::Responder, qp, b"", LONG, observer);
+        let adoption =
+            Adoption::start(cm, socket.try_clone().unwrap().into(), Role::Responder, qp, b"", LONG, observer);
         *self.adoption.lock().unwrap() = Some(adoption.unwrap());
     }
 }

@@ -158,12 +158,11 @@ impl Connection {
         Ok(())
     }
 
-    /// A second descriptor of a TCP socket that the program has connected, and that stays the program's.
-    /// `NOTSOCK`, `OPNOTSUPP`: not a TCP socket; `NOTCONN`: not connected.
-    pub fn adopt(socket: BorrowedFd<'_>) -> Result<Self, Errno> {
-        Self::check_type(socket)?;
-        net::getpeername(socket)?.ok_or(Errno::NOTCONN)?;
-        let own = rustix::io::fcntl_dupfd_cloexec(socket, 0)?;
+    /// A TCP socket that the program has connected. `own`: a second descriptor of it; the program's stays the
+    /// program's. `NOTSOCK`, `OPNOTSUPP`: not a TCP socket; `NOTCONN`: not connected.
+    pub fn adopt(own: OwnedFd) -> Result<Self, Errno> {
+        Self::check_type(own.as_fd())?;
+        net::getpeername(&own)?.ok_or(Errno::NOTCONN)?;
         // Of the socket, so of the program's descriptor as well.
         set_tcp_nodelay(&own, true)?;
         // The program may have asked to be woken for more bytes than a frame has.

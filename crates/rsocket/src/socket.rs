@@ -1,7 +1,7 @@
 //! Every call on a socket.
 
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::listener::{Connection, Listener};
 use crate::number::Number;
 use crate::options::Options;
 use crate::stream::{Link, Ready, Stream};
-use crate::upgrade::{Patience, Role, Terms, Upgraded};
+use crate::upgrade::{self, Patience, Role, Terms, Upgraded};
 use crate::waiting::{Observer, Sleep, Waiters, Waiting};
 
 /// Longest wait of a close for the peer to take what was sent. A peer that is gone is noticed earlier.
@@ -74,6 +74,8 @@ struct Inner {
     /// The address that the program has bound.
     bound: Option<SocketAddr>,
     keepalive: Option<(Token, Arc<Keepalive>)>,
+    /// For [`Socket::take_over`]: the stream, and a second descriptor of the TCP socket.
+    prepared: Option<(Arc<Upgraded>, OwnedFd)>,
 }
 
 /// A stream socket.
@@ -94,9 +96,23 @@ fn errno(error: CmError) -> Errno {
 impl Socket {
     /// A new socket.
     pub fn new(v6: bool, nonblocking: bool, close_on_exec: bool) -> Result<Arc<Self>, Errno> {
+        Self::with_number(v6, nonblocking, close_on_exec, Number::new)
+    }
+
+    /// A new socket whose number is no descriptor's; nor are those of connections that it accepts.
+    pub fn without_descriptor(v6: bool, nonblocking: bool, close_on_exec: bool) -> Result<Arc<Self>, Errno> {
+        Self::with_number(v6, nonblocking, close_on_exec, Number::apart)
+    }
+
+    fn with_number(
+        v6: bool,
+        nonblocking: bool,
+        close_on_exec: bool,
+        number: fn() -> Result<Number, Errno>,
+    ) -> Result<Arc<Self>, Errno> {
         let events = Events::of_process()?;
         let id = events.new_id();
-        let number = Number::new()?;
+        let number = number()?;
         Ok(Self::with_phase(
             number,
             events,
@@ -122,7 +138,13 @@ impl Socket {
             nonblocking: AtomicBool::new(nonblocking),
             close_on_exec: AtomicBool::new(close_on_exec),
             waiters,
-            inner: Mutex::new(Inner { phase, options: Options::new(), bound: None, keepalive: None }),
+            inner: Mutex::new(Inner {
+                phase,
+                options: Options::new(),
+                bound: None,
+                keepalive: None,
+                prepared: None,
+            }),
         })
     }
 
@@ -204,17 +226,33 @@ impl Socket {
         }
     }
 
-    /// Takes over a connected TCP socket of the kernel, whose connection becomes the stream
-    /// ([`crate::upgrade`]). Only as the socket's first call. Begins, and does not wait; the descriptor stays
-    /// the caller's, and open until the socket is closed.
-    pub fn take_over(&self, tcp: BorrowedFd<'_>, role: Role) -> Result<(), Errno> {
+    /// Makes all that [`Self::take_over`] needs, so that it does not fail for want of memory or descriptors.
+    /// As long as that has not been called, the connection is the caller's alone.
+    pub fn prepare_to_take_over(&self, tcp: BorrowedFd<'_>, role: Role) -> Result<(), Errno> {
         let mut inner = self.inner.lock();
-        let Phase::Idle(id) = &inner.phase else { return Err(Errno::INVAL) };
+        let Phase::Idle(_) = &inner.phase else { return Err(Errno::INVAL) };
         let terms = Terms { options: inner.options, ..Terms::new(role) };
         let upgraded = Upgraded::prepare_for(self.events.cm(), tcp, &terms, Arc::clone(&self.waiters))?;
-        upgraded.start(tcp, &terms)?;
-        let phase = Phase::Upgraded { id: Arc::clone(id), upgraded };
-        inner.phase = phase;
+        inner.prepared = Some((upgraded, upgrade::second(tcp)?));
+        Ok(())
+    }
+
+    /// [`Self::take_over`] will not follow.
+    pub fn give_up_what_was_prepared(&self) {
+        let prepared = self.inner.lock().prepared.take();
+        drop(prepared);
+    }
+
+    /// Takes over the connected TCP socket of the kernel that was prepared, whose connection becomes the
+    /// stream ([`crate::upgrade`]). Begins, and does not wait; the caller's descriptor stays the caller's.
+    pub fn take_over(&self, role: Role) -> Result<(), Errno> {
+        let mut inner = self.inner.lock();
+        let Phase::Idle(id) = &inner.phase else { return Err(Errno::INVAL) };
+        let id = Arc::clone(id);
+        let (upgraded, tcp) = inner.prepared.take().ok_or(Errno::INVAL)?;
+        let terms = Terms { options: inner.options, ..Terms::new(role) };
+        upgraded.start_with(Ok(tcp), &terms)?;
+        inner.phase = Phase::Upgraded { id, upgraded };
         Ok(())
     }
 
@@ -276,7 +314,7 @@ impl Socket {
             let listener = self.listener()?;
             if listener.has_connection() {
                 // If there is none left, the connection stays in the queue.
-                let number = Number::new()?;
+                let number = self.number.another()?;
                 if let Some(connection) = listener.take() {
                     return Ok(self.accepted(number, connection));
                 }
@@ -539,7 +577,9 @@ impl Socket {
         let phase = std::mem::replace(&mut inner.phase, Phase::Closed);
         let linger = inner.options.linger;
         let keepalive = inner.keepalive.take();
+        let prepared = inner.prepared.take();
         drop(inner);
+        drop(prepared);
         if let Some((timer, _)) = keepalive {
             self.nic().engine().deregister(timer);
         }

@@ -2,6 +2,7 @@
 //!
 //! The descriptor is a real one of the kernel, so that no other file or socket gets the same number. It is
 //! good for nothing but the calls of this library, except that of an upgraded socket, which is the program's.
+//! Sockets of `libuwarp-sockets.so` have numbers that are no descriptors.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};

@@ -46,7 +46,7 @@
 //! [`crate::poll::poll`] does, for descriptors that were entered into [`crate::table`], together with any
 //! others.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -198,14 +198,23 @@ impl Upgraded {
     /// | `NOMEM`, `MFILE` | no memory, no descriptor |
     /// | `BADF` | another thread has closed it meanwhile ([`Self::close`]) |
     pub fn start(self: &Arc<Self>, socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<(), Errno> {
-        let result = self.adopt(socket, terms);
+        self.start_with(second(socket), terms)
+    }
+
+    /// The same, with a second descriptor of the socket ([`second`]) or the error of making one.
+    pub(crate) fn start_with(
+        self: &Arc<Self>,
+        socket: Result<OwnedFd, Errno>,
+        terms: &Terms<'_>,
+    ) -> Result<(), Errno> {
+        let result = socket.and_then(|socket| self.adopt(socket, terms));
         if let Err(errno) = result {
             self.stream.set_link(Link::Failed(errno));
         }
         result
     }
 
-    fn adopt(self: &Arc<Self>, socket: BorrowedFd<'_>, terms: &Terms<'_>) -> Result<(), Errno> {
+    fn adopt(self: &Arc<Self>, socket: OwnedFd, terms: &Terms<'_>) -> Result<(), Errno> {
         let cm = &Cm::of_process().map_err(|error| Errno::from_raw_os_error(error.errno()))?;
         let mut private_data = self.stream.conn_data().to_vec();
         private_data.extend_from_slice(terms.private_data);
@@ -507,6 +516,11 @@ impl Upgraded {
     pub fn arm(&self, waiting: &Waiting) {
         self.stream.arm(waiting);
     }
+}
+
+/// A second descriptor of a socket, for its stream.
+pub(crate) fn second(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    rustix::io::fcntl_dupfd_cloexec(socket, 0)
 }
 
 fn inode_of(socket: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {

@@ -138,7 +138,10 @@ pub struct Conn {
     /// Since when the peer's WELCOME waits for that answer.
     awaits_answer: OnceLock<Instant>,
     pub agreement: Mutex<Agreement>,
+    /// For datagrams, at the end that connected.
     pub udp: Mutex<Option<Own>>,
+    /// The same at the end that accepted, once the program has used it; -1: none. The service's.
+    pub speaker: AtomicI32,
     pub inbound: Mutex<Inbound>,
     pub outbound: Mutex<Outbound>,
     /// Nothing is left in front of the stream.
@@ -292,6 +295,7 @@ impl Conn {
             awaits_answer: OnceLock::new(),
             agreement: Mutex::new(agreement),
             udp: Mutex::new(udp),
+            speaker: AtomicI32::new(-1),
             inbound: Mutex::default(),
             outbound: Mutex::default(),
             only_stream: AtomicBool::new(false),

@@ -142,6 +142,11 @@ impl Agreement {
         self.role
     }
 
+    /// The nonce of the end that accepted. Of that end: it never changes.
+    pub fn accepted(&self) -> Nonce {
+        self.accepted
+    }
+
     /// Why it stays TCP.
     pub fn why(&self) -> Why {
         self.why.unwrap_or(Why::Vetoed)

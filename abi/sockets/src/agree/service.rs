@@ -27,15 +27,26 @@ const DYING: Duration = Duration::from_secs(5);
 /// What the thread has to do.
 pub struct Service {
     /// The connections that it looks after.
-    conns: HashMap<usize, Arc<Conn>>,
+    conns: HashMap<usize, Watched>,
     /// When.
     times: BTreeSet<(Instant, usize)>,
+    /// The connections that this process has accepted, by their nonces.
+    accepted: HashMap<Nonce, usize>,
+    /// UDP sockets for those, by their own addresses: one for many connections, as long as the process lives.
+    speakers: HashMap<SocketAddr, c_int>,
     /// Connections that a call has found something in.
     todo: HashSet<usize>,
     /// Closed by the program, until then.
     dying: HashMap<usize, (Arc<Conn>, Instant)>,
     epoll: c_int,
     bell: c_int,
+}
+
+/// A connection that the thread looks after.
+struct Watched {
+    conn: Arc<Conn>,
+    /// Its entry in [`Service::times`].
+    time: Option<Instant>,
 }
 
 /// `None`: there is no thread. A lock of the standard library, as it is held during a fork.
@@ -56,6 +67,10 @@ static EXITS: AtomicBool = AtomicBool::new(false);
 const UDP: u64 = 0;
 const TCP: u64 = 1;
 const BELL: u64 = u64::MAX;
+/// Beside a UDP socket's descriptor: it is one of many connections.
+const SPEAKER: u64 = 1 << 63;
+/// Datagrams and errors that are received before another socket's turn.
+const TURN: usize = 256;
 
 /// All of it, locked.
 pub type Held = MutexGuard<'static, Option<Service>>;
@@ -122,20 +137,11 @@ pub fn begin(conn: &Arc<Conn>) {
             return table::stay_tcp(conn, Why::NoRoom);
         }
         let Some(service) = &mut *held else { return };
-        service.conns.insert(conn.key, Arc::clone(conn));
-        let mut slot = conn.udp.lock();
-        if slot.is_none() && role == Role::Accepted {
-            let mut own = ends.accepted;
-            own.set_port(0);
-            *slot = udp(own).ok().filter(|udp| connect_udp(udp.0, ends.connected));
-        }
-        let Some(udp) = &*slot else {
-            drop(slot);
+        service.conns.insert(conn.key, Watched { conn: Arc::clone(conn), time: None });
+        if !service.hear(conn, role, ends) {
             drop(held);
             return table::stay_tcp(conn, Why::NoRoom);
-        };
-        let _ = sys::epoll_add(service.epoll, udp.0, libc::EPOLLIN as u32, conn.key as u64 * 2 + UDP);
-        drop(slot);
+        }
         service.schedule(conn);
         sys::ring(service.bell);
     }
@@ -145,10 +151,19 @@ pub fn begin(conn: &Arc<Conn>) {
 }
 
 fn send(conn: &Conn, datagram: &Datagram) {
-    if let Some(udp) = &*conn.udp.lock() {
-        // A refusal of an earlier datagram comes here, or when something is received.
-        if sys::send_now(udp.0, &datagram.to_bytes()) == Err(libc::ECONNREFUSED) {
-            let _ = sys::send_now(udp.0, &datagram.to_bytes());
+    let bytes = datagram.to_bytes();
+    let send = || match (conn.speaker.load(Ordering::Acquire), &*conn.udp.lock()) {
+        (-1, Some(udp)) => sys::send_now(udp.0, &bytes),
+        (-1, None) => Ok(0),
+        (speaker, _) => {
+            let (to, len) = address::store(datagram.ends.connected);
+            sys::send_to_now(speaker, &bytes, &to, len)
+        }
+    };
+    // Refusals of earlier datagrams come here, or when something is received.
+    for _ in 0..4 {
+        if send() != Err(libc::ECONNREFUSED) {
+            return;
         }
     }
 }
@@ -258,24 +273,38 @@ pub fn in_child(held: &mut Held) {
             fds::forget(fd);
             sys::close(fd);
         }
-        service.conns.values().for_each(|conn| conn.close_copy());
+        for speaker in service.speakers.values() {
+            fds::forget(*speaker);
+            sys::close(*speaker);
+        }
+        service.conns.values().for_each(|watched| watched.conn.close_copy());
         std::mem::forget(service);
     }
 }
 
 impl Service {
+    fn find(&self, key: usize) -> Option<Arc<Conn>> {
+        self.conns.get(&key).map(|watched| Arc::clone(&watched.conn))
+    }
+
     fn schedule(&mut self, conn: &Conn) {
-        self.times.retain(|(_, key)| *key != conn.key);
-        if let Some(next) = conn.agreement.lock().next() {
+        let Some(watched) = self.conns.get_mut(&conn.key) else { return };
+        let next = conn.agreement.lock().next();
+        if let Some(before) = std::mem::replace(&mut watched.time, next) {
+            self.times.remove(&(before, conn.key));
+        }
+        if let Some(next) = next {
             self.times.insert((next, conn.key));
         }
     }
 
     fn drop_conn(&mut self, key: usize) {
-        self.times.retain(|(_, other)| *other != key);
         self.todo.remove(&key);
         self.dying.remove(&key);
-        if let Some(conn) = self.conns.remove(&key) {
+        if let Some(Watched { conn, time }) = self.conns.remove(&key) {
+            if let Some(time) = time {
+                self.times.remove(&(time, key));
+            }
             self.hear_no_more(&conn);
             if conn.tcp() >= 0 {
                 sys::epoll_delete(self.epoll, conn.tcp());
@@ -283,7 +312,42 @@ impl Service {
         }
     }
 
-    fn hear_no_more(&self, conn: &Conn) {
+    /// Datagrams of this connection come to the thread. False: there is no descriptor for it.
+    fn hear(&mut self, conn: &Conn, role: Role, ends: Ends) -> bool {
+        if role == Role::Connected {
+            let udp = conn.udp.lock();
+            let Some(udp) = &*udp else { return false };
+            return sys::epoll_add(self.epoll, udp.0, libc::EPOLLIN as u32, conn.key as u64 * 2 + UDP)
+                .is_ok();
+        }
+        let Some(speaker) = self.speaker(ends.accepted) else { return false };
+        conn.speaker.store(speaker, Ordering::Release);
+        self.accepted.insert(conn.agreement.lock().accepted(), conn.key);
+        true
+    }
+
+    /// The UDP socket for connections that were accepted at this address. Those of one host must not use up
+    /// the ports: each is the number of some connection.
+    fn speaker(&mut self, own: SocketAddr) -> Option<c_int> {
+        let mut own = own;
+        own.set_port(0);
+        if let Some(speaker) = self.speakers.get(&own) {
+            return Some(*speaker);
+        }
+        let speaker = udp(own).ok()?;
+        sys::report_refusals(speaker.0, own.is_ipv6());
+        let data = SPEAKER | u64::from(speaker.0.cast_unsigned());
+        sys::epoll_add(self.epoll, speaker.0, libc::EPOLLIN as u32, data).ok()?;
+        // It lives as long as the process, or until a child closes its copy.
+        let speaker = std::mem::ManuallyDrop::new(speaker).0;
+        self.speakers.insert(own, speaker);
+        Some(speaker)
+    }
+
+    fn hear_no_more(&mut self, conn: &Conn) {
+        if conn.speaker.load(Ordering::Acquire) >= 0 {
+            self.accepted.remove(&conn.agreement.lock().accepted());
+        }
         if let Some(udp) = conn.udp.lock().take() {
             // A relative may have the same socket, so closing it is not enough.
             sys::epoll_delete(self.epoll, udp.0);
@@ -302,6 +366,8 @@ fn start(held: &mut Held) -> bool {
     **held = Some(Service {
         conns: HashMap::new(),
         times: BTreeSet::new(),
+        accepted: HashMap::new(),
+        speakers: HashMap::new(),
         todo: HashSet::new(),
         dying: HashMap::new(),
         epoll,
@@ -343,8 +409,12 @@ fn serve(epoll: c_int, bell: c_int) {
                 sys::take_ring(bell);
                 continue;
             }
+            if data & SPEAKER != 0 {
+                hear_all((data & !SPEAKER) as c_int);
+                continue;
+            }
             let key = usize::try_from(data / 2).unwrap_or(0);
-            let Some(conn) = service().as_ref().and_then(|service| service.conns.get(&key).cloned()) else {
+            let Some(conn) = service().as_ref().and_then(|service| service.find(key)) else {
                 continue;
             };
             match data % 2 {
@@ -361,7 +431,7 @@ fn serve(epoll: c_int, bell: c_int) {
             let dying: Vec<usize> = service.dying.keys().copied().collect();
             (std::mem::take(&mut service.todo), due, dying)
         };
-        let find = |key: &usize| service().as_ref().and_then(|service| service.conns.get(key).cloned());
+        let find = |key: &usize| service().as_ref().and_then(|service| service.find(*key));
         for conn in todo.iter().filter_map(find) {
             examine(&conn);
         }
@@ -376,7 +446,16 @@ fn serve(epoll: c_int, bell: c_int) {
     }
 }
 
-/// Receives datagrams.
+fn parse(bytes: &[u8; Datagram::LEN + 1], len: usize) -> Option<Datagram> {
+    bytes.get(..len).and_then(Datagram::parse)
+}
+
+fn address_of(from: &sys::From) -> Option<SocketAddr> {
+    // SAFETY: what the call wrote.
+    unsafe { address::load((&raw const from.0).cast(), from.1) }.map(address::meant)
+}
+
+/// Receives datagrams of a connection that this end has made.
 fn hear(conn: &Arc<Conn>) {
     for _ in 0..16 {
         let mut bytes = [0; Datagram::LEN + 1];
@@ -387,28 +466,14 @@ fn hear(conn: &Arc<Conn>) {
         };
         let actions = match received {
             Ok((len, from)) => {
-                // SAFETY: what the call wrote.
-                let from = unsafe { address::load((&raw const from.0).cast(), from.1) };
-                let datagram = bytes.get(..len).and_then(Datagram::parse);
-                let (Some(from), Some(datagram)) = (from, datagram) else { continue };
-                let (role, ends) = {
-                    let agreement = conn.agreement.lock();
-                    (agreement.role(), agreement.ends())
-                };
-                // As if it were lost: the peer repeats it, and so does this end its HELLO.
-                if role == Role::Accepted && datagram.kind == Kind::Welcome && conn.is_to_answer() {
+                let (Some(from), Some(datagram)) = (address_of(&from), parse(&bytes, len)) else { continue };
+                let ends = conn.agreement.lock().ends();
+                if from.ip() != ends.accepted.ip().to_canonical() || !datagram.ends.are(&ends) {
                     continue;
                 }
-                if role == Role::Connected {
-                    if from.ip().to_canonical() != ends.accepted.ip().to_canonical()
-                        || !datagram.ends.are(&ends)
-                    {
-                        continue;
-                    }
-                    // Answers go there, and refusals of them come here.
-                    if let Some(udp) = &*conn.udp.lock() {
-                        connect_udp(udp.0, from);
-                    }
+                // Answers go there, and refusals of them come here.
+                if let Some(udp) = &*conn.udp.lock() {
+                    connect_udp(udp.0, from);
                 }
                 conn.agreement.lock().datagram(&datagram, Instant::now())
             }
@@ -417,6 +482,46 @@ fn hear(conn: &Arc<Conn>) {
             Err(_) => return,
         };
         act(conn, actions);
+    }
+}
+
+/// Receives datagrams, and refusals of them, of connections that this process has accepted.
+fn hear_all(speaker: c_int) {
+    let find = |datagram: &Datagram| {
+        let held = service();
+        let service = held.as_ref()?;
+        service.find(*service.accepted.get(&datagram.accepted)?)
+    };
+    let mut bytes = [0; Datagram::LEN + 1];
+    for _ in 0..TURN {
+        match sys::receive_from_now(speaker, &mut bytes) {
+            Ok((len, from)) => {
+                let (Some(from), Some(datagram)) = (address_of(&from), parse(&bytes, len)) else { continue };
+                let Some(conn) = find(&datagram) else { continue };
+                let peer = conn.agreement.lock().ends().connected;
+                if (from.ip(), from.port()) != (peer.ip().to_canonical(), peer.port()) {
+                    continue;
+                }
+                // As if it were lost: the peer repeats it, and so does this end its HELLO.
+                if datagram.kind == Kind::Welcome && conn.is_to_answer() {
+                    continue;
+                }
+                let actions = conn.agreement.lock().datagram(&datagram, Instant::now());
+                act(&conn, actions);
+            }
+            Err(libc::EAGAIN) => break,
+            // Of a datagram that was sent: it is in the other queue, too.
+            Err(_) => {}
+        }
+    }
+    for _ in 0..TURN {
+        let Some((len, errno)) = sys::take_error(speaker, &mut bytes) else { break };
+        if errno == libc::ECONNREFUSED
+            && let Some(conn) = parse(&bytes, len).and_then(|datagram| find(&datagram))
+        {
+            let actions = conn.agreement.lock().refused();
+            act(&conn, actions);
+        }
     }
 }
 
@@ -530,6 +635,9 @@ fn stay(conn: &Arc<Conn>) {
     let why = conn.agreement.lock().why();
     said::decided(conn, Some(why));
     if let Some(sock) = conn.sock.lock().upgrade() {
+        if let Some(calls) = sock.calls() {
+            calls.give_up(sock.number());
+        }
         sock.restore_options(conn.tcp());
     }
 }
@@ -559,6 +667,10 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
         sys::close(tcp);
         false
     };
+    let initiates = c_int::from(conn.agreement.lock().role() == Role::Accepted);
+    if !calls.prepare(number, &take_over { fd: tcp, initiates }) {
+        return undo();
+    }
     let Ok((sock, end)) = Sock::in_front_of(calls, number, tcp, conn, numbers.len()) else { return undo() };
     let nonblocking = sock.is_nonblocking();
     if !conn.shared.lock().as_ref().is_none_or(table::Shared::commit) {

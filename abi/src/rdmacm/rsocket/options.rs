@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use libc::{linger, socklen_t};
 use uwarp_abi_types::preload::{
-    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LAST_WORDS, UWARP_LOOK, UWARP_PROGRESS, UWARP_TAKE_OVER,
-    UWARP_UNREAD, UWARP_WATCH, progress, take_over, watch,
+    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LAST_WORDS, UWARP_LOOK, UWARP_PREPARE, UWARP_PROGRESS,
+    UWARP_TAKE_OVER, UWARP_UNREAD, UWARP_WATCH, progress, take_over, watch,
 };
 use uwarp_driver::event_loop::settles;
 use uwarp_rsocket::options::Options;
@@ -161,18 +161,22 @@ unsafe fn set(
             socket.nic().engine().settle_by(Box::new(move || settle()));
             Ok(())
         }
-        (SOL_UWARP_PRELOAD, UWARP_TAKE_OVER) => {
+        (SOL_UWARP_PRELOAD, UWARP_TAKE_OVER | UWARP_PREPARE) => {
             if value.is_null() || (len as usize) < size_of::<take_over>() {
                 return Err(Failure::invalid("optlen"));
             }
             // SAFETY: the caller's promise.
             let take_over { fd, initiates } = unsafe { value.cast::<take_over>().read_unaligned() };
-            if fd < 0 {
-                return Err(Errno::BADF.into());
-            }
             let role = if initiates == 0 { Role::Responder } else { Role::Initiator };
+            if name == UWARP_TAKE_OVER {
+                return Ok(socket.take_over(role)?);
+            }
+            if fd < 0 {
+                socket.give_up_what_was_prepared();
+                return Ok(());
+            }
             // SAFETY: libuwarp-sockets.so keeps it open during the call.
-            Ok(socket.take_over(unsafe { BorrowedFd::borrow_raw(fd) }, role)?)
+            Ok(socket.prepare_to_take_over(unsafe { BorrowedFd::borrow_raw(fd) }, role)?)
         }
         _ => Err(unknown()),
     }
