@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use libc::{sockaddr, socklen_t};
 use parking_lot::Mutex;
+use uwarp_abi_types::preload::{NOTHING_NEW, SOMETHING_NEW};
 use uwarp_preload::{errno, set_errno};
 
 use crate::agree::conn::{Conn, Outcome, Spans, Stage, Wait, limit_of};
@@ -285,15 +286,18 @@ impl Sock {
         self.show(Because::Network);
     }
 
-    /// What the socket is ready for, in poll(2)'s bits.
+    /// What the socket is ready for, in poll(2)'s bits, and for edges [`NOTHING_NEW`] or its like.
     fn look(&self, edges: bool) -> Option<i16> {
         match &self.conn {
             Some(conn) if conn.stage() != Stage::Stream => Some(conn.look()),
             Some(conn) if !conn.is_only_stream() => {
                 let bits = self.calls()?.look(self.number, edges)?;
-                let unread = conn.unread() > 0;
-                // Programs give up on a hang-up, so what is there comes first.
-                Some(if unread { (bits | libc::POLLIN) & !libc::POLLHUP } else { bits })
+                if conn.unread() == 0 {
+                    return Some(bits);
+                }
+                // Programs give up on a hang-up, so what is there comes first. Whether it is new is not
+                // known.
+                Some((bits | libc::POLLIN) & !(libc::POLLHUP | SOMETHING_NEW | NOTHING_NEW))
             }
             _ => self.calls()?.look(self.number, edges),
         }

@@ -22,6 +22,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use parking_lot::Mutex;
+use uwarp_abi_types::preload::{NOTHING_NEW, SOMETHING_NEW};
 
 use crate::{fds, sys};
 
@@ -227,7 +228,13 @@ impl Pair {
             self.done = true;
             sys::shut(self.far, libc::SHUT_WR);
         }
-        let came = matches!(because, Because::Receive | Because::Network);
+        let came = match because {
+            Because::Receive => true,
+            // More than data comes from there: what was sent has arrived, for example.
+            Because::Network => bits & NOTHING_NEW == 0,
+            // It has come during the call.
+            Because::Call | Because::Blocked => bits & SOMETHING_NEW != 0,
+        };
         self.show_readable(bits & libc::POLLIN != 0, edges && came);
     }
 
@@ -331,6 +338,28 @@ mod tests {
         assert_eq!(edge(Because::Call), 0);
         assert_eq!(edge(Because::Blocked), 1);
         assert_eq!(edge(Because::Network), 0);
+        stand_in.close();
+        sys::close(program);
+        sys::close(set);
+    }
+
+    /// A late acknowledgement of what the program had sent was an edge of data that it had not read yet.
+    #[test]
+    fn what_brings_no_byte_is_no_edge() {
+        let (stand_in, program) = StandIn::new().unwrap();
+        let set = sys::epoll().unwrap();
+        sys::epoll_add(set, program, (libc::EPOLLIN | libc::EPOLLET) as u32, 7).unwrap();
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let mut edge = |because, news| {
+            stand_in.show(because, true, || Some(libc::POLLIN | libc::POLLOUT | news));
+            sys::epoll_wait(set, &mut events, Some(std::time::Instant::now()))
+        };
+        assert_eq!(edge(Because::Network, SOMETHING_NEW), 1);
+        assert_eq!(edge(Because::Network, NOTHING_NEW), 0);
+        assert_eq!(edge(Because::Call, NOTHING_NEW), 0);
+        assert_eq!(edge(Because::Call, SOMETHING_NEW), 1, "it came during the call");
+        assert_eq!(edge(Because::Receive, NOTHING_NEW), 1, "what is left");
+        assert_eq!(edge(Because::Network, 0), 1, "not known");
         stand_in.close();
         sys::close(program);
         sys::close(set);

@@ -10,8 +10,13 @@ pub const UWARP_NO_DESCRIPTOR: c_int = 1 << 28;
 pub const SOL_UWARP_PRELOAD: c_int = 0x5557_0000;
 /// To set, a [`watch`].
 pub const UWARP_WATCH: c_int = 1;
-/// To get, a `c_int`: poll(2)'s bits of what the socket is ready for now. The next change is reported.
+/// To get, a `c_int`: poll(2)'s bits of what the socket is ready for now. The next change is reported. If the
+/// variable is not 0 before, each change is, and of a stream one of the two below is among the bits.
 pub const UWARP_LOOK: c_int = 2;
+/// Bytes have come since the last look of this kind. No bit of poll(2)'s.
+pub const SOMETHING_NEW: i16 = 0x4000;
+/// No byte has. No bit of poll(2)'s.
+pub const NOTHING_NEW: i16 = 0x0800;
 /// To get, a `c_int`: bytes that can be read.
 pub const UWARP_UNREAD: c_int = 3;
 /// To set, a [`take_over`]: the connection that was prepared becomes this socket's.

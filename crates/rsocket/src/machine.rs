@@ -155,6 +155,8 @@ pub struct Machine {
     /// Bytes of each message that the program has not read.
     received: VecDeque<u32>,
     unread: u32,
+    /// Bytes that have ever come.
+    arrived: u64,
     read_at: u32,
     /// Bytes that the peer may still write.
     granted: u32,
@@ -210,6 +212,7 @@ impl Machine {
             peer_map_count: if peer.maps { peer.mappings } else { 0 },
             received: VecDeque::new(),
             unread: 0,
+            arrived: 0,
             read_at: 0,
             granted: half,
             freed: half,
@@ -483,6 +486,7 @@ impl Machine {
         }
         self.granted = self.granted.checked_sub(len).ok_or(Violation::TooManyBytes)?;
         self.unread += len;
+        self.arrived += u64::from(len);
         self.received.push_back(len);
         Ok(())
     }
@@ -507,6 +511,11 @@ impl Machine {
     /// Unread bytes.
     pub fn unread(&self) -> u32 {
         self.unread
+    }
+
+    /// Bytes that have ever come, read or not.
+    pub fn arrived(&self) -> u64 {
+        self.arrived
     }
 
     /// Unread bytes in one piece, `skip` bytes behind the first one: where they are in the receive buffer,

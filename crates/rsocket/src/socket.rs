@@ -475,20 +475,22 @@ impl Socket {
     }
 
     /// What it is ready for. The next change is reported to the observer; unless the socket is ready for
-    /// everything, and the observer does not want to hear of what comes in addition (`always`).
+    /// everything, and the observer does not want to hear of what comes in addition (`always`). One that does
+    /// is also told whether anything has come since it looked last.
     ///
     /// It asks nothing of the system: what arrives is the business of the thread that serves the sockets.
     /// Programs with an event loop call this several times for each message.
     pub fn look(&self, always: bool) -> Ready {
         // A listener reports each connection.
         let Ok(stream) = self.stream() else { return self.readiness() };
-        let ready = stream.known_readiness();
+        let ready = stream.known_readiness(always);
         let satisfied = ready.readable && ready.writable && !always;
         if satisfied || !stream.report_next() {
             return ready;
         }
         // What came before that.
-        stream.known_readiness()
+        let later = stream.known_readiness(always);
+        Ready { news: if ready.news == Some(true) { ready.news } else { later.news }, ..later }
     }
 
     /// Sends; returns how many bytes were taken.

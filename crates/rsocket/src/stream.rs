@@ -61,6 +61,8 @@ struct State<V: Verbs> {
     machine: Option<Machine>,
     /// The error that the next call reports.
     error: Option<Errno>,
+    /// What had come at the last look for news.
+    looked: u64,
     maps: Maps<V>,
     descriptors: Descriptors<V>,
 }
@@ -133,6 +135,7 @@ impl<V: Verbs> Stream<V> {
             state: Mutex::new(State {
                 machine: None,
                 error: None,
+                looked: 0,
                 maps: Maps::default(),
                 descriptors: Descriptors::default(),
             }),
@@ -214,15 +217,16 @@ impl<V: Verbs> Stream<V> {
 
     /// What the stream is ready for. Makes progress.
     pub fn readiness(&self) -> Ready {
-        self.readiness_by(true)
+        self.readiness_by(true, false)
     }
 
     /// What the stream is ready for, by what other threads have received: nothing is asked of the system.
-    pub fn known_readiness(&self) -> Ready {
-        self.readiness_by(false)
+    /// `news`: whether bytes have come since the last look for them is asked, too.
+    pub fn known_readiness(&self, news: bool) -> Ready {
+        self.readiness_by(false, news)
     }
 
-    fn readiness_by(&self, progress: bool) -> Ready {
+    fn readiness_by(&self, progress: bool, news: bool) -> Ready {
         let mut state = self.enter();
         if state.machine.is_none() {
             let failed = matches!(self.link(), Link::Failed(_) | Link::Gone);
@@ -230,7 +234,8 @@ impl<V: Verbs> Stream<V> {
         }
         self.process_by(&mut state, progress);
         self.look_at_targets(&mut state);
-        let Some(machine) = &state.machine else { return Ready::default() };
+        let State { machine: Some(machine), looked, .. } = &mut *state else { return Ready::default() };
+        let news = news.then(|| std::mem::replace(looked, machine.arrived()) != machine.arrived());
         let ended = machine.ended();
         Ready {
             readable: machine.unread() > 0 || !machine.readable(),
@@ -241,6 +246,7 @@ impl<V: Verbs> Stream<V> {
             hangup: machine.unread() == 0 && (ended.is_some() || !(machine.readable() || machine.writable())),
             error: ended == Some(End::Failed) && state.error.is_some(),
             completion: state.descriptors.has_completion(),
+            news,
         }
     }
 
@@ -347,4 +353,6 @@ pub struct Ready {
     pub error: bool,
     /// A descriptor is done.
     pub completion: bool,
+    /// Whether bytes have come since the last look for them, if that was asked and is known.
+    pub news: Option<bool>,
 }

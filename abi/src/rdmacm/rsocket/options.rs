@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use libc::{linger, socklen_t};
 use uwarp_abi_types::preload::{
-    SOL_UWARP_PRELOAD, UWARP_JOINED, UWARP_LAST_WORDS, UWARP_LOOK, UWARP_PREPARE, UWARP_PROGRESS,
-    UWARP_TAKE_OVER, UWARP_UNREAD, UWARP_WATCH, progress, take_over, watch,
+    NOTHING_NEW, SOL_UWARP_PRELOAD, SOMETHING_NEW, UWARP_JOINED, UWARP_LAST_WORDS, UWARP_LOOK, UWARP_PREPARE,
+    UWARP_PROGRESS, UWARP_TAKE_OVER, UWARP_UNREAD, UWARP_WATCH, progress, take_over, watch,
 };
 use uwarp_driver::event_loop::settles;
 use uwarp_rsocket::options::Options;
@@ -185,7 +185,11 @@ unsafe fn set(
 /// Options of libuwarp-sockets.so. `before` is what the program's variable holds.
 fn of_preload(socket: &Socket, name: c_int, before: c_int) -> Result<c_int, Failure> {
     match name {
-        UWARP_LOOK => Ok(bits(socket.look(before != 0), bit::IN | bit::OUT | bit::RDHUP).into()),
+        UWARP_LOOK => {
+            let ready = socket.look(before != 0);
+            let news = ready.news.map_or(0, |news| if news { SOMETHING_NEW } else { NOTHING_NEW });
+            Ok((bits(ready, bit::IN | bit::OUT | bit::RDHUP) | news).into())
+        }
         UWARP_JOINED => Ok(match socket.has_taken_over() {
             Ok(done) => done.into(),
             Err(errno) => -errno.raw_os_error(),
