@@ -140,6 +140,17 @@ static void close_by_hand(struct by_hand *h)
 	MUST(close(h->tcp) == 0 && close(h->udp) == 0);
 }
 
+/* How many descriptors of this process are this socket, the library's included. */
+static int descriptors_of(ino_t socket)
+{
+	struct stat stat;
+	int count = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		count += fstat(fd, &stat) == 0 && S_ISSOCK(stat.st_mode) && stat.st_ino == socket;
+	return count;
+}
+
 /* The program accepts; what connects is by hand. Run with upgrade:listen. */
 static void liars_that_connect(void)
 {
@@ -148,9 +159,11 @@ static void liars_that_connect(void)
 	unsigned char m[48], to[64];
 	ino_t before;
 	char byte;
+	pid_t child;
+	int status;
 
 	signal(SIGPIPE, SIG_IGN);
-	for (int step = 0; step < 9; step++) {
+	for (int step = 0; step < 10; step++) {
 		h = by_hand(client(), true);
 		MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
 		before = inode(a);
@@ -230,6 +243,18 @@ static void liars_that_connect(void)
 			check(hear(&h, LIMIT_MS) != 0, "a late WELCOME hears something", "nothing");
 			check(!becomes(a, before, QUIET_MS), "and does nothing", "?");
 			is_tcp(a, h.tcp, "and it is TCP");
+			break;
+		case 9:		/* answers a program that has forked meanwhile */
+			welcome(&h);
+			check(is_marked(&h, MARK), "a marker", "?");
+			MUST((child = fork()) >= 0);
+			if (!child)
+				_exit(descriptors_of(before));
+			MUST(waitpid(child, &status, 0) == child && WIFEXITED(status));
+			check(WEXITSTATUS(status) == 0, "a child that is forked before the answer has no copy of the connection",
+			      "%d descriptors", WEXITSTATUS(status));
+			mark(&h, NO);
+			is_tcp(a, h.tcp, "and the connection goes on");
 			break;
 		}
 		MUST(close(a) == 0);

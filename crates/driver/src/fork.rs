@@ -8,7 +8,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::collections::HashSet;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
@@ -216,6 +216,36 @@ pub(crate) fn track(fd: RawFd) {
 /// Removes a record of [`track`].
 pub(crate) fn untrack(fd: RawFd) {
     locked(&DESCRIPTORS).remove(&fd);
+}
+
+/// A descriptor that is kept for the engine. A forked child closes its copy, as of those that the engine has.
+pub struct Kept(Option<OwnedFd>);
+
+impl Kept {
+    /// Keeps it.
+    pub fn new(fd: OwnedFd) -> Self {
+        track(fd.as_raw_fd());
+        Self(Some(fd))
+    }
+
+    /// Gives it back.
+    pub fn take(mut self) -> Option<OwnedFd> {
+        self.forget();
+        self.0.take()
+    }
+
+    fn forget(&self) {
+        if let Some(fd) = &self.0 {
+            untrack(fd.as_raw_fd());
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Before it is closed: its number is another file's then.
+        self.forget();
+    }
 }
 
 /// A descriptor whose owner keeps it open while it is registered.

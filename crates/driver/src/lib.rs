@@ -66,7 +66,7 @@ pub use config::Config;
 pub use devices::RdmaDevice;
 pub use engine::Engine;
 pub use fork::{
-    OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep, object_gone,
+    Kept, OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep, object_gone,
     object_made, set_cancel_state_asleep, signals_awake,
 };
 pub use nic::{Limits, Nic};

@@ -1,7 +1,7 @@
 //! Every call on a socket.
 
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_cm::{CmError, ConnParam, Id, State as IdState};
-use uwarp_driver::{Nic, Readiness, Source, Token};
+use uwarp_driver::{Kept, Nic, Readiness, Source, Token};
 use uwarp_llp::route;
 use uwarp_rnic::mem::MemSeg;
 
@@ -75,7 +75,7 @@ struct Inner {
     bound: Option<SocketAddr>,
     keepalive: Option<(Token, Arc<Keepalive>)>,
     /// For [`Socket::take_over`]: the stream, and a second descriptor of the TCP socket.
-    prepared: Option<(Arc<Upgraded>, OwnedFd)>,
+    prepared: Option<(Arc<Upgraded>, Kept)>,
 }
 
 /// A stream socket.
@@ -233,7 +233,7 @@ impl Socket {
         let Phase::Idle(_) = &inner.phase else { return Err(Errno::INVAL) };
         let terms = Terms { options: inner.options, ..Terms::new(role) };
         let upgraded = Upgraded::prepare_for(self.events.cm(), tcp, &terms, Arc::clone(&self.waiters))?;
-        inner.prepared = Some((upgraded, upgrade::second(tcp)?));
+        inner.prepared = Some((upgraded, Kept::new(upgrade::second(tcp)?)));
         Ok(())
     }
 
@@ -251,7 +251,7 @@ impl Socket {
         let id = Arc::clone(id);
         let (upgraded, tcp) = inner.prepared.take().ok_or(Errno::INVAL)?;
         let terms = Terms { options: inner.options, ..Terms::new(role) };
-        upgraded.start_with(Ok(tcp), &terms)?;
+        upgraded.start_with(tcp.take().ok_or(Errno::BADF), &terms)?;
         inner.phase = Phase::Upgraded { id, upgraded };
         Ok(())
     }
