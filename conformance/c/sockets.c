@@ -77,6 +77,16 @@ static void modes(void)
 	len = sizeof udp;
 	check(CALL(getsockopt, fds[0], IPPROTO_TCP, TCP_NODELAY, &udp, &len) == 0 && udp, "options of TCP are TCP's", "%d", udp);
 	close_both(fds);
+	if (getenv("NO_DEVICE_AT")) {
+		const char *before = address;
+
+		address = getenv("NO_DEVICE_AT");
+		tcp(fds);
+		check_failed(set_role(fds[0], UWARP_INITIATOR) < 0, ENODEV, "an address that is none of a device's");
+		check(send(fds[0], "plain", 5, 0) == 5 && recv(fds[1], data, 5, MSG_WAITALL) == 5, "it stays plain TCP", "not");
+		close_both(fds);
+		address = before;
+	}
 	/* The number is another socket's: not one that was forgotten. */
 	pair(fds);
 	MUST(close(fds[0]) == 0 && close(fds[1]) == 0);

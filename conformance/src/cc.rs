@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::dist::Dist;
 use crate::process::Cmd;
 use crate::{Context, Outcome, require};
 
@@ -34,6 +35,15 @@ pub fn build_by(compiler: &str, name: &str, dir: &Path, options: &str) -> Outcom
         .limit(Duration::from_secs(180))
         .run_ok()?;
     Ok(program)
+}
+
+/// An installed example, compiled against the installed header, and linked with these installed libraries.
+pub fn build_example(name: &str, program: &Path, dist: &Dist, libraries: &str) -> Outcome {
+    let (lib, root) = (dist.lib(), dist.lib().join("../.."));
+    let compiler = Cmd::line("cc -std=gnu11 -Wall -Wextra -Werror -o").arg(program);
+    let source = compiler.arg(root.join(format!("share/doc/uwarp/examples/{name}.c")));
+    let options = source.arg("-I").arg(root.join("include")).arg("-L").arg(&lib).args(libraries);
+    options.limit(Duration::from_secs(180)).run_ok().map(drop)
 }
 
 /// The same of `c/NAME.cc`, by `g++`.

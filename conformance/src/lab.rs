@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::netns::NetNs;
 use crate::process::{Cmd, Output};
+use crate::topology::free_port;
 use crate::{Context, Failure, Outcome, fail};
 
 /// A booted guest. When this is dropped, the guest is powered off and its namespace is removed.
@@ -101,6 +102,20 @@ impl Lab {
             show("server")
         );
         Ok(parted(self.guest(&script)?, &format!("{program} (server)")))
+    }
+
+    /// Copies a file of this machine into the guest, to be run there.
+    pub fn put(&self, file: &Path, to: &str) -> Outcome {
+        let port = free_port();
+        self.guest_serve(&format!("sh -c \"nc -l -p {port} >{to}\""), port, 60)?;
+        let send = format!("cat {} >/dev/tcp/{}/{port}", file.display(), Lab::GUEST);
+        Cmd::new("bash").arg("-c").arg(send).in_ns(Some(&self.ns)).run_ok()?;
+        let size = std::fs::metadata(file).context(file.display())?.len();
+        // Not by name: the guest's own shell comes through another `nc`.
+        let received =
+            "n=0; while [ $n -lt 600 ] && ! [ -e /tmp/server.rc ]; do usleep 50000; n=$((n+1)); done";
+        let check = format!("chmod +x {to} && [ $(stat -c %s {to}) = {size} ]");
+        self.guest_ok(&format!("({received}; {check})")).map(drop)
     }
 
     /// Replaces the guest's iWARP driver: `siw`, or `siw_knobs` with module parameters

@@ -548,18 +548,9 @@ impl Programs {
     /// An installed example, compiled against the installed header and library; both ends of it.
     fn example(&self, name: &str, libraries: &str) -> Outcome {
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
-        let (lib, root) = (dist.lib(), dist.lib().join("../.."));
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        Cmd::line("cc -std=gnu11 -Wall -Wextra -Werror -o")
-            .arg(&program)
-            .arg(root.join(format!("share/doc/uwarp/examples/{name}.c")))
-            .arg("-I")
-            .arg(root.join("include"))
-            .arg("-L")
-            .arg(&lib)
-            .args(libraries)
-            .limit(LIMIT)
-            .run_ok()?;
+        cc::build_example(name, &program, dist, libraries)?;
+        let lib = dist.lib();
         let port = free_port();
         let end = |args: String| Cmd::new(&program).args(&args).env("LD_LIBRARY_PATH", &lib).limit(LIMIT);
         let (server, client) = (end(format!("server {port}")), end(format!("client 127.0.0.1 {port}")));

@@ -7,11 +7,13 @@
 //! and fails the run when it begins to work.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
+use uwarp_conformance::cc;
 use uwarp_conformance::check::{self, Expected};
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::lab::{self, Lab};
@@ -76,7 +78,7 @@ const SETTINGS: [Setting; 11] = [
 
 /// The columns: rping with validation, perftest, rsockets with validation. Few iterations, as the guest is
 /// emulated.
-const PROGRAMS: [(&str, &str); 10] = [
+const PROGRAMS: [(&str, &str); 11] = [
     ("rping", ""),
     ("ib_send_lat", "-n 200 -s 64"),
     ("ib_send_bw", "-n 100 -s 65536"),
@@ -88,11 +90,37 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("rstream", "-I 10 -C 10 -S 20000"),
     ("riostream", "-I 5 -C 5 -S 20000"),
     ("rcopy", ""),
+    // The example of <uwarp_sockets.h>, by libuwarp-verbs-sockets.so: over Debian's librdmacm there, over uwarp's
+    // here.
+    ("iwarp_mode", ""),
 ];
 
 /// What the short form runs.
-const SHORT: [&str; 7] =
-    ["rping", "ib_send_bw", "ib_write_bw", "ib_read_bw", "rstream", "riostream", "rcopy"];
+const SHORT: [&str; 8] =
+    ["rping", "ib_send_bw", "ib_write_bw", "ib_read_bw", "rstream", "riostream", "rcopy", "iwarp_mode"];
+
+/// Groups of the programs of sockets in `IWARP_MODE`, with siw at both ends. The short form runs the first.
+const SOCKETS: [(&str, &str); 19] = [
+    ("sockets", "one_sided"),
+    ("sockets", "modes"),
+    ("sockets", "bytes"),
+    ("sockets", "polling"),
+    ("sockets", "half_closed"),
+    ("sockets", "waiting"),
+    ("sockets", "killed"),
+    ("sockets", "forking"),
+    ("sockets", "descriptors"),
+    ("sockets", "mixed"),
+    ("sockets", "many"),
+    ("socket_threads", "locked"),
+    ("socket_threads", "copies"),
+    ("socket_threads", "at_once"),
+    ("socket_threads", "errors"),
+    ("socket_threads", "closing"),
+    ("socket_threads", "exhausted"),
+    ("socket_threads", "not_cancelled"),
+    ("socket_threads", "interrupted"),
+];
 
 /// What cannot work, and by what its failure is known.
 #[derive(Clone, Copy)]
@@ -171,6 +199,16 @@ fn main() -> ExitCode {
                 }));
             }
         }
+    }
+    for (program, group) in SOCKETS.into_iter().take(if full { SOCKETS.len() } else { 1 }) {
+        let state = state.clone();
+        trials.push(Trial::test(format!("{program} {group} [siw at both ends]"), move || {
+            Ok(state.with_lab(STOCK, 1500, |lab| {
+                provide(lab, state.dist.as_ref().map_err(Failure::clone)?)?;
+                let line = format!("/root/{program} {} {group}", Lab::GUEST);
+                check::statements(&lab.guest_program(&format!("env {IN_GUEST} {line}"), 170)?)
+            })?)
+        }));
     }
     let conclusion = libtest_mimic::run(&args, trials);
     if !args.list {
@@ -319,6 +357,28 @@ fn lab_works(state: &State) -> Outcome {
     })
 }
 
+/// Where the guest's programs find the library, and an address without a device.
+const IN_GUEST: &str =
+    "LD_LIBRARY_PATH=/root VERBS_SOCKETS=libuwarp-verbs-sockets.so.1 NO_DEVICE_AT=127.0.0.1";
+
+/// Brings libuwarp-verbs-sockets.so and its programs into the guest, once. They are those of this machine: both
+/// are Debian 12.
+fn provide(lab: &Lab, dist: &Dist) -> Outcome<PathBuf> {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("siw");
+    let example = dir.join("iwarp_mode");
+    if lab.guest("[ -e /root/provided ]")?.ok() {
+        return Ok(example);
+    }
+    let (sockets, threads) = (cc::build("sockets", &dir)?, cc::build("socket_threads", &dir)?);
+    cc::build_example("iwarp_mode", &example, dist, "-luwarp-verbs-sockets -libverbs")?;
+    let library = dist.lib().join("libuwarp-verbs-sockets.so.1");
+    for file in [&sockets, &threads, &example, &library] {
+        lab.put(file, &format!("/root/{}", file.file_name().unwrap_or_default().to_string_lossy()))?;
+    }
+    lab.guest_ok("touch /root/provided")?;
+    Ok(example)
+}
+
 /// Seconds that a program may take. They only bound a hang: the guest is slow.
 const PATIENCE: u32 = 60;
 
@@ -366,6 +426,10 @@ fn cell(state: &State, setting: &Setting, role: Role, program: &str, arguments: 
                 stream(&as_iwarp, "-T b")
             }
             "rcopy" => Wire { lab, ours: &ours, role, patience }.rcopy(),
+            "iwarp_mode" => {
+                let program = provide(lab, state.dist.as_ref().map_err(Failure::clone)?)?;
+                Wire { lab, ours: &ours, role, patience }.iwarp_mode(&program.display().to_string())
+            }
             tool => {
                 let wire = Wire { lab, ours: &as_iwarp, role, patience };
                 pair::despite_perftests_race(|| wire.perftest(tool, arguments))
@@ -443,6 +507,24 @@ impl Wire<'_> {
             if out.stderr.trim().is_empty() { Ok(()) } else { out.failure("a complaint") }
         };
         both(complete(&client).and(complete(&server)), &server, &client)
+    }
+
+    /// The example of `<uwarp_sockets.h>`; `here`: our end's program.
+    fn iwarp_mode(&self, here: &str) -> Outcome {
+        let port = free_port();
+        let there = format!("env {IN_GUEST} /root/iwarp_mode");
+        let (of_server, of_client) = match self.role {
+            Client => (&*there, here),
+            Server => (here, &*there),
+        };
+        let server = format!("{of_server} server {port}");
+        let client = format!("{of_client} client {} {port}", self.server_address());
+        let (server, client) = self.run("iwarp_mode", server, client, port)?;
+        let good = |out: &Output| {
+            out.exited_ok()?;
+            check::has(out, "hello, and a message of 1048576 bytes")
+        };
+        both(good(&client).and(good(&server)), &server, &client)
     }
 
     /// Copies a file from the client to the server and compares.
