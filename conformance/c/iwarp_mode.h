@@ -43,8 +43,11 @@ static inline void tcp(int fds[2])
 	MUST(bind(listening, (struct sockaddr *)&at, len) == 0 && listen(listening, 1) == 0);
 	MUST(getsockname(listening, (struct sockaddr *)&at, &len) == 0);
 	MUST((fds[0] = socket(at.ss_family, SOCK_STREAM, 0)) >= 0);
-	MUST(connect(fds[0], (struct sockaddr *)&at, len) == 0);
-	MUST((fds[1] = accept(listening, NULL, NULL)) >= 0);
+	/* Some groups send signals all the time. */
+	while (connect(fds[0], (struct sockaddr *)&at, len) != 0 && errno != EISCONN)
+		MUST(errno == EINTR || errno == EALREADY);
+	while ((fds[1] = accept(listening, NULL, NULL)) < 0)
+		MUST(errno == EINTR);
 	close(listening);
 }
 

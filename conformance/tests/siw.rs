@@ -90,8 +90,8 @@ const PROGRAMS: [(&str, &str); 11] = [
     ("rstream", "-I 10 -C 10 -S 20000"),
     ("riostream", "-I 5 -C 5 -S 20000"),
     ("rcopy", ""),
-    // The example of <uwarp_sockets.h>, by libuwarp-verbs-sockets.so: over Debian's librdmacm there, over uwarp's
-    // here.
+    // The example of <uwarp_sockets.h>, by libuwarp-verbs-sockets.so: over Debian's librdmacm there, over
+    // uwarp's here.
     ("iwarp_mode", ""),
 ];
 
@@ -144,7 +144,7 @@ fn cannot_work(setting: &Setting, role: Role, program: &str) -> Option<Cannot> {
             // The event, as rping names it and as perftest numbers it.
             sign: match program {
                 "rping" => "RDMA_CM_EVENT_REJECTED",
-                "rstream" | "riostream" | "rcopy" => "Connection refused",
+                "rstream" | "riostream" | "rcopy" | "iwarp_mode" => "Connection refused",
                 _ => "Unexpected CM event bl blka 8",
             },
         }),
@@ -359,10 +359,10 @@ fn lab_works(state: &State) -> Outcome {
 
 /// Where the guest's programs find the library, and an address without a device.
 const IN_GUEST: &str =
-    "LD_LIBRARY_PATH=/root VERBS_SOCKETS=libuwarp-verbs-sockets.so.1 NO_DEVICE_AT=127.0.0.1";
+    "LD_LIBRARY_PATH=/root VERBS_SOCKETS=libuwarp-verbs-sockets.so.1 NO_DEVICE_AT=10.88.0.1";
 
-/// Brings libuwarp-verbs-sockets.so and its programs into the guest, once. They are those of this machine: both
-/// are Debian 12.
+/// Brings libuwarp-verbs-sockets.so and its programs into the guest, once. They are those of this machine:
+/// both are Debian 12.
 fn provide(lab: &Lab, dist: &Dist) -> Outcome<PathBuf> {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("siw");
     let example = dir.join("iwarp_mode");
@@ -375,7 +375,11 @@ fn provide(lab: &Lab, dist: &Dist) -> Outcome<PathBuf> {
     for file in [&sockets, &threads, &example, &library] {
         lab.put(file, &format!("/root/{}", file.file_name().unwrap_or_default().to_string_lossy()))?;
     }
-    lab.guest_ok("touch /root/provided")?;
+    // With an interface that has no device.
+    lab.guest_ok(
+        "modprobe dummy; ip link add lone type dummy && ip addr add 10.88.0.1/24 dev lone && \
+         ip link set lone up && touch /root/provided",
+    )?;
     Ok(example)
 }
 
