@@ -224,6 +224,17 @@ fn under_a_rule() {
     });
 }
 
+/// Both ends are of one process, and become streams at some step of a sequence.
+#[test]
+fn upgraded() {
+    same_as_kernel(Way {
+        name: "upgraded",
+        option: Some("--sockets=upgrade"),
+        argument: "kernel",
+        simple: false,
+    });
+}
+
 #[test]
 fn in_iwarp_mode() {
     same_as_kernel(Way { name: "in IWARP_MODE", option: None, argument: "mode", simple: true });

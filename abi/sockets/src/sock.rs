@@ -441,6 +441,7 @@ impl Sock {
         if let Some(conn) = self.conn.as_ref().filter(|conn| !conn.is_only_stream()) {
             match conn.receive(spans, flags, self.wait_of(Direction::Receive)) {
                 Outcome::Done(received) => {
+                    let received = received + self.receive_behind(calls, spans, received, flags);
                     self.show(Because::Receive);
                     return received;
                 }
@@ -457,6 +458,27 @@ impl Sock {
         let received = self.calling_with(calls, Direction::Receive, flags, call);
         self.show(Because::Receive);
         received
+    }
+
+    /// Receives what the stream has behind so many bytes in front of it. A program that peeks and waits for
+    /// more would never see it otherwise, and others take less than they asked for as all that there is.
+    fn receive_behind(&self, calls: &Rsockets, spans: &Spans, front: isize, flags: c_int) -> isize {
+        let front = usize::try_from(front).unwrap_or(0);
+        let streams = self.conn.as_ref().is_some_and(|conn| conn.stage() == Stage::Stream);
+        if front == 0 || front >= spans.len() || flags & libc::MSG_TRUNC != 0 || !streams {
+            return 0;
+        }
+        // An end, or an error, is the next call's.
+        if calls.unread(self.number).is_none_or(|unread| unread <= 0) {
+            return 0;
+        }
+        let mut rest = spans.clone();
+        rest.skip(front);
+        let mut message = rest.message();
+        let flags = flags & libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        let _calling = self.calling(flags);
+        // SAFETY: the program's memory, as its call says.
+        sys::quietly(|| unsafe { (calls.rrecvmsg)(self.number, &raw mut message, flags) }).max(0)
     }
 
     /// Sends: `call` with these flags. `spans`: what.

@@ -159,6 +159,7 @@ pub struct Conn {
 }
 
 /// Memory of the program, piece by piece.
+#[derive(Clone)]
 pub struct Spans(SmallVec<[iovec; 4]>);
 
 impl Spans {
@@ -201,7 +202,8 @@ impl Spans {
         });
     }
 
-    fn message(&self) -> msghdr {
+    /// For recvmsg(2) and its like.
+    pub fn message(&self) -> msghdr {
         // SAFETY: zeros are NULL and no bytes.
         let mut message: msghdr = unsafe { std::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (self.0.as_ptr().cast_mut(), self.0.len());
