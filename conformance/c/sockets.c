@@ -77,6 +77,21 @@ static void modes(void)
 	len = sizeof udp;
 	check(CALL(getsockopt, fds[0], IPPROTO_TCP, TCP_NODELAY, &udp, &len) == 0 && udp, "options of TCP are TCP's", "%d", udp);
 	close_both(fds);
+
+	/* Closed before the peer has set it: the peer must not wait for the end of set-up's time. */
+	for (int role = UWARP_INITIATOR; role <= UWARP_RESPONDER; role++) {
+		struct uwarp_iwarp_mode patient = { .role = (uint32_t)role, .timeout_ms = 10 * LIMIT_MS };
+		struct pollfd end = { .events = POLLRDHUP };
+
+		tcp(fds);
+		set_nonblocking(fds[0], true);
+		check_failed(CALL(setsockopt, fds[0], SOL_UWARP, IWARP_MODE, &patient, sizeof patient) < 0, EINPROGRESS, "begun");
+		check(events(fds[0], POLLOUT, 100) == 0, "set-up waits for the peer", "not");
+		check(CALL(close, fds[0]) == 0, "closed during set-up", "errno %d", errno);
+		end.fd = fds[1];
+		check(poll(&end, 1, LIMIT_MS) == 1, "the peer sees the end at once", "revents %#x", end.revents);
+		close(fds[1]);
+	}
 	if (getenv("NO_DEVICE_AT")) {
 		const char *before = address;
 

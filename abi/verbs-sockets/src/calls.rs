@@ -143,7 +143,9 @@ unsafe fn set_mode(fd: c_int, value: *const c_void, len: socklen_t) -> Result<c_
     table::insert(fd, &socket)?;
     if let Err(errno) = engine.set_up(&socket) {
         table::remove(fd, &socket);
+        // Another thread may wait for it meanwhile.
         socket.begin_close();
+        socket.finish_close(None);
         return Err(errno);
     }
     match socket.wait_until_up(patience(fd, libc::SO_SNDTIMEO)) {

@@ -90,11 +90,20 @@ unsafe impl Sync for Engine {}
 impl Engine {
     /// The process's. The first call starts the thread.
     pub fn of_process() -> Result<&'static Self, Errno> {
-        static ENGINE: OnceLock<Result<&'static Engine, Errno>> = OnceLock::new();
+        static ENGINE: OnceLock<&'static Engine> = OnceLock::new();
+        static STARTING: Mutex<()> = Mutex::new(());
         if forked() {
             return Err(Errno::NODEV);
         }
-        *ENGINE.get_or_init(Self::start)
+        if let Some(engine) = ENGINE.get() {
+            return Ok(engine);
+        }
+        // What is missing, descriptors or the kernel's module, may be there for the next call.
+        let _starting = STARTING.lock();
+        match ENGINE.get() {
+            Some(engine) => Ok(engine),
+            None => Self::start().map(|engine| *ENGINE.get_or_init(|| engine)),
+        }
     }
 
     fn start() -> Result<&'static Self, Errno> {
@@ -104,8 +113,11 @@ impl Engine {
         // SAFETY: no arguments.
         let channel = unsafe { (foreign.rdma_create_event_channel)() };
         if channel.is_null() {
-            // No device is there, or the kernel's part is not loaded.
-            return Err(Errno::NODEV);
+            return Err(match last() {
+                errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM) => errno,
+                // No device is there, or the kernel's part is not loaded.
+                _ => Errno::NODEV,
+            });
         }
         // SAFETY: the channel lives as long as the process.
         rustix::io::ioctl_fionbio(unsafe { BorrowedFd::borrow_raw((*channel).fd) }, true)?;
@@ -208,6 +220,11 @@ impl Engine {
     pub fn end(&self, stream: Arc<VerbsStream>) {
         *self.unfinished.lock() += 1;
         self.tell(|inbox| inbox.ending.push(stream));
+    }
+
+    /// A socket was closed during set-up: the peer must not wait for it.
+    pub fn look_at_set_up(&self) {
+        self.tell(|_| ());
     }
 
     /// Sends what waits in a stream without the program's calls, until nothing does.
@@ -322,11 +339,16 @@ impl Job {
                 Err(errno) => return Err(errno),
             }
         }
-        while self.read(engine)? {}
-        if self.established && self.ready && self.peer.is_some() && self.out.is_empty() {
+        // Not a look further than the last message: the peer may have used the stream and closed it by now.
+        while !self.is_complete() && self.read(engine)? {}
+        if self.is_complete() {
             return Ok(true);
         }
         if Instant::now() >= self.until { Err(Errno::TIMEDOUT) } else { Ok(false) }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.established && self.ready && self.peer.is_some() && self.out.is_empty()
     }
 
     /// Reads one message, or a part of it. False: no more for now.
@@ -413,8 +435,11 @@ impl Job {
 
     /// Makes the queue pair of an id.
     fn make_stream(&mut self, engine: &'static Engine, id: Id) -> Result<(Arc<VerbsStream>, Limits), Errno> {
-        // SAFETY: an id with a device.
-        let limits = Limits::of(engine.foreign, unsafe { (*id.0).verbs })?;
+        // SAFETY: an id with a device, which is this function's.
+        let limits = unsafe {
+            let destroy = || (engine.foreign.rdma_destroy_id)(id.0);
+            Limits::of(engine.foreign, (*id.0).verbs).inspect_err(|_| _ = destroy())?
+        };
         let sizes = limits.sizes();
         self.connected = id;
         let waiters = &self.socket.waiters;

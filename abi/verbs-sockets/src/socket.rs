@@ -264,7 +264,8 @@ impl Socket {
     pub fn finish_close(&self, linger: Option<Duration>) {
         self.waiters.wake();
         let phase = std::mem::replace(&mut *self.phase.lock(), Phase::Failed(Errno::BADF));
-        let (Phase::Up(stream), Ok(engine)) = (phase, Engine::of_process()) else { return };
+        let Ok(engine) = Engine::of_process() else { return };
+        let Phase::Up(stream) = phase else { return engine.look_at_set_up() };
         if linger == Some(Duration::ZERO) || stream.shut(true, true).is_err() {
             return;
         }
