@@ -464,7 +464,10 @@ impl Sock {
     /// more would never see it otherwise, and others take less than they asked for as all that there is.
     fn receive_behind(&self, calls: &Rsockets, spans: &Spans, front: isize, flags: c_int) -> isize {
         let front = usize::try_from(front).unwrap_or(0);
-        let streams = self.conn.as_ref().is_some_and(|conn| conn.stage() == Stage::Stream);
+        // In front of it nothing may be left: more has come there if it was not a stream yet.
+        let seen = if flags & libc::MSG_PEEK != 0 { front } else { 0 };
+        let streams =
+            self.conn.as_ref().is_some_and(|conn| conn.stage() == Stage::Stream && conn.unread() == seen);
         if front == 0 || front >= spans.len() || flags & libc::MSG_TRUNC != 0 || !streams {
             return 0;
         }
