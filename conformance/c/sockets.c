@@ -266,6 +266,13 @@ static void waiting(void)
 	check_failed(set_role(alone[0], UWARP_INITIATOR) < 0, EINTR, "or waits for its peer");
 	interrupted_end = true;
 	MUST(pthread_join(thread, NULL) == 0);
+	action.sa_flags = SA_RESTART;
+	MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+	interrupted_end = false;
+	MUST(pthread_create(&thread, NULL, interrupt, NULL) == 0);
+	check_failed(CALL(read, fds[0], buf, 1) < 0, EAGAIN, "a handler with SA_RESTART does not end a call");
+	interrupted_end = true;
+	MUST(pthread_join(thread, NULL) == 0);
 	begin(alone[1], UWARP_RESPONDER);
 	end(alone[1]);
 	check(CALL(write, alone[0], "x", 1) == 1 && CALL(read, alone[1], buf, 1) == 1, "which set-up survives", "errno %d", errno);

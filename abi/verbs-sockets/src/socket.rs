@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use smallvec::SmallVec;
+use uwarp_driver::Channel;
 use uwarp_iwarp_mode::Mode;
 use uwarp_rnic::Sge;
 use uwarp_rsocket::poll::{PollFd, bits};
@@ -172,10 +173,13 @@ impl Socket {
                     waiting = Some(new);
                 }
                 Some(waiting) => {
-                    if !waiting.sleep(self.channel().into_iter().map(readable))? {
-                        return Err(Errno::AGAIN);
+                    match waiting.sleep(self.channel().into_iter().map(readable)) {
+                        Ok(true) => self.take_events(),
+                        Ok(false) => return Err(Errno::AGAIN),
+                        // All handlers have SA_RESTART.
+                        Err(Errno::INTR) if !Channel::interruptible() => {}
+                        Err(errno) => return Err(errno),
                     }
-                    self.take_events();
                 }
             }
             self.arm();
