@@ -92,7 +92,10 @@ fn fail<R: Convention>(errno: i32) -> R::C {
 #[cold]
 fn refuse<R: Convention>(name: &'static str, failure: Failure) -> R::C {
     let error = std::io::Error::from_raw_os_error(failure.errno);
-    tracing::debug!(target: "uwarp::abi", "{name}: {}: {error}", failure.why);
+    match &*failure.why {
+        "" => tracing::debug!(target: "uwarp::abi", "{name}: {error}"),
+        why => tracing::debug!(target: "uwarp::abi", "{name}: {why}: {error}"),
+    }
     fail::<R>(failure.errno)
 }
 

@@ -11,7 +11,7 @@ use uwarp_rnic::VerbsError;
 pub struct Failure {
     /// The error number, positive.
     pub errno: c_int,
-    /// Shown under `UWARP_LOG=debug`.
+    /// Shown under `UWARP_LOG=debug`. Empty: the error number says all.
     pub why: Cow<'static, str>,
 }
 
@@ -60,7 +60,8 @@ impl From<std::io::Error> for Failure {
 
 impl From<rustix::io::Errno> for Failure {
     fn from(error: rustix::io::Errno) -> Self {
-        Self::new(error.raw_os_error(), error.to_string())
+        // Programs call again and again until there is something: no text that is rarely read.
+        Self::new(error.raw_os_error(), "")
     }
 }
 

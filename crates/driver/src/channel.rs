@@ -65,6 +65,8 @@ pub struct Channel {
     engine: Arc<Engine>,
     queue: Mutex<Queue>,
     descriptor: Bell,
+    /// The program knows the descriptor, and may make it non-blocking.
+    shown: bool,
     /// A thread that blocks on this channel sleeps on the sockets.
     leading: AtomicBool,
     /// The completion queue that was armed last; a short look receives directly from its sockets.
@@ -108,12 +110,23 @@ pub(crate) fn waits_no_more() -> Option<Lead> {
 impl Channel {
     /// A new channel on the process's engine.
     pub fn new(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
+        Self::with(engine, true)
+    }
+
+    /// The same; the program never learns of its descriptor, so calls that wait need not ask whether it is
+    /// non-blocking.
+    pub fn hidden(engine: &Arc<Engine>) -> Result<Arc<Self>, Errno> {
+        Self::with(engine, false)
+    }
+
+    fn with(engine: &Arc<Engine>, shown: bool) -> Result<Arc<Self>, Errno> {
         let descriptor = Bell::new(false)?;
         fork::track(descriptor.fd());
         Ok(Arc::new(Self {
             engine: engine.clone(),
             queue: Mutex::default(),
             descriptor,
+            shown,
             leading: AtomicBool::new(false),
             armed: Mutex::default(),
             attended: AtomicBool::new(false),
@@ -305,7 +318,7 @@ impl Channel {
         if let Some(lead) = waits_no_more() {
             self.engine.lost_leads.remove(lead);
         }
-        if fork::nonblocking(self.fd()) {
+        if self.shown && fork::nonblocking(self.fd()) {
             self.engine.held.will_wait();
             self.engine.poll_once();
             return if self.is_empty() { Err(ChannelError::WouldBlock) } else { Ok(true) };
@@ -376,18 +389,22 @@ impl Channel {
         let Some(score) = self.spinning.begin() else { return false };
         let cq = self.armed.lock().upgrade();
         let start = sys::now();
-        let mut begins = true;
+        let (mut now, mut begins) = (start, true);
         loop {
             BLOCKED_ON.with(|on| on.set(BlockedOn::Looking(self.address())));
             let covered = cq.as_ref().map_or(Coverage::Partial, |cq| cq.make_progress(&DIRECT, true));
-            let around = self.spinning.looks_around();
+            let stamp = self.engine.nanos(now);
+            let around = self.engine.around.is_due(stamp);
             if around || covered == Coverage::Partial {
-                self.engine.poll_once();
+                let served = self.engine.poll_once();
+                if around {
+                    self.engine.around.looked(served > 0);
+                }
             }
             BLOCKED_ON.with(|on| on.set(BlockedOn::Nothing));
             let found = !self.is_empty();
             if begins || around {
-                self.engine.note_earnest(begins && !found);
+                self.engine.note_earnest_at(stamp, begins && !found);
                 begins = false;
             }
             if around {
@@ -397,7 +414,8 @@ impl Channel {
                 self.spinning.end(score, true);
                 return true;
             }
-            if sys::now().saturating_duration_since(start) > SPIN {
+            now = sys::now();
+            if now.saturating_duration_since(start) > SPIN {
                 self.spinning.end(score, false);
                 return false;
             }

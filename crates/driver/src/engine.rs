@@ -14,7 +14,7 @@ use slab::Slab;
 use crate::fork;
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
-use crate::progress::{CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
+use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
 use crate::source::{Interest, Source, Token};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
 use crate::sys::{self, Bell, Thread, Watch};
@@ -50,6 +50,8 @@ pub struct Engine {
     /// Leads that were taken from their threads.
     pub(crate) lost_leads: LostLeads,
     pub(crate) last_poll: LastPoll,
+    /// When threads that are about to sleep look at all sockets.
+    pub(crate) around: Around,
     pub(crate) watchdog: Watchdog,
     /// How often there was input when the background thread took the sockets back.
     missed: AtomicU64,
@@ -106,6 +108,7 @@ impl Engine {
             lead: CurrentLead::new(),
             lost_leads: LostLeads::default(),
             last_poll: LastPoll::new(),
+            around: Around::new(),
             watchdog: Watchdog::new()?,
             missed: AtomicU64::new(0),
             background: OnceLock::new(),

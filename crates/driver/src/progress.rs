@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use uwarp_rnic::cq::Direct;
 
-use crate::sync::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicI32, AtomicU64, Ordering};
 
 /// A time, in nanoseconds since the engine's start.
 pub(crate) type Nanos = u64;
@@ -42,12 +42,17 @@ pub(crate) const NAP_BESIDE_LOOPS: Duration = Duration::from_millis(1);
 pub(crate) const LEAD: Duration = Duration::from_millis(5);
 /// A thread that still leads this long after its dismissal counts as lost.
 pub(crate) const LOST: Duration = Duration::from_millis(50);
-/// Time between two pushes of the watchdog.
+/// Time between two pushes of the watchdog, when a thread has just begun to poll.
 pub(crate) const PUSH_PERIOD: Duration = Duration::from_micros(250);
+/// How much longer it takes until the next push each time, as long as a thread polls; and the most. So the
+/// end of the polling is noticed after a tenth of the time that it has lasted, at most after 1.7 ms. A push
+/// is a system call, which takes as long as half a message.
+pub(crate) const PUSH_GROWTH: Duration = Duration::from_micros(100);
+pub(crate) const PUSH_PERIOD_MOST: Duration = Duration::from_micros(1500);
 /// A push that is due may be late by this, so that it comes when the polling thread has nothing better to do.
 pub(crate) const PUSH_LATE: Duration = Duration::from_micros(50);
-/// A thread that polls counts as alive if it has stamped the time this recently. This and [`PUSH_PERIOD`] are
-/// the longest time until the background thread notices that it has stopped.
+/// A thread that polls counts as alive if it has stamped the time this recently. This and the time between
+/// two pushes are the longest time until the background thread notices that it has stopped.
 pub(crate) const ALIVE: Duration = Duration::from_micros(200);
 
 /// What the background thread does. Only that thread changes it.
@@ -515,22 +520,20 @@ impl AnswerWait {
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 const MOST_SPIN_SCORE: i32 = 4;
 const WITHOUT_SPIN: i32 = 64;
-/// Out of this number of direct looks, one looks at all sockets. Counted over all waits: a wait that ends at
-/// its first look must not keep other sockets from being served.
-const SPIN_AROUND: u32 = 4;
+/// How long after a look at all sockets the threads that look directly make the next one: the least, while
+/// such looks find something, and the most.
+const AROUND: (Nanos, Nanos) = (2_000, 32_000);
 
 /// Whether the threads that wait on a channel look for an event for a short time before they sleep: falling
 /// asleep and being woken costs more than most answers take.
 pub(crate) struct Spinning {
     /// Waits that a look made unnecessary, minus those that it did not; negative: waits left without a look.
     score: AtomicI32,
-    /// Looks in all waits so far.
-    looks: AtomicU32,
 }
 
 impl Spinning {
     pub fn new() -> Self {
-        Self { score: AtomicI32::new(0), looks: AtomicU32::new(0) }
+        Self { score: AtomicI32::new(0) }
     }
 
     /// The score, if a wait that begins now looks first.
@@ -544,11 +547,6 @@ impl Spinning {
         Some(score)
     }
 
-    /// Counts a look; returns whether it must be at all sockets.
-    pub fn looks_around(&self) -> bool {
-        self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(SPIN_AROUND)
-    }
-
     /// The wait that began with this score has found its event, or not.
     pub fn end(&self, score: i32, found: bool) {
         let score = match score {
@@ -557,6 +555,35 @@ impl Spinning {
             _ => -WITHOUT_SPIN,
         };
         self.score.store(score, Ordering::Relaxed);
+    }
+}
+
+/// When threads that look directly before they sleep look at all sockets. By time, for all threads together:
+/// a wait that ends at its first look must not keep other sockets from being served, and one that takes
+/// longer need not ask the system each time.
+pub(crate) struct Around {
+    /// When the next look is due.
+    due: AtomicU64,
+    period: AtomicU64,
+}
+
+impl Around {
+    pub fn new() -> Self {
+        Self { due: AtomicU64::new(0), period: AtomicU64::new(AROUND.0) }
+    }
+
+    /// Whether a look is due; if so, the caller makes it, and no other thread.
+    pub fn is_due(&self, now: Nanos) -> bool {
+        let due = self.due.load(Ordering::Relaxed);
+        let next = now.saturating_add(self.period.load(Ordering::Relaxed));
+        now >= due && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// A look was made, and found sockets ready or not.
+    pub fn looked(&self, busy: bool) {
+        let period = self.period.load(Ordering::Relaxed);
+        let period = if busy { (period / 8).max(AROUND.0) } else { (period * 2).min(AROUND.1) };
+        self.period.store(period, Ordering::Relaxed);
     }
 }
 
@@ -696,5 +723,17 @@ polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2
         (0..=MOST_SPIN_SCORE).for_each(|_| assert!(wait(false)));
         (0..WITHOUT_SPIN).for_each(|_| assert!(!wait(true), "it has not paid"));
         assert!(wait(true), "it is tried again");
+    }
+
+    #[test]
+    fn all_sockets_are_looked_at_often_only_where_that_finds_something() {
+        let around = Around::new();
+        let looks = |busy, from: Nanos| {
+            let due = (from..from + 1_000_000).step_by(500).filter(|now| around.is_due(*now));
+            due.inspect(|_| around.looked(busy)).count()
+        };
+        assert!((30..40).contains(&looks(false, 0)));
+        assert!((450..=500).contains(&looks(true, 1_000_000)));
+        assert!((30..40).contains(&looks(false, 2_000_000)));
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::fork;
-use crate::progress::{ALIVE, PUSH_LATE, PUSH_PERIOD, nanos};
+use crate::progress::{ALIVE, PUSH_GROWTH, PUSH_LATE, PUSH_PERIOD, PUSH_PERIOD_MOST, nanos};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, Bell, Timer};
 
@@ -22,9 +22,17 @@ pub(crate) struct Watchdog {
     bell: Bell,
     /// When the next push is due, in nanoseconds of the engine's clock.
     due: AtomicU64,
-    /// Pushes so far.
+    /// Pushes since the background thread has slept here.
     pushes: AtomicU32,
 }
+
+/// The time from the push with this number to the next. It grows by less than [`ALIVE`], less what a push may
+/// be late: the timer that an earlier push has set must not expire before the next one.
+fn period(push: u32) -> Duration {
+    PUSH_GROWTH.saturating_mul(push).saturating_add(PUSH_PERIOD).min(PUSH_PERIOD_MOST)
+}
+
+const _: () = assert!(PUSH_GROWTH.as_nanos() + PUSH_LATE.as_nanos() < ALIVE.as_nanos());
 
 /// No push is due: the background thread does not sleep on the watchdog.
 const NEVER: u64 = u64::MAX;
@@ -58,11 +66,10 @@ impl Watchdog {
 
     #[cold]
     fn push_now(&self, now: u64, due: u64) {
-        if self
-            .due
-            .compare_exchange(due, now + nanos(PUSH_PERIOD), Ordering::SeqCst, Ordering::Relaxed)
-            .is_err()
-        {
+        let pushes = self.pushes.load(Ordering::Relaxed);
+        let period = period(pushes);
+        let next = now + nanos(period);
+        if self.due.compare_exchange(due, next, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             // Another thread has pushed first, or the background thread no longer sleeps.
             return;
         }
@@ -70,7 +77,7 @@ impl Watchdog {
         // same.
         let [one, other] = &self.timers;
         let timer = if self.pushes.fetch_add(1, Ordering::Relaxed) & 1 == 0 { one } else { other };
-        timer.set(PUSH_PERIOD * 2 + ALIVE);
+        timer.set(period * 2 + ALIVE);
     }
 
     /// Sleeps until no thread has pushed for a while, or until [`Self::ring`]. The last sign of a polling

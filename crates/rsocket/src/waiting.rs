@@ -41,6 +41,20 @@ impl Waiters {
         }
     }
 
+    /// As [`Self::wake`], for a change that says nothing to the calling thread, which is about to leave: it
+    /// would have to take back its own wake-up before it waits again, by two system calls.
+    pub fn wake_others(&self) {
+        let own = own_channel();
+        for channel in self.channels.lock().iter() {
+            if Arc::as_ptr(channel) != own {
+                channel.push_once(WAKE);
+            }
+        }
+        if let Some(observer) = self.observer.get() {
+            observer();
+        }
+    }
+
     /// Sets what is called after each change, once.
     pub fn observe(&self, observer: Observer) {
         let _ = self.observer.set(observer);
@@ -64,6 +78,15 @@ thread_local! {
     /// For calls that sleep in the channel, and for calls that sleep on its descriptor beside others: the
     /// driver learns from each channel how its thread waits.
     static CHANNELS: RefCell<[Option<OfThread>; 2]> = const { RefCell::new([const { None }; 2]) };
+}
+
+/// The channel in which the calling thread sleeps.
+fn own_channel() -> *const Channel {
+    let known = CHANNELS.try_with(|channels| {
+        let channels = channels.try_borrow().ok()?;
+        channels.first()?.as_ref()?.channel.as_ref().map(Arc::as_ptr)
+    });
+    known.ok().flatten().unwrap_or(std::ptr::null())
 }
 
 struct OfThread {
@@ -115,6 +138,8 @@ impl Waiting {
         });
         let channel = match known.ok().flatten() {
             Some(channel) => channel,
+            // The program never sees the descriptor of a channel in which threads sleep.
+            None if how == Sleep::InChannel => Channel::hidden(nic.engine())?,
             None => Channel::new(nic.engine())?,
         };
         while channel.take().is_some() {}
@@ -190,5 +215,35 @@ impl Drop for Waiting {
             }
         }
         self.channel.abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call that ended rang its own bell, and silenced it when the next one began.
+    #[test]
+    fn a_change_that_is_none_for_the_calling_thread_wakes_the_others_only() {
+        let nic = Nic::open().unwrap();
+        let waiters = Arc::new(Waiters::default());
+        let mut here = Waiting::begin(&nic, Sleep::InChannel, None).unwrap();
+        here.enter(&waiters);
+        std::thread::scope(|scope| {
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            let waiters = &waiters;
+            let nic = &nic;
+            scope.spawn(move || {
+                let mut there = Waiting::begin(nic, Sleep::InChannel, None).unwrap();
+                there.enter(waiters);
+                ready.send(()).unwrap();
+                assert_eq!(there.sleep(), Ok(true));
+            });
+            is_ready.recv().unwrap();
+            waiters.wake_others();
+        });
+        assert!(here.channel.is_empty());
+        waiters.wake();
+        assert!(!here.channel.is_empty());
     }
 }

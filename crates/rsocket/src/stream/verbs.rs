@@ -45,6 +45,10 @@ pub trait Verbs: Send + Sync + 'static {
     fn carrier(&self) -> Carrier;
     /// The stream has changed: wakes the threads that wait for it.
     fn wake(&self);
+    /// The same, but for the calling thread, which is about to leave.
+    fn wake_others(&self) {
+        self.wake();
+    }
     /// The stream is dropped.
     fn end(&self);
     /// The queue pair's number.
@@ -197,6 +201,10 @@ impl Verbs for Own {
 
     fn wake(&self) {
         self.waiters.wake();
+    }
+
+    fn wake_others(&self) {
+        self.waiters.wake_others();
     }
 
     fn end(&self) {
