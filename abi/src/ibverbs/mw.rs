@@ -108,7 +108,7 @@ slot! {
         let wr = SendWr {
             wr_id: request.wr_id,
             op: bind(key, &request.bind_info)?,
-            flags: SendFlags::from_bits_truncate(request.send_flags) - SendFlags::INLINE,
+            flags: SendFlags::of_program(request.send_flags) - SendFlags::INLINE,
             sges: &[],
         };
         rc.post_send(std::iter::once(wr)).map_err(|(_, error)| error)?;

@@ -82,7 +82,7 @@ unsafe fn send_wr<'a>(wr: &ibv_send_wr) -> Result<SendWr<'a>, Failure> {
 
 /// The request without its scatter/gather list.
 fn of<'a>(wr: &ibv_send_wr, op: SendOp) -> SendWr<'a> {
-    SendWr { wr_id: wr.wr_id, op, flags: SendFlags::from_bits_truncate(wr.send_flags), sges: &[] }
+    SendWr { wr_id: wr.wr_id, op, flags: SendFlags::of_program(wr.send_flags), sges: &[] }
 }
 
 /// The same of a datagram queue pair.

@@ -98,7 +98,7 @@ unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> Result<&'a Batch, Failure> {
 /// `qp` is alive and was made for this interface; the caller holds the batch's lock.
 unsafe fn begin(qp: *mut ibv_qp_ex, op: SendOp) -> Result<(), Failure> {
     // SAFETY: the caller's promise; the members are the caller's own.
-    unsafe { batch(qp)?.building().begin((*qp).wr_id, op, SendFlags::from_bits_truncate((*qp).wr_flags)) };
+    unsafe { batch(qp)?.building().begin((*qp).wr_id, op, SendFlags::of_program((*qp).wr_flags)) };
     Ok(())
 }
 

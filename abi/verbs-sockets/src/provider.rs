@@ -19,7 +19,7 @@ use uwarp_abi_types::verbs::{
     ibv_send_wr__bindgen_ty_2, ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge, ibv_wc,
 };
 use uwarp_rnic::mem::MemSeg;
-use uwarp_rnic::{Access, RecvWr, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+use uwarp_rnic::{Access, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use uwarp_rsocket::MOST_PIECES;
 use uwarp_rsocket::machine::{Carrier, Sizes};
 use uwarp_rsocket::options::Options;
@@ -350,7 +350,8 @@ impl Verbs for Provider {
                 // A stream that sends messages as Sends has no others.
                 _ => return Err(Errno::OPNOTSUPP),
             };
-            (to.wr_id, to.opcode, to.send_flags) = (wr.wr_id, opcode, wr.flags.bits());
+            let flags = wr.flags - SendFlags::RELAXED;
+            (to.wr_id, to.opcode, to.send_flags) = (wr.wr_id, opcode, flags.bits());
             (to.sg_list, to.num_sge) = (list(wr.sges), wr.sges.len() as c_int);
             if let Some((remote_addr, rkey)) = remote {
                 let rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };

@@ -5,10 +5,12 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{End, connect, to, uwarp};
 use uwarp_driver::StreamParams;
 use uwarp_rnic::qp::QpState;
-use uwarp_rnic::{SendOp, WcStatus};
+use uwarp_rnic::{SendFlags, SendOp, SendWr, WcStatus};
 
 const SEND: SendOp = SendOp::Send { invalidate: None };
 
@@ -76,5 +78,43 @@ fn it_rides_on_answers() {
                 left_to_see -= u32::from(wc.wr_id == 2);
             }
         }
+    }
+}
+
+/// Sends messages whose completion may come late; returns when the peer has them. Nothing asks for an
+/// acknowledgement by itself.
+fn send_relaxed(left: &End, right: &End) {
+    for _ in 0..3 {
+        right.recv(&[right.sge(0, 64)]);
+        let flags = SendFlags::SIGNALED | SendFlags::RELAXED;
+        let wr = SendWr { wr_id: 1, op: SEND, flags, sges: &[left.sge(0, 64)] };
+        left.qp.post_send(std::iter::once(wr)).unwrap();
+        assert_eq!(right.poll().status, WcStatus::Success);
+    }
+    // Longer than an acknowledgement waits for an answer.
+    std::thread::sleep(Duration::from_millis(3));
+    assert!(left.cq.is_empty());
+}
+
+#[test]
+fn relaxed_messages_complete_with_the_next_that_is_not() {
+    let (left, right) = pair();
+    for _ in 0..10 {
+        send_relaxed(&left, &right);
+        right.recv(&[right.sge(0, 64)]);
+        left.send(SEND, &[left.sge(0, 64)]);
+        assert_eq!(right.poll().status, WcStatus::Success);
+        (0..4).for_each(|_| assert_eq!(left.poll().status, WcStatus::Success));
+    }
+}
+
+#[test]
+fn relaxed_messages_complete_when_the_stream_ends_in_order() {
+    let ends: [fn(&End, &End); 2] = [|left, _| left.qp.disconnect(), |_, right| right.qp.disconnect()];
+    for end in ends {
+        let (left, right) = pair();
+        send_relaxed(&left, &right);
+        end(&left, &right);
+        (0..3).for_each(|_| assert_eq!(left.poll().status, WcStatus::Success));
     }
 }

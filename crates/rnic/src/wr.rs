@@ -30,6 +30,17 @@ bitflags! {
         const SOLICITED = 1 << 2;
         /// Copy the bytes during the post; the buffers may be reused when the post returns and need no key.
         const INLINE = 1 << 3;
+        /// The completion may come late: with that of a later work request without this flag, or when a full
+        /// queue or the end of the stream asks for it. Requests no acknowledgement of its own (docs/adr/009).
+        /// Not a flag of the verbs.
+        const RELAXED = 1 << 30;
+    }
+}
+
+impl SendFlags {
+    /// From a program's number.
+    pub fn of_program(bits: u32) -> Self {
+        Self::from_bits_truncate(bits) - Self::RELAXED
     }
 }
 

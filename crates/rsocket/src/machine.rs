@@ -104,6 +104,8 @@ pub struct Write {
     pub key: u32,
     /// Tells the peer of it; `None`: a direct write, of which the peer's program is not told.
     pub message: Option<Message>,
+    /// There is room for much more: its completion may come late.
+    pub relaxed: bool,
 }
 
 /// A control message to post.
@@ -297,7 +299,8 @@ impl Machine {
         self.sent = self.sent.wrapping_add(1);
         self.slots -= self.work_requests();
         let from = self.reserve(len);
-        Some(Write { from, len, to, key, message: Some(Message::Data(len)) })
+        let relaxed = self.slots > self.data_slots() / 2 && self.send_free > self.sizes.send_buffer / 2;
+        Some(Write { from, len, to, key, message: Some(Message::Data(len)), relaxed })
     }
 
     /// Writes `len` bytes, at most [`Self::direct_room`], to `to`.
@@ -308,7 +311,7 @@ impl Machine {
         }
         self.slots -= 1;
         let from = self.reserve(len);
-        Some(Write { from, len, to, key, message: None })
+        Some(Write { from, len, to, key, message: None, relaxed: false })
     }
 
     /// Writes an entry into the peer's table of mapped buffers; the entry belongs into the send buffer where
@@ -326,7 +329,8 @@ impl Machine {
         self.slots -= self.work_requests();
         let from = self.reserve(len);
         let to = self.peer_maps.addr.wrapping_add(u64::from(index) * Mapping::LEN as u64);
-        Some(Write { from, len, to, key: self.peer_maps.key, message: Some(Message::Mapped(index)) })
+        let message = Some(Message::Mapped(index));
+        Some(Write { from, len, to, key: self.peer_maps.key, message, relaxed: false })
     }
 
     /// Entries of the peer's table of mapped buffers.
@@ -447,10 +451,14 @@ impl Machine {
         }
     }
 
+    /// Work requests for data that may be posted in all.
+    fn data_slots(&self) -> u32 {
+        u32::from(self.sizes.sends).saturating_sub(CONTROLS)
+    }
+
     /// Whether everything that was posted has completed.
     pub fn all_sent(&self) -> bool {
-        let data = u32::from(self.sizes.sends).saturating_sub(CONTROLS);
-        self.slots == data && self.controls == CONTROLS && self.farewell.is_none()
+        self.slots == self.data_slots() && self.controls == CONTROLS && self.farewell.is_none()
     }
 
     /// A message of the peer.

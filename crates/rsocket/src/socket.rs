@@ -430,7 +430,7 @@ impl Socket {
     /// What waits until the socket has changed, for a call that must not wait if `dont_wait` or if the socket
     /// is non-blocking. `EAGAIN`: it must not, or has waited for `limit`.
     fn waits(&self, dont_wait: bool, limit: Option<Duration>) -> impl FnMut() -> Result<(), Errno> {
-        let mut waiting: Option<Waiting> = None;
+        let (mut waiting, mut armed): (Option<Waiting>, bool) = (None, false);
         move || {
             if matches!(self.inner.lock().phase, Phase::Closed) {
                 return Err(Errno::BADF);
@@ -445,13 +445,15 @@ impl Socket {
                     self.arm(&new);
                     waiting = Some(new);
                 }
-                Some(waiting) => {
-                    if !waiting.sleep()? {
-                        return Err(Errno::AGAIN);
-                    }
-                    self.arm(waiting);
+                // What has woken the thread is most likely what it waits for. If not, it looks once more.
+                Some(waiting) if !armed => self.arm(waiting),
+                Some(waiting) if !waiting.sleep()? => return Err(Errno::AGAIN),
+                Some(_) => {
+                    armed = false;
+                    return Ok(());
                 }
             }
+            armed = true;
             Ok(())
         }
     }

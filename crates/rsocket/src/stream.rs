@@ -9,6 +9,7 @@ pub mod verbs;
 mod work;
 mod wr_id;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -65,6 +66,8 @@ struct State<V: Verbs> {
     looked: u64,
     maps: Maps<V>,
     descriptors: Descriptors<V>,
+    /// Receives that were used and are not posted again.
+    free: SmallVec<[u32; BATCH]>,
 }
 
 /// A stream of one socket, from the attempt to connect to the end.
@@ -74,6 +77,8 @@ pub struct Stream<V: Verbs = Own> {
     /// When it ends, [`Stream::set_gone`] is told why. Work requests that fail before that say nothing.
     explained: bool,
     link: Mutex<Linked>,
+    /// The link is [`Link::Gone`].
+    gone: AtomicBool,
     state: Mutex<State<V>>,
     /// Held by the one call that sends, and the one that receives: a call's bytes stay together.
     sending: Mutex<()>,
@@ -131,6 +136,7 @@ impl<V: Verbs> Stream<V> {
             sizes,
             own_work: Arc::default(),
             explained,
+            gone: AtomicBool::new(false),
             link: Mutex::new(Linked { link: Link::Pending, peer: None, error: None }),
             state: Mutex::new(State {
                 machine: None,
@@ -138,6 +144,7 @@ impl<V: Verbs> Stream<V> {
                 looked: 0,
                 maps: Maps::default(),
                 descriptors: Descriptors::default(),
+                free: SmallVec::new(),
             }),
             sending: Mutex::default(),
             receiving: Mutex::default(),
@@ -168,6 +175,12 @@ impl<V: Verbs> Stream<V> {
         self.link.lock().link.clone()
     }
 
+    /// Whether the connection has ended.
+    #[inline]
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
     /// The connection manager reports. A connection that is gone stays so.
     pub fn set_link(&self, to: Link) {
         let mut linked = self.link.lock();
@@ -175,6 +188,7 @@ impl<V: Verbs> Stream<V> {
             if let Link::Up(peer) = to {
                 linked.peer = Some(peer);
             }
+            self.gone.store(to == Link::Gone, Ordering::Release);
             linked.link = to;
         }
         drop(linked);
@@ -204,11 +218,12 @@ impl<V: Verbs> Stream<V> {
 
     /// Makes the machine when the connection is there.
     fn begin(&self, state: &mut State<V>) {
+        if state.machine.is_some() {
+            return;
+        }
         // Not locked meanwhile: the end of the connection may be reported while messages are posted.
         let peer = self.link.lock().peer;
-        if state.machine.is_none()
-            && let Some(peer) = peer
-        {
+        if let Some(peer) = peer {
             let carrier = self.verbs.carrier();
             state.machine = Some(Machine::new(carrier, self.sizes, self.memory.own(), &peer));
             self.controls(state);

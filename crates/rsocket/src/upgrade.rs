@@ -287,7 +287,7 @@ impl Upgraded {
         dont_wait: bool,
         patience: impl Fn() -> Patience + 'a,
     ) -> impl FnMut() -> Result<(), Errno> + 'a {
-        let mut waiting: Option<Waiting> = None;
+        let (mut waiting, mut armed): (Option<Waiting>, bool) = (None, false);
         move || {
             if self.closed.load(Ordering::Acquire) {
                 return Err(Errno::BADF);
@@ -305,13 +305,15 @@ impl Upgraded {
                     self.stream.arm(&new);
                     waiting = Some(new);
                 }
-                Some(waiting) => {
-                    if !waiting.sleep()? {
-                        return Err(Errno::AGAIN);
-                    }
-                    self.stream.arm(waiting);
+                // What has woken the thread is most likely what it waits for. If not, it looks once more.
+                Some(waiting) if !armed => self.stream.arm(waiting),
+                Some(waiting) if !waiting.sleep()? => return Err(Errno::AGAIN),
+                Some(_) => {
+                    armed = false;
+                    return Ok(());
                 }
             }
+            armed = true;
             Ok(())
         }
     }
@@ -340,13 +342,14 @@ impl Upgraded {
 
     /// Says once why there is no stream.
     fn explained(&self, result: Result<usize, Errno>) -> Result<usize, Errno> {
-        match (result, self.stream.link()) {
+        match result {
             // The stream is at its end because the call's own end was closed.
-            (Ok(0) | Err(_), _) if self.closed.load(Ordering::Acquire) => Err(Errno::BADF),
-            (Err(Errno::NOTCONN), Link::Failed(why)) if !self.reported.swap(true, Ordering::Relaxed) => {
-                Err(why)
-            }
-            (result, _) => result,
+            Ok(0) | Err(_) if self.closed.load(Ordering::Acquire) => Err(Errno::BADF),
+            Err(Errno::NOTCONN) => match self.stream.link() {
+                Link::Failed(why) if !self.reported.swap(true, Ordering::Relaxed) => Err(why),
+                _ => result,
+            },
+            result => result,
         }
     }
 

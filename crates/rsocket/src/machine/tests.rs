@@ -177,6 +177,20 @@ fn work_requests_and_the_send_buffer_limit_what_is_posted() {
     assert_eq!(a.machine.room(), 0);
 }
 
+/// Only while there is room for much more: a sender that has to wait for completions asks for them.
+#[test]
+fn completions_are_asked_for_when_half_of_the_room_is_used() {
+    let mut side = Side::new(Carrier::Immediate);
+    let relaxed = |side: &mut Side, len| side.machine.send(len).unwrap().relaxed;
+    let slots = u32::from(SIZES.sends) - CONTROLS;
+    let of_slots: Vec<_> = (0..slots).map(|_| relaxed(&mut side, 1)).collect();
+    assert_eq!(of_slots.iter().position(|relaxed| !relaxed), Some(slots as usize / 2 - 1));
+    assert!(of_slots[slots as usize / 2..].iter().all(|relaxed| !relaxed));
+    let mut side = Side::new(Carrier::Immediate);
+    assert!(relaxed(&mut side, SIZES.send_buffer / 4));
+    assert!(!relaxed(&mut side, SIZES.send_buffer / 4));
+}
+
 #[test]
 fn a_peer_that_writes_too_much_is_found_out() {
     let mut b = Side::new(Carrier::Immediate);

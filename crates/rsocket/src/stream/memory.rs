@@ -9,8 +9,11 @@ use super::verbs::{Region, Verbs};
 use crate::machine::{Own, Sizes, TARGETS};
 use crate::wire::{Mapping, Order, Target};
 
-/// Receives beside those that the peer has credits for: for its control messages.
-pub(super) const MORE_RECEIVES: u32 = 8;
+/// Receives that are posted together, once so many have been used.
+pub(super) const REPOSTED: usize = 8;
+/// Receives beside those that the peer has credits for: for its control messages, and for those that are not
+/// posted again yet.
+pub(super) const MORE_RECEIVES: u32 = 8 + REPOSTED as u32;
 /// Bytes of a message that comes as a Send.
 pub(super) const MESSAGE: usize = 4;
 

@@ -91,7 +91,7 @@ impl<V: Verbs> Stream<V> {
         }
         let no_room = state.machine.as_ref().is_some_and(|machine| machine.room() == 0);
         // The peer may have said that it is done.
-        if no_room || !self.verbs.is_empty() || self.link() == Link::Gone {
+        if no_room || !self.verbs.is_empty() || self.is_gone() {
             self.process(state);
         }
         if let Some(errno) = state.error.take() {
@@ -201,6 +201,6 @@ pub(super) struct Turn<'a, V: Verbs> {
 impl<V: Verbs> Drop for Turn<'_, V> {
     fn drop(&mut self) {
         self.held = None;
-        self.verbs.wake();
+        self.verbs.wake_others();
     }
 }

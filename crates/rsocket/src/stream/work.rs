@@ -6,10 +6,10 @@ use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::mem::owned::read;
 use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcStatus};
 
-use super::memory::MESSAGE;
+use super::memory::{MESSAGE, REPOSTED};
 use super::verbs::Verbs;
 use super::wr_id::{self, Id};
-use super::{BATCH, Link, State, Stream};
+use super::{BATCH, State, Stream};
 use crate::machine::{Carrier, Control, End, Machine, Posted, Write};
 use crate::wire::Message;
 
@@ -32,7 +32,7 @@ impl<V: Verbs> Stream<V> {
                 break;
             }
         }
-        if matches!(self.link(), Link::Gone) && self.verbs.is_empty() {
+        if self.is_gone() && self.verbs.is_empty() {
             let error = self.link.lock().error.take();
             match error {
                 Some(errno) => self.failed(state, errno),
@@ -44,7 +44,6 @@ impl<V: Verbs> Stream<V> {
     }
 
     pub(super) fn take_completions(&self, state: &mut State<V>, batch: &[Wc]) {
-        let mut free = SmallVec::<[u32; BATCH]>::new();
         for wc in batch {
             let Some(machine) = &mut state.machine else { return };
             match wr_id::parse(wc.wr_id) {
@@ -60,7 +59,7 @@ impl<V: Verbs> Stream<V> {
                 Id::Receive(_) if wc.status == WcStatus::WrFlushErr => {}
                 Id::Receive(_) if wc.status != WcStatus::Success => self.failed(state, Errno::IO),
                 Id::Receive(slot) => {
-                    free.push(slot);
+                    state.free.push(slot);
                     let done = match self.message_of(machine, wc, slot) {
                         Some(Message::Unknown(bits)) if self.explained => self.noticed(state, bits),
                         Some(message) => machine.message(message),
@@ -78,7 +77,8 @@ impl<V: Verbs> Stream<V> {
             }
         }
         let alive = state.machine.as_ref().is_some_and(|machine| !machine.gone());
-        if alive && !free.is_empty() && self.post_receives(free.into_iter()).is_err() {
+        // Together: each post takes the queue pair's lock, and there are more receives than the peer may use.
+        if alive && state.free.len() >= REPOSTED && self.post_receives(state.free.drain(..)).is_err() {
             self.ended(state, End::Disconnected);
         }
         self.look_at_targets(state);
@@ -196,7 +196,12 @@ impl<V: Verbs> Stream<V> {
         let first = write.len.min(self.sizes.send_buffer - write.from);
         let sges = [self.memory.staged.sge(write.from, first), self.memory.staged.sge(0, write.len - first)];
         let sges = if first == write.len { &sges[..1] } else { &sges[..] };
-        let (stag, to, flags) = (write.key, write.to, SendFlags::empty());
+        // Only a close waits for the completion of data, and what it sends asks for all. An upgraded socket
+        // knows by other means why its connection has ended; for an rsocket, a work request that is not
+        // completed would be the reason.
+        let relaxed = write.relaxed && self.explained;
+        let flags = if relaxed { SendFlags::RELAXED } else { SendFlags::empty() };
+        let (stag, to) = (write.key, write.to);
         let wr = |op| SendWr { wr_id: wr_id::of(Posted::Data(write.len)), op, flags, sges };
         match (write.message, carrier) {
             (None, _) => self.post(&[wr(SendOp::Write { stag, to })]),

@@ -2,6 +2,7 @@
 
 use crate::qp::shell::Shell;
 use crate::queues::SqSlot;
+use crate::wr::SendFlags;
 
 /// Largest number of empty polls in a row for which an acknowledgement is held because it could ride on what
 /// the program sends: some microseconds. Libraries between verbs and programs (libfabric's ofi_rxm, MPI) poll
@@ -91,6 +92,8 @@ pub(super) enum AckTiming {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AckPolicy {
     pub signaled: bool,
+    /// The completion may come late.
+    pub relaxed: bool,
     /// Depth of the send queue.
     pub depth: u32,
     /// Completions of the send queue that the program has not polled yet, if it requested one for each work
@@ -100,6 +103,11 @@ pub(super) struct AckPolicy {
 
 impl AckPolicy {
     pub fn of(slot: &SqSlot, shell: &Shell) -> Self {
-        Self { signaled: shell.signals(slot.flags), depth: shell.sq.depth(), unpolled: shell.sq.unpolled() }
+        Self {
+            signaled: shell.signals(slot.flags),
+            relaxed: slot.flags.contains(SendFlags::RELAXED),
+            depth: shell.sq.depth(),
+            unpolled: shell.sq.unpolled(),
+        }
     }
 }

@@ -125,6 +125,12 @@ impl Stream {
         self.ack_timing = AckTiming::Now;
     }
 
+    /// The same for all messages so far, relaxed or not.
+    pub(super) fn request_every_ack(&mut self) {
+        self.tx.wanted = self.tx.messages;
+        self.request_ack(true);
+    }
+
     /// Whether an acknowledgement or a request waits for a time, not for room in the lower layer.
     pub(super) fn ack_waits(&self) -> bool {
         (self.ack_timing != AckTiming::Now && self.owes_ack())
@@ -208,6 +214,11 @@ impl Stream {
             return 0;
         }
         let tx = &mut self.tx;
+        if policy.relaxed {
+            tx.signaled += u64::from(policy.signaled);
+            return 0;
+        }
+        tx.wanted = tx.messages + 1;
         let depth = u64::from(policy.depth);
         let requests = if policy.signaled {
             tx.signaled += 1;
@@ -238,9 +249,14 @@ impl Stream {
     /// follow.
     pub(super) fn owes_ack_request(&self) -> bool {
         self.params.placement_acks
-            && self.tx.messages > self.acked
+            && self.tx.wanted > self.acked
             && self.tx.requested <= self.acked
             && self.closing.is_none()
+    }
+
+    /// Whether messages whose completion may come late are in flight, and nothing has requested it.
+    pub(super) fn has_relaxed(&self) -> bool {
+        self.params.placement_acks && self.tx.messages > self.tx.wanted.max(self.acked)
     }
 
     /// Whether, in addition, the program waits for one of them.

@@ -163,7 +163,7 @@ impl RcCore {
         if to == QpState::Sqd {
             self.check_drained();
             if let Some(stream) = &mut self.stream {
-                stream.request_ack(true);
+                stream.request_every_ack();
             }
         }
     }
@@ -211,7 +211,7 @@ impl RcCore {
         if matches!(checked, Err(VerbsError::QueueFull)) {
             // Some of the taken places may belong to messages that did not request an acknowledgement.
             if let Some(stream) = &mut self.stream {
-                stream.request_ack(true);
+                stream.request_every_ack();
             }
         }
         checked

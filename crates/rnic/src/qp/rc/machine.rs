@@ -153,7 +153,7 @@ impl RcCore {
         let Some(stream) = &mut self.stream else { return self.leave_gone_peer() };
         if !std::mem::replace(&mut stream.draining, true) {
             stream.ack_everything();
-            stream.request_ack(true);
+            stream.request_every_ack();
             self.timers.start(Timer::Drain, now, DRAIN);
         }
     }
@@ -170,10 +170,10 @@ impl RcCore {
             if self.stream.as_ref().is_some_and(|stream| stream.out.is_empty()) {
                 self.close();
             }
-        } else if stream.ack_waits() {
+        } else if stream.ack_waits() || stream.has_relaxed() {
             // Of what was cut or acknowledged since the program disconnected, the last messages may not have
             // requested an acknowledgement.
-            stream.request_ack(true);
+            stream.request_every_ack();
             self.build();
         }
     }

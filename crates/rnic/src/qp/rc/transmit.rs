@@ -259,6 +259,10 @@ impl RcCore {
         }
         let (total, pair) = (slot.total, slot.op.is_pair());
         let policy = AckPolicy::of(slot, &self.shell);
+        if !policy.relaxed {
+            // It completes behind those before it.
+            stream.tx.wanted = stream.tx.messages;
+        }
         let solicited = slot.flags.contains(SendFlags::SOLICITED);
         let message = match slot.op {
             // It was posted while the peer was assumed to be a uwarp end, or not yet known.
@@ -293,6 +297,7 @@ impl RcCore {
                 self.shell.sq.next += 1;
                 // It completes after messages that did not request an acknowledgement.
                 stream.tx.unrequested += u64::from(policy.signaled);
+                stream.tx.wanted = stream.tx.messages;
                 match self.change_key(op) {
                     Ok(()) => self.mark(number, Phase::Done),
                     Err(_) => self.fail_work_request(number, WcStatus::MwBindErr),
@@ -416,6 +421,7 @@ impl RcCore {
             // the request.
             stream.tx.requested = stream.tx.requested.min(stream.acked);
             stream.tx.unrequested = 1;
+            stream.tx.wanted = stream.tx.messages;
         }
         self.retire();
     }

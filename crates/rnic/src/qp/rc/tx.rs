@@ -18,6 +18,8 @@ pub(super) struct Tx {
     pub messages: u64,
     /// The last of them that requested an acknowledgement.
     pub requested: u64,
+    /// The last of them whose completion, or that of a later work request, must not come late.
+    pub wanted: u64,
     /// Signalled ones among them: all, and those after the last request.
     pub signaled: u64,
     pub unrequested: u64,
@@ -62,6 +64,7 @@ impl Tx {
             ack_msn: 0,
             messages: 0,
             requested: 0,
+            wanted: 0,
             signaled: 0,
             unrequested: 0,
             unsignaled_at: 0,
