@@ -13,6 +13,7 @@
 //! | [`error`], [`event`] | errors with their errno; events and connection parameters |
 //! | [`state`] | the state diagram of an id, as a table |
 //! | [`channel`] | the queue that events wait in, with a descriptor to poll |
+//! | [`machine`] | what every machine has: the verbs, and its words with the shell |
 //! | `handshake` | what the next two report, and to whom: they know nothing of ids |
 //! | [`active`] | connecting: from a TCP socket to a stream, with fallback to older peers |
 //! | [`listener`] | listening: half-open connections, bounded, until their request is complete |
@@ -54,6 +55,7 @@ mod handshake;
 pub mod id;
 pub mod listener;
 mod lookup;
+pub mod machine;
 pub mod pairing;
 mod params;
 mod ports;

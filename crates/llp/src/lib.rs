@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod carrier;
 pub mod connect;
 pub mod link;
 mod lower;
