@@ -25,6 +25,9 @@ pub(crate) struct Target {
     pub peer: SocketAddr,
     pub options: Options,
     pub private_data: Vec<u8>,
+    /// The peer may be one that understands a plainer request only. By number there is none: both ends are
+    /// uwarp.
+    pub falls_back: bool,
 }
 
 /// A connection that is being set up. The engine calls it when its socket is ready.
@@ -209,7 +212,7 @@ impl Active {
     /// Tries again on a new connection if the peer may understand a plainer request, or reports the failure.
     fn fall_back(&self, running: Running, error: SetupError) {
         let (kind, errno) = event_for(error);
-        let Some(config) = running.machine.fallback() else {
+        let Some(config) = running.machine.fallback().filter(|_| self.target.falls_back) else {
             return self.finish(running, Connected::Failed(kind, errno));
         };
         tracing::debug!(

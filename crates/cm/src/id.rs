@@ -374,7 +374,8 @@ impl Id {
         // A second attempt binds again to the address that the program has bound.
         let local = inner.bound.as_ref().and(inner.local);
         let options = inner.options.of_sockets();
-        let target = Target { local, peer, options, private_data: private_data.to_vec() };
+        let private_data = private_data.to_vec();
+        let target = Target { local, peer, options, private_data, falls_back: true };
         let bound = inner.bound.take();
         inner.qp = (!by_number).then(|| Arc::clone(qp));
         inner.by_number = by_number.then(|| Arc::downgrade(qp));

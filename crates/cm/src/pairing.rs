@@ -1,20 +1,34 @@
 //! Streams between queue pairs that know each other by address and number, without ids (docs/contracts.md,
 //! "Bring-up").
 //!
-//! A queue pair number names a TCP port, so an address and a number say where the peer's process listens. The
-//! end with the smaller (address, number) listens, the other one connects; both send an [`Introduction`]. A
-//! request that comes before its queue pair is in RTR, or while it still has its previous stream, waits here;
-//! number and time of such requests are bounded. A connector that finds no listener tries again for as long
-//! as its queue pair waits: the queue pair itself limits how long work requests may wait
-//! ([`uwarp_rnic::qp::RcCore::retry_limit`]). A stream that ends before the listening end has received
-//! anything on it does not count: its connector was moved to RESET meanwhile, and the queue pair waits for
-//! the next stream.
+//! A queue pair number names a TCP and a UDP port, so an address and a number say where the peer's process
+//! listens. The end with the smaller (address, number) listens, the other one connects; both send an
+//! [`Introduction`]. A connector that finds no listener tries again for as long as its queue pair waits: the
+//! queue pair itself limits how long work requests may wait ([`uwarp_rnic::qp::RcCore::retry_limit`]).
 //!
 //! ```text
-//!   modify to RTR ─▶ Pairing ──┬─ larger: Active ── Accepted ──────────────┬─▶ driver::Qp::attach
+//!   modify to RTR ─▶ Pairing ──┬─ larger: cookie ── Active ── Accepted ────┬─▶ driver::Qp::attach
 //!                              └─ smaller: waits ─┐                        │
-//!   the port ─▶ Listener ─▶ PortListener ───────┴── accept and reply ────┘
+//!   the port ─▶ Listener ─▶ PortListener ─────────┴── accept and reply ────┘
 //! ```
+//!
+//! # Who may speak for a queue pair
+//! Numbers and addresses are public, so each end proves that it is the one that the other's program has
+//! named, before anything is kept or answered ([`crate::machine::proof`], [`uwarp_wire::introduction`]):
+//! - The connector shows a cookie that came to the UDP port of its number. A cookie counts only if it is
+//!   younger than the listener's move to RTR: by then the listener's program has named the port's owner. An
+//!   older one may be that of the port's last owner.
+//! - The listener has the TCP port of its number, and returns the request's incarnation.
+//! - Each end shows a half of each packet sequence number that it knows, the other end the other half. What
+//!   both know must fit, and something must be known to both. So who has taken the port of a process that
+//!   died cannot return what it was sent. (PSNs that everybody knows prove nothing.)
+//!
+//! A request with a good proof that comes before its queue pair is in RTR, or while it still has its previous
+//! stream, waits here; number and time of such requests are bounded. Whatever is turned away is rejected in
+//! words, and its connector asks for a new cookie.
+//!
+//! A stream that ends before any program has used it does not count: the peer was moved to RESET meanwhile,
+//! and the queue pair waits for the next stream. (`design/bring_up.py` searches these rules exhaustively.)
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -24,21 +38,28 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
-use uwarp_driver::{Disconnect, Engine, Nic, Qp, Readiness, Source, StreamObserver, Token};
+use uwarp_driver::{
+    Disconnect, Engine, Nic, ProofObserver, ProofPort, Qp, Readiness, Source, StreamObserver, Token,
+};
 use uwarp_llp::connect::{Connection, Options, Unconnected};
-use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Negotiated, Request, ResponderPolicy, Rtr};
+use uwarp_llp::udp::Route;
+use uwarp_proto::setup::{
+    AcceptParams, Depths, InitiatorConfig, Negotiated, Request, ResponderPolicy, Revision, Rtr,
+};
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::mr::random_u32;
-use uwarp_rnic::qp::{QpAttr, QpState};
-use uwarp_wire::introduction::Introduction;
+use uwarp_rnic::qp::{Now, Psns, QpAttr, QpState};
+use uwarp_wire::datagram::proof::Proof as ProofDatagram;
+use uwarp_wire::introduction::{self, Cookie, Half, Introduction, TurnedAway};
 
 use crate::active::{Active, Target};
 use crate::error::CmError;
 use crate::event::ConnParam;
 use crate::handshake::{ConnectObserver, Connected, Pending, RequestObserver};
 use crate::listener::{Listener, MAX_BACKLOG, max_half_open};
-use crate::params::{peer_data, revision, stream_params};
+use crate::machine::proof::{self, Proof};
+use crate::params::{peer_data, stream_params};
 use crate::sync::{Mutex, now};
 use crate::timeouts::{RETRIES, Timeouts};
 
@@ -54,14 +75,26 @@ pub struct Path {
 /// The pause after a connector has found no listener; each further pause is twice as long, up to
 /// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The pause before an unanswered request for a cookie is repeated; it grows in the same way.
+const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// Most early requests for one queue pair: more than one means a peer that began anew, or one that lies.
+/// After so many requests for a cookie without an answer, three seconds, the log says so.
+const SAID_AFTER: u32 = 9;
+/// A cookie that is nearly too old is not shown.
+const FRESH: Duration = Duration::from_secs(proof::LIFE.as_secs() - 4);
+/// Most early requests for one queue pair: more than one means a peer that began anew, or an earlier peer.
 const MOST_EARLY_EACH: usize = 4;
 /// Most early requests of which a full table asks the system whether their peers have hung up. Each takes a
 /// system call, with the table locked.
 const MOST_LOOKS: usize = 16;
 /// How long an early request waits.
 const EARLY_LIMIT: Duration = Duration::from_secs(30);
+/// How long a peer whose PSNs do not fit is rejected unread. Twelve bits are guessed in 17 minutes then, on
+/// average.
+const WRONG_PSN_PAUSE: Duration = Duration::from_millis(500);
+/// Cookies in a second for ports that no pairing names. (The peers of pairings do not count: a flood must not
+/// keep them waiting.)
+const MOST_COOKIES: u32 = 1000;
 
 /// All pairings of a process.
 pub(crate) struct Pairings {
@@ -69,6 +102,8 @@ pub(crate) struct Pairings {
     nic: Arc<Nic>,
     timeouts: Timeouts,
     policy: ResponderPolicy,
+    /// Makes cookies once a queue pair is brought up by number.
+    proof: Mutex<Option<Arc<Proof>>>,
     table: Mutex<Table>,
 }
 
@@ -76,13 +111,19 @@ pub(crate) struct Pairings {
 struct Table {
     /// By the number of our queue pair.
     pairings: HashMap<u32, Arc<Pairing>>,
+    /// How many pairings name this address and port.
+    named: HashMap<(Ipv6Addr, u16), usize>,
     /// How many pairings there were when those of destroyed queue pairs were last removed.
     swept: usize,
     /// By port.
     ports: HashMap<u16, Arc<PortListener>>,
+    /// The UDP sockets of ports that have pairings.
+    proof_ports: HashMap<u16, Arc<ProofPort>>,
+    /// Cookies for others in the second that began then.
+    cookies: Option<(Instant, u32)>,
     /// In the order in which they came.
     early: VecDeque<Early>,
-    /// Which of them [`Table::drop_some_hung_up`] looks at next.
+    /// Which of them [`Table::take_some_hung_up`] looks at next.
     turn: usize,
     /// How often the system was asked whether the peer of one of them has hung up.
     looks: usize,
@@ -90,13 +131,25 @@ struct Table {
     timer: Option<Token>,
 }
 
-/// A request whose queue pair is not in RTR.
+/// A request with a good proof whose queue pair is not in RTR.
 struct Early {
     since: Instant,
     introduction: Introduction,
     /// The address that it comes from.
     from: Option<Ipv6Addr>,
+    /// When its cookie was made.
+    proven: Instant,
     pending: Pending,
+}
+
+/// Requests that are turned away once no lock is held.
+type Rejects = Vec<(Early, TurnedAway)>;
+
+fn reject_all(rejects: Rejects) {
+    for (early, why) in rejects {
+        tracing::debug!(introduction = ?early.introduction, "turned away: {why}");
+        early.pending.reject(&why.to_bytes());
+    }
 }
 
 impl Early {
@@ -108,6 +161,12 @@ impl Early {
         now > self.since + EARLY_LIMIT
     }
 
+    fn is_of_same_peer(&self, other: &Self) -> bool {
+        let peer =
+            |early: &Self| (early.from, early.introduction.source_qpn, early.introduction.destination_qpn);
+        peer(self) == peer(other)
+    }
+
     /// Asks the system whether the peer has hung up. Checking all waiting requests each time that one comes
     /// or goes would be most of the work.
     fn hung_up(&self) -> bool {
@@ -117,11 +176,14 @@ impl Early {
 
 impl Pairings {
     pub fn new(nic: &Arc<Nic>, timeouts: Timeouts, policy: ResponderPolicy) -> Arc<Self> {
+        // Both ends are uwarp: there is no older revision to speak.
+        let policy = ResponderPolicy { max_revision: Revision::Two, ..policy };
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             nic: Arc::clone(nic),
             timeouts,
             policy,
+            proof: Mutex::default(),
             table: Mutex::default(),
         })
     }
@@ -129,8 +191,9 @@ impl Pairings {
     /// Joins a queue pair, which is in RTR and waits for its stream, with queue pair `peer` at the other end
     /// of the path.
     pub fn begin(&self, qp: &Arc<Qp>, path: Path, peer: u32) -> Result<(), CmError> {
-        let Some((attr, moves)) = qp.awaits_stream() else { return Ok(()) };
-        let incarnation = random_u64()?;
+        let Some((.., moves)) = qp.awaits_stream() else { return Ok(()) };
+        let [incarnation, token] = [random_u64()?, random_u64()?];
+        self.make_proof()?;
         let pairing = Arc::new_cyclic(|me| Pairing {
             me: Weak::clone(me),
             pairings: Weak::clone(&self.me),
@@ -139,13 +202,11 @@ impl Pairings {
             max_ird: self.policy.max_ird,
             qp: Arc::downgrade(qp),
             moves,
-            introduction: Introduction {
-                source_qpn: qp.qpn(),
-                destination_qpn: peer,
-                rq_psn: attr.rq_psn,
-                sq_psn: None,
-                incarnation,
-            },
+            began: now(),
+            source_qpn: qp.qpn(),
+            destination_qpn: peer,
+            incarnation,
+            token,
             path,
             attempt: Mutex::default(),
         });
@@ -153,8 +214,9 @@ impl Pairings {
             Ordering::Less => self.listen(qp, &pairing),
             Ordering::Equal => pairing.join_itself(),
             Ordering::Greater => {
+                self.serve_proofs(qp.qpn())?;
                 self.table.lock().insert(qp.qpn(), &pairing);
-                pairing.connect();
+                pairing.ask();
                 Ok(())
             }
         }
@@ -162,7 +224,7 @@ impl Pairings {
 
     /// The queue pair is in RESET or ERR: everything that was begun for it is cancelled.
     pub fn end(&self, qpn: u32) {
-        let pairing = self.table.lock().pairings.remove(&qpn);
+        let pairing = self.table.lock().remove(qpn);
         if let Some(pairing) = pairing {
             pairing.cancel();
         }
@@ -172,45 +234,48 @@ impl Pairings {
     pub fn forget(&self, qpn: u32) {
         let (pairing, early) = {
             let mut table = self.table.lock();
-            let unwanted = table.early.iter().filter(|early| early.introduction.destination_qpn == qpn);
-            let unwanted = unwanted.count();
-            let mut early = Vec::with_capacity(unwanted);
-            for _ in 0..unwanted {
-                let at = table.early.iter().position(|early| early.introduction.destination_qpn == qpn);
-                early.extend(at.and_then(|at| table.early.remove(at)));
-            }
-            (table.pairings.remove(&qpn), early)
+            (table.remove(qpn), table.take_early(|early| early.is_for(qpn)))
         };
         if let Some(pairing) = pairing {
             pairing.cancel();
         }
-        for early in early {
-            early.pending.reject(&[]);
-        }
+        reject_all(early.into_iter().map(|early| (early, TurnedAway::NoQueuePair)).collect());
     }
 
     fn listen(&self, qp: &Arc<Qp>, pairing: &Arc<Pairing>) -> Result<(), CmError> {
         self.listen_on_port(qp)?;
+        self.serve_proofs(qp.qpn())?;
         self.table.lock().insert(qp.qpn(), pairing);
         self.serve(pairing);
         Ok(())
     }
 
-    /// Gives a queue pair that waits for its stream the request that waits for it; the last one if there are
-    /// several.
+    /// Gives a queue pair that waits for its stream the request that waits for it, the last one if there are
+    /// several, and turns the others away.
     fn serve(&self, pairing: &Pairing) {
-        if pairing.waiting().is_none() {
-            return;
-        }
-        let request = {
-            let mut table = self.table.lock();
-            table.drop_over(now());
-            table.drop_hung_up(pairing.introduction.source_qpn);
-            let at = table.early.iter().rposition(|early| pairing.is_meant(early));
-            at.and_then(|at| table.early.remove(at))
-        };
-        if let Some(Early { introduction, pending, .. }) = request {
-            pairing.accept(introduction, pending);
+        loop {
+            let Some((_, psns)) = pairing.waiting() else { return };
+            let now = now();
+            let (fitting, rejects) = {
+                let mut table = self.table.lock();
+                let mut rejects = table.take_over(now);
+                table.take_hung_up(pairing.source_qpn);
+                let mut fitting = None;
+                for early in table.take_early(|early| early.is_for(pairing.source_qpn)) {
+                    match pairing.check(now, &psns, &early) {
+                        Ok(()) => {
+                            rejects.extend(fitting.replace(early).map(|old| (old, TurnedAway::Crowded)))
+                        }
+                        Err(why) => rejects.push((early, why)),
+                    }
+                }
+                (fitting, rejects)
+            };
+            reject_all(rejects);
+            let Some(Early { introduction, pending, .. }) = fitting else { return };
+            if pairing.accept(&introduction, pending) {
+                return;
+            }
         }
     }
 
@@ -234,22 +299,70 @@ impl Pairings {
         Ok(())
     }
 
+    /// Makes the UDP port of this number ask for cookies, and answer.
+    fn serve_proofs(&self, qpn: u32) -> Result<(), CmError> {
+        if self.proof_port(qpn).is_some() {
+            return Ok(());
+        }
+        let me: Weak<Self> = Weak::clone(&self.me);
+        let port = Arc::new(self.nic.serve_proofs(qpn, me)?);
+        self.table.lock().proof_ports.entry(port_of(qpn)).or_insert(port);
+        Ok(())
+    }
+
+    fn proof_port(&self, qpn: u32) -> Option<Arc<ProofPort>> {
+        self.table.lock().proof_ports.get(&port_of(qpn)).cloned()
+    }
+
+    fn make_proof(&self) -> Result<(), CmError> {
+        let mut proof = self.proof.lock();
+        if proof.is_none() {
+            let mut key = [0; 16];
+            for part in key.chunks_exact_mut(8) {
+                part.copy_from_slice(&random_u64()?.to_ne_bytes());
+            }
+            *proof = Some(Arc::new(Proof::new(&Now::at(now()), &key)));
+        }
+        Ok(())
+    }
+
     /// A request has arrived at a port.
     fn requested(&self, pending: Pending, request: &Request) {
+        let peer = pending.connection.peer_address().ok();
         let Some(introduction) = Introduction::parse(&request.private_data) else {
-            tracing::debug!(
-                peer = ?pending.connection.peer_address().ok(),
-                "refused: a connection to the port of queue pairs does not come from a queue pair"
-            );
-            return;
+            return match introduction::version(&request.private_data) {
+                Some(theirs) => {
+                    tracing::warn!(
+                        ?peer,
+                        "a queue pair introduces itself in version {theirs}, which proves nothing; version {} is \
+                         needed: the peer needs a newer uwarp (0.2 or later)",
+                        introduction::VERSION
+                    );
+                    pending.reject(&TurnedAway::Version.to_bytes());
+                }
+                None => tracing::debug!(
+                    ?peer,
+                    "refused: a connection to the port of queue pairs does not come from a queue pair"
+                ),
+            };
+        };
+        let proof = self.proof.lock().clone();
+        let owner = peer.map(|mut owner| {
+            owner.set_port(port_of(introduction.source_qpn));
+            owner
+        });
+        let (Some(proof), Some(owner)) = (proof, owner) else { return pending.reject(&[]) };
+        let Some(proven) = proof.made(&Now::at(now()), owner, &[], introduction.cookie) else {
+            tracing::debug!(?peer, ?introduction, "turned away: {}", TurnedAway::NoProof);
+            return pending.reject(&TurnedAway::NoProof.to_bytes());
         };
         let qpn = introduction.destination_qpn;
         if self.nic.queue_pair(qpn).is_none() {
-            return pending.reject(&[]);
+            return pending.reject(&TurnedAway::NoQueuePair.to_bytes());
         }
         let known = self.known(qpn);
-        let from = pending.connection.peer_address().ok().map(|address| gid(address.ip()));
-        self.admit(known.as_deref(), Early { since: now(), introduction, from, pending });
+        let from = Some(gid(owner.ip()));
+        self.admit(known.as_deref(), Early { since: now(), introduction, from, proven, pending });
     }
 
     /// The pairing of this queue pair, if there is one.
@@ -257,12 +370,18 @@ impl Pairings {
         self.table.lock().pairings.get(&qpn).cloned()
     }
 
-    /// Gives a request to `known` if that waits for it, and stores it otherwise.
+    /// Gives a request to `known` if that waits for it. Stores it if that does not wait.
     fn admit(&self, known: Option<&Pairing>, request: Early) {
-        if let Some(pairing) = known.filter(|pairing| pairing.is_meant(&request))
-            && pairing.waiting().is_some()
+        if let Some(pairing) = known
+            && let Some((_, psns)) = pairing.waiting()
         {
-            return pairing.accept(request.introduction, request.pending);
+            if let Err(why) = pairing.check(now(), &psns, &request) {
+                reject_all(vec![(request, why)]);
+            } else if !pairing.accept(&request.introduction, request.pending) {
+                // The peer has hung up since.
+                self.serve(pairing);
+            }
+            return;
         }
         let qpn = request.introduction.destination_qpn;
         self.keep(request);
@@ -274,14 +393,54 @@ impl Pairings {
     }
 
     fn keep(&self, new: Early) {
-        let mut table = self.table.lock();
-        table.keep(new, max_half_open());
-        if table.timer.is_none()
-            && let Some(me) = self.me.upgrade()
-        {
-            let timer = self.nic.engine().new_token(me);
-            table.timer = Some(timer);
-            self.nic.engine().set_timer(timer, Some(now() + EARLY_LIMIT));
+        let rejects = {
+            let mut table = self.table.lock();
+            let rejects = table.keep(new, max_half_open());
+            if table.timer.is_none()
+                && let Some(me) = self.me.upgrade()
+            {
+                let timer = self.nic.engine().new_token(me);
+                table.timer = Some(timer);
+                self.nic.engine().set_timer(timer, Some(now() + EARLY_LIMIT));
+            }
+            rejects
+        };
+        reject_all(rejects);
+    }
+
+    /// A queue pair asks for a cookie.
+    fn answer(&self, from: SocketAddr, to: IpAddr, request: &ProofDatagram) {
+        let now = now();
+        if !self.table.lock().may_answer(now, (gid(from.ip()), from.port())) {
+            return;
+        }
+        let proof = self.proof.lock().clone();
+        let (Some(proof), Some(port)) = (proof, self.proof_port(request.destination_qpn)) else { return };
+        let cookie = proof.make(&Now::at(now), from, &[]);
+        let reply = ProofDatagram {
+            source_qpn: request.destination_qpn,
+            destination_qpn: request.source_qpn,
+            token: request.token,
+            cookie: Some(cookie),
+        };
+        port.send(&Route { to: from, from: Some(to) }, &reply);
+    }
+}
+
+impl ProofObserver for Pairings {
+    fn proof(&self, from: SocketAddr, to: IpAddr, proof: &ProofDatagram) {
+        match proof.cookie {
+            None => self.answer(from, to, proof),
+            Some(cookie) => {
+                let pairing = self.known(proof.destination_qpn);
+                let asked = |pairing: &&Arc<Pairing>| {
+                    let peer = (gid(pairing.path.peer.ip()), pairing.destination_qpn, pairing.token);
+                    peer == (gid(from.ip()), proof.source_qpn, proof.token)
+                };
+                if let Some(pairing) = pairing.as_ref().filter(asked) {
+                    pairing.has_cookie(cookie);
+                }
+            }
         }
     }
 }
@@ -294,8 +453,8 @@ impl Source for Pairings {
         let engine = self.nic.engine();
         let mut table = self.table.lock();
         let now = now();
-        table.drop_over(now);
-        table.drop_some_hung_up();
+        let rejects = table.take_over(now);
+        table.take_some_hung_up();
         table.turn += 1;
         let Some(timer) = table.timer else { return };
         if table.early.is_empty() {
@@ -304,51 +463,104 @@ impl Source for Pairings {
             engine.deregister(timer);
         } else {
             engine.set_timer(timer, Some(now + EARLY_LIMIT / 4));
+            drop(table);
         }
+        reject_all(rejects);
     }
 }
 
 impl Table {
     fn insert(&mut self, qpn: u32, pairing: &Arc<Pairing>) {
         if self.pairings.len() >= 2 * self.swept.max(64) {
-            self.pairings.retain(|_, pairing| pairing.qp.strong_count() > 0);
+            let dead = |(_, pairing): &(&u32, &Arc<Pairing>)| pairing.qp.strong_count() == 0;
+            let dead: Vec<u32> = self.pairings.iter().filter(dead).map(|(qpn, _)| *qpn).collect();
+            for qpn in dead {
+                self.remove(qpn);
+            }
             self.swept = self.pairings.len();
         }
+        self.remove(qpn);
+        *self.named.entry(pairing.names()).or_default() += 1;
         self.pairings.insert(qpn, Arc::clone(pairing));
     }
 
-    /// Stores a request that came early, one of `most` that wait. A request that has to make room is closed,
-    /// and its connector tries again.
-    fn keep(&mut self, new: Early, most: usize) {
+    fn remove(&mut self, qpn: u32) -> Option<Arc<Pairing>> {
+        let pairing = self.pairings.remove(&qpn)?;
+        let names = pairing.names();
+        if let Some(count) = self.named.get_mut(&names) {
+            *count -= 1;
+            if *count == 0 {
+                self.named.remove(&names);
+            }
+        }
+        Some(pairing)
+    }
+
+    /// Whether this address and port get a cookie now.
+    fn may_answer(&mut self, now: Instant, peer: (Ipv6Addr, u16)) -> bool {
+        if self.named.contains_key(&peer) {
+            return true;
+        }
+        let (since, count) = self.cookies.unwrap_or((now, 0));
+        let count = if now >= since + Duration::from_secs(1) { 0 } else { count };
+        self.cookies = Some((if count == 0 { now } else { since }, (count + 1).min(MOST_COOKIES)));
+        count < MOST_COOKIES
+    }
+
+    /// Stores a request that came early, one of `most` that wait. Returns those that have to make room.
+    fn keep(&mut self, new: Early, most: usize) -> Rejects {
         let qpn = new.introduction.destination_qpn;
-        self.drop_over(new.since);
-        self.drop_hung_up(qpn);
+        let mut rejects = self.take_over(new.since);
+        self.take_hung_up(qpn);
+        // The peer has begun anew.
+        let same = self.take_early(|early| early.is_of_same_peer(&new));
+        rejects.extend(same.into_iter().map(|early| (early, TurnedAway::Crowded)));
+        let mut room = None;
         if self.early.iter().filter(|early| early.is_for(qpn)).count() >= MOST_EARLY_EACH {
             let first = self.early.iter().position(|early| early.is_for(qpn));
-            first.and_then(|first| self.early.remove(first));
+            room = first.and_then(|first| self.early.remove(first));
         } else if self.early.len() >= most {
-            self.drop_some_hung_up();
+            self.take_some_hung_up();
             if self.early.len() < most {
                 self.turn += 1;
             } else {
                 // The others move up by one, so that the same places hold those whose turn is next.
-                self.early.pop_front();
+                room = self.early.pop_front();
             }
         }
+        rejects.extend(room.map(|early| (early, TurnedAway::Crowded)));
         self.early.push_back(new);
+        rejects
     }
 
-    /// Drops requests whose time is over; they are the first ones.
-    fn drop_over(&mut self, now: Instant) {
-        while self.early.front().is_some_and(|early| early.is_over(now)) {
-            self.early.pop_front();
+    /// Removes requests, in their order.
+    fn take_early(&mut self, mut which: impl FnMut(&Early) -> bool) -> Vec<Early> {
+        let mut taken = Vec::new();
+        if self.early.iter().any(&mut which) {
+            for early in std::mem::take(&mut self.early) {
+                if which(&early) {
+                    taken.push(early);
+                } else {
+                    self.early.push_back(early);
+                }
+            }
         }
+        taken
+    }
+
+    /// Takes the requests whose time is over; they are the first ones.
+    fn take_over(&mut self, now: Instant) -> Rejects {
+        let mut rejects = Vec::new();
+        while self.early.front().is_some_and(|early| early.is_over(now)) {
+            rejects.extend(self.early.pop_front().map(|early| (early, TurnedAway::Crowded)));
+        }
+        rejects
     }
 
     /// Looks at [`MOST_LOOKS`] requests at most and drops those whose peers have hung up. They are spread
     /// over the table: a peer that opens and closes connections leaves its requests side by side, and some
     /// of those are found before one that is alive has to go. With each `turn` it looks at the next ones.
-    fn drop_some_hung_up(&mut self) {
+    fn take_some_hung_up(&mut self) {
         let step = self.early.len().div_ceil(MOST_LOOKS).max(1);
         let mut until = self.turn % step;
         self.early.retain(|early| {
@@ -363,7 +575,7 @@ impl Table {
     }
 
     /// Drops requests for this queue pair whose peers have hung up; it looks at [`MOST_EARLY_EACH`] at most.
-    fn drop_hung_up(&mut self, qpn: u32) {
+    fn take_hung_up(&mut self, qpn: u32) {
         self.early.retain(|early| {
             if !early.is_for(qpn) {
                 return true;
@@ -402,67 +614,182 @@ struct Pairing {
     qp: Weak<Qp>,
     /// Which of the queue pair's moves to RTR this is for.
     moves: u32,
-    introduction: Introduction,
+    /// When it was made.
+    began: Instant,
+    source_qpn: u32,
+    destination_qpn: u32,
+    incarnation: u64,
+    /// What an answer to a request for a cookie returns.
+    token: u64,
     path: Path,
     attempt: Mutex<Attempt>,
 }
 
-/// State of the connecting end.
 #[derive(Default)]
 struct Attempt {
     active: Option<Arc<Active>>,
-    /// The next attempt.
+    /// The next step of the connecting end.
     timer: Option<Token>,
+    /// It asks for a cookie until it gets one.
+    asking: bool,
+    asked: u32,
+    /// With the time when it came.
+    cookie: Option<(Cookie, Instant)>,
     pauses: u32,
+    rejected: bool,
+    /// The listening end rejects requests unread until then.
+    wrong_psn: Option<Instant>,
     cancelled: bool,
 }
 
 impl Pairing {
     /// Less: this end listens; greater: it connects; equal: the queue pair is its own peer.
     fn role(&self) -> Ordering {
-        let own = (gid(self.path.local.ip()), self.introduction.source_qpn);
-        own.cmp(&(gid(self.path.peer.ip()), self.introduction.destination_qpn))
+        let own = (gid(self.path.local.ip()), self.source_qpn);
+        own.cmp(&(gid(self.path.peer.ip()), self.destination_qpn))
     }
 
-    fn is_meant(&self, request: &Early) -> bool {
+    /// The peer's address and port.
+    fn names(&self) -> (Ipv6Addr, u16) {
+        (gid(self.path.peer.ip()), port_of(self.destination_qpn))
+    }
+
+    /// Whether this request is the peer's, for the present move.
+    fn check(&self, now: Instant, psns: &Psns, request: &Early) -> Result<(), TurnedAway> {
         let introduction = &request.introduction;
-        introduction.source_qpn == self.introduction.destination_qpn
-            && introduction.destination_qpn == self.introduction.source_qpn
+        let is_peers = introduction.source_qpn == self.destination_qpn
+            && introduction.destination_qpn == self.source_qpn
             && request.from == Some(gid(self.path.peer.ip()))
-            && self.role() == Ordering::Less
+            && self.role() == Ordering::Less;
+        if !is_peers {
+            return Err(TurnedAway::AnotherPeer);
+        }
+        if request.proven <= self.began {
+            return Err(TurnedAway::Stale);
+        }
+        if self.attempt.lock().wrong_psn.is_some_and(|until| now < until) {
+            return Err(TurnedAway::Psn);
+        }
+        self.check_psns(psns, Half::Lower, introduction)
+    }
+
+    /// Whether the packet sequence numbers fit: `half` of what the peer shows.
+    fn check_psns(&self, own: &Psns, half: Half, shown: &Introduction) -> Result<(), TurnedAway> {
+        match fit(own, half, shown) {
+            Some(true) => Ok(()),
+            // It comes back when one end has been moved to RTS.
+            None => Err(TurnedAway::Psn),
+            Some(false) => {
+                tracing::warn!(
+                    qpn = %format_args!("{:#x}", self.source_qpn),
+                    "refused: queue pair {:#x} at {} shows other packet sequence numbers than the program has \
+                     set here (rq_psn {}, sq_psn {}); over InfiniBand nothing would arrive",
+                    self.destination_qpn,
+                    self.path.peer.ip().to_canonical(),
+                    hex(own.expects),
+                    hex(own.begins),
+                );
+                self.attempt.lock().wrong_psn = Some(now() + WRONG_PSN_PAUSE);
+                Err(TurnedAway::Psn)
+            }
+        }
     }
 
     /// Its queue pair, if that still waits for this stream.
-    fn waiting(&self) -> Option<(Arc<Qp>, QpAttr)> {
-        let qp = self.qp.upgrade()?;
-        let (attr, moves) = qp.awaits_stream()?;
-        (moves == self.moves).then_some((qp, attr))
+    fn waiting(&self) -> Option<(Arc<Qp>, Psns)> {
+        self.waiting_with_attributes().map(|(qp, _, psns)| (qp, psns))
     }
 
-    /// Takes the peer's request, if the queue pair still waits for it.
-    fn accept(&self, introduction: Introduction, mut pending: Pending) {
-        let Some((qp, attr)) = self.waiting() else { return pending.reject(&[]) };
+    fn waiting_with_attributes(&self) -> Option<(Arc<Qp>, QpAttr, Psns)> {
+        let qp = self.qp.upgrade()?;
+        let (attr, psns, moves) = qp.awaits_stream()?;
+        (moves == self.moves).then_some((qp, attr, psns))
+    }
+
+    /// Takes the peer's request, if the queue pair still waits for it. False: the peer has hung up.
+    fn accept(&self, request: &Introduction, mut pending: Pending) -> bool {
+        let Some((qp, attr, psns)) = self.waiting_with_attributes() else {
+            pending.reject(&TurnedAway::Stale.to_bytes());
+            return true;
+        };
         let peer = peer_data(qp.qpn(), attr.min_rnr_timer, conn_param(&attr));
         let params = AcceptParams { depths: self.depths(), peer };
-        let reply = self.introduction(&attr).to_bytes();
+        let reply = self.introduction(&psns, Half::Upper, request.incarnation, Cookie::NONE).to_bytes();
         let negotiated = match pending.responder.accept(params, &reply) {
             Ok(negotiated) => negotiated,
-            Err(error) => return tracing::debug!(qpn = qp.qpn(), "cannot accept: {error}"),
+            Err(error) => {
+                tracing::debug!(qpn = qp.qpn(), "cannot accept: {error}");
+                return true;
+            }
         };
         if let Err(errno) = pending.reply() {
-            return tracing::debug!(
+            tracing::debug!(
                 qpn = qp.qpn(),
                 "the peer closed the connection before it had the reply: {errno}"
             );
+            return false;
         }
-        self.attach(pending.connection, &negotiated, Some(introduction));
+        self.attach(pending.connection, &negotiated);
+        true
+    }
+
+    /// Asks the peer for a cookie, and again after a pause.
+    fn ask(&self) {
+        let (Some(_), Some(pairings)) = (self.waiting(), self.pairings.upgrade()) else { return };
+        let Some(port) = pairings.proof_port(self.source_qpn) else { return };
+        let asked = {
+            let mut attempt = self.attempt.lock();
+            attempt.asking = true;
+            attempt.cookie = None;
+            attempt.asked += 1;
+            attempt.asked
+        };
+        let mut to = self.path.peer;
+        to.set_port(port_of(self.destination_qpn));
+        if asked == SAID_AFTER {
+            tracing::warn!(
+                qpn = %format_args!("{:#x}", self.source_qpn),
+                "still waiting for queue pair {:#x}: UDP port {} of {} does not answer. Has the peer moved its \
+                 queue pair to RTR? Does a firewall block the port (queue pairs need UDP and TCP; see \
+                 --port-range)? Is its uwarp older than 0.2?",
+                self.destination_qpn,
+                to.port(),
+                to.ip().to_canonical(),
+            );
+        }
+        self.step_after((FIRST_WAIT * (1 << (asked - 1).min(10))).min(LONGEST_PAUSE));
+        let request = ProofDatagram {
+            source_qpn: self.source_qpn,
+            destination_qpn: self.destination_qpn,
+            token: self.token,
+            cookie: None,
+        };
+        port.send(&Route { to, from: Some(self.path.local.ip()) }, &request);
+    }
+
+    /// The peer has answered: this end has the port of its number.
+    fn has_cookie(&self, cookie: Cookie) {
+        let timer = {
+            let mut attempt = self.attempt.lock();
+            if attempt.cancelled || !std::mem::take(&mut attempt.asking) {
+                return;
+            }
+            attempt.cookie = Some((cookie, now()));
+            attempt.timer.take()
+        };
+        if let Some(timer) = timer {
+            self.engine().deregister(timer);
+        }
+        self.connect();
     }
 
     fn connect(&self) {
-        let Some((qp, attr)) = self.waiting() else { return };
+        let Some((qp, attr, psns)) = self.waiting_with_attributes() else { return };
+        let cookie = self.attempt.lock().cookie.filter(|(_, came)| now() < *came + FRESH);
+        let Some((cookie, _)) = cookie else { return self.ask() };
         let config = Config::get();
         let request = InitiatorConfig {
-            revision: revision(config),
+            revision: Revision::Two,
             crc: config.crc,
             markers: config.markers,
             depths: self.depths(),
@@ -471,12 +798,13 @@ impl Pairing {
             peer_in_request: false,
         };
         let mut peer = self.path.peer;
-        peer.set_port(port_of(self.introduction.destination_qpn));
+        peer.set_port(port_of(self.destination_qpn));
         let target = Target {
             local: Some(self.path.local),
             peer,
             options: Options::default(),
-            private_data: self.introduction(&attr).to_bytes().to_vec(),
+            private_data: self.introduction(&psns, Half::Lower, self.incarnation, cookie).to_bytes().to_vec(),
+            falls_back: false,
         };
         drop(qp);
         let me: Weak<Self> = Weak::clone(&self.me);
@@ -490,14 +818,23 @@ impl Pairing {
                 attempt.active = Some(active);
             }
             Err(errno) => {
-                tracing::debug!(qpn = self.introduction.source_qpn, %peer, "cannot connect: {errno}");
+                tracing::debug!(qpn = self.source_qpn, %peer, "cannot connect: {errno}");
                 self.again_later();
             }
         }
     }
 
-    /// No listener is there, or not yet.
+    /// No listener is there, or not yet, or it has turned this end away.
     fn again_later(&self) {
+        let pauses = {
+            let mut attempt = self.attempt.lock();
+            attempt.pauses += 1;
+            attempt.pauses - 1
+        };
+        self.step_after((FIRST_PAUSE * (1 << pauses.min(10))).min(LONGEST_PAUSE));
+    }
+
+    fn step_after(&self, pause: Duration) {
         let (Some(me), Some(_)) = (self.me.upgrade(), self.waiting()) else { return };
         let timer = self.engine().new_token(me);
         let mut attempt = self.attempt.lock();
@@ -505,11 +842,35 @@ impl Pairing {
             drop(attempt);
             return self.engine().deregister(timer);
         }
-        let pause = (FIRST_PAUSE * (1 << attempt.pauses.min(10))).min(LONGEST_PAUSE);
-        attempt.pauses += 1;
         attempt.timer = Some(timer);
         drop(attempt);
         self.engine().set_timer(timer, Some(now() + pause));
+    }
+
+    /// The peer has rejected the request: its next one needs a new cookie. The first time it comes at once,
+    /// since the peer may have been moved to RTR just now.
+    fn turned_away(&self, said: &[u8]) {
+        let why = TurnedAway::parse(said);
+        let first = {
+            let mut attempt = self.attempt.lock();
+            attempt.cookie = None;
+            !std::mem::replace(&mut attempt.rejected, true)
+        };
+        match (why, introduction::version(said)) {
+            (Some(TurnedAway::Version), Some(theirs)) if first => tracing::warn!(
+                qpn = %format_args!("{:#x}", self.source_qpn),
+                "queue pair {:#x} at {} understands introductions of version {theirs}, and this end those of \
+                 version {}: one of them needs a newer uwarp",
+                self.destination_qpn,
+                self.path.peer.ip().to_canonical(),
+                introduction::VERSION,
+            ),
+            (Some(why), _) => {
+                tracing::debug!(qpn = self.source_qpn, "the peer has turned this end away: {why}")
+            }
+            (None, _) => tracing::debug!(qpn = self.source_qpn, "the peer has turned this end away"),
+        }
+        if first { self.ask() } else { self.again_later() }
     }
 
     fn cancel(&self) {
@@ -532,11 +893,11 @@ impl Pairing {
         let socket = Unconnected::new(self.path.local, &options)?;
         let address = socket.bind(self.path.local, &options)?;
         let connection = socket.connect(address)?;
-        let Some((qp, attr)) = self.waiting() else { return Ok(()) };
+        let Some((qp, attr, _)) = self.waiting_with_attributes() else { return Ok(()) };
         let (crc, markers) = (Config::get().crc, Config::get().markers);
         let negotiated = Negotiated {
             initiator: true,
-            revision: revision(Config::get()),
+            revision: Revision::Two,
             crc,
             send_markers: markers,
             receive_markers: markers,
@@ -550,39 +911,44 @@ impl Pairing {
             rtr_stag_to: uwarp_proto::setup::RTR_STAG_TO,
             private_data: Vec::new(),
         };
-        self.attach(connection, &negotiated, None);
+        self.attach(connection, &negotiated);
         Ok(())
     }
 
-    fn attach(&self, connection: Connection, negotiated: &Negotiated, peer: Option<Introduction>) {
-        let (Some(me), Some((qp, attr))) = (self.me.upgrade(), self.waiting()) else { return };
-        if let (Some(begins), Some(expects)) = (peer.and_then(|peer| peer.sq_psn), Some(attr.rq_psn))
-            && begins != expects
-        {
-            tracing::warn!(
-                qpn = qp.qpn(),
-                "the peer begins with PSN {begins:#x}, and the program expects {expects:#x} (rq_psn): \
-                 over InfiniBand nothing would arrive"
-            );
-        }
+    fn attach(&self, connection: Connection, negotiated: &Negotiated) {
+        let (Some(me), Some((qp, attr, _))) = (self.me.upgrade(), self.waiting_with_attributes()) else {
+            return;
+        };
         let mut param = conn_param(&attr);
         // A queue pair says for how long its own Sends may wait, an id for how long its peer's may. What the
         // peer has not said yet it says before its first Send.
         param.rnr_retry_count = negotiated.peer.map_or(RETRIES, |peer| peer.rnr_retry);
         let mut params = stream_params(negotiated, param, attr.timeout, attr.min_rnr_timer);
         // In the iwarp view, too: programs that exchange numbers are written for InfiniBand.
-        params.outlives_stream = true;
-        tracing::debug!(qpn = qp.qpn(), peer = self.introduction.destination_qpn, ?params, "attach");
+        params.by_number = true;
+        params.wait_first_fpdu = negotiated.rtr != Rtr::None;
+        tracing::debug!(qpn = qp.qpn(), peer = self.destination_qpn, ?params, "attach");
         if let Err((error, _)) = qp.attach_awaited(connection.into(), params, me, self.moves) {
             // Closed without a message: the peer's queue pair waits for the next stream.
             tracing::debug!(qpn = qp.qpn(), "cannot give the connection to the queue pair: {error}");
         }
     }
 
-    /// With the present attributes: the program sets one of the numbers late.
-    fn introduction(&self, attr: &QpAttr) -> Introduction {
-        let said = attr.state != QpState::Rtr;
-        Introduction { sq_psn: said.then_some(attr.sq_psn), ..self.introduction }
+    /// Shows the present PSNs: the program sets one of them late.
+    fn introduction(&self, psns: &Psns, half: Half, incarnation: u64, cookie: Cookie) -> Introduction {
+        let [expects, begins] = [psns.expects, psns.begins].map(|psn| psn.map(|psn| half.of(psn)));
+        let (source_qpn, destination_qpn) = (self.source_qpn, self.destination_qpn);
+        Introduction { source_qpn, destination_qpn, expects, begins, incarnation, cookie }
+    }
+
+    /// Whether the reply comes from the queue pair that was asked.
+    fn is_answer(&self, reply: &[u8]) -> bool {
+        let (Some(reply), Some((_, psns))) = (Introduction::parse(reply), self.waiting()) else {
+            return false;
+        };
+        let expected = (self.destination_qpn, self.source_qpn, self.incarnation);
+        (reply.source_qpn, reply.destination_qpn, reply.incarnation) == expected
+            && self.check_psns(&psns, Half::Upper, &reply).is_ok()
     }
 
     /// The most that the device offers: programs set their own numbers when the stream may exist already.
@@ -601,32 +967,34 @@ impl ConnectObserver for Pairing {
     fn connected(&self, how: Connected) {
         self.attempt.lock().active = None;
         match how {
-            Connected::Accepted(connection, negotiated) => {
-                let peer = Introduction::parse(&negotiated.private_data);
-                self.attach(connection, &negotiated, peer);
+            Connected::Accepted(connection, negotiated) if self.is_answer(&negotiated.private_data) => {
+                self.attach(connection, &negotiated);
             }
-            Connected::Rejected(_) => self.again_later(),
+            Connected::Accepted(..) => {
+                tracing::debug!(qpn = self.source_qpn, "refused: the reply is not the peer's");
+                self.again_later();
+            }
+            Connected::Rejected(rejection) => self.turned_away(&rejection.private_data),
             Connected::Failed(kind, errno) => {
-                tracing::debug!(
-                    qpn = self.introduction.source_qpn,
-                    ?kind,
-                    "the peer does not listen yet: {errno}"
-                );
+                tracing::debug!(qpn = self.source_qpn, ?kind, "the peer does not listen yet: {errno}");
                 self.again_later();
             }
         }
     }
 }
 
-/// The timer of the next attempt.
+/// The timer of the next step.
 impl Source for Pairing {
     fn ready(&self, _: Readiness) {}
 
     fn timeout(&self) {
-        let timer = self.attempt.lock().timer.take();
+        let (timer, asking) = {
+            let mut attempt = self.attempt.lock();
+            (attempt.timer.take(), attempt.asking)
+        };
         if let Some(timer) = timer {
             self.engine().deregister(timer);
-            self.connect();
+            if asking { self.ask() } else { self.connect() }
         }
     }
 }
@@ -635,12 +1003,26 @@ impl Source for Pairing {
 impl StreamObserver for Pairing {
     fn established(&self) {}
 
-    /// If the stream did not count, the next one may have been requested already.
+    /// If the stream did not count, the next one may have been requested already, or is to be requested.
     fn disconnected(&self, _: Disconnect) {
-        if let Some(pairings) = self.pairings.upgrade() {
+        if self.role() == Ordering::Greater {
+            self.again_later();
+        } else if let Some(pairings) = self.pairings.upgrade() {
             pairings.serve(self);
         }
     }
+}
+
+/// Whether what the peer shows of the packet sequence numbers fits what this end's program has set. `None`:
+/// nothing is known to both.
+fn fit(own: &Psns, half: Half, shown: &Introduction) -> Option<bool> {
+    let pairs = [(own.begins, shown.expects), (own.expects, shown.begins)];
+    let known = pairs.into_iter().filter_map(|(own, shown)| Some(half.of(own?) == shown?));
+    known.reduce(|a, b| a && b)
+}
+
+fn hex(psn: Option<u32>) -> String {
+    psn.map_or_else(|| "not set".into(), |psn| format!("{psn:#x}"))
 }
 
 /// What the program said of the queue pair, as rdma_cm would have it. How long its Sends may wait for a
@@ -705,7 +1087,7 @@ mod tests {
     fn request(policy: ResponderPolicy, introduction: &Introduction) -> (Pending, TcpStream) {
         let depths = Depths::negotiated(1, 1);
         let config = InitiatorConfig {
-            revision: revision(Config::get()),
+            revision: Revision::Two,
             crc: true,
             markers: false,
             depths,
@@ -744,21 +1126,28 @@ mod tests {
         let introduction = Introduction {
             source_qpn: high.qpn(),
             destination_qpn: low.qpn(),
-            rq_psn: 0,
-            sq_psn: None,
+            expects: Some(0),
+            begins: Some(0),
             incarnation: 1,
+            cookie: Cookie::NONE,
         };
         let (pending, mut peer) = request(cm.responder_policy(), &introduction);
         // The engine looks the queue pair up; before it has stored the request, the program moves the queue
         // pair.
         let known = pairings.known(low.qpn());
         assert!(known.is_none());
-        let change = QpModify { state: Some(QpState::Rtr), awaits_stream: true, ..QpModify::default() };
+        let change = QpModify {
+            state: Some(QpState::Rtr),
+            rq_psn: Some(0),
+            awaits_stream: true,
+            ..QpModify::default()
+        };
         low.modify(&change).unwrap();
         let here = SocketAddr::from(([127, 0, 0, 1], 0));
         pairings.begin(&low, Path { local: here, peer: here }, high.qpn()).unwrap();
         let from = pending.connection.peer_address().ok().map(|address| gid(address.ip()));
-        pairings.admit(known.as_deref(), Early { since: Instant::now(), introduction, from, pending });
+        let now = Instant::now();
+        pairings.admit(known.as_deref(), Early { since: now, introduction, from, proven: now, pending });
         assert!(low.awaits_stream().is_none(), "it has its stream");
         peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert!(peer.read(&mut [0; 256]).unwrap() > 0, "and its peer a reply");
@@ -776,11 +1165,20 @@ mod tests {
         const ALIVE: u32 = 16;
         let mut table = Table::default();
         let cm = Cm::new(&Nic::open().unwrap(), Timeouts::default());
-        let early = |qpn: u32| {
-            let introduction =
-                Introduction { source_qpn: 1, destination_qpn: qpn, rq_psn: 0, sq_psn: None, incarnation: 1 };
+        let mut peers_so_far = 0;
+        let mut early = |qpn: u32| {
+            peers_so_far += 1;
+            let introduction = Introduction {
+                source_qpn: peers_so_far,
+                destination_qpn: qpn,
+                expects: None,
+                begins: None,
+                incarnation: 1,
+                cookie: Cookie::NONE,
+            };
             let (pending, peer) = request(cm.responder_policy(), &introduction);
-            (Early { since: Instant::now(), introduction, from: None, pending }, peer)
+            let now = Instant::now();
+            (Early { since: now, introduction, from: None, proven: now, pending }, peer)
         };
         let qpn = |early: &Early| early.introduction.destination_qpn;
         let mut peers = VecDeque::new();
@@ -833,5 +1231,46 @@ mod tests {
         }
         assert!(table.looks <= 2 * MOST_EARLY_EACH * MOST_EARLY_EACH);
         assert_eq!(table.early.iter().filter(|early| early.is_for(7777)).count(), MOST_EARLY_EACH);
+        // A peer that begins anew has one place.
+        for _ in 0..2 * MOST_EARLY_EACH {
+            let (mut request, peer) = early(8888);
+            request.introduction.source_qpn = 9;
+            assert!(table.keep(request, 4 * MOST).len() <= 1);
+            peers.push_back(peer);
+        }
+        assert_eq!(table.early.iter().filter(|early| early.is_for(8888)).count(), 1);
+    }
+
+    /// The first column is what this end's program has set: expected, begun with.
+    #[test]
+    fn packet_sequence_numbers_fit_if_all_that_both_know_is_equal() {
+        let shown = |half: Half, expects: Option<u32>, begins: Option<u32>| Introduction {
+            source_qpn: 1,
+            destination_qpn: 2,
+            expects: expects.map(|psn| half.of(psn)),
+            begins: begins.map(|psn| half.of(psn)),
+            incarnation: 1,
+            cookie: Cookie::NONE,
+        };
+        let (a, b) = (0x00AB_CDEF, 0x0012_3456);
+        for half in [Half::Lower, Half::Upper] {
+            for (own, said, fits) in [
+                ((Some(a), Some(b)), (Some(b), Some(a)), Some(true)),
+                ((Some(a), Some(b)), (Some(b), None), Some(true)),
+                ((Some(a), None), (Some(b), Some(a)), Some(true)),
+                ((Some(a), None), (Some(b), None), None),
+                ((None, None), (Some(b), Some(a)), None),
+                ((Some(a), Some(b)), (None, None), None),
+                ((Some(a), Some(b)), (Some(a), Some(b)), Some(false)),
+                ((Some(a), Some(b)), (Some(b), Some(a + 0x1001)), Some(false)),
+                ((Some(a), Some(b)), (Some(b + 0x1001), Some(a)), Some(false)),
+            ] {
+                let own = Psns { expects: own.0, begins: own.1 };
+                assert_eq!(fit(&own, half, &shown(half, said.0, said.1)), fits, "{own:x?} {said:x?}");
+            }
+        }
+        // Who has seen a request only cannot answer it.
+        let own = Psns { expects: Some(a), begins: Some(b) };
+        assert_eq!(fit(&own, Half::Upper, &shown(Half::Lower, Some(b), Some(a))), Some(false));
     }
 }

@@ -114,7 +114,7 @@ pub(crate) fn stream_params(
         placement_acks: acknowledges(negotiated),
         placement_reads: passes_for_infiniband() && asks_stranger(Config::get().ask, negotiated),
         infiniband: passes_for_infiniband(),
-        outlives_stream: false,
+        by_number: false,
     }
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,15 @@ use common::qp_and_cq;
 use uwarp_cm::pairing::Path;
 use uwarp_cm::{Cm, CmError, Timeouts, bringup};
 use uwarp_driver::{Nic, Qp};
-use uwarp_proto::setup::{Depths, Initiator, InitiatorConfig, PeerData, Revision};
+use uwarp_proto::setup::{Depths, Initiator, InitiatorConfig, PeerData, Responder, Revision};
 use uwarp_rnic::qp::{QpModify, QpState};
 use uwarp_rnic::{Cq, RecvWr, SendFlags, SendOp, SendWr, VerbsError, Wc, WcStatus};
-use uwarp_wire::introduction::Introduction;
+use uwarp_wire::datagram::Datagram;
+use uwarp_wire::datagram::proof::Proof;
+use uwarp_wire::introduction::{Cookie, Half, Introduction, TurnedAway};
 
+/// The packet sequence number that each program begins with, and expects.
+const PSN: u32 = 0x00AB_C007;
 /// Nothing that works takes nearly as long, on any machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -54,7 +58,7 @@ impl End {
         let change = QpModify {
             state: Some(QpState::Rtr),
             dest_qp_num: Some(peer.1),
-            rq_psn: Some(7),
+            rq_psn: Some(PSN),
             ..QpModify::default()
         };
         let to = |address: &str| SocketAddr::new(address.parse::<IpAddr>().unwrap(), 0);
@@ -65,7 +69,7 @@ impl End {
     fn rts(&self) {
         let change = QpModify {
             state: Some(QpState::Rts),
-            sq_psn: Some(7),
+            sq_psn: Some(PSN),
             timeout: Some(20),
             retry_cnt: Some(1),
             ..QpModify::default()
@@ -214,71 +218,66 @@ fn a_peer_that_never_comes_fails_the_work_request() {
     }
 }
 
-/// Requests that may wait for one queue pair: `MOST_EARLY_EACH` of crates/cm/src/pairing.rs.
-const MOST_EARLY: usize = 4;
-
-/// Strangers at the port: one says nothing, one is no queue pair, one lies about its number.
-#[test]
-fn strangers_cost_nobody_a_stream() {
-    let cm = cm();
-    let (a, b) = (End::new(&cm), End::new(&cm));
-    let (low, high) = if a.qp.qpn() < b.qp.qpn() { (&a, &b) } else { (&b, &a) };
-    low.rtr("127.0.0.1", ("127.0.0.2", high.qp.qpn()));
-    let port = (low.qp.qpn() >> 8) as u16;
-    let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let _silent: Vec<TcpStream> = (0..50).map(|_| connect()).collect();
-    let mut noisy = connect();
-    noisy.write_all(b"GET / HTTP/1.0\r\n\r\n0123456789").unwrap();
-    let lie = Introduction {
-        source_qpn: high.qp.qpn(),
-        destination_qpn: low.qp.qpn(),
-        rq_psn: 7,
-        sq_psn: None,
-        incarnation: 1,
-    };
-    // From another address than the peer's; in an MPA request of revision 1 (RFC 5044 section 7.1.1).
-    let mut liars: Vec<TcpStream> = (0..10)
-        .map(|_| {
-            let mut liar = connect();
-            let mut request = b"MPA ID Req Frame\0\x01".to_vec();
-            request.extend_from_slice(&(Introduction::LEN as u16).to_be_bytes());
-            request.extend_from_slice(&lie.to_bytes());
-            liar.write_all(&request).unwrap();
-            liar
-        })
-        .collect();
-    // All strangers have been seen when of the liars, who came last, all but the few are gone that may wait.
-    // Nobody is told anything.
-    noisy.set_read_timeout(Some(LIMIT)).unwrap();
-    assert!(matches!(noisy.read(&mut [0; 64]), Ok(0) | Err(_)));
-    let start = Instant::now();
-    liars.iter().for_each(|liar| liar.set_nonblocking(true).unwrap());
-    while liars.len() > MOST_EARLY {
-        liars.retain_mut(|liar| match liar.read(&mut [0; 64]) {
-            Ok(len) => {
-                assert_eq!(len, 0, "an answer to a liar");
-                false
-            }
-            Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
-        });
-        assert!(start.elapsed() < LIMIT, "{} liars wait", liars.len());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    high.rtr("127.0.0.2", ("127.0.0.1", low.qp.qpn()));
-    low.rts();
-    high.rts();
-    talk(low, high);
+/// A peer whose frames are made by hand: it has a port in UDP and in TCP, as a process has, and so numbers. Its
+/// numbers are larger than those of the other end, so it connects.
+struct Hand {
+    udp: UdpSocket,
+    _tcp: TcpListener,
+    qpn: u32,
 }
 
-/// A request as queue pair `from` makes it, by hand.
-fn request(from: &End, to: &End) -> TcpStream {
-    let introduction = Introduction {
-        source_qpn: from.qp.qpn(),
-        destination_qpn: to.qp.qpn(),
-        rq_psn: 7,
-        sq_psn: None,
-        incarnation: 2,
-    };
+impl Hand {
+    fn new(larger_than: &End) -> Self {
+        let least = (larger_than.qp.qpn() >> 8) as u16 + 1;
+        let ports = (least..=u16::MAX).rev();
+        let (udp, tcp) = ports
+            .filter_map(|port| {
+                let udp = UdpSocket::bind(("127.0.0.1", port)).ok()?;
+                Some((udp, TcpListener::bind(("127.0.0.1", port)).ok()?))
+            })
+            .next()
+            .expect("a port above that of the queue pair");
+        udp.set_read_timeout(Some(LIMIT)).unwrap();
+        let qpn = u32::from(udp.local_addr().unwrap().port()) << 8 | 7;
+        Self { udp, _tcp: tcp, qpn }
+    }
+
+    /// Asks the process of this queue pair for a cookie.
+    fn cookie(&self, to: &End) -> Cookie {
+        let (source_qpn, destination_qpn, token) = (self.qpn, to.qp.qpn(), 99);
+        let request = Proof { source_qpn, destination_qpn, token, cookie: None };
+        let port = (to.qp.qpn() >> 8) as u16;
+        self.udp.send_to(&request.to_bytes(), ("127.0.0.1", port)).unwrap();
+        let mut bytes = [0; 256];
+        let len = self.udp.recv(&mut bytes).unwrap();
+        let reply = Proof::parse(&Datagram::parse(&bytes[..len]).unwrap()).unwrap();
+        assert_eq!(
+            (reply.token, reply.source_qpn, reply.destination_qpn),
+            (token, destination_qpn, source_qpn)
+        );
+        reply.cookie.unwrap()
+    }
+
+    /// What it says of itself; both programs begin with the same number.
+    fn introduction(&self, to: &End, psn: u32, cookie: Cookie) -> Introduction {
+        Introduction {
+            source_qpn: self.qpn,
+            destination_qpn: to.qp.qpn(),
+            expects: Some(Half::Lower.of(psn)),
+            begins: Some(Half::Lower.of(psn)),
+            incarnation: 2,
+            cookie,
+        }
+    }
+
+    /// With a cookie made now.
+    fn request(&self, to: &End) -> TcpStream {
+        request(to, &self.introduction(to, PSN, self.cookie(to)))
+    }
+}
+
+/// A request, by hand.
+fn request(to: &End, introduction: &Introduction) -> TcpStream {
     let config = InitiatorConfig {
         revision: Revision::Two,
         crc: true,
@@ -296,6 +295,258 @@ fn request(from: &End, to: &End) -> TcpStream {
         stream.write_all(&bytes).unwrap();
     }
     stream
+}
+
+/// The reply that comes: accepted, or why not. The fixed part of an MPA frame has 20 bytes, and enhanced set-up
+/// four.
+fn answer(stream: &mut TcpStream) -> Result<Introduction, TurnedAway> {
+    let mut frame = [0; 20];
+    stream.read_exact(&mut frame).unwrap();
+    let mut data = vec![0; usize::from(u16::from_be_bytes([frame[18], frame[19]]))];
+    stream.read_exact(&mut data).unwrap();
+    let said = &data[4..];
+    match Introduction::parse(said) {
+        Some(introduction) => Ok(introduction),
+        None => Err(TurnedAway::parse(said).expect("a reason")),
+    }
+}
+
+/// Whether no answer has come in a tenth of a second.
+fn waits(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let waits = stream.peek(&mut [0; 256]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock);
+    stream.set_nonblocking(false).unwrap();
+    waits
+}
+
+/// Strangers at the port: some say nothing, one is no queue pair, and others know every number and have not the
+/// port of the one that they name.
+#[test]
+fn strangers_cost_nobody_a_stream() {
+    let cm = cm();
+    let (a, b) = (End::new(&cm), End::new(&cm));
+    let (low, high) = if a.qp.qpn() < b.qp.qpn() { (&a, &b) } else { (&b, &a) };
+    low.rtr("127.0.0.1", ("127.0.0.1", high.qp.qpn()));
+    let port = (low.qp.qpn() >> 8) as u16;
+    let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let _silent: Vec<TcpStream> = (0..50).map(|_| connect()).collect();
+    let mut noisy = connect();
+    noisy.write_all(b"GET / HTTP/1.0\r\n\r\n0123456789").unwrap();
+    noisy.set_read_timeout(Some(LIMIT)).unwrap();
+    assert!(matches!(noisy.read(&mut [0; 64]), Ok(0) | Err(_)));
+    let stranger = Hand::new(low);
+    let own = stranger.cookie(low);
+    for cookie in [Cookie::NONE, own, Cookie { made: own.made + 1, ..own }] {
+        let lie = Introduction { source_qpn: high.qp.qpn(), ..stranger.introduction(low, PSN, cookie) };
+        assert_eq!(answer(&mut request(low, &lie)), Err(TurnedAway::NoProof));
+    }
+    // With a number of its own it is not the one that is waited for.
+    assert_eq!(answer(&mut stranger.request(low)), Err(TurnedAway::AnotherPeer));
+    high.rtr("127.0.0.1", ("127.0.0.1", low.qp.qpn()));
+    low.rts();
+    high.rts();
+    talk(low, high);
+    assert!(low.qp.peer_is_uwarp() && high.qp.peer_is_uwarp());
+}
+
+/// With the address, both numbers and the sequence numbers, any user of the peer's host got the stream, and a
+/// Send completed with success at him.
+#[test]
+fn who_has_not_the_port_of_a_number_does_not_speak_for_it() {
+    let low = End::new(&cm());
+    let peer = Hand::new(&low);
+    low.rtr("127.0.0.1", ("127.0.0.1", peer.qpn));
+    low.rts();
+    low.send(1, 0xA);
+    // Another process: all that it lacks is the port.
+    let stranger = Hand::new(&low);
+    for cookie in [Cookie::NONE, stranger.cookie(&low)] {
+        let lie = Introduction { source_qpn: peer.qpn, ..stranger.introduction(&low, PSN, cookie) };
+        assert_eq!(answer(&mut request(&low, &lie)), Err(TurnedAway::NoProof));
+    }
+    assert!(answer(&mut peer.request(&low)).is_ok(), "and keeps nobody out");
+}
+
+/// Only a warning was logged, and only if the number was said.
+#[test]
+fn packet_sequence_numbers_that_do_not_fit_are_refused() {
+    let low = End::new(&cm());
+    let peer = Hand::new(&low);
+    low.rtr("127.0.0.1", ("127.0.0.1", peer.qpn));
+    let wrong = |psn| request(&low, &peer.introduction(&low, psn, peer.cookie(&low)));
+    assert_eq!(answer(&mut wrong(PSN + 1)), Err(TurnedAway::Psn));
+    // So is the right one then, for a while: numbers cannot be guessed one after the other.
+    assert_eq!(answer(&mut wrong(PSN)), Err(TurnedAway::Psn));
+    std::thread::sleep(Duration::from_millis(600));
+    let reply = answer(&mut wrong(PSN)).unwrap();
+    assert_eq!((reply.source_qpn, reply.destination_qpn, reply.incarnation), (low.qp.qpn(), peer.qpn, 2));
+    // In RTR it has said what it expects, and shows the other half.
+    assert_eq!((reply.expects, reply.begins), (Some(Half::Upper.of(PSN)), None));
+}
+
+/// Who has the number's port now may have it since the peer died. The program has named the port's owner when
+/// it moved the queue pair.
+#[test]
+fn a_cookie_from_before_the_move_does_not_count() {
+    let (low, other) = (End::new(&cm()), End::new(&cm()));
+    let peer = Hand::new(&low);
+    // The port is served because of another queue pair.
+    other.rtr("127.0.0.1", ("127.0.0.1", peer.qpn + 1));
+    let old = peer.cookie(&low);
+    let early = request(&low, &peer.introduction(&low, PSN, old));
+    assert!(waits(&early), "its queue pair may come");
+    low.rtr("127.0.0.1", ("127.0.0.1", peer.qpn));
+    let mut early = early;
+    assert_eq!(answer(&mut early), Err(TurnedAway::Stale));
+    let again = request(&low, &peer.introduction(&low, PSN, old));
+    assert_eq!(answer(&mut { again }), Err(TurnedAway::Stale));
+    assert!(answer(&mut peer.request(&low)).is_ok());
+}
+
+/// The introduction contained the number that the other end must know by itself: whoever had the port of a dead
+/// peer returned it, and was the peer.
+#[test]
+fn who_has_the_port_of_a_dead_peer_cannot_answer_for_it() {
+    let high = End::new(&cm());
+    // Its number is smaller, so it listens.
+    let port = (1025..(high.qp.qpn() >> 8) as u16).find(|port| {
+        UdpSocket::bind(("127.0.0.1", *port)).is_ok() && TcpListener::bind(("127.0.0.1", *port)).is_ok()
+    });
+    let port = port.expect("a port below that of the queue pair");
+    let udp = UdpSocket::bind(("127.0.0.1", port)).unwrap();
+    let tcp = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    high.rtr("127.0.0.1", ("127.0.0.1", u32::from(port) << 8));
+    high.rts();
+    high.send(1, 0xA);
+    udp.set_read_timeout(Some(LIMIT)).unwrap();
+    for _ in 0..3 {
+        let mut bytes = [0; 256];
+        let (len, from) = udp.recv_from(&mut bytes).unwrap();
+        let asked = Proof::parse(&Datagram::parse(&bytes[..len]).unwrap()).unwrap();
+        let reply = Proof {
+            source_qpn: asked.destination_qpn,
+            destination_qpn: asked.source_qpn,
+            cookie: Some(Cookie { made: 1, hash: 1 }),
+            ..asked
+        };
+        udp.send_to(&reply.to_bytes(), from).unwrap();
+        let (mut stream, _) = tcp.accept().unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut responder = Responder::new(uwarp_proto::setup::ResponderPolicy {
+            max_revision: Revision::Two,
+            crc: true,
+            markers: false,
+            know_peers: true,
+            max_ird: 4,
+        });
+        let request = loop {
+            let mut bytes = vec![0; responder.want()];
+            stream.read_exact(&mut bytes).unwrap();
+            if let Some(request) = responder.handle_input(&bytes).unwrap() {
+                break request;
+            }
+        };
+        let said = Introduction::parse(&request.private_data).unwrap();
+        // All that it has ever been sent.
+        let (source_qpn, destination_qpn) = (said.destination_qpn, said.source_qpn);
+        let echo =
+            Introduction { source_qpn, destination_qpn, expects: said.begins, begins: said.expects, ..said };
+        let params =
+            uwarp_proto::setup::AcceptParams { depths: Depths::negotiated(4, 4), peer: PeerData::new() };
+        responder.accept(params, &echo.to_bytes()).unwrap();
+        while let Some(bytes) = responder.poll_transmit() {
+            stream.write_all(&bytes).unwrap();
+        }
+        // Nothing comes: no indication, and above all not the program's message.
+        assert!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
+        // The connector tries with the same cookie until that is turned away, so it is.
+        let (mut stream, _) = tcp.accept().unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut responder = Responder::new(uwarp_proto::setup::ResponderPolicy {
+            max_revision: Revision::Two,
+            crc: true,
+            markers: false,
+            know_peers: true,
+            max_ird: 4,
+        });
+        loop {
+            let mut bytes = vec![0; responder.want()];
+            stream.read_exact(&mut bytes).unwrap();
+            if responder.handle_input(&bytes).unwrap().is_some() {
+                break;
+            }
+        }
+        responder.reject(&TurnedAway::Stale.to_bytes()).unwrap();
+        while let Some(bytes) = responder.poll_transmit() {
+            stream.write_all(&bytes).unwrap();
+        }
+    }
+    assert_eq!(high.poll().status, WcStatus::RetryExcErr, "and the program learns of it in time");
+}
+
+/// With a stream attached there was no limit, so a peer that accepted and was silent held a work request for
+/// ever.
+#[test]
+fn a_silent_peer_does_not_disable_the_retry_limit() {
+    let low = End::new(&cm());
+    let peer = Hand::new(&low);
+    low.rtr("127.0.0.1", ("127.0.0.1", peer.qpn));
+    low.rts();
+    let mut silent = peer.request(&low);
+    assert!(answer(&mut silent).is_ok());
+    low.send(1, 0xA);
+    assert_eq!(low.poll().status, WcStatus::RetryExcErr);
+    let mut rest = Vec::new();
+    let _ = silent.read_to_end(&mut rest);
+    assert!(rest.is_empty(), "the program's message goes to nobody who has said nothing: {rest:?}");
+}
+
+/// Their connectors took the silent close of an early request for a peer that does not understand it, and asked
+/// again without uwarp's bits: two uwarp ends were strangers to each other, without acknowledgements.
+#[test]
+fn requests_of_strangers_do_not_make_two_uwarp_ends_strangers() {
+    let cm = cm();
+    let (low, high) = two(&cm);
+    let other = End::new(&cm);
+    other.rtr("127.0.0.1", ("127.0.0.1", u32::from(u16::MAX) << 8));
+    high.rtr("127.0.0.1", ("127.0.0.1", low.qp.qpn()));
+    // Each with a proven number of its own, for the same queue pair.
+    let peers: Vec<Hand> = (0..6).map(|_| Hand::new(&low)).collect();
+    let mut early: Vec<TcpStream> = peers.iter().map(|peer| peer.request(&low)).collect();
+    // The first ones have to make room, and hear why.
+    assert_eq!(answer(&mut early[0]), Err(TurnedAway::Crowded));
+    high.rts();
+    low.rtr("127.0.0.1", ("127.0.0.1", high.qp.qpn()));
+    low.rts();
+    talk(&low, &high);
+    assert!(low.qp.peer_is_uwarp() && high.qp.peer_is_uwarp());
+}
+
+/// An introduction of version 1 proves nothing.
+#[test]
+fn an_older_uwarp_is_turned_away_in_words() {
+    let low = End::new(&cm());
+    let peer = Hand::new(&low);
+    low.rtr("127.0.0.1", ("127.0.0.1", peer.qpn));
+    let mut old = peer.introduction(&low, PSN, Cookie::NONE).to_bytes().to_vec();
+    old[3] = 1;
+    let config = InitiatorConfig {
+        revision: Revision::Two,
+        crc: true,
+        markers: false,
+        depths: Depths::negotiated(4, 4),
+        max_ird: 4,
+        peer: Some(PeerData::new()),
+        peer_in_request: false,
+    };
+    let mut initiator = Initiator::new(config, &old).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", (low.qp.qpn() >> 8) as u16)).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    while let Some(bytes) = initiator.poll_transmit() {
+        stream.write_all(&bytes).unwrap();
+    }
+    assert_eq!(answer(&mut stream), Err(TurnedAway::Version));
 }
 
 /// The smaller number listens.
@@ -319,6 +570,7 @@ fn a_send_waits_for_its_receive_although_the_stream_was_there_before_rts() {
         for end in [first, second] {
             let rts = QpModify {
                 state: Some(QpState::Rts),
+                sq_psn: Some(PSN),
                 timeout: Some(0),
                 retry_cnt: Some(7),
                 rnr_retry: Some(7),
@@ -341,25 +593,31 @@ fn a_send_waits_for_its_receive_although_the_stream_was_there_before_rts() {
 
 #[test]
 fn a_stream_that_ends_before_it_carried_anything_was_none() {
-    let (low, high) = two(&cm());
-    low.rtr("127.0.0.1", ("127.0.0.1", high.qp.qpn()));
+    let low = End::new(&cm());
+    let peer = Hand::new(&low);
+    low.rtr("127.0.0.1", ("127.0.0.1", peer.qpn));
     low.rts();
-    low.send(1, 0xA);
     for _ in 0..3 {
-        let mut given_up = request(&high, &low);
         // Accepted, with the queue pair's connection; and gone before the first FPDU.
-        assert!(given_up.read(&mut [0; 256]).unwrap() > 0);
+        assert!(answer(&mut peer.request(&low)).is_ok());
         assert_eq!(low.qp.query().state, QpState::Rts);
     }
+    low.modify(QpModify { state: Some(QpState::Reset), ..QpModify::default() }, None).unwrap();
+    let high = {
+        let end = End::new(&cm());
+        if end.qp.qpn() > low.qp.qpn() { end } else { return }
+    };
+    low.init();
     high.rtr("127.0.0.1", ("127.0.0.1", low.qp.qpn()));
-    high.rts();
-    high.send(1, 0xB);
+    low.rtr("127.0.0.1", ("127.0.0.1", high.qp.qpn()));
     for end in [&low, &high] {
-        assert_eq!([end.poll().status, end.poll().status], [WcStatus::Success; 2]);
+        end.rts();
     }
+    talk(&low, &high);
 }
 
-/// Also until the queue pair is in RESET: the other program may be faster.
+/// Until the queue pair is moved to RTR again, since the other program may be faster; and then it comes back,
+/// with a cookie that counts.
 #[test]
 fn a_request_waits_while_the_last_stream_lasts() {
     let cm = cm();
@@ -369,33 +627,30 @@ fn a_request_waits_while_the_last_stream_lasts() {
         end.rts();
     }
     talk(&low, &high);
-    let mut next = request(&high, &low);
-    next.set_nonblocking(true).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    assert!(next.read(&mut [0; 256]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock));
+    let peer = Hand::new(&low);
+    let mut next = peer.request(&low);
+    assert!(waits(&next));
     low.modify(QpModify { state: Some(QpState::Reset), ..QpModify::default() }, None).unwrap();
     low.init();
-    low.rtr("127.0.0.1", ("127.0.0.1", high.qp.qpn()));
-    next.set_nonblocking(false).unwrap();
-    assert!(next.read(&mut [0; 256]).unwrap() > 0);
+    assert!(waits(&next));
+    low.rtr("127.0.0.1", ("127.0.0.1", peer.qpn));
+    assert_eq!(answer(&mut next), Err(TurnedAway::Stale));
+    assert!(answer(&mut peer.request(&low)).is_ok());
 }
 
 #[test]
 fn who_waits_for_a_queue_pair_that_is_destroyed_is_turned_away() {
     let cm = cm();
-    let (low, high) = two(&cm);
+    let low = End::new(&cm);
+    let peer = Hand::new(&low);
     // Its port is open from the first stream on.
-    low.rtr("127.0.0.1", ("127.0.0.1", high.qp.qpn()));
+    low.rtr("127.0.0.1", ("127.0.0.1", peer.qpn));
     low.modify(QpModify { state: Some(QpState::Reset), ..QpModify::default() }, None).unwrap();
-    let mut waits = request(&high, &low);
-    waits.set_nonblocking(true).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    assert!(waits.read(&mut [0; 256]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock));
+    let mut early = peer.request(&low);
+    assert!(waits(&early));
     bringup::forget(&cm, low.qp.qpn());
-    waits.set_nonblocking(false).unwrap();
-    // By a reply. One whose time is over is closed without a word.
-    assert!(waits.read(&mut [0; 256]).unwrap() > 0);
-    while waits.read(&mut [0; 256]).unwrap() > 0 {}
+    assert_eq!(answer(&mut early), Err(TurnedAway::NoQueuePair));
+    assert_eq!(early.read(&mut [0; 256]).unwrap(), 0);
 }
 
 #[test]

@@ -69,11 +69,11 @@ pub use fork::{
     Kept, OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep, object_gone,
     object_made, set_cancel_state_asleep, signals_awake,
 };
-pub use nic::{Limits, Nic};
+pub use nic::{Limits, Nic, ProofPort};
 pub use open::close_all;
 pub use pair::QueuePair;
 pub use qp::{Qp, StreamObserver};
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
-pub use ud::UdQp;
+pub use ud::{ProofObserver, UdQp};
 pub use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};

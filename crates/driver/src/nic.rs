@@ -7,10 +7,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use uwarp_llp::udp;
+use uwarp_llp::udp::{self, Route};
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
 use uwarp_rnic::{AsyncSink, VerbsError};
+use uwarp_wire::datagram::proof::Proof;
 
 use crate::background;
 use crate::config::Config;
@@ -19,7 +20,7 @@ use crate::fork;
 use crate::pair::{QueuePair, WeakQueuePair};
 use crate::port::{Port, PortWatch};
 use crate::qpn::Numbers;
-use crate::ud::{DatagramPort, Unclaimed, UnclaimedCounters};
+use crate::ud::{DatagramPort, ProofObserver, Unclaimed, UnclaimedCounters};
 
 /// The limits of the device. Numbers of objects are information for programs only: more objects are not
 /// refused.
@@ -82,6 +83,16 @@ impl Limits {
         // for them (rdma_xclient). The room is allocated at the first use.
         caps.max_inline_data = caps.max_inline_data.max(GIVEN_INLINE);
         Ok(caps)
+    }
+}
+
+/// A UDP port of queue pair numbers that is served for proofs, as long as this exists.
+pub struct ProofPort(Arc<DatagramPort>);
+
+impl ProofPort {
+    /// Sends a proof from this port. It may be lost.
+    pub fn send(&self, route: &Route, proof: &Proof) {
+        self.0.send_proof(route, proof);
     }
 }
 
@@ -171,6 +182,14 @@ impl Nic {
         })?;
         *known = Arc::downgrade(&port);
         Ok(port)
+    }
+
+    /// From now on, proofs for queue pairs of the port of this number go to the observer. The number must
+    /// have been taken.
+    pub fn serve_proofs(&self, qpn: u32, observer: Weak<dyn ProofObserver>) -> Result<ProofPort, VerbsError> {
+        let port = self.datagram_port(qpn)?;
+        port.watch_proofs(observer);
+        Ok(ProofPort(port))
     }
 
     /// The TCP socket that is bound to the port of a queue pair's number: a descriptor to listen with.

@@ -20,7 +20,8 @@ use parking_lot::MutexGuard;
 use uwarp_llp::Link;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
-    Disconnect, Drops, LinkEvent, Now, QpAttr, QpInit, QpModify, QpState, RcCore, Snapshot, StreamParams,
+    Disconnect, Drops, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore, Snapshot,
+    StreamParams,
 };
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
@@ -250,11 +251,12 @@ impl Qp {
         attr
     }
 
-    /// If it waits for a stream that is being made: its attributes, and which of its moves to RTR the stream
-    /// is for.
-    pub fn awaits_stream(&self) -> Option<(QpAttr, u32)> {
+    /// If it waits for a stream that is being made: its attributes, the packet sequence numbers that its
+    /// program has set, and which of its moves to RTR the stream is for.
+    pub fn awaits_stream(&self) -> Option<(QpAttr, Psns, u32)> {
         let inner = self.inner.lock();
-        let awaits = inner.core.awaits_stream().map(|moves| (inner.core.query(), moves));
+        let core = &inner.core;
+        let awaits = core.awaits_stream().map(|moves| (core.query(), core.psns(), moves));
         self.release(inner);
         awaits
     }

@@ -24,6 +24,7 @@ use uwarp_rnic::qp::{
 };
 use uwarp_rnic::{RecvWr, VerbsError, trace};
 use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::terminate::UntaggedBuffer;
 
 use crate::address;
@@ -37,6 +38,16 @@ use crate::pair::QueuePair;
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
+
+/// Receives the datagrams by which connected queue pairs prove that they own the port of their numbers.
+pub trait ProofObserver: Send + Sync {
+    /// One has come for a queue pair of this port, from the port of the number that it names. `to`: the
+    /// address of this host that it was sent to. Called without a lock.
+    fn proof(&self, from: SocketAddr, to: IpAddr, proof: &Proof);
+}
+
+/// Most proofs that wait to be reported: a flood must not take memory, and what is lost is asked for again.
+const MOST_PROOFS: usize = 64;
 
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;
@@ -120,6 +131,18 @@ fn drop_unclaimed(counter: &AtomicU64, why: &dyn fmt::Display, bytes: &[u8], inc
         head: bytes,
         len: bytes.len(),
         dropped: Some(why),
+    });
+}
+
+fn trace_unnumbered(way: trace::Way, peer: SocketAddr, bytes: &[u8], dropped: Option<&dyn fmt::Display>) {
+    trace::datagram(trace::Datagram {
+        qpn: None,
+        way,
+        peer,
+        group: None,
+        head: bytes,
+        len: bytes.len(),
+        dropped,
     });
 }
 
@@ -208,6 +231,11 @@ pub(crate) struct DatagramPort {
     /// Queue pairs whose datagrams wait for room.
     blocked: Mutex<Vec<Weak<UdQp>>>,
     unclaimed: Arc<UnclaimedCounters>,
+    /// Who gets proofs, once connected queue pairs use the port.
+    proofs: OnceLock<Weak<dyn ProofObserver>>,
+    /// Those that have come, until no lock is held.
+    proofs_to_report: Mutex<Vec<(SocketAddr, IpAddr, Proof)>>,
+    has_proofs: AtomicBool,
 }
 
 impl DatagramPort {
@@ -250,6 +278,9 @@ impl DatagramPort {
             sent: AtomicUsize::new(0),
             blocked: Mutex::default(),
             unclaimed: unclaimed.clone(),
+            proofs: OnceLock::new(),
+            proofs_to_report: Mutex::default(),
+            has_proofs: AtomicBool::new(false),
             socket,
         });
         this.socket.make_room();
@@ -260,6 +291,50 @@ impl DatagramPort {
         // The only one to set it.
         let _ = this.token.set(token);
         Ok(this)
+    }
+
+    /// Proofs go to this observer from now on; only the first call has an effect.
+    pub(crate) fn watch_proofs(&self, observer: Weak<dyn ProofObserver>) {
+        let _ = self.proofs.set(observer);
+    }
+
+    /// Sends a proof. If it is lost, it is asked for again.
+    pub(crate) fn send_proof(&self, route: &Route, proof: &Proof) {
+        let bytes = proof.to_bytes();
+        trace_unnumbered(trace::Way::Out, route.to, &bytes, None);
+        let _ = self.socket.send(&[Outgoing { route, bytes: &bytes }]);
+    }
+
+    fn take_proof(&self, proof: Proof, bytes: &[u8], incoming: &Incoming) {
+        let unclaimed = &*self.unclaimed;
+        let Receivers::Numbers { port, .. } = self.receivers else {
+            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
+        };
+        if port_of(proof.source_qpn) != incoming.from.port() {
+            return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
+        }
+        let mut waiting = self.proofs_to_report.lock();
+        if port_of(proof.destination_qpn) != port
+            || self.proofs.get().is_none()
+            || waiting.len() == MOST_PROOFS
+        {
+            return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
+        }
+        trace_unnumbered(trace::Way::In, incoming.from, bytes, None);
+        waiting.push((incoming.from, incoming.to, proof));
+        self.has_proofs.store(true, Ordering::Relaxed);
+    }
+
+    /// Reports the proofs that have come. Called without a lock, by the thread that has received.
+    fn report_proofs(&self) {
+        if !self.has_proofs.load(Ordering::Relaxed) || !self.has_proofs.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let proofs = std::mem::take(&mut *self.proofs_to_report.lock());
+        let Some(observer) = self.proofs.get().and_then(Weak::upgrade) else { return };
+        for (from, to, proof) in &proofs {
+            observer.proof(*from, *to, proof);
+        }
     }
 
     /// Receives in one call to the system; returns how many datagrams.
@@ -314,6 +389,9 @@ impl DatagramPort {
             Err(reject) => {
                 if let Some(error) = datagram::parse_error(bytes) {
                     return self.hear(&error, bytes, incoming);
+                }
+                if let Some(proof) = datagram::parse_proof(bytes) {
+                    return self.take_proof(proof, bytes, incoming);
                 }
                 tracing::debug!(from = %incoming.from, "datagram dropped: {reject}");
                 let why = format_args!("malformed ({reject})");
@@ -403,6 +481,7 @@ impl DatagramPort {
             // An error is that of a datagram which was sent and lost; the next look finds what came.
             let _ = self.receive_some(&mut receiver);
             self.release(receiver);
+            self.report_proofs();
         }
         if blocked { Coverage::Partial } else { Coverage::Complete }
     }
@@ -451,6 +530,7 @@ impl DatagramPort {
             self.drain(&mut receiver);
             self.release(receiver);
         }
+        self.report_proofs();
     }
 
     fn release<'a>(&'a self, receiver: MutexGuard<'a, Receiver>) {

@@ -11,15 +11,18 @@ use rustix::io::Errno;
 use shuttle::rand::Rng;
 use uwarp_proto::setup::{Initiator, InitiatorConfig, Outcome, Responder, ResponderPolicy};
 use uwarp_rnic::qp::{
-    Action, Disconnect, LinkEvent, Now, QpAttr, QpCaps, QpInit, QpModify, QpState, RcCore, StreamParams,
+    Action, Disconnect, LinkEvent, Now, Psns, QpAttr, QpCaps, QpInit, QpModify, QpState, RcCore, StreamParams,
 };
 use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd, VerbsError};
+use uwarp_wire::datagram::proof::Proof;
 
 use crate::attended::Attended;
 use crate::engine::Engine;
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{LazyLock, Mutex, MutexGuard};
 use crate::sys::{self, Count, Socket};
+use crate::ud::ProofObserver;
+use crate::udp::Route;
 
 /// Longest time that the system and other threads take between two steps of a handshake.
 const SLOW: Duration = Duration::from_micros(300);
@@ -33,6 +36,7 @@ fn at_some_moment() {
 #[derive(Default)]
 struct Net {
     doors: Mutex<HashMap<u16, (Weak<dyn handshake::RequestObserver>, ResponderPolicy)>>,
+    proofs: Mutex<HashMap<u16, Weak<dyn ProofObserver>>>,
     open: std::sync::Mutex<usize>,
 }
 
@@ -278,6 +282,9 @@ pub mod active {
         pub peer: SocketAddr,
         pub options: Options,
         pub private_data: Vec<u8>,
+        /// Never set: by number there is no plainer request.
+        #[allow(dead_code)]
+        pub falls_back: bool,
     }
 
     /// The connecting end, until it has ended or is cancelled.
@@ -469,6 +476,33 @@ impl Nic {
     pub fn stream_socket(&self, qpn: u32) -> Option<u16> {
         Some(uwarp_rnic::ah::port_of(qpn))
     }
+
+    pub fn serve_proofs(&self, qpn: u32, observer: Weak<dyn ProofObserver>) -> Result<ProofPort, VerbsError> {
+        let port = uwarp_rnic::ah::port_of(qpn);
+        NET.proofs.lock().insert(port, observer);
+        Ok(ProofPort(port))
+    }
+}
+
+/// `uwarp_driver::ProofPort`.
+pub struct ProofPort(u16);
+
+impl ProofPort {
+    /// A thread delivers it, or one in eight is lost.
+    pub fn send(&self, route: &Route, proof: &Proof) {
+        let (proof, to) = (*proof, route.to);
+        let from = SocketAddr::new(route.from.unwrap_or_else(|| to.ip()), self.0);
+        if shuttle::rand::thread_rng().gen_bool(0.125) {
+            return;
+        }
+        sys::start(move || {
+            at_some_moment();
+            let observer = NET.proofs.lock().get(&to.port()).cloned();
+            if let Some(observer) = observer.and_then(|observer| observer.upgrade()) {
+                observer.proof(from, to.ip(), &proof);
+            }
+        });
+    }
 }
 
 /// `uwarp_driver::StreamObserver`.
@@ -549,14 +583,18 @@ impl Qp {
     pub fn modify(&self, state: QpState) {
         let awaits_stream = state == QpState::Rtr;
         let mut inner = self.inner.lock();
-        inner.core.modify(&QpModify { state: Some(state), awaits_stream, ..QpModify::default() }).unwrap();
+        let psn = awaits_stream.then_some(7);
+        let change =
+            QpModify { state: Some(state), awaits_stream, rq_psn: psn, sq_psn: psn, ..QpModify::default() };
+        inner.core.modify(&change).unwrap();
         self.pump(&mut inner);
         self.release(inner);
     }
 
-    pub fn awaits_stream(&self) -> Option<(QpAttr, u32)> {
+    pub fn awaits_stream(&self) -> Option<(QpAttr, Psns, u32)> {
         let inner = self.inner.lock();
-        let awaits = inner.core.awaits_stream().map(|moves| (inner.core.query(), moves));
+        let core = &inner.core;
+        let awaits = core.awaits_stream().map(|moves| (core.query(), core.psns(), moves));
         self.release(inner);
         awaits
     }

@@ -31,16 +31,23 @@ mod fork;
 extern crate self as uwarp_driver;
 extern crate self as uwarp_llp;
 
-pub(crate) use bringup::{Nic, Qp, StreamObserver, active, connect, handshake, listener, params, timeouts};
+pub(crate) use bringup::{
+    Nic, ProofPort, Qp, StreamObserver, active, connect, handshake, listener, params, timeouts,
+};
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
 pub(crate) use source::{Readiness, Source, Token};
+pub(crate) use ud::ProofObserver;
 pub(crate) use uwarp_rnic::qp::Disconnect;
 pub(crate) use uwarp_rnic::{mem, pd, wr};
 
 mod error {
     pub use crate::bringup::CmError;
     pub use uwarp_rnic::error::*;
+}
+
+mod machine {
+    pub(crate) use crate::proof;
 }
 
 mod event {
@@ -86,3 +93,5 @@ mod watchdog;
 
 #[path = "../../cm/src/pairing.rs"]
 mod pairing;
+#[path = "../../cm/src/machine/proof.rs"]
+mod proof;

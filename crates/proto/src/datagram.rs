@@ -10,6 +10,7 @@ use core::fmt;
 
 use uwarp_wire::crc::{self, crc32c};
 use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header as Extension};
 use uwarp_wire::ddp::{self, Header, QN_SEND, Untagged};
 use uwarp_wire::rdmap::{Control, Opcode, RV};
@@ -181,6 +182,17 @@ pub fn parse_error(datagram: &[u8]) -> Option<ErrorMessage> {
     }
     let datagram = Datagram::parse(datagram).ok()?;
     ErrorMessage::parse(&datagram).ok().filter(|_| datagram.is_intact())
+}
+
+/// A request for the proof of a port, or its answer, if a datagram that [`parse`] rejects is one
+/// (docs/datagram-iwarp.md section 9). The caller checks both numbers.
+pub fn parse_proof(datagram: &[u8]) -> Option<Proof> {
+    // Before the CRC is computed once more.
+    if datagram.len() != Proof::LEN {
+        return None;
+    }
+    let datagram = Datagram::parse(datagram).ok()?;
+    Proof::parse(&datagram).filter(|_| datagram.is_intact())
 }
 
 /// The Error Message that answers a message which was dropped for this reason. `None`: none may be sent,

@@ -143,6 +143,14 @@ impl RxState {
         }
     }
 
+    /// Whether a message that takes a receive, a Read or an atomic operation has arrived, or a part of one,
+    /// but for the first `reads` Reads.
+    pub fn has_begun(&self, reads: u32) -> bool {
+        let [sends, requests, ..] = &self.queues;
+        let is_at = |queue: &Queue, msn: u32| queue.msn == msn && queue.mo == 0 && queue.opcode.is_none();
+        !is_at(sends, 1) || !(1..=1 + reads).any(|msn| is_at(requests, msn))
+    }
+
     /// Makes the next message of every queue expect this MSN, for tests near the wrap. The Terminate queue
     /// sees one message at most, so it stays as it is.
     #[doc(hidden)]

@@ -1,5 +1,6 @@
 //! Datagram-iWARP (docs/datagram-iwarp.md): the extension header that begins every UDP datagram, and the
-//! datagram as a whole. [`error`] has the Error Message, [`lookup`] what rdma_cm sends.
+//! datagram as a whole. [`error`] has the Error Message, [`lookup`] what rdma_cm sends, [`proof`] what
+//! connected queue pairs send before they connect by number.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -23,6 +24,7 @@
 
 pub mod error;
 pub mod lookup;
+pub mod proof;
 
 use core::fmt;
 
@@ -68,6 +70,10 @@ pub enum Kind {
     LookupRequest,
     /// The answer: [`lookup::Reply`].
     LookupReply,
+    /// A queue pair asks for the proof of its port: [`proof::Proof`].
+    ProofRequest,
+    /// The answer, with a cookie.
+    ProofReply,
     /// Unassigned.
     Unknown(u8),
 }
@@ -80,6 +86,8 @@ impl Kind {
             0 => Kind::Message,
             1 => Kind::LookupRequest,
             2 => Kind::LookupReply,
+            3 => Kind::ProofRequest,
+            4 => Kind::ProofReply,
             other => Kind::Unknown(other),
         }
     }
@@ -91,18 +99,22 @@ impl Kind {
             Kind::Message => 0,
             Kind::LookupRequest => 1,
             Kind::LookupReply => 2,
+            Kind::ProofRequest => 3,
+            Kind::ProofReply => 4,
             Kind::Unknown(code) => code & KIND_MASK,
         }
     }
 }
 
-/// `message`, `lookup request`, `lookup reply`, `kind 0x8`
+/// `message`, `lookup request`, `proof reply`, `kind 0x8`
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Kind::Message => f.write_str("message"),
             Kind::LookupRequest => f.write_str("lookup request"),
             Kind::LookupReply => f.write_str("lookup reply"),
+            Kind::ProofRequest => f.write_str("proof request"),
+            Kind::ProofReply => f.write_str("proof reply"),
             Kind::Unknown(code) => write!(f, "kind {code:#x}"),
         }
     }

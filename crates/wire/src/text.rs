@@ -18,6 +18,7 @@ use core::fmt;
 
 use crate::datagram;
 use crate::datagram::lookup::{Reply, Request};
+use crate::datagram::proof::Proof;
 use crate::ddp::{self, Header};
 use crate::rdmap::{
     Ack, AtomicRequest, AtomicResponse, Control, Delivery, Immediate, Opcode, QN_UWARP_ACK, ReadRequest,
@@ -88,7 +89,7 @@ impl fmt::Display for DatagramLine<'_> {
         let Ok(extension) = datagram::Header::parse(self.head) else {
             return write!(f, "{} bytes", self.len);
         };
-        // Of a lookup, all of it is there.
+        // Of a lookup and of a proof, all of it is there.
         if self.head.len() == self.len
             && let Ok(whole) = datagram::Datagram::parse(self.head)
         {
@@ -97,6 +98,9 @@ impl fmt::Display for DatagramLine<'_> {
             }
             if let Ok(reply) = Reply::parse(&whole) {
                 return reply.fmt(f);
+            }
+            if let Some(proof) = Proof::parse(&whole) {
+                return proof.fmt(f);
             }
         }
         write!(f, "{extension} ")?;

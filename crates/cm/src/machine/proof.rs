@@ -24,19 +24,12 @@ use std::time::{Duration, Instant};
 
 use siphasher::sip::SipHasher24;
 use uwarp_rnic::qp::Now;
+use uwarp_wire::introduction::Cookie;
 
 /// A cookie is valid for this long. One without its time is valid for at least this long, and for at most
 /// twice as long.
 pub const LIFE: Duration = Duration::from_secs(64);
 const LIFE_US: u64 = LIFE.as_secs() * 1_000_000;
-
-/// A cookie with its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Cookie {
-    /// Microseconds since the key was made, rounded down: see [`Proof::made`].
-    time: u64,
-    hash: u64,
-}
 
 /// Makes cookies, and checks them.
 pub struct Proof {
@@ -51,23 +44,6 @@ impl std::fmt::Debug for Proof {
     }
 }
 
-impl Cookie {
-    /// Bytes on the wire.
-    pub const LEN: usize = 16;
-
-    /// As bytes.
-    pub fn to_bytes(self) -> [u8; Self::LEN] {
-        ((u128::from(self.time) << 64) | u128::from(self.hash)).to_be_bytes()
-    }
-
-    /// From bytes: any are a cookie, [`Proof::made`] checks it.
-    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
-        let [t0, t1, t2, t3, t4, t5, t6, t7, hash @ ..] = *bytes;
-        let time = [t0, t1, t2, t3, t4, t5, t6, t7];
-        Self { time: u64::from_be_bytes(time), hash: u64::from_be_bytes(hash) }
-    }
-}
-
 impl Proof {
     /// With 16 random bytes that nobody else knows.
     pub fn new(now: &Now, key: &[u8; 16]) -> Self {
@@ -76,8 +52,8 @@ impl Proof {
 
     /// A cookie for the owner of this address and port. `added`: what else it must be returned with.
     pub fn make(&self, now: &Now, owner: SocketAddr, added: &[u8]) -> Cookie {
-        let time = self.time(now);
-        Cookie { time, hash: self.hash(time, owner, added) }
+        let made = self.time(now);
+        Cookie { made, hash: self.hash(made, owner, added) }
     }
 
     /// When this cookie was made; `None`: it is not one for this owner with this addition, or it is older
@@ -94,12 +70,12 @@ impl Proof {
     pub fn made(&self, now: &Now, owner: SocketAddr, added: &[u8], cookie: Cookie) -> Option<Instant> {
         // Compared as one number, which takes the same time wherever the two differ. So a wrong hash says
         // nothing about the right one, and no hash can be found byte by byte.
-        if self.hash(cookie.time, owner, added) != cookie.hash {
+        if self.hash(cookie.made, owner, added) != cookie.hash {
             return None;
         }
         // It is ours, and a clock that was read before another thread's may be behind it.
-        let age = self.time(now).saturating_sub(cookie.time);
-        self.since.checked_add(Duration::from_micros(cookie.time)).filter(|_| age <= LIFE_US)
+        let age = self.time(now).saturating_sub(cookie.made);
+        self.since.checked_add(Duration::from_micros(cookie.made)).filter(|_| age <= LIFE_US)
     }
 
     /// A cookie without its time, never 0.
@@ -151,6 +127,15 @@ mod tests {
     const KEY: [u8; 16] = [7; 16];
     const US: Duration = Duration::from_micros(1);
 
+    fn bytes_of(cookie: Cookie) -> [u8; 16] {
+        (u128::from(cookie.made) << 64 | u128::from(cookie.hash)).to_be_bytes()
+    }
+
+    fn cookie_of(bytes: [u8; 16]) -> Cookie {
+        let both = u128::from_be_bytes(bytes);
+        Cookie { made: (both >> 64) as u64, hash: both as u64 }
+    }
+
     fn owner(text: &str) -> SocketAddr {
         text.parse().unwrap()
     }
@@ -174,7 +159,7 @@ mod tests {
         let start = Instant::now();
         let proof = Proof::new(&Now::at(start), &KEY);
         let cookie = proof.make(&Now::at(start + 0x0102 * US), owner("192.0.2.1:20000"), b"");
-        let bytes = cookie.to_bytes();
+        let bytes = bytes_of(cookie);
         assert_eq!(bytes[..8], [0, 0, 0, 0, 0, 0, 1, 2]);
         // time, ::ffff:192.0.2.1, scope, port
         let input = [
@@ -185,7 +170,7 @@ mod tests {
         ]
         .concat();
         assert_eq!(bytes[8..], SipHasher24::new_with_key(&KEY).hash(&input).to_be_bytes());
-        assert_eq!(Cookie::from_bytes(&bytes), cookie);
+        assert_eq!(cookie_of(bytes), cookie);
     }
 
     #[test]
@@ -209,8 +194,8 @@ mod tests {
             assert!(!proof.is_short_valid(&now, other, added, short), "{other} {added:?}");
         }
         for bit in 0..128 {
-            let bytes = (u128::from_be_bytes(cookie.to_bytes()) ^ (1 << bit)).to_be_bytes();
-            assert_eq!(proof.made(&now, at, b"added", Cookie::from_bytes(&bytes)), None, "bit {bit}");
+            let bytes = (u128::from_be_bytes(bytes_of(cookie)) ^ (1 << bit)).to_be_bytes();
+            assert_eq!(proof.made(&now, at, b"added", cookie_of(bytes)), None, "bit {bit}");
         }
         for bit in 0..64 {
             assert!(!proof.is_short_valid(&now, at, b"added", short ^ (1 << bit)), "bit {bit}");
@@ -226,7 +211,7 @@ mod tests {
     fn one_owner_may_be_shown_in_several_ways() {
         let now = Now::at(Instant::now());
         let proof = Proof::new(&now, &KEY);
-        let cookie = |text| proof.make(&now, owner(text), b"").to_bytes();
+        let cookie = |text| bytes_of(proof.make(&now, owner(text), b""));
         assert_eq!(cookie("192.0.2.1:7"), cookie("[::ffff:192.0.2.1]:7"));
         assert_eq!(cookie("192.0.2.1:7"), cookie("[::ffff:192.0.2.1%3]:7"));
         assert_ne!(cookie("[fe80::1%2]:7"), cookie("[fe80::1%3]:7"));

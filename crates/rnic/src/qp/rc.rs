@@ -37,7 +37,7 @@ mod transmit;
 mod tx;
 mod waiting;
 
-pub use self::core::RcCore;
+pub use self::core::{Psns, RcCore};
 pub use direct::RxPlan;
 pub use machine::{Action, LinkEvent};
 pub use params::{Rtr, StreamParams};

@@ -53,7 +53,7 @@ fn the_peers_disconnect_flushes_nothing() {
 #[test]
 fn queue_pairs_by_number_outlive_their_stream_in_every_view() {
     for why in [Disconnect::PeerClosed, Disconnect::Reset] {
-        let mut duo = Duo::new(params().map(|p| StreamParams { outlives_stream: true, ..p }));
+        let mut duo = Duo::new(params().map(|p| StreamParams { by_number: true, ..p }));
         for id in 0..2 {
             duo.recv(B, id, 0, 64);
         }

@@ -7,7 +7,7 @@ use uwarp_proto::setup::PeerData;
 
 use super::params::StreamParams;
 use super::stream::{Disconnect, Stream};
-use super::timers::{LOOK_EVERY, Now, SentBefore, Timer, Timers};
+use super::timers::{JOINED, LOOK_EVERY, Now, SentBefore, Timer, Timers};
 use crate::error::VerbsError;
 use crate::mr::{self, Access, MrCache};
 use crate::qp::attr::{QpAttr, QpInit, QpModify, set};
@@ -49,6 +49,8 @@ struct Given {
     timeout: bool,
     retry_cnt: bool,
     rnr_retry: bool,
+    rq_psn: bool,
+    sq_psn: bool,
 }
 
 /// A queue pair's place in the line at its shared receive queue, if it has one.
@@ -69,6 +71,15 @@ pub(super) struct Checks {
     pub muted: bool,
 }
 
+/// What a program has said of its packet sequence numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Psns {
+    /// The PSN that it expects.
+    pub expects: Option<u32>,
+    /// The PSN that it begins with.
+    pub begins: Option<u32>,
+}
+
 impl Given {
     fn add(&mut self, change: &QpModify) {
         self.access |= change.access.is_some();
@@ -76,6 +87,8 @@ impl Given {
         self.timeout |= change.timeout.is_some();
         self.retry_cnt |= change.retry_cnt.is_some();
         self.rnr_retry |= change.rnr_retry.is_some();
+        self.rq_psn |= change.rq_psn.is_some();
+        self.sq_psn |= change.sq_psn.is_some();
     }
 }
 
@@ -106,6 +119,18 @@ impl RcCore {
     /// All its attributes.
     pub fn query(&self) -> QpAttr {
         self.shell.attr
+    }
+
+    /// The packet sequence numbers that the program has set: which one it expects (`rq_psn`), and which one it
+    /// begins with (`sq_psn`). A program in RTS that has set neither, as it may in the iwarp view, has 0 for
+    /// both.
+    pub fn psns(&self) -> Psns {
+        let (attr, given) = (&self.shell.attr, self.given);
+        let none = !given.rq_psn && !given.sq_psn && attr.state != QpState::Rtr;
+        Psns {
+            expects: (given.rq_psn || none).then_some(attr.rq_psn),
+            begins: (given.sq_psn || none).then_some(attr.sq_psn),
+        }
     }
 
     /// Leaves the line at the shared receive queue.
@@ -252,7 +277,6 @@ impl RcCore {
         set(&mut attr.timeout, (!given.timeout).then_some(params.timeout));
         set(&mut attr.retry_cnt, (!given.retry_cnt).then_some(params.retry_cnt));
         self.set_peer_attributes(params.peer);
-        self.timers.clear(Timer::Retry);
         if !self.by_program {
             self.shell.attr.state = QpState::Rts;
         }
@@ -262,6 +286,11 @@ impl RcCore {
             // Signalled messages complete before they reach the peer's memory: next, the program waits for
             // the peer's answer.
             self.shell.note_early_completions();
+        }
+        if stream.is_joining() {
+            self.timers.start(Timer::Joined, now, JOINED);
+        } else {
+            self.timers.clear(Timer::Retry);
         }
         self.stream = Some(stream);
         if !params.first_fpdu_delay.is_zero() {

@@ -40,7 +40,7 @@ impl RcCore {
 
     /// Whether the queue pair stays as it is when the peer ends the stream.
     fn outlives_stream(&self) -> bool {
-        self.stream.as_ref().is_some_and(|s| s.params.infiniband || s.params.outlives_stream)
+        self.stream.as_ref().is_some_and(|s| s.params.infiniband || s.params.by_number)
     }
 
     /// The peer is gone. Closes the stream; the queue pair keeps its state until the program reacts.
@@ -56,17 +56,25 @@ impl RcCore {
         }
     }
 
-    /// The stream has ended before the peer sent anything: meanwhile the peer's program restarted, or ended.
-    /// If the program moves its queue pair to RTR itself, the queue pair waits for the next stream. (Posted
-    /// work is unchanged: an end that has received nothing has sent nothing.)
+    /// A stream by number has ended before any program used it: meanwhile the peer's program restarted, or
+    /// ended. It does not count, and the queue pair waits for the next one. (Posted work is unchanged: an end
+    /// that has received nothing has sent nothing.)
     fn waits_for_next_stream(&mut self, why: Disconnect) -> bool {
         let up = self.is_up();
         match &mut self.stream {
-            Some(stream) if self.by_program && up && stream.established == Established::NotYet => {
+            Some(stream) if self.by_program && up && !stream.is_used() => {
                 stream.end(why);
                 true
             }
             _ => false,
+        }
+    }
+
+    /// The peer of a stream by number has sent nothing in time: this end waits for the next stream.
+    pub(super) fn join_failed(&mut self) {
+        if self.is_joining() {
+            tracing::debug!(qpn = self.shell.qpn, "nothing came on a stream by number");
+            self.connection_lost(Disconnect::Timeout);
         }
     }
 
@@ -80,10 +88,17 @@ impl RcCore {
         self.flush(why, None);
     }
 
-    /// Whether posted work has no stream: the peer is gone, or the stream is being set up.
+    /// Whether posted work has no peer: that is gone, or the stream is being set up.
     #[inline]
     pub(super) fn unreachable(&self) -> bool {
-        self.gone || self.awaits_stream().is_some()
+        match &self.stream {
+            Some(stream) => self.gone || stream.is_joining(),
+            None => self.gone || self.awaits_stream().is_some(),
+        }
+    }
+
+    fn is_joining(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.is_joining() && stream.closing.is_none())
     }
 
     /// Whether the queue pair waits for its stream, in RTR, RTS or SQD; if so, which of the program's moves
@@ -109,7 +124,7 @@ impl RcCore {
             code => Some(Duration::from_nanos(4096 << code)),
         };
         let retries = u32::from(self.shell.attr.retry_cnt) + 1;
-        if self.awaits_stream().is_some() {
+        if self.awaits_stream().is_some() || self.is_joining() {
             timeout.map(|timeout| (timeout * SETUP_FACTOR * retries).max(MIN_SETUP_WAIT))
         } else if self.gone {
             Some((timeout.unwrap_or(MAX_WAIT) * retries).clamp(MIN_WAIT, MAX_WAIT))

@@ -225,6 +225,7 @@ impl RcCore {
         let stream = self.stream.as_mut()?;
         if stream.established == Established::Unreported {
             stream.established = Established::Reported;
+            self.timers.clear(Timer::Joined);
             return Some(Action::Established);
         }
         if let Some(why) = stream.closing {
@@ -289,6 +290,7 @@ impl RcCore {
         match timer {
             // `poll_transmit` checks whether it is set.
             Timer::FirstFpdu => {}
+            Timer::Joined => self.join_failed(),
             Timer::Nudge => self.nudge(now),
             Timer::Receive if self.awaits_receive() => self.receive_missing(),
             Timer::HangUp if self.stalled() => self.checks.hang_up = true,

@@ -31,7 +31,8 @@ pub struct StreamParams {
     pub retry_cnt: u8,
     /// STag and offset of our ready-to-receive Write ([`PeerData::to_rtr`]), to a uwarp peer only.
     pub rtr_stag_to: (u32, u64),
-    /// Responder: nothing may be sent before the first FPDU arrived (RFC 5044 section 7.1.2).
+    /// Nothing may be sent before the first FPDU arrived, but the ready-to-receive frame: a responder (RFC
+    /// 5044 section 7.1.2), and both ends of a stream by number.
     pub wait_first_fpdu: bool,
     /// How long to wait before the first FPDU: some peers are not ready for it when their reply arrives.
     pub first_fpdu_delay: Duration,
@@ -49,9 +50,12 @@ pub struct StreamParams {
     pub link_answers: bool,
     /// The end of the peer is reported as InfiniBand's verbs do, for the roce and ib views (`qp/rc/gone`).
     pub infiniband: bool,
-    /// Also without `infiniband`, the queue pair outlives the stream: the end of the peer flushes nothing.
-    /// For queue pairs that programs bring up by number, which no RNIC can (docs/adr/011).
-    pub outlives_stream: bool,
+    /// The stream was brought up by number, which no RNIC can. It counts once a program's message has gone in
+    /// either direction; one that ends before is replaced by the next one. For that, both ends are silent
+    /// until the peer's first FPDU: the initiator's indication contains a Read, whose Response is the
+    /// responder's. And the queue pair outlives the stream, also without `infiniband`: the end of the peer
+    /// flushes nothing (docs/adr/011).
+    pub by_number: bool,
 }
 
 impl StreamParams {
@@ -83,7 +87,7 @@ impl Default for StreamParams {
             placement_reads: false,
             link_answers: false,
             infiniband: false,
-            outlives_stream: false,
+            by_number: false,
         }
     }
 }

@@ -73,6 +73,8 @@ pub(super) struct Stream {
     /// The program got an event because something arrived before its queue pair could send.
     pub comm_est: bool,
     pub established: Established,
+    /// Messages and Reads sent with the ready-to-receive frame.
+    pub begun: (u64, u32),
     /// Messages of the peer that are placed, and how many of them were acknowledged.
     pub placed: u64,
     pub placed_acked: u64,
@@ -126,6 +128,7 @@ impl Stream {
             nudges: 0,
             comm_est: false,
             established: Established::NotYet,
+            begun: (0, 0),
             placed: 0,
             placed_acked: 0,
             answered: false,
@@ -140,6 +143,24 @@ impl Stream {
             draining: false,
             closing: None,
         }
+    }
+}
+
+impl Stream {
+    /// Whether it still waits for the peer's first FPDU, and is one that does not count before.
+    #[inline]
+    pub fn is_joining(&self) -> bool {
+        !self.tx.open && self.params.by_number
+    }
+
+    /// Whether a message of a program has gone, or begun to go, in either direction.
+    pub fn is_used(&self) -> bool {
+        let sent = (self.tx.messages(), self.tx.read_msn) != self.begun || self.tx.current.is_some();
+        let indications = u32::from(self.params.rtr == Rtr::Expect);
+        sent || self.placed > u64::from(indications)
+            || (self.write_continues || self.direct.is_some() || self.stalled)
+            || !self.buffered.is_empty()
+            || self.rx.has_begun(indications)
     }
 }
 

@@ -3,6 +3,7 @@
 //! | deadline    | set by                                   | after              | then                     |
 //! |-------------|------------------------------------------|--------------------|--------------------------|
 //! | `FirstFpdu` | `attach`: the peer may not listen yet    | `first_fpdu_delay` | sending begins           |
+//! | `Joined`    | `attach`: by number, no FPDU has come    | [`JOINED`]         | the stream is given up   |
 //! | `Nudge`     | `attach`: the peer may miss FPDUs        | `nudge_after`, …   | an empty Write is sent   |
 //! | `Receive`   | input: a Send finds no receive           | `rnr_timeout`      | Terminate "no buffer"    |
 //! | `HangUp`    | link: hung up while a Send waits         | [`HANG_UP`]        | [`Action::CheckHangUp`]  |
@@ -10,7 +11,7 @@
 //! | `Ack`       | `poll_transmit`: an ack or request waits | [`ACK`]            | they are sent            |
 //! | `Muted`     | `poll_transmit`: work must not be sent   | [`MUTED`]          | [`Action::Muted`], once  |
 //! | `Silence`   | sending, if the link reports answers     | [`LOOK_EVERY`]     | [`Action::CheckAnswers`] |
-//! | `Retry`     | work is posted and there is no peer      | `retry_limit`      | `RETRY_EXC_ERR`          |
+//! | `Retry`     | work is posted and no peer has answered  | `retry_limit`      | `RETRY_EXC_ERR`          |
 //!
 //! A deadline is set once and not moved. It is cleared when its condition ends, except for `Ack`, whose
 //! handler checks what is newer than the deadline. So the clock is read about once for each deadline that
@@ -22,6 +23,9 @@ use std::time::{Duration, Instant};
 /// How long a Send that arrived may wait for its receive once the peer is gone: the program may be slow, but
 /// it must learn of the end.
 pub(super) const HANG_UP: Duration = Duration::from_secs(2);
+/// How long a stream that was brought up by number may wait for the peer's first FPDU, which follows within a
+/// round trip. As long as an id waits for the peer's indication.
+pub(super) const JOINED: Duration = Duration::from_secs(10);
 /// How long posted work may still be sent after the program has disconnected.
 pub(super) const DRAIN: Duration = Duration::from_secs(2);
 /// How long an acknowledgement waits for a message to ride on, if the program has answered every message so
@@ -68,6 +72,7 @@ impl Now {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Timer {
     FirstFpdu,
+    Joined,
     Receive,
     HangUp,
     Drain,
@@ -79,9 +84,10 @@ pub(super) enum Timer {
 }
 
 /// In the order in which they are handled if several have expired.
-pub(super) const ALL: [Timer; 9] = [
+pub(super) const ALL: [Timer; 10] = [
     Timer::Retry,
     Timer::FirstFpdu,
+    Timer::Joined,
     Timer::Nudge,
     Timer::HangUp,
     Timer::Receive,

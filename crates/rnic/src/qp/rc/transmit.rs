@@ -39,7 +39,12 @@ impl Stream {
                 self.tx.messages += 1;
                 self.acked = 1;
                 self.tx.requested = 1;
-                self.established = Established::Unreported;
+                if self.params.by_number {
+                    // Its Response is the peer's first FPDU, which the Write does not cause.
+                    self.emit_empty_read();
+                } else {
+                    self.established = Established::Unreported;
+                }
             }
             Rtr::SendRead => self.emit_empty_read(),
             // Without peer-to-peer the first frame may come late. Posted work waits for it, but the
@@ -47,6 +52,7 @@ impl Stream {
             Rtr::None => self.established = Established::Unreported,
             Rtr::Expect => {}
         }
+        self.begun = (self.tx.messages(), self.tx.read_msn);
     }
 
     /// Puts one frame into the staging buffer; `payload` appends its `segment.len` payload bytes, and adds
