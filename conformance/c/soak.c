@@ -743,12 +743,16 @@ static unsigned int watched(void)
 static struct sample look(void)
 {
 	struct sample s = { .connections = atomic_load(&connections) };
-	struct mallinfo2 m;
+	struct mallinfo m;
 	FILE *f;
 
 	malloc_trim(0);
-	m = mallinfo2();
-	s.heap = m.uordblks + m.hblkhd;
+	/* glibc 2.31 has no mallinfo2, and later ones warn of this one, whose numbers have 32 bits. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+	m = mallinfo();
+#pragma GCC diagnostic pop
+	s.heap = (unsigned long)(unsigned)m.uordblks + (unsigned)m.hblkhd;
 	MUST(f = fopen("/proc/self/statm", "r"));
 	MUST(fscanf(f, "%*s %lu", &s.rss) == 1);
 	fclose(f);

@@ -142,7 +142,8 @@ pub fn write(root: &[u8], meant: &[u8]) {
 fn replace(directory: &Path, name: &str, value: u64) -> io::Result<()> {
     // A name that no listing of another thread shows for long, and that only this thread writes.
     // SAFETY: only asks for a number.
-    let new = directory.join(format!(".{name}.{}", unsafe { libc::gettid() }));
+    let thread = unsafe { libc::syscall(libc::SYS_gettid) };
+    let new = directory.join(format!(".{name}.{thread}"));
     // One that a thread of this number has left behind when it was killed.
     let _ = fs::remove_file(&new);
     // Not through a link, nor into a file that is there.

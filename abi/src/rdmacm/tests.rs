@@ -467,7 +467,7 @@ fn a_channel_destroyed_under_a_waiting_thread() {
         let waiter = std::thread::spawn(move || {
             let channel = sent.get();
             let mut event = null_mut();
-            begun.send(libc::gettid()).unwrap();
+            begun.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
             rdma_get_cm_event(channel, &raw mut event);
         });
         until_asleep(waiting.recv().unwrap());

@@ -241,7 +241,7 @@ fn memory() {
     };
     let heap = || {
         // SAFETY: no argument, plain data.
-        let info = unsafe { libc::mallinfo2() };
+        let info = unsafe { libc::mallinfo() };
         info.uordblks + info.hblkhd
     };
     let mut before = 0;
@@ -271,7 +271,7 @@ fn memory() {
         }
         pairs.push((a, b));
     }
-    let each = (heap() - before) / (2 * CONNECTIONS);
+    let each = (heap() - before) as usize / (2 * CONNECTIONS);
     println!("{each} bytes for each queue pair");
     assert!(each <= 8192, "{each}");
     std::process::exit(DONE);

@@ -463,7 +463,7 @@ mod imp {
                         libc::syscall(
                             libc::SYS_rt_tgsigqueueinfo,
                             libc::getpid(),
-                            libc::gettid(),
+                            libc::syscall(libc::SYS_gettid),
                             signal,
                             info,
                         )

@@ -9,12 +9,13 @@ use super::protocol::{Failure, Result, Usage};
 /// Measures this process, which has this number of connections.
 pub fn measure(connections: u64) -> Result<Usage> {
     let before = cpu();
+    // (glibc 2.31 has no mallinfo2. These numbers have 32 bits: a heap is known up to 4 GiB.)
     // SAFETY: takes nothing and reads malloc's own counts.
     #[allow(unsafe_code)]
-    let heap = unsafe { libc::mallinfo2() };
+    let heap = unsafe { libc::mallinfo() };
     let mut usage = Usage {
         connections,
-        heap: (heap.uordblks + heap.hblkhd) as u64,
+        heap: u64::from(heap.uordblks.cast_unsigned()) + u64::from(heap.hblkhd.cast_unsigned()),
         resident: kilobytes("/proc/self/smaps_rollup", &["Private_Dirty"])? * 1024,
         cpu_us: [before, 0],
         kernel: kilobytes("/proc/meminfo", &["Slab"]).unwrap_or(0) * 1024 + tcp_buffers().unwrap_or(0),
