@@ -19,6 +19,8 @@ mod crates;
 mod datagrams;
 #[path = "programs/fabric.rs"]
 mod fabric;
+#[path = "programs/fresh.rs"]
+mod fresh;
 #[path = "programs/guest.rs"]
 mod guest;
 #[path = "programs/installed.rs"]

@@ -1,9 +1,9 @@
 //! Storage: tgt's iSER target, with libiscsi's programs and QEMU's as initiators.
 //!
-//! libiscsi 1.19 crashes now and then when it closes an iSER connection (README, "Limits"). `qemu-io`, which
-//! checks the data, frees much at its end and meets this once in some tens of runs. It is killed when its
-//! work is done, which is also a test of the target. libiscsi's own programs end right after they close; none
-//! of them crashed.
+//! libiscsi 1.19 crashes now and then when it closes an iSER connection (docs/limits.md, "Stacks on top").
+//! `qemu-io`, which checks the data, frees much at its end and meets this once in some tens of runs. It is
+//! killed when its work is done, which is also a test of the target. libiscsi's own programs end right after
+//! they close; none of them crashed.
 
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;

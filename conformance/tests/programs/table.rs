@@ -10,6 +10,7 @@ use super::by_number;
 use super::ceph;
 use super::crates;
 use super::datagrams;
+use super::fresh;
 use super::learning;
 use super::mpi;
 use super::mpi_applications;
@@ -100,6 +101,7 @@ pub fn cases() -> Vec<Case> {
         crates::cases(),
         ceph::cases(),
         sandboxes::cases(),
+        fresh::cases(),
     ]
     .into_iter()
     .flatten()
