@@ -1,5 +1,8 @@
 //! What the documents say of files, of tests, and of the rights of the process.
 
+#[path = "documents/readme.rs"]
+mod readme;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The man page and the README tell of every option and variable there is.
+//! The man page and docs/settings.md name every option and variable there is.
 
 use std::process::Command;
 
@@ -32,10 +32,13 @@ fn man_page_names_every_variable_once_and_every_section() {
 }
 
 #[test]
-fn readme_lists_every_variable() {
-    let readme = include_str!("../../../README.md");
+fn settings_md_lists_every_variable() {
+    let page = include_str!("../../../docs/settings.md");
     for variable in variables() {
-        assert!(readme.contains(&format!("| `{variable}` |")), "{variable} is not in the table of README.md");
+        assert!(
+            page.contains(&format!("| `{variable}` |")),
+            "{variable} is not in the table of docs/settings.md"
+        );
     }
 }
 
