@@ -17,7 +17,9 @@
 //! that an input is for by its space.
 
 pub mod active;
+pub mod budget;
 pub mod handshake;
+pub mod listener;
 #[cfg(test)]
 mod testing;
 

@@ -14,6 +14,10 @@ impl Clock {
         Self(Instant::now())
     }
 
+    pub const fn at(now: Instant) -> Self {
+        Self(now)
+    }
+
     pub fn now(&self) -> Now {
         Now::at(self.0)
     }
