@@ -74,7 +74,7 @@ pub struct Active {
 /// | Asking | Accepted | Over | Report with the connection |
 /// | Asking | Rejected | Over | Close; Report |
 /// | both | silent end, first time | Paused | Close (Reset if bound); 5 ms; the same request again |
-/// | both | silent end again, or not enhanced; `fall_back` | Connecting | Close (Reset if bound); plainer Connect |
+/// | both | silent end again, not enhanced; `fall_back` | Connecting | Close (as above); plainer Connect |
 /// | Asking | other error, limit | Over | Terminate, Close; Report Failed |
 /// | Paused | limit | Connecting | Connect |
 /// | any | cancel | Over | Close |
@@ -279,10 +279,10 @@ impl Active {
             }
             (failure, _) => {
                 if failure == Failure::TimedOut && asking {
+                    let limit = self.timeouts.reply;
                     tracing::warn!(
                         peer = %self.target.peer,
-                        "the peer is connected by TCP, but its program did not accept the request within {:?}",
-                        self.timeouts.reply
+                        "the peer is connected by TCP, but its program did not accept the request in {limit:?}"
                     );
                 }
                 if open {

@@ -147,8 +147,8 @@ impl Handshake {
         Ok(())
     }
 
-    /// After an acceptance, the stream cannot begin for a reason at this end: makes the Terminate that says so
-    /// (RFC 6581 section 9.3), if this peer knows it. The owner closes the connection behind it.
+    /// After an acceptance, the stream cannot begin for a reason at this end: makes the Terminate that
+    /// reports it (RFC 6581 section 9.3), if this peer knows it. The owner closes the connection behind it.
     pub fn refuse(&mut self, negotiated: &Negotiated) {
         self.forget_frame();
         self.end(State::Failed);

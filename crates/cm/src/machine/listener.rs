@@ -90,13 +90,17 @@ pub struct Listener {
 /// |-|-|-|-|
 /// | – | Waiting; budget left, not behind | Opening | Accept |
 /// | Opening | Accepted | Silent | deadline: 5 s; the next Accept |
-/// | Opening | NotAccepted | gone | none waits: until Waiting; that one is gone: the next Accept; other errno: again in 100 ms |
+/// | Opening | NotAccepted: none waits | gone | nothing until Waiting |
+/// | Opening | NotAccepted: that one is gone; other errno | gone | the next Accept; the same in 100 ms |
 /// | Silent | Requested | Complete | – |
 /// | Silent | failed, limit; or no budget, oldest, 200 ms old | gone | Close |
-/// | Complete | earlier ones complete or 10 ms old, no earlier Answered of this peer below 200 ms, not behind | Reported | Report Requested |
+/// | Complete | its turn | Reported | Report Requested |
 /// | Reported | Delivered | Reported | one less undelivered; Accept |
 /// | Reported | answered | Answered | – |
 /// | Reported, Answered | Settled, 200 ms | gone | next Complete |
+///
+/// Its turn: earlier ones are complete or 10 ms old, there is no earlier Answered of this peer below 200 ms,
+/// and the program has taken enough of the reported ones.
 ///
 /// Behind: as many requests as the backlog are complete or reported, and the program has not taken them. Then
 /// connections wait in the kernel. With a Report the connection, its handshake and its place in the budget
