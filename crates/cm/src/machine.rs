@@ -20,6 +20,7 @@ pub mod active;
 pub mod budget;
 pub mod handshake;
 pub mod listener;
+pub mod pairings;
 pub mod proof;
 #[cfg(test)]
 mod testing;

@@ -1015,7 +1015,7 @@ impl StreamObserver for Pairing {
 
 /// Whether what the peer shows of the packet sequence numbers fits what this end's program has set. `None`:
 /// nothing is known to both.
-fn fit(own: &Psns, half: Half, shown: &Introduction) -> Option<bool> {
+pub(crate) fn fit(own: &Psns, half: Half, shown: &Introduction) -> Option<bool> {
     let pairs = [(own.begins, shown.expects), (own.expects, shown.begins)];
     let known = pairs.into_iter().filter_map(|(own, shown)| Some(half.of(own?) == shown?));
     known.reduce(|a, b| a && b)

@@ -142,6 +142,11 @@ impl Active {
         Ok(active)
     }
 
+    /// The space of its connections' names.
+    pub fn space(&self) -> u32 {
+        self.names.number()
+    }
+
     /// Gives up, in any state. Nothing is reported afterwards.
     pub fn cancel(&mut self) {
         let mut begun = true;

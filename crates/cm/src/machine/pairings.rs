@@ -1,0 +1,983 @@
+//! Bring-up by number: the queue pairs of one port, and the peers that their programs have named. Who may
+//! speak for a queue pair, and why, stands in `crate::pairing`.
+//!
+//! Everything that a stranger can hold here is bounded: connections and requests by the [`Budget`], requests
+//! also by number, peer and time, and cookies cost nothing.
+
+// Unused until the shell runs it.
+#![allow(dead_code)]
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use uwarp_llp::carrier::Close;
+use uwarp_llp::udp::Route;
+use uwarp_proto::datagram;
+use uwarp_proto::setup::{
+    AcceptParams, Depths, InitiatorConfig, Negotiated, PeerData, RTR_STAG_TO, Rejection, Request,
+    ResponderPolicy, Revision, Rtr,
+};
+use uwarp_rnic::ah::port_of;
+use uwarp_rnic::qp::{Now, Psns};
+use uwarp_wire::datagram::proof::Proof as ProofDatagram;
+use uwarp_wire::introduction::{self, Cookie, Half, Introduction, TurnedAway};
+
+use super::active::{self, Active};
+use super::budget::{Budget, Place};
+use super::handshake::{Event, Handshake};
+use super::listener::{self, Listener, MAX_BACKLOG};
+use super::proof::{self, Proof};
+use super::{
+    Action, ConnKey, Ends, Input, Machine, Recipient, Space, StreamEvent, Transmit, Want, earlier, is_over,
+};
+use crate::event::ConnParam;
+use crate::pairing::{Path, fit};
+use crate::timeouts::{RETRIES, Timeouts};
+
+/// The pause before a connector tries again; each further one is twice as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The pause before an unanswered request for a cookie is repeated; it grows in the same way.
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A cookie that is nearly too old is not shown.
+const FRESH: Duration = Duration::from_secs(proof::LIFE.as_secs() - 4);
+/// Most early requests for one queue pair: more than one means a peer that began anew, or an earlier peer.
+pub const MOST_EARLY_EACH: usize = 4;
+/// How long an early request waits.
+const EARLY_LIMIT: Duration = Duration::from_secs(30);
+/// How long a peer whose PSNs do not fit is rejected unread.
+const WRONG_PSN_PAUSE: Duration = Duration::from_millis(500);
+/// Cookies in a second for ports that no pairing names.
+const MOST_COOKIES: u32 = 1000;
+/// Datagrams that wait to be sent. What is lost is asked for again.
+const MOST_DATAGRAMS: usize = 64;
+
+/// What the pairings of a port need to know.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Time limits.
+    pub timeouts: Timeouts,
+    /// How requests are answered.
+    pub policy: ResponderPolicy,
+    /// CRC and markers, as this end asks for them.
+    pub crc: bool,
+    #[allow(missing_docs)]
+    pub markers: bool,
+    /// This end says that it is uwarp.
+    pub says_uwarp: bool,
+    /// The process's.
+    pub budget: Budget,
+}
+
+/// What the program has set of a queue pair: pushed at each of its changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// Packet sequence numbers.
+    pub psns: Psns,
+    /// How often the peer repeats a Send without a receive.
+    pub retry_cnt: u8,
+    /// The same for this end's Sends, once the program has said it.
+    pub rnr_retry: Option<u8>,
+    /// What it tells the peer to wait before.
+    pub min_rnr_timer: u8,
+    /// This end acknowledges placement.
+    pub placement_acks: bool,
+}
+
+/// The queue pairs of one port that are brought up by number.
+#[derive(Debug)]
+pub struct Pairings {
+    settings: Settings,
+    proof: Proof,
+    listener: Listener,
+    /// Asked for, or there.
+    listens: bool,
+    /// For the next attempt to connect; 0 is the listener's.
+    spaces: u32,
+    pairs: BTreeMap<u32, Pairing>,
+    /// Queue pairs that exist.
+    alive: BTreeSet<u32>,
+    /// In the order in which they came.
+    early: VecDeque<Early>,
+    /// Requests that are turned away, until the words are sent.
+    leaving: BTreeMap<ConnKey, Leaving>,
+    /// Cookies for others in the second that began then.
+    cookies: Option<(Instant, u32)>,
+    datagrams: VecDeque<(Route, [u8; ProofDatagram::LEN])>,
+    /// The last one that was given out.
+    sending: Option<(Route, [u8; ProofDatagram::LEN])>,
+    actions: VecDeque<Action<Infallible>>,
+}
+
+/// A request that is complete.
+#[derive(Debug)]
+struct Arrived {
+    conn: ConnKey,
+    introduction: Introduction,
+    from: Ipv6Addr,
+    /// When its cookie was made.
+    proven: Instant,
+    handshake: Box<Handshake>,
+    place: Place,
+}
+
+#[derive(Debug)]
+struct Early {
+    since: Instant,
+    request: Arrived,
+}
+
+#[derive(Debug)]
+struct Leaving {
+    handshake: Box<Handshake>,
+    _place: Place,
+}
+
+/// A queue pair and the peer that its program has named.
+#[derive(Debug)]
+struct Pairing {
+    moves: u32,
+    path: Path,
+    peer: u32,
+    terms: Terms,
+    incarnation: u64,
+    token: u64,
+    /// When it was moved to RTR.
+    began: Instant,
+    cookie: Option<(Cookie, Instant)>,
+    asked: u32,
+    pauses: u32,
+    rejected: bool,
+    /// Requests are rejected unread until then.
+    wrong_psn: Option<Instant>,
+    state: State,
+}
+
+/// | state | event | → | actions |
+/// |-|-|-|-|
+/// | – | begin: smaller | Waiting | Listen once a port; early requests are checked: older cookies are rejected |
+/// | – | begin: larger | AwaitCookie | ask for a cookie (UDP) |
+/// | – | begin: itself | Joining | Connect to itself; Opened: Attach |
+/// | AwaitCookie | cookie with our token | Asking | `Active`, introduction with the cookie |
+/// | AwaitCookie | 50 ms·2ⁿ ≤ 500 | AwaitCookie | ask again |
+/// | Asking | Accepted; numbers, incarnation, halves of the PSNs fit | Attaching | Attach |
+/// | Asking | Accepted, unfit; Rejected; Failed | Paused | Close; 20 ms·2ⁿ ≤ 500, none after the move's first rejection |
+/// | Paused | limit | Asking; after a rejection or with an old cookie AwaitCookie (the peer's key may be new) | – |
+/// | Waiting | request: proven since this move; address, numbers, halves fit | Replying | accept |
+/// | Waiting | unfit request | Waiting | reject |
+/// | Replying | Replied / failed | Attaching / Waiting | Attach / next early one |
+/// | Attaching | Attached / Refused | Attached / Waiting, Paused | – / Close |
+/// | Attached | Used | Up | – |
+/// | Attached | Ended | Waiting, Paused | – |
+/// | Up | Ended | over | – |
+/// | any | end, forget | – | Close; forget: reject early ones |
+///
+/// The limit of the first FPDU is the queue pair's ([`uwarp_rnic::qp::RcCore`]): it ends the stream.
+#[derive(Debug)]
+enum State {
+    Waiting,
+    Replying { conn: ConnKey, handshake: Box<Handshake>, said: Box<Negotiated>, _place: Place },
+    AwaitCookie { again: Instant },
+    Asking(Box<Active>),
+    Paused { until: Instant },
+    Joining { conn: ConnKey },
+    Attaching { conn: ConnKey },
+    Attached { conn: ConnKey },
+    Up { conn: ConnKey },
+    Over,
+}
+
+impl State {
+    /// The connection that a queue pair has, or is about to get.
+    fn stream(&self) -> Option<ConnKey> {
+        match self {
+            Self::Attaching { conn } | Self::Attached { conn } | Self::Up { conn } => Some(*conn),
+            _ => None,
+        }
+    }
+
+    fn names(&self, conn: ConnKey) -> bool {
+        match self {
+            Self::Replying { conn: own, .. } | Self::Joining { conn: own } => *own == conn,
+            Self::Asking(active) => active.space() == conn.space(),
+            other => other.stream() == Some(conn),
+        }
+    }
+}
+
+impl Pairing {
+    /// Less: this end listens; greater: it connects; equal: the queue pair is its own peer.
+    fn role(&self, qpn: u32) -> Ordering {
+        (gid(self.path.local.ip()), qpn).cmp(&(gid(self.path.peer.ip()), self.peer))
+    }
+
+    fn is_peer(&self, address: IpAddr, port: u16) -> bool {
+        (gid(self.path.peer.ip()), port_of(self.peer)) == (gid(address), port)
+    }
+
+    /// Whether this request is the peer's, for the present move.
+    fn check(&mut self, now: &Now, qpn: u32, request: &Arrived) -> Result<(), TurnedAway> {
+        let said = &request.introduction;
+        let is_peers = (said.source_qpn, said.destination_qpn) == (self.peer, qpn)
+            && request.from == gid(self.path.peer.ip())
+            && self.role(qpn) == Ordering::Less;
+        if !is_peers {
+            Err(TurnedAway::AnotherPeer)
+        } else if request.proven <= self.began {
+            Err(TurnedAway::Stale)
+        } else if self.wrong_psn.is_some_and(|until| now.get() < until) {
+            Err(TurnedAway::Psn)
+        } else {
+            self.check_psns(now, Half::Lower, said)
+        }
+    }
+
+    fn check_psns(&mut self, now: &Now, half: Half, shown: &Introduction) -> Result<(), TurnedAway> {
+        match fit(&self.terms.psns, half, shown) {
+            Some(true) => Ok(()),
+            // It comes back when one end has been moved to RTS.
+            None => Err(TurnedAway::Psn),
+            Some(false) => {
+                tracing::warn!(peer = %self.path.peer.ip(), "refused: the packet sequence numbers do not fit");
+                self.wrong_psn = Some(now.get() + WRONG_PSN_PAUSE);
+                Err(TurnedAway::Psn)
+            }
+        }
+    }
+
+    /// Whether the reply comes from the queue pair that was asked.
+    fn is_answer(&mut self, now: &Now, qpn: u32, reply: &[u8]) -> bool {
+        let Some(reply) = Introduction::parse(reply) else { return false };
+        let expected = (self.peer, qpn, self.incarnation);
+        (reply.source_qpn, reply.destination_qpn, reply.incarnation) == expected
+            && self.check_psns(now, Half::Upper, &reply).is_ok()
+    }
+
+    fn introduction(&self, qpn: u32, half: Half, incarnation: u64, cookie: Cookie) -> Introduction {
+        let psns = &self.terms.psns;
+        let [expects, begins] = [psns.expects, psns.begins].map(|psn| psn.map(|psn| half.of(psn)));
+        Introduction { source_qpn: qpn, destination_qpn: self.peer, expects, begins, incarnation, cookie }
+    }
+
+    fn peer_data(&self, qpn: u32) -> PeerData {
+        let Terms { rnr_retry, min_rnr_timer, placement_acks, .. } = self.terms;
+        let rnr_retry = rnr_retry.unwrap_or(RETRIES).min(RETRIES);
+        PeerData { placement_acks, rnr_retry, min_rnr_timer, qpn, ..PeerData::new() }
+    }
+
+    /// What the program said, as rdma_cm would have it. How long the peer's Sends may wait here the peer says.
+    fn conn_param(&self, said: &Negotiated) -> ConnParam {
+        let rnr_retry_count = said.peer.map_or(RETRIES, |peer| peer.rnr_retry);
+        ConnParam { retry_count: self.terms.retry_cnt, rnr_retry_count, ..ConnParam::NONE }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Replying { handshake, .. } => handshake.poll_timeout(),
+            State::AwaitCookie { again } => Some(*again),
+            State::Asking(active) => active.poll_timeout(),
+            State::Paused { until } => Some(*until),
+            _ => None,
+        }
+    }
+}
+
+impl Pairings {
+    /// For a port whose sockets are bound. `key`: 16 random bytes that nobody else knows.
+    pub fn new(now: &Now, settings: Settings, key: &[u8; 16]) -> Self {
+        // Both ends are uwarp: there is no older revision to speak.
+        let policy = ResponderPolicy { max_revision: Revision::Two, ..settings.policy };
+        let Settings { timeouts, ref budget, .. } = settings;
+        let listener = listener::Settings { timeouts, policy, backlog: MAX_BACKLOG, budget: budget.clone() };
+        Self {
+            proof: Proof::new(now, key),
+            listener: Listener::new(Space::new(0), listener),
+            listens: false,
+            spaces: 0,
+            pairs: BTreeMap::new(),
+            alive: BTreeSet::new(),
+            early: VecDeque::new(),
+            leaving: BTreeMap::new(),
+            cookies: None,
+            datagrams: VecDeque::new(),
+            sending: None,
+            actions: VecDeque::new(),
+            settings,
+        }
+    }
+
+    /// A queue pair with this number exists from now on, or no longer; in that case see [`Self::forget`].
+    pub fn alive(&mut self, qpn: u32, is_alive: bool) {
+        if is_alive {
+            self.alive.insert(qpn);
+        } else {
+            self.alive.remove(&qpn);
+        }
+    }
+
+    /// The program has moved a queue pair to RTR: it waits for its stream to queue pair `peer` at the other
+    /// end of the path. `incarnation` and `token` are random.
+    #[allow(clippy::too_many_arguments)]
+    pub fn begin(
+        &mut self,
+        now: &Now,
+        (qpn, moves): (u32, u32),
+        path: Path,
+        peer: u32,
+        terms: Terms,
+        incarnation: u64,
+        token: u64,
+    ) {
+        self.end(qpn);
+        let pairing = Pairing {
+            moves,
+            path,
+            peer,
+            terms,
+            incarnation,
+            token,
+            began: now.get(),
+            cookie: None,
+            asked: 0,
+            pauses: 0,
+            rejected: false,
+            wrong_psn: None,
+            state: State::Waiting,
+        };
+        let role = pairing.role(qpn);
+        self.pairs.insert(qpn, pairing);
+        match role {
+            Ordering::Less => {
+                if !std::mem::replace(&mut self.listens, true) {
+                    self.actions.push_back(Action::Listen);
+                }
+                self.serve(now, qpn);
+            }
+            Ordering::Equal => {
+                let conn = self.space().name();
+                self.actions.push_back(Action::Connect { conn, from: Some(path.local), to: path.local });
+                self.set(qpn, State::Joining { conn });
+            }
+            Ordering::Greater => self.ask(now, qpn),
+        }
+    }
+
+    /// The program has changed attributes of a queue pair.
+    pub fn terms(&mut self, qpn: u32, terms: Terms) {
+        if let Some(pairing) = self.pairs.get_mut(&qpn) {
+            pairing.terms = terms;
+        }
+    }
+
+    /// The queue pair is in RESET or ERR: everything that was begun for it is cancelled.
+    pub fn end(&mut self, qpn: u32) {
+        let Some(pairing) = self.pairs.remove(&qpn) else { return };
+        match pairing.state {
+            State::Replying { conn, .. } | State::Joining { conn } => self.close(conn, Close::Finish),
+            State::Asking(mut active) => {
+                active.cancel();
+                while let Some(action) = active.poll_action() {
+                    self.actions.extend(action.pass().ok());
+                }
+            }
+            // The stream is the queue pair's, and ends with its state.
+            _ => {}
+        }
+    }
+
+    /// The queue pair is about to be destroyed.
+    pub fn forget(&mut self, now: &Now, qpn: u32) {
+        self.end(qpn);
+        self.alive(qpn, false);
+        for early in self.take_early(|early| early.request.introduction.destination_qpn == qpn) {
+            self.reject(now, early.request, TurnedAway::NoQueuePair);
+        }
+    }
+
+    /// What is held of others: early requests, and those that are being turned away.
+    pub fn held(&self) -> usize {
+        self.early.len() + self.leaving.len()
+    }
+
+    fn space(&mut self) -> Space {
+        self.spaces += 1;
+        Space::new(self.spaces)
+    }
+
+    fn set(&mut self, qpn: u32, state: State) {
+        if let Some(pairing) = self.pairs.get_mut(&qpn) {
+            pairing.state = state;
+        }
+    }
+
+    fn close(&mut self, conn: ConnKey, how: Close) {
+        self.actions.push_back(Action::Close { conn, how });
+    }
+
+    fn take_early(&mut self, which: impl Fn(&Early) -> bool) -> Vec<Early> {
+        let (taken, left): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.early).into_iter().partition(which);
+        self.early = left;
+        taken.into()
+    }
+
+    fn reject(&mut self, now: &Now, mut request: Arrived, why: TurnedAway) {
+        tracing::debug!(introduction = ?request.introduction, "turned away: {why}");
+        self.reject_handshake(now, request.conn, request.handshake.as_mut(), why);
+        self.leave(request.conn, request.handshake, request.place);
+    }
+
+    fn reject_handshake(&mut self, now: &Now, conn: ConnKey, handshake: &mut Handshake, why: TurnedAway) {
+        if handshake.reject(now, &why.to_bytes()).is_err() {
+            self.close(conn, Close::Finish);
+        }
+    }
+
+    fn leave(&mut self, conn: ConnKey, handshake: Box<Handshake>, place: Place) {
+        if !handshake.is_drained() {
+            self.leaving.insert(conn, Leaving { handshake, _place: place });
+        }
+    }
+
+    /// A request that is being turned away has its words, or cannot get them.
+    fn leaving(&mut self, conn: ConnKey, input: Input<'_>) {
+        let open = !matches!(input, Input::Failed { .. });
+        let Some(leaving) = self.leaving.get_mut(&conn) else { return };
+        leaving.handshake.handle_input(input);
+        if leaving.handshake.is_drained() || !open {
+            self.leaving.remove(&conn);
+            if open {
+                self.close(conn, Close::Finish);
+            }
+        }
+    }
+
+    // --- The listening end.
+
+    /// A request is complete.
+    fn requested(
+        &mut self,
+        now: &Now,
+        (conn, ends): (ConnKey, Ends),
+        mut handshake: Box<Handshake>,
+        request: &Request,
+        place: Place,
+    ) {
+        // What becomes of it no other request waits for: they are of one process each, and not of one program.
+        self.listener.handle_input(now, Input::Delivered);
+        self.listener.handle_input(now, Input::Settled(conn));
+        let introduction = Introduction::parse(&request.private_data);
+        let why = match introduction {
+            Some(introduction) => {
+                let mut owner = ends.peer;
+                owner.set_port(port_of(introduction.source_qpn));
+                match self.proof.made(now, owner, &[], introduction.cookie) {
+                    Some(_) if !self.alive.contains(&introduction.destination_qpn) => TurnedAway::NoQueuePair,
+                    Some(proven) => {
+                        let from = gid(ends.peer.ip());
+                        let request = Arrived { conn, introduction, from, proven, handshake, place };
+                        return self.admit(now, request);
+                    }
+                    None => TurnedAway::NoProof,
+                }
+            }
+            None if introduction::version(&request.private_data).is_some() => TurnedAway::Version,
+            // It does not come from a queue pair.
+            None => return self.close(conn, Close::Finish),
+        };
+        self.reject_handshake(now, conn, &mut handshake, why);
+        self.leave(conn, handshake, place);
+    }
+
+    fn admit(&mut self, now: &Now, request: Arrived) {
+        let qpn = request.introduction.destination_qpn;
+        if let Some(pairing) = self.pairs.get_mut(&qpn).filter(|p| matches!(p.state, State::Waiting)) {
+            match pairing.check(now, qpn, &request) {
+                Ok(()) => self.accept(now, qpn, request),
+                Err(why) => self.reject(now, request, why),
+            }
+            return;
+        }
+        // It says that its peer waits. A newer one of the same peer takes its place.
+        let peer = |request: &Arrived| (request.from, request.introduction.source_qpn, qpn);
+        let is_for = |early: &Early| early.request.introduction.destination_qpn == qpn;
+        let same = self.take_early(|early| is_for(early) && peer(&early.request) == peer(&request));
+        for early in same {
+            self.reject(now, early.request, TurnedAway::Crowded);
+        }
+        if self.early.iter().filter(|early| is_for(early)).count() >= MOST_EARLY_EACH
+            && let Some(first) = self.early.iter().position(is_for)
+            && let Some(early) = self.early.remove(first)
+        {
+            self.reject(now, early.request, TurnedAway::Crowded);
+        }
+        self.early.push_back(Early { since: now.get(), request });
+    }
+
+    /// Gives a queue pair that waits the request that waits for it, the last one if there are several, and
+    /// turns the others away.
+    fn serve(&mut self, now: &Now, qpn: u32) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        if !matches!(pairing.state, State::Waiting) {
+            return;
+        }
+        let mut fitting: Option<Arrived> = None;
+        for early in self.take_early(|early| early.request.introduction.destination_qpn == qpn) {
+            let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+            match pairing.check(now, qpn, &early.request) {
+                Ok(()) => {
+                    if let Some(older) = fitting.replace(early.request) {
+                        self.reject(now, older, TurnedAway::Crowded);
+                    }
+                }
+                Err(why) => self.reject(now, early.request, why),
+            }
+        }
+        if let Some(request) = fitting {
+            self.accept(now, qpn, request);
+        }
+    }
+
+    fn accept(&mut self, now: &Now, qpn: u32, request: Arrived) {
+        let Arrived { conn, introduction, mut handshake, place, .. } = request;
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let max_ird = self.settings.policy.max_ird;
+        let params =
+            AcceptParams { depths: Depths::negotiated(max_ird, max_ird), peer: pairing.peer_data(qpn) };
+        let reply = pairing.introduction(qpn, Half::Upper, introduction.incarnation, Cookie::NONE).to_bytes();
+        match handshake.accept(now, params, &reply) {
+            Ok(said) => {
+                pairing.state = State::Replying { conn, handshake, said: Box::new(said), _place: place };
+            }
+            Err(error) => {
+                tracing::debug!("cannot accept: {error}");
+                self.close(conn, Close::Finish);
+            }
+        }
+    }
+
+    /// A queue pair asks for a cookie.
+    fn answer(&mut self, now: &Now, from: SocketAddr, to: IpAddr, request: &ProofDatagram) {
+        let named = self.pairs.values().any(|pairing| pairing.is_peer(from.ip(), from.port()));
+        if !named && !self.may_answer(now) {
+            return;
+        }
+        let reply = ProofDatagram {
+            source_qpn: request.destination_qpn,
+            destination_qpn: request.source_qpn,
+            token: request.token,
+            cookie: Some(self.proof.make(now, from, &[])),
+        };
+        self.send(Route { to: from, from: Some(to) }, &reply);
+    }
+
+    fn may_answer(&mut self, now: &Now) -> bool {
+        let (since, count) = match self.cookies {
+            Some((since, count)) if now.get() < since + Duration::from_secs(1) => (since, count),
+            _ => (now.get(), 0),
+        };
+        self.cookies = Some((since, (count + 1).min(MOST_COOKIES)));
+        count < MOST_COOKIES
+    }
+
+    fn send(&mut self, route: Route, proof: &ProofDatagram) {
+        if self.datagrams.len() < MOST_DATAGRAMS {
+            self.datagrams.push_back((route, proof.to_bytes()));
+        }
+    }
+
+    // --- The connecting end.
+
+    fn ask(&mut self, now: &Now, qpn: u32) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        pairing.cookie = None;
+        let wait = (FIRST_WAIT * (1 << pairing.asked.min(10))).min(LONGEST_PAUSE);
+        pairing.asked += 1;
+        pairing.state = State::AwaitCookie { again: now.get() + wait };
+        let mut to = pairing.path.peer;
+        to.set_port(port_of(pairing.peer));
+        let route = Route { to, from: Some(pairing.path.local.ip()) };
+        let (destination_qpn, token) = (pairing.peer, pairing.token);
+        self.send(route, &ProofDatagram { source_qpn: qpn, destination_qpn, token, cookie: None });
+    }
+
+    fn has_cookie(&mut self, now: &Now, from: SocketAddr, reply: &ProofDatagram, cookie: Cookie) {
+        let qpn = reply.destination_qpn;
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let is_answer = matches!(pairing.state, State::AwaitCookie { .. })
+            && (reply.source_qpn, reply.token) == (pairing.peer, pairing.token)
+            && pairing.is_peer(from.ip(), from.port());
+        if is_answer {
+            pairing.cookie = Some((cookie, now.get()));
+            self.connect(now, qpn);
+        }
+    }
+
+    fn connect(&mut self, now: &Now, qpn: u32) {
+        let names = self.space();
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let cookie = pairing.cookie.filter(|(_, came)| now.get() < *came + FRESH);
+        let Some((cookie, _)) = cookie else { return self.ask(now, qpn) };
+        let Settings { timeouts, policy, crc, markers, says_uwarp, .. } = self.settings;
+        let config = InitiatorConfig {
+            revision: Revision::Two,
+            crc,
+            markers,
+            depths: Depths::negotiated(policy.max_ird, policy.max_ird),
+            max_ird: policy.max_ird,
+            peer: says_uwarp.then(|| pairing.peer_data(qpn)),
+            peer_in_request: false,
+        };
+        let mut peer = pairing.path.peer;
+        peer.set_port(port_of(pairing.peer));
+        let introduction = pairing.introduction(qpn, Half::Lower, pairing.incarnation, cookie);
+        let target = active::Target {
+            local: Some(pairing.path.local),
+            peer,
+            config,
+            private_data: introduction.to_bytes().to_vec(),
+            fall_back: false,
+        };
+        match Active::start(now, names, timeouts, target) {
+            Ok(active) => pairing.state = State::Asking(Box::new(active)),
+            Err(_) => self.pause(now, qpn),
+        }
+    }
+
+    fn pause(&mut self, now: &Now, qpn: u32) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let pause = (FIRST_PAUSE * (1 << pairing.pauses.min(10))).min(LONGEST_PAUSE);
+        pairing.pauses += 1;
+        pairing.state = State::Paused { until: now.get() + pause };
+    }
+
+    /// Rejected: the next request needs a new cookie. The first time it comes at once, since the peer may
+    /// have been moved to RTR just now.
+    fn rejected(&mut self, now: &Now, qpn: u32, rejection: &Rejection) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        match TurnedAway::parse(&rejection.private_data) {
+            Some(why) => tracing::debug!(qpn, "the peer has turned this end away: {why}"),
+            None => tracing::debug!(qpn, "the peer has turned this end away"),
+        }
+        pairing.cookie = None;
+        if std::mem::replace(&mut pairing.rejected, true) { self.pause(now, qpn) } else { self.ask(now, qpn) }
+    }
+
+    /// Takes what the attempt to connect reports.
+    fn connecting(&mut self, now: &Now, qpn: u32) {
+        while let Some(pairing) = self.pairs.get_mut(&qpn)
+            && let State::Asking(active) = &mut pairing.state
+            && let Some(action) = active.poll_action()
+        {
+            match action.pass() {
+                Ok(action) => self.actions.push_back(action),
+                Err(active::Report::ConnectingFrom(_)) => {}
+                Err(active::Report::Accepted { conn, said }) => {
+                    if pairing.is_answer(now, qpn, &said.private_data) {
+                        self.attach(qpn, conn, said);
+                    } else {
+                        tracing::debug!(qpn, "refused: the reply is not the peer's");
+                        self.close(conn, Close::Finish);
+                        self.pause(now, qpn);
+                    }
+                }
+                Err(active::Report::Rejected(rejection)) => {
+                    self.rest_of_attempt(qpn);
+                    self.rejected(now, qpn, &rejection);
+                }
+                Err(active::Report::Failed { errno, .. }) => {
+                    tracing::debug!(qpn, "the peer does not listen yet: {errno}");
+                    self.rest_of_attempt(qpn);
+                    self.pause(now, qpn);
+                }
+            }
+        }
+    }
+
+    /// What an attempt that is over still has to do.
+    fn rest_of_attempt(&mut self, qpn: u32) {
+        if let Some(Pairing { state: State::Asking(active), .. }) = self.pairs.get_mut(&qpn) {
+            while let Some(action) = active.poll_action() {
+                self.actions.extend(action.pass().ok());
+            }
+        }
+    }
+
+    // --- The stream.
+
+    fn attach(&mut self, qpn: u32, conn: ConnKey, said: Box<Negotiated>) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let (to, param) = (Recipient::Number { qpn, moves: pairing.moves }, pairing.conn_param(&said));
+        pairing.state = State::Attaching { conn };
+        self.actions.push_back(Action::Attach { conn, to, said, param });
+    }
+
+    fn stream_event(&mut self, now: &Now, qpn: u32, conn: ConnKey, event: StreamEvent) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let up = matches!(pairing.state, State::Up { .. });
+        match event {
+            StreamEvent::Attached if matches!(pairing.state, State::Attaching { .. }) => {
+                pairing.state = State::Attached { conn };
+            }
+            StreamEvent::Used => pairing.state = State::Up { conn },
+            StreamEvent::Ended(_) if up => pairing.state = State::Over,
+            StreamEvent::Refused(_) => {
+                self.close(conn, Close::Finish);
+                self.wait_again(now, qpn);
+            }
+            StreamEvent::Ended(_) => self.wait_again(now, qpn),
+            StreamEvent::Attached | StreamEvent::Established => {}
+        }
+    }
+
+    /// A stream did not count: the queue pair waits for the next one.
+    fn wait_again(&mut self, now: &Now, qpn: u32) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        match pairing.role(qpn) {
+            Ordering::Less => {
+                pairing.state = State::Waiting;
+                self.serve(now, qpn);
+            }
+            Ordering::Greater => self.pause(now, qpn),
+            Ordering::Equal => pairing.state = State::Over,
+        }
+    }
+
+    /// The pairing that this connection belongs to.
+    fn owner(&self, conn: ConnKey) -> Option<u32> {
+        self.pairs.iter().find(|(_, pairing)| pairing.state.names(conn)).map(|(qpn, _)| *qpn)
+    }
+
+    fn handle_pairs_input(&mut self, now: &Now, qpn: u32, conn: ConnKey, input: Input<'_>) {
+        if let Input::Stream { event, .. } = input {
+            return self.stream_event(now, qpn, conn, event);
+        }
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let open = !matches!(input, Input::Failed { .. });
+        match &mut pairing.state {
+            State::Asking(active) => {
+                active.handle_input(now, input);
+                self.connecting(now, qpn);
+            }
+            State::Replying { handshake, .. } => {
+                let event = handshake.handle_input(input);
+                self.replying(now, qpn, event, open);
+            }
+            State::Joining { .. } => match input {
+                Input::Opened { .. } => {
+                    let said = self.joined_itself(qpn);
+                    self.attach(qpn, conn, said);
+                }
+                Input::Failed { why, .. } => {
+                    tracing::warn!(qpn, "cannot connect the queue pair with itself: {}", why.errno());
+                    pairing.state = State::Over;
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    fn replying(&mut self, now: &Now, qpn: u32, event: Option<Event>, open: bool) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let Some(event) = event else { return };
+        if let State::Replying { conn, said, .. } = std::mem::replace(&mut pairing.state, State::Waiting) {
+            match event {
+                Event::Replied => self.attach(qpn, conn, said),
+                _ => {
+                    tracing::debug!(qpn, "the peer closed the connection before it had the reply");
+                    if open {
+                        self.close(conn, Close::Finish);
+                    }
+                    self.serve(now, qpn);
+                }
+            }
+        }
+    }
+
+    /// What the two ends of a queue pair that is its own peer have agreed on.
+    fn joined_itself(&self, qpn: u32) -> Box<Negotiated> {
+        let Settings { policy, crc, markers, .. } = self.settings;
+        Box::new(Negotiated {
+            initiator: true,
+            revision: Revision::Two,
+            crc,
+            send_markers: markers,
+            receive_markers: markers,
+            ird: policy.max_ird,
+            ord: policy.max_ird,
+            rtr: Rtr::None,
+            peer_enhanced: None,
+            drops_reserved_flags: false,
+            peer_is_uwarp: true,
+            peer: self.pairs.get(&qpn).map(|pairing| pairing.peer_data(qpn)),
+            rtr_stag_to: RTR_STAG_TO,
+            private_data: Vec::new(),
+        })
+    }
+
+    /// Takes what the listener reports, and makes room for the connections that it has to turn down.
+    fn listening(&mut self, now: &Now) {
+        loop {
+            while let Some(action) = self.listener.poll_action() {
+                match action.pass() {
+                    Ok(action) => self.actions.push_back(action),
+                    Err(listener::Report::Requested { conn, ends, handshake, request, place }) => {
+                        self.requested(now, (conn, ends), handshake, &request, place);
+                    }
+                }
+            }
+            // Early requests say only that their peers wait; a new connection may be the one that is waited
+            // for.
+            match self.listener.is_starved().then(|| self.early.pop_front()).flatten() {
+                Some(early) => {
+                    let Early { request: Arrived { conn, mut handshake, .. }, .. } = early;
+                    // Without its place, which the next one needs: what is not sent at once is not said.
+                    self.reject_handshake(now, conn, &mut handshake, TurnedAway::Crowded);
+                    self.close(conn, Close::Finish);
+                    self.listener.accept_more(now);
+                }
+                None => return,
+            }
+        }
+    }
+}
+
+impl Machine for Pairings {
+    type Report = Infallible;
+
+    fn handle_input(&mut self, now: &Now, input: Input<'_>) {
+        match input {
+            Input::Datagram { from, to, bytes } => {
+                let Some(proof) = datagram::parse_proof(bytes) else { return };
+                if port_of(proof.source_qpn) != from.port() {
+                    return;
+                }
+                match proof.cookie {
+                    None => self.answer(now, from, to, &proof),
+                    Some(cookie) => self.has_cookie(now, from, &proof, cookie),
+                }
+            }
+            Input::NotListening(errno) => {
+                tracing::error!("cannot listen on a port of queue pair numbers: {errno}");
+                self.listens = false;
+            }
+            input => {
+                let conn = input.conn();
+                if let Some(conn) = conn.filter(|conn| self.leaving.contains_key(conn)) {
+                    self.leaving(conn, input);
+                    return self.listening(now);
+                }
+                let hung_up = matches!(input, Input::End { .. } | Input::Failed { .. });
+                let early =
+                    conn.and_then(|conn| self.early.iter().position(|early| early.request.conn == conn));
+                if let (Some(conn), Some(at)) = (conn, early) {
+                    if hung_up {
+                        self.early.remove(at);
+                        if matches!(input, Input::End { .. }) {
+                            self.close(conn, Close::Finish);
+                        }
+                    }
+                } else if let Some((qpn, conn)) = conn.and_then(|conn| Some((self.owner(conn)?, conn))) {
+                    self.handle_pairs_input(now, qpn, conn, input);
+                } else {
+                    self.listener.handle_input(now, input);
+                }
+            }
+        }
+        self.listening(now);
+    }
+
+    fn handle_timeout(&mut self, now: &Now) {
+        while self.early.front().is_some_and(|early| early.since + EARLY_LIMIT <= now.get()) {
+            if let Some(early) = self.early.pop_front() {
+                self.reject(now, early.request, TurnedAway::Crowded);
+            }
+        }
+        let late = |(_, leaving): &(&ConnKey, &Leaving)| is_over(leaving.handshake.poll_timeout(), now);
+        let late: Vec<ConnKey> = self.leaving.iter().filter(late).map(|(conn, _)| *conn).collect();
+        for conn in late {
+            self.leaving.remove(&conn);
+            self.close(conn, Close::Finish);
+        }
+        let due = |(_, pairing): &(&u32, &Pairing)| is_over(pairing.deadline(), now);
+        let due: Vec<u32> = self.pairs.iter().filter(due).map(|(qpn, _)| *qpn).collect();
+        for qpn in due {
+            let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
+            match &mut pairing.state {
+                State::AwaitCookie { .. } => self.ask(now, qpn),
+                State::Paused { .. } => self.connect(now, qpn),
+                State::Asking(active) => {
+                    active.handle_timeout(now);
+                    self.connecting(now, qpn);
+                }
+                State::Replying { handshake, .. } => {
+                    let event = handshake.handle_timeout(now);
+                    self.replying(now, qpn, event, true);
+                }
+                _ => {}
+            }
+        }
+        self.listener.handle_timeout(now);
+        self.listening(now);
+    }
+
+    fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+        if let Some(next) = self.datagrams.pop_front() {
+            let (route, bytes) = self.sending.insert(next);
+            return Some(Transmit::Datagram { route: *route, bytes });
+        }
+        for (conn, leaving) in &self.leaving {
+            if let Some(bytes) = leaving.handshake.poll_transmit() {
+                return Some(Transmit::Bytes { conn: *conn, bytes });
+            }
+        }
+        self.pairs.values_mut().find_map(|pairing| match &mut pairing.state {
+            State::Replying { conn, handshake, .. } => {
+                Some(Transmit::Bytes { conn: *conn, bytes: handshake.poll_transmit()? })
+            }
+            State::Asking(active) => active.poll_transmit(),
+            _ => None,
+        })
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let pairs = self.pairs.values().filter_map(Pairing::deadline).min();
+        let early = self.early.front().map(|early| early.since + EARLY_LIMIT);
+        let leaving = self.leaving.values().filter_map(|leaving| leaving.handshake.poll_timeout()).min();
+        earlier(earlier(pairs, early), earlier(leaving, self.listener.poll_timeout()))
+    }
+
+    fn poll_action(&mut self) -> Option<Action<Infallible>> {
+        self.actions.pop_front()
+    }
+
+    fn want(&self, conn: ConnKey) -> Want {
+        if self.early.iter().any(|early| early.request.conn == conn) {
+            return Want::End;
+        }
+        if let Some(leaving) = self.leaving.get(&conn) {
+            return leaving.handshake.want();
+        }
+        match self.owner(conn).and_then(|qpn| self.pairs.get(&qpn)).map(|pairing| &pairing.state) {
+            Some(State::Replying { handshake, .. }) => handshake.want(),
+            Some(State::Asking(active)) => active.want(conn),
+            Some(_) => Want::Nothing,
+            None => self.listener.want(conn),
+        }
+    }
+}
+
+fn gid(address: IpAddr) -> Ipv6Addr {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/pairings.rs"]
+mod tests;
