@@ -17,6 +17,7 @@
 //! that an input is for by its space.
 
 pub mod handshake;
+pub mod lookup;
 pub mod proof;
 #[cfg(test)]
 mod testing;
