@@ -16,6 +16,7 @@
 //! their listener) gives each of them a [`Space`] of its own for the names of connections, and finds the one
 //! that an input is for by its space.
 
+pub mod adopt;
 pub mod handshake;
 pub mod lookup;
 pub mod proof;
@@ -253,7 +254,7 @@ impl Input<'_> {
 pub enum StreamEvent {
     /// The queue pair has it.
     Attached,
-    /// The queue pair does not take it. The connection is the machine's again, until it closes it.
+    /// The queue pair does not take it, or is gone. The connection is the machine's again, until it closes it.
     Refused(VerbsError),
     /// The peer's ready-to-receive indication has come, or the first FPDU by number.
     Established,
