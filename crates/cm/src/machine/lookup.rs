@@ -313,8 +313,8 @@ struct Outgoing {
 }
 
 impl Server {
-    /// Serves a bound socket. At most `backlog` Requests wait for the program. `key`: 16 random bytes, for its
-    /// cookies.
+    /// Serves a bound socket. At most `backlog` Requests wait for the program. `key`: 16 random bytes, for
+    /// its cookies.
     pub fn new(now: &Now, key: &[u8; 16], port_space: u16, backlog: usize) -> Self {
         let nowhere = Route { to: SocketAddr::from(([0; 4], 0)), from: None };
         Self {
