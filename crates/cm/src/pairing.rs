@@ -334,8 +334,8 @@ impl Pairings {
                 Some(theirs) => {
                     tracing::warn!(
                         ?peer,
-                        "a queue pair introduces itself in version {theirs}, which proves nothing; version {} is \
-                         needed: the peer needs a newer uwarp (0.2 or later)",
+                        "a queue pair introduces itself in version {theirs}, which proves nothing; version {} \
+                         is needed: the peer needs a newer uwarp (0.2 or later)",
                         introduction::VERSION
                     );
                     pending.reject(&TurnedAway::Version.to_bytes());
@@ -682,8 +682,8 @@ impl Pairing {
             Some(false) => {
                 tracing::warn!(
                     qpn = %format_args!("{:#x}", self.source_qpn),
-                    "refused: queue pair {:#x} at {} shows other packet sequence numbers than the program has \
-                     set here (rq_psn {}, sq_psn {}); over InfiniBand nothing would arrive",
+                    "refused: queue pair {:#x} at {} shows other packet sequence numbers than the program \
+                     has set here (rq_psn {}, sq_psn {}); over InfiniBand nothing would arrive",
                     self.destination_qpn,
                     self.path.peer.ip().to_canonical(),
                     hex(own.expects),
@@ -749,8 +749,8 @@ impl Pairing {
         if asked == SAID_AFTER {
             tracing::warn!(
                 qpn = %format_args!("{:#x}", self.source_qpn),
-                "still waiting for queue pair {:#x}: UDP port {} of {} does not answer. Has the peer moved its \
-                 queue pair to RTR? Does a firewall block the port (queue pairs need UDP and TCP; see \
+                "still waiting for queue pair {:#x}: UDP port {} of {} does not answer. Has the peer moved \
+                 its queue pair to RTR? Does a firewall block the port (queue pairs need UDP and TCP; see \
                  --port-range)? Is its uwarp older than 0.2?",
                 self.destination_qpn,
                 to.port(),

@@ -11,7 +11,9 @@ use common::qp_and_cq;
 use uwarp_cm::pairing::Path;
 use uwarp_cm::{Cm, CmError, Timeouts, bringup};
 use uwarp_driver::{Nic, Qp};
-use uwarp_proto::setup::{Depths, Initiator, InitiatorConfig, PeerData, Responder, Revision};
+use uwarp_proto::setup::{
+    AcceptParams, Depths, Initiator, InitiatorConfig, PeerData, Responder, ResponderPolicy, Revision,
+};
 use uwarp_rnic::qp::{QpModify, QpState};
 use uwarp_rnic::{Cq, RecvWr, SendFlags, SendOp, SendWr, VerbsError, Wc, WcStatus};
 use uwarp_wire::datagram::Datagram;
@@ -218,8 +220,8 @@ fn a_peer_that_never_comes_fails_the_work_request() {
     }
 }
 
-/// A peer whose frames are made by hand: it has a port in UDP and in TCP, as a process has, and so numbers. Its
-/// numbers are larger than those of the other end, so it connects.
+/// A peer whose frames are made by hand: it has a port in UDP and in TCP, as a process has, and so numbers.
+/// These are larger than those of the other end, so it connects.
 struct Hand {
     udp: UdpSocket,
     _tcp: TcpListener,
@@ -297,8 +299,8 @@ fn request(to: &End, introduction: &Introduction) -> TcpStream {
     stream
 }
 
-/// The reply that comes: accepted, or why not. The fixed part of an MPA frame has 20 bytes, and enhanced set-up
-/// four.
+/// The reply that comes: accepted, or why not. The fixed part of an MPA frame has 20 bytes, and enhanced
+/// set-up four.
 fn answer(stream: &mut TcpStream) -> Result<Introduction, TurnedAway> {
     let mut frame = [0; 20];
     stream.read_exact(&mut frame).unwrap();
@@ -320,8 +322,8 @@ fn waits(stream: &TcpStream) -> bool {
     waits
 }
 
-/// Strangers at the port: some say nothing, one is no queue pair, and others know every number and have not the
-/// port of the one that they name.
+/// Strangers at the port: some say nothing, one is no queue pair, and others know every number but do not
+/// have the port of the one that they name.
 #[test]
 fn strangers_cost_nobody_a_stream() {
     let cm = cm();
@@ -404,18 +406,19 @@ fn a_cookie_from_before_the_move_does_not_count() {
     assert!(answer(&mut peer.request(&low)).is_ok());
 }
 
-/// The introduction contained the number that the other end must know by itself: whoever had the port of a dead
-/// peer returned it, and was the peer.
+/// The introduction contained the number that the other end must know by itself: whoever had the port of a
+/// dead peer returned it, and was the peer.
 #[test]
 fn who_has_the_port_of_a_dead_peer_cannot_answer_for_it() {
     let high = End::new(&cm());
     // Its number is smaller, so it listens.
-    let port = (1025..(high.qp.qpn() >> 8) as u16).find(|port| {
-        UdpSocket::bind(("127.0.0.1", *port)).is_ok() && TcpListener::bind(("127.0.0.1", *port)).is_ok()
-    });
-    let port = port.expect("a port below that of the queue pair");
-    let udp = UdpSocket::bind(("127.0.0.1", port)).unwrap();
-    let tcp = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let (udp, tcp) = (1025..(high.qp.qpn() >> 8) as u16)
+        .find_map(|port| {
+            let udp = UdpSocket::bind(("127.0.0.1", port)).ok()?;
+            Some((udp, TcpListener::bind(("127.0.0.1", port)).ok()?))
+        })
+        .expect("a port below that of the queue pair");
+    let port = udp.local_addr().unwrap().port();
     high.rtr("127.0.0.1", ("127.0.0.1", u32::from(port) << 8));
     high.rts();
     high.send(1, 0xA);
@@ -424,65 +427,52 @@ fn who_has_the_port_of_a_dead_peer_cannot_answer_for_it() {
         let mut bytes = [0; 256];
         let (len, from) = udp.recv_from(&mut bytes).unwrap();
         let asked = Proof::parse(&Datagram::parse(&bytes[..len]).unwrap()).unwrap();
-        let reply = Proof {
-            source_qpn: asked.destination_qpn,
-            destination_qpn: asked.source_qpn,
-            cookie: Some(Cookie { made: 1, hash: 1 }),
-            ..asked
-        };
+        let (source_qpn, destination_qpn) = (asked.destination_qpn, asked.source_qpn);
+        let cookie = Some(Cookie { made: 1, hash: 1 });
+        let reply = Proof { source_qpn, destination_qpn, cookie, ..asked };
         udp.send_to(&reply.to_bytes(), from).unwrap();
-        let (mut stream, _) = tcp.accept().unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let mut responder = Responder::new(uwarp_proto::setup::ResponderPolicy {
-            max_revision: Revision::Two,
-            crc: true,
-            markers: false,
-            know_peers: true,
-            max_ird: 4,
-        });
-        let request = loop {
-            let mut bytes = vec![0; responder.want()];
-            stream.read_exact(&mut bytes).unwrap();
-            if let Some(request) = responder.handle_input(&bytes).unwrap() {
-                break request;
-            }
-        };
-        let said = Introduction::parse(&request.private_data).unwrap();
+        let (mut stream, mut responder, request) = take_request(&tcp);
+        let said = Introduction::parse(&request).unwrap();
         // All that it has ever been sent.
-        let (source_qpn, destination_qpn) = (said.destination_qpn, said.source_qpn);
-        let echo =
-            Introduction { source_qpn, destination_qpn, expects: said.begins, begins: said.expects, ..said };
-        let params =
-            uwarp_proto::setup::AcceptParams { depths: Depths::negotiated(4, 4), peer: PeerData::new() };
+        let (expects, begins) = (said.begins, said.expects);
+        let echo = Introduction { source_qpn, destination_qpn, expects, begins, ..said };
+        let params = AcceptParams { depths: Depths::negotiated(4, 4), peer: PeerData::new() };
         responder.accept(params, &echo.to_bytes()).unwrap();
-        while let Some(bytes) = responder.poll_transmit() {
-            stream.write_all(&bytes).unwrap();
-        }
+        send_reply(&mut stream, &mut responder);
         // Nothing comes: no indication, and above all not the program's message.
         assert!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
         // The connector tries with the same cookie until that is turned away, so it is.
-        let (mut stream, _) = tcp.accept().unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let mut responder = Responder::new(uwarp_proto::setup::ResponderPolicy {
-            max_revision: Revision::Two,
-            crc: true,
-            markers: false,
-            know_peers: true,
-            max_ird: 4,
-        });
-        loop {
-            let mut bytes = vec![0; responder.want()];
-            stream.read_exact(&mut bytes).unwrap();
-            if responder.handle_input(&bytes).unwrap().is_some() {
-                break;
-            }
-        }
+        let (mut stream, mut responder, _) = take_request(&tcp);
         responder.reject(&TurnedAway::Stale.to_bytes()).unwrap();
-        while let Some(bytes) = responder.poll_transmit() {
-            stream.write_all(&bytes).unwrap();
-        }
+        send_reply(&mut stream, &mut responder);
     }
     assert_eq!(high.poll().status, WcStatus::RetryExcErr, "and the program learns of it in time");
+}
+
+/// Accepts a connection and its request; returns the request's private data, too.
+fn take_request(listener: &TcpListener) -> (TcpStream, Responder, Vec<u8>) {
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut responder = Responder::new(ResponderPolicy {
+        max_revision: Revision::Two,
+        crc: true,
+        markers: false,
+        know_peers: true,
+        max_ird: 4,
+    });
+    loop {
+        let mut bytes = vec![0; responder.want()];
+        stream.read_exact(&mut bytes).unwrap();
+        if let Some(request) = responder.handle_input(&bytes).unwrap() {
+            return (stream, responder, request.private_data);
+        }
+    }
+}
+
+fn send_reply(stream: &mut TcpStream, responder: &mut Responder) {
+    while let Some(bytes) = responder.poll_transmit() {
+        stream.write_all(&bytes).unwrap();
+    }
 }
 
 /// With a stream attached there was no limit, so a peer that accepted and was silent held a work request for
@@ -502,8 +492,8 @@ fn a_silent_peer_does_not_disable_the_retry_limit() {
     assert!(rest.is_empty(), "the program's message goes to nobody who has said nothing: {rest:?}");
 }
 
-/// Their connectors took the silent close of an early request for a peer that does not understand it, and asked
-/// again without uwarp's bits: two uwarp ends were strangers to each other, without acknowledgements.
+/// Their connectors took the silent close of an early request for a peer that does not understand it, and
+/// asked again without uwarp's bits: two uwarp ends were strangers, without acknowledgements.
 #[test]
 fn requests_of_strangers_do_not_make_two_uwarp_ends_strangers() {
     let cm = cm();

@@ -287,7 +287,7 @@ impl Active {
                     let limit = self.timeouts.reply;
                     tracing::warn!(
                         peer = %self.target.peer,
-                        "the peer is connected by TCP, but its program did not accept the request in {limit:?}"
+                        "the peer is connected, but its program did not accept the request in {limit:?}"
                     );
                 }
                 if open {

@@ -158,14 +158,15 @@ struct Pairing {
 
 /// | state | event | → | actions |
 /// |-|-|-|-|
-/// | – | begin: smaller | Waiting | Listen once a port; early requests are checked: older cookies are rejected |
+/// | – | begin: smaller | Waiting | Listen once a port; early ones with older cookies are rejected |
 /// | – | begin: larger | AwaitCookie | ask for a cookie (UDP) |
 /// | – | begin: itself | Joining | Connect to itself; Opened: Attach |
 /// | AwaitCookie | cookie with our token | Asking | `Active`, introduction with the cookie |
 /// | AwaitCookie | 50 ms·2ⁿ ≤ 500 | AwaitCookie | ask again |
 /// | Asking | Accepted; numbers, incarnation, halves of the PSNs fit | Attaching | Attach |
-/// | Asking | Accepted, unfit; Rejected; Failed | Paused | Close; 20 ms·2ⁿ ≤ 500, none after the move's first rejection |
-/// | Paused | limit | Asking; after a rejection or with an old cookie AwaitCookie (the peer's key may be new) | – |
+/// | Asking | Accepted, unfit; Failed | Paused | Close; 20 ms·2ⁿ ≤ 500 |
+/// | Asking | Rejected, first; later | AwaitCookie; Paused | Close; ask again; as above |
+/// | Paused | limit | Asking; without a fresh cookie AwaitCookie | – |
 /// | Waiting | request: proven since this move; address, numbers, halves fit | Replying | accept |
 /// | Waiting | unfit request | Waiting | reject |
 /// | Replying | Replied / failed | Attaching / Waiting | Attach / next early one |
@@ -241,7 +242,8 @@ impl Pairing {
             // It comes back when one end has been moved to RTS.
             None => Err(TurnedAway::Psn),
             Some(false) => {
-                tracing::warn!(peer = %self.path.peer.ip(), "refused: the packet sequence numbers do not fit");
+                let peer = self.path.peer.ip();
+                tracing::warn!(%peer, "refused: the packet sequence numbers do not fit");
                 self.wrong_psn = Some(now.get() + WRONG_PSN_PAUSE);
                 Err(TurnedAway::Psn)
             }
@@ -268,7 +270,7 @@ impl Pairing {
         PeerData { placement_acks, rnr_retry, min_rnr_timer, qpn, ..PeerData::new() }
     }
 
-    /// What the program said, as rdma_cm would have it. How long the peer's Sends may wait here the peer says.
+    /// What the program said, as rdma_cm would have it. The peer says how long its Sends may wait.
     fn conn_param(&self, said: &Negotiated) -> ConnParam {
         let rnr_retry_count = said.peer.map_or(RETRIES, |peer| peer.rnr_retry);
         ConnParam { retry_count: self.terms.retry_cnt, rnr_retry_count, ..ConnParam::NONE }
@@ -466,7 +468,7 @@ impl Pairings {
         request: &Request,
         place: Place,
     ) {
-        // What becomes of it no other request waits for: they are of one process each, and not of one program.
+        // No other request waits for what becomes of this one: here each belongs to a queue pair.
         self.listener.handle_input(now, Input::Delivered);
         self.listener.handle_input(now, Input::Settled(conn));
         let introduction = Introduction::parse(&request.private_data);

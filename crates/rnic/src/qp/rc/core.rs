@@ -121,7 +121,7 @@ impl RcCore {
         self.shell.attr
     }
 
-    /// The packet sequence numbers that the program has set: which one it expects (`rq_psn`), and which one it
+    /// The packet sequence numbers that the program has set: the one it expects (`rq_psn`) and the one it
     /// begins with (`sq_psn`). A program in RTS that has set neither, as it may in the iwarp view, has 0 for
     /// both.
     pub fn psns(&self) -> Psns {
