@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use uwarp_driver::{Engine, Readiness, Source, Token};
+use uwarp_driver::{Alarm, Engine, Readiness, Source, Token};
 use uwarp_llp::connect::{Connection, Options, Unconnected};
 use uwarp_proto::setup::{Initiator, InitiatorConfig, Outcome, SetupError};
 use uwarp_wire::mpa;
@@ -47,7 +47,7 @@ pub(crate) struct Active {
 struct Refused {
     times: u32,
     /// The next attempt: its timer, and the configuration of its request.
-    next: Option<(Token, InitiatorConfig)>,
+    next: Option<(Alarm, InitiatorConfig)>,
     /// The program has cancelled the connection.
     cancelled: bool,
 }
@@ -110,32 +110,26 @@ impl Active {
     /// Cancels the attempt in any phase. Nothing is reported afterwards.
     pub fn cancel(&self) {
         let mut running = self.running.lock();
-        let (running, next) = {
+        {
             let mut refused = self.refused.lock();
             refused.cancelled = true;
-            (running.take(), refused.next.take())
-        };
-        if let Some(running) = running {
-            self.engine.deregister(running.token);
+            refused.next = None;
         }
-        if let Some((timer, _)) = next {
-            self.engine.deregister(timer);
+        if let Some(running) = running.take() {
+            self.engine.deregister(running.token);
         }
     }
 
     /// The peer refuses. Returns whether another attempt follows after a pause.
     fn again_later(&self, config: InitiatorConfig) -> bool {
-        let Some(source) = self.me.upgrade() else { return false };
         let mut refused = self.refused.lock();
         if refused.cancelled || refused.times >= MOST_REPETITIONS {
             return false;
         }
         let pause = FIRST_PAUSE * (1 << refused.times);
         refused.times += 1;
-        let engine = &self.engine;
-        let timer = engine.new_token(source);
-        refused.next = Some((timer, config));
-        engine.set_timer(timer, Some(Instant::now() + pause));
+        let me: Weak<Self> = Weak::clone(&self.me);
+        refused.next = Some((Alarm::at(&self.engine, me, Instant::now() + pause), config));
         true
     }
 
@@ -257,8 +251,7 @@ impl Source for Active {
 
     fn timeout(&self) {
         let next = self.refused.lock().next.take();
-        if let Some((timer, config)) = next {
-            self.engine.deregister(timer);
+        if let Some((_, config)) = next {
             return self.attempt_again(config);
         }
         let Some(running) = self.running.lock().take() else { return };

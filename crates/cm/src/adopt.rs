@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
-use uwarp_driver::{Disconnect, Qp, Readiness, Source, StreamObserver, Token};
+use uwarp_driver::{Alarm, Disconnect, Qp, Readiness, Source, StreamObserver, Token};
 use uwarp_llp::connect::Connection;
 use uwarp_proto::setup::{
     AcceptParams, Depths, Initiator, InitiatorConfig, Negotiated, Outcome, PeerData, Responder, SetupError,
@@ -81,7 +81,7 @@ pub struct Adoption {
 struct State {
     phase: Phase,
     /// Until the stream runs.
-    timer: Option<Token>,
+    timer: Option<Alarm>,
 }
 
 enum Phase {
@@ -163,11 +163,10 @@ impl Adoption {
         // Locked until all is in place: readiness may be reported at once.
         let mut state = adoption.state.lock();
         let engine = cm.engine();
-        let source = |adoption: &Arc<Self>| -> Arc<dyn Source> { adoption.clone() };
-        let token =
-            engine.register(connection.as_raw_fd(), source(&adoption)).map_err(|error| errno_of(&error))?;
-        let timer = engine.new_token(source(&adoption));
-        state.timer = Some(timer);
+        let source = Arc::clone(&adoption) as Arc<dyn Source>;
+        let token = engine.register(connection.as_raw_fd(), source).map_err(|error| errno_of(&error))?;
+        let me: Weak<Self> = Weak::clone(&adoption.me);
+        state.timer = Instant::now().checked_add(limit).map(|at| Alarm::at(engine, me, at));
         let private_data = private_data.to_vec();
         state.phase = Phase::Handshake(Box::new(Handshake {
             connection,
@@ -179,7 +178,6 @@ impl Adoption {
             negotiated: None,
         }));
         drop(state);
-        engine.set_timer(timer, Instant::now().checked_add(limit));
         adoption.advance();
         Ok(adoption)
     }
@@ -191,15 +189,13 @@ impl Adoption {
             if matches!(state.phase, Phase::Established) {
                 return;
             }
-            (std::mem::replace(&mut state.phase, Phase::Over), state.timer.take())
+            state.timer = None;
+            std::mem::replace(&mut state.phase, Phase::Over)
         };
         self.discard(old);
     }
 
-    fn discard(&self, (phase, timer): (Phase, Option<Token>)) {
-        if let Some(timer) = timer {
-            self.cm.engine().deregister(timer);
-        }
+    fn discard(&self, phase: Phase) {
         if let Phase::Handshake(handshake) = phase {
             self.cm.engine().deregister(handshake.token);
             // The program's descriptor holds the connection open, and its peer must not wait for it.
@@ -262,9 +258,10 @@ impl Adoption {
         if matches!(state.phase, Phase::Established | Phase::Over) {
             return;
         }
-        let old = (std::mem::replace(&mut state.phase, Phase::Over), state.timer.take());
+        let old = std::mem::replace(&mut state.phase, Phase::Over);
+        state.timer = None;
         drop(state);
-        let attached = matches!(old.0, Phase::Attached { .. });
+        let attached = matches!(old, Phase::Attached { .. });
         self.discard(old);
         if attached && let Some(qp) = self.qp.upgrade() {
             qp.disconnect();
@@ -388,16 +385,14 @@ impl Source for Adoption {
 
 impl StreamObserver for Adoption {
     fn established(&self) {
-        let (private_data, timer) = {
+        let private_data = {
             let mut state = self.state.lock();
             let Phase::Attached { private_data } = &mut state.phase else { return };
             let private_data = std::mem::take(private_data);
             state.phase = Phase::Established;
-            (private_data, state.timer.take())
+            state.timer = None;
+            private_data
         };
-        if let Some(timer) = timer {
-            self.cm.engine().deregister(timer);
-        }
         if let Some(observer) = self.observer.upgrade() {
             observer.adopted(private_data);
         }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
-use uwarp_driver::{Disconnect, Qp, StreamObserver as _, Token};
+use uwarp_driver::{Alarm, Disconnect, Qp, StreamObserver as _};
 use uwarp_llp::connect::Unconnected;
 use uwarp_llp::route;
 use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Rtr, SetupError};
@@ -83,9 +83,9 @@ struct Inner {
     /// Of a connection that the program has accepted, until it is established.
     answer: Option<Answer>,
     /// Runs until the peer's ready-to-receive indication arrives.
-    ready_timer: Option<Token>,
+    ready_timer: Option<Alarm>,
     /// Runs after the end of a connection, until [`EventKind::TimewaitExit`].
-    timewait: Option<Token>,
+    timewait: Option<Alarm>,
     /// Runs while the end of the connection is not reported yet: the program must poll completions first.
     unreported_end: Option<UnreportedEnd>,
     /// Whether there ever was a connection or an attempt at one.
@@ -93,9 +93,9 @@ struct Inner {
 }
 
 /// The end of a connection whose report waits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct UnreportedEnd {
-    timer: Token,
+    timer: Alarm,
     /// Reported at this time at the latest.
     limit: Instant,
 }
@@ -503,9 +503,8 @@ impl Id {
     /// [`EventKind::Disconnected`] at both ends. If the peer has disconnected already, nothing more happens.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        if let Some(end) = inner.unreported_end.take() {
+        if inner.unreported_end.take().is_some() {
             drop(inner);
-            self.cm.engine().deregister(end.timer);
             self.stream_ended();
             inner = self.inner.lock();
         }
@@ -617,8 +616,7 @@ impl Id {
         let active = inner.active.take();
         let listener = inner.listener.take();
         let pending = inner.pending.take();
-        let unreported_end = inner.unreported_end.take().map(|end| end.timer);
-        let timers = [inner.ready_timer.take(), inner.timewait.take(), unreported_end];
+        (inner.unreported_end, inner.ready_timer, inner.timewait) = (None, None, None);
         let qp = inner.qp.take();
         let stand_in = inner.stand_in.take();
         let datagrams = std::mem::take(&mut inner.datagrams);
@@ -641,9 +639,6 @@ impl Id {
         }
         self.unpark();
         self.no_longer_answered();
-        for timer in timers.into_iter().flatten() {
-            self.cm.engine().deregister(timer);
-        }
         if let Some(qp) = qp
             && matches!(before, State::Established | State::Responded | State::Accepting | State::Connecting)
         {

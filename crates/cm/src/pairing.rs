@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
-use uwarp_driver::{Disconnect, Engine, Nic, Qp, Readiness, Source, StreamObserver, Token};
+use uwarp_driver::{Alarm, Disconnect, Engine, Nic, Qp, Readiness, Source, StreamObserver};
 use uwarp_llp::connect::{Connection, Options, Unconnected};
 use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Negotiated, Request, ResponderPolicy, Rtr};
 use uwarp_rnic::VerbsError;
@@ -87,7 +87,7 @@ struct Table {
     /// How often the system was asked whether the peer of one of them has hung up.
     looks: usize,
     /// Runs until the oldest early request must be dropped.
-    timer: Option<Token>,
+    timer: Option<Alarm>,
 }
 
 /// A request whose queue pair is not in RTR.
@@ -276,12 +276,9 @@ impl Pairings {
     fn keep(&self, new: Early) {
         let mut table = self.table.lock();
         table.keep(new, max_half_open());
-        if table.timer.is_none()
-            && let Some(me) = self.me.upgrade()
-        {
-            let timer = self.nic.engine().new_token(me);
-            table.timer = Some(timer);
-            self.nic.engine().set_timer(timer, Some(now() + EARLY_LIMIT));
+        if table.timer.is_none() {
+            let me: Weak<Self> = Weak::clone(&self.me);
+            table.timer = Some(Alarm::at(self.nic.engine(), me, now() + EARLY_LIMIT));
         }
     }
 }
@@ -291,19 +288,15 @@ impl Source for Pairings {
     fn ready(&self, _: Readiness) {}
 
     fn timeout(&self) {
-        let engine = self.nic.engine();
         let mut table = self.table.lock();
         let now = now();
         table.drop_over(now);
         table.drop_some_hung_up();
         table.turn += 1;
-        let Some(timer) = table.timer else { return };
         if table.early.is_empty() {
             table.timer = None;
-            drop(table);
-            engine.deregister(timer);
-        } else {
-            engine.set_timer(timer, Some(now + EARLY_LIMIT / 4));
+        } else if let Some(timer) = &mut table.timer {
+            timer.set(now + EARLY_LIMIT / 4);
         }
     }
 }
@@ -412,7 +405,7 @@ struct Pairing {
 struct Attempt {
     active: Option<Arc<Active>>,
     /// The next attempt.
-    timer: Option<Token>,
+    timer: Option<Alarm>,
     pauses: u32,
     cancelled: bool,
 }
@@ -498,31 +491,28 @@ impl Pairing {
 
     /// No listener is there, or not yet.
     fn again_later(&self) {
-        let (Some(me), Some(_)) = (self.me.upgrade(), self.waiting()) else { return };
-        let timer = self.engine().new_token(me);
+        if self.waiting().is_none() {
+            return;
+        }
         let mut attempt = self.attempt.lock();
         if attempt.cancelled || attempt.timer.is_some() {
-            drop(attempt);
-            return self.engine().deregister(timer);
+            return;
         }
         let pause = (FIRST_PAUSE * (1 << attempt.pauses.min(10))).min(LONGEST_PAUSE);
         attempt.pauses += 1;
-        attempt.timer = Some(timer);
-        drop(attempt);
-        self.engine().set_timer(timer, Some(now() + pause));
+        let me: Weak<Self> = Weak::clone(&self.me);
+        attempt.timer = Some(Alarm::at(self.engine(), me, now() + pause));
     }
 
     fn cancel(&self) {
-        let (active, timer) = {
+        let active = {
             let mut attempt = self.attempt.lock();
             attempt.cancelled = true;
-            (attempt.active.take(), attempt.timer.take())
+            attempt.timer = None;
+            attempt.active.take()
         };
         if let Some(active) = active {
             active.cancel();
-        }
-        if let Some(timer) = timer {
-            self.engine().deregister(timer);
         }
     }
 
@@ -623,9 +613,8 @@ impl Source for Pairing {
     fn ready(&self, _: Readiness) {}
 
     fn timeout(&self) {
-        let timer = self.attempt.lock().timer.take();
-        if let Some(timer) = timer {
-            self.engine().deregister(timer);
+        let was_set = self.attempt.lock().timer.take().is_some();
+        if was_set {
             self.connect();
         }
     }

@@ -31,6 +31,7 @@ mod fork;
 extern crate self as uwarp_driver;
 extern crate self as uwarp_llp;
 
+pub(crate) use alarm::Alarm;
 pub(crate) use bringup::{Nic, Qp, StreamObserver, active, connect, handshake, listener, params, timeouts};
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
@@ -57,6 +58,8 @@ mod queues;
 #[path = "../../rnic/src/srq.rs"]
 mod srq;
 
+#[path = "../../driver/src/alarm.rs"]
+mod alarm;
 #[path = "../../driver/src/attended.rs"]
 mod attended;
 #[path = "../../driver/src/background.rs"]
