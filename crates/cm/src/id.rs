@@ -3,6 +3,8 @@
 mod by_number;
 mod datagrams;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +15,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Alarm, Disconnect, Qp, StreamObserver as _};
-use uwarp_llp::connect::Unconnected;
+use uwarp_llp::carrier::{Bind, Bound, TakePort};
 use uwarp_llp::route;
 use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Rtr, SetupError};
 use uwarp_rnic::qp::{QpModify, QpState};
 
 use crate::active::{Active, Target};
+use crate::carriers::carrier;
 use crate::cm::{Cm, Options};
 use crate::error::CmError;
 use crate::event::{ConnParam, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA, Owner};
@@ -55,7 +58,7 @@ struct Inner {
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
     /// Bound by the program, and not yet connecting or listening.
-    bound: Option<Unconnected>,
+    bound: Option<Box<dyn Bound>>,
     /// Its port, if the program has bound it: until it is destroyed.
     claim: Option<Claim>,
     active: Option<Arc<Active>>,
@@ -213,11 +216,11 @@ impl Id {
         let before = inner.options.tos;
         change(state, &mut inner.options)?;
         let changed = inner.options.tos.filter(|_| inner.options.tos != before);
-        if let (Some(tos), Some(local)) = (changed, inner.local) {
+        if let Some(tos) = changed {
             if let Some(socket) = &inner.bound {
-                socket.set_tos(local, tos)?;
+                socket.set_tos(tos)?;
             } else if let Some(pending) = &inner.pending {
-                pending.connection.set_tos(local, tos)?;
+                pending.connection.set_tos(tos)?;
             }
         }
         Ok(())
@@ -237,11 +240,13 @@ impl Id {
         inner.life.check(Step::Bind)?;
         check_scope(address)?;
         let options = inner.options.of_sockets();
-        let socket = Unconnected::new(address, &options)?;
         let ports = self.cm.ports();
         let wanted = self.port(&inner.options, address);
         ports.check(wanted)?;
-        let bound = socket.bind(address, &options).inspect_err(|errno| explain(*errno, address))?;
+        let socket = carrier()
+            .bind(&Bind { address, port: TakePort::Now, options })
+            .inspect_err(|errno| explain(*errno, address))?;
+        let bound = socket.local();
         inner.local = Some(bound);
         inner.bound = Some(socket);
         inner.claim = None;
@@ -332,12 +337,11 @@ impl Id {
                 }
                 Ok(())
             }
-            Err(errno) => {
+            Err((errno, bound)) => {
                 inner.life.take(Step::ListenRefused)?;
-                // Bind again, on a new socket: the failed attempt has consumed the old one.
+                inner.bound = bound;
                 if let Some(local) = local {
                     explain(errno, local);
-                    let _ = self.bind_locked(&mut inner, local);
                 }
                 Err(errno.into())
             }
@@ -407,11 +411,12 @@ impl Id {
                 }
                 Ok(())
             }
-            Err(errno) => {
+            Err((errno, bound)) => {
                 let mut inner = self.inner.lock();
                 // Unless the program has destroyed it meanwhile.
                 if inner.life.take(Step::ConnectRefused).is_ok() {
                     inner.qp = None;
+                    inner.bound = bound;
                 }
                 Err(errno.into())
             }
@@ -451,14 +456,13 @@ impl Id {
             },
         )?;
         answer = pending.answer();
-        if let Err(errno) = pending.reply() {
+        if let Err(why) = pending.reply() {
             inner.conclude(Step::Failed);
             drop(inner);
             // As librdmacm: the receives that were posted for the connection are flushed.
             fail(qp);
             // The usual reason is that the peer gave up before we answered.
-            let errno = if errno == Errno::PIPE { Errno::CONNRESET } else { errno };
-            return Err(errno.into());
+            return Err(why.errno().into());
         }
         inner.life.take(Step::Accept)?;
         inner.answer = answer;

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
 use uwarp_driver::{Alarm, Disconnect, Engine, Nic, Qp, Readiness, Source, StreamObserver};
-use uwarp_llp::connect::{Connection, Options, Unconnected};
+use uwarp_llp::carrier::{Bind, Options, SetUp, TakePort};
 use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Negotiated, Request, ResponderPolicy, Rtr};
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::ah::port_of;
@@ -34,6 +34,7 @@ use uwarp_rnic::qp::{QpAttr, QpState};
 use uwarp_wire::introduction::Introduction;
 
 use crate::active::{Active, Target};
+use crate::carriers::carrier;
 use crate::error::CmError;
 use crate::event::ConnParam;
 use crate::handshake::{ConnectObserver, Connected, Pending, RequestObserver};
@@ -95,7 +96,7 @@ struct Early {
     since: Instant,
     introduction: Introduction,
     /// The address that it comes from.
-    from: Option<Ipv6Addr>,
+    from: Ipv6Addr,
     pending: Pending,
 }
 
@@ -111,7 +112,7 @@ impl Early {
     /// Asks the system whether the peer has hung up. Checking all waiting requests each time that one comes
     /// or goes would be most of the work.
     fn hung_up(&self) -> bool {
-        self.pending.connection.hung_up()
+        self.pending.connection.ended()
     }
 }
 
@@ -223,13 +224,19 @@ impl Pairings {
         if table.ports.contains_key(&port) {
             return Ok(());
         }
-        let socket = self.nic.stream_socket(qp.qpn()).ok_or(Errno::MFILE)?;
+        let bound = self.nic.take_stream_socket(qp.qpn()).ok_or(Errno::MFILE)?;
         let new = Arc::new(PortListener { pairings: Weak::clone(&self.me), listener: Mutex::default() });
         let observer: Weak<PortListener> = Arc::downgrade(&new);
         let engine = self.nic.engine();
-        let bound = Unconnected::from(socket);
-        let listener = Listener::start(engine, self.timeouts, self.policy, observer, bound, MAX_BACKLOG)?;
-        *new.listener.lock() = Some(listener);
+        match Listener::start(engine, self.timeouts, self.policy, observer, bound, MAX_BACKLOG) {
+            Ok(listener) => *new.listener.lock() = Some(listener),
+            Err((errno, bound)) => {
+                if let Some(bound) = bound {
+                    self.nic.return_stream_socket(qp.qpn(), bound);
+                }
+                return Err(errno.into());
+            }
+        }
         table.ports.insert(port, new);
         Ok(())
     }
@@ -238,7 +245,7 @@ impl Pairings {
     fn requested(&self, pending: Pending, request: &Request) {
         let Some(introduction) = Introduction::parse(&request.private_data) else {
             tracing::debug!(
-                peer = ?pending.connection.peer_address().ok(),
+                peer = %pending.ends.peer,
                 "refused: a connection to the port of queue pairs does not come from a queue pair"
             );
             return;
@@ -248,7 +255,7 @@ impl Pairings {
             return pending.reject(&[]);
         }
         let known = self.known(qpn);
-        let from = pending.connection.peer_address().ok().map(|address| gid(address.ip()));
+        let from = gid(pending.ends.peer.ip());
         self.admit(known.as_deref(), Early { since: now(), introduction, from, pending });
     }
 
@@ -421,7 +428,7 @@ impl Pairing {
         let introduction = &request.introduction;
         introduction.source_qpn == self.introduction.destination_qpn
             && introduction.destination_qpn == self.introduction.source_qpn
-            && request.from == Some(gid(self.path.peer.ip()))
+            && request.from == gid(self.path.peer.ip())
             && self.role() == Ordering::Less
     }
 
@@ -442,10 +449,11 @@ impl Pairing {
             Ok(negotiated) => negotiated,
             Err(error) => return tracing::debug!(qpn = qp.qpn(), "cannot accept: {error}"),
         };
-        if let Err(errno) = pending.reply() {
+        if let Err(why) = pending.reply() {
             return tracing::debug!(
                 qpn = qp.qpn(),
-                "the peer closed the connection before it had the reply: {errno}"
+                "the peer closed the connection before it had the reply: {}",
+                why.errno()
             );
         }
         self.attach(pending.connection, &negotiated, Some(introduction));
@@ -482,7 +490,7 @@ impl Pairing {
                 }
                 attempt.active = Some(active);
             }
-            Err(errno) => {
+            Err((errno, _)) => {
                 tracing::debug!(qpn = self.introduction.source_qpn, %peer, "cannot connect: {errno}");
                 self.again_later();
             }
@@ -518,10 +526,10 @@ impl Pairing {
 
     /// Joins a queue pair with itself: a TCP connection, too, can be connected to itself.
     fn join_itself(&self) -> Result<(), CmError> {
-        let options = Options::default();
-        let socket = Unconnected::new(self.path.local, &options)?;
-        let address = socket.bind(self.path.local, &options)?;
-        let connection = socket.connect(address)?;
+        let at = Bind { address: self.path.local, port: TakePort::Now, options: Options::default() };
+        let socket = carrier().bind(&at)?;
+        let address = socket.local();
+        let connection = socket.connect(address).map_err(|(why, _)| why.errno())?;
         let Some((qp, attr)) = self.waiting() else { return Ok(()) };
         let (crc, markers) = (Config::get().crc, Config::get().markers);
         let negotiated = Negotiated {
@@ -544,7 +552,7 @@ impl Pairing {
         Ok(())
     }
 
-    fn attach(&self, connection: Connection, negotiated: &Negotiated, peer: Option<Introduction>) {
+    fn attach(&self, connection: Box<dyn SetUp>, negotiated: &Negotiated, peer: Option<Introduction>) {
         let (Some(me), Some((qp, attr))) = (self.me.upgrade(), self.waiting()) else { return };
         if let (Some(begins), Some(expects)) = (peer.and_then(|peer| peer.sq_psn), Some(attr.rq_psn))
             && begins != expects
@@ -563,7 +571,7 @@ impl Pairing {
         // In the iwarp view, too: programs that exchange numbers are written for InfiniBand.
         params.outlives_stream = true;
         tracing::debug!(qpn = qp.qpn(), peer = self.introduction.destination_qpn, ?params, "attach");
-        if let Err((error, _)) = qp.attach_awaited(connection.into(), params, me, self.moves) {
+        if let Err((error, _)) = qp.attach_awaited(connection.into_link(), params, me, self.moves) {
             // Closed without a message: the peer's queue pair waits for the next stream.
             tracing::debug!(qpn = qp.qpn(), "cannot give the connection to the queue pair: {error}");
         }
@@ -656,13 +664,13 @@ fn random_u64() -> Result<u64, VerbsError> {
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::OwnedFd;
 
     use uwarp_proto::setup::{Initiator, Responder};
     use uwarp_rnic::qp::{QpCaps, QpInit, QpModify};
     use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
 
     use super::*;
+    use crate::carriers;
     use crate::cm::Cm;
 
     struct Ignore;
@@ -718,8 +726,9 @@ mod tests {
         }
         std::io::copy(&mut (&accepted).take(bytes.len() as u64), &mut std::io::sink()).unwrap();
         accepted.set_nonblocking(true).unwrap();
-        let connection = Connection::from(OwnedFd::from(accepted));
-        (Pending { connection, addresses: [None; 2], responder, listener: Weak::new() }, peer)
+        let connection = carriers::adopt(accepted.into()).unwrap();
+        let ends = connection.ends();
+        (Pending { connection, ends, responder, listener: Weak::new() }, peer)
     }
 
     /// When thousands of queue pairs were joined at once, both ends waited for half a minute, until the
@@ -746,7 +755,7 @@ mod tests {
         low.modify(&change).unwrap();
         let here = SocketAddr::from(([127, 0, 0, 1], 0));
         pairings.begin(&low, Path { local: here, peer: here }, high.qpn()).unwrap();
-        let from = pending.connection.peer_address().ok().map(|address| gid(address.ip()));
+        let from = gid(pending.ends.peer.ip());
         pairings.admit(known.as_deref(), Early { since: Instant::now(), introduction, from, pending });
         assert!(low.awaits_stream().is_none(), "it has its stream");
         peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -769,7 +778,7 @@ mod tests {
             let introduction =
                 Introduction { source_qpn: 1, destination_qpn: qpn, rq_psn: 0, sq_psn: None, incarnation: 1 };
             let (pending, peer) = request(cm.responder_policy(), &introduction);
-            (Early { since: Instant::now(), introduction, from: None, pending }, peer)
+            (Early { since: Instant::now(), introduction, from: Ipv6Addr::UNSPECIFIED, pending }, peer)
         };
         let qpn = |early: &Early| early.introduction.destination_qpn;
         let mut peers = VecDeque::new();
@@ -784,7 +793,7 @@ mod tests {
         peers.truncate(ALIVE as usize);
         for gone in table.early.iter().skip(ALIVE as usize) {
             let start = Instant::now();
-            while !gone.pending.connection.hung_up() {
+            while !gone.pending.connection.ended() {
                 assert!(start.elapsed() < Duration::from_secs(60), "the system does not tell");
                 std::thread::yield_now();
             }

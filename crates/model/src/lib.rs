@@ -32,7 +32,9 @@ extern crate self as uwarp_driver;
 extern crate self as uwarp_llp;
 
 pub(crate) use alarm::Alarm;
-pub(crate) use bringup::{Nic, Qp, StreamObserver, active, connect, handshake, listener, params, timeouts};
+pub(crate) use bringup::{
+    Nic, Qp, StreamObserver, active, carrier, carriers, handshake, listener, params, timeouts,
+};
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
 pub(crate) use source::{Readiness, Source, Token};

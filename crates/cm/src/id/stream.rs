@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use uwarp_driver::{Alarm, Disconnect, Qp, Readiness, Source, StreamObserver};
-use uwarp_llp::connect::Connection;
+use uwarp_llp::carrier::SetUp;
 use uwarp_proto::setup::{Negotiated, Rejection, Request};
 
 use super::{Id, UnreportedEnd, fail};
@@ -55,7 +55,7 @@ impl RequestObserver for Id {
         let id = Self::with_state(&self.cm, &inner.channel, State::RequestPending, None);
         {
             let mut new = id.inner.lock();
-            [new.local, new.peer] = pending.addresses;
+            (new.local, new.peer) = (Some(pending.ends.local), Some(pending.ends.peer));
             new.options = inner.options;
             new.requested = param;
             new.peer_param = param;
@@ -115,12 +115,12 @@ impl Id {
         true
     }
 
-    fn connect_accepted(self: &Arc<Self>, connection: Connection, mut negotiated: Negotiated) {
+    fn connect_accepted(self: &Arc<Self>, connection: Box<dyn SetUp>, mut negotiated: Negotiated) {
         let mut inner = self.inner.lock();
         let Some(qp) = inner.qp.clone() else { return };
         let param = inner.conn_param;
         if inner.local.is_none_or(|local| local.port() == 0 || local.ip().is_unspecified()) {
-            inner.local = connection.local_address().ok().or(inner.local);
+            inner.local = Some(connection.ends().local);
         }
         let private_data = cut(std::mem::take(&mut negotiated.private_data));
         inner.outcome = (agreed(&negotiated, self.unknown_depths()), private_data);
@@ -148,15 +148,15 @@ impl Id {
     pub(super) fn attach(
         self: &Arc<Self>,
         qp: &Arc<Qp>,
-        connection: Connection,
+        connection: Box<dyn SetUp>,
         negotiated: &Negotiated,
         param: ConnParam,
     ) -> Result<(), CmError> {
         let params = stream_params(negotiated, param, self.ack_timeout(), qp.query().min_rnr_timer);
         tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");
         let observer: Arc<Self> = Arc::clone(self);
-        if let Err((error, link)) = qp.attach(connection.into(), params, observer) {
-            report_local_error(&link.into(), negotiated);
+        if let Err((error, link)) = qp.attach(connection.into_link(), params, observer) {
+            report_local_error(link.into_set_up(), negotiated);
             return Err(error.into());
         }
         // The program may have destroyed the id while no lock was held; nothing else ends the stream then.
