@@ -2,19 +2,20 @@
 //! a plainer request.
 
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use uwarp_driver::{Engine, Readiness, Source, Token};
-use uwarp_llp::connect::{Connection, Options, Unconnected};
+use uwarp_driver::{Alarm, Engine, Readiness, Source, Token};
+use uwarp_llp::carrier::{Bind, Bound, Close, Got, Options, Refusal, SetUp, TakePort, send_frame};
+use uwarp_llp::route::wildcard_for;
 use uwarp_proto::setup::{Initiator, InitiatorConfig, Outcome, SetupError};
 use uwarp_wire::mpa;
 
+use crate::carriers::{NotBegun, carrier, watch};
 use crate::event::EventKind;
-use crate::handshake::{ConnectObserver, Connected, errno_of};
+use crate::handshake::{ConnectObserver, Connected};
 use crate::timeouts::Timeouts;
 
 /// Which addresses to connect, and with which options.
@@ -50,7 +51,7 @@ pub(crate) struct Active {
 struct Refused {
     times: u32,
     /// The next attempt: its timer, and the configuration of its request.
-    next: Option<(Token, InitiatorConfig)>,
+    next: Option<(Alarm, InitiatorConfig)>,
     /// The program has cancelled the connection.
     cancelled: bool,
 }
@@ -59,10 +60,9 @@ struct Refused {
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const MOST_REPETITIONS: u32 = 6;
 
-#[derive(Debug)]
 struct Running {
     token: Token,
-    connection: Connection,
+    connection: Box<dyn SetUp>,
     phase: Phase,
     machine: Initiator,
     config: InitiatorConfig,
@@ -79,15 +79,16 @@ enum Phase {
 
 impl Active {
     /// Starts to connect, on `bound` if the program has bound a socket. The result is reported to the
-    /// observer, possibly before this returns; an error that is returned is not reported.
+    /// observer, possibly before this returns; an error that is returned is not reported, and the socket that
+    /// the program has bound, or one with the same port, comes back with it.
     pub fn start(
         engine: &Arc<Engine>,
         timeouts: Timeouts,
         observer: Weak<dyn ConnectObserver>,
         target: Target,
         config: InitiatorConfig,
-        bound: Option<Unconnected>,
-    ) -> Result<Arc<Self>, Errno> {
+        bound: Option<Box<dyn Bound>>,
+    ) -> Result<Arc<Self>, NotBegun> {
         let active = Arc::new_cyclic(|me| Self {
             engine: Arc::clone(engine),
             timeouts,
@@ -99,11 +100,11 @@ impl Active {
         });
         match active.attempt(config, bound) {
             Ok(()) => Ok(active),
-            Err(NoAttempt::Peer(Errno::CONNREFUSED)) if active.again_later(config) => Ok(active),
-            Err(NoAttempt::Local(errno)) => Err(errno),
-            Err(NoAttempt::Peer(errno)) => {
+            Err(NoAttempt::Peer(Refusal::Refused)) if active.again_later(config) => Ok(active),
+            Err(NoAttempt::Local(errno, bound)) => Err((errno, bound)),
+            Err(NoAttempt::Peer(why)) => {
                 // Over loopback a refusal may be there before `connect` returns. Programs wait for an event.
-                let (kind, errno) = event_for_errno(errno);
+                let (kind, errno) = event_for_refusal(why);
                 active.report(Connected::Failed(kind, errno));
                 Ok(active)
             }
@@ -113,32 +114,26 @@ impl Active {
     /// Cancels the attempt in any phase. Nothing is reported afterwards.
     pub fn cancel(&self) {
         let mut running = self.running.lock();
-        let (running, next) = {
+        {
             let mut refused = self.refused.lock();
             refused.cancelled = true;
-            (running.take(), refused.next.take())
-        };
-        if let Some(running) = running {
-            self.engine.deregister(running.token);
+            refused.next = None;
         }
-        if let Some((timer, _)) = next {
-            self.engine.deregister(timer);
+        if let Some(running) = running.take() {
+            self.engine.deregister(running.token);
         }
     }
 
     /// The peer refuses. Returns whether another attempt follows after a pause.
     fn again_later(&self, config: InitiatorConfig) -> bool {
-        let Some(source) = self.me.upgrade() else { return false };
         let mut refused = self.refused.lock();
         if refused.cancelled || refused.times >= MOST_REPETITIONS {
             return false;
         }
         let pause = FIRST_PAUSE * (1 << refused.times);
         refused.times += 1;
-        let engine = &self.engine;
-        let timer = engine.new_token(source);
-        refused.next = Some((timer, config));
-        engine.set_timer(timer, Some(Instant::now() + pause));
+        let me: Weak<Self> = Weak::clone(&self.me);
+        refused.next = Some((Alarm::at(&self.engine, me, Instant::now() + pause), config));
         true
     }
 
@@ -146,32 +141,37 @@ impl Active {
     fn attempt_again(&self, config: InitiatorConfig) {
         let failed = match self.attempt(config, None) {
             Ok(()) => return,
-            Err(NoAttempt::Peer(Errno::CONNREFUSED)) if self.again_later(config) => return,
-            Err(NoAttempt::Local(errno) | NoAttempt::Peer(errno)) => errno,
+            Err(NoAttempt::Peer(Refusal::Refused)) if self.again_later(config) => return,
+            Err(NoAttempt::Local(errno, _)) => Refusal::from_errno(errno),
+            Err(NoAttempt::Peer(why)) => why,
         };
-        let (kind, errno) = event_for_errno(failed);
+        let (kind, errno) = event_for_refusal(failed);
         self.report(Connected::Failed(kind, errno));
     }
 
-    fn attempt(&self, config: InitiatorConfig, bound: Option<Unconnected>) -> Result<(), NoAttempt> {
-        let mut machine =
-            Initiator::new(config, &self.target.private_data).map_err(|_| NoAttempt::Local(Errno::INVAL))?;
+    fn attempt(&self, config: InitiatorConfig, bound: Option<Box<dyn Bound>>) -> Result<(), NoAttempt> {
+        let mut machine = match Initiator::new(config, &self.target.private_data) {
+            Ok(machine) => machine,
+            Err(_) => return Err(NoAttempt::Local(Errno::INVAL, bound)),
+        };
+        let was_bound = bound.as_ref().map(|bound| bound.local());
         let socket = match bound {
             Some(socket) => socket,
-            None => self.socket().map_err(NoAttempt::Local)?,
+            None => self.socket().map_err(|errno| NoAttempt::Local(errno, None))?,
         };
-        let connection = socket.connect(self.target.peer).map_err(NoAttempt::Peer)?;
+        let connection = socket.connect(self.target.peer).map_err(|(why, _)| NoAttempt::Peer(why))?;
         // Over loopback TCP is connected by now. The request is sent before anything else is done, so that
         // the listener finds it together with the connection.
         let request = machine.poll_transmit().unwrap_or_default();
-        let (phase, patience) = match connection.send_first_frame(&request) {
-            Ok(false) => (Phase::Connecting { request }, self.timeouts.connect),
+        let (phase, patience) = match connection.send_some(&request) {
+            Ok(0) => (Phase::Connecting { request }, self.timeouts.connect),
+            Ok(sent) if sent < request.len() => return Err(NoAttempt::Peer(Refusal::Local(Errno::NOBUFS))),
             // The peer has hung up: reading the reply shows it again.
-            Ok(true) | Err(Errno::CONNRESET | Errno::PIPE) => (Phase::AwaitReply, self.timeouts.reply),
-            Err(errno) => return Err(NoAttempt::Peer(errno)),
+            Ok(_) | Err(Refusal::Gone) => (Phase::AwaitReply, self.timeouts.reply),
+            Err(why) => return Err(NoAttempt::Peer(why)),
         };
-        if let (Some(observer), Ok(local)) = (self.observer.upgrade(), connection.local_address()) {
-            observer.connecting_from(local);
+        if let Some(observer) = self.observer.upgrade() {
+            observer.connecting_from(connection.ends().local);
         }
         let Some(source) = self.me.upgrade() else { return Ok(()) };
         // Locked during the registration, so that readiness that comes at once finds the token.
@@ -179,23 +179,32 @@ impl Active {
         if self.refused.lock().cancelled {
             return Ok(());
         }
-        let fd = connection.as_raw_fd();
-        let token = self.engine.register(fd, source).map_err(|error| NoAttempt::Local(errno_of(&error)))?;
+        let token = match watch(&self.engine, connection.watch(), source) {
+            Ok(token) => token,
+            Err(errno) => {
+                drop(running);
+                // So that its port is free at once.
+                connection.close(Close::Reset);
+                return Err(NoAttempt::Local(errno, was_bound.and_then(|local| self.bind_again(local))));
+            }
+        };
         self.engine.set_timer(token, Some(Instant::now() + patience));
         *running = Some(Running { token, connection, phase, machine, config });
         Ok(())
     }
 
-    fn socket(&self) -> Result<Unconnected, Errno> {
-        let socket = Unconnected::new(self.target.peer, &self.target.options)?;
-        match self.target.local {
-            // The system chooses the port when it knows the peer: then long lists of ports in use cost
-            // nothing.
-            Some(local) if local.port() == 0 => socket.bind_later(local, &self.target.options)?,
-            Some(local) => _ = socket.bind(local, &self.target.options)?,
-            None => {}
-        }
-        Ok(socket)
+    fn socket(&self) -> Result<Box<dyn Bound>, Errno> {
+        let (address, port) = match self.target.local {
+            Some(local) if local.port() != 0 => (local, TakePort::Now),
+            Some(local) => (local, TakePort::AtConnect),
+            None => (wildcard_for(self.target.peer), TakePort::AtConnect),
+        };
+        carrier().bind(&Bind { address, port, options: self.target.options })
+    }
+
+    /// The port that the program has bound, if it can be bound again.
+    fn bind_again(&self, address: SocketAddr) -> Option<Box<dyn Bound>> {
+        carrier().bind(&Bind { address, port: TakePort::Now, options: self.target.options }).ok()
     }
 
     fn finish(&self, running: Running, how: Connected) {
@@ -222,9 +231,10 @@ impl Active {
             if config.peer.is_some() { "and" } else { "without" },
         );
         if self.target.local.is_some() {
-            running.connection.abandon();
+            running.connection.close(Close::Reset);
+        } else {
+            running.connection.close(Close::Finish);
         }
-        drop(running);
         self.attempt_again(config);
     }
 }
@@ -238,14 +248,14 @@ impl Source for Active {
         self.engine.deregister(running.token);
         drop(guard);
         match end {
-            AttemptEnd::System(errno) => {
+            AttemptEnd::Lower(why) => {
                 let config = running.config;
                 // Before the next attempt, which may begin at once: it may need the same local port.
                 drop(running);
-                if errno == Errno::CONNREFUSED && self.again_later(config) {
+                if why == Refusal::Refused && self.again_later(config) {
                     return;
                 }
-                let (kind, errno) = event_for_errno(errno);
+                let (kind, errno) = event_for_refusal(why);
                 self.report(Connected::Failed(kind, errno));
             }
             AttemptEnd::Setup(error) => self.fall_back(running, error),
@@ -260,17 +270,16 @@ impl Source for Active {
 
     fn timeout(&self) {
         let next = self.refused.lock().next.take();
-        if let Some((timer, config)) = next {
-            self.engine.deregister(timer);
+        if let Some((_, config)) = next {
             return self.attempt_again(config);
         }
         let Some(running) = self.running.lock().take() else { return };
         self.engine.deregister(running.token);
         if matches!(running.phase, Phase::AwaitReply) {
             let limit = self.timeouts.reply;
-            let peer = running.connection.peer_address().ok();
+            let peer = running.connection.ends().peer;
             tracing::warn!(
-                ?peer,
+                %peer,
                 "the peer is connected by TCP, but its program did not accept the request within {limit:?}"
             );
         }
@@ -279,18 +288,17 @@ impl Source for Active {
 }
 
 /// Why an attempt did not begin.
-#[derive(Debug)]
 enum NoAttempt {
-    /// This host refuses.
-    Local(Errno),
+    /// This host refuses; with what the program has bound.
+    Local(Errno, Option<Box<dyn Bound>>),
     /// The peer refuses, or there is no route to it.
-    Peer(Errno),
+    Peer(Refusal),
 }
 
 /// Why an attempt has ended.
 #[derive(Debug)]
 enum AttemptEnd {
-    System(Errno),
+    Lower(Refusal),
     Setup(SetupError),
     Outcome(Outcome),
 }
@@ -299,17 +307,14 @@ impl Running {
     /// Goes as far as possible without waiting; `None`: wait for more input.
     fn advance(&mut self, engine: &Engine, timeouts: &Timeouts) -> Option<AttemptEnd> {
         if let Phase::Connecting { request } = &self.phase {
-            match self.connection.progress() {
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(errno) => return Some(AttemptEnd::System(errno)),
-            }
-            match self.connection.send_frame(request) {
-                Ok(()) => {}
-                Err(Errno::CONNRESET | Errno::PIPE) => {
-                    return Some(AttemptEnd::Setup(self.machine.handle_close()));
+            match self.connection.send_some(request) {
+                Ok(0) => return None,
+                Ok(sent) if sent < request.len() => {
+                    return Some(AttemptEnd::Lower(Refusal::Local(Errno::NOBUFS)));
                 }
-                Err(errno) => return Some(AttemptEnd::System(errno)),
+                Ok(_) => {}
+                Err(Refusal::Gone) => return Some(AttemptEnd::Setup(self.machine.handle_close())),
+                Err(why) => return Some(AttemptEnd::Lower(why)),
             }
             self.phase = Phase::AwaitReply;
             engine.set_timer(self.token, Some(Instant::now() + timeouts.reply));
@@ -318,38 +323,35 @@ impl Running {
         loop {
             let want = self.machine.want().min(buffer.len());
             match self.connection.receive(&mut buffer[..want]) {
-                Ok(0) => return Some(AttemptEnd::Setup(self.machine.handle_close())),
-                Ok(received) => match self.machine.handle_input(&buffer[..received]) {
+                Ok(Got::Bytes(received)) => match self.machine.handle_input(&buffer[..received]) {
                     Ok(None) => {}
                     Ok(Some(outcome)) => return Some(AttemptEnd::Outcome(outcome)),
                     Err(error) => {
                         // A Terminate, if there is one to send; the connection ends either way.
                         while let Some(bytes) = self.machine.poll_transmit() {
-                            let _ = self.connection.send_frame(&bytes);
+                            let _ = send_frame(&*self.connection, &bytes);
                         }
-                        self.connection.finish();
                         return Some(AttemptEnd::Setup(error));
                     }
                 },
-                Err(Errno::AGAIN) => return None,
-                Err(Errno::CONNRESET | Errno::PIPE) => {
+                Ok(Got::Nothing) => return None,
+                Ok(Got::End) | Err(Refusal::Gone) => {
                     return Some(AttemptEnd::Setup(self.machine.handle_close()));
                 }
-                Err(errno) => return Some(AttemptEnd::System(errno)),
+                Err(why) => return Some(AttemptEnd::Lower(why)),
             }
         }
     }
 }
 
-/// Event and status for a failure of TCP, as Linux' iWARP connection manager reports them.
-fn event_for_errno(errno: Errno) -> (EventKind, Errno) {
-    match errno {
-        Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => (EventKind::Rejected, errno),
-        Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::HOSTDOWN | Errno::NETDOWN => {
-            (EventKind::Unreachable, errno)
-        }
-        _ => (EventKind::ConnectError, errno),
-    }
+/// Event and status for a failure of the lower layer, as Linux' iWARP connection manager reports them.
+fn event_for_refusal(why: Refusal) -> (EventKind, Errno) {
+    let kind = match why {
+        Refusal::Refused | Refusal::Gone => EventKind::Rejected,
+        Refusal::Unreachable(_) => EventKind::Unreachable,
+        Refusal::Local(_) => EventKind::ConnectError,
+    };
+    (kind, why.errno())
 }
 
 /// Event and status for a failure of set-up.

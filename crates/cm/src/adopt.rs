@@ -13,24 +13,25 @@
 //! request only. If it fails, the connection carries nothing any more: nobody knows which of its bytes were
 //! meant for whom.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
-use uwarp_driver::{Disconnect, Qp, Readiness, Source, StreamObserver, Token};
-use uwarp_llp::connect::Connection;
+use uwarp_driver::{Alarm, Disconnect, Qp, Readiness, Source, StreamObserver, Token};
+use uwarp_llp::carrier::{Close, Got, Refusal, SetUp};
 use uwarp_proto::setup::{
     AcceptParams, Depths, Initiator, InitiatorConfig, Negotiated, Outcome, PeerData, Responder, SetupError,
 };
 use uwarp_wire::mpa;
 use uwarp_wire::terminate::{self, TerminateError};
 
+use crate::carriers;
 use crate::cm::Cm;
 use crate::event::ConnParam;
-use crate::handshake::{errno_of, report_local_error};
+use crate::handshake::report_local_error;
 use crate::params::{peer_data, revision, stream_params};
 use crate::timeouts::ACK_TIMEOUT;
 
@@ -81,7 +82,7 @@ pub struct Adoption {
 struct State {
     phase: Phase,
     /// Until the stream runs.
-    timer: Option<Token>,
+    timer: Option<Alarm>,
 }
 
 enum Phase {
@@ -100,7 +101,7 @@ enum Machine {
 }
 
 struct Handshake {
-    connection: Connection,
+    connection: Box<dyn SetUp>,
     token: Token,
     machine: Machine,
     private_data: Vec<u8>,
@@ -115,7 +116,7 @@ struct Handshake {
 impl Adoption {
     /// `NOTSOCK`, `OPNOTSUPP`: not a TCP socket.
     pub fn check_type(socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        Connection::check_type(socket)
+        carriers::check_type(socket)
     }
 
     /// Begins on a connected socket of the program, of which `socket` is a second descriptor. `qp`: in INIT.
@@ -131,7 +132,7 @@ impl Adoption {
         limit: Duration,
         observer: Weak<dyn AdoptObserver>,
     ) -> Result<Arc<Self>, Errno> {
-        let connection = Connection::adopt(socket)?;
+        let connection = carriers::adopt(socket)?;
         let config = Config::get();
         let introduction = peer_data(qp.qpn(), qp.query().min_rnr_timer, ConnParam::DEFAULT);
         let mut unsent = Vec::new();
@@ -163,11 +164,10 @@ impl Adoption {
         // Locked until all is in place: readiness may be reported at once.
         let mut state = adoption.state.lock();
         let engine = cm.engine();
-        let source = |adoption: &Arc<Self>| -> Arc<dyn Source> { adoption.clone() };
-        let token =
-            engine.register(connection.as_raw_fd(), source(&adoption)).map_err(|error| errno_of(&error))?;
-        let timer = engine.new_token(source(&adoption));
-        state.timer = Some(timer);
+        let source = Arc::clone(&adoption) as Arc<dyn Source>;
+        let token = carriers::watch(engine, connection.watch(), source)?;
+        let me: Weak<Self> = Weak::clone(&adoption.me);
+        state.timer = Instant::now().checked_add(limit).map(|at| Alarm::at(engine, me, at));
         let private_data = private_data.to_vec();
         state.phase = Phase::Handshake(Box::new(Handshake {
             connection,
@@ -179,7 +179,6 @@ impl Adoption {
             negotiated: None,
         }));
         drop(state);
-        engine.set_timer(timer, Instant::now().checked_add(limit));
         adoption.advance();
         Ok(adoption)
     }
@@ -191,19 +190,17 @@ impl Adoption {
             if matches!(state.phase, Phase::Established) {
                 return;
             }
-            (std::mem::replace(&mut state.phase, Phase::Over), state.timer.take())
+            state.timer = None;
+            std::mem::replace(&mut state.phase, Phase::Over)
         };
         self.discard(old);
     }
 
-    fn discard(&self, (phase, timer): (Phase, Option<Token>)) {
-        if let Some(timer) = timer {
-            self.cm.engine().deregister(timer);
-        }
+    fn discard(&self, phase: Phase) {
         if let Phase::Handshake(handshake) = phase {
             self.cm.engine().deregister(handshake.token);
             // The program's descriptor holds the connection open, and its peer must not wait for it.
-            handshake.connection.finish();
+            handshake.connection.close(Close::Finish);
         }
     }
 
@@ -240,16 +237,16 @@ impl Adoption {
         let (Some(me), Some(qp)) = (self.me.upgrade(), self.qp.upgrade()) else { return };
         let params = stream_params(negotiated, ConnParam::DEFAULT, ACK_TIMEOUT, qp.query().min_rnr_timer);
         tracing::debug!(qpn = qp.qpn(), ?params, "attach an adopted socket");
-        if let Err((error, link)) = qp.attach(handshake.connection.into(), params, me) {
-            let connection = link.into();
+        if let Err((error, link)) = qp.attach(handshake.connection.into_link(), params, me) {
+            let connection = link.into_set_up();
             // An end that is closed during set-up closes, as at any other time. The peer would report a
-            // Terminate as an error.
-            if !matches!(self.state.lock().phase, Phase::Over) {
+            // Terminate as an error. As in `discard`, the program's descriptor holds the connection open.
+            if matches!(self.state.lock().phase, Phase::Over) {
+                connection.close(Close::Finish);
+            } else {
                 tracing::warn!("cannot give the connection to the queue pair: {error}");
-                report_local_error(&connection, negotiated);
+                report_local_error(connection, negotiated);
             }
-            // As in `discard`: the program's descriptor holds the connection open.
-            connection.finish();
             self.fail(Errno::from_raw_os_error(error.errno()));
         }
     }
@@ -262,9 +259,10 @@ impl Adoption {
         if matches!(state.phase, Phase::Established | Phase::Over) {
             return;
         }
-        let old = (std::mem::replace(&mut state.phase, Phase::Over), state.timer.take());
+        let old = std::mem::replace(&mut state.phase, Phase::Over);
+        state.timer = None;
         drop(state);
-        let attached = matches!(old.0, Phase::Attached { .. });
+        let attached = matches!(old, Phase::Attached { .. });
         self.discard(old);
         if attached && let Some(qp) = self.qp.upgrade() {
             qp.disconnect();
@@ -287,7 +285,7 @@ impl Handshake {
         observer: &dyn AdoptObserver,
     ) -> Result<Option<(Negotiated, Vec<u8>)>, Errno> {
         loop {
-            if !self.flush()? {
+            if !self.flush().map_err(Refusal::errno)? {
                 return Ok(None);
             }
             if let Some(mut negotiated) = self.negotiated.take() {
@@ -302,11 +300,10 @@ impl Handshake {
             };
             let room = buffer.get_mut(..want.min(mpa::MAX_PRIVATE_DATA)).unwrap_or_default();
             let received = match self.connection.receive(room) {
-                Ok(0) => return Err(Errno::CONNRESET),
-                Ok(received) => received,
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::PIPE) => return Err(Errno::CONNRESET),
-                Err(errno) => return Err(errno),
+                Ok(Got::Bytes(received)) => received,
+                Ok(Got::Nothing) => return Ok(None),
+                Ok(Got::End) => return Err(Errno::CONNRESET),
+                Err(why) => return Err(why.errno()),
             };
             let input = buffer.get(..received).unwrap_or_default();
             if let Err(error) = self.take(input, terms, observer) {
@@ -330,7 +327,8 @@ impl Handshake {
                         self.negotiated = Some(negotiated);
                     }
                     Some(Outcome::Accepted(negotiated)) => {
-                        report_local_error(&self.connection, &negotiated);
+                        self.unsent = negotiated.local_error().unwrap_or_default();
+                        self.sent = 0;
                         return Err(Errno::CONNREFUSED);
                     }
                 }
@@ -358,13 +356,12 @@ impl Handshake {
     }
 
     /// Sends what there is to send; false: not all of it yet.
-    fn flush(&mut self) -> Result<bool, Errno> {
+    fn flush(&mut self) -> Result<bool, Refusal> {
         while let Some(rest) = self.unsent.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match self.connection.send_some(rest) {
                 Ok(0) => return Ok(false),
                 Ok(sent) => self.sent += sent,
-                Err(Errno::PIPE) => return Err(Errno::CONNRESET),
-                Err(errno) => return Err(errno),
+                Err(why) => return Err(why),
             }
         }
         Ok(true)
@@ -388,16 +385,14 @@ impl Source for Adoption {
 
 impl StreamObserver for Adoption {
     fn established(&self) {
-        let (private_data, timer) = {
+        let private_data = {
             let mut state = self.state.lock();
             let Phase::Attached { private_data } = &mut state.phase else { return };
             let private_data = std::mem::take(private_data);
             state.phase = Phase::Established;
-            (private_data, state.timer.take())
+            state.timer = None;
+            private_data
         };
-        if let Some(timer) = timer {
-            self.cm.engine().deregister(timer);
-        }
         if let Some(observer) = self.observer.upgrade() {
             observer.adopted(private_data);
         }

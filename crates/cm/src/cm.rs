@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use uwarp_driver::config::Config;
 use uwarp_driver::{Engine, Nic};
-use uwarp_llp::connect;
+use uwarp_llp::carrier;
 use uwarp_proto::setup::ResponderPolicy;
 
 use crate::awaiting::{Adopter, Awaiting};
@@ -137,7 +137,7 @@ pub struct Options {
 
 impl Options {
     /// Those that concern sockets.
-    pub(crate) fn of_sockets(&self) -> connect::Options {
-        connect::Options { tos: self.tos, reuseaddr: self.reuseaddr, afonly: self.afonly }
+    pub(crate) fn of_sockets(&self) -> carrier::Options {
+        carrier::Options { tos: self.tos, reuseaddr: self.reuseaddr, afonly: self.afonly }
     }
 }

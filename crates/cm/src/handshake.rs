@@ -9,7 +9,7 @@ use std::sync::Weak;
 
 use rustix::io::Errno;
 use uwarp_driver::Token;
-use uwarp_llp::connect::Connection;
+use uwarp_llp::carrier::{Close, Ends, Refusal, SetUp, send_frame};
 use uwarp_proto::setup::{Negotiated, Rejection, Request, Responder};
 
 use crate::event::EventKind;
@@ -30,10 +30,9 @@ pub(crate) trait RequestObserver: Send + Sync {
 }
 
 /// How connecting ended.
-#[derive(Debug)]
 pub(crate) enum Connected {
     /// The peer accepted. The stream begins on this connection.
-    Accepted(Connection, Negotiated),
+    Accepted(Box<dyn SetUp>, Negotiated),
     /// The peer's program rejected.
     Rejected(Rejection),
     /// It failed: the event to report, with its status.
@@ -42,9 +41,8 @@ pub(crate) enum Connected {
 
 /// A request that waits for the program's decision.
 pub(crate) struct Pending {
-    pub connection: Connection,
-    /// The local address, and the peer's.
-    pub addresses: [Option<SocketAddr>; 2],
+    pub connection: Box<dyn SetUp>,
+    pub ends: Ends,
     pub responder: Responder,
     /// Its listener.
     pub listener: Weak<Listener>,
@@ -53,13 +51,13 @@ pub(crate) struct Pending {
 impl Pending {
     /// The program accepts: to be kept until ESTABLISHED is queued, or until there will be none.
     pub fn answer(&self) -> Option<Answer> {
-        Listener::answer(&self.listener, self.addresses[1]?)
+        Listener::answer(&self.listener, self.ends.peer)
     }
 
     /// Sends the reply that the responder has ready.
-    pub fn reply(&mut self) -> Result<(), Errno> {
+    pub fn reply(&mut self) -> Result<(), Refusal> {
         while let Some(reply) = self.responder.poll_transmit() {
-            self.connection.send_frame(&reply)?;
+            send_frame(&*self.connection, &reply)?;
         }
         Ok(())
     }
@@ -67,27 +65,27 @@ impl Pending {
     /// Rejects the request, with private data.
     pub fn reject(mut self, private_data: &[u8]) {
         if self.responder.reject(private_data).is_ok() && self.reply().is_ok() {
-            self.connection.finish();
+            self.connection.close(Close::Finish);
         }
     }
 }
 
 /// A connection that the peer has accepted and that has no queue pair yet.
 pub(crate) struct Parked {
-    pub connection: Connection,
+    pub connection: Box<dyn SetUp>,
     pub negotiated: Negotiated,
     /// Through this the engine reports that the peer hangs up.
     pub watch: Token,
 }
 
-/// Reports to the peer that the stream cannot begin, for a local reason (RFC 6581 section 9.3). The caller
-/// then closes the connection.
-pub(crate) fn report_local_error(connection: &Connection, negotiated: &Negotiated) {
+/// Reports to the peer that the stream cannot begin, for a local reason (RFC 6581 section 9.3), and closes the
+/// connection.
+pub(crate) fn report_local_error(connection: Box<dyn SetUp>, negotiated: &Negotiated) {
     if let Some(terminate) = negotiated.local_error() {
         // The connection is closed whether this arrives or not.
-        let _ = connection.send_frame(&terminate);
-        connection.finish();
+        let _ = send_frame(&*connection, &terminate);
     }
+    connection.close(Close::Finish);
 }
 
 pub(crate) fn errno_of(error: &std::io::Error) -> Errno {

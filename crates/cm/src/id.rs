@@ -3,6 +3,8 @@
 mod by_number;
 mod datagrams;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,13 +14,14 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
-use uwarp_driver::{Disconnect, Qp, StreamObserver as _, Token};
-use uwarp_llp::connect::Unconnected;
+use uwarp_driver::{Alarm, Disconnect, Qp, StreamObserver as _};
+use uwarp_llp::carrier::{Bind, Bound, TakePort};
 use uwarp_llp::route;
 use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Rtr, SetupError};
 use uwarp_rnic::qp::{QpModify, QpState};
 
 use crate::active::{Active, Target};
+use crate::carriers::carrier;
 use crate::cm::{Cm, Options};
 use crate::error::CmError;
 use crate::event::{ConnParam, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA, Owner};
@@ -55,7 +58,7 @@ struct Inner {
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
     /// Bound by the program, and not yet connecting or listening.
-    bound: Option<Unconnected>,
+    bound: Option<Box<dyn Bound>>,
     /// Its port, if the program has bound it: until it is destroyed.
     claim: Option<Claim>,
     active: Option<Arc<Active>>,
@@ -83,9 +86,9 @@ struct Inner {
     /// Of a connection that the program has accepted, until it is established.
     answer: Option<Answer>,
     /// Runs until the peer's ready-to-receive indication arrives.
-    ready_timer: Option<Token>,
+    ready_timer: Option<Alarm>,
     /// Runs after the end of a connection, until [`EventKind::TimewaitExit`].
-    timewait: Option<Token>,
+    timewait: Option<Alarm>,
     /// Runs while the end of the connection is not reported yet: the program must poll completions first.
     unreported_end: Option<UnreportedEnd>,
     /// Whether there ever was a connection or an attempt at one.
@@ -93,9 +96,9 @@ struct Inner {
 }
 
 /// The end of a connection whose report waits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct UnreportedEnd {
-    timer: Token,
+    timer: Alarm,
     /// Reported at this time at the latest.
     limit: Instant,
 }
@@ -213,11 +216,11 @@ impl Id {
         let before = inner.options.tos;
         change(state, &mut inner.options)?;
         let changed = inner.options.tos.filter(|_| inner.options.tos != before);
-        if let (Some(tos), Some(local)) = (changed, inner.local) {
+        if let Some(tos) = changed {
             if let Some(socket) = &inner.bound {
-                socket.set_tos(local, tos)?;
+                socket.set_tos(tos)?;
             } else if let Some(pending) = &inner.pending {
-                pending.connection.set_tos(local, tos)?;
+                pending.connection.set_tos(tos)?;
             }
         }
         Ok(())
@@ -237,11 +240,13 @@ impl Id {
         inner.life.check(Step::Bind)?;
         check_scope(address)?;
         let options = inner.options.of_sockets();
-        let socket = Unconnected::new(address, &options)?;
         let ports = self.cm.ports();
         let wanted = self.port(&inner.options, address);
         ports.check(wanted)?;
-        let bound = socket.bind(address, &options).inspect_err(|errno| explain(*errno, address))?;
+        let socket = carrier()
+            .bind(&Bind { address, port: TakePort::Now, options })
+            .inspect_err(|errno| explain(*errno, address))?;
+        let bound = socket.local();
         inner.local = Some(bound);
         inner.bound = Some(socket);
         inner.claim = None;
@@ -332,12 +337,11 @@ impl Id {
                 }
                 Ok(())
             }
-            Err(errno) => {
+            Err((errno, bound)) => {
                 inner.life.take(Step::ListenRefused)?;
-                // Bind again, on a new socket: the failed attempt has consumed the old one.
+                inner.bound = bound;
                 if let Some(local) = local {
                     explain(errno, local);
-                    let _ = self.bind_locked(&mut inner, local);
                 }
                 Err(errno.into())
             }
@@ -408,11 +412,12 @@ impl Id {
                 }
                 Ok(())
             }
-            Err(errno) => {
+            Err((errno, bound)) => {
                 let mut inner = self.inner.lock();
                 // Unless the program has destroyed it meanwhile.
                 if inner.life.take(Step::ConnectRefused).is_ok() {
                     inner.qp = None;
+                    inner.bound = bound;
                 }
                 Err(errno.into())
             }
@@ -452,14 +457,13 @@ impl Id {
             },
         )?;
         answer = pending.answer();
-        if let Err(errno) = pending.reply() {
+        if let Err(why) = pending.reply() {
             inner.conclude(Step::Failed);
             drop(inner);
             // As librdmacm: the receives that were posted for the connection are flushed.
             fail(qp);
             // The usual reason is that the peer gave up before we answered.
-            let errno = if errno == Errno::PIPE { Errno::CONNRESET } else { errno };
-            return Err(errno.into());
+            return Err(why.errno().into());
         }
         inner.life.take(Step::Accept)?;
         inner.answer = answer;
@@ -504,9 +508,8 @@ impl Id {
     /// [`EventKind::Disconnected`] at both ends. If the peer has disconnected already, nothing more happens.
     pub fn disconnect(&self) -> Result<(), CmError> {
         let mut inner = self.inner.lock();
-        if let Some(end) = inner.unreported_end.take() {
+        if inner.unreported_end.take().is_some() {
             drop(inner);
-            self.cm.engine().deregister(end.timer);
             self.stream_ended();
             inner = self.inner.lock();
         }
@@ -618,8 +621,7 @@ impl Id {
         let active = inner.active.take();
         let listener = inner.listener.take();
         let pending = inner.pending.take();
-        let unreported_end = inner.unreported_end.take().map(|end| end.timer);
-        let timers = [inner.ready_timer.take(), inner.timewait.take(), unreported_end];
+        (inner.unreported_end, inner.ready_timer, inner.timewait) = (None, None, None);
         let qp = inner.qp.take();
         let stand_in = inner.stand_in.take();
         let datagrams = std::mem::take(&mut inner.datagrams);
@@ -642,9 +644,6 @@ impl Id {
         }
         self.unpark();
         self.no_longer_answered();
-        for timer in timers.into_iter().flatten() {
-            self.cm.engine().deregister(timer);
-        }
         if let Some(qp) = qp
             && matches!(before, State::Established | State::Responded | State::Accepting | State::Connecting)
         {

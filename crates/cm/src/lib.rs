@@ -14,6 +14,7 @@
 //! | [`state`] | the state diagram of an id, as a table |
 //! | [`channel`] | the queue that events wait in, with a descriptor to poll |
 //! | [`machine`] | what every machine has: the verbs, and its words with the shell |
+//! | `carriers` | the lower layers |
 //! | `handshake` | what the next two report, and to whom: they know nothing of ids |
 //! | [`active`] | connecting: from a TCP socket to a stream, with fallback to older peers |
 //! | [`listener`] | listening: half-open connections, bounded, until their request is complete |
@@ -47,6 +48,7 @@ pub mod active;
 pub mod adopt;
 mod awaiting;
 pub mod bringup;
+mod carriers;
 pub mod channel;
 pub mod cm;
 pub mod error;

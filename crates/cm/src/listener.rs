@@ -11,7 +11,6 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -19,11 +18,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_driver::{Engine, Readiness, Source, Token};
-use uwarp_llp::connect::{Connection, Listening, Unconnected};
+use uwarp_llp::carrier::{Bound, Got, Listening, SetUp};
 use uwarp_proto::setup::{Request, Responder, ResponderPolicy};
 use uwarp_wire::mpa;
 
-use crate::handshake::{Pending, RequestObserver, errno_of};
+use crate::carriers::{NotBegun, watch};
+use crate::handshake::{Pending, RequestObserver};
 use crate::timeouts::Timeouts;
 
 /// Most half-open connections of one listener; fewer where the process may have few descriptors.
@@ -51,8 +51,6 @@ pub(crate) struct Listener {
     me: Weak<Self>,
     backlog: usize,
     max_half_open: usize,
-    /// The local address of its connections, unless they have another one.
-    local: Option<SocketAddr>,
     state: Mutex<ListenerState>,
     /// Requests that are queued as events and not yet taken by the program. Outside the lock, because that is
     /// held over calls into the kernel, and the program must not wait for those.
@@ -68,7 +66,7 @@ pub(crate) struct Listener {
 
 #[derive(Default)]
 struct ListenerState {
-    socket: Option<(Token, Listening)>,
+    socket: Option<(Token, Box<dyn Listening>)>,
     /// In the order in which the kernel returned them.
     half_open: VecDeque<Entry>,
     /// How many of them have not sent their request.
@@ -134,7 +132,7 @@ impl AnsweredConnections {
 
     /// When to look again at a request that must wait; its connection was accepted at that time.
     fn delay(&self, accepted: Instant, pending: &Pending) -> Option<Instant> {
-        let peer = pending.addresses[1]?.ip();
+        let peer = pending.ends.peer.ip();
         let oldest = self.oldest_first.iter().find(|answered| answered.peer == peer)?;
         (oldest.at <= accepted).then_some(oldest.at + UNTIL_ESTABLISHED)
     }
@@ -165,17 +163,18 @@ impl Listener {
         }
     }
 
-    /// Accepts connections on a bound socket. Requests go to the observer.
+    /// Accepts connections on a bound socket. Requests go to the observer. A socket that the system does not
+    /// let listen comes back.
     pub fn start(
         engine: &Arc<Engine>,
         timeouts: Timeouts,
         policy: ResponderPolicy,
         observer: Weak<dyn RequestObserver>,
-        bound: Unconnected,
+        bound: Box<dyn Bound>,
         backlog: usize,
-    ) -> Result<Arc<Self>, Errno> {
+    ) -> Result<Arc<Self>, NotBegun> {
         // The kernel's queue holds connections; the program's number is meant for requests.
-        let socket = bound.listen(KERNEL_BACKLOG)?;
+        let socket = bound.listen(KERNEL_BACKLOG).map_err(|(errno, bound)| (errno, Some(bound)))?;
         let listener = Arc::new_cyclic(|me| Self {
             engine: Arc::clone(engine),
             timeouts,
@@ -184,7 +183,6 @@ impl Listener {
             me: Weak::clone(me),
             backlog,
             max_half_open: max_half_open(),
-            local: socket.address_of_connections(),
             state: Mutex::default(),
             undelivered: AtomicUsize::new(0),
             paused: AtomicBool::new(false),
@@ -193,7 +191,7 @@ impl Listener {
         });
         let mut state = listener.state.lock();
         let source: Arc<Self> = Arc::clone(&listener);
-        let token = engine.register(socket.as_raw_fd(), source).map_err(|error| errno_of(&error))?;
+        let token = watch(engine, socket.watch(), source).map_err(|errno| (errno, None))?;
         state.socket = Some((token, socket));
         drop(state);
         Ok(listener)
@@ -264,14 +262,14 @@ impl Listener {
             }
             let Some((_, socket)) = &state.socket else { return };
             let connection = match socket.accept() {
-                Ok((connection, peer)) => {
+                Ok(Some(connection)) => {
                     let mut responder = Responder::new(self.policy);
                     // Usually the request has arrived already.
-                    match advance(&connection, &mut responder) {
-                        RequestState::Incomplete => HalfOpen::start(&me, connection, peer, responder),
+                    match advance(&*connection, &mut responder) {
+                        RequestState::Incomplete => HalfOpen::start(&me, connection, responder),
                         RequestState::Gone => continue,
                         RequestState::Request(request) => {
-                            let pending = self.pending(connection, peer, responder);
+                            let pending = self.pending(connection, responder);
                             let request = Some((pending, request));
                             let entry = Entry { connection: None, accepted: Instant::now(), request };
                             state.half_open.push_back(entry);
@@ -281,20 +279,7 @@ impl Listener {
                         }
                     }
                 }
-                Err(Errno::AGAIN) => return,
-                // That connection is gone; the next one may be good (accept(2) lists these errors).
-                Err(
-                    Errno::INTR
-                    | Errno::CONNABORTED
-                    | Errno::PROTO
-                    | Errno::NETDOWN
-                    | Errno::NETUNREACH
-                    | Errno::HOSTDOWN
-                    | Errno::HOSTUNREACH
-                    | Errno::NONET
-                    | Errno::NOPROTOOPT
-                    | Errno::OPNOTSUPP,
-                ) => continue,
+                Ok(None) => return,
                 Err(errno) => Err(errno),
             };
             match connection {
@@ -319,9 +304,9 @@ impl Listener {
         }
     }
 
-    fn pending(&self, connection: Connection, peer: Option<SocketAddr>, responder: Responder) -> Pending {
-        let local = self.local.or_else(|| connection.local_address().ok());
-        Pending { connection, addresses: [local, peer], responder, listener: Weak::clone(&self.me) }
+    fn pending(&self, connection: Box<dyn SetUp>, responder: Responder) -> Pending {
+        let ends = connection.ends();
+        Pending { connection, ends, responder, listener: Weak::clone(&self.me) }
     }
 
     /// Takes a connection that has been silent for too long out of a full list. `Err`: no connection is
@@ -452,19 +437,16 @@ struct HalfOpen {
     running: Mutex<Option<Running>>,
 }
 
-#[derive(Debug)]
 struct Running {
     token: Token,
-    connection: Connection,
-    peer: Option<SocketAddr>,
+    connection: Box<dyn SetUp>,
     responder: Responder,
 }
 
 impl HalfOpen {
     fn start(
         listener: &Arc<Listener>,
-        connection: Connection,
-        peer: Option<SocketAddr>,
+        connection: Box<dyn SetUp>,
         responder: Responder,
     ) -> Result<Arc<Self>, Errno> {
         let engine = &listener.engine;
@@ -475,9 +457,9 @@ impl HalfOpen {
         });
         let mut running = half_open.running.lock();
         let source: Arc<Self> = Arc::clone(&half_open);
-        let token = engine.register(connection.as_raw_fd(), source).map_err(|error| errno_of(&error))?;
+        let token = watch(engine, connection.watch(), source)?;
         engine.set_timer(token, Some(Instant::now() + listener.timeouts.request));
-        *running = Some(Running { token, connection, peer, responder });
+        *running = Some(Running { token, connection, responder });
         drop(running);
         Ok(half_open)
     }
@@ -499,7 +481,7 @@ impl Source for HalfOpen {
     fn ready(&self, _: Readiness) {
         let mut guard = self.running.lock();
         let Some(running) = guard.as_mut() else { return };
-        let state = advance(&running.connection, &mut running.responder);
+        let state = advance(&*running.connection, &mut running.responder);
         if matches!(state, RequestState::Incomplete) {
             return;
         }
@@ -509,7 +491,7 @@ impl Source for HalfOpen {
         match state {
             RequestState::Request(request) => {
                 let Some(listener) = self.listener.upgrade() else { return };
-                let pending = listener.pending(running.connection, running.peer, running.responder);
+                let pending = listener.pending(running.connection, running.responder);
                 listener.concluded(self, Some((pending, request)));
             }
             _ => {
@@ -536,22 +518,21 @@ enum RequestState {
 }
 
 /// Reads as much of a request as has arrived.
-fn advance(connection: &Connection, responder: &mut Responder) -> RequestState {
+fn advance(connection: &dyn SetUp, responder: &mut Responder) -> RequestState {
     let mut buffer = [0; mpa::MAX_PRIVATE_DATA];
     loop {
         let want = responder.want().min(buffer.len());
         match connection.receive(&mut buffer[..want]) {
-            Ok(0) => return RequestState::Gone,
-            Ok(received) => match responder.handle_input(&buffer[..received]) {
+            Ok(Got::Bytes(received)) => match responder.handle_input(&buffer[..received]) {
                 Ok(None) => {}
                 Ok(Some(request)) => return RequestState::Request(request),
                 Err(error) => {
-                    tracing::debug!(peer = ?connection.peer_address().ok(), "bad MPA request: {error}");
+                    tracing::debug!(peer = %connection.ends().peer, "bad MPA request: {error}");
                     return RequestState::Gone;
                 }
             },
-            Err(Errno::AGAIN) => return RequestState::Incomplete,
-            Err(_) => return RequestState::Gone,
+            Ok(Got::Nothing) => return RequestState::Incomplete,
+            Ok(Got::End) | Err(_) => return RequestState::Gone,
         }
     }
 }

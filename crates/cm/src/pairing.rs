@@ -39,9 +39,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
 use uwarp_driver::{
-    Disconnect, Engine, Nic, ProofObserver, ProofPort, Qp, Readiness, Source, StreamObserver, Token,
+    Alarm, Disconnect, Engine, Nic, ProofObserver, ProofPort, Qp, Readiness, Source, StreamObserver,
 };
-use uwarp_llp::connect::{Connection, Options, Unconnected};
+use uwarp_llp::carrier::{Bind, Options, SetUp, TakePort};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::{
     AcceptParams, Depths, InitiatorConfig, Negotiated, Request, ResponderPolicy, Revision, Rtr,
@@ -54,6 +54,7 @@ use uwarp_wire::datagram::proof::Proof as ProofDatagram;
 use uwarp_wire::introduction::{self, Cookie, Half, Introduction, TurnedAway};
 
 use crate::active::{Active, Target};
+use crate::carriers::carrier;
 use crate::error::CmError;
 use crate::event::ConnParam;
 use crate::handshake::{ConnectObserver, Connected, Pending, RequestObserver};
@@ -128,7 +129,7 @@ struct Table {
     /// How often the system was asked whether the peer of one of them has hung up.
     looks: usize,
     /// Runs until the oldest early request must be dropped.
-    timer: Option<Token>,
+    timer: Option<Alarm>,
 }
 
 /// A request with a good proof whose queue pair is not in RTR.
@@ -136,7 +137,7 @@ struct Early {
     since: Instant,
     introduction: Introduction,
     /// The address that it comes from.
-    from: Option<Ipv6Addr>,
+    from: Ipv6Addr,
     /// When its cookie was made.
     proven: Instant,
     pending: Pending,
@@ -170,7 +171,7 @@ impl Early {
     /// Asks the system whether the peer has hung up. Checking all waiting requests each time that one comes
     /// or goes would be most of the work.
     fn hung_up(&self) -> bool {
-        self.pending.connection.hung_up()
+        self.pending.connection.ended()
     }
 }
 
@@ -288,13 +289,19 @@ impl Pairings {
         if table.ports.contains_key(&port) {
             return Ok(());
         }
-        let socket = self.nic.stream_socket(qp.qpn()).ok_or(Errno::MFILE)?;
+        let bound = self.nic.take_stream_socket(qp.qpn()).ok_or(Errno::MFILE)?;
         let new = Arc::new(PortListener { pairings: Weak::clone(&self.me), listener: Mutex::default() });
         let observer: Weak<PortListener> = Arc::downgrade(&new);
         let engine = self.nic.engine();
-        let bound = Unconnected::from(socket);
-        let listener = Listener::start(engine, self.timeouts, self.policy, observer, bound, MAX_BACKLOG)?;
-        *new.listener.lock() = Some(listener);
+        match Listener::start(engine, self.timeouts, self.policy, observer, bound, MAX_BACKLOG) {
+            Ok(listener) => *new.listener.lock() = Some(listener),
+            Err((errno, bound)) => {
+                if let Some(bound) = bound {
+                    self.nic.return_stream_socket(qp.qpn(), bound);
+                }
+                return Err(errno.into());
+            }
+        }
         table.ports.insert(port, new);
         Ok(())
     }
@@ -328,12 +335,12 @@ impl Pairings {
 
     /// A request has arrived at a port.
     fn requested(&self, pending: Pending, request: &Request) {
-        let peer = pending.connection.peer_address().ok();
+        let peer = pending.ends.peer;
         let Some(introduction) = Introduction::parse(&request.private_data) else {
             return match introduction::version(&request.private_data) {
                 Some(theirs) => {
                     tracing::warn!(
-                        ?peer,
+                        %peer,
                         "a queue pair introduces itself in version {theirs}, which proves nothing; version {} \
                          is needed: the peer needs a newer uwarp (0.2 or later)",
                         introduction::VERSION
@@ -341,19 +348,18 @@ impl Pairings {
                     pending.reject(&TurnedAway::Version.to_bytes());
                 }
                 None => tracing::debug!(
-                    ?peer,
+                    %peer,
                     "refused: a connection to the port of queue pairs does not come from a queue pair"
                 ),
             };
         };
         let proof = self.proof.lock().clone();
-        let owner = peer.map(|mut owner| {
-            owner.set_port(port_of(introduction.source_qpn));
-            owner
-        });
-        let (Some(proof), Some(owner)) = (proof, owner) else { return pending.reject(&[]) };
+        let Some(proof) = proof else { return pending.reject(&TurnedAway::NoProof.to_bytes()) };
+        // With the scope of a link-local address.
+        let mut owner = peer;
+        owner.set_port(port_of(introduction.source_qpn));
         let Some(proven) = proof.made(&Now::at(now()), owner, &[], introduction.cookie) else {
-            tracing::debug!(?peer, ?introduction, "turned away: {}", TurnedAway::NoProof);
+            tracing::debug!(%peer, ?introduction, "turned away: {}", TurnedAway::NoProof);
             return pending.reject(&TurnedAway::NoProof.to_bytes());
         };
         let qpn = introduction.destination_qpn;
@@ -361,7 +367,7 @@ impl Pairings {
             return pending.reject(&TurnedAway::NoQueuePair.to_bytes());
         }
         let known = self.known(qpn);
-        let from = Some(gid(owner.ip()));
+        let from = gid(peer.ip());
         self.admit(known.as_deref(), Early { since: now(), introduction, from, proven, pending });
     }
 
@@ -396,12 +402,9 @@ impl Pairings {
         let rejects = {
             let mut table = self.table.lock();
             let rejects = table.keep(new, max_half_open());
-            if table.timer.is_none()
-                && let Some(me) = self.me.upgrade()
-            {
-                let timer = self.nic.engine().new_token(me);
-                table.timer = Some(timer);
-                self.nic.engine().set_timer(timer, Some(now() + EARLY_LIMIT));
+            if table.timer.is_none() {
+                let me: Weak<Self> = Weak::clone(&self.me);
+                table.timer = Some(Alarm::at(self.nic.engine(), me, now() + EARLY_LIMIT));
             }
             rejects
         };
@@ -450,21 +453,17 @@ impl Source for Pairings {
     fn ready(&self, _: Readiness) {}
 
     fn timeout(&self) {
-        let engine = self.nic.engine();
         let mut table = self.table.lock();
         let now = now();
         let rejects = table.take_over(now);
         table.take_some_hung_up();
         table.turn += 1;
-        let Some(timer) = table.timer else { return };
         if table.early.is_empty() {
             table.timer = None;
-            drop(table);
-            engine.deregister(timer);
-        } else {
-            engine.set_timer(timer, Some(now + EARLY_LIMIT / 4));
-            drop(table);
+        } else if let Some(timer) = &mut table.timer {
+            timer.set(now + EARLY_LIMIT / 4);
         }
+        drop(table);
         reject_all(rejects);
     }
 }
@@ -629,7 +628,7 @@ struct Pairing {
 struct Attempt {
     active: Option<Arc<Active>>,
     /// The next step of the connecting end.
-    timer: Option<Token>,
+    timer: Option<Alarm>,
     /// It asks for a cookie until it gets one.
     asking: bool,
     asked: u32,
@@ -659,7 +658,7 @@ impl Pairing {
         let introduction = &request.introduction;
         let is_peers = introduction.source_qpn == self.destination_qpn
             && introduction.destination_qpn == self.source_qpn
-            && request.from == Some(gid(self.path.peer.ip()))
+            && request.from == gid(self.path.peer.ip())
             && self.role() == Ordering::Less;
         if !is_peers {
             return Err(TurnedAway::AnotherPeer);
@@ -722,10 +721,11 @@ impl Pairing {
                 return true;
             }
         };
-        if let Err(errno) = pending.reply() {
+        if let Err(why) = pending.reply() {
             tracing::debug!(
                 qpn = qp.qpn(),
-                "the peer closed the connection before it had the reply: {errno}"
+                "the peer closed the connection before it had the reply: {}",
+                why.errno()
             );
             return false;
         }
@@ -769,16 +769,13 @@ impl Pairing {
 
     /// The peer has answered: this end has the port of its number.
     fn has_cookie(&self, cookie: Cookie) {
-        let timer = {
+        {
             let mut attempt = self.attempt.lock();
             if attempt.cancelled || !std::mem::take(&mut attempt.asking) {
                 return;
             }
             attempt.cookie = Some((cookie, now()));
-            attempt.timer.take()
-        };
-        if let Some(timer) = timer {
-            self.engine().deregister(timer);
+            attempt.timer = None;
         }
         self.connect();
     }
@@ -817,7 +814,7 @@ impl Pairing {
                 }
                 attempt.active = Some(active);
             }
-            Err(errno) => {
+            Err((errno, _)) => {
                 tracing::debug!(qpn = self.source_qpn, %peer, "cannot connect: {errno}");
                 self.again_later();
             }
@@ -835,16 +832,15 @@ impl Pairing {
     }
 
     fn step_after(&self, pause: Duration) {
-        let (Some(me), Some(_)) = (self.me.upgrade(), self.waiting()) else { return };
-        let timer = self.engine().new_token(me);
+        if self.waiting().is_none() {
+            return;
+        }
         let mut attempt = self.attempt.lock();
         if attempt.cancelled || attempt.timer.is_some() {
-            drop(attempt);
-            return self.engine().deregister(timer);
+            return;
         }
-        attempt.timer = Some(timer);
-        drop(attempt);
-        self.engine().set_timer(timer, Some(now() + pause));
+        let me: Weak<Self> = Weak::clone(&self.me);
+        attempt.timer = Some(Alarm::at(self.engine(), me, now() + pause));
     }
 
     /// The peer has rejected the request: its next one needs a new cookie. The first time it comes at once,
@@ -874,25 +870,23 @@ impl Pairing {
     }
 
     fn cancel(&self) {
-        let (active, timer) = {
+        let active = {
             let mut attempt = self.attempt.lock();
             attempt.cancelled = true;
-            (attempt.active.take(), attempt.timer.take())
+            attempt.timer = None;
+            attempt.active.take()
         };
         if let Some(active) = active {
             active.cancel();
-        }
-        if let Some(timer) = timer {
-            self.engine().deregister(timer);
         }
     }
 
     /// Joins a queue pair with itself: a TCP connection, too, can be connected to itself.
     fn join_itself(&self) -> Result<(), CmError> {
-        let options = Options::default();
-        let socket = Unconnected::new(self.path.local, &options)?;
-        let address = socket.bind(self.path.local, &options)?;
-        let connection = socket.connect(address)?;
+        let at = Bind { address: self.path.local, port: TakePort::Now, options: Options::default() };
+        let socket = carrier().bind(&at)?;
+        let address = socket.local();
+        let connection = socket.connect(address).map_err(|(why, _)| why.errno())?;
         let Some((qp, attr, _)) = self.waiting_with_attributes() else { return Ok(()) };
         let (crc, markers) = (Config::get().crc, Config::get().markers);
         let negotiated = Negotiated {
@@ -915,7 +909,7 @@ impl Pairing {
         Ok(())
     }
 
-    fn attach(&self, connection: Connection, negotiated: &Negotiated) {
+    fn attach(&self, connection: Box<dyn SetUp>, negotiated: &Negotiated) {
         let (Some(me), Some((qp, attr, _))) = (self.me.upgrade(), self.waiting_with_attributes()) else {
             return;
         };
@@ -928,7 +922,7 @@ impl Pairing {
         params.by_number = true;
         params.wait_first_fpdu = negotiated.rtr != Rtr::None;
         tracing::debug!(qpn = qp.qpn(), peer = self.destination_qpn, ?params, "attach");
-        if let Err((error, _)) = qp.attach_awaited(connection.into(), params, me, self.moves) {
+        if let Err((error, _)) = qp.attach_awaited(connection.into_link(), params, me, self.moves) {
             // Closed without a message: the peer's queue pair waits for the next stream.
             tracing::debug!(qpn = qp.qpn(), "cannot give the connection to the queue pair: {error}");
         }
@@ -988,13 +982,14 @@ impl Source for Pairing {
     fn ready(&self, _: Readiness) {}
 
     fn timeout(&self) {
-        let (timer, asking) = {
+        let (was_set, asking) = {
             let mut attempt = self.attempt.lock();
-            (attempt.timer.take(), attempt.asking)
+            (attempt.timer.take().is_some(), attempt.asking)
         };
-        if let Some(timer) = timer {
-            self.engine().deregister(timer);
-            if asking { self.ask() } else { self.connect() }
+        match asking {
+            _ if !was_set => {}
+            true => self.ask(),
+            false => self.connect(),
         }
     }
 }
@@ -1049,13 +1044,13 @@ fn random_u64() -> Result<u64, VerbsError> {
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::OwnedFd;
 
     use uwarp_proto::setup::{Initiator, Responder};
     use uwarp_rnic::qp::{QpCaps, QpInit, QpModify};
     use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
 
     use super::*;
+    use crate::carriers;
     use crate::cm::Cm;
 
     struct Ignore;
@@ -1111,8 +1106,9 @@ mod tests {
         }
         std::io::copy(&mut (&accepted).take(bytes.len() as u64), &mut std::io::sink()).unwrap();
         accepted.set_nonblocking(true).unwrap();
-        let connection = Connection::from(OwnedFd::from(accepted));
-        (Pending { connection, addresses: [None; 2], responder, listener: Weak::new() }, peer)
+        let connection = carriers::adopt(accepted.into()).unwrap();
+        let ends = connection.ends();
+        (Pending { connection, ends, responder, listener: Weak::new() }, peer)
     }
 
     /// When thousands of queue pairs were joined at once, both ends waited for half a minute, until the
@@ -1145,7 +1141,7 @@ mod tests {
         low.modify(&change).unwrap();
         let here = SocketAddr::from(([127, 0, 0, 1], 0));
         pairings.begin(&low, Path { local: here, peer: here }, high.qpn()).unwrap();
-        let from = pending.connection.peer_address().ok().map(|address| gid(address.ip()));
+        let from = gid(pending.ends.peer.ip());
         let now = Instant::now();
         pairings.admit(known.as_deref(), Early { since: now, introduction, from, proven: now, pending });
         assert!(low.awaits_stream().is_none(), "it has its stream");
@@ -1178,7 +1174,7 @@ mod tests {
             };
             let (pending, peer) = request(cm.responder_policy(), &introduction);
             let now = Instant::now();
-            (Early { since: now, introduction, from: None, proven: now, pending }, peer)
+            (Early { since: now, introduction, from: Ipv6Addr::UNSPECIFIED, proven: now, pending }, peer)
         };
         let qpn = |early: &Early| early.introduction.destination_qpn;
         let mut peers = VecDeque::new();
@@ -1193,7 +1189,7 @@ mod tests {
         peers.truncate(ALIVE as usize);
         for gone in table.early.iter().skip(ALIVE as usize) {
             let start = Instant::now();
-            while !gone.pending.connection.hung_up() {
+            while !gone.pending.connection.ended() {
                 assert!(start.elapsed() < Duration::from_secs(60), "the system does not tell");
                 std::thread::yield_now();
             }

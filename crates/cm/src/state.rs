@@ -21,8 +21,8 @@
 //! `Responded` is for programs that move their queue pair themselves: the peer has accepted, and the queue
 //! pair gets the stream when the program moves it to RTR.
 //!
-//! Two steps go back: the system refuses to listen (to `Idle`; the id is then bound again) or to connect (to
-//! `RouteResolved`).
+//! Two steps go back: the system refuses to listen (to `Bound`) or to connect (to `RouteResolved`). The id keeps
+//! its port.
 //!
 //! Resolution has no states of its own because it takes no time: the routing table answers at once, and the
 //! event is queued before the call returns.
@@ -65,7 +65,7 @@ pub enum Step {
     Bind,
     /// The program listens.
     Listen,
-    /// The system refuses to listen. The socket is gone with the attempt.
+    /// The system refuses to listen.
     ListenRefused,
     /// An address was resolved. The id is bound now, if it was not before.
     ResolveAddress,
@@ -102,7 +102,7 @@ impl State {
         Some(match (step, self) {
             (Step::Bind, S::Idle) => S::Bound,
             (Step::Listen, S::Idle | S::Bound) => S::Listening,
-            (Step::ListenRefused, S::Listening) => S::Idle,
+            (Step::ListenRefused, S::Listening) => S::Bound,
             (Step::ResolveAddress, S::Idle | S::Bound) => S::AddressResolved,
             (Step::AddressError, S::Idle | S::Bound) => S::Bound,
             (Step::ResolveRoute, S::AddressResolved) => S::RouteResolved,
@@ -179,7 +179,7 @@ mod tests {
         };
         assert_eq!(from(Step::Bind), [(Idle, Bound)]);
         assert_eq!(from(Step::Listen), [(Idle, Listening), (Bound, Listening)]);
-        assert_eq!(from(Step::ListenRefused), [(Listening, Idle)]);
+        assert_eq!(from(Step::ListenRefused), [(Listening, Bound)]);
         assert_eq!(from(Step::ResolveAddress), [(Idle, AddressResolved), (Bound, AddressResolved)]);
         assert_eq!(from(Step::AddressError), [(Idle, Bound), (Bound, Bound)]);
         assert_eq!(from(Step::ResolveRoute), [(AddressResolved, RouteResolved)]);

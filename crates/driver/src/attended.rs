@@ -7,31 +7,37 @@
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
 
-pub(crate) struct Attended<T> {
+/// See the head of its file: a lock that does the work of those who find it taken.
+pub struct Attended<T> {
     inner: Mutex<T>,
     /// A thread found the lock taken.
     kick: AtomicBool,
 }
 
 impl<T> Attended<T> {
+    /// A lock that is free.
     pub fn new(inner: T) -> Self {
         Self { inner: Mutex::new(inner), kick: AtomicBool::new(false) }
     }
 
+    /// Waits for the lock. To be released by [`Self::release`] or [`Self::let_go`].
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.inner.lock()
     }
 
+    /// The lock, if it is free; nothing is left for the holder otherwise.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.inner.try_lock()
     }
 
+    /// Waits for the lock for so long.
     pub fn try_lock_for(&self, patience: std::time::Duration) -> Option<MutexGuard<'_, T>> {
         self.inner.try_lock_for(patience)
     }
 
+    /// What it guards, without the lock: no other thread has it.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }

@@ -302,6 +302,11 @@ impl Engine {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn sources_registered(&self) -> usize {
+        self.sources.read().len()
+    }
+
     /// The first timer.
     pub(crate) fn first_timer(&self) -> Option<Instant> {
         self.timers.lock().order.first().map(|(at, _)| *at)

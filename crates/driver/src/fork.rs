@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, UnsafeCell};
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -21,12 +21,13 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Objects that the program has, and calls in progress; see [`object_made`].
 static OBJECTS: AtomicIsize = AtomicIsize::new(0);
-/// Descriptors that a forked child must close. Locked during a fork.
+/// Descriptors that a forked child must close, and how often each is recorded: by its owner, and by the engine
+/// while it watches it. Locked during a fork.
 ///
 /// The locks that are held during a fork are those of the standard library. One of parking_lot that other
 /// threads wait for is unlocked under a lock of parking_lot's own, which another thread may have had when the
 /// child was forked: the child would then wait for ever.
-static DESCRIPTORS: LazyLock<Mutex<HashSet<RawFd>>> = LazyLock::new(Mutex::default);
+static DESCRIPTORS: LazyLock<Mutex<HashMap<RawFd, usize>>> = LazyLock::new(Mutex::default);
 
 /// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
 /// Its environment must then not be trusted to name files.
@@ -148,7 +149,7 @@ impl<T> Held for MutexGuard<'static, Option<T>> {
 struct HeldLocks(UnsafeCell<Option<Locks>>);
 
 /// The descriptors and the device.
-type Locks = (MutexGuard<'static, HashSet<RawFd>>, Box<dyn Held>);
+type Locks = (MutexGuard<'static, HashMap<RawFd, usize>>, Box<dyn Held>);
 
 // SAFETY: only the thread that holds the locks, and the one that is a copy of it, uses the cell.
 unsafe impl Sync for HeldLocks {}
@@ -201,50 +202,67 @@ extern "C" fn child() {
         device.forget();
         forget();
     }
-    for fd in descriptors.drain() {
+    for (fd, _) in descriptors.drain() {
         // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing
         // here uses the descriptor again: every verb answers an error from now on, or uses a new device.
         unsafe { libc::close(fd) };
     }
 }
 
-/// Records a descriptor that a forked child must close.
+/// Records a descriptor that a forked child must close, once more.
 pub(crate) fn track(fd: RawFd) {
-    locked(&DESCRIPTORS).insert(fd);
+    *locked(&DESCRIPTORS).entry(fd).or_default() += 1;
 }
 
-/// Removes a record of [`track`].
+/// Removes one record of [`track`].
 pub(crate) fn untrack(fd: RawFd) {
-    locked(&DESCRIPTORS).remove(&fd);
-}
-
-/// A descriptor that is kept for the engine. A forked child closes its copy, as of those that the engine has.
-pub struct Kept(Option<OwnedFd>);
-
-impl Kept {
-    /// Keeps it.
-    pub fn new(fd: OwnedFd) -> Self {
-        track(fd.as_raw_fd());
-        Self(Some(fd))
-    }
-
-    /// Gives it back.
-    pub fn take(mut self) -> Option<OwnedFd> {
-        self.forget();
-        self.0.take()
-    }
-
-    fn forget(&self) {
-        if let Some(fd) = &self.0 {
-            untrack(fd.as_raw_fd());
+    let mut descriptors = locked(&DESCRIPTORS);
+    if let Some(times) = descriptors.get_mut(&fd) {
+        *times -= 1;
+        if *times == 0 {
+            descriptors.remove(&fd);
         }
     }
 }
 
-impl Drop for Kept {
+/// A record of a descriptor: while this exists, a child that is forked closes its copy, whether the engine
+/// watches the descriptor or not. To be dropped before the descriptor is closed or passed on: its number is
+/// another file's then.
+#[derive(Debug)]
+pub struct Recorded(RawFd);
+
+impl Recorded {
+    /// Of an open descriptor.
+    pub fn new(fd: RawFd) -> Self {
+        track(fd);
+        Self(fd)
+    }
+}
+
+impl Drop for Recorded {
     fn drop(&mut self) {
-        // Before it is closed: its number is another file's then.
-        self.forget();
+        untrack(self.0);
+    }
+}
+
+/// A descriptor that is kept for the engine. A forked child closes its copy, as of those that the engine has.
+pub struct Kept {
+    // Dropped before the descriptor is closed.
+    record: Recorded,
+    fd: OwnedFd,
+}
+
+impl Kept {
+    /// Keeps it.
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { record: Recorded::new(fd.as_raw_fd()), fd }
+    }
+
+    /// Gives it back.
+    pub fn take(self) -> OwnedFd {
+        let Self { record, fd } = self;
+        drop(record);
+        fd
     }
 }
 
@@ -502,6 +520,26 @@ pub(crate) fn nonblocking(fd: RawFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A connection is recorded by its owner from birth on, and by the engine while it watches it. When the
+    /// engine stopped, a child kept its copy, and the peer never saw the end of the connection.
+    #[test]
+    fn a_descriptor_stays_recorded_until_each_of_its_records_is_gone() {
+        let (end, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = end.as_raw_fd();
+        let is_recorded = || locked(&DESCRIPTORS).contains_key(&fd);
+        let birth = Recorded::new(fd);
+        track(fd);
+        untrack(fd);
+        assert!(is_recorded());
+        drop(birth);
+        assert!(!is_recorded());
+        untrack(fd);
+        let kept = Kept::new(end.into());
+        assert!(is_recorded());
+        drop(kept.take());
+        assert!(!is_recorded());
+    }
 
     #[test]
     fn a_value_is_made_once_and_again_in_a_child_that_starts_afresh() {

@@ -2,7 +2,8 @@
 //!
 //! * `progress`: decides which thread makes progress, and when.
 //! * [`engine`]: one epoll instance for everything, and timers; `background`: its thread; `lead`: a thread of
-//!   the program in place of that one. `source`: what the engine serves.
+//!   the program in place of that one. `source`: what the engine serves; `alarm`: a timer that deregisters
+//!   itself.
 //! * [`qp`]: a queue pair with its socket; moves bytes between the two. `linger`: what happens to the socket
 //!   afterwards.
 //! * [`srq`]: a shared receive queue; continues the queue pairs that wait for it.
@@ -14,6 +15,7 @@
 //! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`devices`]: which devices programs see.
 //!   [`port`]: what a device's port consists of, and when that changes.
 //! * `held`: datagrams that wait a moment for more.
+//! * `attended`: a lock whose holder does the work of those who find it taken.
 //! * `fork`, [`waits`]: the process and its threads.
 //!
 //! # Who makes progress
@@ -28,6 +30,7 @@
 #![deny(unsafe_code)]
 
 pub mod address;
+mod alarm;
 mod attended;
 mod background;
 pub mod channel;
@@ -61,13 +64,15 @@ pub mod ud;
 pub mod waits;
 mod watchdog;
 
+pub use alarm::Alarm;
+pub use attended::Attended;
 pub use channel::{Channel, ChannelError};
 pub use config::Config;
 pub use devices::RdmaDevice;
 pub use engine::Engine;
 pub use fork::{
-    Kept, OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep, object_gone,
-    object_made, set_cancel_state_asleep, signals_awake,
+    Kept, OncePerProcess, Recorded, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep,
+    object_gone, object_made, set_cancel_state_asleep, signals_awake,
 };
 pub use nic::{Limits, Nic, ProofPort};
 pub use open::close_all;

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use uwarp_llp::carrier::Bound;
 use uwarp_llp::udp::{self, Route};
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
@@ -192,9 +192,14 @@ impl Nic {
         Ok(ProofPort(port))
     }
 
-    /// The TCP socket that is bound to the port of a queue pair's number: a descriptor to listen with.
-    pub fn stream_socket(&self, qpn: u32) -> Option<OwnedFd> {
-        self.numbers.streams(qpn)
+    /// What is bound to the port of a queue pair's number, to listen with. `None`: it was taken before.
+    pub fn take_stream_socket(&self, qpn: u32) -> Option<Box<dyn Bound>> {
+        self.numbers.take_streams(qpn)
+    }
+
+    /// It could not listen.
+    pub fn return_stream_socket(&self, qpn: u32, bound: Box<dyn Bound>) {
+        self.numbers.return_streams(qpn, bound);
     }
 
     /// A queue pair was made.

@@ -4,16 +4,17 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use rustix::io::Errno;
+use uwarp_llp::carrier::{Bind, Bound, Carrier, Options, TakePort, tcp::Tcp};
 use uwarp_llp::udp;
 use uwarp_rnic::VerbsError;
 
 use crate::config::Config;
-use crate::fork;
+use crate::fork::{self, Recorded};
 
 /// 256 numbers on one port, which is held in TCP and in UDP.
 struct Port {
@@ -22,8 +23,22 @@ struct Port {
     /// Numbers that are not used.
     free: u16,
     next: u8,
-    tcp: OwnedFd,
+    /// Until it listens, which is another owner's then.
+    tcp: Option<Streams>,
     udp: Arc<udp::Socket>,
+}
+
+/// What can listen for streams.
+struct Streams {
+    // Dropped before the descriptor is passed on.
+    record: Option<Recorded>,
+    bound: Box<dyn Bound>,
+}
+
+impl Streams {
+    fn new(bound: Box<dyn Bound>) -> Self {
+        Self { record: bound.watch().descriptor().map(Recorded::new), bound }
+    }
 }
 
 /// Allocates numbers and finds queue pairs by them. Opens a port's sockets when the first number on it is
@@ -89,11 +104,19 @@ impl<Q: Clone> Numbers<Q> {
         ports.iter().find(|p| u32::from(p.port) == qpn >> 8).map(|p| p.udp.clone())
     }
 
-    /// The TCP socket of a number that was taken: another descriptor for it. It does not listen yet.
-    pub fn streams(&self, qpn: u32) -> Option<OwnedFd> {
-        let ports = self.ports.lock();
-        let port = ports.iter().find(|p| u32::from(p.port) == qpn >> 8)?;
-        rustix::io::fcntl_dupfd_cloexec(&port.tcp, 0).ok()
+    /// What is bound to the port of a number that was taken, and does not listen yet. Once for each port.
+    pub fn take_streams(&self, qpn: u32) -> Option<Box<dyn Bound>> {
+        let mut ports = self.ports.lock();
+        let Streams { record, bound } = find_port(&mut ports, qpn)?.tcp.take()?;
+        drop(record);
+        Some(bound)
+    }
+
+    /// It could not listen, and stays bound.
+    pub fn return_streams(&self, qpn: u32, bound: Box<dyn Bound>) {
+        if let Some(port) = find_port(&mut self.ports.lock(), qpn) {
+            port.tcp = Some(Streams::new(bound));
+        }
     }
 
     pub fn register(&self, qpn: u32, qp: Q) {
@@ -148,36 +171,47 @@ impl Port {
     }
 }
 
-fn open_port() -> Option<Port> {
-    let candidates: Vec<u16> = match &Config::get().ports {
-        Some(range) => range.clone().collect(),
-        // The system chooses; several tries, because the port must be free in TCP and in UDP.
-        None => vec![0; 64],
-    };
-    candidates.into_iter().find_map(|port| {
-        let (tcp, port) = bind(port)?;
-        let udp = udp::Socket::bind(port).ok()?;
-        fork::track(tcp.as_raw_fd());
-        fork::track(udp.fd().as_raw_fd());
-        Some(Port { port, used: [0; 4], free: 256, next: 0, tcp, udp: Arc::new(udp) })
-    })
+fn find_port(ports: &mut [Port], qpn: u32) -> Option<&mut Port> {
+    ports.iter_mut().find(|port| u32::from(port.port) == qpn >> 8)
 }
 
-/// A TCP socket on all addresses of both families, or of IPv4 alone where the system has no IPv6.
-fn bind(port: u16) -> Option<(OwnedFd, u16)> {
-    let any =
-        [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))];
-    any.into_iter().find_map(|address| {
-        let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).ok()?;
-        if address.is_ipv6() {
-            rustix::net::sockopt::set_ipv6_v6only(&fd, false).ok()?;
-        }
-        rustix::net::bind(&fd, &address).ok()?;
-        let bound = SocketAddr::try_from(rustix::net::getsockname(&fd).ok()?).ok()?.port();
-        Some((fd, bound))
-    })
+fn open_port() -> Option<Port> {
+    match &Config::get().ports {
+        Some(range) => open_one_of(range.clone()),
+        // The system chooses; several tries, because the port must be free in TCP and in UDP.
+        None => open_one_of(std::iter::repeat_n(0, 64)),
+    }
+}
+
+/// The first of these ports that is free. One that connections of an earlier run have, in TIME_WAIT, is taken
+/// only if all have: a port is bound long before it listens, and it is only ours alone when it has begun to.
+fn open_one_of(candidates: impl Iterator<Item = u16> + Clone) -> Option<Port> {
+    let open = |port, take| {
+        let tcp = bind(port, take)?;
+        let port = tcp.local().port();
+        let udp = udp::Socket::bind(port).ok()?;
+        fork::track(udp.fd().as_raw_fd());
+        Some(Port {
+            port,
+            used: [0; 4],
+            free: 256,
+            next: 0,
+            tcp: Some(Streams::new(tcp)),
+            udp: Arc::new(udp),
+        })
+    };
+    let unused = candidates.clone().find_map(|port| open(port, TakePort::NowIfUnused));
+    unused.or_else(|| candidates.filter(|port| *port != 0).find_map(|port| open(port, TakePort::Now)))
+}
+
+/// TCP on all addresses of both families, or of IPv4 alone where the system has no IPv6.
+fn bind(port: u16, take: TakePort) -> Option<Box<dyn Bound>> {
+    let options = Options { afonly: Some(false), ..Options::default() };
+    let at = |address| Tcp.bind(&Bind { address, port: take, options });
+    match at(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))) {
+        Err(Errno::AFNOSUPPORT) => at(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).ok(),
+        both => both.ok(),
+    }
 }
 
 #[cfg(test)]
@@ -193,6 +227,59 @@ mod tests {
         numbers.give(all[9]);
         assert_eq!(numbers.take().unwrap(), all[9]);
         assert_ne!(numbers.take().unwrap() >> 8, all[0] >> 8);
+    }
+
+    /// One of few ports, after a run of which a connection is left in TIME_WAIT.
+    fn used_port() -> u16 {
+        let bound = bind(0, TakePort::Now).unwrap();
+        let port = bound.local().port();
+        let listening = bound.listen(1).map_err(|(errno, _)| errno).unwrap();
+        let mut client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let accepted = loop {
+            if let Some(accepted) = listening.accept().unwrap() {
+                break accepted;
+            }
+        };
+        accepted.close(uwarp_llp::carrier::Close::Finish);
+        assert_eq!(std::io::Read::read(&mut client, &mut [0]).unwrap(), 0);
+        port
+    }
+
+    /// With `UWARP_PORT_RANGE`, a program that was started again within a minute found no port.
+    #[test]
+    fn a_port_of_an_earlier_run_serves_a_restart_but_an_unused_one_goes_first() {
+        let used = used_port();
+        let opened = open_one_of([used].into_iter()).expect("the port of the earlier run");
+        assert_eq!(opened.port, used);
+        drop(opened);
+        let unused = bind(0, TakePort::Now).unwrap().local().port();
+        let opened = open_one_of([used, unused].into_iter()).expect("a port");
+        assert_eq!(opened.port, unused);
+    }
+
+    /// The same number of IPv4 was taken, and IPv6 connections reached the other program.
+    #[test]
+    fn a_port_that_another_program_has_in_one_family_is_not_taken() {
+        let Ok(other) = Tcp.bind(&Bind {
+            address: SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+            port: TakePort::Now,
+            options: Options { afonly: Some(true), ..Options::default() },
+        }) else {
+            return; // No IPv6.
+        };
+        assert!(open_one_of([other.local().port()].into_iter()).is_none());
+    }
+
+    #[test]
+    fn what_listens_for_a_port_is_taken_once_and_given_back_if_it_could_not() {
+        let numbers = Numbers::<()>::default();
+        let (one, other) = (numbers.take().unwrap(), numbers.take().unwrap());
+        let bound = numbers.take_streams(one).unwrap();
+        assert!(numbers.take_streams(other).is_none(), "the same port");
+        let port = bound.local().port();
+        assert_eq!(u32::from(port), one >> 8);
+        numbers.return_streams(other, bound);
+        assert_eq!(numbers.take_streams(one).unwrap().local().port(), port);
     }
 
     #[test]

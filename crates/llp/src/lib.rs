@@ -7,7 +7,6 @@
 #![deny(unsafe_code)]
 
 pub mod carrier;
-pub mod connect;
 pub mod link;
 mod lower;
 pub mod route;

@@ -40,7 +40,7 @@ use rustix::io::Errno;
 pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
 
-use crate::connect::Connection;
+use crate::carrier::{self, SetUp};
 pub use crate::lower::{Answers, LowerLayer, Piece, Received};
 use crate::route;
 use crate::tcp;
@@ -168,6 +168,13 @@ impl Link {
         }
     }
 
+    /// The connection, for a last frame on a link that carries no stream.
+    pub fn into_set_up(self) -> Box<dyn SetUp> {
+        match self {
+            Self::Tcp(fd) => carrier::tcp::set_up(fd),
+        }
+    }
+
     /// The descriptor, for an owner that waits on it and closes it.
     pub fn into_fd(self) -> OwnedFd {
         match self {
@@ -187,20 +194,6 @@ impl AsFd for Link {
 impl AsRawFd for Link {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
-    }
-}
-
-impl From<Connection> for Link {
-    /// The stream begins with the next byte in each direction.
-    fn from(connection: Connection) -> Self {
-        Self::Tcp(connection.into())
-    }
-}
-
-impl From<Link> for Connection {
-    /// For a last frame on a link that will not be used.
-    fn from(link: Link) -> Self {
-        Self::from(link.into_fd())
     }
 }
 

@@ -79,6 +79,14 @@ pub fn loopback_if_wildcard(mut peer: SocketAddr) -> SocketAddr {
     peer
 }
 
+/// The wildcard address of the peer's family, without a port.
+pub fn wildcard_for(peer: SocketAddr) -> SocketAddr {
+    match peer {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+    }
+}
+
 pub(crate) fn family(address: SocketAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }

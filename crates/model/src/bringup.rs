@@ -54,7 +54,7 @@ struct Pipe {
     closed: bool,
 }
 
-/// `uwarp_llp::connect`.
+/// Connections between the two ends.
 pub mod connect {
     use super::*;
 
@@ -129,10 +129,10 @@ pub mod connect {
             self.changes[self.side].get()
         }
 
-        pub fn send_frame(&self, frame: &[u8]) -> Result<(), Errno> {
+        pub fn send_frame(&self, frame: &[u8]) -> Result<(), carrier::Refusal> {
             let sent = self.put(frame);
             self.tell_peer();
-            if sent { Ok(()) } else { Err(Errno::PIPE) }
+            if sent { Ok(()) } else { Err(carrier::Refusal(Errno::CONNRESET)) }
         }
 
         pub fn finish(&self) {
@@ -150,12 +150,12 @@ pub mod connect {
             self.wire.lock().unwrap()[self.side].closed
         }
 
-        pub fn hung_up(&self) -> bool {
+        pub fn ended(&self) -> bool {
             self.wire.lock().unwrap()[1 - self.side].closed
         }
 
-        pub fn peer_address(&self) -> Result<SocketAddr, Errno> {
-            Ok(self.peer)
+        pub(crate) fn ends(&self) -> carrier::Ends {
+            carrier::Ends { peer: self.peer }
         }
     }
 
@@ -168,30 +168,81 @@ pub mod connect {
             }
         }
     }
+}
+
+/// `uwarp_llp::carrier`.
+pub mod carrier {
+    use super::*;
+
+    pub trait SetUp: Send {
+        fn ended(&self) -> bool;
+        fn into_link(self: Box<Self>) -> connect::Connection;
+    }
+
+    impl SetUp for connect::Connection {
+        fn ended(&self) -> bool {
+            Self::ended(self)
+        }
+
+        fn into_link(self: Box<Self>) -> connect::Connection {
+            *self
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    pub struct Refusal(pub(crate) Errno);
+
+    impl Refusal {
+        pub fn errno(self) -> Errno {
+            self.0
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    pub struct Ends {
+        pub peer: SocketAddr,
+    }
 
     #[derive(Default, Clone, Copy)]
     pub struct Options;
 
-    /// Knows its port.
-    pub struct Unconnected(pub(crate) u16);
-
-    impl From<u16> for Unconnected {
-        fn from(port: u16) -> Self {
-            Self(port)
-        }
+    pub enum TakePort {
+        Now,
     }
 
+    pub struct Bind {
+        pub address: SocketAddr,
+        pub port: TakePort,
+        pub options: Options,
+    }
+
+    /// Knows its port.
+    pub struct Bound(pub(crate) u16);
+
     /// For queue pairs that are their own peers, which no scenario has.
-    impl Unconnected {
-        pub fn new(_: SocketAddr, _: &Options) -> Result<Self, Errno> {
-            Err(Errno::NOTSUP)
+    impl Bound {
+        pub fn local(&self) -> SocketAddr {
+            SocketAddr::from(([127, 0, 0, 1], self.0))
         }
 
-        pub fn bind(&self, address: SocketAddr, _: &Options) -> Result<SocketAddr, Errno> {
-            Ok(address)
+        pub fn connect(self, _: SocketAddr) -> Result<Box<dyn SetUp>, (Refusal, Self)> {
+            Err((Refusal(Errno::NOTSUP), self))
         }
+    }
+}
 
-        pub fn connect(self, _: SocketAddr) -> Result<Connection, Errno> {
+/// `uwarp_cm::carriers`.
+pub mod carriers {
+    use super::*;
+
+    pub(crate) struct None;
+
+    pub(crate) fn carrier() -> None {
+        None
+    }
+
+    impl None {
+        pub fn bind(&self, _: &carrier::Bind) -> Result<carrier::Bound, Errno> {
             Err(Errno::NOTSUP)
         }
     }
@@ -200,6 +251,7 @@ pub mod connect {
 /// `uwarp_cm::handshake`.
 pub mod handshake {
     use super::*;
+    use carrier::{Ends, Refusal, SetUp};
     use connect::Connection;
     use uwarp_proto::setup::{Negotiated, Rejection, Request};
 
@@ -212,21 +264,20 @@ pub mod handshake {
         fn requested(&self, pending: Pending, request: Request);
     }
 
-    #[derive(Debug)]
     pub(crate) enum Connected {
-        Accepted(Connection, Negotiated),
+        Accepted(Box<dyn SetUp>, Negotiated),
         Rejected(Rejection),
         Failed(&'static str, Errno),
     }
 
-    #[derive(Debug)]
     pub(crate) struct Pending {
-        pub connection: Connection,
+        pub connection: Box<Connection>,
+        pub ends: Ends,
         pub responder: Responder,
     }
 
     impl Pending {
-        pub fn reply(&mut self) -> Result<(), Errno> {
+        pub fn reply(&mut self) -> Result<(), Refusal> {
             while let Some(reply) = self.responder.poll_transmit() {
                 self.connection.send_frame(&reply)?;
             }
@@ -244,7 +295,7 @@ pub mod handshake {
 /// `uwarp_cm::listener`: whoever connects calls it.
 pub mod listener {
     use super::*;
-    use connect::Unconnected;
+    use carrier::Bound;
 
     pub const MAX_BACKLOG: usize = 1024;
 
@@ -260,9 +311,9 @@ pub mod listener {
             _: timeouts::Timeouts,
             policy: ResponderPolicy,
             observer: Weak<dyn handshake::RequestObserver>,
-            bound: Unconnected,
+            bound: Bound,
             _: usize,
-        ) -> Result<Arc<Self>, Errno> {
+        ) -> Result<Arc<Self>, (Errno, Option<Bound>)> {
             NET.doors.lock().insert(bound.0, (observer, policy));
             Ok(Arc::new(Self))
         }
@@ -274,7 +325,8 @@ pub mod listener {
 /// `uwarp_cm::active`: a thread for each attempt.
 pub mod active {
     use super::*;
-    use connect::{Connection, Options};
+    use carrier::Options;
+    use connect::Connection;
     use handshake::{ConnectObserver, Connected, Pending};
 
     pub(crate) struct Target {
@@ -301,8 +353,8 @@ pub mod active {
             observer: Weak<dyn ConnectObserver>,
             target: Target,
             config: InitiatorConfig,
-            _: Option<connect::Unconnected>,
-        ) -> Result<Arc<Self>, Errno> {
+            _: Option<carrier::Bound>,
+        ) -> Result<Arc<Self>, (Errno, Option<carrier::Bound>)> {
             let active = Arc::new(Self::default());
             let this = active.clone();
             sys::start(move || {
@@ -349,14 +401,15 @@ pub mod active {
                 }
             };
             at_some_moment();
-            observer.requested(Pending { connection: server, responder }, request);
+            let ends = server.ends();
+            observer.requested(Pending { connection: Box::new(server), ends, responder }, request);
             let outcome = Self::outcome(&client, &mut machine);
             // Taken before it is reported; a thread that cancels takes it instead.
             self.running.lock().take()?;
             at_some_moment();
             let connection = Arc::into_inner(client)?;
             Some(match outcome {
-                Some(Outcome::Accepted(negotiated)) => Connected::Accepted(connection, negotiated),
+                Some(Outcome::Accepted(negotiated)) => Connected::Accepted(Box::new(connection), negotiated),
                 Some(Outcome::Rejected(rejection)) => Connected::Rejected(rejection),
                 None => Connected::Failed("closed", Errno::CONNRESET),
             })
@@ -473,9 +526,11 @@ impl Nic {
         self.registered.lock().get(&qpn).and_then(Weak::upgrade)
     }
 
-    pub fn stream_socket(&self, qpn: u32) -> Option<u16> {
-        Some(uwarp_rnic::ah::port_of(qpn))
+    pub fn take_stream_socket(&self, qpn: u32) -> Option<carrier::Bound> {
+        Some(carrier::Bound(uwarp_rnic::ah::port_of(qpn)))
     }
+
+    pub fn return_stream_socket(&self, _: u32, _: carrier::Bound) {}
 
     pub fn serve_proofs(&self, qpn: u32, observer: Weak<dyn ProofObserver>) -> Result<ProofPort, VerbsError> {
         let port = uwarp_rnic::ah::port_of(qpn);

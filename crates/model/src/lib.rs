@@ -31,8 +31,9 @@ mod fork;
 extern crate self as uwarp_driver;
 extern crate self as uwarp_llp;
 
+pub(crate) use alarm::Alarm;
 pub(crate) use bringup::{
-    Nic, ProofPort, Qp, StreamObserver, active, connect, handshake, listener, params, timeouts,
+    Nic, ProofPort, Qp, StreamObserver, active, carrier, carriers, handshake, listener, params, timeouts,
 };
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
@@ -64,6 +65,8 @@ mod queues;
 #[path = "../../rnic/src/srq.rs"]
 mod srq;
 
+#[path = "../../driver/src/alarm.rs"]
+mod alarm;
 #[path = "../../driver/src/attended.rs"]
 mod attended;
 #[path = "../../driver/src/background.rs"]

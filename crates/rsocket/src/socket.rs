@@ -251,7 +251,7 @@ impl Socket {
         let id = Arc::clone(id);
         let (upgraded, tcp) = inner.prepared.take().ok_or(Errno::INVAL)?;
         let terms = Terms { options: inner.options, ..Terms::new(role) };
-        upgraded.start_with(tcp.take().ok_or(Errno::BADF), &terms)?;
+        upgraded.start_with(Ok(tcp.take()), &terms)?;
         inner.phase = Phase::Upgraded { id, upgraded };
         Ok(())
     }

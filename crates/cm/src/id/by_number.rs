@@ -7,12 +7,11 @@
 //! is a request for it. Linux' rdma_cm over iWARP has only half of this: it takes the number and moves the
 //! queue pair itself.
 
-use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use uwarp_driver::{Nic, Qp};
-use uwarp_llp::connect::Connection;
+use uwarp_llp::carrier::SetUp;
 use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::qp::{QpCaps, QpInit};
 use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
@@ -20,9 +19,10 @@ use uwarp_rnic::{AsyncEvent, AsyncSink, Cq, Pd};
 use super::{Id, Inner};
 use crate::Event;
 use crate::awaiting::Adopter;
+use crate::carriers::watch;
 use crate::error::CmError;
 use crate::event::{ConnParam, EventKind};
-use crate::handshake::{Parked, errno_of, report_local_error};
+use crate::handshake::{Parked, report_local_error};
 use crate::params::{agreed, cut};
 use crate::state::{State, Step};
 use crate::timeouts::RETRIES;
@@ -88,16 +88,16 @@ impl Id {
     }
 
     /// The peer has accepted: the connection waits for the program's queue pair.
-    pub(super) fn responded(self: &Arc<Self>, connection: Connection, mut negotiated: Negotiated) {
+    pub(super) fn responded(self: &Arc<Self>, connection: Box<dyn SetUp>, mut negotiated: Negotiated) {
         let private_data = cut(std::mem::take(&mut negotiated.private_data));
         let param = agreed(&negotiated, self.unknown_depths());
-        let watched = self.cm.engine().register(connection.as_raw_fd(), Arc::clone(self) as _);
+        let watched = watch(self.cm.engine(), connection.watch(), Arc::clone(self) as _);
         let mut inner = self.inner.lock();
         let qpn = inner.by_number.as_ref().and_then(Weak::upgrade).map(|qp| qp.qpn());
         let (watch, qpn) = match (watched, qpn) {
             (Ok(watch), Some(qpn)) => (watch, qpn),
             (watched, qpn) => {
-                let errno = watched.as_ref().err().map_or(Errno::INVAL, errno_of);
+                let errno = watched.err().unwrap_or(Errno::INVAL);
                 tracing::warn!(
                     id = self.key,
                     ?qpn,
@@ -110,7 +110,7 @@ impl Id {
                 if let Ok(watch) = watched {
                     self.cm.engine().deregister(watch);
                 }
-                report_local_error(&connection, &negotiated);
+                report_local_error(connection, &negotiated);
                 return;
             }
         };
@@ -118,7 +118,7 @@ impl Id {
             drop(inner);
             return self.cm.engine().deregister(watch);
         }
-        inner.local = connection.local_address().ok().or(inner.local);
+        inner.local = Some(connection.ends().local);
         inner.peer_param = param;
         inner.parked = Some(Parked { connection, negotiated, watch });
         if inner.stand_in.is_none() {
@@ -136,7 +136,7 @@ impl Id {
     /// Checks whether the peer has hung up before the queue pair got the connection.
     pub(super) fn check_parked(&self) {
         let inner = self.inner.lock();
-        let gone = inner.parked.as_ref().is_some_and(|parked| parked.connection.hung_up());
+        let gone = inner.parked.as_ref().is_some_and(|parked| parked.connection.ended());
         drop(inner);
         if gone {
             self.unpark();

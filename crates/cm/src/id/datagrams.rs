@@ -214,3 +214,41 @@ impl QuestionObserver for Id {
         inner.channel.push(event);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use uwarp_driver::{Nic, Readiness, Source};
+
+    use super::*;
+    use crate::{Cm, EventChannel, Timeouts};
+
+    struct Ignore;
+
+    impl Source for Ignore {
+        fn ready(&self, _: Readiness) {}
+
+        fn timeout(&self) {}
+    }
+
+    /// It was idle although bound, so a program that bound it again had two sockets, and could not have the
+    /// port.
+    #[test]
+    fn an_id_of_datagrams_that_may_not_listen_stays_bound() {
+        let nic = Nic::open().unwrap();
+        let cm = Cm::new(&nic, Timeouts::default());
+        let channel = EventChannel::new(&nic).unwrap();
+        let id = Id::of_datagrams(&cm, &channel, 0x111);
+        id.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let address = id.local_address();
+        let fd = id.inner.lock().datagrams.bound.as_ref().unwrap().fd().as_raw_fd();
+        // The system does not watch a descriptor twice.
+        let token = nic.engine().register(fd, Arc::new(Ignore)).unwrap();
+        assert!(id.listen(1).is_err());
+        assert_eq!((id.state(), id.local_address()), (State::Bound, address));
+        nic.engine().deregister(token);
+        id.listen(1).unwrap();
+        id.destroy();
+    }
+}

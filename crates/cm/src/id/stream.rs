@@ -1,12 +1,12 @@
 //! An id between its request and the end of its stream: what the peer, the queue pair and the clock do to it.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use rustix::io::Errno;
-use uwarp_driver::{Disconnect, Qp, Readiness, Source, StreamObserver};
-use uwarp_llp::connect::Connection;
+use uwarp_driver::{Alarm, Disconnect, Qp, Readiness, Source, StreamObserver};
+use uwarp_llp::carrier::SetUp;
 use uwarp_proto::setup::{Negotiated, Rejection, Request};
 
 use super::{Id, UnreportedEnd, fail};
@@ -55,7 +55,7 @@ impl RequestObserver for Id {
         let id = Self::with_state(&self.cm, &inner.channel, State::RequestPending, None);
         {
             let mut new = id.inner.lock();
-            [new.local, new.peer] = pending.addresses;
+            (new.local, new.peer) = (Some(pending.ends.local), Some(pending.ends.peer));
             new.options = inner.options;
             new.requested = param;
             new.peer_param = param;
@@ -115,12 +115,12 @@ impl Id {
         true
     }
 
-    fn connect_accepted(self: &Arc<Self>, connection: Connection, mut negotiated: Negotiated) {
+    fn connect_accepted(self: &Arc<Self>, connection: Box<dyn SetUp>, mut negotiated: Negotiated) {
         let mut inner = self.inner.lock();
         let Some(qp) = inner.qp.clone() else { return };
         let param = inner.conn_param;
         if inner.local.is_none_or(|local| local.port() == 0 || local.ip().is_unspecified()) {
-            inner.local = connection.local_address().ok().or(inner.local);
+            inner.local = Some(connection.ends().local);
         }
         let private_data = cut(std::mem::take(&mut negotiated.private_data));
         inner.outcome = (agreed(&negotiated, self.unknown_depths()), private_data);
@@ -148,15 +148,15 @@ impl Id {
     pub(super) fn attach(
         self: &Arc<Self>,
         qp: &Arc<Qp>,
-        connection: Connection,
+        connection: Box<dyn SetUp>,
         negotiated: &Negotiated,
         param: ConnParam,
     ) -> Result<(), CmError> {
         let params = stream_params(negotiated, param, self.ack_timeout(), qp.query().min_rnr_timer);
         tracing::debug!(id = self.key, qpn = qp.qpn(), ?params, "attach");
         let observer: Arc<Self> = Arc::clone(self);
-        if let Err((error, link)) = qp.attach(connection.into(), params, observer) {
-            report_local_error(&link.into(), negotiated);
+        if let Err((error, link)) = qp.attach(connection.into_link(), params, observer) {
+            report_local_error(link.into_set_up(), negotiated);
             return Err(error.into());
         }
         // The program may have destroyed the id while no lock was held; nothing else ends the stream then.
@@ -170,37 +170,28 @@ impl Id {
     }
 
     /// The peer's ready-to-receive indication must arrive in bounded time.
-    pub(super) fn start_ready_timer(self: &Arc<Self>) {
-        let engine = self.cm.engine();
-        let token = engine.new_token(Arc::clone(self) as Arc<dyn Source>);
-        engine.set_timer(token, Some(Instant::now() + self.cm.timeouts().ready));
+    pub(super) fn start_ready_timer(&self) {
         let mut inner = self.inner.lock();
         if matches!(inner.life.state(), State::Connecting | State::Accepting) {
-            inner.ready_timer = Some(token);
-        } else {
-            drop(inner);
-            engine.deregister(token);
+            inner.ready_timer = Some(self.alarm(Instant::now() + self.cm.timeouts().ready));
         }
+    }
+
+    fn alarm(&self, at: Instant) -> Alarm {
+        let me: Weak<Self> = Weak::clone(&self.me);
+        Alarm::at(self.cm.engine(), me, at)
     }
 
     /// After the end of a connection, in the views that pass for InfiniBand. TCP does not need it; programs
     /// wait for the event.
     pub(super) fn start_timewait(&self) {
-        let Some(me) = self.me.upgrade().filter(|_| passes_for_infiniband()) else { return };
-        let engine = self.cm.engine();
-        let timer = engine.new_token(me as Arc<dyn Source>);
-        let mut inner = self.inner.lock();
-        let at = Instant::now() + timewait(inner.options.ack_timeout);
-        let ended = inner.life.state() == State::Closed;
-        if ended {
-            inner.timewait = Some(timer);
+        if !passes_for_infiniband() {
+            return;
         }
-        drop(inner);
-        if ended {
-            engine.set_timer(timer, Some(at));
-        } else {
-            // The program has destroyed the id in the meantime.
-            engine.deregister(timer);
+        let mut inner = self.inner.lock();
+        // Unless the program has destroyed the id in the meantime.
+        if inner.life.state() == State::Closed {
+            inner.timewait = Some(self.alarm(Instant::now() + timewait(inner.options.ack_timeout)));
         }
     }
 
@@ -216,7 +207,7 @@ impl Id {
         if inner.life.take(Step::Established).is_err() {
             return;
         }
-        let timer = inner.ready_timer.take();
+        inner.ready_timer = None;
         if let Some(me) = self.me.upgrade() {
             let (param, private_data) = std::mem::replace(&mut inner.outcome, (ConnParam::NONE, Vec::new()));
             let mut event = Event::plain(&me, EventKind::Established, 0);
@@ -226,9 +217,6 @@ impl Id {
         }
         drop(inner);
         self.no_longer_answered();
-        if let Some(timer) = timer {
-            self.cm.engine().deregister(timer);
-        }
     }
 }
 
@@ -255,40 +243,33 @@ impl Id {
             _ if passes_for_infiniband() => UNPOLLED_LOOK,
             _ => return false,
         };
-        let Some(me) = self.me.upgrade() else { return false };
         let qp = self.inner.lock().qp.clone();
         if why == Disconnect::LocalClosed || !qp.is_some_and(|qp| qp.has_unpolled()) {
             return false;
         }
-        let engine = self.cm.engine();
-        let timer = engine.new_token(me as Arc<dyn Source>);
         let mut inner = self.inner.lock();
         // The program may have destroyed the id by now.
         let waits = inner.life.state() == State::Established;
-        let now = Instant::now();
         if waits {
+            let now = Instant::now();
+            let timer = self.alarm(now + UNPOLLED_LOOK);
             inner.unreported_end = Some(UnreportedEnd { timer, limit: now + longest });
-        }
-        drop(inner);
-        if waits {
-            engine.set_timer(timer, Some(now + UNPOLLED_LOOK));
-        } else {
-            engine.deregister(timer);
         }
         waits
     }
 
     /// Reports the end of the stream, or continues to wait for the program to poll.
-    fn check_unreported_end(&self, end: UnreportedEnd, unpolled: bool) {
+    fn check_unreported_end(&self, unpolled: bool) {
         let now = Instant::now();
+        let mut inner = self.inner.lock();
+        // The program may have disconnected or destroyed the id in the meantime.
+        let Some(end) = &mut inner.unreported_end else { return };
         if unpolled && now < end.limit {
-            return self.cm.engine().set_timer(end.timer, Some(now + UNPOLLED_LOOK));
+            return end.timer.set(now + UNPOLLED_LOOK);
         }
-        // Unless the program has disconnected or destroyed the id in the meantime.
-        if self.inner.lock().unreported_end.take().is_some() {
-            self.cm.engine().deregister(end.timer);
-            self.stream_ended();
-        }
+        inner.unreported_end = None;
+        drop(inner);
+        self.stream_ended();
     }
 
     pub(super) fn stream_ended(&self) {
@@ -300,12 +281,9 @@ impl Id {
         } else if inner.conclude(Step::Failed) {
             self.report(&mut inner, EventKind::ConnectError, -Errno::CONNRESET.raw_os_error());
         }
-        let timer = inner.ready_timer.take();
+        inner.ready_timer = None;
         drop(inner);
         self.no_longer_answered();
-        if let Some(timer) = timer {
-            self.cm.engine().deregister(timer);
-        }
         if ended {
             self.start_timewait();
         }
@@ -321,24 +299,23 @@ impl Source for Id {
 
     fn timeout(&self) {
         let mut inner = self.inner.lock();
-        if let Some(end) = inner.unreported_end {
+        if inner.unreported_end.is_some() {
             let qp = inner.qp.clone();
             drop(inner);
-            return self.check_unreported_end(end, qp.is_some_and(|qp| qp.has_unpolled()));
+            return self.check_unreported_end(qp.is_some_and(|qp| qp.has_unpolled()));
         }
-        if let Some(timer) = inner.timewait.take() {
-            self.report(&mut inner, EventKind::TimewaitExit, 0);
-            drop(inner);
-            return self.cm.engine().deregister(timer);
+        if inner.timewait.take().is_some() {
+            return self.report(&mut inner, EventKind::TimewaitExit, 0);
         }
-        let Some(timer) = inner.ready_timer.take() else { return };
+        if inner.ready_timer.take().is_none() {
+            return;
+        }
         let qp = inner.qp.clone();
         if inner.conclude(Step::Failed) {
             self.report(&mut inner, EventKind::Unreachable, -Errno::TIMEDOUT.raw_os_error());
         }
         drop(inner);
         self.no_longer_answered();
-        self.cm.engine().deregister(timer);
         if let Some(qp) = qp {
             qp.disconnect();
         }

@@ -74,6 +74,31 @@ fn hundreds_of_connections_begun_at_once_are_no_flood() {
     actives.iter().for_each(|active| active.destroy());
 }
 
+/// The socket was gone with the attempt: the id was idle, and its port was anybody's.
+#[test]
+fn an_id_that_may_not_listen_stays_bound() {
+    use rustix::net::{AddressFamily, SocketType, bind, listen, socket, sockopt::set_socket_reuseaddr};
+    let cm = cm(Timeouts::default());
+    let id = Id::new(&cm, &channel());
+    id.set_options(|_, options| {
+        options.reuseaddr = true;
+        Ok(())
+    })
+    .unwrap();
+    id.bind(local(0)).unwrap();
+    let address = id.local_address().unwrap();
+    let other = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    set_socket_reuseaddr(&other, true).unwrap();
+    bind(&other, &address).unwrap();
+    listen(&other, 1).unwrap();
+    assert!(id.listen(1).is_err());
+    assert_eq!((id.state(), id.local_address()), (State::Bound, Some(address)));
+    drop(other);
+    id.listen(1).unwrap();
+    TcpStream::connect(address).unwrap();
+    id.destroy();
+}
+
 #[test]
 fn requests_beyond_the_backlog_wait_and_are_not_lost() {
     const CLIENTS: usize = 12;
