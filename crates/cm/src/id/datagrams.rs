@@ -64,6 +64,8 @@ impl Id {
             }
             Err(errno) => {
                 inner.life.take(Step::ListenRefused)?;
+                // The socket is not consumed: the id is bound as before.
+                inner.life.take(Step::Bind)?;
                 Err(errno.into())
             }
         }
