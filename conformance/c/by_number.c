@@ -763,8 +763,8 @@ static bool becomes(unsigned int port, int count, int ms)
 	return true;
 }
 
-/* The device of one end is closed while the other one is not ready: what was begun for its queue pair is given up.
- * (The attempt went on for a minute; a request that had come early waited for half a minute.) */
+/* The device of one end is closed while the other one is not ready: what was begun for its queue pair is
+ * given up. (The attempt went on for a minute; a request that had come early waited for half a minute.) */
 static void closing(void)
 {
 	struct ibv_context *of[2], *keeper;
@@ -794,8 +794,8 @@ static void closing(void)
 		MUST(becomes(port, 1, LIMIT_MS));
 		usleep(100000);
 		MUST(ibv_close_device(of[listens ? low : !low]) == 0);
-		check(becomes(port, 0, LIMIT_MS / 4), listens ? "a request that came early is rejected" : "an attempt ends",
-		      "the connection is still there");
+		check(becomes(port, 0, LIMIT_MS / 4),
+		      listens ? "a request that came early is rejected" : "an attempt ends", "it is still there");
 		MUST(ibv_close_device(of[listens ? !low : low]) == 0);
 		MUST(ibv_close_device(keeper) == 0);
 	}

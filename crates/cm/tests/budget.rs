@@ -1,5 +1,5 @@
-//! What strangers make a process hold: one budget, whatever its listeners. Alone in its process, because of its
-//! limit of descriptors.
+//! What strangers make a process hold: one budget, whatever its listeners. Alone in its process, because of
+//! its limit of descriptors.
 
 mod common;
 
@@ -88,8 +88,8 @@ fn stranger(to: &Id, request: &[u8]) -> TcpStream {
     stranger
 }
 
-/// A complete request counted nowhere until it was reported, and it is not reported while a connection that the
-/// same peer may have seen accepted is not established. With a backlog of 4, all were accepted.
+/// A complete request counted nowhere until it was reported, and it is not reported while a connection that
+/// the same peer may have seen accepted is not established. With a backlog of 4, all were accepted.
 #[test]
 #[ignore = "fails until complete requests count (29 A 5)"]
 fn complete_requests_that_wait_are_in_the_budget() {

@@ -32,10 +32,10 @@ fn cm() -> (Arc<Cm>, Arc<EventChannel>) {
 /// Runs a call in a thread in which the system refuses `call`.
 fn while_refused<T: Send>(call: libc::c_long, errno: libc::c_int, run: impl FnOnce() -> T + Send) -> T {
     // The standard library's hash maps and the driver's keys begin with random numbers, once a process.
-    drop((RandomState::new(), random_u32().unwrap()));
+    let _ = (RandomState::new(), random_u32().unwrap());
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            drop(RandomState::new());
+            let _ = RandomState::new();
             refuse(call, errno);
             run()
         });

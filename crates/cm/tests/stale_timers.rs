@@ -33,8 +33,8 @@ fn is_asleep(thread: rustix::process::Pid) -> bool {
 }
 
 /// The end of a connection waits for the program to poll; the program disconnects instead, and the time after
-/// which a queue pair's number may be used again begins. The timer of the first wait had expired and waited for
-/// the id's lock. It then took that time for its own, and ended it.
+/// which a queue pair's number may be used again begins. The timer of the first wait had expired and waited
+/// for the id's lock. It then took that time for its own, and ended it.
 #[test]
 #[ignore = "fails until an id tells its timers apart (29 A 7)"]
 fn an_older_timer_does_not_end_timewait() {
