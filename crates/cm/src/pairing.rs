@@ -225,11 +225,15 @@ impl Pairings {
         }
         let socket = self.nic.stream_socket(qp.qpn()).ok_or(Errno::MFILE)?;
         let new = Arc::new(PortListener { pairings: Weak::clone(&self.me), listener: Mutex::default() });
+        // Locked meanwhile: a request that arrives at once must find the listener, or its place in the
+        // backlog is never free again.
+        let mut slot = new.listener.lock();
         let observer: Weak<PortListener> = Arc::downgrade(&new);
         let engine = self.nic.engine();
         let bound = Unconnected::from(socket);
         let listener = Listener::start(engine, self.timeouts, self.policy, observer, bound, MAX_BACKLOG)?;
-        *new.listener.lock() = Some(listener);
+        *slot = Some(listener);
+        drop(slot);
         table.ports.insert(port, new);
         Ok(())
     }
