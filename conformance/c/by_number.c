@@ -735,6 +735,72 @@ static void mixed(void)
 	end_close(&b);
 }
 
+/* Connections of this host to one port that are established, as the end that began them sees it. */
+static int connected_to(unsigned int port)
+{
+	static const char *const tables[] = { "/proc/self/net/tcp", "/proc/self/net/tcp6" };
+	unsigned int remote, state;
+	char line[512];
+	int count = 0;
+
+	for (int i = 0; i < 2; i++) {
+		FILE *table = fopen(tables[i], "r");
+
+		while (table && fgets(line, sizeof line, table))
+			count += sscanf(line, "%*d: %*[0-9A-F]:%*X %*[0-9A-F]:%X %X", &remote, &state) == 2 &&
+				 remote == port && state == 1;
+		if (table)
+			fclose(table);
+	}
+	return count;
+}
+
+static bool becomes(unsigned int port, int count, int ms)
+{
+	for (uint64_t end = now_ms() + ms; connected_to(port) != count; usleep(500))
+		if (now_ms() > end)
+			return false;
+	return true;
+}
+
+/* The device of one end is closed while the other one is not ready: what was begun for its queue pair is
+ * given up. (The attempt went on for a minute; a request that had come early waited for half a minute.) */
+static void closing(void)
+{
+	struct ibv_context *of[2], *keeper;
+	struct end two[2], third;
+	struct name to_two[2], nobody;
+
+	for (int listens = 0; listens < 2; listens++) {
+		open_without_waiting();
+		keeper = context;
+		end_begin(&third, NULL);
+		for (int i = 0; i < 2; i++) {
+			open_without_waiting();
+			of[i] = context;
+			end_begin(&two[i], NULL);
+			to_two[i] = name_of(&two[i]);
+		}
+		int low = to_two[0].qpn < to_two[1].qpn ? 0 : 1;
+		unsigned int port = to_two[low].qpn >> 8;
+
+		/* Another queue pair has the port take connections: the smaller number listens. */
+		nobody = name_of(&third);
+		nobody.qpn += 1 << 8;
+		MUST(third.qp->qp_num >> 8 == port);
+		MUST(init(third.qp) == 0 && rtr(third.qp, &nobody) == 0);
+		MUST(init(two[0].qp) == 0 && init(two[1].qp) == 0);
+		MUST(rtr(two[!low].qp, &to_two[low]) == 0);
+		MUST(becomes(port, 1, LIMIT_MS));
+		usleep(100000);
+		MUST(ibv_close_device(of[listens ? low : !low]) == 0);
+		check(becomes(port, 0, LIMIT_MS / 4),
+		      listens ? "a request that came early is rejected" : "an attempt ends", "it is still there");
+		MUST(ibv_close_device(of[listens ? !low : low]) == 0);
+		MUST(ibv_close_device(keeper) == 0);
+	}
+}
+
 /* Connections to the port of a queue pair that are nobody's. */
 static int flood(int port, int fd)
 {
@@ -813,6 +879,7 @@ int main(int argc, char **argv)
 		{ "impatient", on_impatient }, { "threads", on_threads }, { "processes", processes },
 		{ "killed", killed }, { "destroyed", on_destroyed }, { "forking", on_forking },
 		{ "sharing", on_sharing }, { "mixed", on_mixed }, { "stranger", on_stranger },
+		{ "closing", closing },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -131,6 +131,7 @@ const GROUPS: [(&str, &[&str]); 22] = [
             "sharing",
             "mixed",
             "stranger",
+            "closing",
         ],
     ),
     ("leaving", &["cancelling", "jumping", "sleeping"]),

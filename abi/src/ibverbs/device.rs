@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use uwarp_abi_types::verbs::{ibv_context, ibv_device, verbs_context};
+use uwarp_cm::{Cm, bringup};
 use uwarp_driver::RdmaDevice;
 
 use super::context::{self, Context};
@@ -109,7 +110,12 @@ entry! {
     /// the context's memory, so that destroying them later does no harm.
     verb fn ibv_close_device(context: *mut ibv_context) -> MinusOne {
         let opened = object::look::<Context>(context)?;
-        opened.nic.close_context(cookie(context));
+        let cm = Cm::if_any();
+        opened.nic.close_context(cookie(context), |qpn| {
+            if let Some(cm) = &cm {
+                bringup::forget(cm, qpn);
+            }
+        });
         if opened.users.count() == 0 {
             drop(object::take::<Context>(context)?);
         }

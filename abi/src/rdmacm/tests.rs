@@ -493,3 +493,58 @@ fn a_channel_destroyed_under_a_waiting_thread() {
         rdma_destroy_event_channel(channel);
     }
 }
+
+/// Whether a call that blocks on an id returns an error when another thread destroys the id.
+///
+/// # Safety
+/// The id is one whose calls block; only `call` uses it.
+unsafe fn ends_with_its_id(id: *mut rdma_cm_id, call: unsafe fn(*mut rdma_cm_id) -> c_int) -> bool {
+    let sent = Sent(id);
+    let (begun, waiting) = mpsc::channel();
+    let (ended, end) = mpsc::channel();
+    std::thread::spawn(move || {
+        let id = sent.get();
+        // SAFETY: it has no conditions.
+        begun.send(unsafe { libc::gettid() }).unwrap();
+        // SAFETY: the id is alive when the call begins to wait.
+        let _ = ended.send(outcome(unsafe { call(id) }));
+    });
+    until_asleep(waiting.recv().unwrap());
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !(*id).qp.is_null() {
+            rdma_destroy_qp(id);
+        }
+        assert_eq!(outcome(rdma_destroy_id(id)), Ok(()));
+    }
+    end.recv_timeout(PATIENCE).is_ok_and(|outcome| outcome.is_err())
+}
+
+/// A program that gives up destroys the id from another thread. The call slept for ever.
+#[test]
+#[ignore = "fails until destroying an id ends the calls that wait on its own channel (29 A 7)"]
+fn an_id_destroyed_under_a_connect_that_blocks() {
+    // SAFETY: used as the man pages say.
+    unsafe {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = new_id(null_mut());
+        let mut peer = at(&silent.local_addr().unwrap().to_string());
+        assert_eq!(outcome(rdma_resolve_addr(id, null_mut(), (&raw mut peer).cast(), 1000)), Ok(()));
+        assert_eq!(outcome(rdma_resolve_route(id, 1000)), Ok(()));
+        assert_eq!(outcome(rdma_create_qp(id, null_mut(), &mut attr())), Ok(()));
+        assert!(ends_with_its_id(id, |id| rdma_connect(id, &mut parameters(b""))), "it does not return");
+    }
+}
+
+#[test]
+#[ignore = "fails until destroying an id ends the calls that wait on its own channel (29 A 7)"]
+fn a_listener_destroyed_under_a_call_that_waits_for_requests() {
+    // SAFETY: used as the man pages say.
+    unsafe {
+        let id = new_id(null_mut());
+        let mut address = at("127.0.0.1:0");
+        assert_eq!(outcome(rdma_bind_addr(id, (&raw mut address).cast())), Ok(()));
+        assert_eq!(outcome(rdma_listen(id, 0)), Ok(()));
+        assert!(ends_with_its_id(id, |id| rdma_get_request(id, &mut null_mut())), "it does not return");
+    }
+}

@@ -2,6 +2,7 @@
 //! itself.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -28,6 +29,8 @@ struct Waiting {
     ours: Option<u32>,
     /// The peer's; 0 where the peer does not name it.
     peer: u32,
+    /// The address that the peer's request came from.
+    from: Option<IpAddr>,
 }
 
 impl Waiting {
@@ -35,12 +38,26 @@ impl Waiting {
     fn is_meant(&self, destination: Option<u32>) -> bool {
         self.peer == 0 || destination.is_none_or(|destination| destination == self.peer)
     }
+
+    /// Whether a queue pair with this destination, at this address, takes them from this request.
+    fn is_source_of(&self, destination: Option<u32>, peer: Option<IpAddr>) -> bool {
+        let is_its_address = match (self.from, peer) {
+            (Some(from), Some(peer)) => from.to_canonical() == peer.to_canonical(),
+            _ => true,
+        };
+        is_its_address && destination.is_none_or(|destination| destination == self.peer)
+    }
 }
 
 impl Awaiting {
-    /// Adds a connection that waits, for our queue pair `ours` if that is known.
-    pub fn insert(&self, key: u64, adopter: Weak<dyn Adopter>, ours: Option<u32>, peer: u32) {
-        self.waiting.lock().insert(key, Waiting { adopter, ours, peer });
+    /// Adds a connection that waits for our queue pair `ours`.
+    pub fn insert(&self, key: u64, adopter: Weak<dyn Adopter>, ours: u32, peer: u32) {
+        self.waiting.lock().insert(key, Waiting { adopter, ours: Some(ours), peer, from: None });
+    }
+
+    /// Adds a request from this address, whose queue pair of ours is not known yet.
+    pub fn insert_request(&self, key: u64, adopter: Weak<dyn Adopter>, peer: u32, from: Option<IpAddr>) {
+        self.waiting.lock().insert(key, Waiting { adopter, ours: None, peer, from });
     }
 
     /// Removes a connection: it waits no longer.
@@ -55,12 +72,12 @@ impl Awaiting {
         found.adopter.upgrade()
     }
 
-    /// Whether there is a request for a queue pair that is not known yet. The program takes the destination
-    /// from that request. So if the peer named none (0), a queue pair that names a destination belongs to
-    /// another connection.
-    pub fn expects(&self, destination: Option<u32>) -> bool {
-        let meant = |w: &Waiting| destination.is_none_or(|destination| destination == w.peer);
-        self.waiting.lock().values().any(|w| w.ours.is_none() && meant(w))
+    /// Whether there is a request for a queue pair that is not known yet. The program takes the destination,
+    /// and the address of its path, from that request. So if the peer named none (0), a queue pair that names
+    /// a destination belongs to another connection, and so does one whose path leads to another address: any
+    /// peer can name any number.
+    pub fn expects(&self, destination: Option<u32>, peer: Option<IpAddr>) -> bool {
+        self.waiting.lock().values().any(|w| w.ours.is_none() && w.is_source_of(destination, peer))
     }
 }
 
@@ -80,12 +97,24 @@ mod tests {
     fn a_request_without_a_number_keeps_no_other_queue_pair_from_its_peer() {
         let (awaiting, nobody) = (Awaiting::default(), Arc::new(Nobody));
         let nobody = Arc::downgrade(&nobody);
-        let expected = || [None, Some(0), Some(5), Some(6)].map(|destination| awaiting.expects(destination));
-        awaiting.insert(1, nobody.clone(), None, 0);
+        let expected =
+            || [None, Some(0), Some(5), Some(6)].map(|destination| awaiting.expects(destination, None));
+        awaiting.insert_request(1, nobody.clone(), 0, None);
         assert_eq!(expected(), [true, true, false, false]);
-        awaiting.insert(2, nobody, None, 5);
+        awaiting.insert_request(2, nobody, 5, None);
         assert_eq!(expected(), [true, true, true, false]);
         awaiting.remove(1);
         assert_eq!(expected(), [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_request_keeps_no_queue_pair_from_a_peer_at_another_address() {
+        let (awaiting, nobody) = (Awaiting::default(), Arc::new(Nobody));
+        let [from, mapped, other] = ["10.0.0.1", "::ffff:10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().ok());
+        awaiting.insert_request(1, Arc::downgrade(&nobody) as _, 5, from);
+        let expected = |number| [None, from, mapped, other].map(|peer| awaiting.expects(number, peer));
+        assert_eq!(expected(Some(5)), [true, true, true, false]);
+        assert_eq!(expected(None), [true, true, true, false]);
+        assert_eq!(expected(Some(6)), [false; 4]);
     }
 }

@@ -63,7 +63,7 @@ pub fn modify(
     path: Option<Path>,
 ) -> Result<(), CmError> {
     let (destination, requested) = (change.dest_qp_num, change.state);
-    prepare(cm, qp, actual, from, &mut change)?;
+    prepare(cm, qp, actual, from, &mut change, path)?;
     let to = change.state;
     change.requested = requested;
     let pairs = match (cm, path, destination) {
@@ -102,6 +102,7 @@ fn prepare(
     actual: QpState,
     from: QpState,
     change: &mut QpModify,
+    path: Option<Path>,
 ) -> Result<(), CmError> {
     let Some(to @ (Init | Rtr | Rts)) = change.state else { return Ok(()) };
     let attributes = QpModify { state: None, cur_state: None, ..*change };
@@ -111,7 +112,7 @@ fn prepare(
             if let Some(adopter) = cm.adopter(qp.qpn(), change.dest_qp_num) {
                 qp.modify(&attributes)?;
                 adopter.adopt(qp)?;
-            } else if from == Init && !cm.expects(change.dest_qp_num) {
+            } else if from == Init && !cm.expects(change.dest_qp_num, path.map(|path| path.peer.ip())) {
                 return Ok(());
             }
         }

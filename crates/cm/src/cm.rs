@@ -1,5 +1,6 @@
 //! What ids have in common.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -50,19 +51,19 @@ impl Cm {
     }
 
     /// Whether there is a request that may be meant for a queue pair which the program moves itself.
-    pub fn expects(&self, destination: Option<u32>) -> bool {
-        self.awaiting.expects(destination)
+    /// `destination` and `peer`: the peer's queue pair and address, if the program names them.
+    pub fn expects(&self, destination: Option<u32>, peer: Option<IpAddr>) -> bool {
+        self.awaiting.expects(destination, peer)
     }
 
     /// See [`Awaiting::insert`].
-    pub(crate) fn await_queue_pair(
-        &self,
-        key: u64,
-        adopter: Weak<dyn Adopter>,
-        ours: Option<u32>,
-        peer: u32,
-    ) {
+    pub(crate) fn await_queue_pair(&self, key: u64, adopter: Weak<dyn Adopter>, ours: u32, peer: u32) {
         self.awaiting.insert(key, adopter, ours, peer);
+    }
+
+    /// See [`Awaiting::insert_request`].
+    pub(crate) fn await_answer(&self, key: u64, adopter: Weak<dyn Adopter>, peer: u32, from: Option<IpAddr>) {
+        self.awaiting.insert_request(key, adopter, peer, from);
     }
 
     pub(crate) fn no_longer_awaits(&self, key: u64) {

@@ -340,8 +340,13 @@ impl Id {
             Err((errno, bound)) => {
                 inner.life.take(Step::ListenRefused)?;
                 inner.bound = bound;
-                if let Some(local) = local {
-                    explain(errno, local);
+                if let Some(address) = local {
+                    explain(errno, address);
+                    if inner.bound.is_none() {
+                        // It listened, and could not be watched. A new socket takes its port.
+                        let options = inner.options.of_sockets();
+                        inner.bound = carrier().bind(&Bind { address, port: TakePort::Now, options }).ok();
+                    }
                 }
                 Err(errno.into())
             }

@@ -291,10 +291,13 @@ impl Pairings {
         }
         let bound = self.nic.take_stream_socket(qp.qpn()).ok_or(Errno::MFILE)?;
         let new = Arc::new(PortListener { pairings: Weak::clone(&self.me), listener: Mutex::default() });
+        // Locked meanwhile: a request that arrives at once must find the listener, or its place in the
+        // backlog is never free again.
+        let mut slot = new.listener.lock();
         let observer: Weak<PortListener> = Arc::downgrade(&new);
         let engine = self.nic.engine();
         match Listener::start(engine, self.timeouts, self.policy, observer, bound, MAX_BACKLOG) {
-            Ok(listener) => *new.listener.lock() = Some(listener),
+            Ok(listener) => *slot = Some(listener),
             Err((errno, bound)) => {
                 if let Some(bound) = bound {
                     self.nic.return_stream_socket(qp.qpn(), bound);
@@ -302,6 +305,7 @@ impl Pairings {
                 return Err(errno.into());
             }
         }
+        drop(slot);
         table.ports.insert(port, new);
         Ok(())
     }

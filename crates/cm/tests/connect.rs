@@ -355,10 +355,10 @@ fn an_accept_that_comes_too_late_fails_the_queue_pair() {
     drop(stranger);
     let queue_pair = qp();
     queue_pair.modify(&QpModify { state: Some(QpState::Init), ..QpModify::default() }).unwrap();
-    assert!(cm.expects(None), "the request waits");
+    assert!(cm.expects(None, None), "the request waits");
     assert!(passive.accept(&queue_pair, None, b"").is_err());
     assert_eq!(queue_pair.query().state, QpState::Err);
-    assert!(!cm.expects(None), "a request that is gone waits for no queue pair");
+    assert!(!cm.expects(None, None), "a request that is gone waits for no queue pair");
     passive.destroy();
 }
 

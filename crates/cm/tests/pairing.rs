@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::qp_and_cq;
 use uwarp_cm::pairing::Path;
-use uwarp_cm::{Cm, CmError, Timeouts, bringup};
+use uwarp_cm::{Cm, CmError, ConnParam, Event, EventChannel, EventKind, Id, Timeouts, bringup};
 use uwarp_driver::{Nic, Qp};
 use uwarp_proto::setup::{
     AcceptParams, Depths, Initiator, InitiatorConfig, PeerData, Responder, ResponderPolicy, Revision,
@@ -641,6 +641,85 @@ fn who_waits_for_a_queue_pair_that_is_destroyed_is_turned_away() {
     bringup::forget(&cm, low.qp.qpn());
     assert_eq!(answer(&mut early), Err(TurnedAway::NoQueuePair));
     assert_eq!(early.read(&mut [0; 256]).unwrap(), 0);
+}
+
+fn expect(channel: &EventChannel, kind: EventKind) -> Event {
+    let event = channel.get_within(Some(LIMIT)).unwrap();
+    assert_eq!(event.kind, kind, "{event:?}");
+    event
+}
+
+/// Any peer can name any number in a request to a listener of rdma_cm. While the program had not answered it,
+/// no queue pair was joined with the number's owner: it showed RTS, stayed in INIT and refused what was
+/// posted.
+#[test]
+fn a_request_that_names_a_number_keeps_no_queue_pair_from_the_numbers_owner() {
+    let cm = cm();
+    let channel = EventChannel::new(cm.nic()).unwrap();
+    let listener = Id::new(&cm, &channel);
+    listener.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    listener.listen(0).unwrap();
+    for swapped in [false, true] {
+        let (a, b) = (End::new(&cm), End::new(&cm));
+        let (left, right) = if swapped { ("127.0.0.3", "127.0.0.2") } else { ("127.0.0.2", "127.0.0.3") };
+        let config = InitiatorConfig {
+            revision: Revision::Two,
+            crc: true,
+            markers: false,
+            depths: Depths::negotiated(4, 4),
+            max_ird: 4,
+            peer: Some(PeerData { qpn: b.qp.qpn(), ..PeerData::new() }),
+            peer_in_request: true,
+        };
+        // From 127.0.0.1.
+        let mut stranger = TcpStream::connect(listener.local_address().unwrap()).unwrap();
+        let mut initiator = Initiator::new(config, b"").unwrap();
+        stranger.write_all(&initiator.poll_transmit().unwrap()).unwrap();
+        let waits = expect(&channel, EventKind::ConnectRequest);
+        assert_eq!(waits.param.qp_num, b.qp.qpn());
+        a.rtr(left, (right, b.qp.qpn()));
+        a.rts();
+        b.rtr(right, (left, a.qp.qpn()));
+        b.rts();
+        talk(&a, &b);
+        waits.id.destroy();
+        waits.acknowledge();
+    }
+    listener.destroy();
+}
+
+/// As `rping -q` does it: both ends name a path, and the passive one before it accepts.
+#[test]
+fn a_queue_pair_that_names_the_path_of_its_request_gets_the_connection() {
+    let cm = cm();
+    let [server, client] = [(); 2].map(|()| EventChannel::new(cm.nic()).unwrap());
+    let listener = Id::new(&cm, &server);
+    listener.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    listener.listen(0).unwrap();
+    let (a, b) = (End::new(&cm), End::new(&cm));
+    let active = Id::new(&cm, &client);
+    active.resolve_address(None, listener.local_address().unwrap()).unwrap();
+    expect(&client, EventKind::AddressResolved).acknowledge();
+    active.resolve_route().unwrap();
+    expect(&client, EventKind::RouteResolved).acknowledge();
+    active.connect_by_number(&a.qp, ConnParam::DEFAULT, b"").unwrap();
+    let request = expect(&server, EventKind::ConnectRequest);
+    assert_eq!(request.param.qp_num, a.qp.qpn());
+    let passive = Arc::clone(&request.id);
+    request.acknowledge();
+    b.rtr("127.0.0.1", ("127.0.0.1", a.qp.qpn()));
+    b.rts();
+    assert_eq!(b.qp.query().state, QpState::Init, "until it has its stream");
+    passive.accept(&b.qp, None, b"").unwrap();
+    let response = expect(&client, EventKind::ConnectResponse);
+    assert_eq!(response.param.qp_num, b.qp.qpn());
+    response.acknowledge();
+    a.rtr("127.0.0.1", ("127.0.0.1", b.qp.qpn()));
+    a.rts();
+    active.establish().unwrap();
+    expect(&server, EventKind::Established).acknowledge();
+    talk(&a, &b);
+    [active, passive, listener].iter().for_each(|id| id.destroy());
 }
 
 #[test]

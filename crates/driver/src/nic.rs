@@ -234,9 +234,11 @@ impl Nic {
         self.numbers.set_context(qp.qpn(), context);
     }
 
-    /// Destroys the queue pairs that belong to an opened device.
-    pub fn close_context(&self, context: u64) {
+    /// Destroys the queue pairs that belong to an opened device. `before`: called with the number of each one
+    /// before it is destroyed.
+    pub fn close_context(&self, context: u64, before: impl Fn(u32)) {
         for qp in self.numbers.of_context(context).iter().filter_map(WeakQueuePair::upgrade) {
+            before(qp.qpn());
             qp.destroy();
         }
     }

@@ -47,7 +47,7 @@ pub trait ProofObserver: Send + Sync {
 }
 
 /// Most proofs that wait to be reported: a flood must not take memory, and what is lost is asked for again.
-const MOST_PROOFS: usize = 64;
+const MOST_PROOFS: usize = 1024;
 
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;

@@ -122,7 +122,7 @@ impl Id {
         inner.peer_param = param;
         inner.parked = Some(Parked { connection, negotiated, watch });
         if inner.stand_in.is_none() {
-            self.cm.await_queue_pair(self.key, Arc::downgrade(self) as _, Some(qpn), param.qp_num);
+            self.cm.await_queue_pair(self.key, Arc::downgrade(self) as _, qpn, param.qp_num);
         }
         let mut event = Event::plain(self, EventKind::ConnectResponse, 0);
         event.param = param;

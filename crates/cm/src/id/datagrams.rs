@@ -63,6 +63,7 @@ impl Id {
                 Ok(())
             }
             Err(errno) => {
+                // The socket is not consumed: the id is bound as before.
                 inner.life.take(Step::ListenRefused)?;
                 Err(errno.into())
             }

@@ -52,6 +52,7 @@ impl RequestObserver for Id {
             return pending.reject(&[]);
         }
         let param = of_request(&request, self.unknown_depths());
+        let from = Some(pending.ends.peer.ip());
         let id = Self::with_state(&self.cm, &inner.channel, State::RequestPending, None);
         {
             let mut new = id.inner.lock();
@@ -61,7 +62,7 @@ impl RequestObserver for Id {
             new.peer_param = param;
             new.pending = Some(pending);
         }
-        self.cm.await_queue_pair(id.key, Arc::downgrade(&id) as _, None, param.qp_num);
+        self.cm.await_answer(id.key, Arc::downgrade(&id) as _, param.qp_num, from);
         inner.channel.push(Event {
             id,
             listener: Some(me),

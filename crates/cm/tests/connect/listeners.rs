@@ -1,5 +1,7 @@
 //! Listeners: half-open connections, floods, and the backlog.
 
+use rustix::net::{AddressFamily, SocketType};
+use uwarp_proto::setup::{Depths, Initiator, InitiatorConfig, PeerData, Revision};
 use uwarp_wire::crc::{crc32c, to_wire};
 
 use super::*;
@@ -200,4 +202,52 @@ fn a_peer_without_an_indication_delays_its_next_request_and_no_more() {
     let second = requested(&server);
     [second, passive, listener].iter().for_each(|id| id.destroy());
     passive_qp.destroy();
+}
+
+/// A request of the process at this port, as an end of uwarp makes it, from an address of loopback.
+fn request_of(port: u32, from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let config = InitiatorConfig {
+        revision: Revision::Two,
+        crc: true,
+        markers: false,
+        depths: Depths::negotiated(4, 4),
+        max_ird: 4,
+        peer: Some(PeerData { qpn: port << 8 | 1, ..PeerData::new() }),
+        peer_in_request: true,
+    };
+    let request = Initiator::new(config, b"").unwrap().poll_transmit().unwrap();
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from((from, 0))).unwrap();
+    rustix::net::connect(&socket, &to).unwrap();
+    let mut stream = TcpStream::from(socket);
+    stream.write_all(&request).unwrap();
+    stream
+}
+
+/// Each connection of a host that was accepted and never completed delayed all requests of that host, from
+/// whichever process, by a fifth of a second. Others passed them meanwhile.
+#[test]
+#[ignore = "fails until a request waits for connections of its own process alone (29 A 7)"]
+fn a_process_that_never_completes_its_connection_does_not_delay_those_beside_it() {
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let address = listener.local_address().unwrap();
+    for round in 0..5 {
+        let silent = request_of(1000, [127, 0, 0, 1], address);
+        let accepted = requested(&server);
+        let queue_pair = qp();
+        accepted.accept(&queue_pair, None, b"").unwrap();
+        let beside = request_of(2000, [127, 0, 0, 1], address);
+        // It is complete when the next one comes, and would be reported.
+        std::thread::sleep(Duration::from_millis(20));
+        let elsewhere = request_of(3000, [127, 0, 0, 2], address);
+        let order = [requested(&server), requested(&server)];
+        let expected = [&beside, &elsewhere].map(|stream| stream.local_addr().ok());
+        assert_eq!(order.each_ref().map(|id| id.peer_address()), expected, "round {round}");
+        order.iter().chain([&accepted]).for_each(|id| id.destroy());
+        queue_pair.destroy();
+        drop(silent);
+    }
+    listener.destroy();
 }
