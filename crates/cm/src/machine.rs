@@ -16,6 +16,11 @@
 //! their listener) gives each of them a [`Space`] of its own for the names of connections, and finds the one
 //! that an input is for by its space.
 
+pub mod handshake;
+pub mod proof;
+#[cfg(test)]
+mod testing;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
