@@ -16,8 +16,10 @@
 //! their listener) gives each of them a [`Space`] of its own for the names of connections, and finds the one
 //! that an input is for by its space.
 
+pub mod adopt;
 pub mod handshake;
 pub mod proof;
+pub mod run;
 #[cfg(test)]
 mod testing;
 
@@ -26,6 +28,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use uwarp_driver::Disconnect;
+pub use uwarp_llp::carrier::Ends;
 use uwarp_llp::carrier::{Close, Refusal};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::Negotiated;
@@ -96,15 +99,6 @@ impl Space {
         self.next = self.next.wrapping_add(1);
         ConnKey { space: self.space, number }
     }
-}
-
-/// The two addresses of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ends {
-    /// This end's.
-    pub local: SocketAddr,
-    /// The peer's.
-    pub peer: SocketAddr,
 }
 
 /// What a machine wants to know of a connection.

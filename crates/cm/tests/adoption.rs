@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use uwarp_cm::{AdoptObserver, Adoption, Cm, Role};
+use uwarp_cm::{AdoptObserver, Adoption, Cm, Role, Terms};
 use uwarp_driver::Qp;
 use uwarp_proto::setup::{Depths, Initiator, InitiatorConfig, Revision};
 use uwarp_rnic::CompletionSink;
@@ -28,7 +28,7 @@ impl CompletionSink for Nobody {
 /// What owns an adoption and gives it up when it is dropped.
 struct Owner {
     adoption: Mutex<Option<Arc<Adoption>>>,
-    /// Dropped when the peer's private data is looked at.
+    /// Dropped when it is called.
     last: Mutex<Option<Arc<Owner>>>,
     told: mpsc::Sender<Result<(), Errno>>,
 }
@@ -43,23 +43,19 @@ impl Owner {
     fn adopt(self: &Arc<Self>, cm: &Arc<Cm>, socket: &TcpStream, qp: &Arc<Qp>) {
         let observer: Arc<dyn AdoptObserver> = self.clone();
         let observer = Arc::downgrade(&observer);
-        let adoption =
-            Adoption::start(cm, socket.try_clone().unwrap().into(), Role::Responder, qp, b"", LONG, observer);
+        let terms = Terms { role: Role::Responder, private_data: b"", expects: |_| true, limit: LONG };
+        let adoption = Adoption::start(cm, socket.try_clone().unwrap().into(), &terms, qp, observer);
         *self.adoption.lock().unwrap() = Some(adoption.unwrap());
     }
 }
 
 impl AdoptObserver for Owner {
-    fn accepts(&self, _: &[u8]) -> bool {
-        drop(self.last.lock().unwrap().take());
-        true
-    }
-
     fn adopted(&self, _: Vec<u8>) {
         let _ = self.told.send(Ok(()));
     }
 
     fn failed(&self, errno: Errno) {
+        drop(self.last.lock().unwrap().take());
         let _ = self.told.send(Err(errno));
     }
 
@@ -115,8 +111,9 @@ fn an_owner_may_go_while_the_adoption_calls_it() {
     owner.adopt(&cm, &socket, &qp);
     *owner.last.lock().unwrap() = Some(owner.clone());
     drop(owner);
-    peer.write_all(&request()).unwrap();
-    // Given up: nothing is reported, and its own end of the channel is gone.
+    peer.write_all(&[b'x'; 64]).unwrap();
+    assert_eq!(hears.recv_timeout(LONG), Ok(Err(Errno::PROTO)));
+    // Then its own end of the channel is gone.
     assert_eq!(hears.recv_timeout(LONG), Err(mpsc::RecvTimeoutError::Disconnected));
     qp.destroy();
     ends(peer);
