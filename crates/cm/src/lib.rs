@@ -15,6 +15,7 @@
 //! | [`channel`] | the queue that events wait in, with a descriptor to poll |
 //! | [`machine`] | what every machine has: the verbs, and its words with the shell |
 //! | `carriers` | the lower layers |
+//! | `runner` | the shell of a machine: its connections, its alarm, its lock |
 //! | `handshake` | what the next two report, and to whom: they know nothing of ids |
 //! | [`active`] | connecting: from a TCP socket to a stream, with fallback to older peers |
 //! | [`listener`] | listening: half-open connections, bounded, until their request is complete |
@@ -62,11 +63,12 @@ pub mod pairing;
 mod params;
 mod ports;
 pub mod process;
+mod runner;
 pub mod state;
 mod sync;
 pub mod timeouts;
 
-pub use adopt::{AdoptObserver, Adoption, Role};
+pub use adopt::{AdoptObserver, Adoption, Role, Terms};
 pub use awaiting::Adopter;
 pub use channel::GetError;
 pub use cm::{Cm, Options};

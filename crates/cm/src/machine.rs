@@ -24,6 +24,7 @@ pub mod listener;
 pub mod lookup;
 pub mod pairings;
 pub mod proof;
+pub mod run;
 #[cfg(test)]
 mod testing;
 
@@ -32,6 +33,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use uwarp_driver::Disconnect;
+pub use uwarp_llp::carrier::Ends;
 use uwarp_llp::carrier::{Close, Refusal};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::Negotiated;
@@ -102,15 +104,6 @@ impl Space {
         self.next = self.next.wrapping_add(1);
         ConnKey { space: self.space, number }
     }
-}
-
-/// The two addresses of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ends {
-    /// This end's.
-    pub local: SocketAddr,
-    /// The peer's.
-    pub peer: SocketAddr,
 }
 
 /// What a machine wants to know of a connection.

@@ -220,7 +220,13 @@ impl Upgraded {
         private_data.extend_from_slice(terms.private_data);
         let observer: Weak<Self> = Arc::downgrade(self);
         let qp = self.stream.qp();
-        let adoption = Adoption::start(cm, socket, self.role, qp, &private_data, terms.limit, observer)?;
+        let said = uwarp_cm::Terms {
+            role: self.role,
+            private_data: &private_data,
+            expects: is_of_a_socket,
+            limit: terms.limit,
+        };
+        let adoption = Adoption::start(cm, socket, &said, qp, observer)?;
         *self.adoption.lock() = Some(adoption);
         // A close before that has not found it.
         if self.closed.load(Ordering::SeqCst) {
@@ -536,15 +542,16 @@ impl Drop for Upgraded {
     }
 }
 
-impl AdoptObserver for Upgraded {
-    fn accepts(&self, private_data: &[u8]) -> bool {
-        let speaks = ConnData::parse(private_data).is_some();
-        if !speaks {
-            tracing::warn!("the peer is an iWARP end, but not one of a socket in IWARP_MODE");
-        }
-        speaks
+/// Whether this is the private data of a socket in IWARP_MODE.
+fn is_of_a_socket(private_data: &[u8]) -> bool {
+    let speaks = ConnData::parse(private_data).is_some();
+    if !speaks {
+        tracing::warn!("the peer is an iWARP end, but not one of a socket in IWARP_MODE");
     }
+    speaks
+}
 
+impl AdoptObserver for Upgraded {
     fn adopted(&self, private_data: Vec<u8>) {
         let link = match ConnData::parse(&private_data) {
             Some(peer) => Link::Up(peer),

@@ -16,9 +16,6 @@
 //! [`Close::Finish`], and the shell must do the same where it drops the connection itself
 //! ([`Input::Failed`]): otherwise the peer waits for its limit.
 
-// Unused until the shell runs these machines.
-#![allow(dead_code)]
-
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,402 @@
+//! The loop that runs any machine over the connections of any carrier. The shell runs it with the clock and
+//! the engine ([`crate::runner`]); a simulator can run it with others.
+//!
+//! ```text
+//!   what has happened ─▶ machine ─▶ run: send, act, read, until nothing is left
+//!                                     ├─ at once: Connect, Listen, Accept, Close, CheckPolled
+//!                                     ├─ watch each connection that the machine wants to know of
+//!                                     └─ deferred, for a thread without a lock: Attach, Disconnect, Fail, reports
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::ops::Bound::{Excluded, Unbounded};
+
+use rustix::io::Errno;
+use uwarp_llp::carrier::{
+    Bind, Bound, Carrier, Close, Got, Listening, Options, Refusal, SetUp, TakePort, Watch,
+};
+use uwarp_llp::route::wildcard_for;
+use uwarp_llp::udp::Route;
+use uwarp_proto::setup::Negotiated;
+use uwarp_rnic::qp::Now;
+use uwarp_wire::mpa;
+
+use super::{Action, ConnKey, Input, Machine, Recipient, Transmit, Want};
+use crate::event::ConnParam;
+
+/// Connections that are accepted and pieces that are read in one run: others must be served, too.
+const TURN: usize = 16;
+
+/// What the loop has around it.
+pub trait Surroundings {
+    /// A watch, which ends when this is dropped.
+    type Watched;
+    /// Reports from now on what happens to a connection, or to what listens (`None`). If it is ready already,
+    /// that is reported soon.
+    fn watch(&mut self, conn: Option<ConnKey>, watch: Watch<'_>) -> Result<Self::Watched, Errno>;
+    /// Reports again, soon, what is ready: this run has left it.
+    fn again(&mut self, watched: &Self::Watched);
+    /// Sends a datagram.
+    fn send(&mut self, route: Route, bytes: &[u8]);
+    /// Whether completions wait that the program has not polled.
+    fn is_unpolled(&mut self) -> bool;
+}
+
+/// What a thread without a lock must do, in this order.
+pub enum Deferred<R> {
+    /// See [`Action::Attach`]: answered by [`Input::Stream`].
+    #[allow(missing_docs)]
+    Attach { conn: ConnKey, to: Recipient, said: Box<Negotiated>, param: ConnParam },
+    /// See [`Action::Disconnect`].
+    Disconnect(ConnKey),
+    /// See [`Action::Fail`].
+    Fail,
+    /// See [`Action::Report`].
+    Report(R),
+}
+
+/// The connections of one machine. `W`: a watch.
+pub struct Conns<W> {
+    carrier: &'static dyn Carrier,
+    options: Options,
+    /// What the program has bound, until it listens or connects.
+    bound: Option<Box<dyn Bound>>,
+    listening: Option<Listener<W>>,
+    open: BTreeMap<ConnKey, Open<W>>,
+    /// Those that may have something to read, or have ended.
+    marked: BTreeSet<ConnKey>,
+    /// Those that are not watched.
+    unwatched: BTreeSet<ConnKey>,
+}
+
+// Fields are dropped in this order: the watch first.
+struct Listener<W> {
+    _watched: W,
+    socket: Box<dyn Listening>,
+}
+
+struct Open<W> {
+    watched: Option<W>,
+    set_up: Box<dyn SetUp>,
+    /// Bytes may have arrived since reading last found none.
+    unread: bool,
+    /// It may have ended since that was checked last.
+    unchecked: bool,
+    /// It has taken nothing when something was sent last.
+    full: bool,
+}
+
+impl<W> Conns<W> {
+    /// None yet. New ones are made over `carrier`.
+    pub fn new(carrier: &'static dyn Carrier, options: Options) -> Self {
+        Self {
+            carrier,
+            options,
+            bound: None,
+            listening: None,
+            open: BTreeMap::new(),
+            marked: BTreeSet::new(),
+            unwatched: BTreeSet::new(),
+        }
+    }
+
+    /// What the next [`Action::Listen`], or a [`Action::Connect`] without address, uses.
+    pub fn set_bound(&mut self, bound: Box<dyn Bound>) {
+        self.bound = Some(bound);
+    }
+
+    /// How many connections there are.
+    pub fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Whether there is no connection.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// A connection that the machine knows by this name. It may have bytes already.
+    pub fn insert(&mut self, conn: ConnKey, set_up: Box<dyn SetUp>) {
+        let open = Open { watched: None, set_up, unread: true, unchecked: true, full: false };
+        self.open.insert(conn, open);
+        self.marked.insert(conn);
+        self.unwatched.insert(conn);
+    }
+
+    /// A connection that becomes a stream. It is not watched any more.
+    pub fn take(&mut self, conn: ConnKey) -> Option<Box<dyn SetUp>> {
+        self.marked.remove(&conn);
+        self.unwatched.remove(&conn);
+        let Open { watched, set_up, .. } = self.open.remove(&conn)?;
+        // Before another owner watches the same descriptor.
+        drop(watched);
+        Some(set_up)
+    }
+
+    /// The lower layer has reported something. Returns whether the machine must learn that there is room.
+    pub fn note(&mut self, conn: ConnKey, readable: bool, writable: bool) -> bool {
+        let Some(open) = self.open.get_mut(&conn) else { return false };
+        if readable {
+            (open.unread, open.unchecked) = (true, true);
+            self.marked.insert(conn);
+        }
+        writable && std::mem::take(&mut open.full)
+    }
+
+    fn close(&mut self, conn: ConnKey, how: Close) {
+        if let Some(set_up) = self.take(conn) {
+            set_up.close(how);
+        }
+    }
+
+    /// It has failed. Another descriptor may hold it open, and its peer must not wait for that one.
+    fn fail(&mut self, conn: ConnKey, why: Refusal) -> Input<'static> {
+        self.close(conn, Close::Finish);
+        Input::Failed { conn, why }
+    }
+
+    fn connect(&mut self, conn: ConnKey, from: Option<SocketAddr>, to: SocketAddr) -> Input<'static> {
+        let ours = self.bound.take();
+        let was_ours = ours.is_some();
+        let at = match from {
+            Some(address) if address.port() != 0 => (address, TakePort::Now),
+            Some(address) => (address, TakePort::AtConnect),
+            None => (wildcard_for(to), TakePort::AtConnect),
+        };
+        let bound = match ours {
+            Some(bound) => Ok(bound),
+            None => self.carrier.bind(&Bind { address: at.0, port: at.1, options: self.options }),
+        };
+        match bound.map(|bound| bound.connect(to)) {
+            Ok(Ok(set_up)) => {
+                let local = set_up.ends().local;
+                self.insert(conn, set_up);
+                Input::Opened { conn, local }
+            }
+            Ok(Err((why, bound))) => {
+                self.bound = Some(bound).filter(|_| was_ours);
+                Input::Failed { conn, why }
+            }
+            Err(errno) => Input::Failed { conn, why: Refusal::Local(errno) },
+        }
+    }
+
+    fn accept(&mut self, conn: ConnKey) -> Input<'static> {
+        let accepted = self.listening.as_ref().map_or(Ok(None), |listener| listener.socket.accept());
+        match accepted {
+            Ok(Some(set_up)) => {
+                let ends = set_up.ends();
+                self.insert(conn, set_up);
+                Input::Accepted { conn, ends }
+            }
+            Ok(None) => Input::NotAccepted { conn, why: None },
+            Err(errno) => Input::NotAccepted { conn, why: Some(errno) },
+        }
+    }
+}
+
+/// The most connections that wait in the system, where a connection that does not fit is lost and repeated
+/// after a second.
+const BACKLOG: usize = 65_535;
+
+/// Runs a machine until nothing is left to do without waiting.
+pub fn run<M: Machine, S: Surroundings>(
+    machine: &mut M,
+    conns: &mut Conns<S::Watched>,
+    around: &mut S,
+    deferred: &mut VecDeque<Deferred<M::Report>>,
+    now: &Now,
+) {
+    let mut turns = TURN;
+    loop {
+        if send(machine, conns, around, now) || act(machine, conns, around, deferred, now) {
+            continue;
+        }
+        if turns > 0 && read(machine, conns, now) {
+            turns -= 1;
+            continue;
+        }
+        if !watch(machine, conns, around, now) {
+            break;
+        }
+    }
+    // Nothing reports again what was reported and not read.
+    let left = conns.marked.iter().filter(|conn| wants_to_read(machine, conns, **conn));
+    for watched in left.filter_map(|conn| conns.open.get(conn)?.watched.as_ref()) {
+        around.again(watched);
+    }
+}
+
+/// Sends one piece; false: there is none.
+fn send<M: Machine, S: Surroundings>(
+    machine: &mut M,
+    conns: &mut Conns<S::Watched>,
+    around: &mut S,
+    now: &Now,
+) -> bool {
+    let input = match machine.poll_transmit() {
+        None => return false,
+        Some(Transmit::Datagram { route, bytes }) => {
+            around.send(route, bytes);
+            return true;
+        }
+        Some(Transmit::Bytes { conn, bytes }) => match conns.open.get_mut(&conn) {
+            None => Input::Failed { conn, why: Refusal::Gone },
+            Some(open) => match open.set_up.send_some(bytes) {
+                Ok(sent) => {
+                    open.full = sent == 0;
+                    Input::Sent { conn, bytes: sent }
+                }
+                Err(why) => conns.fail(conn, why),
+            },
+        },
+    };
+    machine.handle_input(now, input);
+    true
+}
+
+/// Carries out one action, or defers it; false: there is none.
+fn act<M: Machine, S: Surroundings>(
+    machine: &mut M,
+    conns: &mut Conns<S::Watched>,
+    around: &mut S,
+    deferred: &mut VecDeque<Deferred<M::Report>>,
+    now: &Now,
+) -> bool {
+    let Some(action) = machine.poll_action() else { return false };
+    let input = match action {
+        Action::Connect { conn, from, to } => conns.connect(conn, from, to),
+        Action::Listen => {
+            let Some(bound) = conns.bound.take() else {
+                machine.handle_input(now, Input::NotListening(Errno::INVAL));
+                return true;
+            };
+            match bound.listen(BACKLOG) {
+                Ok(socket) => match around.watch(None, socket.watch()) {
+                    Ok(watched) => {
+                        conns.listening = Some(Listener { _watched: watched, socket });
+                        Input::Waiting
+                    }
+                    Err(errno) => Input::NotListening(errno),
+                },
+                Err((errno, bound)) => {
+                    conns.bound = Some(bound);
+                    Input::NotListening(errno)
+                }
+            }
+        }
+        Action::Accept { conn } => conns.accept(conn),
+        Action::Close { conn, how } => {
+            conns.close(conn, how);
+            return true;
+        }
+        Action::CheckPolled => Input::Unpolled(around.is_unpolled()),
+        Action::Attach { conn, to, said, param } => {
+            deferred.push_back(Deferred::Attach { conn, to, said, param });
+            return true;
+        }
+        Action::Disconnect { conn } => {
+            deferred.push_back(Deferred::Disconnect(conn));
+            return true;
+        }
+        Action::Fail => {
+            deferred.push_back(Deferred::Fail);
+            return true;
+        }
+        Action::Report(report) => {
+            deferred.push_back(Deferred::Report(report));
+            return true;
+        }
+        // A call gets its answer from the machine's method as long as no machine answers later.
+        Action::Answer(_) => return true,
+    };
+    machine.handle_input(now, input);
+    true
+}
+
+fn wants_to_read<M: Machine, W>(machine: &M, conns: &Conns<W>, conn: ConnKey) -> bool {
+    let Some(open) = conns.open.get(&conn) else { return false };
+    match machine.want(conn) {
+        Want::Bytes(most) => open.unread && most > 0,
+        Want::End => open.unchecked,
+        Want::Nothing => false,
+    }
+}
+
+/// Reads one piece, no longer than the machine wants: the next byte is the stream's. False: nothing more can
+/// be read. Until the lower layer has said that there is nothing, a connection stays marked: it does not
+/// report again what it has reported.
+fn read<M: Machine, W>(machine: &mut M, conns: &mut Conns<W>, now: &Now) -> bool {
+    let mut after = Unbounded;
+    while let Some(conn) = conns.marked.range((after, Unbounded)).next().copied() {
+        after = Excluded(conn);
+        if !wants_to_read(machine, conns, conn) {
+            continue;
+        }
+        let want = machine.want(conn);
+        let Some(open) = conns.open.get_mut(&conn) else { continue };
+        let mut buffer = [0; mpa::MAX_PRIVATE_DATA];
+        let got = match want {
+            Want::Bytes(most) => {
+                let room = buffer.get_mut(..most.min(mpa::MAX_PRIVATE_DATA)).unwrap_or_default();
+                open.set_up.receive(room)
+            }
+            _ if open.set_up.ended() => Ok(Got::End),
+            _ => {
+                open.unchecked = false;
+                continue;
+            }
+        };
+        let input = match got {
+            Ok(Got::Bytes(count)) => Input::Bytes { conn, bytes: buffer.get(..count).unwrap_or_default() },
+            Ok(Got::Nothing) => {
+                (open.unread, open.unchecked) = (false, false);
+                conns.marked.remove(&conn);
+                continue;
+            }
+            Ok(Got::End) => {
+                (open.unread, open.unchecked) = (false, false);
+                conns.marked.remove(&conn);
+                Input::End { conn }
+            }
+            Err(why) => conns.fail(conn, why),
+        };
+        machine.handle_input(now, input);
+        return true;
+    }
+    false
+}
+
+/// Watches what the machine wants to know of. Returns whether it has learned of a failure.
+fn watch<M: Machine, S: Surroundings>(
+    machine: &mut M,
+    conns: &mut Conns<S::Watched>,
+    around: &mut S,
+    now: &Now,
+) -> bool {
+    let mut after = Unbounded;
+    while let Some(conn) = conns.unwatched.range((after, Unbounded)).next().copied() {
+        after = Excluded(conn);
+        let Some(open) = conns.open.get_mut(&conn) else { continue };
+        if machine.want(conn) == Want::Nothing && !open.full {
+            continue;
+        }
+        match around.watch(Some(conn), open.set_up.watch()) {
+            Ok(watched) => {
+                open.watched = Some(watched);
+                conns.unwatched.remove(&conn);
+            }
+            Err(errno) => {
+                let input = conns.fail(conn, Refusal::Local(errno));
+                machine.handle_input(now, input);
+                return true;
+            }
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+#[path = "tests/run.rs"]
+mod tests;
