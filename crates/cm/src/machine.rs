@@ -18,6 +18,7 @@
 
 pub mod adopt;
 pub mod handshake;
+pub mod lookup;
 pub mod proof;
 pub mod run;
 #[cfg(test)]
@@ -246,7 +247,8 @@ impl Input<'_> {
 pub enum StreamEvent {
     /// The queue pair has it.
     Attached,
-    /// The queue pair does not take it. The connection is the machine's again, until it closes it.
+    /// The queue pair does not take it, or is gone. The connection is the machine's again, until it closes
+    /// it.
     Refused(VerbsError),
     /// The peer's ready-to-receive indication has come, or the first FPDU by number.
     Established,
