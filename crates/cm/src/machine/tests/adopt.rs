@@ -240,7 +240,7 @@ fn what_is_not_mpas_ends_the_connection() {
     assert!(!sent(&mut end, &clock).is_empty(), "a Terminate");
     assert_eq!(did(&mut end), [Did::Closed, failed(Errno::PROTO)]);
     is_over(&mut end, &clock);
-    // A request of revision one has no enhanced data, and no room for ours behind much private data.
+    // More private data than a frame holds.
     let too_long = [0; 600];
     let role = Role::Initiator(testing::initiator());
     assert_eq!(Adopt::new(&clock.now(), role, &too_long, speaks, LIMIT).err(), Some(Errno::INVAL));

@@ -1,7 +1,7 @@
 //! The loop over a scripted machine: over connections that report edges only, and over TCP.
 
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex as Shared};
 use std::time::Instant;
 
 use uwarp_llp::Link;
@@ -124,7 +124,7 @@ struct Wire {
     closed: Option<Close>,
 }
 
-struct Fake(Arc<Mutex<Wire>>);
+struct Fake(Arc<Shared<Wire>>);
 
 impl SetUp for Fake {
     fn ends(&self) -> Ends {
@@ -183,13 +183,13 @@ struct World {
     conns: Conns<()>,
     around: Around,
     deferred: VecDeque<Deferred<&'static str>>,
-    wire: Arc<Mutex<Wire>>,
+    wire: Arc<Shared<Wire>>,
 }
 
 impl World {
     fn new() -> Self {
         let mut names = Space::new(0);
-        let (conn, wire) = (names.name(), Arc::<Mutex<Wire>>::default());
+        let (conn, wire) = (names.name(), Arc::<Shared<Wire>>::default());
         let mut conns = Conns::new(&Tcp, Options::default());
         conns.insert(conn, Box::new(Fake(wire.clone())));
         Self {
