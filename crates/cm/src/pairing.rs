@@ -231,7 +231,7 @@ impl Pairings {
         }
     }
 
-    /// The queue pair is about to be destroyed.
+    /// The queue pair is destroyed.
     pub fn forget(&self, qpn: u32) {
         let (pairing, early) = {
             let mut table = self.table.lock();
@@ -395,6 +395,10 @@ impl Pairings {
         }
         let qpn = request.introduction.destination_qpn;
         self.keep(request);
+        // It may have been destroyed since it was found, and forgotten.
+        if self.nic.queue_pair(qpn).is_none() {
+            return self.forget(qpn);
+        }
         // Its queue pair may have been moved to RTR since the lookup, or its previous stream may have ended.
         // Then the thread that looked for a request has not found this one.
         if let Some(pairing) = self.known(qpn) {

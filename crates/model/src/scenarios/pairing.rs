@@ -67,8 +67,8 @@ impl Process {
 
     /// As `ibv_destroy_qp` does it.
     fn destroy(&self, qp: &Arc<Qp>) {
-        self.pairings.forget(qp.qpn());
         qp.destroy();
+        self.pairings.forget(qp.qpn());
     }
 
     /// A thread for each end.
