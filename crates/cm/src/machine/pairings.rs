@@ -200,6 +200,21 @@ impl State {
         }
     }
 
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Waiting => "Waiting",
+            Self::Replying { .. } => "Replying",
+            Self::AwaitCookie { .. } => "AwaitCookie",
+            Self::Asking(_) => "Asking",
+            Self::Paused { .. } => "Paused",
+            Self::Joining { .. } => "Joining",
+            Self::Attaching { .. } => "Attaching",
+            Self::Attached { .. } => "Attached",
+            Self::Up { .. } => "Up",
+            Self::Over => "Over",
+        }
+    }
+
     fn names(&self, conn: ConnKey) -> bool {
         match self {
             Self::Replying { conn: own, .. } | Self::Joining { conn: own } => *own == conn,
@@ -402,6 +417,18 @@ impl Pairings {
     /// What is held of others: early requests, and those that are being turned away.
     pub fn held(&self) -> usize {
         self.early.len() + self.leaving.len()
+    }
+
+    /// The early requests: the queue pair that each is for, the one that it comes from, and its address.
+    pub fn early(&self) -> impl Iterator<Item = (u32, u32, Ipv6Addr)> + '_ {
+        self.early.iter().map(|Early { request, .. }| {
+            (request.introduction.destination_qpn, request.introduction.source_qpn, request.from)
+        })
+    }
+
+    /// The state of each pairing, and its deadline.
+    pub fn phases(&self) -> impl Iterator<Item = (u32, &'static str, Option<Instant>)> + '_ {
+        self.pairs.iter().map(|(qpn, pairing)| (*qpn, pairing.state.name(), pairing.deadline()))
     }
 
     fn space(&mut self) -> Space {
