@@ -285,7 +285,7 @@ pub enum Action<R> {
         conn: ConnKey,
         /// The local address; `None`: the system chooses, or the socket that the program has bound is used.
         from: Option<SocketAddr>,
-        /// The peer's.
+        /// The peer's. The same as `from`, without a port: the connection is connected to itself.
         to: SocketAddr,
     },
     /// Listen on the socket that is bound. Answered by [`Input::NotListening`] if the system refuses.
