@@ -915,6 +915,9 @@ impl Machine for Pairings {
                     }
                 } else if let Some((qpn, conn)) = conn.and_then(|conn| Some((self.owner(conn)?, conn))) {
                     self.handle_pairs_input(now, qpn, conn, input);
+                } else if let Input::Stream { conn, event: StreamEvent::Refused(_) } = input {
+                    // Its move was over before its queue pair was asked.
+                    self.close(conn, Close::Finish);
                 } else {
                     self.listener.handle_input(now, input);
                 }
