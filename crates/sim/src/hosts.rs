@@ -88,6 +88,8 @@ pub struct Hosts {
     pub limit: usize,
     /// The device looks like InfiniBand's.
     pub infiniband: bool,
+    /// The programs' local acknowledgement timeout: how long posted work waits for a peer. 0: no limit.
+    pub timeout: u8,
     /// Ends of connections that queue pairs have: whom each has named, and whether it is established.
     attached: BTreeMap<(TcpId, usize), (Pid, u32, Named)>,
     established: BTreeSet<(TcpId, usize)>,
@@ -126,6 +128,7 @@ impl Hosts {
             at_step: None,
             limit: 64,
             infiniband: true,
+            timeout: 0,
             attached: BTreeMap::new(),
             established: BTreeSet::new(),
             places: BTreeMap::new(),
@@ -248,7 +251,8 @@ impl Hosts {
         let mut seen = Vec::new();
         let pid = match event {
             Event::Start(pid, at, qpns) => {
-                let mut process = Process::new(pid, at, self.limit, self.infiniband, self.rng.fork());
+                let mut process = Process::new(pid, at, self.limit, self.rng.fork());
+                (process.infiniband, process.timeout) = (self.infiniband, self.timeout);
                 qpns.into_iter().for_each(|qpn| process.create(qpn));
                 self.processes.insert(pid, process);
                 self.places.insert(pid, at);

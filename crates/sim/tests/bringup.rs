@@ -39,6 +39,7 @@ impl Script {
         let net = NetParams { delay, piece, capacity, stalls: 0, stall: 0 };
         let mut hosts = Hosts::new(seed, net);
         hosts.infiniband = rng.chance(500);
+        hosts.timeout = if rng.chance(300) { 14 } else { 0 };
         Self { hosts, rng, places: Vec::new(), exchanges: 0, known: false }
     }
 
@@ -165,6 +166,7 @@ enum Base {
 
 fn base(base: Base, seed: u64) -> (Script, [Qp; 2]) {
     let mut script = Script::new(seed);
+    script.hosts.timeout = 0;
     let other = if matches!(base, Base::OneHost) { 1 } else { 2 };
     let a = script.place(0, 1, 20_000, 1);
     let b = script.place(0, other, 20_001, 1);

@@ -115,7 +115,10 @@ pub struct Process {
     /// Does nothing until then.
     pub stopped: Time,
     rng: Rng,
-    infiniband: bool,
+    /// See [`super::Hosts`].
+    pub infiniband: bool,
+    /// The same.
+    pub timeout: u8,
 }
 
 /// What went wrong, or what a world must know.
@@ -162,7 +165,7 @@ impl Surroundings for Around<'_> {
 
 impl Process {
     /// A process with the port of `at`, which nobody has.
-    pub fn new(pid: Pid, at: SocketAddr, limit: usize, infiniband: bool, mut rng: Rng) -> Self {
+    pub fn new(pid: Pid, at: SocketAddr, limit: usize, mut rng: Rng) -> Self {
         let now = network(|network| {
             network.ports.insert(at, pid);
             network.running = pid;
@@ -203,7 +206,8 @@ impl Process {
             limit,
             stopped: 0,
             rng,
-            infiniband,
+            infiniband: true,
+            timeout: 0,
         }
     }
 
@@ -274,7 +278,7 @@ impl Process {
         let rts = QpModify {
             state: Some(QpState::Rts),
             sq_psn: Some(own),
-            timeout: Some(14),
+            timeout: Some(self.timeout),
             retry_cnt: Some(7),
             rnr_retry: Some(7),
             ..QpModify::default()
