@@ -95,6 +95,8 @@ pub struct Pairings {
     listener: Listener,
     /// Asked for, or there.
     listens: bool,
+    /// The system has refused to listen: the next attempt.
+    listen_again: Option<Instant>,
     /// For the next attempt to connect; 0 is the listener's.
     spaces: u32,
     pairs: BTreeMap<u32, Pairing>,
@@ -313,6 +315,7 @@ impl Pairings {
             proof: Proof::new(now, key),
             listener: Listener::new(Space::new(0), listener),
             listens: false,
+            listen_again: None,
             spaces: 0,
             pairs: BTreeMap::new(),
             alive: BTreeSet::new(),
@@ -368,9 +371,7 @@ impl Pairings {
         self.pairs.insert(qpn, pairing);
         match role {
             Ordering::Less => {
-                if !std::mem::replace(&mut self.listens, true) {
-                    self.actions.push_back(Action::Listen);
-                }
+                self.listen();
                 self.serve(now, qpn);
             }
             Ordering::Equal => {
@@ -380,6 +381,18 @@ impl Pairings {
             }
             Ordering::Greater => self.ask(now, qpn),
         }
+    }
+
+    fn listen(&mut self) {
+        self.listen_again = None;
+        if !std::mem::replace(&mut self.listens, true) {
+            self.actions.push_back(Action::Listen);
+        }
+    }
+
+    /// Whether a queue pair waits for requests.
+    fn has_listeners(&self) -> bool {
+        self.pairs.iter().any(|(qpn, pairing)| pairing.role(*qpn) == Ordering::Less)
     }
 
     /// The program has changed attributes of a queue pair.
@@ -894,8 +907,9 @@ impl Machine for Pairings {
                 }
             }
             Input::NotListening(errno) => {
-                tracing::error!("cannot listen on a port of queue pair numbers: {errno}");
+                tracing::error!("cannot listen on a port of queue pair numbers: {errno}; trying again");
                 self.listens = false;
+                self.listen_again = self.has_listeners().then(|| now.get() + LONGEST_PAUSE);
             }
             input => {
                 let conn = input.conn();
@@ -927,6 +941,12 @@ impl Machine for Pairings {
     }
 
     fn handle_timeout(&mut self, now: &Now) {
+        if is_over(self.listen_again, now) {
+            self.listen_again = None;
+            if self.has_listeners() {
+                self.listen();
+            }
+        }
         while self.early.front().is_some_and(|early| early.since + EARLY_LIMIT <= now.get()) {
             if let Some(early) = self.early.pop_front() {
                 self.reject(now, early.request, TurnedAway::Crowded);
@@ -983,7 +1003,8 @@ impl Machine for Pairings {
         let pairs = self.pairs.values().filter_map(Pairing::deadline).min();
         let early = self.early.front().map(|early| early.since + EARLY_LIMIT);
         let leaving = self.leaving.values().filter_map(|leaving| leaving.handshake.poll_timeout()).min();
-        earlier(earlier(pairs, early), earlier(leaving, self.listener.poll_timeout()))
+        let own = earlier(earlier(pairs, early), earlier(leaving, self.listen_again));
+        earlier(own, self.listener.poll_timeout())
     }
 
     fn poll_action(&mut self) -> Option<Action<Infallible>> {
