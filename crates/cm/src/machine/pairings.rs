@@ -163,12 +163,13 @@ struct Pairing {
 /// | – | begin: smaller | Waiting | Listen once a port; early ones with older cookies are rejected |
 /// | – | begin: larger | AwaitCookie | ask for a cookie (UDP) |
 /// | – | begin: itself | Joining | Connect to itself; Opened: Attach |
+/// | Joining | Failed | Paused | – |
 /// | AwaitCookie | cookie with our token | Asking | `Active`, introduction with the cookie |
 /// | AwaitCookie | 50 ms·2ⁿ ≤ 500 | AwaitCookie | ask again |
 /// | Asking | Accepted; numbers, incarnation, halves of the PSNs fit | Attaching | Attach |
 /// | Asking | Accepted, unfit; Failed | Paused | Close; 20 ms·2ⁿ ≤ 500 |
 /// | Asking | Rejected, first; later | AwaitCookie; Paused | Close; ask again; as above |
-/// | Paused | limit | Asking; without a fresh cookie AwaitCookie | – |
+/// | Paused | limit | Asking; without a fresh cookie AwaitCookie; itself Joining | – |
 /// | Waiting | request: proven since this move; address, numbers, halves fit | Replying | accept |
 /// | Waiting | unfit request | Waiting | reject |
 /// | Replying | Replied / failed | Attaching / Waiting | Attach / next early one |
@@ -374,13 +375,17 @@ impl Pairings {
                 self.listen();
                 self.serve(now, qpn);
             }
-            Ordering::Equal => {
-                let conn = self.space().name();
-                self.actions.push_back(Action::Connect { conn, from: Some(path.local), to: path.local });
-                self.set(qpn, State::Joining { conn });
-            }
+            Ordering::Equal => self.join_itself(qpn),
             Ordering::Greater => self.ask(now, qpn),
         }
+    }
+
+    fn join_itself(&mut self, qpn: u32) {
+        let conn = self.space().name();
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let own = pairing.path.local;
+        pairing.state = State::Joining { conn };
+        self.actions.push_back(Action::Connect { conn, from: Some(own), to: own });
     }
 
     fn listen(&mut self) {
@@ -447,12 +452,6 @@ impl Pairings {
     fn space(&mut self) -> Space {
         self.spaces += 1;
         Space::new(self.spaces)
-    }
-
-    fn set(&mut self, qpn: u32, state: State) {
-        if let Some(pairing) = self.pairs.get_mut(&qpn) {
-            pairing.state = state;
-        }
     }
 
     fn close(&mut self, conn: ConnKey, how: Close) {
@@ -786,8 +785,7 @@ impl Pairings {
                 pairing.state = State::Waiting;
                 self.serve(now, qpn);
             }
-            Ordering::Greater => self.pause(now, qpn),
-            Ordering::Equal => pairing.state = State::Over,
+            Ordering::Greater | Ordering::Equal => self.pause(now, qpn),
         }
     }
 
@@ -818,7 +816,7 @@ impl Pairings {
                 }
                 Input::Failed { why, .. } => {
                     tracing::warn!(qpn, "cannot connect the queue pair with itself: {}", why.errno());
-                    pairing.state = State::Over;
+                    self.pause(now, qpn);
                 }
                 _ => {}
             },
@@ -964,6 +962,7 @@ impl Machine for Pairings {
             let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
             match &mut pairing.state {
                 State::AwaitCookie { .. } => self.ask(now, qpn),
+                State::Paused { .. } if pairing.role(qpn) == Ordering::Equal => self.join_itself(qpn),
                 State::Paused { .. } => self.connect(now, qpn),
                 State::Asking(active) => {
                     active.handle_timeout(now);
