@@ -173,7 +173,7 @@ struct Pairing {
 /// | Waiting | request: proven since this move; address, numbers, halves fit | Replying | accept |
 /// | Waiting | unfit request | Waiting | reject |
 /// | Replying | Replied / failed | Attaching / Waiting | Attach / next early one |
-/// | Attaching | Attached / Refused | Attached / Waiting, Paused | – / Close |
+/// | Attaching | Attached / Refused: it has failed | Attached / over | – / Close |
 /// | Attached | Used | Up | – |
 /// | Attached | Ended | Waiting, Paused | – |
 /// | Up | Ended | over | – |
@@ -768,9 +768,11 @@ impl Pairings {
             }
             StreamEvent::Used => pairing.state = State::Up { conn },
             StreamEvent::Ended(_) if up => pairing.state = State::Over,
-            StreamEvent::Refused(_) => {
+            // It waits for no stream of this move any more: it has failed by itself.
+            StreamEvent::Refused(error) => {
+                tracing::debug!(qpn, "the queue pair does not take the connection: {error}");
+                pairing.state = State::Over;
                 self.close(conn, Close::Finish);
-                self.wait_again(now, qpn);
             }
             StreamEvent::Ended(_) => self.wait_again(now, qpn),
             StreamEvent::Attached | StreamEvent::Established => {}
