@@ -135,7 +135,7 @@ struct Early {
 #[derive(Debug)]
 struct Leaving {
     handshake: Box<Handshake>,
-    _place: Place,
+    _place: Option<Place>,
 }
 
 /// A queue pair and the peer that its program has named.
@@ -468,7 +468,7 @@ impl Pairings {
     fn reject(&mut self, now: &Now, mut request: Arrived, why: TurnedAway) {
         tracing::debug!(introduction = ?request.introduction, "turned away: {why}");
         self.reject_handshake(now, request.conn, request.handshake.as_mut(), why);
-        self.leave(request.conn, request.handshake, request.place);
+        self.leave(request.conn, request.handshake, Some(request.place));
     }
 
     fn reject_handshake(&mut self, now: &Now, conn: ConnKey, handshake: &mut Handshake, why: TurnedAway) {
@@ -477,7 +477,7 @@ impl Pairings {
         }
     }
 
-    fn leave(&mut self, conn: ConnKey, handshake: Box<Handshake>, place: Place) {
+    fn leave(&mut self, conn: ConnKey, handshake: Box<Handshake>, place: Option<Place>) {
         if !handshake.is_drained() {
             self.leaving.insert(conn, Leaving { handshake, _place: place });
         }
@@ -530,7 +530,7 @@ impl Pairings {
             None => return self.close(conn, Close::Finish),
         };
         self.reject_handshake(now, conn, &mut handshake, why);
-        self.leave(conn, handshake, place);
+        self.leave(conn, handshake, Some(place));
     }
 
     fn admit(&mut self, now: &Now, request: Arrived) {
@@ -879,10 +879,11 @@ impl Pairings {
             // for.
             match self.listener.is_starved().then(|| self.early.pop_front()).flatten() {
                 Some(early) => {
-                    let Early { request: Arrived { conn, mut handshake, .. }, .. } = early;
+                    let Early { request: Arrived { conn, mut handshake, place, .. }, .. } = early;
                     // Without its place, which the next one needs: what is not sent at once is not said.
+                    drop(place);
                     self.reject_handshake(now, conn, &mut handshake, TurnedAway::Crowded);
-                    self.close(conn, Close::Finish);
+                    self.leave(conn, handshake, None);
                     self.listener.accept_more(now);
                 }
                 None => return,
