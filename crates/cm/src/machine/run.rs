@@ -157,7 +157,8 @@ impl<W> Conns<W> {
     }
 
     fn connect(&mut self, conn: ConnKey, from: Option<SocketAddr>, to: SocketAddr) -> Input<'static> {
-        let ours = self.bound.take();
+        // Pairings have bound what they listen on, and connect from any port.
+        let ours = self.bound.take_if(|bound| from.is_none_or(|from| from == bound.local()));
         let was_ours = ours.is_some();
         // A connection to itself has the port that it gets when it is bound.
         let to_itself = from == Some(to) && to.port() == 0;
@@ -181,7 +182,9 @@ impl<W> Conns<W> {
                 Input::Opened { conn, local }
             }
             Ok(Err((why, bound))) => {
-                self.bound = Some(bound).filter(|_| was_ours);
+                if was_ours {
+                    self.bound = Some(bound);
+                }
                 Input::Failed { conn, why }
             }
             Err(errno) => Input::Failed { conn, why: Refusal::Local(errno) },
