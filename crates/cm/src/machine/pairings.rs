@@ -963,9 +963,10 @@ impl Machine for Pairings {
         let due: Vec<u32> = self.pairs.iter().filter(due).map(|(qpn, _)| *qpn).collect();
         for qpn in due {
             let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
+            let role = pairing.role(qpn);
             match &mut pairing.state {
                 State::AwaitCookie { .. } => self.ask(now, qpn),
-                State::Paused { .. } if pairing.role(qpn) == Ordering::Equal => self.join_itself(qpn),
+                State::Paused { .. } if role == Ordering::Equal => self.join_itself(qpn),
                 State::Paused { .. } => self.connect(now, qpn),
                 State::Asking(active) => {
                     active.handle_timeout(now);
