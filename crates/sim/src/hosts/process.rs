@@ -661,6 +661,12 @@ impl Process {
                 _ => deadline.is_some(),
             };
             assert!(waits, "queue pair {qpn:#x} is {phase} and nothing ends that, at {now}");
+            // One that has failed by itself is in ERR until its program moves it.
+            let waits = matches!(phase, "Waiting" | "Replying" | "AwaitCookie" | "Asking" | "Paused");
+            if !self.is_busy() && self.is_up(qpn).is_some() {
+                let core = self.queue_pairs[&qpn].end.core.awaits_stream().is_some();
+                assert_eq!(waits, core, "queue pair {qpn:#x} is {phase}: whether it waits for a stream");
+            }
         }
         if !self.conns.is_empty() && !self.is_busy() {
             assert!(self.machine.poll_timeout().is_some(), "connections are held without a limit");
