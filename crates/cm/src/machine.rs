@@ -16,6 +16,13 @@
 //! their listener) gives each of them a [`Space`] of its own for the names of connections, and finds the one
 //! that an input is for by its space.
 
+pub mod active;
+pub mod budget;
+pub mod handshake;
+pub mod listener;
+#[cfg(test)]
+mod testing;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
