@@ -17,9 +17,12 @@
 //! that an input is for by its space.
 
 pub mod active;
+pub mod adopt;
 pub mod budget;
 pub mod handshake;
 pub mod listener;
+pub mod lookup;
+pub mod proof;
 #[cfg(test)]
 mod testing;
 
@@ -257,7 +260,7 @@ impl Input<'_> {
 pub enum StreamEvent {
     /// The queue pair has it.
     Attached,
-    /// The queue pair does not take it. The connection is the machine's again, until it closes it.
+    /// The queue pair does not take it, or is gone. The connection is the machine's again, until it closes it.
     Refused(VerbsError),
     /// The peer's ready-to-receive indication has come, or the first FPDU by number.
     Established,
