@@ -20,6 +20,7 @@ pub mod active;
 pub mod adopt;
 pub mod budget;
 pub mod handshake;
+pub mod life;
 pub mod listener;
 pub mod lookup;
 pub mod proof;
