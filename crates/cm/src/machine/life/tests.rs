@@ -1,5 +1,8 @@
 //! One id with a shell that does as the test says, and a peer that speaks with the real handshake.
 
+// Calls that cannot fail are made like those that can.
+#![allow(clippy::unit_arg)]
+
 mod ends;
 mod random;
 mod steps;
@@ -56,6 +59,8 @@ struct Shell {
     clock: Clock,
     life: Life,
     log: Vec<String>,
+    /// What the random test has seen.
+    history: Vec<String>,
     /// Connections of the shell.
     open: BTreeSet<ConnKey>,
     /// Connections that were given away, and whether the test has said what became of it.
@@ -84,6 +89,7 @@ impl Shell {
             clock: Clock::new(),
             life,
             log: Vec::new(),
+            history: Vec::new(),
             open: BTreeSet::new(),
             given: Vec::new(),
             wire: BTreeMap::new(),
