@@ -345,8 +345,8 @@ impl Pairings {
                 Some(theirs) => {
                     tracing::warn!(
                         %peer,
-                        "a queue pair introduces itself in version {theirs}, which proves nothing; version {} \
-                         is needed: the peer needs a newer uwarp (0.2 or later)",
+                        "a queue pair introduces itself in version {theirs}, which proves nothing; version \
+                         {} is needed: the peer needs a newer uwarp (0.2 or later)",
                         introduction::VERSION
                     );
                     pending.reject(&TurnedAway::Version.to_bytes());

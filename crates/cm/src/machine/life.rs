@@ -10,12 +10,12 @@
 //! # What is whose
 //! | the shell (`Id`, a runner of this machine) | this machine |
 //! |-|-|
-//! | sockets: bound, connecting, accepted, of datagrams; their options | which connection there is, what is read of it, how it is closed |
-//! | routes, scopes, the table of ports | whether the call is legal, before and after: [`Life::check`], then the call |
-//! | the queue pair: attach, disconnect, ERR; its numbers, whether completions wait | when each of these happens |
-//! | the event channel: pushing, migration, taking events back, acknowledgement | each event, with its status and parameters |
+//! | sockets and their options | which connection there is, what is read of it, how it is closed |
+//! | routes, scopes, the table of ports | whether a call is legal, before and after: [`Life::check`] |
+//! | the queue pair: its changes and numbers, whether completions wait | when each of these happens |
+//! | the event channel: pushing, migration, acknowledgement | each event, with its status and parameters |
 //! | the table of connections that wait for a queue pair, by number | who waits there: [`Life::awaits`] |
-//! | options of sockets; cookie of the program; key of the id | the acknowledgement timeout: the time of TIMEWAIT_EXIT comes from it |
+//! | the program's cookie, the id's key | the acknowledgement timeout: when TIMEWAIT_EXIT comes |
 //! | the clock, randomness, the configuration ([`Rules`]) | – |
 //!
 //! A call that needs the system goes `check(step)`, system calls, then the method that takes the step, all
@@ -32,8 +32,8 @@
 //! new `Life` in RequestPending and the name of its connection. The shell makes a runner for the new machine,
 //! moves the connection with this name from the listener's connections to the new runner's, and then pushes
 //! the event, all under the lock of the listener's runner (the new one's is not visible to anybody yet). The
-//! new machine makes no names of its own: no step leads from a request to a second connection. So the names of
-//! the two cannot be mixed up, and the listener knows the connection by it in all that follows:
+//! new machine makes no names of its own: no step leads from a request to a second connection. So the names
+//! of the two cannot be mixed up, and the listener knows the connection by it in all that follows:
 //!
 //! | when | what the shell tells the listener's machine |
 //! |-|-|
@@ -238,16 +238,16 @@ pub struct Life {
 /// | Accepting, Replying | all sent | Accepting, Attaching | Attach |
 /// | Accepting, Replying | it fails or does not fit | Closed | Fail, Flushed: Answer(errno) |
 /// | RequestPending | reject | Closed | the reply, Close |
-/// | Connecting, Accepting, Attaching | Attached | Stream | deadline: ready. No indication agreed: as Established |
+/// | Connecting, Accepting, Attaching | Attached | Stream | deadline: ready. No indication: as Established |
 /// | Connecting, Accepting | Established | Established | Report ESTABLISHED, Settled |
 /// | Connecting, Accepting | Refused | Closed | Terminate, Close; Report CONNECT_ERROR, or Answer(errno) |
 /// | Connecting, Accepting | ready; Ended | Closed | Disconnect, Report UNREACHABLE; Report CONNECT_ERROR |
 /// | Responded | establish | Established | a stand-in: Attach |
 /// | Responded, Established, Parked | adopt | same, Attaching | Attach |
 /// | Responded, Established, Parked | End, disconnect | Closed | Close; Report DISCONNECTED |
-/// | Responded, Established, Attaching | Refused | Closed | Terminate, Close; Report DISCONNECTED, Answer(errno) |
+/// | Responded, Established, Attaching | Refused | Closed | Terminate, Close; Report DISCONNECTED, Answer |
 /// | Established, Stream | Ended, perhaps behind completions | same | CheckPolled now and each 5 ms, for 50 |
-/// | Responded, Established, Stream | Ended, polled or limit | Closed | Report DISCONNECTED; deadline: timewait |
+/// | Responded, Established, Stream | Ended, polled or limit | Closed | Report DISCONNECTED, then timewait |
 /// | Accepting, Responded, Established | disconnect | same | Disconnect: Ended follows in bounded time |
 /// | Connecting | disconnect | Closed | Close or Disconnect; Report CONNECT_ERROR |
 /// | Closed | disconnect | Closed | Report LeaveGonePeer |

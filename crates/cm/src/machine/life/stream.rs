@@ -30,8 +30,8 @@ pub enum Pair {
     /// The program gives its number and moves it itself. A connecting id gives it the connection when the
     /// program moves it to RTR ([`Life::adopt`]).
     Number(u32),
-    /// One of uwarp's own, in place of one that takes no connection. The peer sees the number that the program
-    /// gives. The shell makes it before the call and keeps it until the id is destroyed.
+    /// One of uwarp's own, in place of one that takes no connection. The peer sees the number that the
+    /// program gives. The shell makes it before the call and keeps it until the id is destroyed.
     StandIn,
 }
 
@@ -85,7 +85,8 @@ impl UnreportedEnd {
 impl Life {
     /// The program connects. Answered by [`EventKind::Established`], [`EventKind::Rejected`],
     /// [`EventKind::Unreachable`] or [`EventKind::ConnectError`]; by number by [`EventKind::ConnectResponse`]
-    /// instead of the first. If this host refuses to begin, the program's call fails, and the id is as before.
+    /// instead of the first. If this host refuses to begin, the program's call fails, and the id is as it
+    /// was.
     pub fn connect(&mut self, now: &Now, ours: Ours<'_>, param: ConnParam) -> Result<(), CmError> {
         ours.check()?;
         let depths = self.depths(param, None)?;
@@ -208,9 +209,9 @@ impl Life {
     /// The program ends the connection. Answered by [`EventKind::Disconnected`] at both ends. If the peer has
     /// disconnected already, nothing more happens.
     ///
-    /// The queue pair answers [`Action::Disconnect`] by [`StreamEvent::Ended`] in bounded time; posted work is
-    /// sent as far as possible until then. If the program has destroyed the queue pair, the shell says so by
-    /// [`Self::queue_pair_destroyed`] instead.
+    /// The queue pair answers [`Action::Disconnect`] by [`StreamEvent::Ended`] in bounded time; posted work
+    /// is sent as far as possible until then. If the program has destroyed the queue pair, the shell says so
+    /// by [`Self::queue_pair_destroyed`] instead.
     pub fn disconnect(&mut self, now: &Now) -> Result<(), CmError> {
         if self.unreported_end.is_some() {
             self.stream_ended(now);
@@ -388,14 +389,14 @@ impl Life {
         self.fail_attempt(IdEvent::plain(kind, status), refused);
     }
 
-    /// The status of a rejection: InfiniBand's reason if the device passes for InfiniBand or RoCE, an errno if
-    /// it is an RNIC.
+    /// The status of a rejection: InfiniBand's reason if the device passes for InfiniBand or RoCE, an errno
+    /// if it is an RNIC.
     fn rejection(&self, reason: i32, errno: Errno) -> i32 {
         if self.rules.infiniband { reason } else { -errno.raw_os_error() }
     }
 
-    /// The attempt has failed. `flush`: what was posted for the connection is flushed, as by librdmacm, before
-    /// the event is reported, so that the program finds the completions.
+    /// The attempt has failed. `flush`: what was posted for the connection is flushed, as by librdmacm,
+    /// before the event is reported, so that the program finds the completions.
     fn fail_attempt(&mut self, event: IdEvent, flush: bool) {
         if !self.conclude(Step::Failed) {
             return;
