@@ -51,7 +51,8 @@ const AMSO1100_RESETS: &dyn Adapter = &Ammasso { answers: false };
 const LONG: &[u8] = &[b'x'; 252];
 
 const fn scene(adapter: &'static dyn Adapter, then: Then) -> Scene {
-    let depths = Depths { ird: 4, ord: 4 };
+    // Neither the program's 4 and 4, nor the same in both directions.
+    let depths = Depths { ird: 3, ord: 5 };
     Scene { adapter, depths, private_data: b"adapter", program: "data=uwarp", env: &[], then }
 }
 
@@ -100,11 +101,11 @@ fn named(answer: &mut Setup, bits: u8, ord: u8) {
 }
 
 fn names_the_write(answer: &mut Setup) {
-    named(answer, 0x80, 4);
+    named(answer, 0x80, 3);
 }
 
 fn names_none(answer: &mut Setup) {
-    named(answer, 0, 4);
+    named(answer, 0, 3);
 }
 
 fn reads_200(answer: &mut Setup) {
@@ -171,19 +172,19 @@ pub static CASES: &[Case] = &cases! {
     cxgb4_connects, "cxgb4", Active, "",
         scene(CXGB4, Data(Closes)),
         "the adapter indicates by a Read; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
-         4/4 \"adapter\", ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+         5/3 \"adapter\", ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     cxgb4_connects_and_the_program_ends, "cxgb4", Active, "uwarp's program disconnects",
         scene(CXGB4, Data(Program)),
-        "the adapter indicates by a Read; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
-         ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+        "the adapter indicates by a Read; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
+         ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     cxgb4_connects_and_resets, "cxgb4", Active, "it aborts after the data",
         scene(CXGB4, Data(Resets)),
-        "the adapter indicates by a Read; the adapter resets; program: CONNECT_REQUEST 4/4 \
-         \"adapter\", ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+        "the adapter indicates by a Read; the adapter resets; program: CONNECT_REQUEST 5/3 \
+         \"adapter\", ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     cxgb4_connects_where_nothing_may_be_read, "cxgb4", Active, "uwarp's program lets nobody read",
         with(CXGB4, "ird=0 data=uwarp", Data(Closes)),
         "the adapter indicates by a Read; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
-         4/4 \"adapter\", ESTABLISHED 1/4, data good, DISCONNECTED, ERR, 2 flushed";
+         5/3 \"adapter\", ESTABLISHED 1/3, data good, DISCONNECTED, ERR, 2 flushed";
     cxgb4_connects_with_revision_1, "cxgb4", Active, "it asks again after a reset",
         scene(CXGB4_AGAIN, Data(Closes)),
         "the adapter indicates by a Read; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
@@ -191,29 +192,29 @@ pub static CASES: &[Case] = &cases! {
     cxgb4_connects_without_peer2peer, "cxgb4", Active,
         "parameter `peer2peer` is off; its program sends first",
         scene(CXGB4_PLAIN, Data(Closes)),
-        "no indication; the adapter closes; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
-         ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+        "no indication; the adapter closes; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
+         ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     cxgb4_is_rejected, "cxgb4", Active, "uwarp's program rejects",
         with(CXGB4, REJECTS, Rejected),
-        "the adapter's program gets ECONNREFUSED \"no\"; program: CONNECT_REQUEST 4/4 \"adapter\"";
+        "the adapter's program gets ECONNREFUSED \"no\"; program: CONNECT_REQUEST 5/3 \"adapter\"";
     cxgb4_is_rejected_with_revision_1, "cxgb4", Active, "uwarp's program rejects",
         with(CXGB4_AGAIN, REJECTS, Rejected),
         "the adapter's program gets ECONNREFUSED \"no\"; program: CONNECT_REQUEST 128/128 \"adapter\"";
     cxgb4_finds_no_read_named, "cxgb4", Active, "the answer names the Write alone",
         scene(CXGB4, Wrong(names_the_write)),
-        "the adapter sends Terminate 2/3/7; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
+        "the adapter sends Terminate 2/3/7; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
          CONNECT_ERROR (status -104)";
     cxgb4_finds_too_many_reads, "cxgb4", Active, "the answer's ORD is 200",
         scene(CXGB4, Wrong(reads_200)),
-        "the adapter sends Terminate 2/3/6; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
+        "the adapter sends Terminate 2/3/6; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
          CONNECT_ERROR (status -104)";
     cxgb4_gets_a_plain_answer, "cxgb4", Active, "the answer is not enhanced",
         scene(CXGB4, Wrong(plain)),
-        "the adapter sends Terminate 2/3/7; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
+        "the adapter sends Terminate 2/3/7; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
          CONNECT_ERROR (status -104)";
     cxgb4_gets_another_key, "cxgb4", Active, "the answer has another key",
         scene(CXGB4, Wrong(other_key)),
-        "the adapter resets; program: CONNECT_REQUEST 4/4 \"adapter\", CONNECT_ERROR (status -104)";
+        "the adapter resets; program: CONNECT_REQUEST 5/3 \"adapter\", CONNECT_ERROR (status -104)";
     cxgb4_accepts, "cxgb4", Passive, "",
         scene(CXGB4, Data(Closes)),
         "uwarp asks with revision 2 with uwarp's bit; uwarp indicates by a Read of no data; the \
@@ -257,7 +258,7 @@ pub static CASES: &[Case] = &cases! {
     i40iw_connects, "i40iw", Active, "",
         scene(I40IW, Data(Closes)),
         "the adapter indicates by a Read; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
-         4/4 \"adapter\", ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+         5/3 \"adapter\", ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     i40iw_connects_with_252_bytes, "i40iw", Active, "252 bytes of private data: the length says 0",
         Scene { private_data: LONG, ..scene(I40IW, Watched) },
         "uwarp resets without an answer; program: nothing";
@@ -268,7 +269,7 @@ pub static CASES: &[Case] = &cases! {
          128/128 \"252 bytes\", ESTABLISHED 128/128, data good, DISCONNECTED, ERR, 2 flushed";
     i40iw_is_rejected, "i40iw", Active, "uwarp's program rejects",
         with(I40IW, REJECTS, Rejected),
-        "the adapter's program gets ECONNREFUSED \"no\"; uwarp closes; program: CONNECT_REQUEST 4/4 \
+        "the adapter's program gets ECONNREFUSED \"no\"; uwarp closes; program: CONNECT_REQUEST 5/3 \
          \"adapter\"";
     i40iw_accepts, "i40iw", Passive, "",
         scene(I40IW, Data(Closes)),
@@ -291,19 +292,19 @@ pub static CASES: &[Case] = &cases! {
     irdma_connects, "irdma", Active, "",
         scene(IRDMA, Data(Closes)),
         "the adapter indicates by a Read; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
-         4/4 \"adapter\", ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+         5/3 \"adapter\", ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     irdma_connects_and_the_program_ends, "irdma", Active, "uwarp's program disconnects",
         scene(IRDMA, Data(Program)),
-        "the adapter indicates by a Read; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
-         ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+        "the adapter indicates by a Read; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
+         ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     irdma_connects_and_resets, "irdma", Active, "it resets after the data",
         scene(IRDMA, Data(Resets)),
-        "the adapter indicates by a Read; the adapter resets; program: CONNECT_REQUEST 4/4 \
-         \"adapter\", ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+        "the adapter indicates by a Read; the adapter resets; program: CONNECT_REQUEST 5/3 \
+         \"adapter\", ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     irdma_connects_where_nothing_may_be_read, "irdma", Active, "uwarp's program lets nobody read",
         with(IRDMA, "ird=0 data=uwarp", Data(Closes)),
         "the adapter indicates by a Read; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
-         4/4 \"adapter\", ESTABLISHED 1/4, data good, DISCONNECTED, ERR, 2 flushed";
+         5/3 \"adapter\", ESTABLISHED 1/3, data good, DISCONNECTED, ERR, 2 flushed";
     irdma_connects_with_revision_1, "irdma", Active, "it asks again after a reset",
         scene(IRDMA_AGAIN, Data(Closes)),
         "the adapter indicates by a Read; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
@@ -311,23 +312,23 @@ pub static CASES: &[Case] = &cases! {
     irdma_connects_and_sends_markers, "irdma", Active, "uwarp requests markers (`UWARP_MARKERS=on`)",
         Scene { env: MARKERS_ON, ..scene(IRDMA, Data(Closes)) },
         "the adapter indicates by a Read; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
-         4/4 \"adapter\", ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+         5/3 \"adapter\", ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     irdma_is_rejected, "irdma", Active, "uwarp's program rejects",
         with(IRDMA, REJECTS, Rejected),
-        "the adapter's program gets ECONNREFUSED \"no\"; uwarp closes; program: CONNECT_REQUEST 4/4 \
+        "the adapter's program gets ECONNREFUSED \"no\"; uwarp closes; program: CONNECT_REQUEST 5/3 \
          \"adapter\"";
     irdma_finds_none_named, "irdma", Active, "the answer names no indication",
         scene(IRDMA, Wrong(names_none)),
-        "the adapter resets; program: CONNECT_REQUEST 4/4 \"adapter\", CONNECT_ERROR (status -104)";
+        "the adapter resets; program: CONNECT_REQUEST 5/3 \"adapter\", CONNECT_ERROR (status -104)";
     irdma_finds_no_model, "irdma", Active, "the answer is for the client-server model",
         scene(IRDMA, Wrong(no_model)),
-        "the adapter resets; program: CONNECT_REQUEST 4/4 \"adapter\", CONNECT_ERROR (status -104)";
+        "the adapter resets; program: CONNECT_REQUEST 5/3 \"adapter\", CONNECT_ERROR (status -104)";
     irdma_finds_no_depth_for_the_read, "irdma", Active, "the answer names the Read, and its IRD is 0",
         scene(IRDMA, Wrong(serves_no_read)),
-        "the adapter resets; program: CONNECT_REQUEST 4/4 \"adapter\", CONNECT_ERROR (status -104)";
+        "the adapter resets; program: CONNECT_REQUEST 5/3 \"adapter\", CONNECT_ERROR (status -104)";
     irdma_finds_too_many_reads, "irdma", Active, "the answer's ORD is 200",
         scene(IRDMA, Wrong(reads_200)),
-        "the adapter resets; program: CONNECT_REQUEST 4/4 \"adapter\", CONNECT_ERROR (status -104)";
+        "the adapter resets; program: CONNECT_REQUEST 5/3 \"adapter\", CONNECT_ERROR (status -104)";
     irdma_accepts, "irdma", Passive, "",
         scene(IRDMA, Data(Closes)),
         "uwarp asks with revision 2 with uwarp's bit; uwarp indicates by a Read of no data; the \
@@ -366,47 +367,47 @@ pub static CASES: &[Case] = &cases! {
 
     siw_connects, "siw", Active, "its program sends first",
         scene(SIW, Data(Closes)),
-        "no indication; the adapter closes; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
-         ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+        "no indication; the adapter closes; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
+         ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     siw_connects_and_the_program_ends, "siw", Active, "uwarp's program disconnects",
         scene(SIW, Data(Program)),
-        "no indication; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", ESTABLISHED 4/4, data \
+        "no indication; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", ESTABLISHED 5/3, data \
          good, DISCONNECTED, ERR, 2 flushed";
     siw_connects_and_resets, "siw", Active, "it resets after the data",
         scene(SIW, Data(Resets)),
-        "no indication; the adapter resets; program: CONNECT_REQUEST 4/4 \"adapter\", ESTABLISHED 4/4, \
+        "no indication; the adapter resets; program: CONNECT_REQUEST 5/3 \"adapter\", ESTABLISHED 5/3, \
          data good, DISCONNECTED, ERR, 2 flushed";
     siw_connects_with_peer_to_peer, "siw", Active, "built with `peer_to_peer`",
         scene(SIW_P2P, Data(Closes)),
         "the adapter indicates by a Write; the adapter closes; uwarp closes; program: CONNECT_REQUEST \
-         4/4 \"adapter\", ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+         5/3 \"adapter\", ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     siw_connects_to_one_that_sends_first, "siw", Active, "uwarp's program sends at once",
         with(SIW, "first=yes data=uwarp", Data(Closes)),
-        "no indication; the adapter closes; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
-         ESTABLISHED 4/4, data good, DISCONNECTED, ERR, 2 flushed";
+        "no indication; the adapter closes; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
+         ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     siw_is_rejected, "siw", Active, "uwarp's program rejects",
         with(SIW, REJECTS, Rejected),
-        "the adapter's program gets ECONNRESET \"no\"; uwarp closes; program: CONNECT_REQUEST 4/4 \
+        "the adapter's program gets ECONNRESET \"no\"; uwarp closes; program: CONNECT_REQUEST 5/3 \
          \"adapter\"";
     siw_gets_another_key, "siw", Active, "the answer has another key",
         scene(SIW, Wrong(other_key)),
-        "the adapter sends Terminate 2/0/4; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
-         ESTABLISHED 4/4, DISCONNECTED, ERR, 4 flushed";
+        "the adapter sends Terminate 2/0/4; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
+         ESTABLISHED 5/3, DISCONNECTED, ERR, 4 flushed";
     siw_gets_a_plain_answer, "siw", Active, "the answer is not enhanced",
         scene(SIW, Wrong(plain)),
-        "the adapter closes; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", ESTABLISHED 4/4, \
+        "the adapter closes; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", ESTABLISHED 5/3, \
          DISCONNECTED, ERR, 4 flushed";
     siw_is_asked_for_markers, "siw", Active, "the answer has M",
         scene(SIW, Wrong(wants_markers)),
-        "the adapter closes; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", ESTABLISHED 4/4, \
+        "the adapter closes; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", ESTABLISHED 5/3, \
          DISCONNECTED, ERR, 4 flushed";
     siw_finds_too_many_reads, "siw", Active, "the answer's ORD is 200",
         scene(SIW, Wrong(reads_200)),
-        "the adapter sends Terminate 2/0/6; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
-         ESTABLISHED 4/4, DISCONNECTED, ERR, 4 flushed";
+        "the adapter sends Terminate 2/0/6; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
+         ESTABLISHED 5/3, DISCONNECTED, ERR, 4 flushed";
     siw_finds_none_named, "siw", Active, "built with `peer_to_peer`; the answer names no indication",
         scene(SIW_P2P, Wrong(names_none)),
-        "the adapter sends Terminate 2/0/7; uwarp closes; program: CONNECT_REQUEST 4/4 \"adapter\", \
+        "the adapter sends Terminate 2/0/7; uwarp closes; program: CONNECT_REQUEST 5/3 \"adapter\", \
          CONNECT_ERROR (status -104)";
     siw_accepts, "siw", Passive, "",
         scene(SIW, Data(Closes)),

@@ -66,7 +66,7 @@ fn frames() -> String {
     );
     out += "|---|---|---|---|---|\n";
     for (name, adapter) in adapters {
-        let depths = Depths { ird: 4, ord: 4 };
+        let depths = Depths { ird: 3, ord: 5 };
         let asked = asked_of(adapter);
         let reply = shown_bytes(&adapter.reply(&asked, depths, &[]));
         let rejection = adapter.rejection(&asked, &[]);
