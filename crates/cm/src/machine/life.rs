@@ -500,8 +500,6 @@ impl Life {
         if self.life.take(Step::ListenRefused).is_err() {
             return;
         }
-        // Allowed from the state that the step leads to.
-        let _ = self.life.take(Step::Bind);
         self.part = Part::Nothing;
         self.actions.retain(|action| !matches!(action, Action::Answer(Ok(()))));
         self.actions.push_back(Action::Answer(Err(errno)));
