@@ -477,7 +477,7 @@ fn send_reply(stream: &mut TcpStream, responder: &mut Responder) {
     }
 }
 
-/// A UDP port that does not answer is that of a peer of version 1, perhaps: the TCP port is asked, for the log.
+/// A UDP port that does not answer may be that of a peer of version 1: the TCP port is asked, for the log.
 #[test]
 fn a_tcp_port_that_is_asked_why_udp_is_silent_learns_nothing_and_gets_no_stream() {
     let high = End::new(&cm());

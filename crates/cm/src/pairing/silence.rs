@@ -2,8 +2,9 @@
 //! that does not listen.
 //!
 //! A peer of version 1 does not answer at its UDP port, and it closes the TCP connection of a request that it
-//! does not understand. So when the UDP port has not answered for a while, the TCP port is asked as well, with
-//! a request that proves nothing. Whatever it says only chooses the words: no answer connects a queue pair.
+//! does not understand. So when the UDP port has not answered for a while, the TCP port is asked as well,
+//! with a request that proves nothing. Whatever it says only chooses the words: no answer connects a queue
+//! pair.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -163,9 +164,9 @@ impl fmt::Display for Words {
         match heard {
             Heard::Closed => write!(
                 f,
-                "cannot connect to queue pair {peer:#x} at {at}: it is uwarp 0.1, or no uwarp (TCP port {port} \
-                 closes each connection without an answer, and UDP port {port} does not answer). This end is \
-                 uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there",
+                "cannot connect to queue pair {peer:#x} at {at}: it is uwarp 0.1, or no uwarp (TCP port \
+                 {port} closes each connection without an answer, and UDP port {port} does not answer). This end \
+                 is uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there",
             ),
             Heard::Version(theirs) => {
                 write!(f, "cannot connect to queue pair {peer:#x} at {at}: {}", Versions(theirs))
@@ -205,8 +206,8 @@ impl fmt::Display for Versions {
         if theirs < VERSION {
             write!(
                 f,
-                "the peer is uwarp 0.1, whose introductions (version {theirs}) prove nothing, and this end is \
-                 uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there"
+                "the peer is uwarp 0.1, whose introductions (version {theirs}) prove nothing, and this end \
+                 is uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there"
             )
         } else {
             write!(
