@@ -674,6 +674,8 @@ struct Attempt {
     active: Option<Arc<Active>>,
     /// Asks the peer's TCP port why the UDP port does not answer.
     why: Option<(Arc<Silence>, Arc<Active>)>,
+    /// The log has said it.
+    why_said: bool,
     /// The next step of the connecting end.
     timer: Option<Alarm>,
     /// It asks for a cookie until it gets one.
@@ -794,8 +796,8 @@ impl Pairing {
         };
         let mut to = self.path.peer;
         to.set_port(port_of(self.destination_qpn));
-        if asked == silence::ASKED_AFTER || asked == silence::SAID_AFTER {
-            self.ask_why(&pairings, asked == silence::SAID_AFTER);
+        if silence::ASKED_AFTER.contains(&asked) {
+            self.ask_why(&pairings, asked);
         }
         self.step_after((FIRST_WAIT * (1 << (asked - 1).min(10))).min(LONGEST_PAUSE));
         let request = ProofDatagram {
@@ -808,20 +810,23 @@ impl Pairing {
     }
 
     /// The UDP port does not answer: asks the TCP port why, for the log.
-    fn ask_why(&self, pairings: &Pairings, late: bool) {
-        let before = self.attempt.lock().why.take();
+    fn ask_why(&self, pairings: &Pairings, asked: u32) {
+        let (before, said) = {
+            let mut attempt = self.attempt.lock();
+            (attempt.why.take(), attempt.why_said)
+        };
         if let Some((silence, active)) = before {
             active.cancel();
-            if silence.end() {
+            if silence.end(asked) {
                 return;
             }
         }
         let may_ask = |named: &mut Named| named.may_ask_why(now());
-        if !pairings.table.lock().named.get_mut(&self.names()).is_some_and(may_ask) {
+        if said || !pairings.table.lock().named.get_mut(&self.names()).is_some_and(may_ask) {
             return;
         }
         let Some((qp, attr, _)) = self.waiting_with_attributes() else { return };
-        match Silence::ask(self, self.engine(), self.request(&qp, &attr), late) {
+        match Silence::ask(self, self.engine(), self.request(&qp, &attr), asked) {
             Ok((silence, active)) => {
                 let mut attempt = self.attempt.lock();
                 if attempt.asking && !attempt.cancelled {
@@ -840,7 +845,10 @@ impl Pairing {
         let (Some(_), Some(pairings)) = (self.waiting(), self.pairings.upgrade()) else { return false };
         let mut table = pairings.table.lock();
         let named = table.named.get_mut(&self.names());
-        named.is_some_and(|named| if version { named.say_version() } else { !named.version_said })
+        let may = named.is_some_and(|named| if version { named.say_version() } else { !named.version_said });
+        drop(table);
+        self.attempt.lock().why_said |= may;
+        may
     }
 
     /// The peer has answered: this end has the port of its number.
@@ -851,7 +859,7 @@ impl Pairing {
                 return;
             }
             attempt.cookie = Some((cookie, now()));
-            attempt.asked = 0;
+            (attempt.asked, attempt.why_said) = (0, false);
             attempt.timer = None;
             attempt.why.take()
         };

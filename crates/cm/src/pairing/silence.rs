@@ -2,8 +2,9 @@
 //! that does not listen.
 //!
 //! A peer of version 1 does not answer at its UDP port, and it closes the TCP connection of a request that it
-//! does not understand. So when the UDP port has not answered for a while, the TCP port is asked as well, with
-//! a request that proves nothing. Whatever it says only chooses the words: no answer connects a queue pair.
+//! does not understand. So when the UDP port has not answered for a while, the TCP port is asked as well,
+//! with a request that proves nothing. Whatever it says only chooses the words: no answer connects a queue
+//! pair.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -22,13 +23,11 @@ use crate::active::{Active, Target};
 use crate::handshake::{ConnectObserver, Connected};
 use crate::sync::Mutex;
 
-/// After so many requests for a cookie without an answer, a third of a second, the TCP port is asked. Work
-/// requests wait for half a second at least.
-pub(super) const ASKED_AFTER: u32 = 4;
-/// After so many, three seconds, the log says what the TCP port says, whatever that is.
-pub(super) const SAID_AFTER: u32 = 9;
+/// After so many requests for a cookie without an answer the TCP port is asked: a third of a second, 1.3 and
+/// three seconds. Work requests wait for half a second at least, and many programs for two.
+pub(super) const ASKED_AFTER: [u32; 3] = [4, 6, 9];
 /// The TCP port of one peer is asked once in this time, whatever the number of queue pairs that wait for it.
-pub(super) const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
 /// What this end is.
 const OWN: &str = env!("CARGO_PKG_VERSION");
@@ -37,8 +36,8 @@ const OWN: &str = env!("CARGO_PKG_VERSION");
 pub(super) struct Silence {
     pairing: Weak<Pairing>,
     whose: Whose,
-    /// After three seconds the reason is said if it is another one than the version, too.
-    late: bool,
+    /// How many requests for a cookie have had no answer.
+    asked: u32,
     over: Mutex<bool>,
 }
 
@@ -53,7 +52,7 @@ struct Whose {
 /// What the TCP port says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heard {
-    /// Nothing, for some seconds.
+    /// Nothing, for a second or more.
     Nothing,
     /// Nobody listens there.
     Refused,
@@ -73,7 +72,7 @@ impl Silence {
         pairing: &Pairing,
         engine: &Arc<Engine>,
         request: InitiatorConfig,
-        late: bool,
+        asked: u32,
     ) -> Result<(Arc<Self>, Arc<Active>), Errno> {
         let whose = Whose {
             qpn: pairing.source_qpn,
@@ -81,7 +80,7 @@ impl Silence {
             at: pairing.path.peer.ip().to_canonical(),
         };
         let pairing_of_it = Weak::clone(&pairing.me);
-        let silence = Arc::new(Self { pairing: pairing_of_it, whose, late, over: Mutex::default() });
+        let silence = Arc::new(Self { pairing: pairing_of_it, whose, asked, over: Mutex::default() });
         // Nothing that only the two ends know.
         let request_data = Introduction {
             source_qpn: whose.qpn,
@@ -106,18 +105,20 @@ impl Silence {
         Ok((silence, active))
     }
 
-    /// Three seconds are over. If this question has not been answered, that is the answer.
-    pub fn end(&self) -> bool {
+    /// It is time for the next question. If this one has not been answered, that is the answer.
+    pub fn end(&self, asked: u32) -> bool {
         let unanswered = !std::mem::replace(&mut *self.over.lock(), true);
         if unanswered {
-            self.say(Heard::Nothing, true);
+            self.say(Heard::Nothing, asked);
         }
         unanswered
     }
 
-    fn say(&self, heard: Heard, late: bool) {
+    fn say(&self, heard: Heard, asked: u32) {
         let definite = matches!(heard, Heard::Closed | Heard::Version(_));
-        if (late || definite) && self.pairing.upgrade().is_some_and(|pairing| pairing.may_say(definite)) {
+        if asked >= heard.said_after()
+            && self.pairing.upgrade().is_some_and(|pairing| pairing.may_say(definite))
+        {
             tracing::warn!(qpn = %format_args!("{:#x}", self.whose.qpn), "{}", Words(self.whose, heard));
         }
     }
@@ -128,7 +129,20 @@ impl ConnectObserver for Silence {
 
     fn connected(&self, how: Connected) {
         if !std::mem::replace(&mut *self.over.lock(), true) {
-            self.say(Heard::from(&how), self.late);
+            self.say(Heard::from(&how), self.asked);
+        }
+    }
+}
+
+impl Heard {
+    /// How many requests for a cookie must have had no answer until the log says this. A datagram may be lost,
+    /// and a peer may be late.
+    fn said_after(self) -> u32 {
+        let [first, second, third] = ASKED_AFTER;
+        match self {
+            Self::Closed | Self::Version(_) => first,
+            Self::Understood | Self::Nothing | Self::Other => second,
+            Self::Refused => third,
         }
     }
 }
@@ -163,9 +177,9 @@ impl fmt::Display for Words {
         match heard {
             Heard::Closed => write!(
                 f,
-                "cannot connect to queue pair {peer:#x} at {at}: it is uwarp 0.1, or no uwarp (TCP port {port} \
-                 closes each connection without an answer, and UDP port {port} does not answer). This end is \
-                 uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there",
+                "cannot connect to queue pair {peer:#x} at {at}: it is uwarp 0.1, or no uwarp (TCP port \
+                 {port} closes each connection without an answer, and UDP port {port} does not answer). This end \
+                 is uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there",
             ),
             Heard::Version(theirs) => {
                 write!(f, "cannot connect to queue pair {peer:#x} at {at}: {}", Versions(theirs))
@@ -205,8 +219,8 @@ impl fmt::Display for Versions {
         if theirs < VERSION {
             write!(
                 f,
-                "the peer is uwarp 0.1, whose introductions (version {theirs}) prove nothing, and this end is \
-                 uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there"
+                "the peer is uwarp 0.1, whose introductions (version {theirs}) prove nothing, and this end \
+                 is uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there"
             )
         } else {
             write!(
