@@ -135,8 +135,8 @@ impl ConnectObserver for Silence {
 }
 
 impl Heard {
-    /// How many requests for a cookie must have had no answer until the log says this. A datagram may be lost,
-    /// and a peer may be late.
+    /// How many requests for a cookie must have had no answer until the log says this. A datagram may be
+    /// lost, and a peer may be late.
     fn said_after(self) -> u32 {
         let [first, second, third] = ASKED_AFTER;
         match self {
@@ -178,8 +178,9 @@ impl fmt::Display for Words {
             Heard::Closed => write!(
                 f,
                 "cannot connect to queue pair {peer:#x} at {at}: it is uwarp 0.1, or no uwarp (TCP port \
-                 {port} closes each connection without an answer, and UDP port {port} does not answer). This end \
-                 is uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp {OWN} there",
+                 {port} closes each connection without an answer, and UDP port {port} does not answer). This \
+                 end is uwarp {OWN}, which connects by number to 0.2 or newer only: install uwarp \
+                 {OWN} there",
             ),
             Heard::Version(theirs) => {
                 write!(f, "cannot connect to queue pair {peer:#x} at {at}: {}", Versions(theirs))
