@@ -201,8 +201,13 @@ impl End {
     }
 
     /// Changes attributes or state, as the driver does; [`Self::pump`] follows.
-    pub fn modify(&mut self, now: Time, change: &QpModify, input: &mut Pipe, output: &mut Pipe)
-    -> Result<(), VerbsError> {
+    pub fn modify(
+        &mut self,
+        now: Time,
+        change: &QpModify,
+        input: &mut Pipe,
+        output: &mut Pipe,
+    ) -> Result<(), VerbsError> {
         if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
             self.core.ack_everything();
             let Self { core, pump, kept, moved, .. } = self;

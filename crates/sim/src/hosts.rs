@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Nothing here waits: [`Hosts::run_until`] takes steps until a time of the virtual clock. A seed repeats a
-//! run.
+//! run. With `UWARP_SIM_TRACE` in the environment, events and states are printed.
 
 pub mod carrier;
 pub mod network;
@@ -95,6 +95,8 @@ pub struct Hosts {
     established: BTreeSet<(TcpId, usize)>,
     /// Where each process is or was.
     places: BTreeMap<Pid, SocketAddr>,
+    /// Prints what happens.
+    trace: bool,
     /// Streams that were up at both ends.
     pub joined: u64,
 }
@@ -132,6 +134,7 @@ impl Hosts {
             attached: BTreeMap::new(),
             established: BTreeSet::new(),
             places: BTreeMap::new(),
+            trace: std::env::var_os("UWARP_SIM_TRACE").is_some(),
             joined: 0,
         }
     }
@@ -170,7 +173,7 @@ impl Hosts {
             }
             let script = self.script.front().map(|(at, _)| *at);
             let strangers = self.strangers.iter().map(|stranger| stranger.wake).filter(|at| *at > self.now);
-            let processes = self.processes.values_mut().filter_map(Process::next);
+            let processes = self.processes.values_mut().filter_map(Process::next_time);
             let next = strangers.chain(processes).chain(script).chain(network(|network| network.next()));
             let next = next.min().map_or(end, |next| next.max(self.now + 1));
             if next >= end {
@@ -228,9 +231,10 @@ impl Hosts {
         }
         did |= network(|network| network.activity) != before;
         self.steps += u64::from(did);
-        if did && std::env::var_os("UWARP_SIM_TRACE").is_some() {
+        if did && self.trace {
             for process in self.processes.values() {
-                let phases: Vec<_> = process.machine.phases().map(|(qpn, phase, _)| (qpn & 255, phase)).collect();
+                let phases: Vec<_> =
+                    process.machine.phases().map(|(qpn, phase, _)| (qpn & 255, phase)).collect();
                 eprintln!("{:>12} step {} process {}: {phases:?}", self.now, self.steps, process.pid);
             }
         }
@@ -239,14 +243,17 @@ impl Hosts {
 
     fn event(&mut self, event: Event) {
         // A program does nothing while its process is stopped.
-        if let Event::Rtr(pid, ..) | Event::Rts(pid, _) | Event::Reset(pid, _) | Event::Destroy(pid, _) = event
+        if let Event::Rtr(pid, ..) | Event::Rts(pid, _) | Event::Reset(pid, _) | Event::Destroy(pid, _) =
+            event
             && let Some(process) = self.processes.get(&pid)
             && self.now < process.stopped
         {
             let at = process.stopped;
             return self.schedule(at, event);
         }
-        if std::env::var_os("UWARP_SIM_TRACE").is_some() { eprintln!("{:>12} {event:?}", self.now); }
+        if self.trace {
+            eprintln!("{:>12} {event:?}", self.now);
+        }
         let now = self.now;
         let mut seen = Vec::new();
         let pid = match event {
@@ -392,7 +399,10 @@ impl Hosts {
             network(|network| network.tcp.get(&id).map(|tcp| (tcp.owners, tcp.to_itself, tcp.set_up)))
                 .expect("it is open");
         let peer = owners[1 - side];
-        assert!(self.may_be(&named, peer), "queue pair {qpn:#x} of {pid} has a stream with {peer}, a stranger");
+        assert!(
+            self.may_be(&named, peer),
+            "queue pair {qpn:#x} of {pid} has a stream with {peer}, a stranger"
+        );
         let (sent, read) = set_up[1 - side];
         assert!(read <= sent, "{read} bytes were read as set-up frames, and {sent} were sent");
         if to_itself {
@@ -420,11 +430,17 @@ impl Hosts {
             let process = self.processes.get(&pid)?;
             let said = process.is_up(qpn)?;
             let queue_pair = process.queue_pairs.get(&qpn)?;
-            Some((queue_pair.named?, said, process.stream(qpn), queue_pair.end.core.awaits_stream().is_some()))
+            Some((
+                queue_pair.named?,
+                said,
+                process.stream(qpn),
+                queue_pair.end.core.awaits_stream().is_some(),
+            ))
         };
         let ((ours, said, stream, waits), (theirs, they_said, their_stream, they_wait)) =
             (queue_pair(a)?, queue_pair(b)?);
-        let meant = (ours.pid, ours.qpn) == b && (theirs.pid, theirs.qpn) == a && ours.exchange == theirs.exchange;
+        let meant =
+            (ours.pid, ours.qpn) == b && (theirs.pid, theirs.qpn) == a && ours.exchange == theirs.exchange;
         // Otherwise a program has used a stream that has ended.
         let fresh = (stream.is_some() || waits) && (their_stream.is_some() || they_wait);
         if !meant || !fresh || !(said || they_said) {
@@ -453,7 +469,11 @@ impl Hosts {
         for process in self.processes.values() {
             assert_eq!(process.conns.len(), 0, "connections of {} are left", process.pid);
             assert_eq!((process.budget.used(), process.machine.held(), process.streams()), (0, 0, 0));
-            assert_eq!(uwarp_cm::machine::Machine::poll_timeout(&process.machine), None, "a deadline is left");
+            assert_eq!(
+                uwarp_cm::machine::Machine::poll_timeout(&process.machine),
+                None,
+                "a deadline is left"
+            );
         }
         let left = network(|network| network.tcp.len());
         assert_eq!(left, 0, "connections are left in the network");

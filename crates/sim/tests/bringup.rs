@@ -207,12 +207,7 @@ const TROUBLES: [Trouble; 8] = [
 ];
 
 /// What happens at the step, and what the programs do then. Returns whom they have named at the end.
-fn trouble(
-    script: &mut Script,
-    what: Trouble,
-    pair: [Qp; 2],
-    side: usize,
-) -> (Vec<(Time, Event)>, [Qp; 2]) {
+fn trouble(script: &mut Script, what: Trouble, pair: [Qp; 2], side: usize) -> (Vec<(Time, Event)>, [Qp; 2]) {
     let (pid, qpn) = pair[side];
     let both = [Some(0), Some(0)];
     let again = |script: &mut Script, old: [Qp; 2], up: Time| {
@@ -404,8 +399,11 @@ fn random(seed: u64) -> usize {
         if !script.known && !dark && script.rng.chance(500) {
             let index = stranger(&mut script, old, begin + 1, &targets);
             script.hosts.schedule(begin + 1, Event::Stranger(index));
-            let leaves =
-                if script.rng.chance(500) { Event::StrangerEnds(index) } else { Event::StrangerLeaves(index) };
+            let leaves = if script.rng.chance(500) {
+                Event::StrangerEnds(index)
+            } else {
+                Event::StrangerLeaves(index)
+            };
             script.hosts.schedule(up, leaves);
         }
         let new = script.place_again(up, old);

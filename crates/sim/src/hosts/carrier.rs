@@ -4,9 +4,7 @@ use std::net::SocketAddr;
 
 use rustix::io::Errno;
 use uwarp_llp::Link;
-use uwarp_llp::carrier::{
-    self, Bind, Bound, Carrier, Close, Ends, Got, Refusal, SetUp, TakePort, Watch,
-};
+use uwarp_llp::carrier::{self, Bind, Bound, Carrier, Close, Ends, Got, Refusal, SetUp, TakePort, Watch};
 
 use super::network::{Listening, Opening, TcpId, Watched, network, network_if_any};
 use crate::net;
@@ -152,7 +150,9 @@ impl SetUp for Connection {
             let tcp = network.tcp.get_mut(&self.id).ok_or(Refusal::Gone)?;
             match (self.side, tcp.state) {
                 (0, Opening::Refused(at)) if at <= now => return Err(Refusal::Refused),
-                (0, Opening::Syn(..) | Opening::Answered(_) | Opening::Refused(_)) => return Ok(Got::Nothing),
+                (0, Opening::Syn(..) | Opening::Answered(_) | Opening::Refused(_)) => {
+                    return Ok(Got::Nothing);
+                }
                 _ => {}
             }
             match tcp.pipes[1 - self.side].recv(now, buffer.len()) {

@@ -18,7 +18,7 @@ pub type Pid = usize;
 /// Names a TCP connection.
 pub type TcpId = u32;
 
-/// A host that is down takes a SYN no earlier than this after it was sent; each further wait is twice as long.
+/// A SYN to a host that is down is repeated after this time; each further wait is twice as long.
 const SYN_AGAIN: Time = 1_000_000_000;
 
 /// A TCP connection; end 0 is the one that has connected.
@@ -222,11 +222,18 @@ impl Network {
         }
     }
 
+    /// A process does not listen any more. Returns what it has not accepted.
+    pub fn stop_listening(&mut self, pid: Pid) -> Vec<TcpId> {
+        let of_it = self.listening.iter().filter(|(_, listening)| listening.owner == pid);
+        let addresses: Vec<SocketAddr> = of_it.map(|(at, _)| *at).collect();
+        let left = addresses.into_iter().filter_map(|at| self.listening.remove(&at));
+        left.flat_map(|listening| listening.backlog).collect()
+    }
+
     /// The process has ended: the system closes what it has.
     pub fn end_process(&mut self, pid: Pid) {
         self.ports.retain(|_, owner| *owner != pid);
-        let backlogs = self.listening.extract_if(.., |_, listening| listening.owner == pid);
-        let waiting: Vec<TcpId> = backlogs.flat_map(|(_, listening)| listening.backlog).collect();
+        let waiting = self.stop_listening(pid);
         for id in waiting {
             self.close(id, 1, true);
         }
@@ -314,11 +321,12 @@ impl Network {
     pub fn lose_power(&mut self, host: IpAddr, pid: Pid, until: Time) {
         self.down.insert(host, until);
         self.ports.retain(|_, owner| *owner != pid);
-        let backlogs = self.listening.extract_if(.., |_, listening| listening.owner == pid);
-        let waiting: Vec<TcpId> = backlogs.flat_map(|(_, listening)| listening.backlog).collect();
+        let waiting = self.stop_listening(pid);
         for (id, tcp) in &mut self.tcp {
             for side in [0, 1] {
-                if tcp.owners[side] == pid && (tcp.state == Opening::Open || side == 0 || waiting.contains(id)) {
+                if tcp.owners[side] == pid
+                    && (tcp.state == Opening::Open || side == 0 || waiting.contains(id))
+                {
                     // Silent, until the peer's system hears from the one that knows nothing of it.
                     tcp.closed[side] = true;
                     tcp.broken_by_fault = true;
@@ -335,9 +343,8 @@ impl Network {
         match tcp.state {
             Opening::Syn(_, lost) => {
                 self.activity += 1;
-                let down = [from, to].iter().any(|end| {
-                    self.down.get(&end.ip()).is_some_and(|until| now < *until)
-                });
+                let down =
+                    [from, to].iter().any(|end| self.down.get(&end.ip()).is_some_and(|until| now < *until));
                 if tcp.closed[0] {
                     tcp.closed[1] = true;
                 } else if down {

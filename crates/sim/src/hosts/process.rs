@@ -9,13 +9,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
 
 use rustix::io::Errno;
+use uwarp_cm::Timeouts;
 use uwarp_cm::event::ConnParam;
 use uwarp_cm::machine::budget::Budget;
 use uwarp_cm::machine::pairings::{Pairings, Settings, Terms};
 use uwarp_cm::machine::run::{Conns, Deferred, Surroundings, run};
 use uwarp_cm::machine::{ConnKey, Input, Machine, Recipient, StreamEvent};
 use uwarp_cm::pairing::Path;
-use uwarp_cm::Timeouts;
 use uwarp_llp::carrier::{self, Bind, Carrier, Options, SetUp, TakePort};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::{Negotiated, ResponderPolicy, Revision, Rtr};
@@ -190,7 +190,8 @@ impl Process {
         let mut key = [0; 16];
         rng.fill(&mut key);
         let mut conns = Conns::new(&CARRIER, Options::default());
-        let bound = CARRIER.bind(&Bind { address: at, port: TakePort::NowIfUnused, options: Options::default() });
+        let bound =
+            CARRIER.bind(&Bind { address: at, port: TakePort::NowIfUnused, options: Options::default() });
         conns.set_bound(bound.expect("nothing is refused yet"));
         Self {
             pid,
@@ -215,8 +216,10 @@ impl Process {
 
     /// Creates a queue pair.
     pub fn create(&mut self, qpn: u32) {
-        let caps = QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-        let end = End::new(EndConfig { caps, qpn, sq_sig_all: true, cq_depth: Some(64), ..EndConfig::default() });
+        let caps =
+            QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let end =
+            End::new(EndConfig { caps, qpn, sq_sig_all: true, cq_depth: Some(64), ..EndConfig::default() });
         let memory = Arena::new(MESSAGE * 2 * MESSAGES);
         let region = memory.register(&end.pd, 0, memory.len(), Access::LOCAL_WRITE);
         let queue_pair = QueuePair {
@@ -422,7 +425,9 @@ impl Process {
     fn carry_out(&mut self, now: Time, seen: &mut Vec<Seen>) -> bool {
         match self.deferred.pop_front() {
             None => return false,
-            Some(Deferred::Attach { conn, to, said, param }) => self.attach(now, conn, to, &said, param, seen),
+            Some(Deferred::Attach { conn, to, said, param }) => {
+                self.attach(now, conn, to, &said, param, seen)
+            }
             Some(Deferred::Disconnect(_) | Deferred::Fail) => unreachable!("pairings do neither"),
             Some(Deferred::Report(never)) => match never {},
         }
@@ -449,7 +454,8 @@ impl Process {
                 let params = stream_params(said, param, attr.timeout, attr.min_rnr_timer, self.infiniband);
                 match queue_pair.end.attach_at(now, params) {
                     Ok(()) => {
-                        queue_pair.stream = Some(Stream { conn, id, side, _set_up: set_up, established: false });
+                        queue_pair.stream =
+                            Some(Stream { conn, id, side, _set_up: set_up, established: false });
                         seen.push(Seen::Attached(qpn, id, side));
                         // Its first events may come before the answer, or after it.
                         if self.rng.chance(500) {
@@ -473,7 +479,10 @@ impl Process {
         let before = (end.moved(), end.established, end.disconnected.len(), closing.len());
         if end.timeout().is_some_and(|at| at <= now) {
             end.handle_timeout(now);
-            assert!(end.timeout().is_none_or(|at| at > now), "a queue pair's deadline is over after its timeout");
+            assert!(
+                end.timeout().is_none_or(|at| at > now),
+                "a queue pair's deadline is over after its timeout"
+            );
         }
         match stream {
             Some(stream) => with_pipes(stream, |input, output| end.run(now, input, output)),
@@ -522,7 +531,7 @@ impl Process {
     }
 
     /// When something is to be done.
-    pub fn next(&mut self) -> Option<Time> {
+    pub fn next_time(&mut self) -> Option<Time> {
         let machine = self.machine.poll_timeout().map(crate::time);
         let closing = self.queue_pairs.values().flat_map(|qp| qp.closing.iter().map(|(c, _)| c.deadline()));
         let closing = closing.min();
@@ -586,7 +595,11 @@ impl QueuePair {
         assert_eq!(numbers[4..], named.qpn.to_be_bytes(), "the sender is whom the program has named");
         let exchange = u32::from_be_bytes([numbers[0], numbers[1], numbers[2], numbers[3]]);
         let known = named.psns == [0; 2];
-        assert!(known || exchange == named.exchange, "a message of exchange {exchange}, not {}", named.exchange);
+        assert!(
+            known || exchange == named.exchange,
+            "a message of exchange {exchange}, not {}",
+            named.exchange
+        );
     }
 }
 

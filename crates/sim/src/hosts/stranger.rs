@@ -100,8 +100,7 @@ impl Stranger {
         self.has_port = false;
         network(|network| {
             network.ports.retain(|_, owner| *owner != self.pid);
-            let left = network.listening.extract_if(.., |_, listening| listening.owner == self.pid);
-            let waiting: Vec<TcpId> = left.flat_map(|(_, listening)| listening.backlog).collect();
+            let waiting = network.stop_listening(self.pid);
             waiting.into_iter().for_each(|id| network.close(id, 1, true));
         });
     }
@@ -167,9 +166,8 @@ impl Stranger {
         let (to, destination_qpn) = self.target();
         let source_qpn = self.own[0];
         let first = self.rng.draw() >> 1;
-        let asks = (first..first + 2500).map(|token| {
-            Proof { source_qpn, destination_qpn, token, cookie: None }.to_bytes().to_vec()
-        });
+        let asks = (first..first + 2500)
+            .map(|token| Proof { source_qpn, destination_qpn, token, cookie: None }.to_bytes().to_vec());
         network(|network| network.flood(self.at, to, asks));
     }
 
