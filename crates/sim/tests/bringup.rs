@@ -316,6 +316,46 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+/// Trouble in this round, which begins and ends at these times. Returns when the last of it is over.
+fn troubles(script: &mut Script, peers: &[usize; 2], begin: Time, mut last: Time) -> Time {
+    for _ in 0..script.rng.size(0, 2) {
+        let at = begin + script.time((last - begin).max(SEC));
+        let pid = peers[script.rng.size(0, 1)];
+        let until = at + script.time(2 * SEC);
+        let event = match script.rng.below(8) {
+            0 | 1 => Event::Break(pid, true),
+            2 | 3 => Event::Break(pid, false),
+            4 => Event::Stop(pid, until),
+            5 => Event::Refuse(pid, Errno::MFILE, until),
+            6 => Event::Refuse(pid, Errno::ADDRINUSE, until),
+            _ => continue,
+        };
+        script.hosts.schedule(at, event);
+        last = last.max(until);
+    }
+    last
+}
+
+/// A program moves to another peer.
+fn another_peer(script: &mut Script, one: Qp, begin: Time) -> [Qp; 2] {
+    let other = script.place(begin - MS, 3, 20_002, 1);
+    let pair = [one, script.qp(other, 0)];
+    let rtr = [0, 1].map(|_| begin + script.time(SEC));
+    let rts = rtr.map(|at| Some(at + script.time(SEC)));
+    let events = script.events(pair, rtr, rts);
+    script.schedule(events);
+    pair
+}
+
+/// Before a process is there, a stranger has its port.
+fn stranger_before(script: &mut Script, b: usize, late: Time, targets: &[(std::net::SocketAddr, u32)]) {
+    let index = stranger(script, b, 0, targets);
+    script.hosts.schedule(1, Event::Stranger(index));
+    script.hosts.schedule(late, Event::StrangerLeaves(index));
+    // It leaves first.
+    script.hosts.sort_starts_last(late);
+}
+
 fn random(seed: u64) -> usize {
     let mut script = Script::new(seed);
     let rng = &mut script.rng;
@@ -337,13 +377,8 @@ fn random(seed: u64) -> usize {
         targets.extend(qpns.iter().map(|qpn| (*at, *qpn)));
         targets.push((*at, (u32::from(at.port()) << 8) + 200));
     }
-    // Before it is there, a stranger may have the port.
     if late > 10 * MS && script.rng.chance(300) {
-        let index = stranger(&mut script, b, 0, &targets);
-        script.hosts.schedule(1, Event::Stranger(index));
-        script.hosts.schedule(late, Event::StrangerLeaves(index));
-        // It leaves first.
-        script.hosts.sort_starts_last(late);
+        stranger_before(&mut script, b, late, &targets);
     }
     let mut pairs: Vec<[Qp; 2]> =
         (0..queue_pairs as usize).map(|n| [script.qp(a, n), script.qp(b, n)]).collect();
@@ -369,22 +404,7 @@ fn random(seed: u64) -> usize {
             let events = script.events(*pair, rtr, rts);
             script.schedule(events);
         }
-        // Trouble meanwhile.
-        for _ in 0..script.rng.size(0, 2) {
-            let at = begin + script.time((last - begin).max(SEC));
-            let pid = peers[script.rng.size(0, 1)];
-            let until = at + script.time(2 * SEC);
-            let event = match script.rng.below(8) {
-                0 | 1 => Event::Break(pid, true),
-                2 | 3 => Event::Break(pid, false),
-                4 => Event::Stop(pid, until),
-                5 => Event::Refuse(pid, Errno::MFILE, until),
-                6 => Event::Refuse(pid, Errno::ADDRINUSE, until),
-                _ => continue,
-            };
-            script.hosts.schedule(at, event);
-            last = last.max(until);
-        }
+        last = troubles(&mut script, &peers, begin, last);
         begin = last + script.time(2 * SEC);
         if round + 1 == rounds || !script.rng.chance(300) {
             continue;
@@ -413,17 +433,8 @@ fn random(seed: u64) -> usize {
         }
         begin = up + MS + script.time(SEC);
     }
-    // A program moves to another peer.
     if script.rng.chance(150) {
-        let other = script.place(begin, 3, 20_002, 1);
-        let third = script.qp(other, 0);
-        let pair = [pairs[0][0], third];
-        begin += MS;
-        let rtr = [0, 1].map(|_| begin + script.time(SEC));
-        let rts = rtr.map(|at| Some(at + script.time(SEC)));
-        let events = script.events(pair, rtr, rts);
-        script.schedule(events);
-        pairs.push(pair);
+        pairs.push(another_peer(&mut script, pairs[0][0], begin + MS));
     }
     for _ in 0..strangers {
         let ip = script.rng.size(1, 3) as u8;
