@@ -356,6 +356,36 @@ fn stranger_before(script: &mut Script, b: usize, late: Time, targets: &[(std::n
     script.hosts.sort_starts_last(late);
 }
 
+/// A process dies, and its port gets another one. Returns when that one is there.
+fn dies(
+    script: &mut Script,
+    peers: &mut [usize; 2],
+    pairs: &mut [[Qp; 2]],
+    begin: Time,
+    two_hosts: bool,
+    targets: &[(std::net::SocketAddr, u32)],
+) -> Time {
+    let side = script.rng.size(0, 1);
+    let old = peers[side];
+    let up = begin + 10 * MS + script.time(2 * SEC);
+    let dark = script.rng.chance(300) && two_hosts;
+    let death = if dark { Event::LosePower(old, up) } else { Event::Kill(old) };
+    script.hosts.schedule(begin, death);
+    if !script.known && !dark && script.rng.chance(500) {
+        let index = stranger(script, old, begin + 1, targets);
+        script.hosts.schedule(begin + 1, Event::Stranger(index));
+        let leaves =
+            if script.rng.chance(500) { Event::StrangerEnds(index) } else { Event::StrangerLeaves(index) };
+        script.hosts.schedule(up, leaves);
+    }
+    let new = script.place_again(up, old);
+    peers[side] = new;
+    for pair in pairs {
+        *pair = pair.map(|(pid, qpn)| if pid == old { (new, qpn) } else { (pid, qpn) });
+    }
+    up + MS + script.time(SEC)
+}
+
 fn random(seed: u64) -> usize {
     let mut script = Script::new(seed);
     let rng = &mut script.rng;
@@ -409,29 +439,7 @@ fn random(seed: u64) -> usize {
         if round + 1 == rounds || !script.rng.chance(300) {
             continue;
         }
-        // A process dies, and its port gets another one.
-        let side = script.rng.size(0, 1);
-        let old = peers[side];
-        let up = begin + 10 * MS + script.time(2 * SEC);
-        let dark = script.rng.chance(300) && ips[0] != ips[1];
-        let death = if dark { Event::LosePower(old, up) } else { Event::Kill(old) };
-        script.hosts.schedule(begin, death);
-        if !script.known && !dark && script.rng.chance(500) {
-            let index = stranger(&mut script, old, begin + 1, &targets);
-            script.hosts.schedule(begin + 1, Event::Stranger(index));
-            let leaves = if script.rng.chance(500) {
-                Event::StrangerEnds(index)
-            } else {
-                Event::StrangerLeaves(index)
-            };
-            script.hosts.schedule(up, leaves);
-        }
-        let new = script.place_again(up, old);
-        peers[side] = new;
-        for pair in &mut pairs {
-            *pair = pair.map(|(pid, qpn)| if pid == old { (new, qpn) } else { (pid, qpn) });
-        }
-        begin = up + MS + script.time(SEC);
+        begin = dies(&mut script, &mut peers, &mut pairs, begin, ips[0] != ips[1], &targets);
     }
     if script.rng.chance(150) {
         pairs.push(another_peer(&mut script, pairs[0][0], begin + MS));
