@@ -30,6 +30,9 @@
 //! A stream that ends before any program has used it does not count: the peer was moved to RESET meanwhile,
 //! and the queue pair waits for the next stream. (`design/bring_up.py` searches these rules exhaustively.)
 
+#[path = "pairing/silence.rs"]
+mod silence;
+
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -60,6 +63,7 @@ use crate::event::ConnParam;
 use crate::handshake::{ConnectObserver, Connected, Pending, RequestObserver};
 use crate::listener::{Listener, MAX_BACKLOG, max_half_open};
 use crate::machine::proof::{self, Proof};
+use crate::pairing::silence::{Silence, Versions};
 use crate::params::{peer_data, stream_params};
 use crate::sync::{Mutex, now};
 use crate::timeouts::{RETRIES, Timeouts};
@@ -79,8 +83,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The pause before an unanswered request for a cookie is repeated; it grows in the same way.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// After so many requests for a cookie without an answer, three seconds, the log says so.
-const SAID_AFTER: u32 = 9;
 /// A cookie that is nearly too old is not shown.
 const FRESH: Duration = Duration::from_secs(proof::LIFE.as_secs() - 4);
 /// Most early requests for one queue pair: more than one means a peer that began anew, or an earlier peer.
@@ -112,8 +114,8 @@ pub(crate) struct Pairings {
 struct Table {
     /// By the number of our queue pair.
     pairings: HashMap<u32, Arc<Pairing>>,
-    /// How many pairings name this address and port.
-    named: HashMap<(Ipv6Addr, u16), usize>,
+    /// The addresses and ports that pairings name.
+    named: HashMap<(Ipv6Addr, u16), Named>,
     /// How many pairings there were when those of destroyed queue pairs were last removed.
     swept: usize,
     /// By port.
@@ -130,6 +132,17 @@ struct Table {
     looks: usize,
     /// Runs until the oldest early request must be dropped.
     timer: Option<Alarm>,
+}
+
+/// A peer's address and port.
+#[derive(Default)]
+struct Named {
+    /// How many pairings name it.
+    pairings: usize,
+    /// The log says that it has another version.
+    version_said: bool,
+    /// When its TCP port was last asked why its UDP port does not answer.
+    asked_why: Option<Instant>,
 }
 
 /// A request with a good proof whose queue pair is not in RTR.
@@ -343,12 +356,7 @@ impl Pairings {
         let Some(introduction) = Introduction::parse(&request.private_data) else {
             return match introduction::version(&request.private_data) {
                 Some(theirs) => {
-                    tracing::warn!(
-                        %peer,
-                        "a queue pair introduces itself in version {theirs}, which proves nothing; version {} \
-                         is needed: the peer needs a newer uwarp (0.2 or later)",
-                        introduction::VERSION
-                    );
+                    self.say_version(peer, theirs, &request.private_data);
                     pending.reject(&TurnedAway::Version.to_bytes());
                 }
                 None => tracing::debug!(
@@ -373,6 +381,19 @@ impl Pairings {
         let known = self.known(qpn);
         let from = gid(peer.ip());
         self.admit(known.as_deref(), Early { since: now(), introduction, from, proven, pending });
+    }
+
+    /// A request has another version. Its sender tries again for as long as its program waits: the log says
+    /// so once, and only of a peer that a queue pair waits for. Strangers cannot fill it.
+    fn say_version(&self, peer: SocketAddr, theirs: u8, request: &[u8]) {
+        let Some(qpn) = introduction::source_qpn(request) else { return };
+        let at = peer.ip().to_canonical();
+        let first = self.table.lock().named.get_mut(&(gid(at), port_of(qpn))).is_some_and(Named::say_version);
+        if first {
+            tracing::warn!("refused: a request of queue pair {qpn:#x} at {at}: {}", Versions(theirs));
+        } else {
+            tracing::debug!("refused: a request of queue pair {qpn:#x} at {at} has version {theirs}");
+        }
     }
 
     /// The pairing of this queue pair, if there is one.
@@ -487,16 +508,16 @@ impl Table {
             self.swept = self.pairings.len();
         }
         self.remove(qpn);
-        *self.named.entry(pairing.names()).or_default() += 1;
+        self.named.entry(pairing.names()).or_default().pairings += 1;
         self.pairings.insert(qpn, Arc::clone(pairing));
     }
 
     fn remove(&mut self, qpn: u32) -> Option<Arc<Pairing>> {
         let pairing = self.pairings.remove(&qpn)?;
         let names = pairing.names();
-        if let Some(count) = self.named.get_mut(&names) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(named) = self.named.get_mut(&names) {
+            named.pairings -= 1;
+            if named.pairings == 0 {
                 self.named.remove(&names);
             }
         }
@@ -593,6 +614,22 @@ impl Table {
     }
 }
 
+impl Named {
+    /// Whether the log must say that the peer has another version.
+    fn say_version(&mut self) -> bool {
+        !std::mem::replace(&mut self.version_said, true)
+    }
+
+    /// Whether the TCP port is asked now.
+    fn may_ask_why(&mut self, now: Instant) -> bool {
+        let may = !self.version_said && self.asked_why.is_none_or(|asked| now >= asked + silence::PAUSE);
+        if may {
+            self.asked_why = Some(now);
+        }
+        may
+    }
+}
+
 /// A port of queue pair numbers that accepts connections.
 struct PortListener {
     pairings: Weak<Pairings>,
@@ -635,10 +672,15 @@ struct Pairing {
 #[derive(Default)]
 struct Attempt {
     active: Option<Arc<Active>>,
+    /// Asks the peer's TCP port why the UDP port does not answer.
+    why: Option<(Arc<Silence>, Arc<Active>)>,
+    /// The log has said it.
+    why_said: bool,
     /// The next step of the connecting end.
     timer: Option<Alarm>,
     /// It asks for a cookie until it gets one.
     asking: bool,
+    /// How often since the last answer.
     asked: u32,
     /// With the time when it came.
     cookie: Option<(Cookie, Instant)>,
@@ -754,16 +796,8 @@ impl Pairing {
         };
         let mut to = self.path.peer;
         to.set_port(port_of(self.destination_qpn));
-        if asked == SAID_AFTER {
-            tracing::warn!(
-                qpn = %format_args!("{:#x}", self.source_qpn),
-                "still waiting for queue pair {:#x}: UDP port {} of {} does not answer. Has the peer moved \
-                 its queue pair to RTR? Does a firewall block the port (queue pairs need UDP and TCP; see \
-                 --port-range)? Is its uwarp older than 0.2?",
-                self.destination_qpn,
-                to.port(),
-                to.ip().to_canonical(),
-            );
+        if silence::ASKED_AFTER.contains(&asked) {
+            self.ask_why(&pairings, asked);
         }
         self.step_after((FIRST_WAIT * (1 << (asked - 1).min(10))).min(LONGEST_PAUSE));
         let request = ProofDatagram {
@@ -775,33 +809,84 @@ impl Pairing {
         port.send(&Route { to, from: Some(self.path.local.ip()) }, &request);
     }
 
+    /// The UDP port does not answer: asks the TCP port why, for the log.
+    fn ask_why(&self, pairings: &Pairings, asked: u32) {
+        let (before, said) = {
+            let mut attempt = self.attempt.lock();
+            (attempt.why.take(), attempt.why_said)
+        };
+        if let Some((silence, active)) = before {
+            active.cancel();
+            if silence.end(asked) {
+                return;
+            }
+        }
+        let may_ask = |named: &mut Named| named.may_ask_why(now());
+        if said || !pairings.table.lock().named.get_mut(&self.names()).is_some_and(may_ask) {
+            return;
+        }
+        let Some((qp, attr, _)) = self.waiting_with_attributes() else { return };
+        match Silence::ask(self, self.engine(), self.request(&qp, &attr), asked) {
+            Ok((silence, active)) => {
+                let mut attempt = self.attempt.lock();
+                if attempt.asking && !attempt.cancelled {
+                    attempt.why = Some((silence, active));
+                } else {
+                    drop(attempt);
+                    active.cancel();
+                }
+            }
+            Err(errno) => tracing::debug!(qpn = self.source_qpn, "cannot ask the peer's TCP port: {errno}"),
+        }
+    }
+
+    /// Whether the log may say why the peer does not answer. Of its version it speaks once.
+    fn may_say(&self, version: bool) -> bool {
+        let (Some(_), Some(pairings)) = (self.waiting(), self.pairings.upgrade()) else { return false };
+        let mut table = pairings.table.lock();
+        let named = table.named.get_mut(&self.names());
+        let may = named.is_some_and(|named| if version { named.say_version() } else { !named.version_said });
+        drop(table);
+        self.attempt.lock().why_said |= may;
+        may
+    }
+
     /// The peer has answered: this end has the port of its number.
     fn has_cookie(&self, cookie: Cookie) {
-        {
+        let why = {
             let mut attempt = self.attempt.lock();
             if attempt.cancelled || !std::mem::take(&mut attempt.asking) {
                 return;
             }
             attempt.cookie = Some((cookie, now()));
+            (attempt.asked, attempt.why_said) = (0, false);
             attempt.timer = None;
+            attempt.why.take()
+        };
+        if let Some((_, active)) = why {
+            active.cancel();
         }
         self.connect();
+    }
+
+    fn request(&self, qp: &Qp, attr: &QpAttr) -> InitiatorConfig {
+        let config = Config::get();
+        InitiatorConfig {
+            revision: Revision::Two,
+            crc: config.crc,
+            markers: config.markers,
+            depths: self.depths(),
+            max_ird: self.max_ird,
+            peer: config.find_uwarp_peers.then(|| peer_data(qp.qpn(), attr.min_rnr_timer, conn_param(attr))),
+            peer_in_request: false,
+        }
     }
 
     fn connect(&self) {
         let Some((qp, attr, psns)) = self.waiting_with_attributes() else { return };
         let cookie = self.attempt.lock().cookie.filter(|(_, came)| now() < *came + FRESH);
         let Some((cookie, _)) = cookie else { return self.ask() };
-        let config = Config::get();
-        let request = InitiatorConfig {
-            revision: Revision::Two,
-            crc: config.crc,
-            markers: config.markers,
-            depths: self.depths(),
-            max_ird: self.max_ird,
-            peer: config.find_uwarp_peers.then(|| peer_data(qp.qpn(), attr.min_rnr_timer, conn_param(&attr))),
-            peer_in_request: false,
-        };
+        let request = self.request(&qp, &attr);
         let mut peer = self.path.peer;
         peer.set_port(port_of(self.destination_qpn));
         let target = Target {
@@ -861,13 +946,12 @@ impl Pairing {
             !std::mem::replace(&mut attempt.rejected, true)
         };
         match (why, introduction::version(said)) {
-            (Some(TurnedAway::Version), Some(theirs)) if first => tracing::warn!(
+            (Some(TurnedAway::Version), Some(theirs)) if self.may_say(true) => tracing::warn!(
                 qpn = %format_args!("{:#x}", self.source_qpn),
-                "queue pair {:#x} at {} understands introductions of version {theirs}, and this end those of \
-                 version {}: one of them needs a newer uwarp",
+                "cannot connect to queue pair {:#x} at {}: {}",
                 self.destination_qpn,
                 self.path.peer.ip().to_canonical(),
-                introduction::VERSION,
+                Versions(theirs),
             ),
             (Some(why), _) => {
                 tracing::debug!(qpn = self.source_qpn, "the peer has turned this end away: {why}")
@@ -878,13 +962,13 @@ impl Pairing {
     }
 
     fn cancel(&self) {
-        let active = {
+        let (active, why) = {
             let mut attempt = self.attempt.lock();
             attempt.cancelled = true;
             attempt.timer = None;
-            attempt.active.take()
+            (attempt.active.take(), attempt.why.take())
         };
-        if let Some(active) = active {
+        for active in active.into_iter().chain(why.map(|(_, active)| active)) {
             active.cancel();
         }
     }
@@ -1243,6 +1327,20 @@ mod tests {
             peers.push_back(peer);
         }
         assert_eq!(table.early.iter().filter(|early| early.is_for(8888)).count(), 1);
+    }
+
+    /// Peers of another version try again and again, and all queue pairs of one port do.
+    #[test]
+    fn the_log_speaks_of_a_version_once_and_a_port_is_asked_in_turn() {
+        let now = Instant::now();
+        let later = |seconds| now + Duration::from_secs(seconds);
+        let mut named = Named::default();
+        assert_eq!(
+            [now, now, later(1), later(1)].map(|at| named.may_ask_why(at)),
+            [true, false, true, false]
+        );
+        assert_eq!([named.say_version(), named.say_version()], [true, false]);
+        assert!(!named.may_ask_why(later(9)), "it is known why");
     }
 
     /// The first column is what this end's program has set: expected, begun with.
