@@ -285,7 +285,7 @@ pub enum Action<R> {
         conn: ConnKey,
         /// The local address; `None`: the system chooses, or the socket that the program has bound is used.
         from: Option<SocketAddr>,
-        /// The peer's.
+        /// The peer's. The same as `from`, with port 0: the connection is its own peer.
         to: SocketAddr,
     },
     /// Listen on the socket that is bound. Answered by [`Input::NotListening`] if the system refuses.

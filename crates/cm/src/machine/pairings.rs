@@ -1,11 +1,35 @@
-//! Bring-up by number: the queue pairs of one port, and the peers that their programs have named. Who may
-//! speak for a queue pair, and why, stands in `crate::pairing`.
+//! Bring-up by number: the queue pairs of one port, and the peers that their programs have named, by address
+//! and number, without ids (docs/contracts.md, "Bring-up").
 //!
-//! Everything that a stranger can hold here is bounded: connections and requests by the [`Budget`], requests
-//! also by number, peer and time, and cookies cost nothing.
-
-// Unused until the shell runs it.
-#![allow(dead_code)]
+//! A queue pair number names a TCP and a UDP port, so an address and a number say where the peer's process
+//! listens. The end with the smaller (address, number) listens, the other one connects; both send an
+//! [`Introduction`]. A connector that finds no listener tries again for as long as its queue pair waits: the
+//! queue pair itself limits how long work requests may wait ([`uwarp_rnic::qp::RcCore::retry_limit`]).
+//!
+//! ```text
+//!   begin ─▶ Pairing ──┬─ larger: cookie ── Active ── Accepted ─────┬─▶ Attach
+//!                      └─ smaller: waits ─┐                         │
+//!   Listener ─ Requested ─▶ early ────────┴── accept, Replied ──────┘
+//! ```
+//!
+//! # Who may speak for a queue pair
+//! Numbers and addresses are public, so each end proves that it is the one that the other's program has
+//! named, before anything is kept or answered ([`super::proof`], [`uwarp_wire::introduction`]):
+//! - The connector shows a cookie that came to the UDP port of its number. A cookie counts only if it is
+//!   younger than the listener's move to RTR: by then the listener's program has named the port's owner. An
+//!   older one may be that of the port's last owner.
+//! - The listener has the TCP port of its number, and returns the request's incarnation.
+//! - Each end shows a half of each packet sequence number that it knows, the other end the other half. What
+//!   both know must fit, and something must be known to both. So who has taken the port of a process that
+//!   died cannot return what it was sent. (PSNs that everybody knows prove nothing.)
+//!
+//! A request with a good proof that comes before its queue pair is in RTR, or while it still has its previous
+//! stream, waits here. Whatever is turned away is rejected in words, and its connector asks for a new cookie.
+//! Everything that a stranger can hold is bounded: connections and requests by the [`Budget`], requests also
+//! by number, peer and time, and cookies cost nothing.
+//!
+//! A stream that ends before any program has used it does not count: the peer was moved to RESET meanwhile,
+//! and the queue pair waits for the next stream. (`design/bring_up.py` searches these rules exhaustively.)
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -13,6 +37,7 @@ use std::convert::Infallible;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use uwarp_llp::carrier::Close;
 use uwarp_llp::udp::Route;
 use uwarp_proto::datagram;
@@ -34,23 +59,35 @@ use super::{
     Action, ConnKey, Ends, Input, Machine, Recipient, Space, StreamEvent, Transmit, Want, earlier, is_over,
 };
 use crate::event::ConnParam;
-use crate::pairing::{Path, fit};
 use crate::timeouts::{RETRIES, Timeouts};
+
+/// The two addresses of a queue pair's stream; ports do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// An address of this host.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub peer: SocketAddr,
+}
 
 /// The pause before a connector tries again; each further one is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The pause before an unanswered request for a cookie is repeated; it grows in the same way.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// After so many requests for a cookie without an answer, three seconds, the log says so.
+const SAID_AFTER: u32 = 9;
 /// A cookie that is nearly too old is not shown.
 const FRESH: Duration = Duration::from_secs(proof::LIFE.as_secs() - 4);
 /// Most early requests for one queue pair: more than one means a peer that began anew, or an earlier peer.
 pub const MOST_EARLY_EACH: usize = 4;
 /// How long an early request waits.
 const EARLY_LIMIT: Duration = Duration::from_secs(30);
-/// How long a peer whose PSNs do not fit is rejected unread.
+/// How long a peer whose PSNs do not fit is rejected unread. Twelve bits are guessed in 17 minutes then, on
+/// average.
 const WRONG_PSN_PAUSE: Duration = Duration::from_millis(500);
-/// Cookies in a second for ports that no pairing names.
+/// Cookies in a second for ports that no pairing names. (The peers of pairings do not count: a flood must not
+/// keep them waiting.)
 const MOST_COOKIES: u32 = 1000;
 /// Datagrams that wait to be sent. What is lost is asked for again.
 const MOST_DATAGRAMS: usize = 64;
@@ -153,6 +190,8 @@ struct Pairing {
     rejected: bool,
     /// Requests are rejected unread until then.
     wrong_psn: Option<Instant>,
+    /// This host cannot do what it needs.
+    refused: Option<Errno>,
     state: State,
 }
 
@@ -232,18 +271,32 @@ impl Pairing {
         } else if self.wrong_psn.is_some_and(|until| now.get() < until) {
             Err(TurnedAway::Psn)
         } else {
-            self.check_psns(now, Half::Lower, said)
+            self.check_psns(now, qpn, Half::Lower, said)
         }
     }
 
-    fn check_psns(&mut self, now: &Now, half: Half, shown: &Introduction) -> Result<(), TurnedAway> {
+    fn check_psns(
+        &mut self,
+        now: &Now,
+        qpn: u32,
+        half: Half,
+        shown: &Introduction,
+    ) -> Result<(), TurnedAway> {
         match fit(&self.terms.psns, half, shown) {
             Some(true) => Ok(()),
             // It comes back when one end has been moved to RTS.
             None => Err(TurnedAway::Psn),
             Some(false) => {
-                let peer = self.path.peer.ip();
-                tracing::warn!(%peer, "refused: the packet sequence numbers do not fit");
+                let Psns { expects, begins } = self.terms.psns;
+                tracing::warn!(
+                    qpn = %format_args!("{qpn:#x}"),
+                    "refused: queue pair {:#x} at {} shows other packet sequence numbers than the program \
+                     has set here (rq_psn {}, sq_psn {}); over InfiniBand nothing would arrive",
+                    self.peer,
+                    self.path.peer.ip().to_canonical(),
+                    hex(expects),
+                    hex(begins),
+                );
                 self.wrong_psn = Some(now.get() + WRONG_PSN_PAUSE);
                 Err(TurnedAway::Psn)
             }
@@ -255,7 +308,7 @@ impl Pairing {
         let Some(reply) = Introduction::parse(reply) else { return false };
         let expected = (self.peer, qpn, self.incarnation);
         (reply.source_qpn, reply.destination_qpn, reply.incarnation) == expected
-            && self.check_psns(now, Half::Upper, &reply).is_ok()
+            && self.check_psns(now, qpn, Half::Upper, &reply).is_ok()
     }
 
     fn introduction(&self, qpn: u32, half: Half, incarnation: u64, cookie: Cookie) -> Introduction {
@@ -311,6 +364,11 @@ impl Pairings {
         }
     }
 
+    /// The queue pairs that exist now.
+    pub fn set_alive(&mut self, alive: impl IntoIterator<Item = u32>) {
+        self.alive = alive.into_iter().collect();
+    }
+
     /// A queue pair with this number exists from now on, or no longer; in that case see [`Self::forget`].
     pub fn alive(&mut self, qpn: u32, is_alive: bool) {
         if is_alive {
@@ -347,6 +405,7 @@ impl Pairings {
             pauses: 0,
             rejected: false,
             wrong_psn: None,
+            refused: None,
             state: State::Waiting,
         };
         let role = pairing.role(qpn);
@@ -364,6 +423,25 @@ impl Pairings {
                 self.set(qpn, State::Joining { conn });
             }
             Ordering::Greater => self.ask(now, qpn),
+        }
+    }
+
+    /// What this host has refused of what a queue pair needs; it waits in vain.
+    pub fn refused(&self, qpn: u32) -> Option<Errno> {
+        self.pairs.get(&qpn)?.refused
+    }
+
+    /// The connecting ends that are about to do something, with the move that each is for. Their queue pairs
+    /// may have failed since, on their own.
+    pub fn due(&self, now: &Now) -> Vec<(u32, u32)> {
+        let due = self.pairs.iter().filter(|(_, pairing)| is_over(pairing.deadline(), now));
+        due.map(|(qpn, pairing)| (*qpn, pairing.moves)).collect()
+    }
+
+    /// The queue pair does not wait any more for the stream of this one of its moves to RTR.
+    pub fn give_up(&mut self, qpn: u32, moves: u32) {
+        if self.pairs.get(&qpn).is_some_and(|pairing| pairing.moves == moves) {
+            self.end(qpn);
         }
     }
 
@@ -471,7 +549,7 @@ impl Pairings {
         // No other request waits for what becomes of this one: here each belongs to a queue pair.
         self.listener.handle_input(now, Input::Delivered);
         self.listener.handle_input(now, Input::Settled(conn));
-        let introduction = Introduction::parse(&request.private_data);
+        let (introduction, peer) = (Introduction::parse(&request.private_data), ends.peer);
         let why = match introduction {
             Some(introduction) => {
                 let mut owner = ends.peer;
@@ -483,12 +561,28 @@ impl Pairings {
                         let request = Arrived { conn, introduction, from, proven, handshake, place };
                         return self.admit(now, request);
                     }
-                    None => TurnedAway::NoProof,
+                    None => {
+                        tracing::debug!(%peer, ?introduction, "turned away: {}", TurnedAway::NoProof);
+                        TurnedAway::NoProof
+                    }
                 }
             }
-            None if introduction::version(&request.private_data).is_some() => TurnedAway::Version,
-            // It does not come from a queue pair.
-            None => return self.close(conn, Close::Finish),
+            None => {
+                let Some(theirs) = introduction::version(&request.private_data) else {
+                    tracing::debug!(
+                        %peer,
+                        "refused: a connection to the port of queue pairs does not come from a queue pair"
+                    );
+                    return self.close(conn, Close::Finish);
+                };
+                tracing::warn!(
+                    %peer,
+                    "a queue pair introduces itself in version {theirs}, which proves nothing; version {} \
+                     is needed: the peer needs a newer uwarp (0.2 or later)",
+                    introduction::VERSION
+                );
+                TurnedAway::Version
+            }
         };
         self.reject_handshake(now, conn, &mut handshake, why);
         self.leave(conn, handshake, place);
@@ -601,6 +695,17 @@ impl Pairings {
         pairing.state = State::AwaitCookie { again: now.get() + wait };
         let mut to = pairing.path.peer;
         to.set_port(port_of(pairing.peer));
+        if pairing.asked == SAID_AFTER {
+            tracing::warn!(
+                qpn = %format_args!("{qpn:#x}"),
+                "still waiting for queue pair {:#x}: UDP port {} of {} does not answer. Has the peer moved \
+                 its queue pair to RTR? Does a firewall block the port (queue pairs need UDP and TCP; see \
+                 --port-range)? Is its uwarp older than 0.2?",
+                pairing.peer,
+                to.port(),
+                to.ip().to_canonical(),
+            );
+        }
         let route = Route { to, from: Some(pairing.path.local.ip()) };
         let (destination_qpn, token) = (pairing.peer, pairing.token);
         self.send(route, &ProofDatagram { source_qpn: qpn, destination_qpn, token, cookie: None });
@@ -660,12 +765,22 @@ impl Pairings {
     /// have been moved to RTR just now.
     fn rejected(&mut self, now: &Now, qpn: u32, rejection: &Rejection) {
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        match TurnedAway::parse(&rejection.private_data) {
-            Some(why) => tracing::debug!(qpn, "the peer has turned this end away: {why}"),
-            None => tracing::debug!(qpn, "the peer has turned this end away"),
+        let first = !std::mem::replace(&mut pairing.rejected, true);
+        let said = &rejection.private_data;
+        match (TurnedAway::parse(said), introduction::version(said)) {
+            (Some(TurnedAway::Version), Some(theirs)) if first => tracing::warn!(
+                qpn = %format_args!("{qpn:#x}"),
+                "queue pair {:#x} at {} understands introductions of version {theirs}, and this end those of \
+                 version {}: one of them needs a newer uwarp",
+                pairing.peer,
+                pairing.path.peer.ip().to_canonical(),
+                introduction::VERSION,
+            ),
+            (Some(why), _) => tracing::debug!(qpn, "the peer has turned this end away: {why}"),
+            (None, _) => tracing::debug!(qpn, "the peer has turned this end away"),
         }
         pairing.cookie = None;
-        if std::mem::replace(&mut pairing.rejected, true) { self.pause(now, qpn) } else { self.ask(now, qpn) }
+        if first { self.ask(now, qpn) } else { self.pause(now, qpn) }
     }
 
     /// Takes what the attempt to connect reports.
@@ -726,7 +841,9 @@ impl Pairings {
             }
             StreamEvent::Used => pairing.state = State::Up { conn },
             StreamEvent::Ended(_) if up => pairing.state = State::Over,
-            StreamEvent::Refused(_) => {
+            StreamEvent::Refused(error) => {
+                // Closed without a message: the peer's queue pair waits for the next stream.
+                tracing::debug!(qpn, "cannot give the connection to the queue pair: {error}");
                 self.close(conn, Close::Finish);
                 self.wait_again(now, qpn);
             }
@@ -775,7 +892,7 @@ impl Pairings {
                 }
                 Input::Failed { why, .. } => {
                     tracing::warn!(qpn, "cannot connect the queue pair with itself: {}", why.errno());
-                    pairing.state = State::Over;
+                    (pairing.state, pairing.refused) = (State::Over, Some(why.errno()));
                 }
                 _ => {}
             },
@@ -866,6 +983,9 @@ impl Machine for Pairings {
             Input::NotListening(errno) => {
                 tracing::error!("cannot listen on a port of queue pair numbers: {errno}");
                 self.listens = false;
+                for pairing in self.pairs.values_mut().filter(|p| matches!(p.state, State::Waiting)) {
+                    pairing.refused = Some(errno);
+                }
             }
             input => {
                 let conn = input.conn();
@@ -885,6 +1005,11 @@ impl Machine for Pairings {
                     }
                 } else if let Some((qpn, conn)) = conn.and_then(|conn| Some((self.owner(conn)?, conn))) {
                     self.handle_pairs_input(now, qpn, conn, input);
+                } else if let Input::Stream { conn, event } = input {
+                    // Its pairing ended while the queue pair got it.
+                    if matches!(event, StreamEvent::Refused(_)) {
+                        self.close(conn, Close::Finish);
+                    }
                 } else {
                     self.listener.handle_input(now, input);
                 }
@@ -971,6 +1096,18 @@ impl Machine for Pairings {
             None => self.listener.want(conn),
         }
     }
+}
+
+/// Whether what the peer shows of the packet sequence numbers fits what this end's program has set. `None`:
+/// nothing is known to both.
+fn fit(own: &Psns, half: Half, shown: &Introduction) -> Option<bool> {
+    let pairs = [(own.begins, shown.expects), (own.expects, shown.begins)];
+    let known = pairs.into_iter().filter_map(|(own, shown)| Some(half.of(own?) == shown?));
+    known.reduce(|a, b| a && b)
+}
+
+fn hex(psn: Option<u32>) -> String {
+    psn.map_or_else(|| "not set".into(), |psn| format!("{psn:#x}"))
 }
 
 fn gid(address: IpAddr) -> Ipv6Addr {

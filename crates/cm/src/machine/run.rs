@@ -157,10 +157,12 @@ impl<W> Conns<W> {
     }
 
     fn connect(&mut self, conn: ConnKey, from: Option<SocketAddr>, to: SocketAddr) -> Input<'static> {
-        let ours = self.bound.take();
+        // What is bound to listen with stays where the machine names another address.
+        let ours = if from.is_none() { self.bound.take() } else { None };
         let was_ours = ours.is_some();
+        let itself = from == Some(to);
         let at = match from {
-            Some(address) if address.port() != 0 => (address, TakePort::Now),
+            Some(address) if address.port() != 0 || itself => (address, TakePort::Now),
             Some(address) => (address, TakePort::AtConnect),
             None => (wildcard_for(to), TakePort::AtConnect),
         };
@@ -168,7 +170,11 @@ impl<W> Conns<W> {
             Some(bound) => Ok(bound),
             None => self.carrier.bind(&Bind { address: at.0, port: at.1, options: self.options }),
         };
-        match bound.map(|bound| bound.connect(to)) {
+        let connect = |bound: Box<dyn Bound>| {
+            let to = if itself { bound.local() } else { to };
+            bound.connect(to)
+        };
+        match bound.map(connect) {
             Ok(Ok(set_up)) => {
                 let local = set_up.ends().local;
                 self.insert(conn, set_up);
