@@ -749,7 +749,10 @@ impl Pairings {
             fall_back: false,
         };
         match Active::start(now, names, timeouts, target) {
-            Ok(active) => pairing.state = State::Asking(Box::new(active)),
+            Ok(active) => {
+                pairing.state = State::Asking(Box::new(active));
+                self.connecting(now, qpn);
+            }
             Err(_) => self.pause(now, qpn),
         }
     }
