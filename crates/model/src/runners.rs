@@ -12,7 +12,8 @@ use uwarp_rnic::VerbsError;
 use uwarp_rnic::qp::{Disconnect, StreamParams};
 
 use crate::carrier::{Bind, Bound, Carrier, Close, Ends, Got, Refusal, SetUp, Watch};
-use crate::sys::Socket;
+use crate::source::Readiness;
+use crate::sys::{self, Socket};
 
 /// `uwarp_driver::StreamObserver`.
 pub trait StreamObserver: Send + Sync {
@@ -98,9 +99,16 @@ pub struct Connection(Peer);
 impl Peer {
     /// Sends so many bytes. The other end is told once.
     pub fn send(&self, bytes: usize) {
-        *self.bytes.lock().unwrap() += bytes;
-        self.socket.arrive();
+        sys::update(|| {
+            let mut all = self.bytes.lock().unwrap();
+            *all += bytes;
+            ((), vec![self.socket.fd()], readable(*all), true)
+        });
     }
+}
+
+fn readable(bytes: usize) -> Readiness {
+    Readiness { readable: bytes > 0, ..Readiness::default() }
 }
 
 /// A connection.
@@ -125,18 +133,13 @@ impl SetUp for Connection {
 
     fn receive(&self, buffer: &mut [u8]) -> Result<Got, Refusal> {
         let Self(Peer { socket, bytes }) = self;
-        let got = {
+        let got = sys::update(|| {
             let mut bytes = bytes.lock().unwrap();
             let got = buffer.len().min(*bytes);
             *bytes -= got;
-            got
-        };
-        if got == 0 {
-            socket.read();
-            // What comes from here on is news.
-            return Ok(if *bytes.lock().unwrap() == 0 { Got::Nothing } else { return self.receive(buffer) });
-        }
-        Ok(Got::Bytes(got))
+            (got, vec![socket.fd()], readable(*bytes), false)
+        });
+        Ok(if got == 0 { Got::Nothing } else { Got::Bytes(got) })
     }
 
     fn ended(&self) -> bool {
