@@ -89,10 +89,10 @@ pub unsafe fn destroy(qp: *mut ibv_qp) -> Result<(), Failure> {
         if matches!(&pair.qp, QueuePair::Ud(ud) if ud.is_member()) {
             return Err(Failure::new(libc::EBUSY, "the queue pair is a member of a multicast group"));
         }
+        pair.qp.destroy();
         if let Some(cm) = Cm::if_any() {
             bringup::forget(&cm, pair.qp.qpn());
         }
-        pair.qp.destroy();
         pair.async_events.close(cookie(qp));
         drop(object::take::<CQp>(qp)?);
     }

@@ -91,7 +91,8 @@ pub fn modify(
     Ok(())
 }
 
-/// The queue pair is about to be destroyed: the connection manager makes no stream for it from now on.
+/// The queue pair is destroyed: the connection manager makes no stream for it from now on, and turns away who
+/// waits for it. (Not before: its peer comes back at once.)
 pub fn forget(cm: &Cm, qpn: u32) {
     cm.numbers().forget(qpn);
 }

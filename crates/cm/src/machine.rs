@@ -283,9 +283,10 @@ pub enum Action<R> {
     Connect {
         /// Its name.
         conn: ConnKey,
-        /// The local address; `None`: the system chooses, or the socket that the program has bound is used.
+        /// The local address; the socket that the program has bound is used if it has this one. `None`: that
+        /// socket, or the system chooses.
         from: Option<SocketAddr>,
-        /// The peer's. The same as `from`, with port 0: the connection is its own peer.
+        /// The peer's. The same as `from`, without a port: the connection is connected to itself.
         to: SocketAddr,
     },
     /// Listen on the socket that is bound. Answered by [`Input::NotListening`] if the system refuses.

@@ -249,12 +249,12 @@ impl Nic {
         self.numbers.set_context(qp.qpn(), context);
     }
 
-    /// Destroys the queue pairs that belong to an opened device. `before`: called with the number of each one
-    /// before it is destroyed.
-    pub fn close_context(&self, context: u64, before: impl Fn(u32)) {
+    /// Destroys the queue pairs that belong to an opened device. `after`: called with the number of each one
+    /// when it is destroyed.
+    pub fn close_context(&self, context: u64, after: impl Fn(u32)) {
         for qp in self.numbers.of_context(context).iter().filter_map(WeakQueuePair::upgrade) {
-            before(qp.qpn());
             qp.destroy();
+            after(qp.qpn());
         }
     }
 

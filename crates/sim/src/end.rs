@@ -123,7 +123,9 @@ pub struct End {
     moved: u64,
 }
 
-struct Closing {
+/// A stream that has ended and whose connection is still open: what is left to send is sent, and input is
+/// drained for a bounded time, as the driver does.
+pub struct Closing {
     unsent: Vec<u8>,
     broken: bool,
     fin_sent: bool,
@@ -188,9 +190,48 @@ impl End {
 
     /// Gives the queue pair its stream.
     pub fn attach(&mut self, params: StreamParams) -> Result<(), VerbsError> {
-        self.core.attach(&Now::at(instant(0)), params)?;
+        self.attach_at(0, params)
+    }
+
+    /// The same, at this time.
+    pub fn attach_at(&mut self, now: Time, params: StreamParams) -> Result<(), VerbsError> {
+        self.core.attach(&at(now), params)?;
         self.attached = true;
         Ok(())
+    }
+
+    /// Changes attributes or state, as the driver does; [`Self::pump`] follows.
+    pub fn modify(
+        &mut self,
+        now: Time,
+        change: &QpModify,
+        input: &mut Pipe,
+        output: &mut Pipe,
+    ) -> Result<(), VerbsError> {
+        if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
+            self.core.ack_everything();
+            let Self { core, pump, kept, moved, .. } = self;
+            pump.send(core, &at(now), &mut Network { now, input, output, kept, moved });
+        }
+        self.core.modify(change)
+    }
+
+    /// Takes the connection of a stream that has ended from the queue pair, which may get the next one.
+    pub fn take_closing(&mut self) -> Option<Closing> {
+        self.attached &= self.closing.is_none();
+        self.closing.take()
+    }
+
+    /// What [`Self::pump`] is for a queue pair without a stream.
+    pub fn idle(&mut self, now: Time) {
+        _ = self.core.poll_transmit(&at(now));
+        while let Some(action) = self.core.poll_action() {
+            match action {
+                Action::Wake(woken) => woken.wake(),
+                Action::Disconnected { why, .. } => self.disconnected.push(why),
+                _ => {}
+            }
+        }
     }
 
     /// The completions of its sends since the last call.
@@ -275,10 +316,15 @@ impl End {
 
     /// Moves what can be moved, in both directions.
     pub fn pump(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
+        self.run(now, input, output);
+        self.linger(now, input, output);
+    }
+
+    /// The same, but a stream that has ended is left to who calls [`Self::take_closing`].
+    pub fn run(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         let Self { core, pump, kept, moved, .. } = self;
         pump.run(core, &at(now), &mut Network { now, input, output, kept, moved });
         self.act(now, input, output);
-        self.linger(now, input, output);
     }
 
     /// Carries out the core's actions, as the driver does.
@@ -300,37 +346,54 @@ impl End {
         }
     }
 
-    /// Closes without loss: sends what is not sent yet, closes this side, and drains input for a bounded
-    /// time.
     fn linger(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         let Some(closing) = &mut self.closing else { return };
-        while !closing.unsent.is_empty() && !closing.broken {
-            match output.send(now, &closing.unsent) {
-                Ok(n) => {
-                    self.moved += n as u64;
-                    closing.unsent.drain(..n);
-                }
-                Err(Refusal::WouldBlock) => break,
-                Err(Refusal::Reset) => closing.broken = true,
-            }
-        }
-        if (closing.unsent.is_empty() || closing.broken) && !closing.fin_sent {
-            closing.fin_sent = true;
-            output.close(now);
-        }
-        while !closing.eof {
-            match input.recv(now, DRAINED) {
-                Ok(bytes) if !bytes.is_empty() => self.moved += bytes.len() as u64,
-                Err(Refusal::WouldBlock) => break,
-                _ => closing.eof = true,
-            }
-        }
-        if (closing.fin_sent && closing.eof) || now >= closing.deadline {
-            // Closing a socket with unread input resets the connection, and sent bytes are lost with it.
-            output.close(now);
+        let (over, moved) = closing.step(now, input, output);
+        self.moved += moved;
+        if over {
             self.closing = None;
             self.attached = false;
         }
+    }
+}
+
+impl Closing {
+    /// Closes without loss: sends what is not sent yet, closes this side, and drains input for a bounded
+    /// time. Returns whether it is over, and how many bytes it has moved.
+    pub fn step(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) -> (bool, u64) {
+        let mut moved = 0;
+        while !self.unsent.is_empty() && !self.broken {
+            match output.send(now, &self.unsent) {
+                Ok(n) => {
+                    moved += n as u64;
+                    self.unsent.drain(..n);
+                }
+                Err(Refusal::WouldBlock) => break,
+                Err(Refusal::Reset) => self.broken = true,
+            }
+        }
+        if (self.unsent.is_empty() || self.broken) && !self.fin_sent {
+            self.fin_sent = true;
+            output.close(now);
+        }
+        while !self.eof {
+            match input.recv(now, DRAINED) {
+                Ok(bytes) if !bytes.is_empty() => moved += bytes.len() as u64,
+                Err(Refusal::WouldBlock) => break,
+                _ => self.eof = true,
+            }
+        }
+        let over = (self.fin_sent && self.eof) || now >= self.deadline;
+        if over {
+            // Closing a socket with unread input resets the connection, and sent bytes are lost with it.
+            output.close(now);
+        }
+        (over, moved)
+    }
+
+    /// When it ends at the latest.
+    pub fn deadline(&self) -> Time {
+        self.deadline
     }
 }
 

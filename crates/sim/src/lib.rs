@@ -23,6 +23,7 @@ pub mod assault;
 pub mod datagram_calls;
 pub mod datagrams;
 pub mod end;
+pub mod hosts;
 pub mod interleave;
 mod lower;
 pub mod memory;

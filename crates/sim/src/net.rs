@@ -202,6 +202,30 @@ impl Pipe {
         self.held = 0;
     }
 
+    /// What is sent from now on arrives no earlier than this.
+    pub fn stall_until(&mut self, at: Time) {
+        self.last = self.last.max(at);
+    }
+
+    /// Grows whenever the reader has something new to look at: bytes, the end, a reset.
+    pub fn news(&self, now: Time) -> u64 {
+        let arrived = self.pieces.iter().take_while(|(at, ..)| *at <= now);
+        let unread: usize = arrived.map(|(_, piece, read)| piece.len() - read).sum();
+        let read = self.sent - self.held as u64;
+        // Bytes that a reset has lost count as read.
+        read + unread as u64 + u64::from(self.fin.is_some_and(|at| at <= now)) + (u64::from(self.reset) << 40)
+    }
+
+    /// Whether bytes have arrived that were not read.
+    pub fn has_unread(&self, now: Time) -> bool {
+        self.pieces.front().is_some_and(|(at, ..)| *at <= now)
+    }
+
+    /// Whether there is room for a byte.
+    pub fn has_room(&self) -> bool {
+        self.held < self.params.capacity
+    }
+
     /// Whether it was reset.
     pub fn is_reset(&self) -> bool {
         self.reset

@@ -132,6 +132,8 @@ pub struct Pairings {
     listener: Listener,
     /// Asked for, or there.
     listens: bool,
+    /// The system has refused to listen: the next attempt.
+    listen_again: Option<Instant>,
     /// For the next attempt to connect; 0 is the listener's.
     spaces: u32,
     pairs: BTreeMap<u32, Pairing>,
@@ -170,7 +172,7 @@ struct Early {
 #[derive(Debug)]
 struct Leaving {
     handshake: Box<Handshake>,
-    _place: Place,
+    _place: Option<Place>,
 }
 
 /// A queue pair and the peer that its program has named.
@@ -200,16 +202,17 @@ struct Pairing {
 /// | – | begin: smaller | Waiting | Listen once a port; early ones with older cookies are rejected |
 /// | – | begin: larger | AwaitCookie | ask for a cookie (UDP) |
 /// | – | begin: itself | Joining | Connect to itself; Opened: Attach |
+/// | Joining | Failed | Paused | – |
 /// | AwaitCookie | cookie with our token | Asking | `Active`, introduction with the cookie |
 /// | AwaitCookie | 50 ms·2ⁿ ≤ 500 | AwaitCookie | ask again |
 /// | Asking | Accepted; numbers, incarnation, halves of the PSNs fit | Attaching | Attach |
 /// | Asking | Accepted, unfit; Failed | Paused | Close; 20 ms·2ⁿ ≤ 500 |
 /// | Asking | Rejected, first; later | AwaitCookie; Paused | Close; ask again; as above |
-/// | Paused | limit | Asking; without a fresh cookie AwaitCookie | – |
+/// | Paused | limit | Asking; without a fresh cookie AwaitCookie; itself Joining | – |
 /// | Waiting | request: proven since this move; address, numbers, halves fit | Replying | accept |
 /// | Waiting | unfit request | Waiting | reject |
 /// | Replying | Replied / failed | Attaching / Waiting | Attach / next early one |
-/// | Attaching | Attached / Refused | Attached / Waiting, Paused | – / Close |
+/// | Attaching | Attached / Refused: it has failed | Attached / over | – / Close |
 /// | Attached | Used | Up | – |
 /// | Attached | Ended | Waiting, Paused | – |
 /// | Up | Ended | over | – |
@@ -236,6 +239,21 @@ impl State {
         match self {
             Self::Attaching { conn } | Self::Attached { conn } | Self::Up { conn } => Some(*conn),
             _ => None,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Waiting => "Waiting",
+            Self::Replying { .. } => "Replying",
+            Self::AwaitCookie { .. } => "AwaitCookie",
+            Self::Asking(_) => "Asking",
+            Self::Paused { .. } => "Paused",
+            Self::Joining { .. } => "Joining",
+            Self::Attaching { .. } => "Attaching",
+            Self::Attached { .. } => "Attached",
+            Self::Up { .. } => "Up",
+            Self::Over => "Over",
         }
     }
 
@@ -351,6 +369,7 @@ impl Pairings {
             proof: Proof::new(now, key),
             listener: Listener::new(Space::new(0), listener),
             listens: false,
+            listen_again: None,
             spaces: 0,
             pairs: BTreeMap::new(),
             alive: BTreeSet::new(),
@@ -412,18 +431,32 @@ impl Pairings {
         self.pairs.insert(qpn, pairing);
         match role {
             Ordering::Less => {
-                if !std::mem::replace(&mut self.listens, true) {
-                    self.actions.push_back(Action::Listen);
-                }
+                self.listen();
                 self.serve(now, qpn);
             }
-            Ordering::Equal => {
-                let conn = self.space().name();
-                self.actions.push_back(Action::Connect { conn, from: Some(path.local), to: path.local });
-                self.set(qpn, State::Joining { conn });
-            }
+            Ordering::Equal => self.join_itself(qpn),
             Ordering::Greater => self.ask(now, qpn),
         }
+    }
+
+    fn join_itself(&mut self, qpn: u32) {
+        let conn = self.space().name();
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let own = pairing.path.local;
+        pairing.state = State::Joining { conn };
+        self.actions.push_back(Action::Connect { conn, from: Some(own), to: own });
+    }
+
+    fn listen(&mut self) {
+        self.listen_again = None;
+        if !std::mem::replace(&mut self.listens, true) {
+            self.actions.push_back(Action::Listen);
+        }
+    }
+
+    /// Whether a queue pair waits for requests.
+    fn has_listeners(&self) -> bool {
+        self.pairs.iter().any(|(qpn, pairing)| pairing.role(*qpn) == Ordering::Less)
     }
 
     /// What this host has refused of what a queue pair needs; it waits in vain.
@@ -482,15 +515,21 @@ impl Pairings {
         self.early.len() + self.leaving.len()
     }
 
+    /// The early requests: the queue pair that each is for, the one that it comes from, and its address.
+    pub fn early(&self) -> impl Iterator<Item = (u32, u32, Ipv6Addr)> + '_ {
+        self.early.iter().map(|Early { request, .. }| {
+            (request.introduction.destination_qpn, request.introduction.source_qpn, request.from)
+        })
+    }
+
+    /// The state of each pairing, and its deadline.
+    pub fn phases(&self) -> impl Iterator<Item = (u32, &'static str, Option<Instant>)> + '_ {
+        self.pairs.iter().map(|(qpn, pairing)| (*qpn, pairing.state.name(), pairing.deadline()))
+    }
+
     fn space(&mut self) -> Space {
         self.spaces += 1;
         Space::new(self.spaces)
-    }
-
-    fn set(&mut self, qpn: u32, state: State) {
-        if let Some(pairing) = self.pairs.get_mut(&qpn) {
-            pairing.state = state;
-        }
     }
 
     fn close(&mut self, conn: ConnKey, how: Close) {
@@ -507,7 +546,7 @@ impl Pairings {
     fn reject(&mut self, now: &Now, mut request: Arrived, why: TurnedAway) {
         tracing::debug!(introduction = ?request.introduction, "turned away: {why}");
         self.reject_handshake(now, request.conn, request.handshake.as_mut(), why);
-        self.leave(request.conn, request.handshake, request.place);
+        self.leave(request.conn, request.handshake, Some(request.place));
     }
 
     fn reject_handshake(&mut self, now: &Now, conn: ConnKey, handshake: &mut Handshake, why: TurnedAway) {
@@ -516,7 +555,7 @@ impl Pairings {
         }
     }
 
-    fn leave(&mut self, conn: ConnKey, handshake: Box<Handshake>, place: Place) {
+    fn leave(&mut self, conn: ConnKey, handshake: Box<Handshake>, place: Option<Place>) {
         if !handshake.is_drained() {
             self.leaving.insert(conn, Leaving { handshake, _place: place });
         }
@@ -585,7 +624,7 @@ impl Pairings {
             }
         };
         self.reject_handshake(now, conn, &mut handshake, why);
-        self.leave(conn, handshake, place);
+        self.leave(conn, handshake, Some(place));
     }
 
     fn admit(&mut self, now: &Now, request: Arrived) {
@@ -844,11 +883,11 @@ impl Pairings {
             }
             StreamEvent::Used => pairing.state = State::Up { conn },
             StreamEvent::Ended(_) if up => pairing.state = State::Over,
+            // It waits for no stream of this move any more: it has failed by itself.
             StreamEvent::Refused(error) => {
-                // Closed without a message: the peer's queue pair waits for the next stream.
-                tracing::debug!(qpn, "cannot give the connection to the queue pair: {error}");
+                tracing::debug!(qpn, "the queue pair does not take the connection: {error}");
+                pairing.state = State::Over;
                 self.close(conn, Close::Finish);
-                self.wait_again(now, qpn);
             }
             StreamEvent::Ended(_) => self.wait_again(now, qpn),
             StreamEvent::Attached | StreamEvent::Established => {}
@@ -863,8 +902,7 @@ impl Pairings {
                 pairing.state = State::Waiting;
                 self.serve(now, qpn);
             }
-            Ordering::Greater => self.pause(now, qpn),
-            Ordering::Equal => pairing.state = State::Over,
+            Ordering::Greater | Ordering::Equal => self.pause(now, qpn),
         }
     }
 
@@ -895,7 +933,8 @@ impl Pairings {
                 }
                 Input::Failed { why, .. } => {
                     tracing::warn!(qpn, "cannot connect the queue pair with itself: {}", why.errno());
-                    (pairing.state, pairing.refused) = (State::Over, Some(why.errno()));
+                    pairing.refused = Some(why.errno());
+                    self.pause(now, qpn);
                 }
                 _ => {}
             },
@@ -956,10 +995,11 @@ impl Pairings {
             // for.
             match self.listener.is_starved().then(|| self.early.pop_front()).flatten() {
                 Some(early) => {
-                    let Early { request: Arrived { conn, mut handshake, .. }, .. } = early;
+                    let Early { request: Arrived { conn, mut handshake, place, .. }, .. } = early;
                     // Without its place, which the next one needs: what is not sent at once is not said.
+                    drop(place);
                     self.reject_handshake(now, conn, &mut handshake, TurnedAway::Crowded);
-                    self.close(conn, Close::Finish);
+                    self.leave(conn, handshake, None);
                     self.listener.accept_more(now);
                 }
                 None => return,
@@ -984,11 +1024,12 @@ impl Machine for Pairings {
                 }
             }
             Input::NotListening(errno) => {
-                tracing::error!("cannot listen on a port of queue pair numbers: {errno}");
+                tracing::error!("cannot listen on a port of queue pair numbers: {errno}; trying again");
                 self.listens = false;
                 for pairing in self.pairs.values_mut().filter(|p| matches!(p.state, State::Waiting)) {
                     pairing.refused = Some(errno);
                 }
+                self.listen_again = self.has_listeners().then(|| now.get() + LONGEST_PAUSE);
             }
             input => {
                 let conn = input.conn();
@@ -1008,11 +1049,9 @@ impl Machine for Pairings {
                     }
                 } else if let Some((qpn, conn)) = conn.and_then(|conn| Some((self.owner(conn)?, conn))) {
                     self.handle_pairs_input(now, qpn, conn, input);
-                } else if let Input::Stream { conn, event } = input {
-                    // Its pairing ended while the queue pair got it.
-                    if matches!(event, StreamEvent::Refused(_)) {
-                        self.close(conn, Close::Finish);
-                    }
+                } else if let Input::Stream { conn, event: StreamEvent::Refused(_) } = input {
+                    // Its move was over before its queue pair was asked.
+                    self.close(conn, Close::Finish);
                 } else {
                     self.listener.handle_input(now, input);
                 }
@@ -1022,6 +1061,12 @@ impl Machine for Pairings {
     }
 
     fn handle_timeout(&mut self, now: &Now) {
+        if is_over(self.listen_again, now) {
+            self.listen_again = None;
+            if self.has_listeners() {
+                self.listen();
+            }
+        }
         while self.early.front().is_some_and(|early| early.since + EARLY_LIMIT <= now.get()) {
             if let Some(early) = self.early.pop_front() {
                 self.reject(now, early.request, TurnedAway::Crowded);
@@ -1037,8 +1082,10 @@ impl Machine for Pairings {
         let due: Vec<u32> = self.pairs.iter().filter(due).map(|(qpn, _)| *qpn).collect();
         for qpn in due {
             let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
+            let role = pairing.role(qpn);
             match &mut pairing.state {
                 State::AwaitCookie { .. } => self.ask(now, qpn),
+                State::Paused { .. } if role == Ordering::Equal => self.join_itself(qpn),
                 State::Paused { .. } => self.connect(now, qpn),
                 State::Asking(active) => {
                     active.handle_timeout(now);
@@ -1078,7 +1125,8 @@ impl Machine for Pairings {
         let pairs = self.pairs.values().filter_map(Pairing::deadline).min();
         let early = self.early.front().map(|early| early.since + EARLY_LIMIT);
         let leaving = self.leaving.values().filter_map(|leaving| leaving.handshake.poll_timeout()).min();
-        earlier(earlier(pairs, early), earlier(leaving, self.listener.poll_timeout()))
+        let own = earlier(earlier(pairs, early), earlier(leaving, self.listen_again));
+        earlier(own, self.listener.poll_timeout())
     }
 
     fn poll_action(&mut self) -> Option<Action<Infallible>> {

@@ -157,12 +157,14 @@ impl<W> Conns<W> {
     }
 
     fn connect(&mut self, conn: ConnKey, from: Option<SocketAddr>, to: SocketAddr) -> Input<'static> {
-        // What is bound to listen with stays where the machine names another address.
-        let ours = if from.is_none() { self.bound.take() } else { None };
+        // Pairings have bound what they listen on, and connect from any port.
+        let ours = self.bound.take_if(|bound| from.is_none_or(|from| from == bound.local()));
         let was_ours = ours.is_some();
-        let itself = from == Some(to);
+        // A connection to itself has the port that it gets when it is bound.
+        let to_itself = from == Some(to) && to.port() == 0;
         let at = match from {
-            Some(address) if address.port() != 0 || itself => (address, TakePort::Now),
+            Some(address) if to_itself => (address, TakePort::Now),
+            Some(address) if address.port() != 0 => (address, TakePort::Now),
             Some(address) => (address, TakePort::AtConnect),
             None => (wildcard_for(to), TakePort::AtConnect),
         };
@@ -170,18 +172,19 @@ impl<W> Conns<W> {
             Some(bound) => Ok(bound),
             None => self.carrier.bind(&Bind { address: at.0, port: at.1, options: self.options }),
         };
-        let connect = |bound: Box<dyn Bound>| {
-            let to = if itself { bound.local() } else { to };
+        match bound.map(|bound| {
+            let to = if to_itself { bound.local() } else { to };
             bound.connect(to)
-        };
-        match bound.map(connect) {
+        }) {
             Ok(Ok(set_up)) => {
                 let local = set_up.ends().local;
                 self.insert(conn, set_up);
                 Input::Opened { conn, local }
             }
             Ok(Err((why, bound))) => {
-                self.bound = Some(bound).filter(|_| was_ours);
+                if was_ours {
+                    self.bound = Some(bound);
+                }
                 Input::Failed { conn, why }
             }
             Err(errno) => Input::Failed { conn, why: Refusal::Local(errno) },

@@ -12,7 +12,7 @@ use uwarp_wire::terminate::TerminateError;
 
 use super::core::RcCore;
 use super::silence::Answers;
-use super::stream::{Disconnect, Established};
+use super::stream::{Disconnect, Established, Stream};
 use super::timers::{LOOK_EVERY, Now, Timer};
 use crate::event::EventKind;
 use crate::qp::state::QpState;
@@ -124,7 +124,10 @@ impl RcCore {
             code => Some(Duration::from_nanos(4096 << code)),
         };
         let retries = u32::from(self.shell.attr.retry_cnt) + 1;
-        if self.awaits_stream().is_some() || self.is_joining() {
+        // A stream that ends before it counts does not begin the time anew: a peer that comes and goes forever
+        // does not keep work waiting forever.
+        let joining = self.stream.as_ref().is_some_and(Stream::is_joining);
+        if self.awaits_stream().is_some() || joining {
             timeout.map(|timeout| (timeout * SETUP_FACTOR * retries).max(MIN_SETUP_WAIT))
         } else if self.gone {
             Some((timeout.unwrap_or(MAX_WAIT) * retries).clamp(MIN_WAIT, MAX_WAIT))

@@ -1,0 +1,669 @@
+//! A process on a host: the pairings of its port with the connection manager's own loop, its queue pairs, and
+//! what a program does with them. It stands for the shell (`uwarp_cm`'s `runner.rs`): the clock, the order of
+//! notes, and the calls of queue pairs are here.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::{Rc, Weak};
+
+use rustix::io::Errno;
+use uwarp_cm::Timeouts;
+use uwarp_cm::event::ConnParam;
+use uwarp_cm::machine::budget::Budget;
+use uwarp_cm::machine::pairings::{Pairings, Settings, Terms};
+use uwarp_cm::machine::run::{Conns, Deferred, Surroundings, run};
+use uwarp_cm::machine::{ConnKey, Input, Machine, Recipient, StreamEvent};
+use uwarp_cm::pairing::Path;
+use uwarp_llp::carrier::{self, Bind, Carrier, Options, SetUp, TakePort};
+use uwarp_llp::udp::Route;
+use uwarp_proto::setup::{Negotiated, ResponderPolicy, Revision, Rtr};
+use uwarp_rnic::qp::{QpCaps, QpModify, QpState, StreamParams, rnr_limit};
+use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus};
+
+use super::carrier::CARRIER;
+use super::network::{Datagram, Pid, TcpId, Watched as Place, network};
+use crate::end::{Closing, End, EndConfig};
+use crate::net::Pipe;
+use crate::{Arena, Rng, Time, instant};
+
+/// What a message says before the numbers: no stranger may see it.
+pub const SECRET: &[u8; 8] = b"SeCrEt!!";
+/// Bytes of a message.
+const MESSAGE: usize = 16;
+/// Receives that are posted, and messages that are sent, in a move.
+pub const MESSAGES: usize = 2;
+
+/// Whom a program has named, when it moved a queue pair to RTR.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Named {
+    /// Whose queue pair.
+    pub pid: Pid,
+    /// Its address; the port does not count.
+    pub address: IpAddr,
+    /// Its number.
+    pub qpn: u32,
+    /// Which exchange of numbers it comes from.
+    pub exchange: u32,
+    /// The PSN that it begins with, and the one that this end begins with.
+    pub psns: [u32; 2],
+}
+
+/// A stream that a queue pair has, or that is being closed.
+struct Stream {
+    conn: ConnKey,
+    id: TcpId,
+    side: usize,
+    /// Closed when it is dropped.
+    _set_up: Box<dyn SetUp>,
+    established: bool,
+}
+
+/// A queue pair and its program.
+pub struct QueuePair {
+    /// The queue pair.
+    pub end: End,
+    stream: Option<Stream>,
+    closing: Vec<(Closing, Stream)>,
+    /// Whom the program has named, until RESET.
+    pub named: Option<Named>,
+    /// Messages that were sent since, and those that have completed, well or not.
+    pub sent: usize,
+    /// Completed.
+    pub completed: [usize; 2],
+    /// Messages of the peer.
+    pub received: usize,
+    memory: Arena,
+    region: std::sync::Arc<Mr>,
+}
+
+/// What has happened, in order.
+enum Note {
+    Stream(ConnKey, StreamEvent),
+}
+
+struct Watch {
+    conn: Option<ConnKey>,
+    place: Place,
+    seen: (u64, bool),
+    again: bool,
+    alive: Weak<Cell<bool>>,
+}
+
+/// A process.
+pub struct Process {
+    /// Its name.
+    pub pid: Pid,
+    /// Address and port of its queue pair numbers.
+    pub at: SocketAddr,
+    /// The machine under test.
+    pub machine: Pairings,
+    /// Its connections.
+    pub conns: Conns<Rc<Cell<bool>>>,
+    deferred: VecDeque<Deferred<Infallible>>,
+    notes: VecDeque<Note>,
+    watches: Vec<Watch>,
+    /// Datagrams that have arrived.
+    pub inbox: VecDeque<Datagram>,
+    /// By number.
+    pub queue_pairs: BTreeMap<u32, QueuePair>,
+    /// The process's.
+    pub budget: Budget,
+    /// Its size.
+    pub limit: usize,
+    /// Does nothing until then.
+    pub stopped: Time,
+    rng: Rng,
+    /// See [`super::Hosts`].
+    pub infiniband: bool,
+    /// The same.
+    pub timeout: u8,
+}
+
+/// What went wrong, or what a world must know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// This queue pair has attached this end of a connection.
+    Attached(u32, TcpId, usize),
+    /// Its stream is up.
+    Established(u32, TcpId, usize),
+    /// It has ended.
+    Ended(u32, TcpId, usize),
+}
+
+struct Around<'a> {
+    at: SocketAddr,
+    watches: &'a mut Vec<Watch>,
+}
+
+impl Surroundings for Around<'_> {
+    type Watched = Rc<Cell<bool>>;
+
+    fn watch(&mut self, conn: Option<ConnKey>, _: carrier::Watch<'_>) -> Result<Rc<Cell<bool>>, Errno> {
+        let place = network(|network| network.watched.take()).expect("what is watched has said so");
+        let watched = Rc::new(Cell::new(false));
+        // What is there already is reported, too.
+        let watch = Watch { conn, place, seen: (0, false), again: true, alive: Rc::downgrade(&watched) };
+        self.watches.push(watch);
+        Ok(watched)
+    }
+
+    fn again(&mut self, watched: &Rc<Cell<bool>>) {
+        watched.set(true);
+    }
+
+    fn send(&mut self, route: Route, bytes: &[u8]) {
+        let from = SocketAddr::new(route.from.unwrap_or(self.at.ip()), self.at.port());
+        network(|network| network.send(from, route.to, bytes));
+    }
+
+    fn is_unpolled(&mut self) -> bool {
+        false
+    }
+}
+
+impl Process {
+    /// A process with the port of `at`, which nobody has.
+    pub fn new(pid: Pid, at: SocketAddr, limit: usize, mut rng: Rng) -> Self {
+        let now = network(|network| {
+            network.ports.insert(at, pid);
+            network.running = pid;
+            network.now
+        });
+        let budget = Budget::new(limit);
+        let policy = ResponderPolicy {
+            max_revision: Revision::Two,
+            crc: true,
+            markers: false,
+            know_peers: true,
+            max_ird: 16,
+        };
+        let settings = Settings {
+            timeouts: Timeouts::default(),
+            policy,
+            crc: true,
+            markers: false,
+            says_uwarp: true,
+            budget: budget.clone(),
+        };
+        let mut key = [0; 16];
+        rng.fill(&mut key);
+        let mut conns = Conns::new(&CARRIER, Options::default());
+        let bound =
+            CARRIER.bind(&Bind { address: at, port: TakePort::NowIfUnused, options: Options::default() });
+        conns.set_bound(bound.expect("nothing is refused yet"));
+        Self {
+            pid,
+            at,
+            machine: Pairings::new(&crate::hosts::at(now), settings, &key),
+            conns,
+            deferred: VecDeque::new(),
+            notes: VecDeque::new(),
+            watches: Vec::new(),
+            inbox: VecDeque::new(),
+            queue_pairs: BTreeMap::new(),
+            budget,
+            limit,
+            stopped: 0,
+            rng,
+            infiniband: true,
+            timeout: 0,
+        }
+    }
+
+    // --- The program.
+
+    /// Creates a queue pair.
+    pub fn create(&mut self, qpn: u32) {
+        let caps =
+            QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let end =
+            End::new(EndConfig { caps, qpn, sq_sig_all: true, cq_depth: Some(64), ..EndConfig::default() });
+        let memory = Arena::new(MESSAGE * 2 * MESSAGES);
+        let region = memory.register(&end.pd, 0, memory.len(), Access::LOCAL_WRITE);
+        let queue_pair = QueuePair {
+            end,
+            stream: None,
+            closing: Vec::new(),
+            named: None,
+            sent: 0,
+            completed: [0; 2],
+            received: 0,
+            memory,
+            region,
+        };
+        self.queue_pairs.insert(qpn, queue_pair);
+        self.machine.alive(qpn, true);
+    }
+
+    /// From RESET to RTR: the program has named a peer.
+    pub fn move_to_rtr(&mut self, now: Time, qpn: u32, named: Named, seen: &mut Vec<Seen>) {
+        let [theirs, _] = named.psns;
+        if self.queue_pairs.get(&qpn).is_none_or(|qp| qp.end.core.query().state != QpState::Reset) {
+            return;
+        }
+        let init = QpModify { state: Some(QpState::Init), ..QpModify::default() };
+        self.modify(now, qpn, &init, seen);
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
+        queue_pair.named = Some(named);
+        (queue_pair.sent, queue_pair.completed, queue_pair.received) = (0, [0; 2], 0);
+        for n in 0..MESSAGES {
+            let sge = queue_pair.sge(n);
+            let wr = RecvWr { wr_id: n as u64, sges: &[sge] };
+            queue_pair.end.core.post_recv(&wr).expect("the queue is empty after RESET");
+        }
+        let rtr = QpModify {
+            state: Some(QpState::Rtr),
+            dest_qp_num: Some(named.qpn),
+            rq_psn: Some(theirs),
+            min_rnr_timer: Some(12),
+            awaits_stream: true,
+            ..QpModify::default()
+        };
+        self.modify(now, qpn, &rtr, seen);
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
+        let moves = queue_pair.end.core.awaits_stream().expect("it was moved to RTR");
+        let terms = queue_pair.terms();
+        let path = Path { local: SocketAddr::new(self.at.ip(), 0), peer: SocketAddr::new(named.address, 0) };
+        let [incarnation, token] = [self.rng.draw(), self.rng.draw()];
+        let now = crate::hosts::at(now);
+        self.machine.begin(&now, (qpn, moves), path, named.qpn, terms, incarnation, token);
+    }
+
+    /// From RTR to RTS: the program says its own PSN, and posts.
+    pub fn move_to_rts(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) {
+        let Some(queue_pair) = self.queue_pairs.get(&qpn) else { return };
+        let Some(Named { psns: [_, own], exchange, .. }) = queue_pair.named else { return };
+        if queue_pair.end.core.query().state != QpState::Rtr {
+            return;
+        }
+        let rts = QpModify {
+            state: Some(QpState::Rts),
+            sq_psn: Some(own),
+            timeout: Some(self.timeout),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            ..QpModify::default()
+        };
+        self.modify(now, qpn, &rts, seen);
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
+        let terms = queue_pair.terms();
+        self.machine.terms(qpn, terms);
+        for n in MESSAGES..2 * MESSAGES {
+            let sge = queue_pair.sge(n);
+            let mut message = SECRET.to_vec();
+            message.extend(exchange.to_be_bytes());
+            message.extend(qpn.to_be_bytes());
+            queue_pair.memory.write(n * MESSAGE, &message);
+            let wr = SendWr {
+                wr_id: n as u64,
+                op: SendOp::Send { invalidate: None },
+                flags: SendFlags::SIGNALED,
+                sges: &[sge],
+            };
+            queue_pair.end.core.post_send(&wr).expect("the queue is empty after RESET");
+            queue_pair.sent += 1;
+        }
+        self.pump(now, qpn, seen);
+    }
+
+    /// To RESET.
+    pub fn reset(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) {
+        let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
+        self.modify(now, qpn, &reset, seen);
+        self.machine.end(qpn);
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
+        queue_pair.named = None;
+        queue_pair.end.sends();
+        queue_pair.end.recvs();
+    }
+
+    /// Destroys it.
+    pub fn destroy(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) {
+        self.machine.forget(&crate::hosts::at(now), qpn);
+        let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
+        self.modify(now, qpn, &reset, seen);
+        if let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) {
+            queue_pair.named = None;
+        }
+    }
+
+    fn modify(&mut self, now: Time, qpn: u32, change: &QpModify, seen: &mut Vec<Seen>) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
+        let QueuePair { end, stream, .. } = queue_pair;
+        let result = match stream {
+            Some(stream) => with_pipes(stream, |input, output| end.modify(now, change, input, output)),
+            None => end.core.modify(change),
+        };
+        result.expect("the program knows the states");
+        self.pump(now, qpn, seen);
+    }
+
+    // --- The shell.
+
+    /// Does something of what there is to do, in an order of its own. Returns whether there was anything.
+    pub fn turn(&mut self, now: Time, seen: &mut Vec<Seen>) -> bool {
+        if now < self.stopped {
+            return false;
+        }
+        network(|network| network.running = self.pid);
+        let before = network(|network| network.activity);
+        let mut did = false;
+        let time = crate::hosts::at(now);
+        if self.machine.poll_timeout().is_some_and(|at| at <= instant(now)) {
+            self.machine.handle_timeout(&time);
+            let next = self.machine.poll_timeout();
+            assert!(next.is_none_or(|at| at > instant(now)), "a deadline is over after handle_timeout");
+            did = true;
+        }
+        while let Some(Datagram { from, to, bytes }) = self.inbox.pop_front() {
+            self.machine.handle_input(&time, Input::Datagram { from, to: to.ip(), bytes: &bytes });
+            self.run(&time);
+            did = true;
+        }
+        did |= self.report_readiness(&time);
+        self.run(&time);
+        // What threads without the lock do comes later, in between other things.
+        for _ in 0..2 {
+            if self.rng.chance(600) {
+                did |= self.note(&time);
+            } else {
+                did |= self.carry_out(now, seen);
+            }
+            self.run(&time);
+        }
+        for qpn in self.queue_pairs.keys().copied().collect::<Vec<_>>() {
+            did |= self.pump(now, qpn, seen);
+        }
+        did || network(|network| network.activity) != before
+            || !self.deferred.is_empty()
+            || !self.notes.is_empty()
+    }
+
+    /// A call of the program runs the loop, before it returns.
+    pub fn after_call(&mut self, now: Time) {
+        self.run(&crate::hosts::at(now));
+    }
+
+    fn run(&mut self, now: &uwarp_rnic::qp::Now) {
+        let mut around = Around { at: self.at, watches: &mut self.watches };
+        run(&mut self.machine, &mut self.conns, &mut around, &mut self.deferred, now);
+    }
+
+    /// As an edge-triggered poller: what has changed since the last report.
+    fn report_readiness(&mut self, now: &uwarp_rnic::qp::Now) -> bool {
+        self.watches.retain(|watch| watch.alive.strong_count() > 0);
+        let mut ready = Vec::new();
+        for watch in &mut self.watches {
+            let seen = network(|network| network.news(watch.place));
+            let again = watch.alive.upgrade().is_some_and(|again| again.replace(false));
+            if seen != watch.seen || std::mem::take(&mut watch.again) || again {
+                watch.seen = seen;
+                ready.push((watch.conn, seen.1));
+            }
+        }
+        for (conn, writable) in &ready {
+            match conn {
+                None => self.machine.handle_input(now, Input::Waiting),
+                Some(conn) => {
+                    if self.conns.note(*conn, true, *writable) {
+                        self.machine.handle_input(now, Input::Room { conn: *conn });
+                    }
+                }
+            }
+        }
+        !ready.is_empty()
+    }
+
+    fn note(&mut self, now: &uwarp_rnic::qp::Now) -> bool {
+        let Some(Note::Stream(conn, event)) = self.notes.pop_front() else { return false };
+        self.machine.handle_input(now, Input::Stream { conn, event });
+        true
+    }
+
+    fn carry_out(&mut self, now: Time, seen: &mut Vec<Seen>) -> bool {
+        match self.deferred.pop_front() {
+            None => return false,
+            Some(Deferred::Attach { conn, to, said, param }) => {
+                self.attach(now, conn, to, &said, param, seen)
+            }
+            Some(Deferred::Disconnect(_) | Deferred::Fail) => unreachable!("pairings do neither"),
+            Some(Deferred::Report(never)) => match never {},
+        }
+        true
+    }
+
+    fn attach(
+        &mut self,
+        now: Time,
+        conn: ConnKey,
+        to: Recipient,
+        said: &Negotiated,
+        param: ConnParam,
+        seen: &mut Vec<Seen>,
+    ) {
+        let Some(set_up) = self.conns.take(conn) else { return };
+        let Recipient::Number { qpn, moves } = to else { unreachable!("pairings name numbers") };
+        let ends = set_up.ends();
+        let found = network(|network| network.find(ends.local, ends.peer));
+        let (id, side) = found.expect("a connection that is open");
+        let why = match self.queue_pairs.get_mut(&qpn) {
+            Some(queue_pair) if queue_pair.end.core.awaits_stream() == Some(moves) => {
+                let attr = queue_pair.end.core.query();
+                let params = stream_params(said, param, attr.timeout, attr.min_rnr_timer, self.infiniband);
+                match queue_pair.end.attach_at(now, params) {
+                    Ok(()) => {
+                        queue_pair.stream =
+                            Some(Stream { conn, id, side, _set_up: set_up, established: false });
+                        seen.push(Seen::Attached(qpn, id, side));
+                        // Its first events may come before the answer, or after it.
+                        if self.rng.chance(500) {
+                            self.pump(now, qpn, seen);
+                        }
+                        return self.notes.push_back(Note::Stream(conn, StreamEvent::Attached));
+                    }
+                    Err(error) => error,
+                }
+            }
+            _ => VerbsError::Invalid("the queue pair does not wait for this stream"),
+        };
+        self.conns.insert(conn, set_up);
+        self.notes.push_back(Note::Stream(conn, StreamEvent::Refused(why)));
+    }
+
+    /// Moves what can be moved of a queue pair. Returns whether anything was.
+    fn pump(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) -> bool {
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return false };
+        let QueuePair { end, stream, closing, named, .. } = queue_pair;
+        let before = (end.moved(), end.established, end.disconnected.len(), closing.len());
+        if end.timeout().is_some_and(|at| at <= now) {
+            end.handle_timeout(now);
+            assert!(
+                end.timeout().is_none_or(|at| at > now),
+                "a queue pair's deadline is over after its timeout"
+            );
+        }
+        match stream {
+            Some(stream) => with_pipes(stream, |input, output| end.run(now, input, output)),
+            None => end.idle(now),
+        }
+        if let Some(stream) = stream
+            && end.established > before.1
+        {
+            stream.established = true;
+            seen.push(Seen::Established(qpn, stream.id, stream.side));
+            self.notes.push_back(Note::Stream(stream.conn, StreamEvent::Established));
+        }
+        if let Some(why) = end.disconnected.get(before.2).copied()
+            && let Some(stream) = stream.take()
+        {
+            seen.push(Seen::Ended(qpn, stream.id, stream.side));
+            // The shell derives it: otherwise the queue pair waits for the next stream.
+            if end.core.awaits_stream().is_none() {
+                self.notes.push_back(Note::Stream(stream.conn, StreamEvent::Used));
+            }
+            self.notes.push_back(Note::Stream(stream.conn, StreamEvent::Ended(why)));
+            let Some(left) = end.take_closing() else { unreachable!("a stream that has ended is closed") };
+            closing.push((left, stream));
+        }
+        let mut moved = 0;
+        closing.retain_mut(|(closing, stream)| {
+            let (over, bytes) = with_pipes(stream, |input, output| closing.step(now, input, output));
+            moved += bytes;
+            !over
+        });
+        let sends = end.sends();
+        let receives = end.recvs();
+        let after = (end.moved(), end.established, end.disconnected.len(), closing.len());
+        let did = before != after || moved > 0 || !sends.is_empty() || !receives.is_empty();
+        let named = *named;
+        for wc in sends {
+            queue_pair.completed[usize::from(wc.status != WcStatus::Success)] += 1;
+        }
+        for wc in receives {
+            queue_pair.receive(&wc, named);
+        }
+        if did {
+            network(|network| network.activity += 1);
+        }
+        did
+    }
+
+    /// When something is to be done.
+    pub fn next_time(&mut self) -> Option<Time> {
+        let machine = self.machine.poll_timeout().map(crate::time);
+        let closing = self.queue_pairs.values().flat_map(|qp| qp.closing.iter().map(|(c, _)| c.deadline()));
+        let closing = closing.min();
+        let ends = self.queue_pairs.values_mut().filter_map(|qp| qp.end.timeout());
+        let next = ends.chain(machine).chain(closing).min();
+        next.map(|at| at.max(self.stopped))
+    }
+
+    /// Whether something waits for a thread of this process.
+    pub fn is_busy(&self) -> bool {
+        !self.deferred.is_empty() || !self.notes.is_empty()
+    }
+
+    /// The connection of a queue pair, and whether it is established there.
+    pub fn stream(&self, qpn: u32) -> Option<(TcpId, bool)> {
+        let stream = self.queue_pairs.get(&qpn)?.stream.as_ref()?;
+        Some((stream.id, stream.established))
+    }
+
+    /// Connections that queue pairs have, or had and still close.
+    pub fn streams(&self) -> usize {
+        self.queue_pairs.values().map(|qp| usize::from(qp.stream.is_some()) + qp.closing.len()).sum()
+    }
+
+    /// Whether a queue pair is in RTR or above, and whether it has said its PSN.
+    pub fn is_up(&self, qpn: u32) -> Option<bool> {
+        match self.queue_pairs.get(&qpn)?.end.core.query().state {
+            QpState::Rtr => Some(false),
+            QpState::Rts => Some(true),
+            _ => None,
+        }
+    }
+}
+
+impl QueuePair {
+    fn sge(&self, n: usize) -> Sge {
+        Sge { addr: self.memory.addr(n * MESSAGE), length: MESSAGE as u32, lkey: self.region.stag() }
+    }
+
+    fn terms(&self) -> Terms {
+        let attr = self.end.core.query();
+        let said = attr.state != QpState::Rtr;
+        Terms {
+            psns: self.end.core.psns(),
+            retry_cnt: attr.retry_cnt,
+            rnr_retry: said.then_some(attr.rnr_retry),
+            min_rnr_timer: attr.min_rnr_timer,
+            placement_acks: true,
+        }
+    }
+
+    fn receive(&mut self, wc: &Wc, named: Option<Named>) {
+        if wc.status != WcStatus::Success {
+            return;
+        }
+        self.received += 1;
+        let Some(named) = named else { return };
+        let message = self.memory.read(usize::try_from(wc.wr_id).expect("small") * MESSAGE, MESSAGE);
+        let (secret, numbers) = message.split_at(SECRET.len());
+        assert_eq!((secret, wc.byte_len), (&SECRET[..], MESSAGE as u32), "what the peer's program has sent");
+        assert_eq!(numbers[4..], named.qpn.to_be_bytes(), "the sender is whom the program has named");
+        let exchange = u32::from_be_bytes([numbers[0], numbers[1], numbers[2], numbers[3]]);
+        let known = named.psns == [0; 2];
+        assert!(
+            known || exchange == named.exchange,
+            "a message of exchange {exchange}, not {}",
+            named.exchange
+        );
+    }
+}
+
+fn with_pipes<T>(stream: &Stream, f: impl FnOnce(&mut Pipe, &mut Pipe) -> T) -> T {
+    network(|network| {
+        let tcp = network.tcp.get_mut(&stream.id).expect("an end that is not closed");
+        let (input, output) = tcp.pipes(stream.side);
+        f(input, output)
+    })
+}
+
+/// As the shell's.
+fn stream_params(
+    said: &Negotiated,
+    param: ConnParam,
+    timeout: u8,
+    min_rnr_timer: u8,
+    infiniband: bool,
+) -> StreamParams {
+    StreamParams {
+        initiator: said.initiator,
+        framing: said.framing(),
+        ird: said.ird,
+        ord: said.ord,
+        peer_is_uwarp: said.peer_is_uwarp,
+        peer: said.peer,
+        timeout,
+        retry_cnt: param.retry_count.min(7),
+        rtr: said.rtr,
+        rtr_stag_to: said.rtr_stag_to,
+        wait_first_fpdu: said.rtr != Rtr::None,
+        rnr_timeout: rnr_limit(param.rnr_retry_count, min_rnr_timer),
+        placement_acks: said.peer_is_uwarp,
+        infiniband,
+        by_number: true,
+        ..StreamParams::default()
+    }
+}
+
+impl Process {
+    /// What holds after each step.
+    pub fn check(&self, now: Time) {
+        assert!(self.budget.used() <= self.limit, "more places than there are");
+        let pairs = self.machine.phases().count();
+        assert!(self.conns.len() <= self.limit + pairs + 1, "{} connections are held", self.conns.len());
+        let mut early: BTreeMap<u32, Vec<(std::net::Ipv6Addr, u32)>> = BTreeMap::new();
+        for (destination, source, from) in self.machine.early() {
+            let of_it = early.entry(destination).or_default();
+            assert!(!of_it.contains(&(from, source)), "two early requests of one peer");
+            of_it.push((from, source));
+            assert!(of_it.len() <= uwarp_cm::machine::pairings::MOST_EARLY_EACH, "too many early requests");
+        }
+        for (qpn, phase, deadline) in self.machine.phases() {
+            let waits = match phase {
+                "Waiting" | "Over" => true,
+                // The answer of the queue pair is on its way.
+                "Attaching" | "Joining" => self.is_busy(),
+                "Attached" | "Up" => self.stream(qpn).is_some() || self.is_busy(),
+                _ => deadline.is_some(),
+            };
+            assert!(waits, "queue pair {qpn:#x} is {phase} and nothing ends that, at {now}");
+        }
+        if !self.conns.is_empty() && !self.is_busy() {
+            assert!(self.machine.poll_timeout().is_some(), "connections are held without a limit");
+        }
+    }
+}
