@@ -95,6 +95,7 @@ fuzz-sockets: dist
 
 clean:
 	rm -rf $(UWARP_DIST)
+	scripts/old-peer --remove
 	cargo clean
 
 help:

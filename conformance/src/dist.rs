@@ -17,6 +17,11 @@ impl Dist {
             Some(dir) => PathBuf::from(dir),
             None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist"),
         };
+        Dist::at(&root)
+    }
+
+    /// The tree in this directory.
+    pub fn at(root: &Path) -> Outcome<Dist> {
         let Ok(root) = root.canonicalize() else {
             fail!("{} is not there: run `make` first (or point UWARP_DIST at a built tree)", root.display())
         };

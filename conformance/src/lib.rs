@@ -2,7 +2,7 @@
 //!
 //! Nothing here knows how uwarp works: it sees `dist/`, the programs of the distribution, network namespaces
 //! and the output. The tests beside it (`tests/programs.rs`, `tests/c_programs.rs`, `tests/tshark.rs`,
-//! `tests/siw.rs`, `tests/hostile`) are tables of cases.
+//! `tests/siw.rs`, `tests/hostile`, `tests/adapters`) are tables of cases.
 //!
 //! A missing program or a missing right is a failure that names the remedy, never a skip: a suite that
 //! silently runs less on some machines proves nothing.

@@ -128,7 +128,7 @@ fn tshark_names_every_example_on_one_line() {
     let datagrams: Vec<Udp> = all
         .iter()
         .map(|(number, bytes)| {
-            let is_answer = ["A.4", "A.6", "A.7"].contains(&number.as_str());
+            let is_answer = ["A.4", "A.6", "A.7", "A.11"].contains(&number.as_str());
             if is_answer { swapped(bytes.clone()) } else { from_to(bytes.clone()) }
         })
         .collect();
@@ -136,6 +136,8 @@ fn tshark_names_every_example_on_one_line() {
     let out = tshark("lines", &datagrams, "-T fields -e _ws.col.Protocol -e _ws.col.Info");
     let expected = [
         "0x4e2103 -> 0x4e2007 Send msn=1 len=11",
+        "0x4e2103 -> 0x4e2007 Proof Request",
+        "0x4e2007 -> 0x4e2103 Proof Reply",
         "0x4e2103 -> group Send with SE msn=2 len=8",
         "0x4e2103 -> 0x4e2007 Send msn=3 len=0",
         "0x4e2007 -> 0x4e2103 Error Message msn=1 DDP: message longer than the receive buffer",
@@ -150,7 +152,7 @@ fn tshark_names_every_example_on_one_line() {
                   -e diwarp.lookup.transaction -e diwarp.lookup.space -e diwarp.lookup.service \
                   -e diwarp.lookup.status -e diwarp.lookup.datalen -e diwarp.lookup.cookie \
                   -e diwarp.lookup.data";
-    let out = tshark("more", &datagrams[3..], &format!("-T fields -E separator=, {fields}"));
+    let out = tshark("more", &datagrams[5..], &format!("-T fields -E separator=, {fields}"));
     let expected = [
         "1,2,0x05,,,,,,,",
         ",,,0x5eed0001,0x0111,7174,,2,0x0000000000000000,6869",
@@ -158,6 +160,28 @@ fn tshark_names_every_example_on_one_line() {
         ",,,0x5eed0001,,,32768,0,0x1020304050607080,",
     ];
     assert_eq!(out.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn tshark_shows_every_field_of_a_proof() {
+    let reply = Udp { from: TO, to: FROM, payload: example("A.11") };
+    let out = tshark("proofs", &[from_to(example("A.10")), reply], "-V -O diwarp");
+    let shown: Vec<&str> = out.lines().map(str::trim).collect();
+    for line in [
+        "Source QPN: 0x4e2103 (port 20001, slot 3)",
+        ".... 0011 = Kind: Proof Request (3)",
+        "Destination QPN: 0x4e2007 (port 20000, slot 7)",
+        "Token: 0x5eed00025eed0003",
+        "Cookie: hash: 0x0000000000000000",
+        "Source QPN: 0x4e2007 (port 20000, slot 7)",
+        ".... 0100 = Kind: Proof Reply (4)",
+        "Cookie: made at (clock of its maker): 287454020",
+        "Cookie: hash: 0x5566778899aabbcc",
+        "[CRC32c status: Good]",
+    ] {
+        assert!(shown.contains(&line), "no line {line:?} in:\n{out}");
+    }
+    assert!(!out.contains("Expert"), "{out}");
 }
 
 #[test]
@@ -182,7 +206,7 @@ fn a_wrong_bit_anywhere_is_flagged() {
 fn tshark_flags_each_datagram_that_a_receiver_drops() {
     /// An example, bytes of it with the values that they get, and the complaint.
     type Case<'a> = (&'a str, &'a [(usize, u8)], &'a str);
-    let cases: [Case<'_>; 19] = [
+    let cases: [Case<'_>; 22] = [
         ("A.1", &[(0, 2)], "Another version"),
         ("A.1", &[(1, 9)], "The source QPN is not of the UDP source port"),
         ("A.1", &[(4, 0x40)], "Reliable service: not defined yet"),
@@ -202,12 +226,18 @@ fn tshark_flags_each_datagram_that_a_receiver_drops() {
         ("A.5", &[(4, 0x81)], "Immediate data in a lookup"),
         ("A.5", &[(27, 181)], "More private data than the limit"),
         ("A.5", &[(27, 137)], "More private data than there is"),
+        ("A.10", &[(4, 0x83)], "Immediate data in a proof"),
+        ("A.11", &[(4, 0x44)], "Reliable service: not defined yet"),
+        ("A.10", &[(1, 9)], "The source QPN is not of the UDP source port"),
     ];
     let mut datagrams: Vec<_> = cases.iter().map(|(number, changes, _)| changed(number, changes)).collect();
     let mut expected: Vec<_> = cases.iter().map(|case| case.2).collect();
     let short = |number, len| sealed(example(number)[..len].to_vec());
+    datagrams.extend([short("A.10", 43), short("A.10", 20)]);
     datagrams.extend([short("A.1", 37), short("A.5", 35), short("A.5", 171), example("A.1")[..23].to_vec()]);
     expected.extend([
+        "A proof has 48 bytes",
+        "A proof has 48 bytes",
         "Shorter than a DDP header",
         "Shorter than a lookup",
         "A Lookup Request has at least 176 bytes",

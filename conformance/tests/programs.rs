@@ -61,6 +61,8 @@ mod typed;
 mod ucx;
 #[path = "programs/verbs.rs"]
 mod verbs;
+#[path = "programs/versions.rs"]
+mod versions;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -12,7 +12,10 @@ local VERSION = 1
 local HEADER, DDP, CRC = 20, 18, 4
 local GROUP = 0xffffff
 
-local KINDS = { [0] = "Message", [1] = "Lookup Request", [2] = "Lookup Reply" }
+local KINDS = {
+    [0] = "Message", [1] = "Lookup Request", [2] = "Lookup Reply", [3] = "Proof Request", [4] = "Proof Reply",
+}
+local PROOF_REQUEST, PROOF_REPLY = 3, 4
 local OPCODES = {
     [0] = "RDMA Write", [1] = "Read Request", [2] = "Read Response", [3] = "Send",
     [4] = "Send with Invalidate", [5] = "Send with SE", [6] = "Send with SE and Invalidate",
@@ -72,6 +75,9 @@ local f = {
     cookie = ProtoField.uint64("diwarp.lookup.cookie", "Cookie", base.HEX),
     private_data = ProtoField.bytes("diwarp.lookup.data", "Private data"),
     padding = ProtoField.bytes("diwarp.lookup.padding", "Padding"),
+    token = ProtoField.uint64("diwarp.proof.token", "Token", base.HEX),
+    proof_made = ProtoField.uint64("diwarp.proof.made", "Cookie: made at (clock of its maker)"),
+    proof_hash = ProtoField.uint64("diwarp.proof.hash", "Cookie: hash", base.HEX),
     body = ProtoField.bytes("diwarp.body", "Body"),
     crc = ProtoField.uint32("diwarp.crc", "CRC32c", base.HEX),
     crc_status = ProtoField.string("diwarp.crc.status", "CRC32c status"),
@@ -207,6 +213,18 @@ local function dissect_lookup(body, tree, kind, summary)
     end
 end
 
+-- All of it is shown: whoever reads the network has it anyway, and it is worth nothing at another port.
+local function dissect_proof(body, tree, kind)
+    if body:len() ~= 24 then
+        add(tree, f.body, body, "A proof has 48 bytes")
+        return
+    end
+    add(tree, f.token, body(0, 8))
+    local has_cookie = kind == PROOF_REQUEST and body(8, 16):bytes():tohex() ~= string.rep("0", 32)
+    add(tree, f.proof_made, body(8, 8)):append_text(has_cookie and " (not used in a request)" or "")
+    add(tree, f.proof_hash, body(16, 8))
+end
+
 function diwarp.dissector(buffer, pinfo, root)
     pinfo.cols.protocol = "D-iWARP"
     local tree = root:add(diwarp, buffer())
@@ -224,7 +242,9 @@ function diwarp.dissector(buffer, pinfo, root)
 
     add(tree, f.version, buffer(0, 1))
     local item = add(tree, f.source, buffer(1, 3))
-    if kind == 0 then
+    local is_proof = kind == PROOF_REQUEST or kind == PROOF_REPLY
+    local has_numbers = kind == 0 or is_proof
+    if has_numbers then
         item:append_text(string.format(" (port %d, slot %d)", port_of(source), bit.band(source, 0xff)))
         if port_of(source) ~= pinfo.src_port then
             item:add_proto_expert_info(spoofed)
@@ -232,26 +252,31 @@ function diwarp.dissector(buffer, pinfo, root)
     end
     local at = buffer(4, 1)
     local flag_tree = add(tree, f.flags, at)
-    add(flag_tree, f.immediate_flag, at, kind ~= 0 and flags >= 0x80 and "Immediate data in a lookup")
+    local what = is_proof and "Immediate data in a proof" or "Immediate data in a lookup"
+    add(flag_tree, f.immediate_flag, at, kind ~= 0 and flags >= 0x80 and what)
     add(flag_tree, f.reliable_flag, at, bit.band(flags, 0x40) ~= 0 and "Reliable service: not defined yet")
     add(flag_tree, f.reserved_flags, at, bit.band(flags, 0x30) ~= 0 and "Reserved flags are not 0")
     add(flag_tree, f.kind, at, not KINDS[kind] and "Unassigned kind")
     item = add(tree, f.destination, buffer(5, 3))
     if destination == GROUP then
         item:append_text(" (group)")
-    elseif kind == 0 then
+    elseif has_numbers then
         local slot = bit.band(destination, 0xff)
         item:append_text(string.format(" (port %d, slot %d)", port_of(destination), slot))
     end
     add(tree, f.qkey, buffer(8, 4))
     add(tree, f.immediate, buffer(12, 4))
-    add(tree, kind == 0 and f.incarnation or f.transaction, buffer(16, 4))
+    add(tree, has_numbers and f.incarnation or f.transaction, buffer(16, 4))
 
     local is_right, covered = crc_is_right(buffer)
-    if covered > HEADER then
+    if covered == HEADER and is_proof then
+        tree:add_proto_expert_info(problem, "A proof has 48 bytes")
+    elseif covered > HEADER then
         local body = buffer(HEADER, covered - HEADER)
         if kind == 0 then
             dissect_message(body, tree, summary)
+        elseif is_proof then
+            dissect_proof(body, tree, kind)
         elseif KINDS[kind] then
             dissect_lookup(body, tree, kind, summary)
         else
@@ -264,7 +289,9 @@ function diwarp.dissector(buffer, pinfo, root)
         item:add_proto_expert_info(bad_crc)
         table.insert(summary, "[wrong CRC]")
     end
-    if kind == 0 then
+    if is_proof then
+        table.insert(summary, 1, string.format("0x%06x -> 0x%06x %s", source, destination, KINDS[kind]))
+    elseif kind == 0 then
         local to = destination == GROUP and "group" or string.format("0x%06x", destination)
         table.insert(summary, 1, string.format("0x%06x -> %s", source, to))
     else
@@ -281,7 +308,8 @@ local function is_ours(buffer, pinfo)
         return false
     end
     local kind = bit.band(buffer(4, 1):uint(), 0x0f)
-    if kind == 0 and port_of(buffer(1, 3):uint()) == pinfo.src_port then
+    local is_named = kind == 0 or kind == PROOF_REQUEST or kind == PROOF_REPLY
+    if is_named and port_of(buffer(1, 3):uint()) == pinfo.src_port then
         return true
     end
     return KINDS[kind] ~= nil and (crc_is_right(buffer))

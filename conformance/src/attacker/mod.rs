@@ -4,9 +4,17 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`encode`] | frames, segments and messages as bytes, and a reader for what comes back |
+//! | [`numbers`] | what queue pairs say to each other that are brought up by number |
 //! | [`peer`] | one TCP connection of the attacker |
+//! | [`stranger`] | sockets of another user or of another host |
+//! | [`lines`] | a program that is told what to do in lines |
+//! | [`named`] | `c/named.c`: one queue pair that is brought up by number |
 //! | [`victim`] | `c/victim.c` in a process of its own, and an honest client of it |
 
 pub mod encode;
+pub mod lines;
+pub mod named;
+pub mod numbers;
 pub mod peer;
+pub mod stranger;
 pub mod victim;

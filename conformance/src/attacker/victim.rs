@@ -1,109 +1,26 @@
 //! The victim and an innocent client: `c/victim.c` over the built library, each in its own process, so that a
 //! crash or a hang of one of them is noticed.
 
-use std::collections::{HashMap, VecDeque};
-use std::io::{BufRead, BufReader, Write};
+use std::collections::HashMap;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use super::lines::LineProcess;
 use super::peer::PATIENCE;
 use crate::dist::Dist;
 use crate::{Context, Outcome, fail, require};
 
-/// A process with lines in and lines out. Dropping it kills it.
-#[derive(Debug)]
-struct LineProcess {
+fn start(
     name: &'static str,
-    child: Child,
-    stdin: ChildStdin,
-    lines: Receiver<String>,
-    /// Lines that were read before they were expected.
-    early: VecDeque<String>,
-}
-
-impl LineProcess {
-    fn start(
-        name: &'static str,
-        program: &Path,
-        dist: &Dist,
-        args: &[&str],
-        env: &[(&str, &str)],
-    ) -> Outcome<Self> {
-        let mut command = Command::new(program);
-        command.args(args).env("LD_LIBRARY_PATH", dist.lib()).envs(env.iter().copied());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        if std::env::var_os("UWARP_LOG").is_none() {
-            // Warnings about bad peers are expected here.
-            command.env("UWARP_LOG", "error");
-        }
-        let mut child = command.spawn().context(program.display())?;
-        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            fail!("no pipes")
-        };
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        Ok(Self { name, child, stdin, lines, early: VecDeque::new() })
-    }
-
-    fn send_line(&mut self, line: &str) -> Outcome {
-        // In one piece, so that the process reads several lines together.
-        match self.stdin.write_all(format!("{line}\n").as_bytes()) {
-            Ok(()) => Ok(()),
-            Err(_) => fail!("{}", self.exit_report()),
-        }
-    }
-
-    fn next(&mut self, limit: Duration) -> Outcome<String> {
-        match self.lines.recv_timeout(limit) {
-            Ok(line) if line.starts_with("FAIL") || line.starts_with("stray") => {
-                fail!("{} says: {line}", self.name)
-            }
-            Ok(line) => Ok(line),
-            Err(RecvTimeoutError::Timeout) => fail!("{} printed nothing within {limit:?}", self.name),
-            Err(RecvTimeoutError::Disconnected) => fail!("{}", self.exit_report()),
-        }
-    }
-
-    fn exit_report(&mut self) -> String {
-        // Its output has ended, so it is about to end itself, or has.
-        for _ in 0..100 {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return format!("{} has ended: {status}", self.name),
-                _ => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
-        format!("{} closed its output and still runs", self.name)
-    }
-
-    /// The next line that begins with `start`; others are kept.
-    fn expect(&mut self, start: &str, limit: Duration) -> Outcome<String> {
-        if let Some(at) = self.early.iter().position(|line| line.starts_with(start)) {
-            return Ok(self.early.remove(at).unwrap_or_default());
-        }
-        let deadline = Instant::now() + limit;
-        loop {
-            let line = self.next(deadline.saturating_duration_since(Instant::now()))?;
-            if line.starts_with(start) {
-                return Ok(line);
-            }
-            self.early.push_back(line);
-        }
-    }
-}
-
-impl Drop for LineProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    program: &Path,
+    dist: &Dist,
+    args: &[&str],
+    env: &[(&str, &str)],
+) -> Outcome<LineProcess> {
+    let mut command = Command::new(program);
+    command.args(args).env("LD_LIBRARY_PATH", dist.lib()).envs(env.iter().copied());
+    LineProcess::start(name, command)
 }
 
 /// A memory region of the victim's.
@@ -175,11 +92,10 @@ impl Victim {
     /// Starts both processes. `args` and `env` are the server's.
     pub fn start(program: &Path, dist: &Dist, args: &[&str], env: &[(&str, &str)]) -> Outcome<Self> {
         let args: Vec<&str> = ["serve"].iter().chain(args).copied().collect();
-        let mut server = LineProcess::start("the victim", program, dist, &args, env)?;
+        let mut server = start("the victim", program, dist, &args, env)?;
         let line = server.expect("port ", PATIENCE)?;
         let port: u16 = line[5..].parse().context("the port")?;
-        let mut innocent =
-            LineProcess::start("the innocent one", program, dist, &["innocent", &port.to_string()], env)?;
+        let mut innocent = start("the innocent one", program, dist, &["innocent", &port.to_string()], env)?;
         innocent.expect("connected", PATIENCE)?;
         let mut victim = Self { server, innocent, port, regions: HashMap::new(), descriptors: 0 };
         victim.take_regions();
@@ -203,7 +119,7 @@ impl Victim {
 
     /// The process that is attacked.
     pub fn pid(&self) -> u32 {
-        self.server.child.id()
+        self.server.pid()
     }
 
     /// One of its regions.
@@ -274,7 +190,7 @@ impl Victim {
     }
 
     fn count_descriptors(&self) -> Outcome<usize> {
-        let dir = format!("/proc/{}/fd", self.server.child.id());
+        let dir = format!("/proc/{}/fd", self.server.pid());
         Ok(std::fs::read_dir(&dir).context(dir)?.count())
     }
 
@@ -300,7 +216,7 @@ impl Victim {
 
     /// Bytes of its private memory, as the system reports them.
     pub fn memory(&self) -> Outcome<usize> {
-        let file = format!("/proc/{}/status", self.server.child.id());
+        let file = format!("/proc/{}/status", self.server.pid());
         let text = std::fs::read_to_string(&file).context(file)?;
         let number =
             |line: &str| line.strip_prefix("RssAnon:")?.split_whitespace().next()?.parse::<usize>().ok();

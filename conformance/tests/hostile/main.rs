@@ -5,22 +5,27 @@
 //! bounded time; one asynchronous event and every posted work request completed; not a byte changed that the
 //! attacker had no right to (the regions lie between pages without access, and everything else is painted);
 //! no descriptor left; memory bounded; no crash, no hang; and an honest client of the same process goes on
-//! undisturbed, with its data compared. `docs/security.md` says which attack of RFC 5042 is tried where.
+//! undisturbed, with its data compared. ([`by_number`] has programs and rules of its own.)
+//! `docs/security.md` says which attack of RFC 5042 is tried where.
 
 mod atomics;
+mod by_number;
 mod client;
 mod endings;
 mod fields;
 mod floods;
+mod lookups;
 mod rows;
 mod sequences;
 mod setup;
 mod windows;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
+use crate::by_number::{Place, Stage};
 use libtest_mimic::{Arguments, Trial};
 use uwarp_conformance::attacker::encode::Codes;
 use uwarp_conformance::attacker::peer::Peer;
@@ -149,11 +154,39 @@ fn attacks_on_extensions() -> Vec<Attack> {
     all
 }
 
+type ByNumber = (&'static str, fn(&mut Stage<'_>) -> Outcome, Place);
+
+/// On queue pairs that are brought up by number, and on lookups, by another user of the same host and from
+/// another host. From there nobody gets a port of the peer's.
+fn attacks_by_number() -> Vec<ByNumber> {
+    macro_rules! from {
+        ($($place:ident: $function:path,)*) => {
+            vec![$((stringify!($function), $function, Place::$place)),*]
+        };
+    }
+    from![
+        SameHost: by_number::requests_in_anothers_name,
+        OtherHost: by_number::requests_in_anothers_name,
+        SameHost: by_number::cookies_of_the_ports_last_owner,
+        SameHost: by_number::the_port_of_a_dead_connector,
+        SameHost: by_number::the_port_of_a_dead_listener,
+        SameHost: by_number::a_dead_listeners_port_that_is_silent,
+        SameHost: by_number::silence_after_the_reply,
+        SameHost: by_number::early_requests,
+        OtherHost: by_number::early_requests,
+        SameHost: by_number::a_flood_of_requests_for_cookies,
+        OtherHost: by_number::a_flood_of_requests_for_cookies,
+        SameHost: lookups::answers_from_elsewhere,
+        OtherHost: lookups::answers_from_elsewhere,
+    ]
+}
+
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // Some wait for time limits; none keeps both processors busy for long.
     args.test_threads = args.test_threads.or(Some(2));
-    let world = Arc::new(World { dist: Dist::find(), program: Mutex::default() });
+    let world = Arc::new(World { dist: Dist::find(), programs: Mutex::default() });
+    let by_number_world = world.clone();
     let trials = attacks()
         .into_iter()
         .chain(attacks_on_extensions())
@@ -161,26 +194,41 @@ fn main() -> ExitCode {
             let world = world.clone();
             Trial::test(attack.name, move || Ok(world.run(&attack)?))
         })
+        .chain(attacks_by_number().into_iter().map(|(name, attack, place)| {
+            let world = by_number_world.clone();
+            Trial::test(format!("{name} [{place:?}]"), move || Ok(world.by_number(attack, place)?))
+        }))
         .collect();
     libtest_mimic::run(&args, trials).exit_code()
 }
 
 struct World {
     dist: Outcome<Dist>,
-    program: Mutex<Option<Outcome<PathBuf>>>,
+    programs: Mutex<HashMap<&'static str, Outcome<PathBuf>>>,
 }
 
 impl World {
     fn run(&self, attack: &Attack) -> Outcome {
         let dist = self.dist.as_ref().map_err(Failure::clone)?;
-        let program = {
-            let mut built = self.program.lock().unwrap_or_else(|e| e.into_inner());
-            let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile");
-            built.get_or_insert_with(|| cc::build("victim", &dir)).clone()?
-        };
+        let program = self.program("victim")?;
         let mut victim = Victim::start(&program, dist, attack.args, attack.env)?;
         (attack.run)(&mut victim)?;
         victim.recovers()
+    }
+
+    fn by_number(&self, attack: fn(&mut Stage<'_>) -> Outcome, place: Place) -> Outcome {
+        crate::by_number::run(
+            attack,
+            place,
+            self.dist.as_ref().map_err(Failure::clone)?,
+            &self.program("named")?,
+        )
+    }
+
+    fn program(&self, name: &'static str) -> Outcome<PathBuf> {
+        let mut built = self.programs.lock().unwrap_or_else(|e| e.into_inner());
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hostile");
+        built.entry(name).or_insert_with(|| cc::build(name, &dir)).clone()
     }
 }
 

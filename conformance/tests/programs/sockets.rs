@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{Pid, getpgid};
+use uwarp_conformance::dist::Dist;
 use uwarp_conformance::netns::NetNs;
 use uwarp_conformance::pair;
 use uwarp_conformance::process::{Cmd, Output, Running};
@@ -43,7 +44,7 @@ const RSOCKETS_CLIENT: Rules = Rules {
     client: "rsockets:fallback,port=",
     agree: false,
 };
-const UPGRADED: Rules =
+pub const UPGRADED: Rules =
     Rules { words: "upgraded", server: "upgrade:port=", client: "upgrade:port=", agree: true };
 const UPGRADED_CLIENT: Rules =
     Rules { words: "upgraded at the client only: TCP", server: "", client: "upgrade:port=", agree: false };
@@ -144,13 +145,11 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-impl World {
-    /// A program behind `uwarp run --sockets`, with a rule that ends in the port.
-    fn with_sockets(&self, line: &str, rule: &str, port: u16, ns: Option<&NetNs>) -> Outcome<Cmd> {
-        let option = if rule.is_empty() { "--sockets".to_owned() } else { format!("--sockets={rule}{port}") };
-        let front = [self.dist()?.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()];
-        Ok(Cmd::line(line).behind(front).unset("LD_LIBRARY_PATH").in_ns(ns).limit(LONG))
-    }
+/// A program behind `uwarp run --sockets` of a tree, with a rule that ends in the port.
+fn with_sockets(dist: &Dist, line: &str, rule: &str, port: u16, ns: Option<&NetNs>) -> Outcome<Cmd> {
+    let option = if rule.is_empty() { "--sockets".to_owned() } else { format!("--sockets={rule}{port}") };
+    let front = [dist.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()];
+    Ok(Cmd::line(line).behind(front).unset("LD_LIBRARY_PATH").in_ns(ns).limit(LONG))
 }
 
 const BY_IWARP: &str = "bytes went by iWARP";
@@ -158,6 +157,8 @@ const BY_IWARP: &str = "bytes went by iWARP";
 /// A server and its clients: where they are, under which rules, with a port and a directory.
 pub struct Setting<'a> {
     world: &'a World,
+    /// The server's tree, and the client's.
+    trees: [&'a Dist; 2],
     pub rules: Rules,
     pub place: Place<'a>,
     pub port: u16,
@@ -166,9 +167,14 @@ pub struct Setting<'a> {
 
 impl<'a> Setting<'a> {
     fn new(world: &'a World, rules: Rules, place: Place<'a>) -> Outcome<Self> {
+        Self::between(world, [world.dist()?; 2], rules, place)
+    }
+
+    /// With other trees than the one under test.
+    pub fn between(world: &'a World, trees: [&'a Dist; 2], rules: Rules, place: Place<'a>) -> Outcome<Self> {
         let port = free_port();
         let dir = Scratch::new(&format!("sockets-{port}"))?;
-        Ok(Self { world, rules, place, port, dir })
+        Ok(Self { world, trees, rules, place, port, dir })
     }
 
     /// The server's address in a URL.
@@ -182,16 +188,16 @@ impl<'a> Setting<'a> {
     }
 
     pub fn server(&self, line: &str) -> Outcome<Cmd> {
-        self.world.with_sockets(line, self.rules.server, self.port, self.place.server)
+        with_sockets(self.trees[0], line, self.rules.server, self.port, self.place.server)
     }
 
     pub fn client(&self, line: &str) -> Outcome<Cmd> {
-        self.world.with_sockets(line, self.rules.client, self.port, self.place.client)
+        with_sockets(self.trees[1], line, self.rules.client, self.port, self.place.client)
     }
 
     /// With a rule that ends in a port of its own.
     pub fn job(&self, line: &str, rule: &str, port: u16) -> Outcome<Cmd> {
-        self.world.with_sockets(line, rule, port, None)
+        with_sockets(self.trees[1], line, rule, port, None)
     }
 
     /// Runs `steps` while the server runs. What it has printed stands behind the reason.

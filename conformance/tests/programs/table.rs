@@ -20,6 +20,7 @@ use super::sandboxes;
 use super::sockets;
 use super::ucx;
 use super::verbs;
+use super::versions;
 use super::{AS_IB, AS_IWARP, AS_STRANGERS, CRC_OFF, Case, IWARP, ROCE, Run, SPINNING};
 use super::{
     devices, devinfo, mixed_rping, ordinary_user, persistent_in_turn, persistent_together, rdma_server,
@@ -101,6 +102,7 @@ pub fn cases() -> Vec<Case> {
         crates::cases(),
         ceph::cases(),
         sandboxes::cases(),
+        versions::cases(),
         fresh::cases(),
     ]
     .into_iter()

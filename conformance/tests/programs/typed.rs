@@ -47,7 +47,7 @@ impl Typed {
                 ("TMPDIR" | "XDG_RUNTIME_DIR", _) => {}
                 ("UWARP_VIEW", _) => options.push(("as".to_owned(), value)),
                 (_, Some(rest)) if name != PEER => {
-                    options.push((rest.to_lowercase().replace('_', "-"), value));
+                    options.push((rest.to_lowercase().replace('_', "-"), plain(&value)));
                 }
                 _ => variables.push(format!("{name}={}", quoted(&plain(&value)))),
             }

@@ -78,8 +78,8 @@ pub(crate) struct Parked {
     pub watch: Token,
 }
 
-/// Reports to the peer that the stream cannot begin, for a local reason (RFC 6581 section 9.3), and closes the
-/// connection.
+/// Reports to the peer that the stream cannot begin, for a local reason (RFC 6581 section 9.3), and closes
+/// the connection.
 pub(crate) fn report_local_error(connection: Box<dyn SetUp>, negotiated: &Negotiated) {
     if let Some(terminate) = negotiated.local_error() {
         // The connection is closed whether this arrives or not.

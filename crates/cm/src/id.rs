@@ -3,8 +3,6 @@
 mod by_number;
 mod datagrams;
 mod stream;
-#[cfg(test)]
-mod tests;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -781,3 +779,6 @@ fn check_private_data(private_data: &[u8]) -> Result<(), CmError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

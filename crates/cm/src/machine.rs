@@ -20,11 +20,13 @@ pub mod active;
 pub mod adopt;
 pub mod budget;
 pub mod handshake;
+pub mod life;
 pub mod listener;
 pub mod lookup;
 pub mod pairings;
 pub mod proof;
 pub mod run;
+mod silence;
 #[cfg(test)]
 mod testing;
 
@@ -220,6 +222,8 @@ pub enum Input<'a> {
     Delivered,
     /// A request's connection is established, or never will be.
     Settled(ConnKey),
+    /// [`Action::Fail`] is carried out: the program finds the completions of what was posted.
+    Flushed,
 }
 
 impl Input<'_> {
@@ -241,7 +245,8 @@ impl Input<'_> {
             | Self::Datagram { .. }
             | Self::NoListener
             | Self::Unpolled(_)
-            | Self::Delivered => None,
+            | Self::Delivered
+            | Self::Flushed => None,
         }
     }
 }
@@ -322,7 +327,7 @@ pub enum Action<R> {
     /// Ask whether completions wait that the program has not polled. Answered at once by
     /// [`Input::Unpolled`].
     CheckPolled,
-    /// The queue pair of the machine's owner goes to ERR.
+    /// The queue pair of the machine's owner goes to ERR. Answered by [`Input::Flushed`].
     Fail,
     /// What the program's call returns.
     Answer(Result<(), Errno>),

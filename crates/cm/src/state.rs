@@ -21,8 +21,8 @@
 //! `Responded` is for programs that move their queue pair themselves: the peer has accepted, and the queue
 //! pair gets the stream when the program moves it to RTR.
 //!
-//! Two steps go back: the system refuses to listen (to `Bound`) or to connect (to `RouteResolved`). The id keeps
-//! its port.
+//! Two steps go back: the system refuses to listen (to `Bound`) or to connect (to `RouteResolved`). The id
+//! keeps its port.
 //!
 //! Resolution has no states of its own because it takes no time: the routing table answers at once, and the
 //! event is queued before the call returns.

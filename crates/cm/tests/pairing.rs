@@ -411,14 +411,7 @@ fn a_cookie_from_before_the_move_does_not_count() {
 #[test]
 fn who_has_the_port_of_a_dead_peer_cannot_answer_for_it() {
     let high = End::new(&cm());
-    // Its number is smaller, so it listens.
-    let (udp, tcp) = (1025..(high.qp.qpn() >> 8) as u16)
-        .find_map(|port| {
-            let udp = UdpSocket::bind(("127.0.0.1", port)).ok()?;
-            Some((udp, TcpListener::bind(("127.0.0.1", port)).ok()?))
-        })
-        .expect("a port below that of the queue pair");
-    let port = udp.local_addr().unwrap().port();
+    let (port, udp, tcp) = port_below(&high);
     high.rtr("127.0.0.1", ("127.0.0.1", u32::from(port) << 8));
     high.rts();
     high.send(1, 0xA);
@@ -449,6 +442,15 @@ fn who_has_the_port_of_a_dead_peer_cannot_answer_for_it() {
     assert_eq!(high.poll().status, WcStatus::RetryExcErr, "and the program learns of it in time");
 }
 
+/// A port that listens for a number smaller than this queue pair's.
+fn port_below(high: &End) -> (u16, UdpSocket, TcpListener) {
+    let port = (1025..(high.qp.qpn() >> 8) as u16).find_map(|port| {
+        let udp = UdpSocket::bind(("127.0.0.1", port)).ok()?;
+        Some((port, udp, TcpListener::bind(("127.0.0.1", port)).ok()?))
+    });
+    port.expect("a port below that of the queue pair")
+}
+
 /// Accepts a connection and its request; returns the request's private data, too.
 fn take_request(listener: &TcpListener) -> (TcpStream, Responder, Vec<u8>) {
     let (mut stream, _) = listener.accept().unwrap();
@@ -473,6 +475,33 @@ fn send_reply(stream: &mut TcpStream, responder: &mut Responder) {
     while let Some(bytes) = responder.poll_transmit() {
         stream.write_all(&bytes).unwrap();
     }
+}
+
+/// A UDP port that does not answer may be that of a peer of version 1: the TCP port is asked, for the log.
+#[test]
+fn a_tcp_port_that_is_asked_why_udp_is_silent_learns_nothing_and_gets_no_stream() {
+    let high = End::new(&cm());
+    let (port, _udp, tcp) = port_below(&high);
+    let peer = u32::from(port) << 8;
+    high.rtr("127.0.0.1", ("127.0.0.1", peer));
+    high.rts();
+    high.send(1, 0xA);
+    for accepts in [true, false] {
+        let (mut stream, mut responder, request) = take_request(&tcp);
+        let said = Introduction::parse(&request).unwrap();
+        assert_eq!((said.source_qpn, said.destination_qpn), (high.qp.qpn(), peer));
+        assert_eq!((said.expects, said.begins, said.incarnation, said.cookie), (None, None, 0, Cookie::NONE));
+        if accepts {
+            let (source_qpn, destination_qpn) = (said.destination_qpn, said.source_qpn);
+            let reply =
+                Introduction { source_qpn, destination_qpn, expects: Some(0), begins: Some(0), ..said };
+            let params = AcceptParams { depths: Depths::negotiated(4, 4), peer: PeerData::new() };
+            responder.accept(params, &reply.to_bytes()).unwrap();
+            send_reply(&mut stream, &mut responder);
+            assert!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)), "no FPDU comes");
+        }
+    }
+    assert_eq!(high.poll().status, WcStatus::RetryExcErr);
 }
 
 /// With a stream attached there was no limit, so a peer that accepted and was silent held a work request for

@@ -21,8 +21,8 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Objects that the program has, and calls in progress; see [`object_made`].
 static OBJECTS: AtomicIsize = AtomicIsize::new(0);
-/// Descriptors that a forked child must close, and how often each is recorded: by its owner, and by the engine
-/// while it watches it. Locked during a fork.
+/// Descriptors that a forked child must close, and how often each is recorded: by its owner, and by the
+/// engine while it watches it. Locked during a fork.
 ///
 /// The locks that are held during a fork are those of the standard library. One of parking_lot that other
 /// threads wait for is unlocked under a lock of parking_lot's own, which another thread may have had when the

@@ -185,7 +185,7 @@ pub fn parse_error(datagram: &[u8]) -> Option<ErrorMessage> {
 }
 
 /// A request for the proof of a port, or its answer, if a datagram that [`parse`] rejects is one
-/// (docs/datagram-iwarp.md section 9). The caller checks both numbers.
+/// (docs/datagram-iwarp.md section 13). The caller checks both numbers.
 pub fn parse_proof(datagram: &[u8]) -> Option<Proof> {
     // Before the CRC is computed once more.
     if datagram.len() != Proof::LEN {

@@ -301,30 +301,8 @@ impl Hosts {
                 self.call(pid, |process, seen| process.destroy(now, qpn, seen), &mut seen);
                 pid
             }
-            Event::Refuse(pid, errno, until) => {
-                network(|network| network.refuses.insert(pid, (errno, until)));
-                pid
-            }
-            Event::Break(pid, close) => {
-                network(|network| {
-                    let tcp = network.tcp.values_mut().rev().find(|tcp| tcp.owners.contains(&pid));
-                    if let Some(tcp) = tcp {
-                        tcp.broken_by_fault = true;
-                        let side = usize::from(tcp.owners[1] == pid);
-                        if close { tcp.pipes[side].close(now) } else { tcp.reset() }
-                    }
-                });
-                pid
-            }
-            Event::Stop(pid, until) => {
-                if let Some(process) = self.processes.get_mut(&pid) {
-                    process.stopped = until;
-                }
-                // Its limits may expire meanwhile, and those of its peers.
-                network(|network| {
-                    let of_it = network.tcp.values_mut().filter(|tcp| tcp.owners.contains(&pid));
-                    of_it.for_each(|tcp| tcp.broken_by_fault = true);
-                });
+            Event::Refuse(pid, ..) | Event::Break(pid, _) | Event::Stop(pid, _) => {
+                self.fault(event);
                 pid
             }
             Event::Stranger(index) => {
@@ -337,6 +315,37 @@ impl Hosts {
             Event::Loss(loss) => return network(|network| network.loss = loss),
         };
         self.check(pid, seen);
+    }
+
+    /// What the system does to a process.
+    fn fault(&mut self, event: Event) {
+        let now = self.now;
+        match event {
+            Event::Refuse(pid, errno, until) => {
+                network(|network| network.refuses.insert(pid, (errno, until)));
+            }
+            Event::Break(pid, close) => {
+                network(|network| {
+                    let tcp = network.tcp.values_mut().rev().find(|tcp| tcp.owners.contains(&pid));
+                    if let Some(tcp) = tcp {
+                        tcp.broken_by_fault = true;
+                        let side = usize::from(tcp.owners[1] == pid);
+                        if close { tcp.pipes[side].close(now) } else { tcp.reset() }
+                    }
+                });
+            }
+            Event::Stop(pid, until) => {
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.stopped = until;
+                }
+                // Its limits may expire meanwhile, and those of its peers.
+                network(|network| {
+                    let of_it = network.tcp.values_mut().filter(|tcp| tcp.owners.contains(&pid));
+                    of_it.for_each(|tcp| tcp.broken_by_fault = true);
+                });
+            }
+            _ => {}
+        }
     }
 
     fn call(&mut self, pid: Pid, f: impl FnOnce(&mut Process, &mut Vec<Seen>), seen: &mut Vec<Seen>) {

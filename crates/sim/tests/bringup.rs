@@ -316,6 +316,76 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+/// Trouble in this round, which begins and ends at these times. Returns when the last of it is over.
+fn troubles(script: &mut Script, peers: &[usize; 2], begin: Time, mut last: Time) -> Time {
+    for _ in 0..script.rng.size(0, 2) {
+        let at = begin + script.time((last - begin).max(SEC));
+        let pid = peers[script.rng.size(0, 1)];
+        let until = at + script.time(2 * SEC);
+        let event = match script.rng.below(8) {
+            0 | 1 => Event::Break(pid, true),
+            2 | 3 => Event::Break(pid, false),
+            4 => Event::Stop(pid, until),
+            5 => Event::Refuse(pid, Errno::MFILE, until),
+            6 => Event::Refuse(pid, Errno::ADDRINUSE, until),
+            _ => continue,
+        };
+        script.hosts.schedule(at, event);
+        last = last.max(until);
+    }
+    last
+}
+
+/// A program moves to another peer.
+fn another_peer(script: &mut Script, one: Qp, begin: Time) -> [Qp; 2] {
+    let other = script.place(begin - MS, 3, 20_002, 1);
+    let pair = [one, script.qp(other, 0)];
+    let rtr = [0, 1].map(|_| begin + script.time(SEC));
+    let rts = rtr.map(|at| Some(at + script.time(SEC)));
+    let events = script.events(pair, rtr, rts);
+    script.schedule(events);
+    pair
+}
+
+/// Before a process is there, a stranger has its port.
+fn stranger_before(script: &mut Script, b: usize, late: Time, targets: &[(std::net::SocketAddr, u32)]) {
+    let index = stranger(script, b, 0, targets);
+    script.hosts.schedule(1, Event::Stranger(index));
+    script.hosts.schedule(late, Event::StrangerLeaves(index));
+    // It leaves first.
+    script.hosts.sort_starts_last(late);
+}
+
+/// A process dies, and its port gets another one. Returns when that one is there.
+fn dies(
+    script: &mut Script,
+    peers: &mut [usize; 2],
+    pairs: &mut [[Qp; 2]],
+    begin: Time,
+    two_hosts: bool,
+    targets: &[(std::net::SocketAddr, u32)],
+) -> Time {
+    let side = script.rng.size(0, 1);
+    let old = peers[side];
+    let up = begin + 10 * MS + script.time(2 * SEC);
+    let dark = script.rng.chance(300) && two_hosts;
+    let death = if dark { Event::LosePower(old, up) } else { Event::Kill(old) };
+    script.hosts.schedule(begin, death);
+    if !script.known && !dark && script.rng.chance(500) {
+        let index = stranger(script, old, begin + 1, targets);
+        script.hosts.schedule(begin + 1, Event::Stranger(index));
+        let leaves =
+            if script.rng.chance(500) { Event::StrangerEnds(index) } else { Event::StrangerLeaves(index) };
+        script.hosts.schedule(up, leaves);
+    }
+    let new = script.place_again(up, old);
+    peers[side] = new;
+    for pair in pairs {
+        *pair = pair.map(|(pid, qpn)| if pid == old { (new, qpn) } else { (pid, qpn) });
+    }
+    up + MS + script.time(SEC)
+}
+
 fn random(seed: u64) -> usize {
     let mut script = Script::new(seed);
     let rng = &mut script.rng;
@@ -337,13 +407,8 @@ fn random(seed: u64) -> usize {
         targets.extend(qpns.iter().map(|qpn| (*at, *qpn)));
         targets.push((*at, (u32::from(at.port()) << 8) + 200));
     }
-    // Before it is there, a stranger may have the port.
     if late > 10 * MS && script.rng.chance(300) {
-        let index = stranger(&mut script, b, 0, &targets);
-        script.hosts.schedule(1, Event::Stranger(index));
-        script.hosts.schedule(late, Event::StrangerLeaves(index));
-        // It leaves first.
-        script.hosts.sort_starts_last(late);
+        stranger_before(&mut script, b, late, &targets);
     }
     let mut pairs: Vec<[Qp; 2]> =
         (0..queue_pairs as usize).map(|n| [script.qp(a, n), script.qp(b, n)]).collect();
@@ -369,61 +434,15 @@ fn random(seed: u64) -> usize {
             let events = script.events(*pair, rtr, rts);
             script.schedule(events);
         }
-        // Trouble meanwhile.
-        for _ in 0..script.rng.size(0, 2) {
-            let at = begin + script.time((last - begin).max(SEC));
-            let pid = peers[script.rng.size(0, 1)];
-            let until = at + script.time(2 * SEC);
-            let event = match script.rng.below(8) {
-                0 | 1 => Event::Break(pid, true),
-                2 | 3 => Event::Break(pid, false),
-                4 => Event::Stop(pid, until),
-                5 => Event::Refuse(pid, Errno::MFILE, until),
-                6 => Event::Refuse(pid, Errno::ADDRINUSE, until),
-                _ => continue,
-            };
-            script.hosts.schedule(at, event);
-            last = last.max(until);
-        }
+        last = troubles(&mut script, &peers, begin, last);
         begin = last + script.time(2 * SEC);
         if round + 1 == rounds || !script.rng.chance(300) {
             continue;
         }
-        // A process dies, and its port gets another one.
-        let side = script.rng.size(0, 1);
-        let old = peers[side];
-        let up = begin + 10 * MS + script.time(2 * SEC);
-        let dark = script.rng.chance(300) && ips[0] != ips[1];
-        let death = if dark { Event::LosePower(old, up) } else { Event::Kill(old) };
-        script.hosts.schedule(begin, death);
-        if !script.known && !dark && script.rng.chance(500) {
-            let index = stranger(&mut script, old, begin + 1, &targets);
-            script.hosts.schedule(begin + 1, Event::Stranger(index));
-            let leaves = if script.rng.chance(500) {
-                Event::StrangerEnds(index)
-            } else {
-                Event::StrangerLeaves(index)
-            };
-            script.hosts.schedule(up, leaves);
-        }
-        let new = script.place_again(up, old);
-        peers[side] = new;
-        for pair in &mut pairs {
-            *pair = pair.map(|(pid, qpn)| if pid == old { (new, qpn) } else { (pid, qpn) });
-        }
-        begin = up + MS + script.time(SEC);
+        begin = dies(&mut script, &mut peers, &mut pairs, begin, ips[0] != ips[1], &targets);
     }
-    // A program moves to another peer.
     if script.rng.chance(150) {
-        let other = script.place(begin, 3, 20_002, 1);
-        let third = script.qp(other, 0);
-        let pair = [pairs[0][0], third];
-        begin += MS;
-        let rtr = [0, 1].map(|_| begin + script.time(SEC));
-        let rts = rtr.map(|at| Some(at + script.time(SEC)));
-        let events = script.events(pair, rtr, rts);
-        script.schedule(events);
-        pairs.push(pair);
+        pairs.push(another_peer(&mut script, pairs[0][0], begin + MS));
     }
     for _ in 0..strangers {
         let ip = script.rng.size(1, 3) as u8;

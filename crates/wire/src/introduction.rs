@@ -138,6 +138,13 @@ pub fn version(bytes: &[u8]) -> Option<u8> {
     }
 }
 
+/// The sender's queue pair, in any version: versions 1 and 2 have it at the same place. `None`: it is no
+/// introduction. It proves nothing.
+pub fn source_qpn(bytes: &[u8]) -> Option<u32> {
+    version(bytes)?;
+    Some(be32(bytes.get(field::SOURCE_QPN)?) & field::LOW_24)
+}
+
 impl Introduction {
     /// Bytes on the wire.
     pub const LEN: usize = 40;
@@ -277,6 +284,15 @@ mod tests {
         assert_eq!(
             [version(&other), version(&bytes), version(b"uQP"), version(b"")],
             [Some(1), Some(2), None, None]
+        );
+        assert_eq!(
+            [
+                source_qpn(&other),
+                source_qpn(&bytes),
+                source_qpn(&bytes[..7]),
+                source_qpn(b"uQQ\x02\0\0\0\x01")
+            ],
+            [Some(0x0001_0203), Some(0x0001_0203), None, None]
         );
     }
 

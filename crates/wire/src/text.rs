@@ -212,6 +212,7 @@ mod tests {
 
     use super::*;
     use crate::ddp::{Tagged, Untagged};
+    use crate::introduction::Cookie;
     use crate::rdmap::AtomicOp;
     use crate::terminate::{Mpa, TerminateError};
 
@@ -297,11 +298,17 @@ mod tests {
             let head = [&extension(flags).to_bytes()[..], &ddp.to_bytes(), body].concat();
             DatagramLine { head: &head, len }.to_string()
         };
+        let ask = Proof { source_qpn: 0x11, destination_qpn: 0x22, token: 3, cookie: None };
+        let cookie = Some(Cookie { made: 4, hash: 5 });
+        let answer = Proof { source_qpn: 0x22, destination_qpn: 0x11, cookie, ..ask };
         let lines: Vec<String> = [
             line(0, ddp(Opcode::Send, 0), &[], 42 + 11),
             line(datagram::FLAG_IMMEDIATE, ddp(Opcode::SendSe, 0), &[], 42),
             line(0, ddp(Opcode::Terminate, 2), &[0x12, 1, 0, 0], 46),
             line(1, ddp(Opcode::Send, 0), &[], 176),
+            line(3, ddp(Opcode::Send, 0), &[], 48),
+            DatagramLine { head: &ask.to_bytes(), len: Proof::LEN }.to_string(),
+            DatagramLine { head: &answer.to_bytes(), len: Proof::LEN }.to_string(),
             DatagramLine { head: &extension(0).to_bytes(), len: 24 }.to_string(),
             DatagramLine { head: &[9; 60], len: 60 }.to_string(),
             DatagramLine { head: &[], len: 0 }.to_string(),
@@ -312,6 +319,9 @@ mod tests {
         UD src=0x11 dst=0x22 qkey=0x1 imm=0x7 inc=0x9 SendSE L qn=0 msn=5 mo=0 len=0
         UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 Terminate L qn=2 msn=5 mo=0 DDP: invalid queue number (1/2/01)
         UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 lookup request, 176 bytes
+        UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 proof request, 48 bytes
+        ProofRequest src=0x11 dst=0x22
+        ProofReply src=0x22 dst=0x11
         UD src=0x11 dst=0x22 qkey=0x1 inc=0x9 24 bytes
         60 bytes
         0 bytes

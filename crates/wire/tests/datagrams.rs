@@ -4,9 +4,11 @@
 use proptest::prelude::*;
 use uwarp_wire::datagram::error::{self, ErrorMessage};
 use uwarp_wire::datagram::lookup::{self, Reply, Request, Status};
+use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::datagram::{self, Datagram, FLAG_IMMEDIATE, FLAG_RELIABLE, Header, QPN_MULTICAST};
 use uwarp_wire::ddp::{QN_SEND, Untagged};
 use uwarp_wire::grh::Grh;
+use uwarp_wire::introduction::Cookie;
 use uwarp_wire::rdmap::{Control, Opcode};
 use uwarp_wire::terminate::{TerminateError, UntaggedBuffer};
 use uwarp_wire::{crc, text};
@@ -59,6 +61,19 @@ const ASK_AGAIN: Reply<'_> = Reply {
     cookie: 0x1020_3040_5060_7080,
     private_data: b"",
     ..REPLY
+};
+/// The larger number connects, so it asks.
+const PROOF_REQUEST: Proof = Proof {
+    source_qpn: TO_ONE.source_qpn,
+    destination_qpn: TO_ONE.destination_qpn,
+    token: 0x5EED_0002_5EED_0003,
+    cookie: None,
+};
+const PROOF_REPLY: Proof = Proof {
+    source_qpn: PROOF_REQUEST.destination_qpn,
+    destination_qpn: PROOF_REQUEST.source_qpn,
+    cookie: Some(Cookie { made: 0x1122_3344, hash: 0x5566_7788_99AA_BBCC }),
+    ..PROOF_REQUEST
 };
 
 fn send(header: Header, opcode: Opcode, msn: u32, payload: &[u8]) -> Vec<u8> {
@@ -140,6 +155,8 @@ fn the_specification_has_these_bytes() {
         ("A.7 Lookup Reply that asks for a cookie", ASK_AGAIN.to_string(), reply(ASK_AGAIN)),
         ("A.8 GRH area of A.1 over IPv4", "GRH".into(), area(grh("192.0.2.1", "192.0.2.2"))),
         ("A.9 GRH area of A.1 over IPv6", "GRH".into(), area(grh("2001:db8::1", "2001:db8::2"))),
+        ("A.10 Proof Request", PROOF_REQUEST.to_string(), PROOF_REQUEST.to_bytes().to_vec()),
+        ("A.11 Proof Reply", PROOF_REPLY.to_string(), PROOF_REPLY.to_bytes().to_vec()),
     ];
     let expected: String = cases
         .iter()

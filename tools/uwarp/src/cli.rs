@@ -283,7 +283,7 @@ pub struct RunOptions {
     /// its own (spin) [default: auto]
     #[arg(long, value_name = "HOW", env = "UWARP_PROGRESS", hide_env_values = true)]
     pub progress: Option<Progress>,
-    /// The ports that queue pairs may listen on, for firewalls [default: any]
+    /// The ports of queue pairs, in TCP and in UDP: let a firewall pass both [default: any]
     #[arg(long, value_name = "FIRST-LAST", env = "UWARP_PORT_RANGE", hide_env_values = true)]
     pub port_range: Option<PortRange>,
     /// The UDP port of multicast groups; must be the same on all hosts [default: 18514]

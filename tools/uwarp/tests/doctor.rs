@@ -312,9 +312,10 @@ fn a_sound_library_on_a_host_that_gives_everything_passes() {
          && ip address add 10.55.0.1/24 dev near && ip link set near up && ip link set far up \
          && for i in $(seq 500); do ip -br link show near | grep -qw UP && break; sleep 0.01; done",
     );
-    for name in
-        ["library", "versions", "device", "settings", "loader", "kernel", "loopback", "buffers", "ports"]
-    {
+    for name in [
+        "library", "versions", "device", "settings", "loader", "kernel", "loopback", "buffers", "ports",
+        "udp",
+    ] {
         answer.says(name, "ok", &[]);
     }
     answer.says("interface", "ok", &["10.55.0.1 (near)"]);
@@ -343,6 +344,36 @@ fn loopback_that_is_down_is_found() {
     let answer = doctor_in_namespace(libdir.path(), "true");
     answer.says("loopback", "fail", &["no TCP connection over 127.0.0.1", "ip link set lo up"]);
     assert_eq!(answer.code, Some(1));
+}
+
+/// TCP alone is not enough: queue pairs that are joined by number prove their numbers by UDP.
+#[test]
+fn a_firewall_that_drops_udp_is_found() {
+    let libdir = sound_library();
+    let firewall = |family: &str, ports: &str| {
+        format!(
+            "ip link set lo up && ip link add near type veth peer name far \
+             && ip address add 10.55.0.1/24 dev near && ip link set near up && ip link set far up \
+             && for i in $(seq 500); do ip -br link show near | grep -qw UP && break; sleep 0.01; done \
+             && nft add table inet fire \
+             && nft 'add chain inet fire in {{ type filter hook input priority 0; }}' \
+             && nft add rule inet fire in {family} {ports} drop"
+        )
+    };
+    let answer = doctor_in_namespace(libdir.path(), &firewall("meta l4proto", "udp"));
+    answer.says(
+        "udp",
+        "fail",
+        &["10.55.0.1: nothing came", "join by number", "pass UDP as well as TCP", "--port-range"],
+    );
+    answer.says("loopback", "ok", &[]);
+    assert_eq!(answer.code, Some(1));
+    // What is blocked is not in the range.
+    let range = |line: String| format!("{line} && export UWARP_PORT_RANGE=20000-20001");
+    let blocked = range(firewall("udp dport", "20000-20001"));
+    doctor_in_namespace(libdir.path(), &blocked).says("udp", "fail", &["10.55.0.1: nothing came"]);
+    let passed = range(firewall("udp dport", "!= 20000-20001"));
+    doctor_in_namespace(libdir.path(), &passed).says("udp", "ok", &["datagrams to 10.55.0.1 come back"]);
 }
 
 #[test]

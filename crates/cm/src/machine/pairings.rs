@@ -55,6 +55,7 @@ use super::budget::{Budget, Place};
 use super::handshake::{Event, Handshake};
 use super::listener::{self, Listener, MAX_BACKLOG};
 use super::proof::{self, Proof};
+use super::silence::{self, Heard, Versions, Whose, Words};
 use super::{
     Action, ConnKey, Ends, Input, Machine, Recipient, Space, StreamEvent, Transmit, Want, earlier, is_over,
 };
@@ -75,8 +76,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// The pause before an unanswered request for a cookie is repeated; it grows in the same way.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// After so many requests for a cookie without an answer, three seconds, the log says so.
-const SAID_AFTER: u32 = 9;
 /// A cookie that is nearly too old is not shown.
 const FRESH: Duration = Duration::from_secs(proof::LIFE.as_secs() - 4);
 /// Most early requests for one queue pair: more than one means a peer that began anew, or an earlier peer.
@@ -109,6 +108,21 @@ pub struct Settings {
     pub budget: Budget,
 }
 
+impl Settings {
+    fn request(&self, qpn: u32, pairing: &Pairing) -> InitiatorConfig {
+        let max_ird = self.policy.max_ird;
+        InitiatorConfig {
+            revision: Revision::Two,
+            crc: self.crc,
+            markers: self.markers,
+            depths: Depths::negotiated(max_ird, max_ird),
+            max_ird,
+            peer: self.says_uwarp.then(|| pairing.peer_data(qpn)),
+            peer_in_request: false,
+        }
+    }
+}
+
 /// What the program has set of a queue pair: pushed at each of its changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Terms {
@@ -137,6 +151,8 @@ pub struct Pairings {
     /// For the next attempt to connect; 0 is the listener's.
     spaces: u32,
     pairs: BTreeMap<u32, Pairing>,
+    /// The addresses and ports that pairings name.
+    named: BTreeMap<(Ipv6Addr, u16), Named>,
     /// Queue pairs that exist.
     alive: BTreeSet<u32>,
     /// In the order in which they came.
@@ -149,6 +165,42 @@ pub struct Pairings {
     /// The last one that was given out.
     sending: Option<(Route, [u8; ProofDatagram::LEN])>,
     actions: VecDeque<Action<Infallible>>,
+}
+
+/// A peer's address and port.
+#[derive(Debug, Default)]
+struct Named {
+    /// How many pairings name it.
+    pairings: usize,
+    /// The log says that it has another version.
+    version_said: bool,
+    /// When its TCP port was last asked why its UDP port does not answer.
+    asked_why: Option<Instant>,
+}
+
+impl Named {
+    /// Whether the log must say that the peer has another version.
+    fn say_version(&mut self) -> bool {
+        !std::mem::replace(&mut self.version_said, true)
+    }
+
+    /// Whether the TCP port is asked now.
+    fn may_ask_why(&mut self, now: Instant) -> bool {
+        let may = !self.version_said && self.asked_why.is_none_or(|asked| now >= asked + silence::PAUSE);
+        if may {
+            self.asked_why = Some(now);
+        }
+        may
+    }
+}
+
+/// The question to a peer's TCP port, why its UDP port does not answer.
+#[derive(Debug)]
+struct Why {
+    active: Box<Active>,
+    /// How many requests for a cookie had no answer then.
+    unanswered: u32,
+    heard: bool,
 }
 
 /// A request that is complete.
@@ -188,6 +240,11 @@ struct Pairing {
     began: Instant,
     cookie: Option<(Cookie, Instant)>,
     asked: u32,
+    /// As `asked`, since the last answer.
+    unanswered: u32,
+    why: Option<Why>,
+    /// The log has said it.
+    why_said: bool,
     pauses: u32,
     rejected: bool,
     /// Requests are rejected unread until then.
@@ -272,8 +329,21 @@ impl Pairing {
         (gid(self.path.local.ip()), qpn).cmp(&(gid(self.path.peer.ip()), self.peer))
     }
 
+    /// The peer's address and port.
+    fn names_peer(&self) -> (Ipv6Addr, u16) {
+        (gid(self.path.peer.ip()), port_of(self.peer))
+    }
+
+    fn has(&self, conn: ConnKey) -> bool {
+        self.asks_why_on(conn) || self.state.names(conn)
+    }
+
+    fn asks_why_on(&self, conn: ConnKey) -> bool {
+        self.why.as_ref().is_some_and(|why| why.active.space() == conn.space())
+    }
+
     fn is_peer(&self, address: IpAddr, port: u16) -> bool {
-        (gid(self.path.peer.ip()), port_of(self.peer)) == (gid(address), port)
+        self.names_peer() == (gid(address), port)
     }
 
     /// Whether this request is the peer's, for the present move.
@@ -348,6 +418,10 @@ impl Pairing {
     }
 
     fn deadline(&self) -> Option<Instant> {
+        earlier(self.deadline_of_state(), self.why.as_ref().and_then(|why| why.active.poll_timeout()))
+    }
+
+    fn deadline_of_state(&self) -> Option<Instant> {
         match &self.state {
             State::Replying { handshake, .. } => handshake.poll_timeout(),
             State::AwaitCookie { again } => Some(*again),
@@ -372,6 +446,7 @@ impl Pairings {
             listen_again: None,
             spaces: 0,
             pairs: BTreeMap::new(),
+            named: BTreeMap::new(),
             alive: BTreeSet::new(),
             early: VecDeque::new(),
             leaving: BTreeMap::new(),
@@ -421,6 +496,9 @@ impl Pairings {
             began: now.get(),
             cookie: None,
             asked: 0,
+            unanswered: 0,
+            why: None,
+            why_said: false,
             pauses: 0,
             rejected: false,
             wrong_psn: None,
@@ -428,6 +506,7 @@ impl Pairings {
             state: State::Waiting,
         };
         let role = pairing.role(qpn);
+        self.named.entry(pairing.names_peer()).or_default().pairings += 1;
         self.pairs.insert(qpn, pairing);
         match role {
             Ordering::Less => {
@@ -487,7 +566,15 @@ impl Pairings {
 
     /// The queue pair is in RESET or ERR: everything that was begun for it is cancelled.
     pub fn end(&mut self, qpn: u32) {
+        self.end_why(qpn);
         let Some(pairing) = self.pairs.remove(&qpn) else { return };
+        let peer = pairing.names_peer();
+        if let Some(named) = self.named.get_mut(&peer) {
+            named.pairings -= 1;
+            if named.pairings == 0 {
+                self.named.remove(&peer);
+            }
+        }
         match pairing.state {
             State::Replying { conn, .. } | State::Joining { conn } => self.close(conn, Close::Finish),
             State::Asking(mut active) => {
@@ -614,12 +701,7 @@ impl Pairings {
                     );
                     return self.close(conn, Close::Finish);
                 };
-                tracing::warn!(
-                    %peer,
-                    "a queue pair introduces itself in version {theirs}, which proves nothing; version {} \
-                     is needed: the peer needs a newer uwarp (0.2 or later)",
-                    introduction::VERSION
-                );
+                self.say_version_of(peer, theirs, &request.private_data);
                 TurnedAway::Version
             }
         };
@@ -734,20 +816,14 @@ impl Pairings {
         pairing.state = State::AwaitCookie { again: now.get() + wait };
         let mut to = pairing.path.peer;
         to.set_port(port_of(pairing.peer));
-        if pairing.asked == SAID_AFTER {
-            tracing::warn!(
-                qpn = %format_args!("{qpn:#x}"),
-                "still waiting for queue pair {:#x}: UDP port {} of {} does not answer. Has the peer moved \
-                 its queue pair to RTR? Does a firewall block the port (queue pairs need UDP and TCP; see \
-                 --port-range)? Is its uwarp older than 0.2?",
-                pairing.peer,
-                to.port(),
-                to.ip().to_canonical(),
-            );
-        }
         let route = Route { to, from: Some(pairing.path.local.ip()) };
         let (destination_qpn, token) = (pairing.peer, pairing.token);
+        pairing.unanswered += 1;
+        let unanswered = pairing.unanswered;
         self.send(route, &ProofDatagram { source_qpn: qpn, destination_qpn, token, cookie: None });
+        if silence::ASKED_AFTER.contains(&unanswered) {
+            self.ask_why(now, qpn, unanswered);
+        }
     }
 
     fn has_cookie(&mut self, now: &Now, from: SocketAddr, reply: &ProofDatagram, cookie: Cookie) {
@@ -758,6 +834,8 @@ impl Pairings {
             && pairing.is_peer(from.ip(), from.port());
         if is_answer {
             pairing.cookie = Some((cookie, now.get()));
+            (pairing.unanswered, pairing.why_said) = (0, false);
+            self.end_why(qpn);
             self.connect(now, qpn);
         }
     }
@@ -767,16 +845,7 @@ impl Pairings {
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
         let cookie = pairing.cookie.filter(|(_, came)| now.get() < *came + FRESH);
         let Some((cookie, _)) = cookie else { return self.ask(now, qpn) };
-        let Settings { timeouts, policy, crc, markers, says_uwarp, .. } = self.settings;
-        let config = InitiatorConfig {
-            revision: Revision::Two,
-            crc,
-            markers,
-            depths: Depths::negotiated(policy.max_ird, policy.max_ird),
-            max_ird: policy.max_ird,
-            peer: says_uwarp.then(|| pairing.peer_data(qpn)),
-            peer_in_request: false,
-        };
+        let (config, timeouts) = (self.settings.request(qpn, pairing), self.settings.timeouts);
         let mut peer = pairing.path.peer;
         peer.set_port(port_of(pairing.peer));
         let introduction = pairing.introduction(qpn, Half::Lower, pairing.incarnation, cookie);
@@ -808,22 +877,120 @@ impl Pairings {
     fn rejected(&mut self, now: &Now, qpn: u32, rejection: &Rejection) {
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
         let first = !std::mem::replace(&mut pairing.rejected, true);
+        pairing.cookie = None;
+        let (peer, at) = (pairing.peer, pairing.path.peer.ip().to_canonical());
         let said = &rejection.private_data;
         match (TurnedAway::parse(said), introduction::version(said)) {
-            (Some(TurnedAway::Version), Some(theirs)) if first => tracing::warn!(
+            (Some(TurnedAway::Version), Some(theirs)) if self.may_say(qpn, true) => tracing::warn!(
                 qpn = %format_args!("{qpn:#x}"),
-                "queue pair {:#x} at {} understands introductions of version {theirs}, and this end those of \
-                 version {}: one of them needs a newer uwarp",
-                pairing.peer,
-                pairing.path.peer.ip().to_canonical(),
-                introduction::VERSION,
+                "cannot connect to queue pair {peer:#x} at {at}: {}",
+                Versions(theirs),
             ),
             (Some(why), _) => tracing::debug!(qpn, "the peer has turned this end away: {why}"),
             (None, _) => tracing::debug!(qpn, "the peer has turned this end away"),
         }
-        pairing.cookie = None;
         if first { self.ask(now, qpn) } else { self.pause(now, qpn) }
     }
+
+    // --- Why a peer does not answer, for the log.
+
+    /// A request has another version. Its sender tries again for as long as its program waits: the log says
+    /// so once, and only of a peer that a queue pair waits for. Strangers cannot fill it.
+    fn say_version_of(&mut self, peer: SocketAddr, theirs: u8, request: &[u8]) {
+        let Some(qpn) = introduction::source_qpn(request) else { return };
+        let at = peer.ip().to_canonical();
+        if self.named.get_mut(&(gid(at), port_of(qpn))).is_some_and(Named::say_version) {
+            tracing::warn!("refused: a request of queue pair {qpn:#x} at {at}: {}", Versions(theirs));
+        } else {
+            tracing::debug!("refused: a request of queue pair {qpn:#x} at {at} has version {theirs}");
+        }
+    }
+
+    /// The UDP port does not answer: asks the TCP port why.
+    fn ask_why(&mut self, now: &Now, qpn: u32, unanswered: u32) {
+        if self.end_why(qpn).is_some_and(|before| !before.heard) {
+            return self.say(qpn, Heard::Nothing, unanswered);
+        }
+        let names = self.space();
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let named = self.named.get_mut(&pairing.names_peer());
+        if pairing.why_said || !named.is_some_and(|named| named.may_ask_why(now.get())) {
+            return;
+        }
+        // Nothing that only the two ends know.
+        let introduction = Introduction {
+            source_qpn: qpn,
+            destination_qpn: pairing.peer,
+            expects: None,
+            begins: None,
+            incarnation: 0,
+            cookie: Cookie::NONE,
+        };
+        let mut peer = pairing.path.peer;
+        peer.set_port(port_of(pairing.peer));
+        let target = active::Target {
+            local: Some(pairing.path.local),
+            peer,
+            config: self.settings.request(qpn, pairing),
+            private_data: introduction.to_bytes().to_vec(),
+            fall_back: false,
+        };
+        if let Ok(active) = Active::start(now, names, self.settings.timeouts, target) {
+            pairing.why = Some(Why { active: Box::new(active), unanswered, heard: false });
+            self.hear_why(qpn);
+        }
+    }
+
+    /// Takes what the TCP port says. Whatever it is, it only chooses the words: no answer connects a queue
+    /// pair.
+    fn hear_why(&mut self, qpn: u32) {
+        while let Some(why) = self.pairs.get_mut(&qpn).and_then(|pairing| pairing.why.as_mut())
+            && let Some(action) = why.active.poll_action()
+        {
+            match action.pass() {
+                Ok(action) => self.actions.push_back(action),
+                Err(active::Report::ConnectingFrom(_)) => {}
+                Err(report) => {
+                    why.heard = true;
+                    let unanswered = why.unanswered;
+                    if let active::Report::Accepted { conn, .. } = report {
+                        self.close(conn, Close::Finish);
+                    }
+                    self.say(qpn, Heard::from(&report), unanswered);
+                }
+            }
+        }
+    }
+
+    fn end_why(&mut self, qpn: u32) -> Option<Why> {
+        let mut why = self.pairs.get_mut(&qpn)?.why.take()?;
+        why.active.cancel();
+        while let Some(action) = why.active.poll_action() {
+            self.actions.extend(action.pass().ok());
+        }
+        Some(why)
+    }
+
+    fn say(&mut self, qpn: u32, heard: Heard, unanswered: u32) {
+        if unanswered >= heard.said_after()
+            && self.may_say(qpn, heard.is_definite())
+            && let Some(pairing) = self.pairs.get(&qpn)
+        {
+            let whose = Whose { peer: pairing.peer, at: pairing.path.peer.ip().to_canonical() };
+            tracing::warn!(qpn = %format_args!("{qpn:#x}"), "{}", Words(whose, heard));
+        }
+    }
+
+    /// Whether the log may say why the peer does not answer. Of its version it speaks once.
+    fn may_say(&mut self, qpn: u32, version: bool) -> bool {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return false };
+        let named = self.named.get_mut(&pairing.names_peer());
+        let may = named.is_some_and(|named| if version { named.say_version() } else { !named.version_said });
+        pairing.why_said |= may;
+        may
+    }
+
+    // --- The attempt to connect.
 
     /// Takes what the attempt to connect reports.
     fn connecting(&mut self, now: &Now, qpn: u32) {
@@ -908,7 +1075,7 @@ impl Pairings {
 
     /// The pairing that this connection belongs to.
     fn owner(&self, conn: ConnKey) -> Option<u32> {
-        self.pairs.iter().find(|(_, pairing)| pairing.state.names(conn)).map(|(qpn, _)| *qpn)
+        self.pairs.iter().find(|(_, pairing)| pairing.has(conn)).map(|(qpn, _)| *qpn)
     }
 
     fn handle_pairs_input(&mut self, now: &Now, qpn: u32, conn: ConnKey, input: Input<'_>) {
@@ -916,6 +1083,12 @@ impl Pairings {
             return self.stream_event(now, qpn, conn, event);
         }
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        if pairing.asks_why_on(conn) {
+            if let Some(why) = &mut pairing.why {
+                why.active.handle_input(now, input);
+            }
+            return self.hear_why(qpn);
+        }
         let open = !matches!(input, Input::Failed { .. });
         match &mut pairing.state {
             State::Asking(active) => {
@@ -1082,6 +1255,14 @@ impl Machine for Pairings {
         let due: Vec<u32> = self.pairs.iter().filter(due).map(|(qpn, _)| *qpn).collect();
         for qpn in due {
             let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
+            if let Some(why) = &mut pairing.why {
+                why.active.handle_timeout(now);
+                self.hear_why(qpn);
+            }
+            let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
+            if !is_over(pairing.deadline_of_state(), now) {
+                continue;
+            }
             let role = pairing.role(qpn);
             match &mut pairing.state {
                 State::AwaitCookie { .. } => self.ask(now, qpn),
@@ -1117,7 +1298,7 @@ impl Machine for Pairings {
                 Some(Transmit::Bytes { conn: *conn, bytes: handshake.poll_transmit()? })
             }
             State::Asking(active) => active.poll_transmit(),
-            _ => None,
+            _ => pairing.why.as_mut()?.active.poll_transmit(),
         })
     }
 
@@ -1140,7 +1321,11 @@ impl Machine for Pairings {
         if let Some(leaving) = self.leaving.get(&conn) {
             return leaving.handshake.want();
         }
-        match self.owner(conn).and_then(|qpn| self.pairs.get(&qpn)).map(|pairing| &pairing.state) {
+        let pairing = self.owner(conn).and_then(|qpn| self.pairs.get(&qpn));
+        if let Some(why) = pairing.filter(|pairing| pairing.asks_why_on(conn)).and_then(|p| p.why.as_ref()) {
+            return why.active.want(conn);
+        }
+        match pairing.map(|pairing| &pairing.state) {
             Some(State::Replying { handshake, .. }) => handshake.want(),
             Some(State::Asking(active)) => active.want(conn),
             Some(_) => Want::Nothing,

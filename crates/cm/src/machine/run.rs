@@ -5,7 +5,7 @@
 //!   what has happened ─▶ machine ─▶ run: send, act, read, until nothing is left
 //!                                     ├─ at once: Connect, Listen, Accept, Close, CheckPolled
 //!                                     ├─ watch each connection that the machine wants to know of
-//!                                     └─ deferred, for a thread without a lock: Attach, Disconnect, Fail, reports
+//!                                     └─ deferred, without a lock: Attach, Disconnect, Fail, reports
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

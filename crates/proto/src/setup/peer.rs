@@ -126,6 +126,19 @@ mod tests {
         assert_eq!(data.to_rtr(), (0x0101_EC00, 0x0080_0501_0000_0000));
     }
 
+    /// A feature that came with a later version, and that version.
+    #[test]
+    fn a_later_version_is_spoken_to_in_this_one() {
+        let ours = PeerData { placement_acks: true, qpn: 7, ..PeerData::new() };
+        let mut later = PeerData { version: VERSION + 1, ..ours }.to_bytes();
+        later[field::FEATURES] |= 0x80;
+        let theirs = PeerData::parse(&later).unwrap();
+        assert_eq!(theirs, PeerData { version: VERSION + 1, ..ours });
+        assert_eq!(ours.agreed_with(theirs), ours);
+        assert_eq!(theirs.agreed_with(ours), ours);
+        assert_eq!(PeerData::parse(&PeerData { version: 0, ..ours }.to_bytes()), None, "a stranger");
+    }
+
     #[test]
     fn a_strangers_ready_to_receive_write_says_nothing() {
         // From siw, from cxgb4, from an older uwarp.

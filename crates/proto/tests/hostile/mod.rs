@@ -9,6 +9,7 @@ use uwarp_proto::setup::{
     ResponderPolicy, Revision, Rtr, SetupError,
 };
 use uwarp_proto::tx::OutSegment;
+use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::ddp::{Header, Tagged};
 use uwarp_wire::mpa;
 
@@ -42,9 +43,32 @@ pub fn datagram(bytes: &[u8]) {
             *byte &= 0x80 * u8::from(at == 4);
         }
     }
+    proof(bytes);
     let good = sealed(&covered);
     one_datagram(&good);
     assert_eq!(datagram::parse(&good).is_ok(), bytes.len() >= datagram::HEAD_LEN, "{good:02x?}");
+}
+
+/// The same as a request for a cookie and as its answer, with the right length and CRC.
+fn proof(bytes: &[u8]) {
+    for kind in [3, 4] {
+        let mut covered = bytes.to_vec();
+        covered.resize(Proof::LEN - 4, 0);
+        (covered[0], covered[4]) = (1, kind);
+        let bytes = sealed(&covered);
+        let proof = datagram::parse_proof(&bytes).expect("a proof");
+        assert_eq!((proof.source_qpn, proof.cookie.is_some()), (be24(&bytes[1..]), kind == 4));
+        assert_eq!(datagram::parse_proof(&proof.to_bytes()), Some(proof));
+        assert!(datagram::parse(&bytes).is_err(), "it is no message");
+        let mut wrong = bytes;
+        let at = usize::from(wrong[24]) % wrong.len();
+        wrong[at] ^= 1 << (wrong[25] & 7);
+        assert_eq!(datagram::parse_proof(&wrong), None, "with a bit flipped");
+    }
+}
+
+fn be24(bytes: &[u8]) -> u32 {
+    u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]])
 }
 
 fn sealed(covered: &[u8]) -> Vec<u8> {
@@ -52,6 +76,9 @@ fn sealed(covered: &[u8]) -> Vec<u8> {
 }
 
 fn one_datagram(bytes: &[u8]) {
+    if let Some(proof) = datagram::parse_proof(bytes) {
+        assert_eq!((proof.to_bytes().len(), datagram::parse(bytes).is_err()), (bytes.len(), true));
+    }
     let Ok(message) = datagram::parse(bytes) else { return };
     assert_eq!(message.payload.len() + datagram::OVERHEAD, bytes.len());
     assert_eq!(datagram::destination(bytes), Ok(message.head.destination_qpn));

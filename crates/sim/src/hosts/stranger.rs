@@ -316,6 +316,11 @@ impl Stranger {
             let request = Some(Responder::new(policy));
             self.conns.push(Talk { id, side: 1, read: Vec::new(), request, answered: false });
         }
+        self.read_connections(now) || did
+    }
+
+    fn read_connections(&mut self, now: Time) -> bool {
+        let mut did = false;
         let mut gone = Vec::new();
         for talk in 0..self.conns.len() {
             let Talk { id, side, read, request, answered } = &mut self.conns[talk];

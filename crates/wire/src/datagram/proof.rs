@@ -1,4 +1,4 @@
-//! Proof that a process owns the port of its queue pair numbers (docs/datagram-iwarp.md section 9).
+//! Proof that a process owns the port of its queue pair numbers (docs/datagram-iwarp.md section 13).
 //!
 //! Whoever wants to connect a queue pair by number sends a [`ProofRequest`](super::Kind::ProofRequest) from
 //! the UDP port of its own number to the UDP port of the peer's. The answer contains a cookie, which only

@@ -3,7 +3,9 @@
 //! this file.
 
 use uwarp_wire::datagram::error::ErrorMessage;
+use uwarp_wire::datagram::proof::Proof;
 use uwarp_wire::datagram::{Datagram, lookup};
+use uwarp_wire::introduction::{self, Introduction, TurnedAway};
 use uwarp_wire::terminate::{self, Terminate, TerminateError};
 use uwarp_wire::{crc, datagram, ddp, grh, mpa, rdmap, text};
 
@@ -15,6 +17,7 @@ pub fn check(bytes: &[u8]) {
     terminate(bytes);
     extension_header(bytes);
     grh_area(bytes);
+    introduction(bytes);
     for &byte in bytes.iter().take(4) {
         let control = rdmap::Control::parse(byte);
         assert_eq!(control.to_byte(), byte & 0xCF);
@@ -150,7 +153,7 @@ fn extension_header(bytes: &[u8]) {
     let _ = datagram::Header::parse(bytes);
     whole_datagram(bytes);
     // A fuzzer seldom finds a version, a kind and a DDP header that agree: give it all of them.
-    for kind in 0..4 {
+    for kind in 0..6 {
         let mut framed = versioned.clone();
         if let Some(flags) = framed.get_mut(4) {
             *flags = kind;
@@ -179,6 +182,7 @@ fn whole_datagram(bytes: &[u8]) {
     }
     lookup_request(&datagram);
     lookup_reply(&datagram);
+    proof(&datagram);
     let error = TerminateError::from_codes(1, 2, 5);
     if let Some(answer) = ErrorMessage::answer(&datagram, error) {
         assert!(answer.to_bytes().len() <= bytes.len(), "an answer is never longer than its cause");
@@ -188,6 +192,16 @@ fn whole_datagram(bytes: &[u8]) {
         assert_eq!(ErrorMessage::answer(&answer_read, error), None, "no answer to an answer");
         assert_eq!(ErrorMessage::parse(&answer_read), Ok(answer));
     }
+}
+
+fn proof(datagram: &Datagram<'_>) {
+    let Some(proof) = Proof::parse(datagram) else { return };
+    one_line(&proof);
+    assert_eq!(datagram.datagram_len(), Proof::LEN, "an answer is never longer than its question");
+    let out = proof.to_bytes();
+    let again = Datagram::parse(&out).expect("what was emitted");
+    assert!(again.is_intact());
+    assert_eq!(Proof::parse(&again), Some(proof));
 }
 
 fn lookup_request(datagram: &Datagram<'_>) {
@@ -217,6 +231,31 @@ fn lookup_reply(datagram: &Datagram<'_>) {
             assert_eq!(lookup::Reply::parse(&again), Ok(reply));
         }
         Err(error) => one_line(&error),
+    }
+}
+
+/// As they are, and with the magic of each version, which a fuzzer seldom finds.
+fn introduction(bytes: &[u8]) {
+    one_introduction(bytes);
+    for version in [1, introduction::VERSION] {
+        one_introduction(&[&b"uQP"[..], &[version], bytes].concat());
+    }
+}
+
+fn one_introduction(bytes: &[u8]) {
+    if let Some(introduction) = Introduction::parse(bytes) {
+        assert_eq!(introduction::version(bytes), Some(introduction::VERSION));
+        let out = introduction.to_bytes();
+        assert_eq!(Introduction::parse(&out), Some(introduction));
+        // Numbers have 24 bits, and the flags say which halves are valid: the rest is reserved.
+        for at in (0..4).chain([5, 6, 7, 9, 10, 11]).chain(16..Introduction::LEN) {
+            assert_eq!(out[at], bytes[at], "byte {at}");
+        }
+        assert_eq!(out[12] & 0xC0, bytes[12] & 0xC0);
+    }
+    if let Some(reason) = TurnedAway::parse(bytes) {
+        one_line(&reason);
+        assert_eq!(TurnedAway::parse(&reason.to_bytes()), Some(reason));
     }
 }
 

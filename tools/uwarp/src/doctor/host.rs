@@ -3,9 +3,10 @@
 use std::env;
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -30,6 +31,7 @@ pub fn checks() -> Vec<Check> {
         kernel(),
         loopback(),
         interface(),
+        udp(),
         buffers(),
         datagrams(),
         cores(),
@@ -183,6 +185,72 @@ fn interface() -> Check {
 }
 
 /// TCP sizes its buffers by itself, up to these limits.
+/// Connected queue pairs prove their numbers by UDP when programs join them by number. This finds a firewall
+/// of this host; one between hosts is found by trying only.
+fn udp() -> Check {
+    let all = interfaces::list().unwrap_or_default();
+    let mut addresses: Vec<IpAddr> = all
+        .iter()
+        .filter(|interface| interface.is_usable())
+        .flat_map(|interface| interface.addresses.iter().copied())
+        .filter(|address| !interfaces::is_link_local(address))
+        .collect();
+    if addresses.is_empty() {
+        // As the device has it then.
+        addresses.push(Ipv4Addr::LOCALHOST.into());
+    }
+    let range = env::var("UWARP_PORT_RANGE").ok().and_then(|text| text.parse().ok());
+    let failures = addresses.iter().filter_map(|&address| {
+        let error = datagram_to_itself(address, range.as_ref()).err()?;
+        Some(format!("{address}: {error}"))
+    });
+    udp_works(&addresses, &failures.collect::<Vec<_>>())
+}
+
+fn udp_works(addresses: &[IpAddr], failures: &[String]) -> Check {
+    let name = "udp";
+    if failures.is_empty() {
+        let words: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+        return Check::ok(name, format!("datagrams to {} come back", words.join(", ")));
+    }
+    Check::fail(
+        name,
+        format!(
+            "a UDP datagram does not come back from this host's own address ({}): queue pairs that programs \
+             join by number do not connect, and datagram queue pairs receive nothing",
+            failures.join("; ")
+        ),
+        "let the firewall of this host pass UDP as well as TCP, on the ports of --port-range",
+    )
+}
+
+/// Sends a datagram to an address of this host, from and to ports that a queue pair could have.
+fn datagram_to_itself(address: IpAddr, range: Option<&PortRange>) -> io::Result<()> {
+    const TRIES: u8 = 3;
+    let ports = range.map_or(0..=0, |range| range.first..=range.last);
+    let mut free = ports.filter_map(|port| UdpSocket::bind((address, port)).ok());
+    let Some(to) = free.next() else { return UdpSocket::bind((address, 0)).map(drop) };
+    // A range may have one port.
+    let from = match range {
+        Some(_) => free.next(),
+        None => Some(UdpSocket::bind((address, 0))?),
+    };
+    let from = from.as_ref().unwrap_or(&to);
+    to.set_read_timeout(Some(Duration::from_millis(500)))?;
+    let mut last = io::Error::from(io::ErrorKind::TimedOut);
+    for text in 0..TRIES {
+        from.send_to(&[text], to.local_addr()?)?;
+        match to.recv(&mut [0; 8]) {
+            Ok(_) => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(match last.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => io::Error::other("nothing came within 1.5 s"),
+        _ => last,
+    })
+}
+
 fn buffers() -> Check {
     const WANTED: u64 = 1 << 20;
     let name = "buffers";
@@ -268,10 +336,16 @@ fn ports() -> Check {
         let sample: Vec<_> = (first..=last).take(64).collect();
         let refusals: Vec<_> = sample
             .iter()
-            .filter_map(|&port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).err())
+            .filter_map(|&port| {
+                let at = (Ipv4Addr::UNSPECIFIED, port);
+                TcpListener::bind(at).map(drop).and_then(|()| UdpSocket::bind(at)).err()
+            })
             .collect();
         let free = sample.len().saturating_sub(refusals.len());
-        let found = format!("{free} of the first {} in UWARP_PORT_RANGE={text} are free", sample.len());
+        let found = format!(
+            "{free} of the first {} in UWARP_PORT_RANGE={text} are free in TCP and UDP",
+            sample.len()
+        );
         return match refusals.first() {
             Some(error) if free == 0 => Check::fail(
                 name,
@@ -286,9 +360,13 @@ fn ports() -> Check {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let bounds: Vec<u32> = range.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [first, last] = bounds[..] else {
-        return Check::ok(name, "any that the kernel assigns; UWARP_PORT_RANGE limits them for a firewall");
+        return Check::ok(
+            name,
+            "any that the kernel assigns, in TCP and UDP; UWARP_PORT_RANGE limits them for a firewall",
+        );
     };
-    let found = format!("any from {first} to {last}; UWARP_PORT_RANGE limits them for a firewall");
+    let found =
+        format!("any from {first} to {last}, in TCP and UDP; UWARP_PORT_RANGE limits them for a firewall");
     match last.saturating_sub(first) {
         0..1000 => Check::warn(
             name,

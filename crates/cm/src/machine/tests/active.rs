@@ -381,6 +381,150 @@ fn private_data_that_does_not_fit_is_the_callers_error() {
     assert!(matches!(error, SetupError::PrivateDataLimit { .. }));
 }
 
+/// One run with any peer, network and program.
+struct Trial {
+    random: Random,
+    clock: Clock,
+    begin: Instant,
+    active: Active,
+    /// The open connection, and what was sent on it.
+    open: Option<(ConnKey, Vec<u8>)>,
+    /// Which last report came: accepted, rejected, failed.
+    outcome: Option<usize>,
+    cancelled: bool,
+}
+
+impl Trial {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let clock = Clock::new();
+        let local = random.one_in(2).then(|| address(1));
+        let target = Target { local, fall_back: random.one_in(2), ..target() };
+        let active = Active::start(&clock.now(), Space::new(0), Timeouts::default(), target).unwrap();
+        Self { random, begin: clock.get(), clock, active, open: None, outcome: None, cancelled: false }
+    }
+
+    /// Runs until the last report or a cancel.
+    fn run(&mut self) {
+        loop {
+            self.send();
+            while self.act() {
+                self.send();
+            }
+            if self.outcome.is_some() || self.cancelled {
+                break;
+            }
+            self.happen();
+        }
+        assert!(self.open.is_none(), "a connection is left");
+        assert_eq!((self.active.poll_timeout(), self.active.poll_transmit()), (None, None));
+        // Seven connections that are refused, one repetition, two plainer ones, each with both limits.
+        assert!(self.clock.get() - self.begin <= Duration::from_secs(11 * 120));
+    }
+
+    fn input(&mut self, input: Input<'_>) {
+        self.active.handle_input(&self.clock.now(), input);
+    }
+
+    fn send(&mut self) {
+        while let Some(Transmit::Bytes { conn, bytes }) = self.active.poll_transmit() {
+            let (own, sent) = self.open.as_mut().expect("it sends on an open connection");
+            assert_eq!(conn, *own);
+            let part = self.random.one_in(3);
+            let taken = if part { self.random.below(bytes.len() + 1) } else { bytes.len() };
+            sent.extend_from_slice(&bytes[..taken]);
+            self.input(Input::Sent { conn, bytes: taken });
+        }
+    }
+
+    /// Takes all actions; returns whether there were any.
+    fn act(&mut self) -> bool {
+        let mut any = false;
+        while let Some(action) = self.active.poll_action() {
+            any = true;
+            assert!(self.outcome.is_none(), "{action:?} after the last report");
+            match action {
+                Action::Connect { conn, .. } => self.connect(conn),
+                Action::Close { conn, .. } => {
+                    let (own, _) = self.open.take().expect("it closes an open connection");
+                    assert_eq!(own, conn);
+                }
+                Action::Report(_) if self.cancelled => panic!("reported after cancel"),
+                Action::Report(Report::ConnectingFrom(_)) => {}
+                Action::Report(Report::Accepted { conn, .. }) => {
+                    assert_eq!(self.open.take().map(|(own, _)| own), Some(conn));
+                    self.outcome = Some(0);
+                }
+                Action::Report(Report::Rejected(_)) => self.outcome = Some(1),
+                Action::Report(Report::Failed { .. }) => self.outcome = Some(2),
+                action => panic!("{action:?}"),
+            }
+        }
+        any
+    }
+
+    fn connect(&mut self, conn: ConnKey) {
+        assert!(self.open.is_none() && !self.cancelled);
+        if self.random.one_in(3) {
+            self.input(Input::Failed { conn, why: Refusal::Refused });
+        } else {
+            self.open = Some((conn, Vec::new()));
+            self.input(Input::Opened { conn, local: address(1) });
+        }
+    }
+
+    /// One event, at any moment before the deadline.
+    fn happen(&mut self) {
+        let deadline = self.active.poll_timeout().expect("it waits for no one without a limit");
+        assert!(deadline > self.clock.get());
+        let conn = self.open.as_ref().map(|(conn, _)| *conn);
+        match (self.random.below(24), conn) {
+            (0..3, _) => {
+                self.clock.reach(deadline);
+                self.active.handle_timeout(&self.clock.now());
+            }
+            (3, _) => self.active.handle_timeout(&self.clock.now()),
+            (4..10, Some(conn)) => self.input(Input::Room { conn }),
+            (10, Some(conn)) => self.input(Input::End { conn }),
+            (11, Some(conn)) => {
+                let why = [Refusal::Gone, Refusal::Refused, Refusal::Local(Errno::NOBUFS)];
+                self.open = None;
+                let why = why[self.random.below(3)];
+                self.input(Input::Failed { conn, why });
+            }
+            (12, _) if self.random.one_in(8) => {
+                self.active.cancel();
+                self.cancelled = true;
+            }
+            (13..22, Some(_)) => self.answer(),
+            _ => {}
+        }
+    }
+
+    /// The peer replies, well or badly, or does not know the whole request yet.
+    fn answer(&mut self) {
+        let (conn, sent) = self.open.as_ref().unwrap();
+        let conn = *conn;
+        let Want::Bytes(want) = self.active.want(conn) else { panic!() };
+        let whole = sent.len() > 20 && sent.len() == 20 + usize::from(sent[19]);
+        let reply = match self.random.below(4) {
+            0 => greedy(),
+            1 => vec![b'?'; 20],
+            how if whole => reply_to(sent, how == 2),
+            _ => return,
+        };
+        let mut reply = reply.as_slice();
+        assert!(want <= 20);
+        while let Want::Bytes(want) = self.active.want(conn)
+            && !reply.is_empty()
+        {
+            let (some, rest) = reply.split_at(want.min(reply.len()));
+            reply = rest;
+            self.input(Input::Bytes { conn, bytes: some });
+        }
+    }
+}
+
 /// Any peer, network and program: connections are closed once and by one end, nothing is heard after the
 /// last report, and it ends in bounded time.
 #[test]
@@ -388,108 +532,9 @@ fn any_order_of_events() {
     let mut reported = [0_u32; 4];
     for seed in 0..3000 {
         let seed = Seed(seed);
-        let mut random = Random::new(seed.0);
-        let mut clock = Clock::new();
-        let begin = clock.get();
-        let local = random.one_in(2).then(|| address(1));
-        let target = Target { local, fall_back: random.one_in(2), ..target() };
-        let mut active = Active::start(&clock.now(), Space::new(0), Timeouts::default(), target).unwrap();
-        let mut open: Option<(ConnKey, Vec<u8>)> = None;
-        let mut outcome = None;
-        let mut cancelled = false;
-        loop {
-            let mut progress = true;
-            while progress {
-                progress = false;
-                while let Some(Transmit::Bytes { conn, bytes }) = active.poll_transmit() {
-                    let (own, sent) = open.as_mut().expect("it sends on an open connection");
-                    assert_eq!(conn, *own);
-                    let taken = if random.one_in(3) { random.below(bytes.len() + 1) } else { bytes.len() };
-                    sent.extend_from_slice(&bytes[..taken]);
-                    active.handle_input(&clock.now(), Input::Sent { conn, bytes: taken });
-                }
-                while let Some(action) = active.poll_action() {
-                    progress = true;
-                    assert!(outcome.is_none(), "{action:?} after the last report");
-                    match action {
-                        Action::Connect { conn, .. } => {
-                            assert!(open.is_none() && !cancelled);
-                            let input = if random.one_in(3) {
-                                Input::Failed { conn, why: Refusal::Refused }
-                            } else {
-                                open = Some((conn, Vec::new()));
-                                Input::Opened { conn, local: address(1) }
-                            };
-                            active.handle_input(&clock.now(), input);
-                        }
-                        Action::Close { conn, .. } => {
-                            let (own, _) = open.take().expect("it closes an open connection");
-                            assert_eq!(own, conn);
-                        }
-                        Action::Report(_) if cancelled => panic!("reported after cancel"),
-                        Action::Report(Report::ConnectingFrom(_)) => {}
-                        Action::Report(Report::Accepted { conn, .. }) => {
-                            assert_eq!(open.take().map(|(own, _)| own), Some(conn));
-                            outcome = Some(0);
-                        }
-                        Action::Report(Report::Rejected(_)) => outcome = Some(1),
-                        Action::Report(Report::Failed { .. }) => outcome = Some(2),
-                        action => panic!("{action:?}"),
-                    }
-                }
-            }
-            if outcome.is_some() || cancelled {
-                break;
-            }
-            let deadline = active.poll_timeout().expect("it waits for no one without a limit");
-            assert!(deadline > clock.get());
-            let now = clock.now();
-            match (random.below(24), &mut open) {
-                (0..3, _) => {
-                    clock.reach(deadline);
-                    active.handle_timeout(&clock.now());
-                }
-                (3, _) => active.handle_timeout(&now),
-                (4..10, Some((conn, _))) => active.handle_input(&now, Input::Room { conn: *conn }),
-                (10, Some((conn, _))) => active.handle_input(&now, Input::End { conn: *conn }),
-                (11, Some(_)) => {
-                    let why = [Refusal::Gone, Refusal::Refused, Refusal::Local(Errno::NOBUFS)];
-                    let (conn, _) = open.take().unwrap();
-                    active.handle_input(&now, Input::Failed { conn, why: why[random.below(3)] });
-                }
-                (12, _) if random.one_in(8) => {
-                    active.cancel();
-                    cancelled = true;
-                    outcome = None;
-                }
-                (13..22, Some((conn, sent))) => {
-                    let Want::Bytes(want) = active.want(*conn) else { panic!() };
-                    let whole = sent.len() > 20 && sent.len() == 20 + usize::from(sent[19]);
-                    let reply = match random.below(4) {
-                        0 => greedy(),
-                        1 => vec![b'?'; 20],
-                        how if whole => reply_to(sent, how == 2),
-                        _ => continue,
-                    };
-                    let mut reply = reply.as_slice();
-                    assert!(want <= 20);
-                    let conn = *conn;
-                    while let Want::Bytes(want) = active.want(conn)
-                        && !reply.is_empty()
-                    {
-                        let (some, rest) = reply.split_at(want.min(reply.len()));
-                        reply = rest;
-                        active.handle_input(&now, Input::Bytes { conn, bytes: some });
-                    }
-                }
-                _ => {}
-            }
-        }
-        assert!(open.is_none(), "a connection is left");
-        assert_eq!((active.poll_timeout(), active.poll_transmit()), (None, None));
-        reported[outcome.unwrap_or(3)] += 1;
-        // Seven connections that are refused, one repetition, two plainer ones, each with both limits.
-        assert!(clock.get() - begin <= Duration::from_secs(11 * 120));
+        let mut trial = Trial::new(seed.0);
+        trial.run();
+        reported[trial.outcome.unwrap_or(3)] += 1;
     }
     assert!(reported.iter().all(|&times| times > 50), "what is not tried is not tested: {reported:?}");
 }

@@ -403,138 +403,218 @@ enum Place {
     Gone,
 }
 
+/// How often each was tried, in all runs.
+#[derive(Default)]
+struct Tried {
+    adopted: u32,
+    ended: u32,
+    failed: u32,
+    refused: u32,
+    cancelled: u32,
+}
+
+/// One run: two ends, the connection between them, and their shells. Of each pair the first one is the
+/// initiator's.
+struct Trial {
+    random: Random,
+    clock: Clock,
+    /// What each end says.
+    data: [Vec<u8>; 2],
+    ends: [Adopt; 2],
+    /// Whether anything goes wrong.
+    faults: bool,
+    /// What each end has not received yet.
+    pipes: [Vec<u8>; 2],
+    places: [Place; 2],
+    /// Whether it was reported as adopted, its end was reported, and it was cancelled before it was adopted.
+    up: [bool; 2],
+    over: [bool; 2],
+    cancelled: [bool; 2],
+}
+
+impl Trial {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let clock = Clock::new();
+        let data = [(); 2].map(|()| if random.one_in(8) { b"hi".to_vec() } else { b"hello".to_vec() });
+        Self {
+            ends: [initiator(&clock, &data[0]), responder(&clock, &data[1])],
+            data,
+            faults: random.one_in(2),
+            random,
+            clock,
+            pipes: [Vec::new(), Vec::new()],
+            places: [Place::Machine; 2],
+            up: [false; 2],
+            over: [false; 2],
+            cancelled: [false; 2],
+        }
+    }
+
+    /// Anything that can happen to one of the ends.
+    fn step(&mut self, tried: &mut Tried) {
+        let own = self.random.below(2);
+        let conn = self.ends[own].conn();
+        let was_attaching = self.places[own] == Place::Shell;
+        match self.random.below(30) {
+            0..10 => self.send(own),
+            10..20 => self.receive(own),
+            20..23 => self.input(own, Input::Room { conn }),
+            23..26 if was_attaching => self.attach(own, tried),
+            23..26 if self.places[own] == Place::QueuePair => {
+                let ends = self.random.one_in(3);
+                let ended = StreamEvent::Ended(Disconnect::PeerClosed);
+                let event = if ends { ended } else { StreamEvent::Established };
+                self.input(own, Input::Stream { conn, event });
+            }
+            26 if self.fault(10) && self.ends[own].want(conn) != Want::Nothing => {
+                self.input(own, Input::End { conn });
+            }
+            27 if self.fault(10) && self.places[own] == Place::Machine => {
+                self.places[own] = Place::Gone;
+                self.input(own, Input::Failed { conn, why: Refusal::Gone });
+            }
+            28 if self.fault(30) => {
+                tried.cancelled += 1;
+                self.cancelled[own] = !self.up[own];
+                self.ends[own].cancel();
+            }
+            29 if self.fault(20) => self.reach_limit(own),
+            _ => self.ends[own].handle_timeout(&self.clock.now()),
+        }
+        for action in did(&mut self.ends[own]) {
+            self.act(own, action, tried);
+        }
+        self.check(own, was_attaching);
+    }
+
+    fn fault(&mut self, one_in: usize) -> bool {
+        self.faults && self.random.one_in(one_in)
+    }
+
+    fn input(&mut self, own: usize, input: Input<'_>) {
+        self.ends[own].handle_input(&self.clock.now(), input);
+    }
+
+    fn send(&mut self, own: usize) {
+        let pipe = &mut self.pipes[1 - own];
+        if let Some(Transmit::Bytes { conn, bytes }) = self.ends[own].poll_transmit() {
+            assert_eq!(self.places[own], Place::Machine, "sends on what it does not have");
+            let taken = self.random.below(bytes.len() + 1);
+            pipe.extend_from_slice(&bytes[..taken]);
+            if self.faults && taken > 0 && self.random.one_in(40) {
+                *pipe.last_mut().unwrap() ^= 1 << self.random.below(8);
+            }
+            self.input(own, Input::Sent { conn, bytes: taken });
+        }
+    }
+
+    fn receive(&mut self, own: usize) {
+        let conn = self.ends[own].conn();
+        if let Want::Bytes(want) = self.ends[own].want(conn) {
+            assert!((1..=512).contains(&want) && self.places[own] == Place::Machine);
+            let most = self.pipes[own].len().min(want);
+            let some: Vec<u8> = self.pipes[own].drain(..self.random.below(most + 1)).collect();
+            if !some.is_empty() {
+                self.input(own, Input::Bytes { conn, bytes: &some });
+            }
+        }
+    }
+
+    /// The queue pair takes the connection, or refuses it.
+    fn attach(&mut self, own: usize, tried: &mut Tried) {
+        let event = match self.random.below(if self.faults { 4 } else { 3 }) {
+            3 => StreamEvent::Refused(VerbsError::Busy),
+            2 => StreamEvent::Established,
+            _ => StreamEvent::Attached,
+        };
+        let is_refused = matches!(event, StreamEvent::Refused(_));
+        tried.refused += u32::from(is_refused);
+        self.places[own] = if is_refused { Place::Machine } else { Place::QueuePair };
+        let conn = self.ends[own].conn();
+        self.input(own, Input::Stream { conn, event });
+    }
+
+    fn reach_limit(&mut self, own: usize) {
+        let end = &mut self.ends[own];
+        if let Some(deadline) = end.poll_timeout() {
+            self.clock.reach(deadline);
+        }
+        end.handle_timeout(&self.clock.now());
+        assert!(end.poll_timeout().is_none_or(|deadline| deadline > self.clock.get()));
+    }
+
+    fn act(&mut self, own: usize, action: Did, tried: &mut Tried) {
+        match action {
+            Did::Attached(_) => {
+                assert_eq!(self.places[own], Place::Machine);
+                self.places[own] = Place::Shell;
+            }
+            Did::Closed => {
+                assert_eq!(self.places[own], Place::Machine, "closes what it does not have");
+                self.places[own] = Place::Gone;
+            }
+            Did::Disconnected => assert!(matches!(self.places[own], Place::Shell | Place::QueuePair)),
+            Did::Reported(report) => {
+                assert!(!self.over[own] && !self.cancelled[own], "{report:?} after the end");
+                self.hear(own, report, tried);
+            }
+        }
+    }
+
+    fn hear(&mut self, own: usize, report: Report, tried: &mut Tried) {
+        match report {
+            Report::Adopted(data) => {
+                assert!(!std::mem::replace(&mut self.up[own], true));
+                // No checksum protects set-up frames.
+                assert!(self.faults || data == self.data[1 - own]);
+                tried.adopted += 1;
+            }
+            Report::Failed(_) => {
+                assert!(!self.up[own]);
+                self.over[own] = true;
+                tried.failed += 1;
+            }
+            Report::Ended(_) => {
+                assert!(self.up[own]);
+                self.over[own] = true;
+                tried.ended += 1;
+            }
+        }
+    }
+
+    /// It waits for a limit only during set-up, and leaves nothing behind.
+    fn check(&self, own: usize, was_attaching: bool) {
+        let end = &self.ends[own];
+        match (&end.state, end.poll_timeout()) {
+            (State::Handshaking(_) | State::Attaching(_) | State::Attached(_), limit) => {
+                assert!(limit.is_some());
+            }
+            (State::Leaving(handshake, _), limit) => assert!(limit.is_none() && !handshake.is_drained()),
+            (State::Established | State::Over { .. }, limit) => assert_eq!(limit, None),
+        }
+        let has_ended = self.over[own] || self.cancelled[own];
+        if has_ended && !was_attaching {
+            let place = self.places[own];
+            assert!(matches!(place, Place::Gone | Place::QueuePair | Place::Shell), "left behind");
+            assert_eq!(end.want(end.conn()), Want::Nothing);
+        }
+    }
+}
+
 /// Two ends, with frames in any parts, bytes turned over, and ends, failures, refusals, limits and cancels at
 /// any moment. Nothing is left behind, and each end reports as the grammar says.
 #[test]
 fn any_order_of_inputs() {
-    let [mut adopted, mut ended, mut fails, mut refusals, mut cancels] = [0_u32; 5];
+    let mut tried = Tried::default();
     for seed in 0..4000 {
         let seed = Seed(seed);
-        let mut random = Random::new(seed.0);
-        let mut clock = Clock::new();
-        let data = |random: &mut Random| if random.one_in(8) { b"hi".to_vec() } else { b"hello".to_vec() };
-        let [ours, theirs] = [data(&mut random), data(&mut random)];
-        let mut ends = [initiator(&clock, &ours), responder(&clock, &theirs)];
-        let faults = random.one_in(2);
-        let mut pipes = [Vec::new(), Vec::new()];
-        let mut places = [Place::Machine; 2];
-        let [mut up, mut over, mut cancelled] = [[false; 2]; 3];
+        let mut trial = Trial::new(seed.0);
         for _ in 0..300 {
-            let own = random.below(2);
-            let (end, other) = (&mut ends[own], 1 - own);
-            let conn = end.conn();
-            let was_attaching = places[own] == Place::Shell;
-            match random.below(30) {
-                0..10 => {
-                    if let Some(Transmit::Bytes { bytes, .. }) = end.poll_transmit() {
-                        assert_eq!(places[own], Place::Machine, "sends on what it does not have");
-                        let taken = random.below(bytes.len() + 1);
-                        pipes[other].extend_from_slice(&bytes[..taken]);
-                        if faults && taken > 0 && random.one_in(40) {
-                            *pipes[other].last_mut().unwrap() ^= 1 << random.below(8);
-                        }
-                        end.handle_input(&clock.now(), Input::Sent { conn, bytes: taken });
-                    }
-                }
-                10..20 => match end.want(conn) {
-                    Want::Bytes(want) => {
-                        assert!((1..=512).contains(&want) && places[own] == Place::Machine);
-                        let most = pipes[own].len().min(want);
-                        let some: Vec<u8> = pipes[own].drain(..random.below(most + 1)).collect();
-                        if !some.is_empty() {
-                            end.handle_input(&clock.now(), Input::Bytes { conn, bytes: &some });
-                        }
-                    }
-                    Want::End | Want::Nothing => {}
-                },
-                20..23 => end.handle_input(&clock.now(), Input::Room { conn }),
-                23..26 if was_attaching => {
-                    let event = match random.below(if faults { 4 } else { 3 }) {
-                        3 => StreamEvent::Refused(VerbsError::Busy),
-                        2 => StreamEvent::Established,
-                        _ => StreamEvent::Attached,
-                    };
-                    let is_refused = matches!(event, StreamEvent::Refused(_));
-                    refusals += u32::from(is_refused);
-                    places[own] = if is_refused { Place::Machine } else { Place::QueuePair };
-                    end.handle_input(&clock.now(), Input::Stream { conn, event });
-                }
-                23..26 if places[own] == Place::QueuePair => {
-                    let event = if random.one_in(3) {
-                        StreamEvent::Ended(Disconnect::PeerClosed)
-                    } else {
-                        StreamEvent::Established
-                    };
-                    end.handle_input(&clock.now(), Input::Stream { conn, event });
-                }
-                26 if faults && random.one_in(10) && end.want(conn) != Want::Nothing => {
-                    end.handle_input(&clock.now(), Input::End { conn });
-                }
-                27 if faults && random.one_in(10) && places[own] == Place::Machine => {
-                    places[own] = Place::Gone;
-                    end.handle_input(&clock.now(), Input::Failed { conn, why: Refusal::Gone });
-                }
-                28 if faults && random.one_in(30) => {
-                    cancels += 1;
-                    cancelled[own] = !up[own];
-                    end.cancel();
-                }
-                29 if faults && random.one_in(20) => {
-                    if let Some(deadline) = end.poll_timeout() {
-                        clock.reach(deadline);
-                    }
-                    end.handle_timeout(&clock.now());
-                    assert!(end.poll_timeout().is_none_or(|deadline| deadline > clock.get()));
-                }
-                _ => end.handle_timeout(&clock.now()),
-            }
-            for action in did(end) {
-                match action {
-                    Did::Attached(_) => {
-                        assert_eq!(places[own], Place::Machine);
-                        places[own] = Place::Shell;
-                    }
-                    Did::Closed => {
-                        assert_eq!(places[own], Place::Machine, "closes what it does not have");
-                        places[own] = Place::Gone;
-                    }
-                    Did::Disconnected => assert!(matches!(places[own], Place::Shell | Place::QueuePair)),
-                    Did::Reported(report) => {
-                        assert!(!over[own] && !cancelled[own], "{report:?} after the end");
-                        match report {
-                            Report::Adopted(data) => {
-                                assert!(!std::mem::replace(&mut up[own], true));
-                                // No checksum protects set-up frames.
-                                assert!(faults || data == [&theirs, &ours][own][..]);
-                                adopted += 1;
-                            }
-                            Report::Failed(_) => {
-                                assert!(!up[own]);
-                                (over[own], fails) = (true, fails + 1);
-                            }
-                            Report::Ended(_) => {
-                                assert!(up[own]);
-                                (over[own], ended) = (true, ended + 1);
-                            }
-                        }
-                    }
-                }
-            }
-            let end = &ends[own];
-            match (&end.state, end.poll_timeout()) {
-                (State::Handshaking(_) | State::Attaching(_) | State::Attached(_), limit) => {
-                    assert!(limit.is_some());
-                }
-                (State::Leaving(handshake, _), limit) => assert!(limit.is_none() && !handshake.is_drained()),
-                (State::Established | State::Over { .. }, limit) => assert_eq!(limit, None),
-            }
-            let has_ended = over[own] || cancelled[own];
-            if has_ended && !was_attaching {
-                assert!(matches!(places[own], Place::Gone | Place::QueuePair | Place::Shell), "left behind");
-                assert_eq!(end.want(conn), Want::Nothing);
-            }
+            trial.step(&mut tried);
         }
     }
-    let counts = [adopted, ended, fails, refusals, cancels];
+    let Tried { adopted, ended, failed, refused, cancelled } = tried;
+    let counts = [adopted, ended, failed, refused, cancelled];
     assert!(counts.iter().all(|&times| times > 100), "what is not tried is not tested: {counts:?}");
 }

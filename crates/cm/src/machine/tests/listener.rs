@@ -525,95 +525,126 @@ fn a_cancelled_listener_leaves_nothing() {
     assert_eq!(format!("{:?}", world.listener), before);
 }
 
+/// One run with any peers and any program.
+struct Trial {
+    random: Random,
+    places: usize,
+    world: World,
+    /// How many reported requests the program has taken.
+    taken: usize,
+    /// Requests that the program has taken and that are not settled.
+    undecided: Vec<ConnKey>,
+}
+
+impl Trial {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let places = 1 + random.below(24);
+        let backlog = 1 + random.below(6);
+        Self { random, places, world: World::new(places, backlog), taken: 0, undecided: Vec::new() }
+    }
+
+    fn step(&mut self) {
+        let Self { random, world, .. } = self;
+        let conn = (!world.open.is_empty()).then(|| world.open[random.below(world.open.len())]);
+        match (random.below(20), conn) {
+            (0..5, _) => {
+                let host = 2 + u8::try_from(random.below(3)).unwrap();
+                world.connect(peer(host), 1 + random.below(4));
+            }
+            (5..10, Some(conn)) => {
+                let whole = request(if random.one_in(2) { 0x1000 << random.below(3) } else { 0 });
+                let part = if random.one_in(3) { random.below(whole.len()) } else { whole.len() };
+                world.send(conn, &whole[..part]);
+            }
+            (10, Some(conn)) => world.input(Input::End { conn }),
+            (11, Some(conn)) if world.listener.silent.contains_key(&conn) => {
+                world.lose(conn);
+                world.input(Input::Failed { conn, why: Refusal::Gone });
+            }
+            (12, _) => world.refuses = random.one_in(2).then_some(Errno::MFILE),
+            (13..15, _) if self.taken < world.reported.len() => {
+                let conn = self.take();
+                if self.random.one_in(2) {
+                    self.world.answer(conn);
+                }
+            }
+            (15, _) if !self.undecided.is_empty() => {
+                let conn = self.undecided.swap_remove(random.below(self.undecided.len()));
+                world.input(Input::Settled(conn));
+            }
+            (16, _) => self.reach_deadline(),
+            (_, _) => world.pass_ms([0, 1, 10, 150][random.below(4)]),
+        }
+    }
+
+    /// The program takes one request.
+    fn take(&mut self) -> ConnKey {
+        let (conn, _) = self.world.reported[self.taken];
+        self.taken += 1;
+        self.world.input(Input::Delivered);
+        self.undecided.push(conn);
+        conn
+    }
+
+    fn reach_deadline(&mut self) {
+        if let Some(deadline) = self.world.listener.poll_timeout() {
+            self.world.clock.reach(deadline);
+        }
+        self.world.pass_ms(0);
+    }
+
+    /// The bounds hold. Returns whether places are missing, the program is behind, and the order delays one.
+    fn check(&self) -> [bool; 3] {
+        let world = &self.world;
+        world.check();
+        let listener = &world.listener;
+        assert_eq!(world.budget.used(), world.open.len());
+        assert!(world.budget.used() <= self.places);
+        let not_taken = world.reported.len() - self.taken;
+        assert_eq!(listener.undelivered, not_taken);
+        assert!(listener.reported.len() + listener.answered.len() <= not_taken + self.undecided.len());
+        if listener.is_starved() {
+            let oldest = listener.silent.values().map(|silent| silent.accepted).min();
+            assert!(oldest.is_none_or(|oldest| oldest + GRACE > world.clock.get()));
+        }
+        [listener.is_starved(), listener.is_behind(), listener.look.is_some()]
+    }
+
+    /// Without further connections and with a program that takes its requests, all is over in time.
+    fn finish(&mut self) {
+        assert!(self.world.reported.iter().all(|(conn, _)| !self.world.closed.contains(conn)));
+        self.world.refuses = None;
+        self.world.queue.clear();
+        for _ in 0..self.world.open.len() + self.world.reported.len() + 40 {
+            while self.taken < self.world.reported.len() {
+                self.take();
+            }
+            for conn in self.undecided.drain(..) {
+                self.world.input(Input::Settled(conn));
+            }
+            self.reach_deadline();
+        }
+        assert!(self.world.listener.reported.is_empty() && self.world.listener.answered.is_empty());
+        self.world.over();
+    }
+}
+
 /// Any peers and any program: the bounds hold, nothing waits for ever, and nothing is left.
 #[test]
 fn any_order_of_events() {
     let mut seen = [0_usize; 4];
     for seed in 0..1000 {
         let seed = Seed(seed);
-        let mut random = Random::new(seed.0);
-        let places = 1 + random.below(24);
-        let backlog = 1 + random.below(6);
-        let mut world = World::new(places, backlog);
-        let mut undecided: Vec<ConnKey> = Vec::new();
-        let mut taken = 0;
+        let mut trial = Trial::new(seed.0);
         for _ in 0..300 {
-            let conn = (!world.open.is_empty()).then(|| world.open[random.below(world.open.len())]);
-            match (random.below(20), conn) {
-                (0..5, _) => {
-                    let host = 2 + u8::try_from(random.below(3)).unwrap();
-                    world.connect(peer(host), 1 + random.below(4));
-                }
-                (5..10, Some(conn)) => {
-                    let whole = request(if random.one_in(2) { 0x1000 << random.below(3) } else { 0 });
-                    let part = if random.one_in(3) { random.below(whole.len()) } else { whole.len() };
-                    world.send(conn, &whole[..part]);
-                }
-                (10, Some(conn)) => world.input(Input::End { conn }),
-                (11, Some(conn)) if world.listener.silent.contains_key(&conn) => {
-                    world.lose(conn);
-                    world.input(Input::Failed { conn, why: Refusal::Gone });
-                }
-                (12, _) => world.refuses = random.one_in(2).then_some(Errno::MFILE),
-                (13..15, _) if taken < world.reported.len() => {
-                    let (conn, _) = world.reported[taken];
-                    taken += 1;
-                    world.input(Input::Delivered);
-                    if random.one_in(2) {
-                        world.answer(conn);
-                    }
-                    undecided.push(conn);
-                }
-                (15, _) if !undecided.is_empty() => {
-                    let conn = undecided.swap_remove(random.below(undecided.len()));
-                    world.input(Input::Settled(conn));
-                }
-                (16, _) => {
-                    if let Some(deadline) = world.listener.poll_timeout() {
-                        world.clock.reach(deadline);
-                    }
-                    world.pass_ms(0);
-                }
-                (_, _) => world.pass_ms([0, 1, 10, 150][random.below(4)]),
+            trial.step();
+            for (times, now) in seen.iter_mut().zip(trial.check()) {
+                *times += usize::from(now);
             }
-            world.check();
-            let listener = &world.listener;
-            assert_eq!(world.budget.used(), world.open.len());
-            assert!(world.budget.used() <= places);
-            assert_eq!(listener.undelivered, world.reported.len() - taken);
-            assert!(
-                listener.reported.len() + listener.answered.len()
-                    <= world.reported.len() - taken + undecided.len()
-            );
-            if listener.is_starved() {
-                let oldest = listener.silent.values().map(|silent| silent.accepted).min();
-                assert!(oldest.is_none_or(|oldest| oldest + GRACE > world.clock.get()));
-                seen[0] += 1;
-            }
-            seen[1] += usize::from(listener.is_behind());
-            seen[2] += usize::from(listener.look.is_some());
         }
-        assert!(world.reported.iter().all(|(conn, _)| !world.closed.contains(conn)));
-        // Without further connections and with a program that takes its requests, all is over in time.
-        world.refuses = None;
-        world.queue.clear();
-        for _ in 0..world.open.len() + world.reported.len() + 40 {
-            while taken < world.reported.len() {
-                undecided.push(world.reported[taken].0);
-                taken += 1;
-                world.input(Input::Delivered);
-            }
-            for conn in undecided.drain(..) {
-                world.input(Input::Settled(conn));
-            }
-            if let Some(deadline) = world.listener.poll_timeout() {
-                world.clock.reach(deadline);
-            }
-            world.pass_ms(0);
-        }
-        assert!(world.listener.reported.is_empty() && world.listener.answered.is_empty());
-        seen[3] += world.reported.len();
-        world.over();
+        trial.finish();
+        seen[3] += trial.world.reported.len();
     }
     assert!(seen.iter().all(|&times| times > 1000), "what is not tried is not tested: {seen:?}");
 }

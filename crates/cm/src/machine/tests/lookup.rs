@@ -463,100 +463,174 @@ impl Network {
     }
 }
 
+/// How often each was tried, in all runs.
+#[derive(Default)]
+struct Tried {
+    answered: u32,
+    refused: u32,
+    silent: u32,
+    cookies: u32,
+}
+
+const CLIENTS: usize = 12;
+
+/// One run: a server, its clients, and the program that answers.
+struct Trial {
+    clock: Clock,
+    begun: Instant,
+    patience: Duration,
+    network: Network,
+    server: Server,
+    clients: Vec<Client>,
+    /// When the program answers which question, of which client.
+    questions: Vec<(Instant, Question, usize)>,
+    /// Whose question the program was told of.
+    reported: [bool; CLIENTS],
+    /// How each lookup ended.
+    found: Vec<Option<Found>>,
+}
+
+impl Trial {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut clock = Clock::new();
+        let network =
+            Network { random: Random::new(seed + 1000), loss: random.below(31), on_the_way: Vec::new() };
+        let server = server(&clock, 1 + random.below(8));
+        let patience = Duration::from_secs(1 + random.below(20) as u64);
+        // Their Requests are near the end of a period of cookies in some runs.
+        clock.pass(Duration::from_millis(random.below(130_000) as u64));
+        let client = |number: usize| {
+            let lookup = Lookup {
+                server: server_at(),
+                port_space: UDP,
+                transaction: 7,
+                private_data: &[u8::try_from(number).unwrap()],
+                patience,
+            };
+            Client::new(&clock.now(), &lookup).unwrap()
+        };
+        Self {
+            clients: (0..CLIENTS).map(client).collect(),
+            begun: clock.get(),
+            clock,
+            patience,
+            network,
+            server,
+            questions: Vec::new(),
+            reported: [false; CLIENTS],
+            found: vec![None; CLIENTS],
+        }
+    }
+
+    /// Runs until each lookup has ended and the network is empty.
+    fn run(&mut self, tried: &mut Tried) {
+        while self.found.iter().any(Option::is_none) || !self.network.on_the_way.is_empty() {
+            for number in 0..CLIENTS {
+                self.poll_client(number);
+            }
+            self.take_questions();
+            self.answer_questions();
+            self.send_replies(tried);
+            self.arrive();
+            let limit = self.begun + self.patience + Duration::from_secs(1);
+            assert!(self.clock.get() <= limit, "no end");
+        }
+        for number in 0..CLIENTS {
+            self.check(number, tried);
+        }
+    }
+
+    fn poll_client(&mut self, number: usize) {
+        let Self { clock, network, .. } = self;
+        let (client, found) = (&mut self.clients[number], &mut self.found[number]);
+        client.handle_timeout(&clock.now());
+        assert!(client.poll_timeout().is_none_or(|deadline| deadline > clock.get()));
+        let ended = found.is_some();
+        for (route, bytes) in sent(client) {
+            assert!(!ended && route.to == server_at());
+            network.carry(clock.get(), true, number, &bytes);
+        }
+        for new in reports(client) {
+            assert!(!ended, "{new:?} after the end");
+            *found = Some(new);
+        }
+        assert_eq!(client.poll_timeout().is_none(), found.is_some());
+    }
+
+    fn take_questions(&mut self) {
+        for Asked { question, private_data } in reports(&mut self.server) {
+            let number = usize::from(private_data[0]);
+            assert_eq!(question.from, client_at(number));
+            assert!(!std::mem::replace(&mut self.reported[number], true), "one question twice");
+            let wait = Duration::from_millis(self.network.random.below(400) as u64);
+            self.questions.push((self.clock.get() + wait, question, number));
+        }
+        assert!(self.questions.len() <= self.server.backlog);
+    }
+
+    /// The program refuses every fourth client.
+    fn answer_questions(&mut self) {
+        let Self { clock, server, questions, .. } = self;
+        questions.retain(|(when, question, number)| {
+            let now = *when <= clock.get();
+            if now && number.is_multiple_of(4) {
+                server.refuse(question, &[*number as u8]).unwrap();
+            } else if now {
+                server.answer(question, (*number as u32 + 1, 9), &[*number as u8]).unwrap();
+            }
+            !now
+        });
+    }
+
+    fn send_replies(&mut self, tried: &mut Tried) {
+        for (route, bytes) in sent(&mut self.server) {
+            let number = usize::from(route.to.port()) - 10_000;
+            let datagram = Datagram::parse(&bytes).unwrap();
+            tried.cookies += u32::from(Reply::parse(&datagram).unwrap().status == Status::CookieRequired);
+            self.network.carry(self.clock.get(), false, number, &bytes);
+        }
+    }
+
+    /// One datagram arrives, or time passes.
+    fn arrive(&mut self) {
+        let Self { clock, server, clients, .. } = self;
+        match self.network.arrived(clock.get()) {
+            Some((_, true, number, bytes)) => receive(server, clock, client_at(number), &bytes),
+            Some((_, false, number, bytes)) => receive(&mut clients[number], clock, server_at(), &bytes),
+            None => clock.pass_ms(1),
+        }
+    }
+
+    /// What this client found is its own.
+    fn check(&mut self, number: usize, tried: &mut Tried) {
+        match self.found[number].take().unwrap() {
+            Found::QueuePair { qpn, qkey: 9, private_data } => {
+                assert_eq!((qpn as usize, &private_data[..]), (number + 1, &[number as u8][..]));
+                assert!(self.reported[number] && !number.is_multiple_of(4));
+                tried.answered += 1;
+            }
+            Found::Refused(Status::Rejected, private_data) => {
+                assert_eq!(private_data, [number as u8]);
+                assert!(self.reported[number] && number.is_multiple_of(4));
+                tried.refused += 1;
+            }
+            Found::Silence => tried.silent += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// Each client gets its own answer or none in time; the program gets each question once; and a busy server
 /// does not turn away a client whose Request was doubled.
 #[test]
 fn lookups_over_a_bad_network() {
-    const CLIENTS: usize = 12;
-    let [mut answered, mut refused, mut silent, mut cookies] = [0_u32; 4];
+    let mut tried = Tried::default();
     for seed in 0..300 {
         let seed = Seed(seed);
-        let mut random = Random::new(seed.0);
-        let mut clock = Clock::new();
-        let mut network =
-            Network { random: Random::new(seed.0 + 1000), loss: random.below(31), on_the_way: Vec::new() };
-        let mut server = server(&clock, 1 + random.below(8));
-        let patience = Duration::from_secs(1 + random.below(20) as u64);
-        // Their Requests are near the end of a period of cookies in some runs.
-        clock.pass(Duration::from_millis(random.below(130_000) as u64));
-        let begun = clock.get();
-        let mut clients: Vec<Client> = (0..CLIENTS)
-            .map(|number| {
-                let lookup = Lookup {
-                    server: server_at(),
-                    port_space: UDP,
-                    transaction: 7,
-                    private_data: &[u8::try_from(number).unwrap()],
-                    patience,
-                };
-                Client::new(&clock.now(), &lookup).unwrap()
-            })
-            .collect();
-        let mut questions: Vec<(Instant, Question, usize)> = Vec::new();
-        let mut found: Vec<Option<Found>> = vec![None; CLIENTS];
-        let mut reported = [false; CLIENTS];
-        while found.iter().any(Option::is_none) || !network.on_the_way.is_empty() {
-            for (number, client) in clients.iter_mut().enumerate() {
-                client.handle_timeout(&clock.now());
-                assert!(client.poll_timeout().is_none_or(|deadline| deadline > clock.get()));
-                let ended = found[number].is_some();
-                for (route, bytes) in sent(client) {
-                    assert!(!ended && route.to == server_at());
-                    network.carry(clock.get(), true, number, &bytes);
-                }
-                for new in reports(client) {
-                    assert!(!ended, "{new:?} after the end");
-                    found[number] = Some(new);
-                }
-                assert_eq!(client.poll_timeout().is_none(), found[number].is_some());
-            }
-            for Asked { question, private_data } in reports(&mut server) {
-                let number = usize::from(private_data[0]);
-                assert_eq!(question.from, client_at(number));
-                assert!(!std::mem::replace(&mut reported[number], true), "one question twice");
-                let wait = Duration::from_millis(network.random.below(400) as u64);
-                questions.push((clock.get() + wait, question, number));
-            }
-            assert!(questions.len() <= server.backlog);
-            questions.retain(|(when, question, number)| {
-                let now = *when <= clock.get();
-                if now && *number % 4 == 0 {
-                    server.refuse(question, &[*number as u8]).unwrap();
-                } else if now {
-                    server.answer(question, (*number as u32 + 1, 9), &[*number as u8]).unwrap();
-                }
-                !now
-            });
-            for (route, bytes) in sent(&mut server) {
-                let number = usize::from(route.to.port()) - 10_000;
-                let datagram = Datagram::parse(&bytes).unwrap();
-                cookies += u32::from(Reply::parse(&datagram).unwrap().status == Status::CookieRequired);
-                network.carry(clock.get(), false, number, &bytes);
-            }
-            match network.arrived(clock.get()) {
-                Some((_, true, number, bytes)) => receive(&mut server, &clock, client_at(number), &bytes),
-                Some((_, false, number, bytes)) => receive(&mut clients[number], &clock, server_at(), &bytes),
-                None => clock.pass_ms(1),
-            }
-            assert!(clock.get() <= begun + patience + Duration::from_secs(1), "no end");
-        }
-        for (number, found) in found.into_iter().enumerate() {
-            match found.unwrap() {
-                Found::QueuePair { qpn, qkey: 9, private_data } => {
-                    assert_eq!((qpn as usize, &private_data[..]), (number + 1, &[number as u8][..]));
-                    assert!(reported[number] && number % 4 != 0);
-                    answered += 1;
-                }
-                Found::Refused(Status::Rejected, private_data) => {
-                    assert_eq!(private_data, [number as u8]);
-                    assert!(reported[number] && number % 4 == 0);
-                    refused += 1;
-                }
-                Found::Silence => silent += 1,
-                other => panic!("{other:?}"),
-            }
-        }
+        Trial::new(seed.0).run(&mut tried);
     }
+    let Tried { answered, refused, silent, cookies } = tried;
     let counts = [answered, refused, silent, cookies];
     assert!(counts.iter().all(|&times| times > 100), "what is not tried is not tested: {counts:?}");
 }

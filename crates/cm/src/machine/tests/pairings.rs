@@ -860,3 +860,14 @@ fn packet_sequence_numbers_fit_if_all_that_both_know_is_equal() {
     let own = Psns { expects: Some(a), begins: Some(b) };
     assert_eq!(fit(&own, Half::Upper, &shown(Half::Lower, Some(b), Some(a))), Some(false));
 }
+
+/// Peers of another version try again and again, and all queue pairs of one port do.
+#[test]
+fn the_log_speaks_of_a_version_once_and_a_port_is_asked_in_turn() {
+    let now = Clock::new().get();
+    let later = |seconds| now + Duration::from_secs(seconds);
+    let mut named = Named::default();
+    assert_eq!([now, now, later(1), later(1)].map(|at| named.may_ask_why(at)), [true, false, true, false]);
+    assert_eq!([named.say_version(), named.say_version()], [true, false]);
+    assert!(!named.may_ask_why(later(9)), "it is known why");
+}

@@ -124,8 +124,8 @@ impl RcCore {
             code => Some(Duration::from_nanos(4096 << code)),
         };
         let retries = u32::from(self.shell.attr.retry_cnt) + 1;
-        // A stream that ends before it counts does not begin the time anew: a peer that comes and goes forever
-        // does not keep work waiting forever.
+        // A stream that ends before it counts does not begin the time anew: a peer that comes and goes
+        // forever does not keep work waiting forever.
         let joining = self.stream.as_ref().is_some_and(Stream::is_joining);
         if self.awaits_stream().is_some() || joining {
             timeout.map(|timeout| (timeout * SETUP_FACTOR * retries).max(MIN_SETUP_WAIT))
