@@ -412,6 +412,8 @@ fn the_larger_end_asks_for_a_cookie_until_it_has_one() {
         bench.give(ip, port, numbers, token, cookie);
         assert_eq!(bench.phase(), "AwaitCookie", "{ip} {port} {numbers:x?} {token:x}");
     }
+    // Meanwhile the TCP port was asked why.
+    assert!(matches!(bench.actions()[..], [Action::Connect { .. }, Action::Close { .. }]));
     bench.give(SMALLER, PEER_PORT, (PEER, QPN), TOKEN, cookie);
     let (_, request) = bench.asked();
     assert!(!request.is_empty());
