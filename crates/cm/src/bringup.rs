@@ -1,5 +1,5 @@
 //! Queue pairs that a program moves to RTR and RTS itself: while rdma_cm makes their connection (`rping -q`,
-//! UCX), or without a connection manager, by the peer's address and number ([`crate::pairing`]).
+//! UCX), or without a connection manager, by the peer's address and number ([`crate::machine::pairings`]).
 //!
 //! With rdma_cm the program sees the state that it has requested. The RNIC's queue pair stays in INIT until
 //! it has its stream, and is in RTS from then on. Both orders occur. The active end moves the queue pair
@@ -16,7 +16,7 @@ use uwarp_rnic::qp::QpState::{self, Init, Rtr, Rts};
 
 use crate::cm::Cm;
 use crate::error::CmError;
-use crate::pairing::Path;
+use crate::machine::pairings::Path;
 
 /// The state that a program sees: the requested one while the stream is still to come, and RTR until it
 /// requests RTS.
@@ -75,15 +75,18 @@ pub fn modify(
     };
     change.awaits_stream = pairs.is_some();
     if let (Some(cm), Some(QpState::Reset | QpState::Err)) = (cm, to) {
-        cm.pairings().end(qp.qpn());
+        cm.numbers().end(qp.qpn());
     }
     qp.modify(&change)?;
     if let Some((cm, path, peer)) = pairs
-        && let Err(error) = cm.pairings().begin(qp, path, peer)
+        && let Err(error) = cm.numbers().begin(qp, path, peer)
     {
         tracing::warn!(qpn = qp.qpn(), "cannot connect the queue pair to its peer: {error}");
         qp.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() })?;
         return Err(error);
+    }
+    if let (Some(cm), None) = (cm, pairs) {
+        cm.numbers().changed(qp);
     }
     Ok(())
 }
@@ -91,7 +94,7 @@ pub fn modify(
 /// The queue pair is destroyed: the connection manager makes no stream for it from now on, and turns away who
 /// waits for it. (Not before: its peer comes back at once.)
 pub fn forget(cm: &Cm, qpn: u32) {
-    cm.pairings().forget(qpn);
+    cm.numbers().forget(qpn);
 }
 
 /// Reduces a change of state that the connection manager takes part in to its attributes, and gives the queue

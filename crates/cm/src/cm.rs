@@ -11,7 +11,8 @@ use uwarp_proto::setup::ResponderPolicy;
 
 use crate::awaiting::{Adopter, Awaiting};
 use crate::event::MAX_DEPTH;
-use crate::pairing::Pairings;
+use crate::machine::budget::Budget;
+use crate::numbers::{Numbers, descriptors};
 use crate::params::revision;
 use crate::ports::Ports;
 use crate::timeouts::Timeouts;
@@ -23,19 +24,21 @@ pub struct Cm {
     next_key: AtomicU64,
     awaiting: Awaiting,
     ports: Arc<Ports>,
-    pairings: Arc<Pairings>,
+    numbers: Numbers,
 }
 
 impl Cm {
     /// A connection manager over a device.
     pub fn new(nic: &Arc<Nic>, timeouts: Timeouts) -> Arc<Self> {
+        // The process's, and so of all listeners that machines have.
+        let budget = Budget::new(Budget::of_descriptors(descriptors()));
         Arc::new(Self {
+            numbers: Numbers::new(nic, timeouts, responder_policy(nic), budget),
             nic: Arc::clone(nic),
             timeouts,
             next_key: AtomicU64::new(1),
             awaiting: Awaiting::default(),
             ports: Arc::default(),
-            pairings: Pairings::new(nic, timeouts, responder_policy(nic)),
         })
     }
 
@@ -89,8 +92,8 @@ impl Cm {
     }
 
     /// Streams of queue pairs that know each other by number and address.
-    pub(crate) fn pairings(&self) -> &Pairings {
-        &self.pairings
+    pub(crate) fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     pub(crate) fn responder_policy(&self) -> ResponderPolicy {

@@ -23,7 +23,7 @@
 //! | `params` | connection parameters between the program, the peer and the queue pair |
 //! | `ports` | which ids have which port |
 //! | `awaiting` | connections that wait for a queue pair which the program moves itself |
-//! | [`pairing`] | streams between queue pairs that know each other by number and address |
+//! | `numbers` | streams between queue pairs that know each other by number and address: one runner a port |
 //! | [`cm`] | what ids have in common |
 //! | [`adopt`] | a connected TCP socket of the program becomes a stream |
 //! | [`process`] | what a process has once: its connection manager, shared device, channels by address |
@@ -59,7 +59,7 @@ pub mod id;
 pub mod listener;
 mod lookup;
 pub mod machine;
-pub mod pairing;
+mod numbers;
 mod params;
 mod ports;
 pub mod process;
@@ -67,6 +67,11 @@ mod runner;
 pub mod state;
 mod sync;
 pub mod timeouts;
+
+/// Where the two ends of a stream by number are.
+pub mod pairing {
+    pub use crate::machine::pairings::Path;
+}
 
 pub use adopt::{AdoptObserver, Adoption, Role, Terms};
 pub use awaiting::Adopter;

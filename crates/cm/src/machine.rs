@@ -26,6 +26,7 @@ pub mod lookup;
 pub mod pairings;
 pub mod proof;
 pub mod run;
+mod silence;
 #[cfg(test)]
 mod testing;
 

@@ -12,13 +12,15 @@
 //! for the lock but a call of the program, so runners have no order among each other.
 
 use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
-use uwarp_driver::{Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamObserver, Token};
-use uwarp_llp::carrier::{Options, SetUp, Watch};
+use uwarp_driver::{
+    Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token,
+};
+use uwarp_llp::carrier::{Bound, Options, SetUp, Watch};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::VerbsError;
@@ -28,15 +30,30 @@ use crate::carriers::{self, carrier};
 use crate::event::ConnParam;
 use crate::machine::run::{Conns, Deferred, Surroundings, run};
 use crate::machine::{ConnKey, Input, Machine, Recipient, StreamEvent};
+use crate::sync::{Mutex, MutexGuard};
 
-/// What a machine's owner does for it. Called without a lock.
-pub(crate) trait Environment<M: Machine>: Send + Sync + 'static {
+/// Datagrams that wait while another thread runs the machine: a flood must not take memory, and what is lost
+/// is asked for again.
+const MOST_DATAGRAMS: usize = 1024;
+
+/// What a machine's owner does for it. Called without a lock, but for the last two.
+pub(crate) trait Environment<M: Machine>: Sized + Send + Sync + 'static {
     /// Who gets a connection.
     fn queue_pair(&self, to: Recipient) -> Option<Arc<Qp>>;
     /// The stream's parameters.
     fn stream_params(&self, qp: &Qp, said: &Negotiated, param: ConnParam) -> StreamParams;
     /// The machine reports. Must not block.
     fn report(&self, report: M::Report);
+    /// Whether the queue pair's stream, which has ended, was used by a program. By number alone.
+    fn was_used(&self, _to: Recipient) -> bool {
+        false
+    }
+    /// The machine's deadline has come; it learns of it next.
+    fn before_timeout(&self, _runner: &Runner<M, Self>) {}
+    /// Tells the machine what has changed around it. Called with the runner's lock.
+    fn prepare(&self, _machine: &mut M) {}
+    /// Sends a datagram. Called with the runner's lock.
+    fn send(&self, _route: Route, _bytes: &[u8]) {}
 }
 
 /// See the head of this file.
@@ -55,6 +72,8 @@ struct State<M: Machine> {
     /// What the alarm is set to.
     at: Option<Instant>,
     deferred: VecDeque<Deferred<M::Report>>,
+    /// The last stream of the owner's own queue pair, for [`Deferred::Disconnect`].
+    stream: Option<(ConnKey, StreamNumber)>,
     /// A thread carries out what is deferred, and continues with what is added meanwhile.
     deferring: bool,
 }
@@ -64,6 +83,7 @@ enum Note {
     Ready(Option<ConnKey>, Readiness),
     Timeout,
     Stream(ConnKey, StreamEvent),
+    Datagram { from: SocketAddr, to: IpAddr, bytes: Box<[u8]> },
 }
 
 /// A watch of the engine.
@@ -101,6 +121,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                 alarm: Alarm::new(engine, Weak::clone(me) as Weak<dyn Source>),
                 at: None,
                 deferred: VecDeque::new(),
+                stream: None,
                 deferring: false,
             }),
             inbox: Mutex::default(),
@@ -109,10 +130,30 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         runner
     }
 
+    /// What the machine has around it.
+    pub fn env(&self) -> &E {
+        &self.env
+    }
+
+    /// What is bound for the machine's [`Action::Listen`](crate::machine::Action::Listen).
+    pub fn set_bound(&self, bound: Box<dyn Bound>) {
+        let mut state = self.lock.lock();
+        state.conns.set_bound(bound);
+        self.release(state);
+    }
+
+    /// A datagram has come. It may be dropped.
+    pub fn datagram(&self, from: SocketAddr, to: IpAddr, bytes: &[u8]) {
+        if self.inbox.lock().len() < MOST_DATAGRAMS {
+            self.post(Note::Datagram { from, to, bytes: bytes.into() });
+        }
+    }
+
     /// A call of the program.
     pub fn call<T>(&self, f: impl FnOnce(&mut M, &Now) -> T) -> T {
         let mut state = self.lock.lock();
         let now = Now::unread();
+        self.env.prepare(&mut state.machine);
         let result = f(&mut state.machine, &now);
         self.run(&mut state, &now);
         self.release(state);
@@ -138,6 +179,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
 
     fn drain(&self, state: &mut State<M>) {
         let now = Now::unread();
+        self.env.prepare(&mut state.machine);
         for note in std::mem::take(&mut *self.inbox.lock()) {
             self.feed(state, note, &now);
         }
@@ -158,6 +200,9 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                 machine.handle_timeout(now);
             }
             Note::Stream(conn, event) => machine.handle_input(now, Input::Stream { conn, event }),
+            Note::Datagram { from, to, bytes } => {
+                machine.handle_input(now, Input::Datagram { from, to, bytes: &bytes });
+            }
         }
     }
 
@@ -201,7 +246,12 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                 Some(Note::Stream(
                     conn,
                     match attached {
-                        Ok(()) => StreamEvent::Attached,
+                        Ok(number) => {
+                            if to == Recipient::Own {
+                                state.stream = Some((conn, number));
+                            }
+                            StreamEvent::Attached
+                        }
                         Err((error, set_up)) => {
                             state.conns.insert(conn, set_up);
                             StreamEvent::Refused(error)
@@ -209,12 +259,15 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                     },
                 ))
             }
-            Deferred::Disconnect(_) => {
-                MutexGuard::unlocked(state, || {
-                    if let Some(qp) = self.env.queue_pair(Recipient::Own) {
-                        qp.disconnect();
-                    }
-                });
+            Deferred::Disconnect(conn) => {
+                // Another stream of the queue pair, which may have begun since, goes on.
+                if let Some((_, number)) = state.stream.filter(|(of, _)| *of == conn) {
+                    MutexGuard::unlocked(state, || {
+                        if let Some(qp) = self.env.queue_pair(Recipient::Own) {
+                            qp.disconnect_stream(number);
+                        }
+                    });
+                }
                 None
             }
             // No machine that has a runner does this yet.
@@ -233,13 +286,13 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         said: &Negotiated,
         param: ConnParam,
         set_up: Box<dyn SetUp>,
-    ) -> Result<(), (VerbsError, Box<dyn SetUp>)> {
+    ) -> Result<StreamNumber, (VerbsError, Box<dyn SetUp>)> {
         let Some(qp) = self.env.queue_pair(to) else {
             return Err((VerbsError::Invalid("the queue pair is destroyed"), set_up));
         };
         let params = self.env.stream_params(&qp, said, param);
         tracing::debug!(qpn = qp.qpn(), ?params, "attach");
-        let observer = Arc::new(Hook { runner: Weak::clone(&self.me), conn: Some(conn) });
+        let observer = Arc::new(StreamHook { runner: Weak::clone(&self.me), conn, to });
         let attached = match to {
             Recipient::Own => qp.attach(set_up.into_link(), params, observer),
             Recipient::Number { moves, .. } => qp.attach_awaited(set_up.into_link(), params, observer, moves),
@@ -253,45 +306,47 @@ impl<M: Machine + 'static, E: Environment<M>> Source for Runner<M, E> {
     fn ready(&self, _: Readiness) {}
 
     fn timeout(&self) {
+        self.env.before_timeout(self);
         self.post(Note::Timeout);
     }
 }
 
-/// What the engine and queue pairs have of a runner: it must end when its owner drops it.
+/// What the engine has of a runner: it must end when its owner drops it.
 struct Hook<M: Machine + 'static, E: Environment<M>> {
     runner: Weak<Runner<M, E>>,
     conn: Option<ConnKey>,
 }
 
-impl<M: Machine + 'static, E: Environment<M>> Hook<M, E> {
-    fn post(&self, note: Note) {
-        if let Some(runner) = self.runner.upgrade() {
-            runner.post(note);
-        }
-    }
-
-    fn stream(&self, event: StreamEvent) {
-        if let Some(conn) = self.conn {
-            self.post(Note::Stream(conn, event));
-        }
-    }
-}
-
 impl<M: Machine + 'static, E: Environment<M>> Source for Hook<M, E> {
     fn ready(&self, readiness: Readiness) {
-        self.post(Note::Ready(self.conn, readiness));
+        if let Some(runner) = self.runner.upgrade() {
+            runner.post(Note::Ready(self.conn, readiness));
+        }
     }
 
     fn timeout(&self) {}
 }
 
-impl<M: Machine + 'static, E: Environment<M>> StreamObserver for Hook<M, E> {
+/// What a queue pair has of a runner.
+struct StreamHook<M: Machine + 'static, E: Environment<M>> {
+    runner: Weak<Runner<M, E>>,
+    conn: ConnKey,
+    to: Recipient,
+}
+
+impl<M: Machine + 'static, E: Environment<M>> StreamObserver for StreamHook<M, E> {
     fn established(&self) {
-        self.stream(StreamEvent::Established);
+        if let Some(runner) = self.runner.upgrade() {
+            runner.post(Note::Stream(self.conn, StreamEvent::Established));
+        }
     }
 
     fn disconnected(&self, why: Disconnect) {
-        self.stream(StreamEvent::Ended(why));
+        let Some(runner) = self.runner.upgrade() else { return };
+        if runner.env.was_used(self.to) {
+            runner.post(Note::Stream(self.conn, StreamEvent::Used));
+        }
+        runner.post(Note::Stream(self.conn, StreamEvent::Ended(why)));
     }
 }
 
@@ -311,9 +366,11 @@ impl<M: Machine + 'static, E: Environment<M>> Surroundings for Real<'_, M, E> {
         self.0.engine.rearm(watched.token);
     }
 
-    // No machine that has a runner sends datagrams or waits for polls yet.
-    fn send(&mut self, _: Route, _: &[u8]) {}
+    fn send(&mut self, route: Route, bytes: &[u8]) {
+        self.0.env.send(route, bytes);
+    }
 
+    // No machine that has a runner waits for polls yet.
     fn is_unpolled(&mut self) -> bool {
         false
     }

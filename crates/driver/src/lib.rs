@@ -77,7 +77,7 @@ pub use fork::{
 pub use nic::{Limits, Nic, ProofPort};
 pub use open::close_all;
 pub use pair::QueuePair;
-pub use qp::{Qp, StreamObserver};
+pub use qp::{Qp, StreamNumber, StreamObserver};
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
 pub use ud::{ProofObserver, UdQp};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -11,7 +12,6 @@ use uwarp_llp::udp::{self, Route};
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
 use uwarp_rnic::{AsyncSink, VerbsError};
-use uwarp_wire::datagram::proof::Proof;
 
 use crate::background;
 use crate::config::Config;
@@ -91,7 +91,7 @@ pub struct ProofPort(Arc<DatagramPort>);
 
 impl ProofPort {
     /// Sends a proof from this port. It may be lost.
-    pub fn send(&self, route: &Route, proof: &Proof) {
+    pub fn send(&self, route: &Route, proof: &[u8]) {
         self.0.send_proof(route, proof);
     }
 }
@@ -100,6 +100,8 @@ impl ProofPort {
 pub struct Nic {
     engine: Arc<Engine>,
     pub(crate) numbers: Numbers<WeakQueuePair>,
+    /// See [`Self::changes`].
+    changes: AtomicU64,
     /// Ports with datagram queue pairs.
     datagram_ports: Mutex<HashMap<u16, Weak<DatagramPort>>>,
     /// The port of multicast groups, while a queue pair is a member of one.
@@ -117,6 +119,7 @@ impl Nic {
         Ok(Arc::new(Self {
             engine: background::start()?,
             numbers: Numbers::default(),
+            changes: AtomicU64::new(0),
             datagram_ports: Mutex::default(),
             group_port: Mutex::default(),
             departed: Mutex::default(),
@@ -206,11 +209,13 @@ impl Nic {
     pub(crate) fn arrive(&self, qp: &QueuePair) {
         fork::object_made();
         self.numbers.register(qp.qpn(), qp.downgrade());
+        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A queue pair was destroyed; adds its counters to those of the device, the first time.
     pub(crate) fn depart(&self, qpn: u32, counters: Counters, drops: Drops) {
         if self.numbers.unregister(qpn) {
+            self.changes.fetch_add(1, Ordering::AcqRel);
             fork::object_gone();
             let mut departed = self.departed.lock();
             departed.0 += counters;
@@ -221,6 +226,16 @@ impl Nic {
     /// The queue pair with this number, unless it is destroyed.
     pub fn queue_pair(&self, qpn: u32) -> Option<QueuePair> {
         self.numbers.find(qpn)?.upgrade()
+    }
+
+    /// Grows whenever a queue pair is made or destroyed: [`Self::numbers_of`] may be different then.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The numbers of this port's queue pairs that are not destroyed.
+    pub fn numbers_of(&self, port: u16) -> Vec<u32> {
+        self.numbers.of_port(port)
     }
 
     /// All queue pairs that are not destroyed, in the order of their numbers.

@@ -54,11 +54,23 @@ struct Inner {
     conn: Option<Conn>,
     /// For deadlines that outlive the connection.
     alone: Option<Timer>,
+    /// The last one.
+    streams: StreamNumber,
     destroyed: bool,
     /// Reports to make after the lock is released, oldest first.
     notices: VecDeque<Notice>,
     /// A thread makes the reports, and continues with those that are added meanwhile.
     reporting: bool,
+}
+
+/// Which of a queue pair's streams.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StreamNumber(u64);
+
+impl StreamNumber {
+    const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
 }
 
 /// What the engine's timer is set to.
@@ -147,6 +159,7 @@ impl Qp {
                 core: RcCore::new(shell.qpn(), init, Some(me.clone())),
                 conn: None,
                 alone: None,
+                streams: StreamNumber::default(),
                 destroyed: false,
                 notices: VecDeque::new(),
                 reporting: false,
@@ -261,6 +274,14 @@ impl Qp {
         awaits
     }
 
+    /// Its attributes, and the packet sequence numbers that its program has set.
+    pub fn terms(&self) -> (QpAttr, Psns) {
+        let inner = self.inner.lock();
+        let terms = (inner.core.query(), inner.core.psns());
+        self.release(inner);
+        terms
+    }
+
     /// Whether completions wait to be polled in the queues where its work requests complete.
     pub fn has_unpolled(&self) -> bool {
         self.shell.has_unpolled()
@@ -291,7 +312,7 @@ impl Qp {
         link: Link,
         params: StreamParams,
         observer: Arc<dyn StreamObserver>,
-    ) -> Result<(), (VerbsError, Link)> {
+    ) -> Result<StreamNumber, (VerbsError, Link)> {
         let mut inner = self.inner.lock();
         let result = self.attach_locked(&mut inner, link, params, observer);
         self.release(inner);
@@ -306,7 +327,7 @@ impl Qp {
         params: StreamParams,
         observer: Arc<dyn StreamObserver>,
         moves: u32,
-    ) -> Result<(), (VerbsError, Link)> {
+    ) -> Result<StreamNumber, (VerbsError, Link)> {
         let mut inner = self.inner.lock();
         let result = if inner.core.awaits_stream() == Some(moves) {
             self.attach_locked(&mut inner, link, params, observer)
@@ -323,7 +344,7 @@ impl Qp {
         link: Link,
         mut params: StreamParams,
         observer: Arc<dyn StreamObserver>,
-    ) -> Result<(), (VerbsError, Link)> {
+    ) -> Result<StreamNumber, (VerbsError, Link)> {
         if inner.destroyed {
             return Err((VerbsError::Invalid("the queue pair is destroyed"), link));
         }
@@ -357,6 +378,8 @@ impl Qp {
             engine.deregister(timer.token);
         }
         linger::stream_begins();
+        inner.streams = inner.streams.next();
+        let number = inner.streams;
         inner.conn = Some(Conn {
             link,
             pump: Pump::default(),
@@ -365,7 +388,17 @@ impl Qp {
             parked: None,
         });
         self.pump(inner, now);
-        Ok(())
+        Ok(number)
+    }
+
+    /// As [`Self::disconnect`], but only for this stream: it may have ended, and another one have begun.
+    pub fn disconnect_stream(&self, number: StreamNumber) {
+        let inner = self.inner.lock();
+        if inner.streams == number {
+            self.disconnect_locked(inner);
+        } else {
+            self.let_go(inner);
+        }
     }
 
     /// Begins an orderly end: posted work is sent (for a bounded time), then our side is closed and input is

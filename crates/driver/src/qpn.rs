@@ -132,6 +132,12 @@ impl<Q: Clone> Numbers<Q> {
         self.registered.lock().get(&qpn).map(|registered| registered.qp.clone())
     }
 
+    /// The registered numbers of a port.
+    pub fn of_port(&self, port: u16) -> Vec<u32> {
+        let first = u32::from(port) << 8;
+        self.registered.lock().range(first..=first | 0xFF).map(|(qpn, _)| *qpn).collect()
+    }
+
     /// All that are registered, in the order of their numbers.
     pub fn all(&self) -> Vec<Q> {
         self.registered.lock().values().map(|registered| registered.qp.clone()).collect()

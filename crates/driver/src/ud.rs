@@ -299,10 +299,9 @@ impl DatagramPort {
     }
 
     /// Sends a proof. If it is lost, it is asked for again.
-    pub(crate) fn send_proof(&self, route: &Route, proof: &Proof) {
-        let bytes = proof.to_bytes();
-        trace_unnumbered(trace::Way::Out, route.to, &bytes, None);
-        let _ = self.socket.send(&[Outgoing { route, bytes: &bytes }]);
+    pub(crate) fn send_proof(&self, route: &Route, bytes: &[u8]) {
+        trace_unnumbered(trace::Way::Out, route.to, bytes, None);
+        let _ = self.socket.send(&[Outgoing { route, bytes }]);
     }
 
     fn take_proof(&self, proof: Proof, bytes: &[u8], incoming: &Incoming) {

@@ -3,10 +3,12 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use common::{End, LIMIT, all_rights, join, to, uwarp};
-use uwarp_rnic::qp::{QpModify, QpState};
+use uwarp_driver::Disconnect;
+use uwarp_rnic::qp::{QpModify, QpState, Rtr, StreamParams};
 use uwarp_rnic::{SendOp, VerbsError, WcStatus};
 
 const SEND: SendOp = SendOp::Send { invalidate: None };
@@ -101,4 +103,35 @@ fn a_queue_pair_that_was_reset_awaits_no_stream() {
     let (a, _b) = common::sockets();
     a.set_nonblocking(true).unwrap();
     assert!(right.qp.attach(a.into(), uwarp(), right.watch.clone()).is_err());
+}
+
+/// A request to disconnect a stream that has ended by itself can come when the next one is there.
+#[test]
+fn a_late_disconnect_does_not_end_the_next_stream() {
+    let (left, right) = (End::new(4096), End::new(4096));
+    let begin = |watch: &Arc<common::Watch>| {
+        let (a, b) = common::sockets();
+        a.set_nonblocking(true).unwrap();
+        let params = StreamParams { initiator: true, rtr: Rtr::SendWrite, ..uwarp() };
+        (left.qp.attach(a.into(), params, watch.clone()).unwrap(), b)
+    };
+    let of_first = Arc::default();
+    let (first, peer) = begin(&of_first);
+    left.qp.modify(&to(QpState::Reset)).unwrap();
+    left.qp.modify(&to(QpState::Init)).unwrap();
+    drop(peer);
+    of_first.wait_end();
+    let (second, peer) = begin(&left.watch);
+    common::attach(
+        &right,
+        peer,
+        StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..uwarp() },
+    );
+    assert_ne!(first, second);
+    left.qp.disconnect_stream(first);
+    right.recv(&[right.sge(0, 100)]);
+    left.send(SEND, &[left.sge(0, 100)]);
+    assert_eq!((left.poll().status, right.poll().status), (WcStatus::Success, WcStatus::Success));
+    left.qp.disconnect_stream(second);
+    assert_eq!(right.watch.wait_end(), Disconnect::PeerClosed);
 }

@@ -29,11 +29,7 @@ pub mod udp {
     pub const BATCH: usize = 4;
     pub const SLOT: usize = 512;
 
-    #[derive(Clone, Copy)]
-    pub struct Route {
-        pub to: SocketAddr,
-        pub from: Option<IpAddr>,
-    }
+    pub use llp::udp::Route;
 
     pub struct Outgoing<'a> {
         pub route: &'a Route,

@@ -22,37 +22,29 @@ pub mod scenarios;
 pub mod sync;
 pub mod sys;
 
-mod bringup;
 mod config;
 mod datagrams;
 mod fork;
+mod runners;
 
-// The names by which `pairing` knows what it has around it.
+// The names by which `runner` knows what it has around it.
 extern crate self as uwarp_driver;
 extern crate self as uwarp_llp;
 
 pub(crate) use alarm::Alarm;
-pub(crate) use bringup::{
-    Nic, ProofPort, Qp, StreamObserver, active, carrier, carriers, handshake, listener, params, timeouts,
-};
+pub(crate) use attended::Attended;
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
+pub(crate) use llp::carrier;
+pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers};
 pub(crate) use source::{Readiness, Source, Token};
 pub(crate) use ud::ProofObserver;
+pub(crate) use uwarp_cm::machine;
 pub(crate) use uwarp_rnic::qp::Disconnect;
-pub(crate) use uwarp_rnic::{mem, pd, wr};
-
-mod error {
-    pub use crate::bringup::CmError;
-    pub use uwarp_rnic::error::*;
-}
-
-mod machine {
-    pub(crate) use crate::proof;
-}
+pub(crate) use uwarp_rnic::{error, mem, pd, wr};
 
 mod event {
-    pub use crate::bringup::ConnParam;
+    pub use uwarp_cm::ConnParam;
     pub use uwarp_rnic::event::*;
 }
 
@@ -94,7 +86,5 @@ mod ud;
 #[path = "../../driver/src/watchdog.rs"]
 mod watchdog;
 
-#[path = "../../cm/src/pairing.rs"]
-mod pairing;
-#[path = "../../cm/src/machine/proof.rs"]
-mod proof;
+#[path = "../../cm/src/runner.rs"]
+mod runner;

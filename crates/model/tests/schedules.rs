@@ -1,7 +1,7 @@
 //! Every scenario of the model, under a bounded number of orders of threads; `UWARP_MODEL_EXECUTIONS` raises
 //! the number.
 
-use uwarp_model::scenarios::{check, datagrams, engine, locks, pairing, rings};
+use uwarp_model::scenarios::{check, datagrams, engine, locks, rings, runners};
 
 macro_rules! scenarios {
     ($($module:ident: $($name:ident)*;)*) => {
@@ -26,10 +26,10 @@ scenarios! {
         completions_come_out_once
         feeders_come_and_go
         a_refill_reaches_all_waiting_queue_pairs;
-    pairing:
-        two_ends_that_begin_at_once_are_joined
-        ends_that_begin_anew_at_any_moment_are_joined_at_last
-        an_end_that_never_comes_or_goes_leaves_nothing_behind;
+    runners:
+        what_has_come_is_read_to_its_end
+        what_is_posted_from_runner_to_runner_arrives
+        a_runner_that_is_destroyed_is_gone;
     datagrams:
         datagrams_of_shared_queue_pairs_come_out_once
         room_is_noticed_beside_a_thread_that_polls

@@ -1,11 +1,35 @@
-//! Bring-up by number: the queue pairs of one port, and the peers that their programs have named. Who may
-//! speak for a queue pair, and why, stands in `crate::pairing`.
+//! Bring-up by number: the queue pairs of one port, and the peers that their programs have named, by address
+//! and number, without ids (docs/contracts.md, "Bring-up").
 //!
-//! Everything that a stranger can hold here is bounded: connections and requests by the [`Budget`], requests
-//! also by number, peer and time, and cookies cost nothing.
-
-// Unused until the shell runs it.
-#![allow(dead_code)]
+//! A queue pair number names a TCP and a UDP port, so an address and a number say where the peer's process
+//! listens. The end with the smaller (address, number) listens, the other one connects; both send an
+//! [`Introduction`]. A connector that finds no listener tries again for as long as its queue pair waits: the
+//! queue pair itself limits how long work requests may wait ([`uwarp_rnic::qp::RcCore::retry_limit`]).
+//!
+//! ```text
+//!   begin ─▶ Pairing ──┬─ larger: cookie ── Active ── Accepted ─────┬─▶ Attach
+//!                      └─ smaller: waits ─┐                         │
+//!   Listener ─ Requested ─▶ early ────────┴── accept, Replied ──────┘
+//! ```
+//!
+//! # Who may speak for a queue pair
+//! Numbers and addresses are public, so each end proves that it is the one that the other's program has
+//! named, before anything is kept or answered ([`super::proof`], [`uwarp_wire::introduction`]):
+//! - The connector shows a cookie that came to the UDP port of its number. A cookie counts only if it is
+//!   younger than the listener's move to RTR: by then the listener's program has named the port's owner. An
+//!   older one may be that of the port's last owner.
+//! - The listener has the TCP port of its number, and returns the request's incarnation.
+//! - Each end shows a half of each packet sequence number that it knows, the other end the other half. What
+//!   both know must fit, and something must be known to both. So who has taken the port of a process that
+//!   died cannot return what it was sent. (PSNs that everybody knows prove nothing.)
+//!
+//! A request with a good proof that comes before its queue pair is in RTR, or while it still has its previous
+//! stream, waits here. Whatever is turned away is rejected in words, and its connector asks for a new cookie.
+//! Everything that a stranger can hold is bounded: connections and requests by the [`Budget`], requests also
+//! by number, peer and time, and cookies cost nothing.
+//!
+//! A stream that ends before any program has used it does not count: the peer was moved to RESET meanwhile,
+//! and the queue pair waits for the next stream. (`design/bring_up.py` searches these rules exhaustively.)
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -13,6 +37,7 @@ use std::convert::Infallible;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use uwarp_llp::carrier::Close;
 use uwarp_llp::udp::Route;
 use uwarp_proto::datagram;
@@ -30,12 +55,21 @@ use super::budget::{Budget, Place};
 use super::handshake::{Event, Handshake};
 use super::listener::{self, Listener, MAX_BACKLOG};
 use super::proof::{self, Proof};
+use super::silence::{self, Heard, Versions, Whose, Words};
 use super::{
     Action, ConnKey, Ends, Input, Machine, Recipient, Space, StreamEvent, Transmit, Want, earlier, is_over,
 };
 use crate::event::ConnParam;
-use crate::pairing::{Path, fit};
 use crate::timeouts::{RETRIES, Timeouts};
+
+/// The two addresses of a queue pair's stream; ports do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// An address of this host.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub peer: SocketAddr,
+}
 
 /// The pause before a connector tries again; each further one is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -48,9 +82,11 @@ const FRESH: Duration = Duration::from_secs(proof::LIFE.as_secs() - 4);
 pub const MOST_EARLY_EACH: usize = 4;
 /// How long an early request waits.
 const EARLY_LIMIT: Duration = Duration::from_secs(30);
-/// How long a peer whose PSNs do not fit is rejected unread.
+/// How long a peer whose PSNs do not fit is rejected unread. Twelve bits are guessed in 17 minutes then, on
+/// average.
 const WRONG_PSN_PAUSE: Duration = Duration::from_millis(500);
-/// Cookies in a second for ports that no pairing names.
+/// Cookies in a second for ports that no pairing names. (The peers of pairings do not count: a flood must not
+/// keep them waiting.)
 const MOST_COOKIES: u32 = 1000;
 /// Datagrams that wait to be sent. What is lost is asked for again.
 const MOST_DATAGRAMS: usize = 64;
@@ -70,6 +106,21 @@ pub struct Settings {
     pub says_uwarp: bool,
     /// The process's.
     pub budget: Budget,
+}
+
+impl Settings {
+    fn request(&self, qpn: u32, pairing: &Pairing) -> InitiatorConfig {
+        let max_ird = self.policy.max_ird;
+        InitiatorConfig {
+            revision: Revision::Two,
+            crc: self.crc,
+            markers: self.markers,
+            depths: Depths::negotiated(max_ird, max_ird),
+            max_ird,
+            peer: self.says_uwarp.then(|| pairing.peer_data(qpn)),
+            peer_in_request: false,
+        }
+    }
 }
 
 /// What the program has set of a queue pair: pushed at each of its changes.
@@ -100,6 +151,8 @@ pub struct Pairings {
     /// For the next attempt to connect; 0 is the listener's.
     spaces: u32,
     pairs: BTreeMap<u32, Pairing>,
+    /// The addresses and ports that pairings name.
+    named: BTreeMap<(Ipv6Addr, u16), Named>,
     /// Queue pairs that exist.
     alive: BTreeSet<u32>,
     /// In the order in which they came.
@@ -112,6 +165,42 @@ pub struct Pairings {
     /// The last one that was given out.
     sending: Option<(Route, [u8; ProofDatagram::LEN])>,
     actions: VecDeque<Action<Infallible>>,
+}
+
+/// A peer's address and port.
+#[derive(Debug, Default)]
+struct Named {
+    /// How many pairings name it.
+    pairings: usize,
+    /// The log says that it has another version.
+    version_said: bool,
+    /// When its TCP port was last asked why its UDP port does not answer.
+    asked_why: Option<Instant>,
+}
+
+impl Named {
+    /// Whether the log must say that the peer has another version.
+    fn say_version(&mut self) -> bool {
+        !std::mem::replace(&mut self.version_said, true)
+    }
+
+    /// Whether the TCP port is asked now.
+    fn may_ask_why(&mut self, now: Instant) -> bool {
+        let may = !self.version_said && self.asked_why.is_none_or(|asked| now >= asked + silence::PAUSE);
+        if may {
+            self.asked_why = Some(now);
+        }
+        may
+    }
+}
+
+/// The question to a peer's TCP port, why its UDP port does not answer.
+#[derive(Debug)]
+struct Why {
+    active: Box<Active>,
+    /// How many requests for a cookie had no answer then.
+    unanswered: u32,
+    heard: bool,
 }
 
 /// A request that is complete.
@@ -151,10 +240,17 @@ struct Pairing {
     began: Instant,
     cookie: Option<(Cookie, Instant)>,
     asked: u32,
+    /// As `asked`, since the last answer.
+    unanswered: u32,
+    why: Option<Why>,
+    /// The log has said it.
+    why_said: bool,
     pauses: u32,
     rejected: bool,
     /// Requests are rejected unread until then.
     wrong_psn: Option<Instant>,
+    /// This host cannot do what it needs.
+    refused: Option<Errno>,
     state: State,
 }
 
@@ -233,8 +329,21 @@ impl Pairing {
         (gid(self.path.local.ip()), qpn).cmp(&(gid(self.path.peer.ip()), self.peer))
     }
 
+    /// The peer's address and port.
+    fn names_peer(&self) -> (Ipv6Addr, u16) {
+        (gid(self.path.peer.ip()), port_of(self.peer))
+    }
+
+    fn has(&self, conn: ConnKey) -> bool {
+        self.asks_why_on(conn) || self.state.names(conn)
+    }
+
+    fn asks_why_on(&self, conn: ConnKey) -> bool {
+        self.why.as_ref().is_some_and(|why| why.active.space() == conn.space())
+    }
+
     fn is_peer(&self, address: IpAddr, port: u16) -> bool {
-        (gid(self.path.peer.ip()), port_of(self.peer)) == (gid(address), port)
+        self.names_peer() == (gid(address), port)
     }
 
     /// Whether this request is the peer's, for the present move.
@@ -250,18 +359,32 @@ impl Pairing {
         } else if self.wrong_psn.is_some_and(|until| now.get() < until) {
             Err(TurnedAway::Psn)
         } else {
-            self.check_psns(now, Half::Lower, said)
+            self.check_psns(now, qpn, Half::Lower, said)
         }
     }
 
-    fn check_psns(&mut self, now: &Now, half: Half, shown: &Introduction) -> Result<(), TurnedAway> {
+    fn check_psns(
+        &mut self,
+        now: &Now,
+        qpn: u32,
+        half: Half,
+        shown: &Introduction,
+    ) -> Result<(), TurnedAway> {
         match fit(&self.terms.psns, half, shown) {
             Some(true) => Ok(()),
             // It comes back when one end has been moved to RTS.
             None => Err(TurnedAway::Psn),
             Some(false) => {
-                let peer = self.path.peer.ip();
-                tracing::warn!(%peer, "refused: the packet sequence numbers do not fit");
+                let Psns { expects, begins } = self.terms.psns;
+                tracing::warn!(
+                    qpn = %format_args!("{qpn:#x}"),
+                    "refused: queue pair {:#x} at {} shows other packet sequence numbers than the program \
+                     has set here (rq_psn {}, sq_psn {}); over InfiniBand nothing would arrive",
+                    self.peer,
+                    self.path.peer.ip().to_canonical(),
+                    hex(expects),
+                    hex(begins),
+                );
                 self.wrong_psn = Some(now.get() + WRONG_PSN_PAUSE);
                 Err(TurnedAway::Psn)
             }
@@ -273,7 +396,7 @@ impl Pairing {
         let Some(reply) = Introduction::parse(reply) else { return false };
         let expected = (self.peer, qpn, self.incarnation);
         (reply.source_qpn, reply.destination_qpn, reply.incarnation) == expected
-            && self.check_psns(now, Half::Upper, &reply).is_ok()
+            && self.check_psns(now, qpn, Half::Upper, &reply).is_ok()
     }
 
     fn introduction(&self, qpn: u32, half: Half, incarnation: u64, cookie: Cookie) -> Introduction {
@@ -295,6 +418,10 @@ impl Pairing {
     }
 
     fn deadline(&self) -> Option<Instant> {
+        earlier(self.deadline_of_state(), self.why.as_ref().and_then(|why| why.active.poll_timeout()))
+    }
+
+    fn deadline_of_state(&self) -> Option<Instant> {
         match &self.state {
             State::Replying { handshake, .. } => handshake.poll_timeout(),
             State::AwaitCookie { again } => Some(*again),
@@ -319,6 +446,7 @@ impl Pairings {
             listen_again: None,
             spaces: 0,
             pairs: BTreeMap::new(),
+            named: BTreeMap::new(),
             alive: BTreeSet::new(),
             early: VecDeque::new(),
             leaving: BTreeMap::new(),
@@ -328,6 +456,11 @@ impl Pairings {
             actions: VecDeque::new(),
             settings,
         }
+    }
+
+    /// The queue pairs that exist now.
+    pub fn set_alive(&mut self, alive: impl IntoIterator<Item = u32>) {
+        self.alive = alive.into_iter().collect();
     }
 
     /// A queue pair with this number exists from now on, or no longer; in that case see [`Self::forget`].
@@ -363,12 +496,17 @@ impl Pairings {
             began: now.get(),
             cookie: None,
             asked: 0,
+            unanswered: 0,
+            why: None,
+            why_said: false,
             pauses: 0,
             rejected: false,
             wrong_psn: None,
+            refused: None,
             state: State::Waiting,
         };
         let role = pairing.role(qpn);
+        self.named.entry(pairing.names_peer()).or_default().pairings += 1;
         self.pairs.insert(qpn, pairing);
         match role {
             Ordering::Less => {
@@ -400,6 +538,25 @@ impl Pairings {
         self.pairs.iter().any(|(qpn, pairing)| pairing.role(*qpn) == Ordering::Less)
     }
 
+    /// What this host has refused of what a queue pair needs; it waits in vain.
+    pub fn refused(&self, qpn: u32) -> Option<Errno> {
+        self.pairs.get(&qpn)?.refused
+    }
+
+    /// The connecting ends that are about to do something, with the move that each is for. Their queue pairs
+    /// may have failed since, on their own.
+    pub fn due(&self, now: &Now) -> Vec<(u32, u32)> {
+        let due = self.pairs.iter().filter(|(_, pairing)| is_over(pairing.deadline(), now));
+        due.map(|(qpn, pairing)| (*qpn, pairing.moves)).collect()
+    }
+
+    /// The queue pair does not wait any more for the stream of this one of its moves to RTR.
+    pub fn give_up(&mut self, qpn: u32, moves: u32) {
+        if self.pairs.get(&qpn).is_some_and(|pairing| pairing.moves == moves) {
+            self.end(qpn);
+        }
+    }
+
     /// The program has changed attributes of a queue pair.
     pub fn terms(&mut self, qpn: u32, terms: Terms) {
         if let Some(pairing) = self.pairs.get_mut(&qpn) {
@@ -409,7 +566,15 @@ impl Pairings {
 
     /// The queue pair is in RESET or ERR: everything that was begun for it is cancelled.
     pub fn end(&mut self, qpn: u32) {
+        self.end_why(qpn);
         let Some(pairing) = self.pairs.remove(&qpn) else { return };
+        let peer = pairing.names_peer();
+        if let Some(named) = self.named.get_mut(&peer) {
+            named.pairings -= 1;
+            if named.pairings == 0 {
+                self.named.remove(&peer);
+            }
+        }
         match pairing.state {
             State::Replying { conn, .. } | State::Joining { conn } => self.close(conn, Close::Finish),
             State::Asking(mut active) => {
@@ -510,7 +675,7 @@ impl Pairings {
         // No other request waits for what becomes of this one: here each belongs to a queue pair.
         self.listener.handle_input(now, Input::Delivered);
         self.listener.handle_input(now, Input::Settled(conn));
-        let introduction = Introduction::parse(&request.private_data);
+        let (introduction, peer) = (Introduction::parse(&request.private_data), ends.peer);
         let why = match introduction {
             Some(introduction) => {
                 let mut owner = ends.peer;
@@ -522,12 +687,23 @@ impl Pairings {
                         let request = Arrived { conn, introduction, from, proven, handshake, place };
                         return self.admit(now, request);
                     }
-                    None => TurnedAway::NoProof,
+                    None => {
+                        tracing::debug!(%peer, ?introduction, "turned away: {}", TurnedAway::NoProof);
+                        TurnedAway::NoProof
+                    }
                 }
             }
-            None if introduction::version(&request.private_data).is_some() => TurnedAway::Version,
-            // It does not come from a queue pair.
-            None => return self.close(conn, Close::Finish),
+            None => {
+                let Some(theirs) = introduction::version(&request.private_data) else {
+                    tracing::debug!(
+                        %peer,
+                        "refused: a connection to the port of queue pairs does not come from a queue pair"
+                    );
+                    return self.close(conn, Close::Finish);
+                };
+                self.say_version_of(peer, theirs, &request.private_data);
+                TurnedAway::Version
+            }
         };
         self.reject_handshake(now, conn, &mut handshake, why);
         self.leave(conn, handshake, Some(place));
@@ -642,7 +818,12 @@ impl Pairings {
         to.set_port(port_of(pairing.peer));
         let route = Route { to, from: Some(pairing.path.local.ip()) };
         let (destination_qpn, token) = (pairing.peer, pairing.token);
+        pairing.unanswered += 1;
+        let unanswered = pairing.unanswered;
         self.send(route, &ProofDatagram { source_qpn: qpn, destination_qpn, token, cookie: None });
+        if silence::ASKED_AFTER.contains(&unanswered) {
+            self.ask_why(now, qpn, unanswered);
+        }
     }
 
     fn has_cookie(&mut self, now: &Now, from: SocketAddr, reply: &ProofDatagram, cookie: Cookie) {
@@ -653,6 +834,8 @@ impl Pairings {
             && pairing.is_peer(from.ip(), from.port());
         if is_answer {
             pairing.cookie = Some((cookie, now.get()));
+            (pairing.unanswered, pairing.why_said) = (0, false);
+            self.end_why(qpn);
             self.connect(now, qpn);
         }
     }
@@ -662,16 +845,7 @@ impl Pairings {
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
         let cookie = pairing.cookie.filter(|(_, came)| now.get() < *came + FRESH);
         let Some((cookie, _)) = cookie else { return self.ask(now, qpn) };
-        let Settings { timeouts, policy, crc, markers, says_uwarp, .. } = self.settings;
-        let config = InitiatorConfig {
-            revision: Revision::Two,
-            crc,
-            markers,
-            depths: Depths::negotiated(policy.max_ird, policy.max_ird),
-            max_ird: policy.max_ird,
-            peer: says_uwarp.then(|| pairing.peer_data(qpn)),
-            peer_in_request: false,
-        };
+        let (config, timeouts) = (self.settings.request(qpn, pairing), self.settings.timeouts);
         let mut peer = pairing.path.peer;
         peer.set_port(port_of(pairing.peer));
         let introduction = pairing.introduction(qpn, Half::Lower, pairing.incarnation, cookie);
@@ -702,13 +876,121 @@ impl Pairings {
     /// have been moved to RTR just now.
     fn rejected(&mut self, now: &Now, qpn: u32, rejection: &Rejection) {
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        match TurnedAway::parse(&rejection.private_data) {
-            Some(why) => tracing::debug!(qpn, "the peer has turned this end away: {why}"),
-            None => tracing::debug!(qpn, "the peer has turned this end away"),
-        }
+        let first = !std::mem::replace(&mut pairing.rejected, true);
         pairing.cookie = None;
-        if std::mem::replace(&mut pairing.rejected, true) { self.pause(now, qpn) } else { self.ask(now, qpn) }
+        let (peer, at) = (pairing.peer, pairing.path.peer.ip().to_canonical());
+        let said = &rejection.private_data;
+        match (TurnedAway::parse(said), introduction::version(said)) {
+            (Some(TurnedAway::Version), Some(theirs)) if self.may_say(qpn, true) => tracing::warn!(
+                qpn = %format_args!("{qpn:#x}"),
+                "cannot connect to queue pair {peer:#x} at {at}: {}",
+                Versions(theirs),
+            ),
+            (Some(why), _) => tracing::debug!(qpn, "the peer has turned this end away: {why}"),
+            (None, _) => tracing::debug!(qpn, "the peer has turned this end away"),
+        }
+        if first { self.ask(now, qpn) } else { self.pause(now, qpn) }
     }
+
+    // --- Why a peer does not answer, for the log.
+
+    /// A request has another version. Its sender tries again for as long as its program waits: the log says
+    /// so once, and only of a peer that a queue pair waits for. Strangers cannot fill it.
+    fn say_version_of(&mut self, peer: SocketAddr, theirs: u8, request: &[u8]) {
+        let Some(qpn) = introduction::source_qpn(request) else { return };
+        let at = peer.ip().to_canonical();
+        if self.named.get_mut(&(gid(at), port_of(qpn))).is_some_and(Named::say_version) {
+            tracing::warn!("refused: a request of queue pair {qpn:#x} at {at}: {}", Versions(theirs));
+        } else {
+            tracing::debug!("refused: a request of queue pair {qpn:#x} at {at} has version {theirs}");
+        }
+    }
+
+    /// The UDP port does not answer: asks the TCP port why.
+    fn ask_why(&mut self, now: &Now, qpn: u32, unanswered: u32) {
+        if self.end_why(qpn).is_some_and(|before| !before.heard) {
+            return self.say(qpn, Heard::Nothing, unanswered);
+        }
+        let names = self.space();
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        let named = self.named.get_mut(&pairing.names_peer());
+        if pairing.why_said || !named.is_some_and(|named| named.may_ask_why(now.get())) {
+            return;
+        }
+        // Nothing that only the two ends know.
+        let introduction = Introduction {
+            source_qpn: qpn,
+            destination_qpn: pairing.peer,
+            expects: None,
+            begins: None,
+            incarnation: 0,
+            cookie: Cookie::NONE,
+        };
+        let mut peer = pairing.path.peer;
+        peer.set_port(port_of(pairing.peer));
+        let target = active::Target {
+            local: Some(pairing.path.local),
+            peer,
+            config: self.settings.request(qpn, pairing),
+            private_data: introduction.to_bytes().to_vec(),
+            fall_back: false,
+        };
+        if let Ok(active) = Active::start(now, names, self.settings.timeouts, target) {
+            pairing.why = Some(Why { active: Box::new(active), unanswered, heard: false });
+            self.hear_why(qpn);
+        }
+    }
+
+    /// Takes what the TCP port says. Whatever it is, it only chooses the words: no answer connects a queue
+    /// pair.
+    fn hear_why(&mut self, qpn: u32) {
+        while let Some(why) = self.pairs.get_mut(&qpn).and_then(|pairing| pairing.why.as_mut())
+            && let Some(action) = why.active.poll_action()
+        {
+            match action.pass() {
+                Ok(action) => self.actions.push_back(action),
+                Err(active::Report::ConnectingFrom(_)) => {}
+                Err(report) => {
+                    why.heard = true;
+                    let unanswered = why.unanswered;
+                    if let active::Report::Accepted { conn, .. } = report {
+                        self.close(conn, Close::Finish);
+                    }
+                    self.say(qpn, Heard::from(&report), unanswered);
+                }
+            }
+        }
+    }
+
+    fn end_why(&mut self, qpn: u32) -> Option<Why> {
+        let mut why = self.pairs.get_mut(&qpn)?.why.take()?;
+        why.active.cancel();
+        while let Some(action) = why.active.poll_action() {
+            self.actions.extend(action.pass().ok());
+        }
+        Some(why)
+    }
+
+    fn say(&mut self, qpn: u32, heard: Heard, unanswered: u32) {
+        if unanswered >= heard.said_after()
+            && self.may_say(qpn, heard.is_definite())
+            && let Some(pairing) = self.pairs.get(&qpn)
+        {
+            let whose = Whose { peer: pairing.peer, at: pairing.path.peer.ip().to_canonical() };
+            tracing::warn!(qpn = %format_args!("{qpn:#x}"), "{}", Words(whose, heard));
+        }
+    }
+
+    /// Whether the log may say why the peer does not answer. Of its version it speaks once.
+    fn may_say(&mut self, qpn: u32, version: bool) -> bool {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return false };
+        let named = self.named.get_mut(&pairing.names_peer());
+        let may = named.is_some_and(|named| if version { named.say_version() } else { !named.version_said });
+        pairing.why_said |= may;
+        may
+    }
+
+    // --- The attempt to connect.
 
     /// Takes what the attempt to connect reports.
     fn connecting(&mut self, now: &Now, qpn: u32) {
@@ -793,7 +1075,7 @@ impl Pairings {
 
     /// The pairing that this connection belongs to.
     fn owner(&self, conn: ConnKey) -> Option<u32> {
-        self.pairs.iter().find(|(_, pairing)| pairing.state.names(conn)).map(|(qpn, _)| *qpn)
+        self.pairs.iter().find(|(_, pairing)| pairing.has(conn)).map(|(qpn, _)| *qpn)
     }
 
     fn handle_pairs_input(&mut self, now: &Now, qpn: u32, conn: ConnKey, input: Input<'_>) {
@@ -801,6 +1083,12 @@ impl Pairings {
             return self.stream_event(now, qpn, conn, event);
         }
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        if pairing.asks_why_on(conn) {
+            if let Some(why) = &mut pairing.why {
+                why.active.handle_input(now, input);
+            }
+            return self.hear_why(qpn);
+        }
         let open = !matches!(input, Input::Failed { .. });
         match &mut pairing.state {
             State::Asking(active) => {
@@ -818,6 +1106,7 @@ impl Pairings {
                 }
                 Input::Failed { why, .. } => {
                     tracing::warn!(qpn, "cannot connect the queue pair with itself: {}", why.errno());
+                    pairing.refused = Some(why.errno());
                     self.pause(now, qpn);
                 }
                 _ => {}
@@ -910,6 +1199,9 @@ impl Machine for Pairings {
             Input::NotListening(errno) => {
                 tracing::error!("cannot listen on a port of queue pair numbers: {errno}; trying again");
                 self.listens = false;
+                for pairing in self.pairs.values_mut().filter(|p| matches!(p.state, State::Waiting)) {
+                    pairing.refused = Some(errno);
+                }
                 self.listen_again = self.has_listeners().then(|| now.get() + LONGEST_PAUSE);
             }
             input => {
@@ -963,6 +1255,14 @@ impl Machine for Pairings {
         let due: Vec<u32> = self.pairs.iter().filter(due).map(|(qpn, _)| *qpn).collect();
         for qpn in due {
             let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
+            if let Some(why) = &mut pairing.why {
+                why.active.handle_timeout(now);
+                self.hear_why(qpn);
+            }
+            let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
+            if !is_over(pairing.deadline_of_state(), now) {
+                continue;
+            }
             let role = pairing.role(qpn);
             match &mut pairing.state {
                 State::AwaitCookie { .. } => self.ask(now, qpn),
@@ -998,7 +1298,7 @@ impl Machine for Pairings {
                 Some(Transmit::Bytes { conn: *conn, bytes: handshake.poll_transmit()? })
             }
             State::Asking(active) => active.poll_transmit(),
-            _ => None,
+            _ => pairing.why.as_mut()?.active.poll_transmit(),
         })
     }
 
@@ -1021,13 +1321,29 @@ impl Machine for Pairings {
         if let Some(leaving) = self.leaving.get(&conn) {
             return leaving.handshake.want();
         }
-        match self.owner(conn).and_then(|qpn| self.pairs.get(&qpn)).map(|pairing| &pairing.state) {
+        let pairing = self.owner(conn).and_then(|qpn| self.pairs.get(&qpn));
+        if let Some(why) = pairing.filter(|pairing| pairing.asks_why_on(conn)).and_then(|p| p.why.as_ref()) {
+            return why.active.want(conn);
+        }
+        match pairing.map(|pairing| &pairing.state) {
             Some(State::Replying { handshake, .. }) => handshake.want(),
             Some(State::Asking(active)) => active.want(conn),
             Some(_) => Want::Nothing,
             None => self.listener.want(conn),
         }
     }
+}
+
+/// Whether what the peer shows of the packet sequence numbers fits what this end's program has set. `None`:
+/// nothing is known to both.
+fn fit(own: &Psns, half: Half, shown: &Introduction) -> Option<bool> {
+    let pairs = [(own.begins, shown.expects), (own.expects, shown.begins)];
+    let known = pairs.into_iter().filter_map(|(own, shown)| Some(half.of(own?) == shown?));
+    known.reduce(|a, b| a && b)
+}
+
+fn hex(psn: Option<u32>) -> String {
+    psn.map_or_else(|| "not set".into(), |psn| format!("{psn:#x}"))
 }
 
 fn gid(address: IpAddr) -> Ipv6Addr {

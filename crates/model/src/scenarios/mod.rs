@@ -3,8 +3,8 @@
 pub mod datagrams;
 pub mod engine;
 pub mod locks;
-pub mod pairing;
 pub mod rings;
+pub mod runners;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, MaxSteps, Runner};

@@ -377,7 +377,9 @@ fn what_could_not_listen_tries_again() {
     let mut bench = Bench::new();
     bench.begin(LARGER);
     bench.actions();
+    assert_eq!(bench.pairings.refused(QPN), None);
     bench.input(Input::NotListening(rustix::io::Errno::ADDRINUSE));
+    assert_eq!(bench.pairings.refused(QPN), Some(rustix::io::Errno::ADDRINUSE), "for its owner");
     assert_eq!(bench.wait(), LONGEST_PAUSE);
     assert!(matches!(bench.actions()[..], [Action::Listen]));
     assert_eq!(bench.pairings.poll_timeout(), None);
@@ -410,6 +412,8 @@ fn the_larger_end_asks_for_a_cookie_until_it_has_one() {
         bench.give(ip, port, numbers, token, cookie);
         assert_eq!(bench.phase(), "AwaitCookie", "{ip} {port} {numbers:x?} {token:x}");
     }
+    // Meanwhile the TCP port was asked why.
+    assert!(matches!(bench.actions()[..], [Action::Connect { .. }, Action::Close { .. }]));
     bench.give(SMALLER, PEER_PORT, (PEER, QPN), TOKEN, cookie);
     let (_, request) = bench.asked();
     assert!(!request.is_empty());
@@ -809,4 +813,63 @@ fn a_psn_that_is_said_late_is_shown_from_then_on() {
     bench.pairings.terms(QPN, terms(all()));
     bench.request(Shown { psns: Psns { begins: None, ..peer_psns() }, ..shown() });
     assert_eq!(bench.phase(), "Replying");
+}
+
+/// A queue pair that fails on its own ends the move that it failed in, and no later one.
+#[test]
+fn a_connecting_end_is_given_up_by_its_move() {
+    let mut bench = Bench::new();
+    bench.begin_as(1, SMALLER, terms(all()));
+    assert_eq!(bench.pairings.due(&bench.clock.now()), []);
+    bench.clock.reach(bench.pairings.poll_timeout().unwrap());
+    assert_eq!(bench.pairings.due(&bench.clock.now()), [(QPN, 1)]);
+    bench.begin_as(2, SMALLER, terms(all()));
+    bench.pairings.give_up(QPN, 1);
+    assert!(bench.pairings.poll_timeout().is_some(), "the second one goes on");
+    bench.pairings.give_up(QPN, 2);
+    assert_eq!(bench.pairings.poll_timeout(), None);
+}
+
+/// The first column is what this end's program has set: expected, begun with.
+#[test]
+fn packet_sequence_numbers_fit_if_all_that_both_know_is_equal() {
+    let shown = |half: Half, expects: Option<u32>, begins: Option<u32>| Introduction {
+        source_qpn: 1,
+        destination_qpn: 2,
+        expects: expects.map(|psn| half.of(psn)),
+        begins: begins.map(|psn| half.of(psn)),
+        incarnation: 1,
+        cookie: Cookie::NONE,
+    };
+    let (a, b) = (0x00AB_CDEF, 0x0012_3456);
+    for half in [Half::Lower, Half::Upper] {
+        for (own, said, fits) in [
+            ((Some(a), Some(b)), (Some(b), Some(a)), Some(true)),
+            ((Some(a), Some(b)), (Some(b), None), Some(true)),
+            ((Some(a), None), (Some(b), Some(a)), Some(true)),
+            ((Some(a), None), (Some(b), None), None),
+            ((None, None), (Some(b), Some(a)), None),
+            ((Some(a), Some(b)), (None, None), None),
+            ((Some(a), Some(b)), (Some(a), Some(b)), Some(false)),
+            ((Some(a), Some(b)), (Some(b), Some(a + 0x1001)), Some(false)),
+            ((Some(a), Some(b)), (Some(b + 0x1001), Some(a)), Some(false)),
+        ] {
+            let own = Psns { expects: own.0, begins: own.1 };
+            assert_eq!(fit(&own, half, &shown(half, said.0, said.1)), fits, "{own:x?} {said:x?}");
+        }
+    }
+    // Who has seen a request only cannot answer it.
+    let own = Psns { expects: Some(a), begins: Some(b) };
+    assert_eq!(fit(&own, Half::Upper, &shown(Half::Lower, Some(b), Some(a))), Some(false));
+}
+
+/// Peers of another version try again and again, and all queue pairs of one port do.
+#[test]
+fn the_log_speaks_of_a_version_once_and_a_port_is_asked_in_turn() {
+    let now = Clock::new().get();
+    let later = |seconds| now + Duration::from_secs(seconds);
+    let mut named = Named::default();
+    assert_eq!([now, now, later(1), later(1)].map(|at| named.may_ask_why(at)), [true, false, true, false]);
+    assert_eq!([named.say_version(), named.say_version()], [true, false]);
+    assert!(!named.may_ask_why(later(9)), "it is known why");
 }

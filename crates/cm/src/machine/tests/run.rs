@@ -371,3 +371,25 @@ fn a_machine_listens_connects_and_accepts() {
     let einval = Errno::INVAL.raw_os_error();
     assert_eq!(world.script.log[..2], [format!("not listening {einval}"), "waiting".to_owned()]);
 }
+
+/// A port of queue pair numbers listens with what is bound, also after one of its queue pairs has connected.
+#[test]
+fn what_is_bound_stays_where_the_machine_names_another_address() {
+    let mut world = World::new();
+    let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let bind =
+        || Tcp.bind(&Bind { address: here, port: TakePort::Now, options: Options::default() }).unwrap();
+    let peer = bind();
+    let to = peer.local();
+    let _peer = peer.listen(1).map_err(|(errno, _)| errno).unwrap();
+    world.conns.set_bound(bind());
+    let [one, other] = [world.names.name(), world.names.name()];
+    world.script.actions.push_back(Action::Connect { conn: one, from: Some(here), to });
+    world.script.actions.push_back(Action::Listen);
+    // Its own peer.
+    world.script.actions.push_back(Action::Connect { conn: other, from: Some(here), to: here });
+    world.run();
+    assert_eq!(world.script.log[..3], ["opened", "waiting", "opened"]);
+    let ends = world.conns.take(other).unwrap().ends();
+    assert_eq!(ends.local, ends.peer);
+}

@@ -7,21 +7,14 @@
 //! pair.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Weak};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use uwarp_driver::Engine;
-use uwarp_llp::carrier::Options;
-use uwarp_proto::setup::InitiatorConfig;
 use uwarp_rnic::ah::port_of;
-use uwarp_wire::introduction::{self, Introduction, TurnedAway, VERSION};
+use uwarp_wire::introduction::{self, TurnedAway, VERSION};
 
-use super::Pairing;
-use crate::active::{Active, Target};
-use crate::handshake::{ConnectObserver, Connected};
-use crate::sync::Mutex;
+use super::active::Report;
 
 /// After so many requests for a cookie without an answer the TCP port is asked: a third of a second, 1.3 and
 /// three seconds. Work requests wait for half a second at least, and many programs for two.
@@ -32,26 +25,16 @@ pub(super) const PAUSE: Duration = Duration::from_millis(500);
 /// What this end is.
 const OWN: &str = env!("CARGO_PKG_VERSION");
 
-/// The question to a TCP port.
-pub(super) struct Silence {
-    pairing: Weak<Pairing>,
-    whose: Whose,
-    /// How many requests for a cookie have had no answer.
-    asked: u32,
-    over: Mutex<bool>,
-}
-
-/// A queue pair, its peer, and where that is.
+/// A peer's queue pair, and where it is.
 #[derive(Debug, Clone, Copy)]
-struct Whose {
-    qpn: u32,
-    peer: u32,
-    at: IpAddr,
+pub(super) struct Whose {
+    pub peer: u32,
+    pub at: IpAddr,
 }
 
 /// What the TCP port says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
+pub(super) enum Heard {
     /// Nothing, for a second or more.
     Nothing,
     /// Nobody listens there.
@@ -66,78 +49,10 @@ enum Heard {
     Other,
 }
 
-impl Silence {
-    /// Asks the TCP port. The result is the question, and how to cancel it.
-    pub fn ask(
-        pairing: &Pairing,
-        engine: &Arc<Engine>,
-        request: InitiatorConfig,
-        asked: u32,
-    ) -> Result<(Arc<Self>, Arc<Active>), Errno> {
-        let whose = Whose {
-            qpn: pairing.source_qpn,
-            peer: pairing.destination_qpn,
-            at: pairing.path.peer.ip().to_canonical(),
-        };
-        let pairing_of_it = Weak::clone(&pairing.me);
-        let silence = Arc::new(Self { pairing: pairing_of_it, whose, asked, over: Mutex::default() });
-        // Nothing that only the two ends know.
-        let request_data = Introduction {
-            source_qpn: whose.qpn,
-            destination_qpn: whose.peer,
-            expects: None,
-            begins: None,
-            incarnation: 0,
-            cookie: introduction::Cookie::NONE,
-        };
-        let mut peer = pairing.path.peer;
-        peer.set_port(port_of(whose.peer));
-        let target = Target {
-            local: Some(pairing.path.local),
-            peer,
-            options: Options::default(),
-            private_data: request_data.to_bytes().to_vec(),
-            falls_back: false,
-        };
-        let observer: Weak<Self> = Arc::downgrade(&silence);
-        let active = Active::start(engine, pairing.timeouts, observer, target, request, None)
-            .map_err(|(errno, _)| errno)?;
-        Ok((silence, active))
-    }
-
-    /// It is time for the next question. If this one has not been answered, that is the answer.
-    pub fn end(&self, asked: u32) -> bool {
-        let unanswered = !std::mem::replace(&mut *self.over.lock(), true);
-        if unanswered {
-            self.say(Heard::Nothing, asked);
-        }
-        unanswered
-    }
-
-    fn say(&self, heard: Heard, asked: u32) {
-        let definite = matches!(heard, Heard::Closed | Heard::Version(_));
-        if asked >= heard.said_after()
-            && self.pairing.upgrade().is_some_and(|pairing| pairing.may_say(definite))
-        {
-            tracing::warn!(qpn = %format_args!("{:#x}", self.whose.qpn), "{}", Words(self.whose, heard));
-        }
-    }
-}
-
-impl ConnectObserver for Silence {
-    fn connecting_from(&self, _: SocketAddr) {}
-
-    fn connected(&self, how: Connected) {
-        if !std::mem::replace(&mut *self.over.lock(), true) {
-            self.say(Heard::from(&how), self.asked);
-        }
-    }
-}
-
 impl Heard {
     /// How many requests for a cookie must have had no answer until the log says this. A datagram may be
     /// lost, and a peer may be late.
-    fn said_after(self) -> u32 {
+    pub fn said_after(self) -> u32 {
         let [first, second, third] = ASKED_AFTER;
         match self {
             Self::Closed | Self::Version(_) => first,
@@ -145,12 +60,17 @@ impl Heard {
             Self::Refused => third,
         }
     }
+
+    /// Whether it says what the peer is.
+    pub fn is_definite(self) -> bool {
+        matches!(self, Self::Closed | Self::Version(_))
+    }
 }
 
-impl From<&Connected> for Heard {
-    fn from(how: &Connected) -> Self {
+impl From<&Report> for Heard {
+    fn from(how: &Report) -> Self {
         match how {
-            Connected::Rejected(rejection) => {
+            Report::Rejected(rejection) => {
                 let said = &rejection.private_data;
                 match (TurnedAway::parse(said), introduction::version(said)) {
                     (Some(_), Some(VERSION)) => Self::Understood,
@@ -159,16 +79,18 @@ impl From<&Connected> for Heard {
                 }
             }
             // A proof is needed first.
-            Connected::Accepted(..) => Self::Other,
-            Connected::Failed(_, Errno::CONNREFUSED) => Self::Refused,
-            Connected::Failed(_, Errno::CONNRESET | Errno::PIPE) => Self::Closed,
-            Connected::Failed(_, Errno::PROTO) => Self::Other,
-            Connected::Failed(..) => Self::Nothing,
+            Report::Accepted { .. } | Report::ConnectingFrom(_) => Self::Other,
+            Report::Failed { errno, .. } => match *errno {
+                Errno::CONNREFUSED => Self::Refused,
+                Errno::CONNRESET | Errno::PIPE => Self::Closed,
+                Errno::PROTO => Self::Other,
+                _ => Self::Nothing,
+            },
         }
     }
 }
 
-struct Words(Whose, Heard);
+pub(super) struct Words(pub Whose, pub Heard);
 
 impl fmt::Display for Words {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -243,9 +165,9 @@ mod tests {
     #[test]
     fn what_the_tcp_port_says_is_told_apart() {
         let rejected = |private_data: &[u8]| {
-            Connected::Rejected(Rejection { enhanced: None, private_data: private_data.to_vec() })
+            Report::Rejected(Rejection { enhanced: None, private_data: private_data.to_vec() })
         };
-        let failed = |errno| Connected::Failed(EventKind::Rejected, errno);
+        let failed = |errno| Report::Failed { kind: EventKind::Rejected, errno, begun: true };
         for (how, heard) in [
             (rejected(&TurnedAway::NoProof.to_bytes()), Heard::Understood),
             (rejected(b"uQP\x03\0\0\0\x07"), Heard::Version(3)),
@@ -263,7 +185,7 @@ mod tests {
 
     #[test]
     fn words_name_both_versions_and_the_remedy() {
-        let whose = Whose { qpn: 1, peer: 0x51_3b00, at: IpAddr::from([127, 0, 0, 1]) };
+        let whose = Whose { peer: 0x51_3b00, at: IpAddr::from([127, 0, 0, 1]) };
         let old = Words(whose, Heard::Closed).to_string();
         assert_eq!(
             old,

@@ -1,0 +1,255 @@
+//! The ports of queue pair numbers: the shell of [`crate::machine::pairings`], one [`Runner`] for each port
+//! whose queue pairs are brought up by number.
+//!
+//! ```text
+//!   bringup ─ begin, terms, end, forget ─▶ Numbers ─ by port ─▶ Runner ─▶ attach_awaited
+//!                       the port's UDP socket ─ ProofObserver ──▶ │ ▲
+//!                                     its TCP socket, accepted ───┘ └─ Used, Ended: the queue pair's stream
+//! ```
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use rustix::io::Errno;
+use uwarp_driver::config::Config;
+use uwarp_driver::{Nic, ProofObserver, ProofPort, Qp, QueuePair, forked};
+use uwarp_llp::udp::Route;
+use uwarp_proto::setup::{Negotiated, ResponderPolicy, Rtr};
+use uwarp_rnic::VerbsError;
+use uwarp_rnic::ah::port_of;
+use uwarp_rnic::mr::random_u32;
+use uwarp_rnic::qp::{Now, Psns, QpAttr, QpState, StreamParams};
+use uwarp_wire::datagram::proof::Proof;
+
+use crate::error::CmError;
+use crate::event::ConnParam;
+use crate::machine::Recipient;
+use crate::machine::budget::Budget;
+use crate::machine::pairings::{Pairings, Path, Settings, Terms};
+use crate::params::{passes_for_infiniband, stream_params};
+use crate::runner::{Environment, Runner};
+use crate::sync::Mutex;
+use crate::timeouts::Timeouts;
+
+/// All ports of a process that have pairings.
+pub(crate) struct Numbers {
+    nic: Arc<Nic>,
+    timeouts: Timeouts,
+    policy: ResponderPolicy,
+    budget: Budget,
+    /// By number. One never goes: its sockets are the device's.
+    ports: Mutex<HashMap<u16, Arc<Port>>>,
+}
+
+type Port = Runner<Pairings, Owner>;
+
+impl Numbers {
+    pub fn new(nic: &Arc<Nic>, timeouts: Timeouts, policy: ResponderPolicy, budget: Budget) -> Self {
+        Self { nic: Arc::clone(nic), timeouts, policy, budget, ports: Mutex::default() }
+    }
+
+    /// Joins a queue pair, which is in RTR and waits for its stream, with queue pair `peer` at the other end
+    /// of the path.
+    pub fn begin(&self, qp: &Qp, path: Path, peer: u32) -> Result<(), CmError> {
+        let Some((attr, psns, moves)) = qp.awaits_stream() else { return Ok(()) };
+        let [incarnation, token] = [random_u64()?, random_u64()?];
+        let (qpn, terms) = (qp.qpn(), terms(&attr, psns));
+        // The program may have raised the limit of its descriptors.
+        self.budget.set_limit(Budget::of_descriptors(descriptors()));
+        let port = self.port(qpn)?;
+        port.call(|pairings, now| {
+            pairings.begin(now, (qpn, moves), path, peer, terms, incarnation, token);
+        });
+        match port.call(|pairings, _| pairings.refused(qpn)) {
+            Some(errno) => {
+                port.call(|pairings, _| pairings.end(qpn));
+                Err(errno.into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The program has changed attributes of a queue pair.
+    pub fn changed(&self, qp: &Qp) {
+        // Set-up shows the present ones: the program sets one of the packet sequence numbers late. And the
+        // stream that it has may turn out to be none.
+        if let Some(port) = self.known(qp.qpn()) {
+            let (attr, psns) = qp.terms();
+            port.call(|pairings, _| pairings.terms(qp.qpn(), terms(&attr, psns)));
+        }
+    }
+
+    /// The queue pair is in RESET or ERR: everything that was begun for it is cancelled.
+    pub fn end(&self, qpn: u32) {
+        if let Some(port) = self.known(qpn) {
+            port.call(|pairings, _| pairings.end(qpn));
+        }
+    }
+
+    /// The queue pair is about to be destroyed.
+    pub fn forget(&self, qpn: u32) {
+        if let Some(port) = self.known(qpn) {
+            port.call(|pairings, now| pairings.forget(now, qpn));
+        }
+    }
+
+    fn known(&self, qpn: u32) -> Option<Arc<Port>> {
+        // A forked child leaves its parent's sockets and watches alone, and other threads' locks.
+        if forked() {
+            return None;
+        }
+        self.ports.lock().get(&port_of(qpn)).cloned()
+    }
+
+    /// What runs the port of this number, from now on.
+    fn port(&self, qpn: u32) -> Result<Arc<Port>, CmError> {
+        // Locked while it is made, so that two threads do not both make it.
+        let mut ports = self.ports.lock();
+        let number = port_of(qpn);
+        if let Some(port) = ports.get(&number) {
+            return Ok(Arc::clone(port));
+        }
+        let mut key = [0; 16];
+        for part in key.chunks_exact_mut(8) {
+            part.copy_from_slice(&random_u64()?.to_ne_bytes());
+        }
+        let config = Config::get();
+        let settings = Settings {
+            timeouts: self.timeouts,
+            policy: self.policy,
+            crc: config.crc,
+            markers: config.markers,
+            says_uwarp: config.find_uwarp_peers,
+            budget: self.budget.clone(),
+        };
+        let owner = Owner {
+            nic: Arc::clone(&self.nic),
+            port: number,
+            proofs: OnceLock::new(),
+            // No number that the device has.
+            changes: AtomicU64::new(u64::MAX),
+        };
+        let machine = Pairings::new(&Now::unread(), settings, &key);
+        let bound = self.nic.take_stream_socket(qpn).ok_or(Errno::MFILE)?;
+        let port = Runner::start(self.nic.engine(), owner, machine, []);
+        let observer: Weak<Port> = Arc::downgrade(&port);
+        match self.nic.serve_proofs(qpn, observer) {
+            Ok(proofs) => {
+                // The only one to set it.
+                let _ = port.env().proofs.set(proofs);
+            }
+            Err(error) => {
+                self.nic.return_stream_socket(qpn, bound);
+                return Err(error.into());
+            }
+        }
+        port.set_bound(bound);
+        ports.insert(number, Arc::clone(&port));
+        Ok(port)
+    }
+}
+
+/// What the machine of a port has around it.
+struct Owner {
+    nic: Arc<Nic>,
+    port: u16,
+    proofs: OnceLock<ProofPort>,
+    /// [`Nic::changes`] when the machine was told last which queue pairs exist.
+    changes: AtomicU64,
+}
+
+impl Owner {
+    fn find(&self, qpn: u32) -> Option<Arc<Qp>> {
+        match self.nic.queue_pair(qpn)? {
+            QueuePair::Rc(qp) => Some(qp),
+            QueuePair::Ud(_) => None,
+        }
+    }
+
+    fn waits(&self, qpn: u32, moves: u32) -> bool {
+        let awaited = self.find(qpn).and_then(|qp| qp.awaits_stream());
+        awaited.is_some_and(|(.., present)| present == moves)
+    }
+}
+
+impl Environment<Pairings> for Owner {
+    fn queue_pair(&self, to: Recipient) -> Option<Arc<Qp>> {
+        match to {
+            Recipient::Number { qpn, .. } => self.find(qpn),
+            Recipient::Own => None,
+        }
+    }
+
+    fn stream_params(&self, qp: &Qp, said: &Negotiated, param: ConnParam) -> StreamParams {
+        let attr = qp.query();
+        StreamParams {
+            // In the iwarp view, too: programs that exchange numbers are written for InfiniBand.
+            by_number: true,
+            wait_first_fpdu: said.rtr != Rtr::None,
+            ..stream_params(said, param, attr.timeout, attr.min_rnr_timer)
+        }
+    }
+
+    fn report(&self, report: Infallible) {
+        match report {}
+    }
+
+    /// If none has used it, the queue pair waits again.
+    fn was_used(&self, to: Recipient) -> bool {
+        matches!(to, Recipient::Number { qpn, moves } if !self.waits(qpn, moves))
+    }
+
+    /// A queue pair whose work requests have waited for too long fails on its own: its end of the pairing
+    /// must not go on trying.
+    fn before_timeout(&self, port: &Port) {
+        for (qpn, moves) in port.call(|pairings, now| pairings.due(now)) {
+            if !self.waits(qpn, moves) {
+                port.call(|pairings, _| pairings.give_up(qpn, moves));
+            }
+        }
+    }
+
+    fn prepare(&self, pairings: &mut Pairings) {
+        let changes = self.nic.changes();
+        if self.changes.swap(changes, Ordering::Relaxed) != changes {
+            pairings.set_alive(self.nic.numbers_of(self.port));
+        }
+    }
+
+    fn send(&self, route: Route, bytes: &[u8]) {
+        if let Some(port) = self.proofs.get() {
+            port.send(&route, bytes);
+        }
+    }
+}
+
+impl ProofObserver for Port {
+    fn proof(&self, from: SocketAddr, to: IpAddr, proof: &Proof) {
+        self.datagram(from, to, &proof.to_bytes());
+    }
+}
+
+/// What the program has set. How long its Sends may wait for a receive it says when it moves the queue pair to
+/// RTS, which may be later: until then, for as long as it takes. (The queue pair tells the peer then.)
+fn terms(attr: &QpAttr, psns: Psns) -> Terms {
+    Terms {
+        psns,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: (attr.state != QpState::Rtr).then_some(attr.rnr_retry),
+        min_rnr_timer: attr.min_rnr_timer,
+        placement_acks: passes_for_infiniband(),
+    }
+}
+
+/// How many this process may have.
+pub(crate) fn descriptors() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
+fn random_u64() -> Result<u64, VerbsError> {
+    Ok(u64::from(random_u32()?) << 32 | u64::from(random_u32()?))
+}
