@@ -232,8 +232,8 @@ impl ProofObserver for Port {
     }
 }
 
-/// What the program has set. How long its Sends may wait for a receive it says when it moves the queue pair to
-/// RTS, which may be later: until then, for as long as it takes. (The queue pair tells the peer then.)
+/// What the program has set. How long its Sends may wait for a receive it says when it moves the queue pair
+/// to RTS, which may be later: until then, for as long as it takes. (The queue pair tells the peer then.)
 fn terms(attr: &QpAttr, psns: Psns) -> Terms {
     Terms {
         psns,

@@ -2,9 +2,6 @@
 //! exist yet, a peer may close without a word for a reason that passes, and an older peer may need a plainer
 //! request.
 
-// Unused until the shell runs it.
-#![allow(dead_code)]
-
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

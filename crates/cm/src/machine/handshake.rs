@@ -4,9 +4,6 @@
 //!
 //! Events come back from the calls that cause them, so there is nothing to poll but bytes and the deadline.
 
-// Unused until the shell runs these machines.
-#![allow(dead_code)]
-
 use std::time::{Duration, Instant};
 
 use uwarp_llp::carrier::Refusal;

@@ -10,9 +10,6 @@
 //! Requests are reported in the order of their connections, and behind ESTABLISHED of the connection that
 //! caused them ([`Answered`]).
 
-// Unused until the shell runs it.
-#![allow(dead_code)]
-
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
