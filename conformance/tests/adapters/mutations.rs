@@ -82,15 +82,20 @@ impl Adapter for Mutant {
 
 /// The case of this name with a replica that is wrong fails, and says this.
 fn fails(world: &World, name: &str, mutant: &'static Mutant, why: &str) -> Outcome {
+    fails_by_one(world, name, mutant, &[why])
+}
+
+/// For one of these reasons: which one depends on what has arrived when the connection ends.
+fn fails_by_one(world: &World, name: &str, mutant: &'static Mutant, why: &[&str]) -> Outcome {
     let Some(case) = CASES.iter().find(|case| case.name == name) else { fail!("no case {name}") };
     let scene = Scene { adapter: mutant, ..case.scene };
     let mutated = Case { scene, ..*case };
     match crate::run(&mutated, world) {
-        Err(failure) if failure.0.contains(why) => Ok(()),
-        Err(failure) => fail!("it fails, but does not say \"{why}\": {failure}"),
+        Err(failure) if why.iter().any(|why| failure.0.contains(why)) => Ok(()),
+        Err(failure) => fail!("it fails, but does not say {why:?}: {failure}"),
         Ok(saw) => {
             require!(saw != case.saw, "the case passes with a wrong replica");
-            require!(saw.contains(why), "it does not say \"{why}\": {saw}");
+            require!(why.iter().any(|why| saw.contains(why)), "it does not say {why:?}: {saw}");
             Ok(())
         }
     }
@@ -113,7 +118,9 @@ pub const ALL: &[(&str, Mutation)] = &[
     }),
     ("wrong_key", |world| {
         const WRONG: &Mutant = &Mutant { of: IRDMA, wrong: Wrong::Key };
-        fails(world, "irdma_accepts", WRONG, "hung up where a segment was due")
+        // uwarp closes before it has read all that the replica sends: then the system resets.
+        let ends = ["hung up where a segment was due", "Connection reset by peer"];
+        fails_by_one(world, "irdma_accepts", WRONG, &ends)
     }),
     ("wrong_depth", |world| {
         const WRONG: &Mutant = &Mutant { of: IRDMA, wrong: Wrong::ReadsTooMuch };

@@ -335,7 +335,8 @@ impl RcCore {
         let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
         let peer = if rtr && stream.params.peer_is_uwarp { stream.introduced(segment) } else { None };
         stream.note_fpdu();
-        if !rtr && self.shell.attr.state == QpState::Rtr && !stream.comm_est {
+        if !rtr && self.shell.attr.state == QpState::Rtr && !stream.comm_est && !stream.is_indication(segment)
+        {
             stream.comm_est = true;
             self.shell.event(EventKind::CommEst);
         }

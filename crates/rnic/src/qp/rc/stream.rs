@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use uwarp_proto::framing::{self, Rest};
 use uwarp_proto::rx::{RxState, Segment};
 use uwarp_wire::ddp::Header;
+use uwarp_wire::rdmap::Delivery;
 use uwarp_wire::terminate::TerminateError;
 
 use super::ack_policy::{AckTiming, Hold};
@@ -151,6 +152,12 @@ impl Stream {
     #[inline]
     pub fn is_joining(&self) -> bool {
         !self.tx.open && self.params.by_number
+    }
+
+    /// Whether this is the Read that belongs to the peer's indication by number: no message of its program.
+    #[cold]
+    pub fn is_indication(&self, segment: &Segment) -> bool {
+        self.params.by_number && segment.info.delivery == Delivery::ReadRequest && !self.is_used()
     }
 
     /// Whether a message of a program has gone, or begun to go, in either direction.
