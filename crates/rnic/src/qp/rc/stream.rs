@@ -154,10 +154,12 @@ impl Stream {
         !self.tx.open && self.params.by_number
     }
 
-    /// Whether this is the Read that belongs to the peer's indication by number: no message of its program.
+    /// Whether this is the Read that belongs to an indication by number, or its Response: no message of a
+    /// program.
     #[cold]
     pub fn is_indication(&self, segment: &Segment) -> bool {
-        self.params.by_number && segment.info.delivery == Delivery::ReadRequest && !self.is_used()
+        let reads = matches!(segment.info.delivery, Delivery::ReadRequest | Delivery::ReadSink);
+        self.params.by_number && reads && !self.is_used()
     }
 
     /// Whether a message of a program has gone, or begun to go, in either direction.
