@@ -50,7 +50,7 @@
 //! there is is closed, disconnected or rejected. Only one thing can come behind it: a queue pair that refuses
 //! a connection which it was being given; that connection is then closed.
 
-// Unused until the shell runs this machine.
+// Unused until the shell runs this machine (docs/adr/049).
 #![allow(dead_code)]
 
 mod datagrams;
