@@ -118,6 +118,8 @@ entry! {
         });
         if opened.users.count() == 0 {
             drop(object::take::<Context>(context)?);
+        } else {
+            opened.leave();
         }
         Ok(())
     }

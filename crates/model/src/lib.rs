@@ -44,6 +44,10 @@ pub(crate) use uwarp_cm::machine;
 pub(crate) use uwarp_rnic::qp::Disconnect;
 pub(crate) use uwarp_rnic::{error, mem, pd, wr};
 
+mod random {
+    pub use uwarp_rnic::mr::random_u32;
+}
+
 mod event {
     pub use uwarp_cm::ConnParam;
     pub use uwarp_rnic::event::*;
