@@ -11,6 +11,7 @@ macro_rules! say {
 pub(crate) use say;
 
 mod bench;
+mod bundled;
 mod cli;
 mod devices;
 mod doctor;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::bundled;
 use crate::cli::{Files, RunArgs, View};
 use crate::complain;
 use crate::doctor::settings;
@@ -84,6 +85,9 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
             }
         }
     }
+    if let Some(library) = bundled::of(&path, &file) {
+        preload_before(&library, &libdir, &mut environment, args.verbose);
+    }
     if args.verbose {
         complain(&format_args!(
             "{} sees the device as {}; its files below /sys and /dev {}: {why}",
@@ -102,6 +106,23 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
     let error = exec(&path, &args.program, &environment, !elf::is_elf(&file));
     complain(&format_args!("cannot execute {}: {error}{}", path.display(), reason(&path, &file)));
     ExitCode::from(126)
+}
+
+/// What is preloaded comes before a library of any name.
+fn preload_before(
+    bundled: &Path,
+    libdir: &Path,
+    environment: &mut Vec<(&'static str, OsString)>,
+    verbose: bool,
+) {
+    let bundled = bundled.display();
+    match preload::find(libdir, LIBRARY) {
+        Ok(ours) => preload::add(environment, &ours),
+        Err(reason) => complain(&format_args!("warning: {bundled} is used instead: {reason}")),
+    }
+    if verbose {
+        complain(&format_args!("the library is preloaded, because of {bundled}"));
+    }
 }
 
 /// Whether the program sees the device's files, and why.
