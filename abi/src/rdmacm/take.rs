@@ -170,6 +170,7 @@ unsafe fn show(event: Event) -> Result<*mut rdma_cm_event, Failure> {
             _ => {}
         }
     }
+    event::explain(&event);
     event::give(c, event)
 }
 
