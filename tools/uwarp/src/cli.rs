@@ -158,9 +158,12 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// mpi: print the table in Markdown, as in docs/performance.md
+    /// Only for mpi: print the table in Markdown, as in docs/performance.md
     #[arg(long, conflicts_with = "json")]
     pub markdown: bool,
+    /// Show what uwarp's developers compare with, too: the targets, the way in which raw TCP was best
+    #[arg(long)]
+    pub targets: bool,
     /// Measure for a short time only, to see whether anything is broken
     #[arg(long)]
     pub quick: bool,
@@ -188,11 +191,11 @@ pub struct BenchArgs {
     /// of peers
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
-    /// For mpi: the launcher of the MPI [default: mpirun]. Its mpicc compiles the program that measures. As
-    /// root, Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment
+    /// Only for mpi: the launcher of the MPI [default: mpirun]. Its mpicc compiles what is measured. As root,
+    /// Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment
     #[arg(long, value_name = "LAUNCHER")]
     pub launcher: Option<OsString>,
-    /// For mpi: the number of ranks [default: one for each core, 2 to 16]
+    /// Only for mpi: the number of ranks [default: one for each core, 2 to 16]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(2..=1024))]
     pub ranks: Option<u32>,
 }

@@ -31,6 +31,7 @@ mod rdma;
 mod run;
 mod sockets;
 mod stat;
+mod table;
 mod variables;
 #[allow(unsafe_code)]
 mod verbs;
