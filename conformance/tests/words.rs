@@ -90,6 +90,29 @@ fn a_server_that_does_not_run_is_named() {
     });
 }
 
+/// A minute of silence.
+#[test]
+fn a_peer_that_says_nothing_is_named() {
+    test(|| {
+        // A server of something else: the system accepts for it.
+        let other = std::net::TcpListener::bind("127.0.0.1:0").context("a port")?;
+        let port = other.local_addr().context("its address")?.port();
+        let client = run("", &format!("rping -c -a 127.0.0.1 -p {port} -C 1")).spawn()?;
+        let line = format!("connected to 127.0.0.1:{port}, but no MPA reply for 3 s: ");
+        says(&client, &[&line, "is that an iWARP server"])?;
+        client.stop();
+        // A firewall.
+        let veth = Veth::new(1500)?;
+        firewall(&veth.server, &["meta l4proto tcp drop"])?;
+        let program = format!("rping -c -a {} -p 7174 -C 1", Veth::SERVER4);
+        let client = run("", &program).in_ns(Some(&veth.client)).spawn()?;
+        let line = format!("no answer from {}:7174 for 3 s: ", Veth::SERVER4);
+        says(&client, &[&line, "does a firewall drop TCP to this port?"])?;
+        client.stop();
+        Ok(())
+    });
+}
+
 /// `2026-11-25T00:12:04.832594Z  WARN uwarp_rnic::qp::rc::errors: the peer terminated the stream qpn=10518272
 /// error=RDMAP: …`
 #[test]
