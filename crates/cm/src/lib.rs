@@ -14,7 +14,7 @@
 //! | [`state`] | the state diagram of an id, as a table |
 //! | [`channel`] | the queue that events wait in, with a descriptor to poll |
 //! | `params` | connection parameters between the program, the peer and the queue pair |
-//! | [`machine`] | what happens to connections, ids, lookups and numbers: machines without sockets and clock |
+//! | [`machine`] | what happens to connections, ids, lookups, numbers: machines without sockets and clock |
 //! | `carriers` | the lower layers |
 //! | `runner` | the shell of a machine: its connections, its alarm, its lock |
 //! | `ports` | which ids have which port |

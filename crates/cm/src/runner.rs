@@ -37,7 +37,8 @@ use crate::sync::{Mutex, MutexGuard, Thread, current, park};
 /// is asked for again.
 const MOST_DATAGRAMS: usize = 1024;
 
-/// What a machine's owner does for it. The first ones are called without a lock, the others with the runner's.
+/// What a machine's owner does for it. The first ones are called without a lock, the others with the
+/// runner's.
 pub(crate) trait Environment<M: Machine>: Sized + Send + Sync + 'static {
     /// Who gets a connection.
     fn queue_pair(&self, to: Recipient) -> Option<Arc<Qp>>;
