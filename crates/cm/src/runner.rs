@@ -105,6 +105,9 @@ struct State<M: Machine> {
     waits: Option<Thread>,
 }
 
+/// What is done with the machine under its lock.
+type Call<M> = Box<dyn FnOnce(&mut M, &Now) + Send>;
+
 /// What has happened, for the lock's holder.
 enum Note<M> {
     Ready(Place, Readiness),
@@ -112,7 +115,7 @@ enum Note<M> {
     Stream(ConnKey, StreamEvent),
     Datagram { from: SocketAddr, to: IpAddr, bytes: Box<[u8]> },
     Flushed,
-    Call(Box<dyn FnOnce(&mut M, &Now) + Send>),
+    Call(Call<M>),
 }
 
 /// What the engine watches.
