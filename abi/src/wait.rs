@@ -10,7 +10,7 @@ use uwarp_driver::waits::{Waits, begin_wait, end_wait};
 use uwarp_driver::{Channel, ChannelError, Uncancelled, mask_asleep, signals_awake};
 
 use crate::convention::MinusOne;
-use crate::entry::{AfterFork, contain, run};
+use crate::entry::{contain, run};
 use crate::failure::{Failure, errno, set_errno};
 
 // Cancellation points: glibc unwinds a cancelled thread out of them, so they must be declared "C-unwind".
@@ -63,8 +63,8 @@ impl CancelType {
 /// last look for an event, so each that has come since ends the sleep.
 ///
 /// A program may have made its thread's cancellation asynchronous, as MVAPICH2 does: where this is a `read`,
-/// that is harmless. Outside the sleep it is deferred. An event that was taken when such a thread is cancelled
-/// is lost, as it is there.
+/// that is harmless. Outside the sleep it is deferred. An event that was taken when such a thread is
+/// cancelled is lost, as it is there.
 ///
 /// To be called by functions of the ABI "C-unwind" that have nothing to drop.
 ///
@@ -133,7 +133,7 @@ fn find_one<T: Waits>(
     find: impl FnOnce() -> Result<Arc<T>, Failure>,
     on: &mut *const T,
 ) -> c_int {
-    run::<MinusOne>(name, AfterFork::Refuse, || {
+    run::<MinusOne>(name, || {
         // Kept alive for the thread, because the program may destroy what it waits on.
         let found = find()?;
         *on = Arc::as_ptr(&found);

@@ -2,8 +2,8 @@
 //! and what the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement
 //! (`completions`), registered memory that is unmapped (`unmapped`), limits that are reached (`limits`),
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
-//! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), the edges of the
-//! interface (`corners`), datagram queue pairs (`datagrams`,
+//! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), children of a
+//! fork (`forks`), the edges of the interface (`corners`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
 //! each interface (`devices`), multicast (`groups`),
@@ -29,7 +29,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 24] = [
+const GROUPS: [(&str, &[&str]); 25] = [
     (
         "errno_table",
         &[
@@ -137,6 +137,7 @@ const GROUPS: [(&str, &[&str]); 24] = [
     ),
     ("leaving", &["cancelling", "jumping", "sleeping"]),
     ("cancels", &["deferred", "asynchronous"]),
+    ("forks", &["keys", "device", "in_fork", "beside_threads", "waiting"]),
     ("corners", &["left_objects", "small_stack", "errno_stays", "no_devices"]),
     ("unmapped", &["gone", "handler", "action"]),
     ("limits", &["advertised", "descriptors", "overflow", "receives"]),

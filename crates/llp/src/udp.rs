@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use uwarp_process::Descriptor;
 
 /// Most datagrams that one call sends or receives.
 pub const BATCH: usize = 32;
@@ -104,7 +105,7 @@ pub type Duplicate = OwnedFd;
 /// A UDP socket on one port of all of the host's addresses.
 #[derive(Debug)]
 pub struct Socket {
-    fd: OwnedFd,
+    fd: Descriptor,
     ipv6: bool,
     /// Longest datagrams that are passed to the system joined; shorter once it has refused.
     cut_up_to: AtomicUsize,
@@ -177,7 +178,7 @@ impl Socket {
         }
         rustix::net::sockopt::set_socket_broadcast(&fd, true)?;
         rustix::net::bind(&fd, address)?;
-        Ok(Self { fd, ipv6, cut_up_to: AtomicUsize::new(usize::MAX) })
+        Ok(Self { fd: Descriptor::new(fd), ipv6, cut_up_to: AtomicUsize::new(usize::MAX) })
     }
 
     /// Lets the system keep datagrams that arrive while the process does not receive, as far as the system
@@ -581,10 +582,11 @@ unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, u32, Option<usize>) 
 /// Makes a system call that polls and posts make all the time. `errno` stays as it was: programs look at it
 /// after a poll that succeeds, too.
 fn quietly(call: impl FnOnce() -> libc::c_long) -> Result<usize, Errno> {
-    // SAFETY: the place where the C library keeps this thread's error number, here and below.
+    // SAFETY: the place where the C library keeps this thread's error number.
     let before = unsafe { *libc::__errno_location() };
     usize::try_from(call()).map_err(|_| {
         let error = last_error();
+        // SAFETY: as above.
         unsafe { *libc::__errno_location() = before };
         error
     })
