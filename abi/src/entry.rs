@@ -1,43 +1,25 @@
 //! The code around the body of every C entry point.
 //!
 //! [`entry!`](crate::entry!) wraps a body that returns `Result<_, Failure>` into an exported `extern "C"`
-//! function. The wrapper sets up logging on the first call, traces call and failure, refuses verbs in a
-//! forked child, turns a failure into the calling convention's errno, and stops panics: a bug of ours becomes
-//! `EIO` and a log line, and never unwinds through the program's frames.
+//! function. The wrapper sets up logging on the first call, traces call and failure, turns a failure into the
+//! calling convention's errno, and stops panics: a bug of ours becomes `EIO` and a log line, and never
+//! unwinds through the program's frames.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uwarp_driver::Uncancelled;
-use uwarp_rnic::VerbsError;
 
 use crate::convention::Convention;
 use crate::failure::{Failure, errno, set_errno};
 use crate::log;
 
-/// Whether a call is allowed in a child that was forked after the device was opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AfterFork {
-    /// A verb: refused with `ENODEV`.
-    Refuse,
-    /// A query of constants: answered.
-    Allow,
-}
-
 /// Runs the body of an entry point under the policies of this module. Use [`entry!`](crate::entry!).
 #[inline]
-pub fn run<R: Convention>(
-    name: &'static str,
-    after_fork: AfterFork,
-    body: impl FnOnce() -> Result<R::Value, Failure>,
-) -> R::C {
+pub fn run<R: Convention>(name: &'static str, body: impl FnOnce() -> Result<R::Value, Failure>) -> R::C {
     let before = errno();
     let _uncancelled = Uncancelled::begin();
-    let _in_progress = InProgress::begin();
     log::init();
     tracing::trace!(target: "uwarp::abi", "{name}");
-    if after_fork == AfterFork::Refuse && uwarp_driver::forked() {
-        return refuse::<R>(name, VerbsError::Forked.into());
-    }
     contain::<R>(name, || {
         let value = body()?;
         // A call that succeeds leaves errno as it was, as a system call does. rstream looks at it at the end
@@ -58,26 +40,6 @@ pub fn contain<R: Convention>(name: &'static str, body: impl FnOnce() -> Result<
         Ok(Ok(value)) => R::success(value),
         Ok(Err(failure)) => refuse::<R>(name, failure),
         Err(payload) => panicked::<R>(name, payload.as_ref()),
-    }
-}
-
-/// While it lives, the process counts as having something open. A child that another thread forks meanwhile
-/// has a copy of every lock that the call holds, but no thread that releases it. So calls of this child are
-/// refused; otherwise it would start afresh and wait forever.
-struct InProgress;
-
-impl InProgress {
-    #[inline]
-    fn begin() -> Self {
-        uwarp_driver::object_made();
-        Self
-    }
-}
-
-impl Drop for InProgress {
-    #[inline]
-    fn drop(&mut self) {
-        uwarp_driver::object_gone();
     }
 }
 
@@ -123,7 +85,7 @@ fn panicked<R: Convention>(name: &'static str, payload: &(dyn std::any::Any + Se
 /// }
 /// ```
 ///
-/// `verb fn` is refused in a forked child, plain `fn` is not. The return type is a [`Convention`]. The body
+/// `verb` is a word for the reader: the call acts on a device. The return type is a [`Convention`]. The body
 /// is an unsafe context, as the body of an `unsafe fn` once was: an entry point trusts its pointers because C
 /// gives it no other choice. Where it does more than convert and call, it says why that is sound.
 ///
@@ -137,7 +99,7 @@ macro_rules! entry {
         verb fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block
         $($rest:tt)*
     ) => {
-        $crate::entry!(@define Refuse $(#[$meta])* $name($($arg: $type),*) -> $ret $body);
+        $crate::entry!(@define $(#[$meta])* $name($($arg: $type),*) -> $ret $body);
         $crate::entry! { $($rest)* }
     };
     (
@@ -145,10 +107,10 @@ macro_rules! entry {
         fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block
         $($rest:tt)*
     ) => {
-        $crate::entry!(@define Allow $(#[$meta])* $name($($arg: $type),*) -> $ret $body);
+        $crate::entry!(@define $(#[$meta])* $name($($arg: $type),*) -> $ret $body);
         $crate::entry! { $($rest)* }
     };
-    (@define $fork:ident $(#[$meta:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty $body:block) => {
+    (@define $(#[$meta:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty $body:block) => {
         $(#[$meta])*
         ///
         /// # Safety
@@ -156,7 +118,7 @@ macro_rules! entry {
         /// given up.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> <$ret as $crate::convention::Convention>::C {
-            $crate::entry::run::<$ret>(stringify!($name), $crate::entry::AfterFork::$fork, move || {
+            $crate::entry::run::<$ret>(stringify!($name), move || {
                 #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "see the macro")]
                 unsafe { $body }
             })
@@ -167,7 +129,7 @@ macro_rules! entry {
 /// Defines functions that programs reach through a table of function pointers; not exported.
 ///
 /// Same form as [`entry!`]: `verb fn` has all its policies; `hot fn` is called millions of times a second, so
-/// it sets up no log, leaves no trace and checks for forks itself.
+/// it sets up no log and leaves no trace.
 #[macro_export]
 macro_rules! slot {
     () => {};
@@ -182,7 +144,7 @@ macro_rules! slot {
         /// The pointers are what the C interface says: valid, of the right kind, not used after they were
         /// given up.
         pub unsafe extern "C" fn $name($($arg: $type),*) -> <$ret as $crate::convention::Convention>::C {
-            $crate::entry::run::<$ret>(stringify!($name), $crate::entry::AfterFork::Refuse, move || {
+            $crate::entry::run::<$ret>(stringify!($name), move || {
                 #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "see the macro")]
                 unsafe { $body }
             })
@@ -212,6 +174,8 @@ macro_rules! slot {
 #[cfg(test)]
 mod tests {
     use std::ffi::c_int;
+
+    use uwarp_rnic::VerbsError;
 
     use super::*;
     use crate::convention::{Code, MinusOne};
@@ -246,30 +210,6 @@ mod tests {
                 _ => panic!("on request"),
             }
         }
-    }
-
-    entry! {
-        /// Forks, as another thread might at this moment; returns whether the child is refused.
-        fn uwarp_test_fork() -> MinusOne<c_int> {
-            // SAFETY: the child only reads an atomic and ends.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // SAFETY: no pointers.
-                unsafe { libc::_exit(c_int::from(uwarp_driver::forked())) };
-            }
-            let mut status = 0;
-            // SAFETY: a child of this call; writes the status.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            Ok(libc::WEXITSTATUS(status))
-        }
-    }
-
-    #[test]
-    fn a_child_forked_in_the_middle_of_a_call_is_refused() {
-        // Installs the handlers for forks.
-        uwarp_driver::Nic::open().unwrap();
-        // SAFETY: no pointers.
-        assert_eq!(unsafe { uwarp_test_fork() }, 1);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::fmt::{self, Write as _};
-use std::io::{self, IsTerminal, Stderr, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::Once;
 
 use tracing::field::{Field, Visit};
@@ -39,16 +39,17 @@ pub fn init() {
     });
 }
 
-/// Log lines may be written by a thread that was cancelled while it is in our frames.
-struct Lines(Stderr, #[allow(dead_code, reason = "held, not used")] Uncancelled);
+/// Log lines may be written by a thread that was cancelled while it is in our frames. Not by the standard
+/// library, which locks standard error: a child that was forked meanwhile would wait for ever.
+struct Lines(#[allow(dead_code, reason = "held, not used")] Uncancelled);
 
 impl Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        Ok(rustix::io::write(rustix::stdio::stderr(), bytes)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        Ok(())
     }
 }
 
@@ -70,7 +71,7 @@ fn start() {
     let detailed = filter.max_level_hint().is_none_or(|level| level >= LevelFilter::DEBUG);
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| Lines(std::io::stderr(), Uncancelled::begin()));
+        .with_writer(|| Lines(Uncancelled::begin()));
     // A program that links us statically may have a subscriber already; that one stays.
     let _ = match detailed {
         true => {
@@ -224,7 +225,7 @@ fn write_plainly(event: &Event<'_>, detailed: bool) {
         true => format!("{} {}: {sentence}\n", event.metadata().level(), event.metadata().target()),
         false => format!("{sentence}\n"),
     };
-    let _ = Lines(io::stderr(), Uncancelled::begin()).write_all(line.as_bytes());
+    let _ = Lines(Uncancelled::begin()).write_all(line.as_bytes());
 }
 
 #[cfg(test)]

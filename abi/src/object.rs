@@ -4,11 +4,12 @@
 //! The conversions between pointers and references live here and nowhere else.
 
 use std::cell::UnsafeCell;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use uwarp_driver::Birth;
+use uwarp_process::{Condvar, Mutex};
 use uwarp_rnic::VerbsError;
 
 use crate::failure::Failure;
@@ -66,6 +67,13 @@ pub unsafe trait Object: Sized {
     const NAME: &'static str;
 }
 
+/// An object as it lies in memory.
+struct Given<T> {
+    /// A child has a copy of what its parent has, and must not use it.
+    birth: Birth,
+    object: T,
+}
+
 /// The address C knows an object by.
 pub fn address<T: Object>(object: &T) -> *mut T::C {
     // The C structure lies behind a `Visible`, so writing through a pointer made from a shared reference is
@@ -75,8 +83,18 @@ pub fn address<T: Object>(object: &T) -> *mut T::C {
 
 /// Gives an object to the program, until [`take`].
 pub fn give<T: Object>(object: Box<T>) -> *mut T::C {
-    uwarp_driver::object_made();
-    Box::into_raw(object).cast::<u8>().wrapping_add(T::OFFSET).cast()
+    let given = Box::into_raw(Box::new(Given { birth: Birth::here(), object: *object }));
+    inside::<T>(given)
+}
+
+/// The address that C knows, in memory that may not be written yet.
+fn inside<T: Object>(given: *mut Given<T>) -> *mut T::C {
+    given.cast::<u8>().wrapping_add(offset_of!(Given<T>, object) + T::OFFSET).cast()
+}
+
+/// The object around what C knows.
+fn around<T: Object>(c: *mut T::C) -> *mut Given<T> {
+    c.cast::<u8>().wrapping_sub(offset_of!(Given<T>, object) + T::OFFSET).cast()
 }
 
 /// Creates an object whose parts need its address, and gives it to the program.
@@ -85,36 +103,39 @@ pub fn give<T: Object>(object: Box<T>) -> *mut T::C {
 pub fn give_with<T: Object>(
     make: impl FnOnce(*mut T::C) -> Result<T, Failure>,
 ) -> Result<*mut T::C, Failure> {
-    let mut place = Box::<T>::new_uninit();
-    let address = place.as_mut_ptr().cast::<u8>().wrapping_add(T::OFFSET).cast::<T::C>();
-    place.write(make(address)?);
-    // SAFETY: it was written just now.
-    Ok(give(unsafe { place.assume_init() }))
+    let mut place = Box::<Given<T>>::new_uninit();
+    let address = inside::<T>(place.as_mut_ptr());
+    place.write(Given { birth: Birth::here(), object: make(address)? });
+    Ok(inside::<T>(Box::into_raw(place).cast()))
 }
 
-/// A reference to an object that the program holds. NULL is `EINVAL`.
+/// A reference to an object that the program holds. NULL is `EINVAL`; in a child, an object of its parent's
+/// is `ENODEV`.
 ///
 /// # Safety
 /// `c` is NULL or came from [`give`] and was not given to [`take`]; it stays so while the reference is used.
+#[inline]
 pub unsafe fn look<'a, T: Object>(c: *mut T::C) -> Result<&'a T, Failure> {
     if c.is_null() {
         return Err(Failure::new(libc::EINVAL, format!("{} is NULL", T::NAME)));
     }
-    // SAFETY: by the caller's promise it lies inside a live `T` at OFFSET, which `give` made from a box.
-    Ok(unsafe { &*c.cast::<u8>().wrapping_sub(T::OFFSET).cast::<T>() })
+    // SAFETY: by the caller's promise it lies inside a live object, which `give` made from a box.
+    let given = unsafe { &*around::<T>(c) };
+    if given.birth.is_parents() { Err(VerbsError::Forked.into()) } else { Ok(&given.object) }
 }
 
 /// Takes an object back from the program, to drop it.
 ///
 /// # Safety
 /// As [`look`], and nothing uses the object any more.
-pub unsafe fn take<T: Object>(c: *mut T::C) -> Result<Box<T>, Failure> {
+pub unsafe fn take<T: Object>(c: *mut T::C) -> Result<T, Failure> {
     if c.is_null() {
         return Err(Failure::new(libc::EINVAL, format!("{} is NULL", T::NAME)));
     }
-    uwarp_driver::object_gone();
+    // SAFETY: the caller's promise.
+    unsafe { look::<T>(c) }?;
     // SAFETY: by the caller's promise it is the box that `give` gave away.
-    Ok(unsafe { Box::from_raw(c.cast::<u8>().wrapping_sub(T::OFFSET).cast::<T>()) })
+    Ok(unsafe { Box::from_raw(around::<T>(c)) }.object)
 }
 
 /// Counts the objects that use another one, which can then not be destroyed (`EBUSY`).

@@ -23,7 +23,6 @@ use uwarp_rsocket::{Errno, MemSeg, Upgraded};
 
 use crate::convention::{Convention, MinusOne};
 use crate::entry;
-use crate::entry::AfterFork;
 use crate::failure::{Failure, required};
 use crate::ibverbs::create_qp;
 use crate::ibverbs::mr::{self, CPd};
@@ -45,8 +44,7 @@ unsafe fn system(number: c_long, arguments: [usize; 5]) -> Result<isize, Failure
 
 /// The socket in `IWARP_MODE` with this descriptor. `None`: it is the kernel's to serve.
 fn upgraded(fd: c_int) -> Result<Option<Arc<Upgraded>>, Failure> {
-    // First: a child may have been forked while another thread had the table locked.
-    if table::may_be_upgraded(fd) && uwarp_driver::forked() {
+    if table::may_be_upgraded(fd) && table::is_parents(fd) {
         return Err(Failure::new(
             libc::ENODEV,
             "a forked child cannot use a socket that its parent has upgraded",
@@ -76,8 +74,8 @@ fn receive(socket: &Upgraded, fd: c_int, buffers: &[MemSeg], with: c_int) -> Res
 /// # Safety
 /// As [`Mode::of`].
 unsafe fn set_mode(fd: c_int, value: *const c_void, len: socklen_t) -> Result<(), Failure> {
-    if uwarp_driver::forked() {
-        return Err(Failure::new(libc::ENODEV, "a forked child has no device"));
+    if table::is_parents(fd) {
+        return Err(Failure::new(libc::ENODEV, "the parent of this process has upgraded the socket"));
     }
     // SAFETY: the caller's promise.
     let mode = unsafe { Mode::of(value, len) }.map_err(Failure::invalid)?;
@@ -169,7 +167,7 @@ macro_rules! for_any {
             // A frame of its own: the one above has nothing to drop.
             #[inline(never)]
             unsafe fn served($fd: c_int $(, $arg: $type)*) -> <$ret as Convention>::C {
-                entry::run::<$ret>(stringify!($name), AfterFork::Allow, move || {
+                entry::run::<$ret>(stringify!($name), move || {
                     #[allow(unused_unsafe, clippy::undocumented_unsafe_blocks, reason = "see `entry!`")]
                     unsafe { $body }
                 })
@@ -298,7 +296,7 @@ for_any! {
 
     /// uwarp_sockets(7).
     fn uwarp_close(fd: c_int) -> MinusOne = cancellable SYS_close() {
-        if uwarp_driver::forked() {
+        if table::is_parents(fd) {
             // The parent's socket goes on when its child closes its copy.
             table::forget(fd);
         } else if table::is_ours() && let Ok(socket) = table::upgraded(fd) {
@@ -350,7 +348,7 @@ pub unsafe extern "C-unwind" fn uwarp_poll(fds: *mut pollfd, nfds: nfds_t, timeo
 /// As poll(2).
 #[inline(never)]
 unsafe fn poll_served(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
-    entry::run::<MinusOne<c_int>>("uwarp_poll", AfterFork::Allow, move || {
+    entry::run::<MinusOne<c_int>>("uwarp_poll", move || {
         // SAFETY: the caller's promise.
         unsafe { poll::poll_c(fds, nfds, timeout) }
     })

@@ -10,7 +10,7 @@ use uwarp_driver::waits::{Waits, begin_wait, end_wait};
 use uwarp_driver::{Channel, ChannelError, Uncancelled, mask_asleep, signals_awake};
 
 use crate::convention::MinusOne;
-use crate::entry::{AfterFork, contain, run};
+use crate::entry::{contain, run};
 use crate::failure::{Failure, errno, set_errno};
 
 // Cancellation points: glibc unwinds a cancelled thread out of them, so they must be declared "C-unwind".
@@ -133,7 +133,7 @@ fn find_one<T: Waits>(
     find: impl FnOnce() -> Result<Arc<T>, Failure>,
     on: &mut *const T,
 ) -> c_int {
-    run::<MinusOne>(name, AfterFork::Refuse, || {
+    run::<MinusOne>(name, || {
         // Kept alive for the thread, because the program may destroy what it waits on.
         let found = find()?;
         *on = Arc::as_ptr(&found);

@@ -21,7 +21,7 @@ fn extended_completion_queues_and_work_request_builders() {
 }
 
 #[test]
-fn every_verb_is_refused_in_a_forked_child() {
+fn a_forked_child_cannot_use_what_its_parent_has() {
     common::passes("forked", &["-libverbs"]);
 }
 

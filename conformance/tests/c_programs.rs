@@ -2,8 +2,8 @@
 //! and what the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement
 //! (`completions`), registered memory that is unmapped (`unmapped`), limits that are reached (`limits`),
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
-//! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), the edges of
-//! the interface (`corners`), datagram queue pairs (`datagrams`,
+//! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), children of a
+//! fork (`forks`), the edges of the interface (`corners`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
 //! each interface (`devices`), multicast (`groups`),
@@ -30,7 +30,7 @@ use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Programs whose groups of statements are cases of their own: those of the table in their source, which is
 /// where a group is registered.
-const PROGRAMS: [&str; 24] = [
+const PROGRAMS: [&str; 25] = [
     "errno_table",
     "completions",
     "errno_cm",
@@ -39,6 +39,7 @@ const PROGRAMS: [&str; 24] = [
     "by_number",
     "leaving",
     "cancels",
+    "forks",
     "corners",
     "unmapped",
     "limits",

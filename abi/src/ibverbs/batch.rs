@@ -3,8 +3,8 @@
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
+use lock_api::RawMutex as _;
+use uwarp_process::RawMutex;
 use uwarp_rnic::ah::Ah;
 use uwarp_rnic::qp::UdSendWr;
 use uwarp_rnic::{SendFlags, SendOp, SendWr, Sge};

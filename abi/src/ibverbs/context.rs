@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use uwarp_abi_types::private::{verbs_device, verbs_device_ops};
 use uwarp_abi_types::verbs::{ibv_context, ibv_device, verbs_context};
 use uwarp_driver::port::Port;
 use uwarp_driver::{Channel, Nic, RdmaDevice, netdev};
+use uwarp_process::Mutex;
 
 use super::event::PortEvents;
 use super::view;

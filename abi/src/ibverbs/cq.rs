@@ -5,11 +5,11 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
+use lock_api::RawMutex as _;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::Nic;
-use uwarp_rnic::{Cq, VerbsError, Wc};
+use uwarp_process::RawMutex;
+use uwarp_rnic::{Cq, Wc};
 
 use super::clock;
 use super::context::Context;
@@ -232,9 +232,6 @@ slot! {
     /// ibv_poll_cq(3). Makes progress in the caller's thread when there is no completion.
     hot fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> Negative {
         let queue = look::<CCq>(cq)?;
-        if uwarp_driver::forked() {
-            return Err(VerbsError::Forked.into());
-        }
         let max = usize::try_from(num_entries).map_err(|_| Failure::invalid("num_entries is negative"))?;
         let mut to = wc.cast::<Wc>();
         let found = queue.nic.poll_cq(&queue.cq, max, |wc| {
@@ -251,9 +248,6 @@ slot! {
     /// ibv_req_notify_cq(3).
     hot fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> Code {
         let queue = look::<CCq>(cq)?;
-        if uwarp_driver::forked() {
-            return Err(VerbsError::Forked.into());
-        }
         queue.cq.arm(solicited_only != 0);
         Ok(())
     }
@@ -397,9 +391,6 @@ slot! {
 /// # Safety
 /// `cq` is the C side of `queue`; the caller holds the reader's lock.
 unsafe fn advance(queue: &CCq, cq: *mut ibv_cq_ex) -> Result<c_int, Failure> {
-    if uwarp_driver::forked() {
-        return Err(VerbsError::Forked.into());
-    }
     let mut next = None;
     queue.nic.poll_cq(&queue.cq, 1, |wc| next = Some(wc));
     // SAFETY: the caller holds the lock.

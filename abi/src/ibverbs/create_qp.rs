@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::{Qp, QueuePair, UdQp};
+use uwarp_process::Mutex;
 use uwarp_rnic::qp::{QpCaps, QpInit};
 use uwarp_rsocket::OwnWork;
 

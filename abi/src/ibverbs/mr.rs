@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
+use uwarp_process::Mutex;
 use uwarp_rnic::mem::populate;
 use uwarp_rnic::mr::{AccessError, MrCache, Part};
 use uwarp_rnic::{Access, Mr, Pd, VerbsError};

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
-use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
+use uwarp_process::{Mutex, PerProcess};
 
 use super::async_event::Of;
 
@@ -195,12 +195,11 @@ unsafe extern "C-unwind" {
 
 /// Contexts of programs of 2006, old and real: the functions for completion channels are the same in both
 /// versions and get either of the two.
-static CONTEXTS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+static CONTEXTS: PerProcess<Mutex<HashMap<usize, usize>>> = PerProcess::new(Mutex::default);
 
 /// The context of today behind one that may be old.
 pub fn real_context(context: *mut ibv_context) -> *mut ibv_context {
-    let contexts = CONTEXTS.lock();
-    let real = contexts.as_ref().and_then(|known| known.get(&context.addr())).copied();
+    let real = CONTEXTS.lock().get(&context.addr()).copied();
     real.map_or(context, std::ptr::with_exposed_provenance_mut)
 }
 
@@ -377,15 +376,15 @@ old! {
         });
         if !old.is_null() {
             let real = (*old).real.expose_provenance();
-            CONTEXTS.lock().get_or_insert_default().insert(old.addr(), real);
+            CONTEXTS.lock().insert(old.addr(), real);
         }
         old
     }
 
     fn uwarp_old_ibv_close_device(context: *mut OldContext) -> c_int {
         let result = close_device((*context).real);
-        if result == 0 && let Some(known) = CONTEXTS.lock().as_mut() {
-            known.remove(&context.addr());
+        if result == 0 {
+            CONTEXTS.lock().remove(&context.addr());
         }
         taken(result, context)
     }

@@ -187,11 +187,6 @@ pub(super) unsafe fn post_receives(
         let sges = sges.ok_or_else(|| Failure::invalid("num_sge or sg_list is wrong"))?;
         Ok(RecvWr { wr_id: wr.wr_id, sges })
     };
-    if uwarp_driver::forked() {
-        // SAFETY: the caller's promise.
-        unsafe { *bad_wr = wr };
-        return Err(VerbsError::Forked.into());
-    }
     let posted = to.post(list.walk(convert, |wr| wr.next));
     let (bad, why) = match (posted, list.refused) {
         (Ok(()), None) => return Ok(()),
@@ -241,12 +236,8 @@ fn post_own<'a>(
 slot! {
     /// ibv_post_send(3).
     hot fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> Code {
-        let pair = look::<CQp>(qp)?;
+        let pair = look::<CQp>(qp).inspect_err(|_| *bad_wr = wr)?;
         let mut list = List { next: wr, refused: None };
-        if uwarp_driver::forked() {
-            *bad_wr = wr;
-            return Err(VerbsError::Forked.into());
-        }
         let posted = match &pair.qp {
             QueuePair::Rc(qp) if let Some(own) = &pair.own_work => {
                 post_own(qp, own, list.walk(|wr| send_wr(wr), |wr| wr.next))
@@ -265,7 +256,7 @@ slot! {
 
     /// ibv_post_recv(3).
     hot fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
-        let pair = look::<CQp>(qp)?;
+        let pair = look::<CQp>(qp).inspect_err(|_| *bad_wr = wr)?;
         if pair.own_work.is_some() {
             *bad_wr = wr;
             return Err(Failure::invalid("the receives of a socket's queue pair are its stream's"));

@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use uwarp_abi_types::verbs::*;
 use uwarp_cm::{Cm, bringup};
 use uwarp_driver::{Qp, QueuePair, UdQp};
+use uwarp_process::Mutex;
 use uwarp_rnic::qp::{QpCaps, QpModify, QpState};
 use uwarp_rsocket::OwnWork;
 

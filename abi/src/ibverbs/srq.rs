@@ -159,6 +159,6 @@ slot! {
 
     /// ibv_post_srq_recv(3).
     hot fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> Code {
-        post::post_receives(&look::<CSrq>(srq)?.srq, wr, bad_wr)
+        post::post_receives(&look::<CSrq>(srq).inspect_err(|_| *bad_wr = wr)?.srq, wr, bad_wr)
     }
 }

@@ -5,10 +5,10 @@
 
 use std::ffi::c_void;
 
-use parking_lot::lock_api::RawMutex as _;
+use lock_api::RawMutex as _;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::QueuePair;
-use uwarp_rnic::{SendFlags, SendOp, Sge, VerbsError};
+use uwarp_rnic::{SendFlags, SendOp, Sge};
 
 use super::ah::CAh;
 use super::batch::{Batch, Building};
@@ -227,9 +227,6 @@ slot! {
 }
 
 fn post(pair: &CQp, building: &mut Building) -> Result<(), Failure> {
-    if uwarp_driver::forked() {
-        return Err(VerbsError::Forked.into());
-    }
     match &pair.qp {
         QueuePair::Rc(qp) => qp.post_send_together(building.finish()?)?,
         QueuePair::Ud(qp) => qp.post_send_together(building.finish_datagrams()?)?,

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use uwarp_abi_types::rdmacm::rdma_event_channel;
 use uwarp_cm::process::{enter_channel, find_channel, remove_channel};
 use uwarp_cm::{Cm, EventChannel};
+use uwarp_driver::forked;
+use uwarp_rnic::VerbsError;
 
 use crate::entry;
 use crate::failure::Failure;
@@ -17,10 +19,13 @@ pub(super) fn create() -> Result<*mut rdma_event_channel, Failure> {
     Ok(channel)
 }
 
-/// The queue behind a channel. Any pointer may be given; one that is not a channel is `EBADF`.
+/// The queue behind a channel. Any pointer may be given; one that is not a channel is `EBADF`, in a child
+/// `ENODEV`: it may be its parent's.
 pub(super) fn queue(channel: *mut rdma_event_channel) -> Result<Arc<EventChannel>, Failure> {
-    find_channel(channel.addr())
-        .ok_or_else(|| Failure::new(libc::EBADF, "not an event channel, or destroyed"))
+    find_channel(channel.addr()).ok_or_else(|| match forked() {
+        true => VerbsError::Forked.into(),
+        false => Failure::new(libc::EBADF, "not an event channel, or destroyed"),
+    })
 }
 
 /// Destroys a channel. Ids that report to it, and threads that wait on it, keep the queue alive.

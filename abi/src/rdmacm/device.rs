@@ -26,9 +26,6 @@ pub fn shared(of: &'static RdmaDevice) -> Result<Shared, Failure> {
         let verbs = device::open(of)?;
         // SAFETY: the context was just opened.
         let pd = unsafe { mr::alloc_pd(verbs) }?;
-        // Both belong to the library; the program has not opened anything.
-        uwarp_driver::object_gone();
-        uwarp_driver::object_gone();
         Ok::<_, Failure>(pd.expose_provenance())
     })?;
     let pd: *mut ibv_pd = std::ptr::with_exposed_provenance_mut(cookie);
@@ -53,14 +50,12 @@ entry! {
             *num = c_int::try_from(count).unwrap_or(c_int::MAX);
         }
         let opened = opened?;
-        uwarp_driver::object_made();
         Ok(device::give_list(opened))
     }
 
     /// rdma_get_devices(3).
     fn rdma_free_devices(list: *mut *mut ibv_context) -> () {
         if !list.is_null() {
-            uwarp_driver::object_gone();
             device::take_list(list);
         }
         Ok(())

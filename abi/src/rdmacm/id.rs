@@ -6,11 +6,11 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use libc::sockaddr_storage;
-use parking_lot::Mutex;
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
 use uwarp_cm::{Cm, CmError, EventKind, Id, State};
 use uwarp_driver::RdmaDevice;
+use uwarp_process::Mutex;
 
 use super::{address, addrinfo, channel, device, event};
 use crate::convention::MinusOne;

@@ -153,7 +153,8 @@ entry! {
 
     /// rsocket(7).
     fn rclose(socket: c_int) -> MinusOne {
-        if uwarp_driver::forked() {
+        if table::is_parents(socket) {
+            table::forget(socket);
             return Ok(());
         }
         Ok(table::close(socket)?)

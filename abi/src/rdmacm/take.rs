@@ -70,7 +70,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
         "rdma_get_cm_event",
         || {
             required(event, "event")?;
-            channel::queue(channel).inspect_err(|_| gone = true)
+            channel::queue(channel).inspect_err(|failure| gone = failure.errno == libc::EBADF)
         },
         |queue, first| {
             // SAFETY: the caller's promise.

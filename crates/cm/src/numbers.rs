@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
-use uwarp_driver::{Nic, ProofObserver, ProofPort, Qp, QueuePair, forked};
+use uwarp_driver::{Nic, ProofObserver, ProofPort, Qp, QueuePair};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::{Negotiated, ResponderPolicy, Rtr};
 use uwarp_rnic::VerbsError;
@@ -97,10 +97,6 @@ impl Numbers {
     }
 
     fn known(&self, qpn: u32) -> Option<Arc<Port>> {
-        // A forked child leaves its parent's sockets and watches alone, and other threads' locks.
-        if forked() {
-            return None;
-        }
         self.ports.lock().get(&port_of(qpn)).cloned()
     }
 

@@ -4,15 +4,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, PerProcess};
 use uwarp_driver::waits::Waits;
-use uwarp_driver::{Channel, Nic, OncePerProcess, RdmaDevice, object_gone, object_made};
+use uwarp_driver::{Channel, Nic, OncePerProcess, RdmaDevice};
 use uwarp_rnic::VerbsError;
 
 use crate::{Cm, EventChannel, Timeouts};
 
 static CM: OncePerProcess<Arc<Cm>> = OncePerProcess::new();
-static CHANNELS: Mutex<BTreeMap<usize, Arc<EventChannel>>> = Mutex::new(BTreeMap::new());
+static CHANNELS: PerProcess<Mutex<BTreeMap<usize, Arc<EventChannel>>>> = PerProcess::new(Mutex::default);
 
 impl Cm {
     /// The connection manager of this process; the first call opens the device.
@@ -45,7 +45,6 @@ pub fn shared_device<E>(device: &RdmaDevice, open: impl FnOnce() -> Result<usize
 /// another of its threads is about to wait on it. With a kernel behind the channel that gives an error. So an
 /// address is only looked up here, never dereferenced.
 pub fn enter_channel(address: usize, channel: Arc<EventChannel>) {
-    object_made();
     CHANNELS.lock().insert(address, channel);
 }
 
@@ -57,11 +56,7 @@ pub fn find_channel(address: usize) -> Option<Arc<EventChannel>> {
 /// Removes a channel; `true` for the one caller that removed it. Ids that report to it, and threads that wait
 /// on it, keep it alive.
 pub fn remove_channel(address: usize) -> bool {
-    let removed = CHANNELS.lock().remove(&address).is_some();
-    if removed {
-        object_gone();
-    }
-    removed
+    CHANNELS.lock().remove(&address).is_some()
 }
 
 impl Waits for EventChannel {

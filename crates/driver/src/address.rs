@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use uwarp_process::{Mutex, PerProcess};
 
 /// An address of an interface that is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Address {
 
 /// The addresses of a port at the last query, and the time of that query.
 #[derive(Debug)]
-pub(crate) struct Last(Mutex<Option<(Instant, Arc<[Address]>)>>);
+pub(crate) struct Last(PerProcess<Mutex<Option<(Instant, Arc<[Address]>)>>>);
 
 /// See [`Last::recent`].
 const FRESH: Duration = Duration::from_millis(100);
@@ -35,21 +35,18 @@ const FRESH: Duration = Duration::from_millis(100);
 impl Last {
     /// Nothing yet.
     pub const fn new() -> Self {
-        Self(Mutex::new(None))
+        Self(PerProcess::new(Mutex::default))
     }
 
-    // A child that was forked while another thread had the lock cannot get it, so it only tries.
     pub fn keep(&self, list: Vec<Address>) -> Arc<[Address]> {
         let list: Arc<[Address]> = list.into();
-        if let Some(mut last) = self.0.try_lock() {
-            *last = Some((Instant::now(), Arc::clone(&list)));
-        }
+        *self.0.lock() = Some((Instant::now(), Arc::clone(&list)));
         list
     }
 
     /// The last ones, if they are at most a tenth of a second old.
     pub fn recent(&self, now: Instant) -> Option<Arc<[Address]>> {
-        let last = self.0.try_lock()?;
+        let last = self.0.lock();
         let (at, list) = last.as_ref()?;
         (now < *at + FRESH).then(|| Arc::clone(list))
     }

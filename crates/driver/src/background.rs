@@ -51,7 +51,7 @@ fn run(engine: &Weak<Engine>) {
     IN_BACKGROUND.with(|here| here.set(true));
     let mut background = Background { naps: 0, has_served: true };
     while let Some(engine) = engine.upgrade() {
-        if fork::forked() {
+        if engine.birth.is_parents() {
             return;
         }
         guarded(|| engine.exit_if_requested());

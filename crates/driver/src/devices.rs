@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use uwarp_process::{Mutex, PerProcess};
 
 use crate::address::Address;
 use crate::config::{Config, Devices};
@@ -34,7 +34,7 @@ pub struct RdmaDevice {
 /// child that was forked while another thread had it would wait for ever.
 static FIRST: OnceLock<&'static RdmaDevice> = OnceLock::new();
 /// Held while some are added.
-static ADDING: Mutex<()> = Mutex::new(());
+static ADDING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 /// All addresses of the host, to find the interface of one.
 static ADDRESSES: address::Last = address::Last::new();
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use slab::Slab;
 
-use crate::fork::{self, Uncancelled};
+use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
 use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
@@ -36,6 +36,8 @@ struct Timers {
 
 /// The engine of this process.
 pub struct Engine {
+    /// A forked child has no thread of it.
+    pub(crate) birth: Birth,
     epoll: Watch,
     /// Level-triggered: makes one waiting thread look around.
     wake: Bell,
@@ -98,6 +100,7 @@ impl Engine {
         let wake = Bell::new(true)?;
         epoll.add_bell(&wake, Token::WAKE.0)?;
         let engine = Self {
+            birth: Birth::here(),
             epoll,
             wake,
             sources: RwLock::default(),

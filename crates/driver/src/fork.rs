@@ -5,28 +5,23 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, UnsafeCell};
-use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use rustix::event::epoll::Event;
 use rustix::io::Errno;
-use uwarp_rnic::process::{begin_anew, generation};
+use uwarp_llp::route::ipv6_only_by_default;
+pub(crate) use uwarp_process::Birth;
+use uwarp_process::PerProcess;
+use uwarp_process::begin_anew;
+use uwarp_process::record::{Descriptors, descriptors};
+pub(crate) use uwarp_process::record::{track, untrack};
 
-static FORKED: AtomicBool = AtomicBool::new(false);
-/// Objects that the program has, and calls in progress; see [`object_made`].
-static OBJECTS: AtomicIsize = AtomicIsize::new(0);
-/// Descriptors that a forked child must close, and how often each is recorded: by its owner, and by the
-/// engine while it watches it. Locked during a fork.
-///
-/// The locks that are held during a fork are those of the standard library. One of parking_lot that other
-/// threads wait for is unlocked under a lock of parking_lot's own, which another thread may have had when the
-/// child was forked: the child would then wait for ever.
-static DESCRIPTORS: LazyLock<Mutex<HashMap<RawFd, usize>>> = LazyLock::new(Mutex::default);
+use crate::config::{Config, sysfs_path};
+use crate::netdev;
 
 /// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
 /// Its environment must then not be trusted to name files.
@@ -35,59 +30,37 @@ pub fn has_more_rights_than_its_caller() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Whether this process is a child that was forked while the program had something open. Its queue pairs
-/// belong to its parent.
-pub fn forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
-}
-
-/// A value that exists once in a process. A child that starts afresh does not see its parent's value: it gets
-/// its own.
-pub struct OncePerProcess<T>(Mutex<Option<(u32, T)>>);
+/// A value that exists once in a process. A child does not see its parent's value: it gets its own, under a
+/// lock of its own.
+pub struct OncePerProcess<T>(PerProcess<Mutex<Option<T>>>);
 
 impl<T: Clone> OncePerProcess<T> {
     /// No value yet.
     #[allow(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
-        Self(Mutex::new(None))
+        Self(PerProcess::new(|| Mutex::new(None)))
     }
 
     /// The value, if this process has one.
     pub fn get(&self) -> Option<T> {
-        locked(&self.0)
-            .as_ref()
-            .filter(|(made_in, _)| *made_in == generation())
-            .map(|(_, value)| value.clone())
+        locked(&self.0).clone()
     }
 
-    /// The value; at the first call `make` makes it, with the lock held. A value of the parent process is
-    /// dropped.
+    /// The value; at the first call `make` makes it, with the lock held.
     ///
     /// # Errors
     /// Those of `make`.
     pub fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let mut value = locked(&self.0);
-        if let Some((_, value)) = value.as_ref().filter(|(made_in, _)| *made_in == generation()) {
+        if let Some(value) = &*value {
             return Ok(value.clone());
         }
-        Ok(value.insert((generation(), make()?)).1.clone())
+        Ok(value.insert(make()?).clone())
     }
 }
 
-/// The program got an object of this library, or a call began. A child that is forked before the matching
-/// [`object_gone`] has no device.
-pub fn object_made() {
-    OBJECTS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// The program returned an object, or a call ended; or the object turned out to be one that the library keeps
-/// for itself.
-pub fn object_gone() {
-    OBJECTS.fetch_sub(1, Ordering::Relaxed);
-}
-
-/// The device, which exists once in a process and which a child that starts afresh does not have. It is
-/// locked during a fork, so that no child finds it half made.
+/// The device, which exists once in a process and which a child does not have. It is locked during a fork, so
+/// that no descriptor of one that is half made is left open in a child.
 pub(crate) struct Device<T>(Mutex<Option<T>>);
 
 impl<T> Device<T> {
@@ -143,7 +116,7 @@ impl<T> Held for MutexGuard<'static, Option<T>> {
 struct HeldLocks(UnsafeCell<Option<Locks>>);
 
 /// The descriptors and the device.
-type Locks = (MutexGuard<'static, HashMap<RawFd, usize>>, Box<dyn Held>);
+type Locks = (MutexGuard<'static, Descriptors>, Box<dyn Held>);
 
 // SAFETY: only the thread that holds the locks, and the one that is a copy of it, uses the cell.
 unsafe impl Sync for HeldLocks {}
@@ -157,7 +130,7 @@ static INSTALLED: OnceLock<(&'static dyn AcrossFork, fn())> = OnceLock::new();
 pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn()) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        LazyLock::force(&DESCRIPTORS);
+        drop(descriptors());
         // Before any handler can run: all three handlers of a fork must see the same state.
         INSTALLED.get_or_init(|| (device, forget));
         // SAFETY: the handlers are functions of this object, which is never unloaded (linked with -z
@@ -172,8 +145,13 @@ pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn()) {
 extern "C" fn before() {
     // In the order in which the device's start takes them.
     if let Some((device, _)) = INSTALLED.get() {
+        // What another thread is making for ever would never be made in the child.
+        Config::get();
+        netdev::guid();
+        sysfs_path();
+        ipv6_only_by_default();
         let device = device.hold();
-        let descriptors = locked(&DESCRIPTORS);
+        let descriptors = descriptors();
         // SAFETY: this thread holds the locks.
         unsafe { *HELD.0.get() = Some((descriptors, device)) };
     }
@@ -190,73 +168,13 @@ extern "C" fn child() {
     // SAFETY: `before` took the locks in the thread that this one is a copy of, and no other thread is here.
     let Some((mut descriptors, mut device)) = (unsafe { &mut *HELD.0.get() }).take() else { return };
     begin_anew();
-    if OBJECTS.load(Ordering::Relaxed) > 0 {
-        FORKED.store(true, Ordering::Relaxed);
-    } else {
-        device.forget();
-        forget();
-    }
+    device.forget();
+    forget();
     for (fd, _) in descriptors.drain() {
         // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing
-        // here uses the descriptor again: every verb answers an error from now on, or uses a new device.
+        // here uses the descriptor again: calls on what the parent has made fail, and what is made here has
+        // descriptors of its own.
         unsafe { libc::close(fd) };
-    }
-}
-
-/// Records a descriptor that a forked child must close, once more.
-pub(crate) fn track(fd: RawFd) {
-    *locked(&DESCRIPTORS).entry(fd).or_default() += 1;
-}
-
-/// Removes one record of [`track`].
-pub(crate) fn untrack(fd: RawFd) {
-    let mut descriptors = locked(&DESCRIPTORS);
-    if let Some(times) = descriptors.get_mut(&fd) {
-        *times -= 1;
-        if *times == 0 {
-            descriptors.remove(&fd);
-        }
-    }
-}
-
-/// A record of a descriptor: while this exists, a child that is forked closes its copy, whether the engine
-/// watches the descriptor or not. To be dropped before the descriptor is closed or passed on: its number is
-/// another file's then.
-#[derive(Debug)]
-pub struct Recorded(RawFd);
-
-impl Recorded {
-    /// Of an open descriptor.
-    pub fn new(fd: RawFd) -> Self {
-        track(fd);
-        Self(fd)
-    }
-}
-
-impl Drop for Recorded {
-    fn drop(&mut self) {
-        untrack(self.0);
-    }
-}
-
-/// A descriptor that is kept for the engine. A forked child closes its copy, as of those that the engine has.
-pub struct Kept {
-    // Dropped before the descriptor is closed.
-    record: Recorded,
-    fd: OwnedFd,
-}
-
-impl Kept {
-    /// Keeps it.
-    pub fn new(fd: OwnedFd) -> Self {
-        Self { record: Recorded::new(fd.as_raw_fd()), fd }
-    }
-
-    /// Gives it back.
-    pub fn take(self) -> OwnedFd {
-        let Self { record, fd } = self;
-        drop(record);
-        fd
     }
 }
 
@@ -514,36 +432,12 @@ pub(crate) fn nonblocking(fd: RawFd) -> bool {
 mod tests {
     use super::*;
 
-    /// A connection is recorded by its owner from birth on, and by the engine while it watches it. When the
-    /// engine stopped, a child kept its copy, and the peer never saw the end of the connection.
     #[test]
-    fn a_descriptor_stays_recorded_until_each_of_its_records_is_gone() {
-        let (end, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let fd = end.as_raw_fd();
-        let is_recorded = || locked(&DESCRIPTORS).contains_key(&fd);
-        let birth = Recorded::new(fd);
-        track(fd);
-        untrack(fd);
-        assert!(is_recorded());
-        drop(birth);
-        assert!(!is_recorded());
-        untrack(fd);
-        let kept = Kept::new(end.into());
-        assert!(is_recorded());
-        drop(kept.take());
-        assert!(!is_recorded());
-    }
-
-    #[test]
-    fn a_value_is_made_once_and_again_in_a_child_that_starts_afresh() {
+    fn a_value_is_made_once() {
         static VALUE: OncePerProcess<u32> = OncePerProcess::new();
         assert_eq!(VALUE.get(), None);
         assert_eq!(VALUE.get_or_make(|| Err("failed")), Err("failed"));
         assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(1)), Ok(1));
         assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(2)), Ok(1));
-        // As `child` leaves it.
-        *locked(&VALUE.0) = Some((generation().wrapping_sub(1), 1));
-        assert_eq!(VALUE.get(), None);
-        assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(3)), Ok(3));
     }
 }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_llp::link::Received;
 use uwarp_llp::{Link, LowerLayer as _};
+use uwarp_process::Mutex;
 
 use crate::engine::Engine;
 use crate::fork;

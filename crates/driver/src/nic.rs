@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use uwarp_llp::carrier::Bound;
 use uwarp_llp::udp::{self, Route};
+use uwarp_process::Mutex;
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
 use uwarp_rnic::{AsyncSink, VerbsError};
@@ -16,7 +16,6 @@ use uwarp_rnic::{AsyncSink, VerbsError};
 use crate::background;
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::fork;
 use crate::pair::{QueuePair, WeakQueuePair};
 use crate::port::{Port, PortWatch};
 use crate::qpn::Numbers;
@@ -207,7 +206,6 @@ impl Nic {
 
     /// A queue pair was made.
     pub(crate) fn arrive(&self, qp: &QueuePair) {
-        fork::object_made();
         self.numbers.register(qp.qpn(), qp.downgrade());
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
@@ -216,7 +214,6 @@ impl Nic {
     pub(crate) fn depart(&self, qpn: u32, counters: Counters, drops: Drops) {
         if self.numbers.unregister(qpn) {
             self.changes.fetch_add(1, Ordering::AcqRel);
-            fork::object_gone();
             let mut departed = self.departed.lock();
             departed.0 += counters;
             departed.1 += drops;

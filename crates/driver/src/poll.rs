@@ -8,7 +8,6 @@ use uwarp_rnic::cq::Coverage;
 use uwarp_rnic::{Cq, Wc};
 
 use crate::channel::waits_no_more;
-use crate::fork;
 use crate::nic::Nic;
 use crate::progress::{ANSWER, AnswerWait, BeforeEarly, DIRECT, IN_EARNEST, LookAround, Poller, stamps};
 
@@ -21,7 +20,7 @@ impl Nic {
     /// Takes up to `max` completions, oldest first; returns how many. If there are none, makes progress in
     /// the calling thread and tries again. Never blocks.
     pub fn poll_cq(&self, cq: &Arc<Cq>, max: usize, mut sink: impl FnMut(Wc)) -> usize {
-        if max == 0 || fork::forked() {
+        if max == 0 || self.engine().birth.is_parents() {
             return 0;
         }
         if cq.first_is_early_write() {

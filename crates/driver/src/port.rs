@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+use uwarp_process::{Mutex, PerProcess};
 use uwarp_rnic::{AsyncEvent, AsyncSink, EventKind};
 
 use crate::address::{self, Address};
@@ -34,7 +34,7 @@ pub struct Port {
     /// The interface it was last seen on, if that was not the loopback interface; 0: none. When that goes
     /// down, the port is down, although the loopback interface is still there.
     interface: AtomicU32,
-    mtu: Mutex<Option<(Instant, u32)>>,
+    mtu: PerProcess<Mutex<Option<(Instant, u32)>>>,
 }
 
 /// What a port looks like at a moment.
@@ -49,7 +49,12 @@ pub struct PortState {
 impl Port {
     /// The port of one interface, by its name, or of all.
     pub(crate) fn new(only: Option<String>) -> Self {
-        Self { only, last: address::Last::new(), interface: AtomicU32::new(0), mtu: Mutex::new(None) }
+        Self {
+            only,
+            last: address::Last::new(),
+            interface: AtomicU32::new(0),
+            mtu: PerProcess::new(Mutex::default),
+        }
     }
 
     /// The name of its interface, if it stands for one only.

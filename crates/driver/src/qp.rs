@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::MutexGuard;
 use uwarp_llp::Link;
+use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
     Disconnect, Drops, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore, Snapshot,
@@ -28,7 +28,7 @@ use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
 use crate::attended::Attended;
 use crate::engine::{Engine, ParkMark};
-use crate::fork::{self, Uncancelled};
+use crate::fork::Uncancelled;
 use crate::linger::{self, Linger};
 use crate::nic::Nic;
 use crate::pair::QueuePair;
@@ -187,7 +187,7 @@ impl Qp {
     /// Posts send work requests. If one is refused, returns its index (the ones before it are posted) and the
     /// reason. Never blocks.
     pub fn post_send<'a>(&self, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<(), (usize, VerbsError)> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err((0, VerbsError::Forked));
         }
         let mut inner = self.inner.lock();
@@ -202,7 +202,7 @@ impl Qp {
         &self,
         wrs: impl Iterator<Item = SendWr<'a>> + Clone,
     ) -> Result<(), VerbsError> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();
@@ -215,7 +215,7 @@ impl Qp {
 
     /// Posts receive work requests; as [`Self::post_send`].
     pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err((0, VerbsError::Forked));
         }
         let mut inner = self.inner.lock();
@@ -234,7 +234,7 @@ impl Qp {
 
     /// Changes attributes or state.
     pub fn modify(&self, change: &QpModify) -> Result<(), VerbsError> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();

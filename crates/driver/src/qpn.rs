@@ -4,17 +4,15 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_llp::carrier::{Bind, Bound, Carrier, Options, TakePort, tcp::Tcp};
 use uwarp_llp::udp;
+use uwarp_process::Mutex;
 use uwarp_rnic::VerbsError;
 
 use crate::config::Config;
-use crate::fork::{self, Recorded};
 
 /// 256 numbers on one port, which is held in TCP and in UDP.
 struct Port {
@@ -24,21 +22,8 @@ struct Port {
     free: u16,
     next: u8,
     /// Until it listens, which is another owner's then.
-    tcp: Option<Streams>,
+    tcp: Option<Box<dyn Bound>>,
     udp: Arc<udp::Socket>,
-}
-
-/// What can listen for streams.
-struct Streams {
-    // Dropped before the descriptor is passed on.
-    record: Option<Recorded>,
-    bound: Box<dyn Bound>,
-}
-
-impl Streams {
-    fn new(bound: Box<dyn Bound>) -> Self {
-        Self { record: bound.watch().descriptor().map(Recorded::new), bound }
-    }
 }
 
 /// Allocates numbers and finds queue pairs by them. Opens a port's sockets when the first number on it is
@@ -107,15 +92,13 @@ impl<Q: Clone> Numbers<Q> {
     /// What is bound to the port of a number that was taken, and does not listen yet. Once for each port.
     pub fn take_streams(&self, qpn: u32) -> Option<Box<dyn Bound>> {
         let mut ports = self.ports.lock();
-        let Streams { record, bound } = find_port(&mut ports, qpn)?.tcp.take()?;
-        drop(record);
-        Some(bound)
+        find_port(&mut ports, qpn)?.tcp.take()
     }
 
     /// It could not listen, and stays bound.
     pub fn return_streams(&self, qpn: u32, bound: Box<dyn Bound>) {
         if let Some(port) = find_port(&mut self.ports.lock(), qpn) {
-            port.tcp = Some(Streams::new(bound));
+            port.tcp = Some(bound);
         }
     }
 
@@ -196,15 +179,7 @@ fn open_one_of(candidates: impl Iterator<Item = u16> + Clone) -> Option<Port> {
         let tcp = bind(port, take)?;
         let port = tcp.local().port();
         let udp = udp::Socket::bind(port).ok()?;
-        fork::track(udp.fd().as_raw_fd());
-        Some(Port {
-            port,
-            used: [0; 4],
-            free: 256,
-            next: 0,
-            tcp: Some(Streams::new(tcp)),
-            udp: Arc::new(udp),
-        })
+        Some(Port { port, used: [0; 4], free: 256, next: 0, tcp: Some(tcp), udp: Arc::new(udp) })
     };
     let unused = candidates.clone().find_map(|port| open(port, TakePort::NowIfUnused));
     unused.or_else(|| candidates.filter(|port| *port != 0).find_map(|port| open(port, TakePort::Now)))

@@ -7,7 +7,7 @@ use uwarp_rnic::cq::Feeder;
 use uwarp_rnic::qp::{Counters, Drops, QpInit};
 use uwarp_rnic::{Cq, VerbsError};
 
-use crate::fork;
+use crate::fork::Birth;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
 
@@ -15,6 +15,7 @@ use crate::pair::QueuePair;
 /// dropped.
 pub(crate) struct Shell {
     nic: Arc<Nic>,
+    birth: Birth,
     qpn: u32,
     /// Where it completes; polls of these queues look for its input.
     cqs: [Arc<Cq>; 2],
@@ -24,16 +25,27 @@ impl Shell {
     /// Gives a queue pair its number; `init` then has the sizes that it really gets. Fails when a limit of
     /// the device is exceeded or no number is free.
     pub fn admit(nic: &Arc<Nic>, init: &mut QpInit) -> Result<Self, VerbsError> {
-        if fork::forked() {
+        if nic.engine().birth.is_parents() {
             return Err(VerbsError::Forked);
         }
         init.caps = nic.limits().admit(init)?;
         let qpn = nic.numbers.take()?;
-        Ok(Self { nic: nic.clone(), qpn, cqs: [init.send_cq.clone(), init.recv_cq.clone()] })
+        Ok(Self {
+            nic: nic.clone(),
+            birth: Birth::here(),
+            qpn,
+            cqs: [init.send_cq.clone(), init.recv_cq.clone()],
+        })
     }
 
     pub fn qpn(&self) -> u32 {
         self.qpn
+    }
+
+    /// This process is a child, and the queue pair its parent's.
+    #[inline]
+    pub fn is_parents(&self) -> bool {
+        self.birth.is_parents()
     }
 
     #[inline]

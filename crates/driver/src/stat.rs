@@ -14,10 +14,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
+use uwarp_process::Mutex;
 use uwarp_rnic::qp::{Counters, Drops, QpState, Snapshot};
 
 use crate::config::Config;

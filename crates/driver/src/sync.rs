@@ -8,4 +8,4 @@ pub(crate) use std::sync::atomic::{
 };
 pub(crate) use std::thread_local;
 
-pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
+pub(crate) use uwarp_process::{Mutex, MutexGuard, RwLock};

@@ -11,18 +11,20 @@
 //! Seconds since the device was opened, queue pair, direction, segment; of a datagram also the peer's
 //! address, the group if it was received from one, and why it was dropped. Made for reading, not for speed.
 
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use uwarp_rnic::trace::{self, Passing};
 use uwarp_wire::text::Line;
 
 use crate::fork::Uncancelled;
 
-/// The destination of a trace.
-pub(crate) type Target = Box<dyn Write + Send>;
+/// The destination of a trace. Each line is one write, so threads need no lock: a child that was forked while
+/// another thread had it would wait for ever.
+pub(crate) type Target = File;
 
 /// Opens the file that `UWARP_TRACE` names, if it is set: `-` is standard error, anything else a file that is
 /// appended to.
@@ -38,10 +40,10 @@ pub(crate) fn open_if_wanted() -> Option<Target> {
         return None;
     }
     if target == "-" {
-        return Some(Box::new(std::io::stderr()));
+        return std::io::stderr().as_fd().try_clone_to_owned().ok().map(File::from);
     }
     match OpenOptions::new().create(true).append(true).open(&target) {
-        Ok(file) => Some(Box::new(file)),
+        Ok(file) => Some(file),
         Err(e) => {
             tracing::warn!("no trace: cannot write {}: {e}", target.display());
             None
@@ -51,7 +53,7 @@ pub(crate) fn open_if_wanted() -> Option<Target> {
 
 /// Starts tracing.
 pub(crate) fn start(out: Target) {
-    let out = Mutex::new(Some(out));
+    let ended = AtomicBool::new(false);
     let start = Instant::now();
     trace::start(move |passing: &Passing<'_>| {
         let seconds = start.elapsed().as_secs_f64();
@@ -67,10 +69,13 @@ pub(crate) fn start(out: Target) {
         };
         // A thread that posts or polls must not be cancelled in the write.
         let _uncancelled = Uncancelled::begin();
-        let mut out = out.lock();
+        if ended.load(Ordering::Relaxed) {
+            return;
+        }
         // If the trace cannot be written, the program's traffic continues; a trace with a gap would mislead.
-        if let Err(error) = out.as_mut().map_or(Ok(()), |out| out.write_all(text.as_bytes())) {
-            *out = None;
+        if let Err(error) = (&out).write_all(text.as_bytes())
+            && !ended.swap(true, Ordering::Relaxed)
+        {
             tracing::error!("the trace ends here, because it cannot be written: {error}");
         }
     });

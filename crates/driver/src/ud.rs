@@ -673,7 +673,7 @@ impl UdQp {
 
     /// Posts datagrams. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
     pub fn post_send<'a>(&self, wrs: impl Iterator<Item = UdSendWr<'a>>) -> Result<(), (usize, VerbsError)> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err((0, VerbsError::Forked));
         }
         let mut inner = self.inner.lock();
@@ -687,7 +687,7 @@ impl UdQp {
         &self,
         wrs: impl Iterator<Item = UdSendWr<'a>> + Clone,
     ) -> Result<(), VerbsError> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();
@@ -776,7 +776,7 @@ impl UdQp {
 
     /// Posts receives. On a refusal, says which one (the ones before it are posted) and why. Never blocks.
     pub fn post_recv<'a>(&self, wrs: impl Iterator<Item = RecvWr<'a>>) -> Result<(), (usize, VerbsError)> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err((0, VerbsError::Forked));
         }
         let mut inner = self.inner.lock();
@@ -785,7 +785,7 @@ impl UdQp {
 
     /// Changes attributes or state.
     pub fn modify(&self, change: &QpModify) -> Result<(), VerbsError> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();
@@ -809,7 +809,7 @@ impl UdQp {
 
     /// Changes these; see [`UdCore::set_max_message`] and [`UdCore::keep_errors`]. All or nothing.
     pub fn set_extras(&self, max_message: Option<u32>, keep_errors: Option<bool>) -> Result<(), VerbsError> {
-        if fork::forked() {
+        if self.shell.is_parents() {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use uwarp_rnic::process::generation;
+use uwarp_process::Birth;
 
 use crate::Channel;
 use crate::fork::Uncancelled;
@@ -29,7 +29,7 @@ impl Waits for Channel {
 struct Held {
     on: Arc<dyn Waits>,
     /// In a forked child it is the parent's.
-    generation: u32,
+    birth: Birth,
 }
 
 /// Ends the wait of a thread that ends.
@@ -54,7 +54,7 @@ thread_local! {
 /// The thread has left a wait without returning from it.
 fn abandon(held: Option<ManuallyDrop<Held>>) {
     if let Some(held) = held
-        && held.generation == generation()
+        && !held.birth.is_parents()
     {
         held.on.channel().abandon();
         drop(ManuallyDrop::into_inner(held));
@@ -66,13 +66,13 @@ fn abandon(held: Option<ManuallyDrop<Held>>) {
 pub fn begin_wait(on: Arc<dyn Waits>) {
     // Fails in a thread that is about to end.
     let _ = AT_END.try_with(|_| ());
-    abandon(WAITS_ON.replace(Some(ManuallyDrop::new(Held { on, generation: generation() }))));
+    abandon(WAITS_ON.replace(Some(ManuallyDrop::new(Held { on, birth: Birth::here() }))));
 }
 
 /// The wait has returned: the thread keeps nothing alive any more.
 pub fn end_wait() {
     if let Some(held) = WAITS_ON.take()
-        && held.generation == generation()
+        && !held.birth.is_parents()
     {
         drop(ManuallyDrop::into_inner(held));
     }

@@ -36,6 +36,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
+use uwarp_process::Descriptor;
 
 pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
@@ -49,7 +50,7 @@ use crate::tcp;
 #[derive(Debug)]
 pub enum Link {
     /// A connected, non-blocking TCP socket from which only the set-up frames were read.
-    Tcp(OwnedFd),
+    Tcp(Descriptor),
 }
 
 impl LowerLayer for Link {
@@ -175,10 +176,10 @@ impl Link {
         }
     }
 
-    /// The descriptor, for an owner that waits on it and closes it.
+    /// The descriptor, for an owner that closes it.
     pub fn into_fd(self) -> OwnedFd {
         match self {
-            Self::Tcp(fd) => fd,
+            Self::Tcp(fd) => fd.take(),
         }
     }
 }
@@ -200,6 +201,6 @@ impl AsRawFd for Link {
 impl From<std::net::TcpStream> for Link {
     /// From a connected, non-blocking socket.
     fn from(stream: std::net::TcpStream) -> Self {
-        Self::Tcp(stream.into())
+        Self::Tcp(Descriptor::new(stream.into()))
     }
 }

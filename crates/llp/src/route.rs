@@ -2,21 +2,22 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+use uwarp_process::{Mutex, PerProcess};
 
 /// The address from which this host would send to `peer`; `bound` is the address that the program has bound,
 /// if any. Sends nothing.
 pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
     /// The last result, for programs that make thousands of connections to one peer: the system is asked at
     /// most ten times a second.
-    static LAST: Mutex<Option<(Instant, Route)>> = Mutex::new(None);
+    static LAST: PerProcess<Mutex<Option<(Instant, Route)>>> = PerProcess::new(Mutex::default);
     type Route = (Option<IpAddr>, SocketAddr, IpAddr);
     const FRESH: Duration = Duration::from_millis(100);
-    let last = || LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let last = || LAST.lock();
     let to = SocketAddr::new(peer.ip(), 0);
     let scoped = matches!(peer, SocketAddr::V6(v6) if v6.scope_id() != 0);
     // A group can be reached from any address (ip(7)).

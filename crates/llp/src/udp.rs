@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use uwarp_process::Descriptor;
 
 /// Most datagrams that one call sends or receives.
 pub const BATCH: usize = 32;
@@ -104,7 +105,7 @@ pub type Duplicate = OwnedFd;
 /// A UDP socket on one port of all of the host's addresses.
 #[derive(Debug)]
 pub struct Socket {
-    fd: OwnedFd,
+    fd: Descriptor,
     ipv6: bool,
     /// Longest datagrams that are passed to the system joined; shorter once it has refused.
     cut_up_to: AtomicUsize,
@@ -177,7 +178,7 @@ impl Socket {
         }
         rustix::net::sockopt::set_socket_broadcast(&fd, true)?;
         rustix::net::bind(&fd, address)?;
-        Ok(Self { fd, ipv6, cut_up_to: AtomicUsize::new(usize::MAX) })
+        Ok(Self { fd: Descriptor::new(fd), ipv6, cut_up_to: AtomicUsize::new(usize::MAX) })
     }
 
     /// Lets the system keep datagrams that arrive while the process does not receive, as far as the system

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use rustix::io::Errno;
 
 use crate::source::Readiness;
-use crate::sync::LazyLock;
+use crate::sync::PerProcess;
 use crate::sys;
 
 /// Addresses and LIDs: no scenario has the InfiniBand view.
@@ -62,7 +62,7 @@ pub mod udp {
     #[derive(Default)]
     struct Net(std::sync::Mutex<HashMap<u16, Weak<Shared>>>);
 
-    static NET: LazyLock<Net> = LazyLock::new(Net::default);
+    static NET: PerProcess<Net> = PerProcess::new(Net::default);
 
     struct Shared(std::sync::Mutex<State>);
 

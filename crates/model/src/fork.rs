@@ -3,8 +3,17 @@
 use std::os::fd::RawFd;
 
 /// The background thread ends with the scenario.
-pub fn forked() -> bool {
-    crate::sys::over()
+#[derive(Clone, Copy)]
+pub struct Birth(());
+
+impl Birth {
+    pub fn here() -> Self {
+        Self(())
+    }
+
+    pub fn is_parents(self) -> bool {
+        crate::sys::over()
+    }
 }
 
 pub fn track(_: RawFd) {}

@@ -87,18 +87,18 @@ impl<T> RwLock<T> {
 }
 
 /// A static variable with a separate value for each execution.
-pub struct LazyLock<T: 'static> {
+pub struct PerProcess<T: 'static> {
     make: fn() -> T,
     of: std::sync::Mutex<Option<HashMap<u64, &'static T>>>,
 }
 
-impl<T> LazyLock<T> {
+impl<T> PerProcess<T> {
     pub const fn new(make: fn() -> T) -> Self {
         Self { make, of: std::sync::Mutex::new(None) }
     }
 }
 
-impl<T> Deref for LazyLock<T> {
+impl<T> Deref for PerProcess<T> {
     type Target = T;
     fn deref(&self) -> &T {
         let mut of = self.of.lock().unwrap();

@@ -16,7 +16,6 @@ pub mod mem;
 pub mod mr;
 pub mod out;
 pub mod pd;
-pub mod process;
 pub mod qp;
 mod queues;
 mod random;

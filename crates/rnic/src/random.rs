@@ -4,9 +4,9 @@ use std::cell::RefCell;
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
+use uwarp_process::generation;
 
 use crate::error::VerbsError;
-use crate::process::generation;
 
 /// Words fetched in one call. The system gives up to 256 bytes as a whole.
 const AT_ONCE: usize = 64;

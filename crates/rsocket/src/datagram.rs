@@ -9,13 +9,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags as Flags4, SocketFlags, SocketType, sockopt};
 use smallvec::SmallVec;
 use uwarp_cm::QKEY;
 use uwarp_driver::{Nic, Readiness, Source, Token, UdQp};
 use uwarp_llp::route;
+use uwarp_process::{Mutex, MutexGuard};
 use uwarp_rnic::ah::grh;
 use uwarp_rnic::mem::owned::{Owned, from_program};
 use uwarp_rnic::mem::{MemSeg, copy_in, copy_out};

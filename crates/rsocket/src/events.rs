@@ -6,10 +6,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_cm::{Cm, Event, EventChannel, EventKind, Id};
 use uwarp_driver::{OncePerProcess, Readiness, Source};
+use uwarp_process::Mutex;
 
 use crate::stream::{Link, Stream};
 use crate::wire::ConnData;

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_cm::Id;
+use uwarp_process::Mutex;
 
 use crate::events::{Events, Listens};
 use crate::machine::Sizes;

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
-use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
+use uwarp_process::{Mutex, PerProcess};
 
 /// Numbers from here on are no descriptors. No system lets a process have so many.
 const APART: i32 = 1 << 30;
@@ -15,7 +15,8 @@ const APART: i32 = 1 << 30;
 const REST: usize = 4096;
 
 /// Numbers that are no descriptors: those that are free again, and the first that was never used.
-static FREE: Mutex<(VecDeque<i32>, i32)> = Mutex::new((VecDeque::new(), APART));
+static FREE: PerProcess<Mutex<(VecDeque<i32>, i32)>> =
+    PerProcess::new(|| Mutex::new((VecDeque::new(), APART)));
 
 /// A number that nothing else has while this exists.
 pub struct Number {

@@ -1,6 +1,6 @@
 //! What a program sets before it connects.
 
-use std::sync::OnceLock;
+use uwarp_process::PerProcess;
 
 use crate::machine::{LOW_WATER, Sizes};
 use crate::wire::{scale, unscale};
@@ -44,8 +44,8 @@ pub struct Options {
 impl Options {
     /// Those of a new socket.
     pub fn new() -> Self {
-        static DEFAULT: OnceLock<Options> = OnceLock::new();
-        *DEFAULT.get_or_init(|| Self::with_defaults(file))
+        static DEFAULT: PerProcess<Options> = PerProcess::new(|| Options::with_defaults(file));
+        *DEFAULT
     }
 
     fn with_defaults(file: impl Fn(&str) -> Option<u32>) -> Self {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use uwarp_process::Mutex;
 
 use crate::number::Number;
 use crate::poll::{Kernel, PollFd, bit, poll_with};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_cm::{CmError, ConnParam, Id, State as IdState};
-use uwarp_driver::{Kept, Nic, Readiness, Source, Token};
+use uwarp_driver::{Descriptor, Nic, Readiness, Source, Token};
 use uwarp_llp::route;
+use uwarp_process::Mutex;
 use uwarp_rnic::mem::MemSeg;
 
 use crate::events::Events;
@@ -75,7 +75,7 @@ struct Inner {
     bound: Option<SocketAddr>,
     keepalive: Option<(Token, Arc<Keepalive>)>,
     /// For [`Socket::take_over`]: the stream, and a second descriptor of the TCP socket.
-    prepared: Option<(Arc<Upgraded>, Kept)>,
+    prepared: Option<(Arc<Upgraded>, Descriptor)>,
 }
 
 /// A stream socket.
@@ -233,7 +233,7 @@ impl Socket {
         let Phase::Idle(_) = &inner.phase else { return Err(Errno::INVAL) };
         let terms = Terms { options: inner.options, ..Terms::new(role) };
         let upgraded = Upgraded::prepare_for(self.events.cm(), tcp, &terms, Arc::clone(&self.waiters))?;
-        inner.prepared = Some((upgraded, Kept::new(upgrade::second(tcp)?)));
+        inner.prepared = Some((upgraded, Descriptor::new(upgrade::second(tcp)?)));
         Ok(())
     }
 

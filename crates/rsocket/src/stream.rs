@@ -12,11 +12,11 @@ mod wr_id;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_cm::Cm;
 use uwarp_driver::Qp;
+use uwarp_process::{Mutex, MutexGuard};
 use uwarp_rnic::{Pd, SendFlags, SendOp, SendWr, Wc};
 
 use crate::machine::{End, Machine, Posted, Sizes};

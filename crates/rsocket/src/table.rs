@@ -8,9 +8,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
 use rustix::io::Errno;
-use uwarp_driver::{object_gone, object_made};
+use uwarp_process::{PerProcess, RwLock, forked};
 
 use crate::datagram::Datagrams;
 use crate::set::Set;
@@ -56,7 +55,8 @@ struct Table {
     closing: Vec<((u64, u64), Weak<Stream>)>,
 }
 
-static TABLE: RwLock<Option<Table>> = RwLock::new(None);
+/// A child has none of its parent's sockets.
+static TABLE: PerProcess<RwLock<Option<Table>>> = PerProcess::new(RwLock::default);
 
 impl Table {
     fn insert(&mut self, fd: i32, entry: Entry) -> Option<Entry> {
@@ -134,7 +134,6 @@ pub fn is_ours() -> bool {
 
 /// Enters a socket or set; returns its descriptor.
 pub fn insert(fd: i32, entry: Entry) -> i32 {
-    object_made();
     let old = TABLE.write().get_or_insert_default().insert(fd, entry);
     replaced(old);
     fd
@@ -150,7 +149,6 @@ pub fn insert_upgraded(fd: i32, socket: &Arc<Upgraded>) -> Result<(), Errno> {
     if closing || entries.inodes.contains_key(&socket.inode()) {
         return Err(Errno::ALREADY);
     }
-    object_made();
     let old = entries.insert(fd, Entry::Upgraded(Arc::clone(socket)));
     drop(table);
     replaced(old);
@@ -162,7 +160,6 @@ fn replaced(old: Option<Entry>) {
     if let Some(old) = old {
         old.disown_number();
         old.close();
-        object_gone();
     }
 }
 
@@ -195,12 +192,24 @@ pub fn find(fd: i32) -> Option<Entry> {
     TABLE.read().as_ref()?.entries.get(&fd).cloned()
 }
 
+/// What is wrong with a descriptor that the table does not have. `NODEV`: in a child, it may be a socket of
+/// its parent's.
+fn missing(fd: i32) -> Errno {
+    if is_parents(fd) { Errno::NODEV } else { Errno::BADF }
+}
+
+/// Whether this process is a child, and the descriptor a copy of one of its parent's sockets: as long as it
+/// was not closed by a call of this library.
+pub fn is_parents(fd: i32) -> bool {
+    forked() && kind(fd) != 0 && TABLE.read().as_ref().is_none_or(|table| !table.entries.contains_key(&fd))
+}
+
 /// The stream socket with this descriptor.
 pub fn socket(fd: i32) -> Result<Arc<Socket>, Errno> {
     match find(fd) {
         Some(Entry::Socket(socket)) => Ok(socket),
         Some(Entry::Datagrams(_) | Entry::Upgraded(_)) => Err(Errno::OPNOTSUPP),
-        _ => Err(Errno::BADF),
+        _ => Err(missing(fd)),
     }
 }
 
@@ -218,7 +227,7 @@ pub fn any(fd: i32) -> Result<Any, Errno> {
     match find(fd) {
         Some(Entry::Socket(socket)) => Ok(Any::Stream(socket)),
         Some(Entry::Datagrams(socket)) => Ok(Any::Datagrams(socket)),
-        _ => Err(Errno::BADF),
+        _ => Err(missing(fd)),
     }
 }
 
@@ -241,7 +250,6 @@ pub fn remove_upgraded(fd: i32, socket: &Arc<Upgraded>) {
         table.closing.retain(|(_, stream)| stream.strong_count() > 0);
         table.closing.push((socket.inode(), Arc::downgrade(socket.stream())));
         table.remove(fd);
-        object_gone();
     }
 }
 
@@ -250,7 +258,7 @@ pub fn set(fd: i32) -> Result<Arc<Set>, Errno> {
     match find(fd) {
         Some(Entry::Set(set)) => Ok(set),
         Some(_) => Err(Errno::INVAL),
-        None => Err(Errno::BADF),
+        None => Err(missing(fd)),
     }
 }
 
@@ -260,7 +268,6 @@ pub fn close(fd: i32) -> Result<(), Errno> {
         return Err(Errno::BADF);
     }
     let entry = TABLE.write().as_mut().and_then(|table| table.remove(fd)).ok_or(Errno::BADF)?;
-    object_gone();
     entry.close();
     Ok(())
 }

@@ -51,10 +51,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_cm::{AdoptObserver, Adoption, Cm};
 use uwarp_driver::{Engine, Nic, Qp, Readiness, Source, Token};
+use uwarp_process::Mutex;
 use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::{Pd, Sge};
 

@@ -10,10 +10,10 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_driver::{Channel, ChannelError, Nic, Uncancelled};
+use uwarp_process::Mutex;
 use uwarp_rnic::CompletionSink;
 
 /// The only event of these channels.

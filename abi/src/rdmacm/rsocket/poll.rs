@@ -30,10 +30,9 @@ fn kernel(fds: &mut [PollFd], limit: Option<Duration>) -> Result<usize, Errno> {
     usize::try_from(ready).map_err(|_| Errno::from_raw_os_error(errno()))
 }
 
-/// Waits as poll(2); in a forked child for the kernel's descriptors only.
+/// Waits as poll(2).
 fn wait(fds: &mut [PollFd], limit: Option<Duration>) -> Result<usize, Failure> {
-    let ready = if uwarp_driver::forked() { kernel(fds, limit) } else { poll(fds, limit, &mut kernel) };
-    Ok(ready?)
+    Ok(poll(fds, limit, &mut kernel)?)
 }
 
 /// A limit in milliseconds; a negative one is none.

@@ -29,6 +29,7 @@ use rustix::net::{
         set_tcp_nodelay, socket_protocol, socket_type,
     },
 };
+use uwarp_process::Descriptor;
 
 use super::{Bind, Bound, Carrier, Close, Ends, Got, Listening, Options, Refusal, SetUp, TakePort, Watch};
 use crate::link::Link;
@@ -48,6 +49,7 @@ impl Carrier for Tcp {
     fn bind(&self, at: &Bind) -> Result<Box<dyn Bound>, Errno> {
         let Bind { address, port, options } = *at;
         let fd = net::socket_with(family(address), SocketType::STREAM, FLAGS, Some(ipproto::TCP))?;
+        let fd = Descriptor::new(fd);
         set_tcp_nodelay(&fd, true)?;
         if let Some(tos) = options.tos {
             set_tos(&fd, address, tos)?;
@@ -77,7 +79,7 @@ pub fn adopt(own: OwnedFd) -> Result<Box<dyn SetUp>, Errno> {
     set_tcp_nodelay(&own, true)?;
     // The program may have asked to be woken for more bytes than a frame has.
     udp::set_option(own.as_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1)?;
-    Ok(Box::new(Connection::new(own, None, SocketAddr::try_from(peer).ok())))
+    Ok(Box::new(Connection::new(Descriptor::new(own), None, SocketAddr::try_from(peer).ok())))
 }
 
 /// Whether [`adopt`] can take it. `NOTSOCK`, `OPNOTSUPP`: not a TCP socket.
@@ -89,14 +91,14 @@ pub fn check_type(socket: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 /// The connection of a link that carries no stream, for a last frame.
-pub(crate) fn set_up(fd: OwnedFd) -> Box<dyn SetUp> {
+pub(crate) fn set_up(fd: Descriptor) -> Box<dyn SetUp> {
     Box::new(Connection::new(fd, None, None))
 }
 
 /// A socket that neither connects nor listens yet.
 #[derive(Debug)]
 struct BoundSocket {
-    fd: OwnedFd,
+    fd: Descriptor,
     local: SocketAddr,
     /// Connections of an earlier run have the port, too.
     beside_earlier: bool,
@@ -182,7 +184,7 @@ impl Bound for BoundSocket {
 /// A socket that listens.
 #[derive(Debug)]
 struct ListeningSocket {
-    fd: OwnedFd,
+    fd: Descriptor,
     /// The local address of all its connections. `None`: it listens on a wildcard address, so theirs differ.
     local: Option<SocketAddr>,
 }
@@ -194,6 +196,7 @@ impl Listening for ListeningSocket {
             match net::acceptfrom_with(&self.fd, FLAGS) {
                 Ok((fd, peer)) => {
                     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                    let fd = Descriptor::new(fd);
                     return Ok(Some(Box::new(Connection::new(fd, self.local, peer))));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
@@ -223,14 +226,14 @@ impl Listening for ListeningSocket {
 /// A connected or connecting socket.
 #[derive(Debug)]
 struct Connection {
-    fd: OwnedFd,
+    fd: Descriptor,
     /// Asked for when it is needed: each costs a system call.
     local: OnceCell<SocketAddr>,
     peer: OnceCell<SocketAddr>,
 }
 
 impl Connection {
-    fn new(fd: OwnedFd, local: Option<SocketAddr>, peer: Option<SocketAddr>) -> Self {
+    fn new(fd: Descriptor, local: Option<SocketAddr>, peer: Option<SocketAddr>) -> Self {
         let known = |address: Option<_>| address.map_or_else(OnceCell::new, OnceCell::from);
         Self { fd, local: known(local), peer: known(peer) }
     }
@@ -302,7 +305,7 @@ impl SetUp for Connection {
 }
 
 /// `of_family`: an address of the socket's family.
-fn set_tos(fd: &OwnedFd, of_family: SocketAddr, tos: u8) -> Result<(), Errno> {
+fn set_tos(fd: &Descriptor, of_family: SocketAddr, tos: u8) -> Result<(), Errno> {
     match of_family {
         SocketAddr::V4(_) => set_ip_tos(fd, tos),
         SocketAddr::V6(_) => {
@@ -314,7 +317,7 @@ fn set_tos(fd: &OwnedFd, of_family: SocketAddr, tos: u8) -> Result<(), Errno> {
     }
 }
 
-fn local_address(fd: &OwnedFd) -> Result<SocketAddr, Errno> {
+fn local_address(fd: &Descriptor) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(net::getsockname(fd)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 

@@ -9,7 +9,7 @@ use super::{Access, AccessError, Mr};
 use crate::error::VerbsError;
 use crate::pd::Pd;
 use crate::random::random_u32;
-use crate::sync::{LazyLock, Ordering, RwLock};
+use crate::sync::{Ordering, PerProcess, RwLock};
 
 /// Invalidates the region with this STag, or the window that queue pair `qpn` has bound, if it belongs to
 /// `pd`: for local invalidation. Waits until nothing uses its memory any more, as no use lasts longer than
@@ -72,7 +72,8 @@ pub(super) struct Named {
     pub(super) key: u32,
 }
 
-pub(super) static TABLE: LazyLock<Table> = LazyLock::new(|| Table { keys: RwLock::default() });
+/// A forked child has none of its parent's.
+pub(super) static TABLE: PerProcess<Table> = PerProcess::new(|| Table { keys: RwLock::default() });
 
 impl Keys {
     pub(super) fn remove(&mut self, stag: u32) -> Option<Arc<Mr>> {

@@ -1,7 +1,7 @@
 //! Calls that send and receive.
 
-use parking_lot::MutexGuard;
 use rustix::io::Errno;
+use uwarp_process::MutexGuard;
 use uwarp_rnic::mem::MemSeg;
 
 use super::cursor::Cursor;

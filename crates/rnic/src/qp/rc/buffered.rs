@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use uwarp_process::PerProcess;
 use uwarp_proto::rx::Segment;
 
 /// Limits in bytes, for one queue pair and for the process: the peer decides how much it sends.
@@ -15,7 +16,7 @@ const MAX_PER_PROCESS: usize = 64 << 20;
 /// as needed, and the allocator's share. Without it, Sends of a few bytes would take several times the limit.
 const OVERHEAD: usize = 2 * size_of::<BufferedSegment>() + 32;
 
-static TOTAL: AtomicUsize = AtomicUsize::new(0);
+static TOTAL: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
 /// Segments of Sends, and Read Requests behind them, in order of arrival. Each is checked and counted.
 #[derive(Debug, Default)]

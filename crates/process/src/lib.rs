@@ -1,0 +1,16 @@
+//! What a process has once, and what of it a forked child makes anew.
+//!
+//! A child is forked while other threads are anywhere: with any lock held, and with any value half changed.
+//! In the child these threads do not exist. So it begins a new [`generation`]: it never looks at a value that
+//! was made in another one, nor takes its locks. The parent's memory stays as it is; its descriptors are
+//! closed by number ([`record`]).
+
+mod generation;
+mod locks;
+mod once;
+pub mod record;
+
+pub use generation::{Birth, begin_anew, forked, generation};
+pub use locks::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use once::PerProcess;
+pub use record::Descriptor;

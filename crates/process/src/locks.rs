@@ -1,0 +1,365 @@
+//! Locks whose whole state is in themselves.
+//!
+//! Other locks keep the threads that wait in a table of the process, under locks of that table. A forked
+//! child has a copy of it, with threads that do not exist, and perhaps with one of its locks held for ever.
+//! Here a thread waits in the system (futex(2)), by calls that are no cancellation points.
+
+// Reason: `lock_api` trusts its implementors.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use lock_api::GuardNoSend;
+use rustix::thread::futex;
+
+/// A lock of one holder.
+pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
+/// Held while this exists.
+pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
+/// A lock of many readers or one writer. A thread must not take it twice.
+pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
+/// Held while this exists.
+pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
+/// Held while this exists.
+pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, RawRwLock, T>;
+
+/// How often a thread looks before it sleeps: most locks are held for less time than a sleep takes.
+const LOOKS: u32 = 100;
+
+/// Sleeps while the word has this value, at most for `limit`. May return early.
+fn sleep(word: &AtomicU32, value: u32, limit: Option<Duration>) {
+    let limit = limit.map(|limit| futex::Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    // Whatever it says, the caller looks again.
+    let _ = futex::wait(word, futex::Flags::PRIVATE, value, limit.as_ref());
+}
+
+fn wake(word: &AtomicU32, threads: u32) {
+    // Fails only for a word that is none.
+    let _ = futex::wake(word, futex::Flags::PRIVATE, threads);
+}
+
+/// All that sleep. (The kernel has a signed number.)
+const ALL: u32 = i32::MAX as u32;
+
+/// A lock without data.
+pub struct RawMutex(AtomicU32);
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// And threads may sleep.
+const WANTED: u32 = 2;
+
+impl RawMutex {
+    /// Waits until `until` at most; returns whether it has the lock.
+    #[cold]
+    fn lock_slowly(&self, until: Option<Instant>) -> bool {
+        for _ in 0..LOOKS {
+            match self.0.load(Ordering::Relaxed) {
+                FREE if self.try_to_hold() => return true,
+                WANTED => break,
+                _ => std::hint::spin_loop(),
+            }
+        }
+        loop {
+            // A thread that has slept does not know whether others sleep.
+            if self.0.swap(WANTED, Ordering::Acquire) == FREE {
+                return true;
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return false;
+            }
+            sleep(&self.0, WANTED, left);
+        }
+    }
+
+    #[inline]
+    fn try_to_hold(&self) -> bool {
+        self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+}
+
+// SAFETY: one thread at a time finds it free.
+unsafe impl lock_api::RawMutex for RawMutex {
+    #[allow(clippy::declare_interior_mutable_const, reason = "the trait's")]
+    const INIT: Self = Self(AtomicU32::new(FREE));
+
+    type GuardMarker = GuardNoSend;
+
+    #[inline]
+    fn lock(&self) {
+        if !self.try_to_hold() {
+            self.lock_slowly(None);
+        }
+    }
+
+    #[inline]
+    fn try_lock(&self) -> bool {
+        self.try_to_hold()
+    }
+
+    #[inline]
+    unsafe fn unlock(&self) {
+        if self.0.swap(FREE, Ordering::Release) == WANTED {
+            wake(&self.0, 1);
+        }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl lock_api::RawMutexTimed for RawMutex {
+    type Duration = Duration;
+    type Instant = Instant;
+
+    fn try_lock_for(&self, limit: Duration) -> bool {
+        // A limit that the clock cannot express is none.
+        self.try_to_hold() || self.lock_slowly(Instant::now().checked_add(limit))
+    }
+
+    fn try_lock_until(&self, until: Instant) -> bool {
+        self.try_to_hold() || self.lock_slowly(Some(until))
+    }
+}
+
+/// A lock of many readers or one writer, without data.
+pub struct RawRwLock {
+    /// The number of readers; [`WRITER`]; [`AWAITED`].
+    state: AtomicU32,
+    /// Threads that sleep, or are about to.
+    sleepers: AtomicU32,
+}
+
+/// A writer has it.
+const WRITER: u32 = 1 << 31;
+/// A writer waits: no more readers are let in, or it might wait for ever.
+const AWAITED: u32 = 1 << 30;
+const READERS: u32 = AWAITED - 1;
+
+impl RawRwLock {
+    #[cold]
+    fn wait_for(&self, enter: impl Fn(u32) -> Option<u32>, awaited: u32) {
+        let mut looks = 0;
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if self.enter_from(state, &enter) {
+                return;
+            }
+            if looks < LOOKS {
+                looks += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            // Behind this, a thread that leaves sees the sleeper, or the state has changed.
+            let state = self.state.fetch_or(awaited, Ordering::SeqCst) | awaited;
+            if enter(state).is_none() {
+                sleep(&self.state, state, None);
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    #[inline]
+    fn enter_from(&self, state: u32, enter: &impl Fn(u32) -> Option<u32>) -> bool {
+        enter(state).is_some_and(|next| {
+            self.state.compare_exchange_weak(state, next, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        })
+    }
+
+    /// After the state was changed.
+    #[inline]
+    fn wake_sleepers(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            wake(&self.state, ALL);
+        }
+    }
+}
+
+#[inline]
+fn one_reader_more(state: u32) -> Option<u32> {
+    (state & (WRITER | AWAITED) == 0 && state & READERS != READERS).then(|| state + 1)
+}
+
+/// Another writer that waits says so again.
+#[inline]
+fn the_writer(state: u32) -> Option<u32> {
+    (state & (WRITER | READERS) == 0).then_some(WRITER)
+}
+
+// SAFETY: a writer enters only while no thread has the lock, a reader only while no writer has it.
+unsafe impl lock_api::RawRwLock for RawRwLock {
+    #[allow(clippy::declare_interior_mutable_const, reason = "the trait's")]
+    const INIT: Self = Self { state: AtomicU32::new(0), sleepers: AtomicU32::new(0) };
+
+    type GuardMarker = GuardNoSend;
+
+    #[inline]
+    fn lock_shared(&self) {
+        if !self.enter_from(self.state.load(Ordering::Relaxed), &one_reader_more) {
+            self.wait_for(one_reader_more, 0);
+        }
+    }
+
+    #[inline]
+    fn try_lock_shared(&self) -> bool {
+        let mut state = self.state.load(Ordering::Relaxed);
+        while let Some(next) = one_reader_more(state) {
+            match self.state.compare_exchange_weak(state, next, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(other) => state = other,
+            }
+        }
+        false
+    }
+
+    #[inline]
+    unsafe fn unlock_shared(&self) {
+        if self.state.fetch_sub(1, Ordering::Release) & READERS == 1 {
+            self.wake_sleepers();
+        }
+    }
+
+    #[inline]
+    fn lock_exclusive(&self) {
+        if !self.enter_from(self.state.load(Ordering::Relaxed), &the_writer) {
+            self.wait_for(the_writer, AWAITED);
+        }
+    }
+
+    #[inline]
+    fn try_lock_exclusive(&self) -> bool {
+        let mut state = self.state.load(Ordering::Relaxed);
+        while let Some(next) = the_writer(state) {
+            match self.state.compare_exchange_weak(state, next, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(other) => state = other,
+            }
+        }
+        false
+    }
+
+    #[inline]
+    unsafe fn unlock_exclusive(&self) {
+        self.state.fetch_and(!WRITER, Ordering::Release);
+        self.wake_sleepers();
+    }
+}
+
+/// Threads wait with a [`Mutex`] for something to change.
+#[derive(Debug, Default)]
+pub struct Condvar {
+    /// Counts the changes.
+    changes: AtomicU32,
+}
+
+impl Condvar {
+    /// Nobody waits.
+    pub const fn new() -> Self {
+        Self { changes: AtomicU32::new(0) }
+    }
+
+    /// Releases the lock, waits for a change, and takes the lock again. May return without one.
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let seen = self.changes.load(Ordering::Relaxed);
+        MutexGuard::unlocked(guard, || sleep(&self.changes, seen, None));
+    }
+
+    /// Something has changed: wakes all threads.
+    pub fn notify_all(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        wake(&self.changes, ALL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUNDS: usize = 20_000;
+
+    #[test]
+    fn no_two_threads_have_the_lock() {
+        let count = Mutex::new(0usize);
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                let count = &count;
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let mut guard = if round % 3 == n % 3 {
+                            count.try_lock_for(Duration::from_secs(60)).expect("the lock")
+                        } else {
+                            count.lock()
+                        };
+                        let before = *guard;
+                        if round % 256 == 0 {
+                            std::thread::yield_now();
+                        }
+                        *guard = before + 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*count.lock(), 4 * ROUNDS);
+        let held = count.lock();
+        assert!(count.try_lock().is_none() && count.try_lock_for(Duration::from_millis(2)).is_none());
+        drop(held);
+        assert!(count.try_lock().is_some());
+    }
+
+    #[test]
+    fn writers_have_it_alone_and_readers_see_whole_values() {
+        let pair = RwLock::new((0usize, 0usize));
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                let pair = &pair;
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        if (round + n) % 4 == 0 {
+                            let mut both = pair.write();
+                            both.0 += 1;
+                            if round % 256 == 0 {
+                                std::thread::yield_now();
+                            }
+                            both.1 += 1;
+                        } else {
+                            let both = pair.read();
+                            assert_eq!(both.0, both.1);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(*pair.read(), (ROUNDS, ROUNDS));
+        let read = pair.read();
+        assert!(pair.try_read().is_some() && pair.try_write().is_none());
+        drop(read);
+        let write = pair.write();
+        assert!(pair.try_read().is_none() && pair.try_write().is_none());
+        drop(write);
+        assert!(pair.try_write().is_some());
+    }
+
+    #[test]
+    fn who_waits_for_a_change_hears_of_it() {
+        let (count, changed) = (Mutex::new(0), Condvar::new());
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut count = count.lock();
+                    while *count < 1000 {
+                        changed.wait(&mut count);
+                    }
+                });
+            }
+            for _ in 0..1000 {
+                *count.lock() += 1;
+                changed.notify_all();
+            }
+        });
+    }
+}
