@@ -69,9 +69,7 @@ fn start() {
         }),
     };
     let detailed = filter.max_level_hint().is_none_or(|level| level >= LevelFilter::DEBUG);
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| Lines(Uncancelled::begin()));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Lines(Uncancelled::begin()));
     // A program that links us statically may have a subscriber already; that one stays.
     let _ = match detailed {
         true => {

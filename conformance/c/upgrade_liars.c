@@ -1,49 +1,33 @@
 /* TCP connections that become iWARP's in place, and peers that lie or leave at each step: they are played by hand, under a
  * rule for the program's end only. */
 #define _GNU_SOURCE
-#include "upgrade.h"
+#include "upgrade_by_hand.h"
 
 #include <sys/random.h>
 
-/* Datagrams and markers by hand. */
-enum { HELLO = 1, WELCOME = 2, NEVER = 3 };
-
 struct by_hand {
-	int tcp, udp;			/* of the liar */
+	int tcp, name, link;		/* of the liar; -1: none */
 	unsigned char own[16], peers[16];
 	unsigned char ends[40];		/* as in a datagram */
 	bool connected;			/* the liar has connected */
+	struct sockaddr_un un;		/* of the end that connected */
+	socklen_t un_len;
 };
-
-static void put_end(unsigned char *to, const struct sockaddr_storage *ss, int port_at)
-{
-	const struct sockaddr_in *in = (const void *)ss;
-
-	memset(to, 0, 10);
-	to[10] = to[11] = 0xff;
-	memcpy(to + 12, &in->sin_addr, 4);
-	memcpy(to + port_at, &in->sin_port, 2);
-}
 
 static struct by_hand by_hand(int tcp, bool connected)
 {
-	struct sockaddr_storage own, peer;
+	struct sockaddr_in own, peer;
 	socklen_t len = sizeof own;
-	struct by_hand h = { .tcp = tcp, .connected = connected };
-	const struct sockaddr_storage *c, *a;
+	struct by_hand h = { .tcp = tcp, .name = -1, .link = -1, .connected = connected };
 
 	MUST(getsockname(tcp, (void *)&own, &len) == 0);
 	len = sizeof peer;
 	MUST(getpeername(tcp, (void *)&peer, &len) == 0);
-	c = connected ? &own : &peer;
-	a = connected ? &peer : &own;
-	put_end(h.ends, c, 32);
-	put_end(h.ends + 16, a, 18);
-	MUST((h.udp = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) >= 0);
+	put_ends(h.ends, connected ? &own : &peer, connected ? &peer : &own);
+	h.un_len = put_name(&h.un, connected ? &own : &peer, connected ? &peer : &own);
 	if (connected) {
-		MUST(bind(h.udp, (void *)&own, sizeof(struct sockaddr_in)) == 0);
-	} else {
-		MUST(connect(h.udp, (void *)&peer, sizeof(struct sockaddr_in)) == 0);
+		MUST((h.name = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) >= 0);
+		MUST(bind(h.name, (void *)&h.un, h.un_len) == 0 && listen(h.name, 4) == 0);
 	}
 	MUST(getrandom(h.own, 16, 0) == 16);
 	return h;
@@ -51,14 +35,16 @@ static struct by_hand by_hand(int tcp, bool connected)
 
 static void say(struct by_hand *h, int kind)
 {
-	unsigned char d[88] = "uwarpUPG";
+	unsigned char d[DATAGRAM];
+	int shown = path_of(h->tcp);
 
-	d[8] = 1;
-	d[9] = (unsigned char)kind;
-	memcpy(d + 16, h->connected ? h->peers : h->own, 16);
-	memcpy(d + 32, h->connected ? h->own : h->peers, 16);
-	memcpy(d + 48, h->ends, 36);
-	(void)!send(h->udp, d, sizeof d, 0);
+	if (h->link < 0 && !h->connected) {
+		MUST((h->link = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) >= 0);
+		MUST(connect(h->link, (void *)&h->un, h->un_len) == 0);
+	}
+	put_datagram(d, kind, h->connected ? h->peers : h->own, h->connected ? h->own : h->peers, h->ends);
+	send_shown(h->link, d, sizeof d, &shown, 1);
+	MUST(close(shown) == 0);
 }
 
 /* As an end that connected does: more than once. The other one lets its program answer first, for 50 ms. */
@@ -72,20 +58,26 @@ static void welcome(struct by_hand *h)
 /* The next datagram's kind, or 0 if none comes in time. */
 static int hear(struct by_hand *h, int ms)
 {
-	struct sockaddr_in from;
-	socklen_t len = sizeof from;
-	unsigned char d[100];
+	unsigned char d[DATAGRAM + 1];
 	ssize_t n;
+	int shown;
 
 	for (uint64_t end = now_ms() + (uint64_t)ms; now_ms() < end;) {
-		if (!readable(h->udp, 10))
+		if (h->link < 0 && h->connected && readable(h->name, 10))
+			MUST((h->link = accept4(h->name, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+		if (h->link < 0 || !readable(h->link, 10))
 			continue;
-		n = recvfrom(h->udp, d, sizeof d, 0, (void *)&from, &len);
-		if (n != 88 || memcmp(d, "uwarpUPG", 8) || d[8] != 1 || memcmp(d + 48, h->ends, 36))
+		n = receive_shown(h->link, d, sizeof d, &shown);
+		if (shown >= 0)
+			MUST(close(shown) == 0);
+		if (n <= 0) {
+			MUST(close(h->link) == 0);
+			h->link = -1;
+			continue;
+		}
+		if (n != DATAGRAM || memcmp(d, "uwarpUPG", 8) || d[8] != 2 || memcmp(d + 48, h->ends, 36))
 			continue;
 		memcpy(h->peers, d + (h->connected ? 16 : 32), 16);
-		if (h->connected)
-			MUST(connect(h->udp, (void *)&from, len) == 0);
 		return d[9];
 	}
 	return 0;
@@ -93,14 +85,8 @@ static int hear(struct by_hand *h, int ms)
 
 static void marker(struct by_hand *h, unsigned char to[48], const char *word)
 {
-	memcpy(to, h->own, 16);
-	memcpy(to + 16, h->peers, 16);
-	memcpy(to + 32, word, 16);
+	put_marker(to, h->own, h->peers, word);
 }
-
-#define MARK "\nuwarp-upgrade1\n"
-#define YES "\nuwarp-agreed-1\n"
-#define NO "\nuwarp-refused1\n"
 
 static void mark(struct by_hand *h, const char *word)
 {
@@ -137,7 +123,11 @@ static void is_tcp(int ours, int theirs, const char *name)
 
 static void close_by_hand(struct by_hand *h)
 {
-	MUST(close(h->tcp) == 0 && close(h->udp) == 0);
+	MUST(close(h->tcp) == 0);
+	if (h->name >= 0)
+		MUST(close(h->name) == 0);
+	if (h->link >= 0)
+		MUST(close(h->link) == 0);
 }
 
 /* How many descriptors of this process are this socket, the library's included. */
@@ -160,7 +150,7 @@ static void liars_that_connect(void)
 	ino_t before;
 	char byte;
 	pid_t child;
-	int status;
+	int status, n;
 
 	signal(SIGPIPE, SIG_IGN);
 	for (int step = 0; step < 10; step++) {
@@ -225,7 +215,7 @@ static void liars_that_connect(void)
 			MUST(recv(h.tcp, to, 20, MSG_WAITALL) == 20 && close(h.tcp) == 0);
 			check(recv(a, to, 8, 0) == 0, "a peer that closes before the stream is the end", "errno %d", errno);
 			check_failed(send(a, to, 8, 0) == -1, EPIPE, "and nothing can be sent");
-			MUST((h.tcp = dup(h.udp)) >= 0);
+			MUST((h.tcp = dup(STDOUT_FILENO)) >= 0);
 			break;
 		case 7:		/* never answers the marker, and the program goes */
 			welcome(&h);
@@ -234,13 +224,16 @@ static void liars_that_connect(void)
 			MUST(close(a) == 0);
 			check(recv(h.tcp, to, 8, 0) == 0, "a program that closes while it waits ends the connection", "errno %d",
 			      errno);
-			MUST((a = dup(h.udp)) >= 0);
+			MUST((a = dup(STDOUT_FILENO)) >= 0);
 			break;
 		case 8:		/* welcomes late */
 			usleep(8300000);
 			is_tcp(a, h.tcp, "a peer that is silent stays TCP");
+			while ((n = hear(&h, LIMIT_MS)) == HELLO)
+				;
+			check(n == NEVER, "whoever was silent hears NEVER", "%d", n);
 			say(&h, WELCOME);
-			check(hear(&h, LIMIT_MS) != 0, "a late WELCOME hears something", "nothing");
+			check(hear(&h, LIMIT_MS) == NEVER, "and again for a late WELCOME", "something else");
 			check(!becomes(a, before, QUIET_MS), "and does nothing", "?");
 			is_tcp(a, h.tcp, "and it is TCP");
 			break;
@@ -343,7 +336,7 @@ static void liars_that_accept(void)
 			check(recv(c, to, 4, MSG_WAITALL) == 4, "bytes before a reset", "errno %d", errno);
 			check_failed(recv(c, to, 8, 0) == -1, ECONNRESET, "a reset");
 			check(recv(c, to, 8, 0) == 0, "and the end", "errno %d", errno);
-			MUST((h.tcp = dup(h.udp)) >= 0);
+			MUST((h.tcp = dup(STDOUT_FILENO)) >= 0);
 			break;
 		case 7:		/* the program ends its direction before the marker */
 			MUST(send(c, "all", 3, 0) == 3 && shutdown(c, SHUT_WR) == 0);
@@ -358,7 +351,7 @@ static void liars_that_accept(void)
 			check(recv(h.tcp, to, 8, MSG_WAITALL) == 3, "a program that closes early", "errno %d", errno);
 			mark(&h, MARK);
 			check(recv(h.tcp, to, 8, 0) == 0, "closes in order", "errno %d", errno);
-			MUST((c = dup(h.udp)) >= 0);
+			MUST((c = dup(STDOUT_FILENO)) >= 0);
 			break;
 		case 9:		/* ends in the middle of the marker */
 			marker(&h, m, MARK);

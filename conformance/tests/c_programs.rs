@@ -121,7 +121,7 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
 /// the other of which is TCP or played by hand.
-const UPGRADE: [(&str, &str, &str, &str, &[&str]); 23] = [
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 26] = [
     ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "-", "upgrade:connect", &[]),
@@ -145,6 +145,23 @@ const UPGRADE: [(&str, &str, &str, &str, &[&str]); 23] = [
     ("upgrade_processes", "exit_beside_threads", "-", "upgrade", &[]),
     ("upgrade_liars", "liars_that_connect", "-", "upgrade:listen", &[]),
     ("upgrade_liars", "liars_that_accept", "-", "upgrade:connect", &[]),
+    ("upgrade_strangers", "claims_of_another_user", "-", "upgrade", &[]),
+    ("upgrade_strangers", "another_user_has_the_name", "-", "upgrade", &[]),
+    ("upgrade_strangers", "a_program_that_relays", "-", "upgrade", &[]),
+];
+
+/// Rows of `upgrade_hosts`: the rules of server and client, in which KEY and OTHER are files with keys, and
+/// what becomes of the connection.
+const UPGRADE_HOSTS: [(&str, &str, &str); 9] = [
+    ("", "upgrade", "attack"),
+    ("", "upgrade:key=KEY", "attack"),
+    ("upgrade", "upgrade", "stay"),
+    ("upgrade:key=KEY", "upgrade:key=KEY", "agree"),
+    ("upgrade:no-other-users", "upgrade:no-other-users", "agree"),
+    ("upgrade:key=OTHER", "upgrade:key=KEY", "stay"),
+    ("upgrade:key=KEY", "upgrade:no-other-users", "stay"),
+    ("upgrade:no-other-users", "upgrade:key=KEY", "stay"),
+    ("upgrade:key=KEY", "upgrade", "stay"),
 ];
 
 /// How `verify` is run: address and environment.
@@ -215,6 +232,11 @@ fn main() -> ExitCode {
         let programs = programs.clone();
         let name = format!("upgrade {group} {address}, {rule}");
         trials.push(Trial::test(name, move || Ok(programs.upgrade(program, group, address, rule, env)?)));
+    }
+    for (server, client, becomes) in UPGRADE_HOSTS {
+        let programs = programs.clone();
+        let name = format!("upgrade_hosts {becomes}, \"{server}\" and \"{client}\", in namespaces");
+        trials.push(Trial::test(name, move || Ok(programs.upgrade_hosts(server, client, becomes)?)));
     }
     for (group, env) in FILES {
         let programs = programs.clone();
@@ -303,7 +325,7 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
 /// A program with a table of groups that nobody runs would be forgotten, and so would a group of those whose
 /// groups are run in several ways.
 fn every_group_is_run() -> Outcome {
-    let upgrade = ["upgrade", "upgraded", "upgrade_processes", "upgrade_liars"];
+    let upgrade = ["upgrade", "upgraded", "upgrade_processes", "upgrade_liars", "upgrade_strangers"];
     for program in upgrade {
         let rows = UPGRADE.iter().filter(|(of, ..)| *of == program);
         let mut run: Vec<&str> = rows.map(|(_, group, ..)| *group).collect();
@@ -441,6 +463,35 @@ impl Programs {
             cmd = cmd.env(name, "1");
         }
         check::statements(&cmd.limit(LIMIT).run()?)
+    }
+
+    /// Two hosts whose ends have these rules.
+    fn upgrade_hosts(&self, server: &str, client: &str, becomes: &str) -> Outcome {
+        let program = self.program("upgrade_hosts")?;
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        let place = self.net.place(Veth1500V4)?;
+        let (port, address) = (free_port(), place.address);
+        let keys = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let key = |name: &str, digits: &str| -> Outcome<String> {
+            let file = keys.join(format!("upgrade-key-{name}"));
+            std::fs::write(&file, digits).context(file.display())?;
+            let only_own = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            std::fs::set_permissions(&file, only_own).context(file.display())?;
+            Ok(file.display().to_string())
+        };
+        let (one, other) = (key("one", &"0f".repeat(16))?, key("other", &"1f".repeat(16))?);
+        let end = |role, rule: &str, ns| -> Outcome<Cmd> {
+            let rule = rule.replace("KEY", &one).replace("OTHER", &other);
+            let mut cmd = Cmd::new(&program).args(&format!("{role} {address} {port} {becomes}")).in_ns(ns);
+            if !rule.is_empty() {
+                let option = format!("--sockets={rule}");
+                cmd = cmd.behind([dist.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()]);
+            }
+            Ok(cmd.unset("LD_LIBRARY_PATH").limit(LIMIT))
+        };
+        let (server, client) = (end("serve", server, place.server)?, end("connect", client, place.client)?);
+        let ends = pair::run_any(&server, &client, port)?;
+        check::statements(&ends.client).and_then(|()| check::statements(&ends.server))
     }
 
     /// `datagrams` over every address of a namespace.

@@ -6,12 +6,16 @@
 //! way       = "rsockets" / "upgrade" / "tcp"
 //! condition = "all" / "port=" FIRST ["-" LAST] / "address=" IP ["/" BITS]
 //!           / "connect" / "listen" / "fallback"
+//!           / "key=" FILE / "no-other-users"          of "upgrade": who is believed on other hosts
 //! ```
 //!
 //! Conditions of one kind are alternatives; those of different kinds must all hold.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 
 /// The environment variable with rules, or with `@` and a file's name.
 pub const VARIABLE: &str = "UWARP_SOCKETS";
@@ -27,7 +31,56 @@ pub enum Way {
         fallback: bool,
     },
     /// A TCP connection, which becomes the iWARP stream itself if the peer's end agrees.
-    Upgrade,
+    Upgrade(Trust),
+}
+
+/// Which claims of another host's ends are believed. On this host the kernel is asked, whatever the rule
+/// says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// None: connections to other hosts stay TCP.
+    ThisHost,
+    /// All: the user says that the hosts have no other users.
+    NoOtherUsers,
+    /// Those made with this key.
+    Key(Key),
+}
+
+/// A key that the hosts of a rule share.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key(pub [u8; 16]);
+
+/// Without the key.
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key")
+    }
+}
+
+impl Key {
+    /// Reads a file with 32 hexadecimal digits, which other users cannot read or change.
+    fn read(file: &str) -> Result<Self, String> {
+        const MAKE: &str = "make one by: (umask 077; head -c 16 /dev/urandom | od -An -tx1 > FILE)";
+        if !file.starts_with('/') {
+            return Err(format!("\"{file}\" is not an absolute path, and programs change their directory"));
+        }
+        let failed = |error: std::io::Error| format!("cannot read the key in {file}: {error}");
+        let mut from = File::open(file).map_err(failed)?;
+        if from.metadata().map_err(failed)?.mode() & 0o007 != 0 {
+            return Err(format!("every user of this host can use the key in {file}: chmod o= {file}"));
+        }
+        let mut text = String::new();
+        from.by_ref().take(200).read_to_string(&mut text).map_err(failed)?;
+        let digits: Option<Vec<u8>> = text
+            .chars()
+            .filter(|digit| !digit.is_whitespace())
+            .map(|digit| digit.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
+            .collect();
+        let pair = |two: &[u8]| two.iter().fold(0, |all, four| all << 4 | four);
+        let bytes = digits.filter(|all| all.len() == 32).map(|all| all.chunks(2).map(pair).collect());
+        let key = bytes.and_then(|bytes: Vec<u8>| bytes.try_into().ok());
+        key.map(Self).ok_or_else(|| format!("{file} is not a key of 32 hexadecimal digits: {MAKE}"))
+    }
 }
 
 /// What a socket does when a rule decides.
@@ -94,14 +147,17 @@ impl Rules {
         self.0.iter().find(|rule| rule.matches(role, address)).map_or(Way::Tcp, |rule| rule.way)
     }
 
-    /// Whether a connection that a listener of the kernel has accepted may become iWARP's. `own`: its address
-    /// at this end.
-    pub fn upgrades(&self, own: SocketAddr, peer: IpAddr) -> bool {
+    /// Whether a connection that a listener of the kernel has accepted may become iWARP's, and who is
+    /// believed then. `own`: its address at this end.
+    pub fn upgrades(&self, own: SocketAddr, peer: IpAddr) -> Option<Trust> {
         let applies = |rule: &&Rule| match rule.way {
-            Way::Upgrade => rule.matches(Role::Listen, own) && rule.has_address(peer.to_canonical()),
+            Way::Upgrade(_) => rule.matches(Role::Listen, own) && rule.has_address(peer.to_canonical()),
             _ => rule.matches(Role::Listen, own),
         };
-        self.0.iter().find(applies).is_some_and(|rule| rule.way == Way::Upgrade)
+        match self.0.iter().find(applies)?.way {
+            Way::Upgrade(trust) => Some(trust),
+            _ => None,
+        }
     }
 }
 
@@ -111,7 +167,7 @@ impl Rule {
         let mut rule = Self {
             way: match way.trim() {
                 "rsockets" => Way::Rsockets { fallback: false },
-                "upgrade" => Way::Upgrade,
+                "upgrade" => Way::Upgrade(Trust::ThisHost),
                 "tcp" => Way::Tcp,
                 other => return Err(format!("\"{other}\" is none of: rsockets, upgrade, tcp")),
             },
@@ -133,18 +189,31 @@ impl Rule {
             ("fallback", None) => match &mut self.way {
                 Way::Rsockets { fallback } => *fallback = true,
                 Way::Tcp => return Err("\"fallback\" has no meaning for tcp".to_owned()),
-                Way::Upgrade => {
+                Way::Upgrade(_) => {
                     return Err("\"fallback\" has no meaning for upgrade, which begins as TCP".to_owned());
                 }
             },
+            ("no-other-users", None) => self.trust(text, Trust::NoOtherUsers)?,
+            ("key", Some(file)) => self.trust(text, Trust::Key(Key::read(file)?))?,
             ("port", Some(value)) => self.ports.push(ports(value)?),
             ("address", Some(value)) => self.networks.push(network(value)?),
             _ => {
                 return Err(format!(
                     "\"{text}\" is none of: all, port=FIRST[-LAST], address=IP[/BITS], connect, listen, \
-                     fallback"
+                     fallback, key=FILE, no-other-users"
                 ));
             }
+        }
+        Ok(())
+    }
+
+    fn trust(&mut self, text: &str, new: Trust) -> Result<(), String> {
+        match &mut self.way {
+            Way::Upgrade(trust @ Trust::ThisHost) => *trust = new,
+            Way::Upgrade(_) => {
+                return Err(format!("\"{text}\" is one too many: write one key, or no-other-users"));
+            }
+            _ => return Err(format!("\"{text}\" has a meaning for upgrade only")),
         }
         Ok(())
     }
@@ -154,7 +223,7 @@ impl Rule {
         (self.roles.is_empty() || self.roles.contains(&role))
             && (self.ports.is_empty()
                 || self.ports.iter().any(|(first, last)| (first..=last).contains(&&port)))
-            && ((self.way, role) == (Way::Upgrade, Role::Listen) || self.has_address(ip))
+            && (matches!((self.way, role), (Way::Upgrade(_), Role::Listen)) || self.has_address(ip))
     }
 
     fn has_address(&self, ip: IpAddr) -> bool {
@@ -206,6 +275,8 @@ fn is_in(ip: IpAddr, (network, bits): (IpAddr, u8)) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     const RSOCKETS: Way = Way::Rsockets { fallback: false };
@@ -259,10 +330,12 @@ mod tests {
         ] {
             let own = "192.168.0.1:80".parse().unwrap();
             let read = Rules::parse(rules).unwrap();
-            assert_eq!(read.upgrades(own, peer.parse().unwrap()), upgrades, "{rules} {peer}");
+            assert_eq!(read.upgrades(own, peer.parse().unwrap()).is_some(), upgrades, "{rules} {peer}");
         }
-        assert_eq!(decide(near, Listen, "0.0.0.0:80"), Way::Upgrade);
-        assert_eq!(decide(near, Connect, "10.1.0.1:80"), Way::Upgrade);
+        assert_eq!(decide(near, Listen, "0.0.0.0:80"), Way::Upgrade(Trust::ThisHost));
+        assert_eq!(decide(near, Connect, "10.1.0.1:80"), Way::Upgrade(Trust::ThisHost));
+        let word = Way::Upgrade(Trust::NoOtherUsers);
+        assert_eq!(decide("upgrade:all,no-other-users", Connect, "10.1.0.1:80"), word);
         assert_eq!(decide(near, Connect, "10.2.0.1:80"), Way::Tcp);
     }
 
@@ -277,11 +350,40 @@ mod tests {
             ("rsockets:address=host", "\"host\" is not an IP address"),
             ("rsockets:address=10.0.0.0/33", "\"33\" is not a number of bits from 0 to 32"),
             ("tcp:fallback", "no meaning for tcp"),
+            ("rsockets:no-other-users", "\"no-other-users\" has a meaning for upgrade only"),
+            ("upgrade:key=secret", "\"secret\" is not an absolute path"),
+            ("upgrade:key=/does/not/exist", "cannot read the key in /does/not/exist"),
+            ("upgrade:key", "\"key\" is none of: all"),
+            ("upgrade:no-other-users,no-other-users", "is one too many"),
         ] {
             let text = Rules::parse(rules).unwrap_err().to_string();
             assert!(text.contains(part) && text.contains(rules), "{text}");
         }
         assert!(Rules::read("@/does/not/exist").unwrap_err().contains("cannot read /does/not/exist"));
+    }
+
+    #[test]
+    fn a_key_is_read_from_a_file_that_other_users_cannot_use() {
+        let file = std::env::temp_dir().join(format!("uwarp-key-{}", std::process::id()));
+        let path = file.display();
+        let rules = format!("upgrade:key={path}");
+        let read = |text: &str, mode: u32| {
+            std::fs::write(&file, text).unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            Rules::parse(&rules).map_err(|error| error.to_string())
+        };
+        let digits = " 00 01 02 03 04 05 06 07 08 09 0a 0B 0c 0d 0e 0f\n";
+        let key = Way::Upgrade(Trust::Key(Key(std::array::from_fn(|at| at as u8))));
+        let address = "10.0.0.1:80".parse().unwrap();
+        assert_eq!(read(digits, 0o640).unwrap().decide(Role::Connect, address), key);
+        assert!(read(digits, 0o644).unwrap_err().contains("every user of this host can use the key"));
+        for wrong in
+            ["", "00", &"0".repeat(31), &digits.replace('a', "g"), &format!("{digits}00"), &"0".repeat(4000)]
+        {
+            let error = read(wrong, 0o600).unwrap_err();
+            assert!(error.contains("is not a key of 32 hexadecimal digits"), "{error}");
+        }
+        std::fs::remove_file(&file).unwrap();
     }
 
     #[test]

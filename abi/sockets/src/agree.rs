@@ -3,6 +3,7 @@
 //! ```text
 //!  wire, inbound, machine    what is said, and when: no sockets, no clock
 //!  conn                      one connection: its bytes before the stream
+//!  side, kernel              ends on one host: links, and what proves the peer
 //!  table                     connections that the program still has itself; forks
 //!  service                   one thread: datagrams, time, markers
 //!  said                      what the user can read of a decision
@@ -11,10 +12,13 @@
 #[allow(unsafe_code)]
 pub mod conn;
 pub mod inbound;
+#[allow(unsafe_code)]
+pub mod kernel;
 pub mod machine;
 pub mod said;
 #[allow(unsafe_code)]
 pub mod service;
+pub mod side;
 #[allow(unsafe_code)]
 pub mod table;
 pub mod wire;

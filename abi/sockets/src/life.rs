@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use libc::{sockaddr, socklen_t};
 use uwarp_abi_types::preload::UWARP_NO_DESCRIPTOR;
-use uwarp_preload::rules::{Role, Way};
+use uwarp_preload::rules::{Role, Trust, Way};
 use uwarp_preload::{errno, real, set_errno};
 
 use crate::address;
@@ -119,8 +119,10 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
             // It is TCP's.
             let copied = fds::is_copied(fd);
             fds::forget(fd);
-            if let (Way::Upgrade, Some(peer), false) = (way, peer, copied) {
-                sys::quietly(|| may_become(fd, agree::machine::Role::Connected, address::meant(peer)));
+            if let (Way::Upgrade(trust), Some(peer), false) = (way, peer, copied) {
+                sys::quietly(|| {
+                    may_become(fd, agree::machine::Role::Connected, address::meant(peer), trust);
+                });
             }
         }
         return result;
@@ -129,9 +131,9 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
 }
 
 /// A connection of the kernel's that may become iWARP's.
-fn may_become(fd: c_int, role: agree::machine::Role, peer: std::net::SocketAddr) {
+fn may_become(fd: c_int, role: agree::machine::Role, peer: std::net::SocketAddr, trust: Trust) {
     if let Some(own) = own_name(fd).map(address::meant)
-        && let Some(conn) = agree::service::connection(role, own, peer)
+        && let Some(conn) = agree::service::connection(role, own, peer, trust)
     {
         agree::table::enter(fd, conn);
     }
@@ -218,7 +220,7 @@ unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     {
         match process::decide(Role::Listen, own) {
             Way::Tcp => fds::forget(fd),
-            Way::Upgrade => {
+            Way::Upgrade(_) => {
                 fds::forget(fd);
                 let result = real!(listen(fd: c_int, backlog: c_int) -> c_int);
                 if result == 0 {
@@ -311,9 +313,9 @@ fn offered(fd: c_int) -> c_int {
         // SAFETY: what the call wrote.
         let peer = (got == 0).then(|| unsafe { address::load(to, len) }).flatten().map(address::meant);
         if let (Some(peer), Some(own)) = (peer, own_name(fd).map(address::meant))
-            && process::upgrades(own, peer.ip())
+            && let Some(trust) = process::upgrades(own, peer.ip())
         {
-            may_become(fd, agree::machine::Role::Accepted, peer);
+            may_become(fd, agree::machine::Role::Accepted, peer, trust);
         }
     });
     fd

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use uwarp_preload::rules::{self, Role, Rules, Way};
+use uwarp_preload::rules::{self, Role, Rules, Trust, Way};
 
 use crate::agree::{service, table};
 use crate::{ending, fds, relay, sys};
@@ -108,7 +108,8 @@ pub fn decide(role: Role, address: SocketAddr) -> Way {
     }
 }
 
-/// Whether a connection that a listener of the kernel has accepted may become iWARP's.
-pub fn upgrades(own: SocketAddr, peer: IpAddr) -> bool {
-    !is_forked() && RULES.get().is_some_and(|rules| rules.upgrades(own, peer))
+/// Whether a connection that a listener of the kernel has accepted may become iWARP's, and who is believed
+/// then.
+pub fn upgrades(own: SocketAddr, peer: IpAddr) -> Option<Trust> {
+    RULES.get().filter(|_| !is_forked())?.upgrades(own, peer)
 }

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use uwarp_preload::set_errno;
 
 /// A system call of three arguments at most; the error number on failure.
-fn call(number: c_long, arguments: [usize; 5]) -> Result<c_int, c_int> {
+pub fn call(number: c_long, arguments: [usize; 5]) -> Result<c_int, c_int> {
     let [a, b, c, d, e] = arguments;
     // SAFETY: the callers below pass what each call takes.
     let result = unsafe { libc::syscall(number, a, b, c, d, e) };
     if result < 0 { Err(uwarp_preload::errno()) } else { Ok(result as c_int) }
 }
 
-fn int(value: c_int) -> usize {
+/// As an argument of a system call.
+pub fn int(value: c_int) -> usize {
     value as usize
 }
 
@@ -178,7 +179,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<(), c_int> {
 }
 
 /// A system call of six arguments that transfers bytes; the error number on failure. Leaves errno as it is.
-fn transfer(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, c_int> {
+pub fn transfer(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, c_int> {
     quietly(|| {
         // SAFETY: the callers below pass what each call takes.
         let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };

@@ -46,6 +46,8 @@ const RSOCKETS_CLIENT: Rules = Rules {
 };
 pub const UPGRADED: Rules =
     Rules { words: "upgraded", server: "upgrade:port=", client: "upgrade:port=", agree: true };
+/// Version 0.1 proves nothing, and is not believed.
+pub const NOT_WITH_OLD: Rules = Rules { agree: false, ..UPGRADED };
 const UPGRADED_CLIENT: Rules =
     Rules { words: "upgraded at the client only: TCP", server: "", client: "upgrade:port=", agree: false };
 const UPGRADED_SERVER: Rules =
@@ -147,6 +149,11 @@ pub fn cases() -> Vec<Case> {
 
 /// A program behind `uwarp run --sockets` of a tree, with a rule that ends in the port.
 fn with_sockets(dist: &Dist, line: &str, rule: &str, port: u16, ns: Option<&NetNs>) -> Outcome<Cmd> {
+    // The rows' hosts are namespaces without other users.
+    let rule = match (ns, rule.strip_prefix("upgrade:")) {
+        (Some(_), Some(conditions)) => format!("upgrade:no-other-users,{conditions}"),
+        _ => rule.to_owned(),
+    };
     let option = if rule.is_empty() { "--sockets".to_owned() } else { format!("--sockets={rule}{port}") };
     let front = [dist.uwarp()?.into_os_string(), "run".into(), option.into(), "--".into()];
     Ok(Cmd::line(line).behind(front).unset("LD_LIBRARY_PATH").in_ns(ns).limit(LONG))

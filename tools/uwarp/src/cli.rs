@@ -311,7 +311,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "auto|on|off", env = "UWARP_FILES", hide_env_values = true, ignore_case = true)]
     pub files: Option<Files>,
     /// Let TCP sockets of the program become iWARP's, where RULE says so: such as rsockets:port=5001, or
-    /// upgrade:all for those whose other end agrees. `@FILE`
+    /// upgrade:all for those whose other end agrees; on other hosts, upgrade:address=10.0.0.0/8,key=FILE for
+    /// ends that have the same key (32 hexadecimal digits), or no-other-users in its place. `@FILE`
     /// reads rules from a file. Without RULE, the variable's rules apply; without any, all sockets stay TCP.
     /// With `--log info`, each connection that `upgrade` chose says if it became iWARP's, and if not, why
     #[arg(long, value_name = "RULE", env = "UWARP_SOCKETS", hide_env_values = true, num_args = 0..=1,

@@ -26,6 +26,7 @@ use super::inbound::{End, Inbound};
 use super::machine::Agreement;
 use super::said::Why;
 use super::service;
+use super::side::Side;
 use super::table::{self, Claim, Shared};
 use super::wire::{MARKER_LEN, Nonce, Pattern};
 use crate::sock::Sock;
@@ -135,10 +136,16 @@ pub struct Conn {
     used: AtomicBool,
     /// Its last call that moved bytes received, or there was none yet.
     answers_next: AtomicBool,
+    /// Bytes have come from the other end.
+    heard: AtomicBool,
+    /// The other end is on this host.
+    pub is_near: bool,
+    /// For datagrams to an end on this host.
+    pub side: Mutex<Side>,
     /// Since when the peer's WELCOME waits for that answer.
     awaits_answer: OnceLock<Instant>,
     pub agreement: Mutex<Agreement>,
-    /// For datagrams, at the end that connected.
+    /// For datagrams, at the end that connected to another host.
     pub udp: Mutex<Option<Own>>,
     /// The same at the end that accepted, once the program has used it; -1: none. The service's.
     pub speaker: AtomicI32,
@@ -286,7 +293,7 @@ pub fn limit_of(fd: c_int, name: c_int) -> c_int {
 
 impl Conn {
     /// Of a connected socket, which the program has.
-    pub fn new(key: usize, agreement: Agreement, udp: Option<Own>) -> Arc<Self> {
+    pub fn new(key: usize, agreement: Agreement, udp: Option<Own>, side: Option<Side>) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             key,
@@ -294,6 +301,9 @@ impl Conn {
             next_stage: Mutex::default(),
             used: AtomicBool::new(false),
             answers_next: AtomicBool::new(true),
+            heard: AtomicBool::new(false),
+            is_near: side.is_some(),
+            side: Mutex::new(side.unwrap_or_default()),
             awaits_answer: OnceLock::new(),
             agreement: Mutex::new(agreement),
             udp: Mutex::new(udp),
@@ -348,8 +358,11 @@ impl Conn {
         self.tcp.store(fd, Ordering::Release);
     }
 
-    /// In a child: closes its copy of the kernel's socket.
+    /// In a child: closes its copies of the kernel's socket and of links.
     pub fn close_copy(&self) {
+        if let Some(mut side) = self.side.try_lock() {
+            *side = Side::default();
+        }
         let tcp = self.tcp.swap(-1, Ordering::AcqRel);
         if tcp >= 0 {
             fds::forget(tcp);
@@ -387,6 +400,12 @@ impl Conn {
             && self.awaits_answer.get_or_init(Instant::now).elapsed() < FOR_AN_ANSWER
     }
 
+    /// Whether bytes have come from the other end's program, which cannot send any before its library is
+    /// ready.
+    pub fn has_heard(&self) -> bool {
+        self.heard.load(Ordering::Relaxed)
+    }
+
     /// Whether the program has used it.
     pub fn is_used(&self) -> bool {
         self.used.load(Ordering::Acquire)
@@ -399,7 +418,9 @@ impl Conn {
         let shared = self.shared.try_lock()?.take()?;
         // The datagrams for what the parent has used are the parent's.
         let udp = self.udp.try_lock()?.take().filter(|_| !self.is_used());
-        let new = Self::new(self.key, agreement, udp);
+        let side = std::mem::take(&mut *self.side.try_lock()?);
+        let side = if self.is_used() { Side::default() } else { side };
+        let new = Self::new(self.key, agreement, udp, self.is_near.then_some(side));
         *new.shared.lock() = Some(shared);
         Some(new)
     }
@@ -473,6 +494,7 @@ impl Conn {
             };
             if result > 0 {
                 self.answers_next.store(!sends, Ordering::Relaxed);
+                self.heard.fetch_or(!sends, Ordering::Relaxed);
             }
             if result >= 0 || errno() != libc::EAGAIN {
                 return Outcome::Done(result);

@@ -4,6 +4,8 @@
 //!        end that accepted (A)                                  end that connected (C)
 //!  Quiet │ first call of the program                                             │ Quiet
 //! Asking │ ──── HELLO ──────────────── datagrams ──────────────────────────────▶ │ first call of its program
+//!        │ ◀──────────────────────────────────────────────────────── QUESTION ── │ across hosts only:
+//!        │ ──── HELLO with the nonce of the QUESTION ──────────────────────────▶ │ no other HELLO counts
 //!        │ ◀─────────────────────────────────────────────────────────WELCOME ─── │ Looking
 //!  Asked │ ──── marker "Mark" ──────── in the stream ──────────────────────────▶ │
 //!        │ ◀──────────────────────────────────────────────── marker "Yes" ────── │ Agreed
@@ -14,12 +16,16 @@
 //! its marker: it sends no plain byte until C's marker, or C's end, says how C has decided. C is committed by
 //! its own. Both markers are in the stream, so no byte can be on the wrong side of one. docs/adr/044 says why
 //! it is so.
+//!
+//! Who is the peer is decided before any of this: on one host by its descriptor of the connection, across
+//! hosts by the key of the rule (docs/adr/044). What is not proven does not come here.
 
 use std::time::{Duration, Instant};
 
 use super::inbound::Found;
 use super::said::Why;
 use super::wire::{Datagram, Ends, Kind, Nonce, Pattern, Word, pattern};
+use uwarp_preload::rules::Key;
 
 /// Which end this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +41,8 @@ pub enum Role {
 const HELLOS_MS: [u64; 9] = [2, 10, 50, 150, 300, 500, 1000, 2000, 4000];
 /// Pauses behind the WELCOMEs of an end that connected.
 const WELCOMES_MS: [u64; 7] = [2, 10, 50, 150, 300, 500, 1000];
-/// As many refusals of HELLO end it: the first may have come before the peer was ready.
+/// As many refusals of HELLO end it, of those since bytes have come from the other end: before, its library
+/// may not be ready. A datagram and its refusal may be on their way then.
 const REFUSALS: u8 = 3;
 /// How long an end that connected waits for a HELLO.
 const FOR_HELLO: Duration = Duration::from_secs(5);
@@ -84,6 +91,8 @@ enum Stage {
 pub struct Agreement {
     role: Role,
     ends: Ends,
+    /// Of the rule, for connections to other hosts.
+    key: Option<Key>,
     accepted: Nonce,
     connected: Nonce,
     stage: Stage,
@@ -106,7 +115,7 @@ fn after(now: Instant, ms: u64) -> Option<Instant> {
 
 impl Agreement {
     /// `nonce`: of this end.
-    pub fn new(role: Role, ends: Ends, nonce: Nonce) -> Self {
+    pub fn new(role: Role, ends: Ends, nonce: Nonce, key: Option<Key>) -> Self {
         let (connected, accepted) = match role {
             Role::Connected => (nonce, [0; 16]),
             Role::Accepted => ([0; 16], nonce),
@@ -114,6 +123,7 @@ impl Agreement {
         Self {
             role,
             ends,
+            key,
             accepted,
             connected,
             stage: Stage::Quiet,
@@ -129,7 +139,32 @@ impl Agreement {
 
     /// The same end of the same connection, in another process.
     pub fn anew(&self, nonce: Nonce) -> Self {
-        Self::new(self.role, self.ends, nonce)
+        Self::new(self.role, self.ends, nonce, self.key)
+    }
+
+    /// The key with which datagrams are made.
+    pub fn key(&self) -> Option<&Key> {
+        self.key.as_ref()
+    }
+
+    /// The nonces of the markers that this end sends.
+    fn own_pattern(&self) -> Pattern {
+        match self.role {
+            Role::Connected => self.pattern(&self.connected, &self.accepted),
+            Role::Accepted => self.pattern(&self.accepted, &self.connected),
+        }
+    }
+
+    /// And of those of the other end.
+    fn peers_pattern(&self) -> Pattern {
+        match self.role {
+            Role::Connected => self.pattern(&self.accepted, &self.connected),
+            Role::Accepted => self.pattern(&self.connected, &self.accepted),
+        }
+    }
+
+    fn pattern(&self, own: &Nonce, peers: &Nonce) -> Pattern {
+        pattern(own, peers, &self.ends, self.key.as_ref())
     }
 
     /// The connection.
@@ -226,19 +261,24 @@ impl Agreement {
         self.say(Kind::Never)
     }
 
-    /// A datagram has come, from the peer's address.
-    pub fn datagram(&mut self, datagram: &Datagram, now: Instant) -> Vec<Action> {
+    /// A datagram has come, made with the key. `proven`: by the peer itself, who has shown its end of the
+    /// connection. If not, it may be an old one, or from somebody who receives nothing at the peer's address.
+    pub fn datagram(&mut self, datagram: &Datagram, proven: bool, now: Instant) -> Vec<Action> {
         if !datagram.ends.are(&self.ends) {
             return Vec::new();
         }
         match (self.role, datagram.kind, self.stage) {
             (Role::Connected, Kind::Hello, Stage::Asking) => {
+                if !proven && datagram.connected != self.connected {
+                    let question = Datagram { kind: Kind::Question, connected: self.connected, ..*datagram };
+                    return vec![Action::Send(question)];
+                }
                 if self.vetoed {
                     return self.stay(Why::Vetoed);
                 }
                 self.accepted = datagram.accepted;
                 (self.stage, self.next) = (Stage::Preparing, None);
-                vec![Action::Prepare(pattern(&self.accepted, &self.connected))]
+                vec![Action::Prepare(self.peers_pattern())]
             }
             // WELCOME was lost.
             (Role::Connected, Kind::Hello, Stage::Marking) if datagram.accepted == self.accepted => {
@@ -253,7 +293,11 @@ impl Agreement {
                 self.next = None;
                 Vec::new()
             }
-            (Role::Accepted, Kind::Welcome, _) if datagram.accepted != self.accepted => Vec::new(),
+            (Role::Accepted, _, _) if datagram.accepted != self.accepted => Vec::new(),
+            (Role::Accepted, Kind::Question, Stage::Asking) => {
+                self.connected = datagram.connected;
+                vec![self.say(Kind::Hello)]
+            }
             (Role::Accepted, Kind::Welcome, Stage::Marking) => vec![self.say(Kind::Marked)],
             (Role::Accepted, Kind::Welcome, Stage::Asking) => {
                 self.connected = datagram.connected;
@@ -261,7 +305,7 @@ impl Agreement {
                     return self.stay_and_tell(now, Why::Vetoed);
                 }
                 (self.stage, self.next) = (Stage::Preparing, None);
-                vec![Action::Prepare(pattern(&self.connected, &self.accepted))]
+                vec![Action::Prepare(self.peers_pattern())]
             }
             (Role::Accepted, Kind::Welcome, Stage::Over) if self.farewell => {
                 self.connected = datagram.connected;
@@ -284,22 +328,40 @@ impl Agreement {
             }
             (Role::Connected, false) => self.stay(self.missing()),
             (Role::Accepted, true) => {
-                vec![Action::Mark(pattern(&self.accepted, &self.connected), Word::Mark)]
+                vec![Action::Mark(self.own_pattern(), Word::Mark)]
             }
             (Role::Accepted, false) => self.stay_and_tell(now, self.missing()),
         }
     }
 
-    /// The peer's system has refused a datagram: no socket is there.
-    pub fn refused(&mut self) -> Vec<Action> {
+    /// The peer's system has refused a datagram: no socket is there. `heard`: bytes of the peer's program had
+    /// come before. It cannot send any before its library is ready.
+    pub fn refused(&mut self, heard: bool) -> Vec<Action> {
         match (self.role, self.stage) {
             (Role::Accepted, Stage::Asking) => {
-                self.refusals += 1;
+                self.refusals += u8::from(heard);
                 if self.refusals < REFUSALS { Vec::new() } else { self.stay(Why::Refused) }
             }
             // Nobody got the only WELCOME. After more than one, somebody may have got an earlier one.
             (Role::Connected, Stage::Marking) if self.welcomes == 1 => self.stay(Why::Peer),
             (Role::Accepted, Stage::Over) => {
+                self.over();
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The way on which the peer's datagrams come has ended. On one host no datagram is lost there, so none
+    /// comes any more; the marker may be on its way.
+    pub fn unlinked(&mut self, heard: bool) -> Vec<Action> {
+        match (self.role, self.stage) {
+            (Role::Accepted, Stage::Asking) => self.refused(heard),
+            (Role::Connected, Stage::Marking) => {
+                self.next = None;
+                vec![Action::Doubt]
+            }
+            (_, Stage::Over) => {
                 self.over();
                 Vec::new()
             }
@@ -336,10 +398,7 @@ impl Agreement {
         }
         self.over();
         self.why = Some(if self.vetoed { Why::Vetoed } else { Why::Peer });
-        let own = match self.role {
-            Role::Connected => pattern(&self.connected, &self.accepted),
-            Role::Accepted => pattern(&self.accepted, &self.connected),
-        };
+        let own = self.own_pattern();
         match (self.role, found) {
             (Role::Connected, Found::Marker(Word::Mark)) if self.vetoed => {
                 vec![Action::Mark(own, Word::No), Action::Stay]
@@ -387,9 +446,15 @@ mod tests {
             };
             Self {
                 now: Instant::now(),
-                a: Agreement::new(Role::Accepted, ends, [1; 16]),
-                c: Agreement::new(Role::Connected, ends, [2; 16]),
+                a: Agreement::new(Role::Accepted, ends, [1; 16], None),
+                c: Agreement::new(Role::Connected, ends, [2; 16], None),
             }
+        }
+
+        fn with_key() -> Self {
+            let mut two = Self::new();
+            (two.a.key, two.c.key) = (Some(Key([7; 16])), Some(Key([7; 16])));
+            two
         }
 
         fn hello(&mut self) -> Datagram {
@@ -400,18 +465,18 @@ mod tests {
         fn welcome(&mut self) -> Datagram {
             let hello = self.hello();
             assert_eq!(self.c.used(self.now), None);
-            let actions = self.c.datagram(&hello, self.now);
-            assert_eq!(actions, [Action::Prepare(pattern(&[1; 16], &[2; 16]))]);
+            let actions = self.c.datagram(&hello, true, self.now);
+            assert_eq!(actions, [Action::Prepare(self.a.pattern(&[1; 16], &[2; 16]))]);
             sent(&self.c.prepared(true, self.now))
         }
 
         /// A has sent its marker.
         fn marked(&mut self) {
             let welcome = self.welcome();
-            let actions = self.a.datagram(&welcome, self.now);
-            assert_eq!(actions, [Action::Prepare(pattern(&[2; 16], &[1; 16]))]);
+            let actions = self.a.datagram(&welcome, true, self.now);
+            assert_eq!(actions, [Action::Prepare(self.c.pattern(&[2; 16], &[1; 16]))]);
             let actions = self.a.prepared(true, self.now);
-            assert_eq!(actions, [Action::Mark(pattern(&[1; 16], &[2; 16]), Word::Mark)]);
+            assert_eq!(actions, [Action::Mark(self.c.pattern(&[1; 16], &[2; 16]), Word::Mark)]);
         }
     }
 
@@ -427,10 +492,43 @@ mod tests {
         let mut two = Two::new();
         two.marked();
         let actions = two.c.found(Found::Marker(Word::Mark));
-        assert_eq!(actions, [Action::Respond(pattern(&[2; 16], &[1; 16]))]);
+        assert_eq!(actions, [Action::Respond(two.c.pattern(&[2; 16], &[1; 16]))]);
         assert_eq!(two.a.found(Found::Marker(Word::Yes)), [Action::Initiate]);
         assert!(two.a.is_deaf() && two.c.is_deaf());
         assert_eq!((two.a.next(), two.c.next()), (None, None));
+    }
+
+    /// A HELLO of anybody was answered with the nonce, and the connection got a stand-in.
+    #[test]
+    fn a_hello_without_proof_is_asked_for_the_nonce() {
+        for mut two in [Two::new(), Two::with_key()] {
+            let hello = two.hello();
+            two.c.used(two.now);
+            let question = sent(&two.c.datagram(&hello, false, two.now));
+            assert_eq!((question.kind, question.accepted), (Kind::Question, [1; 16]));
+            let guess = Datagram { connected: [3; 16], ..hello };
+            assert_eq!(sent(&two.c.datagram(&guess, false, two.now)).kind, Kind::Question);
+            let foreign = Datagram { accepted: [9; 16], ..question };
+            assert_eq!(two.a.datagram(&foreign, false, two.now), []);
+            let again = sent(&two.a.datagram(&question, false, two.now));
+            assert_eq!((again.kind, again.connected), (Kind::Hello, [2; 16]));
+            let actions = two.c.datagram(&again, false, two.now);
+            assert!(matches!(actions[..], [Action::Prepare(_)]));
+            let welcome = sent(&two.c.prepared(true, two.now));
+            assert!(matches!(two.a.datagram(&welcome, false, two.now)[..], [Action::Prepare(_)]));
+            // Markers are not what was said in datagrams, if there is a key.
+            let open = two.a.peers_pattern() == pattern(&[2; 16], &[1; 16], &two.a.ends, None);
+            assert_eq!(open, two.a.key.is_none());
+        }
+    }
+
+    #[test]
+    fn a_link_that_ends_leaves_the_marker_to_come() {
+        let mut two = Two::new();
+        two.marked();
+        assert_eq!((two.a.unlinked(true), two.c.unlinked(true)), (vec![], vec![Action::Doubt]));
+        assert_eq!(two.c.next(), None);
+        assert!(matches!(two.c.found(Found::Marker(Word::Mark))[..], [Action::Respond(_)]));
     }
 
     #[test]
@@ -438,11 +536,11 @@ mod tests {
         let mut two = Two::new();
         two.marked();
         let again = sent(&two.c.timeout(two.c.next().unwrap()));
-        let marked = sent(&two.a.datagram(&again, two.now));
+        let marked = sent(&two.a.datagram(&again, true, two.now));
         assert_eq!(marked.kind, Kind::Marked);
         let foreign = Datagram { accepted: [9; 16], ..marked };
-        assert_eq!((two.c.datagram(&foreign, two.now), two.c.next().is_some()), (vec![], true));
-        assert_eq!((two.c.datagram(&marked, two.now), two.c.next()), (vec![], None));
+        assert_eq!((two.c.datagram(&foreign, true, two.now), two.c.next().is_some()), (vec![], true));
+        assert_eq!((two.c.datagram(&marked, true, two.now), two.c.next()), (vec![], None));
         assert_eq!(two.c.found(Found::Marker(Word::Mark)).len(), 1);
     }
 
@@ -450,8 +548,11 @@ mod tests {
     fn nobody_there_is_tcp() {
         let mut two = Two::new();
         two.hello();
+        for _ in 0..100 {
+            assert_eq!(two.a.refused(false), [], "the other end may not be ready");
+        }
         for refusal in 1..=REFUSALS {
-            let actions = two.a.refused();
+            let actions = two.a.refused(true);
             assert_eq!(actions.is_empty(), refusal < REFUSALS);
         }
         assert!(two.a.is_deaf());
@@ -476,10 +577,10 @@ mod tests {
         assert_eq!(hellos, HELLOS_MS.len());
         assert_eq!(actions[0], Action::Stay);
         two.c.used(two.now);
-        two.c.datagram(&hello, two.now);
+        two.c.datagram(&hello, true, two.now);
         let welcome = sent(&two.c.prepared(true, two.now));
-        let never = sent(&two.a.datagram(&welcome, two.now));
-        assert_eq!(two.c.datagram(&never, two.now), [Action::Stay]);
+        let never = sent(&two.a.datagram(&welcome, true, two.now));
+        assert_eq!(two.c.datagram(&never, true, two.now), [Action::Stay]);
         while let Some(next) = two.a.next() {
             assert_eq!(sent(&two.a.timeout(next)).kind, Kind::Never);
         }
@@ -492,7 +593,7 @@ mod tests {
         let first = two.welcome();
         let hello = two.a.say(Kind::Hello);
         let Action::Send(hello) = hello else { panic!() };
-        assert_eq!(sent(&two.c.datagram(&hello, two.now)), first);
+        assert_eq!(sent(&two.c.datagram(&hello, true, two.now)), first);
         loop {
             let actions = two.c.timeout(two.c.next().unwrap());
             if actions == [Action::Doubt] {
@@ -501,7 +602,7 @@ mod tests {
             assert_eq!(sent(&actions), first);
         }
         // A's marker may still be on its way.
-        assert_eq!(two.c.refused(), []);
+        assert_eq!(two.c.refused(true), []);
         assert!(matches!(two.c.found(Found::Marker(Word::Mark))[..], [Action::Respond(_)]));
     }
 
@@ -509,7 +610,7 @@ mod tests {
     fn the_only_welcome_that_is_refused_ends_it() {
         let mut two = Two::new();
         two.welcome();
-        assert_eq!(two.c.refused(), [Action::Stay]);
+        assert_eq!(two.c.refused(true), [Action::Stay]);
     }
 
     #[test]
@@ -519,18 +620,18 @@ mod tests {
         two.c.used(two.now);
         let elsewhere =
             Datagram { ends: Ends { accepted: "10.0.0.9:80".parse().unwrap(), ..hello.ends }, ..hello };
-        assert_eq!(two.c.datagram(&elsewhere, two.now), []);
+        assert_eq!(two.c.datagram(&elsewhere, true, two.now), []);
         let welcome = Datagram { kind: Kind::Welcome, accepted: [9; 16], ..hello };
-        assert_eq!(two.a.datagram(&welcome, two.now), []);
+        assert_eq!(two.a.datagram(&welcome, true, two.now), []);
         // Not before a HELLO, and not from the wrong end.
         for kind in [Kind::Welcome, Kind::Never] {
-            assert_eq!(two.c.datagram(&Datagram { kind, ..hello }, two.now), []);
+            assert_eq!(two.c.datagram(&Datagram { kind, ..hello }, true, two.now), []);
         }
-        assert_eq!(two.a.datagram(&hello, two.now), []);
-        two.c.datagram(&hello, two.now);
+        assert_eq!(two.a.datagram(&hello, true, two.now), []);
+        two.c.datagram(&hello, true, two.now);
         two.c.prepared(true, two.now);
         let never = Datagram { kind: Kind::Never, accepted: [9; 16], ..hello };
-        assert_eq!(two.c.datagram(&never, two.now), []);
+        assert_eq!(two.c.datagram(&never, true, two.now), []);
         assert_eq!(two.c.found(Found::Marker(Word::Yes)), [Action::Break]);
     }
 
@@ -540,8 +641,8 @@ mod tests {
         let mut two = Two::new();
         let welcome = two.welcome();
         assert!(two.a.veto());
-        let never = sent(&two.a.datagram(&welcome, two.now));
-        assert_eq!((never.kind, two.c.datagram(&never, two.now)), (Kind::Never, vec![Action::Stay]));
+        let never = sent(&two.a.datagram(&welcome, true, two.now));
+        assert_eq!((never.kind, two.c.datagram(&never, true, two.now)), (Kind::Never, vec![Action::Stay]));
         // A, after its marker.
         let mut two = Two::new();
         two.marked();
@@ -550,7 +651,7 @@ mod tests {
         let mut two = Two::new();
         two.marked();
         assert!(two.c.veto());
-        let own = pattern(&[2; 16], &[1; 16]);
+        let own = two.c.pattern(&[2; 16], &[1; 16]);
         assert_eq!(two.c.found(Found::Marker(Word::Mark)), [Action::Mark(own, Word::No), Action::Stay]);
         assert_eq!(two.a.found(Found::Marker(Word::No)), [Action::Stay]);
     }
@@ -568,12 +669,12 @@ mod tests {
         let mut two = Two::new();
         let hello = two.hello();
         two.c.used(two.now);
-        two.c.datagram(&hello, two.now);
+        two.c.datagram(&hello, true, two.now);
         assert_eq!(two.c.prepared(false, two.now), [Action::Stay]);
         let mut two = Two::new();
         let welcome = two.welcome();
-        two.a.datagram(&welcome, two.now);
+        two.a.datagram(&welcome, true, two.now);
         let never = sent(&two.a.prepared(false, two.now));
-        assert_eq!(two.c.datagram(&never, two.now), [Action::Stay]);
+        assert_eq!(two.c.datagram(&never, true, two.now), [Action::Stay]);
     }
 }

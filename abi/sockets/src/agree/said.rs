@@ -25,6 +25,10 @@ pub enum Why {
     NoRoom,
     /// The UDP port of the connection's number is not to be had.
     NoUdpPort,
+    /// Another process has the name of the connection.
+    NoName,
+    /// The other end is on another host, and the rule does not say who is believed there.
+    OtherHost,
     /// It has ended before.
     Ended,
 }
@@ -47,6 +51,11 @@ impl Why {
             }
             Self::NoRoom => "no descriptor, memory or thread is left for a stream",
             Self::NoUdpPort => "the UDP port with the number of its TCP port is in use",
+            Self::NoName => "another process has the Unix socket with the name of this connection",
+            Self::OtherHost => {
+                "the other end is on another host, where anybody could speak for it: give the rules of both \
+                 ends key=FILE, or no-other-users (docs/sockets.md)"
+            }
             Self::Ended => "it ended before both ends had agreed",
         }
     }

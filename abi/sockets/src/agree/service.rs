@@ -9,11 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uwarp_abi_types::preload::take_over;
+use uwarp_preload::rules::{Key, Trust};
 
 use super::conn::{Conn, Own, Stage};
 use super::inbound::End;
+use super::kernel;
 use super::machine::{Action, Agreement, Role};
 use super::said::{self, Why};
+use super::side::{self, Heard, Side};
 use super::table;
 use super::wire::{Datagram, Ends, Kind, Nonce, Pattern, Word, marker};
 use crate::rsockets::{self, Rsockets};
@@ -64,8 +67,12 @@ const END_DONE: u8 = 3;
 /// The process ends by exit(3): no other connection gets a stand-in.
 static EXITS: AtomicBool = AtomicBool::new(false);
 
+/// Beside a connection's key: which of its descriptors it is.
 const UDP: u64 = 0;
 const TCP: u64 = 1;
+const NAME: u64 = 2;
+const LINK: u64 = 3;
+const KINDS: u64 = 4;
 const BELL: u64 = u64::MAX;
 /// Beside a UDP socket's descriptor: it is one of many connections.
 const SPEAKER: u64 = 1 << 63;
@@ -88,7 +95,7 @@ pub fn nonce() -> Nonce {
 
 /// A connection that the program has just made, by connecting or by accepting it, and that a rule chose.
 /// `None`: it stays TCP.
-pub fn connection(role: Role, own: SocketAddr, peer: SocketAddr) -> Option<Arc<Conn>> {
+pub fn connection(role: Role, own: SocketAddr, peer: SocketAddr, trust: Trust) -> Option<Arc<Conn>> {
     if own == peer {
         return None;
     }
@@ -96,20 +103,43 @@ pub fn connection(role: Role, own: SocketAddr, peer: SocketAddr) -> Option<Arc<C
         Role::Connected => Ends { connected: own, accepted: peer },
         Role::Accepted => Ends { connected: peer, accepted: own },
     };
+    let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+    let made =
+        |secret, udp, side| Some(Conn::new(key, Agreement::new(role, ends, nonce(), secret), udp, side));
     // The end that accepted makes its socket when it is needed.
-    let udp = match role {
+    if kernel::is_local(peer, own) {
+        let side = match role {
+            Role::Connected => Side::publish(&ends),
+            Role::Accepted => Ok(Side::default()),
+        };
+        return match side {
+            Ok(side) => made(None, None, Some(side)),
+            Err(errno) => {
+                let why = if errno == libc::EADDRINUSE { Why::NoName } else { Why::NoRoom };
+                said::never_begun(role, ends, why);
+                None
+            }
+        };
+    }
+    let secret = match trust {
+        Trust::ThisHost => {
+            said::never_begun(role, ends, Why::OtherHost);
+            return None;
+        }
+        Trust::NoOtherUsers => None,
+        Trust::Key(secret) => Some(secret),
+    };
+    match role {
+        Role::Accepted => made(secret, None, None),
         Role::Connected => match udp(own) {
-            Ok(udp) => Some(udp),
+            Ok(udp) => made(secret, Some(udp), None),
             Err(errno) => {
                 let why = if errno == libc::EADDRINUSE { Why::NoUdpPort } else { Why::NoRoom };
                 said::never_begun(role, ends, why);
-                return None;
+                None
             }
         },
-        Role::Accepted => None,
-    };
-    let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
-    Some(Conn::new(key, Agreement::new(role, ends, nonce()), udp))
+    }
 }
 
 fn udp(own: SocketAddr) -> Result<Own, c_int> {
@@ -145,13 +175,47 @@ pub fn begin(conn: &Arc<Conn>) {
         service.schedule(conn);
         sys::ring(service.bell);
     }
-    if let Some(Action::Send(datagram)) = action {
-        send(conn, &datagram);
+    act(conn, action.into_iter().collect());
+}
+
+/// What a datagram that could not be delivered means.
+fn send(conn: &Conn, datagram: &Datagram) -> Vec<Action> {
+    if !conn.is_near {
+        send_by_udp(conn, datagram);
+        return Vec::new();
+    }
+    let heard = conn.has_heard();
+    match send_aside(conn, datagram) {
+        Ok(true) => Vec::new(),
+        Ok(false) => conn.agreement.lock().unlinked(heard),
+        Err(libc::ECONNREFUSED) => conn.agreement.lock().refused(heard),
+        // The other end is busy with strangers, or there is no descriptor: as if it were lost.
+        Err(_) => Vec::new(),
     }
 }
 
-fn send(conn: &Conn, datagram: &Datagram) {
-    let bytes = datagram.to_bytes();
+/// To an end on this host. False: its link has ended.
+fn send_aside(conn: &Conn, datagram: &Datagram) -> Result<bool, c_int> {
+    let Some(epoll) = service().as_ref().map(|service| service.epoll) else { return Ok(true) };
+    let shows = matches!(datagram.kind, Kind::Hello | Kind::Welcome);
+    let shown = if shows { table::path_of(conn) } else { None };
+    let mut side = conn.side.lock();
+    let linked = match datagram.kind {
+        Kind::Hello if !side.is_linked() => {
+            side.connect(&datagram.ends, epoll, conn.key as u64 * KINDS + LINK)
+        }
+        _ => Ok(()),
+    };
+    let sent = linked.map(|()| side.send(datagram, shown));
+    drop(side);
+    if let Some(shown) = shown {
+        sys::close(shown);
+    }
+    sent
+}
+
+fn send_by_udp(conn: &Conn, datagram: &Datagram) {
+    let bytes = datagram.to_bytes(conn.agreement.lock().key());
     let send = || match (conn.speaker.load(Ordering::Acquire), &*conn.udp.lock()) {
         (-1, Some(udp)) => sys::send_now(udp.0, &bytes),
         (-1, None) => Ok(0),
@@ -277,6 +341,7 @@ pub fn in_child(held: &mut Held) {
             fds::forget(*speaker);
             sys::close(*speaker);
         }
+        side::in_child();
         service.conns.values().for_each(|watched| watched.conn.close_copy());
         std::mem::forget(service);
     }
@@ -314,11 +379,14 @@ impl Service {
 
     /// Datagrams of this connection come to the thread. False: there is no descriptor for it.
     fn hear(&mut self, conn: &Conn, role: Role, ends: Ends) -> bool {
+        let data = conn.key as u64 * KINDS;
+        if conn.is_near {
+            return role == Role::Accepted || conn.side.lock().watch(self.epoll, data + NAME);
+        }
         if role == Role::Connected {
             let udp = conn.udp.lock();
             let Some(udp) = &*udp else { return false };
-            return sys::epoll_add(self.epoll, udp.0, libc::EPOLLIN as u32, conn.key as u64 * 2 + UDP)
-                .is_ok();
+            return sys::epoll_add(self.epoll, udp.0, libc::EPOLLIN as u32, data + UDP).is_ok();
         }
         let Some(speaker) = self.speaker(ends.accepted) else { return false };
         conn.speaker.store(speaker, Ordering::Release);
@@ -352,6 +420,7 @@ impl Service {
             // A relative may have the same socket, so closing it is not enough.
             sys::epoll_delete(self.epoll, udp.0);
         }
+        *conn.side.lock() = Side::default();
     }
 }
 
@@ -413,13 +482,14 @@ fn serve(epoll: c_int, bell: c_int) {
                 hear_all((data & !SPEAKER) as c_int);
                 continue;
             }
-            let key = usize::try_from(data / 2).unwrap_or(0);
+            let key = usize::try_from(data / KINDS).unwrap_or(0);
             let Some(conn) = service().as_ref().and_then(|service| service.find(key)) else {
                 continue;
             };
-            match data % 2 {
+            match data % KINDS {
                 UDP => hear(&conn),
-                _ => ready(&conn, bits),
+                TCP => ready(&conn, bits),
+                _ => hear_aside(&conn, epoll),
             }
         }
         let (todo, due, dying) = {
@@ -446,8 +516,46 @@ fn serve(epoll: c_int, bell: c_int) {
     }
 }
 
+/// Receives datagrams of an end on this host.
+fn hear_aside(conn: &Arc<Conn>, epoll: c_int) {
+    let (role, ends) = {
+        let agreement = conn.agreement.lock();
+        (agreement.role(), agreement.ends())
+    };
+    let (own, peer) = match role {
+        Role::Connected => (ends.connected, ends.accepted),
+        Role::Accepted => (ends.accepted, ends.connected),
+    };
+    for _ in 0..TURN {
+        let heard = {
+            let mut side = conn.side.lock();
+            if side.accept(epoll, conn.key as u64 * KINDS + LINK) {
+                continue;
+            }
+            side.receive(&ends, || kernel::mirrored(own, peer))
+        };
+        let actions = match heard {
+            None => return,
+            Some(Heard::Ended) => conn.agreement.lock().unlinked(conn.has_heard()),
+            // As if it were lost: the peer repeats it, and so does this end its HELLO.
+            Some(Heard::Datagram(datagram)) if datagram.kind == Kind::Welcome && conn.is_to_answer() => {
+                continue;
+            }
+            Some(Heard::Datagram(datagram)) => {
+                conn.agreement.lock().datagram(&datagram, true, Instant::now())
+            }
+        };
+        act(conn, actions);
+    }
+    // What is left is reported again.
+}
+
 fn parse(bytes: &[u8; Datagram::LEN + 1], len: usize) -> Option<Datagram> {
     bytes.get(..len).and_then(Datagram::parse)
+}
+
+fn is_made_with(bytes: &[u8; Datagram::LEN + 1], len: usize, key: Option<&Key>) -> bool {
+    bytes.get(..len).is_some_and(|bytes| Datagram::is_made_with(bytes, key))
 }
 
 fn address_of(from: &sys::From) -> Option<SocketAddr> {
@@ -467,17 +575,20 @@ fn hear(conn: &Arc<Conn>) {
         let actions = match received {
             Ok((len, from)) => {
                 let (Some(from), Some(datagram)) = (address_of(&from), parse(&bytes, len)) else { continue };
-                let ends = conn.agreement.lock().ends();
-                if from.ip() != ends.accepted.ip().to_canonical() || !datagram.ends.are(&ends) {
+                let (ends, made) = {
+                    let agreement = conn.agreement.lock();
+                    (agreement.ends(), is_made_with(&bytes, len, agreement.key()))
+                };
+                if from.ip() != ends.accepted.ip().to_canonical() || !datagram.ends.are(&ends) || !made {
                     continue;
                 }
                 // Answers go there, and refusals of them come here.
                 if let Some(udp) = &*conn.udp.lock() {
                     connect_udp(udp.0, from);
                 }
-                conn.agreement.lock().datagram(&datagram, Instant::now())
+                conn.agreement.lock().datagram(&datagram, false, Instant::now())
             }
-            Err(libc::ECONNREFUSED) => conn.agreement.lock().refused(),
+            Err(libc::ECONNREFUSED) => conn.agreement.lock().refused(conn.has_heard()),
             Err(libc::EINTR) => continue,
             Err(_) => return,
         };
@@ -498,15 +609,18 @@ fn hear_all(speaker: c_int) {
             Ok((len, from)) => {
                 let (Some(from), Some(datagram)) = (address_of(&from), parse(&bytes, len)) else { continue };
                 let Some(conn) = find(&datagram) else { continue };
-                let peer = conn.agreement.lock().ends().connected;
-                if (from.ip(), from.port()) != (peer.ip().to_canonical(), peer.port()) {
+                let (peer, made) = {
+                    let agreement = conn.agreement.lock();
+                    (agreement.ends().connected, is_made_with(&bytes, len, agreement.key()))
+                };
+                if (from.ip(), from.port()) != (peer.ip().to_canonical(), peer.port()) || !made {
                     continue;
                 }
                 // As if it were lost: the peer repeats it, and so does this end its HELLO.
                 if datagram.kind == Kind::Welcome && conn.is_to_answer() {
                     continue;
                 }
-                let actions = conn.agreement.lock().datagram(&datagram, Instant::now());
+                let actions = conn.agreement.lock().datagram(&datagram, false, Instant::now());
                 act(&conn, actions);
             }
             Err(libc::EAGAIN) => break,
@@ -519,7 +633,7 @@ fn hear_all(speaker: c_int) {
         if errno == libc::ECONNREFUSED
             && let Some(conn) = parse(&bytes, len).and_then(|datagram| find(&datagram))
         {
-            let actions = conn.agreement.lock().refused();
+            let actions = conn.agreement.lock().refused(conn.has_heard());
             act(&conn, actions);
         }
     }
@@ -563,7 +677,7 @@ fn act(conn: &Arc<Conn>, actions: Vec<Action>) {
     let mut actions = VecDeque::from(actions);
     while let Some(action) = actions.pop_front() {
         match action {
-            Action::Send(datagram) => send(conn, &datagram),
+            Action::Send(datagram) => actions.extend(send(conn, &datagram)),
             Action::Prepare(pattern) => {
                 let done = prepare(conn, pattern);
                 actions.extend(conn.agreement.lock().prepared(done, Instant::now()));
@@ -702,7 +816,7 @@ fn replace(conn: &Arc<Conn>, calls: &Rsockets, number: c_int, pattern: Pattern) 
     drop(table);
     if let Some(service) = &*service() {
         let events = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
-        let _ = sys::epoll_add(service.epoll, tcp, events, conn.key as u64 * 2 + TCP);
+        let _ = sys::epoll_add(service.epoll, tcp, events, conn.key as u64 * KINDS + TCP);
     }
     sock.show(Because::Call);
     true

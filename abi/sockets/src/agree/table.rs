@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::conn::{Conn, Stage};
+use super::kernel;
 use super::said::{self, Why};
 use super::service;
 use crate::{fds, sys};
@@ -49,6 +50,15 @@ pub fn find(fd: c_int) -> Option<Arc<Conn>> {
 pub fn descriptors(table: &Table, conn: &Conn) -> Vec<c_int> {
     let entries = table.iter().flatten().filter(|(_, other)| other.key == conn.key);
     entries.map(|(fd, _)| *fd).collect()
+}
+
+/// A descriptor of the connection by which nothing can be done, to show it. The caller closes it.
+pub fn path_of(conn: &Conn) -> Option<c_int> {
+    // The program closes none of them while the table is locked.
+    let table = read();
+    let mut entries = table.iter().flatten();
+    let direct = entries.find(|(_, other)| other.key == conn.key).map(|(fd, _)| *fd);
+    kernel::path_of(direct.unwrap_or(conn.tcp()))
 }
 
 /// The program closes a descriptor, or it is another one's already.
@@ -235,6 +245,7 @@ pub fn before_fork() -> Table {
             (page, next) = (Page::new(), 0);
         }
         if let Some(page) = &page {
+            conn.side.lock().share();
             *shared = Some(Shared(Arc::clone(page), next));
             next += 1;
         }

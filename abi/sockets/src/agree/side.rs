@@ -1,0 +1,251 @@
+//! How two ends on one host speak, and how each knows that it is the other one (docs/adr/044).
+//!
+//! The end that connected has a Unix socket whose name is the connection's addresses, and the end that
+//! accepted connects to it. Anybody can have that name, or connect to it. So each shows the other a
+//! descriptor of its end of the TCP connection, by `O_PATH`: it says which socket it is, and nothing can be
+//! done with it. It has to be the one that the kernel names as the other end.
+//!
+//! Nothing else is believed, and nothing that a stranger passes is held, or closed in a thread that has other
+//! work: closing a foreign descriptor can take as long as its owner wants.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::kernel::{self, Identity};
+use super::wire::{Datagram, Ends, Kind};
+use crate::{fds, sys};
+
+/// Links that wait for a proof; a stranger's must not keep the peer's out.
+const LINKS: usize = 4;
+/// Threads that may wait for strangers' descriptors.
+const CLOSING: usize = 16;
+
+static CLOSING_NOW: AtomicUsize = AtomicUsize::new(0);
+/// Strangers have used up those: this process has no names any more, and connects to none.
+static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+
+/// In a child: its parent's threads are not there.
+pub fn in_child() {
+    CLOSING_NOW.store(0, Ordering::Relaxed);
+}
+
+/// A socket into which strangers can put descriptors.
+struct Exposed {
+    fd: c_int,
+    process: c_int,
+    /// Relatives have it, too, and may use it.
+    shared: bool,
+    /// The set of epoll that it is in; -1: none.
+    set: c_int,
+}
+
+impl Exposed {
+    fn new(fd: c_int) -> Self {
+        let moved = sys::second(fd).inspect(|_| sys::close(fd)).unwrap_or(fd);
+        fds::enter_own(moved);
+        Self { fd: moved, process: sys::pid(), shared: false, set: -1 }
+    }
+
+    /// From now on what comes there is reported with this number.
+    fn watch(&mut self, set: c_int, data: u64) -> bool {
+        let added = sys::epoll_add(set, self.fd, libc::EPOLLIN as u32, data).is_ok();
+        self.set = if added { set } else { -1 };
+        added
+    }
+}
+
+impl Drop for Exposed {
+    fn drop(&mut self) {
+        fds::forget(self.fd);
+        let own = self.process == sys::pid();
+        // Closing it is not enough if a relative has it, too. In a child, the set is the parent's.
+        if own && self.set >= 0 {
+            sys::epoll_delete(self.set, self.fd);
+        }
+        if self.shared || !own {
+            return sys::close(self.fd);
+        }
+        // Nobody puts anything there any more. Who has connected meanwhile comes out of a listener.
+        let _ = sys::shutdown(self.fd, libc::SHUT_RDWR);
+        if sys::option(self.fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1) {
+            while let Ok(link) = kernel::accept(self.fd) {
+                drop(Self::new(link));
+            }
+            sys::close(self.fd);
+        } else if kernel::is_of_own_user(self.fd) {
+            sys::close(self.fd);
+        } else {
+            close_elsewhere(vec![self.fd]);
+        }
+    }
+}
+
+/// Closes what may take long in a thread of its own.
+fn close_elsewhere(descriptors: Vec<c_int>) {
+    if CLOSING_NOW.fetch_add(1, Ordering::AcqRel) >= CLOSING {
+        // They stay open.
+        CLOSING_NOW.fetch_sub(1, Ordering::AcqRel);
+        GIVEN_UP.store(true, Ordering::Release);
+        return;
+    }
+    let before = sys::block_signals();
+    let close = move || {
+        descriptors.into_iter().for_each(sys::close);
+        CLOSING_NOW.fetch_sub(1, Ordering::AcqRel);
+    };
+    if std::thread::Builder::new().name("uwarp-close".to_owned()).spawn(close).is_err() {
+        CLOSING_NOW.fetch_sub(1, Ordering::AcqRel);
+        GIVEN_UP.store(true, Ordering::Release);
+    }
+    sys::unblock(&before);
+}
+
+struct Link {
+    socket: Exposed,
+    /// The peer has shown its end of the connection.
+    proven: bool,
+}
+
+/// What has come.
+pub enum Heard {
+    /// Of the peer itself.
+    Datagram(Datagram),
+    /// The peer's link has ended.
+    Ended,
+}
+
+/// Of a connection within this host.
+#[derive(Default)]
+pub struct Side {
+    name: Option<Exposed>,
+    links: Vec<Link>,
+}
+
+fn name_of(ends: &Ends) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // The scope of a link-local address is each end's own.
+    let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
+    kernel::abstract_name(&format!("uwarp-up/{}/{}", plain(ends.connected), plain(ends.accepted)))
+}
+
+impl Side {
+    /// Of the end that connected.
+    pub fn publish(ends: &Ends) -> Result<Self, c_int> {
+        if GIVEN_UP.load(Ordering::Acquire) {
+            return Err(libc::EPERM);
+        }
+        let name = Exposed::new(kernel::seqpacket()?);
+        let (to, len) = name_of(ends);
+        sys::quietly(|| sys::bind(name.fd, &to, len))?;
+        kernel::listen(name.fd, LINKS as c_int)?;
+        Ok(Self { name: Some(name), links: Vec::new() })
+    }
+
+    /// Relatives of this process have it, too, from now on.
+    pub fn share(&mut self) {
+        if let Some(name) = &mut self.name {
+            name.shared = true;
+        }
+    }
+
+    /// Who connects to the name is reported from now on. False: that cannot be.
+    pub fn watch(&mut self, set: c_int, data: u64) -> bool {
+        self.name.as_mut().is_some_and(|name| {
+            // It may be a parent's.
+            name.process = sys::pid();
+            name.watch(set, data)
+        })
+    }
+
+    /// Of the end that accepted: a new link to the other one.
+    pub fn connect(&mut self, ends: &Ends, set: c_int, data: u64) -> Result<(), c_int> {
+        if GIVEN_UP.load(Ordering::Acquire) {
+            return Err(libc::ECONNREFUSED);
+        }
+        let mut socket = Exposed::new(kernel::seqpacket()?);
+        let (to, len) = name_of(ends);
+        sys::quietly(|| sys::connect(socket.fd, &to, len))?;
+        socket.watch(set, data);
+        self.links.push(Link { socket, proven: false });
+        Ok(())
+    }
+
+    /// Whether there is a link.
+    pub fn is_linked(&self) -> bool {
+        !self.links.is_empty()
+    }
+
+    /// Sends to the peer, and shows this descriptor, if there is one to show. False: the link has ended.
+    pub fn send(&mut self, datagram: &Datagram, shown: Option<c_int>) -> bool {
+        let Some(link) = self.links.last() else { return true };
+        // A peer that takes nothing for so long has enough repetitions.
+        match kernel::send_with(link.socket.fd, &datagram.to_bytes(None), shown) {
+            Ok(_) | Err(libc::EAGAIN | libc::EINTR | libc::ETOOMANYREFS) => true,
+            Err(_) => {
+                self.links.clear();
+                false
+            }
+        }
+    }
+
+    /// Accepts a link; false: nobody has connected.
+    pub fn accept(&mut self, set: c_int, data: u64) -> bool {
+        let accepted = self.name.as_ref().map(|name| kernel::accept(name.fd));
+        let Some(Ok(link)) = accepted else { return false };
+        let mut socket = Exposed::new(link);
+        socket.watch(set, data);
+        if self.links.len() >= LINKS {
+            self.links.remove(0);
+        }
+        self.links.push(Link { socket, proven: false });
+        true
+    }
+
+    /// Receives. `peer`: the other end, as the kernel names it. `None`: nothing more is there.
+    pub fn receive(&mut self, ends: &Ends, peer: impl Fn() -> Option<Identity>) -> Option<Heard> {
+        let mut at = 0;
+        while let Some(link) = self.links.get_mut(at) {
+            let mut bytes = [0; Datagram::LEN + 1];
+            let (len, descriptors) = match kernel::receive_with(link.socket.fd, &mut bytes) {
+                Err(libc::EAGAIN) => {
+                    at += 1;
+                    continue;
+                }
+                Err(libc::EINTR) => continue,
+                Ok((1.., descriptors)) if descriptors.len() > 1 => (0, descriptors),
+                Ok(got) => got,
+                Err(_) => (0, Vec::new()),
+            };
+            let shown = descriptors.first().and_then(|fd| kernel::identity(*fd));
+            let harmless = descriptors.iter().all(|fd| kernel::is_path(*fd));
+            match harmless || kernel::is_of_own_user(link.socket.fd) {
+                true => descriptors.into_iter().for_each(sys::close),
+                false => close_elsewhere(descriptors),
+            }
+            let datagram = bytes.get(..len).filter(|bytes| Datagram::is_made_with(bytes, None));
+            let datagram = datagram.and_then(Datagram::parse).filter(|datagram| datagram.ends.are(ends));
+            let claims =
+                datagram.is_some_and(|datagram| matches!(datagram.kind, Kind::Hello | Kind::Welcome));
+            if !link.proven && harmless && claims && shown.is_some() && shown == peer() {
+                // The peer is known, and there is only one.
+                link.proven = true;
+                self.name = None;
+                let mut link = self.links.swap_remove(at);
+                link.proven = true;
+                self.links.clear();
+                self.links.push(link);
+                at = 0;
+            }
+            match (self.links.get(at).is_some_and(|link| link.proven), datagram) {
+                (true, Some(datagram)) => return Some(Heard::Datagram(datagram)),
+                (proven, _) => {
+                    self.links.remove(at);
+                    if proven || self.name.is_none() {
+                        return Some(Heard::Ended);
+                    }
+                }
+            }
+        }
+        None
+    }
+}

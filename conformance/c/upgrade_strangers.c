@@ -1,0 +1,288 @@
+/* TCP connections that may become iWARP's in place, and strangers: another user of the host claims to be the other end,
+ * and has the server send what it has learned (a line of a chat, a page from a cache). */
+#define _GNU_SOURCE
+#include "upgrade_by_hand.h"
+
+#include <sys/syscall.h>
+
+/* <grp.h> has another `struct group`. */
+extern int setgroups(size_t count, const gid_t *groups);
+
+#define STRANGER 65534
+#define ENOUGH 40
+
+static struct sockaddr_in own_name, peers_name;	/* of the connection's end that connected */
+
+static void become_a_stranger(void)
+{
+	MUST(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
+	     setresuid(STRANGER, STRANGER, STRANGER) == 0);
+}
+
+/* By UDP, as the first versions did, and as ends on different hosts do: whoever is answered knows the nonce. */
+static void learn_by_udp(unsigned char learned[16])
+{
+	unsigned char d[DATAGRAM], ends[40], zero[16] = { 0 }, own[16] = "a stranger";
+	int udp;
+
+	put_ends(ends, &own_name, &peers_name);
+	MUST((udp = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) >= 0);
+	MUST(connect(udp, (void *)&own_name, sizeof own_name) == 0);
+	for (int version = 1; version <= 2; version++) {
+		put_datagram(d, HELLO, own, zero, ends);
+		d[8] = (unsigned char)version;
+		for (int again = 0; again < 4; again++) {
+			(void)!send(udp, d, version == 1 ? 88 : DATAGRAM, 0);
+			if (!readable(udp, 50) || recv(udp, d, sizeof d, 0) < 88)
+				continue;
+			/* A QUESTION has to be answered with the nonce. */
+			memcpy(learned, d + 32, 16);
+			put_datagram(d, HELLO, own, learned, ends);
+			d[8] = (unsigned char)version;
+		}
+	}
+}
+
+static int link_to(void)
+{
+	struct sockaddr_un un;
+	socklen_t len = put_name(&un, &own_name, &peers_name);
+	int link;
+
+	MUST((link = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) >= 0);
+	if (connect(link, (void *)&un, len) == 0)
+		return link;
+	close(link);
+	return -1;
+}
+
+/* A TCP connection of the stranger's own, which nobody receives from, and whose last close waits for that. */
+static int lingering(void)
+{
+	static char much[1 << 22];
+	int fd;
+
+	MUST((fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
+	MUST(connect(fd, (void *)&peers_name, sizeof peers_name) == 0 || errno == EINPROGRESS);
+	while (send(fd, much, sizeof much, MSG_NOSIGNAL) > 0)
+		;
+	MUST(fcntl(fd, F_SETFL, 0) == 0);
+	MUST(setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 60 }, sizeof(struct linger)) == 0);
+	return fd;
+}
+
+static void claim(int way, unsigned char learned[16])
+{
+	unsigned char d[DATAGRAM], ends[40], zero[16] = { 0 }, own[16] = "a stranger";
+	int link = link_to(), fds[3], count = 0, shown;
+
+	put_ends(ends, &own_name, &peers_name);
+	put_datagram(d, HELLO, own, zero, ends);
+	switch (way) {
+	case 2:		/* another connection of the same server */
+		fds[count++] = path_of(lingering());
+		break;
+	case 3:		/* a socket, not by O_PATH: to close it takes a minute */
+	case 4:		/* and more than one */
+		for (int i = 0; i < (way == 3 ? 1 : 3); i++)
+			fds[count++] = lingering();
+		break;
+	case 5:		/* a file */
+		MUST((fds[count++] = open("/dev/null", O_PATH)) >= 0);
+		break;
+	}
+	for (int again = 0; again < 3; again++) {
+		send_shown(link, d, way == 6 ? 50 : sizeof d, fds, count);
+		if (readable(link, 50) && receive_shown(link, d, sizeof d, &shown) == DATAGRAM)
+			memcpy(learned, d + 32, 16);
+	}
+}
+
+static const char *const ways[] = { "a HELLO by UDP", "no descriptor", "an end of another connection", "a socket that lingers",
+				    "three of them", "a file", "half a message", "links that say nothing" };
+
+/* What the stranger has learned comes by the pipe, and then it stays as it is until the pipe is closed. */
+static pid_t stranger(int way, int pipes[2])
+{
+	unsigned char learned[16] = { 0 };
+	char byte;
+	pid_t child;
+
+	MUST((child = fork()) >= 0);
+	if (child)
+		return child;
+	alarm(100);
+	become_a_stranger();
+	MUST(read(pipes[0], &byte, 1) == 1);
+	if (way == 0) {
+		learn_by_udp(learned);
+	} else if (way == 3 || way == 4) {
+		/* A process that ends does not linger: the last descriptors are in the messages, and the victim closes them. */
+		MUST((child = fork()) >= 0);
+		if (child == 0) {
+			claim(way, learned);
+			_exit(0);
+		}
+		MUST(waitpid(child, NULL, 0) == child);
+	} else if (way < 7)
+		claim(way, learned);
+	else {
+		for (int i = 0; i < ENOUGH; i++)
+			link_to();
+	}
+	MUST(write(pipes[1], learned, 16) == 16);
+	(void)!read(pipes[0], &byte, 1);
+	_exit(0);
+}
+
+static void raw_send(int fd, const void *bytes, size_t len)
+{
+	MUST(syscall(SYS_sendto, fd, bytes, len, 0, NULL, 0) == (ssize_t)len);
+}
+
+/* The server sends a line that the stranger gave it; nothing of it is a marker to the client. Then both ends speak, and
+ * the stranger's attempts have neither kept nor delayed them. */
+static void claims_of_another_user(void)
+{
+	unsigned char marker[48], got[64], learned[16], own[16] = "a stranger";
+	struct timeval limit = { .tv_sec = LIMIT_MS / 1000 };
+	socklen_t len = sizeof own_name;
+	char byte;
+
+	for (int i = 0; i < 16; i++) {
+		int way = i / 2, used = i % 2;
+		int l = listener(), c = client(), a, to_child[2], from_child[2], status;
+		ino_t before[2];
+		pid_t child;
+
+		MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+		before[0] = inode(c);
+		before[1] = inode(a);
+		MUST(getsockname(c, (void *)&own_name, &len) == 0 && getpeername(c, (void *)&peers_name, &len) == 0);
+		MUST(pipe2(to_child, O_CLOEXEC) == 0 && pipe2(from_child, O_CLOEXEC) == 0);
+		/* Before the client uses its connection, what strangers send waits for it. A fork after that would be another
+		 * matter. */
+		child = stranger(way, (int[2]){ to_child[0], from_child[1] });
+		if (used)
+			MUST(recv(c, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+		MUST(write(to_child[1], "", 1) == 1 && read(from_child[0], learned, 16) == 16);
+		if (!used)
+			MUST(recv(c, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+		usleep(used ? 0 : 20000);
+		check(inode(c) == before[0], "a claim without proof leaves the connection alone", "%s", ways[way]);
+		put_marker(marker, own, learned, MARK);
+		raw_send(a, marker, sizeof marker);
+		raw_send(a, "end", 3);
+		memset(got, 0, sizeof got);
+		MUST(setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+		check(recv(c, got, 51, MSG_WAITALL) == 51 && !memcmp(got, marker, 48) && !memcmp(got + 48, "end", 3),
+		      "what looks like a marker is the program's", "%s, errno %d", ways[way], errno);
+		check(inode(c) == before[0], "and is no answer", "%s", ways[way]);
+		MUST(send(c, "x", 1, 0) == 1 && recv(a, &byte, 1, 0) == 1 && byte == 'x');
+		check(becomes(a, before[1], LIMIT_MS) && becomes(c, before[0], LIMIT_MS), "the peer is believed all the same",
+		      "%s", ways[way]);
+		MUST(send(a, "back", 4, 0) == 4 && recv(c, got, 4, MSG_WAITALL) == 4 && !memcmp(got, "back", 4));
+		MUST(close(to_child[1]) == 0 && close(to_child[0]) == 0 && kill(child, SIGKILL) == 0 &&
+		     waitpid(child, &status, 0) == child);
+		MUST(close(from_child[0]) == 0 && close(from_child[1]) == 0 && close(a) == 0 && close(c) == 0 && close(l) == 0);
+	}
+}
+
+/* Another user has the name of a connection before its own end: it learns nothing by which it could do anything. */
+static void another_user_has_the_name(void)
+{
+	unsigned char d[DATAGRAM], marker[48], got[64], own[16] = "a stranger";
+	struct timeval limit = { .tv_sec = LIMIT_MS / 1000 };
+	socklen_t len = sizeof own_name;
+	int l = listener(), c, a, ready[2], status;
+	ino_t before;
+	pid_t child;
+	char byte;
+
+	MUST((c = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0);
+	MUST(bind(c, (void *)&(struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) },
+		  sizeof own_name) == 0);
+	MUST(getsockname(c, (void *)&own_name, &len) == 0);
+	memcpy(&peers_name, sa(), sizeof peers_name);
+	MUST(pipe2(ready, O_CLOEXEC) == 0 && (child = fork()) >= 0);
+	if (child == 0) {
+		int name, link, shown, useless = 0;
+		struct sockaddr_un un;
+		socklen_t un_len = put_name(&un, &own_name, &peers_name);
+
+		alarm(100);
+		become_a_stranger();
+		MUST((name = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) >= 0);
+		MUST(bind(name, (void *)&un, un_len) == 0 && listen(name, 4) == 0 && write(ready[1], "", 1) == 1);
+		MUST((link = accept(name, NULL, NULL)) >= 0 && readable(link, LIMIT_MS));
+		MUST(receive_shown(link, d, sizeof d, &shown) == DATAGRAM && d[9] == HELLO && shown >= 0);
+		useless += read(shown, d, 0) == -1;
+		useless += send(shown, d, 0, MSG_NOSIGNAL) == -1;
+		useless += shutdown(shown, SHUT_RDWR) == -1;
+		useless += getsockopt(shown, SOL_SOCKET, SO_TYPE, &status, &len) == -1;
+		/* It returns what it has been shown. */
+		d[9] = WELCOME;
+		memcpy(d + 32, own, 16);
+		send_shown(link, d, sizeof d, &shown, 1);
+		_exit(useless == 4 ? 0 : 1);
+	}
+	MUST(read(ready[0], &byte, 1) == 1 && connect(c, sa(), listening_len) == 0);
+	MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+	before = inode(a);
+	MUST(send(c, "x", 1, 0) == 1 && recv(a, &byte, 1, 0) == 1);
+	MUST(waitpid(child, &status, 0) == child);
+	check(status == 0, "a descriptor that is shown can do nothing", "%#x", status);
+	check(!becomes(a, before, QUIET_MS * 3), "and proves nothing of whoever was shown it", "?");
+	memset(marker, 'm', sizeof marker);
+	MUST(send(a, marker, 48, 0) == 48 && setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+	check(recv(c, got, 48, MSG_WAITALL) == 48 && !memcmp(got, marker, 48), "the connection is TCP, with its bytes only",
+	      "errno %d", errno);
+	MUST(close(a) == 0 && close(c) == 0 && close(l) == 0);
+}
+
+/* A program carries bytes between the two: neither takes the other for its peer, however like one it speaks. */
+static void a_program_that_relays(void)
+{
+	int l = listener(), l2, c, m1, m2, a;
+	struct sockaddr_in to;
+	socklen_t len = sizeof to;
+	unsigned char marker[48], got[48], nonce[16] = { 1 };
+	ino_t before[2];
+	char byte;
+
+	MUST((l2 = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0 && listen(l2, 4) == 0);
+	MUST(getsockname(l2, (void *)&to, &len) == 0);
+	c = client();
+	MUST((m1 = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+	MUST((m2 = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0);
+	to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	MUST(connect(m2, (void *)&to, sizeof to) == 0 && (a = accept4(l2, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+	before[0] = inode(c);
+	before[1] = inode(a);
+	put_marker(marker, nonce, nonce, MARK);
+	for (int i = 0; i < 20; i++) {
+		/* Both ends use their connection; what is between them is not under a rule: it calls the kernel. */
+		MUST(send(c, "x", 1, 0) == 1 && syscall(SYS_recvfrom, m1, &byte, 1, 0, NULL, NULL) == 1);
+		raw_send(m2, &byte, 1);
+		MUST(recv(a, &byte, 1, 0) == 1 && send(a, marker, 48, 0) == 48);
+		MUST(syscall(SYS_recvfrom, m2, got, 48, MSG_WAITALL, NULL, NULL) == 48);
+		raw_send(m1, got, 48);
+		memset(got, 0, 48);
+		if (recv(c, got, 48, MSG_WAITALL) != 48 || memcmp(got, marker, 48))
+			check(false, "bytes through a relay", "%d", i);
+		usleep(20000);
+	}
+	check(inode(c) == before[0] && inode(a) == before[1], "ends with a program between them are not each other's peer", "?");
+	MUST(close(c) == 0 && close(m1) == 0 && close(m2) == 0 && close(a) == 0 && close(l) == 0 && close(l2) == 0);
+}
+
+static const struct group groups[] = {
+	{ "claims_of_another_user", claims_of_another_user },
+	{ "another_user_has_the_name", another_user_has_the_name },
+	{ "a_program_that_relays", a_program_that_relays },
+};
+
+int main(int argc, char **argv)
+{
+	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);
+}
