@@ -28,7 +28,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 22] = [
+const GROUPS: [(&str, &[&str]); 25] = [
     (
         "errno_table",
         &[
@@ -136,7 +136,7 @@ const GROUPS: [(&str, &[&str]); 22] = [
     ),
     ("leaving", &["cancelling", "jumping", "sleeping"]),
     ("unmapped", &["gone", "handler", "action"]),
-    ("limits", &["advertised", "descriptors", "overflow", "receives"]),
+    ("limits", &["advertised", "objects", "descriptors", "overflow", "receives"]),
     (
         "datagrams",
         &["handles", "families", "modifying", "refused", "keys", "messages", "failing", "dropping"],
@@ -161,9 +161,12 @@ const GROUPS: [(&str, &[&str]); 22] = [
     ("events", &["communication"]),
     ("old", &["connected", "shared", "datagrams"]),
     ("stand_in", &["connecting", "leaving", "rejecting"]),
+    ("marks", &["streams", "datagrams"]),
+    ("local_work", &["before_the_peer", "wrong"]),
+    ("buffers", &["allocated", "device_memory", "versions"]),
     ("extended", &["reading", "times", "creating", "domains", "buffers", "advising", "refused", "gids"]),
-    ("atomics", &["numbers", "attributes", "refused", "extended", "contended"]),
-    ("windows", &["type_1", "type_2", "of_one_queue_pair", "wrong", "extended"]),
+    ("atomics", &["numbers", "attributes", "refused", "extended", "contended", "order"]),
+    ("windows", &["type_1", "type_2", "of_one_queue_pair", "wrong", "as_adapters", "extended"]),
     (
         "rsockets",
         &[
@@ -225,7 +228,7 @@ const GROUPS: [(&str, &[&str]); 22] = [
 ];
 
 /// Groups whose statements depend on the view, which are run as iWARP, too.
-const AS_IWARP: [(&str, &str); 7] = [
+const AS_IWARP: [(&str, &str); 8] = [
     ("errno_cm", "rejecting"),
     ("errno_cm", "refused"),
     ("cm_rules", "timewait"),
@@ -233,6 +236,7 @@ const AS_IWARP: [(&str, &str); 7] = [
     ("by_number", "orders"),
     ("by_number", "again"),
     ("atomics", "attributes"),
+    ("datagrams", "modifying"),
 ];
 
 /// All groups of these once more: IPv6, the messages of iWARP, and an RNIC.
@@ -476,6 +480,10 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
     trials.push(Trial::test("events lids, in a namespace", move || {
         Ok(watched.interfaces("lids", "ib", "LID_CHANGE")?)
     }));
+    let watched = programs.clone();
+    trials.push(Trial::test("events indices, in a namespace", move || {
+        Ok(watched.interfaces("indices", "roce", "C14")?)
+    }));
     for group in ["listed", "objects", "by_number", "datagrams", "manager", "events"] {
         let many = programs.clone();
         trials.push(Trial::test(format!("devices {group}, in a namespace"), move || {
@@ -504,7 +512,8 @@ fn every_group_is_run() -> Outcome {
             table.split("{ \"").skip(1).filter_map(|row| row.split('"').next()).collect();
         // These are run by themselves, in a namespace.
         names.retain(|name| {
-            ![("events", "interfaces"), ("events", "lids"), ("events", "fresh")].contains(&(program, *name))
+            ![("events", "interfaces"), ("events", "lids"), ("events", "fresh"), ("events", "indices")]
+                .contains(&(program, *name))
         });
         require!(names == groups, "{program} has the groups {names:?}, and these are run: {groups:?}");
     }
