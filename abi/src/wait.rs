@@ -16,6 +16,7 @@ use crate::failure::{Failure, errno, set_errno};
 // Cancellation points: glibc unwinds a cancelled thread out of them, so they must be declared "C-unwind".
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
     fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
     fn ppoll(
         fds: *mut libc::pollfd,
@@ -23,6 +24,33 @@ unsafe extern "C-unwind" {
         timeout: *const libc::timespec,
         mask: *const libc::sigset_t,
     ) -> c_int;
+}
+
+const DEFERRED: c_int = 0;
+
+/// How the calling thread is cancelled (`pthread_setcanceltype`).
+#[derive(Clone, Copy)]
+struct CancelType(c_int);
+
+impl CancelType {
+    /// In our frames only at cancellation points, whatever the program has set: elsewhere the thread may have
+    /// anything locked.
+    #[inline(always)]
+    fn defer() -> Self {
+        let mut before = DEFERRED;
+        // SAFETY: writes the type before. No frame of ours that is left by it has anything to drop.
+        unsafe { pthread_setcanceltype(DEFERRED, &raw mut before) };
+        Self(before)
+    }
+
+    /// As the program has it. Ends a thread that has been cancelled and is to end at once.
+    #[inline(always)]
+    fn restore(self) {
+        if self.0 != DEFERRED {
+            // SAFETY: as above.
+            unsafe { pthread_setcanceltype(self.0, null_mut()) };
+        }
+    }
 }
 
 /// As [`run`], for a verb that waits without a limit. It is a cancellation point, like the `read` in which
@@ -34,6 +62,10 @@ unsafe extern "C-unwind" {
 /// handler can jump out. An event that comes later stays for other threads. Signals were blocked before the
 /// last look for an event, so each that has come since ends the sleep.
 ///
+/// A program may have made its thread's cancellation asynchronous, as MVAPICH2 does: where this is a `read`,
+/// that is harmless. Outside the sleep it is deferred. An event that was taken when such a thread is cancelled
+/// is lost, as it is there.
+///
 /// To be called by functions of the ABI "C-unwind" that have nothing to drop.
 ///
 /// # Errors
@@ -43,39 +75,45 @@ pub fn wait<T: Waits>(
     find: impl FnOnce() -> Result<Arc<T>, Failure>,
     mut take: impl FnMut(&T, bool) -> Result<Option<()>, Failure>,
 ) -> c_int {
+    let program = CancelType::defer();
     // SAFETY: no frame of ours that is left by it has anything to drop, here and below.
     unsafe { pthread_testcancel() };
     let mut on: *const T = std::ptr::null();
     let found = find_one(name, find, &mut on);
     if found != 0 {
+        program.restore();
         return found;
     }
     let mut first = true;
-    loop {
+    let answer = loop {
         // If the thread was cancelled before it takes an event, the event stays for other threads.
         // SAFETY: as above.
         unsafe { pthread_testcancel() };
         let (answer, next) = advance(name, on, first, &mut take);
         match next {
-            Next::Return => return answer,
+            Next::Return => break answer,
             Next::Take => {}
             Next::Sleep(fd) => {
                 let mut fds = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
                 let mask = mask_asleep();
                 let mask = mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+                program.restore();
                 // SAFETY: one descriptor, which the thread's hold on the channel keeps open; no limit; a
                 // mask that is alive.
                 let ready = unsafe { ppoll(&raw mut fds, 1, std::ptr::null(), mask) };
+                CancelType::defer();
                 let interrupted = ready < 0 && errno() == libc::EINTR;
                 signals_awake();
                 if interrupted && Channel::interruptible() {
                     // An event that has come meanwhile is returned all the same.
-                    return interrupt(name, on, &mut take);
+                    break interrupt(name, on, &mut take);
                 }
             }
         }
         first = false;
-    }
+    };
+    program.restore();
+    answer
 }
 
 /// The next step of a waiting thread.
@@ -99,7 +137,8 @@ fn find_one<T: Waits>(
         // Kept alive for the thread, because the program may destroy what it waits on.
         let found = find()?;
         *on = Arc::as_ptr(&found);
-        if begin_wait(found) { Ok(()) } else { Err(Failure::invalid("the thread is about to end")) }
+        begin_wait(found);
+        Ok(())
     })
 }
 

@@ -311,6 +311,56 @@ static void shared_with_a_child(void)
 	}
 }
 
+#define ASKED 150
+
+/* A parent closes its descriptor at the very moment in which a forked child first uses it: the connection is the child's,
+ * and is not ended under it. */
+static void closed_while_a_child_asks(void)
+{
+	static char block[BODY];
+	int l = listener(), a, status, bad = 0, upgraded = 0;
+	struct timeval limit = { .tv_sec = LIMIT_MS / 1000 };
+	pid_t program, child;
+	char to[16];
+	ino_t before;
+
+	MUST((program = fork()) >= 0);
+	if (program == 0) {
+		for (int i = 0; i < ASKED; i++) {
+			int c = client();
+
+			MUST(setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+			MUST(send(c, "r", 1, 0) == 1 && recv(c, to, 1, 0) == 1);
+			MUST(send(c, block, sizeof block, 0) == sizeof block && shutdown(c, SHUT_WR) == 0);
+			bad += recv(c, to, 8, MSG_WAITALL) != 7 || memcmp(to, "300000\n", 7);
+			MUST(close(c) == 0);
+		}
+		_exit(bad > 99 ? 99 : bad);
+	}
+	for (int i = 0; i < ASKED; i++) {
+		MUST((a = accept4(l, NULL, NULL, SOCK_CLOEXEC)) >= 0);
+		before = inode(a);
+		MUST(recv(a, to, 1, 0) == 1);
+		upgraded += becomes(a, before, LIMIT_MS);
+		MUST(send(a, "s", 1, 0) == 1 && (child = fork()) >= 0);
+		if (child == 0) {
+			int got = 0;
+			ssize_t n;
+
+			while ((n = recv(a, block, sizeof block, 0)) > 0)
+				got += (int)n;
+			_exit(dprintf(a, "%d\n", got) == 7 ? 0 : 1);
+		}
+		usleep((unsigned)(i * 37 % 1000));
+		MUST(close(a) == 0 && waitpid(child, &status, 0) == child);
+	}
+	MUST(waitpid(program, &status, 0) == program && WIFEXITED(status));
+	check(WEXITSTATUS(status) == 0, "a connection whose parent closes it as its child asks for it", "%d of %d not whole",
+	      WEXITSTATUS(status), ASKED);
+	check(upgraded > ASKED / 2, "connections became streams", "%d of %d", upgraded, ASKED);
+	MUST(close(l) == 0);
+}
+
 /* Programs that end at once: what was sent arrives, and then the end. */
 static void brief(void)
 {
@@ -603,6 +653,7 @@ static const struct group groups[] = {
 	{ "shared_by_two", shared_by_two },
 	{ "handed_on", handed_on },
 	{ "shared_with_a_child", shared_with_a_child },
+	{ "closed_while_a_child_asks", closed_while_a_child_asks },
 	{ "brief", brief },
 	{ "without_exit", without_exit },
 	{ "children_without_exit", children_without_exit },

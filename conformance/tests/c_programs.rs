@@ -2,7 +2,8 @@
 //! and what the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement
 //! (`completions`), registered memory that is unmapped (`unmapped`), limits that are reached (`limits`),
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
-//! processes (`cm_rules`), threads that leave a call (`leaving`), datagram queue pairs (`datagrams`,
+//! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), the edges of the
+//! interface (`corners`), datagram queue pairs (`datagrams`,
 //! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
 //! each interface (`devices`), multicast (`groups`),
@@ -28,7 +29,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 25] = [
+const GROUPS: [(&str, &[&str]); 27] = [
     (
         "errno_table",
         &[
@@ -135,6 +136,8 @@ const GROUPS: [(&str, &[&str]); 25] = [
         ],
     ),
     ("leaving", &["cancelling", "jumping", "sleeping"]),
+    ("cancels", &["deferred", "asynchronous"]),
+    ("corners", &["left_objects", "small_stack", "errno_stays", "no_devices"]),
     ("unmapped", &["gone", "handler", "action"]),
     ("limits", &["advertised", "objects", "descriptors", "overflow", "receives"]),
     (
@@ -312,7 +315,7 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
 /// the other of which is TCP or played by hand.
-const UPGRADE: [(&str, &str, &str, &str, &[&str]); 22] = [
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 23] = [
     ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "-", "upgrade:connect", &[]),
@@ -327,6 +330,7 @@ const UPGRADE: [(&str, &str, &str, &str, &[&str]); 22] = [
     ("upgrade_processes", "shared_by_two", "-", "upgrade", &[]),
     ("upgrade_processes", "handed_on", "-", "upgrade", &[]),
     ("upgrade_processes", "shared_with_a_child", "-", "upgrade", &[]),
+    ("upgrade_processes", "closed_while_a_child_asks", "-", "upgrade", &[]),
     ("upgrade_processes", "brief", "-", "upgrade", &[]),
     ("upgrade_processes", "brief", "-", "upgrade:listen", &[]),
     ("upgrade_processes", "without_exit", "-", "upgrade", &["UPGRADED"]),

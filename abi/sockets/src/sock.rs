@@ -624,16 +624,19 @@ impl Sock {
     /// The program closes a descriptor by `close`. With the last one, the socket ends. If another process has
     /// inherited it, it ends when that one has closed it, too, as a TCP connection does.
     pub fn release(self: &Arc<Self>, close: impl FnOnce()) {
-        if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 || self.is_handed() {
+        if self.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
             return close();
         }
-        let far = {
-            // A child may ask for it at the same time.
-            let _one = self.handing.lock();
-            let far = self.stand_in.give_away().filter(|_| self.conn.is_some());
-            self.handed.store(far.is_some(), Ordering::Release);
-            far
-        };
+        // A child may ask for it at the same time. If its question came first, the relay has the connection,
+        // and ends it when nobody has the program's end any more.
+        let handing = self.handing.lock();
+        if self.is_handed() {
+            drop(handing);
+            return close();
+        }
+        let far = self.stand_in.give_away().filter(|_| self.conn.is_some());
+        self.handed.store(far.is_some(), Ordering::Release);
+        drop(handing);
         close();
         match far {
             Some(far) if !far.is_alone() && !far.foreign && relay::start() => {
@@ -643,7 +646,6 @@ impl Sock {
                 relay::begin(self, far);
             }
             Some(far) => self.end_carried(far.foreign),
-            None if self.is_handed() => {}
             None => self.end(),
         }
     }

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use uwarp_abi_types::private::{verbs_device, verbs_device_ops};
 use uwarp_abi_types::verbs::{ibv_context, ibv_device, verbs_context};
 use uwarp_driver::port::Port;
@@ -104,8 +105,8 @@ pub struct Context {
     /// Objects made on it.
     pub users: object::Users,
     /// A descriptor programs may duplicate, poll and pass around; there is no kernel driver that takes
-    /// commands from it.
-    _command: OwnedFd,
+    /// commands from it. `None`: the device is closed.
+    command: Mutex<Option<OwnedFd>>,
 }
 
 // SAFETY: repr(C); `ibv_context` is the last member of `verbs_context`, which is the first of `Context`.
@@ -113,6 +114,17 @@ unsafe impl Object for Context {
     type C = ibv_context;
     const OFFSET: usize = std::mem::offset_of!(verbs_context, context);
     const NAME: &'static str = "context";
+}
+
+/// What the program sees as the descriptor that takes its commands.
+fn command() -> Result<OwnedFd, Failure> {
+    use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open};
+    let null = open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    // A bare chroot has no devices.
+    null.or_else(|_| memfd_create(c"uwarp", MemfdFlags::CLOEXEC)).map_err(|error| {
+        tracing::error!("cannot open /dev/null, nor a file in its place: {error}");
+        error.into()
+    })
 }
 
 impl Context {
@@ -123,11 +135,7 @@ impl Context {
         fill_operations: fn(&mut verbs_context),
     ) -> Result<*mut ibv_context, Failure> {
         let nic = Nic::open()?;
-        let command = rustix::fs::open(
-            c"/dev/null",
-            rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        )?;
+        let command = command()?;
         let events = Channel::new(nic.engine())?;
         let port_events = PortEvents::new(&events);
         let sink: Weak<PortEvents> = Arc::downgrade(&port_events);
@@ -143,7 +151,14 @@ impl Context {
             vctx.context.abi_compat = EXTENDED;
             vctx.sz = size_of::<verbs_context>();
             let (c, users) = (Visible::new(vctx), object::Users::default());
-            Ok(Self { c, nic, device, events, _port_events: port_events, users, _command: command })
+            let command = Mutex::new(Some(command));
+            Ok(Self { c, nic, device, events, _port_events: port_events, users, command })
         })
+    }
+
+    /// The device is closed with objects left: they keep the memory, and the kernel's objects nothing.
+    pub fn leave(&self) {
+        drop(self.command.lock().take());
+        self.events.close();
     }
 }

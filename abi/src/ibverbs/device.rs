@@ -123,6 +123,8 @@ entry! {
         });
         if opened.users.count() == 0 {
             drop(object::take::<Context>(context)?);
+        } else {
+            opened.leave();
         }
         Ok(())
     }

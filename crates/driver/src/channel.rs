@@ -28,11 +28,12 @@ pub enum ChannelError {
     NothingYet,
 }
 
-#[derive(Default)]
 struct Queue {
     events: VecDeque<u64>,
     /// The descriptor is readable.
     raised: bool,
+    /// `None`: the channel is closed.
+    bell: Option<Bell>,
 }
 
 /// Which signals end a call that waits.
@@ -64,7 +65,7 @@ impl Signals {
 pub struct Channel {
     engine: Arc<Engine>,
     queue: Mutex<Queue>,
-    descriptor: Bell,
+    fd: RawFd,
     /// The program knows the descriptor, and may make it non-blocking.
     shown: bool,
     /// A thread that blocks on this channel sleeps on the sockets.
@@ -120,12 +121,13 @@ impl Channel {
     }
 
     fn with(engine: &Arc<Engine>, shown: bool) -> Result<Arc<Self>, Errno> {
-        let descriptor = Bell::new(false)?;
-        fork::track(descriptor.fd());
+        let bell = Bell::new(false)?;
+        let fd = bell.fd();
+        fork::track(fd);
         Ok(Arc::new(Self {
             engine: engine.clone(),
-            queue: Mutex::default(),
-            descriptor,
+            queue: Mutex::new(Queue { events: VecDeque::new(), raised: false, bell: Some(bell) }),
+            fd,
             shown,
             leading: AtomicBool::new(false),
             armed: Mutex::default(),
@@ -138,7 +140,16 @@ impl Channel {
     /// The descriptor, for `poll` and the like. The program may set `O_NONBLOCK` on it, which [`Self::get`]
     /// honours.
     pub fn fd(&self) -> RawFd {
-        self.descriptor.fd()
+        self.fd
+    }
+
+    /// Closes the descriptor, although objects still report here, and take back what they have reported. Not
+    /// while a thread waits.
+    pub fn close(&self) {
+        let bell = self.queue.lock().bell.take();
+        if bell.is_some() {
+            fork::untrack(self.fd);
+        }
     }
 
     /// Queues an event.
@@ -188,9 +199,9 @@ impl Channel {
     }
 
     fn raise(&self, queue: &mut Queue) {
-        if !queue.raised {
+        if let Some(bell) = queue.bell.as_ref().filter(|_| !queue.raised) {
+            bell.ring();
             queue.raised = true;
-            self.descriptor.ring();
         }
     }
 
@@ -198,10 +209,7 @@ impl Channel {
         let mut queue = self.queue.lock();
         let event = queue.events.pop_front();
         if queue.events.is_empty() {
-            if queue.raised {
-                queue.raised = false;
-                self.descriptor.silence();
-            }
+            self.silence_if_empty(&mut queue);
         } else if event.is_some() {
             // Other threads wait for the remaining events: at the descriptor, or on the sockets.
             self.raise(&mut queue);
@@ -262,7 +270,7 @@ impl Channel {
                 return Err(ChannelError::NothingYet);
             }
             if !there {
-                let waited = self.descriptor.wait(left());
+                let waited = Bell::wait(self.fd, left());
                 if let Some(event) = take(false) {
                     return Ok(event);
                 }
@@ -448,9 +456,9 @@ impl Channel {
     }
 
     fn silence_if_empty(&self, queue: &mut Queue) {
-        if queue.events.is_empty() && queue.raised {
+        if let Some(bell) = queue.bell.as_ref().filter(|_| queue.raised && queue.events.is_empty()) {
+            bell.silence();
             queue.raised = false;
-            self.descriptor.silence();
         }
     }
 
@@ -480,6 +488,6 @@ impl Drop for Blocked<'_> {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        fork::untrack(self.descriptor.fd());
+        self.close();
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use slab::Slab;
 
-use crate::fork;
+use crate::fork::{self, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
 use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
@@ -218,8 +218,10 @@ impl Engine {
     }
 
     fn watch_for(&self, token: Token, interest: Interest) {
-        let fd = self.sources.read().get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd);
-        if let Some(fd) = fd {
+        // Locked until the system has been told: the owner deregisters the descriptor and closes it, and its
+        // number may be that of another one then.
+        let sources = self.sources.read();
+        if let Some(fd) = sources.get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd) {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
             let _ = self.epoll.rearm(fd, token.0, interest);
         }
@@ -431,12 +433,16 @@ impl Engine {
         let left = deadline.map(|at| at.saturating_duration_since(sys::now()));
         let timeout = [limit, left].into_iter().flatten().min();
         let mut looked = Looked::default();
+        // What is served closes descriptors, reads and logs through the C library. A thread that polls must
+        // not be cancelled there (pthreads(7)).
+        let mut uncancelled = None;
         self.epoll.wait(timeout, |name, readiness| {
             let token = Token(name);
             if token == Token::WAKE {
                 looked.woken = true;
                 return;
             }
+            uncancelled.get_or_insert_with(Uncancelled::begin);
             looked.served += 1;
             looked.input |= readiness.readable;
             if let Some(source) = self.find(token) {
@@ -444,6 +450,7 @@ impl Engine {
             }
         })?;
         if deadline.is_some_and(|at| at <= sys::now()) {
+            uncancelled.get_or_insert_with(Uncancelled::begin);
             self.run_timers();
         }
         Ok(looked)

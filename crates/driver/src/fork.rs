@@ -9,16 +9,15 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use rustix::event::epoll::Event;
 use rustix::io::Errno;
+use uwarp_rnic::process::{begin_anew, generation};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
-/// See [`generation`].
-static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Objects that the program has, and calls in progress; see [`object_made`].
 static OBJECTS: AtomicIsize = AtomicIsize::new(0);
 /// Descriptors that a forked child must close, and how often each is recorded: by its owner, and by the
@@ -40,11 +39,6 @@ pub fn has_more_rights_than_its_caller() -> bool {
 /// belong to its parent.
 pub fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
-}
-
-/// Changes in a child that was forked while the program had nothing open. Such a child starts afresh.
-fn generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
 }
 
 /// A value that exists once in a process. A child that starts afresh does not see its parent's value: it gets
@@ -195,10 +189,10 @@ extern "C" fn child() {
     let Some((_, forget)) = INSTALLED.get() else { return };
     // SAFETY: `before` took the locks in the thread that this one is a copy of, and no other thread is here.
     let Some((mut descriptors, mut device)) = (unsafe { &mut *HELD.0.get() }).take() else { return };
+    begin_anew();
     if OBJECTS.load(Ordering::Relaxed) > 0 {
         FORKED.store(true, Ordering::Relaxed);
     } else {
-        GENERATION.fetch_add(1, Ordering::Relaxed);
         device.forget();
         forget();
     }
@@ -497,13 +491,12 @@ pub(crate) fn interruptions_restart() -> bool {
     })
 }
 
-/// Runs `f` when the process exits normally.
-pub(crate) fn at_exit(f: extern "C" fn()) {
-    // SAFETY: `f` is a function of this object, which is never unloaded.
-    if unsafe { libc::atexit(f) } != 0 {
-        tracing::warn!("cannot install the exit handler; programs must close connections before they exit");
-    }
-}
+/// Ends all streams when the process exits normally, in this object's own destructor: behind all handlers of
+/// atexit(3), and behind the destructors of the program and of the libraries that need this one. All of them
+/// may still call verbs.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static LAST: extern "C" fn() = crate::open::close_all;
 
 /// Closes a descriptor in a thread that may be cancelled (`pthread_cancel`): glibc would unwind it out of a
 /// close through the C library.

@@ -192,7 +192,8 @@ impl State {
     /// Reads and drops input: unread bytes would turn the close into a reset, which costs the peer what it
     /// has not read. Returns whether there may be more.
     fn drain(&mut self) -> bool {
-        let mut buffer = [0; 16 * 1024];
+        // Not on the stack: a thread that destroys a queue pair may have no more than 16 KiB in all.
+        let mut buffer = vec![0; 16 * 1024];
         let mut drained = 0;
         while !self.eof && !self.broken && drained < TURN {
             match self.link.receive(&mut buffer) {

@@ -1,7 +1,7 @@
 //! The device of a process: how it is opened, and what happens when the process exits.
 
 use std::io;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -25,7 +25,6 @@ impl Nic {
         if fork::forked() {
             return Err(VerbsError::Forked);
         }
-        static AT_EXIT: Once = Once::new();
         fork::install(&NIC, linger::none_is_ours);
         if let Some(nic) = NIC.lock().as_ref() {
             return Ok(nic.clone());
@@ -49,7 +48,6 @@ impl Nic {
         *opened = Some(nic.clone());
         drop(opened);
         stat::start(&nic);
-        AT_EXIT.call_once(|| fork::at_exit(close_all));
         Ok(nic)
     }
 

@@ -28,7 +28,7 @@ use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 
 use crate::attended::Attended;
 use crate::engine::{Engine, ParkMark};
-use crate::fork;
+use crate::fork::{self, Uncancelled};
 use crate::linger::{self, Linger};
 use crate::nic::Nic;
 use crate::pair::QueuePair;
@@ -648,6 +648,8 @@ fn report(inner: &mut MutexGuard<'_, Inner>) {
         return;
     }
     inner.reporting = true;
+    // An observer closes descriptors, and a thread that polls must not be cancelled there.
+    let _uncancelled = Uncancelled::begin();
     while let Some(notice) = inner.notices.pop_front() {
         MutexGuard::unlocked(inner, || notice.report());
     }

@@ -52,12 +52,13 @@ impl Bell {
         let _ = rustix::io::read(&self.0, &mut count);
     }
 
-    /// Waits until the bell rings, at most for `limit`. Fails when a signal handler has run.
-    pub fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
-        if let Some(slept) = fork::sleep_with_signals(self.fd(), limit) {
+    /// Waits until the bell with this descriptor rings, at most for `limit`. Fails when a signal handler has
+    /// run.
+    pub fn wait(fd: RawFd, limit: Option<Duration>) -> Result<(), Errno> {
+        if let Some(slept) = fork::sleep_with_signals(fd, limit) {
             return slept;
         }
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(fork::borrow(fd), PollFlags::IN)];
         rustix::event::poll(&mut fds, limit.map(timespec).as_ref()).map(|_| ())
     }
 }

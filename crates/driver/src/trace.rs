@@ -19,6 +19,8 @@ use parking_lot::Mutex;
 use uwarp_rnic::trace::{self, Passing};
 use uwarp_wire::text::Line;
 
+use crate::fork::Uncancelled;
+
 /// The destination of a trace.
 pub(crate) type Target = Box<dyn Write + Send>;
 
@@ -63,6 +65,8 @@ pub(crate) fn start(out: Target) {
                 None => format!("{seconds:>11.6} no qp       {p}\n"),
             },
         };
+        // A thread that posts or polls must not be cancelled in the write.
+        let _uncancelled = Uncancelled::begin();
         let mut out = out.lock();
         // If the trace cannot be written, the program's traffic continues; a trace with a gap would mislead.
         if let Err(error) = out.as_mut().map_or(Ok(()), |out| out.write_all(text.as_bytes())) {

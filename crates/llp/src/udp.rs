@@ -326,7 +326,7 @@ impl Socket {
         // neither verb may end it (pthreads(7)).
         // SAFETY: the first `count` headers name addresses, control data and bytes that live until the call
         // returns; the kernel only reads the bytes.
-        let sent = unsafe {
+        let sent = quietly(|| unsafe {
             match count {
                 1 => match libc::syscall(libc::SYS_sendmsg, fd, &raw const headers[0].msg_hdr, flags) {
                     n if n < 0 => -1,
@@ -334,9 +334,9 @@ impl Socket {
                 },
                 _ => libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, flags),
             }
-        };
+        });
         let cut = batch.first().map(|first| first.bytes.len()).filter(|_| runs.first() > Some(&1));
-        let sent = usize::try_from(sent).map_err(|_| (last_error(), cut))?;
+        let sent = sent.map_err(|error| (error, cut))?;
         Ok(runs.iter().take(sent).sum())
     }
 
@@ -389,7 +389,7 @@ impl Socket {
         let flags = libc::c_long::from(libc::MSG_DONTWAIT);
         // SAFETY: the first `count` headers name room for addresses, control data and bytes that is valid for
         // writes of the lengths given until the call returns.
-        let received = unsafe {
+        let slots = quietly(|| unsafe {
             match count {
                 0 => 0,
                 1 => match libc::syscall(libc::SYS_recvmsg, fd, &raw mut headers[0].msg_hdr, flags) {
@@ -404,8 +404,7 @@ impl Socket {
                     libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, flags, no_limit)
                 }
             }
-        };
-        let slots = usize::try_from(received).map_err(|_| last_error())?;
+        })?;
         let mut datagrams = 0;
         for (i, header) in headers.iter().take(slots).enumerate() {
             let start = i * slot;
@@ -625,6 +624,19 @@ unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, u32, Option<usize>) 
         }
     }
     (to, interface, joined)
+}
+
+/// Makes a system call that polls and posts make all the time. `errno` stays as it was: programs look at it
+/// after a poll that succeeds, too.
+fn quietly(call: impl FnOnce() -> libc::c_long) -> Result<usize, Errno> {
+    // SAFETY: the place where the C library keeps this thread's error number.
+    let before = unsafe { *libc::__errno_location() };
+    usize::try_from(call()).map_err(|_| {
+        let error = last_error();
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = before };
+        error
+    })
 }
 
 fn last_error() -> Errno {

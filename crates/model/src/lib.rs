@@ -35,6 +35,7 @@ pub(crate) use alarm::Alarm;
 pub(crate) use attended::Attended;
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
+pub(crate) use fork::forked;
 pub(crate) use llp::carrier;
 pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers};
 pub(crate) use source::{Readiness, Source, Token};
@@ -42,6 +43,10 @@ pub(crate) use ud::ProofObserver;
 pub(crate) use uwarp_cm::machine;
 pub(crate) use uwarp_rnic::qp::Disconnect;
 pub(crate) use uwarp_rnic::{error, mem, pd, wr};
+
+mod random {
+    pub use uwarp_rnic::mr::random_u32;
+}
 
 mod event {
     pub use uwarp_cm::ConnParam;

@@ -313,8 +313,8 @@ impl Bell {
         world().change(|state| state.bells.insert(self.0, false));
     }
 
-    pub fn wait(&self, limit: Option<Duration>) -> Result<(), Errno> {
-        world().sleep(Wait::Bell(self.0), limit.map(from_now));
+    pub fn wait(fd: RawFd, limit: Option<Duration>) -> Result<(), Errno> {
+        world().sleep(Wait::Bell(fd), limit.map(from_now));
         Ok(())
     }
 }

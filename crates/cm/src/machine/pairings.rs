@@ -31,6 +31,11 @@
 //! A stream that ends before any program has used it does not count: the peer was moved to RESET meanwhile,
 //! and the queue pair waits for the next stream. (`design/bring_up.py` searches these rules exhaustively.)
 
+mod connecting;
+mod listening;
+mod pairing;
+mod why;
+
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -41,26 +46,26 @@ use rustix::io::Errno;
 use uwarp_llp::carrier::Close;
 use uwarp_llp::udp::Route;
 use uwarp_proto::datagram;
-use uwarp_proto::setup::{
-    AcceptParams, Depths, InitiatorConfig, Negotiated, PeerData, RTR_STAG_TO, Rejection, Request,
-    ResponderPolicy, Revision, Rtr,
-};
+use uwarp_proto::setup::{Depths, InitiatorConfig, Negotiated, RTR_STAG_TO, ResponderPolicy, Revision, Rtr};
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Now, Psns};
 use uwarp_wire::datagram::proof::Proof as ProofDatagram;
-use uwarp_wire::introduction::{self, Cookie, Half, Introduction, TurnedAway};
+use uwarp_wire::introduction::{Introduction, TurnedAway};
 
+use self::listening::EARLY_LIMIT;
+pub use self::listening::MOST_EARLY_EACH;
+use self::pairing::{Pairing, State};
+use self::why::Named;
 use super::active::{self, Active};
 use super::budget::{Budget, Place};
 use super::handshake::{Event, Handshake};
 use super::listener::{self, Listener, MAX_BACKLOG};
 use super::proof::{self, Proof};
-use super::silence::{self, Heard, Versions, Whose, Words};
 use super::{
     Action, ConnKey, Ends, Input, Machine, Recipient, Space, StreamEvent, Transmit, Want, earlier, is_over,
+    silence,
 };
-use crate::event::ConnParam;
-use crate::timeouts::{RETRIES, Timeouts};
+use crate::timeouts::Timeouts;
 
 /// The two addresses of a queue pair's stream; ports do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,23 +76,7 @@ pub struct Path {
     pub peer: SocketAddr,
 }
 
-/// The pause before a connector tries again; each further one is twice as long, up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// The pause before an unanswered request for a cookie is repeated; it grows in the same way.
-const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A cookie that is nearly too old is not shown.
-const FRESH: Duration = Duration::from_secs(proof::LIFE.as_secs() - 4);
-/// Most early requests for one queue pair: more than one means a peer that began anew, or an earlier peer.
-pub const MOST_EARLY_EACH: usize = 4;
-/// How long an early request waits.
-const EARLY_LIMIT: Duration = Duration::from_secs(30);
-/// How long a peer whose PSNs do not fit is rejected unread. Twelve bits are guessed in 17 minutes then, on
-/// average.
-const WRONG_PSN_PAUSE: Duration = Duration::from_millis(500);
-/// Cookies in a second for ports that no pairing names. (The peers of pairings do not count: a flood must not
-/// keep them waiting.)
-const MOST_COOKIES: u32 = 1000;
 /// Datagrams that wait to be sent. What is lost is asked for again.
 const MOST_DATAGRAMS: usize = 64;
 
@@ -167,42 +156,6 @@ pub struct Pairings {
     actions: VecDeque<Action<Infallible>>,
 }
 
-/// A peer's address and port.
-#[derive(Debug, Default)]
-struct Named {
-    /// How many pairings name it.
-    pairings: usize,
-    /// The log says that it has another version.
-    version_said: bool,
-    /// When its TCP port was last asked why its UDP port does not answer.
-    asked_why: Option<Instant>,
-}
-
-impl Named {
-    /// Whether the log must say that the peer has another version.
-    fn say_version(&mut self) -> bool {
-        !std::mem::replace(&mut self.version_said, true)
-    }
-
-    /// Whether the TCP port is asked now.
-    fn may_ask_why(&mut self, now: Instant) -> bool {
-        let may = !self.version_said && self.asked_why.is_none_or(|asked| now >= asked + silence::PAUSE);
-        if may {
-            self.asked_why = Some(now);
-        }
-        may
-    }
-}
-
-/// The question to a peer's TCP port, why its UDP port does not answer.
-#[derive(Debug)]
-struct Why {
-    active: Box<Active>,
-    /// How many requests for a cookie had no answer then.
-    unanswered: u32,
-    heard: bool,
-}
-
 /// A request that is complete.
 #[derive(Debug)]
 struct Arrived {
@@ -225,211 +178,6 @@ struct Early {
 struct Leaving {
     handshake: Box<Handshake>,
     _place: Option<Place>,
-}
-
-/// A queue pair and the peer that its program has named.
-#[derive(Debug)]
-struct Pairing {
-    moves: u32,
-    path: Path,
-    peer: u32,
-    terms: Terms,
-    incarnation: u64,
-    token: u64,
-    /// When it was moved to RTR.
-    began: Instant,
-    cookie: Option<(Cookie, Instant)>,
-    asked: u32,
-    /// As `asked`, since the last answer.
-    unanswered: u32,
-    why: Option<Why>,
-    /// The log has said it.
-    why_said: bool,
-    pauses: u32,
-    rejected: bool,
-    /// Requests are rejected unread until then.
-    wrong_psn: Option<Instant>,
-    /// This host cannot do what it needs.
-    refused: Option<Errno>,
-    state: State,
-}
-
-/// | state | event | → | actions |
-/// |-|-|-|-|
-/// | – | begin: smaller | Waiting | Listen once a port; early ones with older cookies are rejected |
-/// | – | begin: larger | AwaitCookie | ask for a cookie (UDP) |
-/// | – | begin: itself | Joining | Connect to itself; Opened: Attach |
-/// | Joining | Failed | Paused | – |
-/// | AwaitCookie | cookie with our token | Asking | `Active`, introduction with the cookie |
-/// | AwaitCookie | 50 ms·2ⁿ ≤ 500 | AwaitCookie | ask again |
-/// | Asking | Accepted; numbers, incarnation, halves of the PSNs fit | Attaching | Attach |
-/// | Asking | Accepted, unfit; Failed | Paused | Close; 20 ms·2ⁿ ≤ 500 |
-/// | Asking | Rejected, first; later | AwaitCookie; Paused | Close; ask again; as above |
-/// | Paused | limit | Asking; without a fresh cookie AwaitCookie; itself Joining | – |
-/// | Waiting | request: proven since this move; address, numbers, halves fit | Replying | accept |
-/// | Waiting | unfit request | Waiting | reject |
-/// | Replying | Replied / failed | Attaching / Waiting | Attach / next early one |
-/// | Attaching | Attached / Refused: it has failed | Attached / over | – / Close |
-/// | Attached | Used | Up | – |
-/// | Attached | Ended | Waiting, Paused | – |
-/// | Up | Ended | over | – |
-/// | any | end, forget | – | Close; forget: reject early ones |
-///
-/// The limit of the first FPDU is the queue pair's ([`uwarp_rnic::qp::RcCore`]): it ends the stream.
-#[derive(Debug)]
-enum State {
-    Waiting,
-    Replying { conn: ConnKey, handshake: Box<Handshake>, said: Box<Negotiated>, _place: Place },
-    AwaitCookie { again: Instant },
-    Asking(Box<Active>),
-    Paused { until: Instant },
-    Joining { conn: ConnKey },
-    Attaching { conn: ConnKey },
-    Attached { conn: ConnKey },
-    Up { conn: ConnKey },
-    Over,
-}
-
-impl State {
-    /// The connection that a queue pair has, or is about to get.
-    fn stream(&self) -> Option<ConnKey> {
-        match self {
-            Self::Attaching { conn } | Self::Attached { conn } | Self::Up { conn } => Some(*conn),
-            _ => None,
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Waiting => "Waiting",
-            Self::Replying { .. } => "Replying",
-            Self::AwaitCookie { .. } => "AwaitCookie",
-            Self::Asking(_) => "Asking",
-            Self::Paused { .. } => "Paused",
-            Self::Joining { .. } => "Joining",
-            Self::Attaching { .. } => "Attaching",
-            Self::Attached { .. } => "Attached",
-            Self::Up { .. } => "Up",
-            Self::Over => "Over",
-        }
-    }
-
-    fn names(&self, conn: ConnKey) -> bool {
-        match self {
-            Self::Replying { conn: own, .. } | Self::Joining { conn: own } => *own == conn,
-            Self::Asking(active) => active.space() == conn.space(),
-            other => other.stream() == Some(conn),
-        }
-    }
-}
-
-impl Pairing {
-    /// Less: this end listens; greater: it connects; equal: the queue pair is its own peer.
-    fn role(&self, qpn: u32) -> Ordering {
-        (gid(self.path.local.ip()), qpn).cmp(&(gid(self.path.peer.ip()), self.peer))
-    }
-
-    /// The peer's address and port.
-    fn names_peer(&self) -> (Ipv6Addr, u16) {
-        (gid(self.path.peer.ip()), port_of(self.peer))
-    }
-
-    fn has(&self, conn: ConnKey) -> bool {
-        self.asks_why_on(conn) || self.state.names(conn)
-    }
-
-    fn asks_why_on(&self, conn: ConnKey) -> bool {
-        self.why.as_ref().is_some_and(|why| why.active.space() == conn.space())
-    }
-
-    fn is_peer(&self, address: IpAddr, port: u16) -> bool {
-        self.names_peer() == (gid(address), port)
-    }
-
-    /// Whether this request is the peer's, for the present move.
-    fn check(&mut self, now: &Now, qpn: u32, request: &Arrived) -> Result<(), TurnedAway> {
-        let said = &request.introduction;
-        let is_peers = (said.source_qpn, said.destination_qpn) == (self.peer, qpn)
-            && request.from == gid(self.path.peer.ip())
-            && self.role(qpn) == Ordering::Less;
-        if !is_peers {
-            Err(TurnedAway::AnotherPeer)
-        } else if request.proven <= self.began {
-            Err(TurnedAway::Stale)
-        } else if self.wrong_psn.is_some_and(|until| now.get() < until) {
-            Err(TurnedAway::Psn)
-        } else {
-            self.check_psns(now, qpn, Half::Lower, said)
-        }
-    }
-
-    fn check_psns(
-        &mut self,
-        now: &Now,
-        qpn: u32,
-        half: Half,
-        shown: &Introduction,
-    ) -> Result<(), TurnedAway> {
-        match fit(&self.terms.psns, half, shown) {
-            Some(true) => Ok(()),
-            // It comes back when one end has been moved to RTS.
-            None => Err(TurnedAway::Psn),
-            Some(false) => {
-                let Psns { expects, begins } = self.terms.psns;
-                tracing::warn!(
-                    qpn = %format_args!("{qpn:#x}"),
-                    "refused: queue pair {:#x} at {} shows other packet sequence numbers than the program \
-                     has set here (rq_psn {}, sq_psn {}); over InfiniBand nothing would arrive",
-                    self.peer,
-                    self.path.peer.ip().to_canonical(),
-                    hex(expects),
-                    hex(begins),
-                );
-                self.wrong_psn = Some(now.get() + WRONG_PSN_PAUSE);
-                Err(TurnedAway::Psn)
-            }
-        }
-    }
-
-    /// Whether the reply comes from the queue pair that was asked.
-    fn is_answer(&mut self, now: &Now, qpn: u32, reply: &[u8]) -> bool {
-        let Some(reply) = Introduction::parse(reply) else { return false };
-        let expected = (self.peer, qpn, self.incarnation);
-        (reply.source_qpn, reply.destination_qpn, reply.incarnation) == expected
-            && self.check_psns(now, qpn, Half::Upper, &reply).is_ok()
-    }
-
-    fn introduction(&self, qpn: u32, half: Half, incarnation: u64, cookie: Cookie) -> Introduction {
-        let psns = &self.terms.psns;
-        let [expects, begins] = [psns.expects, psns.begins].map(|psn| psn.map(|psn| half.of(psn)));
-        Introduction { source_qpn: qpn, destination_qpn: self.peer, expects, begins, incarnation, cookie }
-    }
-
-    fn peer_data(&self, qpn: u32) -> PeerData {
-        let Terms { rnr_retry, min_rnr_timer, placement_acks, .. } = self.terms;
-        let rnr_retry = rnr_retry.unwrap_or(RETRIES).min(RETRIES);
-        PeerData { placement_acks, rnr_retry, min_rnr_timer, qpn, ..PeerData::new() }
-    }
-
-    /// What the program said, as rdma_cm would have it. The peer says how long its Sends may wait.
-    fn conn_param(&self, said: &Negotiated) -> ConnParam {
-        let rnr_retry_count = said.peer.map_or(RETRIES, |peer| peer.rnr_retry);
-        ConnParam { retry_count: self.terms.retry_cnt, rnr_retry_count, ..ConnParam::NONE }
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        earlier(self.deadline_of_state(), self.why.as_ref().and_then(|why| why.active.poll_timeout()))
-    }
-
-    fn deadline_of_state(&self) -> Option<Instant> {
-        match &self.state {
-            State::Replying { handshake, .. } => handshake.poll_timeout(),
-            State::AwaitCookie { again } => Some(*again),
-            State::Asking(active) => active.poll_timeout(),
-            State::Paused { until } => Some(*until),
-            _ => None,
-        }
-    }
 }
 
 impl Pairings {
@@ -663,372 +411,9 @@ impl Pairings {
 
     // --- The listening end.
 
-    /// A request is complete.
-    fn requested(
-        &mut self,
-        now: &Now,
-        (conn, ends): (ConnKey, Ends),
-        mut handshake: Box<Handshake>,
-        request: &Request,
-        place: Place,
-    ) {
-        // No other request waits for what becomes of this one: here each belongs to a queue pair.
-        self.listener.handle_input(now, Input::Delivered);
-        self.listener.handle_input(now, Input::Settled(conn));
-        let (introduction, peer) = (Introduction::parse(&request.private_data), ends.peer);
-        let why = match introduction {
-            Some(introduction) => {
-                let mut owner = ends.peer;
-                owner.set_port(port_of(introduction.source_qpn));
-                match self.proof.made(now, owner, &[], introduction.cookie) {
-                    Some(_) if !self.alive.contains(&introduction.destination_qpn) => TurnedAway::NoQueuePair,
-                    Some(proven) => {
-                        let from = gid(ends.peer.ip());
-                        let request = Arrived { conn, introduction, from, proven, handshake, place };
-                        return self.admit(now, request);
-                    }
-                    None => {
-                        tracing::debug!(%peer, ?introduction, "turned away: {}", TurnedAway::NoProof);
-                        TurnedAway::NoProof
-                    }
-                }
-            }
-            None => {
-                let Some(theirs) = introduction::version(&request.private_data) else {
-                    tracing::debug!(
-                        %peer,
-                        "refused: a connection to the port of queue pairs does not come from a queue pair"
-                    );
-                    return self.close(conn, Close::Finish);
-                };
-                self.say_version_of(peer, theirs, &request.private_data);
-                TurnedAway::Version
-            }
-        };
-        self.reject_handshake(now, conn, &mut handshake, why);
-        self.leave(conn, handshake, Some(place));
-    }
-
-    fn admit(&mut self, now: &Now, request: Arrived) {
-        let qpn = request.introduction.destination_qpn;
-        if let Some(pairing) = self.pairs.get_mut(&qpn).filter(|p| matches!(p.state, State::Waiting)) {
-            match pairing.check(now, qpn, &request) {
-                Ok(()) => self.accept(now, qpn, request),
-                Err(why) => self.reject(now, request, why),
-            }
-            return;
-        }
-        // It says that its peer waits. A newer one of the same peer takes its place.
-        let peer = |request: &Arrived| (request.from, request.introduction.source_qpn, qpn);
-        let is_for = |early: &Early| early.request.introduction.destination_qpn == qpn;
-        let same = self.take_early(|early| is_for(early) && peer(&early.request) == peer(&request));
-        for early in same {
-            self.reject(now, early.request, TurnedAway::Crowded);
-        }
-        if self.early.iter().filter(|early| is_for(early)).count() >= MOST_EARLY_EACH
-            && let Some(first) = self.early.iter().position(is_for)
-            && let Some(early) = self.early.remove(first)
-        {
-            self.reject(now, early.request, TurnedAway::Crowded);
-        }
-        self.early.push_back(Early { since: now.get(), request });
-    }
-
-    /// Gives a queue pair that waits the request that waits for it, the last one if there are several, and
-    /// turns the others away.
-    fn serve(&mut self, now: &Now, qpn: u32) {
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        if !matches!(pairing.state, State::Waiting) {
-            return;
-        }
-        let mut fitting: Option<Arrived> = None;
-        for early in self.take_early(|early| early.request.introduction.destination_qpn == qpn) {
-            let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-            match pairing.check(now, qpn, &early.request) {
-                Ok(()) => {
-                    if let Some(older) = fitting.replace(early.request) {
-                        self.reject(now, older, TurnedAway::Crowded);
-                    }
-                }
-                Err(why) => self.reject(now, early.request, why),
-            }
-        }
-        if let Some(request) = fitting {
-            self.accept(now, qpn, request);
-        }
-    }
-
-    fn accept(&mut self, now: &Now, qpn: u32, request: Arrived) {
-        let Arrived { conn, introduction, mut handshake, place, .. } = request;
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        let max_ird = self.settings.policy.max_ird;
-        let params =
-            AcceptParams { depths: Depths::negotiated(max_ird, max_ird), peer: pairing.peer_data(qpn) };
-        let reply = pairing.introduction(qpn, Half::Upper, introduction.incarnation, Cookie::NONE).to_bytes();
-        match handshake.accept(now, params, &reply) {
-            Ok(said) => {
-                pairing.state = State::Replying { conn, handshake, said: Box::new(said), _place: place };
-            }
-            Err(error) => {
-                tracing::debug!("cannot accept: {error}");
-                self.close(conn, Close::Finish);
-            }
-        }
-    }
-
-    /// A queue pair asks for a cookie.
-    fn answer(&mut self, now: &Now, from: SocketAddr, to: IpAddr, request: &ProofDatagram) {
-        let named = self.pairs.values().any(|pairing| pairing.is_peer(from.ip(), from.port()));
-        if !named && !self.may_answer(now) {
-            return;
-        }
-        let reply = ProofDatagram {
-            source_qpn: request.destination_qpn,
-            destination_qpn: request.source_qpn,
-            token: request.token,
-            cookie: Some(self.proof.make(now, from, &[])),
-        };
-        self.send(Route { to: from, from: Some(to) }, &reply);
-    }
-
-    fn may_answer(&mut self, now: &Now) -> bool {
-        let (since, count) = match self.cookies {
-            Some((since, count)) if now.get() < since + Duration::from_secs(1) => (since, count),
-            _ => (now.get(), 0),
-        };
-        self.cookies = Some((since, (count + 1).min(MOST_COOKIES)));
-        count < MOST_COOKIES
-    }
-
     fn send(&mut self, route: Route, proof: &ProofDatagram) {
         if self.datagrams.len() < MOST_DATAGRAMS {
             self.datagrams.push_back((route, proof.to_bytes()));
-        }
-    }
-
-    // --- The connecting end.
-
-    fn ask(&mut self, now: &Now, qpn: u32) {
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        pairing.cookie = None;
-        let wait = (FIRST_WAIT * (1 << pairing.asked.min(10))).min(LONGEST_PAUSE);
-        pairing.asked += 1;
-        pairing.state = State::AwaitCookie { again: now.get() + wait };
-        let mut to = pairing.path.peer;
-        to.set_port(port_of(pairing.peer));
-        let route = Route { to, from: Some(pairing.path.local.ip()) };
-        let (destination_qpn, token) = (pairing.peer, pairing.token);
-        pairing.unanswered += 1;
-        let unanswered = pairing.unanswered;
-        self.send(route, &ProofDatagram { source_qpn: qpn, destination_qpn, token, cookie: None });
-        if silence::ASKED_AFTER.contains(&unanswered) {
-            self.ask_why(now, qpn, unanswered);
-        }
-    }
-
-    fn has_cookie(&mut self, now: &Now, from: SocketAddr, reply: &ProofDatagram, cookie: Cookie) {
-        let qpn = reply.destination_qpn;
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        let is_answer = matches!(pairing.state, State::AwaitCookie { .. })
-            && (reply.source_qpn, reply.token) == (pairing.peer, pairing.token)
-            && pairing.is_peer(from.ip(), from.port());
-        if is_answer {
-            pairing.cookie = Some((cookie, now.get()));
-            (pairing.unanswered, pairing.why_said) = (0, false);
-            self.end_why(qpn);
-            self.connect(now, qpn);
-        }
-    }
-
-    fn connect(&mut self, now: &Now, qpn: u32) {
-        let names = self.space();
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        let cookie = pairing.cookie.filter(|(_, came)| now.get() < *came + FRESH);
-        let Some((cookie, _)) = cookie else { return self.ask(now, qpn) };
-        let (config, timeouts) = (self.settings.request(qpn, pairing), self.settings.timeouts);
-        let mut peer = pairing.path.peer;
-        peer.set_port(port_of(pairing.peer));
-        let introduction = pairing.introduction(qpn, Half::Lower, pairing.incarnation, cookie);
-        let target = active::Target {
-            local: Some(pairing.path.local),
-            peer,
-            config,
-            private_data: introduction.to_bytes().to_vec(),
-            fall_back: false,
-        };
-        match Active::start(now, names, timeouts, target) {
-            Ok(active) => {
-                pairing.state = State::Asking(Box::new(active));
-                self.connecting(now, qpn);
-            }
-            Err(_) => self.pause(now, qpn),
-        }
-    }
-
-    fn pause(&mut self, now: &Now, qpn: u32) {
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        let pause = (FIRST_PAUSE * (1 << pairing.pauses.min(10))).min(LONGEST_PAUSE);
-        pairing.pauses += 1;
-        pairing.state = State::Paused { until: now.get() + pause };
-    }
-
-    /// Rejected: the next request needs a new cookie. The first time it comes at once, since the peer may
-    /// have been moved to RTR just now.
-    fn rejected(&mut self, now: &Now, qpn: u32, rejection: &Rejection) {
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        let first = !std::mem::replace(&mut pairing.rejected, true);
-        pairing.cookie = None;
-        let (peer, at) = (pairing.peer, pairing.path.peer.ip().to_canonical());
-        let said = &rejection.private_data;
-        match (TurnedAway::parse(said), introduction::version(said)) {
-            (Some(TurnedAway::Version), Some(theirs)) if self.may_say(qpn, true) => tracing::warn!(
-                qpn = %format_args!("{qpn:#x}"),
-                "cannot connect to queue pair {peer:#x} at {at}: {}",
-                Versions(theirs),
-            ),
-            (Some(why), _) => tracing::debug!(qpn, "the peer has turned this end away: {why}"),
-            (None, _) => tracing::debug!(qpn, "the peer has turned this end away"),
-        }
-        if first { self.ask(now, qpn) } else { self.pause(now, qpn) }
-    }
-
-    // --- Why a peer does not answer, for the log.
-
-    /// A request has another version. Its sender tries again for as long as its program waits: the log says
-    /// so once, and only of a peer that a queue pair waits for. Strangers cannot fill it.
-    fn say_version_of(&mut self, peer: SocketAddr, theirs: u8, request: &[u8]) {
-        let Some(qpn) = introduction::source_qpn(request) else { return };
-        let at = peer.ip().to_canonical();
-        if self.named.get_mut(&(gid(at), port_of(qpn))).is_some_and(Named::say_version) {
-            tracing::warn!("refused: a request of queue pair {qpn:#x} at {at}: {}", Versions(theirs));
-        } else {
-            tracing::debug!("refused: a request of queue pair {qpn:#x} at {at} has version {theirs}");
-        }
-    }
-
-    /// The UDP port does not answer: asks the TCP port why.
-    fn ask_why(&mut self, now: &Now, qpn: u32, unanswered: u32) {
-        if self.end_why(qpn).is_some_and(|before| !before.heard) {
-            return self.say(qpn, Heard::Nothing, unanswered);
-        }
-        let names = self.space();
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        let named = self.named.get_mut(&pairing.names_peer());
-        if pairing.why_said || !named.is_some_and(|named| named.may_ask_why(now.get())) {
-            return;
-        }
-        // Nothing that only the two ends know.
-        let introduction = Introduction {
-            source_qpn: qpn,
-            destination_qpn: pairing.peer,
-            expects: None,
-            begins: None,
-            incarnation: 0,
-            cookie: Cookie::NONE,
-        };
-        let mut peer = pairing.path.peer;
-        peer.set_port(port_of(pairing.peer));
-        let target = active::Target {
-            local: Some(pairing.path.local),
-            peer,
-            config: self.settings.request(qpn, pairing),
-            private_data: introduction.to_bytes().to_vec(),
-            fall_back: false,
-        };
-        if let Ok(active) = Active::start(now, names, self.settings.timeouts, target) {
-            pairing.why = Some(Why { active: Box::new(active), unanswered, heard: false });
-            self.hear_why(qpn);
-        }
-    }
-
-    /// Takes what the TCP port says. Whatever it is, it only chooses the words: no answer connects a queue
-    /// pair.
-    fn hear_why(&mut self, qpn: u32) {
-        while let Some(why) = self.pairs.get_mut(&qpn).and_then(|pairing| pairing.why.as_mut())
-            && let Some(action) = why.active.poll_action()
-        {
-            match action.pass() {
-                Ok(action) => self.actions.push_back(action),
-                Err(active::Report::ConnectingFrom(_)) => {}
-                Err(report) => {
-                    why.heard = true;
-                    let unanswered = why.unanswered;
-                    if let active::Report::Accepted { conn, .. } = report {
-                        self.close(conn, Close::Finish);
-                    }
-                    self.say(qpn, Heard::from(&report), unanswered);
-                }
-            }
-        }
-    }
-
-    fn end_why(&mut self, qpn: u32) -> Option<Why> {
-        let mut why = self.pairs.get_mut(&qpn)?.why.take()?;
-        why.active.cancel();
-        while let Some(action) = why.active.poll_action() {
-            self.actions.extend(action.pass().ok());
-        }
-        Some(why)
-    }
-
-    fn say(&mut self, qpn: u32, heard: Heard, unanswered: u32) {
-        if unanswered >= heard.said_after()
-            && self.may_say(qpn, heard.is_definite())
-            && let Some(pairing) = self.pairs.get(&qpn)
-        {
-            let whose = Whose { peer: pairing.peer, at: pairing.path.peer.ip().to_canonical() };
-            tracing::warn!(qpn = %format_args!("{qpn:#x}"), "{}", Words(whose, heard));
-        }
-    }
-
-    /// Whether the log may say why the peer does not answer. Of its version it speaks once.
-    fn may_say(&mut self, qpn: u32, version: bool) -> bool {
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return false };
-        let named = self.named.get_mut(&pairing.names_peer());
-        let may = named.is_some_and(|named| if version { named.say_version() } else { !named.version_said });
-        pairing.why_said |= may;
-        may
-    }
-
-    // --- The attempt to connect.
-
-    /// Takes what the attempt to connect reports.
-    fn connecting(&mut self, now: &Now, qpn: u32) {
-        while let Some(pairing) = self.pairs.get_mut(&qpn)
-            && let State::Asking(active) = &mut pairing.state
-            && let Some(action) = active.poll_action()
-        {
-            match action.pass() {
-                Ok(action) => self.actions.push_back(action),
-                Err(active::Report::ConnectingFrom(_)) => {}
-                Err(active::Report::Accepted { conn, said }) => {
-                    if pairing.is_answer(now, qpn, &said.private_data) {
-                        self.attach(qpn, conn, said);
-                    } else {
-                        tracing::debug!(qpn, "refused: the reply is not the peer's");
-                        self.close(conn, Close::Finish);
-                        self.pause(now, qpn);
-                    }
-                }
-                Err(active::Report::Rejected(rejection)) => {
-                    self.rest_of_attempt(qpn);
-                    self.rejected(now, qpn, &rejection);
-                }
-                Err(active::Report::Failed { errno, .. }) => {
-                    tracing::debug!(qpn, "the peer does not listen yet: {errno}");
-                    self.rest_of_attempt(qpn);
-                    self.pause(now, qpn);
-                }
-            }
-        }
-    }
-
-    /// What an attempt that is over still has to do.
-    fn rest_of_attempt(&mut self, qpn: u32) {
-        if let Some(Pairing { state: State::Asking(active), .. }) = self.pairs.get_mut(&qpn) {
-            while let Some(action) = active.poll_action() {
-                self.actions.extend(action.pass().ok());
-            }
         }
     }
 
@@ -1115,23 +500,6 @@ impl Pairings {
         }
     }
 
-    fn replying(&mut self, now: &Now, qpn: u32, event: Option<Event>, open: bool) {
-        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-        let Some(event) = event else { return };
-        if let State::Replying { conn, said, .. } = std::mem::replace(&mut pairing.state, State::Waiting) {
-            match event {
-                Event::Replied => self.attach(qpn, conn, said),
-                _ => {
-                    tracing::debug!(qpn, "the peer closed the connection before it had the reply");
-                    if open {
-                        self.close(conn, Close::Finish);
-                    }
-                    self.serve(now, qpn);
-                }
-            }
-        }
-    }
-
     /// What the two ends of a queue pair that is its own peer have agreed on.
     fn joined_itself(&self, qpn: u32) -> Box<Negotiated> {
         let Settings { policy, crc, markers, .. } = self.settings;
@@ -1151,33 +519,6 @@ impl Pairings {
             rtr_stag_to: RTR_STAG_TO,
             private_data: Vec::new(),
         })
-    }
-
-    /// Takes what the listener reports, and makes room for the connections that it has to turn down.
-    fn listening(&mut self, now: &Now) {
-        loop {
-            while let Some(action) = self.listener.poll_action() {
-                match action.pass() {
-                    Ok(action) => self.actions.push_back(action),
-                    Err(listener::Report::Requested { conn, ends, handshake, request, place }) => {
-                        self.requested(now, (conn, ends), handshake, &request, place);
-                    }
-                }
-            }
-            // Early requests say only that their peers wait; a new connection may be the one that is waited
-            // for.
-            match self.listener.is_starved().then(|| self.early.pop_front()).flatten() {
-                Some(early) => {
-                    let Early { request: Arrived { conn, mut handshake, place, .. }, .. } = early;
-                    // Without its place, which the next one needs: what is not sent at once is not said.
-                    drop(place);
-                    self.reject_handshake(now, conn, &mut handshake, TurnedAway::Crowded);
-                    self.leave(conn, handshake, None);
-                    self.listener.accept_more(now);
-                }
-                None => return,
-            }
-        }
     }
 }
 
@@ -1332,18 +673,6 @@ impl Machine for Pairings {
             None => self.listener.want(conn),
         }
     }
-}
-
-/// Whether what the peer shows of the packet sequence numbers fits what this end's program has set. `None`:
-/// nothing is known to both.
-fn fit(own: &Psns, half: Half, shown: &Introduction) -> Option<bool> {
-    let pairs = [(own.begins, shown.expects), (own.expects, shown.begins)];
-    let known = pairs.into_iter().filter_map(|(own, shown)| Some(half.of(own?) == shown?));
-    known.reduce(|a, b| a && b)
-}
-
-fn hex(psn: Option<u32>) -> String {
-    psn.map_or_else(|| "not set".into(), |psn| format!("{psn:#x}"))
 }
 
 fn gid(address: IpAddr) -> Ipv6Addr {

@@ -56,7 +56,10 @@ impl Carrier for Tcp {
         Ok(Box::new(match port {
             TakePort::AtConnect if address.ip().is_unspecified() => unbound,
             TakePort::AtConnect => {
-                udp::set_option(unbound.fd.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+                // A wish: without it the port is taken earlier, and for itself. Emulations of the kernel
+                // refuse it (qemu-user).
+                let _ =
+                    udp::set_option(unbound.fd.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
                 unbound.bind(&options, true)?
             }
             TakePort::Now => unbound.bind(&options, true)?,

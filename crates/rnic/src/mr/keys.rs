@@ -1,6 +1,5 @@
 //! STags: the table of the regions and windows that have one, and who may take one away.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use super::window::{WINDOW_NAME, WindowType};
 use super::{Access, AccessError, Mr};
 use crate::error::VerbsError;
 use crate::pd::Pd;
+use crate::random::random_u32;
 use crate::sync::{LazyLock, Ordering, RwLock};
 
 /// Invalidates the region with this STag, or the window that queue pair `qpn` has bound, if it belongs to
@@ -130,29 +130,6 @@ impl Table {
         }
         keys.remove(stag).ok_or(AccessError::InvalidStag)
     }
-}
-
-/// Random bits from the system, fetched some at a time.
-pub fn random_u32() -> Result<u32, VerbsError> {
-    const AT_ONCE: usize = 64;
-    thread_local! {
-        static STOCK: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
-    }
-    STOCK
-        .try_with(|stock| {
-            let mut stock = stock.borrow_mut();
-            if stock.is_empty() {
-                let mut bytes = [0u8; 4 * AT_ONCE];
-                getrandom::fill(&mut bytes).ok()?;
-                let words =
-                    bytes.chunks_exact(4).filter_map(|c| c.first_chunk().copied().map(u32::from_ne_bytes));
-                stock.extend(words);
-            }
-            stock.pop()
-        })
-        .ok()
-        .flatten()
-        .ok_or(VerbsError::NoResources("random numbers"))
 }
 
 /// The keys are random already.

@@ -3,7 +3,8 @@
 mod keys;
 mod window;
 
-pub use keys::{invalidate, invalidate_remotely, random_u32};
+pub use crate::random::random_u32;
+pub use keys::{invalidate, invalidate_remotely};
 pub use window::{Bind, WindowType, add_window, bind_window, remove_window, unbind_windows_of};
 
 use std::sync::Arc;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::keys::{Keys, Named, TABLE, random_u32};
+use super::keys::{Keys, Named, TABLE};
 use super::{Access, AccessError, Mr, check_rights};
 use crate::error::VerbsError;
 use crate::pd::Pd;
+use crate::random::random_u32;
 use crate::sync::Ordering;
 
 /// What makes an [`Mr`] a bound memory window: a part of another region, with rights of its own and for peers

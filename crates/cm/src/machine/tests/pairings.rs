@@ -1,8 +1,10 @@
 //! Each row of the table of [`super::State`], its deadlines, and the bounds of what strangers hold.
 
-use uwarp_wire::introduction::TurnedAway;
+use uwarp_wire::introduction::{Cookie, Half};
 
 use super::super::testing::{self, Clock};
+use super::connecting::{FIRST_PAUSE, FRESH};
+use super::pairing::fit;
 use super::*;
 
 /// Of this end's port, and of the peer's.
