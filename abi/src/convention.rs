@@ -2,6 +2,10 @@
 
 use std::ffi::c_int;
 
+use uwarp_abi_types::verbs::{IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT};
+
+use crate::failure::set_errno;
+
 /// How a C function reports success and failure.
 pub trait Convention {
     /// The C return type.
@@ -31,6 +35,20 @@ pub struct Negative<T = c_int>(std::marker::PhantomData<T>);
 /// A value, or the error number without `errno`.
 #[derive(Debug)]
 pub struct PlainCode;
+
+/// ibv_rereg_mr(3): one negative code for input that libibverbs refuses itself, another for what the device
+/// refuses.
+#[derive(Debug)]
+pub struct Reregistered;
+
+/// How a re-registration ended that did not fail at the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It succeeded.
+    Done,
+    /// `IBV_REREG_MR_ERR_INPUT`, and `EINVAL` in `errno`.
+    WrongInput,
+}
 
 /// Each: the convention, what its body returns and how that becomes C's value, and C's value for a failure.
 macro_rules! conventions {
@@ -76,6 +94,21 @@ impl Convention for PlainCode {
     }
     fn failure(errno: c_int) -> c_int {
         errno
+    }
+}
+
+impl Convention for Reregistered {
+    type C = c_int;
+    type Value = Outcome;
+    fn success(value: Outcome) -> c_int {
+        if value == Outcome::Done {
+            return 0;
+        }
+        set_errno(libc::EINVAL);
+        IBV_REREG_MR_ERR_INPUT
+    }
+    fn failure(_: c_int) -> c_int {
+        IBV_REREG_MR_ERR_CMD
     }
 }
 

@@ -231,11 +231,70 @@ static void contended(void)
 		pair_close(&pairs[n]);
 }
 
+#define ROUNDS 20
+#define READS 3000
+
+/* C12: the order of requests that are posted together without a fence. */
+static void order(void)
+{
+	struct ibv_sge at[3];
+	struct ibv_send_wr wr[3] = { 0 }, *bad;
+	struct ibv_wc wc;
+	int taken = 0, later = 0;
+
+	enter_with((struct options){ 0 });
+	for (int i = 0; i < 3; i++) {
+		at[i] = sge_of(values_mr, 16 * i, 8);
+		wr[i] = (struct ibv_send_wr){
+			.sg_list = &at[i], .num_sge = 1, .send_flags = IBV_SEND_SIGNALED, .next = i < 2 ? &wr[i + 1] : NULL,
+		};
+	}
+	/* A lock: looked at, taken, freed by a Write of 0. */
+	wr[0].opcode = IBV_WR_RDMA_READ;
+	wr[0].wr.rdma.remote_addr = (uint64_t)(uintptr_t)&words[0];
+	wr[0].wr.rdma.rkey = words_mr->rkey;
+	wr[1].opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+	wr[1].wr.atomic.remote_addr = (uint64_t)(uintptr_t)&words[0];
+	wr[1].wr.atomic.rkey = words_mr->rkey;
+	wr[1].wr.atomic.compare_add = 1;
+	wr[2].opcode = IBV_WR_RDMA_WRITE;
+	wr[2].wr.rdma.remote_addr = (uint64_t)(uintptr_t)&words[0];
+	wr[2].wr.rdma.rkey = words_mr->rkey;
+	values[4] = 0;
+	for (int n = 0; n < ROUNDS; n++) {
+		MUST(ibv_post_send(p.c.qp, wr, &bad) == 0);
+		for (int i = 0; i < 3; i++)
+			MUST((wc = poll_one(p.c.scq)).status == IBV_WC_SUCCESS);
+		taken += words[0] != 0;
+	}
+	check(taken == 0, "C12 an atomic comes before the Write behind it, though a Read waits", "%d of %d locks stayed taken",
+	      taken, ROUNDS);
+	/* A short Read, and a Write of the same place behind it. */
+	at[0] = sge_of(values_mr, 128, 64);
+	at[1] = sge_of(values_mr, 256, 64);
+	wr[0].next = &wr[1];
+	wr[1].opcode = IBV_WR_RDMA_WRITE;
+	wr[1].wr.rdma.remote_addr = wr[0].wr.rdma.remote_addr;
+	wr[1].wr.rdma.rkey = words_mr->rkey;
+	wr[1].next = NULL;
+	for (uint64_t n = 1; n <= READS; n++) {
+		words[7] = n;
+		for (int i = 0; i < 8; i++)
+			values[32 + i] = n + 1;
+		MUST(ibv_post_send(p.c.qp, wr, &bad) == 0);
+		for (int i = 0; i < 2; i++)
+			MUST((wc = poll_one(p.c.scq)).status == IBV_WC_SUCCESS);
+		later += values[16 + 7] != n;
+	}
+	check(later == 0, "C12 a short Read does not show the Write behind it", "%d of %d did", later, READS);
+	leave();
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "numbers", numbers }, { "attributes", attributes }, { "refused", refused }, { "extended", extended },
-		{ "contended", contended },
+		{ "contended", contended }, { "order", order },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -3,7 +3,7 @@
  *
  *	events [ADDRESS [GROUP]]	one line per statement: "ok name" or "FAIL name: what was seen"
  *
- * "interfaces", "lids" and "fresh" change veth0 of the network namespace they run in, and need a namespace of their own, "lids" the
+ * "interfaces", "lids", "fresh" and "indices" change veth0 of the network namespace they run in, and need a namespace of their own, "lids" the
  * ib view. */
 #include "ends.h"
 
@@ -180,13 +180,67 @@ static void fresh(void)
 	MUST(ibv_close_device(context) == 0);
 }
 
+static int index_of(const char *text)
+{
+	union ibv_gid wanted, gid;
+	struct ibv_port_attr attr = port();
+
+	MUST(inet_pton(AF_INET6, text, &wanted) == 1);
+	for (int i = 0; i < attr.gid_tbl_len; i++)
+		if (ibv_query_gid(context, 1, i, &gid) == 0 && memcmp(&gid, &wanted, sizeof gid) == 0)
+			return i;
+	return -1;
+}
+
+/* C14: programs keep the indices of GIDs as long as they run. */
+static void indices(void)
+{
+	union ibv_gid before[16], gid, nothing = { .raw = { 0 } };
+	struct ibv_gid_entry entry, table[16];
+	struct ibv_ah_attr ah = { .is_global = 1, .port_num = 1 };
+	struct ibv_port_attr attr;
+	struct ibv_pd *pd;
+	int gone, moved = 0;
+
+	open_device();
+	MUST(pd = ibv_alloc_pd(context));
+	attr = port();
+	MUST(attr.gid_tbl_len >= 2 && attr.gid_tbl_len <= 16);
+	for (int i = 0; i < attr.gid_tbl_len; i++)
+		MUST(ibv_query_gid(context, 1, i, &before[i]) == 0);
+	ip("addr add 192.0.2.77/24 dev veth0");
+	want_port_event(IBV_EVENT_GID_CHANGE, "an address more");
+	for (int i = 0; i < attr.gid_tbl_len; i++)
+		moved += ibv_query_gid(context, 1, i, &gid) != 0 || memcmp(&gid, &before[i], sizeof gid) != 0;
+	check(moved == 0 && index_of("::ffff:192.0.2.77") == attr.gid_tbl_len, "C14 the others keep their indices",
+	      "%d moved, the new one is number %d", moved, index_of("::ffff:192.0.2.77"));
+	gone = index_of("::ffff:10.55.0.2");
+	ip("addr del 10.55.0.2/24 dev veth0");
+	want_port_event(IBV_EVENT_GID_CHANGE, "an address less");
+	check(index_of("::ffff:192.0.2.77") == attr.gid_tbl_len, "C14 those behind it keep their indices", "number %d",
+	      index_of("::ffff:192.0.2.77"));
+	check(ibv_query_gid(context, 1, gone, &gid) == 0 && memcmp(&gid, &nothing, sizeof gid) == 0, "its place is a GID of zeros",
+	      "not");
+	check_errno(ibv_query_gid_ex(context, 1, (uint32_t)gone, &entry, 0), ENODATA, "of the extended query: ENODATA");
+	check(ibv_query_gid_table(context, table, 16, 0) == attr.gid_tbl_len, "the table has only what is there", "not");
+	ah.grh.dgid = table[attr.gid_tbl_len - 1].gid;
+	ah.grh.sgid_index = (uint8_t)gone;
+	check_failed(!ibv_create_ah(pd, &ah), EINVAL, "create_ah from it: EINVAL");
+	ip("addr add 198.51.100.7/24 dev veth0");
+	want_port_event(IBV_EVENT_GID_CHANGE, "another address");
+	check(index_of("::ffff:198.51.100.7") == gone, "C14 a new one takes the free place", "number %d",
+	      index_of("::ffff:198.51.100.7"));
+	MUST(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "communication", communication }, { "interfaces", interfaces }, { "lids", lids }, { "fresh", fresh },
+		{ "indices", indices },
 	};
 	bool chosen = argc > 2;
 
 	/* Not by accident where others use the network. */
-	return run_groups(argc, argv, groups, chosen ? 4 : 1);
+	return run_groups(argc, argv, groups, chosen ? 5 : 1);
 }

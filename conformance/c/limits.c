@@ -341,8 +341,68 @@ static void advertised(void)
 	MUST(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
 }
 
+static struct ibv_context *owner;
+static struct ibv_pd *domain;
+static struct ibv_cq *completions;
+
+static void *make_pd(void) { return ibv_alloc_pd(owner); }
+static int drop_pd(void *pd) { return ibv_dealloc_pd(pd); }
+static void *make_cq(void) { return ibv_create_cq(owner, 1, NULL, NULL, 0); }
+static int drop_cq(void *cq) { return ibv_destroy_cq(cq); }
+static int drop_srq(void *srq) { return ibv_destroy_srq(srq); }
+static int drop_qp(void *qp) { return ibv_destroy_qp(qp); }
+
+static void *make_srq(void)
+{
+	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 1, .max_sge = 1 } };
+
+	return ibv_create_srq(domain, &attr);
+}
+
+static void *make_qp(void)
+{
+	struct ibv_qp_init_attr attr = {
+		.send_cq = completions, .recv_cq = completions, .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 },
+	};
+
+	return ibv_create_qp(domain, &attr);
+}
+
+/* `most` objects of a kind, of which there are `before`, and no more; when one has gone there is room for another. */
+static void as_many(const char *what, int most, int before, void *(*make)(void), int (*drop)(void *))
+{
+	void **made = calloc((size_t)most + 1, sizeof *made);
+	int count = 0;
+
+	while (count <= most - before && (made[count] = make()))
+		count++;
+	check(count == most - before && errno == ENOMEM, what, "%d, %m", count + before);
+	MUST(drop(made[0]) == 0);
+	check((made[0] = make()) && !make(), "and one in the place of another", "%m");
+	while (count)
+		MUST(drop(made[--count]) == 0);
+	free(made);
+}
+
+/* C17: the numbers of objects hold, too. */
+static void objects(void)
+{
+	struct ibv_device **list;
+	struct ibv_device_attr dev;
+
+	MUST((list = ibv_get_device_list(NULL)) && list[0] && (owner = ibv_open_device(list[0])));
+	ibv_free_device_list(list);
+	MUST(ibv_query_device(owner, &dev) == 0 && (domain = ibv_alloc_pd(owner)));
+	as_many("C17 max_cq completion queues", dev.max_cq, 0, make_cq, drop_cq);
+	MUST(completions = ibv_create_cq(owner, 1, NULL, NULL, 0));
+	as_many("C17 max_pd domains", dev.max_pd, 1, make_pd, drop_pd);
+	as_many("C17 max_srq shared receive queues", dev.max_srq, 0, make_srq, drop_srq);
+	as_many("C17 max_qp queue pairs", dev.max_qp, 0, make_qp, drop_qp);
+	MUST(ibv_destroy_cq(completions) == 0 && ibv_dealloc_pd(domain) == 0 && ibv_close_device(owner) == 0);
+}
+
 static const struct group groups[] = {
-	{ "advertised", advertised },
+	{ "advertised", advertised }, { "objects", objects },
 	{ "descriptors", run_out_of_descriptors }, { "overflow", overflow }, { "receives", receives },
 };
 

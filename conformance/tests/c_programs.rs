@@ -30,7 +30,7 @@ use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Programs whose groups of statements are cases of their own: those of the table in their source, which is
 /// where a group is registered.
-const PROGRAMS: [&str; 25] = [
+const PROGRAMS: [&str; 28] = [
     "errno_table",
     "completions",
     "errno_cm",
@@ -49,6 +49,9 @@ const PROGRAMS: [&str; 25] = [
     "events",
     "old",
     "stand_in",
+    "marks",
+    "local_work",
+    "buffers",
     "extended",
     "atomics",
     "windows",
@@ -72,7 +75,7 @@ fn groups(program: &str) -> Vec<String> {
 }
 
 /// Groups whose statements depend on the view, which are run as iWARP, too.
-const AS_IWARP: [(&str, &str); 7] = [
+const AS_IWARP: [(&str, &str); 8] = [
     ("errno_cm", "rejecting"),
     ("errno_cm", "refused"),
     ("cm_rules", "timewait"),
@@ -80,6 +83,7 @@ const AS_IWARP: [(&str, &str); 7] = [
     ("by_number", "orders"),
     ("by_number", "again"),
     ("atomics", "attributes"),
+    ("datagrams", "modifying"),
 ];
 
 /// All groups of these once more: IPv6, the messages of iWARP, and an RNIC.
@@ -312,6 +316,10 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
     let watched = programs.clone();
     trials.push(Trial::test("events lids, in a namespace", move || {
         Ok(watched.interfaces("lids", "ib", "LID_CHANGE")?)
+    }));
+    let watched = programs.clone();
+    trials.push(Trial::test("events indices, in a namespace", move || {
+        Ok(watched.interfaces("indices", "roce", "C14")?)
     }));
     for group in ["listed", "objects", "by_number", "datagrams", "manager", "events"] {
         let many = programs.clone();

@@ -7,6 +7,7 @@ use uwarp_abi_types::verbs::*;
 use uwarp_driver::address::Address;
 use uwarp_driver::config::Config;
 use uwarp_driver::port::Port;
+use uwarp_driver::quota::Place;
 use uwarp_rnic::ah::Ah;
 use uwarp_rnic::ah::grh::{self, Grh};
 
@@ -26,6 +27,7 @@ pub struct CAh {
     c: Visible<ibv_ah>,
     /// The RNIC's.
     pub ah: Arc<Ah>,
+    _place: Place,
     _pd: Use,
 }
 
@@ -41,8 +43,9 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
     // SAFETY: the caller's promise.
     let domain = unsafe { look::<CPd>(pd) }?;
     // SAFETY: a live domain's context is alive.
-    let port = unsafe { context::port((*pd).context) }?;
-    let path = path::of(attr, port).inspect_err(path::explain)?;
+    let opened = unsafe { look::<Context>((*pd).context) }?;
+    let path = path::of(attr, opened.device.port()).inspect_err(path::explain)?;
+    let place = opened.device.made.ahs.take(opened.nic.limits().max_ah)?;
     let (mut to, own) = (path.peer, path.local.ip());
     // A group of the other family: the system chooses the source.
     let from = (to.is_ipv4() == own.is_ipv4()).then_some(own);
@@ -52,10 +55,14 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
     } else {
         Ah::new(&domain.pd, to, from)
     };
+    let grh = if attr.is_global != 0 { (attr.grh.traffic_class, attr.grh.hop_limit) } else { (0, 0) };
+    // 1 and 0 mean the system's: programs set them for neighbours and do not know of routers, and the kernel
+    // puts the route's in their place.
+    let ah = if matches!(grh, (0, 0 | 1)) { ah } else { ah.marked(grh.0, if grh.1 > 1 { grh.1 } else { 0 }) };
     // SAFETY: alive.
     let context = unsafe { (*pd).context };
     let c = Visible::new(ibv_ah { context, pd, handle: 0 });
-    Ok(object::give(Box::new(CAh { c, ah, _pd: domain.users.hold() })))
+    Ok(object::give(Box::new(CAh { c, ah, _place: place, _pd: domain.users.hold() })))
 }
 
 /// The GID to answer from: the address that the datagram was sent to. A group or a loopback address is not in
@@ -66,7 +73,7 @@ fn sgid_index(own: &[Address], grh: &Grh) -> u8 {
     let named = own.iter().position(|own| own.ip == to);
     let alike = || {
         let source = grh.source;
-        let family = |own: &&Address| own.ip.is_ipv4() == source.is_ipv4();
+        let family = |own: &&Address| !own.is_none() && own.ip.is_ipv4() == source.is_ipv4();
         let best = own.iter().find(|own| family(own) && own.link_local == link_local(source));
         let best = best.or_else(|| own.iter().find(family))?;
         own.iter().position(|own| std::ptr::eq(own, best))

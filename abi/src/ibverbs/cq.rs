@@ -8,8 +8,9 @@ use std::sync::Arc;
 use lock_api::RawMutex as _;
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::Nic;
+use uwarp_driver::quota::Place;
 use uwarp_process::RawMutex;
-use uwarp_rnic::{Cq, Wc};
+use uwarp_rnic::{Cq, VerbsError, Wc};
 
 use super::clock;
 use super::context::Context;
@@ -35,6 +36,7 @@ pub struct CCq {
     /// Its asynchronous events.
     pub async_events: Arc<AsyncEvents>,
     reader: Reader,
+    _place: Place,
     _domain: Option<Use>,
     _channel: Option<Use>,
     _context: Use,
@@ -134,6 +136,7 @@ unsafe fn create_with(
     if comp_vector != 0 {
         return Err(Failure::invalid("the device has one completion vector, number 0"));
     }
+    let place = opened.device.made.cqs.take(opened.nic.limits().max_cq)?;
     object::give_with(|address: *mut ibv_cq| {
         let async_events = AsyncEvents::new(opened);
         let events = on.map(CompletionEvents::new);
@@ -160,6 +163,7 @@ unsafe fn create_with(
             users: Users::default(),
             events,
             async_events,
+            _place: place,
             reader: Reader { lock: RawMutex::INIT, current: UnsafeCell::new(None) },
             _domain: domain.map(|domain| domain.users.hold()),
             _channel: on.map(|on| on.users.hold()),

@@ -117,6 +117,7 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
     if send_ops.is_some_and(|ops| ops & !operations != 0) {
         return Err(Failure::unsupported("one of the operations in send_ops_flags"));
     }
+    let place = context.device.made.qps.take(context.nic.limits().max_qp)?;
     object::give_with(|address: *mut ibv_qp| {
         let async_events = AsyncEvents::new(context);
         let init = QpInit {
@@ -164,6 +165,7 @@ pub unsafe fn create(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Fail
             stored: Mutex::new(unsafe { zeroed() }),
             batch,
             own_work: None,
+            _place: Some(place),
             _uses: [pd.users.hold(), send_cq.users.hold(), recv_cq.users.hold(), context.users.hold()],
             _srq: srq.map(|srq| srq.users.hold()),
         })
@@ -202,6 +204,7 @@ pub unsafe fn of_socket(
         stored: Mutex::new(unsafe { zeroed() }),
         batch: None,
         own_work: Some(Arc::clone(own_work)),
+        _place: None,
         _uses: std::array::from_fn(|_| domain.users.hold()),
         _srq: None,
     })))

@@ -8,7 +8,7 @@ use uwarp_driver::RdmaDevice;
 
 use super::context::{self, Context};
 use super::event::cookie;
-use super::{clock, cq, create_qp, mr, mw, parent, post, query, srq};
+use super::{buffer, clock, cq, create_qp, device_memory, mr, mw, parent, post, query, srq};
 use crate::convention::MinusOne;
 use crate::entry;
 use crate::failure::{Failure, required};
@@ -25,6 +25,11 @@ fn fill_operations(vctx: &mut verbs_context) {
     vctx.advise_mr = Some(mr::advise_mr);
     vctx.reg_mr_ex = Some(mr::reg_mr_ex);
     vctx.query_rt_values = Some(clock::query_rt_values);
+    vctx.alloc_buf = Some(buffer::alloc_buf);
+    vctx.free_buf = Some(buffer::free_buf);
+    vctx.alloc_dm = Some(device_memory::alloc_dm);
+    vctx.free_dm = Some(device_memory::free_dm);
+    vctx.reg_dm_mr = Some(device_memory::reg_dm_mr);
     vctx.alloc_td = Some(parent::alloc_td);
     vctx.dealloc_td = Some(parent::dealloc_td);
     vctx.alloc_parent_domain = Some(parent::alloc_parent_domain);

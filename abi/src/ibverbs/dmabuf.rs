@@ -1,5 +1,4 @@
-//! Buffers that another device or process owns and shares as a descriptor: dma-bufs that the processor can
-//! reach, and memfds, which are mapped the same way.
+//! Buffers that another device owns and shares as a descriptor: dma-bufs that the processor can reach.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
@@ -10,6 +9,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 use uwarp_rnic::Access;
 
 use crate::failure::Failure;
+
+/// `f_type` of the file system of dma-bufs (linux/magic.h).
+const DMA_BUF_MAGIC: rustix::fs::FsWord = 0x444d_4142;
 
 /// A part of such a buffer, mapped as long as this lives.
 #[derive(Debug)]
@@ -30,7 +32,7 @@ impl Mapping {
     /// Maps `length` bytes from `offset` on.
     ///
     /// # Errors
-    /// `EBADF`: no descriptor. `EINVAL`: beyond the end, empty, or nothing that can be mapped at all.
+    /// `EBADF`: no descriptor. `EINVAL`: no dma-buf, beyond its end, or empty.
     /// `EACCES`: the descriptor does not allow what `access` grants. `EOPNOTSUPP`: a dma-buf that only its
     /// device can reach.
     pub fn of(fd: c_int, offset: u64, length: usize, access: Access) -> Result<Self, Failure> {
@@ -39,7 +41,14 @@ impl Mapping {
         }
         // SAFETY: used within this call only; a number that names nothing gives EBADF.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        rustix::io::fcntl_getfd(fd)?;
+        // As the kernel, which does not take other files, whether or not they can be mapped.
+        if rustix::fs::fstatfs(fd)?.f_type != DMA_BUF_MAGIC {
+            return Err(Failure::invalid("the descriptor is no dma-buf"));
+        }
+        Self::map(fd, offset, length, access)
+    }
+
+    fn map(fd: BorrowedFd<'_>, offset: u64, length: usize, access: Access) -> Result<Self, Failure> {
         let invalid = Failure::invalid("the part is empty, or ends beyond the buffer");
         let end = offset.checked_add(length as u64).filter(|_| length > 0).ok_or_else(|| invalid.clone())?;
         if size(fd)? < end {
@@ -57,9 +66,7 @@ impl Mapping {
         let mapped = unsafe { rustix::mm::mmap(start.1, pages, rights, MapFlags::SHARED, fd, start.0) };
         match mapped {
             Ok(start) => Ok(Self { start, pages, skip }),
-            // A pipe or a directory. A dma-buf that only its device can reach gives EINVAL or ENOTSUP.
-            Err(Errno::NODEV) => Err(Failure::invalid("the descriptor cannot be mapped")),
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+            Err(Errno::NODEV | Errno::INVAL | Errno::OPNOTSUPP) => {
                 Err(Failure::unsupported("a buffer that the processor cannot reach"))
             }
             Err(error) => Err(error.into()),
@@ -87,4 +94,34 @@ fn size(fd: BorrowedFd<'_>) -> Result<u64, Failure> {
     }
     rustix::fs::seek(fd, SeekFrom::End(0))
         .map_err(|_| Failure::invalid("the descriptor does not belong to a buffer"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use super::*;
+
+    /// Few machines have a driver that makes dma-bufs. A memfd is mapped in the same way.
+    #[test]
+    fn the_part_that_offset_and_length_name_is_mapped() {
+        let page = rustix::param::page_size();
+        let file = rustix::fs::memfd_create("buffer", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+        rustix::fs::ftruncate(&file, 4 * page as u64).expect("a length");
+        rustix::io::pwrite(&file, b"buffer", page as u64 + 100).expect("bytes");
+        let of = |offset, length| Mapping::map(file.as_fd(), offset, length, Access::LOCAL_WRITE);
+        let mapping = of(page as u64 + 100, 2 * page).expect("a mapping");
+        // SAFETY: mapped just now, six bytes of it are read.
+        let seen = unsafe { std::slice::from_raw_parts(mapping.address().cast::<u8>(), 6) };
+        assert_eq!(seen, b"buffer");
+        let errno = |offset, length| of(offset, length).err().map(|e| e.errno);
+        let end = 4 * page as u64;
+        assert_eq!(errno(end, 1), Some(libc::EINVAL));
+        assert_eq!(errno(end - 1, 2), Some(libc::EINVAL));
+        assert_eq!(errno(u64::MAX, page), Some(libc::EINVAL));
+        assert_eq!(errno(0, 0), Some(libc::EINVAL));
+        // By the verb it is refused.
+        let refused = Mapping::of(file.as_raw_fd(), 0, page, Access::LOCAL_WRITE);
+        assert_eq!(refused.err().map(|e| e.errno), Some(libc::EINVAL));
+    }
 }

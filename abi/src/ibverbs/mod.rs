@@ -15,7 +15,8 @@
 //! | [`batch`] | batches of work requests |
 //! | [`cq`], [`clock`] | completion queues; the clock that the times of completions come from |
 //! | [`parent`] | thread domains and parent domains |
-//! | [`mr`], [`dmabuf`] | protection domains and regions; shared buffers |
+//! | [`mr`], [`buffer`], [`dmabuf`] | protection domains and regions; buffers, own and shared |
+//! | [`device_memory`] | device memory |
 //! | [`query`] | queries of device and port |
 //! | [`event`] | where the events of objects go; completion channels |
 //! | [`context`], [`view`] | the device as C knows it; how it presents itself |
@@ -26,11 +27,13 @@
 pub mod ah;
 pub mod async_event;
 pub mod batch;
+pub mod buffer;
 pub mod clock;
 pub mod context;
 pub mod cq;
 pub mod create_qp;
 pub mod device;
+pub mod device_memory;
 pub mod dmabuf;
 pub mod event;
 pub mod marshal;

@@ -4,15 +4,17 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use uwarp_abi_types::verbs::*;
+use uwarp_driver::quota::Place;
 use uwarp_process::Mutex;
 use uwarp_rnic::mem::populate;
 use uwarp_rnic::mr::{AccessError, MrCache, Part};
 use uwarp_rnic::{Access, Mr, Pd, VerbsError};
 
+use super::buffer;
 use super::context::{Context, same_device};
 use super::dmabuf::Mapping;
 use super::parent::Contents;
-use crate::convention::{Code, MinusOne};
+use crate::convention::{Code, Outcome, Reregistered};
 use crate::failure::{Failure, required};
 use crate::object::{self, Object, Use, Users, Visible, look, zeroed};
 use crate::{entry, slot};
@@ -28,6 +30,7 @@ pub struct CPd {
     pub users: Users,
     /// Of a parent domain.
     contents: Option<Contents>,
+    _place: Place,
     _context: Use,
 }
 
@@ -51,9 +54,20 @@ pub struct CMr {
     c: Visible<ibv_mr>,
     /// The RNIC's, and the domain it is in; re-registration changes both.
     inner: Mutex<(Arc<Mr>, Use)>,
-    /// Its memory, if it is a buffer that another device or process shares.
-    mapping: Option<Mapping>,
+    backing: Backing,
+    _place: Place,
     _context: Use,
+}
+
+/// Whose the memory of a region is.
+#[derive(Debug)]
+pub enum Backing {
+    /// The program's.
+    Program,
+    /// A buffer that another device shares.
+    Mapped(#[allow(dead_code, reason = "unmapped by its drop")] Mapping),
+    /// Device memory.
+    Device(#[allow(dead_code, reason = "a use, until its drop")] Use),
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -75,7 +89,8 @@ const OPTIONAL: u32 = (IB_UVERBS_ACCESS_OPTIONAL_LAST << 1) - IB_UVERBS_ACCESS_O
 /// IBV_ADVISE_MR_FLAG_FLUSH.
 const ADVISE_FLUSH: u32 = 1;
 
-fn access(flags: u32) -> Result<Access, Failure> {
+/// Rights in the RNIC's form.
+pub fn access(flags: u32) -> Result<Access, Failure> {
     let known = flags & !OPTIONAL;
     let access = Access::from_bits(known).ok_or_else(|| Failure::invalid("unknown access flags"))?;
     Ok(access | Access::from_bits_truncate(flags & OPTIONAL))
@@ -93,7 +108,7 @@ fn check_memory(address: u64, length: u64, access: Access) -> Result<(), Failure
 ///
 /// # Safety
 /// `pd` is a live protection domain or NULL.
-unsafe fn register(
+pub unsafe fn register(
     pd: *mut ibv_pd,
     address: *mut c_void,
     length: usize,
@@ -101,7 +116,7 @@ unsafe fn register(
     flags: u32,
 ) -> Result<*mut ibv_mr, Failure> {
     // SAFETY: the caller's promise.
-    unsafe { register_with(pd, address, length, iova, flags, None) }
+    unsafe { register_with(pd, address, length, iova, flags, Backing::Program) }
 }
 
 /// Registers `length` bytes of a buffer that another device or process owns, from `offset` on.
@@ -124,23 +139,23 @@ unsafe fn register_buffer(
     let mapping = Mapping::of(fd, offset, length, access(flags)?)?;
     let address = mapping.address();
     // SAFETY: as above.
-    let mr = unsafe { register_with(pd, address, length, iova, flags, Some(mapping)) }?;
+    let mr = unsafe { register_with(pd, address, length, iova, flags, Backing::Mapped(mapping)) }?;
     // SAFETY: made just now. Adapters show the offset, as they have no address in this process.
     unsafe { (*mr).addr = std::ptr::without_provenance_mut(offset as usize) };
     Ok(mr)
 }
 
-/// [`register`], of memory that we have mapped ourselves.
+/// [`register`], of memory that may be ours.
 ///
 /// # Safety
 /// As [`register`].
-unsafe fn register_with(
+pub unsafe fn register_with(
     pd: *mut ibv_pd,
     address: *mut c_void,
     length: usize,
     iova: u64,
     flags: u32,
-    mapping: Option<Mapping>,
+    backing: Backing,
 ) -> Result<*mut ibv_mr, Failure> {
     // SAFETY: the caller's promise.
     let domain = unsafe { look::<CPd>(pd) }?;
@@ -149,6 +164,7 @@ unsafe fn register_with(
     let access = access(flags)?;
     let range = (address.addr() as u64, length as u64);
     check_memory(range.0, range.1, access)?;
+    let place = context.device.made.mrs.take(context.nic.limits().max_mr)?;
     let mr = Mr::register(&domain.pd, range.0, range.1, iova, access)?;
     // SAFETY: plain C data.
     let mut c: ibv_mr = unsafe { zeroed() };
@@ -161,7 +177,8 @@ unsafe fn register_with(
     Ok(object::give(Box::new(CMr {
         c: Visible::new(c),
         inner: Mutex::new((mr, domain.users.hold())),
-        mapping,
+        backing,
+        _place: place,
         _context: context.users.hold(),
     })))
 }
@@ -191,11 +208,12 @@ pub unsafe fn give_domain(
         pd,
         users: Users::default(),
         contents,
+        _place: opened.device.made.pds.take(opened.nic.limits().max_pd)?,
         _context: opened.users.hold(),
     })))
 }
 
-/// ibv_reg_mr_ex(3) for memory given by address.
+/// ibv_reg_mr_ex(3), for memory given by address, descriptor or buffer.
 ///
 /// # Safety
 /// `pd` is a live protection domain or NULL; `attr` is valid or NULL.
@@ -203,12 +221,19 @@ unsafe fn register_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Result<*m
     // SAFETY: the caller's promise.
     let attr = unsafe { &*required(attr, "mr_init_attr")? };
     let given = |bits: u32| attr.comp_mask & u64::from(bits) != 0;
-    let known = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
-    if given(IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF) {
-        return Err(Failure::unsupported("DMA handles and buffers from the device"));
+    let range = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
+    if given(IBV_REG_MR_MASK_DMAH) {
+        return Err(Failure::unsupported("DMA handles"));
     }
-    if attr.comp_mask & !u64::from(known) != 0 {
+    if attr.comp_mask & !u64::from(range | IBV_REG_MR_MASK_BUF) != 0 {
         return Err(Failure::invalid("unknown members in comp_mask"));
+    }
+    if given(IBV_REG_MR_MASK_BUF) {
+        if !given(IBV_REG_MR_MASK_ADDR) {
+            return Err(Failure::invalid("a range in a buffer needs an address"));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { buffer::check(pd, attr.buf, attr.addr, attr.length) }?;
     }
     let flags = attr.access.cast_unsigned();
     match (given(IBV_REG_MR_MASK_FD), given(IBV_REG_MR_MASK_ADDR)) {
@@ -285,8 +310,7 @@ entry! {
     }
 
     /// ibv_rereg_mr(3). Keys change with domain and range, which makes the old ones useless; they stay when
-    /// only rights change. A failure changes nothing (-1 is IBV_REREG_MR_ERR_INPUT: the old region is still
-    /// valid).
+    /// only rights change. A failure changes nothing: the old region is still valid.
     verb fn ibv_rereg_mr(
         mr: *mut ibv_mr,
         flags: c_int,
@@ -294,20 +318,16 @@ entry! {
         addr: *mut c_void,
         length: usize,
         flags_access: c_int,
-    ) -> MinusOne {
+    ) -> Reregistered {
         let region = look::<CMr>(mr)?;
         let wants = |flag: u32| flags.cast_unsigned() & flag != 0;
-        if flags.cast_unsigned() & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
-            return Err(Failure::invalid("unknown flags"));
-        }
-        if flags_access != 0 && !wants(IBV_REREG_MR_CHANGE_ACCESS) {
-            return Err(Failure::invalid("rights without IBV_REREG_MR_CHANGE_ACCESS"));
-        }
-        if wants(IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0) {
-            return Err(Failure::invalid("a new translation needs an address and a length"));
-        }
-        if region.mapping.is_some() {
-            return Err(Failure::invalid("a region of a shared buffer cannot be registered again"));
+        // What libibverbs refuses itself.
+        if flags.cast_unsigned() & !IBV_REREG_MR_FLAGS_SUPPORTED != 0
+            || (flags_access != 0 && !wants(IBV_REREG_MR_CHANGE_ACCESS))
+            || (wants(IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0))
+            || !matches!(region.backing, Backing::Program)
+        {
+            return Ok(Outcome::WrongInput);
         }
         let domain = if wants(IBV_REREG_MR_CHANGE_PD) { Some(look::<CPd>(pd)?) } else { None };
         if domain.is_some() {
@@ -333,7 +353,7 @@ entry! {
             (*mr).pd = pd;
             inner.1 = domain.users.hold();
         }
-        Ok(())
+        Ok(Outcome::Done)
     }
 
     /// ibv_dereg_mr(3). Waits for a receive into the region that is in progress. EBUSY while windows are

@@ -2,11 +2,12 @@
 
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::QueuePair;
+use uwarp_driver::quota::Place;
 use uwarp_rnic::mr::{Bind, WindowType, add_window, remove_window};
 use uwarp_rnic::{Access, SendFlags, SendOp, SendWr};
 
 use super::context::Context;
-use super::mr::{CMr, CPd};
+use super::mr::{self, CMr, CPd};
 use super::qp::CQp;
 use crate::convention::Code;
 use crate::failure::{Failure, required};
@@ -21,6 +22,7 @@ pub struct CMw {
     kind: WindowType,
     /// Its first key, which names it.
     key: u32,
+    _place: Place,
     _pd: Use,
     _context: Use,
 }
@@ -31,7 +33,8 @@ unsafe impl Object for CMw {
     const NAME: &'static str = "mw";
 }
 
-/// The rights that a window may grant, and the flag that makes its offsets begin at zero.
+/// The rights that a window may grant, and the flag that makes its offsets begin at zero. Others mean nothing
+/// for a window, and are ignored: programs pass those of the region, and drivers take them.
 const RIGHTS: Access =
     Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC).union(Access::ZERO_BASED);
 
@@ -40,8 +43,7 @@ const RIGHTS: Access =
 /// # Safety
 /// The region is alive or NULL.
 unsafe fn bind(key: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Failure> {
-    let access = Access::from_bits(info.mw_access_flags).filter(|access| RIGHTS.contains(*access));
-    let access = access.ok_or_else(|| Failure::invalid("mw_access_flags"))?;
+    let access = mr::access(info.mw_access_flags)? & RIGHTS;
     let region = if info.mr.is_null() && info.length == 0 {
         0
     } else {
@@ -51,8 +53,9 @@ unsafe fn bind(key: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Failure> {
     Ok(SendOp::Bind(Bind { key, region, addr: info.addr, len: info.length, access }))
 }
 
-/// A bind as a work request, for a window of type 2: the program chooses the last byte of its key. Other
-/// errors show when the request is processed (`IBV_WC_MW_BIND_ERR`).
+/// A bind as a work request, for a window of type 2: the program chooses the last byte of its key, and the
+/// rest of `rkey` is ignored, as drivers do. Other errors show when the request is processed
+/// (`IBV_WC_MW_BIND_ERR`).
 ///
 /// # Safety
 /// Window and region are alive.
@@ -62,11 +65,8 @@ pub unsafe fn bind_request(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) 
     if window.kind != WindowType::Two {
         return Err(Failure::invalid("windows of type 1 are bound by ibv_bind_mw"));
     }
-    if (window.key ^ rkey) & !0xFF != 0 {
-        return Err(Failure::invalid("rkey is not a key of this window"));
-    }
     // SAFETY: as above.
-    unsafe { bind(rkey, info) }
+    unsafe { bind(window.key & !0xFF | rkey & 0xFF, info) }
 }
 
 slot! {
@@ -79,6 +79,7 @@ slot! {
             IBV_MW_TYPE_2 => WindowType::Two,
             _ => return Err(Failure::invalid("unknown type of memory window")),
         };
+        let place = context.device.made.mws.take(context.nic.limits().max_mw)?;
         let key = add_window(domain.pd.id(), window)?;
         let mut c: ibv_mw = zeroed();
         (c.context, c.pd, c.rkey, c.handle, c.type_) = ((*pd).context, pd, key, key, kind);
@@ -86,20 +87,19 @@ slot! {
             c: Visible::new(c),
             kind: window,
             key,
+            _place: place,
             _pd: domain.users.hold(),
             _context: context.users.hold(),
         })))
     }
 
-    /// ibv_bind_mw(3): a window of type 1, which gets another key.
+    /// ibv_bind_mw(3): a window of type 1, which gets another key. A window of another domain shows when the
+    /// request is processed (`IBV_WC_MW_BIND_ERR`).
     verb fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> Code {
         let (pair, window) = (look::<CQp>(qp)?, look::<CMw>(mw)?);
         let request = &*required(mw_bind, "mw_bind")?;
         if window.kind != WindowType::One {
             return Err(Failure::invalid("windows of type 2 are bound by a work request"));
-        }
-        if look::<CPd>((*mw).pd)?.pd.id() != look::<CPd>((*qp).pd)?.pd.id() {
-            return Err(Failure::invalid("window and queue pair are of different domains"));
         }
         let QueuePair::Rc(rc) = &pair.qp else {
             return Err(Failure::invalid("a datagram queue pair has Sends only"));

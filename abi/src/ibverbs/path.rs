@@ -66,9 +66,10 @@ fn resolve(
     if !global && !has_lids {
         return Err(Failure::invalid(NO_GID));
     }
-    let index = if global { usize::from(route.sgid_index) } else { 0 };
-    let local =
-        own.get(index).ok_or_else(|| Failure::invalid("the index is beyond the end of the GID table"))?;
+    let there = |address: &&Address| !address.is_none();
+    let of_gid = || own.get(usize::from(route.sgid_index)).filter(there);
+    let local = if global { of_gid() } else { address::of_lid(own) };
+    let local = local.ok_or_else(|| Failure::invalid("the index is that of no GID"))?;
     let peer = if global { ip_of(&route.dgid) } else { address::ip_of_lid(dlid, local.ip) };
     let peer = peer.ok_or_else(|| Failure::invalid("the address names no peer"))?;
     if peer.is_ipv4() != local.ip.is_ipv4() && !peer.is_multicast() {
@@ -114,7 +115,8 @@ pub fn of_connection(local: &ibv_gid, peer: &ibv_gid, own: &[Address]) -> Result
     let (Some(local), Some(peer)) = (ip_of(local), ip_of(peer)) else {
         return Err(Failure::invalid("the id has no route"));
     };
-    let here = own.iter().map(|own| own.ip).find(|ip| ip.is_ipv4() == peer.is_ipv4());
+    let here =
+        own.iter().filter(|own| !own.is_none()).map(|own| own.ip).find(|ip| ip.is_ipv4() == peer.is_ipv4());
     Ok(match here.filter(|_| peer.is_loopback()) {
         Some(ip) => address_vector(own, ip, ip),
         None => address_vector(own, local, peer),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use uwarp_abi_types::verbs::*;
 use uwarp_cm::{Cm, bringup};
+use uwarp_driver::quota::Place;
 use uwarp_driver::{Qp, QueuePair, UdQp};
 use uwarp_process::Mutex;
 use uwarp_rnic::qp::{QpCaps, QpModify, QpState};
@@ -34,6 +35,8 @@ pub struct CQp {
     pub batch: Option<Batch>,
     /// Of a socket's queue pair: what the program may post to it.
     pub(super) own_work: Option<Arc<OwnWork>>,
+    /// None: the library made it, for a socket.
+    pub(super) _place: Option<Place>,
     pub(super) _uses: [Use; 4],
     pub(super) _srq: Option<Use>,
 }
@@ -132,6 +135,10 @@ entry! {
         let leads = to == Some(QpState::Rtr) && mask & IBV_QP_AV != 0;
         let path = leads.then(|| path::of(&attr.ah_attr, context.device.port()));
         let cm = if leads { Some(Cm::of_process()?) } else { Cm::if_any() };
+        if leads && attr.ah_attr.is_global != 0 {
+            // The hop limit is the route's, as with the kernel.
+            rc.set_traffic_class(attr.ah_attr.grh.traffic_class);
+        }
         let known = path.as_ref().and_then(|path| path.as_ref().ok()).copied();
         bringup::modify(cm.as_deref(), rc, actual, from, change, known).map_err(|error| match path {
             // Also not a queue pair of rdma_cm, which finds the peer in another way.
@@ -229,7 +236,7 @@ entry! {
     verb fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
         let pair = look::<CQp>(qp)?;
         let own = look::<Context>((*qp).context)?.device.port().addresses();
-        let interface = own.first().map_or(0, |first| first.index);
+        let interface = own.iter().find(|own| !own.is_none()).map_or(0, |first| first.index);
         pair.ud()?.attach(group(gid)?, interface)?;
         Ok(())
     }

@@ -1,8 +1,4 @@
-//! Queries of device and port. If a number promises a size or a depth, the RNIC enforces that number.
-//!
-//! `max_qp`, `max_cq`, `max_srq`, `max_mr`, `max_pd` and `max_ah` exist for programs that size tables by
-//! them; they are not enforced. The real limit is the process's memory, and for queue pairs the ports that
-//! their numbers come from.
+//! Queries of device and port. If a number promises a size, a depth or a number of objects, it is enforced.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -13,6 +9,7 @@ use uwarp_driver::port::Port;
 
 use super::clock;
 use super::context::{Context, guid, host_guid};
+use super::device_memory;
 use super::view::{self, PORT};
 use crate::convention::{Code, MinusOne, Negative};
 use crate::failure::{Failure, required};
@@ -61,9 +58,9 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.max_cq = count(limits.max_cq);
     attr.max_cqe = count(limits.max_cqe);
     attr.max_mr = count(limits.max_mr);
-    attr.max_mw = count(limits.max_mr);
+    attr.max_mw = count(limits.max_mw);
     attr.max_pd = count(limits.max_pd);
-    attr.max_ah = count(limits.max_mr);
+    attr.max_ah = count(limits.max_ah);
     attr.max_mcast_grp = count(GROUPS);
     attr.max_mcast_qp_attach = count(limits.max_qp);
     attr.max_total_mcast_qp_attach = count(GROUPS.saturating_mul(limits.max_qp));
@@ -137,6 +134,9 @@ entry! {
             return Err(Failure::unsupported("flags"));
         }
         let found = gid_entry(own, port, index)?;
+        if !exists(&found) {
+            return Err(Failure::new(libc::ENODATA, "the place has no GID now"));
+        }
         copy_prefix(&found, entry, entry_size);
         Ok(())
     }
@@ -155,7 +155,8 @@ entry! {
         if flags != 0 {
             return Err(Failure::unsupported("flags"));
         }
-        let table = gid_table(own);
+        let mut table = gid_table(own);
+        table.retain(exists);
         if table.len() > max_entries {
             return Err(Failure::invalid("more entries than the program has room for"));
         }
@@ -246,6 +247,7 @@ slot! {
             | IBV_ODP_SUPPORT_READ
             | IBV_ODP_SUPPORT_ATOMIC
             | IBV_ODP_SUPPORT_SRQ_RECV;
+        all.max_dm_size = device_memory::SIZE.into();
         all.phys_port_cnt_ex = 1;
         (all.completion_timestamp_mask, all.hca_core_clock) = (u64::MAX, clock::KHZ);
         copy_prefix(&all, attr, size);
@@ -355,14 +357,23 @@ pub fn gid_of(address: IpAddr) -> ibv_gid {
     ibv_gid { raw: v6.octets() }
 }
 
-/// The GID table of a port: its addresses, of several interfaces the default route's first.
+/// Of a place of the table without an address.
+const NO_GID: ibv_gid = ibv_gid { raw: [0; 16] };
+
+fn exists(entry: &ibv_gid_entry) -> bool {
+    // SAFETY: plain bytes.
+    unsafe { entry.gid.raw != NO_GID.raw }
+}
+
+/// The GID table of a port: its addresses, of several interfaces at first the default route's before the
+/// others. A place without an address has a GID of zeros.
 fn gid_table(port: &Port) -> Vec<ibv_gid_entry> {
     let gid_type = view::shown().gid_type;
     port.addresses()
         .iter()
         .zip(0..)
         .map(|(address, gid_index)| ibv_gid_entry {
-            gid: gid_of(address.ip),
+            gid: if address.is_none() { NO_GID } else { gid_of(address.ip) },
             gid_index,
             port_num: PORT.into(),
             gid_type,

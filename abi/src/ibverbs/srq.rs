@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::Srq;
+use uwarp_driver::quota::Place;
 use uwarp_rnic::SrqInit;
 
 use super::context::Context;
@@ -29,6 +30,7 @@ pub struct CSrq {
     pub async_events: Arc<AsyncEvents>,
     /// Queue pairs on it.
     pub users: Users,
+    _place: Place,
     _uses: [Use; 2],
 }
 
@@ -51,6 +53,7 @@ pub unsafe fn create(
     let domain = unsafe { look::<CPd>(pd) }?;
     // SAFETY: a live domain's context is alive.
     let context = unsafe { look::<Context>((*pd).context) }?;
+    let place = context.device.made.srqs.take(context.nic.limits().max_srq)?;
     let c = object::give_with(|address: *mut ibv_srq| {
         let async_events = AsyncEvents::new(context);
         // The limit is ignored here (ibv_create_srq(3)); programs leave it unset.
@@ -73,6 +76,7 @@ pub unsafe fn create(
             srq,
             async_events,
             users: Users::default(),
+            _place: place,
             _uses: [domain.users.hold(), context.users.hold()],
         })
     })?;

@@ -2,10 +2,10 @@
 //! `EOPNOTSUPP`, by return value or by NULL and `errno`. Grouped by object, so that a group can move to its
 //! own file when it is implemented.
 //!
-//! What verbs.h calls through `verbs_context` (work queues, flows, XRC domains, counters, device memory)
+//! What verbs.h calls through `verbs_context` (work queues, flows, XRC domains, counters)
 //! needs nothing here: those members are NULL, and the inline functions return the error.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use uwarp_abi_types::verbs::*;
 
@@ -15,10 +15,9 @@ use crate::failure::Failure;
 
 const DM: &str = "device memory";
 const DMAH: &str = "DMA handles";
-const BUFFER: &str = "buffers from the device";
 const COUNTER: &str = "completion counters";
 
-// Device memory, DMA handles, buffers.
+// Device memory, DMA handles.
 entry! {
     /// ibv_import_dm(3).
     verb fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mut ibv_dm {
@@ -39,28 +38,6 @@ entry! {
     /// ibv_alloc_dmah(3).
     verb fn ibv_dealloc_dmah(_dmah: *mut ibv_dmah) -> Code {
         Err(Failure::unsupported(DMAH))
-    }
-    /// ibv_alloc_buf(3).
-    verb fn ibv_alloc_buf(_pd: *mut ibv_pd, _size: usize, _buf: *mut *mut ibv_buf) -> *mut c_void {
-        Err(Failure::unsupported(BUFFER))
-    }
-    /// ibv_alloc_buf(3).
-    verb fn ibv_free_buf(_buf: *mut ibv_buf) -> () {
-        Ok(())
-    }
-    /// ibv_alloc_buf(3).
-    verb fn ibv_reg_buf_mr(
-        _pd: *mut ibv_pd,
-        _buf: *mut ibv_buf,
-        _addr: *mut c_void,
-        _length: usize,
-        _access: c_int,
-    ) -> *mut ibv_mr {
-        Err(Failure::unsupported(BUFFER))
-    }
-    /// ibv_alloc_buf(3).
-    verb fn ibv_export_buf_dmabuf_fd(_buf: *mut ibv_buf) -> MinusOne<c_int> {
-        Err(Failure::unsupported(BUFFER))
     }
 }
 

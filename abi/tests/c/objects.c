@@ -49,7 +49,7 @@ static void regions(struct ibv_context *context)
 	CHECK(ibv_dealloc_pd(other) == EBUSY);
 	CHECK(ibv_dealloc_pd(pd) == 0);
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE) ==
-	      IBV_REREG_MR_ERR_INPUT);
+	      IBV_REREG_MR_ERR_CMD && errno == EINVAL);
 	CHECK(ibv_rereg_mr(mr, 1 << 20, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
 	pd = mr->pd;
 	CHECK(ibv_dereg_mr(mr) == 0);

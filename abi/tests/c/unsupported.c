@@ -37,7 +37,6 @@ static void through_the_context(void)
 	/* Objects that no call of ours has made, with the context that the inline functions use. */
 	struct ibv_flow flow = { .context = context };
 	struct ibv_flow_action action = { .context = context };
-	struct ibv_dm dm = { .context = context };
 	struct ibv_wq wq = { .context = context };
 	struct ibv_rwq_ind_table table = { .context = context };
 	struct ibv_counters counters = { .context = context };
@@ -49,9 +48,6 @@ static void through_the_context(void)
 	CHECK(ibv_modify_flow_action_esp(&action, &(struct ibv_flow_action_esp_attr){ 0 }) == EOPNOTSUPP);
 	CHECK(ibv_destroy_flow_action(&action) == EOPNOTSUPP);
 	REFUSED(ibv_open_xrcd(context, &(struct ibv_xrcd_init_attr){ 0 }), EOPNOTSUPP);
-	REFUSED(ibv_alloc_dm(context, &(struct ibv_alloc_dm_attr){ 0 }), EOPNOTSUPP);
-	CHECK(ibv_free_dm(&dm) == EOPNOTSUPP);
-	REFUSED(ibv_reg_dm_mr(pd, &dm, 0, 0, 0), EOPNOTSUPP);
 	REFUSED(ibv_create_wq(context, &(struct ibv_wq_init_attr){ .pd = pd, .cq = cq }), EOPNOTSUPP);
 	CHECK(ibv_modify_wq(&wq, &(struct ibv_wq_attr){ 0 }) == EOPNOTSUPP);
 	CHECK(ibv_destroy_wq(&wq) == EOPNOTSUPP);

@@ -25,6 +25,39 @@ pub struct Address {
     pub link_local: bool,
 }
 
+impl Address {
+    /// A place of the GID table that has no address now. Another address of the port takes it.
+    fn none() -> Self {
+        let ip = Ipv4Addr::UNSPECIFIED.into();
+        Self { ip, interface: String::new(), index: 0, loopback: false, link_local: false }
+    }
+
+    /// Whether it is a place without an address.
+    pub fn is_none(&self) -> bool {
+        self.ip.is_unspecified()
+    }
+}
+
+/// The addresses of `now`, each where it was `before`: programs keep indices of GIDs as long as they run. New
+/// ones take free places, as in the kernel's table.
+fn in_place(before: &[Address], now: Vec<Address>) -> Vec<Address> {
+    let same = |one: &Address, other: &Address| (one.ip, one.index) == (other.ip, other.index);
+    let (mut rest, mut table) = (now, Vec::new());
+    for old in before {
+        let found = rest.iter().position(|new| same(old, new));
+        table.push(found.map_or_else(Address::none, |at| rest.remove(at)));
+    }
+    for new in rest {
+        match table.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = new,
+            None => table.push(new),
+        }
+    }
+    let used = table.iter().rposition(|address| !address.is_none()).map_or(0, |last| last + 1);
+    table.truncate(used);
+    table
+}
+
 /// The addresses of a port at the last query, and the time of that query.
 #[derive(Debug)]
 pub(crate) struct Last(PerProcess<Mutex<Option<(Instant, Arc<[Address]>)>>>);
@@ -41,6 +74,15 @@ impl Last {
     pub fn keep(&self, list: Vec<Address>) -> Arc<[Address]> {
         let list: Arc<[Address]> = list.into();
         *self.0.lock() = Some((Instant::now(), Arc::clone(&list)));
+        list
+    }
+
+    /// The same, with each address where it was before.
+    pub fn keep_in_place(&self, list: Vec<Address>) -> Arc<[Address]> {
+        let Some(mut last) = self.0.try_lock() else { return list.into() };
+        let before = last.as_ref().map(|(_, list)| Arc::clone(list));
+        let list: Arc<[Address]> = in_place(before.as_deref().unwrap_or(&[]), list).into();
+        *last = Some((Instant::now(), Arc::clone(&list)));
         list
     }
 
@@ -61,6 +103,11 @@ pub fn lid_of(ip: IpAddr) -> u16 {
         }
         IpAddr::V6(_) => 0,
     }
+}
+
+/// The address of a table that has the port's LID: the first one of IPv4.
+pub fn of_lid(own: &[Address]) -> Option<&Address> {
+    own.iter().find(|own| own.ip.is_ipv4() && !own.is_none())
 }
 
 /// The address with this LID in the network of one of our addresses.
@@ -202,5 +249,30 @@ mod tests {
         last.keep(vec![at(Ipv4Addr::LOCALHOST.into())]);
         assert_eq!(last.recent(now).map(|list| list.len()), Some(1));
         assert_eq!(last.recent(now + FRESH * 2), None, "the system is asked again");
+    }
+
+    #[test]
+    fn c14_addresses_keep_their_places_and_new_ones_take_free_places() {
+        let list = |ips: &[&str]| -> Vec<Address> {
+            let address = |ip: &&str| Address {
+                ip: ip.parse().unwrap(),
+                interface: "eth0".into(),
+                index: 2,
+                loopback: false,
+                link_local: false,
+            };
+            ips.iter().map(address).collect()
+        };
+        let last = Last::new();
+        let step = |ips: &[&str]| -> Vec<String> {
+            last.keep_in_place(list(ips)).iter().map(|address| address.ip.to_string()).collect()
+        };
+        assert_eq!(step(&["10.0.0.1", "fe80::1"]), ["10.0.0.1", "fe80::1"]);
+        assert_eq!(step(&["10.0.0.9", "10.0.0.1", "fe80::1"]), ["10.0.0.1", "fe80::1", "10.0.0.9"]);
+        assert_eq!(step(&["10.0.0.9", "fe80::1"]), ["0.0.0.0", "fe80::1", "10.0.0.9"]);
+        assert_eq!(step(&["10.0.0.9", "10.0.0.5", "10.0.0.6"]), ["10.0.0.5", "10.0.0.6", "10.0.0.9"]);
+        assert_eq!(step(&["10.0.0.5"]), ["10.0.0.5"], "no free places at the end");
+        assert_eq!(step(&["127.0.0.1", "::1"]), ["127.0.0.1", "::1"]);
+        assert_eq!(step(&[]), [""; 0]);
     }
 }

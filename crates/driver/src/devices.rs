@@ -15,6 +15,7 @@ use crate::address::Address;
 use crate::config::{Config, Devices};
 use crate::fork::OncePerProcess;
 use crate::port::Port;
+use crate::quota::Made;
 use crate::{address, netdev};
 
 /// A device that programs see. It lives as long as the process: programs keep pointers to what C shows of it.
@@ -26,6 +27,8 @@ pub struct RdmaDevice {
     shown: OnceLock<usize>,
     /// Of interfaces: the one that was found after it.
     next: OnceLock<&'static RdmaDevice>,
+    /// How many objects programs have made on it.
+    pub made: Made,
     /// The opened device that ids share, by its cookie.
     pub shared: OncePerProcess<usize>,
 }
@@ -47,6 +50,7 @@ impl RdmaDevice {
             port: Port::new(interface.map(str::to_owned)),
             shown: OnceLock::new(),
             next: OnceLock::new(),
+            made: Made::default(),
             shared: OncePerProcess::new(),
         }
     }

@@ -6,6 +6,7 @@
 //!   itself.
 //! * [`qp`]: a queue pair with its socket; moves bytes between the two. `linger`: what happens to the socket
 //!   afterwards.
+//! * [`quota`]: how many objects of each kind a device has.
 //! * [`srq`]: a shared receive queue; continues the queue pairs that wait for it.
 //! * [`poll`]: what a thread that polls a completion queue does for progress.
 //! * [`channel`]: event queues with a descriptor; a thread that blocks on one sleeps on the sockets.
@@ -53,6 +54,7 @@ mod progress;
 pub mod pump;
 pub mod qp;
 mod qpn;
+pub mod quota;
 mod shell;
 mod source;
 pub mod srq;

@@ -21,8 +21,7 @@ use crate::port::{Port, PortWatch};
 use crate::qpn::Numbers;
 use crate::ud::{DatagramPort, ProofObserver, Unclaimed, UnclaimedCounters};
 
-/// The limits of the device. Numbers of objects are information for programs only: more objects are not
-/// refused.
+/// The limits of the device. All are kept: those of objects by [`crate::quota`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Limits {
@@ -37,7 +36,9 @@ pub struct Limits {
     pub max_cq: u32,
     pub max_cqe: u32,
     pub max_mr: u32,
+    pub max_mw: u32,
     pub max_pd: u32,
+    pub max_ah: u32,
     pub max_qp_rd_atom: u32,
     pub max_inline: u32,
     pub max_message: u32,
@@ -55,7 +56,9 @@ const LIMITS: Limits = Limits {
     max_cq: 64 * 1024,
     max_cqe: 4 * 1024 * 1024,
     max_mr: 1024 * 1024,
+    max_mw: 1024 * 1024,
     max_pd: 64 * 1024,
+    max_ah: 1024 * 1024,
     max_qp_rd_atom: 128,
     max_inline: 1024,
     max_message: MAX_MESSAGE,

@@ -40,7 +40,7 @@ pub struct Port {
 /// What a port looks like at a moment.
 #[derive(Debug, Clone, Default)]
 pub struct PortState {
-    /// Its addresses, in the order of the GID table.
+    /// Its addresses, as [`Port::addresses`] has them.
     pub addresses: Arc<[Address]>,
     /// The interface of the first address or, when all addresses are gone, the one it had.
     pub netdev: Netdev,
@@ -62,9 +62,10 @@ impl Port {
         self.only.as_deref()
     }
 
-    /// Its addresses, in the order of the GID table.
+    /// Its addresses, in the order of the GID table, which may have places without one
+    /// ([`Address::is_none`]).
     pub fn addresses(&self) -> Arc<[Address]> {
-        self.last.keep(self.only.as_deref().map_or_else(address::list, address::list_of))
+        self.last.keep_in_place(self.only.as_deref().map_or_else(address::list, address::list_of))
     }
 
     /// The same, at most a tenth of a second old and never older than what [`Self::addresses`] has shown.
@@ -82,14 +83,14 @@ impl Port {
             let netdev = interfaces.find(|dev| dev.name == *only).unwrap_or_default();
             return PortState { addresses, netdev };
         }
-        let first = addresses.first().filter(|first| !first.loopback);
+        let first = first_of(&addresses).filter(|first| !first.loopback);
         let index = match first {
             Some(first) => {
                 self.interface.store(first.index, Ordering::Relaxed);
                 first.index
             }
             None => match self.interface.load(Ordering::Relaxed) {
-                0 => addresses.first().map_or(0, |first| first.index),
+                0 => first_of(&addresses).map_or(0, |first| first.index),
                 last => last,
             },
         };
@@ -114,10 +115,15 @@ impl Port {
     }
 }
 
+/// The address that stands for the port: the first one of the table.
+fn first_of(addresses: &[Address]) -> Option<&Address> {
+    addresses.iter().find(|address| !address.is_none())
+}
+
 impl PortState {
     /// The LID of the port, in the view that has LIDs; 0: it has none.
     pub fn lid(&self) -> u16 {
-        self.addresses.first().map_or(0, |first| address::lid_of(first.ip))
+        address::of_lid(&self.addresses).map_or(0, |own| address::lid_of(own.ip))
     }
 
     /// The events that tell of the change from `before`; `has_lids`: in the view that has LIDs.

@@ -57,6 +57,8 @@ struct Inner {
     /// The last one.
     streams: StreamNumber,
     destroyed: bool,
+    /// Traffic class of its streams; 0: the system's, or what rdma_cm has set.
+    traffic_class: u8,
     /// Reports to make after the lock is released, oldest first.
     notices: VecDeque<Notice>,
     /// A thread makes the reports, and continues with those that are added meanwhile.
@@ -161,6 +163,7 @@ impl Qp {
                 alone: None,
                 streams: StreamNumber::default(),
                 destroyed: false,
+                traffic_class: 0,
                 notices: VecDeque::new(),
                 reporting: false,
             };
@@ -230,6 +233,18 @@ impl Qp {
             self.let_go(inner);
         }
         result
+    }
+
+    /// Sets the traffic class of its streams; 0: the system's.
+    pub fn set_traffic_class(&self, class: u8) {
+        let mut inner = self.inner.lock();
+        let before = std::mem::replace(&mut inner.traffic_class, class);
+        if before != class
+            && let Some(conn) = &inner.conn
+        {
+            mark(&conn.link, class);
+        }
+        self.let_go(inner);
     }
 
     /// Changes attributes or state.
@@ -377,6 +392,7 @@ impl Qp {
         if let Some(timer) = inner.alone.take() {
             engine.deregister(timer.token);
         }
+        mark(&link, inner.traffic_class);
         linger::stream_begins();
         inner.streams = inner.streams.next();
         let number = inner.streams;
@@ -609,6 +625,15 @@ impl Drop for Qp {
         // Before another queue pair gets the number.
         self.shell.stop_feeding();
         self.shell.depart(self.inner.get_mut().snapshot().counters, Drops::default());
+    }
+}
+
+/// A wish: the stream works without it.
+fn mark(link: &Link, class: u8) {
+    if class != 0
+        && let Err(error) = link.set_traffic_class(class)
+    {
+        tracing::debug!("cannot set the traffic class: {error}");
     }
 }
 

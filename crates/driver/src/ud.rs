@@ -15,7 +15,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use serde::Serialize;
 use smallvec::SmallVec;
-use uwarp_llp::udp::{self, Duplicate, Incoming, Outgoing, Received, Route, SLOT};
+use uwarp_llp::udp::{self, Duplicate, Incoming, Marks, Outgoing, Received, Route, SLOT};
 use uwarp_proto::datagram;
 use uwarp_rnic::ah::{QPN_MULTICAST, port_of};
 use uwarp_rnic::cq::{Coverage, Feeder};
@@ -771,7 +771,12 @@ impl UdQp {
             .collect();
         let batch: SmallVec<[Outgoing<'_>; 2]> =
             routes.iter().zip(core.outgoing()).map(|(route, (_, bytes))| Outgoing { route, bytes }).collect();
-        self.port.socket.send(&batch)
+        let marks: SmallVec<[Marks; 2]> = core
+            .outgoing()
+            .take(udp::BATCH)
+            .map(|(endpoint, _)| Marks { traffic_class: endpoint.marks.0, hop_limit: endpoint.marks.1 })
+            .collect();
+        self.port.socket.send_marked(&batch, &marks)
     }
 
     /// Posts receives. On a refusal, says which one (the ones before it are posted) and why. Never blocks.

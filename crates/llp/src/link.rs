@@ -120,6 +120,16 @@ impl Link {
         }
     }
 
+    /// Sets the traffic class in the IP header of what is sent from now on.
+    pub fn set_traffic_class(&self, class: u8) -> Result<(), Errno> {
+        match self {
+            Self::Tcp(fd) => match self.addresses()[1] {
+                Some(peer) => tcp::set_traffic_class(fd.as_fd(), peer, class),
+                None => Err(Errno::NOTCONN),
+            },
+        }
+    }
+
     /// The effective maximum segment size of the path in bytes, `None` if the system does not report it.
     pub fn emss(&self) -> Option<u32> {
         match self {

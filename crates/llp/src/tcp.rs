@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -29,6 +30,14 @@ pub fn send(fd: BorrowedFd<'_>, pieces: &[Piece]) -> Result<usize, Errno> {
     // in this process.
     let slices = unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSlice<'_>>(), pieces.len()) };
     rustix::net::sendmsg(fd, slices, &mut SendAncillaryBuffer::default(), flags)
+}
+
+/// Sets the traffic class of what is sent to this peer from now on.
+pub fn set_traffic_class(fd: BorrowedFd<'_>, peer: SocketAddr, class: u8) -> Result<(), Errno> {
+    match peer.ip().to_canonical() {
+        IpAddr::V4(_) => rustix::net::sockopt::set_ip_tos(fd, class),
+        IpAddr::V6(_) => rustix::net::sockopt::set_ipv6_tclass(fd, u32::from(class)),
+    }
 }
 
 /// Sends bytes of ours; as [`send`], and cheaper for one piece.

@@ -39,6 +39,15 @@ pub struct Route {
     pub from: Option<IpAddr>,
 }
 
+/// What a datagram's IP header shows, where its sender chooses; 0: the system's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Marks {
+    /// Type of service, or traffic class.
+    pub traffic_class: u8,
+    /// Time to live.
+    pub hop_limit: u8,
+}
+
 /// A datagram to send.
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
@@ -99,6 +108,31 @@ fn run(batch: &[Outgoing<'_>], cut_up_to: usize) -> usize {
     count
 }
 
+/// How many datagrams, counted from the first, have the same marks.
+fn alike(marks: &[Marks]) -> usize {
+    let Some(first) = marks.first() else { return usize::MAX };
+    marks.iter().take_while(|mark| *mark == first).count()
+}
+
+/// Adds control data for the marks, by the family of the receiver: to one of IPv4, a socket of IPv6 sends
+/// IPv4.
+fn put_marks(control: &mut Control, at: usize, to: &SocketAddr, marks: Marks) -> usize {
+    if marks == Marks::default() {
+        return 0;
+    }
+    let (level, class, limit) = match to.ip().to_canonical() {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+    };
+    let mut used = 0;
+    for (kind, value) in [(class, marks.traffic_class), (limit, marks.hop_limit)] {
+        if value != 0 {
+            used += put_control(control, at + used, level, kind, libc::c_int::from(value));
+        }
+    }
+    used
+}
+
 /// A further descriptor of a socket.
 pub type Duplicate = OwnedFd;
 
@@ -113,7 +147,7 @@ pub struct Socket {
 
 /// Control data of one datagram: the packet information of either family, and the length that joined
 /// datagrams have.
-const CONTROL: usize = 96;
+const CONTROL: usize = 128;
 
 /// Aligned as control headers must be.
 #[repr(C, align(8))]
@@ -213,16 +247,25 @@ impl Socket {
     /// Sends datagrams in order, at most [`BATCH`]; returns how many the kernel took, at least one. `AGAIN`:
     /// there is no room for the first. Any other error is the first one's; it was not sent.
     pub fn send(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
-        // Clearing the space for many headers would take longer than the rest of the send.
-        if batch.len() == 1 { self.send_some::<1>(batch) } else { self.send_some::<BATCH>(batch) }
+        self.send_marked(batch, &[])
     }
 
-    fn send_some<const N: usize>(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
-        match self.send_runs::<N>(batch, self.cut_up_to.load(Ordering::Relaxed)) {
+    /// The same; `marks` are those of the datagrams in the same order, and what lies beyond its end has none.
+    pub fn send_marked(&self, batch: &[Outgoing<'_>], marks: &[Marks]) -> Result<usize, Errno> {
+        // Clearing the space for many headers would take longer than the rest of the send.
+        if batch.len() == 1 {
+            self.send_some::<1>(batch, marks)
+        } else {
+            self.send_some::<BATCH>(batch, marks)
+        }
+    }
+
+    fn send_some<const N: usize>(&self, batch: &[Outgoing<'_>], marks: &[Marks]) -> Result<usize, Errno> {
+        match self.send_runs::<N>(batch, marks, self.cut_up_to.load(Ordering::Relaxed)) {
             // Longer than the path's MTU, a device without checksum offload, or an older system.
             Err((Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP, Some(length))) => {
                 self.cut_up_to.fetch_min(length.saturating_sub(1), Ordering::Relaxed);
-                self.send_runs::<N>(batch, 0).map_err(|(e, _)| e)
+                self.send_runs::<N>(batch, marks, 0).map_err(|(e, _)| e)
             }
             sent => sent.map_err(|(e, _)| e),
         }
@@ -233,6 +276,7 @@ impl Socket {
     fn send_runs<const N: usize>(
         &self,
         batch: &[Outgoing<'_>],
+        mut marks: &[Marks],
         cut_up_to: usize,
     ) -> Result<usize, (Errno, Option<usize>)> {
         let mut names = [MaybeUninit::<libc::sockaddr_in6>::uninit(); N];
@@ -246,10 +290,12 @@ impl Socket {
         let places = names.iter_mut().zip(&mut controls).zip(&mut runs).zip(&mut headers);
         for (((name, control), run_len), header) in places {
             let Some(first) = rest.first() else { break };
-            let run = run(rest, cut_up_to).min(room.len());
+            let run = run(rest, cut_up_to).min(room.len()).min(alike(marks));
             if run == 0 {
                 break;
             }
+            let mark = marks.first().copied().unwrap_or_default();
+            marks = marks.get(run..).unwrap_or(&[]);
             let (datagrams, behind) = rest.split_at(run);
             let (own, free) = std::mem::take(&mut room).split_at_mut(run);
             (rest, room) = (behind, free);
@@ -263,6 +309,7 @@ impl Socket {
             header.msg_name = name.as_mut_ptr().cast();
             header.msg_namelen = self.put_address(name, &first.route.to);
             let mut used = first.route.from.map_or(0, |from| self.put_source(control, from));
+            used += put_marks(control, used, &first.route.to, mark);
             if run > 1 {
                 let length = u16::try_from(first.bytes.len()).unwrap_or(u16::MAX);
                 used += put_control(control, used, libc::SOL_UDP, libc::UDP_SEGMENT, length);
@@ -493,7 +540,8 @@ pub(crate) fn set_option<T: Copy>(
     if rc == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// Writes a control message after `used` bytes of others, at most [`CONTROL`] / 2; returns its length.
+/// Writes a control message after `used` bytes of others; returns its length. [`CONTROL`] has room for all that a
+/// datagram can have.
 fn put_control<T: Copy>(
     control: &mut Control,
     used: usize,
@@ -501,8 +549,8 @@ fn put_control<T: Copy>(
     kind: libc::c_int,
     value: T,
 ) -> usize {
-    const { assert!(size_of::<libc::cmsghdr>() + 8 + size_of::<T>() <= CONTROL / 2) };
-    assert!(used <= CONTROL / 2 && used.is_multiple_of(8));
+    let space = const { size_of::<libc::cmsghdr>() + size_of::<T>().next_multiple_of(8) };
+    assert!(used + space <= CONTROL && used.is_multiple_of(8));
     let len = size_of::<T>() as u32;
     // SAFETY: the header and a value of this size fit the buffer after the others (asserted), and the place
     // is aligned for the header.
@@ -668,6 +716,61 @@ mod tests {
             assert!(got.iter().map(|(bytes, _)| bytes).eq(&texts));
             assert!(got.iter().all(|(_, incoming)| incoming.to == ip && !incoming.truncated));
         }
+    }
+
+    /// What a program set in an address handle did not show in its datagrams.
+    #[test]
+    fn c16_marks_show_in_the_header_of_each_datagram() {
+        for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+            let (a, b) = (Socket::bind(0).unwrap(), std::net::UdpSocket::bind((ip, 0)).unwrap());
+            let yes: libc::c_int = 1;
+            let options = match ip {
+                IpAddr::V4(_) => (libc::IPPROTO_IP, [libc::IP_RECVTOS, libc::IP_RECVTTL]),
+                IpAddr::V6(_) => (libc::IPPROTO_IPV6, [libc::IPV6_RECVTCLASS, libc::IPV6_RECVHOPLIMIT]),
+            };
+            options.1.iter().for_each(|option| set_option(b.as_fd(), options.0, *option, yes).unwrap());
+            let route = Route { to: SocketAddr::new(ip, b.local_addr().unwrap().port()), from: Some(ip) };
+            let marks = |traffic_class, hop_limit| Marks { traffic_class, hop_limit };
+            // The second and third could be sent as one; the last one is beyond the end of the marks.
+            let all = [marks(0x28, 0), marks(0xB8, 9), marks(0xB8, 9), marks(0, 77)];
+            let batch = [Outgoing { route: &route, bytes: b"marked" }; 5];
+            assert_eq!(a.send_marked(&batch, &all), Ok(5));
+            let seen: Vec<_> = (0..5).map(|_| seen_marks(&b)).collect();
+            let usual = seen[0].1;
+            assert!(usual > 9 && usual != 77);
+            assert_eq!(seen, [(0x28, usual), (0xB8, 9), (0xB8, 9), (0, 77), (0, usual)]);
+        }
+    }
+
+    /// Traffic class and hop limit of the next datagram.
+    fn seen_marks(socket: &std::net::UdpSocket) -> (u8, u8) {
+        let (mut bytes, mut control) = ([0_u8; 64], Control([0; CONTROL]));
+        let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: plain data, of which all zeros are valid.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        (header.msg_iov, header.msg_iovlen) = (&raw mut piece, 1);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), CONTROL as _);
+        // SAFETY: the header names room that is valid for writes of these lengths.
+        assert_eq!(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) }, 6);
+        let (mut class, mut limit) = (0, 0);
+        // SAFETY: the system has filled the control data; each value is at least one byte.
+        unsafe {
+            let mut next = libc::CMSG_FIRSTHDR(&raw const header);
+            while !next.is_null() {
+                let value = *libc::CMSG_DATA(next);
+                match ((*next).cmsg_level, (*next).cmsg_type) {
+                    (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                        class = value
+                    }
+                    (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                        limit = value
+                    }
+                    other => panic!("{other:?}"),
+                }
+                next = libc::CMSG_NXTHDR(&raw const header, next);
+            }
+        }
+        (class, limit)
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub struct Endpoint {
     pub to: SocketAddr,
     /// None: the system chooses.
     pub from: Option<IpAddr>,
+    /// Traffic class and hop limit of the IP header; 0: the system's.
+    pub marks: (u8, u8),
 }
 
 /// An address handle.
@@ -24,18 +26,26 @@ pub struct Ah {
     to: SocketAddr,
     from: Option<IpAddr>,
     group: bool,
+    marks: (u8, u8),
 }
 
 impl Ah {
     /// A handle for the host at `to`. The port of `to` is ignored: each queue pair number has its own port.
     /// `from`: an address of this host.
     pub fn new(pd: &Arc<Pd>, to: SocketAddr, from: Option<IpAddr>) -> Arc<Self> {
-        Arc::new(Self { pd: pd.clone(), to, from, group: false })
+        Arc::new(Self { pd: pd.clone(), to, from, group: false, marks: (0, 0) })
     }
 
     /// A handle for a multicast group or a broadcast address, on the port that all its members listen on.
     pub fn group(pd: &Arc<Pd>, to: SocketAddr, from: Option<IpAddr>) -> Arc<Self> {
-        Arc::new(Self { pd: pd.clone(), to, from, group: true })
+        Arc::new(Self { pd: pd.clone(), to, from, group: true, marks: (0, 0) })
+    }
+
+    /// The same, with this traffic class and hop limit in the IP header; 0: the system's.
+    pub fn marked(self: Arc<Self>, traffic_class: u8, hop_limit: u8) -> Arc<Self> {
+        let Self { pd, to, from, group, .. } = &*self;
+        let (pd, marks) = (pd.clone(), (traffic_class, hop_limit));
+        Arc::new(Self { pd, to: *to, from: *from, group: *group, marks })
     }
 
     /// Its protection domain.
@@ -54,7 +64,7 @@ impl Ah {
         if !self.group {
             to.set_port(port_of(qpn));
         }
-        Endpoint { to, from: self.from }
+        Endpoint { to, from: self.from, marks: self.marks }
     }
 }
 

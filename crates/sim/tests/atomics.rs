@@ -283,6 +283,31 @@ fn c12_an_atomic_behind_an_unanswered_read_comes_before_a_write_behind_it() {
     }
 }
 
+/// An operation behind a Send that waits for its receive waits with it, and so do Writes behind the
+/// operation.
+#[test]
+fn c12_a_write_behind_an_atomic_that_waits_for_a_receive_waits_too() {
+    for len in [8, 60_000] {
+        let mut w = Words::new(params());
+        w.set(B, 0, 7);
+        // B waits for an answer, so it receives what comes behind the Send.
+        let (read, into) = (w.duo.read_op(B, LEN), w.duo.sge(B, LEN, 64));
+        w.duo.queue(B, 9, read, into);
+        let sge = w.duo.sge(A, 0, 16);
+        w.duo.queue(A, 1, SEND, sge);
+        w.add(A, 2, 5, 1);
+        let (write, zeros) = (w.duo.write_op(A, w.at(B, 0)), w.duo.sge(A, 128 * 1024, len));
+        w.duo.queue(A, 3, write, zeros);
+        w.duo.world.settle();
+        assert_eq!(w.duo.sends(B), [(9, WcStatus::Success)], "B did not receive behind the Send");
+        assert_eq!(w.get(B, 0), 7, "the Write came first");
+        w.duo.recv(B, 1, 512 * 1024, 16);
+        w.duo.world.settle();
+        assert_eq!((w.get(A, 1), w.get(B, 0)), (7, 0));
+        assert_eq!(w.duo.sends(A), [1, 2, 3].map(|id| (id, WcStatus::Success)));
+    }
+}
+
 /// Short Reads show nothing of what comes behind them, whether they are answered at once or wait.
 #[test]
 fn c12_a_short_read_does_not_show_a_write_behind_it() {

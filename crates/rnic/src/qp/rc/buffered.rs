@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use uwarp_process::PerProcess;
 use uwarp_proto::rx::Segment;
+use uwarp_wire::rdmap::Delivery;
 
 /// Limits in bytes, for one queue pair and for the process: the peer decides how much it sends.
 const MAX_PER_QP: usize = 4 << 20;
@@ -18,12 +19,15 @@ const OVERHEAD: usize = 2 * size_of::<BufferedSegment>() + 32;
 
 static TOTAL: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
-/// Segments of Sends, and Read Requests behind them, in order of arrival. Each is checked and counted.
+/// Segments of Sends, and Read and Atomic Requests behind them with the Writes behind these, in order of
+/// arrival. Each is checked and counted.
 #[derive(Debug, Default)]
 pub(super) struct BufferedSends {
     segments: VecDeque<BufferedSegment>,
     /// Includes [`OVERHEAD`] for each.
     bytes: usize,
+    /// How many of them are Atomic Requests.
+    atomics: usize,
 }
 
 #[derive(Debug)]
@@ -41,6 +45,11 @@ impl BufferedSends {
         self.segments.is_empty()
     }
 
+    /// Whether an atomic operation waits: Writes behind it must wait, too.
+    pub fn has_atomic(&self) -> bool {
+        self.atomics > 0
+    }
+
     /// Whether there is room for a segment of `len` bytes.
     pub fn has_room(&self, len: usize) -> bool {
         let cost = len.saturating_add(OVERHEAD);
@@ -56,6 +65,7 @@ impl BufferedSends {
         // Two threads may both take the last room: the limit bounds memory, it need not be exact.
         TOTAL.fetch_add(ulpdu.len() + OVERHEAD, Ordering::Relaxed);
         self.bytes += ulpdu.len() + OVERHEAD;
+        self.atomics += usize::from(segment.info.delivery == Delivery::AtomicRequest);
         self.segments.push_back(BufferedSegment { segment, ulpdu: ulpdu.into(), written, behind: 0 });
         true
     }
@@ -74,6 +84,7 @@ impl BufferedSends {
 
     pub fn pop(&mut self) -> Option<BufferedSegment> {
         let oldest = self.segments.pop_front()?;
+        self.atomics -= usize::from(oldest.segment.info.delivery == Delivery::AtomicRequest);
         self.release(oldest.ulpdu.len() + OVERHEAD);
         if self.segments.is_empty() {
             self.segments = VecDeque::new();
@@ -88,6 +99,7 @@ impl BufferedSends {
 
     pub fn clear(&mut self) {
         self.release(self.bytes);
+        self.atomics = 0;
         self.segments = VecDeque::new();
     }
 }

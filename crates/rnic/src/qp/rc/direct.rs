@@ -117,7 +117,8 @@ impl RcCore {
         // Errors are handled when the frame is complete.
         let Ok(segment) = stream.rx.check(large.ulpdu, large.ulpdu_len) else { return 0 };
         let may = match segment.info.delivery {
-            Delivery::Region | Delivery::ReadSink => true,
+            Delivery::Region => !stream.buffered.has_atomic(),
+            Delivery::ReadSink => true,
             Delivery::Receive => stream.buffered.is_empty() && self.find_receive(),
             _ => false,
         };

@@ -70,6 +70,17 @@ impl Stream {
         }
     }
 
+    /// A segment of a Write was received: an Immediate behind it says how long that is.
+    #[inline]
+    fn note_write(&mut self, segment: &Segment) {
+        if segment.info.delivery == Delivery::Region {
+            let len = u32::try_from(segment.payload_len).unwrap_or(u32::MAX);
+            let before = if self.write_continues { self.written } else { 0 };
+            self.written = before.saturating_add(len);
+            self.write_continues = !segment.last();
+        }
+    }
+
     /// Reads and atomic operations of the peer that are outstanding (RFC 5040 section 6.1): those that wait,
     /// and those whose Response the lower layer has not taken completely, so that the peer cannot have it.
     pub(super) fn reads_to_serve(&mut self) -> usize {
@@ -167,14 +178,10 @@ impl RcCore {
             // It may read what an earlier Send brings, and that Send is not delivered yet (RFC 5040 section
             // 5.5).
             Delivery::ReadRequest | Delivery::AtomicRequest if !stream.buffered.is_empty() => {
-                if self.buffer_segment(&segment, ulpdu) {
-                    return Placed::Done;
-                }
-                if let Some(stream) = &mut self.stream {
-                    stream.stalled = true;
-                }
-                return Placed::NoReceive;
+                return self.hold_back(&segment, ulpdu);
             }
+            // Atomic operations and Writes take effect in their order.
+            Delivery::Region if stream.buffered.has_atomic() => return self.hold_back(&segment, ulpdu),
             Delivery::ReadRequest => self.read_request(&segment, payload).map_err(Fault::Peer),
             Delivery::AtomicRequest => self.atomic_request(&segment, payload).map_err(Fault::Peer),
             Delivery::AtomicResponse => self.atomic_response(&segment, payload),
@@ -220,6 +227,20 @@ impl RcCore {
             Err(fault) => self.fault(fault, offending),
         }
         Placed::Done
+    }
+
+    /// A segment behind a Send that waits for its receive must wait, too: it is buffered, or nothing more is
+    /// received.
+    fn hold_back(&mut self, segment: &Segment, ulpdu: &[u8]) -> Placed {
+        let buffered = self.buffer_segment(segment, ulpdu);
+        if let Some(stream) = &mut self.stream {
+            if buffered {
+                stream.note_write(segment);
+                return Placed::Done;
+            }
+            stream.stalled = true;
+        }
+        Placed::NoReceive
     }
 
     /// Handles a segment that was checked and counted before. `written`: the value of
@@ -330,6 +351,7 @@ impl RcCore {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.rx.commit(segment);
         stream.note_receive(segment);
+        stream.note_write(segment);
         // A ready-to-receive Write is no message of the program. A Write with payload is one, even if a
         // ready-to-receive Write was negotiated.
         let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
@@ -351,13 +373,9 @@ impl RcCore {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         match (segment.info.delivery, segment.header) {
             (Delivery::Region, _) => {
-                let len = u32::try_from(segment.payload_len).unwrap_or(u32::MAX);
-                let before = if stream.write_continues { stream.written } else { 0 };
-                stream.written = before.saturating_add(len);
                 let counts = &mut self.shell.counters.received.write;
                 counts.bytes += segment.payload_len as u64;
                 counts.messages += u64::from(segment.last() && !rtr);
-                stream.write_continues = !segment.last();
                 if segment.last() {
                     let behind = stream.buffered.placed_behind();
                     stream.count_placed(u64::from(!behind), segment.requests_ack());

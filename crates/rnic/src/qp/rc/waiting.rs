@@ -84,8 +84,11 @@ impl RcCore {
             stream.stalled = false;
         }
         while let Some(first) = self.stream.as_ref().and_then(|s| s.buffered.first()) {
-            let answered = matches!(first.info.delivery, Delivery::ReadRequest | Delivery::AtomicRequest);
-            if !answered && !self.find_receive() {
+            let takes_none = matches!(
+                first.info.delivery,
+                Delivery::ReadRequest | Delivery::AtomicRequest | Delivery::Region
+            );
+            if !takes_none && !self.find_receive() {
                 break;
             }
             let Some(next) = self.stream.as_mut().and_then(|s| s.buffered.pop()) else { break };
