@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uwarp_abi_types::rdmacm::rdma_event_channel;
 use uwarp_cm::process::{enter_channel, find_channel, remove_channel};
 use uwarp_cm::{Cm, EventChannel};
-use uwarp_driver::forked;
+use uwarp_process::forked;
 use uwarp_rnic::VerbsError;
 
 use crate::entry;

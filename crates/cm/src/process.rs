@@ -12,7 +12,10 @@ use uwarp_rnic::VerbsError;
 use crate::{Cm, EventChannel, Timeouts};
 
 static CM: OncePerProcess<Arc<Cm>> = OncePerProcess::new();
-static CHANNELS: PerProcess<Mutex<BTreeMap<usize, Arc<EventChannel>>>> = PerProcess::new(Mutex::default);
+static CHANNELS: PerProcess<Mutex<Channels>> = PerProcess::new(Mutex::default);
+
+/// By address.
+type Channels = BTreeMap<usize, Arc<EventChannel>>;
 
 impl Cm {
     /// The connection manager of this process; the first call opens the device.

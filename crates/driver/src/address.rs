@@ -60,7 +60,10 @@ fn in_place(before: &[Address], now: Vec<Address>) -> Vec<Address> {
 
 /// The addresses of a port at the last query, and the time of that query.
 #[derive(Debug)]
-pub(crate) struct Last(PerProcess<Mutex<Option<(Instant, Arc<[Address]>)>>>);
+pub(crate) struct Last(PerProcess<Mutex<Option<Listed>>>);
+
+/// When they were listed, and what they were.
+type Listed = (Instant, Arc<[Address]>);
 
 /// See [`Last::recent`].
 const FRESH: Duration = Duration::from_millis(100);

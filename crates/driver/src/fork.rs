@@ -30,6 +30,12 @@ pub fn has_more_rights_than_its_caller() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
+/// Whether what the caller has may be its parent's. It never is: a child reaches nothing that its parent has
+/// made, and drops nothing of it. For callers that still ask.
+pub fn forked() -> bool {
+    false
+}
+
 /// A value that exists once in a process. A child does not see its parent's value: it gets its own, under a
 /// lock of its own.
 pub struct OncePerProcess<T>(PerProcess<Mutex<Option<T>>>);

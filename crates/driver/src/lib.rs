@@ -73,8 +73,8 @@ pub use config::Config;
 pub use devices::RdmaDevice;
 pub use engine::Engine;
 pub use fork::{
-    OncePerProcess, Uncancelled, has_more_rights_than_its_caller, mask_asleep, set_cancel_state_asleep,
-    signals_awake,
+    OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep,
+    set_cancel_state_asleep, signals_awake,
 };
 pub use nic::{Limits, Nic, ProofPort};
 pub use open::close_all;
@@ -83,5 +83,6 @@ pub use qp::{Qp, StreamNumber, StreamObserver};
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
 pub use ud::{ProofObserver, UdQp};
-pub use uwarp_process::{Birth, Descriptor, forked};
+pub use uwarp_process::record::Recorded;
+pub use uwarp_process::{Birth, Descriptor};
 pub use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};
