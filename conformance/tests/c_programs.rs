@@ -2,9 +2,10 @@
 //! and what the man pages say they give (`errno_table`, `errno_cm`), events and their acknowledgement
 //! (`completions`), registered memory that is unmapped (`unmapped`), limits that are reached (`limits`),
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
-//! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), the edges of the
-//! interface (`corners`), datagram queue pairs (`datagrams`,
-//! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
+//! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), receivers that
+//! leave with their last message (`ways_out`), the edges of the interface (`corners`), datagram queue pairs
+//! (`datagrams`, `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE`
+//! (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
 //! each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
@@ -29,7 +30,7 @@ use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 24] = [
+const GROUPS: [(&str, &[&str]); 25] = [
     (
         "errno_table",
         &[
@@ -138,6 +139,20 @@ const GROUPS: [(&str, &[&str]); 24] = [
     ("leaving", &["cancelling", "jumping", "sleeping"]),
     ("cancels", &["deferred", "asynchronous"]),
     ("corners", &["left_objects", "small_stack", "errno_stays", "no_devices"]),
+    (
+        "ways_out",
+        &[
+            "leaving",
+            "killed",
+            "executing",
+            "exiting",
+            "erring",
+            "resetting",
+            "destroying",
+            "telling",
+            "computing",
+        ],
+    ),
     ("unmapped", &["gone", "handler", "action"]),
     ("limits", &["advertised", "descriptors", "overflow", "receives"]),
     (
