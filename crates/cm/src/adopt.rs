@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use uwarp_driver::Qp;
 use uwarp_driver::config::Config;
 use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Negotiated};
-use uwarp_rnic::qp::{Now, StreamParams};
+use uwarp_rnic::qp::StreamParams;
 
 use crate::carriers;
 use crate::cm::Cm;
@@ -20,7 +20,7 @@ use crate::event::ConnParam;
 use crate::machine::Recipient;
 use crate::machine::adopt::{self, Adopt, Report};
 use crate::params::{peer_data, revision, stream_params};
-use crate::runner::{Environment, Runner};
+use crate::runner::{Environment, Runner, now};
 use crate::timeouts::ACK_TIMEOUT;
 
 pub use crate::machine::adopt::MAX_PRIVATE_DATA;
@@ -130,7 +130,7 @@ impl Adoption {
             }
         };
         let Terms { private_data, expects, limit, .. } = *terms;
-        let machine = Adopt::new(&Now::unread(), role, private_data, expects, limit)?;
+        let machine = Adopt::new(&now(), role, private_data, expects, limit)?;
         let owner = Owner { qp: Arc::downgrade(qp), observer };
         let conn = machine.conn();
         Ok(Arc::new(Self(Runner::start(cm.engine(), owner, machine, [(conn, connection)]))))

@@ -30,7 +30,7 @@ use crate::machine::Recipient;
 use crate::machine::budget::Budget;
 use crate::machine::pairings::{Pairings, Path, Settings, Terms};
 use crate::params::{passes_for_infiniband, stream_params};
-use crate::runner::{Environment, Runner};
+use crate::runner::{Environment, Runner, now};
 use crate::sync::Mutex;
 use crate::timeouts::Timeouts;
 
@@ -128,7 +128,7 @@ impl Numbers {
             // No number that the device has.
             changes: AtomicU64::new(u64::MAX),
         };
-        let machine = Pairings::new(&Now::unread(), settings, &key);
+        let machine = Pairings::new(&now(), settings, &key);
         let bound = self.nic.take_stream_socket(qpn).ok_or(Errno::MFILE)?;
         let port = Runner::start(self.nic.engine(), owner, machine, []);
         let observer: Weak<Port> = Arc::downgrade(&port);

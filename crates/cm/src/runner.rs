@@ -78,6 +78,11 @@ pub(crate) trait Environment<M: Machine>: Sized + Send + Sync + 'static {
     }
 }
 
+/// The present time. Everything of this crate that reads the clock gets it here.
+pub(crate) fn now() -> Now {
+    Now::unread()
+}
+
 /// See the head of this file.
 pub(crate) struct Runner<M: Machine + 'static, E: Environment<M>> {
     me: Weak<Self>,
@@ -224,7 +229,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     }
 
     fn run_call<T>(&self, state: &mut State<M>, f: impl FnOnce(&mut M, &mut Conns<Watched>, &Now) -> T) -> T {
-        let now = Now::unread();
+        let now = self::now();
         self.env.prepare(&mut state.machine, &now);
         let result = f(&mut state.machine, &mut state.conns, &now);
         self.run(state, &now);
@@ -282,7 +287,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         let mut state = self.lock.lock();
         state.deferred.retain(|deferred| !matches!(deferred, Deferred::Report(_)));
         f(&mut state.machine);
-        self.run(&mut state, &Now::unread());
+        self.run(&mut state, &now());
         self.release(state);
     }
 
@@ -295,7 +300,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     }
 
     fn drain(&self, state: &mut State<M>) {
-        let now = Now::unread();
+        let now = self::now();
         self.env.prepare(&mut state.machine, &now);
         for note in std::mem::take(&mut *self.inbox.lock()) {
             self.feed(state, note, &now);
@@ -364,7 +369,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
             loop {
                 if let Some(deferred) = state.deferred.pop_front() {
                     if let Some(note) = self.carry_out(state, deferred) {
-                        let now = Now::unread();
+                        let now = self::now();
                         self.feed(state, note, &now);
                         self.run(state, &now);
                     }

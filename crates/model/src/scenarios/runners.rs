@@ -18,7 +18,7 @@ use crate::runners::{Qp, connection};
 use crate::sys::{self, Count, Thread, start};
 
 /// Pieces that a run reads at most, and more.
-const TURNS: usize = 40;
+const TURNS: usize = 150;
 const SOON: Duration = Duration::from_secs(5);
 
 /// Reports each datagram's first byte, and that so many bytes have come. Answers the program when it is told

@@ -449,3 +449,23 @@ fn a_run_accepts_so_many_connections_and_asks_to_be_called_again() {
     let not_accepted = world.script.log.iter().filter(|line| *line == "not accepted None").count();
     assert_eq!(not_accepted, 2 * ACCEPTED + 1);
 }
+
+/// Each run asked for a report of each of them: a thousand connections at once cost as many system calls in
+/// each run.
+#[test]
+fn a_run_that_leaves_many_connections_unread_asks_once() {
+    const CONNECTIONS: usize = 5 * TURN / 2;
+    let mut world = World::new();
+    for _ in 0..CONNECTIONS {
+        let (conn, wire) = (world.names.name(), Arc::<Shared<Wire>>::default());
+        wire.lock().unwrap().input.push_back(7);
+        world.script.wants.insert(conn, Want::Bytes(1));
+        world.conns.insert(conn, Box::new(Fake(wire)));
+    }
+    let mut asked = Vec::new();
+    while asked.last() != Some(&0) {
+        world.run();
+        asked.push(std::mem::take(&mut world.around.again));
+    }
+    assert_eq!((world.script.got.len(), asked), (CONNECTIONS, vec![1, 1, 0]));
+}
