@@ -82,8 +82,8 @@ pub fn address<T: Object>(object: &T) -> *mut T::C {
 }
 
 /// Gives an object to the program, until [`take`].
-pub fn give<T: Object>(object: Box<T>) -> *mut T::C {
-    let given = Box::into_raw(Box::new(Given { birth: Birth::here(), object: *object }));
+pub fn give<T: Object>(object: T) -> *mut T::C {
+    let given = Box::into_raw(Box::new(Given { birth: Birth::here(), object }));
     inside::<T>(given)
 }
 

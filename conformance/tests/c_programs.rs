@@ -3,8 +3,9 @@
 //! (`completions`), registered memory that is unmapped (`unmapped`), limits that are reached (`limits`),
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), children of a
-//! fork (`forks`), the edges of the interface (`corners`), datagram queue pairs (`datagrams`,
-//! `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
+//! fork (`forks`), receivers that leave with their last message (`ways_out`), the edges of the interface
+//! (`corners`), datagram queue pairs (`datagrams`, `datagram_life`, `uwarpdv`), sockets over queue pairs
+//! (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
 //! each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
@@ -30,7 +31,7 @@ use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
 /// Programs whose groups of statements are cases of their own: those of the table in their source, which is
 /// where a group is registered.
-const PROGRAMS: [&str; 28] = [
+const PROGRAMS: [&str; 29] = [
     "errno_table",
     "completions",
     "errno_cm",
@@ -40,6 +41,7 @@ const PROGRAMS: [&str; 28] = [
     "leaving",
     "cancels",
     "forks",
+    "ways_out",
     "corners",
     "unmapped",
     "limits",

@@ -62,7 +62,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
     // SAFETY: alive.
     let context = unsafe { (*pd).context };
     let c = Visible::new(ibv_ah { context, pd, handle: 0 });
-    Ok(object::give(Box::new(CAh { c, ah, _place: place, _pd: domain.users.hold() })))
+    Ok(object::give(CAh { c, ah, _place: place, _pd: domain.users.hold() }))
 }
 
 /// The GID to answer from: the address that the datagram was sent to. A group or a loopback address is not in

@@ -51,7 +51,7 @@ unsafe fn alloc(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> Result<
     }
     // SAFETY: it has no members.
     let c = Visible::new(unsafe { zeroed() });
-    let handle = object::give(Box::new(CBuffer { c, memory, size, pd }));
+    let handle = object::give(CBuffer { c, memory, size, pd });
     // SAFETY: the caller's promise.
     unsafe { *given = handle };
     Ok(memory)

@@ -10,7 +10,7 @@ use uwarp_abi_types::verbs::*;
 use uwarp_driver::Nic;
 use uwarp_driver::quota::Place;
 use uwarp_process::RawMutex;
-use uwarp_rnic::{Cq, VerbsError, Wc};
+use uwarp_rnic::{Cq, Wc};
 
 use super::clock;
 use super::context::Context;

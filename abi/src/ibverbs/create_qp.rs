@@ -196,7 +196,7 @@ pub unsafe fn of_socket(
     c.qp_base.qp_num = qp.qpn();
     c.qp_base.state = IBV_QPS_RTS;
     c.qp_base.qp_type = IBV_QPT_RC;
-    Ok(object::give(Box::new(CQp {
+    Ok(object::give(CQp {
         c: Visible::new(c),
         qp,
         async_events: AsyncEvents::new(context),
@@ -207,7 +207,7 @@ pub unsafe fn of_socket(
         _place: None,
         _uses: std::array::from_fn(|_| domain.users.hold()),
         _srq: None,
-    })))
+    }))
 }
 
 entry! {

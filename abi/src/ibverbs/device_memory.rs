@@ -89,7 +89,7 @@ slot! {
         let layout = layout.map_err(|_| Failure::invalid("length and alignment do not fit"))?;
         let memory = NonNull::new(alloc_zeroed(layout));
         let memory = memory.ok_or_else(|| Failure::new(libc::ENOMEM, "no memory for device memory"))?;
-        Ok(object::give(Box::new(CDm {
+        Ok(object::give(CDm {
             c: Visible::new(ibv_dm {
                 context,
                 memcpy_to_dm: Some(memcpy_to_dm),
@@ -102,7 +102,7 @@ slot! {
             users: Users::default(),
             _place: place,
             _context: opened.users.hold(),
-        })))
+        }))
     }
 
     /// ibv_alloc_dm(3). EBUSY while it has a region.

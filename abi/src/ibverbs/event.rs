@@ -200,12 +200,12 @@ pub unsafe fn create_comp_channel(context: *mut ibv_context) -> Result<*mut ibv_
     // SAFETY: the caller's promise.
     let opened = unsafe { look::<Context>(context) }?;
     let channel = Channel::new(opened.nic.engine())?;
-    Ok(object::give(Box::new(CChannel {
+    Ok(object::give(CChannel {
         c: Visible::new(ibv_comp_channel { context, fd: channel.fd(), refcnt: 0 }),
         channel,
         users: Users::default(),
         _context: opened.users.hold(),
-    })))
+    }))
 }
 
 /// ibv_destroy_comp_channel(3).

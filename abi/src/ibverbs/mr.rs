@@ -174,13 +174,13 @@ pub unsafe fn register_with(
     c.addr = address;
     c.length = length;
     (c.handle, c.lkey, c.rkey) = (mr.stag(), mr.stag(), mr.stag());
-    Ok(object::give(Box::new(CMr {
+    Ok(object::give(CMr {
         c: Visible::new(c),
         inner: Mutex::new((mr, domain.users.hold())),
         backing,
         _place: place,
         _context: context.users.hold(),
-    })))
+    }))
 }
 
 /// ibv_alloc_pd(3).
@@ -203,14 +203,14 @@ pub unsafe fn give_domain(
 ) -> Result<*mut ibv_pd, Failure> {
     // SAFETY: the caller's promise.
     let opened = unsafe { look::<Context>(context) }?;
-    Ok(object::give(Box::new(CPd {
+    Ok(object::give(CPd {
         c: Visible::new(ibv_pd { context, handle: pd.id() }),
         pd,
         users: Users::default(),
         contents,
         _place: opened.device.made.pds.take(opened.nic.limits().max_pd)?,
         _context: opened.users.hold(),
-    })))
+    }))
 }
 
 /// ibv_reg_mr_ex(3), for memory given by address, descriptor or buffer.

@@ -83,14 +83,14 @@ slot! {
         let key = add_window(domain.pd.id(), window)?;
         let mut c: ibv_mw = zeroed();
         (c.context, c.pd, c.rkey, c.handle, c.type_) = ((*pd).context, pd, key, key, kind);
-        Ok(object::give(Box::new(CMw {
+        Ok(object::give(CMw {
             c: Visible::new(c),
             kind: window,
             key,
             _place: place,
             _pd: domain.users.hold(),
             _context: context.users.hold(),
-        })))
+        }))
     }
 
     /// ibv_bind_mw(3): a window of type 1, which gets another key. A window of another domain shows when the

@@ -56,11 +56,11 @@ slot! {
         if (*required(attr, "init_attr")?).comp_mask != 0 {
             return Err(Failure::unsupported("members in comp_mask"));
         }
-        Ok(object::give(Box::new(CTd {
+        Ok(object::give(CTd {
             c: Visible::new(ibv_td { context }),
             users: Users::default(),
             _context: opened.users.hold(),
-        })))
+        }))
     }
 
     /// ibv_alloc_td(3).

@@ -3,10 +3,10 @@
 use std::ffi::c_char;
 use std::net::{IpAddr, SocketAddr};
 
-use parking_lot::Mutex;
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::ibv_ah_attr;
 use uwarp_cm::{Event, EventKind, MAX_PRIVATE_DATA};
+use uwarp_process::Mutex;
 
 use crate::convention::MinusOne;
 use crate::entry;
@@ -61,11 +61,7 @@ pub fn give(mut c: rdma_cm_event, event: Event) -> Result<*mut rdma_cm_event, Fa
     let mut private_data = [0; MAX_PRIVATE_DATA];
     let length = event.private_data.len().min(MAX_PRIVATE_DATA);
     private_data[..length].copy_from_slice(&event.private_data[..length]);
-    let given = object::give(Box::new(CEvent {
-        c: Visible::new(c),
-        private_data: Visible::new(private_data),
-        event,
-    }));
+    let given = object::give(CEvent { c: Visible::new(c), private_data: Visible::new(private_data), event });
     if length > 0 {
         // SAFETY: the event is alive, and `conn` was written above, or `ud`, which begins alike (an event
         // with data is never the program's own).

@@ -89,7 +89,7 @@ impl CId {
         c.ps = ps;
         c.qp_type = if is_datagram(ps) { IBV_QPT_UD } else { IBV_QPT_RC };
         let private = Mutex::new(Private { sync, ..Private::default() });
-        let c = object::give(Box::new(Self { c: Visible::new(c), id: Arc::clone(&id), private }));
+        let c = object::give(Self { c: Visible::new(c), id: Arc::clone(&id), private });
         // Events find the C structure by it.
         id.set_cookie(c.expose_provenance());
         c

@@ -15,6 +15,9 @@ use uwarp_conformance::{Context, Failure, Outcome, require};
 
 type Script = dyn Fn(&mut Peer, usize) -> Outcome + Send + Sync;
 
+/// Three requests, each plainer than the one before; the first is repeated once after a silent end.
+const MOST_ATTEMPTS: usize = 4;
+
 /// Has the victim connect, does `script` to each of its attempts (numbered from 0), and returns what it says
 /// in the end and how often it tried.
 fn serve(victim: &mut Victim, script: &Arc<Script>) -> Outcome<(Report, usize)> {
@@ -66,7 +69,7 @@ fn refused(victim: &mut Victim, bytes: &[u8], what: &str) -> Outcome {
         !report.established && report.changed.is_empty() && report.events.is_empty(),
         "{what}: {report:?} after {attempts} attempts"
     );
-    require!(attempts <= 3, "{what}: {attempts} attempts");
+    require!(attempts <= MOST_ATTEMPTS, "{what}: {attempts} attempts");
     victim.innocent(1)
 }
 
@@ -210,7 +213,7 @@ pub fn cut_short_at_every_byte(victim: &mut Victim) -> Outcome {
             rustix::net::sockopt::set_socket_linger(&peer.tcp, Some(Duration::ZERO)).context("linger")
         });
         let (report, attempts) = serve(victim, &script)?;
-        require!(!report.established && attempts <= 3, "{len} bytes and a reset: {report:?}");
+        require!(!report.established && attempts <= MOST_ATTEMPTS, "{len} bytes and a reset: {report:?}");
     }
     // One byte at a time it is a reply like any other.
     let script: Arc<Script> = Arc::new(move |peer, _| {

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use uwarp_llp::link::Received;
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::Mutex;
+use uwarp_rnic::qp::End;
 
 use crate::engine::Engine;
 use crate::fork;
@@ -71,6 +72,8 @@ struct State {
     token: Token,
     rest: Vec<u8>,
     sent: usize,
+    /// How the peer understands the end.
+    end: End,
     shut_down: bool,
     /// The peer has closed too.
     eof: bool,
@@ -88,25 +91,42 @@ struct State {
 impl Linger {
     /// Takes the link, registered under `token`, from its queue pair. `rest` is what is still to be sent. The
     /// caller calls [`Self::step`] as soon as it holds no lock.
-    pub(crate) fn take_over(engine: &Arc<Engine>, link: Link, token: Token, rest: Vec<u8>) -> Arc<Self> {
-        Self::until(Instant::now() + LIMIT, engine, link, token, rest)
+    pub(crate) fn take_over(
+        engine: &Arc<Engine>,
+        link: Link,
+        token: Token,
+        (rest, end): (Vec<u8>, End),
+    ) -> Arc<Self> {
+        Self::until(Instant::now() + LIMIT, engine, link, token, (rest, end))
     }
 
-    fn until(deadline: Instant, engine: &Arc<Engine>, link: Link, token: Token, rest: Vec<u8>) -> Arc<Self> {
+    fn until(
+        deadline: Instant,
+        engine: &Arc<Engine>,
+        link: Link,
+        token: Token,
+        (rest, end): (Vec<u8>, End),
+    ) -> Arc<Self> {
         let timer = deadline - BEFORE_EXIT - STALLED;
         let state = State {
             link,
             token,
             rest,
             sent: 0,
+            end,
             shut_down: false,
             eof: false,
-            broken: false,
+            // The close is the reset.
+            broken: end == End::Reset,
             deadline,
             timer,
             pause: FIRST_PAUSE,
             unacknowledged: None,
         };
+        // From now on, input is dropped.
+        if end == End::Reset || end == End::Told && !state.rest.is_empty() {
+            state.link.reset_on_close(true);
+        }
         let linger = Arc::new(Self { engine: engine.clone(), state: Mutex::new(Some(state)) });
         engine.replace(token, linger.clone());
         engine.set_timer(token, Some(timer));
@@ -148,7 +168,7 @@ impl State {
             Some(_) if now < look => look,
             Some(before) => {
                 if self.link.unacknowledged() == before && reads_nothing(&self.link) {
-                    self.link.reset_on_close();
+                    self.link.reset_on_close(true);
                     return true;
                 }
                 self.deadline
@@ -177,6 +197,9 @@ impl State {
                     return;
                 }
             }
+        }
+        if !self.rest.is_empty() && self.end == End::Told {
+            self.link.reset_on_close(false);
         }
         self.rest = Vec::new();
         self.sent = 0;
@@ -269,7 +292,7 @@ mod tests {
         // It must not give up the peer here, however slow the machine is.
         let limit = Instant::now() + Duration::from_secs(60);
         let rest = b"the rest".to_vec();
-        let linger = Linger::until(limit, &engine, Link::from(ours), token, rest);
+        let linger = Linger::until(limit, &engine, Link::from(ours), token, (rest, End::Plain));
 
         // The kernel holds data that it has not sent, so it would put the end of the stream behind it.
         let reader = std::thread::spawn(move || {

@@ -63,11 +63,22 @@ pub struct Pump {
     unfinished: bool,
     /// Sending has failed. The peer's bytes from before that must still be read.
     broken: bool,
+    /// Because of a reset that no orderly end came before.
+    reset: bool,
+    /// A process that is killed now must end the stream with a reset: something is set aside.
+    aside: bool,
 }
 
 impl Default for Pump {
     fn default() -> Self {
-        Self { left_over: Vec::new(), writable: true, unfinished: false, broken: false }
+        Self {
+            left_over: Vec::new(),
+            writable: true,
+            unfinished: false,
+            broken: false,
+            reset: false,
+            aside: false,
+        }
     }
 }
 
@@ -95,6 +106,11 @@ impl Pump {
     /// Whether sending has failed.
     pub fn broken(&self) -> bool {
         self.broken
+    }
+
+    /// Whether the lower layer is set to end the stream with a reset ([`RcCore::sets_aside`]).
+    pub fn resets_on_close(&self) -> bool {
+        self.aside
     }
 
     /// Moves what can be moved, in both directions.
@@ -187,6 +203,8 @@ impl Pump {
                     tracing::debug!(qpn = core.qpn(), "sending failed: {e}");
                     // The peer's last messages, and the reason for its end, may not be read yet.
                     self.broken = true;
+                    // After an orderly end, the system says EPIPE for a reset (tcp(7)).
+                    self.reset = e != Errno::PIPE;
                     around.set_hung_up();
                     if !around.watch() {
                         around.again();
@@ -211,6 +229,10 @@ impl Pump {
             self.transmit(core, now, around);
             // The core may have to wait, but the input does not.
             turn.heeds_acks = !core.ack_is_urgent();
+        }
+        if core.sets_aside() != self.aside {
+            self.aside = !self.aside;
+            around.lower().reset_on_close(self.aside);
         }
         if !core.stalled() {
             return some;
@@ -267,7 +289,8 @@ impl Pump {
                 }
                 around.set_hung_up();
                 let partial = left > 0 || direct > 0;
-                core.handle_link(now, LinkEvent::End { partial, broken: self.broken });
+                let unread = (!self.reset).then(|| around.lower().unacknowledged());
+                core.handle_link(now, LinkEvent::End { partial, broken: self.broken, unread });
                 return true;
             }
             let staged = if is_direct {
@@ -335,7 +358,8 @@ impl Pump {
     fn check_hang_up(&mut self, core: &mut RcCore, now: &Now, lower: &impl LowerLayer) {
         if lower.hung_up() {
             self.broken |= lower.broken();
-            core.handle_link(now, LinkEvent::End { partial: false, broken: self.broken });
+            let unread = (!self.broken).then(|| lower.unacknowledged());
+            core.handle_link(now, LinkEvent::End { partial: false, broken: self.broken, unread });
         }
     }
 }

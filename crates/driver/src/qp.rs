@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use uwarp_llp::Link;
+use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
-    Disconnect, Drops, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore, Snapshot,
+    Disconnect, Drops, End, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore, Snapshot,
     StreamParams,
 };
 use uwarp_rnic::srq::Waiter;
@@ -48,6 +48,13 @@ pub trait StreamObserver: Send + Sync {
 
 /// How long an exit waits for the queue pair's lock. No call holds it nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
+
+/// Turns of receiving before a program's move to ERR or RESET, or its destruction: more than the system's
+/// buffers hold, however fast the peer sends.
+const TURNS_AT_END: usize = 16;
+/// How long a move to ERR waits for the peer's acknowledgements: a peer whose program does something else
+/// answers within a few milliseconds.
+const ROUND_TRIP: Duration = Duration::from_millis(5);
 
 struct Inner {
     core: RcCore,
@@ -253,15 +260,11 @@ impl Qp {
             return Err(VerbsError::Forked);
         }
         let mut inner = self.inner.lock();
-        if change.state == Some(QpState::Err) {
-            // An adapter would have received by now what has arrived. Programs that learn of the peer's end
-            // in their own way (libdaploscm) move to ERR with the last acknowledgement still in the socket.
-            self.receive(&mut inner, &Now::unread());
-        }
         if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
-            // Placed messages are complete: the peer's work requests must succeed.
-            inner.core.ack_everything();
-            self.send(&mut inner, &Now::unread());
+            self.receive_all(&mut inner);
+        }
+        if change.state == Some(QpState::Err) {
+            self.await_ack(&mut inner);
         }
         let result = inner.core.modify(change);
         if result.is_ok() {
@@ -269,6 +272,36 @@ impl Qp {
         }
         self.release(inner);
         result
+    }
+
+    /// The program ends the stream. An adapter would have received by now what has arrived, and its peer's
+    /// work requests would have succeeded.
+    #[cold]
+    fn receive_all(&self, inner: &mut Inner) {
+        for _ in 0..TURNS_AT_END {
+            if !self.receive(inner, &Now::unread()) {
+                return;
+            }
+        }
+    }
+
+    /// The program moves to ERR, and may know by other means what its peer has received (libdaploscm does):
+    /// an adapter would have had the acknowledgement by now. The peer may hold it back for a message to ride
+    /// on, so this requests it once more, and waits for a round trip.
+    #[cold]
+    fn await_ack(&self, inner: &mut Inner) {
+        if !inner.core.demand_ack() {
+            return;
+        }
+        self.send(inner, &Now::unread());
+        let end = Instant::now() + ROUND_TRIP;
+        while inner.core.awaits_ack() {
+            let left = end.saturating_duration_since(Instant::now());
+            let Some(conn) = &inner.conn else { return };
+            if left.is_zero() || !conn.link.await_input(left) || !self.receive(inner, &Now::unread()) {
+                return;
+            }
+        }
     }
 
     /// Its attributes.
@@ -443,11 +476,9 @@ impl Qp {
     pub fn destroy(&self) {
         let mut inner = self.inner.lock();
         if !std::mem::replace(&mut inner.destroyed, true) {
+            self.receive_all(&mut inner);
             self.shell.stop_feeding();
             self.shell.depart(inner.snapshot().counters, Drops::default());
-            // Placed messages are complete: the peer's work requests must succeed.
-            inner.core.ack_everything();
-            self.send(&mut inner, &Now::unread());
             // RESET drops the work requests without completions; the stream is then closing.
             let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
             // Cannot be refused: any state may become RESET.
@@ -484,15 +515,19 @@ impl Qp {
         }
     }
 
-    /// The stream has ended; `unsent` is sent before its socket is closed.
-    fn ended(&self, inner: &mut Inner, now: &Now, why: Disconnect, unsent: Vec<u8>) {
+    /// The stream has ended; `last` is what is still sent before its socket is closed, and how the peer
+    /// understands the end.
+    fn ended(&self, inner: &mut Inner, now: &Now, why: Disconnect, last: (Vec<u8>, End)) {
         let Some(conn) = inner.conn.take() else { return };
         inner.core.handle_link(now, LinkEvent::Resent(conn.link.retransmits()));
         let engine = self.shell.nic().engine();
         if conn.parked.is_some() {
             engine.unpark();
         }
-        inner.notices.push_back(Notice::Over(Linger::take_over(engine, conn.link, conn.timer.token, unsent)));
+        if conn.pump.resets_on_close() {
+            conn.link.reset_on_close(false);
+        }
+        inner.notices.push_back(Notice::Over(Linger::take_over(engine, conn.link, conn.timer.token, last)));
         if !inner.destroyed {
             inner.notices.push_back(Notice::Disconnected(conn.observer, why));
         }

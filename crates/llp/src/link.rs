@@ -23,6 +23,14 @@ macro_rules! pass_on_queries {
             self.inner.probe_when_quiet();
         }
 
+        fn unacknowledged(&self) -> usize {
+            self.inner.unacknowledged()
+        }
+
+        fn reset_on_close(&self, reset: bool) {
+            self.inner.reset_on_close(reset);
+        }
+
         fn peer(&self) -> Option<SocketAddr> {
             self.inner.peer()
         }
@@ -34,6 +42,7 @@ mod tracing;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use uwarp_process::Descriptor;
@@ -107,6 +116,18 @@ impl LowerLayer for Link {
         }
     }
 
+    fn unacknowledged(&self) -> usize {
+        match self {
+            Self::Tcp(fd) => tcp::unacknowledged(fd.as_fd()),
+        }
+    }
+
+    fn reset_on_close(&self, reset: bool) {
+        match self {
+            Self::Tcp(fd) => tcp::reset_on_close(fd.as_fd(), reset),
+        }
+    }
+
     fn peer(&self) -> Option<SocketAddr> {
         self.addresses()[1]
     }
@@ -151,13 +172,6 @@ impl Link {
         }
     }
 
-    /// Bytes sent that the peer's system has not acknowledged.
-    pub fn unacknowledged(&self) -> usize {
-        match self {
-            Self::Tcp(fd) => tcp::unacknowledged(fd.as_fd()),
-        }
-    }
-
     /// Bytes that the system has taken and not sent once.
     pub fn unsent(&self) -> usize {
         match self {
@@ -172,10 +186,10 @@ impl Link {
         }
     }
 
-    /// Makes the close a reset, which the peer sees even if it has not read everything.
-    pub fn reset_on_close(&self) {
+    /// Waits until something can be received, or the time is over; returns whether something can.
+    pub fn await_input(&self, limit: Duration) -> bool {
         match self {
-            Self::Tcp(fd) => tcp::reset_on_close(fd.as_fd()),
+            Self::Tcp(fd) => tcp::await_input(fd.as_fd(), limit),
         }
     }
 

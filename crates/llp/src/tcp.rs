@@ -83,11 +83,21 @@ pub fn broken(fd: BorrowedFd<'_>) -> bool {
     look(fd, PollFlags::empty()).contains(PollFlags::ERR)
 }
 
+/// Waits until something can be received, at most for `limit`; returns whether something can.
+pub fn await_input(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+    !await_events(fd, PollFlags::IN, limit).is_empty()
+}
+
 fn look(fd: BorrowedFd<'_>, for_what: PollFlags) -> PollFlags {
+    await_events(fd, for_what, Duration::ZERO)
+}
+
+fn await_events(fd: BorrowedFd<'_>, for_what: PollFlags, limit: Duration) -> PollFlags {
     let mut fds = [PollFd::from_borrowed_fd(fd, for_what)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
+    let limit = Timespec { tv_sec: seconds, tv_nsec: limit.subsec_nanos().into() };
     // An interruption counts as no event.
-    let polled = rustix::event::poll(&mut fds, Some(&now)).is_ok();
+    let polled = rustix::event::poll(&mut fds, Some(&limit)).is_ok();
     if polled { fds[0].revents() } else { PollFlags::empty() }
 }
 
@@ -133,10 +143,10 @@ pub fn shutdown_send(fd: BorrowedFd<'_>) {
     let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Write);
 }
 
-/// Makes the close a reset, which the peer sees even if it has not read everything.
-pub fn reset_on_close(fd: BorrowedFd<'_>) {
+/// Whether the close is a reset, which the peer sees even if it has not read everything.
+pub fn reset_on_close(fd: BorrowedFd<'_>, reset: bool) {
     // If this fails, the close is an ordinary one.
-    let _ = rustix::net::sockopt::set_socket_linger(fd, Some(Duration::ZERO));
+    let _ = rustix::net::sockopt::set_socket_linger(fd, reset.then_some(Duration::ZERO));
 }
 
 /// Checks what the peer has acknowledged. `None` if the system does not report it.

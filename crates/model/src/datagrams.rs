@@ -29,7 +29,7 @@ pub mod udp {
     pub const BATCH: usize = 4;
     pub const SLOT: usize = 512;
 
-    pub use llp::udp::Route;
+    pub use llp::udp::{Marks, Route};
 
     pub struct Outgoing<'a> {
         pub route: &'a Route,
@@ -151,6 +151,11 @@ pub mod udp {
         }
 
         pub fn send(&self, batch: &[Outgoing<'_>]) -> Result<usize, Errno> {
+            self.send_marked(batch, &[])
+        }
+
+        /// Nobody looks at the marks.
+        pub fn send_marked(&self, batch: &[Outgoing<'_>], _: &[Marks]) -> Result<usize, Errno> {
             for (n, outgoing) in batch.iter().enumerate() {
                 let taken = self.change(|state| {
                     let taken = state.room > 0;

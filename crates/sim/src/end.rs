@@ -87,13 +87,18 @@ impl CompletionSink for Events {
     }
 }
 
-/// A receive of the shared queue is reserved for the Send that waits.
+/// What an end's pump is told, and has requested.
 #[derive(Default)]
-pub(crate) struct Kept(pub AtomicBool);
+pub(crate) struct Kept {
+    /// A receive of the shared queue is reserved for the Send that waits.
+    pub receive: AtomicBool,
+    /// If the process is killed, the stream ends with a reset.
+    pub reset_on_close: AtomicBool,
+}
 
 impl Waiter for Kept {
     fn receive_kept(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.receive.store(true, Ordering::Relaxed);
     }
 }
 
@@ -209,9 +214,8 @@ impl End {
         output: &mut Pipe,
     ) -> Result<(), VerbsError> {
         if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
-            self.core.ack_everything();
             let Self { core, pump, kept, moved, .. } = self;
-            pump.send(core, &at(now), &mut Network { now, input, output, kept, moved });
+            pump.receive(core, &at(now), &mut Network { now, input, output, kept, moved });
         }
         self.core.modify(change)
     }
@@ -297,6 +301,17 @@ impl End {
         Ok(())
     }
 
+    /// The process is killed: its system closes the connection as Linux does. What the process had sent still
+    /// arrives.
+    pub fn kill(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
+        if input.orphan(now) || self.kept.reset_on_close.load(Ordering::Relaxed) {
+            output.break_off();
+        } else {
+            output.close(now);
+        }
+        self.attached = false;
+    }
+
     /// Disconnects in an orderly way.
     pub fn disconnect(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
         self.core.disconnect(&at(now));
@@ -335,7 +350,7 @@ impl End {
             match action {
                 Action::Wake(woken) => woken.wake(),
                 Action::Established => self.established += 1,
-                Action::Disconnected { why, unsent } => {
+                Action::Disconnected { why, unsent, .. } => {
                     let deadline = now + LIMIT;
                     let broken = std::mem::take(pump).broken();
                     self.closing = Some(Closing { unsent, broken, fin_sent: false, eof: false, deadline });

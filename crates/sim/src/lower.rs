@@ -89,6 +89,14 @@ impl LowerLayer for Network<'_> {
 
     fn probe_when_quiet(&self) {}
 
+    fn unacknowledged(&self) -> usize {
+        self.output.unacknowledged(self.now)
+    }
+
+    fn reset_on_close(&self, reset: bool) {
+        self.kept.reset_on_close.store(reset, Ordering::Relaxed);
+    }
+
     fn peer(&self) -> Option<SocketAddr> {
         None
     }
@@ -107,7 +115,7 @@ impl Surroundings for Network<'_> {
     }
 
     fn take_kept(&mut self) -> bool {
-        self.kept.0.swap(false, Ordering::Relaxed)
+        self.kept.receive.swap(false, Ordering::Relaxed)
     }
 
     fn hung_up(&self) -> bool {

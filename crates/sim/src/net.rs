@@ -71,6 +71,8 @@ pub struct Pipe {
     held: usize,
     fin: Option<Time>,
     reset: bool,
+    /// Bytes that had not arrived when the reader's process was killed, and the bytes sent since.
+    lost: Option<usize>,
     /// The fault has happened.
     fault_hit: bool,
     /// Everything that was sent, with the time of each write, before any damage.
@@ -90,6 +92,7 @@ impl Pipe {
             held: 0,
             fin: None,
             reset: false,
+            lost: None,
             fault_hit: false,
             tapped: Vec::new(),
         }
@@ -99,6 +102,11 @@ impl Pipe {
     pub fn send(&mut self, now: Time, bytes: &[u8]) -> Result<usize, Refusal> {
         if self.reset || self.fin.is_some() {
             return Err(Refusal::Reset);
+        }
+        if let Some(lost) = &mut self.lost {
+            // The reset that answers it is not back yet.
+            *lost += bytes.len();
+            return Ok(bytes.len());
         }
         let room = self.params.capacity.saturating_sub(self.held);
         let mut taken = bytes.len().min(room);
@@ -193,6 +201,27 @@ impl Pipe {
             return Ok(out);
         }
         Err(Refusal::WouldBlock)
+    }
+
+    /// The reader's process is killed. Returns whether bytes had arrived that it has not read. No later one
+    /// arrives, so its system acknowledges none of them.
+    pub fn orphan(&mut self, now: Time) -> bool {
+        let unread = self.has_unread(now);
+        self.lost = Some(self.unacknowledged(now));
+        self.pieces.clear();
+        self.held = 0;
+        unread
+    }
+
+    /// Bytes that the reader's system has not acknowledged: those that have not arrived.
+    pub fn unacknowledged(&self, now: Time) -> usize {
+        let on_the_way = self.pieces.iter().filter(|(at, ..)| *at > now);
+        self.lost.unwrap_or_else(|| on_the_way.map(|(_, piece, _)| piece.len()).sum())
+    }
+
+    /// The writer's system resets the connection: what was sent still arrives, and then the reset.
+    pub fn break_off(&mut self) {
+        self.reset = true;
     }
 
     /// Resets it; bytes that have not arrived are lost.

@@ -59,6 +59,8 @@ pub struct World {
     ends: [End; 2],
     /// From A to B, from B to A.
     pipes: [Pipe; 2],
+    /// The side whose process is gone.
+    killed: Option<Side>,
 }
 
 impl World {
@@ -66,7 +68,7 @@ impl World {
     pub fn new(seed: u64, config: [EndConfig; 2], net: NetParams, faults: [Option<Fault>; 2]) -> Self {
         let mut rng = Rng::new(seed);
         let pipes = faults.map(|fault| Pipe::new(net, rng.fork(), fault));
-        Self { seed: Seed(seed), rng, now: 0, ends: config.map(End::new), pipes }
+        Self { seed: Seed(seed), rng, now: 0, ends: config.map(End::new), pipes, killed: None }
     }
 
     /// The seed, which repeats this run.
@@ -135,6 +137,14 @@ impl World {
         end.disconnect(now, input, output);
     }
 
+    /// Kills the process of one side, which must not be used any more.
+    pub fn kill(&mut self, side: Side) {
+        let now = self.now;
+        self.killed = Some(side);
+        let (end, input, output) = self.parts(side);
+        end.kill(now, input, output);
+    }
+
     /// Bytes from a peer that is no queue pair: they arrive at `side` as if its peer had sent them.
     pub fn inject(&mut self, side: Side, bytes: &[u8]) {
         let now = self.now;
@@ -150,10 +160,13 @@ impl World {
 
     /// Pumps one end.
     pub fn pump(&mut self, side: Side) {
+        if self.killed == Some(side) {
+            return;
+        }
         let now = self.now;
         let (end, input, output) = self.parts(side);
         end.pump(now, input, output);
-        if output.is_reset() != input.is_reset() {
+        if output.is_reset() != input.is_reset() && self.killed.is_none() {
             // A reset concerns both directions.
             for pipe in self.pipes.iter_mut().filter(|p| !p.is_reset()) {
                 pipe.reset();
@@ -179,12 +192,14 @@ impl World {
             }
             let now = self.now;
             let arrivals = self.pipes.iter().filter_map(|p| p.next_arrival(now));
-            let timers = self.ends.iter_mut().filter_map(End::timeout);
+            let killed = self.killed.map(Side::index);
+            let alive = self.ends.iter_mut().enumerate().filter(|(index, _)| killed != Some(*index));
+            let timers = alive.filter_map(|(_, end)| end.timeout());
             let next = arrivals.chain(timers).chain(program.wake(now)).filter(|at| *at > now).min();
             let Some(next) = next.filter(|_| !program.done(now)) else { return };
             self.now = next;
-            for end in &mut self.ends {
-                end.handle_timeout(next);
+            for side in Side::BOTH.into_iter().filter(|side| self.killed != Some(*side)) {
+                self.ends[side.index()].handle_timeout(next);
             }
         }
         panic!("the run does not end (seed {:#x})", self.seed.0);

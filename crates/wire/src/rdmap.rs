@@ -32,6 +32,11 @@ pub const UWARP_REQUEST_ACK: u8 = 0x10;
 /// before (docs/adr/004-sends-without-a-receive.md).
 pub const UWARP_RNR_RETRY: u32 = 0x8;
 
+/// Another bit of the same four bytes: this is the last [`Ack`] of the stream. Its sender places nothing more
+/// of what it receives, whatever its system's TCP acknowledges afterwards. A stream that ends without it was
+/// ended by the system of a process that is gone (docs/adr/009-acknowledgements-on-request.md).
+pub const UWARP_LAST_ACK: u32 = 0x10;
+
 /// RDMAP message type, four bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Opcode {

@@ -35,6 +35,9 @@ pub struct PeerData {
     pub version: u8,
     /// The sender requests acknowledgements when its messages are placed.
     pub placement_acks: bool,
+    /// The sender says so when it ends a stream of placement acknowledgements (`UWARP_LAST_ACK`). 0.1 did
+    /// not.
+    pub last_ack: bool,
     /// How often the peer should retry when the sender of this has no receive posted: 0 to 6, or 7 without
     /// limit.
     pub rnr_retry: u8,
@@ -51,6 +54,7 @@ mod field {
     pub const QPN: core::ops::Range<usize> = 5..8;
 
     pub const FEATURE_PLACEMENT_ACKS: u8 = 0x01;
+    pub const FEATURE_LAST_ACK: u8 = 0x02;
     pub const RETRY_SHIFT: u8 = 5;
     pub const TIMER_MASK: u8 = 0x1F;
 }
@@ -61,7 +65,14 @@ impl PeerData {
 
     /// Data of this version that requests nothing.
     pub const fn new() -> Self {
-        Self { version: VERSION, placement_acks: false, rnr_retry: 7, min_rnr_timer: 0, qpn: 0 }
+        Self {
+            version: VERSION,
+            placement_acks: false,
+            last_ack: true,
+            rnr_retry: 7,
+            min_rnr_timer: 0,
+            qpn: 0,
+        }
     }
 
     /// Reads twelve bytes. `None` for version 0, and for bytes that are not zero where they must be: a peer
@@ -72,6 +83,7 @@ impl PeerData {
         (version != 0).then_some(Self {
             version,
             placement_acks: bytes[field::FEATURES] & field::FEATURE_PLACEMENT_ACKS != 0,
+            last_ack: bytes[field::FEATURES] & field::FEATURE_LAST_ACK != 0,
             rnr_retry: bytes[field::RNR] >> field::RETRY_SHIFT,
             min_rnr_timer: bytes[field::RNR] & field::TIMER_MASK,
             qpn: u32::from_be_bytes([0, q0, q1, q2]),
@@ -84,6 +96,9 @@ impl PeerData {
         out[field::VERSION] = self.version;
         if self.placement_acks {
             out[field::FEATURES] |= field::FEATURE_PLACEMENT_ACKS;
+        }
+        if self.last_ack {
+            out[field::FEATURES] |= field::FEATURE_LAST_ACK;
         }
         out[field::RNR] = self.rnr_retry << field::RETRY_SHIFT | self.min_rnr_timer & field::TIMER_MASK;
         let [_, qpn @ ..] = self.qpn.to_be_bytes();
@@ -120,8 +135,13 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
+        let (rnr_retry, min_rnr_timer, qpn) = (7, 12, 0x0080_0501);
         let data =
-            PeerData { version: 1, placement_acks: true, rnr_retry: 7, min_rnr_timer: 12, qpn: 0x0080_0501 };
+            PeerData { version: 1, placement_acks: true, last_ack: false, rnr_retry, min_rnr_timer, qpn };
+        assert_eq!(
+            PeerData { last_ack: true, ..data }.to_bytes(),
+            [1, 3, 0xEC, 0, 0, 0x80, 0x05, 0x01, 0, 0, 0, 0]
+        );
         assert_eq!(data.to_bytes(), [1, 1, 0xEC, 0, 0, 0x80, 0x05, 0x01, 0, 0, 0, 0]);
         assert_eq!(data.to_rtr(), (0x0101_EC00, 0x0080_0501_0000_0000));
     }
@@ -152,11 +172,12 @@ mod tests {
         fn round_trip(
             version in 1u8..,
             placement_acks: bool,
+            last_ack: bool,
             rnr_retry in 0u8..8,
             min_rnr_timer in 0u8..32,
             qpn in 0u32..1 << 24,
         ) {
-            let data = PeerData { version, placement_acks, rnr_retry, min_rnr_timer, qpn };
+            let data = PeerData { version, placement_acks, last_ack, rnr_retry, min_rnr_timer, qpn };
             prop_assert_eq!(PeerData::parse(&data.to_bytes()), Some(data));
             let (stag, to) = data.to_rtr();
             prop_assert_eq!(PeerData::from_rtr(stag, to), Some(data));

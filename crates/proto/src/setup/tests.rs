@@ -120,7 +120,7 @@ fn our_request_golden_bytes() {
     );
     assert_eq!(
         request(InitiatorConfig { peer: Some(PeerData::new()), peer_in_request: true, ..config() }),
-        frame_bytes(KEY_REQ, "56 02 0012 8010 c010 6869 0100e000 00000000 00000000")
+        frame_bytes(KEY_REQ, "56 02 0012 8010 c010 6869 0102e000 00000000 00000000")
     );
     assert_eq!(
         request(InitiatorConfig { depths: Depths { ird: 4, ord: 0, negotiate: true }, ..config() }),

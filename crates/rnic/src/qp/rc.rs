@@ -39,7 +39,7 @@ mod waiting;
 
 pub use self::core::{Psns, RcCore};
 pub use direct::RxPlan;
-pub use machine::{Action, LinkEvent};
+pub use machine::{Action, End, LinkEvent};
 pub use params::{Rtr, StreamParams};
 pub use silence::Answers;
 pub use stream::Disconnect;

@@ -49,7 +49,21 @@ impl Duo {
         Self::make(params, NetParams::default(), depth, None)
     }
 
+    pub fn with_seed(params: [StreamParams; 2], net: NetParams, seed: u64) -> Self {
+        Self::make_from(seed, params, net, 4096, None)
+    }
+
     fn make(params: [StreamParams; 2], net: NetParams, cq_depth: u32, fault: Option<Fault>) -> Self {
+        Self::make_from(1, params, net, cq_depth, fault)
+    }
+
+    fn make_from(
+        seed: u64,
+        params: [StreamParams; 2],
+        net: NetParams,
+        cq_depth: u32,
+        fault: Option<Fault>,
+    ) -> Self {
         let caps = QpCaps {
             max_send_wr: 64,
             max_recv_wr: 64,
@@ -58,7 +72,7 @@ impl Duo {
             max_inline_data: 64,
         };
         let mut world = World::new(
-            1,
+            seed,
             [EndConfig { caps, cq_depth: Some(cq_depth), ..EndConfig::default() }; 2],
             net,
             [fault, None],

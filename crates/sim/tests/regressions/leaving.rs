@@ -204,7 +204,7 @@ fn a_send_that_was_dropped_for_a_terminate_does_not_complete() {
             take_all(&mut duo);
         }
     }
-    let cut_short = LinkEvent::End { partial: true, broken: false };
+    let cut_short = LinkEvent::End { partial: true, broken: false, unread: None };
     duo.world.end(A).core.handle_link(&Now::unread(), cut_short);
     take_all(&mut duo);
     assert_eq!(duo.sends(A), [(1, WcStatus::Success)], "the kernel had the first one already");

@@ -2,6 +2,7 @@
 
 mod duo;
 mod introducing;
+mod killed;
 mod leaving;
 mod receiving;
 mod sending;

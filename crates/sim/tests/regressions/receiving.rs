@@ -83,7 +83,7 @@ fn an_end_within_an_fpdu_is_terminated_and_reported() {
     let mut duo = Duo::new(params());
     duo.world.inject(B, &[0x10, 0x00, 0x41]);
     duo.world.settle();
-    let end = LinkEvent::End { partial: true, broken: false };
+    let end = LinkEvent::End { partial: true, broken: false, unread: None };
     duo.world.end(B).core.handle_link(&Now::unread(), end);
     duo.world.settle();
     let lost = TerminateError::Mpa(Mpa::ConnectionLost);

@@ -98,7 +98,7 @@ fn a_terminate_with_markers_is_readable_although_bytes_before_it_were_dropped() 
     let sge = duo.sge(A, 0, 5000);
     duo.queue(A, 1, SEND, sge);
     duo.world.end(A).core.poll_transmit(&Now::unread());
-    let cut_short = LinkEvent::End { partial: true, broken: false };
+    let cut_short = LinkEvent::End { partial: true, broken: false, unread: None };
     duo.world.end(A).core.handle_link(&Now::unread(), cut_short);
     duo.world.settle();
     let error = TerminateError::Mpa(terminate::Mpa::ConnectionLost);

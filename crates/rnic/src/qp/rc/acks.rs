@@ -2,7 +2,7 @@
 //! docs/adr/009).
 
 use uwarp_proto::tx::Message;
-use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, UWARP_REQUEST_ACK, UWARP_RNR_RETRY};
+use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, UWARP_LAST_ACK, UWARP_REQUEST_ACK, UWARP_RNR_RETRY};
 
 use super::ack_policy::{AckPolicy, AckTiming};
 use super::reads::ReadSink;
@@ -184,19 +184,39 @@ impl Stream {
     }
 
     pub(super) fn emit_ack_now(&mut self, control: u8) {
+        self.emit_ack_frame(control, 0);
+    }
+
+    /// `said`: what it says beside the number of messages.
+    fn emit_ack_frame(&mut self, control: u8, said: u32) {
         self.placed_acked = self.placed;
         self.ack_timing = AckTiming::Rides;
         self.tx.ack_msn = self.tx.ack_msn.wrapping_add(1);
+        let retries = self.tx.rnr_retry.take().map_or(0, |retries| UWARP_RNR_RETRY | u32::from(retries));
         let message = Message::Untagged {
             opcode: Opcode::UwarpAck,
             qn: QN_UWARP_ACK,
             msn: self.tx.ack_msn,
-            invalidate: self.tx.rnr_retry.take().map_or(0, |retries| UWARP_RNR_RETRY | u32::from(retries)),
+            invalidate: retries | said,
         };
+        if self.out.is_empty() {
+            self.tx.acks_queued.clear();
+        }
         let bytes = Ack { completed: self.placed }.to_bytes();
         let mut segment = message.whole(Ack::LEN as u32);
         segment.header.set_rsvdulp(control);
         self.emit_bytes(&segment, &bytes);
+        self.tx.acks_queued.push(self.out.queued());
+    }
+
+    /// Bytes that were queued are not sent after all: the next acknowledgement gets the number of the first
+    /// one among them.
+    pub(super) fn unsend_acks(&mut self) {
+        let queued = self.out.queued();
+        let before = self.tx.acks_queued.len();
+        self.tx.acks_queued.retain(|end| *end <= queued);
+        let dropped = u32::try_from(before - self.tx.acks_queued.len()).unwrap_or(0);
+        self.tx.ack_msn = self.tx.ack_msn.wrapping_sub(dropped);
     }
 
     /// Tells the peer how often our Sends are to be retried, before the first of them.
@@ -264,6 +284,23 @@ impl Stream {
         self.tx.unrequested > 0 && self.owes_ack_request()
     }
 
+    /// Whether work requests wait for an acknowledgement.
+    pub(super) fn awaits_ack(&self) -> bool {
+        self.params.placement_acks && self.closing.is_none() && self.tx.messages > self.acked
+    }
+
+    /// Requests an acknowledgement of everything that is cut, even if one is requested: the peer may hold
+    /// that one back for a message to ride on, but not this one. Returns whether there is anything.
+    pub(super) fn demand_ack(&mut self) -> bool {
+        let awaits = self.awaits_ack() && self.tx.open;
+        if awaits {
+            self.tx.requested = self.tx.messages;
+            self.tx.unrequested = 0;
+            self.emit_ack_now(UWARP_REQUEST_ACK);
+        }
+        awaits
+    }
+
     pub(super) fn emit_ack_request(&mut self) {
         if std::mem::take(&mut self.tx.request_due) && self.owes_ack_request() {
             self.tx.requested = self.tx.messages;
@@ -272,10 +309,19 @@ impl Stream {
         }
     }
 
-    /// Acknowledges what is placed before a Terminate, requested or not.
-    pub(super) fn emit_last_ack(&mut self) {
+    /// Acknowledges what is placed, requested or not: a Terminate follows, or the end of the stream.
+    pub(super) fn emit_all_acks(&mut self) {
         if self.params.placement_acks && self.placed > self.placed_acked && self.tx.open {
             self.emit_ack_now(0);
         }
+    }
+
+    /// Acknowledges what is placed, and says that nothing else will be: this end closes the stream, and drops
+    /// what arrives from now on. (A responder that has received nothing has nothing to say, and may not.)
+    pub(super) fn emit_last_ack(&mut self) {
+        if self.params.placement_acks && (self.tx.open || self.params.initiator) {
+            self.emit_ack_frame(0, UWARP_LAST_ACK);
+        }
+        self.last_word_said = true;
     }
 }

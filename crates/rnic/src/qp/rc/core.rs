@@ -374,12 +374,16 @@ impl RcCore {
         self.stream.as_ref().is_some_and(Stream::ack_is_urgent)
     }
 
-    /// The stream is about to end: the next [`Self::poll_transmit`] acknowledges all that is placed,
-    /// requested or not.
-    pub fn ack_everything(&mut self) {
-        if let Some(stream) = &mut self.stream {
-            stream.ack_everything();
-        }
+    /// Requests an acknowledgement, at once and whatever was requested before. Returns whether work requests
+    /// wait for one.
+    pub fn demand_ack(&mut self) -> bool {
+        self.build();
+        self.stream.as_mut().is_some_and(Stream::demand_ack)
+    }
+
+    /// Whether work requests wait for an acknowledgement.
+    pub fn awaits_ack(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::awaits_ack)
     }
 
     /// Makes the next message of every queue, in both directions, have this MSN, for tests near the wrap.

@@ -83,6 +83,7 @@ impl Stream {
     fn cut(&mut self) -> Option<usize> {
         let dropped = self.out.cut();
         self.sender.unsend(dropped.unwrap_or(0));
+        self.unsend_acks();
         dropped.ok()
     }
 
@@ -99,7 +100,8 @@ impl Stream {
                 // Nothing can be sent any more, and the memory that waits may be unmapped.
                 Disconnect::Reset => self.out.discard(),
                 // The rest refers to memory that now returns to the program.
-                _ => _ = self.cut(),
+                _ if self.cut().is_some() && why == Disconnect::LocalClosed => self.emit_last_ack(),
+                _ => {}
             }
         }
         self.closing.get_or_insert(why);
@@ -146,14 +148,12 @@ impl RcCore {
         tracing::warn!(qpn = self.shell.qpn, "this end ends the connection: {}", error.in_words());
         tracing::debug!(qpn = self.shell.qpn, %error, "terminating the stream");
         self.shell.counters.terminates_sent += 1;
-        if let Some(dropped) = stream.cut() {
+        if stream.cut().is_some() {
             self.shell.sq.unsend(stream.out.queued());
             // Good messages are acknowledged first: the peer takes its oldest unacknowledged message for the
-            // bad one. (Not if an acknowledgement may have been dropped here, because that would leave a gap
-            // in their numbers.)
-            if dropped == 0 {
-                stream.emit_last_ack();
-            }
+            // bad one.
+            stream.emit_all_acks();
+            stream.last_word_said = true;
             let terminate = Terminate::new(error, offending);
             let mut bytes = [0u8; Terminate::MAX_LEN];
             let len = terminate.emit(&mut bytes);

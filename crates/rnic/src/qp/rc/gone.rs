@@ -190,6 +190,36 @@ impl RcCore {
         }
     }
 
+    /// The peer's stream has ended in good order, and its system had not acknowledged the last `unread` bytes
+    /// then. If no last acknowledgement came before, the peer's process is gone, and its system has closed
+    /// the stream. That would have been a reset if the process had not read all that its system has
+    /// acknowledged, or had set something aside ([`RcCore::sets_aside`]). So it had placed the messages up to
+    /// there.
+    pub(super) fn read_before_end(&mut self, unread: usize) {
+        let Some(stream) = &mut self.stream else { return };
+        // A peer that has sent nothing may be a responder that has received nothing, which says nothing.
+        let tells = stream.params.placement_acks && stream.last_acks && stream.first_fpdu_seen;
+        if !tells || stream.last_ack_seen || stream.closing.is_some() {
+            return;
+        }
+        let read = stream.out.taken().saturating_sub(u64::try_from(unread).unwrap_or(u64::MAX));
+        let sq = &self.shell.sq;
+        let placed = (sq.head..sq.next).filter_map(|number| match sq.slot(number)?.phase {
+            Phase::Sent { end, message } if end <= read => Some(message),
+            _ => None,
+        });
+        stream.acked = placed.max().unwrap_or(0).max(stream.acked);
+        self.retire();
+    }
+
+    /// Whether something that was received is not placed: a Send waits for its receive, and what is behind it
+    /// waits with it. While this is so, the lower layer must end the stream with a reset if this process is
+    /// killed, because the peer takes an orderly end for an acknowledgement.
+    #[inline]
+    pub fn sets_aside(&self) -> bool {
+        self.stream.as_ref().is_some_and(|s| (s.stalled || !s.buffered.is_empty()) && s.params.placement_acks)
+    }
+
     /// The peer closed its sending side. `partial`: in the middle of a frame.
     pub(super) fn peer_closed(&mut self, partial: bool) {
         if self.closing().is_some() || self.waits_for_next_stream(Disconnect::PeerClosed) {

@@ -31,11 +31,15 @@ pub enum LinkEvent {
     /// receive.
     HungUp,
     /// The peer sends no more. `partial`: in the middle of an FPDU. `broken`: sending has failed before.
+    /// `unread`: how many of the bytes that were sent the peer's system had not acknowledged; `None` if it is
+    /// not known that the end came in good order.
     End {
         #[allow(missing_docs)]
         partial: bool,
         #[allow(missing_docs)]
         broken: bool,
+        #[allow(missing_docs)]
+        unread: Option<usize>,
     },
     /// The connection broke, or the peer does not answer.
     Lost(Disconnect),
@@ -47,6 +51,17 @@ pub enum LinkEvent {
     Answers(Option<Answers>),
     /// Segments that were retransmitted during the stream.
     Resent(u64),
+}
+
+/// How the peer understands the end of a stream, so how it must be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Nothing follows from it.
+    Plain,
+    /// The unsent bytes say what the peer may count on. Without them, it must see a reset.
+    Told,
+    /// It would count on what this end drops: it must see a reset.
+    Reset,
 }
 
 /// What the owner must do, or report.
@@ -63,6 +78,8 @@ pub enum Action {
         why: Disconnect,
         /// Bytes that the link has not taken.
         unsent: Vec<u8>,
+        /// How the peer understands the end.
+        end: End,
     },
     /// Warn: posted work must wait for the peer's first message (RFC 5044 section 7.1.2).
     Muted,
@@ -196,8 +213,15 @@ impl RcCore {
             LinkEvent::HungUp => {}
             // The program has as much time for buffered Sends as for one that waits in the link.
             LinkEvent::End { partial: false, .. } if self.awaits_receive() && !self.stalled() => self.stall(),
-            LinkEvent::End { broken: true, .. } => self.connection_lost(Disconnect::Reset),
-            LinkEvent::End { partial, .. } => self.peer_closed(partial),
+            LinkEvent::End { partial, broken, unread } => {
+                if let Some(unread) = unread {
+                    self.read_before_end(unread);
+                }
+                match broken {
+                    true => self.connection_lost(Disconnect::Reset),
+                    false => self.peer_closed(partial),
+                }
+            }
             LinkEvent::Lost(why) => self.connection_lost(why),
             LinkEvent::Unreadable => self.unreadable(),
             LinkEvent::Unwritable => self.place_unmapped(),
@@ -257,7 +281,12 @@ impl RcCore {
             self.leave_gone_peer();
         }
         let mut unsent = Vec::new();
+        let mut end = End::Plain;
         if let Some(stream) = self.stream.take() {
+            let own = matches!(why, Disconnect::LocalClosed | Disconnect::Reset | Disconnect::Sent(_));
+            if own && stream.params.placement_acks {
+                end = if stream.last_word_said { End::Told } else { End::Reset };
+            }
             let mut read = Ok(());
             stream.out.gather(usize::MAX, |seg| read = read.and_then(|()| mem::copy_out(seg, &mut unsent)));
             if read.is_err() {
@@ -266,7 +295,7 @@ impl RcCore {
         }
         self.timers.end_of_stream();
         self.checks = Checks::default();
-        Action::Disconnected { why, unsent }
+        Action::Disconnected { why, unsent, end }
     }
 
     /// When [`Self::handle_timeout`] must be called, if ever.

@@ -8,7 +8,9 @@ use uwarp_proto::framing::Step;
 use uwarp_proto::rx::Segment;
 use uwarp_proto::setup::PeerData;
 use uwarp_wire::ddp::{Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, Untagged};
-use uwarp_wire::rdmap::{Ack, Control, Delivery, Immediate, Opcode, ReadRequest, UWARP_RNR_RETRY};
+use uwarp_wire::rdmap::{
+    Ack, Control, Delivery, Immediate, Opcode, ReadRequest, UWARP_LAST_ACK, UWARP_RNR_RETRY,
+};
 use uwarp_wire::terminate::{
     RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
 };
@@ -44,7 +46,10 @@ impl Stream {
         };
         let peer = PeerData::from_rtr(header.stag, header.to);
         match peer {
-            Some(peer) => self.params.placement_acks |= peer.placement_acks,
+            Some(peer) => {
+                self.params.placement_acks |= peer.placement_acks;
+                self.last_acks = peer.last_ack;
+            }
             // The peer is a stranger whose request had our reserved bit by mistake.
             None => {
                 self.params.peer_is_uwarp = false;
@@ -541,11 +546,12 @@ impl RcCore {
         }
         stream.acked = stream.acked.max(ack.completed);
         stream.hold.input();
-        if let (true, Header::Untagged(Untagged { rsvdulp32: said, .. })) = (self.by_program, segment.header)
-            && said & UWARP_RNR_RETRY != 0
-        {
-            let retries = u8::try_from(said & !UWARP_RNR_RETRY).unwrap_or(NO_RNR_LIMIT);
-            stream.params.rnr_timeout = rnr_limit(retries, self.shell.attr.min_rnr_timer);
+        if let Header::Untagged(Untagged { rsvdulp32: said, .. }) = segment.header {
+            stream.last_ack_seen |= said & UWARP_LAST_ACK != 0;
+            if self.by_program && said & UWARP_RNR_RETRY != 0 {
+                let retries = u8::try_from(said & (UWARP_RNR_RETRY - 1)).unwrap_or(NO_RNR_LIMIT);
+                stream.params.rnr_timeout = rnr_limit(retries, self.shell.attr.min_rnr_timer);
+            }
         }
         if segment.requests_ack() {
             stream.count_placed(0, true);

@@ -94,6 +94,14 @@ pub(super) struct Stream {
     pub hold: Hold,
     /// Messages of ours that the peer has placed.
     pub acked: u64,
+    /// The peer acknowledges for the last time before it ends the stream ([`PeerData::last_ack`]).
+    ///
+    /// [`PeerData::last_ack`]: uwarp_proto::setup::PeerData::last_ack
+    pub last_acks: bool,
+    /// It has done so.
+    pub last_ack_seen: bool,
+    /// This end has said why it ends the stream, or that it does.
+    pub last_word_said: bool,
     /// Signalled messages of ours that have completed.
     pub completed_signaled: u64,
     pub silence: Silence,
@@ -141,6 +149,9 @@ impl Stream {
             ack_timing: AckTiming::Rides,
             hold: Hold::new(),
             acked: 0,
+            last_acks: params.peer.is_some_and(|peer| peer.last_ack),
+            last_ack_seen: false,
+            last_word_said: false,
             completed_signaled: 0,
             silence: Silence::default(),
             warn_if_muted: params.wait_first_fpdu && params.rtr == Rtr::None,

@@ -14,6 +14,9 @@ pub(super) struct Tx {
     pub read_msn: u32,
     pub atomic_msn: u32,
     pub ack_msn: u32,
+    /// Stream positions at which acknowledgements end that the lower layer had not taken when a later one was
+    /// queued.
+    pub acks_queued: Vec<u64>,
     /// Sends and Writes cut so far.
     pub messages: u64,
     /// The last of them that requested an acknowledgement.
@@ -62,6 +65,7 @@ impl Tx {
             read_msn: 0,
             atomic_msn: 0,
             ack_msn: 0,
+            acks_queued: Vec::new(),
             messages: 0,
             requested: 0,
             wanted: 0,
