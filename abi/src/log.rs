@@ -1,4 +1,8 @@
 //! Log lines go to stderr, filtered by `UWARP_LOG`.
+//!
+//! Up to `info`, they are for the person who runs the program: `uwarp: qp 0xa07f00: the peer ended the
+//! connection: invalid remote key`. From `debug` on they are for whoever looks into the library, with the
+//! time, the level, the module and all fields.
 
 use std::cell::Cell;
 use std::fmt::{self, Write as _};
@@ -10,6 +14,9 @@ use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber, span};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 use uwarp_driver::{Uncancelled, config};
 
 use crate::failure::{errno, set_errno};
@@ -60,19 +67,85 @@ fn start() {
             EnvFilter::new("warn")
         }),
     };
-    // A program that links us statically may have a subscriber already; that one stays.
+    let detailed = filter.max_level_hint().is_none_or(|level| level >= LevelFilter::DEBUG);
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| Lines(std::io::stderr(), Uncancelled::begin()))
-        .with_ansi(std::io::stderr().is_terminal())
-        .finish();
-    let _ = tracing::subscriber::set_global_default(ToTheEnd(lines));
+        .with_writer(|| Lines(std::io::stderr(), Uncancelled::begin()));
+    // A program that links us statically may have a subscriber already; that one stays.
+    let _ = match detailed {
+        true => {
+            let lines = lines.with_ansi(std::io::stderr().is_terminal()).finish();
+            tracing::subscriber::set_global_default(ToTheEnd { lines, detailed })
+        }
+        false => {
+            let lines = lines.event_format(ForPeople).finish();
+            tracing::subscriber::set_global_default(ToTheEnd { lines, detailed })
+        }
+    };
+}
+
+/// A line that says what, and of which queue pair, as programs print its number.
+struct ForPeople;
+
+impl<S, N> FormatEvent<S, N> for ForPeople
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        writeln!(to, "{}", Sentence::of(event))
+    }
+}
+
+/// The parts of an event in the order in which a person reads them.
+#[derive(Default)]
+struct Sentence {
+    whose: String,
+    message: String,
+    rest: String,
+}
+
+impl Sentence {
+    fn of(event: &Event<'_>) -> Self {
+        let mut sentence = Self::default();
+        event.record(&mut sentence);
+        sentence
+    }
+}
+
+impl Visit for Sentence {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            "qpn" => self.record_debug(field, &format_args!("{value:#x}")),
+            _ => self.record_debug(field, &value),
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a string cannot fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            "qpn" => write!(self.whose, "qp {value:?}: "),
+            "id" => write!(self.whose, "id {value:?}: "),
+            "error" => write!(self.rest, ": {value:?}"),
+            name => write!(self.rest, " ({name} {value:?})"),
+        };
+    }
+}
+
+impl fmt::Display for Sentence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "uwarp: {}{}{}", self.whose, self.message, self.rest)
+    }
 }
 
 /// Logs as `S` does, which keeps a buffer for each thread. Handlers of atexit(3) and destructors run when
 /// the main thread's is gone, and programs call verbs there: `S` would panic. So from then on a line is
 /// written without it.
-struct ToTheEnd<S>(S);
+struct ToTheEnd<S> {
+    lines: S,
+    detailed: bool,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Thread {
@@ -98,23 +171,23 @@ thread_local! {
 
 impl<S: Subscriber> Subscriber for ToTheEnd<S> {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        self.0.register_callsite(metadata)
+        self.lines.register_callsite(metadata)
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.0.enabled(metadata)
+        self.lines.enabled(metadata)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        self.0.max_level_hint()
+        self.lines.max_level_hint()
     }
 
     fn event(&self, event: &Event<'_>) {
         match THREAD.get() {
-            Thread::Alive => self.0.event(event),
-            Thread::Ending => write_plainly(event),
+            Thread::Alive => self.lines.event(event),
+            Thread::Ending => write_plainly(event, self.detailed),
             Thread::New => {
-                self.0.event(event);
+                self.lines.event(event);
                 // Behind what `S` has just made: thread-local values go in the reverse order.
                 if ENDS.try_with(|_| ()).is_ok() {
                     THREAD.set(Thread::Alive);
@@ -124,42 +197,34 @@ impl<S: Subscriber> Subscriber for ToTheEnd<S> {
     }
 
     fn new_span(&self, attributes: &span::Attributes<'_>) -> span::Id {
-        self.0.new_span(attributes)
+        self.lines.new_span(attributes)
     }
 
     fn record(&self, span: &span::Id, values: &span::Record<'_>) {
-        self.0.record(span, values);
+        self.lines.record(span, values);
     }
 
     fn record_follows_from(&self, span: &span::Id, follows: &span::Id) {
-        self.0.record_follows_from(span, follows);
+        self.lines.record_follows_from(span, follows);
     }
 
     fn enter(&self, span: &span::Id) {
-        self.0.enter(span);
+        self.lines.enter(span);
     }
 
     fn exit(&self, span: &span::Id) {
-        self.0.exit(span);
+        self.lines.exit(span);
     }
 }
 
 /// Without a time and without colours.
-fn write_plainly(event: &Event<'_>) {
-    struct Text(String);
-    impl Visit for Text {
-        fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-            // Writing to a string cannot fail.
-            let _ = match field.name() {
-                "message" => write!(self.0, " {value:?}"),
-                name => write!(self.0, " {name}={value:?}"),
-            };
-        }
-    }
-    let mut text = Text(format!("{} {}:", event.metadata().level(), event.metadata().target()));
-    event.record(&mut text);
-    text.0.push('\n');
-    let _ = Lines(io::stderr(), Uncancelled::begin()).write_all(text.0.as_bytes());
+fn write_plainly(event: &Event<'_>, detailed: bool) {
+    let sentence = Sentence::of(event);
+    let line = match detailed {
+        true => format!("{} {}: {sentence}\n", event.metadata().level(), event.metadata().target()),
+        false => format!("{sentence}\n"),
+    };
+    let _ = Lines(io::stderr(), Uncancelled::begin()).write_all(line.as_bytes());
 }
 
 #[cfg(test)]

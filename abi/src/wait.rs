@@ -63,8 +63,8 @@ impl CancelType {
 /// last look for an event, so each that has come since ends the sleep.
 ///
 /// A program may have made its thread's cancellation asynchronous, as MVAPICH2 does: where this is a `read`,
-/// that is harmless. Outside the sleep it is deferred. An event that was taken when such a thread is cancelled
-/// is lost, as it is there.
+/// that is harmless. Outside the sleep it is deferred. An event that was taken when such a thread is
+/// cancelled is lost, as it is there.
 ///
 /// To be called by functions of the ABI "C-unwind" that have nothing to drop.
 ///

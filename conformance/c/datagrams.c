@@ -57,8 +57,10 @@ static void handles(void)
 	check_errno(ibv_dealloc_pd(other), EBUSY, "dealloc_pd with an address handle");
 	wr = request(&a, &a, &sge, 8);
 	wr.wr.ud.ah = ah;
-	check_errno(post_wr(&a, wr), EINVAL, "post_send with the address handle of another domain");
-	check(state_of(a.qp) == IBV_QPS_RTS, "which does no harm", "%s", state_name(state_of(a.qp)));
+	check_errno(post_wr(&a, wr), 0, "C15 post_send with the address handle of another domain");
+	want_wc(a.scq, IBV_WC_LOC_QP_OP_ERR, "which fails, as adapters have it");
+	check(state_of(a.qp) == IBV_QPS_SQE, "and stops the send queue", "%s", state_name(state_of(a.qp)));
+	MUST(to(a.qp, IBV_QPS_RTS) == 0);
 	MUST(ibv_destroy_ah(ah) == 0 && ibv_dealloc_pd(other) == 0);
 	wr = request(&a, &a, &sge, 8);
 	wr.wr.ud.ah = NULL;

@@ -4,8 +4,7 @@
 //! queue pairs that the program moves up itself (`by_number`), what the man pages say of events, threads and
 //! processes (`cm_rules`), threads that leave a call (`leaving`) or are cancelled (`cancels`), receivers that
 //! leave with their last message (`ways_out`), the edges of the interface (`corners`), datagram queue pairs
-//! (`datagrams`, `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE`
-//! (`sockets`),
+//! (`datagrams`, `datagram_life`, `uwarpdv`), sockets over queue pairs (`rsockets`), sockets in `IWARP_MODE` (`sockets`),
 //! both in threads and processes (`socket_threads`), events whose cause is outside (`events`), a device for
 //! each interface (`devices`), multicast (`groups`),
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
@@ -29,218 +28,48 @@ use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::{Network, free_port};
 use uwarp_conformance::{Context, Failure, Outcome, cc, pair, require};
 
-/// Program, and the groups of statements it has; each group is a case of its own.
-const GROUPS: [(&str, &[&str]); 25] = [
-    (
-        "errno_table",
-        &[
-            "device",
-            "regions",
-            "queues",
-            "resize",
-            "states",
-            "drain",
-            "queries",
-            "posting",
-            "local_protection",
-            "receive_protection",
-            "remote_reads",
-            "remote_writes",
-            "invalidation",
-        ],
-    ),
-    (
-        "completions",
-        &[
-            "flushing",
-            "notifying",
-            "acknowledging",
-            "async_acknowledging",
-            "overflow",
-            "purging",
-            "throttling",
-            "leaving",
-            "starving",
-        ],
-    ),
-    (
-        "errno_cm",
-        &[
-            "order",
-            "binding",
-            "queue_pairs",
-            "accepting",
-            "rejecting",
-            "refused",
-            "acknowledging",
-            "migrating",
-            "names",
-            "options",
-            "ack_timeout",
-            "listeners",
-            "joining",
-            "by_number",
-            "private_data",
-            "others",
-        ],
-    ),
-    (
-        "cm_rules",
-        &[
-            "blocking",
-            "rejecting_actively",
-            "destroying",
-            "ports",
-            "loopback",
-            "forking",
-            "threads",
-            "private_data",
-            "life",
-            "timewait",
-            "peer_number",
-            "cancelling",
-        ],
-    ),
-    (
-        "shared",
-        &[
-            "creating",
-            "modifying",
-            "posting",
-            "sharing",
-            "limit",
-            "last_wqe",
-            "acknowledging",
-            "rdma_cm",
-            "endpoints",
-        ],
-    ),
-    (
-        "by_number",
-        &[
-            "orders",
-            "receiving",
-            "alone",
-            "arguments",
-            "itself",
-            "again",
-            "impatient",
-            "threads",
-            "processes",
-            "killed",
-            "destroyed",
-            "forking",
-            "sharing",
-            "mixed",
-            "stranger",
-            "closing",
-        ],
-    ),
-    ("leaving", &["cancelling", "jumping", "sleeping"]),
-    ("cancels", &["deferred", "asynchronous"]),
-    ("corners", &["left_objects", "small_stack", "errno_stays", "no_devices"]),
-    (
-        "ways_out",
-        &[
-            "leaving",
-            "killed",
-            "executing",
-            "exiting",
-            "erring",
-            "resetting",
-            "destroying",
-            "telling",
-            "computing",
-        ],
-    ),
-    ("unmapped", &["gone", "handler", "action"]),
-    ("limits", &["advertised", "descriptors", "overflow", "receives"]),
-    (
-        "datagrams",
-        &["handles", "families", "modifying", "refused", "keys", "messages", "failing", "dropping"],
-    ),
-    (
-        "datagram_life",
-        &[
-            "sharing",
-            "many",
-            "extended",
-            "soliciting",
-            "draining",
-            "resetting",
-            "destroying",
-            "forking",
-            "threads",
-            "cancelling",
-            "overflowing",
-        ],
-    ),
-    ("uwarpdv", &["larger", "errors", "refused"]),
-    ("events", &["communication"]),
-    ("old", &["connected", "shared", "datagrams"]),
-    ("stand_in", &["connecting", "leaving", "rejecting"]),
-    ("extended", &["reading", "times", "creating", "domains", "buffers", "advising", "refused", "gids"]),
-    ("atomics", &["numbers", "attributes", "refused", "extended", "contended"]),
-    ("windows", &["type_1", "type_2", "of_one_queue_pair", "wrong", "extended"]),
-    (
-        "rsockets",
-        &[
-            "states",
-            "addresses",
-            "options",
-            "nonblocking",
-            "backpressure",
-            "vectors",
-            "half_closed",
-            "come_and_gone",
-            "killed",
-            "both_ways",
-            "many",
-            "waking",
-            "interrupted",
-            "mapped",
-            "sets",
-            "closed_wrongly",
-            "closing",
-            "forking",
-            "datagrams",
-        ],
-    ),
-    (
-        "sockets",
-        &[
-            "modes",
-            "bytes",
-            "polling",
-            "half_closed",
-            "waiting",
-            "killed",
-            "forking",
-            "descriptors",
-            "mixed",
-            "one_sided",
-            "many",
-        ],
-    ),
-    (
-        "socket_threads",
-        &[
-            "locked",
-            "copies",
-            "at_once",
-            "errors",
-            "own_work",
-            "closing",
-            "lingering",
-            "exhausted",
-            "cancelled",
-            "not_cancelled",
-            "refused",
-            "interrupted",
-        ],
-    ),
-    ("immediate", &["writing", "sending", "soliciting", "waiting", "strangers", "extended", "together"]),
+/// Programs whose groups of statements are cases of their own: those of the table in their source, which is
+/// where a group is registered.
+const PROGRAMS: [&str; 25] = [
+    "errno_table",
+    "completions",
+    "errno_cm",
+    "cm_rules",
+    "shared",
+    "by_number",
+    "leaving",
+    "cancels",
+    "ways_out",
+    "corners",
+    "unmapped",
+    "limits",
+    "datagrams",
+    "datagram_life",
+    "uwarpdv",
+    "events",
+    "old",
+    "stand_in",
+    "extended",
+    "atomics",
+    "windows",
+    "rsockets",
+    "sockets",
+    "socket_threads",
+    "immediate",
 ];
+
+/// Groups that are run by themselves, in a namespace, and programs all of whose groups are.
+const IN_NAMESPACES: [(&str, &str); 3] = [("events", "interfaces"), ("events", "lids"), ("events", "fresh")];
+const OTHERS: [&str; 4] = ["traps", "same_calls", "devices", "groups"];
+
+/// The groups of a program, as its table has them.
+fn groups(program: &str) -> Vec<String> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{program}.c"));
+    let text = std::fs::read_to_string(&file).unwrap_or_default();
+    let table = text.split_once("struct group groups[] = {").and_then(|(_, rest)| rest.split_once("};"));
+    let names = table.map_or("", |(table, _)| table).split("{ \"").skip(1);
+    names.filter_map(|row| Some(row.split('"').next()?.to_owned())).collect()
+}
 
 /// Groups whose statements depend on the view, which are run as iWARP, too.
 const AS_IWARP: [(&str, &str); 7] = [
@@ -278,40 +107,6 @@ const FILES: [(&str, &[(&str, &str)]); 8] = [
     ("agreeing", &[]),
     ("agreeing", &[("UWARP_VIEW", "ib")]),
     ("children", &[]),
-];
-
-/// Groups of `traps`, each with the device's files, in a namespace.
-const TRAPS: [&str; 12] = [
-    "reachability",
-    "gids",
-    "probing",
-    "speed",
-    "headers",
-    "shared",
-    "extensions",
-    "rights",
-    "inlining",
-    "spinning",
-    "identity",
-    "operations",
-];
-
-/// Groups of `same_calls`.
-const SAME_CALLS: [&str; 14] = [
-    "states",
-    "nonblocking",
-    "data",
-    "half_closed",
-    "signalled",
-    "options",
-    "duplicates",
-    "edges",
-    "sets",
-    "loops",
-    "streams",
-    "children",
-    "ending",
-    "leaver",
 ];
 
 /// How `same_calls` is run: the option, and what the program must know of it.
@@ -383,11 +178,14 @@ fn main() -> ExitCode {
             Ok(programs.run(program, "127.0.0.1", Some(group), &[("UWARP_VIEW", "iwarp")])?)
         }));
     }
-    for (program, groups) in GROUPS {
-        for group in groups {
+    for program in PROGRAMS {
+        for group in groups(program) {
+            if IN_NAMESPACES.contains(&(program, &group)) {
+                continue;
+            }
             let programs = programs.clone();
             trials.push(Trial::test(format!("{program} {group}"), move || {
-                Ok(programs.run(program, "127.0.0.1", Some(group), &[])?)
+                Ok(programs.run(program, "127.0.0.1", Some(&group), &[])?)
             }));
         }
     }
@@ -453,15 +251,13 @@ fn in_iwarp_mode(programs: &Arc<Programs>) -> Vec<Trial> {
             Ok(example.example("iwarp_mode", libraries)?)
         }));
     }
-    let over_verbs = GROUPS.iter().filter(|(program, _)| OVER_VERBS.contains(program));
-    for (program, group) in over_verbs.flat_map(|(program, groups)| groups.iter().map(move |g| (program, g)))
-    {
-        if NOT_OVER_VERBS.contains(group) {
+    for (program, group) in OVER_VERBS.iter().flat_map(|of| groups(of).into_iter().map(move |g| (*of, g))) {
+        if NOT_OVER_VERBS.contains(&group.as_str()) {
             continue;
         }
         let programs = programs.clone();
         trials.push(Trial::test(format!("{program} {group}, over librdmacm"), move || {
-            Ok(programs.run(program, "127.0.0.1", Some(group), &[VERBS_SOCKETS])?)
+            Ok(programs.run(program, "127.0.0.1", Some(&group), &[VERBS_SOCKETS])?)
         }));
     }
     trials
@@ -479,9 +275,9 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
             Ok(members.with_two_interfaces("groups", group, "one")?)
         }));
     }
-    for group in TRAPS {
+    for group in groups("traps") {
         let careful = programs.clone();
-        trials.push(Trial::test(format!("traps {group}, in a namespace"), move || Ok(careful.trap(group)?)));
+        trials.push(Trial::test(format!("traps {group}, in a namespace"), move || Ok(careful.trap(&group)?)));
     }
     let watched = programs.clone();
     trials.push(Trial::test("events interfaces, in a namespace", move || {
@@ -504,28 +300,28 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
     trials
 }
 
-/// Compares [`GROUPS`] with the programs: a group that is not listed would never be run.
+/// A program with a table of groups that nobody runs would be forgotten, and so would a group of those whose
+/// groups are run in several ways.
 fn every_group_is_run() -> Outcome {
-    let upgrade = ["upgrade", "upgraded", "upgrade_processes", "upgrade_liars"].map(|program| {
+    let upgrade = ["upgrade", "upgraded", "upgrade_processes", "upgrade_liars"];
+    for program in upgrade {
         let rows = UPGRADE.iter().filter(|(of, ..)| *of == program);
-        let mut groups: Vec<&str> = rows.map(|(_, group, ..)| *group).collect();
-        groups.dedup();
-        (program, groups)
-    });
-    let upgrade = upgrade.iter().map(|(program, groups)| (*program, &groups[..]));
-    let more = [("traps", &TRAPS[..]), ("same_calls", &SAME_CALLS)];
-    for (program, groups) in GROUPS.into_iter().chain(more).chain(upgrade) {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(format!("{program}.c"));
-        let text = std::fs::read_to_string(&file).context(file.display())?;
-        let table = text.split_once("struct group groups[] = {").and_then(|(_, rest)| rest.split_once("};"));
-        let table = table.map_or("", |(table, _)| table);
-        let mut names: Vec<&str> =
-            table.split("{ \"").skip(1).filter_map(|row| row.split('"').next()).collect();
-        // These are run by themselves, in a namespace.
-        names.retain(|name| {
-            ![("events", "interfaces"), ("events", "lids"), ("events", "fresh")].contains(&(program, *name))
-        });
-        require!(names == groups, "{program} has the groups {names:?}, and these are run: {groups:?}");
+        let mut run: Vec<&str> = rows.map(|(_, group, ..)| *group).collect();
+        run.dedup();
+        let names = groups(program);
+        require!(names == run, "{program} has the groups {names:?}, and these are run: {run:?}");
+    }
+    let known: Vec<&str> = PROGRAMS.into_iter().chain(OTHERS).chain(upgrade).collect();
+    let none: Vec<_> = known.iter().filter(|program| groups(program).is_empty()).collect();
+    require!(none.is_empty(), "no groups in {none:?}; has the form of their tables changed?");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("c");
+    for entry in std::fs::read_dir(&directory).context(directory.display())?.flatten() {
+        let name =
+            entry.path().file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        require!(
+            groups(&name).is_empty() || known.contains(&name.as_str()),
+            "nobody runs the groups of {name}"
+        );
     }
     Ok(())
 }

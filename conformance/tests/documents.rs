@@ -1,5 +1,7 @@
 //! What the documents say of files, of tests, and of the rights of the process.
 
+#[path = "documents/guide.rs"]
+mod guide;
 #[path = "documents/readme.rs"]
 mod readme;
 

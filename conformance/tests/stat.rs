@@ -24,7 +24,9 @@ fn over_uwarp(line: &str) -> Cmd {
 fn stat(arguments: &[&str]) -> (bool, String) {
     let uwarp = Dist::find().unwrap().uwarp().unwrap();
     let output = Command::new(uwarp).arg("stat").args(arguments).output().unwrap();
-    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    // It names a process that it does not find.
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.is_empty() || said.contains(" does not use uwarp, is another user's, or "), "{said}");
     (output.status.success(), String::from_utf8(output.stdout).unwrap())
 }
 
@@ -138,7 +140,9 @@ fn counters_grow_while_a_program_sends() {
 
     let (ok, table) = stat(&["--pid", &number(&client)]);
     assert!(ok && table.starts_with(&format!("ib_send_bw ({}): ", number(&client))), "{table}");
-    assert!(table.contains("Read Response") && table.contains(" RTS "), "{table}");
+    // It only sends: of what there was none, there is no row.
+    assert!(table.contains("\nSend ") && table.contains(" RTS "), "{table}");
+    assert!(!table.contains("Response"), "{table}");
 
     assert!(client.is_running() && server.is_running(), "{}{}", client.so_far(), server.so_far());
     client.stop();
@@ -252,7 +256,7 @@ fn nothing_is_left_of_a_process_that_was_killed() {
     // What was waited for is its guard; the system may still be at it.
     eventually("gone", || {
         let (ok, text) = stat(&["--pid", &pid]);
-        !ok && text.starts_with("No process")
+        !ok && text.is_empty()
     });
 }
 

@@ -42,7 +42,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
     let domain = unsafe { look::<CPd>(pd) }?;
     // SAFETY: a live domain's context is alive.
     let port = unsafe { context::port((*pd).context) }?;
-    let path = path::of(attr, port)?;
+    let path = path::of(attr, port).inspect_err(path::explain)?;
     let (mut to, own) = (path.peer, path.local.ip());
     // A group of the other family: the system chooses the source.
     let from = (to.is_ipv4() == own.is_ipv4()).then_some(own);

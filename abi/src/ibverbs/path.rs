@@ -1,6 +1,7 @@
 //! The path of an address vector: the address of this host and that of the peer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::sync::Once;
 
 use uwarp_abi_types::verbs::{ibv_ah_attr, ibv_gid, ibv_global_route};
 use uwarp_cm::pairing::Path;
@@ -18,6 +19,23 @@ use crate::object::zeroed;
 /// has several for one LID. Ours has one (`lmc` is 0), so the bit is free, and programs that fill an address
 /// vector themselves leave it 0.
 const FROM_LOOPBACK: u8 = 1;
+
+/// Why an address vector without a GID has no path.
+const NO_GID: &str = "an address over Ethernet needs a GID (is_global)";
+
+/// Most test programs use LIDs unless they are given an index of the GID table, and print nothing but that
+/// the call has failed. This says what to do, once.
+pub fn explain(wrong: &Failure) {
+    static SAID: Once = Once::new();
+    if wrong.why == NO_GID {
+        SAID.call_once(|| {
+            tracing::warn!(
+                "an address over Ethernet needs a GID index: add -g 0 to the program's options at both ends \
+                 (or run both ends with --as ib)"
+            );
+        });
+    }
+}
 
 /// The path of an address vector, from a port of this host; the ports of its two addresses have no meaning.
 pub fn of(ah: &ibv_ah_attr, port: &Port) -> Result<Path, Failure> {
@@ -46,7 +64,7 @@ fn resolve(
     own: &[Address],
 ) -> Result<Path, Failure> {
     if !global && !has_lids {
-        return Err(Failure::invalid("an address over Ethernet needs a GID (is_global)"));
+        return Err(Failure::invalid(NO_GID));
     }
     let index = if global { usize::from(route.sgid_index) } else { 0 };
     let local =

@@ -135,7 +135,10 @@ entry! {
         let known = path.as_ref().and_then(|path| path.as_ref().ok()).copied();
         bringup::modify(cm.as_deref(), rc, actual, from, change, known).map_err(|error| match path {
             // Also not a queue pair of rdma_cm, which finds the peer in another way.
-            Some(Err(wrong)) => wrong,
+            Some(Err(wrong)) => {
+                path::explain(&wrong);
+                wrong
+            }
             _ => error.into(),
         })?;
         if to == Some(QpState::Reset) {

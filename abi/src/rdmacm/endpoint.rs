@@ -7,7 +7,7 @@ use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::*;
 
 use super::id::{self, CId};
-use super::{channel, connection, qp, take};
+use super::{channel, connection, event, qp, take};
 use crate::convention::MinusOne;
 use crate::entry;
 use crate::failure::{Failure, required};
@@ -162,7 +162,9 @@ unsafe fn request(
                 Ok(())
             }
             Err(failure) => {
-                (*listen).event = event;
+                if !listener.keep(event) {
+                    event::acknowledge(event);
+                }
                 Err(failure)
             }
         }

@@ -1,8 +1,9 @@
 //! Events that the program holds: their C structure, their names, their acknowledgement.
 
 use std::ffi::c_char;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use parking_lot::Mutex;
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::ibv_ah_attr;
 use uwarp_cm::{Event, EventKind, MAX_PRIVATE_DATA};
@@ -71,6 +72,32 @@ pub fn give(mut c: rdma_cm_event, event: Event) -> Result<*mut rdma_cm_event, Fa
         unsafe { (*given).param.conn.private_data = look::<CEvent>(given)?.private_data.get().cast() };
     }
     Ok(given)
+}
+
+/// InfiniBand's reason for a rejection: nothing listens at the port.
+const INVALID_SERVICE_ID: i32 = 8;
+
+/// Programs print at most "RDMA_CM_EVENT_REJECTED, error 8". This says what has happened, once for each
+/// address, and for the first few only: some programs try until the server is there.
+pub fn explain(event: &Event) {
+    const ENOUGH: usize = 16;
+    static SAID: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
+    let refused = match event.kind {
+        EventKind::Rejected if event.status == INVALID_SERVICE_ID => "nothing listens there",
+        // The status of a program's own rejection, too.
+        EventKind::Rejected if event.status == -libc::ECONNREFUSED && event.private_data.is_empty() => {
+            "nothing listens there, or its program has rejected it"
+        }
+        _ => return,
+    };
+    let Some(peer) = event.id.peer_address() else { return };
+    let mut said = SAID.lock();
+    if said.len() >= ENOUGH || said.contains(&peer) {
+        return;
+    }
+    said.push(peer);
+    drop(said);
+    tracing::warn!("{peer} refused the connection: {refused}; is the server running under uwarp?");
 }
 
 /// The address vector of a path, on the device of an id.

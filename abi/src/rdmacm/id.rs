@@ -35,6 +35,8 @@ pub struct CId {
 pub struct Private {
     /// Created without a channel: it has its own, and calls block until their event has come.
     pub sync: bool,
+    /// The program destroys the id.
+    pub ends: bool,
     /// For the queue pairs of requests that come to this endpoint.
     pub qp_init_attr: Option<ibv_qp_init_attr>,
     /// Goes in front of the private data of the next connect.
@@ -106,6 +108,21 @@ impl CId {
     /// Whether its calls block.
     pub fn is_sync(&self) -> bool {
         self.private.lock().sync
+    }
+
+    /// Puts the event that answers a call of this thread into `id->event`. False: another thread destroys the
+    /// id, and waits until the event is acknowledged. Nothing may be done with the id or the event
+    /// afterwards, except that.
+    ///
+    /// # Safety
+    /// The event was taken from the id's own channel by this thread.
+    pub unsafe fn keep(&self, event: *mut rdma_cm_event) -> bool {
+        let private = self.private.lock();
+        if !private.ends {
+            // SAFETY: the id is alive until its events are acknowledged.
+            unsafe { (*self.c()).event = event };
+        }
+        !private.ends
     }
 
     /// Acknowledges the event in `id->event`.
@@ -243,6 +260,13 @@ pub unsafe fn destroy(id: *mut rdma_cm_id) -> Result<(), Failure> {
     // SAFETY: the caller's promise, here and below.
     unsafe {
         let cid = look::<CId>(id)?;
+        cid.private.lock().ends = true;
+        if cid.is_sync()
+            && let Ok(own) = channel::queue((*id).channel)
+        {
+            // A thread that sleeps in a call of this id returns.
+            own.close();
+        }
         cid.acknowledge_kept();
         cid.id.destroy();
         if !(*id).route.path_rec.is_null() {

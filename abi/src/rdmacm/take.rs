@@ -36,7 +36,12 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
         Ok(event) => unsafe { show(event) },
         Err(GetError::WouldBlock | GetError::NothingYet) => Err(Failure::new(libc::EAGAIN, "no event")),
         Err(GetError::Interrupted) => Err(Failure::new(libc::EINTR, "interrupted by a signal")),
+        Err(GetError::Closed) => Err(destroyed()),
     }
+}
+
+fn destroyed() -> Failure {
+    Failure::new(libc::EBADF, "another thread has destroyed the id")
 }
 
 /// The next event, if there is one; `first` as [`wait::wait`] gives it.
@@ -44,6 +49,9 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
 /// # Safety
 /// As [`next`].
 pub unsafe fn take_next(queue: &EventChannel, first: bool) -> Result<Option<*mut rdma_cm_event>, Failure> {
+    if queue.is_closed() {
+        return Err(destroyed());
+    }
     // SAFETY: the caller's promise.
     queue.take_next(first).map(|event| unsafe { show(event) }).transpose()
 }
@@ -79,7 +87,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
 }
 
 /// Waits for the event that answers a call, if the id is one whose calls block; keeps it in `id->event`, and
-/// turns a status into an errno.
+/// turns a status into an errno. If another thread destroys the id meanwhile, the id is gone afterwards.
 ///
 /// # Safety
 /// The program has the id and its channel alive and does not use them in another call, as librdmacm demands.
@@ -91,9 +99,14 @@ pub unsafe fn complete(cid: &CId) -> Result<(), Failure> {
     // SAFETY: the caller's promise, here and below.
     unsafe {
         cid.acknowledge_kept();
-        let event = next((*c).channel)?;
-        (*c).event = event;
-        match ((*event).event, (*event).status) {
+        let taken = next((*c).channel)?;
+        // First: another thread may acknowledge it.
+        let (kind, status) = ((*taken).event, (*taken).status);
+        if !cid.keep(taken) {
+            event::acknowledge(taken);
+            return Err(destroyed());
+        }
+        match (kind, status) {
             (_, 0) => Ok(()),
             (RDMA_CM_EVENT_REJECTED, _) => Err(Failure::new(libc::ECONNREFUSED, "rejected")),
             (_, status) => Err(Failure::new(status.abs(), "the status of the event that answers the call")),
@@ -157,6 +170,7 @@ unsafe fn show(event: Event) -> Result<*mut rdma_cm_event, Failure> {
             _ => {}
         }
     }
+    event::explain(&event);
     event::give(c, event)
 }
 

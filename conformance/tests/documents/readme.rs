@@ -36,13 +36,13 @@ fn the_readme_keeps_its_size() {
 
 /// A command of a `console` block, without its comment, and the lines below it.
 #[derive(Debug, Clone, PartialEq)]
-struct Shown {
-    command: String,
-    output: Vec<String>,
+pub(super) struct Shown {
+    pub command: String,
+    pub output: Vec<String>,
 }
 
 /// What stands in blocks of this language, and where.
-fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
+pub(super) fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let start = format!("```{language}\n");
     text.split(&start).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
@@ -51,7 +51,7 @@ fn without_comment(line: &str) -> &str {
     line.split(" # ").next().unwrap_or(line).trim()
 }
 
-fn commands(text: &str) -> Vec<Shown> {
+pub(super) fn commands(text: &str) -> Vec<Shown> {
     let mut all: Vec<Shown> = Vec::new();
     for line in blocks(text, "console").into_iter().flat_map(str::lines) {
         match line.strip_prefix("$ ") {
@@ -66,8 +66,8 @@ fn commands(text: &str) -> Vec<Shown> {
 
 /// Where the commands are run: a directory with `dist` in it, which `make` leaves behind, in which `make`'s
 /// `export PATH` has been said.
-struct Place {
-    home: PathBuf,
+pub(super) struct Place {
+    pub home: PathBuf,
     dist: Dist,
     veth: Veth,
 }
@@ -79,8 +79,8 @@ impl Drop for Place {
 }
 
 impl Place {
-    fn new() -> Outcome<Place> {
-        let home = std::env::temp_dir().join(format!("uwarp-readme-{}", std::process::id()));
+    pub fn new(name: &str) -> Outcome<Place> {
+        let home = std::env::temp_dir().join(format!("uwarp-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&home);
         fs::create_dir_all(&home).context(home.display())?;
         let dist = Dist::find()?;
@@ -103,12 +103,12 @@ impl Place {
         cmd.envs(&allowed).env("OMPI_MCA_rmaps_base_oversubscribe", "1").in_ns(Some(ns))
     }
 
-    fn client(&self, line: &str) -> Cmd {
+    pub fn client(&self, line: &str) -> Cmd {
         self.line(line, &self.veth.client)
     }
 
     /// Both ends in one namespace, which talk over its loopback.
-    fn on_one_host(&self, server: &Shown, client: &Shown, port: u16) -> Outcome {
+    pub fn on_one_host(&self, server: &Shown, client: &Shown, port: u16) -> Outcome {
         let ns = &self.veth.server;
         let ends = pair::run(&self.line(&server.command, ns), &self.line(&client.command, ns), port)?;
         prints(&ends.server, &server.output)?;
@@ -169,7 +169,7 @@ fn the_commands_of_the_readme_do_what_it_says() {
 }
 
 fn run_commands() -> Outcome {
-    let (text, place) = (text(), Place::new()?);
+    let (text, place) = (text(), Place::new("readme")?);
     let all = commands(&text);
     let mut left = all.iter();
     while let Some(shown) = left.next() {
@@ -214,7 +214,7 @@ fn run_commands() -> Outcome {
 }
 
 /// The packages in this command are those that the tests are run with.
-fn are_installed(command: &str) -> Outcome {
+pub(super) fn are_installed(command: &str) -> Outcome {
     for package in command.split(' ').skip(4) {
         Cmd::line("dpkg-query -W").arg(package).run_ok()?;
     }

@@ -211,7 +211,8 @@ fn no_warnings(ends: &Ends) -> Outcome {
     if all.iter().all(Vec::is_empty) { Ok(()) } else { ends.failure("a warning") }
 }
 
-/// Those in the log.
+/// Those in the log. 0.1 writes them with their level.
 fn warnings(out: &Output) -> Vec<&str> {
-    out.stderr.lines().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).collect()
+    let is_warning = |line: &&str| line.starts_with("uwarp: ") || line.contains(" WARN ");
+    out.stderr.lines().filter(is_warning).collect()
 }

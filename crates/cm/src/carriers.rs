@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use uwarp_driver::{Engine, Source, Token};
-use uwarp_llp::carrier::{Bound, Carrier, Watch, tcp};
+use uwarp_llp::carrier::{Carrier, Watch, tcp};
 
 pub(crate) use uwarp_llp::carrier::tcp::{adopt, check_type};
-
-/// Why listening or connecting has not begun, and what was bound for it.
-pub(crate) type NotBegun = (Errno, Option<Box<dyn Bound>>);
 
 /// What connects and listens.
 pub(crate) fn carrier() -> &'static dyn Carrier {

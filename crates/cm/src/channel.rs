@@ -21,6 +21,8 @@ pub enum GetError {
     Interrupted,
     /// The caller's time limit is over.
     NothingYet,
+    /// The channel is closed: [`EventChannel::close`].
+    Closed,
 }
 
 /// A queue of events in the order in which they happened, with a descriptor that is readable while it is not
@@ -42,11 +44,12 @@ struct Queue<I> {
     first: u64,
     /// Numbers by owner.
     of: HashMap<u64, SmallVec<[u64; 2]>>,
+    closed: bool,
 }
 
 impl<I> Default for Queue<I> {
     fn default() -> Self {
-        Self { events: VecDeque::new(), first: 0, of: HashMap::new() }
+        Self { events: VecDeque::new(), first: 0, of: HashMap::new(), closed: false }
     }
 }
 
@@ -100,11 +103,30 @@ impl<I: Owner> EventChannel<I> {
 
     /// Like [`Self::get`], for `limit` and little more.
     pub fn get_within(&self, limit: Option<Duration>) -> Result<Event<I>, GetError> {
-        self.doorbell.wait_for(limit, |first| self.take_next(first)).map_err(|error| match error {
-            ChannelError::WouldBlock => GetError::WouldBlock,
-            ChannelError::Interrupted => GetError::Interrupted,
-            ChannelError::NothingYet => GetError::NothingYet,
+        let next = |first| {
+            if self.is_closed() { Some(Err(GetError::Closed)) } else { self.take_next(first).map(Ok) }
+        };
+        self.doorbell.wait_for(limit, next).unwrap_or_else(|error| {
+            Err(match error {
+                ChannelError::WouldBlock => GetError::WouldBlock,
+                ChannelError::Interrupted => GetError::Interrupted,
+                ChannelError::NothingYet => GetError::NothingYet,
+            })
         })
+    }
+
+    /// No event is taken any more. Threads that wait return, and its descriptor stays readable for them.
+    pub fn close(&self) {
+        let mut queue = self.queue.lock();
+        if !std::mem::replace(&mut queue.closed, true) {
+            // Behind the numbers of all events; nobody takes it.
+            self.doorbell.push(u64::MAX);
+        }
+    }
+
+    /// Whether it is closed.
+    pub fn is_closed(&self) -> bool {
+        self.queue.lock().closed
     }
 
     /// The next event if there is one. `first`: this is the first try of a call that waits otherwise; see
@@ -114,6 +136,9 @@ impl<I: Owner> EventChannel<I> {
         // Otherwise another thread could take the event behind it and destroy the owner because of that one,
         // and the first event would never be reported.
         let mut queue = self.queue.lock();
+        if queue.closed {
+            return None;
+        }
         let number = if first { self.doorbell.take_first() } else { self.doorbell.take() }?;
         let event = queue.remove(number)?;
         queue.forget(event.owner().key(), number);
@@ -162,6 +187,19 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::event::ConnParam;
+
+    fn plain(id: &Arc<Watched>, kind: EventKind, status: i32) -> Event<Watched> {
+        Event {
+            id: Arc::clone(id),
+            listener: None,
+            kind,
+            status,
+            param: ConnParam::NONE,
+            datagram: None,
+            private_data: Vec::new(),
+        }
+    }
 
     /// Counts who looks at it.
     struct Watched {
@@ -187,7 +225,7 @@ mod tests {
         let ids: Vec<_> =
             (0..COUNT).map(|key| Arc::new(Watched { key, looks: AtomicUsize::new(0) })).collect();
         for id in ids.iter().chain(&ids) {
-            channel.push(Event::plain(id, EventKind::User(1), 0));
+            channel.push(plain(id, EventKind::User(1), 0));
         }
         let looks = || ids.iter().map(|id| id.looks.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let before = looks();
@@ -229,8 +267,8 @@ mod tests {
             }
             for key in 0..COUNT {
                 let id = Arc::new(Watched { key, looks: AtomicUsize::new(0) });
-                channel.push(Event::plain(&id, EventKind::User(1), 0));
-                channel.push(Event::plain(&id, EventKind::User(2), 0));
+                channel.push(plain(&id, EventKind::User(1), 0));
+                channel.push(plain(&id, EventKind::User(2), 0));
             }
         });
         assert_eq!((firsts.into_inner() as u64, dropped.into_inner()), (COUNT, 0));

@@ -12,8 +12,9 @@ use uwarp_proto::setup::ResponderPolicy;
 use crate::awaiting::{Adopter, Awaiting};
 use crate::event::MAX_DEPTH;
 use crate::machine::budget::Budget;
+use crate::machine::life::{Awaits, Rules};
 use crate::numbers::{Numbers, descriptors};
-use crate::params::revision;
+use crate::params::{passes_for_infiniband, revision};
 use crate::ports::Ports;
 use crate::timeouts::Timeouts;
 
@@ -25,15 +26,17 @@ pub struct Cm {
     awaiting: Awaiting,
     ports: Arc<Ports>,
     numbers: Numbers,
+    /// Of what strangers hold, in all listeners and pairings.
+    budget: Budget,
 }
 
 impl Cm {
     /// A connection manager over a device.
     pub fn new(nic: &Arc<Nic>, timeouts: Timeouts) -> Arc<Self> {
-        // The process's, and so of all listeners that machines have.
         let budget = Budget::new(Budget::of_descriptors(descriptors()));
         Arc::new(Self {
-            numbers: Numbers::new(nic, timeouts, responder_policy(nic), budget),
+            numbers: Numbers::new(nic, timeouts, responder_policy(nic), budget.clone()),
+            budget,
             nic: Arc::clone(nic),
             timeouts,
             next_key: AtomicU64::new(1),
@@ -59,18 +62,19 @@ impl Cm {
         self.awaiting.expects(destination, peer)
     }
 
-    /// See [`Awaiting::insert`].
-    pub(crate) fn await_queue_pair(&self, key: u64, adopter: Weak<dyn Adopter>, ours: u32, peer: u32) {
-        self.awaiting.insert(key, adopter, ours, peer);
-    }
-
-    /// See [`Awaiting::insert_request`].
-    pub(crate) fn await_answer(&self, key: u64, adopter: Weak<dyn Adopter>, peer: u32, from: Option<IpAddr>) {
-        self.awaiting.insert_request(key, adopter, peer, from);
-    }
-
-    pub(crate) fn no_longer_awaits(&self, key: u64) {
-        self.awaiting.remove(key);
+    /// What the id with this key waits for now. `from`: its peer's address.
+    pub(crate) fn set_awaiting(
+        &self,
+        key: u64,
+        adopter: Weak<dyn Adopter>,
+        awaits: Option<Awaits>,
+        from: Option<IpAddr>,
+    ) {
+        match awaits {
+            None => self.awaiting.remove(key),
+            Some(Awaits { ours: Some(ours), peer }) => self.awaiting.insert(key, adopter, ours, peer),
+            Some(Awaits { ours: None, peer }) => self.awaiting.insert_request(key, adopter, peer, from),
+        }
     }
 
     /// The ports that ids have.
@@ -87,8 +91,16 @@ impl Cm {
         self.nic.engine()
     }
 
-    pub(crate) fn timeouts(&self) -> &Timeouts {
-        &self.timeouts
+    /// What ids are told of the configuration and the device.
+    pub(crate) fn rules(&self) -> Rules {
+        let policy = self.responder_policy();
+        Rules { timeouts: self.timeouts, infiniband: passes_for_infiniband(), policy }
+    }
+
+    /// The process's budget. The program may have raised the limit of its descriptors.
+    pub(crate) fn budget(&self) -> Budget {
+        self.budget.set_limit(Budget::of_descriptors(descriptors()));
+        self.budget.clone()
     }
 
     /// Streams of queue pairs that know each other by number and address.

@@ -147,18 +147,6 @@ pub struct Event<I> {
 }
 
 impl<I: Owner> Event<I> {
-    pub(crate) fn plain(id: &Arc<I>, kind: EventKind, status: i32) -> Self {
-        Self {
-            id: Arc::clone(id),
-            listener: None,
-            kind,
-            status,
-            param: ConnParam::NONE,
-            datagram: None,
-            private_data: Vec::new(),
-        }
-    }
-
     /// The id that accounts for this event: the listener where there is one.
     pub fn owner(&self) -> &Arc<I> {
         self.listener.as_ref().unwrap_or(&self.id)

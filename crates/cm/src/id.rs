@@ -1,105 +1,55 @@
-//! An id: one end of a connection, or a listener, as programs handle it.
+//! An id: one end of a connection, or a listener, as programs handle it. What it is and what happens to it
+//! is [`crate::machine::life`]'s; this is that machine's shell.
+//!
+//! ```text
+//!   program ─ call ─▶ Id ─ check, system calls, step ─▶ Runner ─▶ Life ─▶ Owner ─▶ event queue, tables
+//!                                                          ▲ ▼
+//!                                     engine, queue pair ──┘ └─▶ queue pair; the listener's runner
+//! ```
 
 mod by_number;
 mod datagrams;
-mod stream;
+mod owner;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
-use uwarp_driver::config::Config;
-use uwarp_driver::{Alarm, Disconnect, Qp, StreamObserver as _};
-use uwarp_llp::carrier::{Bind, Bound, TakePort};
+use uwarp_driver::{Qp, forked};
+use uwarp_llp::carrier::{Bind, SetUp, TakePort};
 use uwarp_llp::route;
-use uwarp_proto::setup::{AcceptParams, Depths, InitiatorConfig, Rtr, SetupError};
-use uwarp_rnic::qp::{QpModify, QpState};
+use uwarp_llp::udp::Socket;
+use uwarp_rnic::qp::QpState;
 
-use crate::active::{Active, Target};
+use crate::EventChannel;
 use crate::carriers::carrier;
 use crate::cm::{Cm, Options};
 use crate::error::CmError;
-use crate::event::{ConnParam, EventKind, MAX_DEPTH, MAX_PRIVATE_DATA, Owner};
-use crate::handshake::{Parked, Pending};
-use crate::listener::{Answer, Listener};
-use crate::params::{agreed, passes_for_infiniband, peer_data, revision};
-use crate::ports::{Claim, Taken};
-use crate::state::{Lifecycle, State, Step};
-use crate::timeouts::{ACK_TIMEOUT, RETRIES};
-use crate::{Event, EventChannel};
+use crate::event::{self, ConnParam, EventKind};
+use crate::machine::ConnKey;
+use crate::machine::life::{Life, Ours, Pair};
+use crate::machine::listener::Listener;
+use crate::machine::run::Conns;
+use crate::ports::Taken;
+use crate::runner::{Runner, Watched};
+use crate::state::{State, Step};
+use crate::timeouts::ACK_TIMEOUT;
 
-use by_number::StandIn;
-use datagrams::Datagrams;
-pub use datagrams::QKEY;
+pub use crate::machine::life::QKEY;
+use owner::{Origin, Owner};
 
 /// One end of a connection, or a listener.
 pub struct Id {
-    key: u64,
-    cm: Arc<Cm>,
-    me: Weak<Self>,
-    /// For datagrams; `None`: for streams.
-    port_space: Option<u16>,
+    runner: Arc<LifeRunner>,
     /// The program's value.
     cookie: AtomicUsize,
-    inner: Mutex<Inner>,
     events: Mutex<EventCount>,
     acknowledged: Condvar,
 }
 
-struct Inner {
-    life: Lifecycle,
-    channel: Arc<EventChannel>,
-    options: Options,
-    local: Option<SocketAddr>,
-    peer: Option<SocketAddr>,
-    /// Bound by the program, and not yet connecting or listening.
-    bound: Option<Box<dyn Bound>>,
-    /// Its port, if the program has bound it: until it is destroyed.
-    claim: Option<Claim>,
-    active: Option<Arc<Active>>,
-    listener: Option<Arc<Listener>>,
-    pending: Option<Pending>,
-    datagrams: Datagrams,
-    qp: Option<Arc<Qp>>,
-    /// The queue pair that the program moves to RTS itself, until it is `qp`.
-    by_number: Option<Weak<Qp>>,
-    /// Takes the place of a queue pair that takes no connection.
-    stand_in: Option<StandIn>,
-    /// The connection that waits for it.
-    parked: Option<Parked>,
-    /// The queue pair whose connection has ended. It may still be in RTS: the program has to disconnect
-    /// first.
-    left: Option<Weak<Qp>>,
-    /// The peer's parameters.
-    peer_param: ConnParam,
-    /// The parameters of the request; for an accept without parameters.
-    requested: ConnParam,
-    /// Our parameters while a connection is set up.
-    conn_param: ConnParam,
-    /// Reported with [`EventKind::Established`].
-    outcome: (ConnParam, Vec<u8>),
-    /// Of a connection that the program has accepted, until it is established.
-    answer: Option<Answer>,
-    /// Runs until the peer's ready-to-receive indication arrives.
-    ready_timer: Option<Alarm>,
-    /// Runs after the end of a connection, until [`EventKind::TimewaitExit`].
-    timewait: Option<Alarm>,
-    /// Runs while the end of the connection is not reported yet: the program must poll completions first.
-    unreported_end: Option<UnreportedEnd>,
-    /// Whether there ever was a connection or an attempt at one.
-    has_connected: bool,
-}
-
-/// The end of a connection whose report waits.
-#[derive(Debug)]
-struct UnreportedEnd {
-    timer: Alarm,
-    /// Reported at this time at the latest.
-    limit: Instant,
-}
+type LifeRunner = Runner<Life, Owner>;
 
 #[derive(Debug, Default)]
 struct EventCount {
@@ -110,57 +60,36 @@ struct EventCount {
 impl Id {
     /// A new id that reports to this channel.
     pub fn new(cm: &Arc<Cm>, channel: &Arc<EventChannel>) -> Arc<Self> {
-        Self::with_state(cm, channel, State::Idle, None)
+        Self::start(cm, channel, Options::default(), Life::new(cm.rules()), None, None)
     }
 
     /// As [`Self::new`], for datagrams; `port_space` as on the wire.
     pub fn of_datagrams(cm: &Arc<Cm>, channel: &Arc<EventChannel>, port_space: u16) -> Arc<Self> {
-        Self::with_state(cm, channel, State::Idle, Some(port_space))
+        Self::start(cm, channel, Options::default(), Life::of_datagrams(cm.rules(), port_space), None, None)
     }
 
-    fn with_state(
+    /// `origin`: of an id that came as a request; `conn`: its connection.
+    fn start(
         cm: &Arc<Cm>,
         channel: &Arc<EventChannel>,
-        state: State,
-        port_space: Option<u16>,
+        options: Options,
+        life: Life,
+        origin: Option<Origin>,
+        conn: Option<(ConnKey, Box<dyn SetUp>)>,
     ) -> Arc<Self> {
-        let key = cm.next_key();
-        Arc::new_cyclic(|me| Self {
-            key,
-            cm: Arc::clone(cm),
-            me: Weak::clone(me),
-            port_space,
-            cookie: AtomicUsize::new(0),
-            inner: Mutex::new(Inner {
-                life: Lifecycle::at(state),
-                channel: Arc::clone(channel),
-                options: Options::default(),
-                local: None,
-                peer: None,
-                bound: None,
-                claim: None,
-                active: None,
-                listener: None,
-                pending: None,
-                datagrams: Datagrams::default(),
-                qp: None,
-                by_number: None,
-                stand_in: None,
-                parked: None,
-                left: None,
-                peer_param: ConnParam::NONE,
-                requested: ConnParam::NONE,
-                conn_param: ConnParam::NONE,
-                outcome: (ConnParam::NONE, Vec::new()),
-                ready_timer: None,
-                answer: None,
-                timewait: None,
-                unreported_end: None,
-                has_connected: false,
-            }),
-            events: Mutex::default(),
-            acknowledged: Condvar::new(),
+        Arc::new_cyclic(|me| {
+            let owner = Owner::new(Weak::clone(me), cm, life.is_datagram(), origin, channel, options);
+            Self {
+                runner: Runner::start(cm.engine(), owner, life, conn),
+                cookie: AtomicUsize::new(0),
+                events: Mutex::default(),
+                acknowledged: Condvar::new(),
+            }
         })
+    }
+
+    fn owner(&self) -> &Owner {
+        self.runner.env()
     }
 
     /// The value that the program has stored; 0 at first.
@@ -175,32 +104,48 @@ impl Id {
 
     /// Its state.
     pub fn state(&self) -> State {
-        self.inner.lock().life.state()
+        self.runner.read(Life::state)
+    }
+
+    /// Whether this is an id of datagrams.
+    pub fn is_datagram(&self) -> bool {
+        self.owner().is_datagram
     }
 
     /// The local address, if it is known.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        self.inner.lock().local
+        self.runner.read(Life::local)
     }
 
     /// The remote address, if it is known.
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.inner.lock().peer
+        self.runner.read(Life::peer)
     }
 
     /// Where its events go.
     pub fn channel(&self) -> Arc<EventChannel> {
-        Arc::clone(&self.inner.lock().channel)
+        self.owner().channel()
     }
 
     /// Its options.
     pub fn options(&self) -> Options {
-        self.inner.lock().options
+        self.owner().kept.lock().options
     }
 
     /// The time limit that the attributes of its queue pair show.
     pub fn ack_timeout(&self) -> u8 {
         self.options().ack_timeout.unwrap_or(ACK_TIMEOUT)
+    }
+
+    /// The retry count that queries show. TCP does not count retries.
+    pub fn retries(&self) -> u8 {
+        self.runner.read(Life::retries)
+    }
+
+    /// The peer's parameters from its request or its reply; zero before that, and for those that the peer
+    /// does not name.
+    pub fn peer_param(&self) -> ConnParam {
+        self.runner.read(Life::peer_param)
     }
 
     /// Sets options. They take effect on later calls; the type of service also on a socket that is bound and
@@ -209,53 +154,60 @@ impl Id {
         &self,
         change: impl FnOnce(State, &mut Options) -> Result<(), CmError>,
     ) -> Result<(), CmError> {
-        let mut inner = self.inner.lock();
-        let state = inner.life.state();
-        let before = inner.options.tos;
-        change(state, &mut inner.options)?;
-        let changed = inner.options.tos.filter(|_| inner.options.tos != before);
-        if let Some(tos) = changed {
-            if let Some(socket) = &inner.bound {
-                socket.set_tos(tos)?;
-            } else if let Some(pending) = &inner.pending {
-                pending.connection.set_tos(tos)?;
+        self.runner.call_with(|life, conns, _| {
+            let before = self.options();
+            let mut options = before;
+            change(life.state(), &mut options)?;
+            self.owner().kept.lock().options = options;
+            conns.set_options(options.of_sockets());
+            life.set_ack_timeout(options.ack_timeout);
+            match options.tos.filter(|_| options.tos != before.tos) {
+                Some(tos) if life.takes_tos() => Ok(conns.set_tos(tos)?),
+                _ => Ok(()),
             }
-        }
-        Ok(())
+        })
     }
 
     /// Binds to a local address; port 0 takes a free one, which [`Id::local_address`] then returns. The port
     /// is one of the host's TCP ports, because connections arrive there.
     pub fn bind(&self, address: SocketAddr) -> Result<(), CmError> {
-        let mut inner = self.inner.lock();
-        self.bind_locked(&mut inner, address)
+        self.runner.call_with(|life, conns, _| self.bind_locked(life, conns, address))
     }
 
-    fn bind_locked(&self, inner: &mut MutexGuard<'_, Inner>, address: SocketAddr) -> Result<(), CmError> {
-        if self.is_datagram() {
-            return self.bind_datagrams(inner, address);
-        }
-        inner.life.check(Step::Bind)?;
+    fn bind_locked(
+        &self,
+        life: &mut Life,
+        conns: &mut Conns<Watched>,
+        address: SocketAddr,
+    ) -> Result<(), CmError> {
+        life.check(Step::Bind)?;
         check_scope(address)?;
-        let options = inner.options.of_sockets();
-        let ports = self.cm.ports();
-        let wanted = self.port(&inner.options, address);
+        let owner = self.owner();
+        if owner.is_datagram {
+            let socket = Socket::bind_address(address)?;
+            let local = SocketAddr::new(address.ip(), socket.port()?);
+            owner.kept.lock().bound = Some(Arc::new(socket));
+            return life.bind(local);
+        }
+        let options = self.options();
+        let ports = owner.cm.ports();
+        let wanted = self.port(&options, address);
         ports.check(wanted)?;
-        let socket = carrier()
-            .bind(&Bind { address, port: TakePort::Now, options })
-            .inspect_err(|errno| explain(*errno, address))?;
-        let bound = socket.local();
-        inner.local = Some(bound);
-        inner.bound = Some(socket);
-        inner.claim = None;
-        inner.claim = Some(ports.claim(Taken { address: bound, ..wanted }));
-        inner.life.take(Step::Bind)
+        let bind = Bind { address, port: TakePort::Now, options: options.of_sockets() };
+        let socket = carrier().bind(&bind).inspect_err(|errno| explain(*errno, address))?;
+        let local = socket.local();
+        conns.set_bound(socket);
+        let mut kept = owner.kept.lock();
+        kept.claim = None;
+        kept.claim = Some(ports.claim(Taken { address: local, ..wanted }));
+        drop(kept);
+        life.bind(local)
     }
 
     /// The port that the id wants, as an entry of the table of ports.
     fn port(&self, options: &Options, address: SocketAddr) -> Taken {
         let afonly = address.is_ipv4() || options.afonly.unwrap_or_else(route::ipv6_only_by_default);
-        Taken { key: self.key, address, reuse: options.reuseaddr, afonly }
+        Taken { key: self.owner().key, address, reuse: options.reuseaddr, afonly }
     }
 
     /// Finds the route to `peer`. Answered by [`EventKind::AddressResolved`] or [`EventKind::AddressError`],
@@ -264,43 +216,24 @@ impl Id {
     /// An id that is not bound gets the local address that the routing table gives, or `source`. Without a
     /// port in `source` it gets one when it connects. A wildcard peer is this host.
     pub fn resolve_address(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<(), CmError> {
-        let mut inner = self.inner.lock();
-        inner.life.check(Step::ResolveAddress)?;
-        check_scope(peer)?;
-        let peer = route::loopback_if_wildcard(peer);
-        if inner.life.state() == State::Idle
-            && let Some(source) = source
-            && (source.port() != 0 || !source.ip().is_unspecified())
-        {
-            self.bind_locked(&mut inner, source)?;
-        }
-        if inner.local.is_some_and(|local| local.is_ipv4() != peer.is_ipv4()) {
-            return Err(CmError::Invalid("local and remote address are of different families"));
-        }
-        match route::source_for(inner.local.map(|local| local.ip()), peer) {
-            Ok(ip) => {
-                let local = inner.local.get_or_insert(SocketAddr::new(ip, 0));
-                if local.ip().is_unspecified() {
-                    local.set_ip(ip);
-                }
-                inner.peer = Some(peer);
-                inner.life.take(Step::ResolveAddress)?;
-                self.report(&mut inner, EventKind::AddressResolved, 0);
+        self.runner.call_with(|life, conns, _| {
+            life.check(Step::ResolveAddress)?;
+            check_scope(peer)?;
+            let peer = route::loopback_if_wildcard(peer);
+            if life.state() == State::Idle
+                && let Some(source) = source
+                && (source.port() != 0 || !source.ip().is_unspecified())
+            {
+                self.bind_locked(life, conns, source)?;
             }
-            Err(errno) => {
-                inner.life.take(Step::AddressError)?;
-                self.report(&mut inner, EventKind::AddressError, -errno.raw_os_error());
-            }
-        }
-        Ok(())
+            let source = route::source_for(life.local().map(|local| local.ip()), peer);
+            life.resolve_address(peer, source)
+        })
     }
 
     /// Finds the route; over TCP there is nothing to find. Answered by [`EventKind::RouteResolved`], at once.
     pub fn resolve_route(&self) -> Result<(), CmError> {
-        let mut inner = self.inner.lock();
-        inner.life.take(Step::ResolveRoute)?;
-        self.report(&mut inner, EventKind::RouteResolved, 0);
-        Ok(())
+        self.runner.call(|life, _| life.resolve_route())
     }
 
     /// Takes connection requests from now on; each is reported as [`EventKind::ConnectRequest`]. An id that
@@ -308,299 +241,134 @@ impl Id {
     ///
     /// `backlog`: how many requests may wait for [`EventChannel::get`]; 0 or less: the maximum. Further
     /// connections wait in the kernel.
-    pub fn listen(self: &Arc<Self>, backlog: i32) -> Result<(), CmError> {
-        if let Some(port_space) = self.port_space {
-            return self.listen_datagrams(port_space, backlog);
-        }
-        let mut inner = self.inner.lock();
-        inner.life.check(Step::Listen)?;
-        if inner.life.state() == State::Idle {
-            self.bind_locked(&mut inner, SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))?;
-        }
-        let local = inner.local;
-        if let Some(local) = local {
-            self.cm.ports().check(Taken { reuse: false, ..self.port(&inner.options, local) })?;
-        }
-        let socket = inner.bound.take().ok_or(CmError::Invalid("not bound"))?;
-        inner.life.take(Step::Listen)?;
-        let cm = &self.cm;
-        let me: Weak<Self> = Weak::clone(&self.me);
+    pub fn listen(&self, backlog: i32) -> Result<(), CmError> {
         let backlog = Listener::backlog(backlog);
-        // Locked meanwhile: a request that arrives and is taken at once must find the listener.
-        match Listener::start(cm.engine(), *cm.timeouts(), cm.responder_policy(), me, socket, backlog) {
-            Ok(listener) => {
-                inner.listener = Some(listener);
-                if let Some(claim) = &inner.claim {
+        let owner = self.owner();
+        let key = if owner.is_datagram { owner::random_key()? } else { [0; 16] };
+        let mut address = None;
+        let listens = self.runner.ask(|life, conns, now| {
+            life.check(Step::Listen)?;
+            if life.state() == State::Idle {
+                self.bind_locked(life, conns, SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))?;
+            }
+            if owner.is_datagram {
+                return life.serve(now, &key, backlog);
+            }
+            if let Some(local) = life.local() {
+                owner.cm.ports().check(Taken { reuse: false, ..self.port(&self.options(), local) })?;
+            }
+            life.listen(backlog, owner.cm.budget())?;
+            address = life.local();
+            Ok(())
+        });
+        match listens {
+            Ok(()) => {
+                if let Some(claim) = &owner.kept.lock().claim {
                     claim.alone();
                 }
-                Ok(())
             }
-            Err((errno, bound)) => {
-                inner.life.take(Step::ListenRefused)?;
-                inner.bound = bound;
-                if let Some(address) = local {
-                    explain(errno, address);
-                    if inner.bound.is_none() {
-                        // It listened, and could not be watched. A new socket takes its port.
-                        let options = inner.options.of_sockets();
-                        inner.bound = carrier().bind(&Bind { address, port: TakePort::Now, options }).ok();
-                    }
-                }
-                Err(errno.into())
-            }
+            Err(CmError::System(errno)) => address.into_iter().for_each(|address| explain(errno, address)),
+            Err(_) => {}
         }
+        listens
     }
 
     /// Connects the queue pair to the peer. Answered by [`EventKind::Established`], [`EventKind::Rejected`],
     /// [`EventKind::Unreachable`] or [`EventKind::ConnectError`].
-    pub fn connect(
-        self: &Arc<Self>,
-        qp: &Arc<Qp>,
-        param: ConnParam,
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
-        self.connect_as(qp, false, param, private_data)
+    pub fn connect(&self, qp: &Arc<Qp>, param: ConnParam, private_data: &[u8]) -> Result<(), CmError> {
+        self.connect_as(Pair::Own(qp.qpn()), qp, param, private_data)
     }
 
     fn connect_as(
-        self: &Arc<Self>,
+        &self,
+        pair: Pair,
         qp: &Arc<Qp>,
-        by_number: bool,
         param: ConnParam,
         private_data: &[u8],
     ) -> Result<(), CmError> {
-        check_private_data(private_data)?;
-        let depths = self.depths(param, None)?;
-        // Before the id's lock is taken: releasing the queue pair's lock may call its observer, which takes
-        // the id's lock.
-        let min_rnr_timer = qp.query().min_rnr_timer;
-        let mut inner = self.inner.lock();
-        inner.life.check(Step::Connect)?;
-        let peer = inner.peer.ok_or(CmError::Invalid("no remote address"))?;
-        inner.life.take(Step::Connect)?;
-        // A second attempt binds again to the address that the program has bound.
-        let local = inner.bound.as_ref().and(inner.local);
-        let options = inner.options.of_sockets();
-        let private_data = private_data.to_vec();
-        let target = Target { local, peer, options, private_data, falls_back: true };
-        let bound = inner.bound.take();
-        inner.qp = (!by_number).then(|| Arc::clone(qp));
-        inner.by_number = by_number.then(|| Arc::downgrade(qp));
-        let number = inner.number_of(qp, param);
-        inner.conn_param = param;
-        inner.has_connected = true;
-        drop(inner);
-
-        let config = Config::get();
-        let config = InitiatorConfig {
-            revision: revision(config),
-            crc: config.crc,
-            markers: config.markers,
-            depths,
-            max_ird: self.cm.max_depth(),
-            peer: config.find_uwarp_peers.then(|| peer_data(number, min_rnr_timer, param)),
-            // InfiniBand's connection manager always names the queue pair in the request (docs/adr/021).
-            peer_in_request: by_number || passes_for_infiniband(),
-        };
-        let me: Weak<Self> = Weak::clone(&self.me);
-        match Active::start(self.cm.engine(), *self.cm.timeouts(), me, target, config, bound) {
-            Ok(active) => {
-                let mut inner = self.inner.lock();
-                if inner.life.state() == State::Connecting {
-                    inner.active = Some(active);
-                } else {
-                    // It has ended already, or another thread has cancelled it.
-                    drop(inner);
-                    active.cancel();
-                }
-                Ok(())
-            }
-            Err((errno, bound)) => {
-                let mut inner = self.inner.lock();
-                // Unless the program has destroyed it meanwhile.
-                if inner.life.take(Step::ConnectRefused).is_ok() {
-                    inner.qp = None;
-                    inner.bound = bound;
-                }
-                Err(errno.into())
-            }
-        }
+        // Without the runner's lock, here and below: the queue pair has one of its own.
+        let ours = Ours { pair, min_rnr_timer: qp.query().min_rnr_timer, private_data };
+        self.runner.ask(|life, _, now| {
+            life.connect(now, ours, param)?;
+            self.owner().take_pair(pair, qp);
+            Ok(())
+        })
     }
 
     /// Accepts the request with this queue pair. Answered by [`EventKind::Established`] or
     /// [`EventKind::ConnectError`].
     ///
-    /// `param`: `None` takes the depths that the request asks for. After an error the request is gone.
-    pub fn accept(
-        self: &Arc<Self>,
+    /// `param`: `None` takes the depths that the request asks for. After an error the request is gone, unless
+    /// it is `EINVAL`.
+    pub fn accept(&self, qp: &Arc<Qp>, param: Option<ConnParam>, private_data: &[u8]) -> Result<(), CmError> {
+        self.accept_as(Pair::Own(qp.qpn()), qp, param, private_data)
+    }
+
+    fn accept_as(
+        &self,
+        pair: Pair,
         qp: &Arc<Qp>,
         param: Option<ConnParam>,
         private_data: &[u8],
     ) -> Result<(), CmError> {
-        check_private_data(private_data)?;
-        // Before the id's lock is taken, as in `connect`.
-        let min_rnr_timer = qp.query().min_rnr_timer;
-        // Declared before the lock: it is dropped after it.
-        let answer;
-        let mut inner = self.inner.lock();
-        inner.life.check(Step::Accept)?;
-        let param = param.unwrap_or(ConnParam { rnr_retry_count: 7, ..inner.requested });
-        // "This value is ignored" (rdma_accept(3)); the peer's program does not learn ours.
-        let param = ConnParam { retry_count: RETRIES, ..param };
-        let depths = self.depths(param, Some(inner.requested))?;
-        let Some(mut pending) = inner.pending.take() else {
-            return Err(CmError::Invalid("there is no connection request"));
-        };
-        self.cm.no_longer_awaits(self.key);
-        let peer = peer_data(inner.number_of(qp, param), min_rnr_timer, param);
-        let negotiated = pending.responder.accept(AcceptParams { depths, peer }, private_data).map_err(
-            |error| match error {
-                SetupError::PrivateDataLimit { .. } => CmError::Invalid("too much private data"),
-                _ => CmError::Invalid("there is no connection request"),
-            },
-        )?;
-        answer = pending.answer();
-        if let Err(why) = pending.reply() {
-            inner.conclude(Step::Failed);
-            drop(inner);
-            // As librdmacm: the receives that were posted for the connection are flushed.
-            fail(qp);
-            // The usual reason is that the peer gave up before we answered.
-            return Err(why.errno().into());
-        }
-        inner.life.take(Step::Accept)?;
-        inner.answer = answer;
-        inner.qp = Some(Arc::clone(qp));
-        inner.conn_param = param;
-        inner.has_connected = true;
-        inner.outcome = (agreed(&negotiated, inner.requested), Vec::new());
-        drop(inner);
-        // Without an indication to wait for, the program may continue; the stream itself holds back until the
-        // peer's first FPDU (RFC 5044 section 7.1.2 rule 4).
-        let ready = negotiated.rtr == Rtr::None;
-        self.attach(qp, pending.connection, &negotiated, param).inspect_err(|_| {
-            self.inner.lock().conclude(Step::Failed);
-            self.no_longer_answered();
-        })?;
-        if ready {
-            self.stream_established();
-        } else {
-            self.start_ready_timer();
-        }
-        Ok(())
+        let ours = Ours { pair, min_rnr_timer: qp.query().min_rnr_timer, private_data };
+        self.runner.read(|life| life.check(Step::Accept))?;
+        // The peer can connect again as soon as it has the reply.
+        self.owner().answered();
+        self.runner.ask(|life, _, now| {
+            life.accept(now, ours, param)?;
+            self.owner().take_pair(pair, qp);
+            Ok(())
+        })
     }
 
     /// Rejects the request.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), CmError> {
-        check_private_data(private_data)?;
-        let mut inner = self.inner.lock();
-        inner.life.take(Step::Reject)?;
-        if self.is_datagram() {
-            return Self::refuse(inner, private_data);
-        }
-        let pending = inner.pending.take();
-        drop(inner);
-        self.cm.no_longer_awaits(self.key);
-        if let Some(pending) = pending {
-            pending.reject(private_data);
-        }
-        Ok(())
+        self.runner.call(|life, now| life.reject(now, private_data))
     }
 
     /// Ends the connection. Posted work is sent as far as possible in bounded time. Answered by
     /// [`EventKind::Disconnected`] at both ends. If the peer has disconnected already, nothing more happens.
     pub fn disconnect(&self) -> Result<(), CmError> {
-        let mut inner = self.inner.lock();
-        if inner.unreported_end.take().is_some() {
-            drop(inner);
-            self.stream_ended();
-            inner = self.inner.lock();
+        let state = self.runner.call(|life, now| life.disconnect(now).map(|()| life.state()))?;
+        if matches!(state, State::Established | State::Responded | State::Accepting)
+            && self.owner().pair().is_some_and(|qp| qp.query().state == QpState::Reset)
+        {
+            // The program has destroyed the connection's queue pair without a call to us, so its end was not
+            // reported.
+            self.queue_pair_destroyed();
         }
-        match inner.life.state() {
-            _ if inner.waits_for_queue_pair() => {
-                drop(inner);
-                if self.unpark() {
-                    self.lost();
-                }
-                Ok(())
-            }
-            State::Established | State::Responded | State::Accepting => {
-                let qp = inner.qp.clone();
-                drop(inner);
-                if let Some(qp) = qp {
-                    qp.disconnect();
-                    // The program has destroyed the connection's queue pair without a call to us, so its end
-                    // was not reported.
-                    if qp.query().state == QpState::Reset {
-                        self.queue_pair_destroyed();
-                    }
-                }
-                Ok(())
-            }
-            State::Connecting => {
-                let active = inner.active.take();
-                let qp = inner.qp.clone();
-                // An attempt that the program cancels ends like one that fails.
-                inner.conclude(Step::Failed);
-                self.report(&mut inner, EventKind::ConnectError, -Errno::CONNABORTED.raw_os_error());
-                drop(inner);
-                if let Some(active) = active {
-                    active.cancel();
-                }
-                if let Some(qp) = qp {
-                    qp.disconnect();
-                }
-                Ok(())
-            }
-            State::Closed if inner.has_connected => {
-                let left = inner.left.take();
-                drop(inner);
-                if let Some(qp) = left.and_then(|qp| qp.upgrade()) {
-                    qp.leave_gone_peer();
-                }
-                Ok(())
-            }
-            State::RequestPending => Ok(()),
-            _ => Err(CmError::Invalid("not connected")),
-        }
+        Ok(())
     }
 
     /// The program has destroyed the id's queue pair, which ends the connection without a call to the
     /// observer. Reported as [`EventKind::Disconnected`], as by a device in the kernel.
     pub fn queue_pair_destroyed(&self) {
-        if self.is_datagram() {
-            return;
-        }
-        self.disconnected(Disconnect::LocalClosed);
+        self.runner.call(Life::queue_pair_destroyed);
     }
 
     /// Queues an event that does not come from the connection manager: for calls that answer by event and do
     /// their work elsewhere, and for programs that wake one of their threads.
     pub fn post(&self, kind: EventKind, status: i32) -> Result<(), CmError> {
-        let mut inner = self.inner.lock();
-        if inner.life.state() == State::Destroyed {
-            return Err(CmError::Invalid("destroyed"));
-        }
-        self.report(&mut inner, kind, status);
-        Ok(())
+        self.runner.call(|life, _| life.post(kind, status))
     }
 
     /// Makes the id report to another channel. Its queued events move to that channel, and so do the new ids
     /// of queued requests: a program that takes a request there also waits there for the events that follow.
     pub fn migrate(&self, channel: &Arc<EventChannel>) -> Result<(), CmError> {
-        let mut inner = self.inner.lock();
-        if inner.life.state() == State::Destroyed {
-            return Err(CmError::Invalid("destroyed"));
-        }
-        let old = std::mem::replace(&mut inner.channel, Arc::clone(channel));
-        for event in old.take(self.key) {
-            if event.kind == EventKind::ConnectRequest {
-                // Refused only if it is destroyed, which the program cannot do before it has taken the event.
-                let _ = event.id.migrate(channel);
+        // Under the runner's lock: no event is reported meanwhile.
+        self.runner.call(|life, _| {
+            life.check_alive()?;
+            let old = self.owner().set_channel(channel);
+            for event in old.take(self.owner().key) {
+                if event.kind == EventKind::ConnectRequest {
+                    // It reports nothing before the program has it.
+                    event.id.owner().set_channel(channel);
+                }
+                channel.push(event);
             }
-            channel.push(event);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Blocks until all events that were reported for this id have been acknowledged.
@@ -614,46 +382,25 @@ impl Id {
     /// Destroys the id: a listener stops, a request is rejected, an attempt is cancelled, a connection is
     /// disconnected. Events that were not taken yet are dropped.
     ///
-    /// Blocks until all reported events have been acknowledged.
+    /// Blocks until all reported events have been acknowledged. It waits for nothing else: whoever carries
+    /// out what is left may be the caller.
     pub fn destroy(&self) {
-        let mut inner = self.inner.lock();
-        let before = inner.life.state();
-        if inner.life.take(Step::Destroy).is_err() {
+        // A forked child leaves its parent's ids alone.
+        if forked() {
             return;
         }
-        let active = inner.active.take();
-        let listener = inner.listener.take();
-        let pending = inner.pending.take();
-        (inner.unreported_end, inner.ready_timer, inner.timewait) = (None, None, None);
-        let qp = inner.qp.take();
-        let stand_in = inner.stand_in.take();
-        let datagrams = std::mem::take(&mut inner.datagrams);
-        inner.bound = None;
-        let claim = inner.claim.take();
-        let channel = Arc::clone(&inner.channel);
-        drop(inner);
-
-        if let Some(active) = active {
-            active.cancel();
+        let first = self.runner.call(|life, now| {
+            let alive = life.check_alive();
+            life.destroy(now);
+            alive.is_ok()
+        });
+        if !first {
+            return;
         }
-        if let Some(listener) = listener {
-            listener.cancel();
-        }
-        datagrams.close();
-        // The port becomes free after its socket is closed.
-        drop(claim);
-        if let Some(pending) = pending {
-            pending.reject(&[]);
-        }
-        self.unpark();
-        self.no_longer_answered();
-        if let Some(qp) = qp
-            && matches!(before, State::Established | State::Responded | State::Accepting | State::Connecting)
-        {
-            qp.disconnect();
-        }
+        let owner = self.owner();
+        let stand_in = owner.kept.lock().stand_in.take();
         drop(stand_in);
-        for event in channel.take(self.key) {
+        for event in owner.channel().take(owner.key) {
             if event.kind == EventKind::ConnectRequest {
                 // The program will never see this id.
                 event.id.destroy();
@@ -661,48 +408,15 @@ impl Id {
         }
         self.wait_acknowledged();
     }
-
-    fn report(&self, inner: &mut MutexGuard<'_, Inner>, kind: EventKind, status: i32) {
-        if let Some(me) = self.me.upgrade() {
-            Self::push(inner, Event::plain(&me, kind, status));
-        }
-    }
-
-    /// Reports nothing for an id that the program has destroyed. The call may have returned while no lock was
-    /// held, and the program may use the id's memory for something else by now.
-    fn push(inner: &mut MutexGuard<'_, Inner>, event: Event) {
-        if inner.life.state() != State::Destroyed {
-            inner.channel.push(event);
-        }
-    }
-
-    /// Depths for negotiation, from the program's numbers (rdma_connect(3), rdma_accept(3)).
-    fn depths(&self, param: ConnParam, requested: Option<ConnParam>) -> Result<Depths, CmError> {
-        let max = self.cm.max_depth();
-        let depth = |given: u8, asked: Option<u8>| match given {
-            MAX_DEPTH => Ok(asked.map_or(max, |asked| u16::from(asked).min(max))),
-            given if u16::from(given) > max => {
-                Err(CmError::Invalid("the read depth is above the device's limit"))
-            }
-            given => Ok(u16::from(given)),
-        };
-        Ok(Depths::negotiated(
-            depth(param.responder_resources, requested.map(|asked| asked.responder_resources))?,
-            depth(param.initiator_depth, requested.map(|asked| asked.initiator_depth))?,
-        ))
-    }
 }
 
-impl Owner for Id {
+impl event::Owner for Id {
     fn key(&self) -> u64 {
-        self.key
+        self.owner().key
     }
 
     fn request_delivered(&self) {
-        let listener = self.inner.lock().listener.clone();
-        if let Some(listener) = listener {
-            listener.request_delivered();
-        }
+        self.owner().request_delivered(&self.runner);
     }
 
     fn event_reported(&self) {
@@ -720,27 +434,9 @@ impl Owner for Id {
 
 impl std::fmt::Debug for Id {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Id").field("key", &self.key).field("state", &self.state()).finish_non_exhaustive()
+        let key = self.owner().key;
+        f.debug_struct("Id").field("key", &key).field("state", &self.state()).finish_non_exhaustive()
     }
-}
-
-impl Inner {
-    /// Takes a step to [`State::Closed`] if the table allows it; from then on only the program uses the queue
-    /// pair.
-    fn conclude(&mut self, step: Step) -> bool {
-        let ended = self.life.take(step).is_ok();
-        if ended {
-            self.qp = None;
-        }
-        ended
-    }
-}
-
-/// Moves a queue pair whose connection failed to the error state.
-fn fail(qp: &Qp) {
-    let change = QpModify { state: Some(QpState::Err), ..QpModify::default() };
-    // Refused only in a forked child, which has no connections.
-    let _ = qp.modify(&change);
 }
 
 /// A program gets only an errno. This logs what is special here: once for each address, and only for the
@@ -772,13 +468,3 @@ fn check_scope(address: SocketAddr) -> Result<(), CmError> {
         _ => Ok(()),
     }
 }
-
-fn check_private_data(private_data: &[u8]) -> Result<(), CmError> {
-    if private_data.len() > MAX_PRIVATE_DATA {
-        return Err(CmError::Invalid("too much private data"));
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests;

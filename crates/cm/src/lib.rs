@@ -1,10 +1,10 @@
 //! Connection manager: what rdma_cm means, independent of its C names.
 //!
 //! ```text
-//!   program ──▶ Id (id) ──────────────┬── active: TCP connect, MPA request, reply ──┐
-//!      ▲         │  state table       │                                              ├─▶ driver::Qp::attach
-//!      │         ▼                    └── listener: accept, MPA request ─▶ passive ──┘        │
-//!   EventChannel (channel) ◀──────────────── events ◀──────────────────────── StreamObserver ◀┘
+//!   program ──▶ Id (id) ─────────▶ Runner (runner) ◀──▶ Life (machine) ─ Active, Listener, Client, Server
+//!      ▲                            │  sockets, alarm, lock
+//!      │                            ├──▶ driver::Qp::attach ─▶ StreamObserver ─┐
+//!   EventChannel (channel) ◀─ events┘ ◀─────────────────────────────────────────┘
 //! ```
 //!
 //! | module | what |
@@ -13,14 +13,10 @@
 //! | [`error`], [`event`] | errors with their errno; events and connection parameters |
 //! | [`state`] | the state diagram of an id, as a table |
 //! | [`channel`] | the queue that events wait in, with a descriptor to poll |
-//! | [`machine`] | what every machine has: the verbs, and its words with the shell |
+//! | `params` | connection parameters between the program, the peer and the queue pair |
+//! | [`machine`] | what happens to connections, ids, lookups, numbers: machines without sockets and clock |
 //! | `carriers` | the lower layers |
 //! | `runner` | the shell of a machine: its connections, its alarm, its lock |
-//! | `handshake` | what the next two report, and to whom: they know nothing of ids |
-//! | [`active`] | connecting: from a TCP socket to a stream, with fallback to older peers |
-//! | [`listener`] | listening: half-open connections, bounded, until their request is complete |
-//! | `lookup` | which queue pair serves a port of datagrams: the question and its answer |
-//! | `params` | connection parameters between the program, the peer and the queue pair |
 //! | `ports` | which ids have which port |
 //! | `awaiting` | connections that wait for a queue pair which the program moves itself |
 //! | `numbers` | streams between queue pairs that know each other by number and address: one runner a port |
@@ -28,7 +24,7 @@
 //! | [`adopt`] | a connected TCP socket of the program becomes a stream |
 //! | [`process`] | what a process has once: its connection manager, shared device, channels by address |
 //! | [`bringup`] | queue pairs that the program moves to RTR and RTS itself |
-//! | [`id`] | [`Id`]: every call of rdma_cm on an id, and what peer, queue pair and clock do to it |
+//! | [`id`] | [`Id`]: every call of rdma_cm on an id; one runner each |
 //!
 //! Each module uses only those above it (docs/adr/020).
 //!
@@ -38,14 +34,11 @@
 //! `uwarp_llp`'s.
 //!
 //! # Locks
-//! An id's lock and a handshake's lock are never held together, with one exception: an id starts its listener
-//! under its lock, and no thread takes the two in the other order. No lock is held while a queue pair is
-//! called that could call its observer. Requests of one listener are reported under a lock of their own,
-//! which keeps their order.
+//! A runner has one lock, for its machine and its connections. No queue pair, observer or other runner is
+//! called under it; a runner tells another one by posting. (docs/locks.md, docs/adr/049)
 
 #![deny(unsafe_code)]
 
-pub mod active;
 pub mod adopt;
 mod awaiting;
 pub mod bringup;
@@ -54,10 +47,7 @@ pub mod channel;
 pub mod cm;
 pub mod error;
 pub mod event;
-mod handshake;
 pub mod id;
-pub mod listener;
-mod lookup;
 pub mod machine;
 mod numbers;
 mod params;

@@ -212,7 +212,7 @@ impl Environment<Pairings> for Owner {
         }
     }
 
-    fn prepare(&self, pairings: &mut Pairings) {
+    fn prepare(&self, pairings: &mut Pairings, _: &Now) {
         let changes = self.nic.changes();
         if self.changes.swap(changes, Ordering::Relaxed) != changes {
             pairings.set_alive(self.nic.numbers_of(self.port));

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use rustix::io::Errno;
 use uwarp_driver::StreamParams;
 use uwarp_driver::config::{Ask, Config, View};
 use uwarp_proto::setup::{Negotiated, PeerData, Request, Revision};
@@ -130,12 +129,6 @@ fn acknowledges(negotiated: &Negotiated) -> bool {
 /// the peer has placed it, and on the events of InfiniBand's connection manager.
 pub(crate) fn passes_for_infiniband() -> bool {
     Config::get().view != View::Iwarp
-}
-
-/// The status of a rejection: InfiniBand's reason if the device passes for InfiniBand or RoCE, an errno if it
-/// is an RNIC.
-pub(crate) fn rejection(reason: i32, errno: Errno) -> i32 {
-    if passes_for_infiniband() { reason } else { -errno.raw_os_error() }
 }
 
 /// Whether a peer that is not uwarp must confirm placement (docs/adr/008). It must have declared that it

@@ -9,7 +9,8 @@
 //!
 //! The lock is held for computing and for system calls that do not wait, on the machine's own sockets. Queue
 //! pairs and observers are called without it, by one thread at a time, in the machine's order. Nobody waits
-//! for the lock but a call of the program, so runners have no order among each other.
+//! for the lock but a call of the program, so runners have no order among each other. (A request's runner is
+//! made under the lock of its listener's, when no other thread knows it.)
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -18,25 +19,26 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use uwarp_driver::{
-    Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token,
+    Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token, forked,
 };
 use uwarp_llp::carrier::{Bound, Options, SetUp, Watch};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::VerbsError;
-use uwarp_rnic::qp::{Now, StreamParams};
+use uwarp_rnic::qp::{Now, QpModify, QpState, StreamParams};
 
 use crate::carriers::{self, carrier};
 use crate::event::ConnParam;
 use crate::machine::run::{Conns, Deferred, Surroundings, run};
 use crate::machine::{ConnKey, Input, Machine, Recipient, StreamEvent};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Thread, current, park};
 
 /// Datagrams that wait while another thread runs the machine: a flood must not take memory, and what is lost
 /// is asked for again.
 const MOST_DATAGRAMS: usize = 1024;
 
-/// What a machine's owner does for it. Called without a lock, but for the last two.
+/// What a machine's owner does for it. The first ones are called without a lock, the others with the
+/// runner's.
 pub(crate) trait Environment<M: Machine>: Sized + Send + Sync + 'static {
     /// Who gets a connection.
     fn queue_pair(&self, to: Recipient) -> Option<Arc<Qp>>;
@@ -50,10 +52,30 @@ pub(crate) trait Environment<M: Machine>: Sized + Send + Sync + 'static {
     }
     /// The machine's deadline has come; it learns of it next.
     fn before_timeout(&self, _runner: &Runner<M, Self>) {}
-    /// Tells the machine what has changed around it. Called with the runner's lock.
-    fn prepare(&self, _machine: &mut M) {}
-    /// Sends a datagram. Called with the runner's lock.
+
+    /// Tells the machine what has changed around it.
+    fn prepare(&self, _machine: &mut M, _now: &Now) {}
+    /// The machine has run; its reports follow. What is around it becomes what the machine needs now. Returns
+    /// a queue pair that it needs no longer: its last owner must not have the lock.
+    fn follow(&self, _machine: &M, _conns: &mut Conns<Watched>) -> Option<Arc<Qp>> {
+        None
+    }
+    /// A report that other threads must see at once, before the lock is released: `None`. Others come back.
+    fn report_at_once(&self, _conns: &mut Conns<Watched>, report: M::Report) -> Option<M::Report> {
+        Some(report)
+    }
+    /// Sends a datagram.
     fn send(&self, _route: Route, _bytes: &[u8]) {}
+    /// Gives the machine datagrams that have come.
+    fn receive(&self, _each: &mut dyn FnMut(Input<'_>)) {}
+    /// See [`Surroundings::serve`].
+    fn serve(&self, _runner: &Runner<M, Self>) -> Option<Result<(), Errno>> {
+        None
+    }
+    /// Whether completions wait that the program has not polled.
+    fn is_unpolled(&self) -> bool {
+        false
+    }
 }
 
 /// See the head of this file.
@@ -62,7 +84,7 @@ pub(crate) struct Runner<M: Machine + 'static, E: Environment<M>> {
     engine: Arc<Engine>,
     env: E,
     lock: Attended<State<M>>,
-    inbox: Mutex<Vec<Note>>,
+    inbox: Mutex<Vec<Note<M>>>,
 }
 
 struct State<M: Machine> {
@@ -74,27 +96,55 @@ struct State<M: Machine> {
     deferred: VecDeque<Deferred<M::Report>>,
     /// The last stream of the owner's own queue pair, for [`Deferred::Disconnect`].
     stream: Option<(ConnKey, StreamNumber)>,
+    /// Queue pairs that are needed no longer.
+    spent: Vec<Arc<Qp>>,
     /// A thread carries out what is deferred, and continues with what is added meanwhile.
     deferring: bool,
+    /// What the program's call returns, and the thread that waits for it. The machine answers one at a time.
+    answer: Option<Result<(), Errno>>,
+    waits: Option<Thread>,
 }
 
+/// What is done with the machine under its lock.
+type Call<M> = Box<dyn FnOnce(&mut M, &Now) + Send>;
+
 /// What has happened, for the lock's holder.
-enum Note {
-    Ready(Option<ConnKey>, Readiness),
+enum Note<M> {
+    Ready(Place, Readiness),
     Timeout,
     Stream(ConnKey, StreamEvent),
     Datagram { from: SocketAddr, to: IpAddr, bytes: Box<[u8]> },
+    Flushed,
+    Call(Call<M>),
+}
+
+/// What the engine watches.
+#[derive(Clone, Copy)]
+enum Place {
+    Conn(ConnKey),
+    Listening,
+    Datagrams,
 }
 
 /// A watch of the engine.
-struct Watched {
+pub(crate) struct Watched {
     engine: Arc<Engine>,
     token: Token,
 }
 
+impl Watched {
+    /// Reports again what is there.
+    pub fn again(&self) {
+        self.engine.rearm(self.token);
+    }
+}
+
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.engine.deregister(self.token);
+        // A forked child shares the parent's engine.
+        if !forked() {
+            self.engine.deregister(self.token);
+        }
     }
 }
 
@@ -122,7 +172,10 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                 at: None,
                 deferred: VecDeque::new(),
                 stream: None,
+                spent: Vec::new(),
                 deferring: false,
+                answer: None,
+                waits: None,
             }),
             inbox: Mutex::default(),
         });
@@ -149,15 +202,79 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         }
     }
 
-    /// A call of the program.
-    pub fn call<T>(&self, f: impl FnOnce(&mut M, &Now) -> T) -> T {
-        let mut state = self.lock.lock();
-        let now = Now::unread();
-        self.env.prepare(&mut state.machine);
-        let result = f(&mut state.machine, &now);
-        self.run(&mut state, &now);
+    /// Looks at the machine.
+    pub fn read<T>(&self, f: impl FnOnce(&M) -> T) -> T {
+        let state = self.lock.lock();
+        let result = f(&state.machine);
         self.release(state);
         result
+    }
+
+    /// A call of the program.
+    pub fn call<T>(&self, f: impl FnOnce(&mut M, &Now) -> T) -> T {
+        self.call_with(|machine, _, now| f(machine, now))
+    }
+
+    /// The same, for a call that binds or sets options, too.
+    pub fn call_with<T>(&self, f: impl FnOnce(&mut M, &mut Conns<Watched>, &Now) -> T) -> T {
+        let mut state = self.lock.lock();
+        let result = self.run_call(&mut state, f);
+        self.release(state);
+        result
+    }
+
+    fn run_call<T>(&self, state: &mut State<M>, f: impl FnOnce(&mut M, &mut Conns<Watched>, &Now) -> T) -> T {
+        let now = Now::unread();
+        self.env.prepare(&mut state.machine, &now);
+        let result = f(&mut state.machine, &mut state.conns, &now);
+        self.run(state, &now);
+        result
+    }
+
+    /// A call of the program that the machine answers by [`Action::Answer`](crate::machine::Action::Answer)
+    /// if `f` succeeds. It returns when what is deferred up to the answer is carried out, by this thread or
+    /// another one; not to be called by what is deferred.
+    pub fn ask<F: From<Errno>>(
+        &self,
+        f: impl FnOnce(&mut M, &mut Conns<Watched>, &Now) -> Result<(), F>,
+    ) -> Result<(), F> {
+        let mut state = self.lock.lock();
+        // Another call's, which its thread has not taken yet.
+        let earlier = state.answer.take();
+        let begun = self.run_call(&mut state, f);
+        let mut answer = std::mem::replace(&mut state.answer, earlier);
+        if begun.is_ok() && answer.is_none() {
+            state.waits = Some(current());
+        }
+        self.release(state);
+        begun?;
+        loop {
+            if let Some(answer) = answer {
+                return answer.map_err(F::from);
+            }
+            let mut state = self.lock.lock();
+            answer = state.answer.take();
+            self.release(state);
+            if answer.is_none() {
+                park();
+            }
+        }
+    }
+
+    /// A call that another runner's owner makes.
+    pub fn post_call(&self, f: impl FnOnce(&mut M, &Now) + Send + 'static) {
+        self.post(Note::Call(Box::new(f)));
+    }
+
+    /// Watches a socket of datagrams: [`Environment::receive`].
+    pub fn watch_datagrams(&self, watch: Watch<'_>) -> Result<Watched, Errno> {
+        self.watch(Place::Datagrams, watch)
+    }
+
+    fn watch(&self, place: Place, watch: Watch<'_>) -> Result<Watched, Errno> {
+        let hook = Arc::new(Hook { runner: Weak::clone(&self.me), place });
+        let token = carriers::watch(&self.engine, watch, hook)?;
+        Ok(Watched { engine: Arc::clone(&self.engine), token })
     }
 
     /// The program's last call: nothing is reported any more.
@@ -169,7 +286,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         self.release(state);
     }
 
-    fn post(&self, note: Note) {
+    fn post(&self, note: Note<M>) {
         self.inbox.lock().push(note);
         if let Some(mut state) = self.lock.look() {
             self.drain(&mut state);
@@ -179,18 +296,21 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
 
     fn drain(&self, state: &mut State<M>) {
         let now = Now::unread();
-        self.env.prepare(&mut state.machine);
+        self.env.prepare(&mut state.machine, &now);
         for note in std::mem::take(&mut *self.inbox.lock()) {
             self.feed(state, note, &now);
         }
         self.run(state, &now);
     }
 
-    fn feed(&self, state: &mut State<M>, note: Note, now: &Now) {
+    fn feed(&self, state: &mut State<M>, note: Note<M>, now: &Now) {
         let State { machine, conns, at, .. } = state;
         match note {
-            Note::Ready(None, _) => machine.handle_input(now, Input::Waiting),
-            Note::Ready(Some(conn), ready) => {
+            Note::Ready(Place::Listening, _) => machine.handle_input(now, Input::Waiting),
+            Note::Ready(Place::Datagrams, _) => {
+                self.env.receive(&mut |input| machine.handle_input(now, input));
+            }
+            Note::Ready(Place::Conn(conn), ready) => {
                 if conns.note(conn, ready.readable, ready.writable) {
                     machine.handle_input(now, Input::Room { conn });
                 }
@@ -203,12 +323,29 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
             Note::Datagram { from, to, bytes } => {
                 machine.handle_input(now, Input::Datagram { from, to, bytes: &bytes });
             }
+            Note::Flushed => machine.handle_input(now, Input::Flushed),
+            Note::Call(f) => f(machine, now),
         }
     }
 
     fn run(&self, state: &mut State<M>, now: &Now) {
         let State { machine, conns, deferred, alarm, at, .. } = state;
-        run(machine, conns, &mut Real(self), deferred, now);
+        let mut results = VecDeque::new();
+        run(machine, conns, &mut Real(self), &mut results, now);
+        state.spent.extend(self.env.follow(machine, conns));
+        for result in results {
+            match result {
+                Deferred::Report(report) => {
+                    deferred.extend(self.env.report_at_once(conns, report).map(Deferred::Report));
+                }
+                Deferred::Answer(answer) => {
+                    state.answer = Some(answer);
+                    let other = state.waits.take().filter(|thread| thread.id() != current().id());
+                    other.inspect(Thread::unpark);
+                }
+                result => deferred.push_back(result),
+            }
+        }
         let next = machine.poll_timeout();
         if next != *at {
             *at = next;
@@ -224,11 +361,17 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
             if std::mem::replace(&mut state.deferring, true) {
                 return;
             }
-            while let Some(deferred) = state.deferred.pop_front() {
-                if let Some(note) = self.carry_out(state, deferred) {
-                    let now = Now::unread();
-                    self.feed(state, note, &now);
-                    self.run(state, &now);
+            loop {
+                if let Some(deferred) = state.deferred.pop_front() {
+                    if let Some(note) = self.carry_out(state, deferred) {
+                        let now = Now::unread();
+                        self.feed(state, note, &now);
+                        self.run(state, &now);
+                    }
+                } else if let Some(qp) = state.spent.pop() {
+                    MutexGuard::unlocked(state, || drop(qp));
+                } else {
+                    break;
                 }
             }
             state.deferring = false;
@@ -237,7 +380,11 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     }
 
     /// Does what must be done without the lock; returns the answer.
-    fn carry_out(&self, state: &mut MutexGuard<'_, State<M>>, deferred: Deferred<M::Report>) -> Option<Note> {
+    fn carry_out(
+        &self,
+        state: &mut MutexGuard<'_, State<M>>,
+        deferred: Deferred<M::Report>,
+    ) -> Option<Note<M>> {
         match deferred {
             Deferred::Attach { conn, to, said, param } => {
                 // Its watch ends before the queue pair watches the same descriptor.
@@ -270,8 +417,18 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                 }
                 None
             }
-            // No machine that has a runner does this yet.
-            Deferred::Fail => None,
+            Deferred::Fail => {
+                MutexGuard::unlocked(state, || {
+                    if let Some(qp) = self.env.queue_pair(Recipient::Own) {
+                        let change = QpModify { state: Some(QpState::Err), ..QpModify::default() };
+                        // Refused only in a forked child, which has no connections.
+                        let _ = qp.modify(&change);
+                    }
+                });
+                Some(Note::Flushed)
+            }
+            // Taken when it was made.
+            Deferred::Answer(_) => None,
             Deferred::Report(report) => {
                 MutexGuard::unlocked(state, || self.env.report(report));
                 None
@@ -314,13 +471,13 @@ impl<M: Machine + 'static, E: Environment<M>> Source for Runner<M, E> {
 /// What the engine has of a runner: it must end when its owner drops it.
 struct Hook<M: Machine + 'static, E: Environment<M>> {
     runner: Weak<Runner<M, E>>,
-    conn: Option<ConnKey>,
+    place: Place,
 }
 
 impl<M: Machine + 'static, E: Environment<M>> Source for Hook<M, E> {
     fn ready(&self, readiness: Readiness) {
         if let Some(runner) = self.runner.upgrade() {
-            runner.post(Note::Ready(self.conn, readiness));
+            runner.post(Note::Ready(self.place, readiness));
         }
     }
 
@@ -357,21 +514,22 @@ impl<M: Machine + 'static, E: Environment<M>> Surroundings for Real<'_, M, E> {
     type Watched = Watched;
 
     fn watch(&mut self, conn: Option<ConnKey>, watch: Watch<'_>) -> Result<Watched, Errno> {
-        let hook = Arc::new(Hook { runner: Weak::clone(&self.0.me), conn });
-        let token = carriers::watch(&self.0.engine, watch, hook)?;
-        Ok(Watched { engine: Arc::clone(&self.0.engine), token })
+        self.0.watch(conn.map_or(Place::Listening, Place::Conn), watch)
     }
 
     fn again(&mut self, watched: &Watched) {
-        self.0.engine.rearm(watched.token);
+        watched.again();
     }
 
     fn send(&mut self, route: Route, bytes: &[u8]) {
         self.0.env.send(route, bytes);
     }
 
-    // No machine that has a runner waits for polls yet.
     fn is_unpolled(&mut self) -> bool {
-        false
+        self.0.env.is_unpolled()
+    }
+
+    fn serve(&mut self) -> Option<Result<(), Errno>> {
+        self.0.env.serve(self.0)
     }
 }

@@ -91,7 +91,6 @@ fn stranger(to: &Id, request: &[u8]) -> TcpStream {
 /// A complete request counted nowhere until it was reported, and it is not reported while a connection that
 /// the same peer may have seen accepted is not established. With a backlog of 4, all were accepted.
 #[test]
-#[ignore = "fails until complete requests count (29 A 5)"]
 fn complete_requests_that_wait_are_in_the_budget() {
     let _alone = alone();
     let cm = cm();
@@ -113,7 +112,6 @@ fn complete_requests_that_wait_are_in_the_budget() {
 
 /// Each listener had a budget of its own: five of them could take more than all descriptors.
 #[test]
-#[ignore = "fails until the budget is the process's (29 A 5)"]
 fn silent_connections_of_all_listeners_are_in_one_budget() {
     let _alone = alone();
     let cm = cm();

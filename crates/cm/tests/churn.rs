@@ -63,6 +63,7 @@ fn client(cm: &Arc<Cm>, at: SocketAddr, seed: u64) {
                 }
                 Err(GetError::WouldBlock) => std::thread::yield_now(),
                 Err(GetError::Interrupted | GetError::NothingYet) => {}
+                Err(GetError::Closed) => unreachable!("nobody closes it"),
             }
             if ended {
                 break;

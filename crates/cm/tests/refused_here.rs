@@ -55,7 +55,6 @@ fn resolve(id: &Id, channel: &EventChannel, peer: SocketAddr) {
 
 /// The socket went with the first attempt, and its port with it: the second one came from another port.
 #[test]
-#[ignore = "fails until a connect that is refused here gives its socket back (29 A 7)"]
 fn an_id_whose_connect_is_refused_here_keeps_its_port() {
     let (cm, channel) = cm();
     let peer = TcpListener::bind(HERE).unwrap();
@@ -122,7 +121,6 @@ fn connected_to(port: u16) -> usize {
 
 /// The engine kept it, and its socket: nothing deregistered what had failed behind its registration.
 #[test]
-#[ignore = "fails until a lookup draws its random numbers before it registers its socket (29 A 7)"]
 fn a_lookup_without_random_numbers_leaves_no_socket() {
     let (cm, channel) = cm();
     let server = UdpSocket::bind(HERE).unwrap();

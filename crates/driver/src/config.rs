@@ -143,7 +143,8 @@ fn choice<T: Copy>(
     if word.is_empty() {
         return default;
     }
-    let found = choices.iter().find(|(words, _)| words.contains(&word.as_str()));
+    let is_it = |other: &&str| other.eq_ignore_ascii_case(&word);
+    let found = choices.iter().find(|(words, _)| words.iter().any(is_it));
     found.map_or_else(
         || {
             odd(name, &word, allowed);
@@ -236,6 +237,11 @@ mod tests {
     fn defaults_are_the_standard() {
         let c = from(&[]);
         assert!(c.crc && !c.markers && !c.spin && c.find_uwarp_peers);
+        // The words of `uwarp run`, in any case; empty is as if it were not set.
+        let c = from(&[("UWARP_CRC", "0"), ("UWARP_MARKERS", "On"), ("UWARP_VIEW", "IB"), ("UWARP_ASK", "")]);
+        assert!(!c.crc && c.markers);
+        assert_eq!((c.view, c.ask), (View::Ib, Ask::Auto));
+        let c = from(&[]);
         assert_eq!((c.view, c.mpa_revision, c.ports, c.ask), (View::Roce, 2, None, Ask::Auto));
     }
 

@@ -29,7 +29,7 @@ pub(crate) struct Held {
     posted: AtomicBool,
     /// Many posts were made in this round.
     many: AtomicBool,
-    /// A thread has polled in vain since the last one armed a queue or blocked on a channel.
+    /// A thread has polled since the last one armed a queue or blocked on a channel.
     polls: AtomicBool,
     token: OnceLock<Token>,
     /// The timer runs, and sends what is held when it expires. It is not stopped when nothing is held: it is
@@ -90,14 +90,21 @@ impl Held {
         }
     }
 
+    /// A thread has polled. Whether it found something does not matter: a program that polls only when it
+    /// knows of completions never polls in vain.
+    #[inline]
+    pub fn polled(&self) {
+        if !self.polls.load(Ordering::Relaxed) {
+            self.polls.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// A thread has polled in vain: what is held goes out, and posts are counted anew. Returns whether many
     /// were made: the thread has messages to send and polls in between, so it polls in earnest, although it
     /// may never poll in vain several times in a row.
     #[inline]
     pub fn polled_in_vain(&self) -> bool {
-        if !self.polls.load(Ordering::Relaxed) {
-            self.polls.store(true, Ordering::Relaxed);
-        }
+        self.polled();
         if self.posted.load(Ordering::Relaxed) {
             self.posted.store(false, Ordering::Relaxed);
             self.round.fetch_add(1, Ordering::Relaxed);
@@ -106,7 +113,7 @@ impl Held {
         self.many.load(Ordering::Relaxed) && self.many.swap(false, Ordering::Relaxed)
     }
 
-    /// A thread will wait for an event. What is held goes out, and until the next empty poll nothing is held.
+    /// A thread will wait for an event. What is held goes out, and until the next poll nothing is held.
     pub fn will_wait(&self) {
         self.polls.store(false, Ordering::Relaxed);
         self.send();

@@ -43,6 +43,7 @@ impl Nic {
         }
         if found > 0 {
             cq.note_poll(true);
+            self.engine().held.polled();
             let _ = POLLER.try_with(|p| {
                 let mut poller = p.get();
                 poller.yielding.found();

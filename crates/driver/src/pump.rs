@@ -156,23 +156,25 @@ impl Pump {
                 return;
             }
             let Some(out) = out else { return };
-            let (result, bytes) = match out.only_staged() {
-                Some(bytes) => (around.lower().send_bytes(bytes), bytes.len()),
+            let (result, bytes, ours) = match out.only_staged() {
+                Some(bytes) => (around.lower().send_bytes(bytes), bytes.len(), true),
                 None => {
                     let mut pieces = SmallVec::<[Piece; PIECES]>::new();
                     let bytes = out.gather(most, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
-                    (around.lower().send(&pieces), bytes)
+                    (around.lower().send(&pieces), bytes, false)
                 }
             };
             match result {
                 Ok(n) => {
-                    // A short send has used up the room; the system reports when there is room again.
-                    self.writable = n == bytes;
+                    // A short send has used up the room; the system reports when there is room again. But
+                    // memory of the program that is gone ends a call early, too, and then nothing is
+                    // reported: the next call shows which it was.
+                    self.writable = n == bytes || !ours;
                     if !core.transmitted(now, n) {
                         debug_assert!(core.poll_transmit(now).is_none(), "the core has more to send");
                         return;
                     }
-                    if n < bytes {
+                    if !self.writable {
                         core.handle_link(now, LinkEvent::NoRoom);
                     }
                     moved += n;

@@ -44,9 +44,9 @@ impl Drop for AtEnd {
 }
 
 thread_local! {
-    /// What the thread waits on; or waited on, if it left the call without returning. It has no destructor, so
-    /// destructors of the program's thread-local data, and handlers of atexit(3), can wait. (Only what they
-    /// leave without returning is kept for ever.)
+    /// What the thread waits on; or waited on, if it left the call without returning. It has no destructor,
+    /// so destructors of the program's thread-local data, and handlers of atexit(3), can wait. (Only what
+    /// they leave without returning is kept for ever.)
     static WAITS_ON: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
     static AT_END: AtEnd = const { AtEnd };
 }

@@ -134,6 +134,30 @@ fn a_program_that_will_wait_for_an_event() {
     assert_eq!(end.waiting(), 0);
 }
 
+/// It polls only when it knows of completions, as ib_send_bw does. Each of its datagrams was a call to the
+/// system.
+#[test]
+fn c21_a_program_that_never_polls_in_vain() {
+    let (end, peer) = (End::new(), peer());
+    let to = peer.local_addr().unwrap().port();
+    let held = (0..200).any(|_| {
+        end.cq.arm(false);
+        end.channel.armed(&Arc::downgrade(&end.cq));
+        end.send(to, b"");
+        assert_eq!(end.waiting(), 0, "the first goes out at once");
+        assert_eq!(end.nic.poll_cq(&end.cq, 1, |_| ()), 1);
+        (0..2).for_each(|_| end.send(to, b""));
+        let held = end.waiting() > 0;
+        let (mut completed, limit) = (1, Instant::now() + LIMIT);
+        while completed < 3 {
+            assert!(Instant::now() < limit);
+            completed += end.nic.poll_cq(&end.cq, 64, |_| ());
+        }
+        held
+    });
+    assert!(held, "no datagram waits for more");
+}
+
 #[test]
 fn a_thread_that_blocks_on_a_channel() {
     let (end, peer) = (End::new(), peer());

@@ -66,6 +66,7 @@ fn child() {
     let words: Vec<&str> = task.split(' ').collect();
     match words[..] {
         ["unmapped", case, way] => WITH_SIZES.iter().for_each(|size| unmapped(case, way, *size)),
+        ["half", way] => half(way),
         ["own_handler", flavour] => own_handler(flavour),
         ["default", cause] => default_action(libc::SIG_DFL, cause),
         ["ignored", cause] => default_action(libc::SIG_IGN, cause),
@@ -111,12 +112,18 @@ impl Area {
     }
 
     fn take_away(&self, way: &str) {
+        self.take_away_from(way, 0);
+    }
+
+    /// What lies behind the first `kept` bytes.
+    fn take_away_from(&self, way: &str, kept: usize) {
+        let at = self.at.wrapping_byte_add(kept);
         // SAFETY: the mapping made above, to which nothing of this program refers but the region.
         unsafe {
             match way {
-                "munmap" => assert_eq!(libc::munmap(self.at, SIZE), 0),
-                "mprotect" => assert_eq!(libc::mprotect(self.at, SIZE, libc::PROT_NONE), 0),
-                "truncate" => self.file.as_ref().unwrap().set_len(0).unwrap(),
+                "munmap" => assert_eq!(libc::munmap(at, SIZE - kept), 0),
+                "mprotect" => assert_eq!(libc::mprotect(at, SIZE - kept, libc::PROT_NONE), 0),
+                "truncate" => self.file.as_ref().unwrap().set_len(kept as u64).unwrap(),
                 other => panic!("{other}"),
             }
         }
@@ -201,6 +208,34 @@ fn unmapped(case: &str, way: &str, size: u32) {
     }
     exchange(&d, &c);
     assert_eq!((c.watch.ended(), d.watch.ended()), (None, None));
+}
+
+/// A part of the message is sent before the kernel finds that the rest is gone. The sender took that for a
+/// full socket; but if the socket was watched already, the kernel never reported that it has room, as it
+/// always had.
+fn half(way: &str) {
+    for kept in [PAGE, 5 * PAGE, SIZE / 2 + PAGE] {
+        let params = StreamParams { framing: Framing::PLAIN, ..uwarp() };
+        let (a, b) = connect(params, SIZE);
+        // More than the sockets hold: now it is watched.
+        a.send(SendOp::Write { stag: b.mr.stag(), to: b.addr() }, &[a.sge(0, SIZE as u32)]);
+        assert_eq!(a.poll().status, WcStatus::Success);
+        let area = Area::new(way);
+        let mr = Mr::register(&a.pd, area.addr(), SIZE as u64, area.addr(), all_rights()).unwrap();
+        area.take_away_from(way, kept);
+        b.recv(&[b.sge(0, SIZE as u32)]);
+        a.send(SEND, &[Sge { addr: area.addr(), length: SIZE as u32, lkey: mr.stag() }]);
+        assert_eq!(a.look_only().status, WcStatus::LocProtErr, "{kept}");
+        assert_eq!(b.look_only().status, WcStatus::WrFlushErr, "{kept}");
+        assert_eq!(a.watch.wait_end(), Disconnect::Reset);
+        b.watch.wait_end();
+        mr.deregister();
+    }
+}
+
+#[test]
+fn b10_a_send_of_which_a_part_is_gone_costs_the_connection_only() {
+    WAYS.iter().for_each(|way| survives(&format!("half {way}")));
 }
 
 #[test]

@@ -581,10 +581,11 @@ unsafe fn information_of(header: &libc::msghdr) -> (IpAddr, u32, Option<usize>) 
 /// Makes a system call that polls and posts make all the time. `errno` stays as it was: programs look at it
 /// after a poll that succeeds, too.
 fn quietly(call: impl FnOnce() -> libc::c_long) -> Result<usize, Errno> {
-    // SAFETY: the place where the C library keeps this thread's error number, here and below.
+    // SAFETY: the place where the C library keeps this thread's error number.
     let before = unsafe { *libc::__errno_location() };
     usize::try_from(call()).map_err(|_| {
         let error = last_error();
+        // SAFETY: as above.
         unsafe { *libc::__errno_location() = before };
         error
     })

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use llp::Link;
 use rustix::io::Errno;
 use uwarp_rnic::VerbsError;
-use uwarp_rnic::qp::{Disconnect, StreamParams};
+use uwarp_rnic::qp::{Disconnect, QpModify, StreamParams};
 
 use crate::carrier::{Bind, Bound, Carrier, Close, Ends, Got, Refusal, SetUp, Watch};
 use crate::source::Readiness;
@@ -49,6 +49,10 @@ impl Qp {
         _: Arc<dyn StreamObserver>,
         _: u32,
     ) -> Result<StreamNumber, (VerbsError, Link)> {
+        match *self {}
+    }
+
+    pub fn modify(&self, _: &QpModify) -> Result<(), VerbsError> {
         match *self {}
     }
 

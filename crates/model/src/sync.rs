@@ -12,7 +12,7 @@ pub use shuttle::hint::spin_loop;
 pub use shuttle::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
-pub use shuttle::thread::yield_now;
+pub use shuttle::thread::{Thread, current, park, yield_now};
 pub use shuttle::thread_local;
 
 #[derive(Default)]

@@ -29,6 +29,7 @@ scenarios! {
     runners:
         what_has_come_is_read_to_its_end
         what_is_posted_from_runner_to_runner_arrives
+        a_call_gets_its_answer_from_any_thread
         a_runner_that_is_destroyed_is_gone;
     datagrams:
         datagrams_of_shared_queue_pairs_come_out_once

@@ -69,7 +69,7 @@ impl From<Unmapped> for NotDone {
 }
 
 /// Whether [`atomic`] would succeed, as far as that can be known without touching the memory.
-pub fn check_atomic(dst: MemSeg, request: &AtomicRequest) -> Result<(), NotDone> {
+fn check_atomic(dst: MemSeg, request: &AtomicRequest) -> Result<(), NotDone> {
     if dst.len != size_of::<u64>() || !dst.addr.is_multiple_of(size_of::<u64>() as u64) {
         return Err(NotDone::Unaligned);
     }

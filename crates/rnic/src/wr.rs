@@ -137,6 +137,12 @@ impl SendOp {
         matches!(self, Self::FetchAdd { .. } | Self::CmpSwap { .. })
     }
 
+    /// Whether it is about a key of this end: nothing is sent.
+    #[inline]
+    pub fn is_local(self) -> bool {
+        matches!(self, Self::LocalInvalidate { .. } | Self::Bind(_))
+    }
+
     /// Whether the peer answers it, so that it takes a place of the read depth.
     pub fn is_answered(self) -> bool {
         matches!(self, Self::Read { .. }) || self.is_atomic()

@@ -273,6 +273,25 @@ impl TerminateError {
         }
     }
 
+    /// What went wrong, in the words of the verbs.
+    pub fn in_words(self) -> &'static str {
+        use TerminateError as E;
+        match self {
+            E::RemoteProtection(RemoteProtection::InvalidStag)
+            | E::TaggedBuffer(TaggedBuffer::InvalidStag) => "invalid remote key",
+            E::RemoteProtection(RemoteProtection::BaseOrBounds)
+            | E::TaggedBuffer(TaggedBuffer::BaseOrBounds) => "access beyond the registered memory",
+            E::RemoteProtection(RemoteProtection::AccessRights) => {
+                "the registered memory does not allow this access"
+            }
+            E::RemoteProtection(RemoteProtection::StagNotAssociated)
+            | E::TaggedBuffer(TaggedBuffer::StagNotAssociated) => {
+                "the remote key belongs to another protection domain"
+            }
+            other => ERRORS.iter().find(|row| row.0 == other).map_or("unknown error", |row| row.2),
+        }
+    }
+
     /// Name of the layer.
     pub fn layer_name(self) -> &'static str {
         match self.codes().0 {

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
-use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Where the library is, for the command; the library does not read it.
@@ -159,9 +158,12 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// mpi: print the table in Markdown, as in docs/performance.md
+    /// Only for mpi: print the table in Markdown, as in docs/performance.md
     #[arg(long, conflicts_with = "json")]
     pub markdown: bool,
+    /// Show what uwarp's developers compare with, too: the targets, the way in which raw TCP was best
+    #[arg(long)]
+    pub targets: bool,
     /// Measure for a short time only, to see whether anything is broken
     #[arg(long)]
     pub quick: bool,
@@ -189,11 +191,11 @@ pub struct BenchArgs {
     /// of peers
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
-    /// For mpi: the launcher of the MPI [default: mpirun]. Its mpicc compiles the program that measures. As
-    /// root, Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment
+    /// Only for mpi: the launcher of the MPI [default: mpirun]. Its mpicc compiles what is measured. As root,
+    /// Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment
     #[arg(long, value_name = "LAUNCHER")]
     pub launcher: Option<OsString>,
-    /// For mpi: the number of ranks [default: one for each core, 2 to 16]
+    /// Only for mpi: the number of ranks [default: one for each core, 2 to 16]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(2..=1024))]
     pub ranks: Option<u32>,
 }
@@ -253,10 +255,10 @@ pub struct BenchEndArgs {
 #[derive(Args, Default)]
 pub struct DeviceOptions {
     /// Show the device as an iWARP RNIC, as RoCE v2 or as InfiniBand [default: roce]
-    #[arg(long = "as", value_name = "VIEW", env = "UWARP_VIEW", hide_env_values = true)]
+    #[arg(long = "as", value_name = "VIEW", env = "UWARP_VIEW", hide_env_values = true, ignore_case = true)]
     pub view: Option<View>,
     /// Show one device with all addresses, or one for each network interface [default: one]
-    #[arg(long, value_name = "HOW", env = "UWARP_DEVICES", hide_env_values = true)]
+    #[arg(long, value_name = "HOW", env = "UWARP_DEVICES", hide_env_values = true, ignore_case = true)]
     pub devices: Option<DeviceModel>,
 }
 
@@ -270,18 +272,19 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE", env = "UWARP_TRACE", hide_env_values = true)]
     pub trace: Option<PathBuf>,
     /// Use a CRC over every FPDU; off takes effect only if the peer agrees [default: on]
-    #[arg(long, value_name = "on|off", env = "UWARP_CRC", hide_env_values = true)]
+    #[arg(long, value_name = "on|off", env = "UWARP_CRC", hide_env_values = true, ignore_case = true)]
     pub crc: Option<Switch>,
-    /// Request MPA markers from peers
-    #[arg(long, env = "UWARP_MARKERS", hide_env_values = true, value_parser = BoolishValueParser::new())]
-    pub markers: bool,
+    /// Request MPA markers from peers; without a value: on [default: off]
+    #[arg(long, value_name = "on|off", env = "UWARP_MARKERS", hide_env_values = true, ignore_case = true,
+          num_args = 0..=1, default_missing_value = "on")]
+    pub markers: Option<Switch>,
     /// The MPA revision that a connection begins with [default: 2]
     #[arg(long, value_name = "1|2", env = "UWARP_MPA_REVISION", hide_env_values = true,
           value_parser = clap::value_parser!(u8).range(1..=2))]
     pub mpa_revision: Option<u8>,
     /// Serve peers in a thread that sleeps when idle (auto), or in one that never sleeps and needs a core of
     /// its own (spin) [default: auto]
-    #[arg(long, value_name = "HOW", env = "UWARP_PROGRESS", hide_env_values = true)]
+    #[arg(long, value_name = "HOW", env = "UWARP_PROGRESS", hide_env_values = true, ignore_case = true)]
     pub progress: Option<Progress>,
     /// The ports of queue pairs, in TCP and in UDP: let a firewall pass both [default: any]
     #[arg(long, value_name = "FIRST-LAST", env = "UWARP_PORT_RANGE", hide_env_values = true)]
@@ -293,19 +296,19 @@ pub struct RunOptions {
     /// In the roce and ib views: which peers other than uwarp must confirm placement, by a zero-length RDMA
     /// Read, before a Send or Write completes. auto: those that cannot be Linux siw, which answers some of
     /// these Reads wrongly; on: all; off: none [default: auto]
-    #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true)]
+    #[arg(long, value_name = "auto|on|off", env = "UWARP_ASK", hide_env_values = true, ignore_case = true)]
     pub ask: Option<Ask>,
     /// Let `uwarp stat` see the program [default: on]
-    #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true)]
+    #[arg(long, value_name = "on|off", env = "UWARP_STAT", hide_env_values = true, ignore_case = true)]
     pub stat: Option<Switch>,
     /// Catch faults at registered memory that the program has unmapped, so that only the connection fails;
     /// use off for programs that handle such faults themselves [default: on]
-    #[arg(long, value_name = "on|off", env = "UWARP_GUARD", hide_env_values = true)]
+    #[arg(long, value_name = "on|off", env = "UWARP_GUARD", hide_env_values = true, ignore_case = true)]
     pub guard: Option<Switch>,
     /// Show the device below /sys/class/infiniband and /dev/infiniband to the program and its children. auto:
     /// if the program names these paths, is linked to a library that looks there (UCX, an MPI, NCCL), or is a
     /// shell, an interpreter or a launcher; `uwarp doctor -- PROGRAM` says which [default: off]
-    #[arg(long, value_name = "auto|on|off", env = "UWARP_FILES", hide_env_values = true)]
+    #[arg(long, value_name = "auto|on|off", env = "UWARP_FILES", hide_env_values = true, ignore_case = true)]
     pub files: Option<Files>,
     /// Let TCP sockets of the program become iWARP's, where RULE says so: such as rsockets:port=5001, or
     /// upgrade:all for those whose other end agrees. `@FILE`
@@ -353,15 +356,19 @@ pub enum Files {
     /// If the program looks there, or may
     Auto,
     /// Always
+    #[value(aliases = ["1", "yes", "true"])]
     On,
     /// Never
+    #[value(aliases = ["0", "no", "false"])]
     Off,
 }
 
-/// `--crc`, `--stat`, `--guard`
+/// `--crc`, `--markers`, `--stat`, `--guard`. The other words are those that the library takes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
+    #[value(aliases = ["1", "yes", "true"])]
     On,
+    #[value(aliases = ["0", "no", "false"])]
     Off,
 }
 
@@ -371,8 +378,10 @@ pub enum Ask {
     /// Those that cannot be Linux siw
     Auto,
     /// All
+    #[value(aliases = ["1", "yes", "true"])]
     On,
     /// None
+    #[value(aliases = ["0", "no", "false"])]
     Off,
 }
 
@@ -435,7 +444,7 @@ impl RunOptions {
             ("UWARP_LOG", self.log.as_ref().map(OsString::from)),
             ("UWARP_TRACE", trace),
             ("UWARP_CRC", self.crc.map(word)),
-            ("UWARP_MARKERS", self.markers.then(|| "1".into())),
+            ("UWARP_MARKERS", self.markers.map(word)),
             ("UWARP_MPA_REVISION", self.mpa_revision.map(|revision| revision.to_string().into())),
             ("UWARP_PROGRESS", self.progress.map(word)),
             (
@@ -501,7 +510,9 @@ mod tests {
             ("UWARP_TRACE", &["--trace", "-"], "-"),
             ("UWARP_TRACE", &["--trace", "/a/b"], "/a/b"),
             ("UWARP_CRC", &["--crc", "off"], "off"),
-            ("UWARP_MARKERS", &["--markers"], "1"),
+            ("UWARP_MARKERS", &["--markers"], "on"),
+            ("UWARP_MARKERS", &["--markers", "0"], "off"),
+            ("UWARP_CRC", &["--crc", "False"], "off"),
             ("UWARP_MPA_REVISION", &["--mpa-revision", "1"], "1"),
             ("UWARP_PROGRESS", &["--progress", "spin"], "spin"),
             ("UWARP_PORT_RANGE", &["--port-range", "20000-20015"], "20000-20015"),

@@ -3,7 +3,6 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::process::ExitCode;
 
-use comfy_table::{Table, presets};
 use serde::Serialize;
 use uwarp_abi_types::verbs::{IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2};
 
@@ -11,6 +10,7 @@ use crate::cli::DevicesArgs;
 use crate::complain;
 use crate::interfaces::{self, Interface};
 use crate::libdir::{self, SONAMES};
+use crate::table;
 use crate::verbs::{self, Device, Gid, LinkLayer, Port};
 
 /// Exit status 1 if the library cannot be loaded.
@@ -152,8 +152,8 @@ fn print(devices: &[Row], json: bool) {
         return;
     }
     let mut ports =
-        table(&["device", "port", "state", "view", "transport", "link layer", "MTU", "node GUID"]);
-    let mut gids = table(&["device", "port", "index", "GID", "type", "address", "interface"]);
+        table::new(&["device", "port", "state", "view", "transport", "link layer", "MTU", "node GUID"]);
+    let mut gids = table::new(&["device", "port", "index", "GID", "type", "address", "interface"]);
     for device in devices {
         for port in &device.ports {
             ports.add_row([
@@ -179,13 +179,7 @@ fn print(devices: &[Row], json: bool) {
             }
         }
     }
-    crate::say!("{ports}\n\n{gids}");
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header.to_vec());
-    table
+    crate::say!("{}\n\n{}", table::text(ports), table::text(gids));
 }
 
 #[cfg(test)]

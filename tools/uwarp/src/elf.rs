@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use object::elf;
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::elf::{FileHeader, ProgramHeader, Sym as _};
 use object::{Endianness, ReadCache, ReadRef};
 
 /// The properties that decide whether a program can load the library.
@@ -28,6 +28,8 @@ pub struct Facts {
     pub rpath: Vec<String>,
     /// Names of the symbol versions it defines.
     pub versions: Vec<String>,
+    /// The functions and variables that others must define for it.
+    pub imports: Vec<String>,
     /// Go's linker has made it.
     pub go: bool,
 }
@@ -232,6 +234,10 @@ where
     if runpath {
         facts.rpath.clear();
     }
+    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
+    for symbol in symbols.iter().filter(|symbol| symbol.is_undefined(endian)) {
+        facts.imports.push(text(symbols.symbol_name(endian, symbol)?));
+    }
     if let Some((mut definitions, link)) = sections.gnu_verdef(endian, data)? {
         let strings = sections.strings(endian, data, link)?;
         while let Some((definition, mut names)) = definitions.next()? {
@@ -272,6 +278,7 @@ mod tests {
         let facts = facts_of(Path::new("/proc/self/exe"));
         assert!(!facts.is_static());
         assert!(facts.needed.iter().any(|name| name == "libc.so.6"), "{facts:?}");
+        assert!(facts.imports.iter().any(|name| name == "__libc_start_main"), "{facts:?}");
         assert!(facts.interpreter.unwrap().is_absolute());
         assert_eq!(u32::from(facts.bits), usize::BITS);
     }

@@ -11,6 +11,7 @@ macro_rules! say {
 pub(crate) use say;
 
 mod bench;
+mod bundled;
 mod cli;
 mod devices;
 mod doctor;
@@ -22,6 +23,7 @@ mod interfaces;
 mod libdir;
 mod man;
 mod mpi;
+mod parse;
 mod picture;
 mod preload;
 mod program;
@@ -29,6 +31,8 @@ mod rdma;
 mod run;
 mod sockets;
 mod stat;
+mod table;
+mod variables;
 #[allow(unsafe_code)]
 mod verbs;
 
@@ -36,13 +40,15 @@ use std::fmt;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
     if rdma::is_meant() {
         return rdma::run();
     }
-    match cli::Cli::parse().command {
+    let command = match parse::parse() {
+        Ok(cli) => cli.command,
+        Err(status) => return status,
+    };
+    match command {
         cli::Command::Run(args) => run::run(&args),
         cli::Command::Mpi(args) => mpi::run(args),
         cli::Command::Devices(args) => devices::run(&args),

@@ -50,11 +50,23 @@ fn page() -> io::Result<Vec<u8>> {
 
 fn section(subcommand: &Command, page: &mut Vec<u8>) -> io::Result<()> {
     writeln!(page, ".SH \"UWARP {}\"", subcommand.get_name().to_uppercase())?;
-    let man = Man::new(subcommand.clone().mut_arg("help", |option| option.hide(true)));
+    // Those of `uwarp run` are listed once.
+    let is_run = subcommand.get_name() == "run";
+    let shared = subcommand.get_arguments().any(|option| !is_run && option.get_env().is_some());
+    let command = subcommand.clone().mut_args(|option| {
+        let hidden = option.get_id() == "help" || (!is_run && option.get_env().is_some());
+        option.hide(hidden)
+    });
+    let man = Man::new(command);
     let mut body = Vec::new();
     man.render_synopsis_section(&mut body)?;
     writeln!(body, ".PP\n{}.", subcommand.get_about().cloned().unwrap_or_default())?;
     man.render_options_section(&mut body)?;
+    if shared {
+        let all = subcommand.get_arguments().any(|option| option.get_id() == "log");
+        let which = if all { "The options" } else { "\\-\\-as and \\-\\-devices" };
+        writeln!(body, ".PP\n{which} of\n.B uwarp run\nare options of this command, too.")?;
+    }
     // One page for all commands: their sections become paragraphs of this one.
     for line in body.split_inclusive(|&byte| byte == b'\n') {
         match line.starts_with(b".SH ") {

@@ -60,6 +60,27 @@ const OPEN: [&str; 17] = [
 /// A program of more bytes is not read to its end: looking at it must cost next to nothing.
 const MOST: u64 = 64 << 20;
 
+/// The paths of libraries of RDMA that a file names, and so may open past `LD_LIBRARY_PATH`.
+pub fn libraries_by_path(file: &Path) -> Vec<String> {
+    let mut bytes = Vec::new();
+    if !File::open(file).is_ok_and(|file| file.take(MOST).read_to_end(&mut bytes).is_ok()) {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for word in ["/libibverbs", "/librdmacm"] {
+        for at in places(&bytes, word.as_bytes()) {
+            let is_path = |byte: &u8| byte.is_ascii_graphic() && !b"\"'`<>|;:,=()[]{}$%".contains(byte);
+            let before = bytes[..at].iter().rev().take_while(|byte| is_path(byte)).count();
+            let after = bytes[at..].iter().take_while(|byte| is_path(byte)).count();
+            let path = String::from_utf8_lossy(&bytes[at - before..at + after]).into_owned();
+            if path.starts_with('/') && path.contains(".so") && before > 0 && !found.contains(&path) {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
 /// Looks at a program: the file that the kernel loads for it.
 pub fn of(file: &Path) -> Picture {
     let picture = |kind, reason: String| Picture { kind, reason };
@@ -121,15 +142,21 @@ fn words(file: &Path) -> [bool; 3] {
 }
 
 fn contains(bytes: &[u8], word: &[u8]) -> bool {
-    let Some((&first, rest)) = word.split_first() else { return true };
-    let mut left = bytes;
-    while let Some(at) = left.iter().position(|byte| *byte == first) {
-        left = &left[at + 1..];
-        if left.starts_with(rest) {
-            return true;
+    places(bytes, word).next().is_some()
+}
+
+fn places<'a>(bytes: &'a [u8], word: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        while let Some(at) = bytes[from..].iter().position(|byte| Some(byte) == word.first()) {
+            let at = from + at;
+            from = at + 1;
+            if bytes[at..].starts_with(word) {
+                return Some(at);
+            }
         }
-    }
-    false
+        None
+    })
 }
 
 #[cfg(test)]

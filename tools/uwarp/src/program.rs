@@ -73,7 +73,7 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Unusable> {
 
 /// The same, with another PATH.
 pub fn find_in(name: &OsStr, path: &OsStr) -> Result<PathBuf, Unusable> {
-    if name.as_bytes().contains(&b'/') {
+    if name.as_bytes().contains(&b'/') || name == "." || name == ".." {
         return usable(PathBuf::from(name));
     }
     let mut refused = None;
@@ -129,11 +129,55 @@ pub fn behind_script(path: &Path) -> PathBuf {
     path
 }
 
-fn interpreter_of(script: &Path) -> Option<PathBuf> {
+/// The first line of a script, after its `#!`.
+fn first_line(script: &Path) -> Option<Vec<u8>> {
     use std::io::Read;
     let mut head = Vec::with_capacity(256);
     fs::File::open(script).ok()?.take(256).read_to_end(&mut head).ok()?;
-    let line = head.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    Some(head.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?.to_owned())
+}
+
+/// What is wrong with the first line of a script, and what to do.
+pub fn broken_first_line(script: &Path) -> Option<(String, String)> {
+    let mut script = script.to_owned();
+    for _ in 0..5 {
+        let line = first_line(&script)?;
+        let shown = script.display();
+        if line.ends_with(b"\r") {
+            let found = format!("the first line of {shown} ends with a carriage return, as in Windows");
+            return Some((found, format!("sed -i 's/\\r$//' {shown}")));
+        }
+        match interpreter_of(&script) {
+            Some(next) if next.exists() => script = next,
+            _ => {
+                let line = String::from_utf8_lossy(&line).trim().to_owned();
+                let found =
+                    format!("the first line of {shown} names an interpreter that is not there: #!{line}");
+                return Some((found, "correct the line, or install the interpreter".to_owned()));
+            }
+        }
+    }
+    None
+}
+
+/// A line of a shell script that takes `LD_LIBRARY_PATH` away, and with it the library.
+pub fn resets_library_path(script: &Path) -> Option<String> {
+    first_line(script)?;
+    let text = fs::read(script).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+    let resets = |line: &&str| {
+        let words: Vec<_> = line.split([' ', ';', '\t']).filter(|word| !word.is_empty()).collect();
+        let set = words.iter().find_map(|word| word.strip_prefix("LD_LIBRARY_PATH="));
+        let unset = words.windows(2).any(|pair| pair == ["unset", "LD_LIBRARY_PATH"]);
+        let cleared = words.windows(2).any(|pair| pair == ["env", "-i"] || pair == ["env", "-"]);
+        set.is_some_and(|value| !value.contains("LD_LIBRARY_PATH")) || unset || cleared
+    };
+    lines.into_iter().find(resets).map(str::to_owned)
+}
+
+fn interpreter_of(script: &Path) -> Option<PathBuf> {
+    let line = first_line(script)?;
     let mut words =
         line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).map(OsStr::from_bytes);
     let interpreter = words.next()?;
@@ -227,6 +271,27 @@ mod tests {
         let through_env = file(directory.path(), "c", "#!/usr/bin/env -S sh -e\n", 0o755);
         assert_eq!(behind_script(&through_env).file_name(), Some("sh".as_ref()));
         assert_eq!(behind_script("/bin/sh".as_ref()), Path::new("/bin/sh"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_script_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let wrong = |text: &str| broken_first_line(&file(directory.path(), "s", text, 0o755));
+        assert_eq!(wrong("#!/bin/sh\n"), None);
+        assert_eq!(wrong("#!/usr/bin/env sh\n"), None);
+        assert!(wrong("#!/no/such\n").unwrap().0.ends_with("that is not there: #!/no/such"));
+        assert!(wrong("#!/usr/bin/env no-such-shell\n").unwrap().0.contains("#!/usr/bin/env no-such-shell"));
+        assert!(wrong("#!/bin/sh\r\n").unwrap().0.contains("carriage return"));
+        let resets = |text: &str| resets_library_path(&file(directory.path(), "s", text, 0o755));
+        for line in
+            ["export LD_LIBRARY_PATH=/opt/lib", "unset LD_LIBRARY_PATH", "env -i ./p", "LD_LIBRARY_PATH= ./p"]
+        {
+            assert_eq!(resets(&format!("#!/bin/sh\n {line}\n")).as_deref(), Some(line));
+        }
+        assert_eq!(
+            resets("#!/bin/sh\nLD_LIBRARY_PATH=/a:$LD_LIBRARY_PATH ./p\n# unset LD_LIBRARY_PATH\n"),
+            None
+        );
     }
 
     #[test]

@@ -2,14 +2,12 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, FileType, OpenOptions};
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::bundled;
 use crate::cli::{Files, RunArgs, View};
 use crate::complain;
 use crate::doctor::settings;
@@ -19,7 +17,7 @@ use crate::files;
 use crate::libdir::{self, LIBRARY, SONAMES};
 use crate::picture::{self, Use};
 use crate::program::{self, Caller};
-use crate::{preload, sockets};
+use crate::{preload, sockets, variables};
 
 /// Exit status when `uwarp run` itself fails, as in env(1) and nice(1); 126 and 127 are about the program.
 pub const OWN_FAILURE: u8 = 125;
@@ -58,15 +56,16 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
         complain(&format_args!("warning: {warning}"));
     }
     let options = args.options.environment();
-    if let Some(reason) = unwritable_trace(&options) {
+    let trace = options.iter().find(|(name, _)| *name == "UWARP_TRACE");
+    if let Some(reason) = trace.and_then(|(_, file)| variables::unwritable_trace(file)) {
         complain(&reason);
         return ExitCode::from(OWN_FAILURE);
     }
-    let mut variables = args.device.environment();
+    let mut environment = args.device.environment();
     let (shown, why) = files_shown(args.options.files, &file);
     if shown {
-        match files::make(&libdir, &variables) {
-            Ok(more) => variables.extend(more),
+        match files::make(&libdir, &environment) {
+            Ok(more) => environment.extend(more),
             Err(reason) if args.options.files == Some(Files::On) => {
                 complain(&reason);
                 return ExitCode::from(OWN_FAILURE);
@@ -79,12 +78,15 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
     }
     if args.options.sockets.is_some() {
         match sockets::preload(&libdir, &file) {
-            Ok(library) => preload::add(&mut variables, &library),
+            Ok(library) => preload::add(&mut environment, &library),
             Err(reason) => {
                 complain(&reason);
                 return ExitCode::from(OWN_FAILURE);
             }
         }
+    }
+    if let Some(library) = bundled::of(&path, &file) {
+        preload_before(&library, &libdir, &mut environment, args.verbose);
     }
     if args.verbose {
         complain(&format_args!(
@@ -95,15 +97,32 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
         ));
     }
     // Beside the files stand commands that answer for the device.
-    let own = variables.iter().find(|(name, _)| *name == "PATH");
+    let own = environment.iter().find(|(name, _)| *name == "PATH");
     let path = own.and_then(|(_, places)| program::find_in(name, places).ok()).unwrap_or(path);
     raise_descriptor_limit();
-    variables.extend(options);
-    variables.extend(more);
-    variables.push(("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH"))));
-    let error = exec(&path, &args.program, &variables, !elf::is_elf(&file));
+    environment.extend(options);
+    environment.extend(more);
+    environment.push(("LD_LIBRARY_PATH", library_path(&libdir, env::var_os("LD_LIBRARY_PATH"))));
+    let error = exec(&path, &args.program, &environment, !elf::is_elf(&file));
     complain(&format_args!("cannot execute {}: {error}{}", path.display(), reason(&path, &file)));
     ExitCode::from(126)
+}
+
+/// What is preloaded comes before a library of any name.
+fn preload_before(
+    bundled: &Path,
+    libdir: &Path,
+    environment: &mut Vec<(&'static str, OsString)>,
+    verbose: bool,
+) {
+    let bundled = bundled.display();
+    match preload::find(libdir, LIBRARY) {
+        Ok(ours) => preload::add(environment, &ours),
+        Err(reason) => complain(&format_args!("warning: {bundled} is used instead: {reason}")),
+    }
+    if verbose {
+        complain(&format_args!("the library is preloaded, because of {bundled}"));
+    }
 }
 
 /// Whether the program sees the device's files, and why.
@@ -119,25 +138,6 @@ fn files_shown(wanted: Option<Files>, file: &Path) -> (bool, String) {
             (picture.kind == Use::Wanted, picture.reason)
         }
     }
-}
-
-/// Why the file that `--trace` names cannot be written. Without this check, the library would notice it only
-/// when the program opens the device, and the user would see a line in the log and no trace.
-fn unwritable_trace(options: &[(&str, OsString)]) -> Option<String> {
-    let (_, file) = options.iter().find(|(name, file)| *name == "UWARP_TRACE" && file != "-")?;
-    let error = if fs::metadata(file).is_ok_and(|found| opening_has_effect(found.file_type())) {
-        accessat(CWD, Path::new(file), Access::WRITE_OK, AtFlags::EACCESS).err()?.into()
-    } else {
-        // As the library opens it.
-        OpenOptions::new().create(true).append(true).open(file).err()?
-    };
-    Some(format!("cannot write the trace to {}: {error}", Path::new(file).display()))
-}
-
-/// Whether opening and closing such a file has an effect: the reader of a FIFO would see its end, and be gone
-/// when the library opens it.
-fn opening_has_effect(kind: FileType) -> bool {
-    kind.is_fifo() || kind.is_char_device() || kind.is_block_device()
 }
 
 /// Why the kernel refused `path`, for which it would have loaded `file`, and what to do.

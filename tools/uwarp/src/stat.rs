@@ -11,14 +11,14 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cli::StatArgs;
-use crate::complain;
+use crate::{complain, table};
 
 /// As in the library.
 const NAME: &str = "uwarp-stat-";
@@ -44,17 +44,22 @@ pub fn run(args: &StatArgs) -> ExitCode {
             true => json(&processes).to_string(),
             false => text(&processes, &before, args),
         };
+        let missing = |pid: &&u32| !processes.iter().any(|process| process.pid == **pid);
+        let missing: Vec<_> = args.pid.iter().filter(missing).collect();
+        for pid in missing.iter().filter(|_| args.watch.is_none()) {
+            complain(&format_args!("process {pid} does not use uwarp, is another user's, or does not exist"));
+        }
         if let (Some(_), false) = (args.watch, args.json) {
             clear();
         }
         let mut out = io::stdout().lock();
         // The reader has gone.
-        if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
+        let written = if text.is_empty() { Ok(()) } else { writeln!(out, "{text}") };
+        if written.and_then(|()| out.flush()).is_err() {
             return ExitCode::SUCCESS;
         }
         let Some(interval) = args.watch else {
-            let found = args.pid.iter().all(|pid| processes.iter().any(|process| process.pid == *pid));
-            return if found { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            return if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         };
         before = Seen::new(&processes);
         std::thread::sleep(Duration::from_secs_f64(interval).saturating_sub(begin.elapsed()));
@@ -352,6 +357,9 @@ impl Seen {
 }
 
 fn text(processes: &[Process], before: &Seen, args: &StatArgs) -> String {
+    if processes.is_empty() && !args.pid.is_empty() {
+        return String::new();
+    }
     if processes.is_empty() {
         return "No process of yours uses uwarp.".to_owned();
     }
@@ -394,7 +402,9 @@ fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
     let mut text =
         format!("{command} ({pid}): {count} queue pair{plural}, open for {:.0} s\n", answer.seconds);
     let rates = Rates { elapsed: before.at.map(|at| at.elapsed().as_secs_f64()) };
-    text.push_str(&format!("{}\n", opcodes(answer, before.totals.get(pid), &rates)));
+    if let Some(opcodes) = opcodes(answer, before.totals.get(pid), &rates) {
+        text.push_str(&format!("{}\n", table::text(opcodes)));
+    }
     let dropped = reasons(&answer.drops);
     if !dropped.is_empty() {
         text.push_str(&format!("datagrams dropped: {}\n", dropped.join(", ")));
@@ -413,12 +423,12 @@ fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
         let titles = ["queue pair", "service", "state", "peer"].map(str::to_owned).into_iter();
         let titles = titles.chain(rates.titles());
         let titles = titles.chain(["reads out", "stalls", "resent", "errors"].map(str::to_owned));
-        let mut table = table(&titles.collect::<Vec<_>>());
+        let mut table = table::new(&titles.collect::<Vec<_>>());
         for pair in pairs.iter().take(shown) {
             table.add_row(row(pair, before(pair), |now, then| rates.cells(now, then)));
         }
-        align(&mut table, 4);
-        text.push_str(&table.to_string());
+        table::align(&mut table, 4);
+        text.push_str(&table::text(table));
     }
     if shown < pairs.len() {
         text.push_str(&format!("\nand {} more; --top shows more of them", pairs.len() - shown));
@@ -426,8 +436,8 @@ fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
     text.trim_end().to_owned()
 }
 
-/// A row for each kind of message.
-fn opcodes(answer: &Answer, then: Option<&Counters>, rates: &Rates) -> Table {
+/// A row for each kind of message that there was.
+fn opcodes(answer: &Answer, then: Option<&Counters>, rates: &Rates) -> Option<Table> {
     type Of = fn(&ByOpcode) -> Messages;
     let opcodes: [(&str, Of); 4] = [
         ("Send", |by| by.send),
@@ -436,15 +446,21 @@ fn opcodes(answer: &Answer, then: Option<&Counters>, rates: &Rates) -> Table {
         ("Atomic Response", |by| by.atomic_response),
     ];
     let titles: Vec<_> = std::iter::once(String::new()).chain(rates.titles()).collect();
-    let mut table = table(&titles);
+    let mut table = table::new(&titles);
+    let totals = &answer.totals;
+    let some = |of: &Of| of(&totals.sent).plus(of(&totals.received)).messages > 0;
+    let opcodes: Vec<_> = opcodes.into_iter().filter(|(_, of)| some(of)).collect();
+    if opcodes.is_empty() {
+        return None;
+    }
     for (name, of) in opcodes {
         let [sent, sent_bytes] = rates.cells(of(&answer.totals.sent), then.map(|then| of(&then.sent)));
         let [received, received_bytes] =
             rates.cells(of(&answer.totals.received), then.map(|then| of(&then.received)));
         table.add_row([name.to_owned(), sent, sent_bytes, received, received_bytes]);
     }
-    align(&mut table, 1);
-    table
+    table::align(&mut table, 1);
+    Some(table)
 }
 
 fn row(
@@ -492,18 +508,6 @@ fn row(
     });
     row.push(if errors.is_empty() { "-".to_owned() } else { errors.join(", ") });
     row
-}
-
-fn table(header: &[String]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header.to_vec());
-    table
-}
-
-fn align(table: &mut Table, from: usize) {
-    for column in table.column_iter_mut().skip(from) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
 }
 
 /// Such as 950, 12.3k, 4.56M.

@@ -35,6 +35,15 @@ fn times_that_make_no_sense_are_refused() {
     assert!(complaint(&["rate", "--rounds", "0"]).contains("--rounds"));
 }
 
+/// They were taken, and had no effect.
+#[test]
+fn options_of_mpi_are_refused_elsewhere() {
+    for option in [&["--markdown"][..], &["--ranks", "4"], &["--launcher", "mpirun"]] {
+        let complaint = complaint(&[&["latency"], option].concat());
+        assert_eq!(complaint, format!("uwarp: {} is only for uwarp bench mpi\n", option[0]));
+    }
+}
+
 /// It is no command for users, but it must not hang when one finds it.
 #[test]
 fn an_end_without_orders_ends() {

@@ -87,6 +87,9 @@ fn table_shows_device_and_addresses() {
     for word in ["stand_in0", "PORT_ACTIVE", "iwarp", "127.0.0.1", "fd00::2", "0200:00ff:fe00:1234"] {
         assert!(text.contains(word), "{word} is not in\n{text}");
     }
+    // This is a pipe: columns without borders, a line each.
+    assert!(text.is_ascii() && text.starts_with("device"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("stand_in0  1")), "{text}");
 }
 
 #[test]

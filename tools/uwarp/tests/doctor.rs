@@ -468,3 +468,49 @@ fn program_that_gains_rights_is_found() {
     answer.says("rights", "ok", &[]);
     assert_eq!(answer.code, Some(0));
 }
+
+/// It was silent about the first three, and said of a program without sockets that --sockets can be used.
+#[test]
+fn scripts_and_paths_that_lead_past_the_library_are_found() {
+    let libdir = sound_library();
+    let script = |name: &str, text: &str| {
+        let path = write(libdir.path().join(name), text);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let said = |name: &str, program: &str| {
+        let (status, words, _) = check(libdir.path(), name, &[], &[program]);
+        (status, words)
+    };
+    let (status, words) =
+        said("script", &script("reset", "#!/bin/sh\nexport LD_LIBRARY_PATH=/opt/lib\n./p\n"));
+    assert!(status == "warn" && words.contains("sets LD_LIBRARY_PATH anew"), "{words}");
+    let (status, words) = said("program", &script("broken", "#!/no/such/shell\n"));
+    assert!(
+        status == "fail" && words.contains("an interpreter that is not there: #!/no/such/shell"),
+        "{words}"
+    );
+    let other = write(libdir.path().join("libibverbs-own.so.1"), "");
+    let text = format!("#include <stdio.h>\nint main(void) {{ return puts({:?}); }}\n", other.display());
+    let source = write(libdir.path().join("opens.c"), &text);
+    let program = libdir.path().join("opens");
+    cc(&[], &program, &[&source]);
+    let program = program.to_str().unwrap();
+    let (status, words) = said("bundled", program);
+    assert!(status == "warn" && words.contains("which it may open by this path"), "{words}");
+    let (status, words) = said("sockets", program);
+    assert!(status == "ok" && words.contains("it calls no sockets itself"), "{words}");
+    let (status, words) = said("program", ".");
+    assert!(status == "fail" && words.contains(". is a directory"), "{words}");
+}
+
+/// The device's check ended with an error, and said "please report it".
+#[test]
+fn a_wrong_setting_is_a_finding_of_its_own() {
+    let libdir = sound_library();
+    let wrong = [("UWARP_VIEW", "nonsense"), ("UWARP_CRC", "2")];
+    let (status, words, _) = check(libdir.path(), "device", &wrong, &[]);
+    assert_eq!(status, "ok", "{words}");
+    let (status, words, code) = check(libdir.path(), "settings", &wrong, &[]);
+    assert_eq!((status.as_str(), code), ("fail", Some(1)), "{words}");
+}

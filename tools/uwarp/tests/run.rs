@@ -62,7 +62,7 @@ fn program_sees_library_path_and_settings() {
     for wanted in [
         format!("LD_LIBRARY_PATH={}:/elsewhere", libdir.path().canonicalize().unwrap().display()),
         "UWARP_VIEW=roce".to_owned(),
-        "UWARP_MARKERS=1".to_owned(),
+        "UWARP_MARKERS=on".to_owned(),
         "UWARP_PROGRESS=spin".to_owned(),
         format!("UWARP_TRACE={}", here.join("trace.txt").display()),
     ] {
@@ -234,6 +234,73 @@ fn options_that_make_no_sense_are_2() {
     ] {
         assert_eq!(run(libdir.path(), words).status.code(), Some(2), "{words:?}");
     }
+}
+
+/// A mistyped option became the program: "no program --bogus in the directories of PATH".
+#[test]
+fn a_mistyped_option_is_not_taken_for_the_program() {
+    let libdir = library_directory();
+    for (words, sentence) in [
+        (&["--bogus", "--", "true"][..], "unknown option --bogus; `uwarp run --help` lists the options"),
+        (&["-as", "iwarp", "true"], "unknown option -as; did you mean --as?"),
+        (&["--cr=off", "true"], "unknown option --cr=off; did you mean --crc?"),
+        (&["--prot-range", "1-2", "true"], "unknown option --prot-range; did you mean --port-range?"),
+        (&["--sockets", "upgrade:all", "true"], "did you mean --sockets=upgrade:all?"),
+    ] {
+        let output = run(libdir.path(), words);
+        assert_refused(&output, 2, &[sentence]);
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{}", text(&output.stderr));
+    }
+    for (command, sentence) in [
+        ("rnu", "there is no command rnu; did you mean run?"),
+        ("echo", "there is no command echo; to run the program: uwarp run -- echo"),
+    ] {
+        let output = uwarp(libdir.path()).args([command, "--", "true"]).output().unwrap();
+        assert_refused(&output, 2, &[sentence]);
+    }
+    // It was an option without a value, and its value the program.
+    let output = run(libdir.path(), &["--markers", "1", "--", "env"]);
+    assert!(text(&output.stdout).contains("UWARP_MARKERS=on\n"), "{output:?}");
+    // Whoever writes `--` means a program.
+    assert_refused(&run(libdir.path(), &["--", "--bogus"]), 127, &["no program --bogus"]);
+    // The program's own options are its own.
+    assert_eq!(text(&run(libdir.path(), &["echo", "--bogus"]).stdout), "--bogus\n");
+}
+
+/// "invalid value 'rxe' for '--as <VIEW>'" was said of an option that nobody had given, and of one at a time.
+#[test]
+fn wrong_variables_are_named_all_at_once() {
+    let libdir = library_directory();
+    let with = |variables: &[(&str, &str)], words: &[&str]| {
+        uwarp(libdir.path()).envs(variables.iter().copied()).arg("run").args(words).output().unwrap()
+    };
+    let wrong = [("UWARP_VIEW", "rxe"), ("UWARP_CRC", "2"), ("UWARP_TRACE", "/no such directory/t")];
+    let output = with(&wrong, &["--", "echo", "ran"]);
+    assert_refused(
+        &output,
+        2,
+        &[
+            "uwarp: UWARP_VIEW=rxe is not valid: the values are: iwarp, roce, ib; correct it, or unset",
+            "uwarp: UWARP_CRC=2 is not valid: the values are: on, off",
+            "uwarp: UWARP_TRACE=/no such directory/t is not valid: cannot write the trace to",
+        ],
+    );
+    assert_eq!((text(&output.stdout), text(&output.stderr).lines().count()), ("", 3));
+    // An option takes a variable's place.
+    let output = with(&[("UWARP_VIEW", "rxe")], &["--as", "ib", "--", "env"]);
+    assert!(output.status.success() && text(&output.stdout).contains("UWARP_VIEW=ib\n"), "{output:?}");
+    // Empty is as if it were not set. The words of the library are the command's, too.
+    let good = [("UWARP_VIEW", ""), ("UWARP_CRC", "0"), ("UWARP_MARKERS", "1"), ("UWARP_STAT", "ON")];
+    let output = with(&good, &["--", "echo", "ran"]);
+    assert_eq!((text(&output.stdout), text(&output.stderr)), ("ran\n", ""));
+    let output = with(&[("UWARP_VEIW", "ib")], &["--", "echo", "ran"]);
+    assert_eq!(
+        (text(&output.stdout), text(&output.stderr)),
+        (
+            "ran\n",
+            "uwarp: warning: there is no setting UWARP_VEIW, so it has no effect; did you mean UWARP_VIEW?\n"
+        )
+    );
 }
 
 #[test]

@@ -12,7 +12,7 @@ use uwarp_proto::setup::{InitiatorConfig, Negotiated, Rejection, SetupError};
 use uwarp_rnic::qp::Now;
 
 use super::handshake::{Event, Failure, Handshake};
-use super::{Action, ConnKey, Input, Machine, Space, Transmit, Want, is_over};
+use super::{Action, ConnKey, Input, Machine, Space, Transmit, Want, earlier, is_over};
 use crate::event::EventKind;
 use crate::timeouts::Timeouts;
 
@@ -26,6 +26,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// once. An adapter takes milliseconds to resolve address and route, which hides that; here both take no
 /// time. So a refusal counts only when it has been repeated for a third of a second.
 const MOST_REPETITIONS: u32 = 6;
+
+/// How long the peer may be silent before the log says so: long before the limits, and longer than any
+/// network.
+const SILENT: Duration = Duration::from_secs(3);
 
 /// What to connect to, and what to say there.
 #[derive(Debug)]
@@ -57,6 +61,9 @@ pub struct Active {
     repeated: bool,
     /// A connection was begun.
     begun: bool,
+    /// The log says then that the peer is silent. Not of queue pairs that are connected by number, which
+    /// have words of their own.
+    silent: Option<Instant>,
     /// Has a Terminate to send. The actions wait until it is sent or finds no room.
     leaving: Option<Attempt>,
     actions: VecDeque<Action<Report>>,
@@ -132,6 +139,7 @@ impl Active {
             refused: 0,
             repeated: false,
             begun: false,
+            silent: None,
             leaving: None,
             actions: VecDeque::new(),
         };
@@ -171,7 +179,30 @@ impl Active {
         let conn = self.names.name();
         self.actions.push_back(Action::Connect { conn, from: local, to: peer });
         self.state = State::Connecting(Attempt { conn, opened: false, handshake: Box::new(handshake) });
+        self.silent = self.target.fall_back.then(|| now.get() + SILENT);
         Ok(())
+    }
+
+    /// Says that nothing comes from the peer, and what may be the reason: the program waits, and its limit
+    /// is far away.
+    fn say_silent(&mut self) {
+        self.silent = None;
+        let peer = self.target.peer;
+        match &self.state {
+            State::Connecting(_) => {
+                tracing::warn!(
+                    "no answer from {peer} for {} s: is the address right, and does a firewall drop TCP to \
+                     this port?",
+                    SILENT.as_secs()
+                );
+            }
+            State::Asking(_) => tracing::warn!(
+                "connected to {peer}, but no MPA reply for {} s: is that an iWARP server, and does its \
+                 program accept the connection?",
+                SILENT.as_secs()
+            ),
+            State::Paused { .. } | State::Over => {}
+        }
     }
 
     /// As [`Self::connect`], for a further connection.
@@ -198,6 +229,15 @@ impl Active {
         self.report(Report::Failed { kind, errno, begun: self.begun });
     }
 
+    /// When the state changes, whatever the log says meanwhile.
+    fn deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Connecting(attempt) | State::Asking(attempt) => attempt.handshake.poll_timeout(),
+            State::Paused { until } => Some(*until),
+            State::Over => None,
+        }
+    }
+
     fn attempt(&self) -> Option<&Attempt> {
         match &self.state {
             State::Connecting(attempt) | State::Asking(attempt) => Some(attempt),
@@ -218,6 +258,7 @@ impl Active {
         self.state = match std::mem::replace(&mut self.state, State::Over) {
             State::Connecting(mut attempt) => {
                 attempt.handshake.set_limit(now, Some(self.timeouts.reply));
+                self.silent = self.target.fall_back.then(|| now.get() + SILENT);
                 State::Asking(attempt)
             }
             other => other,
@@ -280,13 +321,7 @@ impl Active {
                 self.connect_again(now);
             }
             (failure, _) => {
-                if failure == Failure::TimedOut && asking {
-                    let limit = self.timeouts.reply;
-                    tracing::warn!(
-                        peer = %self.target.peer,
-                        "the peer is connected, but its program did not accept the request in {limit:?}"
-                    );
-                }
+                self.say_timed_out(failure, asking);
                 if open {
                     self.close(conn, Close::Finish);
                     self.leaving = Some(attempt);
@@ -295,6 +330,20 @@ impl Active {
                 let (kind, errno) = event_for(failure);
                 self.report_failed(kind, errno);
             }
+        }
+    }
+
+    fn say_timed_out(&self, failure: Failure, asking: bool) {
+        let peer = self.target.peer;
+        match (failure, asking) {
+            (Failure::TimedOut, true) => tracing::warn!(
+                "connected to {peer}, but no MPA reply within {:?}: given up. Is that an iWARP server?",
+                self.timeouts.reply
+            ),
+            (Failure::TimedOut, false) if self.target.fall_back => {
+                tracing::warn!("no answer from {peer} within {:?}: given up", self.timeouts.connect);
+            }
+            _ => {}
         }
     }
 
@@ -333,6 +382,9 @@ impl Machine for Active {
     }
 
     fn handle_timeout(&mut self, now: &Now) {
+        if matches!(self.state, State::Connecting(_) | State::Asking(_)) && is_over(self.silent, now) {
+            self.say_silent();
+        }
         match &mut self.state {
             State::Connecting(attempt) | State::Asking(attempt) => {
                 if let Some(event) = attempt.handshake.handle_timeout(now) {
@@ -352,9 +404,8 @@ impl Machine for Active {
 
     fn poll_timeout(&self) -> Option<Instant> {
         match &self.state {
-            State::Connecting(attempt) | State::Asking(attempt) => attempt.handshake.poll_timeout(),
-            State::Paused { until } => Some(*until),
-            State::Over => None,
+            State::Connecting(_) | State::Asking(_) => earlier(self.deadline(), self.silent),
+            State::Paused { .. } | State::Over => self.deadline(),
         }
     }
 

@@ -50,9 +50,6 @@
 //! there is is closed, disconnected or rejected. Only one thing can come behind it: a queue pair that refuses
 //! a connection which it was being given; that connection is then closed.
 
-// Unused until the shell runs this machine (docs/adr/049).
-#![allow(dead_code)]
-
 mod datagrams;
 mod stream;
 #[cfg(test)]
@@ -407,6 +404,15 @@ impl Life {
                 Some(Awaits { ours: Some(qpn), peer: self.peer_param.qp_num })
             }
             _ => None,
+        }
+    }
+
+    /// Whether its connections can have another type of service now: what is bound, and a request's.
+    pub fn takes_tos(&self) -> bool {
+        match self.part {
+            Part::Request { .. } => true,
+            Part::Nothing => self.bound && !self.is_datagram(),
+            _ => false,
         }
     }
 

@@ -10,9 +10,6 @@
 //! The machines trace their datagrams, because only they know why one is dropped. An outgoing one is traced
 //! when the shell takes it, before it is sent, so that its arrival is not traced before it.
 
-// Unused until the shell runs these machines (docs/adr/049).
-#![allow(dead_code)]
-
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};

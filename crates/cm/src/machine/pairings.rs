@@ -247,6 +247,8 @@ impl Pairings {
             unanswered: 0,
             why: None,
             why_said: false,
+            late: None,
+            failed: None,
             pauses: 0,
             rejected: false,
             wrong_psn: None,
@@ -258,6 +260,7 @@ impl Pairings {
         self.pairs.insert(qpn, pairing);
         match role {
             Ordering::Less => {
+                self.late_after(now, qpn, silence::CONNECTS_WITHIN);
                 self.listen();
                 self.serve(now, qpn);
             }
@@ -359,7 +362,21 @@ impl Pairings {
 
     /// The state of each pairing, and its deadline.
     pub fn phases(&self) -> impl Iterator<Item = (u32, &'static str, Option<Instant>)> + '_ {
-        self.pairs.iter().map(|(qpn, pairing)| (*qpn, pairing.state.name(), pairing.deadline()))
+        self.pairs.iter().map(|(qpn, pairing)| (*qpn, pairing.state.name(), pairing.deadline_of_change()))
+    }
+
+    fn timeout(&self, of: fn(&Pairing) -> Option<Instant>) -> Option<Instant> {
+        let pairs = self.pairs.values().filter_map(of).min();
+        let early = self.early.front().map(|early| early.since + EARLY_LIMIT);
+        let leaving = self.leaving.values().filter_map(|leaving| leaving.handshake.poll_timeout()).min();
+        let own = earlier(earlier(pairs, early), earlier(leaving, self.listen_again));
+        earlier(own, self.listener.poll_timeout())
+    }
+
+    /// When something changes, whatever the log says before.
+    #[cfg(test)]
+    fn next_change(&self) -> Option<Instant> {
+        self.timeout(Pairing::deadline_of_change)
     }
 
     fn space(&mut self) -> Space {
@@ -423,6 +440,7 @@ impl Pairings {
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
         let (to, param) = (Recipient::Number { qpn, moves: pairing.moves }, pairing.conn_param(&said));
         pairing.state = State::Attaching { conn };
+        pairing.late = None;
         self.actions.push_back(Action::Attach { conn, to, said, param });
     }
 
@@ -490,7 +508,8 @@ impl Pairings {
                     self.attach(qpn, conn, said);
                 }
                 Input::Failed { why, .. } => {
-                    tracing::warn!(qpn, "cannot connect the queue pair with itself: {}", why.errno());
+                    let qp = format_args!("{qpn:#x}");
+                    tracing::warn!(qpn = %qp, "cannot connect the queue pair with itself: {}", why.errno());
                     pairing.refused = Some(why.errno());
                     self.pause(now, qpn);
                 }
@@ -600,6 +619,7 @@ impl Machine for Pairings {
                 why.active.handle_timeout(now);
                 self.hear_why(qpn);
             }
+            self.say_late(now, qpn);
             let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
             if !is_over(pairing.deadline_of_state(), now) {
                 continue;
@@ -644,11 +664,7 @@ impl Machine for Pairings {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        let pairs = self.pairs.values().filter_map(Pairing::deadline).min();
-        let early = self.early.front().map(|early| early.since + EARLY_LIMIT);
-        let leaving = self.leaving.values().filter_map(|leaving| leaving.handshake.poll_timeout()).min();
-        let own = earlier(earlier(pairs, early), earlier(leaving, self.listen_again));
-        earlier(own, self.listener.poll_timeout())
+        self.timeout(Pairing::deadline)
     }
 
     fn poll_action(&mut self) -> Option<Action<Infallible>> {

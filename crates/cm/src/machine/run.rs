@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::ops::Bound::{Excluded, Unbounded};
 
 use rustix::io::Errno;
+use uwarp_driver::Recorded;
 use uwarp_llp::carrier::{
     Bind, Bound, Carrier, Close, Got, Listening, Options, Refusal, SetUp, TakePort, Watch,
 };
@@ -25,8 +26,10 @@ use uwarp_wire::mpa;
 use super::{Action, ConnKey, Input, Machine, Recipient, Transmit, Want};
 use crate::event::ConnParam;
 
-/// Connections that are accepted and pieces that are read in one run: others must be served, too.
+/// Pieces that are read in one run: others must be served, too.
 const TURN: usize = 16;
+/// Connections that are accepted in one run.
+const ACCEPTED: usize = 64;
 
 /// What the loop has around it.
 pub trait Surroundings {
@@ -41,6 +44,10 @@ pub trait Surroundings {
     fn send(&mut self, route: Route, bytes: &[u8]);
     /// Whether completions wait that the program has not polled.
     fn is_unpolled(&mut self) -> bool;
+    /// Begins to receive datagrams on a socket that the machine's owner has bound; `None`: it has none.
+    fn serve(&mut self) -> Option<Result<(), Errno>> {
+        None
+    }
 }
 
 /// What a thread without a lock must do, in this order.
@@ -52,6 +59,8 @@ pub enum Deferred<R> {
     Disconnect(ConnKey),
     /// See [`Action::Fail`].
     Fail,
+    /// See [`Action::Answer`].
+    Answer(Result<(), Errno>),
     /// See [`Action::Report`].
     Report(R),
 }
@@ -72,12 +81,14 @@ pub struct Conns<W> {
 
 // Fields are dropped in this order: the watch first.
 struct Listener<W> {
-    _watched: W,
+    watched: W,
     socket: Box<dyn Listening>,
 }
 
 struct Open<W> {
     watched: Option<W>,
+    /// Watched or not: a request is not before its answer.
+    recorded: Option<Recorded>,
     set_up: Box<dyn SetUp>,
     /// Bytes may have arrived since reading last found none.
     unread: bool,
@@ -106,6 +117,24 @@ impl<W> Conns<W> {
         self.bound = Some(bound);
     }
 
+    /// The options of what is bound and connected from now on.
+    pub fn set_options(&mut self, options: Options) {
+        self.options = options;
+    }
+
+    /// Sets the type of service of what is bound, or of the connections if nothing is.
+    pub fn set_tos(&self, tos: u8) -> Result<(), Errno> {
+        match &self.bound {
+            Some(bound) => bound.set_tos(tos),
+            None => self.open.values().try_for_each(|open| open.set_up.set_tos(tos)),
+        }
+    }
+
+    /// Closes what is bound or listens. Connections stay.
+    pub fn close_ports(&mut self) {
+        (self.bound, self.listening) = (None, None);
+    }
+
     /// How many connections there are.
     pub fn len(&self) -> usize {
         self.open.len()
@@ -118,19 +147,24 @@ impl<W> Conns<W> {
 
     /// A connection that the machine knows by this name. It may have bytes already.
     pub fn insert(&mut self, conn: ConnKey, set_up: Box<dyn SetUp>) {
-        let open = Open { watched: None, set_up, unread: true, unchecked: true, full: false };
+        self.insert_watched(conn, None, set_up);
+        self.unwatched.insert(conn);
+    }
+
+    fn insert_watched(&mut self, conn: ConnKey, watched: Option<W>, set_up: Box<dyn SetUp>) {
+        let recorded = set_up.watch().descriptor().map(Recorded::new);
+        let open = Open { watched, recorded, set_up, unread: true, unchecked: true, full: false };
         self.open.insert(conn, open);
         self.marked.insert(conn);
-        self.unwatched.insert(conn);
     }
 
     /// A connection that becomes a stream. It is not watched any more.
     pub fn take(&mut self, conn: ConnKey) -> Option<Box<dyn SetUp>> {
         self.marked.remove(&conn);
         self.unwatched.remove(&conn);
-        let Open { watched, set_up, .. } = self.open.remove(&conn)?;
-        // Before another owner watches the same descriptor.
-        drop(watched);
+        let Open { watched, recorded, set_up, .. } = self.open.remove(&conn)?;
+        // Before another owner watches the same descriptor, or it is closed.
+        drop((watched, recorded));
         Some(set_up)
     }
 
@@ -156,10 +190,23 @@ impl<W> Conns<W> {
         Input::Failed { conn, why }
     }
 
-    fn connect(&mut self, conn: ConnKey, from: Option<SocketAddr>, to: SocketAddr) -> Input<'static> {
-        // Pairings have bound what they listen on, and connect from any port.
-        let ours = self.bound.take_if(|bound| from.is_none_or(|from| from == bound.local()));
-        let was_ours = ours.is_some();
+    /// Connects, and watches the connection: what cannot be watched was not begun, and keeps its port.
+    fn connect<S: Surroundings<Watched = W>>(
+        &mut self,
+        around: &mut S,
+        conn: ConnKey,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+    ) -> Input<'static> {
+        // Pairings have bound what they listen on, and connect from any port. What is bound to a wildcard
+        // address gets the one of its route.
+        let ours = self.bound.take_if(|bound| {
+            let local = bound.local();
+            from.is_none_or(|from| {
+                from.port() == local.port() && (from.ip() == local.ip() || local.ip().is_unspecified())
+            })
+        });
+        let was_ours = ours.as_ref().map(|bound| bound.local());
         // A connection to itself has the port that it gets when it is bound.
         let to_itself = from == Some(to) && to.port() == 0;
         let at = match from {
@@ -178,17 +225,61 @@ impl<W> Conns<W> {
         }) {
             Ok(Ok(set_up)) => {
                 let local = set_up.ends().local;
-                self.insert(conn, set_up);
-                Input::Opened { conn, local }
+                match around.watch(Some(conn), set_up.watch()) {
+                    Ok(watched) => {
+                        self.insert_watched(conn, Some(watched), set_up);
+                        Input::Opened { conn, local }
+                    }
+                    Err(errno) => {
+                        // So that its port is free at once.
+                        set_up.close(Close::Reset);
+                        if let Some(local) = was_ours {
+                            self.bind_again(local);
+                        }
+                        Input::Failed { conn, why: Refusal::Local(errno) }
+                    }
+                }
             }
             Ok(Err((why, bound))) => {
-                if was_ours {
+                if was_ours.is_some() {
                     self.bound = Some(bound);
                 }
                 Input::Failed { conn, why }
             }
             Err(errno) => Input::Failed { conn, why: Refusal::Local(errno) },
         }
+    }
+
+    fn listen<S: Surroundings<Watched = W>>(&mut self, around: &mut S) -> Input<'static> {
+        match around.serve() {
+            Some(Ok(())) => return Input::Waiting,
+            Some(Err(errno)) => return Input::NotListening(errno),
+            None => {}
+        }
+        let Some(bound) = self.bound.take() else { return Input::NotListening(Errno::INVAL) };
+        let local = bound.local();
+        match bound.listen(BACKLOG) {
+            Ok(socket) => match around.watch(None, socket.watch()) {
+                Ok(watched) => {
+                    self.listening = Some(Listener { watched, socket });
+                    Input::Waiting
+                }
+                Err(errno) => {
+                    drop(socket);
+                    self.bind_again(local);
+                    Input::NotListening(errno)
+                }
+            },
+            Err((errno, bound)) => {
+                self.bound = Some(bound);
+                Input::NotListening(errno)
+            }
+        }
+    }
+
+    /// The port that was bound, if it can be bound again.
+    fn bind_again(&mut self, address: SocketAddr) {
+        self.bound = self.carrier.bind(&Bind { address, port: TakePort::Now, options: self.options }).ok();
     }
 
     fn accept(&mut self, conn: ConnKey) -> Input<'static> {
@@ -217,9 +308,9 @@ pub fn run<M: Machine, S: Surroundings>(
     deferred: &mut VecDeque<Deferred<M::Report>>,
     now: &Now,
 ) {
-    let mut turns = TURN;
+    let (mut turns, mut accepts) = (TURN, ACCEPTED);
     loop {
-        if send(machine, conns, around, now) || act(machine, conns, around, deferred, now) {
+        if send(machine, conns, around, now) || act(machine, conns, around, deferred, &mut accepts, now) {
             continue;
         }
         if turns > 0 && read(machine, conns, now) {
@@ -271,31 +362,22 @@ fn act<M: Machine, S: Surroundings>(
     conns: &mut Conns<S::Watched>,
     around: &mut S,
     deferred: &mut VecDeque<Deferred<M::Report>>,
+    accepts: &mut usize,
     now: &Now,
 ) -> bool {
     let Some(action) = machine.poll_action() else { return false };
     let input = match action {
-        Action::Connect { conn, from, to } => conns.connect(conn, from, to),
-        Action::Listen => {
-            let Some(bound) = conns.bound.take() else {
-                machine.handle_input(now, Input::NotListening(Errno::INVAL));
-                return true;
-            };
-            match bound.listen(BACKLOG) {
-                Ok(socket) => match around.watch(None, socket.watch()) {
-                    Ok(watched) => {
-                        conns.listening = Some(Listener { _watched: watched, socket });
-                        Input::Waiting
-                    }
-                    Err(errno) => Input::NotListening(errno),
-                },
-                Err((errno, bound)) => {
-                    conns.bound = Some(bound);
-                    Input::NotListening(errno)
-                }
-            }
+        Action::Connect { conn, from, to } => conns.connect(around, conn, from, to),
+        Action::Listen => conns.listen(around),
+        Action::Accept { conn } if *accepts > 0 => {
+            *accepts -= 1;
+            conns.accept(conn)
         }
-        Action::Accept { conn } => conns.accept(conn),
+        Action::Accept { conn } => {
+            // Others have their turn. That connections wait is reported again.
+            conns.listening.iter().for_each(|listener| around.again(&listener.watched));
+            Input::NotAccepted { conn, why: None }
+        }
         Action::Close { conn, how } => {
             conns.close(conn, how);
             return true;
@@ -317,8 +399,10 @@ fn act<M: Machine, S: Surroundings>(
             deferred.push_back(Deferred::Report(report));
             return true;
         }
-        // A call gets its answer from the machine's method as long as no machine answers later.
-        Action::Answer(_) => return true,
+        Action::Answer(answer) => {
+            deferred.push_back(Deferred::Answer(answer));
+            return true;
+        }
     };
     machine.handle_input(now, input);
     true

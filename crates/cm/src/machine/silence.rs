@@ -133,6 +133,48 @@ impl fmt::Display for Words {
     }
 }
 
+/// How long a peer may take to connect before the log says that it is waited for. Its program may be slow.
+pub(super) const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a TCP port may take to answer whose UDP port has answered.
+pub(super) const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+
+/// What a stream is late for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Late {
+    /// The peer has not connected to this queue pair.
+    NotConnected { own: u32 },
+    /// The peer's TCP port does not answer, or so.
+    NoTcp(Option<Errno>),
+}
+
+pub(super) struct LateWords(pub Whose, pub Late);
+
+impl fmt::Display for LateWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(Whose { peer, at }, late) = *self;
+        let port = port_of(peer);
+        write!(f, "still waiting for queue pair {peer:#x} at {at}: ")?;
+        match late {
+            Late::NotConnected { own } => write!(
+                f,
+                "it has not connected to TCP port {own} of this host. Has the peer's program moved it to \
+                 RTR? Does a firewall block TCP or UDP port {own}? (--port-range names the ports)",
+                own = port_of(own)
+            ),
+            Late::NoTcp(Some(Errno::CONNREFUSED)) => write!(
+                f,
+                "UDP port {port} answers there, and TCP port {port} refuses. Has the peer's program moved \
+                 it to RTR? Does a firewall block TCP? (--port-range names the ports)"
+            ),
+            Late::NoTcp(_) => write!(
+                f,
+                "UDP port {port} answers there, but TCP port {port} does not, and queue pairs need both. \
+                 Does a firewall block TCP? (--port-range names the ports)"
+            ),
+        }
+    }
+}
+
 /// That the peer understands another version of introductions than this end, and what can be done.
 pub(super) struct Versions(pub u8);
 

@@ -117,7 +117,8 @@ fn a_thread_that_blocks_on_the_channel_hears_of_both_ends() {
                     EventKind::ConnectRequest => {
                         let qp = qp();
                         id.accept(&qp, None, b"").unwrap();
-                        kept.push(qp);
+                        // An id that nobody has reports nothing.
+                        kept.push((id, qp));
                     }
                     EventKind::Established if seen.iter().filter(|k| **k == kind).count() == 2 => {
                         id.disconnect().unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use uwarp_llp::{Link, LowerLayer as _};
+use uwarp_llp::Link;
 use uwarp_rnic::qp::{Action, Now};
 
 use super::{Conn, Inner, Notice, Qp};
@@ -111,12 +111,11 @@ impl Qp {
                 Some(Action::Established) => self.established(inner),
                 Some(Action::Disconnected { why, unsent, end }) => self.ended(inner, now, why, (unsent, end)),
                 Some(Action::Muted) => {
-                    let peer = inner.conn.as_ref().and_then(|conn| conn.link.peer());
                     tracing::warn!(
                         qpn = self.qpn(),
-                        ?peer,
-                        "this end may not speak first, so posted work waits for the peer's first message \
-                         (RFC 5044 section 7.1.2); the peer did not request the peer-to-peer model"
+                        "posted work waits for the peer's first message: in iWARP the end that has connected \
+                         speaks first (RFC 5044 section 7.1.2), unless it requests the peer-to-peer model, \
+                         which uwarp does and siw does not"
                     );
                 }
                 // There is no link to check.

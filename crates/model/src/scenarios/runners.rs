@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use shuttle::rand::{Rng, thread_rng};
 use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::qp::{Now, StreamParams};
@@ -20,12 +21,14 @@ use crate::sys::{self, Count, Thread, start};
 const TURNS: usize = 40;
 const SOON: Duration = Duration::from_secs(5);
 
-/// Reports each datagram's first byte, and that so many bytes have come.
+/// Reports each datagram's first byte, and that so many bytes have come. Answers the program when it is told
+/// that no queue pair takes a connection.
 #[derive(Default)]
 struct Script {
     awaited: usize,
     got: usize,
     reports: VecDeque<u8>,
+    actions: VecDeque<Action<u8>>,
 }
 
 impl Machine for Script {
@@ -34,6 +37,7 @@ impl Machine for Script {
     fn handle_input(&mut self, _: &Now, input: Input<'_>) {
         match input {
             Input::Datagram { bytes, .. } => self.reports.push_back(bytes[0]),
+            Input::Stream { .. } => self.actions.push_back(Action::Answer(Err(Errno::CONNRESET))),
             Input::Bytes { bytes, .. } => {
                 self.got += bytes.len();
                 if self.got == self.awaited {
@@ -55,7 +59,7 @@ impl Machine for Script {
     }
 
     fn poll_action(&mut self) -> Option<Action<u8>> {
-        self.reports.pop_front().map(Action::Report)
+        self.reports.pop_front().map(Action::Report).or_else(|| self.actions.pop_front())
     }
 
     fn want(&self, _: ConnKey) -> Want {
@@ -147,6 +151,51 @@ pub fn what_is_posted_from_runner_to_runner_arrives() {
     });
     threads.into_iter().for_each(Thread::join);
     reports.wait(3 * (u64::from(ROUNDS) + 1));
+}
+
+/// A call of the program returns when what it has asked for is done, whichever thread does it.
+pub fn a_call_gets_its_answer_from_any_thread() {
+    let reports = Count::new();
+    let engine = background::start().unwrap();
+    let (set_up, _peer) = connection();
+    let conn = Space::new(0).name();
+    let owner = Owner { next: OnceLock::new(), reports: reports.clone() };
+    let runner = Runner::start(&engine, owner, Script::default(), [(conn, set_up)]);
+    let beside = runner.clone();
+    let beside = start(move || {
+        at_any_moment();
+        (0..3).for_each(|_| beside.call(|script, _| script.reports.push_back(0)));
+    });
+    at_any_moment();
+    let answer = runner.ask(|script, _, _| {
+        let (said, param) = (Box::new(negotiated()), ConnParam::DEFAULT);
+        script.actions.push_back(Action::Attach { conn, to: Recipient::Own, said, param });
+        Ok(())
+    });
+    assert_eq!(answer, Err(Errno::CONNRESET));
+    beside.join();
+    reports.wait(3);
+}
+
+/// What two ends of uwarp agree on.
+fn negotiated() -> Negotiated {
+    use uwarp_proto::setup::{AcceptParams, Depths, Initiator, InitiatorConfig, Responder, ResponderPolicy};
+    let revision = uwarp_proto::setup::Revision::Two;
+    let depths = Depths::negotiated(1, 1);
+    let (crc, markers, max_ird) = (true, false, 1);
+    let peer = Default::default();
+    let config =
+        InitiatorConfig { revision, crc, markers, depths, max_ird, peer: None, peer_in_request: false };
+    let request = Initiator::new(config, b"").unwrap().poll_transmit().unwrap();
+    let policy = ResponderPolicy { max_revision: revision, crc, markers, know_peers: false, max_ird };
+    let mut responder = Responder::new(policy);
+    let mut rest = &request[..];
+    while !rest.is_empty() {
+        let (piece, more) = rest.split_at(responder.want().min(rest.len()));
+        responder.handle_input(piece).unwrap();
+        rest = more;
+    }
+    responder.accept(AcceptParams { depths, peer }, b"").unwrap()
 }
 
 /// One of them is destroyed at any moment, also while it posts and others post to it.

@@ -12,9 +12,11 @@ use crate::random::random_u32;
 use crate::sync::{LazyLock, Ordering, RwLock};
 
 /// Invalidates the region with this STag, or the window that queue pair `qpn` has bound, if it belongs to
-/// `pd`: for local invalidation.
+/// `pd`: for local invalidation. Waits until nothing uses its memory any more, as no use lasts longer than
+/// one system call: when the work request is complete, no peer writes there.
 pub fn invalidate(stag: u32, pd: u32, qpn: u32) -> Result<(), AccessError> {
-    invalidate_if(stag, pd, qpn, |_| true)
+    invalidate_if(stag, pd, qpn, |_| true)?.wait_for_users();
+    Ok(())
 }
 
 /// The same for Send with Invalidate. A peer must not invalidate a region that gives it no right. Nor may it
@@ -22,12 +24,17 @@ pub fn invalidate(stag: u32, pd: u32, qpn: u32) -> Result<(), AccessError> {
 /// domain: docs/adr/012.
 pub fn invalidate_remotely(stag: u32, pd: &Pd, qpn: u32) -> Result<(), AccessError> {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    invalidate_if(stag, pd.id(), qpn, |mr| mr.access.intersects(remote) && pd.streams() <= 1)
+    invalidate_if(stag, pd.id(), qpn, |mr| mr.access.intersects(remote) && pd.streams() <= 1).map(drop)
 }
 
 /// `may` decides for regions. Only its queue pair can invalidate a window of type 2; a window of type 1
 /// cannot be invalidated.
-fn invalidate_if(stag: u32, pd: u32, qpn: u32, may: impl FnOnce(&Mr) -> bool) -> Result<(), AccessError> {
+fn invalidate_if(
+    stag: u32,
+    pd: u32,
+    qpn: u32,
+    may: impl FnOnce(&Mr) -> bool,
+) -> Result<Arc<Mr>, AccessError> {
     TABLE.remove_if(stag, |mr| {
         if mr.pd.id() != pd {
             return Err(AccessError::WrongPd);
@@ -114,15 +121,14 @@ impl Table {
         &self,
         stag: u32,
         may: impl FnOnce(&Mr) -> Result<(), AccessError>,
-    ) -> Result<(), AccessError> {
+    ) -> Result<Arc<Mr>, AccessError> {
         let mut keys = self.keys.write();
         let mr = keys.regions.get(&stag).ok_or(AccessError::InvalidStag)?;
         may(mr)?;
         if mr.has_windows() {
             return Err(AccessError::Rights);
         }
-        keys.remove(stag);
-        Ok(())
+        keys.remove(stag).ok_or(AccessError::InvalidStag)
     }
 }
 

@@ -276,7 +276,7 @@ impl Mr {
     }
 
     /// Called even if a peer's Send with Invalidate has invalidated the region: that does not wait for users.
-    fn wait_for_users(&self) {
+    pub(crate) fn wait_for_users(&self) {
         while self.users.load(Ordering::SeqCst) != 0 {
             yield_now();
         }

@@ -80,8 +80,18 @@ pub fn remove_window(key: u32) {
     }
 }
 
-/// Binds a window, for queue pair `qpn` of domain `pd`.
+/// Binds a window, for queue pair `qpn` of domain `pd`. Waits until nothing uses the memory that it was bound
+/// to.
 pub fn bind_window(pd: &Arc<Pd>, qpn: u32, bind: &Bind) -> Result<(), AccessError> {
+    // Not under the table's lock, which others need to end their uses.
+    if let Some(before) = replace_binding(pd, qpn, bind)? {
+        before.wait_for_users();
+    }
+    Ok(())
+}
+
+/// Binds a window; returns what it was before.
+fn replace_binding(pd: &Arc<Pd>, qpn: u32, bind: &Bind) -> Result<Option<Arc<Mr>>, AccessError> {
     let mut keys = TABLE.keys.write();
     let name = bind.key & WINDOW_NAME;
     let named = *keys.windows.get(&name).ok_or(AccessError::InvalidStag)?;
@@ -95,7 +105,7 @@ pub fn bind_window(pd: &Arc<Pd>, qpn: u32, bind: &Bind) -> Result<(), AccessErro
         return Err(AccessError::Rights);
     }
     let window = if bind.len == 0 { None } else { Some(bound_window(&keys, pd, qpn, bind, two)?) };
-    keys.remove(named.key);
+    let before = keys.remove(named.key);
     if let Some(window) = window {
         if let Some(Window { region, .. }) = &window.window {
             region.windows.fetch_add(1, Ordering::SeqCst);
@@ -103,7 +113,7 @@ pub fn bind_window(pd: &Arc<Pd>, qpn: u32, bind: &Bind) -> Result<(), AccessErro
         keys.regions.insert(bind.key, Arc::new(window));
     }
     keys.windows.insert(name, Named { key: bind.key, ..named });
-    Ok(())
+    Ok(before)
 }
 
 /// Checks a bind request and makes the bound window.
@@ -217,6 +227,45 @@ mod tests {
         remove_window(key);
         assert_eq!(use_of(&mut peer, &pd, key, 3), Err(AccessError::InvalidStag));
         assert!(region.deregister());
+    }
+
+    /// A peer's message was still written there when the work request was complete.
+    #[test]
+    fn c13_local_invalidation_rebinding_and_unbinding_wait_for_a_receive_in_progress() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        let pd = Pd::new();
+        let region = region_for_windows(&pd);
+        let key = add_window(pd.id(), WindowType::One).unwrap();
+        let bound = bind_of(key, &region);
+        let plain =
+            Mr::register(&pd, 0x1000, 64, 0x1000, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        type Take<'a> = &'a (dyn Fn() -> Result<(), AccessError> + Sync);
+        let takes: [(u32, Take<'_>); 3] = [
+            (plain.stag(), &|| invalidate(plain.stag(), pd.id(), 7)),
+            (key, &|| bind_window(&pd, 7, &Bind { key: key ^ 1, ..bound })),
+            (key ^ 1, &|| bind_window(&pd, 7, &Bind { key, len: 0, ..bound })),
+        ];
+        bind_window(&pd, 7, &bound).unwrap();
+        for (stag, take) in takes {
+            let part = Part { stag, to: 0x1010, len: 1 };
+            let (_, receiving) = MrCache::of_peer(8).enter(part, pd.id(), Access::REMOTE_WRITE).unwrap();
+            let placed = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let taken = scope.spawn(|| {
+                    let taken = take();
+                    assert!(placed.load(Ordering::SeqCst), "it did not wait");
+                    taken
+                });
+                // Too short a time only makes the test weaker.
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                placed.store(true, Ordering::SeqCst);
+                drop(receiving);
+                assert_eq!(taken.join().unwrap(), Ok(()));
+            });
+        }
+        assert!(region.deregister());
+        remove_window(key);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub const GRH_LEN: u32 = grh::LEN as u32;
 pub const MAX_PAYLOAD: u32 = 4096;
 /// Payload of the largest message that a program can ask for ([`UdCore::set_max_message`]).
 pub const MOST_PAYLOAD: u32 = datagram::MOST_PAYLOAD as u32;
+/// Below this many bytes of sent datagrams, the buffer of waiting ones is not moved.
+const MOST_TAKEN: usize = 64 * 1024;
 /// A remote Q_Key with this bit stands for the queue pair's own (ibv_post_send(3), InfiniBand volume 1
 /// section 10.2.4.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
@@ -380,9 +382,6 @@ impl UdCore {
         if inline && total_len(wr.sges) > u64::from(self.shell.attr.caps.max_inline_data) {
             return Err(VerbsError::Invalid("more inline data than the queue pair was made for"));
         }
-        if ud.ah.pd().id() != self.shell.pd.id() {
-            return Err(VerbsError::Invalid("the address handle is of another protection domain"));
-        }
         if self.pending.len() + ahead as usize >= self.shell.attr.caps.max_send_wr as usize {
             return Err(VerbsError::QueueFull);
         }
@@ -398,6 +397,8 @@ impl UdCore {
         let payload = u32::try_from(total_len(wr.sges)).unwrap_or(u32::MAX);
         let (status, len) = match self.shell.attr.state {
             QpState::Err | QpState::Sqe => (WcStatus::WrFlushErr, 0),
+            // As adapters: the error shows when the work request is processed.
+            _ if ud.ah.pd().id() != self.shell.pd.id() => (WcStatus::LocQpOpErr, 0),
             _ if payload > self.max_message => (WcStatus::LocLenErr, 0),
             _ => match self.stage(ud, immediate_of(wr.op).unwrap_or(None), payload) {
                 Some(len) => (WcStatus::Success, len),
@@ -436,6 +437,7 @@ impl UdCore {
         if self.staged.capacity() == 0 {
             self.staged = pool::take();
         }
+        self.forget_taken();
         let start = self.staged.len();
         self.staged.reserve(datagram::OVERHEAD + payload as usize);
         self.staged.extend_from_slice(&head.to_bytes());
@@ -452,6 +454,15 @@ impl UdCore {
             errors.sent(Sent { msn: self.msn, wr_id: ud.wr.wr_id, to, remote_qpn });
         }
         Some(self.staged.len() - start)
+    }
+
+    /// Frees the room of datagrams that were sent. If the queue never becomes empty, nothing else does.
+    /// Moving less than was sent since the last time, it costs each byte one more copy at most.
+    fn forget_taken(&mut self) {
+        if self.taken >= MOST_TAKEN && self.taken >= self.staged.len() / 2 {
+            self.staged.drain(..self.taken);
+            self.taken = 0;
+        }
     }
 
     fn stage_payload(&mut self, wr: &SendWr<'_>) -> bool {

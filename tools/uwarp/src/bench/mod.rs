@@ -55,13 +55,22 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     if args.what == BenchWhat::Mpi {
         return mpi::run(args);
     }
+    let only_mpi = [
+        ("--markdown", args.markdown),
+        ("--launcher", args.launcher.is_some()),
+        ("--ranks", args.ranks.is_some()),
+    ];
+    if let Some((option, _)) = only_mpi.iter().find(|(_, given)| *given) {
+        complain(&format_args!("{option} is only for uwarp bench mpi"));
+        return ExitCode::from(USAGE);
+    }
     let measured = match args.what {
         BenchWhat::Sockets => place(args).and_then(|place| sockets::run(args, place)),
         _ => measure(args).and_then(|report| {
             if let Some(file) = &args.plot {
                 report.plot()?.write(file)?;
             }
-            report.print(args.json);
+            report.print(args.json, args.targets);
             Ok(report.complete())
         }),
     };
@@ -80,6 +89,8 @@ pub fn run_end(args: &BenchEndArgs) -> ExitCode {
     end::run(args)
 }
 
+/// Exit status for options that have no meaning.
+const USAGE: u8 = 2;
 /// MTU of the devices between the namespaces by default: that of Ethernet.
 const MTU: u32 = 1500;
 /// Time of each trial of a way in which raw TCP can do the work.

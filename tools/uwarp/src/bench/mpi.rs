@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ use super::protocol::{Failure, Result};
 use super::stats::median;
 use crate::cli::{BenchArgs, BenchPin, Transport};
 use crate::mpi::Launcher;
-use crate::{complain, program};
+use crate::{complain, program, table};
 
 const SOURCE: &str = include_str!("mpi.c");
 /// A job that prints nothing new for so long hangs. A rank may wait for a whole time slice at each step of a
@@ -117,7 +117,7 @@ fn measure(args: &BenchArgs) -> Result<()> {
         crate::say!("{}", markdown(&transports, &rows).trim_end());
     } else {
         crate::say!("{launcher}, {ranks} ranks, no shared memory, {rounds} rounds\n");
-        crate::say!("{}", table(&transports, &rows));
+        crate::say!("{}", table::text(table(&transports, &rows)));
         crate::say!("Median and 99th percentile; × is the ratio to the MPI's own TCP, round by round.");
     }
     Ok(())
@@ -297,17 +297,14 @@ fn markdown(transports: &[Transport], rows: &[Row]) -> String {
 }
 
 fn table(transports: &[Transport], rows: &[Row]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
     let heads = transports.iter().map(|transport| transport.word().to_owned());
-    table.set_header(["figure".to_owned(), "unit".to_owned()].into_iter().chain(heads));
+    let header: Vec<_> = ["figure".to_owned(), "unit".to_owned()].into_iter().chain(heads).collect();
+    let mut table = table::new(&header);
     for row in rows {
         let cells = transports.iter().map(|transport| row.cell(*transport));
         table.add_row([row.id.clone(), row.unit.clone()].into_iter().chain(cells));
     }
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    table::align(&mut table, 2);
     table
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use serde::Serialize;
 
 use super::ends::Place;
@@ -13,6 +13,7 @@ use super::plot::{Page, Panel, Scale, Series};
 use super::protocol::{Calls, Failure, Figure, Result};
 use super::stats::{self, Ratio, Side};
 use super::ways::Sweep;
+use crate::table;
 
 const GROUPS: [Group; 11] = [
     Group::Latency,
@@ -129,10 +130,11 @@ impl Report {
         self.measured.iter().all(|measured| measured.outcome.is_ok())
     }
 
-    pub fn print(&self, json: bool) {
+    /// `targets`: with what is for developers.
+    pub fn print(&self, json: bool, targets: bool) {
         match json {
             true => crate::say!("{}", self.json()),
-            false => crate::say!("{}", self.text()),
+            false => crate::say!("{}", self.text(targets)),
         }
     }
 
@@ -180,14 +182,15 @@ impl Report {
         })
     }
 
-    fn text(&self) -> String {
+    fn text(&self, targets: bool) -> String {
         let mut text = String::new();
         for group in GROUPS {
             let of_group: Vec<_> =
                 self.measured.iter().filter(|measured| measured.item.group == group).collect();
             if !of_group.is_empty() {
-                let rows = of_group.iter().map(|measured| measured.row());
-                text.push_str(&format!("{}\n{}\n\n", caption(group), table(group, rows)));
+                let rows = of_group.iter().map(|measured| measured.row(targets));
+                let table = table::text(table(group, rows, targets));
+                text.push_str(&format!("{}\n{table}\n\n", caption(group)));
             }
         }
         for measured in &self.measured {
@@ -257,19 +260,26 @@ impl Measured {
         }
     }
 
-    fn row(&self) -> Vec<String> {
+    fn row(&self, targets: bool) -> Vec<String> {
         let title = self.item.title.clone();
         let goal = self.item.goal;
         match &self.outcome {
             Err(_) => vec![title, "not measured".to_owned()],
             Ok(Outcome::Calls(calls)) => {
-                vec![title, per_operation(calls), calls.operations.to_string(), goal.to_string()]
+                let row = vec![title, per_operation(calls), calls.operations.to_string()];
+                row.into_iter().chain(targets.then(|| goal.to_string())).collect()
             }
-            Ok(Outcome::Fact(fact)) => vec![title, fact.text.clone(), goal.to_string()],
+            Ok(Outcome::Fact(fact)) => {
+                let row = vec![title, fact.text.clone()];
+                row.into_iter().chain(targets.then(|| goal.to_string())).collect()
+            }
             Ok(Outcome::Sides(sides)) => {
                 let (raw, uwarp) = (&sides.raw, &sides.uwarp);
                 let group = self.item.group;
                 let mut row = vec![title, in_unit(group, raw), in_unit(group, uwarp), spread(sides.ratio)];
+                if !targets {
+                    return row;
+                }
                 row.push(match goal {
                     // The target's value in this run.
                     Goal::BesideCrc(_) => {
@@ -376,7 +386,8 @@ fn caption(group: Group) -> &'static str {
     }
 }
 
-fn table(group: Group, rows: impl Iterator<Item = Vec<String>>) -> Table {
+/// Without `targets`: what a user wants to know.
+fn table(group: Group, rows: impl Iterator<Item = Vec<String>>, targets: bool) -> Table {
     const BEST: &str = "raw TCP at its best";
     let header: &[&str] = match group {
         Group::Latency | Group::Transactions => {
@@ -403,15 +414,13 @@ fn table(group: Group, rows: impl Iterator<Item = Vec<String>>) -> Table {
         Group::Connections => &["", "raw TCP", "uwarp", "ratio", "target", BEST],
         Group::Memory => &["", "measured", "target"],
     };
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header.to_vec());
+    let users = header.iter().position(|title| ["target", "budget"].contains(title));
+    let mut table = table::new(if targets { header } else { &header[..users.unwrap_or(header.len())] });
     for row in rows {
         table.add_row(row);
     }
     if !matches!(group, Group::DatagramFacts | Group::Syscalls | Group::Memory) {
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        table::align(&mut table, 1);
     }
     table
 }

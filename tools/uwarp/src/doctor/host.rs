@@ -16,6 +16,8 @@ use rustix::process::{Resource, getrlimit};
 use rustix::system::uname;
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
+use uwarp_driver::address::lid_of;
+
 use super::Check;
 use crate::cli::PortRange;
 use crate::interfaces;
@@ -38,6 +40,8 @@ pub fn checks() -> Vec<Check> {
         ports(),
     ];
     checks.extend(proc());
+    checks.extend(adapters());
+    checks.extend(lids());
     checks
 }
 
@@ -118,6 +122,51 @@ fn accepts() -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
         other => other.map(drop),
     }
+}
+
+/// In the ib view: which addresses can be shown as a LID, which has 16 bits.
+fn lids() -> Option<Check> {
+    let view = env::var("UWARP_VIEW").ok().filter(|view| view.eq_ignore_ascii_case("ib"));
+    view.map(|_| lids_of(&interfaces::list().unwrap_or_default()))
+}
+
+fn lids_of(interfaces: &[interfaces::Interface]) -> Check {
+    let usable = interfaces.iter().filter(|interface| interface.is_usable());
+    let addresses: Vec<_> = usable.flat_map(|interface| interface.addresses.iter()).collect();
+    let v4 = addresses.iter().filter_map(|address| match address {
+        IpAddr::V4(v4) => Some(*v4),
+        IpAddr::V6(_) => None,
+    });
+    let shown = v4.filter(|v4| lid_of((*v4).into()) != 0).map(|v4| {
+        let [a, b, ..] = v4.octets();
+        format!("{v4} is LID {}, and LIDs name hosts of {a}.{b}.0.0/16", lid_of(v4.into()))
+    });
+    let shown: Vec<_> = shown.collect();
+    let none = "IPv6 addresses, and those of other networks, have no LID: programs need a GID for them";
+    match shown.is_empty() {
+        false => Check::ok("lids", format!("{}. {none}", shown.join("; "))),
+        true => {
+            Check::warn("lids", format!("no address of this host can be shown as a LID. {none}"), "add -g 0")
+        }
+    }
+}
+
+/// Other RDMA devices of this host.
+fn adapters() -> Option<Check> {
+    let entries = fs::read_dir("/sys/class/infiniband").ok()?.flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.filter(|name| !name.starts_with("uwarp")).collect();
+    names.sort();
+    (!names.is_empty()).then(|| {
+        Check::ok(
+            "adapters",
+            format!(
+                "this host has {}, too. Under `uwarp run` programs see uwarp's devices alone, by verbs and \
+                 by rdma_cm; a program that looks below /sys itself needs --files on for that",
+                names.join(", ")
+            ),
+        )
+    })
 }
 
 /// Only worth a line if it is missing.
@@ -380,6 +429,22 @@ fn ports() -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_without_a_lid_are_said() {
+        let interface = |addresses: &[&str]| interfaces::Interface {
+            name: "eth0".to_owned(),
+            up: true,
+            loopback: false,
+            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        };
+        let check = lids_of(&[interface(&["192.0.2.7", "fd00::7"])]);
+        assert_eq!(check.status, super::super::Status::Ok);
+        assert!(check.found.starts_with("192.0.2.7 is LID 519, and LIDs name hosts of 192.0.0.0/16"));
+        let check = lids_of(&[interface(&["10.1.0.0", "fd00::7"])]);
+        assert_eq!(check.status, super::super::Status::Warn, "{}", check.found);
+    }
+
     use crate::doctor::Status;
 
     #[test]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::Check;
 use crate::elf::Facts;
 use crate::libdir::{self, DEVELOPMENT_NAMES, LIBRARY, NoLibrary, SONAMES};
+use crate::variables;
 
 /// The table from which the library is linked: its version nodes are in brackets, one on a line.
 const SYMBOLS: &str = include_str!("../../../../abi/symbols.txt");
@@ -84,8 +85,14 @@ fn wanted_versions() -> Vec<&'static str> {
 fn device() -> Check {
     let name = "device";
     let report = "please report it, with what UWARP_LOG=debug uwarp devices prints";
+    // Wrong settings are a finding of their own.
+    let judged = variables::set().into_iter();
+    let wrong =
+        judged.filter(|(name, value)| variables::judge(name, value).is_some_and(|fault| fault.invalid));
     let child = libdir::executable().and_then(|me| {
-        Command::new(me)
+        let mut devices = Command::new(me);
+        wrong.for_each(|(name, _)| _ = devices.env_remove(name));
+        devices
             .args(["devices", "--json"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -136,7 +143,7 @@ fn device() -> Check {
 
 /// What the library logs when a limit of the system keeps it from starting, and the limit.
 fn limit_reached(complaint: &str) -> Option<(&str, &str)> {
-    let line = complaint.lines().find(|line| line.contains(" ERROR "))?;
+    let line = complaint.lines().find_map(|line| line.strip_prefix("uwarp: "))?;
     line.get(line.find("cannot start: ")?..)?.split_once("; ")
 }
 
@@ -161,14 +168,13 @@ mod tests {
 
     #[test]
     fn limit_that_the_library_names_is_the_remedy() {
-        let log = "2026-01-01T00:00:00Z ERROR uwarp_driver::nic: cannot start: Try again (os error 11); \
-                   no thread: `ulimit -u`\n\
+        let log = "uwarp: cannot start: Try again (os error 11); no thread: `ulimit -u`\n\
                    uwarp: ibv_open_device says: Cannot allocate memory (os error 12)\n";
         assert_eq!(
             limit_reached(log),
             Some(("cannot start: Try again (os error 11)", "no thread: `ulimit -u`"))
         );
-        assert_eq!(limit_reached("uwarp: cannot start: x; y\n"), None);
+        assert_eq!(limit_reached("cannot start: x; y\n"), None);
     }
 
     #[test]

@@ -57,15 +57,15 @@ pub struct Check {
 }
 
 impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Check {
+    pub fn ok(name: &'static str, found: impl Into<String>) -> Check {
         Check { name, status: Status::Ok, found: found.into(), remedy: None }
     }
 
-    fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+    pub fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
         Check { name, status: Status::Warn, found: found.into(), remedy: Some(remedy.into()) }
     }
 
-    fn fail(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+    pub fn fail(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
         Check { name, status: Status::Fail, found: found.into(), remedy: Some(remedy.into()) }
     }
 }

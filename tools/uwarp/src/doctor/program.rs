@@ -10,7 +10,7 @@ use crate::elf::{Facts, Flaw};
 use crate::libdir::{LIBRARY, SONAMES};
 use crate::picture::{self, Picture, Use};
 use crate::program::{self, Caller};
-use crate::{files, run, sockets};
+use crate::{bundled, files, run, sockets};
 
 pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     let path = match program::find(name) {
@@ -18,7 +18,13 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
         Err(reason) => return vec![Check::fail("program", reason.to_string(), reason.remedy())],
     };
     let file = program::behind_script(&path);
+    if let Some((found, remedy)) = program::broken_first_line(&path) {
+        return vec![Check::fail("program", found, remedy)];
+    }
     let mut checks = vec![kind(&path, &file, libdir), rights(&file), sockets(&file)];
+    checks.extend(script(&path));
+    checks.extend(by_path(&path));
+    checks.extend(bundled::check(&path, &file, libdir));
     if let Some(libdir) = libdir
         && let Ok(Some(facts)) = Facts::read(&file)
         && let Some(loader) = facts.interpreter.as_deref().filter(|loader| is_glibc(loader))
@@ -149,6 +155,31 @@ fn kind(path: &Path, file: &Path, libdir: Option<&Path>) -> Check {
     Check::ok(name, format!("{shown}, {} bit, dynamically linked", facts.bits))
 }
 
+/// What a script does to the variable that leads to the library.
+fn script(path: &Path) -> Option<Check> {
+    let line = program::resets_library_path(path)?;
+    Some(Check::warn(
+        "script",
+        format!(
+            "{} sets LD_LIBRARY_PATH anew, so what it starts does not find the library: {line}",
+            path.display()
+        ),
+        "keep what is there (LD_LIBRARY_PATH=DIRECTORY:$LD_LIBRARY_PATH), or write `uwarp run --` into the \
+         script, in front of the program",
+    ))
+}
+
+/// A library that is opened by its path is not looked for.
+fn by_path(path: &Path) -> Option<Check> {
+    let named = picture::libraries_by_path(path);
+    let there = named.iter().find(|library| Path::new(library).exists())?;
+    Some(Check::warn(
+        "bundled",
+        format!("{} names {there}, which it may open by this path, past uwarp's library", path.display()),
+        "let that file be a link to uwarp's library of this name, or remove it",
+    ))
+}
+
 fn is_glibc(loader: &Path) -> bool {
     loader
         .file_name()
@@ -160,12 +191,24 @@ fn is_glibc(loader: &Path) -> bool {
 fn sockets(file: &Path) -> Check {
     match sockets::refusal(file) {
         Some((found, remedy)) => Check::warn("sockets", format!("no --sockets: {found}"), remedy),
+        None if !calls_sockets(file) => Check::ok(
+            "sockets",
+            "it calls no sockets itself; uwarp run --sockets is for the programs and libraries that it loads",
+        ),
         None => Check::ok(
             "sockets",
             "it calls the sockets of libc, so uwarp run --sockets can be used; with upgrade rules and --log \
              info, each connection says if it has become iWARP's, and if not, why",
         ),
     }
+}
+
+/// An interpreter's own sockets are in its modules.
+fn calls_sockets(file: &Path) -> bool {
+    let facts = Facts::read(file).ok().flatten().unwrap_or_default();
+    ["socket", "connect", "listen", "accept", "accept4"]
+        .iter()
+        .any(|call| facts.imports.iter().any(|i| i == call))
 }
 
 fn rights(file: &Path) -> Check {

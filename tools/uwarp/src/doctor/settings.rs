@@ -4,86 +4,37 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
-
 use super::Check;
-use crate::cli::{Cli, LIBDIR_VARIABLE};
-use crate::files;
 use crate::libdir::SONAMES;
-
-/// The only variable that the library reads and that has no option.
-const WITHOUT_OPTION: &str = "UWARP_PEER";
+use crate::variables;
 
 pub fn checks(libdir: Option<&Path>) -> Vec<Check> {
-    let variables = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
-    vec![
-        settings(variables.filter(|(name, _)| name.starts_with("UWARP_")).collect()),
-        loader_path(libdir, env::var_os("LD_LIBRARY_PATH"), env::var_os("LD_PRELOAD")),
-    ]
+    let mut checks = settings(&variables::set());
+    checks.push(loader_path(libdir, env::var_os("LD_LIBRARY_PATH"), env::var_os("LD_PRELOAD")));
+    checks
 }
 
-/// The worst finding about any variable; if several are equally bad, the first by name.
-fn settings(mut variables: Vec<(String, OsString)>) -> Check {
+/// All variables that are wrong; without one, those that are set.
+fn settings(set: &[(String, OsString)]) -> Vec<Check> {
     let name = "settings";
-    variables.sort();
-    let findings = variables.iter().filter_map(|(variable, value)| judge(name, variable, value));
-    // The first of equals; max_by_key returns the last.
-    if let Some(worst) = findings.rev().max_by_key(|finding| finding.status) {
-        return worst;
+    let faults = set.iter().filter_map(|(variable, value)| variables::judge(variable, value));
+    let faults: Vec<_> = faults
+        .map(|fault| match fault.invalid {
+            true => Check::fail(name, fault.found, fault.remedy),
+            false => Check::warn(name, fault.found, fault.remedy),
+        })
+        .collect();
+    if !faults.is_empty() {
+        return faults;
     }
-    match variables.len() {
+    vec![match set.len() {
         0 => Check::ok(name, "no UWARP_ variable is set: all settings have their defaults"),
         _ => {
             let words: Vec<_> =
-                variables.iter().map(|(name, value)| format!("{name}={}", value.display())).collect();
+                set.iter().map(|(name, value)| format!("{name}={}", value.display())).collect();
             Check::ok(name, words.join(" "))
         }
-    }
-}
-
-/// Finds what is wrong with a variable. It is checked as the option that sets it.
-fn judge(name: &'static str, variable: &str, value: &OsStr) -> Option<Check> {
-    if [LIBDIR_VARIABLE, files::VARIABLE].contains(&variable) {
-        return None;
-    }
-    let refused = |refusal: &str| {
-        let found = format!("{variable}={} is not valid: {refusal}", value.display());
-        Check::fail(name, found, format!("correct it, or unset {variable}"))
-    };
-    let neither = || (!is_boolean(value)).then(|| refused("neither on nor off"));
-    if variable == WITHOUT_OPTION {
-        return neither();
-    }
-    let run = Cli::command().find_subcommand("run").cloned().unwrap_or_default();
-    let Some(option) = run.get_arguments().find(|option| option.get_env() == Some(OsStr::new(variable)))
-    else {
-        let remedy = "it has no effect; `uwarp run --help` lists the variables";
-        return Some(Check::warn(name, format!("there is no setting {variable}"), remedy));
-    };
-    let long = option.get_long()?.to_owned();
-    if !option.get_action().takes_values() {
-        return neither();
-    }
-    let mut word = OsString::from(format!("--{long}="));
-    word.push(value);
-    let line = [OsStr::new("run"), &word, OsStr::new("--"), OsStr::new("program")];
-    // Options fall back to their variables; here only one is checked.
-    if let Err(error) = run.mut_args(|option| option.env(None)).try_get_matches_from(line) {
-        return Some(refused(&explanation(&error.to_string())));
-    }
-    None
-}
-
-/// clap's message after "error: ".
-fn explanation(message: &str) -> String {
-    let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
-}
-
-fn is_boolean(value: &OsStr) -> bool {
-    value.to_str().is_some_and(|value| {
-        ["1", "0", "true", "false", "yes", "no", "on", "off"].contains(&value.to_ascii_lowercase().as_str())
-    })
+    }]
 }
 
 /// Variables that matter for programs that are started without `uwarp run`.
@@ -130,41 +81,23 @@ mod tests {
     use super::*;
     use crate::doctor::Status;
 
-    fn settings_of(variables: &[(&str, &str)]) -> Check {
-        settings(variables.iter().map(|(name, value)| (name.to_string(), value.into())).collect())
-    }
-
+    /// The worst hid the others, so that a user corrected one at a time.
     #[test]
-    fn settings_are_judged_as_options_are() {
-        for (variable, value, status) in [
-            ("UWARP_VIEW", "roce", Status::Ok),
-            ("UWARP_VIEW", "rxe", Status::Fail),
-            ("UWARP_MARKERS", "1", Status::Ok),
-            ("UWARP_MARKERS", "perhaps", Status::Fail),
-            ("UWARP_PORT_RANGE", "9-5", Status::Fail),
-            ("UWARP_MPA_REVISION", "3", Status::Fail),
-            ("UWARP_LIBDIR", "/anywhere", Status::Ok),
-            ("UWARP_VEIW", "roce", Status::Warn),
-            ("UWARP_DEVICES", "one", Status::Ok),
-            ("UWARP_DEVICES", "per-interface", Status::Ok),
-            ("UWARP_DEVICES", "all", Status::Fail),
-            ("UWARP_PEER", "off", Status::Ok),
-            ("UWARP_PEER", "perhaps", Status::Fail),
-        ] {
-            assert_eq!(settings_of(&[(variable, value)]).status, status, "{variable}={value}");
-        }
-        let found = settings_of(&[("UWARP_VIEW", "rxe"), ("UWARP_CRC", "on")]).found;
-        assert!(found.contains("iwarp, roce, ib"), "{found}");
-    }
-
-    /// A warning about one name hid an invalid value of another, and with it the exit status.
-    #[test]
-    fn the_worst_of_several_settings_is_said() {
-        let check = settings_of(&[("UWARP_A", "1"), ("UWARP_VIEW", "rxe"), ("UWARP_VEIW", "roce")]);
-        assert_eq!(check.status, Status::Fail, "{}", check.found);
-        assert!(check.found.starts_with("UWARP_VIEW=rxe"), "{}", check.found);
-        let check = settings_of(&[("UWARP_VIEW", "rxe"), ("UWARP_CRC", "perhaps")]);
-        assert!(check.found.starts_with("UWARP_CRC=perhaps"), "{}", check.found);
+    fn all_wrong_settings_are_said() {
+        let set = [("UWARP_VEIW", "roce"), ("UWARP_VIEW", "rxe"), ("UWARP_CRC", "2"), ("UWARP_STAT", "0")];
+        let set: Vec<_> = set.iter().map(|(name, value)| (name.to_string(), value.into())).collect();
+        let checks = settings(&set);
+        let found: Vec<_> = checks.iter().map(|check| (check.status, check.found.as_str())).collect();
+        assert_eq!(
+            found,
+            [
+                (Status::Warn, "there is no setting UWARP_VEIW, so it has no effect"),
+                (Status::Fail, "UWARP_VIEW=rxe is not valid: the values are: iwarp, roce, ib"),
+                (Status::Fail, "UWARP_CRC=2 is not valid: the values are: on, off"),
+            ]
+        );
+        let set = [("UWARP_STAT".to_owned(), "0".into())];
+        assert_eq!(settings(&set)[0].found, "UWARP_STAT=0");
     }
 
     #[test]

@@ -73,6 +73,9 @@ impl Pairings {
         };
         match Active::start(now, names, timeouts, target) {
             Ok(active) => {
+                if pairing.late.is_none() {
+                    pairing.late = Some(now.get() + silence::ANSWERS_WITHIN);
+                }
                 pairing.state = State::Asking(Box::new(active));
                 self.connecting(now, qpn);
             }
@@ -92,7 +95,8 @@ impl Pairings {
     pub(super) fn rejected(&mut self, now: &Now, qpn: u32, rejection: &Rejection) {
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
         let first = !std::mem::replace(&mut pairing.rejected, true);
-        pairing.cookie = None;
+        // It is reached.
+        (pairing.cookie, pairing.late, pairing.failed) = (None, None, None);
         let (peer, at) = (pairing.peer, pairing.path.peer.ip().to_canonical());
         let said = &rejection.private_data;
         match (TurnedAway::parse(said), introduction::version(said)) {
@@ -131,6 +135,7 @@ impl Pairings {
                 }
                 Err(active::Report::Failed { errno, .. }) => {
                     tracing::debug!(qpn, "the peer does not listen yet: {errno}");
+                    pairing.failed = Some(errno);
                     self.rest_of_attempt(qpn);
                     self.pause(now, qpn);
                 }

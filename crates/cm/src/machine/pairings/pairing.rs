@@ -37,6 +37,10 @@ pub(super) struct Pairing {
     pub(super) why: Option<Why>,
     /// The log has said it.
     pub(super) why_said: bool,
+    /// The log says then what is waited for, if it still is.
+    pub(super) late: Option<Instant>,
+    /// Why the last attempt to connect has failed.
+    pub(super) failed: Option<Errno>,
     pub(super) pauses: u32,
     pub(super) rejected: bool,
     /// Requests are rejected unread until then.
@@ -216,6 +220,11 @@ impl Pairing {
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
+        earlier(self.deadline_of_change(), self.late)
+    }
+
+    /// Without the moment at which the log says something.
+    pub(super) fn deadline_of_change(&self) -> Option<Instant> {
         earlier(self.deadline_of_state(), self.why.as_ref().and_then(|why| why.active.poll_timeout()))
     }
 

@@ -1,15 +1,18 @@
 //! Why a peer does not answer, for the log.
 
+use std::cmp::Ordering;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uwarp_llp::carrier::Close;
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::Now;
 use uwarp_wire::introduction::{self, Cookie, Introduction};
 
+use super::pairing::State;
 use super::{Active, Machine as _, Pairings, active, gid};
-use crate::machine::silence::{self, Heard, Versions, Whose, Words};
+use crate::machine::is_over;
+use crate::machine::silence::{self, Heard, Late, LateWords, Versions, Whose, Words};
 
 /// A peer's address and port.
 #[derive(Debug, Default)]
@@ -18,6 +21,8 @@ pub(super) struct Named {
     pub(super) pairings: usize,
     /// The log says that it has another version.
     version_said: bool,
+    /// The log says that a stream of its is late.
+    late_said: bool,
     /// When its TCP port was last asked why its UDP port does not answer.
     asked_why: Option<Instant>,
 }
@@ -132,6 +137,31 @@ impl Pairings {
         {
             let whose = Whose { peer: pairing.peer, at: pairing.path.peer.ip().to_canonical() };
             tracing::warn!(qpn = %format_args!("{qpn:#x}"), "{}", Words(whose, heard));
+        }
+    }
+
+    pub(super) fn late_after(&mut self, now: &Now, qpn: u32, limit: Duration) {
+        if let Some(pairing) = self.pairs.get_mut(&qpn) {
+            pairing.late = Some(now.get() + limit);
+        }
+    }
+
+    /// Says once, of all queue pairs of a port, what the stream is waiting for.
+    pub(super) fn say_late(&mut self, now: &Now, qpn: u32) {
+        let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
+        if !is_over(pairing.late, now) {
+            return;
+        }
+        pairing.late = None;
+        let late = match (&pairing.state, pairing.cookie) {
+            (State::Waiting, _) if pairing.role(qpn) == Ordering::Less => Late::NotConnected { own: qpn },
+            (State::Asking(_) | State::Paused { .. }, Some(_)) => Late::NoTcp(pairing.failed),
+            _ => return,
+        };
+        let whose = Whose { peer: pairing.peer, at: pairing.path.peer.ip().to_canonical() };
+        let named = self.named.get_mut(&pairing.names_peer());
+        if named.is_some_and(|named| !std::mem::replace(&mut named.late_said, true)) {
+            tracing::warn!(qpn = %format_args!("{qpn:#x}"), "{}", LateWords(whose, late));
         }
     }
 

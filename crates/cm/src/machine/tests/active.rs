@@ -41,7 +41,7 @@ impl World {
 
     /// Moves on to its deadline, after this long.
     fn wait(&mut self, time: Duration) {
-        assert_eq!(self.active.poll_timeout(), Some(self.clock.get() + time));
+        assert_eq!(self.active.deadline(), Some(self.clock.get() + time));
         self.clock.pass(time);
         self.active.handle_timeout(&self.clock.now());
         assert!(self.active.poll_timeout().is_none_or(|deadline| deadline > self.clock.get()));
@@ -146,11 +146,85 @@ fn reply_to(request: &[u8], accept: bool) -> Vec<u8> {
     responder.poll_transmit().unwrap()
 }
 
+/// The log's lines of one thread.
+struct Lines(std::sync::mpsc::Sender<String>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message<'a>(&'a Lines);
+        impl tracing::field::Visit for Message<'_> {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0.0.send(format!("{value:?}")).unwrap();
+            }
+        }
+        event.record(&mut Message(self));
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+impl Lines {
+    /// What was said meanwhile.
+    fn of(run: impl FnOnce()) -> Vec<String> {
+        let (lines, said) = std::sync::mpsc::channel();
+        tracing::subscriber::with_default(Self(lines), run);
+        said.iter().collect()
+    }
+}
+
+/// For a minute it was silent, in both cases.
+#[test]
+fn a_peer_that_is_silent_is_named_after_three_seconds_and_at_the_end() {
+    for (connected, first) in [(false, "no answer from "), (true, "connected to ")] {
+        let mut world = World::new(target());
+        let said = Lines::of(|| {
+            if connected {
+                world.asks();
+            }
+            world.clock.pass_ms(2_999);
+            world.active.handle_timeout(&world.clock.now());
+        });
+        assert!(said.is_empty(), "{said:?}");
+        let said = Lines::of(|| {
+            world.clock.pass_ms(1);
+            world.active.handle_timeout(&world.clock.now());
+            world.clock.pass_ms(5_000);
+            world.active.handle_timeout(&world.clock.now());
+        });
+        let [line] = &said[..] else { panic!("{said:?}") };
+        assert!(line.starts_with(first) && line.contains(" for 3 s: "), "{line}");
+        let said = Lines::of(|| {
+            world.clock.pass_ms(600_000);
+            world.active.handle_timeout(&world.clock.now());
+        });
+        let [line] = &said[..] else { panic!("{said:?}") };
+        assert!(line.starts_with(first) && line.contains("given up"), "{line}");
+    }
+    // Queue pairs that are connected by number have words of their own.
+    let mut world = World::new(Target { fall_back: false, ..target() });
+    let said = Lines::of(|| {
+        world.clock.pass_ms(600_000);
+        world.active.handle_timeout(&world.clock.now());
+    });
+    assert!(said.is_empty(), "{said:?}");
+}
+
 #[test]
 fn an_accepted_connection_is_the_owners() {
     let mut world = World::new(target());
     let request = world.asks();
-    assert_eq!(world.active.poll_timeout(), Some(world.clock.get() + Duration::from_secs(60)));
+    assert_eq!(world.active.deadline(), Some(world.clock.get() + Duration::from_secs(60)));
     world.receives(&reply_to(&request, true));
     let Some(Action::Report(Report::Accepted { conn, said })) = world.active.poll_action() else { panic!() };
     assert_eq!((conn, said.private_data.as_slice()), (world.conn, b"welcome".as_slice()));

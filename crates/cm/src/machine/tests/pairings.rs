@@ -137,10 +137,10 @@ impl Bench {
     /// The time moves on to the next deadline; returns how far that was.
     fn wait(&mut self) -> Duration {
         let before = self.clock.get();
-        self.clock.reach(self.pairings.poll_timeout().unwrap());
+        self.clock.reach(self.pairings.next_change().unwrap());
         let now = self.clock.now();
         self.pairings.handle_timeout(&now);
-        assert!(self.pairings.poll_timeout().is_none_or(|at| at > now.get()));
+        assert!(self.pairings.next_change().is_none_or(|at| at > now.get()));
         // Repeated, it changes nothing.
         self.pairings.handle_timeout(&now);
         now.get() - before
@@ -370,7 +370,7 @@ fn the_smaller_end_listens_once_a_port() {
     bench.pairings.end(QPN);
     bench.begin_as(2, LARGER, terms(all()));
     assert!(bench.actions().is_empty());
-    assert_eq!((bench.phase(), bench.pairings.poll_timeout()), ("Waiting", None));
+    assert_eq!((bench.phase(), bench.pairings.next_change()), ("Waiting", None));
 }
 
 /// The system refuses: queue pairs that wait must not wait forever.
@@ -384,13 +384,13 @@ fn what_could_not_listen_tries_again() {
     assert_eq!(bench.pairings.refused(QPN), Some(rustix::io::Errno::ADDRINUSE), "for its owner");
     assert_eq!(bench.wait(), LONGEST_PAUSE);
     assert!(matches!(bench.actions()[..], [Action::Listen]));
-    assert_eq!(bench.pairings.poll_timeout(), None);
+    assert_eq!(bench.pairings.next_change(), None);
     bench.input(Input::NotListening(rustix::io::Errno::ADDRINUSE));
     // Nobody waits any more.
     bench.pairings.end(QPN);
     bench.wait();
     assert!(bench.actions().is_empty());
-    assert_eq!(bench.pairings.poll_timeout(), None);
+    assert_eq!(bench.pairings.next_change(), None);
 }
 
 #[test]
@@ -632,7 +632,7 @@ fn a_stream_counts_once_it_is_used() {
         }
         bench.stream(conn, ended());
         assert_eq!((bench.phase(), bench.closed()), (if used { "Over" } else { "Waiting" }, vec![]));
-        assert_eq!(bench.pairings.poll_timeout(), None);
+        assert_eq!(bench.pairings.next_change(), None);
     }
     let mut bench = Bench::new();
     let conn = bench.connect_and_attach();
@@ -651,7 +651,7 @@ fn a_connection_that_the_queue_pair_refuses_is_closed() {
     let conn = bench.connect_and_attach();
     bench.stream(conn, refused());
     assert_eq!((bench.phase(), bench.closed()), ("Over", vec![conn]));
-    assert_eq!(bench.pairings.poll_timeout(), None);
+    assert_eq!(bench.pairings.next_change(), None);
     // Also if its move is over meanwhile, or another one has begun.
     for anew in [true, false] {
         let mut bench = Bench::new();
@@ -715,7 +715,7 @@ fn end_and_forget_leave_nothing() {
         assert_eq!((bench.phase(), bench.pairings.held()), ("", 0));
         assert_eq!(bench.pairings.settings.budget.used(), 0, "state {state}");
         bench.pass_ms(60_000);
-        assert_eq!(bench.pairings.poll_timeout(), None, "state {state}");
+        assert_eq!(bench.pairings.next_change(), None, "state {state}");
     }
 }
 
@@ -823,13 +823,13 @@ fn a_connecting_end_is_given_up_by_its_move() {
     let mut bench = Bench::new();
     bench.begin_as(1, SMALLER, terms(all()));
     assert_eq!(bench.pairings.due(&bench.clock.now()), []);
-    bench.clock.reach(bench.pairings.poll_timeout().unwrap());
+    bench.clock.reach(bench.pairings.next_change().unwrap());
     assert_eq!(bench.pairings.due(&bench.clock.now()), [(QPN, 1)]);
     bench.begin_as(2, SMALLER, terms(all()));
     bench.pairings.give_up(QPN, 1);
-    assert!(bench.pairings.poll_timeout().is_some(), "the second one goes on");
+    assert!(bench.pairings.next_change().is_some(), "the second one goes on");
     bench.pairings.give_up(QPN, 2);
-    assert_eq!(bench.pairings.poll_timeout(), None);
+    assert_eq!(bench.pairings.next_change(), None);
 }
 
 /// The first column is what this end's program has set: expected, begun with.

@@ -393,3 +393,59 @@ fn what_is_bound_stays_where_the_machine_names_another_address() {
     let ends = world.conns.take(other).unwrap().ends();
     assert_eq!(ends.local, ends.peer);
 }
+
+/// The socket went with the attempt, and the program's port with it.
+#[test]
+fn what_cannot_be_watched_keeps_its_port() {
+    let mut world = World::new();
+    let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+    let bind = |address| Bind { address, port: TakePort::Now, options: Options::default() };
+    let peer = Tcp.bind(&bind(here)).unwrap();
+    let to = peer.local();
+    let _peer = peer.listen(1).map_err(|(errno, _)| errno).unwrap();
+    let bound = Tcp.bind(&bind(any)).unwrap();
+    let local = bound.local();
+    // As after the route is known.
+    let from = Some(SocketAddr::new(here.ip(), local.port()));
+    world.conns.set_bound(bound);
+    let [one, other] = [world.names.name(), world.names.name()];
+    for refuses in [true, false] {
+        world.around.refuses = refuses;
+        world.script.actions.push_back(Action::Listen);
+        if refuses {
+            world.script.actions.push_back(Action::Connect { conn: one, from, to });
+        }
+        world.run();
+        assert_eq!(world.conns.bound.as_ref().map(|bound| bound.local()), refuses.then_some(local));
+    }
+    world.conns.close_ports();
+    world.conns.set_bound(Tcp.bind(&bind(SocketAddr::new(any.ip(), local.port()))).unwrap());
+    world.script.actions.push_back(Action::Connect { conn: other, from, to });
+    world.run();
+    let nospc = Errno::NOSPC;
+    let refused =
+        [format!("not listening {}", nospc.raw_os_error()), format!("failed {:?}", Refusal::Local(nospc))];
+    assert_eq!(world.script.log[..2], refused);
+    assert_eq!(world.script.log[2..], ["waiting", "opened"]);
+}
+
+/// A peer that connects fast enough occupied the thread that serves all others.
+#[test]
+fn a_run_accepts_so_many_connections_and_asks_to_be_called_again() {
+    let mut world = World::new();
+    let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let bind = Bind { address: here, port: TakePort::Now, options: Options::default() };
+    world.conns.set_bound(Tcp.bind(&bind).unwrap());
+    world.script.actions.push_back(Action::Listen);
+    for (more, again) in [(0, 0), (1, 1)] {
+        for _ in 0..ACCEPTED + more {
+            let conn = world.names.name();
+            world.script.actions.push_back(Action::Accept { conn });
+        }
+        world.run();
+        assert_eq!(world.around.again, again);
+    }
+    let not_accepted = world.script.log.iter().filter(|line| *line == "not accepted None").count();
+    assert_eq!(not_accepted, 2 * ACCEPTED + 1);
+}

@@ -1,13 +1,12 @@
 //! Atomic operations (RFC 7306 section 5; docs/adr/029), at both ends.
 //!
-//! The responder carries a request out when it arrives, unless earlier Reads of the peer are not answered
-//! yet. In that case it waits for its turn, so that those Reads do not return what it has changed. Requests
-//! and Reads share one queue, one numbering and the read depth, and are answered in the order in which they
-//! arrived.
+//! The responder carries a request out when it arrives: Sends and Writes behind it must find it done. A Read
+//! before it that is answered later gets the old value. Requests and Reads share one queue, one numbering and
+//! the read depth, and are answered in the order in which they arrived.
 
 use uwarp_proto::rx::Segment;
 use uwarp_proto::tx::Message;
-use uwarp_wire::ddp::{Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST};
+use uwarp_wire::ddp::{QN_ATOMIC_RESPONSE, QN_READ_REQUEST};
 use uwarp_wire::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode};
 use uwarp_wire::terminate::{RemoteOperation, RemoteProtection, TerminateError, UntaggedBuffer};
 
@@ -121,61 +120,50 @@ impl RcCore {
         Ok(())
     }
 
-    /// An Atomic Request arrived: carries it out, or lets it wait for its turn.
+    /// An Atomic Request arrived: carries it out. The Response waits for its turn.
     pub(super) fn atomic_request(&mut self, segment: &Segment, payload: &[u8]) -> Result<(), TerminateError> {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         check_length(segment, AtomicRequest::LEN)?;
-        let (Header::Untagged(header), Ok(request)) = (segment.header, AtomicRequest::parse(payload)) else {
+        let Ok(request) = AtomicRequest::parse(payload) else {
             return Err(TerminateError::RemoteOperation(RemoteOperation::Unspecified));
         };
         if stream.reads_to_serve() >= usize::from(stream.params.ird) {
             return Err(TerminateError::UntaggedBuffer(UntaggedBuffer::NoBuffer));
         }
-        let answers_wait = !stream.requests.is_empty() || stream.tx.responding();
         if !self.shell.attr.access.contains(Access::needed(segment.info.right)) {
             return Err(TerminateError::RemoteProtection(RemoteProtection::AccessRights));
         }
-        // All errors are found at once, even if the operation has to wait.
-        let original = self.carry_out(&request, answers_wait)?;
+        let (addr, original) = self.carry_out(&request)?;
         if let Some(stream) = &mut self.stream {
-            stream.requests.push_back(Request::Atomic(Atomic { msn: header.msn, request, original }));
+            stream.atomics += 1;
+            stream.requests.push_back(Request::Atomic(Atomic {
+                request_id: request.request_id,
+                addr,
+                original,
+            }));
         }
         Ok(())
     }
 
-    /// Checks the target, and carries the operation out unless only the check is wanted.
-    fn carry_out(
-        &mut self,
-        request: &AtomicRequest,
-        check_only: bool,
-    ) -> Result<Option<u64>, TerminateError> {
+    /// Checks the target, and carries the operation out; returns its address and the old value.
+    fn carry_out(&mut self, request: &AtomicRequest) -> Result<(u64, u64), TerminateError> {
         if request.to.checked_add(u64::from(ATOMIC_BYTES)).is_none() {
             return Err(TerminateError::RemoteProtection(RemoteProtection::ToWrap));
         }
         let part = Part { stag: request.stag, to: request.to, len: ATOMIC_BYTES as usize };
         let done = self.remote.with(part, self.shell.pd.id(), Access::REMOTE_ATOMIC, |seg| {
-            if check_only {
-                return mem::check_atomic(seg, request).map(|()| None);
-            }
-            mem::atomic(seg, request).map(Some)
+            mem::atomic(seg, request).map(|original| (seg.addr, original))
         });
         done.map_err(AccessError::for_read_request)?.map_err(error_for)
     }
 
     /// Answers an atomic operation whose turn has come.
     pub(super) fn start_atomic_response(&mut self, atomic: Atomic) {
-        let done = match atomic.original {
-            // The region may have been deregistered since the request came.
-            None => self.carry_out(&atomic.request, false),
-            done => Ok(done),
-        };
-        let original = match done {
-            Ok(original) => original.unwrap_or_default(),
-            Err(error) => return self.fail(error, Some((&atomic.segment(), Atomic::SEGMENT_LEN))),
-        };
         self.shell.counters.sent.atomic_response.count(ATOMIC_BYTES);
         let Some(stream) = &mut self.stream else { return };
-        let response = AtomicResponse { request_id: atomic.request.request_id, original };
+        stream.atomics = stream.atomics.saturating_sub(1);
+        let Atomic { request_id, original, .. } = atomic;
+        let response = AtomicResponse { request_id, original };
         let message = Message::Untagged {
             opcode: Opcode::AtomicResponse,
             qn: QN_ATOMIC_RESPONSE,

@@ -185,6 +185,9 @@ impl RcCore {
             QpState::Err => self.flush(Disconnect::LocalClosed, None),
             to => self.shell.go_to(to, notify_sqd),
         }
+        if to == QpState::Rts {
+            self.do_local_work();
+        }
         if to == QpState::Sqd {
             self.check_drained();
             if let Some(stream) = &mut self.stream {
@@ -251,6 +254,28 @@ impl RcCore {
             self.shell.complete_send(wc);
         } else {
             self.shell.sq.post(wr);
+            if wr.op.is_local() {
+                self.do_local_work();
+            }
+        }
+    }
+
+    /// Work about keys of this end needs no peer: before there is one, or when it is gone, it is done here.
+    /// Otherwise its turn comes in [`Self::poll_transmit`].
+    #[cold]
+    fn do_local_work(&mut self) {
+        let sends = self.stream.as_ref().is_some_and(|stream| stream.tx.open && stream.closing.is_none());
+        while !sends && self.shell.attr.state == QpState::Rts {
+            let number = self.shell.sq.next;
+            let Some(op) = self.shell.sq.slot(number).map(|slot| slot.op).filter(|op| op.is_local()) else {
+                return;
+            };
+            self.shell.sq.next += 1;
+            match self.change_key(op) {
+                Ok(()) => self.mark(number, Phase::Done),
+                Err(_) => return self.fail_work_request(number, WcStatus::MwBindErr),
+            }
+            self.retire();
         }
     }
 

@@ -145,7 +145,8 @@ impl RcCore {
         if stream.closing.is_some() {
             return false;
         }
-        tracing::warn!(qpn = self.shell.qpn, %error, "terminating the stream");
+        tracing::warn!(qpn = self.shell.qpn, "this end ends the connection: {}", error.in_words());
+        tracing::debug!(qpn = self.shell.qpn, %error, "terminating the stream");
         self.shell.counters.terminates_sent += 1;
         if stream.cut().is_some() {
             self.shell.sq.unsend(stream.out.queued());
@@ -165,7 +166,8 @@ impl RcCore {
 
     /// The peer sent a Terminate.
     pub(super) fn peer_terminated(&mut self, error: TerminateError, blame: Blame) {
-        tracing::warn!(qpn = self.shell.qpn, %error, "the peer terminated the stream");
+        tracing::warn!(qpn = self.shell.qpn, "the peer ended the connection: {}", error.in_words());
+        tracing::debug!(qpn = self.shell.qpn, %error, "the peer terminated the stream");
         self.shell.counters.terminates_received += 1;
         let oldest = |sq: &SendQueue| sq.front().map(|_| sq.head);
         let blamed = match blame {

@@ -168,10 +168,19 @@ impl RcCore {
 
     /// The link has checked how the peer answers; `None`: not known.
     pub(super) fn answers(&mut self, now: &Now, answers: Option<Answers>) {
+        let qpn = self.shell.qpn;
         let Some(stream) = &mut self.stream else { return };
+        let waits = stream.awaits_peer() && stream.closing.is_none();
+        if waits {
+            let answered = (stream.acked, stream.reads.front().map(|read| read.msn));
+            stream.silence.say_if_idle(qpn, answered, now.get());
+        }
         let Some(answers) = answers.filter(|answers| answers.pending) else {
-            // The next bytes sent start the check again.
             stream.silence.since = None;
+            if waits && answers.is_some() {
+                self.timers.start(Timer::Silence, now, LOOK_EVERY);
+            }
+            // Otherwise the next bytes sent start the check again.
             return;
         };
         if stream.silence.is_over(answers, now.get()) {

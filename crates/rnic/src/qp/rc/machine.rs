@@ -17,7 +17,7 @@ use std::time::Instant;
 use super::core::{Checks, RcCore};
 use super::silence::Answers;
 use super::stream::{Disconnect, Established, Stream};
-use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, NUDGES, Now, SentBefore, Timer};
+use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, NUDGES, Now, STARVING, SentBefore, Timer};
 use crate::mem;
 use crate::out::OutQueue;
 use crate::srq::Woken;
@@ -323,6 +323,7 @@ impl RcCore {
             Timer::Nudge => self.nudge(now),
             Timer::Receive if self.awaits_receive() => self.receive_missing(),
             Timer::HangUp if self.stalled() => self.checks.hang_up = true,
+            Timer::Starving => self.say_starving(),
             Timer::Receive | Timer::HangUp => {}
             Timer::Drain => self.close(),
             Timer::Ack => {
@@ -366,8 +367,13 @@ impl RcCore {
         if !stream.stalled && stream.buffered.is_empty() {
             self.timers.clear(Timer::Receive);
             self.timers.clear(Timer::HangUp);
-        } else if let Some(limit) = stream.params.rnr_timeout {
-            self.timers.start(Timer::Receive, now, limit);
+        } else {
+            if let Some(limit) = stream.params.rnr_timeout {
+                self.timers.start(Timer::Receive, now, limit);
+            }
+            if !stream.silence.starving_said {
+                self.timers.start(Timer::Starving, now, STARVING);
+            }
         }
     }
 

@@ -1,7 +1,8 @@
 //! RDMA Reads and atomic operations that are outstanding: this end's, and the peer's.
 
+use uwarp_proto::tx::Message;
 use uwarp_wire::ddp::{QN_READ_REQUEST, Untagged};
-use uwarp_wire::rdmap::{AtomicRequest, Control, Opcode, ReadRequest};
+use uwarp_wire::rdmap::{Control, Opcode, ReadRequest};
 
 use crate::queues::ATOMIC_BYTES;
 
@@ -38,11 +39,17 @@ impl ReadSink {
 }
 
 /// What the peer waits for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) enum Request {
     Read(ReadSource),
+    /// A short Read, with the bytes as they were when it arrived: Writes behind it must not show in them.
+    Copied(ReadSource, Box<[u8]>),
     Atomic(Atomic),
 }
+
+/// Longest Read that is copied if its Response has to wait. The peer decides how many there are, up to the
+/// read depth.
+pub(super) const MOST_COPIED: u32 = 1024;
 
 /// What a Read of the peer requested.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +64,11 @@ pub(super) struct ReadSource {
 
 impl ReadSource {
     pub const SEGMENT_LEN: u16 = (Untagged::LEN + ReadRequest::LEN) as u16;
+
+    /// The message that answers it.
+    pub fn response(&self) -> Message {
+        Message::Tagged { opcode: Opcode::ReadResponse, stag: self.sink_stag, to: self.sink_to }
+    }
 
     /// The request as a segment, with what is left to do from `offset` on, as a Terminate in the middle of a
     /// response quotes it (RFC 5040 section 4.8).
@@ -84,32 +96,24 @@ impl ReadSource {
     }
 }
 
-/// An atomic operation of the peer that waits for its response.
+/// An atomic operation of the peer, carried out, that waits for its response.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Atomic {
-    pub msn: u32,
-    pub request: AtomicRequest,
-    /// The old value; `None` until the operation is carried out.
-    pub original: Option<u64>,
+    pub request_id: u32,
+    /// Where it was carried out.
+    pub addr: u64,
+    /// The old value.
+    pub original: u64,
 }
 
 impl Atomic {
-    pub const SEGMENT_LEN: u16 = (Untagged::LEN + AtomicRequest::LEN) as u16;
-
-    /// The request as a segment, as a Terminate quotes it.
-    pub fn segment(&self) -> [u8; Self::SEGMENT_LEN as usize] {
-        let header = Untagged {
-            last: true,
-            rsvdulp: Control::new(Opcode::AtomicRequest).to_byte(),
-            rsvdulp32: 0,
-            qn: QN_READ_REQUEST,
-            msn: self.msn,
-            mo: 0,
-        };
-        let mut bytes = [0; Self::SEGMENT_LEN as usize];
-        let (head, tail) = bytes.split_at_mut(Untagged::LEN);
-        head.copy_from_slice(&header.to_bytes());
-        tail.copy_from_slice(&self.request.to_bytes());
-        bytes
+    /// Puts the old value into `bytes`, which were read at `addr` for a Read before it.
+    pub fn undo(&self, addr: u64, bytes: &mut [u8]) {
+        for (n, byte) in self.original.to_ne_bytes().into_iter().enumerate() {
+            let at = self.addr.wrapping_add(n as u64).wrapping_sub(addr);
+            if let Some(place) = usize::try_from(at).ok().and_then(|at| bytes.get_mut(at)) {
+                *place = byte;
+            }
+        }
     }
 }

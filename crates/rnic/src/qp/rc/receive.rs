@@ -18,7 +18,7 @@ use uwarp_wire::terminate::{
 use super::core::RcCore;
 use super::errors::{Blame, Fault};
 use super::params::Rtr;
-use super::reads::{ReadSource, Request};
+use super::reads::{MOST_COPIED, ReadSource, Request};
 use super::stream::{Established, OffendingSegment, Stream};
 use super::timers::Now;
 use crate::event::EventKind;
@@ -480,14 +480,40 @@ impl RcCore {
                 .with(part, self.shell.pd.id(), need, |_| ())
                 .map_err(AccessError::for_read_request)?;
         }
-        stream.requests.push_back(Request::Read(ReadSource {
+        self.take_read(ReadSource {
             msn: header.msn,
             sink_stag: request.sink_stag,
             sink_to: request.sink_to,
             size: request.size,
             stag: request.source_stag,
             to: request.source_to,
-        }));
+        })
+    }
+
+    /// Answers a Read at once, if its turn is now: what arrives behind it must not show in the Response, as
+    /// with InfiniBand. If it has to wait, the bytes of a short one are copied; a long one may show Writes
+    /// behind it.
+    fn take_read(&mut self, source: ReadSource) -> Result<(), TerminateError> {
+        if source.size == 0 || source.size > MOST_COPIED {
+            return self.let_read_wait(Request::Read(source));
+        }
+        if self.may_respond() {
+            self.start_read_response(source);
+            return Ok(());
+        }
+        let part = Part { stag: source.stag, to: source.to, len: source.size as usize };
+        let mut bytes = Vec::with_capacity(part.len);
+        let copied = self
+            .remote
+            .with(part, self.shell.pd.id(), Access::REMOTE_READ, |seg| mem::copy_out(seg, &mut bytes));
+        copied.and_then(|copied| Ok(copied?)).map_err(AccessError::for_read_request)?;
+        self.let_read_wait(Request::Copied(source, bytes.into()))
+    }
+
+    fn let_read_wait(&mut self, request: Request) -> Result<(), TerminateError> {
+        if let Some(stream) = &mut self.stream {
+            stream.requests.push_back(request);
+        }
         Ok(())
     }
 

@@ -29,9 +29,37 @@ pub(super) struct Silence {
     pub probed: bool,
     /// Time since which the peer has not answered.
     pub since: Option<Instant>,
+    /// The log has said that a message of the peer waits for a receive.
+    pub starving_said: bool,
+    /// The same of a peer that answers nothing.
+    idle_said: bool,
+    /// What the peer had answered at the last check, and when that was first seen.
+    answered: Option<(Answered, Instant)>,
 }
 
+/// How far the peer has answered: messages acknowledged, and the oldest Read that it has not served.
+pub(super) type Answered = (u64, Option<u32>);
+
+/// How long the peer's program may leave everything unanswered before the log says so.
+const IDLE: Duration = Duration::from_secs(10);
+
 impl Silence {
+    /// Work requests wait for the peer. Its system answers; its program may be stopped or lack a receive.
+    pub fn say_if_idle(&mut self, qpn: u32, answered: Answered, now: Instant) {
+        let since = match self.answered {
+            Some((before, since)) if before == answered => since,
+            _ => now,
+        };
+        self.answered = Some((answered, since));
+        if now.duration_since(since) >= IDLE && !std::mem::replace(&mut self.idle_said, true) {
+            tracing::warn!(
+                qpn,
+                "the peer has taken nothing for {} s: its program is stopped, or has posted no receive",
+                IDLE.as_secs()
+            );
+        }
+    }
+
     /// Returns whether the peer must be given up.
     pub fn is_over(&mut self, answers: Answers, now: Instant) -> bool {
         let silent = self.since.map_or(Duration::ZERO, |since| now.duration_since(since));

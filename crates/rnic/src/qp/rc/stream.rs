@@ -53,6 +53,8 @@ pub(super) struct Stream {
     pub reads: VecDeque<ReadSink>,
     /// Reads and atomic operations of the peer that wait for our responses, oldest first.
     pub requests: VecDeque<Request>,
+    /// How many of these are atomic operations.
+    pub atomics: usize,
     /// Stream positions at which cut responses end, if the lower layer had not taken all of them at the last
     /// check.
     pub responses: VecDeque<u64>,
@@ -126,6 +128,7 @@ impl Stream {
             direct: None,
             reads: VecDeque::new(),
             requests: VecDeque::new(),
+            atomics: 0,
             responses: VecDeque::new(),
             streaming: Some(streaming),
             stalled: false,

@@ -6,11 +6,12 @@
 //! | `Joined`    | `attach`: by number, no FPDU has come    | [`JOINED`]         | the stream is given up   |
 //! | `Nudge`     | `attach`: the peer may miss FPDUs        | `nudge_after`, …   | an empty Write is sent   |
 //! | `Receive`   | input: a Send finds no receive           | `rnr_timeout`      | Terminate "no buffer"    |
+//! | `Starving`  | the same                                 | [`STARVING`]       | the log says so, once    |
 //! | `HangUp`    | link: hung up while a Send waits         | [`HANG_UP`]        | [`Action::CheckHangUp`]  |
 //! | `Drain`     | `disconnect`: posted work may be sent    | [`DRAIN`]          | the stream is closed     |
 //! | `Ack`       | `poll_transmit`: an ack or request waits | [`ACK`]            | they are sent            |
 //! | `Muted`     | `poll_transmit`: work must not be sent   | [`MUTED`]          | [`Action::Muted`], once  |
-//! | `Silence`   | sending, if the link reports answers     | [`LOOK_EVERY`]     | [`Action::CheckAnswers`] |
+//! | `Silence`   | the peer must answer, if the link sees it| [`LOOK_EVERY`]     | [`Action::CheckAnswers`] |
 //! | `Retry`     | work is posted and no peer has answered  | `retry_limit`      | `RETRY_EXC_ERR`          |
 //!
 //! A deadline is set once and not moved. It is cleared when its condition ends, except for `Ack`, whose
@@ -32,6 +33,8 @@ pub(super) const DRAIN: Duration = Duration::from_secs(2);
 /// far. Twice as long at most, because one that becomes due later gets its own time when this one expires.
 /// Longer than the background thread sleeps while another thread polls, so that it is not woken for this.
 pub(super) const ACK: Duration = Duration::from_micros(250);
+/// How long a Send waits for a receive before the log says so.
+pub(super) const STARVING: Duration = Duration::from_secs(5);
 /// How long posted work waits for the peer's first message before the program gets a warning.
 pub(super) const MUTED: Duration = Duration::from_secs(1);
 /// Largest number of nudges, each after twice the time of the one before: 6 seconds in all.
@@ -74,6 +77,7 @@ pub(super) enum Timer {
     FirstFpdu,
     Joined,
     Receive,
+    Starving,
     HangUp,
     Drain,
     Ack,
@@ -84,13 +88,14 @@ pub(super) enum Timer {
 }
 
 /// In the order in which they are handled if several have expired.
-pub(super) const ALL: [Timer; 10] = [
+pub(super) const ALL: [Timer; 11] = [
     Timer::Retry,
     Timer::FirstFpdu,
     Timer::Joined,
     Timer::Nudge,
     Timer::HangUp,
     Timer::Receive,
+    Timer::Starving,
     Timer::Drain,
     Timer::Ack,
     Timer::Muted,

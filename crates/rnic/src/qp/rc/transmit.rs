@@ -11,6 +11,7 @@ use super::core::RcCore;
 use super::params::Rtr;
 use super::reads::{ReadSink, ReadSource, Request};
 use super::stream::{Disconnect, Established, Stream};
+use super::timers::Timer;
 use super::tx::{Current, Source};
 use crate::event::EventKind;
 use crate::mem::{self, MemSeg};
@@ -100,6 +101,28 @@ impl Stream {
         let start = buf.len();
         self.sender.end(buf, segment);
         self.out.staged(start, false, true);
+    }
+
+    /// Queues a part of a Read Response, without the changes of atomic operations behind the Read.
+    #[cold]
+    fn emit_as_it_was(
+        &mut self,
+        segment: &OutSegment,
+        part: Part,
+        cache: &mut MrCache,
+        pd: u32,
+    ) -> Result<(), mr::AccessError> {
+        let mut bytes = Vec::with_capacity(part.len);
+        let addr = cache
+            .with(part, pd, Access::REMOTE_READ, |seg| mem::copy_out(seg, &mut bytes).map(|_| seg.addr))??;
+        // The oldest change last: it has the value from before all of them.
+        for request in self.requests.iter().rev() {
+            if let Request::Atomic(atomic) = request {
+                atomic.undo(addr, &mut bytes);
+            }
+        }
+        self.emit_bytes(segment, &bytes);
+        Ok(())
     }
 
     fn emit_read_request(&mut self, request: ReadRequest) {
@@ -241,18 +264,38 @@ impl RcCore {
         let Some(stream) = &mut self.stream else { return false };
         let request = match stream.requests.pop_front() {
             None => return false,
-            Some(Request::Read(request)) => request,
-            Some(Request::Atomic(atomic)) => {
-                self.start_atomic_response(atomic);
-                return true;
-            }
+            Some(request) => request,
         };
-        let message =
-            Message::Tagged { opcode: Opcode::ReadResponse, stag: request.sink_stag, to: request.sink_to };
-        let segmenter = stream.segmenter(message, request.size);
+        match request {
+            Request::Read(request) => self.start_read_response(request),
+            Request::Copied(request, bytes) => {
+                self.shell.counters.sent.read_response.count(request.size);
+                let mut segmenter = stream.segmenter(request.response(), request.size);
+                while let Some(segment) = segmenter.next_segment() {
+                    let at = segment.offset as usize;
+                    stream.emit_bytes(&segment, bytes.get(at..at + segment.len as usize).unwrap_or(&[]));
+                }
+                stream.responses.push_back(stream.out.queued());
+            }
+            Request::Atomic(atomic) => self.start_atomic_response(atomic),
+        }
+        true
+    }
+
+    /// Whether a Response may be sent now: nothing is before it.
+    pub(super) fn may_respond(&self) -> bool {
+        let free = |stream: &Stream| {
+            (stream.tx.open && stream.tx.current.is_none() && stream.closing.is_none())
+                && (stream.requests.is_empty() && !stream.far_ahead())
+        };
+        self.stream.as_ref().is_some_and(free) && !self.timers.is_set(Timer::FirstFpdu)
+    }
+
+    pub(super) fn start_read_response(&mut self, request: ReadSource) {
+        let Some(stream) = &mut self.stream else { return };
+        let segmenter = stream.segmenter(request.response(), request.size);
         self.shell.counters.sent.read_response.count(request.size);
         self.cut(&mut Current { segmenter, source: Source::Region(request) });
-        true
     }
 
     /// Starts the next work request, if it may start. False when it has to wait.
@@ -328,7 +371,7 @@ impl RcCore {
     }
 
     /// Carries out a work request about a key of this end; it sends nothing.
-    fn change_key(&self, op: SendOp) -> Result<(), mr::AccessError> {
+    pub(super) fn change_key(&self, op: SendOp) -> Result<(), mr::AccessError> {
         let (pd, qpn) = (&self.shell.pd, self.shell.qpn);
         match op {
             SendOp::LocalInvalidate { stag } => mr::invalidate(stag, pd.id(), qpn),
@@ -456,9 +499,12 @@ impl RcCore {
             (segment.len > 0).then_some(Part { stag: request.stag, to: at, len: segment.len as usize });
         // Checked when the request came, and again here: the region may have been deregistered since.
         let need = Access::REMOTE_READ;
-        if let Err(e) =
-            emit_parts(stream, segment, part.into_iter(), &mut self.remote, self.shell.pd.id(), need)
-        {
+        let (remote, pd) = (&mut self.remote, self.shell.pd.id());
+        let emitted = match part {
+            Some(part) if stream.atomics > 0 => stream.emit_as_it_was(segment, part, remote, pd),
+            part => emit_parts(stream, segment, part.into_iter(), remote, pd, need),
+        };
+        if let Err(e) = emitted {
             self.fail(e.for_read_request(), Some((&request.rest(segment.offset), ReadSource::SEGMENT_LEN)));
         }
     }

@@ -6,11 +6,11 @@ use uwarp_wire::rdmap::Delivery;
 
 use super::core::RcCore;
 use super::stream::{OffendingSegment, Stream};
-use super::timers::{Now, Timer};
+use super::timers::{Now, STARVING, Timer};
 
 impl Stream {
     /// Whether work requests of this end wait for something that the peer still has to send.
-    fn awaits_peer(&self) -> bool {
+    pub(super) fn awaits_peer(&self) -> bool {
         !self.reads.is_empty() || self.tx.messages() > self.completes_to()
     }
 
@@ -44,6 +44,18 @@ impl RcCore {
         self.stream.as_ref().is_some_and(|s| s.stalled || !s.buffered.is_empty())
     }
 
+    /// A Send waits for a receive. The programs of both ends may wait forever, and neither knows why.
+    pub(super) fn say_starving(&mut self) {
+        let (waits, qpn) = (self.awaits_receive(), self.shell.qpn);
+        let Some(stream) = self.stream.as_mut().filter(|_| waits) else { return };
+        stream.silence.starving_said = true;
+        tracing::warn!(
+            qpn,
+            "a message of the peer has waited for {} s: this program has posted no receive for it",
+            STARVING.as_secs()
+        );
+    }
+
     /// Buffers a segment of a Send without a receive, or a Read Request behind one. Returns false when the
     /// stream must stop there: this end waits for nothing behind it, or too much is buffered already.
     pub(super) fn buffer_segment(&mut self, segment: &Segment, ulpdu: &[u8]) -> bool {
@@ -67,6 +79,7 @@ impl RcCore {
         // The next wait has its own time limit.
         self.timers.clear(Timer::Receive);
         self.timers.clear(Timer::HangUp);
+        self.timers.clear(Timer::Starving);
         if let Some(stream) = &mut self.stream {
             stream.stalled = false;
         }

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use serde::Serialize;
 
 use super::ends::{Ends, Place, out_of_turn};
@@ -23,7 +23,7 @@ use super::stats::{Ratio, Side};
 use super::ways::size_name;
 use super::{crc, progress};
 use crate::cli::{BenchArgs, BenchPin};
-use crate::{complain, libdir, preload, sockets};
+use crate::{complain, libdir, preload, sockets, table};
 
 /// A way in which a program of sockets may run.
 struct Way {
@@ -193,8 +193,8 @@ pub fn run(args: &BenchArgs, place: Place) -> Result<bool> {
         crate::say!("{report}");
     } else {
         for pattern in [Pattern::PingPong, Pattern::Stream] {
-            if let Some(table) = table(pattern, &rows, &lines) {
-                crate::say!("{}\n{table}\n", caption(pattern));
+            if let Some(table) = table(pattern, &rows, &lines, args.targets) {
+                crate::say!("{}\n{}\n", caption(pattern), table::text(table));
             }
         }
         crate::say!(
@@ -312,24 +312,22 @@ fn caption(pattern: Pattern) -> &'static str {
     }
 }
 
-fn table(pattern: Pattern, rows: &[Row], lines: &[Line]) -> Option<Table> {
+fn table(pattern: Pattern, rows: &[Row], lines: &[Line], targets: bool) -> Option<Table> {
     let rows: Vec<_> = rows.iter().filter(|row| row.pattern == pattern).collect();
     if rows.is_empty() {
         return None;
     }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
     let sizes = rows.iter().map(|row| size_name(row.size));
-    table.set_header([String::new()].into_iter().chain(sizes).chain(["target".to_owned()]));
+    let target = targets.then(|| "target".to_owned());
+    let header: Vec<_> = [String::new()].into_iter().chain(sizes).chain(target).collect();
+    let mut table = table::new(&header);
     for line in lines {
         let cell = |row: &&Row| row.ways.get(&line.id).map_or("-".to_owned(), |way| way.cell(pattern));
         let cells = rows.iter().map(cell);
-        let target = line.target(pattern).to_owned();
-        table.add_row([line.title.clone()].into_iter().chain(cells).chain([target]));
+        let target = targets.then(|| line.target(pattern).to_owned());
+        table.add_row([line.title.clone()].into_iter().chain(cells).chain(target));
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    table::align(&mut table, 1);
     Some(table)
 }
 

@@ -1,0 +1,253 @@
+//! The order of the house: which crates may use which, which modules of a crate name each other in a circle,
+//! and what the core of a connected queue pair offers. A change here is a change of the plan
+//! (ARCHITECTURE.md, docs/adr/027), so it is made on purpose.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// From the bottom up. A crate uses only those of the lines above its own.
+const LAYERS: [&[&str]; 7] = [
+    &["crates/wire", "abi/types", "abi/preload"],
+    &["crates/proto", "crates/llp"],
+    &["crates/rnic"],
+    &["crates/driver"],
+    &["crates/cm"],
+    &["crates/rsocket"],
+    &["abi/iwarp-mode"],
+];
+
+/// Above them all; none of the others uses these.
+const TOP: [&str; 8] = [
+    "abi",
+    "abi/fs",
+    "abi/sockets",
+    "abi/verbs-sockets",
+    "tools/uwarp",
+    "conformance",
+    "crates/sim",
+    "crates/model",
+];
+
+fn package(directory: &str) -> String {
+    match directory {
+        "conformance" | "abi" => format!("uwarp-{directory}"),
+        "tools/uwarp" => "uwarp".to_owned(),
+        "abi/types" => "uwarp-abi-types".to_owned(),
+        other => format!("uwarp-{}", other.rsplit('/').next().unwrap_or_default()),
+    }
+}
+
+/// The crates of this workspace that one depends on, not only for its tests.
+fn dependencies(directory: &str) -> BTreeSet<String> {
+    let manifest = fs::read_to_string(root().join(directory).join("Cargo.toml")).expect("a manifest");
+    let (_, rest) = manifest.split_once("\n[dependencies]\n").unwrap_or_default();
+    let lines = rest.lines().take_while(|line| !line.starts_with('['));
+    let names = lines.filter_map(|line| line.split(['.', ' ', '=']).next());
+    names.filter(|name| name.starts_with("uwarp")).map(str::to_owned).collect()
+}
+
+#[test]
+fn each_crate_uses_only_those_below_it() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the workspace");
+    let members = manifest.split("members = [").nth(1).and_then(|rest| rest.split(']').next());
+    let members: BTreeSet<&str> = members.expect("members").split('"').skip(1).step_by(2).collect();
+    let known: BTreeSet<&str> = LAYERS.iter().flat_map(|layer| layer.iter().copied()).chain(TOP).collect();
+    assert_eq!(members, known, "every crate has its place in the table above");
+    let mut below = BTreeSet::new();
+    for layer in LAYERS {
+        for directory in layer {
+            let above: Vec<_> = dependencies(directory).difference(&below).cloned().collect();
+            assert!(above.is_empty(), "{directory} uses {above:?}, which are not below it");
+        }
+        below.extend(layer.iter().map(|directory| package(directory)));
+    }
+    // The simulator and the model are made of the crates that they try.
+    for directory in TOP {
+        let beside: Vec<_> = dependencies(directory).difference(&below).cloned().collect();
+        assert!(beside.is_empty(), "{directory} uses {beside:?}, which are not below it");
+    }
+}
+
+/// Circles of modules, each as the modules that reach each other. Every one is named here with its reason; a
+/// new one is a mistake, and so is a name that is no longer true.
+const CIRCLES: [(&str, &[&str]); 6] = [
+    // What headers say in the traces is a part of their own types.
+    ("wire", &["datagram", "rdmap", "terminate", "text"]),
+    // A carrier hands a link over, and a link is made of a carrier.
+    ("llp", &["carrier", "link"]),
+    // The engine holds the datagrams that wait for more (docs/adr/045).
+    ("driver", &["engine", "held"]),
+    // The device finds its queue pairs by number, and they are made on it (docs/adr/027).
+    ("driver", &["nic", "pair", "qp", "shell", "ud"]),
+    ("rsocket", &["poll", "set", "table"]),
+    ("rsocket", &["socket", "upgrade"]),
+];
+
+/// Arrows that do not count: crate, from, to.
+const LEFT_OUT: [(&str, &str, &str); 1] = [
+    // The object's own destructor must be a static, and stands in the file that may have one. It only names
+    // what the process does last.
+    ("driver", "fork", "open"),
+];
+
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap_or_else(|e| panic!("{}: {e}", directory.display())).flatten()
+    {
+        let path = entry.path();
+        let is_test = path.file_stem().is_some_and(|name| name == "tests");
+        if path.is_dir() && !is_test {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
+            found.push(path);
+        }
+    }
+}
+
+/// The top modules of a crate, and those that each names as `crate::…`.
+fn arrows(name: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let source = root().join("crates").join(name).join("src");
+    let mut all = Vec::new();
+    files(&source, &mut all);
+    let module = |file: &PathBuf| {
+        let first = file.strip_prefix(&source).ok()?.iter().next()?.to_str()?;
+        Some(first.trim_end_matches(".rs").to_owned())
+    };
+    let modules: BTreeSet<String> = all.iter().filter_map(module).collect();
+    let mut arrows: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in &all {
+        let Some(from) = module(file).filter(|from| from != "lib") else { continue };
+        let text = fs::read_to_string(file).expect("a source file");
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code = lines.collect::<Vec<_>>().join("\n");
+        for rest in code.split("crate::").skip(1) {
+            let named = match rest.strip_prefix('{') {
+                Some(list) => first_words(list),
+                None => vec![word(rest)],
+            };
+            let counts = |to: &String| !LEFT_OUT.contains(&(name, &from, to));
+            let others = named.into_iter().filter(|to| *to != from && modules.contains(to) && counts(to));
+            arrows.entry(from.clone()).or_default().extend(others);
+        }
+    }
+    arrows
+}
+
+fn word(text: &str) -> String {
+    text.trim_start().chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
+}
+
+/// Of `a::{b, c}, d}` the words `a` and `d`.
+fn first_words(list: &str) -> Vec<String> {
+    let (mut depth, mut begins, mut words) = (0, true, Vec::new());
+    for (at, c) in list.char_indices() {
+        if depth == 0 && begins && c.is_ascii_alphabetic() {
+            words.push(word(&list[at..]));
+            begins = false;
+        }
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => begins = true,
+            _ => {}
+        }
+    }
+    words
+}
+
+/// The sets of modules that reach each other.
+fn circles(arrows: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
+    let reached = |from: &String| {
+        let (mut seen, mut left) = (BTreeSet::new(), vec![from.clone()]);
+        while let Some(next) = left.pop() {
+            for to in arrows.get(&next).into_iter().flatten() {
+                if seen.insert(to.clone()) {
+                    left.push(to.clone());
+                }
+            }
+        }
+        seen
+    };
+    let reach: BTreeMap<_, _> = arrows.keys().map(|from| (from, reached(from))).collect();
+    let circle = |of: &String| -> Vec<String> {
+        let back = |other: &&String| reach.get(*other).is_some_and(|reach| reach.contains(of));
+        reach[of].iter().filter(back).cloned().collect()
+    };
+    arrows.keys().map(circle).filter(|circle| circle.len() > 1).collect()
+}
+
+#[test]
+fn modules_go_in_no_circle_that_is_not_named() {
+    let crates = ["wire", "proto", "llp", "rnic", "driver", "cm", "rsocket"];
+    let found: BTreeSet<_> = crates
+        .iter()
+        .flat_map(|name| {
+            let circles = circles(&arrows(name));
+            circles.into_iter().map(move |circle| ((*name).to_owned(), circle))
+        })
+        .collect();
+    let named = CIRCLES.map(|(name, circle)| {
+        (name.to_owned(), circle.iter().map(|module| (*module).to_owned()).collect::<Vec<_>>())
+    });
+    assert_eq!(found, BTreeSet::from(named), "circles that are there, and those that are named");
+}
+
+/// What the core of a connected queue pair offers, by what it is for (docs/adr/027).
+const CORE: [&[&str]; 8] = [
+    &["handle_input", "handle_timeout", "poll_transmit", "poll_timeout", "poll_action"],
+    &["transmitted", "rx_plan", "direct_received", "handle_link", "has_nothing_to_send", "has_action"],
+    &["post_send", "check_send", "post_checked", "post_recv", "resume"],
+    &["new", "modify", "attach", "disconnect", "leave_gone_peer"],
+    &["qpn", "query", "psns", "snapshot", "awaits_stream"],
+    &["stalled", "awaits_receive", "sets_aside", "polled_in_vain", "messages_placed"],
+    &["ack_is_urgent", "awaits_ack", "demand_ack"],
+    &["set_msn"],
+];
+
+#[test]
+fn the_core_of_a_queue_pair_offers_what_is_listed() {
+    let mut all = Vec::new();
+    files(&root().join("crates/rnic/src/qp/rc"), &mut all);
+    let mut found = BTreeSet::new();
+    for file in all {
+        let text = fs::read_to_string(&file).expect("a source file");
+        for part in text.split("\nimpl RcCore {\n").skip(1) {
+            let body = part.split("\n}\n").next().unwrap_or_default();
+            let functions = body.lines().filter_map(|line| line.strip_prefix("    pub fn "));
+            found.extend(functions.map(word));
+        }
+    }
+    let listed: BTreeSet<_> = CORE.iter().flat_map(|row| row.iter().map(|name| (*name).to_owned())).collect();
+    assert_eq!(found, listed, "public functions of RcCore, and those that are listed");
+    let page = fs::read_to_string(root().join("docs/adr/027-arrows-between-files.md")).expect("the page");
+    let missing: Vec<_> = listed.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+    assert!(missing.is_empty(), "not on the page: {missing:?}");
+}
+
+/// The page of decisions has each of them, with its title.
+#[test]
+fn every_decision_stands_in_the_index() {
+    let directory = root().join("docs/adr");
+    let index = fs::read_to_string(directory.join("README.md")).expect("the index");
+    let mut pages: Vec<_> = fs::read_dir(&directory).expect("pages").flatten().map(|e| e.path()).collect();
+    pages.retain(|page| !page.ends_with("README.md"));
+    for page in &pages {
+        let name = page.file_name().and_then(|name| name.to_str()).expect("a name");
+        let text = fs::read_to_string(page).expect("a page");
+        let heading = text.lines().next().unwrap_or_default();
+        let title = heading.split_once(": ").map_or("", |(_, title)| title);
+        let row = format!("| [{}]({name}) | {title} | 20", &name[..3]);
+        assert!(heading.starts_with(&format!("# {}: ", &name[..3])) && index.contains(&row), "no row: {row}");
+    }
+    assert_eq!(
+        index.lines().filter(|line| line.starts_with("| [")).count(),
+        pages.len(),
+        "rows without a page"
+    );
+}

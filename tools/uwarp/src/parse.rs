@@ -1,0 +1,130 @@
+//! Reads the command line and the variables behind its options. Each mistake is named, with what to do.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
+
+use crate::cli::Cli;
+use crate::complain;
+use crate::program;
+use crate::variables::{self, Fault};
+
+/// Exit status for a command line or a variable that means nothing, as clap's.
+const USAGE: u8 = 2;
+
+/// The command to carry out. A mistake that clap finds ends the process.
+pub fn parse() -> Result<Cli, ExitCode> {
+    let words: Vec<OsString> = env::args_os().collect();
+    // Without the variables first: clap would not name the one that is wrong.
+    let command = for_each_option(Cli::command(), |option| option.env(None));
+    let matches = command.try_get_matches_from(&words).unwrap_or_else(|error| match error.kind() {
+        // It names the variables.
+        ErrorKind::DisplayHelp => Cli::command().get_matches_from(&words),
+        ErrorKind::InvalidSubcommand => {
+            complain(&no_command(words.get(1).and_then(|word| word.to_str()).unwrap_or_default()));
+            std::process::exit(USAGE.into())
+        }
+        _ => error.exit(),
+    });
+    if let Some((name, given)) = matches.subcommand().filter(|(name, _)| ["run", "mpi"].contains(name)) {
+        not_an_option(&words, name, given)?;
+    }
+    if let Some((name, given)) = matches.subcommand() {
+        wrong_variables(name, given)?;
+    }
+    // An empty variable is as if it were not set.
+    let command = for_each_option(Cli::command(), |option| {
+        let empty = option.get_env().and_then(env::var_os).is_some_and(|value| value.is_empty());
+        if empty { option.env(None) } else { option }
+    });
+    let matches = command.get_matches_from(&words);
+    Cli::from_arg_matches(&matches).map_err(|error| {
+        complain(&error);
+        ExitCode::from(USAGE)
+    })
+}
+
+fn no_command(typed: &str) -> String {
+    let command = Cli::command();
+    let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let names: Vec<_> = commands.map(Command::get_name).collect();
+    match variables::nearest(typed, names.iter().copied()) {
+        Some(name) => format!("there is no command {typed}; did you mean {name}?"),
+        None if program::find(OsStr::new(typed)).is_ok() => {
+            format!("there is no command {typed}; to run the program: uwarp run -- {typed}")
+        }
+        None => format!("there is no command {typed}; there are: {}", names.join(", ")),
+    }
+}
+
+fn for_each_option(command: Command, change: impl Fn(Arg) -> Arg + Copy) -> Command {
+    command.mut_subcommands(|command| command.mut_args(change))
+}
+
+/// The first word that is no option begins the program, so a mistyped option would be taken for it.
+fn not_an_option(words: &[OsString], subcommand: &str, given: &ArgMatches) -> Result<(), ExitCode> {
+    let program: Vec<_> =
+        given.get_many::<OsString>("program").map(|words| words.collect()).unwrap_or_default();
+    let Some(first) = program.first().and_then(|first| first.to_str()) else { return Ok(()) };
+    let before = words.len().checked_sub(program.len() + 1).and_then(|at| words.get(at));
+    if before.is_some_and(|word| word == "--") {
+        return Ok(());
+    }
+    let refuse = |sentence: String| {
+        complain(&sentence);
+        Err(ExitCode::from(USAGE))
+    };
+    if first.starts_with('-') {
+        let typed = first.trim_start_matches('-').split('=').next().unwrap_or_default();
+        let command = Cli::command();
+        let options = command.find_subcommand(subcommand).into_iter().flat_map(Command::get_arguments);
+        let options: Vec<_> = options.filter_map(|option| option.get_long()).collect();
+        return refuse(match variables::nearest(typed, options) {
+            Some(name) => format!("unknown option {first}; did you mean --{name}?"),
+            None => format!(
+                "unknown option {first}; `uwarp {subcommand} --help` lists the options. \
+                 An option of the program stands behind its name: uwarp {subcommand} -- PROGRAM {first}"
+            ),
+        });
+    }
+    let without_rule = given.get_one::<String>("sockets").is_some_and(String::is_empty);
+    let is_rule = ["upgrade", "rsockets", "tcp"].contains(&first.split(':').next().unwrap_or_default());
+    if without_rule && is_rule && program::find(OsStr::new(first)).is_err() {
+        return refuse(format!("{first} is not a program; did you mean --sockets={first}?"));
+    }
+    Ok(())
+}
+
+/// Names all variables that are wrong, unless an option takes their place.
+fn wrong_variables(subcommand: &str, given: &ArgMatches) -> Result<(), ExitCode> {
+    let command = Cli::command();
+    let options: Vec<_> = command
+        .find_subcommand(subcommand)
+        .into_iter()
+        .flat_map(Command::get_arguments)
+        .filter_map(|option| Some((option.get_env()?.to_owned(), option.get_id().to_string())))
+        .collect();
+    if options.is_empty() {
+        return Ok(());
+    }
+    let replaced = |variable: &str| {
+        let option = options.iter().find(|(name, _)| name == variable);
+        option.is_some_and(|(_, id)| given.value_source(id) == Some(ValueSource::CommandLine))
+    };
+    let faults = variables::set().into_iter().filter(|(name, _)| !replaced(name));
+    let faults: Vec<_> = faults.filter_map(|(name, value)| variables::judge(&name, &value)).collect();
+    for Fault { invalid, found, remedy } in &faults {
+        match *invalid {
+            true => complain(&format_args!("{found}; {remedy}")),
+            false => complain(&format_args!("warning: {found}; {remedy}")),
+        }
+    }
+    match faults.iter().any(|fault| fault.invalid) {
+        true => Err(ExitCode::from(USAGE)),
+        false => Ok(()),
+    }
+}
