@@ -178,7 +178,8 @@ mod tests {
         assert_eq!(to("::", 1), None);
     }
 
-    /// The hop limit of an address handle reaches the network: a group's datagrams must not leave it for that.
+    /// The hop limit of an address handle reaches the network: a group's datagrams must not leave it for
+    /// that.
     #[test]
     fn c16_a_group_is_reached_in_one_hop() {
         let limit = |peer: &str| {
