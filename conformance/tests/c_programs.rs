@@ -64,7 +64,8 @@ const PROGRAMS: [&str; 29] = [
 ];
 
 /// Groups that are run by themselves, in a namespace, and programs all of whose groups are.
-const IN_NAMESPACES: [(&str, &str); 3] = [("events", "interfaces"), ("events", "lids"), ("events", "fresh")];
+const IN_NAMESPACES: [(&str, &str); 4] =
+    [("events", "interfaces"), ("events", "lids"), ("events", "fresh"), ("events", "indices")];
 const OTHERS: [&str; 4] = ["traps", "same_calls", "devices", "groups"];
 
 /// The groups of a program, as its table has them.

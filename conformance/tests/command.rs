@@ -90,6 +90,14 @@ fn rdma_of_iproute2_shows_the_device() {
     assert!(std::path::Path::new("/sys/class/net").join(netdev).exists(), "{link}");
     let expected = format!("link uwarp0/1 state ACTIVE physical_state LINK_UP netdev {netdev} \n");
     assert_eq!(rdma("rdma link show uwarp0/1").stdout, expected);
+    // A shell looks for all its commands where PATH says. Nobody else may come to make that directory.
+    let path = uwarp("run --files on -- sh -c").arg("echo $PATH").run_ok().unwrap();
+    let first = std::path::PathBuf::from(path.stdout.split(':').next().unwrap());
+    assert!(first.ends_with("lib/uwarp/commands"), "{}", path.text());
+    assert_eq!(
+        first.canonicalize().unwrap(),
+        Dist::find().unwrap().lib().join("commands").canonicalize().unwrap()
+    );
     // Of a child as well.
     let device = uwarp("run --as iwarp --files on -- sh -c").arg("rdma dev | cat").run_ok().unwrap();
     assert!(device.stdout.starts_with("0: uwarp0: node_type rnic protocol iw fw "), "{}", device.text());

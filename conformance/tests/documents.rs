@@ -185,6 +185,7 @@ fn every_lock_stands_on_the_page_of_locks() {
         "crates/rnic/src",
         "crates/llp/src",
         "crates/process/src",
+        "crates/process/src",
         "crates/rsocket/src",
     ] {
         for file in files_below(directory, "rs").iter().filter(|file| !file.ends_with("tests.rs")) {

@@ -5,12 +5,14 @@
 //!  conn                      one connection: its bytes before the stream
 //!  side, kernel              ends on one host: links, and what proves the peer
 //!  table                     connections that the program still has itself; forks
-//!  service                   one thread: datagrams, time, markers
+//!  service, datagrams        one thread: datagrams, time, markers
 //!  said                      what the user can read of a decision
 //! ```
 
 #[allow(unsafe_code)]
 pub mod conn;
+#[allow(unsafe_code)]
+pub mod datagrams;
 pub mod inbound;
 #[allow(unsafe_code)]
 pub mod kernel;

@@ -104,7 +104,8 @@ pub fn address_vector(own: &[Address], local: IpAddr, peer: IpAddr) -> ibv_ah_at
     if own.is_none() && local.is_loopback() && is_group(peer) {
         attr.src_path_bits = FROM_LOOPBACK;
     }
-    attr.grh.hop_limit = 64;
+    // A group's datagrams stay in the network, as in Linux (`cma_iboe_join_multicast`).
+    attr.grh.hop_limit = if is_group(peer) { 1 } else { 64 };
     attr
 }
 
@@ -175,6 +176,17 @@ mod tests {
         assert_eq!(to("::1", 0), Some(path("[::1]:0", "[::1]:0")), "loopback's is in no table");
         assert_eq!(to("192.0.2.9", 2), None, "no such GID of ours");
         assert_eq!(to("::", 1), None);
+    }
+
+    /// The hop limit of an address handle reaches the network: a group's datagrams must not leave it for
+    /// that.
+    #[test]
+    fn c16_a_group_is_reached_in_one_hop() {
+        let limit = |peer: &str| {
+            let [local, peer] = ["192.0.2.1", peer].map(|ip| ip.parse().expect("an address"));
+            address_vector(&own(), local, peer).grh.hop_limit
+        };
+        assert_eq!((limit("239.1.2.3"), limit("255.255.255.255"), limit("192.0.2.9")), (1, 1, 64));
     }
 
     #[test]

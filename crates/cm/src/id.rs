@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, PerProcess};
 use rustix::io::Errno;
 use uwarp_driver::{Qp, forked};
 use uwarp_llp::carrier::{Bind, SetUp, TakePort};
@@ -443,7 +443,7 @@ impl std::fmt::Debug for Id {
 /// first few addresses, since some programs try one port after the other.
 fn explain(errno: Errno, address: SocketAddr) {
     const ENOUGH: usize = 16;
-    static SAID: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
+    static SAID: PerProcess<Mutex<Vec<SocketAddr>>> = PerProcess::new(Mutex::default);
     if errno != Errno::ADDRINUSE && !(errno == Errno::ADDRNOTAVAIL && route::is_any(address.ip())) {
         return;
     }

@@ -259,6 +259,9 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
             }
             let mut state = self.lock.lock();
             answer = state.answer.take();
+            if answer.is_some() {
+                state.waits = None;
+            }
             self.release(state);
             if answer.is_none() {
                 park();
@@ -345,8 +348,9 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                 }
                 Deferred::Answer(answer) => {
                     state.answer = Some(answer);
-                    let other = state.waits.take().filter(|thread| thread.id() != current().id());
-                    other.inspect(Thread::unpark);
+                    // It may be another call's, which has it at once: who waits goes on waiting.
+                    let other = state.waits.as_ref().filter(|thread| thread.id() != current().id());
+                    other.inspect(|thread| thread.unpark());
                 }
                 result => deferred.push_back(result),
             }

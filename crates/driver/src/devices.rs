@@ -28,7 +28,7 @@ pub struct RdmaDevice {
     /// Of interfaces: the one that was found after it.
     next: OnceLock<&'static RdmaDevice>,
     /// How many objects programs have made on it.
-    pub made: Made,
+    pub made: PerProcess<Made>,
     /// The opened device that ids share, by its cookie.
     pub shared: OncePerProcess<usize>,
 }
@@ -50,7 +50,7 @@ impl RdmaDevice {
             port: Port::new(interface.map(str::to_owned)),
             shown: OnceLock::new(),
             next: OnceLock::new(),
-            made: Made::default(),
+            made: PerProcess::new(Made::default),
             shared: OncePerProcess::new(),
         }
     }

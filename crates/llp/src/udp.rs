@@ -540,8 +540,8 @@ pub(crate) fn set_option<T: Copy>(
     if rc == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// Writes a control message after `used` bytes of others; returns its length. [`CONTROL`] has room for all that a
-/// datagram can have.
+/// Writes a control message after `used` bytes of others; returns its length. [`CONTROL`] has room for all
+/// that a datagram can have.
 fn put_control<T: Copy>(
     control: &mut Control,
     used: usize,

@@ -1,7 +1,7 @@
 //! `rdma link` and `rdma dev` for programs that see the device's files.
 //!
 //! iproute2's rdma asks the kernel by a socket of NETLINK_RDMA, and nothing but the kernel can answer there.
-//! So the directory of the files has a command of the same name, in front of the other one in PATH. It shows
+//! So the installation has a command of the same name, in front of the other one in PATH. It shows
 //! what the files say, in the words and the JSON of iproute2; for all else, it becomes the other one.
 
 use std::env;

@@ -58,7 +58,7 @@ pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static
         Ok(status) if status.success() => {
             let mut variables = vec![];
             // Without it, `rdma link` is the kernel's.
-            if let Ok(path) = own_commands(&tree) {
+            if let Some(path) = own_commands(libdir, env::var_os("PATH")) {
                 variables.push(("PATH", path));
             }
             variables.push((VARIABLE, tree.into_os_string()));
@@ -71,21 +71,16 @@ pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static
     }
 }
 
-/// Makes the directory of commands that answer for the device instead of the system's, and returns PATH with
-/// it in front.
-fn own_commands(tree: &Path) -> io::Result<OsString> {
-    let directory = tree.join("bin");
-    fs::create_dir(&directory)?;
-    symlink(libdir::executable()?, directory.join(rdma::NAME))?;
-    let inherited = env::var_os("PATH").filter(|path| !path.is_empty());
-    // Not those of a run that started this one.
-    let others = inherited.iter().flat_map(env::split_paths).filter(|place| !is_own_commands(place));
-    env::join_paths(iter::once(directory).chain(others)).map_err(io::Error::other)
-}
-
-fn is_own_commands(place: &Path) -> bool {
-    place.ends_with("bin")
-        && place.parent().and_then(Path::file_name).is_some_and(|name| Name::read(name).is_some())
+/// PATH with the directory of commands in front that answer for the device instead of the system's. It
+/// belongs to the installation: a directory below /tmp can be removed, and made anew by anybody, in the life
+/// of a shell that looks there for every command. `None`: there is none.
+fn own_commands(libdir: &Path, path: Option<OsString>) -> Option<OsString> {
+    let directory = libdir.join("commands");
+    directory.join(rdma::NAME).exists().then_some(())?;
+    let inherited = path.filter(|path| !path.is_empty());
+    // Not that of a run that started this one.
+    let others = inherited.iter().flat_map(env::split_paths).filter(|place| *place != directory);
+    env::join_paths(iter::once(directory.clone()).chain(others)).ok()
 }
 
 /// `uwarp files DIRECTORY`: fills a tree with what the verbs say.
