@@ -94,9 +94,9 @@ impl Space {
         Self { space: number, next: 0 }
     }
 
-    /// Its number.
-    pub const fn number(&self) -> u32 {
-        self.space
+    /// The name that it gives first.
+    pub const fn first(&self) -> ConnKey {
+        ConnKey { space: self.space, number: 0 }
     }
 
     /// A name that was not used before.

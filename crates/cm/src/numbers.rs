@@ -28,7 +28,7 @@ use crate::error::CmError;
 use crate::event::ConnParam;
 use crate::machine::Recipient;
 use crate::machine::budget::Budget;
-use crate::machine::pairings::{Pairings, Path, Settings, Terms};
+use crate::machine::pairings::{Pairings, Path, Settings, Terms, shown_psns};
 use crate::params::{passes_for_infiniband, stream_params};
 use crate::runner::{Environment, Runner, now};
 use crate::sync::Mutex;
@@ -185,6 +185,7 @@ impl Environment<Pairings> for Owner {
             // In the iwarp view, too: programs that exchange numbers are written for InfiniBand.
             by_number: true,
             wait_first_fpdu: said.rtr != Rtr::None,
+            psns: shown_psns(said),
             ..stream_params(said, param, attr.timeout, attr.min_rnr_timer)
         }
     }

@@ -114,6 +114,7 @@ pub(crate) fn stream_params(
         placement_reads: passes_for_infiniband() && asks_stranger(Config::get().ask, negotiated),
         infiniband: passes_for_infiniband(),
         by_number: false,
+        psns: None,
     }
 }
 

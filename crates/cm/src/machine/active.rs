@@ -147,9 +147,9 @@ impl Active {
         Ok(active)
     }
 
-    /// The space of its connections' names.
-    pub fn space(&self) -> u32 {
-        self.names.number()
+    /// The first of its connections' names; the others have the same space.
+    pub fn conns(&self) -> ConnKey {
+        self.names.first()
     }
 
     /// Gives up, in any state. Nothing is reported afterwards.

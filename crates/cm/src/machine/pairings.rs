@@ -32,6 +32,8 @@
 //! and the queue pair waits for the next stream. (`design/bring_up.py` searches these rules exhaustively.)
 
 mod connecting;
+mod early;
+mod index;
 mod listening;
 mod pairing;
 mod why;
@@ -50,10 +52,13 @@ use uwarp_proto::setup::{Depths, InitiatorConfig, Negotiated, RTR_STAG_TO, Respo
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Now, Psns};
 use uwarp_wire::datagram::proof::Proof as ProofDatagram;
-use uwarp_wire::introduction::{Introduction, TurnedAway};
+use uwarp_wire::introduction::TurnedAway;
 
+use self::early::{Arrived, EarlyRequests};
+use self::index::{Entry, Index};
 use self::listening::EARLY_LIMIT;
 pub use self::listening::MOST_EARLY_EACH;
+pub use self::pairing::shown_psns;
 use self::pairing::{Pairing, State};
 use self::why::Named;
 use super::active::{self, Active};
@@ -77,8 +82,8 @@ pub struct Path {
 }
 
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// Datagrams that wait to be sent. What is lost is asked for again.
-const MOST_DATAGRAMS: usize = 64;
+/// Datagrams that wait to be sent: a request of each number, and answers. What is lost is asked for again.
+const MOST_DATAGRAMS: usize = 1024;
 
 /// What the pairings of a port need to know.
 #[derive(Debug, Clone)]
@@ -140,12 +145,12 @@ pub struct Pairings {
     /// For the next attempt to connect; 0 is the listener's.
     spaces: u32,
     pairs: BTreeMap<u32, Pairing>,
+    index: Index,
     /// The addresses and ports that pairings name.
     named: BTreeMap<(Ipv6Addr, u16), Named>,
     /// Queue pairs that exist.
     alive: BTreeSet<u32>,
-    /// In the order in which they came.
-    early: VecDeque<Early>,
+    early: EarlyRequests,
     /// Requests that are turned away, until the words are sent.
     leaving: BTreeMap<ConnKey, Leaving>,
     /// Cookies for others in the second that began then.
@@ -154,24 +159,6 @@ pub struct Pairings {
     /// The last one that was given out.
     sending: Option<(Route, [u8; ProofDatagram::LEN])>,
     actions: VecDeque<Action<Infallible>>,
-}
-
-/// A request that is complete.
-#[derive(Debug)]
-struct Arrived {
-    conn: ConnKey,
-    introduction: Introduction,
-    from: Ipv6Addr,
-    /// When its cookie was made.
-    proven: Instant,
-    handshake: Box<Handshake>,
-    place: Place,
-}
-
-#[derive(Debug)]
-struct Early {
-    since: Instant,
-    request: Arrived,
 }
 
 #[derive(Debug)]
@@ -194,9 +181,10 @@ impl Pairings {
             listen_again: None,
             spaces: 0,
             pairs: BTreeMap::new(),
+            index: Index::default(),
             named: BTreeMap::new(),
             alive: BTreeSet::new(),
-            early: VecDeque::new(),
+            early: EarlyRequests::default(),
             leaving: BTreeMap::new(),
             cookies: None,
             datagrams: VecDeque::new(),
@@ -254,10 +242,12 @@ impl Pairings {
             wrong_psn: None,
             refused: None,
             state: State::Waiting,
+            indexed: Entry::default(),
         };
         let role = pairing.role(qpn);
         self.named.entry(pairing.names_peer()).or_default().pairings += 1;
         self.pairs.insert(qpn, pairing);
+        self.index.touch(qpn);
         match role {
             Ordering::Less => {
                 self.late_after(now, qpn, silence::CONNECTS_WITHIN);
@@ -267,6 +257,7 @@ impl Pairings {
             Ordering::Equal => self.join_itself(qpn),
             Ordering::Greater => self.ask(now, qpn),
         }
+        self.refresh();
     }
 
     fn join_itself(&mut self, qpn: u32) {
@@ -297,8 +288,8 @@ impl Pairings {
     /// The connecting ends that are about to do something, with the move that each is for. Their queue pairs
     /// may have failed since, on their own.
     pub fn due(&self, now: &Now) -> Vec<(u32, u32)> {
-        let due = self.pairs.iter().filter(|(_, pairing)| is_over(pairing.deadline(), now));
-        due.map(|(qpn, pairing)| (*qpn, pairing.moves)).collect()
+        let due = self.index.due(now.get()).into_iter();
+        due.filter_map(|qpn| Some((qpn, self.pairs.get(&qpn)?.moves))).collect()
     }
 
     /// The queue pair does not wait any more for the stream of this one of its moves to RTR.
@@ -319,6 +310,7 @@ impl Pairings {
     pub fn end(&mut self, qpn: u32) {
         self.end_why(qpn);
         let Some(pairing) = self.pairs.remove(&qpn) else { return };
+        self.index.change(qpn, pairing.indexed, Entry::default());
         let peer = pairing.names_peer();
         if let Some(named) = self.named.get_mut(&peer) {
             named.pairings -= 1;
@@ -343,8 +335,8 @@ impl Pairings {
     pub fn forget(&mut self, now: &Now, qpn: u32) {
         self.end(qpn);
         self.alive(qpn, false);
-        for early in self.take_early(|early| early.request.introduction.destination_qpn == qpn) {
-            self.reject(now, early.request, TurnedAway::NoQueuePair);
+        for early in self.early.take_of(qpn, |_| true) {
+            self.reject(now, early, TurnedAway::NoQueuePair);
         }
     }
 
@@ -355,7 +347,7 @@ impl Pairings {
 
     /// The early requests: the queue pair that each is for, the one that it comes from, and its address.
     pub fn early(&self) -> impl Iterator<Item = (u32, u32, Ipv6Addr)> + '_ {
-        self.early.iter().map(|Early { request, .. }| {
+        self.early.iter().map(|request| {
             (request.introduction.destination_qpn, request.introduction.source_qpn, request.from)
         })
     }
@@ -365,9 +357,8 @@ impl Pairings {
         self.pairs.iter().map(|(qpn, pairing)| (*qpn, pairing.state.name(), pairing.deadline_of_change()))
     }
 
-    fn timeout(&self, of: fn(&Pairing) -> Option<Instant>) -> Option<Instant> {
-        let pairs = self.pairs.values().filter_map(of).min();
-        let early = self.early.front().map(|early| early.since + EARLY_LIMIT);
+    fn timeout(&self, pairs: Option<Instant>) -> Option<Instant> {
+        let early = self.early.oldest().map(|since| since + EARLY_LIMIT);
         let leaving = self.leaving.values().filter_map(|leaving| leaving.handshake.poll_timeout()).min();
         let own = earlier(earlier(pairs, early), earlier(leaving, self.listen_again));
         earlier(own, self.listener.poll_timeout())
@@ -376,7 +367,7 @@ impl Pairings {
     /// When something changes, whatever the log says before.
     #[cfg(test)]
     fn next_change(&self) -> Option<Instant> {
-        self.timeout(Pairing::deadline_of_change)
+        self.timeout(self.pairs.values().filter_map(Pairing::deadline_of_change).min())
     }
 
     fn space(&mut self) -> Space {
@@ -386,13 +377,6 @@ impl Pairings {
 
     fn close(&mut self, conn: ConnKey, how: Close) {
         self.actions.push_back(Action::Close { conn, how });
-    }
-
-    fn take_early(&mut self, which: impl Fn(&Early) -> bool) -> Vec<Early> {
-        let (taken, left): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.early).into_iter().partition(which);
-        self.early = left;
-        taken.into()
     }
 
     fn reject(&mut self, now: &Now, mut request: Arrived, why: TurnedAway) {
@@ -476,12 +460,8 @@ impl Pairings {
         }
     }
 
-    /// The pairing that this connection belongs to.
-    fn owner(&self, conn: ConnKey) -> Option<u32> {
-        self.pairs.iter().find(|(_, pairing)| pairing.has(conn)).map(|(qpn, _)| *qpn)
-    }
-
     fn handle_pairs_input(&mut self, now: &Now, qpn: u32, conn: ConnKey, input: Input<'_>) {
+        self.index.touch(qpn);
         if let Input::Stream { event, .. } = input {
             return self.stream_event(now, qpn, conn, event);
         }
@@ -568,19 +548,16 @@ impl Machine for Pairings {
                 let conn = input.conn();
                 if let Some(conn) = conn.filter(|conn| self.leaving.contains_key(conn)) {
                     self.leaving(conn, input);
-                    return self.listening(now);
-                }
-                let hung_up = matches!(input, Input::End { .. } | Input::Failed { .. });
-                let early =
-                    conn.and_then(|conn| self.early.iter().position(|early| early.request.conn == conn));
-                if let (Some(conn), Some(at)) = (conn, early) {
-                    if hung_up {
-                        self.early.remove(at);
-                        if matches!(input, Input::End { .. }) {
-                            self.close(conn, Close::Finish);
-                        }
+                } else if let Some(conn) = conn.filter(|conn| self.early.has(*conn)) {
+                    let ended = matches!(input, Input::End { .. });
+                    if ended || matches!(input, Input::Failed { .. }) {
+                        self.early.take(conn);
                     }
-                } else if let Some((qpn, conn)) = conn.and_then(|conn| Some((self.owner(conn)?, conn))) {
+                    if ended {
+                        self.close(conn, Close::Finish);
+                    }
+                } else if let Some((qpn, conn)) = conn.and_then(|conn| Some((self.index.owner(conn)?, conn)))
+                {
                     self.handle_pairs_input(now, qpn, conn, input);
                 } else if let Input::Stream { conn, event: StreamEvent::Refused(_) } = input {
                     // Its move was over before its queue pair was asked.
@@ -591,6 +568,7 @@ impl Machine for Pairings {
             }
         }
         self.listening(now);
+        self.refresh();
     }
 
     fn handle_timeout(&mut self, now: &Now) {
@@ -600,9 +578,9 @@ impl Machine for Pairings {
                 self.listen();
             }
         }
-        while self.early.front().is_some_and(|early| early.since + EARLY_LIMIT <= now.get()) {
-            if let Some(early) = self.early.pop_front() {
-                self.reject(now, early.request, TurnedAway::Crowded);
+        while self.early.oldest().is_some_and(|since| since + EARLY_LIMIT <= now.get()) {
+            if let Some(early) = self.early.take_oldest() {
+                self.reject(now, early, TurnedAway::Crowded);
             }
         }
         let late = |(_, leaving): &(&ConnKey, &Leaving)| is_over(leaving.handshake.poll_timeout(), now);
@@ -611,9 +589,8 @@ impl Machine for Pairings {
             self.leaving.remove(&conn);
             self.close(conn, Close::Finish);
         }
-        let due = |(_, pairing): &(&u32, &Pairing)| is_over(pairing.deadline(), now);
-        let due: Vec<u32> = self.pairs.iter().filter(due).map(|(qpn, _)| *qpn).collect();
-        for qpn in due {
+        for qpn in self.index.due(now.get()) {
+            self.index.touch(qpn);
             let Some(pairing) = self.pairs.get_mut(&qpn) else { continue };
             if let Some(why) = &mut pairing.why {
                 why.active.handle_timeout(now);
@@ -642,6 +619,7 @@ impl Machine for Pairings {
         }
         self.listener.handle_timeout(now);
         self.listening(now);
+        self.refresh();
     }
 
     fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
@@ -654,17 +632,12 @@ impl Machine for Pairings {
                 return Some(Transmit::Bytes { conn: *conn, bytes });
             }
         }
-        self.pairs.values_mut().find_map(|pairing| match &mut pairing.state {
-            State::Replying { conn, handshake, .. } => {
-                Some(Transmit::Bytes { conn: *conn, bytes: handshake.poll_transmit()? })
-            }
-            State::Asking(active) => active.poll_transmit(),
-            _ => pairing.why.as_mut()?.active.poll_transmit(),
-        })
+        let qpn = self.index.sends()?;
+        self.pairs.get_mut(&qpn)?.poll_transmit()
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.timeout(Pairing::deadline)
+        self.timeout(self.index.first_deadline())
     }
 
     fn poll_action(&mut self) -> Option<Action<Infallible>> {
@@ -672,13 +645,13 @@ impl Machine for Pairings {
     }
 
     fn want(&self, conn: ConnKey) -> Want {
-        if self.early.iter().any(|early| early.request.conn == conn) {
+        if self.early.has(conn) {
             return Want::End;
         }
         if let Some(leaving) = self.leaving.get(&conn) {
             return leaving.handshake.want();
         }
-        let pairing = self.owner(conn).and_then(|qpn| self.pairs.get(&qpn));
+        let pairing = self.index.owner(conn).and_then(|qpn| self.pairs.get(&qpn));
         if let Some(why) = pairing.filter(|pairing| pairing.asks_why_on(conn)).and_then(|p| p.why.as_ref()) {
             return why.active.want(conn);
         }

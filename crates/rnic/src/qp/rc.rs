@@ -11,7 +11,7 @@
 //! | `params`, `timers`, `silence`, `buffered` | parts of the state, each with its own rules        |
 //! | `reads`, `tx`, `ack_policy`               | more such parts                                    |
 //! | `stream`                                  | the state of one connection                        |
-//! | `core`                                    | the queue pair: what a program does with it        |
+//! | `core`, `psns`                            | the queue pair: what a program does with it        |
 //! | `acks`, `transmit`                        | the way out                                        |
 //! | `errors`, `gone`                          | what happens on an error, or when the peer is gone |
 //! | `waiting`, `receive`, `direct`            | the way in                                         |
@@ -28,6 +28,7 @@ mod errors;
 mod gone;
 mod machine;
 mod params;
+mod psns;
 mod reads;
 mod receive;
 mod silence;
@@ -37,10 +38,11 @@ mod transmit;
 mod tx;
 mod waiting;
 
-pub use self::core::{Psns, RcCore};
+pub use self::core::RcCore;
 pub use direct::RxPlan;
 pub use machine::{Action, End, LinkEvent};
 pub use params::{Rtr, StreamParams};
+pub use psns::{Psns, ShownPsns};
 pub use silence::Answers;
 pub use stream::Disconnect;
 pub use timers::Now;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use uwarp_cm::Timeouts;
 use uwarp_cm::event::ConnParam;
 use uwarp_cm::machine::budget::Budget;
-use uwarp_cm::machine::pairings::{Pairings, Settings, Terms};
+use uwarp_cm::machine::pairings::{Pairings, Settings, Terms, shown_psns};
 use uwarp_cm::machine::run::{Conns, Deferred, Surroundings, run};
 use uwarp_cm::machine::{ConnKey, Input, Machine, Recipient, StreamEvent};
 use uwarp_cm::pairing::Path;
@@ -637,6 +637,7 @@ fn stream_params(
         placement_acks: said.peer_is_uwarp,
         infiniband,
         by_number: true,
+        psns: shown_psns(said),
         ..StreamParams::default()
     }
 }

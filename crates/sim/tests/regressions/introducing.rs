@@ -2,10 +2,11 @@
 //! program gives its number of retries (docs/adr/004).
 
 use uwarp_proto::setup::PeerData;
-use uwarp_rnic::qp::{QpCaps, QpModify, QpState, Rtr, StreamParams};
+use uwarp_rnic::qp::{QpCaps, QpModify, QpState, Rtr, ShownPsns, StreamParams};
 use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use uwarp_sim::Side::{A, B};
 use uwarp_sim::{EndConfig, NetParams, Side, World};
+use uwarp_wire::introduction::Half;
 
 use super::duo::{Duo, with_rtr};
 
@@ -65,6 +66,11 @@ fn a_first_write_that_carries_something_is_counted() {
 
 /// Two queue pairs that their programs connect by number, in RTR when the stream begins.
 fn by_number(acks: bool) -> World {
+    let [a, b] = with_rtr(Rtr::SendWrite);
+    in_rtr([a, b].map(|params| StreamParams { placement_acks: acks, infiniband: acks, ..params }))
+}
+
+fn in_rtr(params: [StreamParams; 2]) -> World {
     let caps =
         QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     let config = EndConfig { caps, ..EndConfig::default() };
@@ -79,8 +85,7 @@ fn by_number(acks: bool) -> World {
         };
         world.end(side).core.modify(&rtr).unwrap();
     }
-    let [a, b] = with_rtr(Rtr::SendWrite);
-    world.attach([a, b].map(|params| StreamParams { placement_acks: acks, infiniband: acks, ..params }));
+    world.attach(params);
     world.settle();
     world
 }
@@ -119,6 +124,45 @@ fn a_number_of_retries_that_is_given_when_the_stream_is_there_counts() {
                 let rest = if acks { vec![WcStatus::Success] } else { vec![] };
                 assert_eq!(statuses(&mut world, sender), rest, "{case}");
                 assert_eq!(world.end(sender.peer()).recvs().len(), 1, "{case}");
+            }
+        }
+    }
+}
+
+/// Set-up can compare one packet sequence number only while an end is in RTR. What its program set later was
+/// not compared: this end sent to a peer that over InfiniBand would have dropped it.
+#[test]
+fn a_packet_sequence_number_that_is_set_when_the_stream_is_there_must_fit() {
+    const PSN: u32 = 0x00AB_CDEF;
+    for (late, half, used) in Side::BOTH
+        .into_iter()
+        .flat_map(|late| [(late, Half::Lower, false), (late, Half::Upper, false), (late, Half::Upper, true)])
+    {
+        for (set, fits) in [(PSN, true), (PSN ^ 0x1001, false)] {
+            let shown = ShownPsns { half, expects: Some(half.of(PSN)), begins: None };
+            let params = with_rtr(Rtr::SendWrite);
+            let mut world = in_rtr(params.map(|p| StreamParams { by_number: true, psns: Some(shown), ..p }));
+            // The peer has set its own, and may have used the stream.
+            let rts = QpModify { state: Some(QpState::Rts), sq_psn: Some(PSN), ..QpModify::default() };
+            world.end(late.peer()).core.modify(&rts).unwrap();
+            if used {
+                world.post_recv(late, &RecvWr { wr_id: 2, sges: &[] }).unwrap();
+                let send = SendWr { wr_id: 1, op: SEND, flags: SendFlags::SIGNALED, sges: &[] };
+                world.post_send(late.peer(), &send).unwrap();
+                world.settle();
+            }
+            world.end(late).core.modify(&QpModify { sq_psn: Some(set), ..rts }).unwrap();
+            world.settle();
+            let case = format!("{late:?} {half:?} {used} {set:#x}");
+            assert_eq!(world.end(late).disconnected.is_empty(), fits, "{case}");
+            assert_eq!(world.end(late.peer()).disconnected.is_empty(), fits, "{case}");
+            let waits = world.end(late).core.awaits_stream().is_some();
+            assert_eq!(waits, !fits && !used, "{case}: a stream that was not used does not count");
+            if used && !fits {
+                let send = SendWr { wr_id: 1, op: SEND, flags: SendFlags::SIGNALED, sges: &[] };
+                world.post_send(late, &send).unwrap();
+                world.settle();
+                assert_eq!(statuses(&mut world, late), [WcStatus::RetryExcErr], "{case}");
             }
         }
     }

@@ -50,6 +50,7 @@ impl Pairings {
         if is_answer {
             pairing.cookie = Some((cookie, now.get()));
             (pairing.unanswered, pairing.why_said) = (0, false);
+            self.index.touch(qpn);
             self.end_why(qpn);
             self.connect(now, qpn);
         }

@@ -11,10 +11,9 @@ use uwarp_rnic::qp::Now;
 use uwarp_wire::datagram::proof::Proof as ProofDatagram;
 use uwarp_wire::introduction::{self, Cookie, Half, Introduction, TurnedAway};
 
+use super::early::Arrived;
 use super::pairing::State;
-use super::{
-    Arrived, ConnKey, Early, Ends, Event, Handshake, Input, Machine as _, Pairings, Place, gid, listener,
-};
+use super::{ConnKey, Ends, Event, Handshake, Input, Machine as _, Pairings, Place, gid, listener};
 
 /// Most early requests for one queue pair: more than one means a peer that began anew, or an earlier peer.
 pub const MOST_EARLY_EACH: usize = 4;
@@ -81,19 +80,18 @@ impl Pairings {
             return;
         }
         // It says that its peer waits. A newer one of the same peer takes its place.
-        let peer = |request: &Arrived| (request.from, request.introduction.source_qpn, qpn);
-        let is_for = |early: &Early| early.request.introduction.destination_qpn == qpn;
-        let same = self.take_early(|early| is_for(early) && peer(&early.request) == peer(&request));
-        for early in same {
-            self.reject(now, early.request, TurnedAway::Crowded);
+        let Introduction { source_qpn, .. } = request.introduction;
+        let is_same =
+            |early: &Arrived| (early.from, early.introduction.source_qpn) == (request.from, source_qpn);
+        let mut leaving = self.early.take_of(qpn, is_same);
+        if self.early.of(qpn).count() >= MOST_EARLY_EACH {
+            let first = self.early.of(qpn).next().map(|early| early.conn);
+            leaving.extend(first.and_then(|conn| self.early.take(conn)));
         }
-        if self.early.iter().filter(|early| is_for(early)).count() >= MOST_EARLY_EACH
-            && let Some(first) = self.early.iter().position(is_for)
-            && let Some(early) = self.early.remove(first)
-        {
-            self.reject(now, early.request, TurnedAway::Crowded);
+        for early in leaving {
+            self.reject(now, early, TurnedAway::Crowded);
         }
-        self.early.push_back(Early { since: now.get(), request });
+        self.early.push(now.get(), request);
     }
 
     /// Gives a queue pair that waits the request that waits for it, the last one if there are several, and
@@ -104,15 +102,15 @@ impl Pairings {
             return;
         }
         let mut fitting: Option<Arrived> = None;
-        for early in self.take_early(|early| early.request.introduction.destination_qpn == qpn) {
+        for early in self.early.take_of(qpn, |_| true) {
             let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
-            match pairing.check(now, qpn, &early.request) {
+            match pairing.check(now, qpn, &early) {
                 Ok(()) => {
-                    if let Some(older) = fitting.replace(early.request) {
+                    if let Some(older) = fitting.replace(early) {
                         self.reject(now, older, TurnedAway::Crowded);
                     }
                 }
-                Err(why) => self.reject(now, early.request, why),
+                Err(why) => self.reject(now, early, why),
             }
         }
         if let Some(request) = fitting {
@@ -121,6 +119,7 @@ impl Pairings {
     }
 
     pub(super) fn accept(&mut self, now: &Now, qpn: u32, request: Arrived) {
+        self.index.touch(qpn);
         let Arrived { conn, introduction, mut handshake, place, .. } = request;
         let Some(pairing) = self.pairs.get_mut(&qpn) else { return };
         let max_ird = self.settings.policy.max_ird;
@@ -128,7 +127,9 @@ impl Pairings {
             AcceptParams { depths: Depths::negotiated(max_ird, max_ird), peer: pairing.peer_data(qpn) };
         let reply = pairing.introduction(qpn, Half::Upper, introduction.incarnation, Cookie::NONE).to_bytes();
         match handshake.accept(now, params, &reply) {
-            Ok(said) => {
+            Ok(mut said) => {
+                // For `shown_psns`: a responder's is empty otherwise.
+                said.private_data = introduction.to_bytes().to_vec();
                 pairing.state = State::Replying { conn, handshake, said: Box::new(said), _place: place };
             }
             Err(error) => {
@@ -140,7 +141,7 @@ impl Pairings {
 
     /// A queue pair asks for a cookie.
     pub(super) fn answer(&mut self, now: &Now, from: SocketAddr, to: IpAddr, request: &ProofDatagram) {
-        let named = self.pairs.values().any(|pairing| pairing.is_peer(from.ip(), from.port()));
+        let named = self.named.contains_key(&(gid(from.ip()), from.port()));
         if !named && !self.may_answer(now) {
             return;
         }
@@ -192,9 +193,8 @@ impl Pairings {
             }
             // Early requests say only that their peers wait; a new connection may be the one that is waited
             // for.
-            match self.listener.is_starved().then(|| self.early.pop_front()).flatten() {
-                Some(early) => {
-                    let Early { request: Arrived { conn, mut handshake, place, .. }, .. } = early;
+            match self.listener.is_starved().then(|| self.early.take_oldest()).flatten() {
+                Some(Arrived { conn, mut handshake, place, .. }) => {
                     // Without its place, which the next one needs: what is not sent at once is not said.
                     drop(place);
                     self.reject_handshake(now, conn, &mut handshake, TurnedAway::Crowded);

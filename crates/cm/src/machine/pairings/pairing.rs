@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use uwarp_proto::setup::{Negotiated, PeerData};
 use uwarp_rnic::ah::port_of;
-use uwarp_rnic::qp::{Now, Psns};
+use uwarp_rnic::qp::{Now, Psns, ShownPsns};
 use uwarp_wire::introduction::{Cookie, Half, Introduction, TurnedAway};
 
+use super::early::Arrived;
+use super::index::{Entry, group};
 use super::why::Why;
-use super::{Active, Arrived, ConnKey, Handshake, Machine as _, Path, Place, Terms, earlier, gid};
+use super::{Active, ConnKey, Handshake, Machine as _, Path, Place, Terms, Transmit, earlier, gid};
 use crate::event::ConnParam;
 use crate::timeouts::RETRIES;
 
@@ -48,6 +50,7 @@ pub(super) struct Pairing {
     /// This host cannot do what it needs.
     pub(super) refused: Option<Errno>,
     pub(super) state: State,
+    pub(super) indexed: Entry,
 }
 
 /// | state | event | → | actions |
@@ -110,11 +113,12 @@ impl State {
         }
     }
 
-    pub(super) fn names(&self, conn: ConnKey) -> bool {
+    /// The connections that are its own.
+    fn conns(&self) -> Option<ConnKey> {
         match self {
-            Self::Replying { conn: own, .. } | Self::Joining { conn: own } => *own == conn,
-            Self::Asking(active) => active.space() == conn.space(),
-            other => other.stream() == Some(conn),
+            Self::Replying { conn, .. } | Self::Joining { conn } => Some(group(*conn)),
+            Self::Asking(active) => Some(active.conns()),
+            other => other.stream().map(group),
         }
     }
 }
@@ -130,12 +134,8 @@ impl Pairing {
         (gid(self.path.peer.ip()), port_of(self.peer))
     }
 
-    pub(super) fn has(&self, conn: ConnKey) -> bool {
-        self.asks_why_on(conn) || self.state.names(conn)
-    }
-
     pub(super) fn asks_why_on(&self, conn: ConnKey) -> bool {
-        self.why.as_ref().is_some_and(|why| why.active.space() == conn.space())
+        self.why.as_ref().is_some_and(|why| why.active.conns() == group(conn))
     }
 
     pub(super) fn is_peer(&self, address: IpAddr, port: u16) -> bool {
@@ -166,7 +166,7 @@ impl Pairing {
         half: Half,
         shown: &Introduction,
     ) -> Result<(), TurnedAway> {
-        match fit(&self.terms.psns, half, shown) {
+        match ShownPsns::of(shown, half).fit(&self.terms.psns) {
             Some(true) => Ok(()),
             // It comes back when one end has been moved to RTS.
             None => Err(TurnedAway::Psn),
@@ -219,6 +219,27 @@ impl Pairing {
         ConnParam { retry_count: self.terms.retry_cnt, rnr_retry_count, ..ConnParam::NONE }
     }
 
+    /// What the index must have of it.
+    pub(super) fn entry(&mut self) -> Entry {
+        let why = self.why.as_ref().map(|why| why.active.conns());
+        let (conns, deadline) = ([self.state.conns(), why], self.deadline());
+        Entry { conns, deadline, sends: self.poll_transmit().is_some() }
+    }
+
+    pub(super) fn is_indexed(&mut self) -> bool {
+        self.entry() == self.indexed
+    }
+
+    pub(super) fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+        match &mut self.state {
+            State::Replying { conn, handshake, .. } => {
+                Some(Transmit::Bytes { conn: *conn, bytes: handshake.poll_transmit()? })
+            }
+            State::Asking(active) => active.poll_transmit(),
+            _ => self.why.as_mut()?.active.poll_transmit(),
+        }
+    }
+
     pub(super) fn deadline(&self) -> Option<Instant> {
         earlier(self.deadline_of_change(), self.late)
     }
@@ -239,12 +260,11 @@ impl Pairing {
     }
 }
 
-/// Whether what the peer shows of the packet sequence numbers fits what this end's program has set. `None`:
-/// nothing is known to both.
-pub(super) fn fit(own: &Psns, half: Half, shown: &Introduction) -> Option<bool> {
-    let pairs = [(own.begins, shown.expects), (own.expects, shown.begins)];
-    let known = pairs.into_iter().filter_map(|(own, shown)| Some(half.of(own?) == shown?));
-    known.reduce(|a, b| a && b)
+/// What the peer has shown of its packet sequence numbers, for the stream: this end may learn one of its own
+/// later.
+pub fn shown_psns(said: &Negotiated) -> Option<ShownPsns> {
+    let half = if said.initiator { Half::Upper } else { Half::Lower };
+    Introduction::parse(&said.private_data).map(|peer| ShownPsns::of(&peer, half))
 }
 
 fn hex(psn: Option<u32>) -> String {

@@ -1,10 +1,9 @@
 //! Each row of the table of [`super::State`], its deadlines, and the bounds of what strangers hold.
 
-use uwarp_wire::introduction::{Cookie, Half};
+use uwarp_wire::introduction::{Cookie, Half, Introduction};
 
 use super::super::testing::{self, Clock};
 use super::connecting::{FIRST_PAUSE, FRESH};
-use super::pairing::fit;
 use super::*;
 
 /// Of this end's port, and of the peer's.
@@ -830,39 +829,6 @@ fn a_connecting_end_is_given_up_by_its_move() {
     assert!(bench.pairings.next_change().is_some(), "the second one goes on");
     bench.pairings.give_up(QPN, 2);
     assert_eq!(bench.pairings.next_change(), None);
-}
-
-/// The first column is what this end's program has set: expected, begun with.
-#[test]
-fn packet_sequence_numbers_fit_if_all_that_both_know_is_equal() {
-    let shown = |half: Half, expects: Option<u32>, begins: Option<u32>| Introduction {
-        source_qpn: 1,
-        destination_qpn: 2,
-        expects: expects.map(|psn| half.of(psn)),
-        begins: begins.map(|psn| half.of(psn)),
-        incarnation: 1,
-        cookie: Cookie::NONE,
-    };
-    let (a, b) = (0x00AB_CDEF, 0x0012_3456);
-    for half in [Half::Lower, Half::Upper] {
-        for (own, said, fits) in [
-            ((Some(a), Some(b)), (Some(b), Some(a)), Some(true)),
-            ((Some(a), Some(b)), (Some(b), None), Some(true)),
-            ((Some(a), None), (Some(b), Some(a)), Some(true)),
-            ((Some(a), None), (Some(b), None), None),
-            ((None, None), (Some(b), Some(a)), None),
-            ((Some(a), Some(b)), (None, None), None),
-            ((Some(a), Some(b)), (Some(a), Some(b)), Some(false)),
-            ((Some(a), Some(b)), (Some(b), Some(a + 0x1001)), Some(false)),
-            ((Some(a), Some(b)), (Some(b + 0x1001), Some(a)), Some(false)),
-        ] {
-            let own = Psns { expects: own.0, begins: own.1 };
-            assert_eq!(fit(&own, half, &shown(half, said.0, said.1)), fits, "{own:x?} {said:x?}");
-        }
-    }
-    // Who has seen a request only cannot answer it.
-    let own = Psns { expects: Some(a), begins: Some(b) };
-    assert_eq!(fit(&own, Half::Upper, &shown(Half::Lower, Some(b), Some(a))), Some(false));
 }
 
 /// Peers of another version try again and again, and all queue pairs of one port do.

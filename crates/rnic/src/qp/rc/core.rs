@@ -6,6 +6,7 @@ use std::sync::Weak;
 use uwarp_proto::setup::PeerData;
 
 use super::params::StreamParams;
+use super::psns::Psns;
 use super::stream::{Disconnect, Stream};
 use super::timers::{JOINED, LOOK_EVERY, Now, SentBefore, Timer, Timers};
 use crate::error::VerbsError;
@@ -69,15 +70,6 @@ pub(super) struct Checks {
     pub hang_up: bool,
     pub answers: bool,
     pub muted: bool,
-}
-
-/// What a program has said of its packet sequence numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Psns {
-    /// The PSN that it expects.
-    pub expects: Option<u32>,
-    /// The PSN that it begins with.
-    pub begins: Option<u32>,
 }
 
 impl Given {
@@ -161,6 +153,9 @@ impl RcCore {
         if from != to {
             self.enter(to, change.sqd_async_notify.unwrap_or(false));
             self.say_rnr_retry();
+        }
+        if from != to || change.sq_psn.is_some() || change.rq_psn.is_some() {
+            self.check_psns();
         }
         Ok(())
     }
@@ -328,6 +323,8 @@ impl RcCore {
             self.timers.start(Timer::Silence, now, LOOK_EVERY);
         }
         self.say_rnr_retry();
+        // The program may have set one since set-up compared them.
+        self.check_psns();
         Ok(())
     }
 

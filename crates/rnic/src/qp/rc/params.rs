@@ -6,6 +6,8 @@ use uwarp_proto::framing::Framing;
 use uwarp_proto::setup::PeerData;
 pub use uwarp_proto::setup::Rtr;
 
+use super::psns::ShownPsns;
+
 /// What was negotiated for a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamParams {
@@ -56,6 +58,9 @@ pub struct StreamParams {
     /// responder's. And the queue pair outlives the stream, also without `infiniband`: the end of the peer
     /// flushes nothing (docs/adr/011).
     pub by_number: bool,
+    /// By number: what the peer has shown of its packet sequence numbers. One that this end's program sets
+    /// later must fit, or the stream ends.
+    pub psns: Option<ShownPsns>,
 }
 
 impl StreamParams {
@@ -88,6 +93,7 @@ impl Default for StreamParams {
             link_answers: false,
             infiniband: false,
             by_number: false,
+            psns: None,
         }
     }
 }
