@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use uwarp_driver::Qp;
+use uwarp_process::Mutex;
 
 use crate::error::CmError;
 

@@ -5,9 +5,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use uwarp_driver::{Channel, ChannelError, Nic};
+use uwarp_process::Mutex;
 
 use crate::error::CmError;
 use crate::event::{Event, EventKind, Owner};

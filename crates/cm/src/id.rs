@@ -15,12 +15,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Condvar, Mutex, PerProcess};
 use rustix::io::Errno;
 use uwarp_driver::{Qp, forked};
 use uwarp_llp::carrier::{Bind, SetUp, TakePort};
 use uwarp_llp::route;
 use uwarp_llp::udp::Socket;
+use uwarp_process::{Condvar, Mutex, PerProcess};
 use uwarp_rnic::qp::QpState;
 
 use crate::EventChannel;

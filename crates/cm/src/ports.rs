@@ -9,9 +9,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_llp::route::is_any;
+use uwarp_process::Mutex;
 
 /// The ports of the ids that the program has bound.
 #[derive(Debug, Default)]

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, PerProcess};
 use uwarp_driver::waits::Waits;
 use uwarp_driver::{Channel, Nic, OncePerProcess, RdmaDevice};
+use uwarp_process::{Mutex, PerProcess};
 use uwarp_rnic::VerbsError;
 
 use crate::{Cm, EventChannel, Timeouts};

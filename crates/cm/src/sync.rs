@@ -3,4 +3,4 @@
 
 pub(crate) use std::thread::{Thread, current, park};
 
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use uwarp_process::{Mutex, MutexGuard};

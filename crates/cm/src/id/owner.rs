@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use uwarp_driver::Qp;
 use uwarp_llp::carrier::Watch;
 use uwarp_llp::udp::{self, Outgoing, Route};
+use uwarp_process::Mutex;
 use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::mr::random_u32;
