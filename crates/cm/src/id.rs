@@ -330,7 +330,11 @@ impl Id {
     /// Ends the connection. Posted work is sent as far as possible in bounded time. Answered by
     /// [`EventKind::Disconnected`] at both ends. If the peer has disconnected already, nothing more happens.
     pub fn disconnect(&self) -> Result<(), CmError> {
-        let state = self.runner.call(|life, now| life.disconnect(now).map(|()| life.state()))?;
+        let (leaves, state) =
+            self.runner.call(|life, now| life.disconnect(now).map(|leaves| (leaves, life.state())))?;
+        if leaves && let Some(qp) = self.owner().pair() {
+            qp.leave_gone_peer();
+        }
         if matches!(state, State::Established | State::Responded | State::Accepting)
             && self.owner().pair().is_some_and(|qp| qp.query().state == QpState::Reset)
         {

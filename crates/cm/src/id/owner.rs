@@ -196,7 +196,6 @@ impl Environment<Life> for Owner {
                 self.tell_listener(move |life, now| life.handle_input(now, Input::Settled(conn)));
             }
             Report::Reply(reply) => self.tell_listener(move |life, _| life.reply(&reply)),
-            Report::LeaveGonePeer(_) => self.pair().into_iter().for_each(|qp| qp.leave_gone_peer()),
             // Reported at once.
             Report::Event(_) | Report::Request(_) => {}
         }

@@ -102,9 +102,6 @@ pub enum Report {
     Settled(ConnKey),
     /// Of an id that came as a lookup: [`Life::reply`] for its listener.
     Reply(Reply),
-    /// The program leaves a peer that has ended the stream of this connection: the queue pair's work requests
-    /// are flushed, unless it has another stream by now.
-    LeaveGonePeer(ConnKey),
 }
 
 /// What becomes an event of rdma_cm.
@@ -192,8 +189,8 @@ pub struct Life {
     outcome: (ConnParam, Vec<u8>),
     /// Whether there ever was a connection or an attempt at one.
     has_connected: bool,
-    /// The stream that has ended. Its queue pair may still be in RTS: the program has to disconnect first.
-    left: Option<ConnKey>,
+    /// A stream has ended. Its queue pair may still be in RTS: the program has to disconnect first.
+    left: bool,
     /// It was being given to a queue pair when the id ended: only a refusal brings it back.
     leaving: Option<ConnKey>,
     /// The last bytes of connections that are then closed.
@@ -247,7 +244,7 @@ pub struct Life {
 /// | Responded, Established, Stream | Ended, polled or limit | Closed | Report DISCONNECTED, then timewait |
 /// | Accepting, Responded, Established | disconnect | same | Disconnect: Ended follows in bounded time |
 /// | Connecting | disconnect | Closed | Close or Disconnect; Report CONNECT_ERROR |
-/// | Closed | disconnect | Closed | Report LeaveGonePeer |
+/// | Closed | disconnect | Closed | the peer is left: the call says so |
 /// | Closed | timewait | Closed | Report TIMEWAIT_EXIT |
 /// | datagrams: Connecting, Client | Found | Established, Closed | Report ESTABLISHED, UNREACHABLE |
 /// | datagrams: RequestPending | answer, reject | Established, Closed | Report Reply |
@@ -347,7 +344,7 @@ impl Life {
             conn_param: ConnParam::NONE,
             outcome: (ConnParam::NONE, Vec::new()),
             has_connected: false,
-            left: None,
+            left: false,
             leaving: None,
             last_words: VecDeque::new(),
             answer: None,
@@ -540,7 +537,7 @@ impl Life {
         // All of it is read before anything is closed: the state alone no longer says what there was.
         let part = std::mem::replace(&mut self.part, Part::Nothing);
         (self.ready, self.unreported_end, self.timewait) = (None, None, None);
-        (self.held, self.left) = (None, None);
+        (self.held, self.left) = (None, false);
         self.withdraw_reports(now);
         if self.answer.take().is_some() {
             self.actions.push_back(Action::Answer(Err(Errno::INVAL)));
@@ -553,7 +550,7 @@ impl Life {
     fn withdraw_reports(&mut self, now: &Now) {
         for action in std::mem::take(&mut self.actions) {
             match action {
-                Action::Report(Report::Event(_) | Report::LeaveGonePeer(_)) => {}
+                Action::Report(Report::Event(_)) => {}
                 // Not begun yet.
                 Action::Connect { .. } | Action::Listen | Action::Accept { .. } => {}
                 // The program will never see this id.

@@ -212,10 +212,15 @@ impl Life {
     /// The queue pair answers [`Action::Disconnect`] by [`StreamEvent::Ended`] in bounded time; posted work
     /// is sent as far as possible until then. If the program has destroyed the queue pair, the shell says so
     /// by [`Self::queue_pair_destroyed`] instead.
-    pub fn disconnect(&mut self, now: &Now) -> Result<(), CmError> {
+    ///
+    /// Returns whether the program leaves a peer that has ended the stream: before the call returns, the shell
+    /// flushes the queue pair's work requests, unless it has another stream by now. (Not a report, which
+    /// another thread may carry out: a program looks at the queue pair as soon as this call returns.)
+    pub fn disconnect(&mut self, now: &Now) -> Result<bool, CmError> {
         if self.unreported_end.is_some() {
             self.stream_ended(now);
         }
+        let mut leaves = false;
         match (self.state(), &self.part) {
             (_, Part::Parked { .. }) => self.parked_ended(now, true),
             (
@@ -231,15 +236,11 @@ impl Life {
                 }
                 self.discard(now, part);
             }
-            (State::Closed, _) if self.has_connected => {
-                if let Some(conn) = self.left.take() {
-                    self.report(Report::LeaveGonePeer(conn));
-                }
-            }
+            (State::Closed, _) if self.has_connected => leaves = std::mem::take(&mut self.left),
             _ => return Err(NOT_CONNECTED),
         }
         self.settle();
-        Ok(())
+        Ok(leaves)
     }
 
     /// The program has destroyed the id's queue pair, which ends the connection without a word of it.
@@ -604,8 +605,8 @@ impl Life {
     }
 
     fn stream_ended(&mut self, now: &Now) {
-        if let Part::Stream { conn } | Part::Attaching { conn, .. } = self.take_part() {
-            self.left = Some(conn);
+        if let Part::Stream { .. } | Part::Attaching { .. } = self.take_part() {
+            self.left = true;
         }
         if self.conclude(Step::Disconnected) {
             self.event(IdEvent::plain(EventKind::Disconnected, 0));

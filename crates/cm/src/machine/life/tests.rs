@@ -215,11 +215,10 @@ impl Shell {
                 self.replies.push(reply);
                 "reply".into()
             }
-            Report::LeaveGonePeer(_) => "leave".into(),
         }
     }
 
-    fn call(&mut self, call: impl FnOnce(&mut Life, &Now) -> Result<(), CmError>) -> Result<(), CmError> {
+    fn call<T>(&mut self, call: impl FnOnce(&mut Life, &Now) -> Result<T, CmError>) -> Result<T, CmError> {
         let result = call(&mut self.life, &self.clock.now());
         self.run();
         result
@@ -418,10 +417,9 @@ fn an_id_connects_and_is_disconnected() {
         assert_eq!(shell.did(), "");
         shell.pass(Duration::from_millis(1));
         assert_eq!(shell.did(), if infiniband { "TimewaitExit 0" } else { "" });
-        shell.call(|life, now| life.disconnect(now)).unwrap();
-        assert_eq!(shell.did(), "leave");
-        shell.call(|life, now| life.disconnect(now)).unwrap();
-        assert_eq!(shell.did(), "", "once");
+        assert_eq!(shell.call(|life, now| life.disconnect(now)), Ok(true), "the peer is left");
+        assert_eq!(shell.call(|life, now| life.disconnect(now)), Ok(false), "once");
+        assert_eq!(shell.did(), "");
         shell.destroyed();
     }
 }
@@ -739,8 +737,8 @@ fn the_end_waits_until_the_completions_before_it_are_polled() {
     // The program disconnects meanwhile.
     let mut shell = ended(true, Disconnect::PeerClosed);
     shell.did();
-    shell.call(|life, now| life.disconnect(now)).unwrap();
-    assert_eq!(shell.did(), "Disconnected 0, leave");
+    assert_eq!(shell.call(|life, now| life.disconnect(now)), Ok(true), "the peer is left");
+    assert_eq!(shell.did(), "Disconnected 0");
     shell.input(Input::Unpolled(false));
     assert_eq!(shell.did(), "");
     // Or it is destroyed.
@@ -761,8 +759,8 @@ fn deadlines_of_an_id_are_told_apart() {
     shell.unpolled = true;
     shell.stream(StreamEvent::Ended(Disconnect::PeerClosed));
     shell.did();
-    shell.call(|life, now| life.disconnect(now)).unwrap();
-    assert_eq!(shell.did(), "Disconnected 0, leave");
+    assert_eq!(shell.call(|life, now| life.disconnect(now)), Ok(true), "the peer is left");
+    assert_eq!(shell.did(), "Disconnected 0");
     // The times of the next look, of the longest wait and of the indication come.
     for time in [UNPOLLED_LOOK, UNPOLLED, Timeouts::default().ready, Duration::from_secs(60)] {
         shell.clock.pass(time);
@@ -902,7 +900,9 @@ fn a_connection_that_is_being_attached_is_not_lost() {
             shell.prompt = false;
             shell.accepted();
             shell
-                .call(|life, now| if destroy { Ok(life.destroy(now)) } else { life.disconnect(now) })
+                .call(
+                    |life, now| if destroy { Ok(life.destroy(now)) } else { life.disconnect(now).map(drop) },
+                )
                 .unwrap();
             assert!(shell.did().ends_with("disconnect"));
             if refused {

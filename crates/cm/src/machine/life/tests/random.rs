@@ -49,7 +49,7 @@ fn step(shell: &mut Shell, random: &mut Random) {
         5 if random.one_in(4) => shell.call(|life, now| life.reject(now, b"no")),
         6 => shell.call(|life, _| life.adopt()),
         7 => shell.call(|life, _| life.establish()),
-        8 if random.one_in(3) => shell.call(|life, now| life.disconnect(now)),
+        8 if random.one_in(3) => shell.call(|life, now| life.disconnect(now).map(drop)),
         9 if random.one_in(6) => shell.call(|life, now| Ok(life.queue_pair_destroyed(now))),
         10 if shell.life.state() == State::Connecting && shell.wire.values().any(|sent| !sent.is_empty()) => {
             let whole =
