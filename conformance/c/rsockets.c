@@ -699,11 +699,13 @@ static void closing(void)
 /* A child cannot use what it has a copy of, and does no harm to it. */
 static void forking(void)
 {
-	int rs[2], status;
+	enum { FILES = 40 };
+	int rs[2], ends[2], status, written = 0;
 	char byte = 0;
 	pid_t pid;
 
 	pair_of(rs);
+	MUST(rsend(rs[0], "w", 1, 0) == 1 && rrecv(rs[1], &byte, 1, MSG_WAITALL) == 1 && events_of(rs[0], POLLIN, 50) == 0);
 	pid = fork();
 	if (pid == 0) {
 		bool refused = rsend(rs[0], &byte, 1, 0) < 0 && errno == ENODEV;
@@ -712,6 +714,21 @@ static void forking(void)
 	}
 	MUST(waitpid(pid, &status, 0) == pid);
 	check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child is refused, and may close", "%#x", status);
+	MUST(pipe(ends) == 0 && (pid = fork()) >= 0);
+	if (pid == 0) {
+		/* Written by exit, after the end of what the thread had in its parent: some of these have numbers of that. */
+		for (int n = 0; n < FILES; n++) {
+			FILE *file = fdopen(dup(ends[1]), "w");
+
+			MUST(file && fputc('x', file) == 'x');
+		}
+		exit(0);
+	}
+	MUST(close(ends[1]) == 0 && waitpid(pid, &status, 0) == pid);
+	while (read(ends[0], &byte, 1) == 1)
+		written++;
+	check(written == FILES && WIFEXITED(status), "what a child has opened is open until it has ended", "%d of %d", written, FILES);
+	MUST(close(ends[0]) == 0);
 	check(rsend(rs[0], "p", 1, 0) == 1 && rrecv(rs[1], &byte, 1, 0) == 1 && byte == 'p', "the parent goes on", "not");
 	MUST(rclose(rs[0]) == 0 && rclose(rs[1]) == 0);
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_driver::{Channel, ChannelError, Nic, Uncancelled};
-use uwarp_process::Mutex;
+use uwarp_process::{Birth, Mutex};
 use uwarp_rnic::CompletionSink;
 
 /// The only event of these channels.
@@ -91,6 +91,7 @@ fn own_channel() -> *const Channel {
 
 struct OfThread {
     nic: Arc<Nic>,
+    birth: Birth,
     /// Until it is dropped.
     channel: Option<Arc<Channel>>,
 }
@@ -99,6 +100,12 @@ impl Drop for OfThread {
     /// The thread is ending, possibly cancelled, and closing a descriptor is a cancellation point: in a
     /// destructor of thread-local data, that would end the process.
     fn drop(&mut self) {
+        if self.birth.is_parents() {
+            // Closed here already, by number: the number may be another file's now. And a thread that is not
+            // here may have its locks.
+            std::mem::forget(self.channel.take());
+            return;
+        }
         let _uncancelled = Uncancelled::begin();
         self.channel = None;
     }
@@ -143,7 +150,8 @@ impl Waiting {
             None => Channel::new(nic.engine())?,
         };
         while channel.take().is_some() {}
-        let of_thread = OfThread { nic: Arc::clone(nic), channel: Some(Arc::clone(&channel)) };
+        let of_thread =
+            OfThread { nic: Arc::clone(nic), birth: Birth::here(), channel: Some(Arc::clone(&channel)) };
         let _ = CHANNELS.try_with(|channels| {
             if let Some(place) = channels.borrow_mut().get_mut(place) {
                 *place = Some(of_thread);
