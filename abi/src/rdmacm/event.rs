@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use uwarp_abi_types::rdmacm::*;
 use uwarp_abi_types::verbs::ibv_ah_attr;
 use uwarp_cm::{Event, EventKind, MAX_PRIVATE_DATA};
-use uwarp_process::Mutex;
+use uwarp_process::{Mutex, PerProcess};
 
 use crate::convention::MinusOne;
 use crate::entry;
@@ -77,7 +77,7 @@ const INVALID_SERVICE_ID: i32 = 8;
 /// address, and for the first few only: some programs try until the server is there.
 pub fn explain(event: &Event) {
     const ENOUGH: usize = 16;
-    static SAID: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
+    static SAID: PerProcess<Mutex<Vec<SocketAddr>>> = PerProcess::new(Mutex::default);
     let refused = match event.kind {
         EventKind::Rejected if event.status == INVALID_SERVICE_ID => "nothing listens there",
         // The status of a program's own rejection, too.
