@@ -7,7 +7,7 @@
 // Reason: `lock_api` trusts its implementors.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_api::GuardNoSend;
@@ -28,7 +28,7 @@ pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, RawRwLock, T>;
 const LOOKS: u32 = 100;
 
 /// Sleeps while the word has this value, at most for `limit`. May return early.
-fn sleep(word: &AtomicU32, value: u32, limit: Option<Duration>) {
+pub(crate) fn sleep(word: &AtomicU32, value: u32, limit: Option<Duration>) {
     let limit = limit.map(|limit| futex::Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: limit.subsec_nanos().into(),
@@ -37,13 +37,13 @@ fn sleep(word: &AtomicU32, value: u32, limit: Option<Duration>) {
     let _ = futex::wait(word, futex::Flags::PRIVATE, value, limit.as_ref());
 }
 
-fn wake(word: &AtomicU32, threads: u32) {
+pub(crate) fn wake(word: &AtomicU32, threads: u32) {
     // Fails only for a word that is none.
     let _ = futex::wake(word, futex::Flags::PRIVATE, threads);
 }
 
 /// All that sleep. (The kernel has a signed number.)
-const ALL: u32 = i32::MAX as u32;
+pub(crate) const ALL: u32 = i32::MAX as u32;
 
 /// A lock without data.
 pub struct RawMutex(AtomicU32);
@@ -170,10 +170,10 @@ impl RawRwLock {
         })
     }
 
-    /// After the state was changed.
+    /// After the state was changed, by an operation that is SeqCst: either this sees a sleeper, or the sleeper,
+    /// which counts itself first, sees the change.
     #[inline]
     fn wake_sleepers(&self) {
-        fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             wake(&self.state, ALL);
         }
@@ -219,7 +219,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     unsafe fn unlock_shared(&self) {
-        if self.state.fetch_sub(1, Ordering::Release) & READERS == 1 {
+        if self.state.fetch_sub(1, Ordering::SeqCst) & READERS == 1 {
             self.wake_sleepers();
         }
     }
@@ -245,7 +245,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     unsafe fn unlock_exclusive(&self) {
-        self.state.fetch_and(!WRITER, Ordering::Release);
+        self.state.fetch_and(!WRITER, Ordering::SeqCst);
         self.wake_sleepers();
     }
 }
