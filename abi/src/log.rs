@@ -7,7 +7,6 @@
 use std::cell::Cell;
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Write};
-use std::sync::Once;
 
 use tracing::field::{Field, Visit};
 use tracing::subscriber::Interest;
@@ -17,7 +16,8 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
-use uwarp_driver::{Uncancelled, config};
+use uwarp_driver::{Uncancelled, config, prepare_for_forks};
+use uwarp_process::Once;
 
 use crate::failure::{errno, set_errno};
 
@@ -31,7 +31,10 @@ static STARTED: Once = Once::new();
 /// once and otherwise ignored: a typing mistake must not stop a program.
 #[inline]
 pub fn init() {
-    STARTED.call_once(|| {
+    STARTED.call(|| {
+        // Before anything else: what is half done at a fork stays so in the child, with locks held that are
+        // not ours. So a fork waits until this is done.
+        prepare_for_forks(init);
         // A call that succeeds must leave errno as it was; the check for a terminal changes it.
         let errno = errno();
         start();

@@ -8,19 +8,20 @@ use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use rustix::event::epoll::Event;
 use rustix::io::Errno;
 use uwarp_llp::route::ipv6_only_by_default;
 pub(crate) use uwarp_process::Birth;
-use uwarp_process::PerProcess;
 use uwarp_process::begin_anew;
 use uwarp_process::record::{Descriptors, descriptors};
 pub(crate) use uwarp_process::record::{track, untrack};
+use uwarp_process::{Once, PerProcess};
 
 use crate::config::{Config, sysfs_path};
+use crate::devices::RdmaDevice;
 use crate::netdev;
 
 /// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
@@ -129,16 +130,24 @@ unsafe impl Sync for HeldLocks {}
 
 static HELD: HeldLocks = HeldLocks(UnsafeCell::new(None));
 
-/// What the handlers handle: the device, and a function that forgets the other state of the parent.
-static INSTALLED: OnceLock<(&'static dyn AcrossFork, fn())> = OnceLock::new();
+/// What the handlers handle.
+struct Installed {
+    device: &'static dyn AcrossFork,
+    /// Forgets the other state of the parent.
+    forget: fn(),
+    /// Finishes what another thread may have begun above.
+    first: fn(),
+}
 
-/// Installs the handlers, once.
-pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn()) {
+static INSTALLED: OnceLock<Installed> = OnceLock::new();
+
+/// Installs the handlers, once; `first` is called before each fork. A child that is forked before they are
+/// there may find this half done, and does it anew.
+pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn(), first: fn()) {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        drop(descriptors());
+    ONCE.call(|| {
         // Before any handler can run: all three handlers of a fork must see the same state.
-        INSTALLED.get_or_init(|| (device, forget));
+        INSTALLED.get_or_init(|| Installed { device, forget, first });
         // SAFETY: the handlers are functions of this object, which is never unloaded (linked with -z
         // nodelete).
         let rc = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
@@ -150,12 +159,14 @@ pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn()) {
 
 extern "C" fn before() {
     // In the order in which the device's start takes them.
-    if let Some((device, _)) = INSTALLED.get() {
+    if let Some(Installed { device, first, .. }) = INSTALLED.get() {
+        first();
         // What another thread is making for ever would never be made in the child.
         Config::get();
         netdev::guid();
         sysfs_path();
         ipv6_only_by_default();
+        RdmaDevice::known();
         let device = device.hold();
         let descriptors = descriptors();
         // SAFETY: this thread holds the locks.
@@ -170,7 +181,7 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
-    let Some((_, forget)) = INSTALLED.get() else { return };
+    let Some(Installed { forget, .. }) = INSTALLED.get() else { return };
     // SAFETY: `before` took the locks in the thread that this one is a copy of, and no other thread is here.
     let Some((mut descriptors, mut device)) = (unsafe { &mut *HELD.0.get() }).take() else { return };
     begin_anew();
@@ -318,7 +329,8 @@ unsafe extern "C" {
 
 fn set_cancel_state(state: c_int) -> c_int {
     let mut old = 0;
-    // SAFETY: writes the old state. A new state acts on nothing by itself.
+    // SAFETY: writes the old state. A thread with the asynchronous type and a cancellation pending ends where it
+    // is enabled again; only the calls that wait are made for that.
     unsafe { pthread_setcancelstate(state, &raw mut old) };
     old
 }

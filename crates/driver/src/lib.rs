@@ -77,7 +77,7 @@ pub use fork::{
     set_cancel_state_asleep, signals_awake,
 };
 pub use nic::{Limits, Nic, ProofPort};
-pub use open::close_all;
+pub use open::{close_all, prepare_for_forks};
 pub use pair::QueuePair;
 pub use qp::{Qp, StreamNumber, StreamObserver};
 pub use source::{Interest, Readiness, Source, Token};

@@ -18,11 +18,17 @@ use crate::trace;
 /// The device, once it is open. A forked child may forget it.
 static NIC: fork::Device<Arc<Nic>> = fork::Device::new();
 
+/// To be called before anything else that a forked child may find half done; `first` finishes it, before each
+/// fork.
+pub fn prepare_for_forks(first: fn()) {
+    fork::install(&NIC, linger::none_is_ours, first);
+}
+
 impl Nic {
     /// The device; the first call starts its engine and thread. Fails when the system gives no descriptors or
     /// threads.
     pub fn open() -> Result<Arc<Self>, VerbsError> {
-        fork::install(&NIC, linger::none_is_ours);
+        prepare_for_forks(|| {});
         if let Some(nic) = NIC.lock().as_ref() {
             return Ok(nic.clone());
         }

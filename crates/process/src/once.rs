@@ -8,9 +8,10 @@
 
 use std::ops::Deref;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::generation::generation;
+use crate::locks::{ALL, sleep, wake};
 
 struct Made<T> {
     generation: u32,
@@ -76,6 +77,50 @@ impl<T> std::fmt::Debug for PerProcess<T> {
 // SAFETY: threads share the value, and any of them may have made it.
 unsafe impl<T: Send + Sync> Sync for PerProcess<T> {}
 
+/// What a process does once, at its first use of the library. The threads that come meanwhile wait. A child
+/// that is forked meanwhile does it anew: the thread that had begun is its parent's.
+pub struct Once(AtomicU32);
+
+const NOT_YET: u32 = 0;
+const DONE: u32 = u32::MAX;
+
+impl Once {
+    /// Not done yet.
+    #[allow(clippy::new_without_default, reason = "for statics")]
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(NOT_YET))
+    }
+
+    /// Does it, unless it is done.
+    #[inline]
+    pub fn call(&self, act: impl FnOnce()) {
+        if self.0.load(Ordering::Acquire) != DONE {
+            self.call_slowly(act);
+        }
+    }
+
+    #[cold]
+    fn call_slowly(&self, act: impl FnOnce()) {
+        // While it is done, the word names the process. The generation does not serve: what makes a child
+        // begin one may be what is done here.
+        let process = std::process::id();
+        loop {
+            let seen = self.0.load(Ordering::Acquire);
+            if seen == DONE {
+                return;
+            }
+            if seen == process {
+                sleep(&self.0, seen, None);
+            } else if self.0.compare_exchange(seen, process, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                act();
+                self.0.store(DONE, Ordering::Release);
+                wake(&self.0, ALL);
+                return;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
@@ -103,5 +148,26 @@ mod tests {
                 assert!(seen.iter().all(|at| *at == seen[0]), "{seen:?}");
             });
         }
+    }
+
+    /// A child that was forked while another thread set up logging waited for it for ever.
+    #[test]
+    fn what_a_parents_thread_had_begun_is_done_anew() {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = || {
+            std::thread::yield_now();
+            COUNT.fetch_add(1, Ordering::Relaxed);
+        };
+        let once = Once::new();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| once.call(count));
+            }
+        });
+        assert_eq!(COUNT.load(Ordering::Relaxed), 1);
+        let begun = Once(AtomicU32::new(std::process::id() + 1));
+        begun.call(count);
+        begun.call(count);
+        assert_eq!(COUNT.load(Ordering::Relaxed), 2);
     }
 }
