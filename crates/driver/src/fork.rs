@@ -329,8 +329,8 @@ unsafe extern "C" {
 
 fn set_cancel_state(state: c_int) -> c_int {
     let mut old = 0;
-    // SAFETY: writes the old state. A thread with the asynchronous type and a cancellation pending ends where it
-    // is enabled again; only the calls that wait are made for that.
+    // SAFETY: writes the old state. A thread with the asynchronous type and a cancellation pending ends where
+    // it is enabled again; only the calls that wait are made for that.
     unsafe { pthread_setcancelstate(state, &raw mut old) };
     old
 }
