@@ -208,8 +208,10 @@ pub fn atomics_beyond_the_depth(victim: &mut Victim) -> Outcome {
         });
         peer.send(&fpdus(many))?;
         let report = victim.report()?;
+        // One behind 63 Reads is within the depth: it is carried out when it arrives.
+        let changed = if reads < 64 { "atomic:0-0" } else { "" };
         require!(
-            report.events == "2" && report.recvs == FLUSHED && report.changed.is_empty(),
+            report.events == "2" && report.recvs == FLUSHED && report.changed == changed,
             "behind {reads} Reads: {report:?}"
         );
         let answer = peer.answer()?;
