@@ -12,10 +12,10 @@
 //! Conditions of one kind are alternatives; those of different kinds must all hold.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, OpenOptions};
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 /// The environment variable with rules, or with `@` and a file's name.
 pub const VARIABLE: &str = "UWARP_SOCKETS";
@@ -65,9 +65,19 @@ impl Key {
             return Err(format!("\"{file}\" is not an absolute path, and programs change their directory"));
         }
         let failed = |error: std::io::Error| format!("cannot read the key in {file}: {error}");
-        let mut from = File::open(file).map_err(failed)?;
-        if from.metadata().map_err(failed)?.mode() & 0o007 != 0 {
-            return Err(format!("every user of this host can use the key in {file}: chmod o= {file}"));
+        // Opening a pipe would wait.
+        let mut options = OpenOptions::new();
+        let mut from = options.read(true).custom_flags(libc::O_NONBLOCK).open(file).map_err(failed)?;
+        let about = from.metadata().map_err(failed)?;
+        if !about.is_file() {
+            return Err(format!("{file} is not a regular file: {MAKE}"));
+        }
+        if about.mode() & 0o027 != 0 {
+            return Err(format!("other users of this host can use the key in {file}: chmod g-w,o= {file}"));
+        }
+        let own = fs::metadata("/proc/self").map_or(about.uid(), |own| own.uid());
+        if about.uid() != 0 && about.uid() != own {
+            return Err(format!("the key in {file} belongs to another user ({}): chown it", about.uid()));
         }
         let mut text = String::new();
         from.by_ref().take(200).read_to_string(&mut text).map_err(failed)?;
@@ -376,7 +386,7 @@ mod tests {
         let key = Way::Upgrade(Trust::Key(Key(std::array::from_fn(|at| at as u8))));
         let address = "10.0.0.1:80".parse().unwrap();
         assert_eq!(read(digits, 0o640).unwrap().decide(Role::Connect, address), key);
-        assert!(read(digits, 0o644).unwrap_err().contains("every user of this host can use the key"));
+        assert!(read(digits, 0o644).unwrap_err().contains("other users of this host can use the key"));
         for wrong in
             ["", "00", &"0".repeat(31), &digits.replace('a', "g"), &format!("{digits}00"), &"0".repeat(4000)]
         {

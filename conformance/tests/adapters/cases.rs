@@ -148,24 +148,28 @@ pub static CASES: &[Case] = &cases! {
          DISCONNECTED, ERR, 4 flushed";
     cxgb3_accepts, "cxgb3", Passive, "its program waits for the first FPDU",
         scene(CXGB3, Data(Closes)),
-        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2; \
+        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2 with \
+         uwarp's bit; the adapter resets; uwarp asks with revision 2; \
          the adapter resets; uwarp asks with revision 1; uwarp indicates by a Write of no data; the \
          adapter closes; uwarp closes; program: ESTABLISHED 128/128 \"adapter\", data good, \
          DISCONNECTED, ERR, 2 flushed";
     cxgb3_accepts_and_the_program_ends, "cxgb3", Passive, "uwarp's program disconnects",
         scene(CXGB3, Data(Program)),
-        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2; \
+        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2 with \
+         uwarp's bit; the adapter resets; uwarp asks with revision 2; \
          the adapter resets; uwarp asks with revision 1; uwarp indicates by a Write of no data; uwarp \
          closes; program: ESTABLISHED 128/128 \"adapter\", data good, DISCONNECTED, ERR, 2 flushed";
     cxgb3_accepts_with_peer2peer, "cxgb3", Passive, "parameter `peer2peer` is set: it expects a Read",
         scene(CXGB3_P2P, Unknown),
-        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2; \
+        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2 with \
+         uwarp's bit; the adapter resets; uwarp asks with revision 2; \
          the adapter resets; uwarp asks with revision 1; uwarp indicates by a Write of no data; what \
          the firmware does with that is not known; here it resets; program: ESTABLISHED 128/128 \
          \"adapter\", DISCONNECTED, ERR, 4 flushed";
     cxgb3_rejects, "cxgb3", Passive, "its program rejects",
         scene(CXGB3, Rejected),
-        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2; \
+        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2 with \
+         uwarp's bit; the adapter resets; uwarp asks with revision 2; \
          the adapter resets; uwarp asks with revision 1; the adapter's program rejects; uwarp closes; \
          program: REJECTED (status 28) \"adapter\"";
 
@@ -242,6 +246,7 @@ pub static CASES: &[Case] = &cases! {
     cxgb4_aborts, "cxgb4", Passive, "its program accepts with depths that are too large",
         scene(CXGB4, Aborted),
         "uwarp asks with revision 2 with uwarp's bit; its program gets the request; the adapter \
+         resets; uwarp asks with revision 2 with uwarp's bit; its program gets the request; the adapter \
          resets; uwarp asks with revision 2; its program gets the request; the adapter resets; uwarp \
          asks with revision 1; its program gets the request; the adapter resets; program: REJECTED \
          (status 28)";
@@ -261,7 +266,7 @@ pub static CASES: &[Case] = &cases! {
          5/3 \"adapter\", ESTABLISHED 5/3, data good, DISCONNECTED, ERR, 2 flushed";
     i40iw_connects_with_252_bytes, "i40iw", Active, "252 bytes of private data: the length says 0",
         Scene { private_data: LONG, ..scene(I40IW, Watched) },
-        "uwarp resets without an answer; program: nothing";
+        "uwarp closes without an answer; program: nothing";
     i40iw_connects_again_with_252_bytes, "i40iw", Active,
         "it asks again with revision 1, whose length is right",
         Scene { private_data: LONG, ..scene(I40IW_AGAIN, Data(Closes)) },
@@ -361,7 +366,8 @@ pub static CASES: &[Case] = &cases! {
          -71)";
     amso1100_resets, "amso1100", Passive, "it resets what has another revision",
         scene(AMSO1100_RESETS, Watched),
-        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2; \
+        "uwarp asks with revision 2 with uwarp's bit; the adapter resets; uwarp asks with revision 2 with \
+         uwarp's bit; the adapter resets; uwarp asks with revision 2; \
          the adapter resets; uwarp asks with revision 1; the adapter resets; program: REJECTED (status \
          28)";
 

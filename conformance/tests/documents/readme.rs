@@ -231,6 +231,12 @@ fn mpi(place: &Place, command: &str) -> Outcome {
 /// A server under the same rule, and a file that is long enough to be fetched by iWARP.
 fn sockets(place: &Place, command: &str) -> Outcome {
     const LENGTH: u64 = 64 << 20;
+    // The same key at both ends, in a directory of the test.
+    let key = place.home.join("uwarp.key");
+    fs::write(&key, "0123456789abcdef0123456789abcdef\n").context(key.display())?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).context(key.display())?;
+    require!(command.contains("key=/etc/uwarp.key"), "another key: {command}");
+    let command = &command.replace("/etc/uwarp.key", &key.display().to_string());
     let front = command.split(" -- ").next().unwrap_or_default();
     let name = command.rsplit('/').next().unwrap_or_default();
     let served = place.home.join("served");

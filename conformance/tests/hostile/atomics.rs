@@ -208,8 +208,11 @@ pub fn atomics_beyond_the_depth(victim: &mut Victim) -> Outcome {
         });
         peer.send(&fpdus(many))?;
         let report = victim.report()?;
+        // What is within the depth is carried out when it arrives. Behind 64 Reads, that is the case if the
+        // buffers of both sockets have taken all of the first answer by then.
+        let carried_out = report.changed == "atomic:0-0" || reads == 64 && report.changed.is_empty();
         require!(
-            report.events == "2" && report.recvs == FLUSHED && report.changed.is_empty(),
+            report.events == "2" && report.recvs == FLUSHED && carried_out,
             "behind {reads} Reads: {report:?}"
         );
         let answer = peer.answer()?;

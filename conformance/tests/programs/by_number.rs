@@ -56,6 +56,8 @@ fn pingpong() -> Vec<Case> {
         // ibv_wr_* functions; on-demand paging.
         ping(rc, "-g 0 -N", LO, &[]),
         ping(rc, "-g 0 -o", LO, &[]),
+        // Device memory.
+        ping(rc, "-g 0 -j -c", LO, &[]),
         // Advice on it, and the times of completions.
         ping(rc, "-g 0 -o -P", LO, &[]),
         ping(rc, "-g 0 -t", LO, &[]),

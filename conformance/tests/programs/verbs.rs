@@ -31,9 +31,6 @@ pub fn cases() -> Vec<Case> {
         refusal("ibv_xsrq_pingpong", "-g 0", |w, p| {
             w.refuses("ibv_xsrq_pingpong -g 0", "Couldn't Open the XRC Domain 95", p)
         }),
-        refusal("ibv_rc_pingpong", "-g 0 -j, device memory", |w, p| {
-            w.refuses("ibv_rc_pingpong -g 0 -j", "Device doesn't support dm allocation", p)
-        }),
     ]
 }
 

@@ -522,7 +522,7 @@ fn older_peers_are_asked_again_on_new_connections() {
     }
     let enhanced = vec![0x80, 128, 0xC0, 128, b'h', b'i'];
     let [_, q0, q1, q2] = queue_pair.qpn().to_be_bytes();
-    let named = [&enhanced[..], &[1, 1, 0xE0, 0, 0, q0, q1, q2, 0, 0, 0, 0]].concat();
+    let named = [&enhanced[..], &[1, 3, 0xE0, 0, 0, q0, q1, q2, 0, 0, 0, 0]].concat();
     assert_eq!(
         asked,
         [

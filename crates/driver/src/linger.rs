@@ -137,7 +137,10 @@ impl Linger {
     pub(crate) fn step(&self) {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut() else { return };
-        state.send();
+        // Before a reset, no end of the stream may be seen: the peer would count on what is dropped here.
+        if !state.broken {
+            state.send();
+        }
         if state.drain() {
             self.engine.rearm(state.token);
         }

@@ -65,6 +65,8 @@ pub struct Pump {
     broken: bool,
     /// Because of a reset that no orderly end came before.
     reset: bool,
+    /// The peer's bytes are read, all of them.
+    eof: bool,
     /// A process that is killed now must end the stream with a reset: something is set aside.
     aside: bool,
 }
@@ -77,6 +79,7 @@ impl Default for Pump {
             unfinished: false,
             broken: false,
             reset: false,
+            eof: false,
             aside: false,
         }
     }
@@ -288,6 +291,7 @@ impl Pump {
                     core.direct_received(0);
                 }
                 around.set_hung_up();
+                self.eof = true;
                 let partial = left > 0 || direct > 0;
                 let unread = (!self.reset).then(|| around.lower().unacknowledged());
                 core.handle_link(now, LinkEvent::End { partial, broken: self.broken, unread });
@@ -358,7 +362,8 @@ impl Pump {
     fn check_hang_up(&mut self, core: &mut RcCore, now: &Now, lower: &impl LowerLayer) {
         if lower.hung_up() {
             self.broken |= lower.broken();
-            let unread = (!self.broken).then(|| lower.unacknowledged());
+            // The peer's last words may lie unread behind what waits.
+            let unread = (self.eof && !self.broken).then(|| lower.unacknowledged());
             core.handle_link(now, LinkEvent::End { partial: false, broken: self.broken, unread });
         }
     }

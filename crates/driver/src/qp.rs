@@ -298,9 +298,15 @@ impl Qp {
         while inner.core.awaits_ack() {
             let left = end.saturating_duration_since(Instant::now());
             let Some(conn) = &inner.conn else { return };
-            if left.is_zero() || !conn.link.await_input(left) || !self.receive(inner, &Now::unread()) {
+            if left.is_zero() {
                 return;
             }
+            // A signal ends the wait, but not the patience.
+            if conn.link.await_input(left) && !self.receive(inner, &Now::unread()) {
+                return;
+            }
+            // The peer may demand the same.
+            self.send(inner, &Now::unread());
         }
     }
 

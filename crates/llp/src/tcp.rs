@@ -119,12 +119,12 @@ pub fn emss(fd: impl AsFd) -> Option<u32> {
     (rc == 0).then(|| u32::try_from(value).ok()).flatten().filter(|v| *v > 0)
 }
 
-/// Bytes sent that the peer's TCP has not acknowledged.
+/// Bytes sent that the peer's TCP has not acknowledged: all that can be, if the system does not say.
 pub fn unacknowledged(fd: impl AsFd) -> usize {
     let mut value: libc::c_int = 0;
     // SAFETY: TIOCOUTQ (SIOCOUTQ) writes one int.
     let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut value) };
-    if rc == 0 { usize::try_from(value).unwrap_or(0) } else { 0 }
+    if rc == 0 { usize::try_from(value).unwrap_or(0) } else { usize::MAX }
 }
 
 /// Bytes that the system has taken and not sent once.

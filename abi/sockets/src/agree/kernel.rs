@@ -9,16 +9,41 @@ use crate::sys::{self, call, int, transfer};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     inode: u64,
+    /// The user who made it.
     owner: u32,
 }
 
+impl Identity {
+    /// Whether the process at the other end of a Unix socket is of this socket's owner, or of root. Nobody else
+    /// is shown anything, or believed: he could carry what he is shown from one end to the other.
+    pub fn is_of(&self, link: c_int) -> bool {
+        user_of(link).is_some_and(|user| user == 0 || user == self.owner)
+    }
+}
+
+/// Who is at the other end of a Unix socket.
+fn user_of(link: c_int) -> Option<u32> {
+    let peer: Option<[u32; 3]> = sys::option_of(link, libc::SOL_SOCKET, libc::SO_PEERCRED);
+    peer.map(|[_, user, _]| user)
+}
+
 /// The socket that a descriptor is; `None`: it is none. Descriptors by `O_PATH` will do.
+///
+/// A file system may have files of this type, with any numbers, and may take as long as it likes to answer. So
+/// what kind of file it is, the kernel is asked first, by its name.
 pub fn identity(fd: c_int) -> Option<Identity> {
+    let (path, mut name) = (format!("/proc/self/fd/{fd}\0"), [0_u8; 64]);
+    let (at, to, room) =
+        (path.as_ptr().expose_provenance(), name.as_mut_ptr().expose_provenance(), name.len());
+    let at_cwd = int(libc::AT_FDCWD);
+    let len = sys::quietly(|| call(libc::SYS_readlinkat, [at_cwd, at, to, room, 0])).ok()?;
+    let name = std::str::from_utf8(name.get(..usize::try_from(len).ok()?)?).ok()?;
+    let inode: u64 = name.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
     // SAFETY: zeros are a value of numbers.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     let to = (&raw mut stat).expose_provenance();
     sys::quietly(|| call(libc::SYS_fstat, [int(fd), to, 0, 0, 0])).ok()?;
-    let socket = stat.st_mode & libc::S_IFMT == libc::S_IFSOCK;
+    let socket = stat.st_mode & libc::S_IFMT == libc::S_IFSOCK && stat.st_ino == inode;
     socket.then_some(Identity { inode: stat.st_ino, owner: stat.st_uid })
 }
 
@@ -206,9 +231,8 @@ pub fn accept(fd: c_int) -> Result<c_int, c_int> {
 
 /// Whether the process at the other end of a Unix socket is of this user, or of root.
 pub fn is_of_own_user(fd: c_int) -> bool {
-    let peer: Option<[u32; 3]> = sys::option_of(fd, libc::SOL_SOCKET, libc::SO_PEERCRED);
     let own = call(libc::SYS_geteuid, [0; 5]).ok();
-    peer.is_some_and(|[_, user, _]| user == 0 || Some(user.cast_signed()) == own)
+    user_of(fd).is_some_and(|user| user == 0 || Some(user.cast_signed()) == own)
 }
 
 /// Most descriptors in a message, by the kernel.
@@ -290,6 +314,28 @@ mod tests {
             drop((one, other));
             assert_eq!(by_diag(peer, own).filter(|found| found.inode != 0), None, "the listener is no end");
         }
+    }
+
+    #[test]
+    fn a_file_that_looks_like_a_socket_is_none() {
+        let place = std::env::temp_dir().join(format!("uwarp-identity-{}", std::process::id()));
+        let bound = std::os::unix::net::UnixListener::bind(&place).unwrap();
+        let file = format!("{}\0", place.display());
+        let (at, flags) = (file.as_ptr().expose_provenance(), int(libc::O_PATH | libc::O_CLOEXEC));
+        let file = call(libc::SYS_openat, [int(libc::AT_FDCWD), at, flags, 0, 0]).unwrap();
+        std::fs::remove_file(&place).unwrap();
+        assert!(identity(bound.as_raw_fd()).is_some());
+        assert_eq!(identity(file), None, "of the file system's own numbers");
+        sys::close(file);
+    }
+
+    #[test]
+    fn only_the_owner_of_a_socket_and_root_are_at_its_other_end() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = call(libc::SYS_geteuid, [0; 5]).unwrap().cast_unsigned();
+        let of = |owner| Identity { inode: 1, owner };
+        assert!(of(own).is_of(one.as_raw_fd()));
+        assert_eq!(of(own + 1).is_of(one.as_raw_fd()), own == 0);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! The end that connected has a Unix socket whose name is the connection's addresses, and the end that
 //! accepted connects to it. Anybody can have that name, or connect to it. So each shows the other a
 //! descriptor of its end of the TCP connection, by `O_PATH`: it says which socket it is, and nothing can be
-//! done with it. It has to be the one that the kernel names as the other end.
+//! done with it. It has to be the one that the kernel names as the other end. And it is shown only to a
+//! process of that socket's owner, and believed only from one: a stranger who has the name, and connects to
+//! the other end's, could carry each end's descriptor to the other.
 //!
 //! Nothing else is believed, and nothing that a stranger passes is held, or closed in a thread that has other
 //! work: closing a foreign descriptor can take as long as its owner wants.
@@ -157,7 +159,8 @@ impl Side {
         })
     }
 
-    /// Of the end that accepted: a new link to the other one.
+    /// Of the end that accepted: a new link to the other one. `EACCES`: who has the name is another user than
+    /// the one whose socket the other end is.
     pub fn connect(&mut self, ends: &Ends, set: c_int, data: u64) -> Result<(), c_int> {
         if GIVEN_UP.load(Ordering::Acquire) {
             return Err(libc::ECONNREFUSED);
@@ -165,6 +168,10 @@ impl Side {
         let mut socket = Exposed::new(kernel::seqpacket()?);
         let (to, len) = name_of(ends);
         sys::quietly(|| sys::connect(socket.fd, &to, len))?;
+        let peer = kernel::mirrored(ends.accepted, ends.connected);
+        if !peer.is_some_and(|peer| peer.is_of(socket.fd)) {
+            return Err(libc::EACCES);
+        }
         socket.watch(set, data);
         self.links.push(Link { socket, proven: false });
         Ok(())
@@ -216,8 +223,8 @@ impl Side {
                 Ok(got) => got,
                 Err(_) => (0, Vec::new()),
             };
-            let shown = descriptors.first().and_then(|fd| kernel::identity(*fd));
             let harmless = descriptors.iter().all(|fd| kernel::is_path(*fd));
+            let shown = descriptors.first().filter(|_| harmless).and_then(|fd| kernel::identity(*fd));
             match harmless || kernel::is_of_own_user(link.socket.fd) {
                 true => descriptors.into_iter().for_each(sys::close),
                 false => close_elsewhere(descriptors),
@@ -226,7 +233,8 @@ impl Side {
             let datagram = datagram.and_then(Datagram::parse).filter(|datagram| datagram.ends.are(ends));
             let claims =
                 datagram.is_some_and(|datagram| matches!(datagram.kind, Kind::Hello | Kind::Welcome));
-            if !link.proven && harmless && claims && shown.is_some() && shown == peer() {
+            let believed = |shown: Identity| peer() == Some(shown) && shown.is_of(link.socket.fd);
+            if !link.proven && claims && shown.is_some_and(believed) {
                 // The peer is known, and there is only one.
                 link.proven = true;
                 self.name = None;

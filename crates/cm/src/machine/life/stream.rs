@@ -213,8 +213,8 @@ impl Life {
     /// is sent as far as possible until then. If the program has destroyed the queue pair, the shell says so
     /// by [`Self::queue_pair_destroyed`] instead.
     ///
-    /// Returns whether the program leaves a peer that has ended the stream: before the call returns, the shell
-    /// flushes the queue pair's work requests, unless it has another stream by now. (Not a report, which
+    /// Returns whether the program leaves a peer that has ended the stream: before the call returns, the
+    /// shell flushes the work requests, unless the queue pair has another stream by now. (Not a report, which
     /// another thread may carry out: a program looks at the queue pair as soon as this call returns.)
     pub fn disconnect(&mut self, now: &Now) -> Result<bool, CmError> {
         if self.unreported_end.is_some() {

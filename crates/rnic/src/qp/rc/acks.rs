@@ -199,9 +199,8 @@ impl Stream {
             msn: self.tx.ack_msn,
             invalidate: retries | said,
         };
-        if self.out.is_empty() {
-            self.tx.acks_queued.clear();
-        }
+        let taken = self.out.taken();
+        self.tx.acks_queued.retain(|end| *end > taken);
         let bytes = Ack { completed: self.placed }.to_bytes();
         let mut segment = message.whole(Ack::LEN as u32);
         segment.header.set_rsvdulp(control);
@@ -217,6 +216,10 @@ impl Stream {
         self.tx.acks_queued.retain(|end| *end <= queued);
         let dropped = u32::try_from(before - self.tx.acks_queued.len()).unwrap_or(0);
         self.tx.ack_msn = self.tx.ack_msn.wrapping_sub(dropped);
+        if dropped > 0 {
+            // What they said must be said again.
+            self.placed_acked = 0;
+        }
     }
 
     /// Tells the peer how often our Sends are to be retried, before the first of them.

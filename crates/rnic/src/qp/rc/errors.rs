@@ -99,8 +99,11 @@ impl Stream {
                 Disconnect::Sent(_) => {}
                 // Nothing can be sent any more, and the memory that waits may be unmapped.
                 Disconnect::Reset => self.out.discard(),
-                // The rest refers to memory that now returns to the program.
-                _ if self.cut().is_some() && why == Disconnect::LocalClosed => self.emit_last_ack(),
+                // The rest refers to memory that now returns to the program. (A peer that is silent for too
+                // long may come back, and its system take what nobody here will read.)
+                _ if self.cut().is_some() && matches!(why, Disconnect::LocalClosed | Disconnect::Timeout) => {
+                    self.emit_last_ack();
+                }
                 _ => {}
             }
         }

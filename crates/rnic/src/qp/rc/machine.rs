@@ -283,7 +283,7 @@ impl RcCore {
         let mut unsent = Vec::new();
         let mut end = End::Plain;
         if let Some(stream) = self.stream.take() {
-            let own = matches!(why, Disconnect::LocalClosed | Disconnect::Reset | Disconnect::Sent(_));
+            let own = !matches!(why, Disconnect::PeerClosed | Disconnect::Terminated(_));
             if own && stream.params.placement_acks {
                 end = if stream.last_word_said { End::Told } else { End::Reset };
             }

@@ -362,8 +362,10 @@ impl RcCore {
         let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
         let peer = if rtr && stream.params.peer_is_uwarp { stream.introduced(segment) } else { None };
         stream.note_fpdu();
-        if !rtr && self.shell.attr.state == QpState::Rtr && !stream.comm_est && !stream.is_indication(segment)
-        {
+        // An acknowledgement is none of a program either: it may only say that the stream ends.
+        let of_program =
+            !rtr && segment.info.delivery != Delivery::Acknowledge && !stream.is_indication(segment);
+        if of_program && self.shell.attr.state == QpState::Rtr && !stream.comm_est {
             stream.comm_est = true;
             self.shell.event(EventKind::CommEst);
         }
