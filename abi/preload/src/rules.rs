@@ -12,7 +12,7 @@
 //! Conditions of one kind are alternatives; those of different kinds must all hold.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -57,6 +57,12 @@ impl fmt::Debug for Key {
     }
 }
 
+/// The user whose rights this process has. (The owner of its directory in /proc may be root instead.)
+fn own_user() -> Option<u32> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 impl Key {
     /// Reads a file with 32 hexadecimal digits, which other users cannot read or change.
     fn read(file: &str) -> Result<Self, String> {
@@ -75,7 +81,7 @@ impl Key {
         if about.mode() & 0o027 != 0 {
             return Err(format!("other users of this host can use the key in {file}: chmod g-w,o= {file}"));
         }
-        let own = fs::metadata("/proc/self").map_or(about.uid(), |own| own.uid());
+        let own = own_user().unwrap_or(about.uid());
         if about.uid() != 0 && about.uid() != own {
             return Err(format!("the key in {file} belongs to another user ({}): chown it", about.uid()));
         }
