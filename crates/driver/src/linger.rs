@@ -321,4 +321,17 @@ mod tests {
         assert_eq!(got.len(), filled + b"the rest".len());
         assert!(got.ends_with(b"the rest"));
     }
+
+    /// The peer would take an end in good order for an acknowledgement of what is dropped here.
+    #[test]
+    fn no_end_is_seen_before_a_reset() {
+        let engine = Arc::new(Engine::new().expect("engine"));
+        let (ours, mut peer) = pair();
+        let token = engine.register(ours.as_raw_fd(), Arc::new(Before)).expect("register");
+        stream_begins();
+        let limit = Instant::now() + Duration::from_secs(60);
+        Linger::until(limit, &engine, Link::from(ours), token, (Vec::new(), End::Reset)).step();
+        let seen = peer.read(&mut [0; 8]).map_err(|error| error.kind());
+        assert_eq!(seen, Err(ErrorKind::ConnectionReset));
+    }
 }
