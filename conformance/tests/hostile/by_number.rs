@@ -17,6 +17,7 @@ use uwarp_conformance::attacker::peer::{PATIENCE, Peer};
 use uwarp_conformance::attacker::stranger::{Port, Stranger, Tried};
 use uwarp_conformance::dist::Dist;
 use uwarp_conformance::netns::{Bridged, NetNs};
+use uwarp_conformance::process::Cmd;
 use uwarp_conformance::{Context, Outcome, fail, require};
 
 /// The listening end's, the connecting end's, the attacker's.
@@ -90,6 +91,15 @@ impl Stage<'_> {
 
     fn start_at(&self, end: usize, port: u16) -> Outcome<Named> {
         let (address, ns) = self.hosts.ends()[end];
+        // The attacker may have had it until now, and a process that another thread starts just then has what
+        // this one has, until it runs its program.
+        let deadline = Instant::now() + PATIENCE;
+        let mut who = Cmd::line(&format!("ss -Hltun sport = :{port}")).in_ns(Some(ns)).run_ok()?;
+        while !who.stdout.is_empty() {
+            require!(Instant::now() < deadline, "somebody has port {port}: {}", who.text());
+            std::thread::sleep(Duration::from_millis(5));
+            who = Cmd::line(&format!("ss -Hltun sport = :{port}")).in_ns(Some(ns)).run_ok()?;
+        }
         Named::start(self.program, self.dist, ns, address, port)
     }
 
