@@ -170,8 +170,8 @@ impl RawRwLock {
         })
     }
 
-    /// After the state was changed, by an operation that is SeqCst: either this sees a sleeper, or the sleeper,
-    /// which counts itself first, sees the change.
+    /// After the state was changed, by an operation that is SeqCst: either this sees a sleeper, or the
+    /// sleeper, which counts itself first, sees the change.
     #[inline]
     fn wake_sleepers(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {

@@ -14,8 +14,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Whether the process at the other end of a Unix socket is of this socket's owner, or of root. Nobody else
-    /// is shown anything, or believed: he could carry what he is shown from one end to the other.
+    /// Whether the process at the other end of a Unix socket is of this socket's owner, or of root. Nobody
+    /// else is shown anything, or believed: he could carry what he is shown from one end to the other.
     pub fn is_of(&self, link: c_int) -> bool {
         user_of(link).is_some_and(|user| user == 0 || user == self.owner)
     }
@@ -29,8 +29,8 @@ fn user_of(link: c_int) -> Option<u32> {
 
 /// The socket that a descriptor is; `None`: it is none. Descriptors by `O_PATH` will do.
 ///
-/// A file system may have files of this type, with any numbers, and may take as long as it likes to answer. So
-/// what kind of file it is, the kernel is asked first, by its name.
+/// A file system may have files of this type, with any numbers, and may take as long as it likes to answer.
+/// So what kind of file it is, the kernel is asked first, by its name.
 pub fn identity(fd: c_int) -> Option<Identity> {
     let (path, mut name) = (format!("/proc/self/fd/{fd}\0"), [0_u8; 64]);
     let (at, to, room) =
