@@ -21,7 +21,6 @@ pub(crate) use uwarp_process::record::{track, untrack};
 use uwarp_process::{Once, PerProcess};
 
 use crate::config::{Config, sysfs_path};
-use crate::devices::RdmaDevice;
 use crate::netdev;
 
 /// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
@@ -137,17 +136,19 @@ struct Installed {
     forget: fn(),
     /// Finishes what another thread may have begun above.
     first: fn(),
+    /// The same for the host's devices.
+    devices: fn(),
 }
 
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 
 /// Installs the handlers, once; `first` is called before each fork. A child that is forked before they are
 /// there may find this half done, and does it anew.
-pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn(), first: fn()) {
+pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn(), [first, devices]: [fn(); 2]) {
     static ONCE: Once = Once::new();
     ONCE.call(|| {
         // Before any handler can run: all three handlers of a fork must see the same state.
-        INSTALLED.get_or_init(|| Installed { device, forget, first });
+        INSTALLED.get_or_init(|| Installed { device, forget, first, devices });
         // SAFETY: the handlers are functions of this object, which is never unloaded (linked with -z
         // nodelete).
         let rc = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
@@ -159,14 +160,14 @@ pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn(), first: fn()
 
 extern "C" fn before() {
     // In the order in which the device's start takes them.
-    if let Some(Installed { device, first, .. }) = INSTALLED.get() {
+    if let Some(Installed { device, first, devices, .. }) = INSTALLED.get() {
         first();
         // What another thread is making for ever would never be made in the child.
         Config::get();
         netdev::guid();
         sysfs_path();
         ipv6_only_by_default();
-        RdmaDevice::known();
+        devices();
         let device = device.hold();
         let descriptors = descriptors();
         // SAFETY: this thread holds the locks.

@@ -9,6 +9,7 @@ use uwarp_rnic::VerbsError;
 use uwarp_rnic::mem::guard;
 
 use crate::config::Config;
+use crate::devices::RdmaDevice;
 use crate::fork;
 use crate::linger;
 use crate::nic::Nic;
@@ -21,7 +22,8 @@ static NIC: fork::Device<Arc<Nic>> = fork::Device::new();
 /// To be called before anything else that a forked child may find half done; `first` finishes it, before each
 /// fork.
 pub fn prepare_for_forks(first: fn()) {
-    fork::install(&NIC, linger::none_is_ours, first);
+    let devices = || drop(RdmaDevice::known());
+    fork::install(&NIC, linger::none_is_ours, [first, devices]);
 }
 
 impl Nic {
