@@ -226,16 +226,16 @@ impl Pump {
         let (mut turn, mut some) = (Turn { moved: 0, heeds_acks: true, interrupted: false }, false);
         loop {
             some |= with_stage(|stage| self.receive_into(core, now, around, stage, &mut turn));
+            if core.sets_aside() != self.aside {
+                self.aside = !self.aside;
+                around.lower().reset_on_close(self.aside);
+            }
             if !std::mem::take(&mut turn.interrupted) {
                 break;
             }
             self.transmit(core, now, around);
             // The core may have to wait, but the input does not.
             turn.heeds_acks = !core.ack_is_urgent();
-        }
-        if core.sets_aside() != self.aside {
-            self.aside = !self.aside;
-            around.lower().reset_on_close(self.aside);
         }
         if !core.stalled() {
             return some;

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use uwarp_driver::pump::Pump;
-use uwarp_rnic::qp::{Action, Disconnect, Now, QpCaps, QpInit, QpModify, QpState, RcCore, StreamParams};
+use uwarp_rnic::qp::{
+    Action, Disconnect, End as Ending, Now, QpCaps, QpInit, QpModify, QpState, RcCore, StreamParams,
+};
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{
     AsyncEvent, AsyncSink, CompletionSink, Cq, EventKind, Pd, RecvWr, SendWr, Srq, SrqInit, VerbsError, Wc,
@@ -96,6 +98,15 @@ pub(crate) struct Kept {
     pub reset_on_close: AtomicBool,
 }
 
+/// A process is gone, and its system closes the connection. `reset`: the process has requested a reset.
+pub(crate) fn leave(now: Time, input: &mut Pipe, output: &mut Pipe, reset: bool) {
+    if input.orphan(now) || reset {
+        output.break_off();
+    } else {
+        output.close(now);
+    }
+}
+
 impl Waiter for Kept {
     fn receive_kept(&self) {
         self.receive.store(true, Ordering::Relaxed);
@@ -133,6 +144,8 @@ pub struct End {
 pub struct Closing {
     unsent: Vec<u8>,
     broken: bool,
+    /// If the process is killed, the stream ends with a reset.
+    reset: bool,
     fin_sent: bool,
     eof: bool,
     deadline: Time,
@@ -304,11 +317,9 @@ impl End {
     /// The process is killed: its system closes the connection as Linux does. What the process had sent still
     /// arrives.
     pub fn kill(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
-        if input.orphan(now) || self.kept.reset_on_close.load(Ordering::Relaxed) {
-            output.break_off();
-        } else {
-            output.close(now);
-        }
+        let at_end = self.closing.as_ref().is_some_and(|closing| closing.reset);
+        let reset = at_end || self.kept.reset_on_close.load(Ordering::Relaxed);
+        leave(now, input, output, reset);
         self.attached = false;
     }
 
@@ -350,10 +361,12 @@ impl End {
             match action {
                 Action::Wake(woken) => woken.wake(),
                 Action::Established => self.established += 1,
-                Action::Disconnected { why, unsent, .. } => {
+                Action::Disconnected { why, unsent, end } => {
                     let deadline = now + LIMIT;
-                    let broken = std::mem::take(pump).broken();
-                    self.closing = Some(Closing { unsent, broken, fin_sent: false, eof: false, deadline });
+                    let broken = std::mem::take(pump).broken() || end == Ending::Reset;
+                    let reset = end == Ending::Reset || end == Ending::Told && !unsent.is_empty();
+                    self.closing =
+                        Some(Closing { unsent, broken, reset, fin_sent: false, eof: false, deadline });
                     self.disconnected.push(why);
                 }
                 Action::Muted | Action::CheckHangUp | Action::CheckAnswers { .. } => {}
@@ -378,7 +391,11 @@ impl Closing {
     pub fn step(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) -> (bool, u64) {
         let mut moved = 0;
         while !self.unsent.is_empty() && !self.broken {
-            match output.send(now, &self.unsent) {
+            let sent = output.send(now, &self.unsent);
+            if output.take_killed() {
+                leave(now, input, output, self.reset);
+            }
+            match sent {
                 Ok(n) => {
                     moved += n as u64;
                     self.unsent.drain(..n);
@@ -389,7 +406,8 @@ impl Closing {
         }
         if (self.unsent.is_empty() || self.broken) && !self.fin_sent {
             self.fin_sent = true;
-            output.close(now);
+            self.reset &= self.broken;
+            if self.reset { output.break_off() } else { output.close(now) }
         }
         while !self.eof {
             match input.recv(now, DRAINED) {

@@ -9,7 +9,7 @@ use uwarp_llp::link::{Answers, LowerLayer, Piece, Received};
 use uwarp_rnic::mem::{self, MemSeg};
 
 use crate::Time;
-use crate::end::Kept;
+use crate::end::{Kept, leave};
 use crate::net::{Pipe, Refusal};
 
 /// Two pipes at one moment.
@@ -43,7 +43,12 @@ impl Network<'_> {
 
 impl LowerLayer for Network<'_> {
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
-        let n = self.output.send(self.now, bytes).map_err(errno)?;
+        let sent = self.output.send(self.now, bytes);
+        if self.output.take_killed() {
+            let reset = self.kept.reset_on_close.load(Ordering::Relaxed);
+            leave(self.now, self.input, self.output, reset);
+        }
+        let n = sent.map_err(errno)?;
         *self.moved += n as u64;
         Ok(n)
     }

@@ -41,7 +41,8 @@ pub enum Fault {
         /// Bytes that still arrive.
         at: u64,
     },
-    /// The sending host closes this direction after this many bytes, as when its process is killed.
+    /// The sending process is killed after this many bytes, and its system closes the connection: in good
+    /// order, or with a reset if something was not read ([`Pipe::take_killed`]).
     End {
         /// Bytes that still arrive.
         at: u64,
@@ -75,6 +76,8 @@ pub struct Pipe {
     lost: Option<usize>,
     /// The fault has happened.
     fault_hit: bool,
+    /// [`Fault::End`] has happened just now.
+    killed: bool,
     /// Everything that was sent, with the time of each write, before any damage.
     tapped: Vec<(Time, Vec<u8>)>,
 }
@@ -94,6 +97,7 @@ impl Pipe {
             reset: false,
             lost: None,
             fault_hit: false,
+            killed: false,
             tapped: Vec::new(),
         }
     }
@@ -146,7 +150,10 @@ impl Pipe {
             self.fault_hit = true;
             match self.fault.take() {
                 Some(Fault::Reset { .. }) => self.reset = true,
-                _ => self.close(now),
+                _ => {
+                    self.killed = true;
+                    self.close(now);
+                }
             }
             if taken == 0 {
                 return Err(Refusal::Reset);
@@ -201,6 +208,12 @@ impl Pipe {
             return Ok(out);
         }
         Err(Refusal::WouldBlock)
+    }
+
+    /// Whether the writer's process was killed by [`Fault::End`] in the send before. The caller closes the
+    /// other direction, too ([`Pipe::orphan`]).
+    pub fn take_killed(&mut self) -> bool {
+        std::mem::take(&mut self.killed)
     }
 
     /// The reader's process is killed. Returns whether bytes had arrived that it has not read. No later one
