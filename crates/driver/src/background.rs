@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::config::Config;
 use crate::engine::{Engine, Looked};
 use crate::fork;
-use crate::progress::{LOST, Lead, Mode, NAP_BESIDE_LEADS, NAP_BESIDE_LOOPS, NEVER, Signs, nap};
+use crate::progress::{Contest, LOST, Lead, Mode, NAP_BESIDE_LEADS, NAP_BESIDE_LOOPS, NEVER, Signs, Spans};
 use crate::sync::{spin_loop, thread_local};
 use crate::sys;
 
@@ -44,12 +44,13 @@ struct Background {
     naps: usize,
     /// It has slept on the sockets, and the leader may not know of all timers yet.
     has_served: bool,
+    contest: Contest,
 }
 
 fn run(engine: &Weak<Engine>) {
     fork::ask_for_short_slices();
     IN_BACKGROUND.with(|here| here.set(true));
-    let mut background = Background { naps: 0, has_served: true };
+    let mut background = Background { naps: 0, has_served: true, contest: Contest::new() };
     while let Some(engine) = engine.upgrade() {
         if engine.birth.is_parents() {
             return;
@@ -63,7 +64,8 @@ fn run(engine: &Weak<Engine>) {
         }
         let lead = engine.lead.get();
         let polled = engine.last_poll.age(engine.now());
-        let signs = Signs { lead, polled, naps: background.naps, looped: engine.is_looped() };
+        let (looped, spans) = (engine.is_looped(), engine.pace.spans());
+        let signs = Signs { lead, polled, naps: background.naps, looped, spans };
         background.sleep(&engine, signs);
     }
 }
@@ -74,7 +76,7 @@ impl Background {
         let mode = Mode::next(signs);
         match mode {
             Mode::Awake => return,
-            Mode::Napping | Mode::StandingBack => self.stand_back(engine, mode),
+            Mode::Napping | Mode::StandingBack => self.stand_back(engine, mode, signs.spans),
             Mode::TakingBack => self.take_back(engine),
             Mode::BesideLeads => self.nap_beside_leads(engine),
             Mode::AwaitingLeader => self.await_leader(engine, signs.lead),
@@ -85,18 +87,18 @@ impl Background {
 
     /// Sleeps while threads poll in earnest or lead one after the other; for a moment only, if the mode
     /// requires that.
-    fn stand_back(&mut self, engine: &Engine, mode: Mode) {
+    fn stand_back(&mut self, engine: &Engine, mode: Mode, spans: Spans) {
         if engine.is_led() {
             self.leave_timers_to_leader(engine);
         }
-        let nap = nap(self.naps);
+        let nap = spans.nap(self.naps);
         self.naps = self.naps.saturating_add(1);
         engine.mode.enter(mode);
         // A thread that handed over before this did not see this mode, and woke no thread.
         match (engine.last_poll.get(), nap) {
             (None, _) => {}
             (Some(_), Some(time)) => engine.watchdog.nap(time),
-            (Some(last), None) => engine.watchdog.sleep(last, engine.now()),
+            (Some(last), None) => engine.watchdog.sleep(last, engine.now(), spans),
         }
     }
 
@@ -106,9 +108,12 @@ impl Background {
         self.naps = 0;
         engine.unpark();
         let looked = guarded(|| engine.settling(|| engine.wait_once(Some(Duration::ZERO))));
-        if let Some(Ok(Looked { input: true, .. })) = looked {
+        let input = matches!(looked, Some(Ok(Looked { input: true, .. })));
+        if input {
             engine.note_missed();
         }
+        self.contest.took_back(input);
+        engine.pace.ask();
     }
 
     fn nap_beside_leads(&mut self, engine: &Engine) {
@@ -154,6 +159,10 @@ impl Background {
         // A thread that set a timer before this did not see this mode.
         let limit = (engine.first_timer() != deadline).then_some(Duration::ZERO);
         let looked = guarded(|| engine.settling(|| engine.wait_until(deadline, limit)));
+        if let Some(Ok(Looked { input: true, .. })) = looked {
+            engine.pace.set_earnest_at(self.contest.served(engine.pace.present()));
+            engine.pace.ask();
+        }
         match looked.unwrap_or(Ok(Looked::default())) {
             Ok(Looked { woken: false, .. }) | Err(Errno::INTR) => {}
             Ok(Looked { woken: true, .. }) => {

@@ -13,7 +13,7 @@ use uwarp_rnic::cq::Coverage;
 use crate::background::in_background;
 use crate::engine::Engine;
 use crate::fork::{self, SignalsAsleep};
-use crate::progress::{DIRECT, Lead, SPIN, Spinning};
+use crate::progress::{DIRECT, Lead, Spinning};
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, spin_loop, thread_local};
 use crate::sys::{self, Bell};
 
@@ -396,6 +396,7 @@ impl Channel {
     fn spin(&self) -> bool {
         let Some(score) = self.spinning.begin() else { return false };
         let cq = self.armed.lock().upgrade();
+        let limit = self.engine.pace.spans().spin();
         let start = sys::now();
         let (mut now, mut begins) = (start, true);
         loop {
@@ -423,7 +424,7 @@ impl Channel {
                 return true;
             }
             now = sys::now();
-            if now.saturating_duration_since(start) > SPIN {
+            if now.saturating_duration_since(start) > limit {
                 self.spinning.end(score, false);
                 return false;
             }

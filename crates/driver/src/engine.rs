@@ -14,7 +14,7 @@ use slab::Slab;
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
-use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, nanos};
+use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, Pace, nanos};
 use crate::source::{Interest, Source, Token};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
 use crate::sys::{self, Bell, Thread, Watch};
@@ -52,6 +52,7 @@ pub struct Engine {
     /// Leads that were taken from their threads.
     pub(crate) lost_leads: LostLeads,
     pub(crate) last_poll: LastPoll,
+    pub(crate) pace: Pace,
     /// When threads that are about to sleep look at all sockets.
     pub(crate) around: Around,
     pub(crate) watchdog: Watchdog,
@@ -111,6 +112,7 @@ impl Engine {
             lead: CurrentLead::new(),
             lost_leads: LostLeads::default(),
             last_poll: LastPoll::new(),
+            pace: Pace::new(),
             around: Around::new(),
             watchdog: Watchdog::new()?,
             missed: AtomicU64::new(0),
@@ -384,7 +386,7 @@ impl Engine {
 
     pub(crate) fn note_earnest_at(&self, now: Nanos, waits: bool) {
         self.last_poll.stamp(now);
-        self.watchdog.push(now, waits);
+        self.watchdog.push(now, waits, || self.pace.spans());
     }
 
     /// A thread that polls in earnest has messages to send, and polls again soon.

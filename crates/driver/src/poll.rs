@@ -9,7 +9,7 @@ use uwarp_rnic::{Cq, Wc};
 
 use crate::channel::waits_no_more;
 use crate::nic::Nic;
-use crate::progress::{ANSWER, AnswerWait, BeforeEarly, DIRECT, IN_EARNEST, LookAround, Poller, stamps};
+use crate::progress::{AnswerWait, BeforeEarly, DIRECT, LookAround, Poller, stamps};
 
 thread_local! {
     static POLLER: Cell<Poller> = const { Cell::new(Poller::NEW) };
@@ -71,9 +71,10 @@ impl Nic {
                     start = Instant::now();
                     policy.looked_around(start);
                 }
+                let limit = engine.pace.spans().answer();
                 let answered = loop {
                     match cq.receive_messages(DIRECT.few) {
-                        Some(false) if start.elapsed() < ANSWER => {}
+                        Some(false) if start.elapsed() < limit => {}
                         Some(answered) => break answered,
                         None => break false,
                     }
@@ -104,10 +105,15 @@ impl Nic {
     /// Makes progress for a thread whose last `empty` polls in a row found nothing.
     fn look(&self, cq: &Arc<Cq>, empty: u32, look_around: &mut LookAround) {
         let sends = self.engine().held.polled_in_vain();
-        if stamps(empty) || sends {
-            self.engine().note_earnest(empty == IN_EARNEST);
+        let pace = &self.engine().pace;
+        let earnest_at = pace.earnest_at();
+        if pace.is_asked() {
+            pace.answer(empty, self.engine().now());
         }
-        let covered = cq.make_progress(&DIRECT, empty >= IN_EARNEST);
+        if stamps(empty, earnest_at) || sends {
+            self.engine().note_earnest(empty == earnest_at);
+        }
+        let covered = cq.make_progress(&DIRECT, empty >= earnest_at);
         // Its posts take far longer than a look at all sockets, and keep the background thread away.
         let time = look_around.count() || sends;
         if time || covered == Coverage::Partial {

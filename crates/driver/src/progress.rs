@@ -11,6 +11,15 @@ use std::time::{Duration, Instant};
 
 use uwarp_rnic::cq::Direct;
 
+// (The model includes this file by its path.)
+#[cfg(test)]
+#[path = "progress/costs.rs"]
+mod costs;
+#[path = "progress/pace.rs"]
+mod pace;
+
+pub(crate) use pace::{Contest, Pace, Spans};
+
 use crate::sync::{AtomicI32, AtomicU64, Ordering};
 
 /// A time, in nanoseconds since the engine's start.
@@ -27,8 +36,8 @@ pub(crate) fn nanos(time: Duration) -> Nanos {
 // The background thread.
 
 /// The background thread's first sleeps beside a thread that polls in earnest, possibly for a moment only.
-/// After these, it sleeps on the watchdog.
-const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(100)];
+/// After these, it sleeps on the watchdog. At least this long, and at least for so many stamps ([`Spans`]).
+const NAPS: [(Duration, u32); 2] = [(Duration::from_micros(50), 2), (Duration::from_micros(100), 4)];
 /// Its sleeps beside leads that follow each other.
 pub(crate) const NAP_BESIDE_LEADS: Duration = Duration::from_micros(200);
 /// The same beside the leads of an event loop, and how long after one the background thread leaves the
@@ -100,6 +109,8 @@ pub(crate) struct Signs {
     pub naps: usize,
     /// The last lead was, or is, that of an event loop.
     pub looped: bool,
+    /// What this machine costs.
+    pub spans: Spans,
 }
 
 impl Mode {
@@ -108,13 +119,13 @@ impl Mode {
     /// The mode for these signs. The transition table is printed by a test below.
     pub fn next(signs: Signs) -> Self {
         let within = |span| signs.polled.is_some_and(|age| age < span);
-        match nap(signs.naps) {
+        match signs.spans.nap(signs.naps) {
             _ if signs.looped && signs.lead.is_none() && signs.naps == 0 && within(NAP_BESIDE_LOOPS) => {
                 Self::BesideLeads
             }
             _ if signs.looped && signs.lead.is_some() && signs.naps == 0 && within(LEAD) => Self::BesideLeads,
             Some(time) if within(time) => Self::Napping,
-            None if within(ALIVE) => Self::StandingBack,
+            None if within(signs.spans.alive()) => Self::StandingBack,
             _ if signs.naps > 0 => Self::TakingBack,
             _ if signs.lead.is_some() && within(LEAD) => Self::BesideLeads,
             _ if signs.lead.is_some() => Self::AwaitingLeader,
@@ -157,12 +168,6 @@ impl Mode {
             _ => Self::Awake,
         }
     }
-}
-
-/// How long the background thread naps beside a polling thread, after `naps` sleeps beside it. `None`: it
-/// stands back.
-pub(crate) fn nap(naps: usize) -> Option<Duration> {
-    NAPS.get(naps).copied()
 }
 
 /// The background thread's mode, visible to all threads.
@@ -341,10 +346,11 @@ const YIELD: (u32, u32) = (32, 512);
 /// A completion within this number of polls after a yield is credited to the yield.
 const SOON: u32 = 4;
 
-/// Whether a thread stamps the time at this number of empty polls in a row.
+/// Whether a thread that polls in earnest at `earnest_at` stamps the time at this number of empty polls in a
+/// row.
 #[inline]
-pub(crate) fn stamps(empty: u32) -> bool {
-    empty % STAMP_EVERY == IN_EARNEST
+pub(crate) fn stamps(empty: u32, earnest_at: u32) -> bool {
+    empty % STAMP_EVERY == earnest_at
 }
 
 /// What a polling thread keeps between polls.
@@ -601,10 +607,11 @@ mod tests {
             String::from("polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2\n");
         for (name, polled) in ages {
             let looped = false;
-            let mode = |lead, naps| match Mode::next(Signs { polled, lead, naps, looped }) {
-                Mode::Serving { .. } => "Serving".into(),
-                mode => format!("{mode:?}"),
-            };
+            let mode =
+                |lead, naps| match Mode::next(Signs { polled, lead, naps, looped, spans: Spans::of(400) }) {
+                    Mode::Serving { .. } => "Serving".into(),
+                    mode => format!("{mode:?}"),
+                };
             let row =
                 [None, Some(Lead::beginning(1))].map(|lead| [0, 1, 2].map(|naps| mode(lead, naps)).join(" "));
             table += &format!("{name:<7} {} | {}\n", row[0], row[1]);
@@ -626,7 +633,13 @@ polled  sleeps beside pollers: 0, 1, 2; then, with a leader: 0, 1, 2
     #[test]
     fn a_loop_keeps_the_sockets_for_a_while() {
         let us = |us| Some(Duration::from_micros(us));
-        let next = |polled, lead, naps| match Mode::next(Signs { polled, lead, naps, looped: true }) {
+        let next = |polled, lead, naps| match Mode::next(Signs {
+            polled,
+            lead,
+            naps,
+            looped: true,
+            spans: Spans::of(400),
+        }) {
             Mode::Serving { .. } => "Serving".into(),
             mode => format!("{mode:?}"),
         };

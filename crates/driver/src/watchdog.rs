@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::fork;
-use crate::progress::{ALIVE, PUSH_GROWTH, PUSH_LATE, PUSH_PERIOD, PUSH_PERIOD_MOST, nanos};
+use crate::progress::{ALIVE, PUSH_GROWTH, PUSH_LATE, Spans, nanos};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::{self, Bell, Timer};
 
@@ -24,12 +24,6 @@ pub(crate) struct Watchdog {
     due: AtomicU64,
     /// Pushes since the background thread has slept here.
     pushes: AtomicU32,
-}
-
-/// The time from the push with this number to the next. It grows by less than [`ALIVE`], less what a push may
-/// be late: the timer that an earlier push has set must not expire before the next one.
-fn period(push: u32) -> Duration {
-    PUSH_GROWTH.saturating_mul(push).saturating_add(PUSH_PERIOD).min(PUSH_PERIOD_MOST)
 }
 
 const _: () = assert!(PUSH_GROWTH.as_nanos() + PUSH_LATE.as_nanos() < ALIVE.as_nanos());
@@ -56,18 +50,18 @@ impl Watchdog {
     /// A thread polls, at `now` by the engine's clock. `waits`: it has just begun to wait for an answer, so
     /// the time of a push is not lost.
     #[inline]
-    pub fn push(&self, now: u64, waits: bool) {
+    pub fn push(&self, now: u64, waits: bool, spans: impl Fn() -> Spans) {
         let due = self.due.load(Ordering::Relaxed);
         let grace = if waits { 0 } else { nanos(PUSH_LATE) };
         if now >= due.saturating_add(grace) {
-            self.push_now(now, due);
+            self.push_now(now, due, spans());
         }
     }
 
     #[cold]
-    fn push_now(&self, now: u64, due: u64) {
+    fn push_now(&self, now: u64, due: u64, spans: Spans) {
         let pushes = self.pushes.load(Ordering::Relaxed);
-        let period = period(pushes);
+        let period = spans.push_period(pushes);
         let next = now + nanos(period);
         if self.due.compare_exchange(due, next, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             // Another thread has pushed first, or the background thread no longer sleeps.
@@ -77,19 +71,20 @@ impl Watchdog {
         // same.
         let [one, other] = &self.timers;
         let timer = if self.pushes.fetch_add(1, Ordering::Relaxed) & 1 == 0 { one } else { other };
-        timer.set(period * 2 + ALIVE);
+        timer.set(period * 2 + spans.alive());
     }
 
     /// Sleeps until no thread has pushed for a while, or until [`Self::ring`]. The last sign of a polling
     /// thread was at `last`, and it is `now`, both by the engine's clock.
-    pub fn sleep(&self, last: u64, now: u64) {
+    pub fn sleep(&self, last: u64, now: u64, spans: Spans) {
         let age = Duration::from_nanos(now.saturating_sub(last));
         // As if the polling thread had pushed at `last`.
         let [one, other] = &self.timers;
-        one.set((PUSH_PERIOD + ALIVE).saturating_sub(age));
-        other.set((PUSH_PERIOD * 2 + ALIVE).saturating_sub(age));
+        let (period, alive) = (spans.push_period(0), spans.alive());
+        one.set((period + alive).saturating_sub(age));
+        other.set((period * 2 + alive).saturating_sub(age));
         self.pushes.store(0, Ordering::Relaxed);
-        self.due.store(last + nanos(PUSH_PERIOD), Ordering::SeqCst);
+        self.due.store(last + nanos(period), Ordering::SeqCst);
         sys::wait_first(&self.bell, Some(&self.timers), None);
         self.due.store(NEVER, Ordering::SeqCst);
         self.bell.silence();

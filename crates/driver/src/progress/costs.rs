@@ -1,0 +1,285 @@
+//! The rule that says which thread makes progress, as a function of what a machine costs: a program's thread,
+//! the background thread and a peer, by a clock of their own. The background thread chooses by [`Mode::next`],
+//! [`Pace`] and [`Contest`], as the real one does.
+
+use std::time::Duration;
+
+use super::*;
+
+/// In nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Costs {
+    /// An empty poll with its receive.
+    poll: u64,
+    /// From the arrival of a packet, or the end of a nap, until the background thread runs.
+    wake: u64,
+    /// From a message to the peer's answer.
+    answer: u64,
+}
+
+/// Two processors and a server: raw TCP answers in 4 µs.
+const NATIVE: Costs = Costs { poll: 400, wake: 8_000, answer: 4_000 };
+/// A virtual machine without hardware for it: a receive is dear, a round trip is a few of them.
+const EMULATED: Costs = Costs { poll: 10_000, wake: 40_000, answer: 30_000 };
+
+impl Costs {
+    fn times(self, hundredths: u64) -> Self {
+        let times = |cost: u64| (cost * hundredths / 100).max(1);
+        Self { poll: times(self.poll), wake: times(self.wake), answer: times(self.answer) }
+    }
+}
+
+/// What the background thread sleeps on.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Sleep {
+    /// The sockets.
+    Sockets,
+    Until(u64),
+    /// The watchdog.
+    Watchdog,
+}
+
+struct World {
+    now: u64,
+    costs: Costs,
+    // The background thread.
+    sleep: Sleep,
+    naps: usize,
+    contest: Contest,
+    pace: Pace,
+    last_poll: LastPoll,
+    /// When the watchdog is pushed next, when it fires, and how often it was pushed.
+    watchdog: (u64, u64, u32),
+    // The program.
+    empty: u32,
+    parked: bool,
+    /// When the answer arrives that nobody has received yet.
+    packet: Option<u64>,
+    /// The same for the sockets that the background thread sleeps on. It wakes even if another thread receives
+    /// first.
+    signal: Option<u64>,
+    /// How often the background thread has woken: it takes a processor that a polling thread needs, and the
+    /// answer, if it is the first.
+    wakes: u64,
+    /// The longest time that an answer lay there.
+    longest: u64,
+}
+
+fn instant(span: Duration) -> u64 {
+    nanos(span)
+}
+
+impl World {
+    fn new(costs: Costs) -> Self {
+        Self {
+            now: 1,
+            costs,
+            sleep: Sleep::Sockets,
+            naps: 0,
+            contest: Contest::new(),
+            pace: Pace::new(),
+            last_poll: LastPoll::new(),
+            watchdog: (NEVER, NEVER, 0),
+            empty: 0,
+            parked: false,
+            packet: None,
+            signal: None,
+            wakes: 0,
+            longest: 0,
+        }
+    }
+
+    /// The program's message is answered in a while.
+    fn send(&mut self) {
+        self.packet = Some(self.now + self.costs.answer);
+        self.signal = self.signal.or(self.packet.filter(|_| !self.parked));
+    }
+
+    fn receive(&mut self) -> bool {
+        let Some(arrived) = self.packet.filter(|at| *at <= self.now) else { return false };
+        self.packet = None;
+        self.signal = self.signal.filter(|_| self.sleep == Sleep::Sockets);
+        self.longest = self.longest.max(self.now - arrived);
+        true
+    }
+
+    /// The program polls once. Returns whether it has found the answer.
+    fn poll(&mut self) -> bool {
+        self.pass(self.costs.poll);
+        if self.receive() {
+            self.empty = 0;
+            return true;
+        }
+        self.empty += 1;
+        let earnest_at = self.pace.earnest_at();
+        if self.pace.is_asked() {
+            self.pace.answer(self.empty, self.now);
+        }
+        if stamps(self.empty, earnest_at) {
+            self.last_poll.stamp(self.now);
+            let (due, _, pushes) = self.watchdog;
+            if self.now >= due {
+                let (period, alive) = (self.pace.spans().push_period(pushes), self.pace.spans().alive());
+                self.watchdog =
+                    (self.now + instant(period), self.now + instant(period * 2 + alive), pushes + 1);
+            }
+        }
+        self.parked |= self.empty >= earnest_at && self.sleep == Sleep::Watchdog;
+        false
+    }
+
+    /// Time passes: the background thread does what it does meanwhile.
+    fn pass(&mut self, time: u64) {
+        let end = self.now + time;
+        loop {
+            let wakes = match self.sleep {
+                Sleep::Sockets => self.signal.map_or(NEVER, |arrives| arrives + self.costs.wake),
+                Sleep::Until(at) => at + self.costs.wake,
+                Sleep::Watchdog => self.watchdog.1 + self.costs.wake,
+            };
+            if wakes > end {
+                break;
+            }
+            self.now = self.now.max(wakes);
+            self.wakes += 1;
+            if self.sleep == Sleep::Sockets {
+                self.signal = None;
+                self.receive();
+                self.pace.set_earnest_at(self.contest.served(self.pace.present()));
+                self.pace.ask();
+            }
+            self.choose();
+        }
+        self.now = end;
+    }
+
+    fn choose(&mut self) {
+        self.watchdog.0 = NEVER;
+        loop {
+            let spans = self.pace.spans();
+            let polled = self.last_poll.age(self.now);
+            match Mode::next(Signs { polled, lead: None, naps: self.naps, looped: false, spans }) {
+                Mode::TakingBack => {
+                    (self.naps, self.parked, self.signal) = (0, false, None);
+                    let input = self.receive();
+                    self.contest.took_back(input);
+                    self.pace.ask();
+                }
+                Mode::Napping | Mode::StandingBack => {
+                    let last = self.last_poll.get().unwrap_or(self.now);
+                    self.sleep = match spans.nap(self.naps) {
+                        Some(time) => Sleep::Until(self.now + instant(time)),
+                        None => {
+                            let period = spans.push_period(0);
+                            let fires = last + instant(period * 2 + spans.alive());
+                            self.watchdog = (last + instant(period), fires, 0);
+                            Sleep::Watchdog
+                        }
+                    };
+                    self.naps += 1;
+                    return;
+                }
+                Mode::Serving { .. } => {
+                    self.signal = self.packet;
+                    self.sleep = Sleep::Sockets;
+                    return;
+                }
+                mode => unreachable!("{mode:?}"),
+            }
+        }
+    }
+
+    /// A program that polls until it has its answer, and sends the next message. Returns how often the
+    /// background thread woke beside it.
+    fn ping_pong(&mut self, messages: u32) -> u64 {
+        let before = self.wakes;
+        for _ in 0..messages {
+            self.send();
+            while !self.poll() && self.packet.is_some() {}
+            self.empty = 0;
+        }
+        self.wakes - before
+    }
+
+    /// A program that polls once for each message, and then waits for the answer in its memory, where the
+    /// background thread puts it. Returns how many answers it waited for longer than two wake-ups.
+    fn poll_once_each(&mut self, messages: u32) -> u32 {
+        let mut late = 0;
+        for _ in 0..messages {
+            self.send();
+            self.poll();
+            let arrives = self.packet;
+            while self.packet.is_some() {
+                self.pass(self.costs.wake / 8 + 1);
+            }
+            late += u32::from(arrives.is_some_and(|at| self.now > at + 3 * self.costs.wake));
+            self.empty = 0;
+        }
+        late
+    }
+}
+
+/// Slower ones than this are those of a thread that hardly runs: the times do not follow it that far.
+fn is_followed(costs: &Costs) -> bool {
+    costs.poll <= 100_000
+}
+
+fn machines() -> impl Iterator<Item = Costs> {
+    let times = |costs: Costs| [5, 50, 100, 1_000, 5_000].map(|n| costs.times(n));
+    [NATIVE, EMULATED].into_iter().flat_map(times).filter(is_followed)
+}
+
+#[test]
+fn no_thread_wakes_beside_one_that_polls() {
+    for costs in machines() {
+        let mut world = World::new(costs);
+        world.ping_pong(500);
+        let wakes = world.ping_pong(5_000);
+        assert!(wakes <= 50, "{costs:?}: {wakes} in 5000, {:?}", world.pace.spans());
+    }
+}
+
+#[test]
+fn a_machine_may_become_slow_and_fast_again() {
+    for costs in machines() {
+        let mut world = World::new(costs);
+        world.ping_pong(2_000);
+        for now in [costs.times(5_000), costs, costs.times(5_000)].into_iter().filter(is_followed) {
+            world.costs = now;
+            world.ping_pong(500);
+            let wakes = world.ping_pong(5_000);
+            assert!(wakes <= 50, "{costs:?} as {now:?}: {wakes} in 5000, {:?}", world.pace.spans());
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_stops_polling_is_noticed() {
+    for costs in machines() {
+        for stops in 0..50 {
+            let mut world = World::new(costs);
+            world.ping_pong(1_000 + stops);
+            world.longest = 0;
+            world.send();
+            // It computes.
+            world.pass(100_000_000 + 100 * costs.wake);
+            assert_eq!(world.packet, None, "{costs:?}: nobody has received the answer");
+            let spans = world.pace.spans();
+            let bound = instant(spans.push_period(u32::MAX) * 2 + spans.alive()) + 2 * costs.wake;
+            assert!(world.longest <= bound, "{costs:?}: {} of {bound}", world.longest);
+        }
+    }
+}
+
+#[test]
+fn who_polls_once_for_each_message_is_served_at_once() {
+    for costs in machines() {
+        let mut world = World::new(costs);
+        let late = world.poll_once_each(5_000);
+        assert!(late <= 100, "{costs:?}: {late} of 5000");
+        // It did not become one that polls in earnest.
+        world.ping_pong(1_000);
+        let late = world.poll_once_each(5_000);
+        assert!(late <= 100, "{costs:?}, after polling: {late} of 5000");
+    }
+}
