@@ -188,7 +188,7 @@ extern "C" fn child() {
     begin_anew();
     device.forget();
     forget();
-    for (fd, _) in descriptors.drain() {
+    for fd in std::mem::take(&mut *descriptors).into_keys() {
         // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing
         // here uses the descriptor again: calls on what the parent has made fail, and what is made here has
         // descriptors of its own.
