@@ -35,7 +35,6 @@ pub(crate) use alarm::Alarm;
 pub(crate) use attended::Attended;
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
-pub(crate) use fork::forked;
 pub(crate) use llp::carrier;
 pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers};
 pub(crate) use source::{Readiness, Source, Token};

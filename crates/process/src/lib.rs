@@ -12,5 +12,5 @@ pub mod record;
 
 pub use generation::{Birth, begin_anew, forked, generation};
 pub use locks::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use once::{Once, PerProcess};
+pub use once::{Making, Once, OnceValue, PerProcess};
 pub use record::Descriptor;
