@@ -5,6 +5,7 @@
 //! was made in another one, nor takes its locks. The parent's memory stays as it is; its descriptors are
 //! closed by number ([`record`]).
 
+mod futex;
 mod generation;
 mod locks;
 mod once;
