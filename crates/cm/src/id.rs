@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use uwarp_driver::{Qp, forked};
+use uwarp_driver::Qp;
 use uwarp_llp::carrier::{Bind, SetUp, TakePort};
 use uwarp_llp::route;
 use uwarp_llp::udp::Socket;
@@ -389,10 +389,6 @@ impl Id {
     /// Blocks until all reported events have been acknowledged. It waits for nothing else: whoever carries
     /// out what is left may be the caller.
     pub fn destroy(&self) {
-        // A forked child leaves its parent's ids alone.
-        if forked() {
-            return;
-        }
         let first = self.runner.call(|life, now| {
             let alive = life.check_alive();
             life.destroy(now);

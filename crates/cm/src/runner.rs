@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use uwarp_driver::{
-    Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token, forked,
+    Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token,
 };
 use uwarp_llp::carrier::{Bound, Options, SetUp, Watch};
 use uwarp_llp::udp::Route;
@@ -146,10 +146,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // A forked child shares the parent's engine.
-        if !forked() {
-            self.engine.deregister(self.token);
-        }
+        self.engine.deregister(self.token);
     }
 }
 

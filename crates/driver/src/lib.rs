@@ -73,11 +73,11 @@ pub use config::Config;
 pub use devices::RdmaDevice;
 pub use engine::Engine;
 pub use fork::{
-    OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep,
-    set_cancel_state_asleep, signals_awake,
+    OncePerProcess, Uncancelled, has_more_rights_than_its_caller, mask_asleep, set_cancel_state_asleep,
+    signals_awake,
 };
 pub use nic::{Limits, Nic, ProofPort};
-pub use open::{close_all, prepare_for_forks};
+pub use open::close_all;
 pub use pair::QueuePair;
 pub use qp::{Qp, StreamNumber, StreamObserver};
 pub use source::{Interest, Readiness, Source, Token};

@@ -9,8 +9,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd as _;
-use std::sync::{Arc, LazyLock, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use serde::Serialize;
@@ -110,8 +109,8 @@ struct Rate(AtomicU64);
 
 impl Rate {
     fn allows(&self, most: u64) -> bool {
-        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let second = START.elapsed().as_secs() + 1;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let second = now.tv_sec.unsigned_abs() + 1;
         let next = |last: u64| match last >> 16 == second {
             true => (last & 0xFFFF < most).then_some(last + 1),
             false => Some(second << 16 | 1),

@@ -94,8 +94,9 @@ mod imp {
 mod imp {
     use std::ffi::{c_int, c_void};
     use std::ptr;
-    use std::sync::Once;
     use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+    use uwarp_process::Once;
 
     // rdi: to, rsi: from, rdx: length, rcx (kept in r8): which of the two is ours. rax: 0, or 1 from the exit
     // that the handler takes. Leaf code without a frame: whatever instruction faults, the return address is
@@ -360,7 +361,7 @@ mod imp {
 
     #[inline]
     pub fn arm() {
-        ONCE.call_once(|| {
+        ONCE.call(|| {
             // SAFETY: a byte that is 0 or 1, which nothing else writes.
             unsafe { &uwarp_guarded_copy_wide }.store(is_x86_feature_detected!("avx"), Ordering::Relaxed);
             if !OFF.load(Ordering::Relaxed) {
