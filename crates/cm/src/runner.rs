@@ -375,7 +375,10 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                     if let Some(note) = self.carry_out(state, deferred) {
                         let now = self::now();
                         self.feed(state, note, &now);
-                        self.run(state, &now);
+                        // Many connections may become streams at once: one run for all of them.
+                        if !matches!(state.deferred.front(), Some(Deferred::Attach { .. })) {
+                            self.run(state, &now);
+                        }
                     }
                 } else if let Some(qp) = state.spent.pop() {
                     MutexGuard::unlocked(state, || drop(qp));
