@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use uwarp_driver::{
     Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token, forked,
 };
-use uwarp_llp::carrier::{Bound, Options, SetUp, Watch};
+use uwarp_llp::carrier::{Options, SetUp, Watch};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::VerbsError;
@@ -191,13 +191,6 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     /// What the machine has around it.
     pub fn env(&self) -> &E {
         &self.env
-    }
-
-    /// What is bound for the machine's [`Action::Listen`](crate::machine::Action::Listen).
-    pub fn set_bound(&self, bound: Box<dyn Bound>) {
-        let mut state = self.lock.lock();
-        state.conns.set_bound(bound);
-        self.release(state);
     }
 
     /// A datagram has come. It may be dropped.
