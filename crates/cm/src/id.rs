@@ -315,11 +315,19 @@ impl Id {
         self.runner.read(|life| life.check(Step::Accept))?;
         // The peer can connect again as soon as it has the reply.
         self.owner().answered();
-        self.runner.ask(|life, _, now| {
+        let mut begun = false;
+        let accepted = self.runner.ask(|life, _, now| {
             life.accept(now, ours, param)?;
+            begun = true;
             self.owner().take_pair(pair, qp);
             Ok(())
-        })
+        });
+        if !begun {
+            // Its peer's next request does not wait for this connection. (If another thread has accepted
+            // meanwhile, it does not either: such a program does not rely on the order.)
+            self.owner().unanswered();
+        }
+        accepted
     }
 
     /// Rejects the request.
@@ -389,7 +397,7 @@ impl Id {
     /// Blocks until all reported events have been acknowledged. It waits for nothing else: whoever carries
     /// out what is left may be the caller.
     pub fn destroy(&self) {
-        let first = self.runner.call(|life, now| {
+        let first = self.runner.end(|life, now| {
             let alive = life.check_alive();
             life.destroy(now);
             alive.is_ok()

@@ -113,7 +113,8 @@ impl Space {
 pub enum Want {
     /// So many bytes at most: the next one belongs to the stream's first FPDU.
     Bytes(usize),
-    /// Only its end. What the peer sends stays in the lower layer.
+    /// Only its end, from now on: the machine never wants bytes of it again. What the peer sends stays in the
+    /// lower layer.
     End,
     /// Nothing; it need not be watched.
     Nothing,

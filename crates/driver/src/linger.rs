@@ -218,11 +218,18 @@ impl State {
     /// Reads and drops input: unread bytes would turn the close into a reset, which costs the peer what it
     /// has not read. Returns whether there may be more.
     fn drain(&mut self) -> bool {
-        // Not on the stack: a thread that destroys a queue pair may have no more than 16 KiB in all.
-        let mut buffer = vec![0; 16 * 1024];
+        // Mostly there is nothing, or an acknowledgement. The rest is not on the stack: a thread that
+        // destroys a queue pair may have no more than 16 KiB in all.
+        let (mut first, mut rest) = ([0; 64], Vec::new());
         let mut drained = 0;
         while !self.eof && !self.broken && drained < TURN {
-            match self.link.receive(&mut buffer) {
+            let buffer = if drained == 0 {
+                &mut first[..]
+            } else {
+                rest.resize(16 * 1024, 0);
+                &mut rest[..]
+            };
+            match self.link.receive(buffer) {
                 Ok(Received { bytes: 0, .. }) => self.eof = true,
                 Ok(received) => drained += received.bytes,
                 Err(Errno::INTR) => {}

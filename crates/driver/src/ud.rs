@@ -238,17 +238,19 @@ pub(crate) struct DatagramPort {
 }
 
 impl DatagramPort {
-    /// Serves `socket`, which is bound to `port`, for the queue pairs whose numbers name it.
+    /// Serves `socket`, which is bound to `port`, for the queue pairs whose numbers name it. `observer`: as
+    /// for [`Self::watch_proofs`], before the first proof comes.
     pub(crate) fn of_numbers(
         engine: &Arc<Engine>,
         socket: Arc<udp::Socket>,
         port: u16,
         unclaimed: &Arc<UnclaimedCounters>,
+        observer: Option<Weak<dyn ProofObserver>>,
     ) -> Result<Arc<Self>, Errno> {
         let places = (0..256).map(|_| Weak::new()).collect();
         let watched = socket.duplicate()?;
         let receivers = Receivers::Numbers { port, places: RwLock::new(places) };
-        Self::new(engine, socket, Some(watched), unclaimed, receivers)
+        Self::new(engine, socket, Some(watched), unclaimed, receivers, observer)
     }
 
     /// Serves `socket`, which is bound to the port of multicast groups.
@@ -257,7 +259,7 @@ impl DatagramPort {
         socket: Arc<udp::Socket>,
         unclaimed: &Arc<UnclaimedCounters>,
     ) -> Result<Arc<Self>, Errno> {
-        Self::new(engine, socket, None, unclaimed, Receivers::Groups(RwLock::default()))
+        Self::new(engine, socket, None, unclaimed, Receivers::Groups(RwLock::default()), None)
     }
 
     fn new(
@@ -266,6 +268,7 @@ impl DatagramPort {
         watched: Option<Duplicate>,
         unclaimed: &Arc<UnclaimedCounters>,
         receivers: Receivers,
+        observer: Option<Weak<dyn ProofObserver>>,
     ) -> Result<Arc<Self>, Errno> {
         let this = Arc::new(Self {
             engine: engine.clone(),
@@ -277,7 +280,7 @@ impl DatagramPort {
             sent: AtomicUsize::new(0),
             blocked: Mutex::default(),
             unclaimed: unclaimed.clone(),
-            proofs: OnceLock::new(),
+            proofs: observer.map_or_else(OnceLock::new, OnceLock::from),
             proofs_to_report: Mutex::default(),
             has_proofs: AtomicBool::new(false),
             socket,

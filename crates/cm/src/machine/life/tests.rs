@@ -675,6 +675,23 @@ fn a_request_whose_connection_has_failed_is_noticed_by_the_answer() {
     shell.destroyed();
 }
 
+/// It reached the queue pair after the program had used that for something else.
+#[test]
+fn a_queue_pair_is_not_failed_for_an_id_that_was_destroyed_before() {
+    let mut shell = Shell::requested(true);
+    let conn = *shell.open.first().unwrap();
+    shell.input(Input::Failed { conn, why: Refusal::Gone });
+    shell
+        .call(|life, now| {
+            life.accept(now, ours(b""), None)?;
+            life.destroy(now);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(shell.did(), format!("settled, error {}", raw(Errno::INVAL)));
+    shell.destroyed();
+}
+
 #[test]
 fn a_request_is_rejected_with_private_data() {
     for takes in [Takes::All, Takes::Part, Takes::Fails(Refusal::Gone)] {

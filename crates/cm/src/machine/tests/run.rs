@@ -272,7 +272,7 @@ impl World {
 #[test]
 fn bytes_that_came_while_they_were_not_wanted_are_read_without_another_report() {
     let mut world = World::new();
-    world.want(Want::End);
+    world.want(Want::Nothing);
     world.run();
     world.wire.lock().unwrap().input.extend(b"request");
     world.edge();
