@@ -32,6 +32,7 @@ use crate::fork::Uncancelled;
 use crate::linger::{self, Linger};
 use crate::nic::Nic;
 use crate::pair::QueuePair;
+use crate::patience::{self, Patience};
 use crate::pump::Pump;
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
@@ -52,9 +53,11 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(20);
 /// Turns of receiving before a program's move to ERR or RESET, or its destruction: more than the system's
 /// buffers hold, however fast the peer sends.
 const TURNS_AT_END: usize = 16;
-/// How long a move to ERR waits for the peer's acknowledgements: a peer whose program does something else
-/// answers within a few milliseconds.
-const ROUND_TRIP: Duration = Duration::from_millis(5);
+/// The first pause before a call that waits for the peer looks again; each is twice as long as the one
+/// before.
+const FIRST_PAUSE: Duration = Duration::from_micros(10);
+/// The longest pause.
+const LAST_PAUSE: Duration = Duration::from_micros(500);
 
 struct Inner {
     core: RcCore,
@@ -261,10 +264,11 @@ impl Qp {
         }
         let mut inner = self.inner.lock();
         if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
+            inner = self.await_first_message(inner);
             self.receive_all(&mut inner);
         }
         if change.state == Some(QpState::Err) {
-            self.await_ack(&mut inner);
+            inner = self.await_ack(inner);
         }
         let result = inner.core.modify(change);
         if result.is_ok() {
@@ -287,27 +291,49 @@ impl Qp {
 
     /// The program moves to ERR, and may know by other means what its peer has received (libdaploscm does):
     /// an adapter would have had the acknowledgement by now. The peer may hold it back for a message to ride
-    /// on, so this requests it once more, and waits for a round trip.
+    /// on, so this requests it once more, and waits for a round trip. Other threads may use the queue pair
+    /// meanwhile.
     #[cold]
-    fn await_ack(&self, inner: &mut Inner) {
+    fn await_ack<'a>(&'a self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         if !inner.core.demand_ack() {
-            return;
+            return inner;
         }
-        self.send(inner, &Now::unread());
-        let end = Instant::now() + ROUND_TRIP;
-        while inner.core.awaits_ack() {
+        self.send(&mut inner, &Now::unread());
+        let stream = inner.streams;
+        let waits = |inner: &Inner| inner.streams == stream && inner.core.expects_ack();
+        self.await_peer(inner, &patience::FOR_ACKS, waits)
+    }
+
+    /// The program ends a queue pair by number whose stream is still being set up. Its peer may have posted
+    /// work, which an adapter would have received: that needs no set-up, only a queue pair in RTR.
+    #[cold]
+    fn await_first_message<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+        self.await_peer(inner, &patience::FOR_FIRST, |inner| inner.core.expects_first_message())
+    }
+
+    /// Waits for something that the peer sends, for a short time and without the lock.
+    fn await_peer<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, Inner>,
+        patience: &Patience,
+        waits: impl Fn(&Inner) -> bool,
+    ) -> MutexGuard<'a, Inner> {
+        let end = Instant::now() + patience.limit();
+        let mut pause = FIRST_PAUSE;
+        while waits(&inner) {
             let left = end.saturating_duration_since(Instant::now());
-            let Some(conn) = &inner.conn else { return };
             if left.is_zero() {
-                return;
+                patience.waited_in_vain();
+                break;
             }
-            // A signal ends the wait, but not the patience.
-            if conn.link.await_input(left) && !self.receive(inner, &Now::unread()) {
-                return;
-            }
-            // The peer may demand the same.
-            self.send(inner, &Now::unread());
+            self.release(inner);
+            patience::pause(pause.min(left));
+            pause = LAST_PAUSE.min(pause * 2);
+            inner = self.inner.lock();
+            // Also sends: the peer may demand the same.
+            self.pump(&mut inner, &Now::unread());
         }
+        inner
     }
 
     /// Its attributes.
@@ -480,7 +506,7 @@ impl Qp {
     /// Destroys the queue pair: no completion, no event and no call to the observer follows. Its connection
     /// is closed in the background.
     pub fn destroy(&self) {
-        let mut inner = self.inner.lock();
+        let mut inner = self.await_first_message(self.inner.lock());
         if !std::mem::replace(&mut inner.destroyed, true) {
             self.receive_all(&mut inner);
             self.shell.stop_feeding();

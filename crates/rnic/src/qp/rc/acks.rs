@@ -292,6 +292,12 @@ impl Stream {
         self.params.placement_acks && self.closing.is_none() && self.tx.messages > self.acked
     }
 
+    /// The same, unless it cannot come soon: this end does not read, because a Send waits for a receive, or
+    /// the peer's system does not answer.
+    pub(super) fn expects_ack(&self) -> bool {
+        self.awaits_ack() && !self.stalled && self.silence.since.is_none()
+    }
+
     /// Requests an acknowledgement of everything that is cut, even if one is requested: the peer may hold
     /// that one back for a message to ride on, but not this one. Returns whether there is anything.
     pub(super) fn demand_ack(&mut self) -> bool {
@@ -300,6 +306,7 @@ impl Stream {
             self.tx.requested = self.tx.messages;
             self.tx.unrequested = 0;
             self.emit_ack_now(UWARP_REQUEST_ACK);
+            self.look_past_waiting();
         }
         awaits
     }
