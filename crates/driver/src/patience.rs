@@ -10,17 +10,18 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The longest wait: a peer whose program does something else answers within a few milliseconds.
-const LONGEST: Duration = Duration::from_millis(5);
 /// A wait this long after the last one in vain is as long as the first.
 const RECOVERY: Duration = Duration::from_secs(1);
 
-/// The patience of the process, for acknowledgements and for first messages.
-pub(crate) static FOR_ACKS: Patience = Patience::new();
-pub(crate) static FOR_FIRST: Patience = Patience::new();
+/// The patience of the process for acknowledgements: a peer whose program does something else answers within
+/// a few milliseconds.
+pub(crate) static FOR_ACKS: Patience = Patience::new(Duration::from_millis(5));
+/// For first messages: an end whose peer was not ready tries again after 20 ms, and twice that later.
+pub(crate) static FOR_FIRST: Patience = Patience::new(Duration::from_millis(60));
 
 /// How long the next wait may be. Threads that wait at the same time each have it.
 pub(crate) struct Patience {
+    longest: Duration,
     /// Waits in vain, each less than [`RECOVERY`] after the one before.
     in_vain: AtomicU32,
     /// When they are forgotten, in microseconds of the monotonic clock.
@@ -28,8 +29,8 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    const fn new() -> Self {
-        Self { in_vain: AtomicU32::new(0), forgotten_at: AtomicU64::new(0) }
+    const fn new(longest: Duration) -> Self {
+        Self { longest, in_vain: AtomicU32::new(0), forgotten_at: AtomicU64::new(0) }
     }
 
     /// How long a wait that begins now may be.
@@ -44,7 +45,7 @@ impl Patience {
 
     fn limit_at(&self, now: u64) -> Duration {
         let in_vain = self.in_vain_at(now);
-        LONGEST / 2u32.saturating_pow(in_vain)
+        self.longest / 2u32.saturating_pow(in_vain)
     }
 
     fn waited_in_vain_at(&self, now: u64) {
@@ -77,13 +78,14 @@ mod tests {
     /// Each queue pair whose peer was silent took 5 ms, one after the other.
     #[test]
     fn many_waits_in_vain_do_not_add_up() {
-        let (patience, mut now) = (Patience::new(), 7);
+        let longest = Duration::from_millis(5);
+        let (patience, mut now) = (Patience::new(longest), 7);
         for _ in 0..1000 {
             let limit = patience.limit_at(now);
             now += u64::try_from(limit.as_micros()).unwrap();
             patience.waited_in_vain_at(now);
         }
         assert!(now < 7 + 10_000, "{now} µs");
-        assert_eq!(patience.limit_at(now + 1_000_000), LONGEST);
+        assert_eq!(patience.limit_at(now + 1_000_000), longest);
     }
 }

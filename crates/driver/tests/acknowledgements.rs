@@ -187,10 +187,11 @@ fn a_signal_does_not_end_the_wait_for_a_last_acknowledgement() {
     // SAFETY: the handler does nothing; another signal's is not changed.
     unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
     succeeds_once(|_, thread| {
-        for _ in 0..3 {
-            // SAFETY: the thread ends after the answer.
+        // So many that most come during a pause.
+        for _ in 0..15 {
+            // SAFETY: the thread ends after the answer, or when its wait is over: its number is kept then.
             assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
-            std::thread::sleep(Duration::from_micros(300));
+            std::thread::sleep(Duration::from_micros(50));
         }
     });
 }

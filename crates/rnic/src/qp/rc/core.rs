@@ -378,9 +378,10 @@ impl RcCore {
         self.stream.as_mut().is_some_and(Stream::demand_ack)
     }
 
-    /// Whether the first message of a peer by number may come soon: the stream is being set up, or is new.
+    /// Whether the first message of a peer by number may come soon: the stream is being set up, or no program
+    /// has used it. (What the peer posted meanwhile is behind its indication.)
     pub fn expects_first_message(&self) -> bool {
-        let none = |stream: &Stream| !stream.first_fpdu_seen && stream.closing.is_none();
+        let none = |stream: &Stream| !stream.is_used() && stream.closing.is_none();
         self.awaits_stream().is_some() || self.by_program && self.stream.as_ref().is_some_and(none)
     }
 
