@@ -20,8 +20,8 @@ use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
-    Disconnect, Drops, End, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore, Snapshot,
-    StreamParams,
+    Disconnect, DisconnectReply, Drops, End, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore,
+    Snapshot, StreamParams,
 };
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
@@ -29,7 +29,7 @@ use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 use crate::attended::Attended;
 use crate::engine::{Engine, ParkMark};
 use crate::fork::Uncancelled;
-use crate::linger::{self, Linger};
+use crate::linger::{self, Linger, Waiting};
 use crate::nic::Nic;
 use crate::pair::QueuePair;
 use crate::patience::{self, Patience};
@@ -66,6 +66,8 @@ struct Inner {
     alone: Option<Timer>,
     /// The last one.
     streams: StreamNumber,
+    /// The last one that has ended, until it is closed.
+    last: Weak<Linger>,
     destroyed: bool,
     /// Traffic class of its streams; 0: the system's, or what rdma_cm has set.
     traffic_class: u8,
@@ -172,6 +174,7 @@ impl Qp {
                 conn: None,
                 alone: None,
                 streams: StreamNumber::default(),
+                last: Weak::new(),
                 destroyed: false,
                 traffic_class: 0,
                 notices: VecDeque::new(),
@@ -264,6 +267,7 @@ impl Qp {
         }
         let mut inner = self.inner.lock();
         if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
+            answer(&mut inner);
             inner = self.await_first_message(inner);
             self.receive_all(&mut inner);
         }
@@ -473,10 +477,12 @@ impl Qp {
     }
 
     /// As [`Self::disconnect`], but only for this stream: it may have ended, and another one have begun.
-    pub fn disconnect_stream(&self, number: StreamNumber) {
+    /// `answered`: the observer is called when the peer's program has disconnected, too, if that end knows
+    /// this of its peer; after a second or two at the latest.
+    pub fn disconnect_stream(&self, number: StreamNumber, answered: bool) {
         let inner = self.inner.lock();
         if inner.streams == number {
-            self.disconnect_locked(inner);
+            self.disconnect_locked(inner, answered);
         } else {
             self.let_go(inner);
         }
@@ -485,12 +491,13 @@ impl Qp {
     /// Begins an orderly end: posted work is sent (for a bounded time), then our side is closed and input is
     /// drained. The observer is called when our side is closed. Does nothing without a stream.
     pub fn disconnect(&self) {
-        self.disconnect_locked(self.inner.lock());
+        self.disconnect_locked(self.inner.lock(), false);
     }
 
-    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner>) {
+    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner>, answered: bool) {
         let now = &Now::unread();
-        inner.core.disconnect(now);
+        answer(&mut inner);
+        inner.core.disconnect(now, answered);
         self.pump(&mut inner, now);
         self.release(inner);
     }
@@ -499,6 +506,7 @@ impl Qp {
     /// nothing to another connection, which the queue pair may have by now.
     pub fn leave_gone_peer(&self) {
         let mut inner = self.inner.lock();
+        answer(&mut inner);
         inner.core.leave_gone_peer();
         self.release(inner);
     }
@@ -516,6 +524,10 @@ impl Qp {
             // Cannot be refused: any state may become RESET.
             let _ = inner.core.modify(&reset);
             inner.notices.retain(|notice| matches!(notice, Notice::Over(_) | Notice::Kept(_)));
+            if let Some(last) = inner.last.upgrade() {
+                last.forget_report();
+            }
+            answer(&mut inner);
         }
         self.release(inner);
     }
@@ -549,7 +561,13 @@ impl Qp {
 
     /// The stream has ended; `last` is what is still sent before its socket is closed, and how the peer
     /// understands the end.
-    fn ended(&self, inner: &mut Inner, now: &Now, why: Disconnect, last: (Vec<u8>, End)) {
+    fn ended(
+        &self,
+        inner: &mut Inner,
+        now: &Now,
+        (why, answer): (Disconnect, DisconnectReply),
+        last: (Vec<u8>, End),
+    ) {
         let Some(conn) = inner.conn.take() else { return };
         inner.core.handle_link(now, LinkEvent::Resent(conn.link.retransmits()));
         let engine = self.shell.nic().engine();
@@ -559,9 +577,17 @@ impl Qp {
         if conn.pump.resets_on_close() {
             conn.link.reset_on_close(false);
         }
-        inner.notices.push_back(Notice::Over(Linger::take_over(engine, conn.link, conn.timer.token, last)));
-        if !inner.destroyed {
-            inner.notices.push_back(Notice::Disconnected(conn.observer, why));
+        let (mut report, mut at_answer) = ((!inner.destroyed).then_some(conn.observer), None);
+        if answer == DisconnectReply::Awaited {
+            at_answer = report.take().map(|observer| (observer, why));
+        }
+        let held = answer == DisconnectReply::Owed && !inner.destroyed;
+        let linger =
+            Linger::take_over(engine, conn.link, conn.timer.token, last, Waiting { held, at_answer });
+        inner.last = Arc::downgrade(&linger);
+        inner.notices.push_back(Notice::Over(linger));
+        if let Some(observer) = report {
+            inner.notices.push_back(Notice::Disconnected(observer, why));
         }
     }
 
@@ -673,7 +699,7 @@ impl Source for Qp {
 
     fn exit(&self) {
         match self.inner.try_lock_for(EXIT_PATIENCE) {
-            Some(inner) => self.disconnect_locked(inner),
+            Some(inner) => self.disconnect_locked(inner, false),
             // The lock's holder was stopped for good, by the signal whose handler exits.
             None => linger::stream_given_up(),
         }
@@ -701,6 +727,16 @@ fn mark(link: &Link, class: u8) {
         && let Err(error) = link.set_traffic_class(class)
     {
         tracing::debug!("cannot set the traffic class: {error}");
+    }
+}
+
+/// The program ends a connection that the peer's has ended before: that one learns of it.
+#[cold]
+fn answer(inner: &mut Inner) {
+    if let Some(last) = inner.last.upgrade()
+        && last.answer()
+    {
+        inner.notices.push_back(Notice::Over(last));
     }
 }
 

@@ -128,11 +128,11 @@ fn a_late_disconnect_does_not_end_the_next_stream() {
         StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..uwarp() },
     );
     assert_ne!(first, second);
-    left.qp.disconnect_stream(first);
+    left.qp.disconnect_stream(first, false);
     right.recv(&[right.sge(0, 100)]);
     left.send(SEND, &[left.sge(0, 100)]);
     assert_eq!((left.poll().status, right.poll().status), (WcStatus::Success, WcStatus::Success));
-    left.qp.disconnect_stream(second);
+    left.qp.disconnect_stream(second, false);
     assert_eq!(right.watch.wait_end(), Disconnect::PeerClosed);
 }
 

@@ -2,11 +2,13 @@
 //! docs/adr/009).
 
 use uwarp_proto::tx::Message;
-use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, UWARP_LAST_ACK, UWARP_REQUEST_ACK, UWARP_RNR_RETRY};
+use uwarp_wire::rdmap::{
+    Ack, Opcode, QN_UWARP_ACK, UWARP_AWAITS_ANSWER, UWARP_LAST_ACK, UWARP_REQUEST_ACK, UWARP_RNR_RETRY,
+};
 
 use super::ack_policy::{AckPolicy, AckTiming};
 use super::reads::ReadSink;
-use super::stream::Stream;
+use super::stream::{DisconnectReply, Stream};
 
 /// Between uwarp ends, this many messages may complete before the peer has placed them, where completion does
 /// not mean placement anyway. Programs with credits of their own (perftest with events) let hundreds of work
@@ -330,7 +332,10 @@ impl Stream {
     /// what arrives from now on. (A responder that has received nothing has nothing to say, and may not.)
     pub(super) fn emit_last_ack(&mut self) {
         if self.params.placement_acks && (self.tx.open || self.params.initiator) {
-            self.emit_ack_frame(0, UWARP_LAST_ACK);
+            let answer = if self.answer == DisconnectReply::Awaited { UWARP_AWAITS_ANSWER } else { 0 };
+            self.emit_ack_frame(0, UWARP_LAST_ACK | answer);
+        } else {
+            self.answer = DisconnectReply::None;
         }
         self.last_word_said = true;
     }
