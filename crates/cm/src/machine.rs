@@ -324,6 +324,8 @@ pub enum Action<R> {
     Disconnect {
         /// The connection.
         conn: ConnKey,
+        /// [`Input::Stream`] comes when the peer's program has disconnected, too, or after a time.
+        answered: bool,
     },
     /// Ask whether completions wait that the program has not polled. Answered at once by
     /// [`Input::Unpolled`].
@@ -346,7 +348,7 @@ impl<R> Action<R> {
             Self::Accept { conn } => Action::Accept { conn },
             Self::Close { conn, how } => Action::Close { conn, how },
             Self::Attach { conn, to, said, param } => Action::Attach { conn, to, said, param },
-            Self::Disconnect { conn } => Action::Disconnect { conn },
+            Self::Disconnect { conn, answered } => Action::Disconnect { conn, answered },
             Self::CheckPolled => Action::CheckPolled,
             Self::Fail => Action::Fail,
             Self::Answer(result) => Action::Answer(result),

@@ -419,12 +419,12 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                     },
                 ))
             }
-            Deferred::Disconnect(conn) => {
+            Deferred::Disconnect(conn, answered) => {
                 // Another stream of the queue pair, which may have begun since, goes on.
                 if let Some((_, number)) = state.stream.filter(|(of, _)| *of == conn) {
                     MutexGuard::unlocked(state, || {
                         if let Some(qp) = self.env.queue_pair(Recipient::Own) {
-                            qp.disconnect_stream(number);
+                            qp.disconnect_stream(number, answered);
                         }
                     });
                 }

@@ -48,6 +48,7 @@ pub mod netdev;
 pub mod nic;
 mod open;
 mod pair;
+mod patience;
 pub mod poll;
 pub mod port;
 mod progress;

@@ -42,7 +42,6 @@ mod tracing;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::time::Duration;
 
 use rustix::io::Errno;
 use uwarp_process::Descriptor;
@@ -183,13 +182,6 @@ impl Link {
     pub fn finish(&self) {
         match self {
             Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
-        }
-    }
-
-    /// Waits until something can be received, or the time is over; returns whether something can.
-    pub fn await_input(&self, limit: Duration) -> bool {
-        match self {
-            Self::Tcp(fd) => tcp::await_input(fd.as_fd(), limit),
         }
     }
 

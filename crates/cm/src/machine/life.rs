@@ -596,10 +596,10 @@ impl Life {
             }
             Part::Replying { conn, .. } | Part::Parked { conn, .. } => self.close(conn),
             Part::Attaching { conn, .. } => {
-                self.actions.push_back(Action::Disconnect { conn });
+                self.actions.push_back(Action::Disconnect { conn, answered: false });
                 self.leaving = Some(conn);
             }
-            Part::Stream { conn } => self.actions.push_back(Action::Disconnect { conn }),
+            Part::Stream { conn } => self.actions.push_back(Action::Disconnect { conn, answered: false }),
         }
     }
 

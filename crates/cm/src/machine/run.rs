@@ -56,7 +56,7 @@ pub enum Deferred<R> {
     #[allow(missing_docs)]
     Attach { conn: ConnKey, to: Recipient, said: Box<Negotiated>, param: ConnParam },
     /// See [`Action::Disconnect`].
-    Disconnect(ConnKey),
+    Disconnect(ConnKey, bool),
     /// See [`Action::Fail`].
     Fail,
     /// See [`Action::Answer`].
@@ -397,8 +397,8 @@ fn act<M: Machine, S: Surroundings>(
             deferred.push_back(Deferred::Attach { conn, to, said, param });
             return true;
         }
-        Action::Disconnect { conn } => {
-            deferred.push_back(Deferred::Disconnect(conn));
+        Action::Disconnect { conn, answered } => {
+            deferred.push_back(Deferred::Disconnect(conn, answered));
             return true;
         }
         Action::Fail => {

@@ -431,7 +431,7 @@ impl Process {
             Some(Deferred::Attach { conn, to, said, param }) => {
                 self.attach(now, conn, to, &said, param, seen)
             }
-            Some(Deferred::Disconnect(_) | Deferred::Fail | Deferred::Answer(_)) => {
+            Some(Deferred::Disconnect(..) | Deferred::Fail | Deferred::Answer(_)) => {
                 unreachable!("pairings do none of them")
             }
             Some(Deferred::Report(never)) => match never {},

@@ -226,7 +226,7 @@ impl Life {
             (
                 State::Established | State::Responded | State::Accepting,
                 Part::Stream { conn } | Part::Attaching { conn, .. },
-            ) => self.actions.push_back(Action::Disconnect { conn: *conn }),
+            ) => self.actions.push_back(Action::Disconnect { conn: *conn, answered: self.rules.infiniband }),
             (State::Established | State::Responded | State::Accepting | State::RequestPending, _) => {}
             (State::Connecting, _) => {
                 // An attempt that the program cancels ends like one that fails.
@@ -559,7 +559,7 @@ impl Life {
             self.event(IdEvent::errno(EventKind::Unreachable, Errno::TIMEDOUT));
         }
         if let Part::Stream { conn } = part {
-            self.actions.push_back(Action::Disconnect { conn });
+            self.actions.push_back(Action::Disconnect { conn, answered: false });
         }
     }
 

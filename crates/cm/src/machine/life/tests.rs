@@ -183,7 +183,7 @@ impl Shell {
                 };
                 ("attach".into(), self.prompt.then_some(Input::Stream { conn, event }))
             }
-            Action::Disconnect { conn } => {
+            Action::Disconnect { conn, .. } => {
                 assert!(self.given.contains(&conn));
                 ("disconnect".into(), None)
             }

@@ -314,7 +314,7 @@ fn what_needs_no_lock_is_done_at_once_and_the_rest_is_deferred_in_order() {
     let conn = world.conn;
     world.script.actions.extend([
         Action::Report("first"),
-        Action::Disconnect { conn },
+        Action::Disconnect { conn, answered: false },
         Action::CheckPolled,
         Action::Report("last"),
         Action::Close { conn, how: Close::Reset },
@@ -325,7 +325,7 @@ fn what_needs_no_lock_is_done_at_once_and_the_rest_is_deferred_in_order() {
         .iter()
         .map(|deferred| match deferred {
             Deferred::Report(report) => report,
-            Deferred::Disconnect(_) => "disconnect",
+            Deferred::Disconnect(..) => "disconnect",
             _ => "other",
         })
         .collect();
