@@ -269,6 +269,12 @@ impl Condvar {
         MutexGuard::unlocked(guard, || sleep(&self.changes, seen, None));
     }
 
+    /// As [`Self::wait`], at most for `limit`.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
+        let seen = self.changes.load(Ordering::Relaxed);
+        MutexGuard::unlocked(guard, || sleep(&self.changes, seen, Some(limit)));
+    }
+
     /// Something has changed: wakes all threads.
     pub fn notify_all(&self) {
         self.changes.fetch_add(1, Ordering::Release);
