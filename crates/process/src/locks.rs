@@ -245,6 +245,14 @@ impl Condvar {
         self.waiters.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// As [`Self::wait`], at most for `limit`.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let seen = self.changes.load(Ordering::Relaxed);
+        MutexGuard::unlocked(guard, || sleep(&self.changes, seen, Some(limit)));
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Something has changed: wakes all threads. Makes no system call if none waits.
     pub fn notify_all(&self) {
         self.changes.fetch_add(1, Ordering::Release);
