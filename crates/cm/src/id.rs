@@ -227,7 +227,11 @@ impl Id {
                 self.bind_locked(life, conns, source)?;
             }
             let source = route::source_for(life.local().map(|local| local.ip()), peer);
-            life.resolve_address(peer, source)
+            life.resolve_address(peer, source)?;
+            if let Err(errno) = source {
+                explain_no_route(errno, peer.ip());
+            }
+            Ok(())
         })
     }
 
@@ -454,21 +458,34 @@ impl std::fmt::Debug for Id {
 /// A program gets only an errno. This logs what is special here: once for each address, and only for the
 /// first few addresses, since some programs try one port after the other.
 fn explain(errno: Errno, address: SocketAddr) {
-    const ENOUGH: usize = 16;
-    static SAID: PerProcess<Mutex<Vec<SocketAddr>>> = PerProcess::new(Mutex::default);
     if errno != Errno::ADDRINUSE && !(errno == Errno::ADDRNOTAVAIL && route::is_any(address.ip())) {
         return;
     }
+    if is_news(address) {
+        tracing::warn!(
+            "{address} is in use: RDMA ports are TCP ports here, so any TCP program of this host may have it \
+             (\"ss -tanp\" tells which)"
+        );
+    }
+}
+
+/// Programs print at most the number of the event.
+fn explain_no_route(errno: Errno, peer: IpAddr) {
+    if is_news(SocketAddr::new(peer, 0)) {
+        tracing::warn!("no route to {peer}: {errno}");
+    }
+}
+
+/// Whether nothing was logged about this address yet.
+fn is_news(address: SocketAddr) -> bool {
+    const ENOUGH: usize = 16;
+    static SAID: PerProcess<Mutex<Vec<SocketAddr>>> = PerProcess::new(Mutex::default);
     let mut said = SAID.lock();
     if said.len() >= ENOUGH || said.contains(&address) {
-        return;
+        return false;
     }
     said.push(address);
-    drop(said);
-    tracing::warn!(
-        "{address} is in use: RDMA ports are TCP ports here, so any TCP program of this host may have it \
-         (\"ss -tanp\" tells which)"
-    );
+    true
 }
 
 /// A link-local address means nothing without its interface.

@@ -5,7 +5,7 @@
 //! has happened ([`Input`]), and the machine answers with bytes to send ([`Transmit`]), with things to do
 //! ([`Action`]) and with the time of its next deadline. The program's calls are methods of each machine,
 //! whose effects come out of the same polls. So the simulator drives these machines through every order of
-//! events, with the loop that the runner uses (ADR 019).
+//! events, with the loop that the runner uses.
 //!
 //! ```text
 //!   call, input, deadline ─▶ machine ─▶ poll_transmit until None, poll_action until None,

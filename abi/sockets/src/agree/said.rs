@@ -47,9 +47,10 @@ impl Why {
                 "the other end has not answered for 8 s: it is under no rule, its program has not used the \
                  connection, or UDP does not pass"
             }
-            Self::Peer => "the other end has decided so",
+            Self::Peer => "the other end decided to stay TCP",
             Self::Vetoed => {
-                "the program has made a call, or has forked, so that it cannot be upgraded (docs/sockets.md)"
+                "this program made a call that iWARP cannot follow (fork, dup, shutdown or another one of \
+                 docs/sockets.md) before both ends had agreed"
             }
             Self::NoRoom => "no descriptor, memory or thread is left for a stream",
             Self::NoUdpPort => "the UDP port with the number of its TCP port is in use",
