@@ -175,6 +175,7 @@ impl<I: Owner> EventChannel<I> {
         }
         drop(queue);
         if event.kind == EventKind::ConnectRequest {
+            event.id.given();
             event.owner().request_delivered();
         }
         Some(event)
@@ -270,6 +271,7 @@ mod tests {
         fn event_reported(&self) {}
         fn event_acknowledged(&self) {}
         fn request_delivered(&self) {}
+        fn given(&self) {}
     }
 
     /// Taking an id's events back once searched and moved the events of all other ids.

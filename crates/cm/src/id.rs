@@ -435,6 +435,10 @@ impl event::Owner for Id {
         self.owner().request_delivered(&self.runner);
     }
 
+    fn given(&self) {
+        self.owner().cm.give(self.owner().key);
+    }
+
     fn event_reported(&self) {
         self.events.lock().reported += 1;
     }
