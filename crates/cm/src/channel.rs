@@ -16,8 +16,8 @@ use crate::error::CmError;
 use crate::event::{Event, EventKind, Owner};
 use crate::runner::now;
 
-/// How long [`crate::Id::destroy`] gives a thread that `poll` has told of an event to take it. Much longer than
-/// a thread needs from `poll` to `rdma_get_cm_event` on a busy machine.
+/// How long [`crate::Id::destroy`] gives a thread that `poll` has told of an event to take it. Much longer
+/// than a thread needs from `poll` to `rdma_get_cm_event` on a busy machine.
 const TIME_TO_TAKE: Duration = Duration::from_millis(200);
 
 /// Why [`EventChannel::get`] returned without an event.
@@ -204,9 +204,9 @@ impl<I: Owner> EventChannel<I> {
         self.doorbell.push(number);
     }
 
-    /// Before this owner's events are taken back. If another thread reads the channel, `poll` may have told it
-    /// of them; it is on its way to [`Self::get`], and would wait there for ever. It is given the time to take
-    /// them, as the kernel's way from `poll` to a destroyed id gives it.
+    /// Before this owner's events are taken back. If another thread reads the channel, `poll` may have told
+    /// it of them; it is on its way to [`Self::get`], and would wait there for ever. It is given the time to
+    /// take them, as the kernel's way from `poll` to a destroyed id gives it.
     ///
     /// Returns at once if this thread is the reader or no reader is left, and if a wait was in vain since the
     /// last event was taken: a program whose threads do not read pays once, not for each of its ids.

@@ -396,11 +396,11 @@ impl Id {
     }
 
     /// Destroys the id: a listener stops, a request is rejected, an attempt is cancelled, a connection is
-    /// disconnected. Events that were not taken yet are dropped, after a short time for another thread that was
-    /// told of them by the channel's descriptor.
+    /// disconnected. Events that were not taken yet are dropped, after a short time for another thread that
+    /// was told of them by the channel's descriptor.
     ///
-    /// Blocks until all reported events have been acknowledged. Otherwise it waits for nothing else: whoever carries
-    /// out what is left may be the caller.
+    /// Blocks until all reported events have been acknowledged. Otherwise it waits for nothing else: whoever
+    /// carries out what is left may be the caller.
     pub fn destroy(&self) {
         let channel = self.channel();
         channel.let_reader_take(self.owner().key);

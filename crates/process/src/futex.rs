@@ -1,5 +1,5 @@
-//! The system's futex(2), and what waits with it. `crates/model` has another one, and compiles `locks.rs` with
-//! it once more.
+//! The system's futex(2), and what waits with it. `crates/model` has another one, and compiles `locks.rs`
+//! with it once more.
 
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
