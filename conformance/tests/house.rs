@@ -238,7 +238,7 @@ const CORE: [&[&str]; 8] = [
     &["new", "modify", "attach", "disconnect", "leave_gone_peer"],
     &["qpn", "query", "psns", "snapshot", "awaits_stream"],
     &["stalled", "awaits_receive", "sets_aside", "polled_in_vain", "messages_placed"],
-    &["ack_is_urgent", "awaits_ack", "demand_ack"],
+    &["ack_is_urgent", "demand_ack", "expects_ack", "expects_first_message"],
     &["set_msn"],
 ];
 

@@ -46,6 +46,7 @@ mod linger;
 mod lost_leads;
 pub mod netdev;
 pub mod nic;
+mod observer;
 mod open;
 mod pair;
 mod patience;
@@ -78,9 +79,10 @@ pub use fork::{
     signals_awake,
 };
 pub use nic::{Limits, Nic, ProofPort};
+pub use observer::StreamObserver;
 pub use open::close_all;
 pub use pair::QueuePair;
-pub use qp::{Qp, StreamNumber, StreamObserver};
+pub use qp::{Qp, StreamNumber};
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
 pub use ud::{ProofObserver, UdQp};

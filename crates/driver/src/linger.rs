@@ -16,7 +16,7 @@ use uwarp_rnic::qp::{Disconnect, End};
 
 use crate::engine::Engine;
 use crate::fork;
-use crate::qp::StreamObserver;
+use crate::observer::StreamObserver;
 use crate::source::{Readiness, Source, Token};
 
 /// The limit for the whole end of a stream.

@@ -31,21 +31,12 @@ use crate::engine::{Engine, ParkMark};
 use crate::fork::Uncancelled;
 use crate::linger::{self, Linger, Waiting};
 use crate::nic::Nic;
+use crate::observer::StreamObserver;
 use crate::pair::QueuePair;
 use crate::patience::{self, Patience};
 use crate::pump::Pump;
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
-
-/// Learns how a stream begins and ends. Called without the queue pair's lock; must not block.
-pub trait StreamObserver: Send + Sync {
-    /// Both sides are up: for the responder, the initiator's first FPDU has arrived. Called once at most.
-    fn established(&self);
-    /// The stream has ended; the queue pair is in the error state and its work requests are flushed. In the
-    /// roce and ib views it may still be in RTS, until the program reacts (docs/adr/011). Called once at
-    /// most.
-    fn disconnected(&self, why: Disconnect);
-}
 
 /// How long an exit waits for the queue pair's lock. No call holds it nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
