@@ -77,7 +77,7 @@ fn panicked<R: Convention>(name: &'static str, payload: &(dyn std::any::Any + Se
 /// ```ignore
 /// entry! {
 ///     /// ibv_dealloc_pd(3).
-///     verb fn ibv_dealloc_pd(pd: *mut ibv_pd) -> Code {
+///     fn ibv_dealloc_pd(pd: *mut ibv_pd) -> Code {
 ///         ...                               // Result<(), Failure>; `?` works on VerbsError and io errors
 ///     }
 ///     /// ibv_node_type_str(3).
@@ -85,9 +85,9 @@ fn panicked<R: Convention>(name: &'static str, payload: &(dyn std::any::Any + Se
 /// }
 /// ```
 ///
-/// `verb` is a word for the reader: the call acts on a device. The return type is a [`Convention`]. The body
-/// is an unsafe context, as the body of an `unsafe fn` once was: an entry point trusts its pointers because C
-/// gives it no other choice. Where it does more than convert and call, it says why that is sound.
+/// The return type is a [`Convention`]. The body is an unsafe context, as the body of an `unsafe fn` once
+/// was: an entry point trusts its pointers because C gives it no other choice. Where it does more than
+/// convert and call, it says why that is sound.
 ///
 /// Only C calls these functions: a program may define a function of the same name. If our own code needs the
 /// same work, it calls a separate function (`abi/tests/symbols.rs` checks this).
@@ -96,21 +96,9 @@ macro_rules! entry {
     () => {};
     (
         $(#[$meta:meta])*
-        verb fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block
-        $($rest:tt)*
-    ) => {
-        $crate::entry!(@define $(#[$meta])* $name($($arg: $type),*) -> $ret $body);
-        $crate::entry! { $($rest)* }
-    };
-    (
-        $(#[$meta:meta])*
         fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block
         $($rest:tt)*
     ) => {
-        $crate::entry!(@define $(#[$meta])* $name($($arg: $type),*) -> $ret $body);
-        $crate::entry! { $($rest)* }
-    };
-    (@define $(#[$meta:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty $body:block) => {
         $(#[$meta])*
         ///
         /// # Safety
@@ -123,6 +111,7 @@ macro_rules! entry {
                 unsafe { $body }
             })
         }
+        $crate::entry! { $($rest)* }
     };
 }
 

@@ -16,15 +16,15 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
-use uwarp_driver::{Uncancelled, config, prepare_for_forks};
+use uwarp_driver::{Uncancelled, config};
 use uwarp_process::Once;
 
 use crate::failure::{errno, set_errno};
 
 static STARTED: Once = Once::new();
 
-/// Sets up logging at the first call. Nothing is done before a program calls us, and nothing in a
-/// constructor.
+/// Sets up logging at the first call. A fork waits until this is done: half done it would stay so in the
+/// child, with locks held that are not ours.
 ///
 /// `UWARP_LOG` is a level (`error`, `warn`, `info`, `debug`, `trace`, `off`) or a list such as
 /// `warn,uwarp_cm=debug`. Without it, warnings and errors are shown. A value that is not valid is reported
@@ -32,9 +32,6 @@ static STARTED: Once = Once::new();
 #[inline]
 pub fn init() {
     STARTED.call(|| {
-        // Before anything else: what is half done at a fork stays so in the child, with locks held that are
-        // not ours. So a fork waits until this is done.
-        prepare_for_forks(init);
         // A call that succeeds must leave errno as it was; the check for a terminal changes it.
         let errno = errno();
         start();

@@ -177,7 +177,7 @@ impl Drop for Use {
 #[derive(Debug, Default)]
 pub struct Unacknowledged {
     count: Mutex<usize>,
-    fewer: Condvar,
+    none: Condvar,
 }
 
 impl Unacknowledged {
@@ -191,7 +191,9 @@ impl Unacknowledged {
     pub fn done(&self, n: usize) {
         let mut count = self.count.lock();
         *count = count.saturating_sub(n);
-        self.fewer.notify_all();
+        if *count == 0 {
+            self.none.notify_all();
+        }
     }
 
     /// Blocks until the program has acknowledged all it took, as ibv_destroy_cq(3) and ibv_destroy_qp(3)
@@ -199,7 +201,7 @@ impl Unacknowledged {
     pub fn wait(&self) {
         let mut count = self.count.lock();
         while *count != 0 {
-            self.fewer.wait(&mut count);
+            self.none.wait(&mut count);
         }
     }
 }

@@ -356,7 +356,7 @@ unsafe fn poll_served(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
 
 entry! {
     /// uwarp_sockets(7): how many were posted.
-    verb fn uwarp_post(fd: c_int, descs: *const uwarp_desc, count: c_int) -> MinusOne<c_int> {
+    fn uwarp_post(fd: c_int, descs: *const uwarp_desc, count: c_int) -> MinusOne<c_int> {
         let socket = upgraded(fd)?.ok_or(Errno::OPNOTSUPP)?;
         if count == 0 {
             return Ok(0);
@@ -374,7 +374,7 @@ entry! {
     }
 
     /// uwarp_sockets(7): how many there were.
-    verb fn uwarp_get_completions(fd: c_int, to: *mut uwarp_completion, count: c_int) -> MinusOne<c_int> {
+    fn uwarp_get_completions(fd: c_int, to: *mut uwarp_completion, count: c_int) -> MinusOne<c_int> {
         let socket = upgraded(fd)?.ok_or(Errno::OPNOTSUPP)?;
         let to = required(to, "completions")?;
         let mut taken = 0;
@@ -391,7 +391,7 @@ entry! {
     }
 
     /// uwarp_sockets(7).
-    verb fn uwarp_socket_qp(fd: c_int) -> *mut ibv_qp {
+    fn uwarp_socket_qp(fd: c_int) -> *mut ibv_qp {
         let socket = upgraded(fd)?.ok_or(Errno::OPNOTSUPP)?;
         qp_of(&socket)
     }

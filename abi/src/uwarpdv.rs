@@ -83,7 +83,7 @@ unsafe fn attributes(attr: *mut uwarpdv_qp_attr, inlen: u32) -> Result<uwarpdv_q
 
 entry! {
     /// uwarpdv(3).
-    verb fn uwarpdv_query_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr, inlen: u32) -> Code {
+    fn uwarpdv_query_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr, inlen: u32) -> Code {
         let ud = datagram_qp(qp)?;
         let mask = attributes(attr, inlen)?.comp_mask;
         let (max_message, peer_errors) = ud.extras();
@@ -97,7 +97,7 @@ entry! {
     }
 
     /// uwarpdv(3).
-    verb fn uwarpdv_modify_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr, inlen: u32) -> Code {
+    fn uwarpdv_modify_qp(qp: *mut ibv_qp, attr: *mut uwarpdv_qp_attr, inlen: u32) -> Code {
         let ud = datagram_qp(qp)?;
         let attr = attributes(attr, inlen)?;
         let max_message = (attr.comp_mask & MAX_MESSAGE != 0).then_some(attr.max_message);
@@ -106,7 +106,7 @@ entry! {
     }
 
     /// uwarpdv(3).
-    verb fn uwarpdv_get_peer_error(qp: *mut ibv_qp, error: *mut uwarpdv_peer_error, inlen: u32) -> Code {
+    fn uwarpdv_get_peer_error(qp: *mut ibv_qp, error: *mut uwarpdv_peer_error, inlen: u32) -> Code {
         let ud = datagram_qp(qp)?;
         let out = required(error, "error")?;
         // A later version's structure is longer: what it has beyond this one is 0.

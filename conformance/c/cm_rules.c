@@ -803,12 +803,76 @@ static void cancelling(void)
 	rdma_destroy_event_channel(quiet);
 }
 
+/* What a thread read that waits in poll(2) and then takes the event, with a pause between the two. */
+struct told {
+	struct rdma_event_channel *ch;
+	enum rdma_cm_event_type last;
+	int count;
+};
+
+static void *poll_then_get(void *arg)
+{
+	struct told *told = arg;
+	struct rdma_cm_event *event;
+
+	do {
+		MUST(readable(told->ch->fd, -1));
+		usleep(10 * 1000);
+		MUST(rdma_get_cm_event(told->ch, &event) == 0);
+		told->last = event->event;
+		told->count++;
+		MUST(rdma_ack_cm_event(event) == 0);
+	} while (told->last != RDMA_CM_EVENT_DISCONNECTED);
+	return NULL;
+}
+
+/* rping from rdma-core 60 on: a thread was told of DISCONNECTED by poll(2), and the main thread destroys the id
+ * before that thread takes the event. */
+static void polled(void)
+{
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+	struct told told = { 0 };
+	struct pair p = { 0 };
+	struct timespec until;
+	pthread_t thread;
+	int rc;
+
+	listen_somewhere(&p);
+	resolve(&p);
+	side_resources(&p.c, &(struct options){ 0 });
+	told.ch = p.c.ch;
+	MUST(pthread_create(&thread, NULL, poll_then_get, &told) == 0);
+	MUST(rdma_connect(p.c.id, &param) == 0);
+	p.s.id = must_event(p.s.ch, RDMA_CM_EVENT_CONNECT_REQUEST).id;
+	side_resources(&p.s, &(struct options){ 0 });
+	MUST(rdma_accept(p.s.id, &param) == 0);
+	must_event(p.s.ch, RDMA_CM_EVENT_ESTABLISHED);
+	for (uint64_t end = now_ms() + LIMIT_MS; !__atomic_load_n(&told.count, __ATOMIC_ACQUIRE) && now_ms() < end;)
+		usleep(1000);
+	check(told.last == RDMA_CM_EVENT_ESTABLISHED, "a thread that polls takes ESTABLISHED", "%s", rdma_event_str(told.last));
+	MUST(rdma_disconnect(p.s.id) == 0);
+	MUST(readable(told.ch->fd, LIMIT_MS));
+	side_close(&p.c);
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 5;
+	rc = pthread_timedjoin_np(thread, NULL, &until);
+	check(rc == 0 && told.last == RDMA_CM_EVENT_DISCONNECTED,
+	      "and DISCONNECTED, although the id is destroyed between poll and rdma_get_cm_event", "join says %d", rc);
+	if (rc == 0) {
+		side_close(&p.s);
+		MUST(rdma_destroy_id(p.listener) == 0);
+		rdma_destroy_event_channel(p.c.ch);
+		rdma_destroy_event_channel(p.s.ch);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "blocking", blocking }, { "rejecting_actively", rejecting_actively }, { "destroying", destroying },
 		{ "ports", ports }, { "loopback", loopback }, { "forking", forking }, { "threads", threads }, { "private_data", private_data },
 		{ "life", life }, { "timewait", timewait }, { "peer_number", peer_number }, { "cancelling", cancelling },
+		{ "polled", polled },
 	};
 
 	if (argc == 5 && strcmp(argv[1], "tries") == 0)

@@ -277,6 +277,71 @@ static void beside_threads(void)
 		MUST(pthread_join(threads[n], NULL) == 0);
 }
 
+static void *calls_first(void *connects)
+{
+	enough = true;
+	if (connects) {
+		MUST(a_connection_of_its_own());
+	} else {
+		struct ibv_context *context = opened();
+		struct ibv_pd *pd;
+
+		MUST(context && (pd = ibv_alloc_pd(context)));
+		MUST(ibv_dereg_mr(ibv_reg_mr(pd, memory, sizeof memory, 0)) == 0);
+	}
+	return NULL;
+}
+
+/* Forks while another thread is in the first call of all; returns how many children did not live well. */
+static int forks_in_first_call(int round)
+{
+	enum { CHILDREN = 8, SPREAD_US = 700 };
+	uint64_t delay = (uint64_t)(round * 37 % SPREAD_US) * 1000, begin;
+	pid_t children[CHILDREN];
+	struct timespec now;
+	pthread_t thread;
+	int bad = 0;
+
+	MUST(pthread_create(&thread, NULL, calls_first, round % 2 ? memory : NULL) == 0);
+	while (!enough)
+		;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	begin = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+	do
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	while ((uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec - begin < delay);
+	for (int n = 0; n < CHILDREN; n++) {
+		MUST((children[n] = fork()) >= 0);
+		if (children[n] == 0) {
+			alarm(LIMIT_MS / 1000);
+			/* All of it in every second one. */
+			_exit(life_of_child(n % 2 ? 1 : 0));
+		}
+	}
+	for (int n = 0; n < CHILDREN; n++)
+		bad += end_of(children[n]) != 0;
+	MUST(pthread_join(thread, NULL) == 0);
+	return bad;
+}
+
+/* Each time in a process that has called nothing yet: a child found what the first call makes half made, and waited for ever for
+ * its parent's thread; or the device, which that thread had opened behind the fork's handlers, without its engine's thread. */
+static void first_call(void)
+{
+	enum { ROUNDS = 150 };
+	int bad = 0, round;
+
+	for (round = 0; round < ROUNDS && bad == 0; round++) {
+		pid_t fresh = fork();
+
+		MUST(fresh >= 0);
+		if (fresh == 0)
+			_exit(forks_in_first_call(round));
+		bad = end_of(fresh);
+	}
+	check(bad == 0, "children that were forked beside a thread in the first call", "%d bad in round %d", bad, round);
+}
+
 /* How many sockets this process has beside its standard streams. */
 static int sockets(void)
 {
@@ -327,7 +392,7 @@ int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
 		{ "keys", keys }, { "device", device }, { "in_fork", in_fork }, { "beside_threads", beside_threads },
-		{ "waiting", waiting },
+		{ "waiting", waiting }, { "first_call", first_call },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

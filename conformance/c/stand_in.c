@@ -111,6 +111,42 @@ static void connecting(void)
 	MUST(ibv_close_device(context) == 0);
 }
 
+/* The end that disconnects hears of it when the other program has disconnected, too, as over InfiniBand: what
+ * that one has posted before has been received by then. (UCX closes its own queue pairs on this event.) */
+static void answered(void)
+{
+	struct end a = { 0 }, b = { 0 };
+	struct pair p;
+	struct link l;
+
+	link_open(&l);
+	open_device();
+	end_open(&a);
+	end_open(&b);
+	ends_connect(&a, &b);
+	MUST(rdma_disconnect(l.p.c.id) == 0);
+	take(l.p.s.ch, RDMA_CM_EVENT_DISCONNECTED, NULL, 0, "DISCONNECTED at the other end", NULL);
+	check(!readable(l.p.c.ch->fd, QUIET_MS), "but not yet here", "it is");
+	end_submit(&b, &a, IBV_WR_RDMA_WRITE, 1, 64);
+	MUST(rdma_disconnect(l.p.s.id) == 0);
+	take(l.p.c.ch, RDMA_CM_EVENT_DISCONNECTED, NULL, 0, "after the other end's rdma_disconnect", NULL);
+	MUST(ibv_destroy_qp(a.qp) == 0);
+	want_wc(b.scq, IBV_WC_SUCCESS, "a Write from before that has succeeded");
+	link_close(&l);
+
+	pair_open(&p);
+	MUST(rdma_disconnect(p.c.id) == 0);
+	must_event(p.s.ch, RDMA_CM_EVENT_DISCONNECTED);
+	check(!readable(p.c.ch->fd, QUIET_MS), "nor with a queue pair of the id's", "it is");
+	rdma_destroy_qp(p.s.id);
+	take(p.c.ch, RDMA_CM_EVENT_DISCONNECTED, NULL, 0, "that is destroyed: this answers, too", NULL);
+
+	pair_open(&p);
+	MUST(rdma_disconnect(p.c.id) == 0);
+	take(p.c.ch, RDMA_CM_EVENT_DISCONNECTED, NULL, 0, "the other program does nothing: after a time", NULL);
+	pair_close(&p);
+}
+
 static void leaving(void)
 {
 	struct link l;
@@ -144,7 +180,7 @@ static void rejecting(void)
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
-		{ "connecting", connecting }, { "leaving", leaving }, { "rejecting", rejecting },
+		{ "connecting", connecting }, { "answered", answered }, { "leaving", leaving }, { "rejecting", rejecting },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -11,7 +11,8 @@
 //! what programs look at and rely on (`traps`), what is called through the context (`extended`), connections
 //! for a datagram queue pair's number (`stand_in`), the interface of 2006 (`old`), the device's files below
 //! /sys and /dev (`files`), sequences of socket calls beside the kernel's (`same_calls`), TCP connections
-//! that become iWARP's in place (`upgrade`, `upgraded`, `upgrade_processes`, `upgrade_liars`), data integrity
+//! that become iWARP's in place (`upgrade`, `upgraded`, `upgrade_processes`, `upgrade_liars`,
+//! `upgrade_strangers`), data integrity
 //! between two processes (`verify`, `random`), and connections that come and go in many threads without
 //! anything growing (`soak`). Each prints one line a statement; one that begins with FAIL fails the case.
 
@@ -128,7 +129,7 @@ const SAME_CALLS_AS: [(&str, Option<&str>, &[&str]); 6] = [
 
 /// Program and groups of connections upgraded in place: with a rule for both ends, and with one for one end,
 /// the other of which is TCP or played by hand.
-const UPGRADE: [(&str, &str, &str, &str, &[&str]); 26] = [
+const UPGRADE: [(&str, &str, &str, &str, &[&str]); 29] = [
     ("upgrade", "integrity", "-", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "::1", "upgrade", &["UPGRADED"]),
     ("upgrade", "integrity", "-", "upgrade:connect", &[]),
@@ -154,6 +155,9 @@ const UPGRADE: [(&str, &str, &str, &str, &[&str]); 26] = [
     ("upgrade_liars", "liars_that_accept", "-", "upgrade:connect", &[]),
     ("upgrade_strangers", "claims_of_another_user", "-", "upgrade", &[]),
     ("upgrade_strangers", "another_user_has_the_name", "-", "upgrade", &[]),
+    ("upgrade_strangers", "another_user_carries_descriptors", "-", "upgrade", &[]),
+    ("upgrade_strangers", "links_of_another_user", "-", "upgrade", &[]),
+    ("upgrade_strangers", "users_without_a_number", "-", "upgrade", &[]),
     ("upgrade_strangers", "a_program_that_relays", "-", "upgrade", &[]),
 ];
 

@@ -198,6 +198,38 @@ fn modules_go_in_no_circle_that_is_not_named() {
     assert_eq!(found, BTreeSet::from(named), "circles that are there, and those that are named");
 }
 
+/// A child that is forked while another thread makes such a value waits for that thread for ever. Those of
+/// `uwarp_process` make a fork wait instead.
+#[test]
+fn no_static_is_a_cell_of_the_standard_library() {
+    /// Set when the library is loaded.
+    const NAMED: [&str; 1] =
+        ["crates/driver/src/fork.rs: static INSTALLED: OnceLock<Installed> = OnceLock::new();"];
+    let (mut all, mut found) = (Vec::new(), Vec::new());
+    for directory in ["abi", "crates/process", "crates/wire", "crates/proto", "crates/llp", "crates/rnic"] {
+        files(&root().join(directory).join("src"), &mut all);
+    }
+    for directory in ["crates/driver", "crates/cm", "crates/rsocket"] {
+        files(&root().join(directory).join("src"), &mut all);
+    }
+    assert!(all.len() > 100, "{} files", all.len());
+    for file in all {
+        let text = fs::read_to_string(&file).expect("a source file");
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for line in code.lines().map(str::trim) {
+            let is_static = line.contains("static ") && line.contains(" = ");
+            let cell =
+                is_static && ["OnceLock<", "LazyLock<", "Lazy<"].iter().any(|kind| line.contains(kind));
+            let words = || line.split(|c: char| !c.is_ascii_alphanumeric());
+            if cell || line.starts_with("use std::sync::") && words().any(|word| word == "Once") {
+                let name = file.strip_prefix(root()).unwrap_or(&file).display().to_string();
+                found.push(format!("{name}: {line}"));
+            }
+        }
+    }
+    assert_eq!(found, NAMED, "cells of the standard library, and those that are named");
+}
+
 /// What the core of a connected queue pair offers, by what it is for (docs/adr/027).
 const CORE: [&[&str]; 8] = [
     &["handle_input", "handle_timeout", "poll_transmit", "poll_timeout", "poll_action"],
@@ -206,7 +238,7 @@ const CORE: [&[&str]; 8] = [
     &["new", "modify", "attach", "disconnect", "leave_gone_peer"],
     &["qpn", "query", "psns", "snapshot", "awaits_stream"],
     &["stalled", "awaits_receive", "sets_aside", "polled_in_vain", "messages_placed"],
-    &["ack_is_urgent", "awaits_ack", "demand_ack"],
+    &["ack_is_urgent", "demand_ack", "expects_ack", "expects_first_message"],
     &["set_msn"],
 ];
 

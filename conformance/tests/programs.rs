@@ -1,8 +1,17 @@
 //! Debian's RDMA programs, unmodified, over uwarp. One row of [`table`] per program and manner of use.
 //!
 //! With `PROGRAMS=full`, which `make programs` sets, all rows run, some of them with more rounds (ten
-//! migrations instead of one), and the results go into `docs/programs.md`. Otherwise rows of [`Run::Long`]
-//! are left out, and the page must fit the table.
+//! migrations instead of one), and the results go into `docs/programs.md`. Such a run may be filtered: cells
+//! of rows that did not run stay as they are. Otherwise rows of [`Run::Long`] are left out, and the page must
+//! fit the table: every row is there, in its words, with a result for each place, and every package is one
+//! that `scripts/setup` installs.
+//!
+//! What can be found out is not written down a second time. The package is the one that dpkg names for the
+//! program, and the version the installed one. Commands and settings are recorded when the row runs. The page
+//! has no times, because they would change it with each run.
+//!
+//! The price: a result on the page may be older than the last change of the library, and a new row needs one
+//! run with `PROGRAMS=full`. If two branches conflict in the page, keep either side and run the other rows.
 //!
 //! Cases run one at a time: many of these programs spin at both ends, and two such pairs on two processors
 //! would measure each other's patience.

@@ -109,7 +109,9 @@ fn a_peer_that_says_nothing_is_named() {
         let line = format!("no answer from {}:7174 for 3 s: ", Veth::SERVER4);
         says(&client, &[&line, "does a firewall drop TCP to this port?"])?;
         client.stop();
-        Ok(())
+        // No way there at all: `RDMA_CM_EVENT_ADDR_ERROR, error -101` was all.
+        let client = run("", "rping -c -a 203.0.113.9 -C 1").in_ns(Some(&veth.client)).run()?;
+        one_line(&client.stderr, &["uwarp: no route to 203.0.113.9: "])
     });
 }
 

@@ -17,6 +17,15 @@ struct Root {
     length: usize,
 }
 
+/// Before there are threads: a child that was forked while one of them read it would wait for ever.
+#[cfg_attr(not(test), used)]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static BEGIN: extern "C" fn() = begin;
+
+extern "C" fn begin() {
+    root();
+}
+
 /// The tree's root, without a slash at its end; `None` if this process has no tree. Read once: programs clear
 /// their environment.
 pub fn root() -> Option<&'static [u8]> {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use uwarp_preload::rules::{self, Role, Rules, Trust, Way};
 
-use crate::agree::{service, table};
+use crate::agree::{said, service, table};
 use crate::{ending, fds, relay, sys};
 
 static RULES: OnceLock<Rules> = OnceLock::new();
@@ -34,6 +34,8 @@ extern "C" fn begin() {
         return;
     }
     PROCESS.store(sys::pid(), Ordering::Relaxed);
+    // Before there are threads: a child that was forked while one of them read it would wait for ever.
+    said::is_wanted();
     // SAFETY: functions that live as long as the process: this library is never unloaded.
     unsafe {
         libc::pthread_atfork(Some(before), Some(parent), Some(forked));

@@ -109,12 +109,12 @@ unsafe fn way_back(port: &Port, wc: &ibv_wc, grh: *const ibv_grh) -> Result<ibv_
 
 entry! {
     /// ibv_create_ah(3).
-    verb fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
         create(pd, &*required(attr, "attr")?)
     }
 
     /// ibv_create_ah_from_wc(3).
-    verb fn ibv_create_ah_from_wc(
+    fn ibv_create_ah_from_wc(
         pd: *mut ibv_pd,
         wc: *mut ibv_wc,
         grh: *mut ibv_grh,
@@ -126,7 +126,7 @@ entry! {
     }
 
     /// ibv_create_ah_from_wc(3).
-    verb fn ibv_init_ah_from_wc(
+    fn ibv_init_ah_from_wc(
         context: *mut ibv_context,
         _port: u8,
         wc: *mut ibv_wc,
@@ -139,14 +139,14 @@ entry! {
     }
 
     /// ibv_create_ah(3).
-    verb fn ibv_destroy_ah(ah: *mut ibv_ah) -> Code {
+    fn ibv_destroy_ah(ah: *mut ibv_ah) -> Code {
         drop(object::take::<CAh>(ah)?);
         Ok(())
     }
 
     /// Finds the Ethernet address of a RoCE destination, for vendors' libraries. Not offered: here the host's
     /// network does this.
-    verb fn ibv_resolve_eth_l2_from_gid(
+    fn ibv_resolve_eth_l2_from_gid(
         _context: *mut ibv_context,
         _attr: *mut ibv_ah_attr,
         _mac: *mut u8,

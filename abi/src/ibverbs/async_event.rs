@@ -78,7 +78,7 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
 
 entry! {
     /// ibv_get_async_event(3).
-    verb fn ibv_ack_async_event(event: *mut ibv_async_event) -> () {
+    fn ibv_ack_async_event(event: *mut ibv_async_event) -> () {
         let event = &*required(event, "event")?;
         match Of::event(event.event_type) {
             Of::Cq => {

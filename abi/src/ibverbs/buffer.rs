@@ -81,7 +81,7 @@ pub unsafe fn check(
 
 entry! {
     /// ibv_alloc_buf(3).
-    verb fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
+    fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
         alloc(pd, size, buf)
     }
 
@@ -92,7 +92,7 @@ entry! {
     }
 
     /// ibv_alloc_buf(3).
-    verb fn ibv_reg_buf_mr(
+    fn ibv_reg_buf_mr(
         pd: *mut ibv_pd,
         buf: *mut ibv_buf,
         addr: *mut c_void,
@@ -104,7 +104,7 @@ entry! {
     }
 
     /// ibv_alloc_buf(3).
-    verb fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> MinusOne<c_int> {
+    fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> MinusOne<c_int> {
         look::<CBuffer>(buf)?;
         Err(Failure::new(libc::ENODATA, "the buffer is no dma-buf"))
     }

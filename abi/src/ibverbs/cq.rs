@@ -193,7 +193,7 @@ pub unsafe fn destroy(cq: *mut ibv_cq) -> Result<(), Failure> {
 
 entry! {
     /// ibv_create_cq(3).
-    verb fn ibv_create_cq(
+    fn ibv_create_cq(
         context: *mut ibv_context,
         cqe: c_int,
         cq_context: *mut c_void,
@@ -205,7 +205,7 @@ entry! {
     }
 
     /// ibv_resize_cq(3).
-    verb fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> Code {
+    fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> Code {
         let queue = look::<CCq>(cq)?;
         let depth = u32::try_from(cqe).map_err(|_| Failure::invalid("cqe is negative"))?;
         if depth > queue.nic.limits().max_cqe {
@@ -217,12 +217,12 @@ entry! {
     }
 
     /// ibv_destroy_cq(3): waits until the program has acknowledged the events it took.
-    verb fn ibv_destroy_cq(cq: *mut ibv_cq) -> Code {
+    fn ibv_destroy_cq(cq: *mut ibv_cq) -> Code {
         destroy(cq)
     }
 
     /// ibv_get_cq_event(3).
-    verb fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: u32) -> () {
+    fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: u32) -> () {
         let queue = look::<CCq>(cq)?;
         (*cq).comp_events_completed = (*cq).comp_events_completed.wrapping_add(nevents);
         if let Some(events) = &queue.events {

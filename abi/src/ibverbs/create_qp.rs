@@ -212,7 +212,7 @@ pub unsafe fn of_socket(
 
 entry! {
     /// ibv_create_qp(3).
-    verb fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
         let attr = &mut *required(attr, "qp_init_attr")?;
         let mut ex = extended(pd, attr);
         let qp = create(&mut ex)?;

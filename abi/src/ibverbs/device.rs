@@ -71,7 +71,7 @@ pub unsafe fn take_list<T>(list: *mut *mut T) {
 
 entry! {
     /// ibv_get_device_list(3).
-    verb fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
         let devices = RdmaDevice::list();
         if let Some(num) = num_devices.as_mut() {
             *num = c_int::try_from(devices.len()).unwrap_or(c_int::MAX);
@@ -107,13 +107,13 @@ entry! {
     }
 
     /// ibv_open_device(3).
-    verb fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
         open(context::device(device).ok_or_else(|| Failure::new(libc::ENODEV, "not a device of uwarp"))?)
     }
 
     /// ibv_close_device(3). Queue pairs that the program left are destroyed; other objects that it left keep
     /// the context's memory, so that destroying them later does no harm.
-    verb fn ibv_close_device(context: *mut ibv_context) -> MinusOne {
+    fn ibv_close_device(context: *mut ibv_context) -> MinusOne {
         let opened = object::look::<Context>(context)?;
         let cm = Cm::if_any();
         opened.nic.close_context(cookie(context), |qpn| {
@@ -131,7 +131,7 @@ entry! {
 
     /// ibv_import_device(3): there is nothing behind our command descriptor that another process could
     /// import.
-    verb fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
+    fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
         Err(Failure::unsupported("importing a device"))
     }
 }

@@ -223,12 +223,12 @@ pub unsafe fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> Result<(),
 
 entry! {
     /// ibv_create_comp_channel(3).
-    verb fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
         create_comp_channel(context)
     }
 
     /// ibv_destroy_comp_channel(3).
-    verb fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> Code {
+    fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> Code {
         destroy_comp_channel(channel)
     }
 }

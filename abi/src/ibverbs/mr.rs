@@ -254,24 +254,24 @@ unsafe fn register_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Result<*m
 
 entry! {
     /// ibv_alloc_pd(3).
-    verb fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         alloc_pd(context)
     }
 
     /// ibv_dealloc_pd(3).
-    verb fn ibv_dealloc_pd(pd: *mut ibv_pd) -> Code {
+    fn ibv_dealloc_pd(pd: *mut ibv_pd) -> Code {
         look::<CPd>(pd)?.users.none()?;
         drop(object::take::<CPd>(pd)?);
         Ok(())
     }
 
     /// ibv_reg_mr(3).
-    verb fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
         register(pd, addr, length, addr.addr() as u64, access.cast_unsigned())
     }
 
     /// ibv_reg_mr(3), with offsets that count from `iova`.
-    verb fn ibv_reg_mr_iova(
+    fn ibv_reg_mr_iova(
         pd: *mut ibv_pd,
         addr: *mut c_void,
         length: usize,
@@ -282,7 +282,7 @@ entry! {
     }
 
     /// ibv_reg_mr(3) as newer headers call it.
-    verb fn ibv_reg_mr_iova2(
+    fn ibv_reg_mr_iova2(
         pd: *mut ibv_pd,
         addr: *mut c_void,
         length: usize,
@@ -293,12 +293,12 @@ entry! {
     }
 
     /// ibv_reg_mr_ex(3), as exported; verbs.h calls the one of the context.
-    verb fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+    fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
         register_ex(pd, attr)
     }
 
     /// ibv_reg_dmabuf_mr(3), for buffers that can be mapped.
-    verb fn ibv_reg_dmabuf_mr(
+    fn ibv_reg_dmabuf_mr(
         pd: *mut ibv_pd,
         offset: u64,
         length: usize,
@@ -311,7 +311,7 @@ entry! {
 
     /// ibv_rereg_mr(3). Keys change with domain and range, which makes the old ones useless; they stay when
     /// only rights change. A failure changes nothing: the old region is still valid.
-    verb fn ibv_rereg_mr(
+    fn ibv_rereg_mr(
         mr: *mut ibv_mr,
         flags: c_int,
         pd: *mut ibv_pd,
@@ -358,7 +358,7 @@ entry! {
 
     /// ibv_dereg_mr(3). Waits for a receive into the region that is in progress. EBUSY while windows are
     /// bound to it.
-    verb fn ibv_dereg_mr(mr: *mut ibv_mr) -> Code {
+    fn ibv_dereg_mr(mr: *mut ibv_mr) -> Code {
         if !look::<CMr>(mr)?.inner.lock().0.deregister() {
             // Memory windows are bound to it.
             return Err(VerbsError::Busy.into());
@@ -368,22 +368,22 @@ entry! {
     }
 
     /// ibv_import_pd(3).
-    verb fn ibv_import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd {
+    fn ibv_import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd {
         Err(Failure::unsupported("importing a protection domain"))
     }
 
     /// ibv_unimport_pd(3).
-    verb fn ibv_unimport_pd(_pd: *mut ibv_pd) -> () {
+    fn ibv_unimport_pd(_pd: *mut ibv_pd) -> () {
         Ok(())
     }
 
     /// ibv_import_mr(3).
-    verb fn ibv_import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr {
+    fn ibv_import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr {
         Err(Failure::unsupported("importing a memory region"))
     }
 
     /// ibv_unimport_mr(3).
-    verb fn ibv_unimport_mr(_mr: *mut ibv_mr) -> () {
+    fn ibv_unimport_mr(_mr: *mut ibv_mr) -> () {
         Ok(())
     }
 

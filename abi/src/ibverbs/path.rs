@@ -1,13 +1,13 @@
 //! The path of an address vector: the address of this host and that of the peer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::sync::Once;
 
 use uwarp_abi_types::verbs::{ibv_ah_attr, ibv_gid, ibv_global_route};
 use uwarp_cm::pairing::Path;
 use uwarp_driver::address::{self, Address};
 use uwarp_driver::config::{Config, View};
 use uwarp_driver::port::Port;
+use uwarp_process::Once;
 
 use super::query::gid_of;
 use super::view::PORT;
@@ -28,7 +28,7 @@ const NO_GID: &str = "an address over Ethernet needs a GID (is_global)";
 pub fn explain(wrong: &Failure) {
     static SAID: Once = Once::new();
     if wrong.why == NO_GID {
-        SAID.call_once(|| {
+        SAID.call(|| {
             tracing::warn!(
                 "an address over Ethernet needs a GID index: add -g 0 to the program's options at both ends \
                  (or run both ends with --as ib)"

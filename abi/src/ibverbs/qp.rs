@@ -110,7 +110,7 @@ entry! {
     }
 
     /// ibv_modify_qp(3).
-    verb fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> Code {
+    fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> Code {
         let pair = look::<CQp>(qp)?;
         let attr = &*required(attr, "attr")?;
         let context = look::<Context>((*qp).context)?;
@@ -166,7 +166,7 @@ entry! {
     }
 
     /// ibv_query_qp(3).
-    verb fn ibv_query_qp(
+    fn ibv_query_qp(
         qp: *mut ibv_qp,
         attr: *mut ibv_qp_attr,
         _attr_mask: c_int,
@@ -224,7 +224,7 @@ entry! {
     }
 
     /// ibv_destroy_qp(3): waits until the program has acknowledged the events it took.
-    verb fn ibv_destroy_qp(qp: *mut ibv_qp) -> Code {
+    fn ibv_destroy_qp(qp: *mut ibv_qp) -> Code {
         look::<CQp>(qp)?;
         if (*qp).send_cq.is_null() {
             return Err(Failure::new(libc::EBUSY, "the queue pair is a socket's; uwarp_close destroys it"));
@@ -233,7 +233,7 @@ entry! {
     }
 
     /// ibv_attach_mcast(3). The group is joined on the interface of GID 0; the LID is ignored.
-    verb fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
+    fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
         let pair = look::<CQp>(qp)?;
         let own = look::<Context>((*qp).context)?.device.port().addresses();
         let interface = own.iter().find(|own| !own.is_none()).map_or(0, |first| first.index);
@@ -242,26 +242,26 @@ entry! {
     }
 
     /// ibv_attach_mcast(3).
-    verb fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
+    fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
         look::<CQp>(qp)?.ud()?.detach(group(gid)?)?;
         Ok(())
     }
 
     /// ibv_query_qp_data_in_order(3): TCP is in order, but the kernel's copy and ours do not promise it to a
     /// thread that polls memory.
-    verb fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> i32 {
+    fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> i32 {
         look::<CQp>(qp)?;
         Ok(0)
     }
 
     /// ibv_set_ece(3).
-    verb fn ibv_set_ece(qp: *mut ibv_qp, _ece: *mut ibv_ece) -> Code {
+    fn ibv_set_ece(qp: *mut ibv_qp, _ece: *mut ibv_ece) -> Code {
         look::<CQp>(qp)?;
         Err(Failure::unsupported("enhanced connection establishment"))
     }
 
     /// ibv_query_ece(3).
-    verb fn ibv_query_ece(qp: *mut ibv_qp, _ece: *mut ibv_ece) -> Code {
+    fn ibv_query_ece(qp: *mut ibv_qp, _ece: *mut ibv_ece) -> Code {
         look::<CQp>(qp)?;
         Err(Failure::unsupported("enhanced connection establishment"))
     }

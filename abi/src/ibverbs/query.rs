@@ -102,17 +102,17 @@ unsafe fn query_old_port(
 
 entry! {
     /// ibv_query_device(3).
-    verb fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> Code {
+    fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> Code {
         query_device(context, attr)
     }
 
     /// ibv_query_port(3).
-    verb fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> Code {
+    fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> Code {
         query_old_port(context, port, attr)
     }
 
     /// ibv_query_gid(3).
-    verb fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> MinusOne {
+    fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> MinusOne {
         let own = look::<Context>(context)?.device.port();
         let index = u32::try_from(index).map_err(|_| Failure::invalid("negative index"))?;
         *required(gid, "gid")? = gid_entry(own, port.into(), index)?.gid;
@@ -120,7 +120,7 @@ entry! {
     }
 
     /// ibv_query_gid_ex(3), which is inline and calls this with the size of its structure.
-    verb fn _ibv_query_gid_ex(
+    fn _ibv_query_gid_ex(
         context: *mut ibv_context,
         port: u32,
         index: u32,
@@ -143,7 +143,7 @@ entry! {
 
     /// ibv_query_gid_table(3), which is inline and calls this with the size of its structure. Returns the
     /// number of entries or a negative error number.
-    verb fn _ibv_query_gid_table(
+    fn _ibv_query_gid_table(
         context: *mut ibv_context,
         entries: *mut ibv_gid_entry,
         max_entries: usize,
@@ -168,7 +168,7 @@ entry! {
     }
 
     /// The private symbol behind `ibv_devinfo -v`: 0 for InfiniBand and RoCE v1, 1 for RoCE v2.
-    verb fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, kind: *mut u32) -> MinusOne {
+    fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, kind: *mut u32) -> MinusOne {
         let own = look::<Context>(context)?.device.port();
         let found = gid_entry(own, port.into(), index)?;
         *required(kind, "type")? = u32::from(found.gid_type == IBV_GID_TYPE_ROCE_V2);
@@ -176,7 +176,7 @@ entry! {
     }
 
     /// ibv_query_pkey(3).
-    verb fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> MinusOne {
+    fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> MinusOne {
         look::<Context>(context)?;
         if port != PORT || index != 0 {
             return Err(Failure::invalid("the device has one port and one partition key"));
@@ -186,7 +186,7 @@ entry! {
     }
 
     /// ibv_get_pkey_index(3).
-    verb fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> MinusOne<c_int> {
+    fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> MinusOne<c_int> {
         look::<Context>(context)?;
         if port != PORT || pkey != PKEY.to_be() {
             return Err(Failure::invalid("no such partition key"));
@@ -195,7 +195,7 @@ entry! {
     }
 
     /// ibv_query_port_speed(3): in units of 100 Mb/s.
-    verb fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> Code {
+    fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> Code {
         let own = look::<Context>(context)?.device.port();
         required(speed, "port_speed")?;
         if port != u32::from(PORT) {

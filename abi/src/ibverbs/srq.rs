@@ -104,13 +104,13 @@ pub unsafe fn destroy(srq: *mut ibv_srq) -> Result<(), Failure> {
 
 entry! {
     /// ibv_create_srq(3).
-    verb fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
         let attr = &mut *required(attr, "srq_init_attr")?;
         create(pd, attr.srq_context, &mut attr.attr)
     }
 
     /// ibv_modify_srq(3).
-    verb fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> Code {
+    fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> Code {
         let shared = look::<CSrq>(srq)?;
         let attr = &*required(attr, "srq_attr")?;
         let mask = mask.cast_unsigned();
@@ -123,7 +123,7 @@ entry! {
     }
 
     /// ibv_query_srq(3).
-    verb fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> Code {
+    fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> Code {
         let now = look::<CSrq>(srq)?.srq.query();
         *required(attr, "srq_attr")? =
             ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
@@ -132,7 +132,7 @@ entry! {
 
     /// ibv_create_srq(3): refused while queue pairs use it; waits until the program has acknowledged the
     /// events it took.
-    verb fn ibv_destroy_srq(srq: *mut ibv_srq) -> Code {
+    fn ibv_destroy_srq(srq: *mut ibv_srq) -> Code {
         destroy(srq)
     }
 }

@@ -20,23 +20,23 @@ const COUNTER: &str = "completion counters";
 // Device memory, DMA handles.
 entry! {
     /// ibv_import_dm(3).
-    verb fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mut ibv_dm {
+    fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mut ibv_dm {
         Err(Failure::unsupported(DM))
     }
     /// ibv_import_dm(3).
-    verb fn ibv_unimport_dm(_dm: *mut ibv_dm) -> () {
+    fn ibv_unimport_dm(_dm: *mut ibv_dm) -> () {
         Ok(())
     }
     /// ibv_dm_export_dmabuf_fd(3).
-    verb fn ibv_dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> MinusOne<c_int> {
+    fn ibv_dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> MinusOne<c_int> {
         Err(Failure::unsupported(DM))
     }
     /// ibv_alloc_dmah(3).
-    verb fn ibv_alloc_dmah(_context: *mut ibv_context, _attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah {
+    fn ibv_alloc_dmah(_context: *mut ibv_context, _attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah {
         Err(Failure::unsupported(DMAH))
     }
     /// ibv_alloc_dmah(3).
-    verb fn ibv_dealloc_dmah(_dmah: *mut ibv_dmah) -> Code {
+    fn ibv_dealloc_dmah(_dmah: *mut ibv_dmah) -> Code {
         Err(Failure::unsupported(DMAH))
     }
 }
@@ -44,7 +44,7 @@ entry! {
 // Completion counters.
 entry! {
     /// ibv_query_comp_cntr_caps(3).
-    verb fn _ibv_query_comp_cntr_caps(
+    fn _ibv_query_comp_cntr_caps(
         _context: *mut ibv_context,
         _caps: *mut ibv_comp_cntr_caps,
         _size: usize,
@@ -52,42 +52,42 @@ entry! {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_create_comp_cntr(3).
-    verb fn ibv_create_comp_cntr(
+    fn ibv_create_comp_cntr(
         _context: *mut ibv_context,
         _attr: *mut ibv_comp_cntr_init_attr,
     ) -> *mut ibv_comp_cntr {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_create_comp_cntr(3).
-    verb fn ibv_destroy_comp_cntr(_counter: *mut ibv_comp_cntr) -> Code {
+    fn ibv_destroy_comp_cntr(_counter: *mut ibv_comp_cntr) -> Code {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_create_comp_cntr(3).
-    verb fn ibv_set_comp_cntr(_counter: *mut ibv_comp_cntr, _value: u64) -> Code {
+    fn ibv_set_comp_cntr(_counter: *mut ibv_comp_cntr, _value: u64) -> Code {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_create_comp_cntr(3).
-    verb fn ibv_set_err_comp_cntr(_counter: *mut ibv_comp_cntr, _value: u64) -> Code {
+    fn ibv_set_err_comp_cntr(_counter: *mut ibv_comp_cntr, _value: u64) -> Code {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_create_comp_cntr(3).
-    verb fn ibv_inc_comp_cntr(_counter: *mut ibv_comp_cntr, _amount: u64) -> Code {
+    fn ibv_inc_comp_cntr(_counter: *mut ibv_comp_cntr, _amount: u64) -> Code {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_create_comp_cntr(3).
-    verb fn ibv_inc_err_comp_cntr(_counter: *mut ibv_comp_cntr, _amount: u64) -> Code {
+    fn ibv_inc_err_comp_cntr(_counter: *mut ibv_comp_cntr, _amount: u64) -> Code {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_create_comp_cntr(3).
-    verb fn ibv_read_comp_cntr(_counter: *mut ibv_comp_cntr, _value: *mut u64) -> Code {
+    fn ibv_read_comp_cntr(_counter: *mut ibv_comp_cntr, _value: *mut u64) -> Code {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_create_comp_cntr(3).
-    verb fn ibv_read_err_comp_cntr(_counter: *mut ibv_comp_cntr, _value: *mut u64) -> Code {
+    fn ibv_read_err_comp_cntr(_counter: *mut ibv_comp_cntr, _value: *mut u64) -> Code {
         Err(Failure::unsupported(COUNTER))
     }
     /// ibv_qp_attach_comp_cntr(3).
-    verb fn ibv_qp_attach_comp_cntr(
+    fn ibv_qp_attach_comp_cntr(
         _qp: *mut ibv_qp,
         _counter: *mut ibv_comp_cntr,
         _attr: *mut ibv_qp_attach_comp_cntr_attr,

@@ -214,7 +214,7 @@ pub unsafe fn free(mut info: *mut rdma_addrinfo) {
 
 entry! {
     /// rdma_getaddrinfo(3): 0, -1 with `errno`, or an error code of getaddrinfo(3).
-    verb fn rdma_getaddrinfo(
+    fn rdma_getaddrinfo(
         node: *const c_char,
         service: *const c_char,
         hints: *const rdma_addrinfo,

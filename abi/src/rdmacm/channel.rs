@@ -38,7 +38,7 @@ pub(super) fn destroy(channel: *mut rdma_event_channel) {
 
 entry! {
     /// rdma_create_event_channel(3).
-    verb fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    fn rdma_create_event_channel() -> *mut rdma_event_channel {
         create()
     }
 

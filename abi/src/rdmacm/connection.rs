@@ -139,12 +139,12 @@ fn conn_param(c: &rdma_conn_param) -> ConnParam {
 
 entry! {
     /// rdma_bind_addr(3).
-    verb fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> MinusOne {
+    fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> MinusOne {
         bind(look::<CId>(id)?, addr)
     }
 
     /// rdma_resolve_addr(3).
-    verb fn rdma_resolve_addr(
+    fn rdma_resolve_addr(
         id: *mut rdma_cm_id,
         src_addr: *mut sockaddr,
         dst_addr: *mut sockaddr,
@@ -154,13 +154,13 @@ entry! {
     }
 
     /// rdma_resolve_route(3).
-    verb fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> MinusOne {
+    fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> MinusOne {
         resolve_route(look::<CId>(id)?)
     }
 
     /// As `rdma_getaddrinfo`, answered by an event; the result is then taken with `rdma_query_addrinfo`.
     /// Names are looked up in the call.
-    verb fn rdma_resolve_addrinfo(
+    fn rdma_resolve_addrinfo(
         id: *mut rdma_cm_id,
         node: *const c_char,
         service: *const c_char,
@@ -178,7 +178,7 @@ entry! {
     }
 
     /// Takes the result of `rdma_resolve_addrinfo`.
-    verb fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> MinusOne {
+    fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> MinusOne {
         let cid = look::<CId>(id)?;
         required(info, "info")?;
         match std::mem::take(&mut cid.private.lock().resolving) {
@@ -191,7 +191,7 @@ entry! {
     }
 
     /// rdma_listen(3).
-    verb fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> MinusOne {
+    fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> MinusOne {
         let cid = look::<CId>(id)?;
         cid.id.listen(backlog)?;
         cid.show_addresses();
@@ -199,7 +199,7 @@ entry! {
     }
 
     /// rdma_connect(3).
-    verb fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
+    fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
         let cid = look::<CId>(id)?;
         let mut data = cid.private.lock().connect_data.clone();
         data.extend_from_slice(conn_param.as_ref().map_or(&[], |given| private_data(given)));
@@ -222,7 +222,7 @@ entry! {
     }
 
     /// rdma_accept(3).
-    verb fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
+    fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> MinusOne {
         let cid = look::<CId>(id)?;
         let data = conn_param.as_ref().map_or(&[][..], |given| private_data(given));
         if cid.id.is_datagram() {
@@ -237,14 +237,14 @@ entry! {
     }
 
     /// rdma_reject(3).
-    verb fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> MinusOne {
+    fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> MinusOne {
         look::<CId>(id)?.id.reject(bytes(private_data, private_data_len))?;
         Ok(())
     }
 
     /// rdma_reject(3), because a vendor's option is missing. MPA has no reasons, so it is an ordinary
     /// rejection.
-    verb fn rdma_reject_ece(
+    fn rdma_reject_ece(
         id: *mut rdma_cm_id,
         private_data: *const c_void,
         private_data_len: u8,
@@ -254,7 +254,7 @@ entry! {
     }
 
     /// rdma_establish(3): after `CONNECT_RESPONSE`, which ids without a queue pair get.
-    verb fn rdma_establish(id: *mut rdma_cm_id) -> MinusOne {
+    fn rdma_establish(id: *mut rdma_cm_id) -> MinusOne {
         let cid = look::<CId>(id)?;
         if !(*id).qp.is_null() {
             return Err(Failure::invalid("rdma_establish is for queue pairs that the program moves itself"));
@@ -264,7 +264,7 @@ entry! {
     }
 
     /// rdma_disconnect(3).
-    verb fn rdma_disconnect(id: *mut rdma_cm_id) -> MinusOne {
+    fn rdma_disconnect(id: *mut rdma_cm_id) -> MinusOne {
         let cid = look::<CId>(id)?;
         cid.id.disconnect()?;
         // If the peer disconnected first and the program has taken the event already, there is no other event
@@ -276,7 +276,7 @@ entry! {
     }
 
     /// rdma_notify(3): the connection manager knows of a queue pair's events already.
-    verb fn rdma_notify(id: *mut rdma_cm_id, _event: ibv_event_type) -> MinusOne {
+    fn rdma_notify(id: *mut rdma_cm_id, _event: ibv_event_type) -> MinusOne {
         match look::<CId>(id)?.id.state() {
             State::Idle | State::Bound | State::AddressResolved | State::RouteResolved | State::Listening => {
                 Err(Failure::invalid("not connected"))

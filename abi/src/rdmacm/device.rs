@@ -43,7 +43,7 @@ fn open_all() -> Result<Vec<*mut ibv_context>, Failure> {
 
 entry! {
     /// rdma_get_devices(3).
-    verb fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+    fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
         let opened = open_all();
         if let Some(num) = num_devices.as_mut() {
             let count = opened.as_ref().map_or(0, Vec::len);

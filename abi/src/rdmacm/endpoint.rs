@@ -69,7 +69,7 @@ unsafe fn destroy(c: *mut rdma_cm_id) -> Result<(), Failure> {
 
 entry! {
     /// rdma_create_ep(3). The id's calls block until it is moved to a channel.
-    verb fn rdma_create_ep(
+    fn rdma_create_ep(
         id: *mut *mut rdma_cm_id,
         res: *mut rdma_addrinfo,
         pd: *mut ibv_pd,
@@ -91,7 +91,7 @@ entry! {
     }
 
     /// rdma_destroy_ep(3).
-    verb fn rdma_destroy_ep(id: *mut rdma_cm_id) -> () {
+    fn rdma_destroy_ep(id: *mut rdma_cm_id) -> () {
         destroy(id)
     }
 }

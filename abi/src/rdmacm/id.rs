@@ -328,7 +328,7 @@ unsafe fn option<T: Copy>(value: *const c_void, length: usize) -> Result<T, Fail
 
 entry! {
     /// rdma_create_id(3).
-    verb fn rdma_create_id(
+    fn rdma_create_id(
         channel: *mut rdma_event_channel,
         id: *mut *mut rdma_cm_id,
         context: *mut c_void,
@@ -340,17 +340,17 @@ entry! {
     }
 
     /// rdma_destroy_id(3). Blocks until the program has acknowledged the id's events.
-    verb fn rdma_destroy_id(id: *mut rdma_cm_id) -> MinusOne {
+    fn rdma_destroy_id(id: *mut rdma_cm_id) -> MinusOne {
         destroy(id)
     }
 
     /// rdma_migrate_id(3). Blocks until the program has acknowledged the id's events on the old channel.
-    verb fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> MinusOne {
+    fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> MinusOne {
         migrate(id, channel)
     }
 
     /// rdma_set_option(3).
-    verb fn rdma_set_option(
+    fn rdma_set_option(
         id: *mut rdma_cm_id,
         level: c_int,
         optname: c_int,
@@ -397,7 +397,7 @@ entry! {
     }
 
     /// Queues an event of the program's own on the id's channel, `RDMA_CM_EVENT_USER`.
-    verb fn rdma_write_cm_event(
+    fn rdma_write_cm_event(
         id: *mut rdma_cm_id,
         event: rdma_cm_event_type,
         status: c_int,
@@ -426,7 +426,7 @@ entry! {
     }
 
     /// rdma_set_local_ece(3). Stored: our queue pairs have no such options to exchange.
-    verb fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> MinusOne {
+    fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> MinusOne {
         let cid = look::<CId>(id)?;
         let ece = required(ece, "ece")?;
         if !(*id).qp.is_null() || (*ece).vendor_id == 0 || (*ece).comp_mask != 0 {
@@ -437,7 +437,7 @@ entry! {
     }
 
     /// rdma_get_remote_ece(3). MPA does not carry any.
-    verb fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> MinusOne {
+    fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> MinusOne {
         look::<CId>(id)?;
         let ece = required(ece, "ece")?;
         if !(*id).qp.is_null() {

@@ -44,12 +44,12 @@ unsafe fn join(
 
 entry! {
     /// rdma_join_multicast(3).
-    verb fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> MinusOne {
+    fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> MinusOne {
         join(id, addr, true, context)
     }
 
     /// rdma_join_multicast_ex(3).
-    verb fn rdma_join_multicast_ex(
+    fn rdma_join_multicast_ex(
         id: *mut rdma_cm_id,
         attr: *mut rdma_cm_join_mc_attr_ex,
         context: *mut c_void,
@@ -69,7 +69,7 @@ entry! {
     }
 
     /// rdma_leave_multicast(3).
-    verb fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> MinusOne {
+    fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> MinusOne {
         let cid = look::<CId>(id)?;
         let group = address::load(addr)?;
         let mut private = cid.private.lock();

@@ -301,30 +301,30 @@ unsafe fn infiniband_attributes(cid: &CId, attr: &mut ibv_qp_attr) -> Result<u32
 
 entry! {
     /// rdma_create_qp(3).
-    verb fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> MinusOne {
+    fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> MinusOne {
         look::<CId>(id)?;
         create_plain(id, pd, &mut *required(attr, "qp_init_attr")?)
     }
 
     /// rdma_create_qp(3), extended.
-    verb fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> MinusOne {
+    fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> MinusOne {
         look::<CId>(id)?;
         create(id, &mut *required(attr, "qp_init_attr")?)
     }
 
     /// rdma_destroy_qp(3).
-    verb fn rdma_destroy_qp(id: *mut rdma_cm_id) -> () {
+    fn rdma_destroy_qp(id: *mut rdma_cm_id) -> () {
         destroy(id)
     }
 
     /// rdma_create_srq(3).
-    verb fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> MinusOne {
+    fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> MinusOne {
         look::<CId>(id)?;
         create_srq(id, pd, &mut *required(attr, "attr")?)
     }
 
     /// rdma_create_srq(3), extended. Basic queues only.
-    verb fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> MinusOne {
+    fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> MinusOne {
         look::<CId>(id)?;
         let attr = &mut *required(attr, "attr")?;
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
@@ -343,14 +343,14 @@ entry! {
     }
 
     /// rdma_create_srq(3).
-    verb fn rdma_destroy_srq(id: *mut rdma_cm_id) -> () {
+    fn rdma_destroy_srq(id: *mut rdma_cm_id) -> () {
         look::<CId>(id)?;
         destroy_srq(id);
         Ok(())
     }
 
     /// rdma_init_qp_attr(3): as on an iWARP device, rights and port; the connection brings the rest.
-    verb fn rdma_init_qp_attr(
+    fn rdma_init_qp_attr(
         id: *mut rdma_cm_id,
         qp_attr: *mut ibv_qp_attr,
         qp_attr_mask: *mut c_int,

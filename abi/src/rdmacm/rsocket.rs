@@ -104,12 +104,12 @@ fn create(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Failure>
 
 entry! {
     /// rsocket(7).
-    verb fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> MinusOne<c_int> {
+    fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> MinusOne<c_int> {
         create(domain, kind, protocol)
     }
 
     /// rsocket(7).
-    verb fn rbind(socket: c_int, addr: *const sockaddr, len: socklen_t) -> MinusOne {
+    fn rbind(socket: c_int, addr: *const sockaddr, len: socklen_t) -> MinusOne {
         let address = load(addr, len)?;
         Ok(match table::any(socket)? {
             Any::Stream(socket) => socket.bind(address),
@@ -118,12 +118,12 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rlisten(socket: c_int, backlog: c_int) -> MinusOne {
+    fn rlisten(socket: c_int, backlog: c_int) -> MinusOne {
         Ok(table::socket(socket)?.listen(backlog)?)
     }
 
     /// rsocket(7).
-    verb fn raccept(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> MinusOne<c_int> {
+    fn raccept(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> MinusOne<c_int> {
         let new = table::socket(socket)?.accept()?;
         if let Ok(peer) = new.peer_address() {
             give(peer, addr, len);
@@ -132,7 +132,7 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rconnect(socket: c_int, addr: *const sockaddr, len: socklen_t) -> MinusOne {
+    fn rconnect(socket: c_int, addr: *const sockaddr, len: socklen_t) -> MinusOne {
         let peer = load(addr, len)?;
         Ok(match table::any(socket)? {
             Any::Stream(socket) => socket.connect(peer),
@@ -141,7 +141,7 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rshutdown(socket: c_int, how: c_int) -> MinusOne {
+    fn rshutdown(socket: c_int, how: c_int) -> MinusOne {
         let how = match how {
             libc::SHUT_RD => How::Reading,
             libc::SHUT_WR => How::Writing,
@@ -161,7 +161,7 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rgetpeername(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> MinusOne {
+    fn rgetpeername(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> MinusOne {
         let peer = match table::any(socket)? {
             Any::Stream(socket) => socket.peer_address(),
             Any::Datagrams(socket) => socket.peer_address(),
@@ -171,7 +171,7 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rgetsockname(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> MinusOne {
+    fn rgetsockname(socket: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> MinusOne {
         let own = match table::any(socket)? {
             Any::Stream(socket) => socket.local_address(),
             Any::Datagrams(socket) => socket.local_address(),
@@ -181,7 +181,7 @@ entry! {
     }
 
     /// rsocket(7). Variadic in C; the one further argument arrives in the same place.
-    verb fn rfcntl(socket: c_int, cmd: c_int, arg: c_long) -> MinusOne<c_int> {
+    fn rfcntl(socket: c_int, cmd: c_int, arg: c_long) -> MinusOne<c_int> {
         let socket = table::any(socket)?;
         // An int in C: the upper half is undefined.
         let arg = arg as c_int;

@@ -91,11 +91,16 @@ impl Stranger {
         Ok(Port { udp, tcp: TcpListener::from(tcp) })
     }
 
-    /// Sends a request of MPA with this introduction to there.
-    pub fn request(&mut self, address: &str, port: u16, introduction: &[u8]) -> Outcome<Peer> {
+    /// Connects to there, and sends nothing.
+    pub fn connect(&mut self, address: &str, port: u16) -> Outcome<Peer> {
         let socket = self.sockets(&format!("connect {address} {port}"))?.pop();
         let Some(socket) = socket else { fail!("no connection") };
-        let mut peer = Peer::over(TcpStream::from(socket))?;
+        Peer::over(TcpStream::from(socket))
+    }
+
+    /// Sends a request of MPA with this introduction to there.
+    pub fn request(&mut self, address: &str, port: u16, introduction: &[u8]) -> Outcome<Peer> {
+        let mut peer = self.connect(address, port)?;
         peer.send(&request(introduction).bytes())?;
         Ok(peer)
     }

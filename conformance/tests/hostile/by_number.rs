@@ -74,7 +74,7 @@ pub fn run(attack: fn(&mut Stage<'_>) -> Outcome, place: Place, dist: &Dist, pro
 /// All that one attack has.
 pub struct Stage<'a> {
     pub dist: &'a Dist,
-    program: &'a Path,
+    pub program: &'a Path,
     pub hosts: &'a Hosts,
     pub stranger: Stranger,
 }
@@ -421,7 +421,11 @@ pub fn early_requests(stage: &mut Stage<'_>) -> Outcome {
     stage.joined([&mut listener, &mut connector], false)
 }
 
-/// Requests for cookies as fast as two threads can, while the honest two are joined again and again.
+/// Cookies in a second for ports that no queue pair names.
+const COOKIES: u64 = 1000;
+
+/// Requests for cookies as fast as two threads can, while the honest two are joined again and again. Not many
+/// are answered, and never those two instead.
 pub fn a_flood_of_requests_for_cookies(stage: &mut Stage<'_>) -> Outcome {
     let [mut listener, mut connector] = stage.both()?;
     both_up([&mut listener, &mut connector])?;
@@ -434,12 +438,17 @@ pub fn a_flood_of_requests_for_cookies(stage: &mut Stage<'_>) -> Outcome {
         let at = (stage.address(0).to_owned(), PORTS[0]);
         let from = u32::from(port.number()?) << 8;
         floods.push(std::thread::spawn(move || {
-            let mut sent = 0_u64;
+            let (mut sent, mut answered) = (0_u64, 0_u64);
+            let mut bytes = [0; 512];
+            port.udp.set_nonblocking(true).context("non-blocking")?;
             while !stopped.load(Ordering::Relaxed) {
                 let request = cookie_request(from, to, sent);
                 sent += u64::from(port.udp.send_to(&request, (&*at.0, at.1)).is_ok());
+                while port.udp.recv(&mut bytes).is_ok() {
+                    answered += 1;
+                }
             }
-            sent
+            Outcome::Ok((sent, answered))
         }));
     }
     let mut rounds = || -> Outcome {
@@ -451,9 +460,21 @@ pub fn a_flood_of_requests_for_cookies(stage: &mut Stage<'_>) -> Outcome {
         }
         Ok(())
     };
+    let begun = Instant::now();
     let joined = rounds();
+    // Long enough for a flood to be more than what is answered.
+    std::thread::sleep(Duration::from_secs(2));
     stop.store(true, Ordering::Relaxed);
-    let sent: u64 = floods.into_iter().filter_map(|flood| flood.join().ok()).sum();
-    require!(sent > 1000, "{sent} requests are no flood");
-    joined
+    let (mut sent, mut answered) = (0, 0);
+    for flood in floods {
+        let Ok(flood) = flood.join() else { fail!("the attacker's thread") };
+        let (more, of_them) = flood?;
+        (sent, answered) = (sent + more, answered + of_them);
+    }
+    joined?;
+    // A second begins with its first request, so there was at most one more of them.
+    let most = COOKIES * (begun.elapsed().as_secs() + 2);
+    require!(sent > 2 * most, "{sent} requests are no flood");
+    require!(answered <= most, "{answered} of {sent} requests were answered, and {most} at most may be");
+    Ok(())
 }

@@ -8,6 +8,7 @@
 //! undisturbed, with its data compared. ([`by_number`] has programs and rules of its own.)
 //! `docs/security.md` says which attack of RFC 5042 is tried where.
 
+mod adoption;
 mod atomics;
 mod by_number;
 mod client;
@@ -181,12 +182,32 @@ fn attacks_by_number() -> Vec<ByNumber> {
     ]
 }
 
+/// On connections that a program hands over, by the same.
+fn attacks_on_adoption() -> Vec<ByNumber> {
+    let mut all: Vec<ByNumber> = Vec::new();
+    for place in [Place::SameHost, Place::OtherHost] {
+        all.push((
+            "requests_to_a_program_that_hands_over",
+            adoption::requests_to_a_program_that_hands_over,
+            place,
+        ));
+        all.push((
+            "answers_to_a_program_that_hands_over",
+            adoption::answers_to_a_program_that_hands_over,
+            place,
+        ));
+    }
+    all
+}
+
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // Some wait for time limits; none keeps both processors busy for long.
     args.test_threads = args.test_threads.or(Some(2));
     let world = Arc::new(World { dist: Dist::find(), programs: Mutex::default() });
-    let by_number_world = world.clone();
+    let strangers_world = world.clone();
+    let of_strangers = attacks_by_number().into_iter().map(|attack| ("named", attack));
+    let of_strangers = of_strangers.chain(attacks_on_adoption().into_iter().map(|attack| ("handed", attack)));
     let trials = attacks()
         .into_iter()
         .chain(attacks_on_extensions())
@@ -194,9 +215,9 @@ fn main() -> ExitCode {
             let world = world.clone();
             Trial::test(attack.name, move || Ok(world.run(&attack)?))
         })
-        .chain(attacks_by_number().into_iter().map(|(name, attack, place)| {
-            let world = by_number_world.clone();
-            Trial::test(format!("{name} [{place:?}]"), move || Ok(world.by_number(attack, place)?))
+        .chain(of_strangers.map(|(program, (name, attack, place))| {
+            let world = strangers_world.clone();
+            Trial::test(format!("{name} [{place:?}]"), move || Ok(world.strangers(program, attack, place)?))
         }))
         .collect();
     libtest_mimic::run(&args, trials).exit_code()
@@ -216,13 +237,14 @@ impl World {
         victim.recovers()
     }
 
-    fn by_number(&self, attack: fn(&mut Stage<'_>) -> Outcome, place: Place) -> Outcome {
-        crate::by_number::run(
-            attack,
-            place,
-            self.dist.as_ref().map_err(Failure::clone)?,
-            &self.program("named")?,
-        )
+    fn strangers(
+        &self,
+        program: &'static str,
+        attack: fn(&mut Stage<'_>) -> Outcome,
+        place: Place,
+    ) -> Outcome {
+        let dist = self.dist.as_ref().map_err(Failure::clone)?;
+        crate::by_number::run(attack, place, dist, &self.program(program)?)
     }
 
     fn program(&self, name: &'static str) -> Outcome<PathBuf> {

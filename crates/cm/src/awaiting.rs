@@ -31,6 +31,8 @@ struct Waiting {
     peer: u32,
     /// The address that the peer's request came from.
     from: Option<IpAddr>,
+    /// The program has taken the request.
+    given: bool,
 }
 
 impl Waiting {
@@ -52,12 +54,19 @@ impl Waiting {
 impl Awaiting {
     /// Adds a connection that waits for our queue pair `ours`.
     pub fn insert(&self, key: u64, adopter: Weak<dyn Adopter>, ours: u32, peer: u32) {
-        self.waiting.lock().insert(key, Waiting { adopter, ours: Some(ours), peer, from: None });
+        self.waiting.lock().insert(key, Waiting { adopter, ours: Some(ours), peer, from: None, given: true });
     }
 
     /// Adds a request from this address, whose queue pair of ours is not known yet.
     pub fn insert_request(&self, key: u64, adopter: Weak<dyn Adopter>, peer: u32, from: Option<IpAddr>) {
-        self.waiting.lock().insert(key, Waiting { adopter, ours: None, peer, from });
+        self.waiting.lock().insert(key, Waiting { adopter, ours: None, peer, from, given: false });
+    }
+
+    /// The program takes this request.
+    pub fn give(&self, key: u64) {
+        if let Some(waiting) = self.waiting.lock().get_mut(&key) {
+            waiting.given = true;
+        }
     }
 
     /// Removes a connection: it waits no longer.
@@ -75,9 +84,11 @@ impl Awaiting {
     /// Whether there is a request for a queue pair that is not known yet. The program takes the destination,
     /// and the address of its path, from that request. So if the peer named none (0), a queue pair that names
     /// a destination belongs to another connection, and so does one whose path leads to another address: any
-    /// peer can name any number.
+    /// peer can name any number. And what the program has not taken yet it can take nothing from: whoever may
+    /// connect from the peer's address holds nothing up in a program that looks at its requests.
     pub fn expects(&self, destination: Option<u32>, peer: Option<IpAddr>) -> bool {
-        self.waiting.lock().values().any(|w| w.ours.is_none() && w.is_source_of(destination, peer))
+        let waiting = self.waiting.lock();
+        waiting.values().any(|w| w.ours.is_none() && w.given && w.is_source_of(destination, peer))
     }
 }
 
@@ -100,8 +111,12 @@ mod tests {
         let expected =
             || [None, Some(0), Some(5), Some(6)].map(|destination| awaiting.expects(destination, None));
         awaiting.insert_request(1, nobody.clone(), 0, None);
+        assert_eq!(expected(), [false; 4]);
+        awaiting.give(1);
         assert_eq!(expected(), [true, true, false, false]);
         awaiting.insert_request(2, nobody, 5, None);
+        assert_eq!(expected(), [true, true, false, false], "the program has not taken it yet");
+        awaiting.give(2);
         assert_eq!(expected(), [true, true, true, false]);
         awaiting.remove(1);
         assert_eq!(expected(), [true, false, true, false]);
@@ -112,6 +127,7 @@ mod tests {
         let (awaiting, nobody) = (Awaiting::default(), Arc::new(Nobody));
         let [from, mapped, other] = ["10.0.0.1", "::ffff:10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().ok());
         awaiting.insert_request(1, Arc::downgrade(&nobody) as _, 5, from);
+        awaiting.give(1);
         let expected = |number| [None, from, mapped, other].map(|peer| awaiting.expects(number, peer));
         assert_eq!(expected(Some(5)), [true, true, true, false]);
         assert_eq!(expected(None), [true, true, true, false]);

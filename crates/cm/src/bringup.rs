@@ -74,10 +74,11 @@ pub fn modify(
         _ => None,
     };
     change.awaits_stream = pairs.is_some();
+    qp.modify(&change)?;
     if let (Some(cm), Some(QpState::Reset | QpState::Err)) = (cm, to) {
+        // Not before: a stream that is being set up is waited for.
         cm.numbers().end(qp.qpn());
     }
-    qp.modify(&change)?;
     if let Some((cm, path, peer)) = pairs
         && let Err(error) = cm.numbers().begin(qp, path, peer)
     {

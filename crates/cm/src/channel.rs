@@ -5,12 +5,20 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use rustix::thread::gettid;
 use smallvec::SmallVec;
 use uwarp_driver::{Channel, ChannelError, Nic};
-use uwarp_process::Mutex;
+use uwarp_process::{Condvar, Mutex};
 
 use crate::error::CmError;
 use crate::event::{Event, EventKind, Owner};
+use crate::runner::now;
+
+/// How long [`crate::Id::destroy`] gives a thread that `poll` has told of an event to take it. Much longer
+/// than a thread needs from `poll` to `rdma_get_cm_event` on a busy machine.
+const TIME_TO_TAKE: Duration = Duration::from_millis(200);
 
 /// Why [`EventChannel::get`] returned without an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +41,8 @@ pub struct EventChannel<I> {
     /// Counts the events and wakes threads; holds one cookie for each event in `queue`, the event's number.
     doorbell: Arc<Channel>,
     queue: Mutex<Queue<I>>,
+    /// An event was taken while a thread waited for that.
+    taken: Condvar,
 }
 
 /// Events by number. Thousands can wait when a peer with as many connections goes away, and the program can
@@ -45,11 +55,22 @@ struct Queue<I> {
     /// Numbers by owner.
     of: HashMap<u64, SmallVec<[u64; 2]>>,
     closed: bool,
+    /// The thread that took the last event. `None` too if a wait for it was in vain since then.
+    reader: Option<Pid>,
+    /// Threads in [`EventChannel::let_reader_take`].
+    waiting: usize,
 }
 
 impl<I> Default for Queue<I> {
     fn default() -> Self {
-        Self { events: VecDeque::new(), first: 0, of: HashMap::new(), closed: false }
+        Self {
+            events: VecDeque::new(),
+            first: 0,
+            of: HashMap::new(),
+            closed: false,
+            reader: None,
+            waiting: 0,
+        }
     }
 }
 
@@ -85,7 +106,11 @@ impl<I: Owner> Queue<I> {
 impl<I: Owner> EventChannel<I> {
     /// An empty channel.
     pub fn new(nic: &Nic) -> Result<Arc<Self>, CmError> {
-        Ok(Arc::new(Self { doorbell: Channel::new(nic.engine())?, queue: Mutex::default() }))
+        Ok(Arc::new(Self {
+            doorbell: Channel::new(nic.engine())?,
+            queue: Mutex::default(),
+            taken: Condvar::new(),
+        }))
     }
 
     /// To poll for readability; the program may set it to `O_NONBLOCK`.
@@ -121,6 +146,7 @@ impl<I: Owner> EventChannel<I> {
         if !std::mem::replace(&mut queue.closed, true) {
             // Behind the numbers of all events; nobody takes it.
             self.doorbell.push(u64::MAX);
+            self.taken.notify_all();
         }
     }
 
@@ -143,8 +169,13 @@ impl<I: Owner> EventChannel<I> {
         let event = queue.remove(number)?;
         queue.forget(event.owner().key(), number);
         event.owner().event_reported();
+        queue.reader = Some(gettid());
+        if queue.waiting > 0 {
+            self.taken.notify_all();
+        }
         drop(queue);
         if event.kind == EventKind::ConnectRequest {
+            event.id.given();
             event.owner().request_delivered();
         }
         Some(event)
@@ -171,6 +202,31 @@ impl<I: Owner> EventChannel<I> {
         let mut queue = self.queue.lock();
         let number = queue.push(event);
         self.doorbell.push(number);
+    }
+
+    /// Before this owner's events are taken back. If another thread reads the channel, `poll` may have told
+    /// it of them; it is on its way to [`Self::get`], and would wait there for ever. It is given the time to
+    /// take them, as the kernel's way from `poll` to a destroyed id gives it.
+    ///
+    /// Returns at once if this thread is the reader or no reader is left, and if a wait was in vain since the
+    /// last event was taken: a program whose threads do not read pays once, not for each of its ids.
+    pub(crate) fn let_reader_take(&self, key: u64) {
+        let mut queue = self.queue.lock();
+        let is_gone = |reader| reader == gettid() || test_kill_process(reader) == Err(Errno::SRCH);
+        if !queue.of.contains_key(&key) || queue.reader.is_none_or(is_gone) {
+            return;
+        }
+        let until = now().get() + TIME_TO_TAKE;
+        queue.waiting += 1;
+        while !queue.closed && queue.reader.is_some() && queue.of.contains_key(&key) {
+            let left = until.saturating_duration_since(now().get());
+            if left.is_zero() {
+                queue.reader = None;
+                break;
+            }
+            self.taken.wait_for(&mut queue, left);
+        }
+        queue.waiting -= 1;
     }
 
     /// Takes back all queued events of this owner. None of them is reported any more.
@@ -215,6 +271,7 @@ mod tests {
         fn event_reported(&self) {}
         fn event_acknowledged(&self) {}
         fn request_delivered(&self) {}
+        fn given(&self) {}
     }
 
     /// Taking an id's events back once searched and moved the events of all other ids.
@@ -238,6 +295,41 @@ mod tests {
             assert!(Arc::ptr_eq(&channel.take_next(false).unwrap().id, &ids[0]));
         }
         assert!(channel.take_next(false).is_none() && channel.is_empty() && channel.doorbell().is_empty());
+    }
+
+    /// Without a thread that takes the events, the program waits once, and not for each of its ids.
+    #[test]
+    fn only_a_thread_that_reads_is_given_the_time_to_take_an_event() {
+        let channel = EventChannel::new(&Nic::open().unwrap()).unwrap();
+        let ids: Vec<_> = (0..3).map(|key| Arc::new(Watched { key, looks: AtomicUsize::new(0) })).collect();
+        ids.iter().for_each(|id| channel.push(plain(id, EventKind::User(1), 0)));
+        channel.let_reader_take(0);
+        assert!(channel.take_next(false).is_some_and(|event| event.owner().key == 0), "nobody has read");
+        channel.let_reader_take(1);
+        assert_eq!(channel.queue.lock().reader, Some(gettid()), "the caller itself has read last");
+        std::thread::scope(|scope| {
+            let (told, is_told) = std::sync::mpsc::channel();
+            let (until, end) = std::sync::mpsc::channel::<()>();
+            let channel = &channel;
+            scope.spawn(move || {
+                assert!(channel.take_next(false).is_some_and(|event| event.owner().key == 1));
+                told.send(()).unwrap();
+                // On its way from poll to the event.
+                while channel.queue.lock().waiting == 0 {
+                    std::thread::yield_now();
+                }
+                assert!(channel.take_next(false).is_some_and(|event| event.owner().key == 2));
+                end.recv().unwrap();
+            });
+            is_told.recv().unwrap();
+            channel.let_reader_take(2);
+            assert!(channel.is_empty(), "the reader has taken the event");
+            channel.push(plain(&ids[0], EventKind::User(1), 0));
+            channel.let_reader_take(0);
+            assert_eq!(channel.queue.lock().reader, None, "it does not read");
+            assert!(!channel.is_empty());
+            until.send(()).unwrap();
+        });
     }
 
     /// Two threads take the events of one channel. The thread that takes the owner's second event destroys

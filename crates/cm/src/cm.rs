@@ -82,6 +82,11 @@ impl Cm {
         &self.ports
     }
 
+    /// The program takes the request whose id has this key.
+    pub(crate) fn give(&self, key: u64) {
+        self.awaiting.give(key);
+    }
+
     /// A key for an id.
     pub(crate) fn next_key(&self) -> u64 {
         self.next_key.fetch_add(1, Ordering::Relaxed)

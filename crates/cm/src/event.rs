@@ -124,6 +124,8 @@ pub trait Owner {
     fn event_acknowledged(&self);
     /// The event was a [`EventKind::ConnectRequest`] to this listener.
     fn request_delivered(&self);
+    /// It was the one that gives the program this id.
+    fn given(&self);
 }
 
 /// An event. It is acknowledged by [`Event::acknowledge`]; an id waits for that before it is destroyed.

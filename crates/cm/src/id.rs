@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use uwarp_driver::{Qp, forked};
+use uwarp_driver::Qp;
 use uwarp_llp::carrier::{Bind, SetUp, TakePort};
 use uwarp_llp::route;
 use uwarp_llp::udp::Socket;
@@ -227,7 +227,11 @@ impl Id {
                 self.bind_locked(life, conns, source)?;
             }
             let source = route::source_for(life.local().map(|local| local.ip()), peer);
-            life.resolve_address(peer, source)
+            life.resolve_address(peer, source)?;
+            if let Err(errno) = source {
+                explain_no_route(errno, peer.ip());
+            }
+            Ok(())
         })
     }
 
@@ -315,11 +319,19 @@ impl Id {
         self.runner.read(|life| life.check(Step::Accept))?;
         // The peer can connect again as soon as it has the reply.
         self.owner().answered();
-        self.runner.ask(|life, _, now| {
+        let mut begun = false;
+        let accepted = self.runner.ask(|life, _, now| {
             life.accept(now, ours, param)?;
+            begun = true;
             self.owner().take_pair(pair, qp);
             Ok(())
-        })
+        });
+        if !begun {
+            // Its peer's next request does not wait for this connection. (If another thread has accepted
+            // meanwhile, it does not either: such a program does not rely on the order.)
+            self.owner().unanswered();
+        }
+        accepted
     }
 
     /// Rejects the request.
@@ -384,16 +396,16 @@ impl Id {
     }
 
     /// Destroys the id: a listener stops, a request is rejected, an attempt is cancelled, a connection is
-    /// disconnected. Events that were not taken yet are dropped.
+    /// disconnected. Events that were not taken yet are dropped, after a short time for another thread that
+    /// was told of them by the channel's descriptor.
     ///
-    /// Blocks until all reported events have been acknowledged. It waits for nothing else: whoever carries
-    /// out what is left may be the caller.
+    /// Blocks until all reported events have been acknowledged. Otherwise it waits for nothing else: whoever
+    /// carries out what is left may be the caller.
     pub fn destroy(&self) {
-        // A forked child leaves its parent's ids alone.
-        if forked() {
-            return;
-        }
-        let first = self.runner.call(|life, now| {
+        let channel = self.channel();
+        channel.let_reader_take(self.owner().key);
+        drop(channel);
+        let first = self.runner.end(|life, now| {
             let alive = life.check_alive();
             life.destroy(now);
             alive.is_ok()
@@ -423,6 +435,10 @@ impl event::Owner for Id {
         self.owner().request_delivered(&self.runner);
     }
 
+    fn given(&self) {
+        self.owner().cm.give(self.owner().key);
+    }
+
     fn event_reported(&self) {
         self.events.lock().reported += 1;
     }
@@ -446,21 +462,34 @@ impl std::fmt::Debug for Id {
 /// A program gets only an errno. This logs what is special here: once for each address, and only for the
 /// first few addresses, since some programs try one port after the other.
 fn explain(errno: Errno, address: SocketAddr) {
-    const ENOUGH: usize = 16;
-    static SAID: PerProcess<Mutex<Vec<SocketAddr>>> = PerProcess::new(Mutex::default);
     if errno != Errno::ADDRINUSE && !(errno == Errno::ADDRNOTAVAIL && route::is_any(address.ip())) {
         return;
     }
+    if is_news(address) {
+        tracing::warn!(
+            "{address} is in use: RDMA ports are TCP ports here, so any TCP program of this host may have it \
+             (\"ss -tanp\" tells which)"
+        );
+    }
+}
+
+/// Programs print at most the number of the event.
+fn explain_no_route(errno: Errno, peer: IpAddr) {
+    if is_news(SocketAddr::new(peer, 0)) {
+        tracing::warn!("no route to {peer}: {errno}");
+    }
+}
+
+/// Whether nothing was logged about this address yet.
+fn is_news(address: SocketAddr) -> bool {
+    const ENOUGH: usize = 16;
+    static SAID: PerProcess<Mutex<Vec<SocketAddr>>> = PerProcess::new(Mutex::default);
     let mut said = SAID.lock();
     if said.len() >= ENOUGH || said.contains(&address) {
-        return;
+        return false;
     }
     said.push(address);
-    drop(said);
-    tracing::warn!(
-        "{address} is in use: RDMA ports are TCP ports here, so any TCP program of this host may have it \
-         (\"ss -tanp\" tells which)"
-    );
+    true
 }
 
 /// A link-local address means nothing without its interface.

@@ -54,6 +54,9 @@ mod params;
 mod ports;
 pub mod process;
 mod runner;
+#[cfg(test)]
+#[path = "runner/tests.rs"]
+mod runner_tests;
 pub mod state;
 mod sync;
 pub mod timeouts;

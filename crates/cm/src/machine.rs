@@ -5,7 +5,7 @@
 //! has happened ([`Input`]), and the machine answers with bytes to send ([`Transmit`]), with things to do
 //! ([`Action`]) and with the time of its next deadline. The program's calls are methods of each machine,
 //! whose effects come out of the same polls. So the simulator drives these machines through every order of
-//! events, with the loop that the runner uses (ADR 019).
+//! events, with the loop that the runner uses.
 //!
 //! ```text
 //!   call, input, deadline ─▶ machine ─▶ poll_transmit until None, poll_action until None,
@@ -113,7 +113,8 @@ impl Space {
 pub enum Want {
     /// So many bytes at most: the next one belongs to the stream's first FPDU.
     Bytes(usize),
-    /// Only its end. What the peer sends stays in the lower layer.
+    /// Only its end, from now on: the machine never wants bytes of it again. What the peer sends stays in the
+    /// lower layer.
     End,
     /// Nothing; it need not be watched.
     Nothing,
@@ -323,6 +324,8 @@ pub enum Action<R> {
     Disconnect {
         /// The connection.
         conn: ConnKey,
+        /// [`Input::Stream`] comes when the peer's program has disconnected, too, or after a time.
+        answered: bool,
     },
     /// Ask whether completions wait that the program has not polled. Answered at once by
     /// [`Input::Unpolled`].
@@ -345,7 +348,7 @@ impl<R> Action<R> {
             Self::Accept { conn } => Action::Accept { conn },
             Self::Close { conn, how } => Action::Close { conn, how },
             Self::Attach { conn, to, said, param } => Action::Attach { conn, to, said, param },
-            Self::Disconnect { conn } => Action::Disconnect { conn },
+            Self::Disconnect { conn, answered } => Action::Disconnect { conn, answered },
             Self::CheckPolled => Action::CheckPolled,
             Self::Fail => Action::Fail,
             Self::Answer(result) => Action::Answer(result),

@@ -12,6 +12,7 @@ use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use rustix::io::Errno;
 use uwarp_driver::config::Config;
@@ -40,6 +41,7 @@ pub(crate) struct Numbers {
     timeouts: Timeouts,
     policy: ResponderPolicy,
     budget: Budget,
+    limit_read: LimitRead,
     /// By number. One never goes: its sockets are the device's.
     ports: Mutex<HashMap<u16, Arc<Port>>>,
 }
@@ -48,7 +50,8 @@ type Port = Runner<Pairings, Owner>;
 
 impl Numbers {
     pub fn new(nic: &Arc<Nic>, timeouts: Timeouts, policy: ResponderPolicy, budget: Budget) -> Self {
-        Self { nic: Arc::clone(nic), timeouts, policy, budget, ports: Mutex::default() }
+        let limit_read = LimitRead { since: now().get(), tenth: AtomicU64::new(0) };
+        Self { nic: Arc::clone(nic), timeouts, policy, budget, limit_read, ports: Mutex::default() }
     }
 
     /// Joins a queue pair, which is in RTR and waits for its stream, with queue pair `peer` at the other end
@@ -57,13 +60,18 @@ impl Numbers {
         let Some((attr, psns, moves)) = qp.awaits_stream() else { return Ok(()) };
         let [incarnation, token] = [random_u64()?, random_u64()?];
         let (qpn, terms) = (qp.qpn(), terms(&attr, psns));
-        // The program may have raised the limit of its descriptors.
-        self.budget.set_limit(Budget::of_descriptors(descriptors()));
-        let port = self.port(qpn)?;
-        port.call(|pairings, now| {
+        let port = self.port(qpn, |pairings, now| {
+            // The program may have raised the limit of its descriptors.
+            if self.limit_read.is_old(now) {
+                self.budget.set_limit(Budget::of_descriptors(descriptors()));
+            }
             pairings.begin(now, (qpn, moves), path, peer, terms, incarnation, token);
+        })?;
+        let refused = port.call(|pairings, now| {
+            pairings.begun(now, qpn);
+            pairings.refused(qpn)
         });
-        match port.call(|pairings, _| pairings.refused(qpn)) {
+        match refused {
             Some(errno) => {
                 port.call(|pairings, _| pairings.end(qpn));
                 Err(errno.into())
@@ -100,13 +108,15 @@ impl Numbers {
         self.ports.lock().get(&port_of(qpn)).cloned()
     }
 
-    /// What runs the port of this number, from now on.
-    fn port(&self, qpn: u32) -> Result<Arc<Port>, CmError> {
+    /// What runs the port of this number, from now on, after this call of the program.
+    fn port(&self, qpn: u32, call: impl FnOnce(&mut Pairings, &Now)) -> Result<Arc<Port>, CmError> {
         // Locked while it is made, so that two threads do not both make it.
         let mut ports = self.ports.lock();
         let number = port_of(qpn);
-        if let Some(port) = ports.get(&number) {
-            return Ok(Arc::clone(port));
+        if let Some(port) = ports.get(&number).cloned() {
+            drop(ports);
+            port.call(call);
+            return Ok(port);
         }
         let mut key = [0; 16];
         for part in key.chunks_exact_mut(8) {
@@ -132,19 +142,38 @@ impl Numbers {
         let bound = self.nic.take_stream_socket(qpn).ok_or(Errno::MFILE)?;
         let port = Runner::start(self.nic.engine(), owner, machine, []);
         let observer: Weak<Port> = Arc::downgrade(&port);
-        match self.nic.serve_proofs(qpn, observer) {
+        // With the call: peers may have asked already. What they get before it does not count.
+        port.call_with(|pairings, conns, now| match self.nic.serve_proofs(qpn, observer) {
             Ok(proofs) => {
                 // The only one to set it.
                 let _ = port.env().proofs.set(proofs);
+                conns.set_bound(bound);
+                call(pairings, now);
+                Ok(())
             }
             Err(error) => {
                 self.nic.return_stream_socket(qpn, bound);
-                return Err(error.into());
+                Err(error)
             }
-        }
-        port.set_bound(bound);
+        })?;
         ports.insert(number, Arc::clone(&port));
         Ok(port)
+    }
+}
+
+/// When the limit of descriptors was read last. Programs move queue pairs to RTR by the thousand.
+struct LimitRead {
+    since: Instant,
+    /// The tenth of a second of that, from 1 on.
+    tenth: AtomicU64,
+}
+
+impl LimitRead {
+    /// Whether it must be read again, which the caller then does.
+    fn is_old(&self, now: &Now) -> bool {
+        let tenth = now.get().saturating_duration_since(self.since).as_millis() / 100 + 1;
+        let tenth = u64::try_from(tenth).unwrap_or(u64::MAX);
+        self.tenth.swap(tenth, Ordering::Relaxed) != tenth
     }
 }
 
@@ -212,7 +241,7 @@ impl Environment<Pairings> for Owner {
     fn prepare(&self, pairings: &mut Pairings, _: &Now) {
         let changes = self.nic.changes();
         if self.changes.swap(changes, Ordering::Relaxed) != changes {
-            pairings.set_alive(self.nic.numbers_of(self.port));
+            pairings.set_alive(self.port, self.nic.numbers_of(self.port));
         }
     }
 
@@ -249,4 +278,20 @@ pub(crate) fn descriptors() -> usize {
 
 fn random_u64() -> Result<u64, VerbsError> {
     Ok(u64::from(random_u32()?) << 32 | u64::from(random_u32()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_limit_of_descriptors_is_read_again_after_a_tenth_of_a_second() {
+        let since = Instant::now();
+        let read = LimitRead { since, tenth: AtomicU64::new(0) };
+        let asked =
+            [0, 0, 99, 100, 150, 450, 499].map(|ms| read.is_old(&Now::at(since + Duration::from_millis(ms))));
+        assert_eq!(asked, [true, false, false, true, false, true, false]);
+    }
 }

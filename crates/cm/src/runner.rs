@@ -19,9 +19,9 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use uwarp_driver::{
-    Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token, forked,
+    Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token,
 };
-use uwarp_llp::carrier::{Bound, Options, SetUp, Watch};
+use uwarp_llp::carrier::{Options, SetUp, Watch};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::VerbsError;
@@ -146,10 +146,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // A forked child shares the parent's engine.
-        if !forked() {
-            self.engine.deregister(self.token);
-        }
+        self.engine.deregister(self.token);
     }
 }
 
@@ -191,13 +188,6 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     /// What the machine has around it.
     pub fn env(&self) -> &E {
         &self.env
-    }
-
-    /// What is bound for the machine's [`Action::Listen`](crate::machine::Action::Listen).
-    pub fn set_bound(&self, bound: Box<dyn Bound>) {
-        let mut state = self.lock.lock();
-        state.conns.set_bound(bound);
-        self.release(state);
     }
 
     /// A datagram has come. It may be dropped.
@@ -294,6 +284,17 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         self.release(state);
     }
 
+    /// The program's last call of a machine that goes on for a while: no queue pair is failed for it any
+    /// more, since the program may use the queue pair for something else. (One that another thread has begun
+    /// to fail is failed.)
+    pub fn end<T>(&self, f: impl FnOnce(&mut M, &Now) -> T) -> T {
+        let mut state = self.lock.lock();
+        state.deferred.retain(|deferred| !matches!(deferred, Deferred::Fail));
+        let result = self.run_call(&mut state, |machine, _, now| f(machine, now));
+        self.release(state);
+        result
+    }
+
     fn post(&self, note: Note<M>) {
         self.inbox.lock().push(note);
         if let Some(mut state) = self.lock.look() {
@@ -375,7 +376,10 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                     if let Some(note) = self.carry_out(state, deferred) {
                         let now = self::now();
                         self.feed(state, note, &now);
-                        self.run(state, &now);
+                        // Many connections may become streams at once: one run for all of them.
+                        if !matches!(state.deferred.front(), Some(Deferred::Attach { .. })) {
+                            self.run(state, &now);
+                        }
                     }
                 } else if let Some(qp) = state.spent.pop() {
                     MutexGuard::unlocked(state, || drop(qp));
@@ -415,12 +419,12 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                     },
                 ))
             }
-            Deferred::Disconnect(conn) => {
+            Deferred::Disconnect(conn, answered) => {
                 // Another stream of the queue pair, which may have begun since, goes on.
                 if let Some((_, number)) = state.stream.filter(|(of, _)| *of == conn) {
                     MutexGuard::unlocked(state, || {
                         if let Some(qp) = self.env.queue_pair(Recipient::Own) {
-                            qp.disconnect_stream(number);
+                            qp.disconnect_stream(number, answered);
                         }
                     });
                 }
@@ -540,5 +544,73 @@ impl<M: Machine + 'static, E: Environment<M>> Surroundings for Real<'_, M, E> {
 
     fn serve(&mut self) -> Option<Result<(), Errno>> {
         self.0.env.serve(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use uwarp_driver::Nic;
+
+    use super::*;
+    use crate::machine::{Action, Transmit, Want};
+
+    struct Script(VecDeque<Action<()>>);
+
+    impl Machine for Script {
+        type Report = ();
+        fn handle_input(&mut self, _: &Now, _: Input<'_>) {}
+        fn handle_timeout(&mut self, _: &Now) {}
+        fn poll_transmit(&mut self) -> Option<Transmit<'_>> {
+            None
+        }
+        fn poll_timeout(&self) -> Option<Instant> {
+            None
+        }
+        fn poll_action(&mut self) -> Option<Action<()>> {
+            self.0.pop_front()
+        }
+        fn want(&self, _: ConnKey) -> Want {
+            Want::Nothing
+        }
+    }
+
+    struct Slow {
+        reporting: Barrier,
+        reported: Barrier,
+        queue_pairs: AtomicUsize,
+    }
+
+    impl Environment<Script> for Slow {
+        fn queue_pair(&self, _: Recipient) -> Option<Arc<Qp>> {
+            self.queue_pairs.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+        fn stream_params(&self, _: &Qp, _: &Negotiated, _: ConnParam) -> StreamParams {
+            unreachable!("there is no queue pair")
+        }
+        fn report(&self, (): ()) {
+            self.reporting.wait();
+            self.reported.wait();
+        }
+    }
+
+    /// It was queued behind what another thread did, and reached the queue pair after the program had given
+    /// that to another id.
+    #[test]
+    fn a_queue_pair_is_not_failed_for_an_id_that_has_ended() {
+        let env =
+            Slow { reporting: Barrier::new(2), reported: Barrier::new(2), queue_pairs: AtomicUsize::new(0) };
+        let runner = Runner::start(Nic::open().unwrap().engine(), env, Script(VecDeque::new()), []);
+        std::thread::scope(|scope| {
+            scope.spawn(|| runner.call(|script, _| script.0.extend([Action::Report(()), Action::Fail])));
+            runner.env().reporting.wait();
+            runner.end(|_, _| ());
+            runner.env().reported.wait();
+        });
+        assert_eq!(runner.env().queue_pairs.load(Ordering::Relaxed), 0);
     }
 }

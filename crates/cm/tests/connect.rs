@@ -362,6 +362,26 @@ fn an_accept_that_comes_too_late_fails_the_queue_pair() {
     passive.destroy();
 }
 
+/// A queue pair that named the same number waited for a request that its program had never seen, and might
+/// never look at: whoever can connect from the peer's address could keep it from being brought up by number.
+#[test]
+fn a_request_that_the_program_has_not_taken_keeps_no_queue_pair() {
+    let cm = cm(Timeouts::default());
+    let server = channel();
+    let listener = listening(&cm, &server, local(0), 0);
+    let _stranger = stranger(listener.local_address().unwrap(), &[0, 1, 0, 0]);
+    let begin = std::time::Instant::now();
+    while server.is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the request does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!cm.expects(None, None), "the program cannot have a number from it");
+    let passive = requested(&server);
+    assert!(cm.expects(None, None), "now it may");
+    passive.destroy();
+    assert!(!cm.expects(None, None));
+}
+
 /// Its slot in the backlog was never free again.
 #[test]
 fn a_request_that_is_taken_before_listen_returns_counts_as_taken() {

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, CString};
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt as _;
-use std::sync::OnceLock;
+
+use uwarp_process::OnceValue;
 
 /// How the device presents itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,8 +73,8 @@ pub struct Config {
 impl Config {
     /// The settings of this process.
     pub fn get() -> &'static Self {
-        static CONFIG: OnceLock<Config> = OnceLock::new();
-        CONFIG.get_or_init(|| Self::from_lookup(|name| std::env::var(name).ok()))
+        static CONFIG: OnceValue<Config> = OnceValue::new();
+        CONFIG.get_or_make(|| Self::from_lookup(|name| std::env::var(name).ok()))
     }
 
     /// Settings from any lookup of names. A value that is not valid is logged, and the default stays.
@@ -190,8 +191,8 @@ pub fn check_log_filter(text: &str) -> Result<(), String> {
 
 /// Where sysfs is mounted. `SYSFS_PATH` moves it, as libsysfs once did.
 pub fn sysfs_path() -> &'static CStr {
-    static PATH: OnceLock<CString> = OnceLock::new();
-    PATH.get_or_init(|| {
+    static PATH: OnceValue<CString> = OnceValue::new();
+    PATH.get_or_make(|| {
         std::env::var_os("SYSFS_PATH")
             // As in libibverbs: the caller's environment must not steer a program that has more rights.
             .filter(|path| !path.is_empty() && !crate::has_more_rights_than_its_caller())

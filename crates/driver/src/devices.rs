@@ -6,10 +6,9 @@
 
 use std::ffi::CString;
 use std::net::SocketAddr;
-use std::sync::{LazyLock, OnceLock};
 use std::time::Instant;
 
-use uwarp_process::{Mutex, PerProcess};
+use uwarp_process::{Mutex, OnceValue, PerProcess};
 
 use crate::address::Address;
 use crate::config::{Config, Devices};
@@ -24,9 +23,9 @@ pub struct RdmaDevice {
     name: String,
     guid: [u8; 8],
     port: Port,
-    shown: OnceLock<usize>,
+    shown: OnceValue<usize>,
     /// Of interfaces: the one that was found after it.
-    next: OnceLock<&'static RdmaDevice>,
+    next: OnceValue<&'static RdmaDevice>,
     /// How many objects programs have made on it.
     pub made: PerProcess<Made>,
     /// The opened device that ids share, by its cookie.
@@ -35,7 +34,7 @@ pub struct RdmaDevice {
 
 /// The first of those of interfaces, in the order in which they were found. A look at them takes no lock: a
 /// child that was forked while another thread had it would wait for ever.
-static FIRST: OnceLock<&'static RdmaDevice> = OnceLock::new();
+static FIRST: OnceValue<&'static RdmaDevice> = OnceValue::new();
 /// Held while some are added.
 static ADDING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 /// All addresses of the host, to find the interface of one.
@@ -48,8 +47,8 @@ impl RdmaDevice {
             name: format!("uwarp{number}"),
             guid: interface.map_or_else(netdev::guid, netdev::guid_of),
             port: Port::new(interface.map(str::to_owned)),
-            shown: OnceLock::new(),
-            next: OnceLock::new(),
+            shown: OnceValue::new(),
+            next: OnceValue::new(),
             made: PerProcess::new(Made::default),
             shared: OncePerProcess::new(),
         }
@@ -116,12 +115,12 @@ impl RdmaDevice {
 
     /// Where C's structure of it is; `make` makes it, the first time.
     pub fn shown(&self, make: impl FnOnce(&Self) -> usize) -> usize {
-        *self.shown.get_or_init(|| make(self))
+        *self.shown.get_or_make(|| make(self))
     }
 
     fn of_host() -> &'static Self {
-        static OF_HOST: LazyLock<RdmaDevice> = LazyLock::new(|| RdmaDevice::new(0, None));
-        &OF_HOST
+        static OF_HOST: OnceValue<RdmaDevice> = OnceValue::new();
+        OF_HOST.get_or_make(|| Self::new(0, None))
     }
 
     fn of_interfaces() -> Vec<&'static Self> {
@@ -133,7 +132,7 @@ impl RdmaDevice {
             if !known.iter().any(|device| device.port.interface() == Some(&address.interface)) {
                 let new: &'static Self =
                     Box::leak(Box::new(Self::new(known.len(), Some(&address.interface))));
-                known.last().map_or(&FIRST, |last| &last.next).get_or_init(|| new);
+                known.last().map_or(&FIRST, |last| &last.next).get_or_make(|| new);
                 known.push(new);
             }
         }

@@ -13,27 +13,17 @@ use std::time::Duration;
 
 use rustix::event::epoll::Event;
 use rustix::io::Errno;
-use uwarp_llp::route::ipv6_only_by_default;
 pub(crate) use uwarp_process::Birth;
 use uwarp_process::begin_anew;
 use uwarp_process::record::{Descriptors, descriptors};
 pub(crate) use uwarp_process::record::{track, untrack};
-use uwarp_process::{Once, PerProcess};
-
-use crate::config::{Config, sysfs_path};
-use crate::netdev;
+use uwarp_process::{Making, PerProcess};
 
 /// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
 /// Its environment must then not be trusted to name files.
 pub fn has_more_rights_than_its_caller() -> bool {
     // SAFETY: no pointers.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
-}
-
-/// Whether what the caller has may be its parent's. It never is: a child reaches nothing that its parent has
-/// made, and drops nothing of it. For callers that still ask.
-pub fn forked() -> bool {
-    false
 }
 
 /// A value that exists once in a process. A child does not see its parent's value: it gets its own, under a
@@ -121,8 +111,8 @@ impl<T> Held for MutexGuard<'static, Option<T>> {
 /// What a fork holds, from before it until after it.
 struct HeldLocks(UnsafeCell<Option<Locks>>);
 
-/// The descriptors and the device.
-type Locks = (MutexGuard<'static, Descriptors>, Box<dyn Held>);
+/// The descriptors, what the process makes once, and the device.
+type Locks = (MutexGuard<'static, Descriptors>, Making, Box<dyn Held>);
 
 // SAFETY: only the thread that holds the locks, and the one that is a copy of it, uses the cell.
 unsafe impl Sync for HeldLocks {}
@@ -134,44 +124,31 @@ struct Installed {
     device: &'static dyn AcrossFork,
     /// Forgets the other state of the parent.
     forget: fn(),
-    /// Finishes what another thread may have begun above.
-    first: fn(),
-    /// The same for the host's devices.
-    devices: fn(),
 }
 
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 
-/// Installs the handlers, once; `first` is called before each fork. A child that is forked before they are
-/// there may find this half done, and does it anew.
-pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn(), [first, devices]: [fn(); 2]) {
-    static ONCE: Once = Once::new();
-    ONCE.call(|| {
-        // Before any handler can run: all three handlers of a fork must see the same state.
-        INSTALLED.get_or_init(|| Installed { device, forget, first, devices });
+/// Installs the handlers, when the library is loaded. At its first call it would be too late: a thread that
+/// forks may be behind its handlers already, and its child would have no thread of the device that another
+/// thread opens meanwhile, and no way to know.
+pub(crate) fn install(device: &'static dyn AcrossFork, forget: fn()) {
+    // Before any handler can run: all three handlers of a fork must see the same state.
+    if INSTALLED.set(Installed { device, forget }).is_ok() {
+        // It fails only for want of memory, which a program that is being loaded would not survive.
         // SAFETY: the handlers are functions of this object, which is never unloaded (linked with -z
         // nodelete).
-        let rc = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
-        if rc != 0 {
-            tracing::warn!("cannot install the fork handlers; a forked child keeps copies of the sockets");
-        }
-    });
+        unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
+    }
 }
 
 extern "C" fn before() {
     // In the order in which the device's start takes them.
-    if let Some(Installed { device, first, devices, .. }) = INSTALLED.get() {
-        first();
-        // What another thread is making for ever would never be made in the child.
-        Config::get();
-        netdev::guid();
-        sysfs_path();
-        ipv6_only_by_default();
-        devices();
+    if let Some(Installed { device, .. }) = INSTALLED.get() {
         let device = device.hold();
+        let making = Making::begin();
         let descriptors = descriptors();
         // SAFETY: this thread holds the locks.
-        unsafe { *HELD.0.get() = Some((descriptors, device)) };
+        unsafe { *HELD.0.get() = Some((descriptors, making, device)) };
     }
 }
 
@@ -184,11 +161,11 @@ extern "C" fn parent() {
 extern "C" fn child() {
     let Some(Installed { forget, .. }) = INSTALLED.get() else { return };
     // SAFETY: `before` took the locks in the thread that this one is a copy of, and no other thread is here.
-    let Some((mut descriptors, mut device)) = (unsafe { &mut *HELD.0.get() }).take() else { return };
+    let Some((mut descriptors, _making, mut device)) = (unsafe { &mut *HELD.0.get() }).take() else { return };
     begin_anew();
     device.forget();
     forget();
-    for (fd, _) in descriptors.drain() {
+    for fd in std::mem::take(&mut *descriptors).into_keys() {
         // SAFETY: closes this process's copy; the parent's stays open, so no connection is shut down. Nothing
         // here uses the descriptor again: calls on what the parent has made fail, and what is made here has
         // descriptors of its own.
@@ -434,6 +411,12 @@ pub(crate) fn interruptions_restart() -> bool {
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static LAST: extern "C" fn() = crate::open::close_all;
+
+/// See [`install`]. Nothing else is done before a program calls us.
+#[cfg(not(miri))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static FIRST: extern "C" fn() = crate::open::prepare_for_forks;
 
 /// Closes a descriptor in a thread that may be cancelled (`pthread_cancel`): glibc would unwind it out of a
 /// close through the C library.

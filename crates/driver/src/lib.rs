@@ -46,8 +46,10 @@ mod linger;
 mod lost_leads;
 pub mod netdev;
 pub mod nic;
+mod observer;
 mod open;
 mod pair;
+mod patience;
 pub mod poll;
 pub mod port;
 mod progress;
@@ -73,13 +75,14 @@ pub use config::Config;
 pub use devices::RdmaDevice;
 pub use engine::Engine;
 pub use fork::{
-    OncePerProcess, Uncancelled, forked, has_more_rights_than_its_caller, mask_asleep,
-    set_cancel_state_asleep, signals_awake,
+    OncePerProcess, Uncancelled, has_more_rights_than_its_caller, mask_asleep, set_cancel_state_asleep,
+    signals_awake,
 };
 pub use nic::{Limits, Nic, ProofPort};
-pub use open::{close_all, prepare_for_forks};
+pub use observer::StreamObserver;
+pub use open::close_all;
 pub use pair::QueuePair;
-pub use qp::{Qp, StreamNumber, StreamObserver};
+pub use qp::{Qp, StreamNumber};
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
 pub use ud::{ProofObserver, UdQp};

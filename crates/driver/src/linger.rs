@@ -12,10 +12,11 @@ use rustix::io::Errno;
 use uwarp_llp::link::Received;
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::Mutex;
-use uwarp_rnic::qp::End;
+use uwarp_rnic::qp::{Disconnect, End};
 
 use crate::engine::Engine;
 use crate::fork;
+use crate::observer::StreamObserver;
 use crate::source::{Readiness, Source, Token};
 
 /// The limit for the whole end of a stream.
@@ -67,6 +68,15 @@ pub(crate) struct Linger {
     state: Mutex<Option<State>>,
 }
 
+/// What a stream that has ended waits for, beside the network (`uwarp_rnic::qp::DisconnectReply`).
+#[derive(Default)]
+pub(crate) struct Waiting {
+    /// The program has not disconnected yet, and the peer's program waits for that.
+    pub held: bool,
+    /// To be told of the end when the peer has answered.
+    pub at_answer: Option<(Arc<dyn StreamObserver>, Disconnect)>,
+}
+
 struct State {
     link: Link,
     token: Token,
@@ -74,6 +84,7 @@ struct State {
     sent: usize,
     /// How the peer understands the end.
     end: End,
+    waiting: Waiting,
     shut_down: bool,
     /// The peer has closed too.
     eof: bool,
@@ -95,9 +106,10 @@ impl Linger {
         engine: &Arc<Engine>,
         link: Link,
         token: Token,
-        (rest, end): (Vec<u8>, End),
+        last: (Vec<u8>, End),
+        waiting: Waiting,
     ) -> Arc<Self> {
-        Self::until(Instant::now() + LIMIT, engine, link, token, (rest, end))
+        Self::until(Instant::now() + LIMIT, engine, link, token, last, waiting)
     }
 
     fn until(
@@ -106,6 +118,7 @@ impl Linger {
         link: Link,
         token: Token,
         (rest, end): (Vec<u8>, End),
+        waiting: Waiting,
     ) -> Arc<Self> {
         let timer = deadline - BEFORE_EXIT - STALLED;
         let state = State {
@@ -114,6 +127,7 @@ impl Linger {
             rest,
             sent: 0,
             end,
+            waiting,
             shut_down: false,
             eof: false,
             // The close is the reset.
@@ -153,6 +167,23 @@ impl Linger {
         self.engine.deregister(state.token);
         fork::close(state.link.into_fd());
         OPEN.fetch_sub(1, Ordering::SeqCst);
+        if let Some((observer, why)) = state.waiting.at_answer {
+            // An observer closes descriptors, and a thread that polls must not be cancelled there.
+            let _uncancelled = fork::Uncancelled::begin();
+            observer.disconnected(why);
+        }
+    }
+
+    /// The program has disconnected. Returns whether the peer waits for that; [`Self::step`] follows.
+    pub(crate) fn answer(&self) -> bool {
+        self.state.lock().as_mut().is_some_and(|state| std::mem::take(&mut state.waiting.held))
+    }
+
+    /// The queue pair is destroyed: nothing is reported.
+    pub(crate) fn forget_report(&self) {
+        if let Some(state) = self.state.lock().as_mut() {
+            state.waiting.at_answer = None;
+        }
     }
 }
 
@@ -177,7 +208,7 @@ impl State {
                 self.deadline
             }
         };
-        if !self.shut_down && self.rest.is_empty() {
+        if !self.shut_down && self.rest.is_empty() && !self.waiting.held {
             timer = timer.min(now + self.pause);
             self.pause = LAST_PAUSE.min(self.pause * 2);
         }
@@ -209,7 +240,7 @@ impl State {
         // The end of the stream travels in a segment of its own. In one segment with the last data, siw may
         // see the end first and then drop the data (trap 13 of conformance/siw/README.md).
         let late = Instant::now() >= self.deadline - BEFORE_EXIT - STALLED;
-        if !self.shut_down && (late || self.link.unsent() == 0) {
+        if !self.shut_down && (late || self.link.unsent() == 0 && !self.waiting.held) {
             self.shut_down = true;
             self.link.finish();
         }
@@ -218,11 +249,18 @@ impl State {
     /// Reads and drops input: unread bytes would turn the close into a reset, which costs the peer what it
     /// has not read. Returns whether there may be more.
     fn drain(&mut self) -> bool {
-        // Not on the stack: a thread that destroys a queue pair may have no more than 16 KiB in all.
-        let mut buffer = vec![0; 16 * 1024];
+        // Mostly there is nothing, or an acknowledgement. The rest is not on the stack: a thread that
+        // destroys a queue pair may have no more than 16 KiB in all.
+        let (mut first, mut rest) = ([0; 64], Vec::new());
         let mut drained = 0;
         while !self.eof && !self.broken && drained < TURN {
-            match self.link.receive(&mut buffer) {
+            let buffer = if drained == 0 {
+                &mut first[..]
+            } else {
+                rest.resize(16 * 1024, 0);
+                &mut rest[..]
+            };
+            match self.link.receive(buffer) {
                 Ok(Received { bytes: 0, .. }) => self.eof = true,
                 Ok(received) => drained += received.bytes,
                 Err(Errno::INTR) => {}
@@ -245,6 +283,11 @@ impl Source for Linger {
     }
 
     fn timeout(&self) {
+        self.step();
+    }
+
+    fn exit(&self) {
+        self.answer();
         self.step();
     }
 }
@@ -295,7 +338,8 @@ mod tests {
         // It must not give up the peer here, however slow the machine is.
         let limit = Instant::now() + Duration::from_secs(60);
         let rest = b"the rest".to_vec();
-        let linger = Linger::until(limit, &engine, Link::from(ours), token, (rest, End::Plain));
+        let linger =
+            Linger::until(limit, &engine, Link::from(ours), token, (rest, End::Plain), Waiting::default());
 
         // The kernel holds data that it has not sent, so it would put the end of the stream behind it.
         let reader = std::thread::spawn(move || {
@@ -330,7 +374,8 @@ mod tests {
         let token = engine.register(ours.as_raw_fd(), Arc::new(Before)).expect("register");
         stream_begins();
         let limit = Instant::now() + Duration::from_secs(60);
-        Linger::until(limit, &engine, Link::from(ours), token, (Vec::new(), End::Reset)).step();
+        Linger::until(limit, &engine, Link::from(ours), token, (Vec::new(), End::Reset), Waiting::default())
+            .step();
         let seen = peer.read(&mut [0; 8]).map_err(|error| error.kind());
         assert_eq!(seen, Err(ErrorKind::ConnectionReset));
     }

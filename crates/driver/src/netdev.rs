@@ -6,9 +6,9 @@
 
 use std::ffi::CStr;
 use std::os::fd::AsRawFd as _;
-use std::sync::OnceLock;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use uwarp_process::OnceValue;
 
 use crate::address;
 
@@ -63,8 +63,8 @@ pub fn list() -> Vec<Netdev> {
 
 /// The node's EUI-64; it does not change while the process lives.
 pub fn guid() -> [u8; 8] {
-    static GUID: OnceLock<[u8; 8]> = OnceLock::new();
-    *GUID.get_or_init(make_guid)
+    static GUID: OnceValue<[u8; 8]> = OnceValue::new();
+    *GUID.get_or_make(make_guid)
 }
 
 /// The EUI-64 of the device of one interface. From the node's and the interface's name: interfaces can share

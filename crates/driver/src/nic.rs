@@ -157,17 +157,28 @@ impl Nic {
 
     /// The port that receives datagrams to `qpn`, served from now on. The number must have been taken.
     pub(crate) fn datagram_port(&self, qpn: u32) -> Result<Arc<DatagramPort>, VerbsError> {
+        self.datagram_port_for(qpn, None)
+    }
+
+    /// The same; proofs go to the observer from the first one on.
+    fn datagram_port_for(
+        &self,
+        qpn: u32,
+        observer: Option<Weak<dyn ProofObserver>>,
+    ) -> Result<Arc<DatagramPort>, VerbsError> {
         let none = VerbsError::NoResources("descriptors");
         let port = port_of(qpn);
         let mut ports = self.datagram_ports.lock();
         if let Some(known) = ports.get(&port).and_then(Weak::upgrade) {
+            observer.into_iter().for_each(|observer| known.watch_proofs(observer));
             return Ok(known);
         }
         let socket = self.numbers.datagrams(qpn).ok_or(none)?;
-        let new = DatagramPort::of_numbers(&self.engine, socket, port, &self.unclaimed).map_err(|e| {
-            tracing::error!("cannot watch the UDP socket of port {port}: {e}");
-            none
-        })?;
+        let new =
+            DatagramPort::of_numbers(&self.engine, socket, port, &self.unclaimed, observer).map_err(|e| {
+                tracing::error!("cannot watch the UDP socket of port {port}: {e}");
+                none
+            })?;
         ports.insert(port, Arc::downgrade(&new));
         Ok(new)
     }
@@ -192,9 +203,7 @@ impl Nic {
     /// From now on, proofs for queue pairs of the port of this number go to the observer. The number must
     /// have been taken.
     pub fn serve_proofs(&self, qpn: u32, observer: Weak<dyn ProofObserver>) -> Result<ProofPort, VerbsError> {
-        let port = self.datagram_port(qpn)?;
-        port.watch_proofs(observer);
-        Ok(ProofPort(port))
+        Ok(ProofPort(self.datagram_port_for(qpn, Some(observer))?))
     }
 
     /// What is bound to the port of a queue pair's number, to listen with. `None`: it was taken before.
@@ -233,8 +242,8 @@ impl Nic {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The numbers of this port's queue pairs that are not destroyed.
-    pub fn numbers_of(&self, port: u16) -> Vec<u32> {
+    /// The numbers of this port's queue pairs that are not destroyed: a bit for each, by its low byte.
+    pub fn numbers_of(&self, port: u16) -> [u64; 4] {
         self.numbers.of_port(port)
     }
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use uwarp_rnic::VerbsError;
 use uwarp_rnic::mem::guard;
+use uwarp_wire::crc::crc32c;
 
 use crate::config::Config;
-use crate::devices::RdmaDevice;
 use crate::fork;
 use crate::linger;
 use crate::nic::Nic;
@@ -19,18 +19,15 @@ use crate::trace;
 /// The device, once it is open. A forked child may forget it.
 static NIC: fork::Device<Arc<Nic>> = fork::Device::new();
 
-/// To be called before anything else that a forked child may find half done; `first` finishes it, before each
-/// fork.
-pub fn prepare_for_forks(first: fn()) {
-    let devices = || drop(RdmaDevice::known());
-    fork::install(&NIC, linger::none_is_ours, [first, devices]);
+/// When the library is loaded.
+pub(crate) extern "C" fn prepare_for_forks() {
+    fork::install(&NIC, linger::none_is_ours);
 }
 
 impl Nic {
     /// The device; the first call starts its engine and thread. Fails when the system gives no descriptors or
     /// threads.
     pub fn open() -> Result<Arc<Self>, VerbsError> {
-        prepare_for_forks(|| {});
         if let Some(nic) = NIC.lock().as_ref() {
             return Ok(nic.clone());
         }
@@ -40,6 +37,9 @@ impl Nic {
         if let Some(nic) = opened.as_ref() {
             return Ok(nic.clone());
         }
+        // The backend finds out what the processor can do, in a cell of the standard library. Here a fork
+        // waits for it, as for the device's lock.
+        crc32c(&[0]);
         if !Config::get().guard {
             guard::turn_off();
         }

@@ -20,8 +20,8 @@ use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
-    Disconnect, Drops, End, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore, Snapshot,
-    StreamParams,
+    Disconnect, DisconnectReply, Drops, End, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore,
+    Snapshot, StreamParams,
 };
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
@@ -29,22 +29,14 @@ use uwarp_rnic::{RecvWr, SendWr, VerbsError};
 use crate::attended::Attended;
 use crate::engine::{Engine, ParkMark};
 use crate::fork::Uncancelled;
-use crate::linger::{self, Linger};
+use crate::linger::{self, Linger, Waiting};
 use crate::nic::Nic;
+use crate::observer::StreamObserver;
 use crate::pair::QueuePair;
+use crate::patience::{self, Patience};
 use crate::pump::Pump;
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
-
-/// Learns how a stream begins and ends. Called without the queue pair's lock; must not block.
-pub trait StreamObserver: Send + Sync {
-    /// Both sides are up: for the responder, the initiator's first FPDU has arrived. Called once at most.
-    fn established(&self);
-    /// The stream has ended; the queue pair is in the error state and its work requests are flushed. In the
-    /// roce and ib views it may still be in RTS, until the program reacts (docs/adr/011). Called once at
-    /// most.
-    fn disconnected(&self, why: Disconnect);
-}
 
 /// How long an exit waits for the queue pair's lock. No call holds it nearly as long.
 const EXIT_PATIENCE: Duration = Duration::from_millis(20);
@@ -52,9 +44,11 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(20);
 /// Turns of receiving before a program's move to ERR or RESET, or its destruction: more than the system's
 /// buffers hold, however fast the peer sends.
 const TURNS_AT_END: usize = 16;
-/// How long a move to ERR waits for the peer's acknowledgements: a peer whose program does something else
-/// answers within a few milliseconds.
-const ROUND_TRIP: Duration = Duration::from_millis(5);
+/// The first pause before a call that waits for the peer looks again; each is twice as long as the one
+/// before.
+const FIRST_PAUSE: Duration = Duration::from_micros(10);
+/// The longest pause.
+const LAST_PAUSE: Duration = Duration::from_micros(500);
 
 struct Inner {
     core: RcCore,
@@ -63,6 +57,8 @@ struct Inner {
     alone: Option<Timer>,
     /// The last one.
     streams: StreamNumber,
+    /// The last one that has ended, until it is closed.
+    last: Weak<Linger>,
     destroyed: bool,
     /// Traffic class of its streams; 0: the system's, or what rdma_cm has set.
     traffic_class: u8,
@@ -169,6 +165,7 @@ impl Qp {
                 conn: None,
                 alone: None,
                 streams: StreamNumber::default(),
+                last: Weak::new(),
                 destroyed: false,
                 traffic_class: 0,
                 notices: VecDeque::new(),
@@ -261,10 +258,12 @@ impl Qp {
         }
         let mut inner = self.inner.lock();
         if matches!(change.state, Some(QpState::Err | QpState::Reset)) {
+            answer(&mut inner);
+            inner = self.await_first_message(inner);
             self.receive_all(&mut inner);
         }
         if change.state == Some(QpState::Err) {
-            self.await_ack(&mut inner);
+            inner = self.await_ack(inner);
         }
         let result = inner.core.modify(change);
         if result.is_ok() {
@@ -287,27 +286,49 @@ impl Qp {
 
     /// The program moves to ERR, and may know by other means what its peer has received (libdaploscm does):
     /// an adapter would have had the acknowledgement by now. The peer may hold it back for a message to ride
-    /// on, so this requests it once more, and waits for a round trip.
+    /// on, so this requests it once more, and waits for a round trip. Other threads may use the queue pair
+    /// meanwhile.
     #[cold]
-    fn await_ack(&self, inner: &mut Inner) {
+    fn await_ack<'a>(&'a self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         if !inner.core.demand_ack() {
-            return;
+            return inner;
         }
-        self.send(inner, &Now::unread());
-        let end = Instant::now() + ROUND_TRIP;
-        while inner.core.awaits_ack() {
+        self.send(&mut inner, &Now::unread());
+        let stream = inner.streams;
+        let waits = |inner: &Inner| inner.streams == stream && inner.core.expects_ack();
+        self.await_peer(inner, &patience::FOR_ACKS, waits)
+    }
+
+    /// The program ends a queue pair by number whose stream is still being set up. Its peer may have posted
+    /// work, which an adapter would have received: that needs no set-up, only a queue pair in RTR.
+    #[cold]
+    fn await_first_message<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+        self.await_peer(inner, &patience::FOR_FIRST, |inner| inner.core.expects_first_message())
+    }
+
+    /// Waits for something that the peer sends, for a short time and without the lock.
+    fn await_peer<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, Inner>,
+        patience: &Patience,
+        waits: impl Fn(&Inner) -> bool,
+    ) -> MutexGuard<'a, Inner> {
+        let end = Instant::now() + patience.limit();
+        let mut pause = FIRST_PAUSE;
+        while waits(&inner) {
             let left = end.saturating_duration_since(Instant::now());
-            let Some(conn) = &inner.conn else { return };
             if left.is_zero() {
-                return;
+                patience.waited_in_vain();
+                break;
             }
-            // A signal ends the wait, but not the patience.
-            if conn.link.await_input(left) && !self.receive(inner, &Now::unread()) {
-                return;
-            }
-            // The peer may demand the same.
-            self.send(inner, &Now::unread());
+            self.release(inner);
+            patience::pause(pause.min(left));
+            pause = LAST_PAUSE.min(pause * 2);
+            inner = self.inner.lock();
+            // Also sends: the peer may demand the same.
+            self.pump(&mut inner, &Now::unread());
         }
+        inner
     }
 
     /// Its attributes.
@@ -447,10 +468,12 @@ impl Qp {
     }
 
     /// As [`Self::disconnect`], but only for this stream: it may have ended, and another one have begun.
-    pub fn disconnect_stream(&self, number: StreamNumber) {
+    /// `answered`: the observer is called when the peer's program has disconnected, too, if that end knows
+    /// this of its peer; after a second or two at the latest.
+    pub fn disconnect_stream(&self, number: StreamNumber, answered: bool) {
         let inner = self.inner.lock();
         if inner.streams == number {
-            self.disconnect_locked(inner);
+            self.disconnect_locked(inner, answered);
         } else {
             self.let_go(inner);
         }
@@ -459,12 +482,13 @@ impl Qp {
     /// Begins an orderly end: posted work is sent (for a bounded time), then our side is closed and input is
     /// drained. The observer is called when our side is closed. Does nothing without a stream.
     pub fn disconnect(&self) {
-        self.disconnect_locked(self.inner.lock());
+        self.disconnect_locked(self.inner.lock(), false);
     }
 
-    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner>) {
+    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner>, answered: bool) {
         let now = &Now::unread();
-        inner.core.disconnect(now);
+        answer(&mut inner);
+        inner.core.disconnect(now, answered);
         self.pump(&mut inner, now);
         self.release(inner);
     }
@@ -473,6 +497,7 @@ impl Qp {
     /// nothing to another connection, which the queue pair may have by now.
     pub fn leave_gone_peer(&self) {
         let mut inner = self.inner.lock();
+        answer(&mut inner);
         inner.core.leave_gone_peer();
         self.release(inner);
     }
@@ -480,7 +505,7 @@ impl Qp {
     /// Destroys the queue pair: no completion, no event and no call to the observer follows. Its connection
     /// is closed in the background.
     pub fn destroy(&self) {
-        let mut inner = self.inner.lock();
+        let mut inner = self.await_first_message(self.inner.lock());
         if !std::mem::replace(&mut inner.destroyed, true) {
             self.receive_all(&mut inner);
             self.shell.stop_feeding();
@@ -490,6 +515,10 @@ impl Qp {
             // Cannot be refused: any state may become RESET.
             let _ = inner.core.modify(&reset);
             inner.notices.retain(|notice| matches!(notice, Notice::Over(_) | Notice::Kept(_)));
+            if let Some(last) = inner.last.upgrade() {
+                last.forget_report();
+            }
+            answer(&mut inner);
         }
         self.release(inner);
     }
@@ -523,7 +552,13 @@ impl Qp {
 
     /// The stream has ended; `last` is what is still sent before its socket is closed, and how the peer
     /// understands the end.
-    fn ended(&self, inner: &mut Inner, now: &Now, why: Disconnect, last: (Vec<u8>, End)) {
+    fn ended(
+        &self,
+        inner: &mut Inner,
+        now: &Now,
+        (why, answer): (Disconnect, DisconnectReply),
+        last: (Vec<u8>, End),
+    ) {
         let Some(conn) = inner.conn.take() else { return };
         inner.core.handle_link(now, LinkEvent::Resent(conn.link.retransmits()));
         let engine = self.shell.nic().engine();
@@ -533,9 +568,17 @@ impl Qp {
         if conn.pump.resets_on_close() {
             conn.link.reset_on_close(false);
         }
-        inner.notices.push_back(Notice::Over(Linger::take_over(engine, conn.link, conn.timer.token, last)));
-        if !inner.destroyed {
-            inner.notices.push_back(Notice::Disconnected(conn.observer, why));
+        let (mut report, mut at_answer) = ((!inner.destroyed).then_some(conn.observer), None);
+        if answer == DisconnectReply::Awaited {
+            at_answer = report.take().map(|observer| (observer, why));
+        }
+        let held = answer == DisconnectReply::Owed && !inner.destroyed;
+        let linger =
+            Linger::take_over(engine, conn.link, conn.timer.token, last, Waiting { held, at_answer });
+        inner.last = Arc::downgrade(&linger);
+        inner.notices.push_back(Notice::Over(linger));
+        if let Some(observer) = report {
+            inner.notices.push_back(Notice::Disconnected(observer, why));
         }
     }
 
@@ -647,7 +690,7 @@ impl Source for Qp {
 
     fn exit(&self) {
         match self.inner.try_lock_for(EXIT_PATIENCE) {
-            Some(inner) => self.disconnect_locked(inner),
+            Some(inner) => self.disconnect_locked(inner, false),
             // The lock's holder was stopped for good, by the signal whose handler exits.
             None => linger::stream_given_up(),
         }
@@ -675,6 +718,16 @@ fn mark(link: &Link, class: u8) {
         && let Err(error) = link.set_traffic_class(class)
     {
         tracing::debug!("cannot set the traffic class: {error}");
+    }
+}
+
+/// The program ends a connection that the peer's has ended before: that one learns of it.
+#[cold]
+fn answer(inner: &mut Inner) {
+    if let Some(last) = inner.last.upgrade()
+        && last.answer()
+    {
+        inner.notices.push_back(Notice::Over(last));
     }
 }
 

@@ -33,7 +33,16 @@ struct Port {
 /// destroyed, which is earlier. `Q`: a reference that keeps nothing alive.
 pub(crate) struct Numbers<Q> {
     ports: Mutex<Vec<Port>>,
-    registered: Mutex<BTreeMap<u32, Registered<Q>>>,
+    registered: Mutex<Registry<Q>>,
+}
+
+/// Numbers of one port, a bit for each, by their low byte.
+pub type Slots = [u64; 4];
+
+struct Registry<Q> {
+    queue_pairs: BTreeMap<u32, Registered<Q>>,
+    /// The same by port. Bring-up by number looks at them after each change, so they must be cheap to copy.
+    slots: BTreeMap<u16, Slots>,
 }
 
 struct Registered<Q> {
@@ -44,7 +53,8 @@ struct Registered<Q> {
 
 impl<Q> Default for Numbers<Q> {
     fn default() -> Self {
-        Self { ports: Mutex::default(), registered: Mutex::default() }
+        let registry = Registry { queue_pairs: BTreeMap::new(), slots: BTreeMap::new() };
+        Self { ports: Mutex::default(), registered: Mutex::new(registry) }
     }
 }
 
@@ -103,32 +113,39 @@ impl<Q: Clone> Numbers<Q> {
     }
 
     pub fn register(&self, qpn: u32, qp: Q) {
-        self.registered.lock().insert(qpn, Registered { qp, context: 0 });
+        let mut registered = self.registered.lock();
+        registered.queue_pairs.insert(qpn, Registered { qp, context: 0 });
+        let (port, word, bit) = place(qpn);
+        registered.slots.entry(port).or_default()[word] |= bit;
     }
 
     /// Whether it was registered.
     pub fn unregister(&self, qpn: u32) -> bool {
-        self.registered.lock().remove(&qpn).is_some()
+        let mut registered = self.registered.lock();
+        let (port, word, bit) = place(qpn);
+        if let Some(slots) = registered.slots.get_mut(&port) {
+            slots[word] &= !bit;
+        }
+        registered.queue_pairs.remove(&qpn).is_some()
     }
 
     pub fn find(&self, qpn: u32) -> Option<Q> {
-        self.registered.lock().get(&qpn).map(|registered| registered.qp.clone())
+        self.registered.lock().queue_pairs.get(&qpn).map(|registered| registered.qp.clone())
     }
 
     /// The registered numbers of a port.
-    pub fn of_port(&self, port: u16) -> Vec<u32> {
-        let first = u32::from(port) << 8;
-        self.registered.lock().range(first..=first | 0xFF).map(|(qpn, _)| *qpn).collect()
+    pub fn of_port(&self, port: u16) -> Slots {
+        self.registered.lock().slots.get(&port).copied().unwrap_or_default()
     }
 
     /// All that are registered, in the order of their numbers.
     pub fn all(&self) -> Vec<Q> {
-        self.registered.lock().values().map(|registered| registered.qp.clone()).collect()
+        self.registered.lock().queue_pairs.values().map(|registered| registered.qp.clone()).collect()
     }
 
     /// Records which opened device a queue pair belongs to.
     pub fn set_context(&self, qpn: u32, context: u64) {
-        if let Some(registered) = self.registered.lock().get_mut(&qpn) {
+        if let Some(registered) = self.registered.lock().queue_pairs.get_mut(&qpn) {
             registered.context = context;
         }
     }
@@ -136,7 +153,7 @@ impl<Q: Clone> Numbers<Q> {
     /// All that are registered and belong to an opened device.
     pub fn of_context(&self, context: u64) -> Vec<Q> {
         let registered = self.registered.lock();
-        registered.values().filter(|r| r.context == context).map(|r| r.qp.clone()).collect()
+        registered.queue_pairs.values().filter(|r| r.context == context).map(|r| r.qp.clone()).collect()
     }
 }
 
@@ -158,6 +175,12 @@ impl Port {
         self.free = 0;
         None
     }
+}
+
+/// A number's port, and where its bit is in [`Slots`].
+fn place(qpn: u32) -> (u16, usize, u64) {
+    let [_, high, low, slot] = qpn.to_be_bytes();
+    (u16::from_be_bytes([high, low]), usize::from(slot / 64), 1 << (slot % 64))
 }
 
 fn find_port(ports: &mut [Port], qpn: u32) -> Option<&mut Port> {
@@ -272,7 +295,9 @@ mod tests {
         numbers.set_context(10, 7);
         numbers.set_context(12, 7);
         assert_eq!((numbers.find(11), numbers.of_context(7)), (Some("b"), vec!["a", "c"]));
+        assert_eq!((numbers.of_port(0), numbers.of_port(1)), ([7 << 10, 0, 0, 0], [0; 4]));
         assert!(numbers.unregister(12) && !numbers.unregister(12));
+        assert_eq!(numbers.of_port(0), [3 << 10, 0, 0, 0]);
         assert_eq!((numbers.find(12), numbers.of_context(7).len(), numbers.all().len()), (None, 1, 2));
     }
 

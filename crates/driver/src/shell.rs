@@ -1,5 +1,5 @@
 //! What every queue pair has beside its core, whatever its service: a number, and its places at the device
-//! and at the completion queues (docs/adr/026).
+//! and at the completion queues (`crates/rnic/src/qp/shell.rs`).
 
 use std::sync::{Arc, Weak};
 

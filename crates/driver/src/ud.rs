@@ -9,8 +9,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd as _;
-use std::sync::{Arc, LazyLock, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use serde::Serialize;
@@ -110,8 +109,8 @@ struct Rate(AtomicU64);
 
 impl Rate {
     fn allows(&self, most: u64) -> bool {
-        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let second = START.elapsed().as_secs() + 1;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let second = now.tv_sec.unsigned_abs() + 1;
         let next = |last: u64| match last >> 16 == second {
             true => (last & 0xFFFF < most).then_some(last + 1),
             false => Some(second << 16 | 1),
@@ -239,17 +238,19 @@ pub(crate) struct DatagramPort {
 }
 
 impl DatagramPort {
-    /// Serves `socket`, which is bound to `port`, for the queue pairs whose numbers name it.
+    /// Serves `socket`, which is bound to `port`, for the queue pairs whose numbers name it. `observer`: as
+    /// for [`Self::watch_proofs`], before the first proof comes.
     pub(crate) fn of_numbers(
         engine: &Arc<Engine>,
         socket: Arc<udp::Socket>,
         port: u16,
         unclaimed: &Arc<UnclaimedCounters>,
+        observer: Option<Weak<dyn ProofObserver>>,
     ) -> Result<Arc<Self>, Errno> {
         let places = (0..256).map(|_| Weak::new()).collect();
         let watched = socket.duplicate()?;
         let receivers = Receivers::Numbers { port, places: RwLock::new(places) };
-        Self::new(engine, socket, Some(watched), unclaimed, receivers)
+        Self::new(engine, socket, Some(watched), unclaimed, receivers, observer)
     }
 
     /// Serves `socket`, which is bound to the port of multicast groups.
@@ -258,7 +259,7 @@ impl DatagramPort {
         socket: Arc<udp::Socket>,
         unclaimed: &Arc<UnclaimedCounters>,
     ) -> Result<Arc<Self>, Errno> {
-        Self::new(engine, socket, None, unclaimed, Receivers::Groups(RwLock::default()))
+        Self::new(engine, socket, None, unclaimed, Receivers::Groups(RwLock::default()), None)
     }
 
     fn new(
@@ -267,6 +268,7 @@ impl DatagramPort {
         watched: Option<Duplicate>,
         unclaimed: &Arc<UnclaimedCounters>,
         receivers: Receivers,
+        observer: Option<Weak<dyn ProofObserver>>,
     ) -> Result<Arc<Self>, Errno> {
         let this = Arc::new(Self {
             engine: engine.clone(),
@@ -278,7 +280,7 @@ impl DatagramPort {
             sent: AtomicUsize::new(0),
             blocked: Mutex::default(),
             unclaimed: unclaimed.clone(),
-            proofs: OnceLock::new(),
+            proofs: observer.map_or_else(OnceLock::new, OnceLock::from),
             proofs_to_report: Mutex::default(),
             has_proofs: AtomicBool::new(false),
             socket,

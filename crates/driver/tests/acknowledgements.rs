@@ -2,15 +2,21 @@
 //! end of the stream.
 
 #![allow(missing_docs)]
+// Reason: a signal for one thread.
+#![allow(unsafe_code)]
 
 mod common;
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::time::Duration;
 
-use common::{End, connect, to, uwarp};
+use common::{End, connect, to, untagged, uwarp, with_raw_peer};
+use libc::pthread_t;
 use uwarp_driver::StreamParams;
 use uwarp_rnic::qp::QpState;
 use uwarp_rnic::{SendFlags, SendOp, SendWr, WcStatus};
+use uwarp_wire::rdmap::{Ack, QN_UWARP_ACK, UWARP_ACK};
 
 const SEND: SendOp = SendOp::Send { invalidate: None };
 
@@ -117,4 +123,75 @@ fn relaxed_messages_complete_when_the_stream_ends_in_order() {
         end(&left, &right);
         (0..3).for_each(|_| assert_eq!(left.poll().status, WcStatus::Success));
     }
+}
+
+/// The next FPDU that the end has sent.
+fn read_fpdu(mut socket: &TcpStream) -> Vec<u8> {
+    let mut len = [0; 2];
+    socket.read_exact(&mut len).unwrap();
+    let ulpdu = usize::from(u16::from_be_bytes(len));
+    let mut rest = vec![0; (2 + ulpdu).next_multiple_of(4) - 2 + 4];
+    socket.read_exact(&mut rest).unwrap();
+    rest.truncate(ulpdu);
+    rest
+}
+
+/// A sender moves to ERR, and `before_the_answer` happens while it waits. Returns what becomes of its Send:
+/// the peer acknowledges it afterwards.
+fn moved_to_err(before_the_answer: impl FnOnce(&End, pthread_t)) -> WcStatus {
+    let (end, peer) = with_raw_peer(StreamParams { placement_acks: true, ..uwarp() }, 4096);
+    // So that nothing but the move to ERR requests the acknowledgement.
+    let flags = SendFlags::SIGNALED | SendFlags::RELAXED;
+    let wr = SendWr { wr_id: 1, op: SEND, flags, sges: &[end.sge(0, 64)] };
+    end.qp.post_send(std::iter::once(wr)).unwrap();
+    read_fpdu(&peer);
+    let (tell, thread) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: no arguments.
+            tell.send(unsafe { libc::pthread_self() }).unwrap();
+            end.qp.modify(&to(QpState::Err)).unwrap();
+        });
+        let demand = read_fpdu(&peer);
+        assert_eq!(demand[1] & 0xF, UWARP_ACK, "{demand:?}");
+        before_the_answer(&end, thread.recv().unwrap());
+        let ack = Ack { completed: 1 }.to_bytes();
+        let _ = (&peer).write_all(&untagged(UWARP_ACK, QN_UWARP_ACK, 1, &ack));
+    });
+    end.look_only().status
+}
+
+/// It may be too late by chance, on a busy machine.
+fn succeeds_once(before_the_answer: impl Fn(&End, pthread_t)) {
+    for _ in 0..10 {
+        if moved_to_err(&before_the_answer) == WcStatus::Success {
+            return;
+        }
+        // The next wait is as long as the first one.
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    panic!("the wait for the acknowledgement has ended before it came");
+}
+
+/// Another thread's call waited until the move to ERR had ended its wait.
+#[test]
+fn others_use_a_queue_pair_that_waits_for_a_last_acknowledgement() {
+    succeeds_once(|end, _| assert_eq!(end.qp.query().state, QpState::Rts));
+}
+
+/// A signal ended the wait.
+#[test]
+fn a_signal_does_not_end_the_wait_for_a_last_acknowledgement() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let handler: extern "C" fn(libc::c_int) = nothing;
+    // SAFETY: the handler does nothing; another signal's is not changed.
+    unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+    succeeds_once(|_, thread| {
+        // So many that most come during a pause.
+        for _ in 0..15 {
+            // SAFETY: the thread ends after the answer, or when its wait is over: its number is kept then.
+            assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    });
 }

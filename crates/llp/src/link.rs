@@ -2,7 +2,13 @@
 //!
 //! [`Link`] is an enum of lower layers, so that dispatch is static; TCP is the only one now. The code that
 //! moves a queue pair's bytes needs only [`LowerLayer`]. The simulator's network and the wrappers for tests,
-//! [`Faulty`] and [`Tracing`], implement it too.
+//! [`Faulty`] and [`Tracing`], implement it too. What moves no bytes (addresses, segment size, half-close,
+//! reset) is in [`Link`] alone. Outside this crate, nothing names TCP after the set-up: the module `tcp` is
+//! private.
+//!
+//! Rejected: a `Link` that is generic over the lower layer, because one process has streams of several kinds
+//! at once, so an enum would stand around it in any case; faulty and tracing variants of the enum, because
+//! released code would carry them.
 
 /// The methods of [`LowerLayer`] that move no bytes, for a wrapper around another layer.
 macro_rules! pass_on_queries {
@@ -42,7 +48,6 @@ mod tracing;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::time::Duration;
 
 use rustix::io::Errno;
 use uwarp_process::Descriptor;
@@ -183,13 +188,6 @@ impl Link {
     pub fn finish(&self) {
         match self {
             Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
-        }
-    }
-
-    /// Waits until something can be received, or the time is over; returns whether something can.
-    pub fn await_input(&self, limit: Duration) -> bool {
-        match self {
-            Self::Tcp(fd) => tcp::await_input(fd.as_fd(), limit),
         }
     }
 

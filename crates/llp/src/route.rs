@@ -2,12 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
-use uwarp_process::{Mutex, PerProcess};
+use uwarp_process::{Mutex, OnceValue, PerProcess};
 
 /// The address from which this host would send to `peer`; `bound` is the address that the program has bound,
 /// if any. Sends nothing.
@@ -63,8 +62,8 @@ pub fn is_any(ip: IpAddr) -> bool {
 
 /// Whether an IPv6 socket excludes IPv4 if the program does not choose.
 pub fn ipv6_only_by_default() -> bool {
-    static BY_DEFAULT: OnceLock<bool> = OnceLock::new();
-    *BY_DEFAULT.get_or_init(|| {
+    static BY_DEFAULT: OnceValue<bool> = OnceValue::new();
+    *BY_DEFAULT.get_or_make(|| {
         std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|value| value.trim() == "1")
     })
 }

@@ -83,21 +83,9 @@ pub fn broken(fd: BorrowedFd<'_>) -> bool {
     look(fd, PollFlags::empty()).contains(PollFlags::ERR)
 }
 
-/// Waits until something can be received, at most for `limit`; returns whether something can.
-pub fn await_input(fd: BorrowedFd<'_>, limit: Duration) -> bool {
-    !await_events(fd, PollFlags::IN, limit).is_empty()
-}
-
 fn look(fd: BorrowedFd<'_>, for_what: PollFlags) -> PollFlags {
-    await_events(fd, for_what, Duration::ZERO)
-}
-
-fn await_events(fd: BorrowedFd<'_>, for_what: PollFlags, limit: Duration) -> PollFlags {
     let mut fds = [PollFd::from_borrowed_fd(fd, for_what)];
-    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
-    let limit = Timespec { tv_sec: seconds, tv_nsec: limit.subsec_nanos().into() };
-    // An interruption counts as no event.
-    let polled = rustix::event::poll(&mut fds, Some(&limit)).is_ok();
+    let polled = rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok();
     if polled { fds[0].revents() } else { PollFlags::empty() }
 }
 

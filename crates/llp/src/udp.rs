@@ -197,7 +197,8 @@ impl Socket {
         let ipv6 = address.is_ipv6();
         let family = if ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?;
+        let socket = || rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP));
+        let fd = Descriptor::made(socket)?;
         if ipv6 {
             rustix::net::sockopt::set_ipv6_v6only(&fd, false)?;
             set_option(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
@@ -212,7 +213,7 @@ impl Socket {
         }
         rustix::net::sockopt::set_socket_broadcast(&fd, true)?;
         rustix::net::bind(&fd, address)?;
-        Ok(Self { fd: Descriptor::new(fd), ipv6, cut_up_to: AtomicUsize::new(usize::MAX) })
+        Ok(Self { fd, ipv6, cut_up_to: AtomicUsize::new(usize::MAX) })
     }
 
     /// Lets the system keep datagrams that arrive while the process does not receive, as far as the system

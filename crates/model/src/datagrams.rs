@@ -290,7 +290,8 @@ pub mod nic {
                 return Ok(known);
             }
             let socket = self.socket.clone();
-            let new = DatagramPort::of_numbers(&self.engine, socket, self.port, &self.unclaimed).unwrap();
+            let new =
+                DatagramPort::of_numbers(&self.engine, socket, self.port, &self.unclaimed, None).unwrap();
             *port = Arc::downgrade(&new);
             Ok(new)
         }

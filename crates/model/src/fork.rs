@@ -2,11 +2,6 @@
 
 use std::os::fd::RawFd;
 
-/// What is left at a scenario's end is not taken apart.
-pub fn forked() -> bool {
-    crate::sys::over()
-}
-
 /// The background thread ends with the scenario.
 #[derive(Clone, Copy)]
 pub struct Birth(());

@@ -1,9 +1,9 @@
 //! Tests the code that threads share, under many orders of threads.
 //!
-//! The files below are those of `uwarp-rnic`, `uwarp-driver` and `uwarp-cm`, compiled a second time. The
-//! code is the same. The locks and atomics are others ([`sync`]): at each of them Shuttle may switch to
-//! another thread. The system is another one too ([`sys`]): its clock advances when all threads sleep.
-//! The code needs no feature and no `cfg` for this, and only these files are built twice.
+//! The files below are those of `uwarp-process`, `uwarp-rnic`, `uwarp-driver` and `uwarp-cm`, compiled a
+//! second time. The code is the same. The locks and atomics are others ([`sync`], `futex`): at each of them
+//! Shuttle may switch to another thread. The system is another one too ([`sys`]): its clock advances when all
+//! threads sleep. The code needs no feature and no `cfg` for this, and only these files are built twice.
 //!
 //! A scenario ([`scenarios`]) ends when everything that must happen has happened. If it never does, all
 //! threads sleep, and the model fails with a list of where each thread sleeps. A failure prints its
@@ -25,6 +25,7 @@ pub mod sys;
 mod config;
 mod datagrams;
 mod fork;
+mod futex;
 mod runners;
 
 // The names by which `runner` knows what it has around it.
@@ -35,7 +36,6 @@ pub(crate) use alarm::Alarm;
 pub(crate) use attended::Attended;
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
-pub(crate) use fork::forked;
 pub(crate) use llp::carrier;
 pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers};
 pub(crate) use source::{Readiness, Source, Token};
@@ -93,3 +93,6 @@ mod watchdog;
 
 #[path = "../../cm/src/runner.rs"]
 mod runner;
+
+#[path = "../../process/src/locks.rs"]
+mod process_locks;

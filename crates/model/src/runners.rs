@@ -56,7 +56,7 @@ impl Qp {
         match *self {}
     }
 
-    pub fn disconnect_stream(&self, _: StreamNumber) {
+    pub fn disconnect_stream(&self, _: StreamNumber, _: bool) {
         match *self {}
     }
 }

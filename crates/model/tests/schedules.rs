@@ -1,7 +1,7 @@
 //! Every scenario of the model, under a bounded number of orders of threads; `UWARP_MODEL_EXECUTIONS` raises
 //! the number.
 
-use uwarp_model::scenarios::{check, datagrams, engine, locks, rings, runners};
+use uwarp_model::scenarios::{check, datagrams, engine, futexes, locks, rings, runners};
 
 macro_rules! scenarios {
     ($($module:ident: $($name:ident)*;)*) => {
@@ -15,6 +15,10 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    futexes:
+        a_mutex_has_one_holder_and_is_passed_on
+        a_writer_is_alone_and_readers_and_writers_get_in
+        who_waits_for_the_last_change_hears_of_it;
     locks:
         no_readiness_is_lost
         deregistering_waits_for_uses

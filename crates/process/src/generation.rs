@@ -10,7 +10,7 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Whether this process was forked from one that had used the library.
+/// Whether this process was forked from one that had loaded the library.
 #[inline]
 pub fn forked() -> bool {
     generation() != 0

@@ -5,6 +5,7 @@
 //! was made in another one, nor takes its locks. The parent's memory stays as it is; its descriptors are
 //! closed by number ([`record`]).
 
+mod futex;
 mod generation;
 mod locks;
 mod once;
@@ -12,5 +13,5 @@ pub mod record;
 
 pub use generation::{Birth, begin_anew, forked, generation};
 pub use locks::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use once::{Once, PerProcess};
+pub use once::{Making, Once, OnceValue, PerProcess};
 pub use record::Descriptor;

@@ -7,11 +7,11 @@
 // Reason: `lock_api` trusts its implementors.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_api::GuardNoSend;
-use rustix::thread::futex;
+
+use crate::futex::{ALL, AtomicU32, LOOKS, Ordering, sleep, spin_loop, wake};
 
 /// A lock of one holder.
 pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
@@ -23,27 +23,6 @@ pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
 pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
 /// Held while this exists.
 pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, RawRwLock, T>;
-
-/// How often a thread looks before it sleeps: most locks are held for less time than a sleep takes.
-const LOOKS: u32 = 100;
-
-/// Sleeps while the word has this value, at most for `limit`. May return early.
-pub(crate) fn sleep(word: &AtomicU32, value: u32, limit: Option<Duration>) {
-    let limit = limit.map(|limit| futex::Timespec {
-        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: limit.subsec_nanos().into(),
-    });
-    // Whatever it says, the caller looks again.
-    let _ = futex::wait(word, futex::Flags::PRIVATE, value, limit.as_ref());
-}
-
-pub(crate) fn wake(word: &AtomicU32, threads: u32) {
-    // Fails only for a word that is none.
-    let _ = futex::wake(word, futex::Flags::PRIVATE, threads);
-}
-
-/// All that sleep. (The kernel has a signed number.)
-pub(crate) const ALL: u32 = i32::MAX as u32;
 
 /// A lock without data.
 pub struct RawMutex(AtomicU32);
@@ -57,15 +36,16 @@ impl RawMutex {
     /// Waits until `until` at most; returns whether it has the lock.
     #[cold]
     fn lock_slowly(&self, until: Option<Instant>) -> bool {
-        for _ in 0..LOOKS {
-            match self.0.load(Ordering::Relaxed) {
-                FREE if self.try_to_hold() => return true,
-                WANTED => break,
-                _ => std::hint::spin_loop(),
-            }
-        }
+        // A thread that has slept does not know whether others sleep.
+        let mut held = HELD;
         loop {
-            // A thread that has slept does not know whether others sleep.
+            for _ in 0..LOOKS {
+                match self.0.load(Ordering::Relaxed) {
+                    FREE if self.try_to_hold(held) => return true,
+                    WANTED => break,
+                    _ => spin_loop(),
+                }
+            }
             if self.0.swap(WANTED, Ordering::Acquire) == FREE {
                 return true;
             }
@@ -74,12 +54,13 @@ impl RawMutex {
                 return false;
             }
             sleep(&self.0, WANTED, left);
+            held = WANTED;
         }
     }
 
     #[inline]
-    fn try_to_hold(&self) -> bool {
-        self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    fn try_to_hold(&self, held: u32) -> bool {
+        self.0.compare_exchange(FREE, held, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -92,14 +73,14 @@ unsafe impl lock_api::RawMutex for RawMutex {
 
     #[inline]
     fn lock(&self) {
-        if !self.try_to_hold() {
+        if !self.try_to_hold(HELD) {
             self.lock_slowly(None);
         }
     }
 
     #[inline]
     fn try_lock(&self) -> bool {
-        self.try_to_hold()
+        self.try_to_hold(HELD)
     }
 
     #[inline]
@@ -117,11 +98,11 @@ unsafe impl lock_api::RawMutexTimed for RawMutex {
 
     fn try_lock_for(&self, limit: Duration) -> bool {
         // A limit that the clock cannot express is none.
-        self.try_to_hold() || self.lock_slowly(Instant::now().checked_add(limit))
+        self.try_to_hold(HELD) || self.lock_slowly(Instant::now().checked_add(limit))
     }
 
     fn try_lock_until(&self, until: Instant) -> bool {
-        self.try_to_hold() || self.lock_slowly(Some(until))
+        self.try_to_hold(HELD) || self.lock_slowly(Some(until))
     }
 }
 
@@ -150,7 +131,7 @@ impl RawRwLock {
             }
             if looks < LOOKS {
                 looks += 1;
-                std::hint::spin_loop();
+                spin_loop();
                 continue;
             }
             self.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -161,6 +142,11 @@ impl RawRwLock {
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+
+    #[inline]
+    fn try_to_enter(&self, enter: impl Fn(u32) -> Option<u32>) -> bool {
+        self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_ok()
     }
 
     #[inline]
@@ -207,14 +193,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     fn try_lock_shared(&self) -> bool {
-        let mut state = self.state.load(Ordering::Relaxed);
-        while let Some(next) = one_reader_more(state) {
-            match self.state.compare_exchange_weak(state, next, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(other) => state = other,
-            }
-        }
-        false
+        self.try_to_enter(one_reader_more)
     }
 
     #[inline]
@@ -233,14 +212,7 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     fn try_lock_exclusive(&self) -> bool {
-        let mut state = self.state.load(Ordering::Relaxed);
-        while let Some(next) = the_writer(state) {
-            match self.state.compare_exchange_weak(state, next, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(other) => state = other,
-            }
-        }
-        false
+        self.try_to_enter(the_writer)
     }
 
     #[inline]
@@ -250,29 +222,43 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     }
 }
 
-/// Threads wait with a [`Mutex`] for something to change.
+/// Threads wait with a [`Mutex`] for something to change. It changes under this mutex.
 #[derive(Debug, Default)]
 pub struct Condvar {
     /// Counts the changes.
     changes: AtomicU32,
+    /// Threads that wait, counted under the mutex: whoever changes something later sees them.
+    waiters: AtomicU32,
 }
 
 impl Condvar {
     /// Nobody waits.
     pub const fn new() -> Self {
-        Self { changes: AtomicU32::new(0) }
+        Self { changes: AtomicU32::new(0), waiters: AtomicU32::new(0) }
     }
 
     /// Releases the lock, waits for a change, and takes the lock again. May return without one.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
         let seen = self.changes.load(Ordering::Relaxed);
         MutexGuard::unlocked(guard, || sleep(&self.changes, seen, None));
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Something has changed: wakes all threads.
+    /// As [`Self::wait`], at most for `limit`.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let seen = self.changes.load(Ordering::Relaxed);
+        MutexGuard::unlocked(guard, || sleep(&self.changes, seen, Some(limit)));
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Something has changed: wakes all threads. Makes no system call if none waits.
     pub fn notify_all(&self) {
         self.changes.fetch_add(1, Ordering::Release);
-        wake(&self.changes, ALL);
+        if self.waiters.load(Ordering::Relaxed) != 0 {
+            wake(&self.changes, ALL);
+        }
     }
 }
 

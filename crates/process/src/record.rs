@@ -1,14 +1,18 @@
 //! The record of the descriptors that a forked child closes.
 
-use std::collections::HashMap;
+// Reason: a descriptor is closed in the middle of its drop, with the record locked.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How often each descriptor is recorded: by its owner, and by the engine while it watches it.
-pub type Descriptors = HashMap<RawFd, usize>;
+pub type Descriptors = BTreeMap<RawFd, usize>;
 
 /// A lock of the standard library: it is held during a fork, and its guard may be kept meanwhile.
-static DESCRIPTORS: LazyLock<Mutex<Descriptors>> = LazyLock::new(Mutex::default);
+static DESCRIPTORS: Mutex<Descriptors> = Mutex::new(Descriptors::new());
 
 /// The record, locked: by a thread that forks. What it guards is never left half changed.
 pub fn descriptors() -> MutexGuard<'static, Descriptors> {
@@ -22,7 +26,10 @@ pub fn track(fd: RawFd) {
 
 /// Removes one record of [`track`].
 pub fn untrack(fd: RawFd) {
-    let mut descriptors = descriptors();
+    remove_once(&mut descriptors(), fd);
+}
+
+fn remove_once(descriptors: &mut Descriptors, fd: RawFd) {
     if let Some(times) = descriptors.get_mut(&fd) {
         *times -= 1;
         if *times == 0 {
@@ -54,22 +61,52 @@ impl Drop for Recorded {
 /// A descriptor of the library's: a forked child closes its copy.
 #[derive(Debug)]
 pub struct Descriptor {
-    // Dropped before the descriptor is closed.
-    record: Recorded,
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
 }
 
 impl Descriptor {
-    /// Keeps it.
+    /// What `make` makes. A fork waits for both: a child that had a copy without a record would keep a
+    /// connection open that its parent has closed. `make` must not block, nor record anything.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn made<E>(make: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Self, E> {
+        Self::made_with(|| make().map(|fd| (fd, ()))).map(|(fd, ())| fd)
+    }
+
+    /// The same; `make` gives something else beside the descriptor.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn made_with<T, E>(make: impl FnOnce() -> Result<(OwnedFd, T), E>) -> Result<(Self, T), E> {
+        let mut descriptors = descriptors();
+        let (fd, beside) = make()?;
+        *descriptors.entry(fd.as_raw_fd()).or_default() += 1;
+        Ok((Self { fd: ManuallyDrop::new(fd) }, beside))
+    }
+
+    /// One that exists.
     pub fn new(fd: OwnedFd) -> Self {
-        Self { record: Recorded::new(fd.as_raw_fd()), fd }
+        track(fd.as_raw_fd());
+        Self { fd: ManuallyDrop::new(fd) }
     }
 
     /// Gives it back: a child keeps its copy from now on.
     pub fn take(self) -> OwnedFd {
-        let Self { record, fd } = self;
-        drop(record);
-        fd
+        let mut this = ManuallyDrop::new(self);
+        untrack(this.fd.as_raw_fd());
+        // SAFETY: it is never dropped.
+        unsafe { ManuallyDrop::take(&mut this.fd) }
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        let mut descriptors = descriptors();
+        remove_once(&mut descriptors, self.fd.as_raw_fd());
+        // Closed before a fork can come: a child would keep a copy without a record.
+        // SAFETY: nothing uses it again.
+        unsafe { ManuallyDrop::drop(&mut self.fd) };
     }
 }
 
@@ -104,9 +141,16 @@ mod tests {
         drop(birth);
         assert!(!is_recorded());
         untrack(fd);
-        let kept = Descriptor::new(end.into());
+        // A child that was forked between both kept its copy.
+        let made = || {
+            assert!(DESCRIPTORS.try_lock().is_err(), "a fork must wait until it is recorded");
+            Ok::<_, ()>(end.into())
+        };
+        let kept = Descriptor::made(made).unwrap();
         assert!(is_recorded());
-        drop(kept.take());
+        let again = Descriptor::new(kept.take());
+        assert!(is_recorded());
+        drop(again);
         assert!(!is_recorded());
     }
 }

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use uwarp_process::OnceValue;
 use uwarp_wire::ddp::Header;
 use uwarp_wire::text::DatagramLine;
 
@@ -89,14 +89,13 @@ pub enum Passing<'a> {
 type Sink = dyn Fn(&Passing<'_>) + Send + Sync;
 
 static ON: AtomicBool = AtomicBool::new(false);
-static SINK: OnceLock<Box<Sink>> = OnceLock::new();
+static SINK: OnceValue<Box<Sink>> = OnceValue::new();
 
 /// Passes every segment and every datagram from now on to `sink`, which must not block for long and must not
 /// call into a queue pair. Only the first call has an effect.
 pub fn start(sink: impl Fn(&Passing<'_>) + Send + Sync + 'static) {
-    if SINK.set(Box::new(sink)).is_ok() {
-        ON.store(true, Ordering::Release);
-    }
+    SINK.get_or_make(|| Box::new(sink));
+    ON.store(true, Ordering::Release);
 }
 
 /// Whether there is a trace.

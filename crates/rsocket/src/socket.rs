@@ -233,7 +233,7 @@ impl Socket {
         let Phase::Idle(_) = &inner.phase else { return Err(Errno::INVAL) };
         let terms = Terms { options: inner.options, ..Terms::new(role) };
         let upgraded = Upgraded::prepare_for(self.events.cm(), tcp, &terms, Arc::clone(&self.waiters))?;
-        inner.prepared = Some((upgraded, Descriptor::new(upgrade::second(tcp)?)));
+        inner.prepared = Some((upgraded, Descriptor::made(|| upgrade::second(tcp))?));
         Ok(())
     }
 

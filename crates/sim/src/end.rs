@@ -325,7 +325,7 @@ impl End {
 
     /// Disconnects in an orderly way.
     pub fn disconnect(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
-        self.core.disconnect(&at(now));
+        self.core.disconnect(&at(now), false);
         self.pump(now, input, output);
     }
 
@@ -361,7 +361,7 @@ impl End {
             match action {
                 Action::Wake(woken) => woken.wake(),
                 Action::Established => self.established += 1,
-                Action::Disconnected { why, unsent, end } => {
+                Action::Disconnected { why, unsent, end, answer: _ } => {
                     let deadline = now + LIMIT;
                     let broken = std::mem::take(pump).broken() || end == Ending::Reset;
                     let reset = end == Ending::Reset || end == Ending::Told && !unsent.is_empty();

@@ -493,3 +493,8 @@ impl Hosts {
 pub fn host(n: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, n])
 }
+
+/// Its address of the other family.
+pub fn host_v6(n: u8) -> IpAddr {
+    IpAddr::from([0xFD00, 0, 0, 0, 0, 0, 0, u16::from(n)])
+}

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use uwarp_sim::hosts::network::Pid;
 use uwarp_sim::hosts::process::{MESSAGES, Named};
 use uwarp_sim::hosts::stranger::Stranger;
-use uwarp_sim::hosts::{Event, Hosts, host};
+use uwarp_sim::hosts::{Event, Hosts, host, host_v6};
 use uwarp_sim::{NetParams, Rng, Time};
 
 const MS: Time = 1_000_000;
@@ -40,6 +40,8 @@ struct Script {
     exchanges: u32,
     /// All PSNs are 0, as NCCL and UCX set them.
     known: bool,
+    /// The hosts have IPv6 addresses.
+    six: bool,
 }
 
 impl Script {
@@ -52,7 +54,11 @@ impl Script {
         let mut hosts = Hosts::new(seed, net);
         hosts.infiniband = rng.chance(500);
         hosts.timeout = if rng.chance(300) { 14 } else { 0 };
-        Self { hosts, rng, places: Vec::new(), exchanges: 0, known: false }
+        Self { hosts, rng, places: Vec::new(), exchanges: 0, known: false, six: false }
+    }
+
+    fn host(&self, n: u8) -> std::net::IpAddr {
+        if self.six { host_v6(n) } else { host(n) }
     }
 
     /// A process at this address, with so many queue pairs.
@@ -60,7 +66,7 @@ impl Script {
         let pid = self.places.len() + 1;
         let qpns: Vec<u32> = (0..queue_pairs).map(|n| (u32::from(port) << 8) + 7 + n).collect();
         assert_eq!(Stranger::port(qpns[0]), port);
-        let address = (host(ip), port).into();
+        let address = (self.host(ip), port).into();
         self.places.push((pid, address, qpns.clone()));
         self.hosts.schedule(at, Event::Start(pid, address, qpns));
         pid
@@ -402,6 +408,7 @@ fn random(seed: u64) -> usize {
     let mut script = Script::new(seed);
     let rng = &mut script.rng;
     script.known = rng.chance(150);
+    script.six = rng.chance(400);
     let ips = [[1, 2], [2, 1], [1, 1]][rng.size(0, 2)];
     let ports = if rng.chance(500) { [20_000, 20_001] } else { [20_001, 20_000] };
     let queue_pairs = rng.size(1, 3) as u32;
@@ -492,7 +499,8 @@ fn stranger_with_own_port(
     let port = 20_100 + script.hosts.strangers.len() as u16;
     let index = script.hosts.strangers.len();
     let at = 3 + script.rng.below(SEC);
-    let mut stranger = Stranger::new(1000 + index, (host(ip), port).into(), at, Time::MAX, script.rng.fork());
+    let own_place = (script.host(ip), port).into();
+    let mut stranger = Stranger::new(1000 + index, own_place, at, Time::MAX, script.rng.fork());
     stranger.own = (0..4).map(|n| (u32::from(port) << 8) + n).collect();
     if own == 0 {
         stranger.own.extend(&script.places[peer - 1].2);

@@ -37,6 +37,10 @@ pub const UWARP_RNR_RETRY: u32 = 0x8;
 /// ended by the system of a process that is gone (docs/adr/009-acknowledgements-on-request.md).
 pub const UWARP_LAST_ACK: u32 = 0x10;
 
+/// Another bit of a last [`Ack`]: its sender's program waits for the peer's program to disconnect, too, as
+/// with InfiniBand's connection manager. So the peer ends its side of the stream then, or after a time.
+pub const UWARP_AWAITS_ANSWER: u32 = 0x20;
+
 /// RDMAP message type, four bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Opcode {

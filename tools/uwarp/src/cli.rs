@@ -161,7 +161,7 @@ pub struct BenchArgs {
     /// Only for mpi: print the table in Markdown, as in docs/performance.md
     #[arg(long, conflicts_with = "json")]
     pub markdown: bool,
-    /// Show what uwarp's developers compare with, too: the targets, the way in which raw TCP was best
+    /// Also show each figure's target, and with which settings raw TCP was fastest
     #[arg(long)]
     pub targets: bool,
     /// Measure for a short time only, to see whether anything is broken
@@ -226,10 +226,10 @@ pub enum BenchWhat {
     /// An MPI program over each transport of `uwarp mpi`, beside the MPI's own TCP: ping-pongs, streams,
     /// collectives, one-sided operations, memory
     Mpi,
-    /// Programs of sockets by message size, ping-pongs and one way: plain sockets, behind the preloaded
+    /// Socket programs by message size, ping-pongs and one way: plain sockets, behind the preloaded
     /// library, in IWARP_MODE by calls and by descriptors, over rsockets
     Sockets,
-    /// All of them but mpi and sockets
+    /// All of them except mpi and sockets
     All,
 }
 
@@ -264,8 +264,8 @@ pub struct DeviceOptions {
 
 #[derive(Args, Default)]
 pub struct RunOptions {
-    /// Log to standard error: error, warn, info, debug or trace, or a filter such as warn,uwarp_cm=debug
-    /// [default: warn]
+    /// Log to standard error: off, error, warn, info, debug or trace, or a filter such as
+    /// warn,uwarp_cm=debug [default: warn]
     #[arg(long, value_name = "LEVEL", env = "UWARP_LOG", hide_env_values = true, value_parser = log_filter)]
     pub log: Option<String>,
     /// Write a trace of every iWARP segment and datagram to FILE; `-` is standard error
@@ -310,11 +310,13 @@ pub struct RunOptions {
     /// shell, an interpreter or a launcher; `uwarp doctor -- PROGRAM` says which [default: off]
     #[arg(long, value_name = "auto|on|off", env = "UWARP_FILES", hide_env_values = true, ignore_case = true)]
     pub files: Option<Files>,
-    /// Let TCP sockets of the program become iWARP's, where RULE says so: such as rsockets:port=5001, or
-    /// upgrade:all for those whose other end agrees; on other hosts, upgrade:address=10.0.0.0/8,key=FILE for
-    /// ends that have the same key (32 hexadecimal digits), or no-other-users in its place. `@FILE`
-    /// reads rules from a file. Without RULE, the variable's rules apply; without any, all sockets stay TCP.
-    /// With `--log info`, each connection that `upgrade` chose says if it became iWARP's, and if not, why
+    /// Switch TCP sockets of the program to iWARP, where RULE says so. rsockets:port=5001: all of this port;
+    /// the other end must use rsockets, too. upgrade:all: those whose other end, on this host, has such a
+    /// rule. upgrade:address=10.0.0.0/8,key=FILE: also on other hosts, if both ends have the same key (32
+    /// hexadecimal digits); no-other-users in place of key=FILE if you trust everything that runs on both.
+    /// `@FILE` reads rules from a file. Without RULE, the rules of the variable apply; without any, all
+    /// sockets stay TCP. With `--log info`, `upgrade` says for each connection if it switched to iWARP, and
+    /// if not, why
     #[arg(long, value_name = "RULE", env = "UWARP_SOCKETS", hide_env_values = true, num_args = 0..=1,
           require_equals = true, default_missing_value = "", value_parser = socket_rules)]
     pub sockets: Option<String>,

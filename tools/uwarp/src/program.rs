@@ -215,6 +215,14 @@ pub fn secure_execution(path: &Path, caller: Caller) -> Option<String> {
     })
 }
 
+/// Why what `path` starts does not inherit `LD_LIBRARY_PATH`, whoever calls it. Without `-`, su passes it on.
+pub fn drops_environment(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    ["sudo", "doas", "pkexec"]
+        .contains(&name)
+        .then(|| format!("{name} removes LD_LIBRARY_PATH from the environment of what it starts"))
+}
+
 fn gains_identity(metadata: &Metadata, caller: Caller) -> Option<String> {
     const SETUID: u32 = 0o4000;
     const SETGID_AND_GROUP_EXECUTE: u32 = 0o2010;
@@ -259,6 +267,14 @@ mod tests {
             let reason = Unusable::NotFound { name: name.into() };
             assert!(reason.remedy().ends_with(&format!("apt-get install {package}")), "{}", reason.remedy());
         }
+    }
+
+    /// Root gains no rights by them, so the loader is not in secure mode; the variable is gone all the same.
+    #[test]
+    fn sudo_is_known_to_drop_the_variable_for_root_too() {
+        assert!(drops_environment("/usr/bin/sudo".as_ref()).unwrap().starts_with("sudo removes"));
+        assert_eq!(drops_environment("/usr/bin/su".as_ref()), None);
+        assert_eq!(drops_environment("/usr/bin/sudoku".as_ref()), None);
     }
 
     #[test]

@@ -180,6 +180,8 @@ fn warnings(file: &Path, libdir: &Path) -> Vec<String> {
             file.display(),
             secure_remedy(file)
         ));
+    } else if let Some(reason) = program::drops_environment(file) {
+        warnings.push(format!("{reason}. {}", secure_remedy(file)));
     }
     if let Some(found) = settings::preloaded(Some(libdir), env::var_os("LD_PRELOAD")) {
         warnings.push(format!("{found}. Remove it from LD_PRELOAD"));

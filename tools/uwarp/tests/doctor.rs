@@ -343,6 +343,8 @@ fn loopback_that_is_down_is_found() {
     let libdir = sound_library();
     let answer = doctor_in_namespace(libdir.path(), "true");
     answer.says("loopback", "fail", &["no TCP connection over 127.0.0.1", "ip link set lo up"]);
+    // It advised to change the firewall.
+    answer.says("udp", "fail", &["Network is unreachable", "ip link set lo up"]);
     assert_eq!(answer.code, Some(1));
 }
 
@@ -364,7 +366,7 @@ fn a_firewall_that_drops_udp_is_found() {
     answer.says(
         "udp",
         "fail",
-        &["10.55.0.1: nothing came", "join by number", "pass UDP as well as TCP", "--port-range"],
+        &["10.55.0.1: nothing came", "connect by number", "pass UDP as well as TCP", "--port-range"],
     );
     answer.says("loopback", "ok", &[]);
     assert_eq!(answer.code, Some(1));

@@ -27,7 +27,9 @@ pub fn send(conn: &Conn, datagram: &Datagram) -> Vec<Action> {
         return Vec::new();
     }
     let heard = conn.has_heard();
-    match send_aside(conn, datagram) {
+    let sent = send_aside(conn, datagram);
+    conn.agreement.lock().name_is_foreign(sent == Err(libc::EACCES));
+    match sent {
         Ok(true) => Vec::new(),
         Ok(false) => conn.agreement.lock().unlinked(heard),
         Err(libc::ECONNREFUSED) => conn.agreement.lock().refused(heard),
@@ -90,14 +92,15 @@ pub fn hear_aside(conn: &Arc<Conn>, epoll: c_int) {
         Role::Accepted => (ends.accepted, ends.connected),
     };
     for _ in 0..TURN {
-        let heard = {
+        // By turns: who connects again and again does not keep the peer's words from being read.
+        let (accepted, heard) = {
             let mut side = conn.side.lock();
-            if side.accept(epoll, conn.key as u64 * KINDS + LINK) {
-                continue;
-            }
-            side.receive(&ends, || kernel::mirrored(own, peer))
+            let identity = || kernel::mirrored(own, peer);
+            let accepted = side.accept(epoll, conn.key as u64 * KINDS + LINK, identity);
+            (accepted, side.receive(&ends, identity))
         };
         let actions = match heard {
+            None if accepted => continue,
             None => return,
             Some(Heard::Ended) => conn.agreement.lock().unlinked(conn.has_heard()),
             // As if it were lost: the peer repeats it, and so does this end its HELLO.

@@ -17,8 +17,25 @@ impl Identity {
     /// Whether the process at the other end of a Unix socket is of this socket's owner, or of root. Nobody
     /// else is shown anything, or believed: he could carry what he is shown from one end to the other.
     pub fn is_of(&self, link: c_int) -> bool {
-        user_of(link).is_some_and(|user| user == 0 || user == self.owner)
+        let known = |user| user == 0 || user == self.owner;
+        user_of(link).is_some_and(known) && is_one_user(self.owner)
     }
+}
+
+/// Whether this number is one user's. In a user namespace all users that are not mapped there have one and
+/// the same number, so two of them look alike.
+fn is_one_user(user: u32) -> bool {
+    /// All numbers but the last, which is none.
+    const EVERYBODY: u64 = u32::MAX as u64;
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let unmapped = read("/proc/sys/kernel/overflowuid").and_then(|text| text.trim().parse().ok());
+    if user != unmapped.unwrap_or(65534) {
+        return true;
+    }
+    // A program may have changed its namespace since it began.
+    let map = read("/proc/thread-self/uid_map").unwrap_or_default();
+    let counts = map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
+    counts.sum::<u64>() >= EVERYBODY
 }
 
 /// Who is at the other end of a Unix socket.
@@ -232,14 +249,15 @@ pub fn accept(fd: c_int) -> Result<c_int, c_int> {
 /// Whether the process at the other end of a Unix socket is of this user, or of root.
 pub fn is_of_own_user(fd: c_int) -> bool {
     let own = call(libc::SYS_geteuid, [0; 5]).ok();
-    user_of(fd).is_some_and(|user| user == 0 || Some(user.cast_signed()) == own)
+    user_of(fd).is_some_and(|user| user == 0 || Some(user.cast_signed()) == own && is_one_user(user))
 }
 
 /// Most descriptors in a message, by the kernel.
 const MOST: usize = 253;
 
+/// Room for those, and for the sender's process and user. What does not fit the kernel would close at once.
 #[repr(C, align(8))]
-struct Control([u8; 16 + 4 * (MOST + 1)]);
+struct Control([u8; 16 + 4 * (MOST + 1) + 32]);
 
 /// Sends a message with a descriptor, or without one.
 pub fn send_with(fd: c_int, bytes: &[u8], shown: Option<c_int>) -> Result<usize, c_int> {
@@ -265,6 +283,33 @@ pub fn send_with(fd: c_int, bytes: &[u8], shown: Option<c_int>) -> Result<usize,
 
 /// Receives a message and the descriptors in it, which are the caller's.
 pub fn receive_with(fd: c_int, bytes: &mut [u8]) -> Result<(usize, Vec<c_int>), c_int> {
+    receive(fd, bytes).map(|(len, descriptors, _)| (len, descriptors))
+}
+
+/// Messages that may wait in a Unix socket, by far.
+const MOST_WAIT: usize = 256;
+
+/// Of a socket that has been shut down, into which nobody can put anything any more: takes the descriptors
+/// that are in it. True: it is empty now, so closing it closes no other file.
+pub fn empty(fd: c_int) -> (Vec<c_int>, bool) {
+    let mut all = Vec::new();
+    // Then each message has a header, and the end of all of them has none.
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, 1);
+    if sys::option(fd, libc::SOL_SOCKET, libc::SO_PASSCRED) != Some(1) {
+        return (all, false);
+    }
+    for _ in 0..MOST_WAIT {
+        match receive(fd, &mut [0]) {
+            Ok((_, _, false)) => return (all, true),
+            Ok((_, descriptors, true)) => all.extend(descriptors),
+            Err(_) => {}
+        }
+    }
+    (all, false)
+}
+
+/// A message's length, its descriptors, and whether it has a header of any kind.
+fn receive(fd: c_int, bytes: &mut [u8]) -> Result<(usize, Vec<c_int>, bool), c_int> {
     let mut control = Control([0; size_of::<Control>()]);
     let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: zeros are NULL and no bytes.
@@ -273,11 +318,12 @@ pub fn receive_with(fd: c_int, bytes: &mut [u8]) -> Result<(usize, Vec<c_int>), 
     (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<Control>());
     let (at, flags) = ((&raw mut message).expose_provenance(), libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC);
     let len = transfer(libc::SYS_recvmsg, [int(fd), at, int(flags), 0, 0, 0])?;
-    let mut descriptors = Vec::new();
+    let (mut descriptors, mut headers) = (Vec::new(), false);
     // SAFETY: headers that the call wrote, within their length, and numbers behind one of this type.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {
+            headers = true;
             if ((*header).cmsg_level, (*header).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let count = (*header).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 let first = libc::CMSG_DATA(header).cast::<c_int>();
@@ -286,7 +332,7 @@ pub fn receive_with(fd: c_int, bytes: &mut [u8]) -> Result<(usize, Vec<c_int>), 
             header = libc::CMSG_NXTHDR(&raw const message, header);
         }
     }
-    Ok((len, descriptors))
+    Ok((len, descriptors, headers))
 }
 
 #[cfg(test)]
@@ -336,6 +382,29 @@ mod tests {
         let of = |owner| Identity { inode: 1, owner };
         assert!(of(own).is_of(one.as_raw_fd()));
         assert_eq!(of(own + 1).is_of(one.as_raw_fd()), own == 0);
+    }
+
+    #[test]
+    fn a_socket_is_emptied_of_all_that_is_in_it() {
+        let pair = || {
+            let (mut fds, kind) = ([0; 2], libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC);
+            let to = fds.as_mut_ptr().expose_provenance();
+            call(libc::SYS_socketpair, [int(libc::AF_UNIX), int(kind), 0, to, 0]).unwrap();
+            fds
+        };
+        let [from, to] = pair();
+        let shown = std::fs::File::open("/dev/null").unwrap();
+        // A message of no bytes looks like the end.
+        for shown in [None, Some(shown.as_raw_fd()), None, Some(shown.as_raw_fd())] {
+            send_with(from, &[], shown).unwrap();
+        }
+        sys::shutdown(to, libc::SHUT_RDWR).unwrap();
+        let (descriptors, is_empty) = empty(to);
+        assert_eq!((descriptors.len(), is_empty), (2, true));
+        let open = |fd: &c_int| sys::fcntl(*fd, libc::F_GETFD, 0).is_ok();
+        assert!(descriptors.iter().all(open));
+        assert_eq!(empty(to), (vec![], true));
+        descriptors.into_iter().chain([from, to]).for_each(sys::close);
     }
 
     #[test]

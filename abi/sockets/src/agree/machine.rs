@@ -103,6 +103,8 @@ pub struct Agreement {
     /// Of the pauses.
     step: usize,
     refusals: u8,
+    /// Another user has the name of the connection, as far as is known.
+    foreign: bool,
     welcomes: u32,
     /// It stays TCP.
     why: Option<Why>,
@@ -131,6 +133,7 @@ impl Agreement {
             vetoed: false,
             step: 0,
             refusals: 0,
+            foreign: false,
             welcomes: 0,
             why: None,
             next: None,
@@ -352,6 +355,12 @@ impl Agreement {
         }
     }
 
+    /// Whether the last datagram was not sent because another user has the connection's name. He may let go
+    /// of it, so this end goes on asking.
+    pub fn name_is_foreign(&mut self, foreign: bool) {
+        self.foreign = foreign;
+    }
+
     /// The way on which the peer's datagrams come has ended. On one host no datagram is lost there, so none
     /// comes any more; the marker may be on its way.
     pub fn unlinked(&mut self, heard: bool) -> Vec<Action> {
@@ -379,7 +388,9 @@ impl Agreement {
             (Role::Accepted, Stage::Asking) if self.step < HELLOS_MS.len() => {
                 vec![self.repeat(now, Kind::Hello)]
             }
-            (Role::Accepted, Stage::Asking) => self.stay_and_tell(now, Why::NoAnswer),
+            (Role::Accepted, Stage::Asking) => {
+                self.stay_and_tell(now, if self.foreign { Why::OtherUser } else { Why::NoAnswer })
+            }
             (Role::Connected, Stage::Asking) => self.stay(Why::NotAsked),
             (Role::Connected, Stage::Marking) if self.step < WELCOMES_MS.len() => {
                 self.welcomes += 1;
@@ -559,6 +570,20 @@ mod tests {
         two.c.used(two.now);
         let late = two.c.next().unwrap();
         assert_eq!(two.c.timeout(late), [Action::Stay]);
+    }
+
+    #[test]
+    fn a_name_that_another_user_keeps_is_the_reason() {
+        for (last, why) in [(true, Why::OtherUser), (false, Why::NoAnswer)] {
+            let mut two = Two::new();
+            two.hello();
+            two.a.name_is_foreign(true);
+            while two.a.stage != Stage::Over {
+                two.a.name_is_foreign(last);
+                two.a.timeout(two.a.next().unwrap());
+            }
+            assert_eq!(two.a.why(), why);
+        }
     }
 
     #[test]

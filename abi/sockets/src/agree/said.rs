@@ -27,6 +27,8 @@ pub enum Why {
     NoUdpPort,
     /// Another process has the name of the connection.
     NoName,
+    /// Another user has the name of the connection, and is shown nothing.
+    OtherUser,
     /// The other end is on another host, and the rule does not say who is believed there.
     OtherHost,
     /// It has ended before.
@@ -45,13 +47,18 @@ impl Why {
                 "the other end has not answered for 8 s: it is under no rule, its program has not used the \
                  connection, or UDP does not pass"
             }
-            Self::Peer => "the other end has decided so",
+            Self::Peer => "the other end decided to stay TCP",
             Self::Vetoed => {
-                "the program has made a call, or has forked, so that it cannot be upgraded (docs/sockets.md)"
+                "this program made a call that iWARP cannot follow (fork, dup, shutdown or another one of \
+                 docs/sockets.md) before both ends had agreed"
             }
             Self::NoRoom => "no descriptor, memory or thread is left for a stream",
             Self::NoUdpPort => "the UDP port with the number of its TCP port is in use",
             Self::NoName => "another process has the Unix socket with the name of this connection",
+            Self::OtherUser => {
+                "another user has the Unix socket with the name of this connection, or the two users have no \
+                 numbers of their own in this user namespace"
+            }
             Self::OtherHost => {
                 "the other end is on another host, where anybody could speak for it: give the rules of both \
                  ends key=FILE, or no-other-users (docs/sockets.md)"

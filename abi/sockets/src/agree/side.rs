@@ -18,7 +18,7 @@ use super::kernel::{self, Identity};
 use super::wire::{Datagram, Ends, Kind};
 use crate::{fds, sys};
 
-/// Links that wait for a proof; a stranger's must not keep the peer's out.
+/// Links of the peer's user that wait for a proof, and places for those that nobody has accepted yet.
 const LINKS: usize = 4;
 /// Threads that may wait for strangers' descriptors.
 const CLOSING: usize = 16;
@@ -78,7 +78,17 @@ impl Drop for Exposed {
         } else if kernel::is_of_own_user(self.fd) {
             sys::close(self.fd);
         } else {
-            close_elsewhere(vec![self.fd]);
+            // Only what a stranger has put there can take long, and most have put nothing there.
+            let (mut descriptors, is_empty) = kernel::empty(self.fd);
+            if is_empty {
+                sys::close(self.fd);
+            } else {
+                descriptors.push(self.fd);
+            }
+            if !descriptors.iter().all(|fd| kernel::is_path(*fd)) {
+                return close_elsewhere(descriptors);
+            }
+            descriptors.into_iter().for_each(sys::close);
         }
     }
 }
@@ -160,7 +170,7 @@ impl Side {
     }
 
     /// Of the end that accepted: a new link to the other one. `EACCES`: who has the name is another user than
-    /// the one whose socket the other end is.
+    /// the one whose socket the other end is, or nobody can say who that is.
     pub fn connect(&mut self, ends: &Ends, set: c_int, data: u64) -> Result<(), c_int> {
         if GIVEN_UP.load(Ordering::Acquire) {
             return Err(libc::ECONNREFUSED);
@@ -168,8 +178,8 @@ impl Side {
         let mut socket = Exposed::new(kernel::seqpacket()?);
         let (to, len) = name_of(ends);
         sys::quietly(|| sys::connect(socket.fd, &to, len))?;
-        let peer = kernel::mirrored(ends.accepted, ends.connected);
-        if !peer.is_some_and(|peer| peer.is_of(socket.fd)) {
+        let peer = kernel::mirrored(ends.accepted, ends.connected).ok_or(libc::ENOTCONN)?;
+        if !peer.is_of(socket.fd) {
             return Err(libc::EACCES);
         }
         socket.watch(set, data);
@@ -195,11 +205,15 @@ impl Side {
         }
     }
 
-    /// Accepts a link; false: nobody has connected.
-    pub fn accept(&mut self, set: c_int, data: u64) -> bool {
+    /// Accepts a link; false: nobody has connected. `peer`: the other end, as the kernel names it. Links of
+    /// others than its owner are closed at once, so that however many they open, none takes the peer's place.
+    pub fn accept(&mut self, set: c_int, data: u64, peer: impl Fn() -> Option<Identity>) -> bool {
         let accepted = self.name.as_ref().map(|name| kernel::accept(name.fd));
         let Some(Ok(link)) = accepted else { return false };
         let mut socket = Exposed::new(link);
+        if !peer().is_some_and(|peer| peer.is_of(socket.fd)) {
+            return true;
+        }
         socket.watch(set, data);
         if self.links.len() >= LINKS {
             self.links.remove(0);

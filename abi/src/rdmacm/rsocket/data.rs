@@ -128,12 +128,12 @@ pub(crate) fn vectors(count: c_int) -> Result<usize, Failure> {
 
 entry! {
     /// rsocket(7).
-    verb fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> MinusOne<isize> {
+    fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> MinusOne<isize> {
         receive(socket, &[buffer(buf, len)], flags)
     }
 
     /// rsocket(7).
-    verb fn rrecvfrom(
+    fn rrecvfrom(
         socket: c_int,
         buf: *mut c_void,
         len: usize,
@@ -149,7 +149,7 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> MinusOne<isize> {
+    fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> MinusOne<isize> {
         let msg = required(msg, "msg")?;
         if !(*msg).msg_control.is_null() && (*msg).msg_controllen > 0 {
             return Err(Failure::unsupported("ancillary data"));
@@ -167,22 +167,22 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rread(socket: c_int, buf: *mut c_void, count: usize) -> MinusOne<isize> {
+    fn rread(socket: c_int, buf: *mut c_void, count: usize) -> MinusOne<isize> {
         read(socket, &[buffer(buf, count)])
     }
 
     /// rsocket(7).
-    verb fn rreadv(socket: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
+    fn rreadv(socket: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
         read(socket, &buffers(iov, vectors(count)?)?)
     }
 
     /// rsocket(7).
-    verb fn rsend(socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> MinusOne<isize> {
+    fn rsend(socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> MinusOne<isize> {
         send(socket, &[buffer(buf, len)], flags)
     }
 
     /// rsocket(7).
-    verb fn rsendto(
+    fn rsendto(
         socket: c_int,
         buf: *const c_void,
         len: usize,
@@ -194,7 +194,7 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> MinusOne<isize> {
+    fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> MinusOne<isize> {
         let msg = required(msg.cast_mut(), "msg")?;
         if !(*msg).msg_control.is_null() && (*msg).msg_controllen > 0 {
             return Err(Failure::unsupported("ancillary data"));
@@ -208,12 +208,12 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rwrite(socket: c_int, buf: *const c_void, count: usize) -> MinusOne<isize> {
+    fn rwrite(socket: c_int, buf: *const c_void, count: usize) -> MinusOne<isize> {
         send(socket, &[buffer(buf, count)], 0)
     }
 
     /// rsocket(7).
-    verb fn rwritev(socket: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
+    fn rwritev(socket: c_int, iov: *const iovec, count: c_int) -> MinusOne<isize> {
         let buffers = buffers(iov, vectors(count)?)?;
         if buffers.iter().all(|buffer| buffer.len == 0) {
             table::any(socket)?;
@@ -223,7 +223,7 @@ entry! {
     }
 
     /// riomap, rsocket(7): the failure is an offset of -1.
-    verb fn riomap(
+    fn riomap(
         socket: c_int,
         buf: *mut c_void,
         len: usize,
@@ -241,12 +241,12 @@ entry! {
     }
 
     /// riounmap, rsocket(7).
-    verb fn riounmap(socket: c_int, buf: *mut c_void, len: usize) -> MinusOne {
+    fn riounmap(socket: c_int, buf: *mut c_void, len: usize) -> MinusOne {
         Ok(table::socket(socket)?.unmap(buffer(buf, len))?)
     }
 
     /// riowrite, rsocket(7): returns a count of bytes, of which -1 is none.
-    verb fn riowrite(
+    fn riowrite(
         socket: c_int,
         buf: *const c_void,
         count: usize,

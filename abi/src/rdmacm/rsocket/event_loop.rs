@@ -2,19 +2,20 @@
 //! (docs/adr/046).
 
 use std::ffi::c_int;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use uwarp_abi_types::preload::{FOR_EVER, NO_MORE, progress};
 use uwarp_driver::Engine;
 use uwarp_driver::event_loop::Sleep;
+use uwarp_process::{OnceValue, PerProcess};
 use uwarp_rsocket::Socket;
 
-/// The engine of the process that asked first. A child of it does not call.
-static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
+/// The engine of the process.
+static ENGINE: PerProcess<OnceValue<Arc<Engine>>> = PerProcess::new(OnceValue::new);
 
 /// What the device of this socket offers.
 pub fn progress_of(socket: &Socket) -> progress {
-    let engine = ENGINE.get_or_init(|| Arc::clone(socket.nic().engine()));
+    let engine = ENGINE.get_or_make(|| Arc::clone(socket.nic().engine()));
     progress { fd: engine.fd(), look, begin, limit, serve, end }
 }
 

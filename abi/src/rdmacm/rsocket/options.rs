@@ -286,7 +286,7 @@ fn number_of_datagrams(level: c_int, name: c_int) -> Result<c_int, Failure> {
 
 entry! {
     /// rsocket(7).
-    verb fn rsetsockopt(
+    fn rsetsockopt(
         socket: c_int,
         level: c_int,
         name: c_int,
@@ -300,7 +300,7 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn rgetsockopt(
+    fn rgetsockopt(
         socket: c_int,
         level: c_int,
         name: c_int,

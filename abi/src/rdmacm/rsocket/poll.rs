@@ -179,13 +179,13 @@ entry! {
     }
 
     /// rsocket(7). Flags are those of epoll_create1(2), and have no effect: the set does not survive exec.
-    verb fn repoll_create(_flags: c_int) -> MinusOne<c_int> {
+    fn repoll_create(_flags: c_int) -> MinusOne<c_int> {
         let set = Set::new()?;
         Ok(table::insert(set.fd(), Entry::Set(set)))
     }
 
     /// rsocket(7).
-    verb fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> MinusOne {
+    fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> MinusOne {
         let set = table::set(epfd)?;
         if fd < 0 {
             return Err(Errno::BADF.into());
@@ -200,7 +200,7 @@ entry! {
     }
 
     /// rsocket(7).
-    verb fn repoll_wait(
+    fn repoll_wait(
         epfd: c_int,
         events: *mut epoll_event,
         max: c_int,

@@ -143,6 +143,15 @@ impl Owner {
         }
     }
 
+    /// The program's call was refused: it may accept the request again.
+    pub fn unanswered(&self) {
+        if let Some(Origin { listener, conn: Some(conn) }) = &self.origin
+            && let Some(listener) = listener.upgrade()
+        {
+            listener.call(|life, now| life.unanswered(now, *conn));
+        }
+    }
+
     /// The program has taken a request of this listener.
     pub fn request_delivered(&self, runner: &LifeRunner) {
         runner.post_call(|life, now| life.handle_input(now, Input::Delivered));

@@ -179,9 +179,11 @@ impl Adopt {
         match std::mem::replace(&mut self.state, State::Over { attaching: false }) {
             State::Attaching(_) if !unattached => {
                 self.state = State::Over { attaching: true };
-                self.actions.push_back(Action::Disconnect { conn: self.conn });
+                self.actions.push_back(Action::Disconnect { conn: self.conn, answered: false });
             }
-            State::Attached(_) => self.actions.push_back(Action::Disconnect { conn: self.conn }),
+            State::Attached(_) => {
+                self.actions.push_back(Action::Disconnect { conn: self.conn, answered: false })
+            }
             State::Handshaking(_) | State::Leaving(..) | State::Attaching(_) => self.close(),
             over @ (State::Established | State::Over { .. }) => self.state = over,
         }
@@ -264,7 +266,7 @@ impl Adopt {
             (State::Attached(private_data), StreamEvent::Established) => self.established(private_data),
             (State::Attaching(_) | State::Attached(_), StreamEvent::Ended(_)) => {
                 self.limit = None;
-                self.actions.push_back(Action::Disconnect { conn: self.conn });
+                self.actions.push_back(Action::Disconnect { conn: self.conn, answered: false });
                 self.report(Report::Failed(Errno::CONNRESET));
                 State::Over { attaching: false }
             }

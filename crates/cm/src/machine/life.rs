@@ -516,6 +516,14 @@ impl Life {
         }
     }
 
+    /// To a listener: the call was refused, and the program may answer the request again.
+    pub fn unanswered(&mut self, now: &Now, conn: ConnKey) {
+        if let Part::Listener(listener) = &mut self.part {
+            listener.unanswered(now, conn);
+            self.drain();
+        }
+    }
+
     /// Queues an event that does not come from the connection manager.
     pub fn post(&mut self, kind: EventKind, status: i32) -> Result<(), CmError> {
         self.check_alive()?;
@@ -551,6 +559,8 @@ impl Life {
         for action in std::mem::take(&mut self.actions) {
             match action {
                 Action::Report(Report::Event(_)) => {}
+                // Nobody waits for it, and the queue pair may be in other use soon.
+                Action::Fail => {}
                 // Not begun yet.
                 Action::Connect { .. } | Action::Listen | Action::Accept { .. } => {}
                 // The program will never see this id.
@@ -586,10 +596,10 @@ impl Life {
             }
             Part::Replying { conn, .. } | Part::Parked { conn, .. } => self.close(conn),
             Part::Attaching { conn, .. } => {
-                self.actions.push_back(Action::Disconnect { conn });
+                self.actions.push_back(Action::Disconnect { conn, answered: false });
                 self.leaving = Some(conn);
             }
-            Part::Stream { conn } => self.actions.push_back(Action::Disconnect { conn }),
+            Part::Stream { conn } => self.actions.push_back(Action::Disconnect { conn, answered: false }),
         }
     }
 

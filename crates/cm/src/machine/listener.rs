@@ -94,6 +94,7 @@ pub struct Listener {
 /// | Complete | its turn | Reported | Report Requested |
 /// | Reported | Delivered | Reported | one less undelivered; Accept |
 /// | Reported | answered | Answered | – |
+/// | Answered | unanswered | Reported | next Complete |
 /// | Reported, Answered | Settled, 200 ms | gone | next Complete |
 ///
 /// Its turn: earlier ones are complete or 10 ms old, there is no earlier Answered of this peer below 200 ms,
@@ -193,6 +194,17 @@ impl Listener {
     pub fn answered(&mut self, now: &Now, conn: ConnKey) {
         if let Some(peer) = self.reported.remove(&conn) {
             self.answered.push_back(Answered { conn, peer, at: now.get() });
+        }
+    }
+
+    /// The program's call was refused: the request is as it was.
+    pub fn unanswered(&mut self, now: &Now, conn: ConnKey) {
+        if let Some(at) = self.answered.iter().position(|answered| answered.conn == conn)
+            && let Some(Answered { peer, .. }) = self.answered.remove(at)
+        {
+            self.reported.insert(conn, peer);
+            self.report(now);
+            self.accept_more(now);
         }
     }
 

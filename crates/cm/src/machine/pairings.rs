@@ -36,10 +36,11 @@ mod early;
 mod index;
 mod listening;
 mod pairing;
+mod unanswered;
 mod why;
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -60,6 +61,7 @@ use self::listening::EARLY_LIMIT;
 pub use self::listening::MOST_EARLY_EACH;
 pub use self::pairing::shown_psns;
 use self::pairing::{Pairing, State};
+use self::unanswered::Unanswered;
 use self::why::Named;
 use super::active::{self, Active};
 use super::budget::{Budget, Place};
@@ -149,10 +151,12 @@ pub struct Pairings {
     /// The addresses and ports that pairings name.
     named: BTreeMap<(Ipv6Addr, u16), Named>,
     /// Queue pairs that exist.
-    alive: BTreeSet<u32>,
+    alive: Alive,
     early: EarlyRequests,
     /// Requests that are turned away, until the words are sent.
     leaving: BTreeMap<ConnKey, Leaving>,
+    /// Requests for cookies that came before a queue pair's move.
+    unanswered: Unanswered,
     /// Cookies for others in the second that began then.
     cookies: Option<(Instant, u32)>,
     datagrams: VecDeque<(Route, [u8; ProofDatagram::LEN])>,
@@ -165,6 +169,34 @@ pub struct Pairings {
 struct Leaving {
     handshake: Box<Handshake>,
     _place: Option<Place>,
+}
+
+/// The queue pairs of a port that exist. The program makes and destroys hundreds in a row, and the shell
+/// reports each change.
+#[derive(Debug, Default)]
+struct Alive {
+    port: u16,
+    slots: [u64; 4],
+}
+
+impl Alive {
+    fn has(&self, qpn: u32) -> bool {
+        let (word, bit) = Self::place(qpn);
+        port_of(qpn) == self.port && self.slots.get(word).is_some_and(|slots| slots & bit != 0)
+    }
+
+    fn set(&mut self, qpn: u32, is_alive: bool) {
+        self.port = port_of(qpn);
+        let (word, bit) = Self::place(qpn);
+        if let Some(slots) = self.slots.get_mut(word) {
+            *slots = if is_alive { *slots | bit } else { *slots & !bit };
+        }
+    }
+
+    fn place(qpn: u32) -> (usize, u64) {
+        let [.., slot] = qpn.to_be_bytes();
+        (usize::from(slot / 64), 1 << (slot % 64))
+    }
 }
 
 impl Pairings {
@@ -183,9 +215,10 @@ impl Pairings {
             pairs: BTreeMap::new(),
             index: Index::default(),
             named: BTreeMap::new(),
-            alive: BTreeSet::new(),
+            alive: Alive::default(),
             early: EarlyRequests::default(),
             leaving: BTreeMap::new(),
+            unanswered: Unanswered::default(),
             cookies: None,
             datagrams: VecDeque::new(),
             sending: None,
@@ -194,18 +227,14 @@ impl Pairings {
         }
     }
 
-    /// The queue pairs that exist now.
-    pub fn set_alive(&mut self, alive: impl IntoIterator<Item = u32>) {
-        self.alive = alive.into_iter().collect();
+    /// The queue pairs of this port that exist now: a bit for each, by the low byte of its number.
+    pub fn set_alive(&mut self, port: u16, slots: [u64; 4]) {
+        self.alive = Alive { port, slots };
     }
 
     /// A queue pair with this number exists from now on, or no longer; in that case see [`Self::forget`].
     pub fn alive(&mut self, qpn: u32, is_alive: bool) {
-        if is_alive {
-            self.alive.insert(qpn);
-        } else {
-            self.alive.remove(&qpn);
-        }
+        self.alive.set(qpn, is_alive);
     }
 
     /// The program has moved a queue pair to RTR: it waits for its stream to queue pair `peer` at the other
@@ -280,6 +309,19 @@ impl Pairings {
         self.pairs.iter().any(|(qpn, pairing)| pairing.role(*qpn) == Ordering::Less)
     }
 
+    /// To be called after [`Self::begin`], with a later time: a cookie from the time of the move does not
+    /// count. The peer may have asked for one before the move.
+    pub fn begun(&mut self, now: &Now, qpn: u32) {
+        let Some(pairing) = self.pairs.get(&qpn) else { return };
+        let (peer, (address, port)) = (pairing.peer, pairing.names_peer());
+        let asked = self
+            .unanswered
+            .take(qpn, |from, source_qpn| (source_qpn, gid(from.ip()), from.port()) == (peer, address, port));
+        for (from, to, request) in asked {
+            self.answer(now, from, to, &request);
+        }
+    }
+
     /// What this host has refused of what a queue pair needs; it waits in vain.
     pub fn refused(&self, qpn: u32) -> Option<Errno> {
         self.pairs.get(&qpn)?.refused
@@ -335,6 +377,7 @@ impl Pairings {
     pub fn forget(&mut self, now: &Now, qpn: u32) {
         self.end(qpn);
         self.alive(qpn, false);
+        self.unanswered.take(qpn, |_, _| false);
         for early in self.early.take_of(qpn, |_| true) {
             self.reject(now, early, TurnedAway::NoQueuePair);
         }
@@ -532,6 +575,7 @@ impl Machine for Pairings {
                     return;
                 }
                 match proof.cookie {
+                    None if self.waits_for_move(now, from, to, &proof) => {}
                     None => self.answer(now, from, to, &proof),
                     Some(cookie) => self.has_cookie(now, from, &proof, cookie),
                 }

@@ -56,7 +56,7 @@ pub enum Deferred<R> {
     #[allow(missing_docs)]
     Attach { conn: ConnKey, to: Recipient, said: Box<Negotiated>, param: ConnParam },
     /// See [`Action::Disconnect`].
-    Disconnect(ConnKey),
+    Disconnect(ConnKey, bool),
     /// See [`Action::Fail`].
     Fail,
     /// See [`Action::Answer`].
@@ -73,7 +73,8 @@ pub struct Conns<W> {
     bound: Option<Box<dyn Bound>>,
     listening: Option<Listener<W>>,
     open: BTreeMap<ConnKey, Open<W>>,
-    /// Those that may have something to read, or have ended.
+    /// Those that may have something to read, or have ended. Each read looks at them from the first on, so
+    /// those of which nothing is to be read stay out: hundreds of peers may wait early.
     marked: BTreeSet<ConnKey>,
     /// Those that are not watched.
     unwatched: BTreeSet<ConnKey>,
@@ -94,6 +95,8 @@ struct Open<W> {
     unread: bool,
     /// It may have ended since that was checked last.
     unchecked: bool,
+    /// The machine wants only its end, and never bytes again.
+    only_end: bool,
     /// It has taken nothing when something was sent last.
     full: bool,
 }
@@ -149,13 +152,16 @@ impl<W> Conns<W> {
     pub fn insert(&mut self, conn: ConnKey, set_up: Box<dyn SetUp>) {
         self.insert_watched(conn, None, set_up);
         self.unwatched.insert(conn);
+        self.marked.insert(conn);
     }
 
+    /// One that is watched already is read when the watch reports it.
     fn insert_watched(&mut self, conn: ConnKey, watched: Option<W>, set_up: Box<dyn SetUp>) {
         let recorded = set_up.watch().descriptor().map(Recorded::new);
-        let open = Open { watched, recorded, set_up, unread: true, unchecked: true, full: false };
+        let unread = watched.is_none();
+        let open =
+            Open { watched, recorded, set_up, unread, unchecked: unread, only_end: false, full: false };
         self.open.insert(conn, open);
-        self.marked.insert(conn);
     }
 
     /// A connection that becomes a stream. It is not watched any more.
@@ -385,11 +391,14 @@ fn act<M: Machine, S: Surroundings>(
         }
         Action::CheckPolled => Input::Unpolled(around.is_unpolled()),
         Action::Attach { conn, to, said, param } => {
+            // Nothing is read or watched until it is taken, or comes back.
+            conns.marked.remove(&conn);
+            conns.unwatched.remove(&conn);
             deferred.push_back(Deferred::Attach { conn, to, said, param });
             return true;
         }
-        Action::Disconnect { conn } => {
-            deferred.push_back(Deferred::Disconnect(conn));
+        Action::Disconnect { conn, answered } => {
+            deferred.push_back(Deferred::Disconnect(conn, answered));
             return true;
         }
         Action::Fail => {
@@ -433,12 +442,14 @@ fn read<M: Machine, W>(machine: &mut M, conns: &mut Conns<W>, now: &Now) -> bool
         let mut buffer = [0; mpa::MAX_PRIVATE_DATA];
         let got = match want {
             Want::Bytes(most) => {
+                debug_assert!(!open.only_end, "bytes are wanted after the end alone was");
                 let room = buffer.get_mut(..most.min(mpa::MAX_PRIVATE_DATA)).unwrap_or_default();
                 open.set_up.receive(room)
             }
             _ if open.set_up.ended() => Ok(Got::End),
             _ => {
-                open.unchecked = false;
+                (open.unchecked, open.only_end) = (false, true);
+                conns.marked.remove(&conn);
                 continue;
             }
         };

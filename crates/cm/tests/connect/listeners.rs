@@ -104,6 +104,39 @@ fn an_id_that_may_not_listen_stays_bound() {
     id.destroy();
 }
 
+/// The request counted as answered, and its peer's next one waited 200 ms for the end of that. (So one of
+/// another peer, which came last, was reported before it.)
+#[test]
+fn an_accept_that_is_refused_for_its_arguments_keeps_nobody_waiting() {
+    let cm = cm(Timeouts::default());
+    let (server, client) = (channel(), channel());
+    let listener = listening(&cm, &server, "0.0.0.0:0".parse().unwrap(), 0);
+    let at = local(listener.local_address().unwrap().port());
+    let first = resolved(&cm, &client, at);
+    first.connect(&qp(), ConnParam::DEFAULT, b"first").unwrap();
+    let passive = requested(&server);
+    let refused = passive.accept(&qp(), None, &[0; 1000]);
+    assert!(matches!(refused, Err(CmError::Invalid(_))), "{refused:?}");
+    let second = resolved(&cm, &client, at);
+    second.connect(&qp(), ConnParam::DEFAULT, b"second").unwrap();
+    let other = Id::new(&cm, &client);
+    other.resolve_address(Some(SocketAddr::from(([127, 0, 0, 2], 0))), at).unwrap();
+    expect(&client, EventKind::AddressResolved).acknowledge();
+    other.resolve_route().unwrap();
+    expect(&client, EventKind::RouteResolved).acknowledge();
+    other.connect(&qp(), ConnParam::DEFAULT, b"other").unwrap();
+    for data in [&b"second"[..], b"other"] {
+        let request = expect(&server, EventKind::ConnectRequest);
+        assert_eq!(request.private_data, data);
+        let passive = Arc::clone(&request.id);
+        request.acknowledge();
+        passive.destroy();
+    }
+    passive.accept(&qp(), None, b"").unwrap();
+    [first, second, other].iter().for_each(|id| id.destroy());
+    passive.destroy();
+}
+
 #[test]
 fn requests_beyond_the_backlog_wait_and_are_not_lost() {
     const CLIENTS: usize = 12;

@@ -109,7 +109,9 @@ impl Qp {
                 None => return,
                 Some(Action::Wake(woken)) => inner.notices.extend(woken.into_iter().map(Notice::Kept)),
                 Some(Action::Established) => self.established(inner),
-                Some(Action::Disconnected { why, unsent, end }) => self.ended(inner, now, why, (unsent, end)),
+                Some(Action::Disconnected { why, unsent, end, answer }) => {
+                    self.ended(inner, now, (why, answer), (unsent, end));
+                }
                 Some(Action::Muted) => {
                     tracing::warn!(
                         qpn = self.qpn(),

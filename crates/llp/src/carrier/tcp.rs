@@ -48,8 +48,9 @@ impl Carrier for Tcp {
     /// If the port of a wildcard address is taken, the error is `ADDRNOTAVAIL`, as with rdma_cm.
     fn bind(&self, at: &Bind) -> Result<Box<dyn Bound>, Errno> {
         let Bind { address, port, options } = *at;
-        let fd = net::socket_with(family(address), SocketType::STREAM, FLAGS, Some(ipproto::TCP))?;
-        let fd = Descriptor::new(fd);
+        let fd = Descriptor::made(|| {
+            net::socket_with(family(address), SocketType::STREAM, FLAGS, Some(ipproto::TCP))
+        })?;
         set_tcp_nodelay(&fd, true)?;
         if let Some(tos) = options.tos {
             set_tos(&fd, address, tos)?;
@@ -193,10 +194,9 @@ impl Listening for ListeningSocket {
     fn accept(&self) -> Result<Option<Box<dyn SetUp>>, Errno> {
         loop {
             // A connection inherits the listener's options, so Nagle's algorithm is disabled.
-            match net::acceptfrom_with(&self.fd, FLAGS) {
+            match Descriptor::made_with(|| net::acceptfrom_with(&self.fd, FLAGS)) {
                 Ok((fd, peer)) => {
                     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-                    let fd = Descriptor::new(fd);
                     return Ok(Some(Box::new(Connection::new(fd, self.local, peer))));
                 }
                 Err(Errno::AGAIN) => return Ok(None),

@@ -2,6 +2,7 @@
 
 pub mod datagrams;
 pub mod engine;
+pub mod futexes;
 pub mod locks;
 pub mod rings;
 pub mod runners;

@@ -92,10 +92,13 @@ mod imp {
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri), not(fuzzing)))]
 mod imp {
+    use std::cell::UnsafeCell;
     use std::ffi::{c_int, c_void};
+    use std::mem::MaybeUninit;
     use std::ptr;
-    use std::sync::Once;
     use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+    use uwarp_process::Once;
 
     // rdi: to, rsi: from, rdx: length, rcx (kept in r8): which of the two is ours. rax: 0, or 1 from the exit
     // that the handler takes. Leaf code without a frame: whatever instruction faults, the return address is
@@ -350,8 +353,30 @@ mod imp {
     static OFF: AtomicBool = AtomicBool::new(false);
     static ONCE: Once = Once::new();
 
-    /// The actions that [`SIGNALS`] had before. Set before the handler is installed, and never freed.
+    /// The actions that [`SIGNALS`] had before. Set before the handler is installed, and kept in [`KEPT`].
     static BEFORE: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
+    /// For each signal what it had when it was looked at, and what was replaced. Not on the heap: the first
+    /// one is never freed, since the handler may be reading it, and tools would call it a leak.
+    static KEPT: [[Action; 2]; 2] =
+        [const { [const { Action(UnsafeCell::new(MaybeUninit::uninit())) }; 2] }; 2];
+
+    struct Action(UnsafeCell<MaybeUninit<libc::sigaction>>);
+
+    // SAFETY: written once, by `keep`, before another thread has a pointer to it; then only read.
+    unsafe impl Sync for Action {}
+
+    impl Action {
+        /// Writes it, and makes `before` point to it.
+        ///
+        /// # Safety
+        /// Called once for each.
+        unsafe fn keep(&self, action: libc::sigaction, before: &AtomicPtr<libc::sigaction>) {
+            let place = self.0.get().cast::<libc::sigaction>();
+            // SAFETY: nothing else uses it before this call makes `before` point to it.
+            unsafe { place.write(action) };
+            before.store(place, Ordering::Release);
+        }
+    }
     const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
     pub fn turn_off() {
@@ -360,16 +385,19 @@ mod imp {
 
     #[inline]
     pub fn arm() {
-        ONCE.call_once(|| {
+        ONCE.call(|| {
             // SAFETY: a byte that is 0 or 1, which nothing else writes.
             unsafe { &uwarp_guarded_copy_wide }.store(is_x86_feature_detected!("avx"), Ordering::Relaxed);
             if !OFF.load(Ordering::Relaxed) {
-                SIGNALS.into_iter().zip(&BEFORE).for_each(|(signal, before)| install(signal, before));
+                for (signal, (before, kept)) in SIGNALS.into_iter().zip(BEFORE.iter().zip(&KEPT)) {
+                    install(signal, before, kept);
+                }
             }
         });
     }
 
-    fn install(signal: c_int, before: &AtomicPtr<libc::sigaction>) {
+    /// Called once for each signal.
+    fn install(signal: c_int, before: &AtomicPtr<libc::sigaction>, [first, replaced]: &[Action; 2]) {
         // SAFETY: `sigaction` is plain data, and all zeros a valid value.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: only a query; `old` is valid for writes.
@@ -378,7 +406,8 @@ mod imp {
         }
         // Stored before our handler can be called. (A handler that another thread installs between these
         // lines is replaced before it is stored; it is found below.)
-        before.store(Box::into_raw(Box::new(old)), Ordering::Release);
+        // SAFETY: this function is called once.
+        unsafe { first.keep(old, before) };
         let mut new = old;
         new.sa_sigaction = on_fault as *const () as usize;
         // The program's handler is called from ours, so ours gets the stack and the mask that the program
@@ -398,8 +427,8 @@ mod imp {
             );
             return;
         }
-        // Leaks the first one, because the handler may be reading it; at most once in a process.
-        before.store(Box::into_raw(Box::new(old)), Ordering::Release);
+        // SAFETY: as above.
+        unsafe { replaced.keep(old, before) };
     }
 
     extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
@@ -446,7 +475,7 @@ mod imp {
     unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         let index = usize::from(signal == libc::SIGBUS);
         let before = BEFORE.get(index).map_or(ptr::null_mut(), |b| b.load(Ordering::Acquire));
-        // SAFETY: null or a `sigaction` that is never freed.
+        // SAFETY: null or a `sigaction` in `KEPT`, which is not written any more.
         let (handler, flags) =
             unsafe { before.as_ref() }.map_or((libc::SIG_DFL, 0), |b| (b.sa_sigaction, b.sa_flags));
         // SAFETY: valid by this function's contract.

@@ -44,5 +44,5 @@ pub use machine::{Action, End, LinkEvent};
 pub use params::{Rtr, StreamParams};
 pub use psns::{Psns, ShownPsns};
 pub use silence::Answers;
-pub use stream::Disconnect;
+pub use stream::{Disconnect, DisconnectReply};
 pub use timers::Now;

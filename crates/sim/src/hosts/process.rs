@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use uwarp_cm::Timeouts;
@@ -19,7 +20,7 @@ use uwarp_cm::pairing::Path;
 use uwarp_llp::carrier::{self, Bind, Carrier, Options, SetUp, TakePort};
 use uwarp_llp::udp::Route;
 use uwarp_proto::setup::{Negotiated, ResponderPolicy, Revision, Rtr};
-use uwarp_rnic::qp::{QpCaps, QpModify, QpState, StreamParams, rnr_limit};
+use uwarp_rnic::qp::{Now, QpCaps, QpModify, QpState, StreamParams, rnr_limit};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus};
 
 use super::carrier::CARRIER;
@@ -269,6 +270,8 @@ impl Process {
         let [incarnation, token] = [self.rng.draw(), self.rng.draw()];
         let now = crate::hosts::at(now);
         self.machine.begin(&now, (qpn, moves), path, named.qpn, terms, incarnation, token);
+        // As in the shell, whose second call is later.
+        self.machine.begun(&Now::at(now.get() + Duration::from_micros(1)), qpn);
     }
 
     /// From RTR to RTS: the program says its own PSN, and posts.
@@ -386,13 +389,13 @@ impl Process {
         self.run(&crate::hosts::at(now));
     }
 
-    fn run(&mut self, now: &uwarp_rnic::qp::Now) {
+    fn run(&mut self, now: &Now) {
         let mut around = Around { at: self.at, watches: &mut self.watches };
         run(&mut self.machine, &mut self.conns, &mut around, &mut self.deferred, now);
     }
 
     /// As an edge-triggered poller: what has changed since the last report.
-    fn report_readiness(&mut self, now: &uwarp_rnic::qp::Now) -> bool {
+    fn report_readiness(&mut self, now: &Now) -> bool {
         self.watches.retain(|watch| watch.alive.strong_count() > 0);
         let mut ready = Vec::new();
         for watch in &mut self.watches {
@@ -416,7 +419,7 @@ impl Process {
         !ready.is_empty()
     }
 
-    fn note(&mut self, now: &uwarp_rnic::qp::Now) -> bool {
+    fn note(&mut self, now: &Now) -> bool {
         let Some(Note::Stream(conn, event)) = self.notes.pop_front() else { return false };
         self.machine.handle_input(now, Input::Stream { conn, event });
         true
@@ -428,7 +431,7 @@ impl Process {
             Some(Deferred::Attach { conn, to, said, param }) => {
                 self.attach(now, conn, to, &said, param, seen)
             }
-            Some(Deferred::Disconnect(_) | Deferred::Fail | Deferred::Answer(_)) => {
+            Some(Deferred::Disconnect(..) | Deferred::Fail | Deferred::Answer(_)) => {
                 unreachable!("pairings do none of them")
             }
             Some(Deferred::Report(never)) => match never {},

@@ -1,5 +1,6 @@
 //! Each test is named for what broke.
 
+mod acknowledging;
 mod duo;
 mod introducing;
 mod killed;

@@ -226,14 +226,17 @@ fn interface() -> Check {
         _ => Check::ok(
             name,
             format!(
-                "{}; peers must reach this address itself, without address translation",
-                words.join(", ")
+                "{}; peers must reach {} directly, without NAT",
+                words.join(", "),
+                match words.len() {
+                    1 => "this address",
+                    _ => "these addresses",
+                }
             ),
         ),
     }
 }
 
-/// TCP sizes its buffers by itself, up to these limits.
 /// Connected queue pairs prove their numbers by UDP when programs join them by number. This finds a firewall
 /// of this host; one between hosts is found by trying only.
 fn udp() -> Check {
@@ -251,25 +254,30 @@ fn udp() -> Check {
     let range = env::var("UWARP_PORT_RANGE").ok().and_then(|text| text.parse().ok());
     let failures = addresses.iter().filter_map(|&address| {
         let error = datagram_to_itself(address, range.as_ref()).err()?;
-        Some(format!("{address}: {error}"))
+        Some((address, error))
     });
     udp_works(&addresses, &failures.collect::<Vec<_>>())
 }
 
-fn udp_works(addresses: &[IpAddr], failures: &[String]) -> Check {
+fn udp_works(addresses: &[IpAddr], failures: &[(IpAddr, io::Error)]) -> Check {
     let name = "udp";
     if failures.is_empty() {
         let words: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
         return Check::ok(name, format!("datagrams to {} come back", words.join(", ")));
     }
+    let words: Vec<String> = failures.iter().map(|(address, error)| format!("{address}: {error}")).collect();
+    let unreachable = failures.iter().all(|(_, error)| error.kind() == io::ErrorKind::NetworkUnreachable);
     Check::fail(
         name,
         format!(
             "a UDP datagram does not come back from this host's own address ({}): queue pairs that programs \
-             join by number do not connect, and datagram queue pairs receive nothing",
-            failures.join("; ")
+             connect by number do not connect, and datagram queue pairs receive nothing",
+            words.join("; ")
         ),
-        "let the firewall of this host pass UDP as well as TCP, on the ports of --port-range",
+        match unreachable {
+            true => "in a new network namespace: ip link set lo up",
+            false => "let the firewall of this host pass UDP as well as TCP, on the ports of --port-range",
+        },
     )
 }
 

@@ -109,7 +109,7 @@ fn shown(file: &Path) -> Check {
         Use::Unseen => Check::warn(
             name,
             format!("it cannot see the device's files below /sys and /dev: {reason}"),
-            "nothing is to be done if it only calls verbs",
+            "ignore this if it only calls verbs",
         ),
     }
 }
@@ -193,12 +193,13 @@ fn sockets(file: &Path) -> Check {
         Some((found, remedy)) => Check::warn("sockets", format!("no --sockets: {found}"), remedy),
         None if !calls_sockets(file) => Check::ok(
             "sockets",
-            "it calls no sockets itself; uwarp run --sockets is for the programs and libraries that it loads",
+            "it calls no sockets itself; `uwarp run --sockets` applies to the libraries it loads and the \
+             programs it starts",
         ),
         None => Check::ok(
             "sockets",
-            "it calls the sockets of libc, so uwarp run --sockets can be used; with upgrade rules and --log \
-             info, each connection says if it has become iWARP's, and if not, why",
+            "it calls the sockets of libc, so `uwarp run --sockets` can be used; with upgrade rules and \
+             --log info, each connection says if it has switched to iWARP, and if not, why",
         ),
     }
 }
@@ -213,12 +214,10 @@ fn calls_sockets(file: &Path) -> bool {
 
 fn rights(file: &Path) -> Check {
     let name = "rights";
-    match program::secure_execution(file, Caller::current()) {
-        Some(reason) => Check::fail(
-            name,
-            format!("the loader ignores LD_LIBRARY_PATH, because {reason}"),
-            run::secure_remedy(file),
-        ),
+    let ignored = program::secure_execution(file, Caller::current())
+        .map(|reason| format!("the loader ignores LD_LIBRARY_PATH, because {reason}"));
+    match ignored.or_else(|| program::drops_environment(file)) {
+        Some(found) => Check::fail(name, found, run::secure_remedy(file)),
         None => Check::ok(name, "it gets no extra rights when it runs, so the loader uses LD_LIBRARY_PATH"),
     }
 }
@@ -274,7 +273,12 @@ fn libraries(file: &Path, facts: &Facts, loader: &Path, libdir: &Path) -> Check 
 /// Name and path of each library in what `ld.so --list` prints; no path for one that it does not find.
 fn resolved(listing: &str) -> Vec<(String, Option<PathBuf>)> {
     let line = |line: &str| {
-        let (soname, rest) = line.trim().split_once(" => ")?;
+        let Some((soname, rest)) = line.trim().split_once(" => ") else {
+            // By its path: the loader itself, and what LD_PRELOAD names.
+            let path = PathBuf::from(line.trim().rsplit_once(" (")?.0);
+            let soname = path.is_absolute().then(|| path.file_name()?.to_str()).flatten()?.to_owned();
+            return Some((soname, Some(path)));
+        };
         let path = rest.rsplit_once(" (").map(|(path, _)| PathBuf::from(path));
         Some((soname.to_owned(), path))
     };
@@ -314,12 +318,13 @@ mod tests {
     #[test]
     fn listing_is_read_as_the_loader_prints_it() {
         let listing = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibibverbs.so.1 => /u/libibverbs.so.1 (0x00007f11)\n\
-                       \tlibnone.so.3 => not found\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f12)\n";
+                       \tlibnone.so.3 => not found\n\t/p/librdmacm.so.1 (0x00007f12)\n";
         assert_eq!(
             resolved(listing),
             [
                 ("libibverbs.so.1".to_owned(), Some(PathBuf::from("/u/libibverbs.so.1"))),
-                ("libnone.so.3".to_owned(), None)
+                ("libnone.so.3".to_owned(), None),
+                ("librdmacm.so.1".to_owned(), Some(PathBuf::from("/p/librdmacm.so.1")))
             ]
         );
     }

@@ -252,7 +252,9 @@ impl Plan {
         let beside = wanted.transport != Transport::Ofi || launcher.kind == Kind::Intel;
         let both = wanted.shared_memory && beside;
         if self.over_uwarp && both {
-            self.notes.push("Ranks of one host use shared memory; with --shared-memory off, uwarp");
+            self.notes.push(
+                "Ranks of one host use shared memory; to send their messages over uwarp: --shared-memory off",
+            );
         }
         if self.files && launcher.kind != Kind::OpenMpi {
             self.notes.push(
@@ -265,7 +267,7 @@ impl Plan {
                 .push("A program with windows may end with a timeout of UCX: use --transport rc for it");
         }
         if self.over_uwarp {
-            self.notes.push("On other hosts, uwarp must be in the same place");
+            self.notes.push("On other hosts, uwarp must be in the same directory");
         }
     }
 
@@ -288,7 +290,7 @@ impl Plan {
             lines.push(format!("  {name}={}   ({why})", value.display()));
         }
         if self.files {
-            lines.push("  --files on   (it looks for the device below /sys and /dev)".to_owned());
+            lines.push("  --files on   (this transport looks for the device below /sys and /dev)".to_owned());
         }
         if let Some(view) = self.view.and_then(|view| view.to_possible_value()) {
             lines.push(format!("  --as {}   (it brings queue pairs up by LID)", view.get_name()));

@@ -226,7 +226,7 @@ impl Life {
             (
                 State::Established | State::Responded | State::Accepting,
                 Part::Stream { conn } | Part::Attaching { conn, .. },
-            ) => self.actions.push_back(Action::Disconnect { conn: *conn }),
+            ) => self.actions.push_back(Action::Disconnect { conn: *conn, answered: self.rules.infiniband }),
             (State::Established | State::Responded | State::Accepting | State::RequestPending, _) => {}
             (State::Connecting, _) => {
                 // An attempt that the program cancels ends like one that fails.
@@ -554,12 +554,12 @@ impl Life {
     /// The peer's indication has not come in time.
     pub(super) fn not_ready(&mut self) {
         self.ready = None;
-        let part = self.take_part();
+        // First, so that a program that hears of it finds its queue pair in the error state.
+        if let Part::Stream { conn } = self.take_part() {
+            self.actions.push_back(Action::Disconnect { conn, answered: false });
+        }
         if self.conclude(Step::Failed) {
             self.event(IdEvent::errno(EventKind::Unreachable, Errno::TIMEDOUT));
-        }
-        if let Part::Stream { conn } = part {
-            self.actions.push_back(Action::Disconnect { conn });
         }
     }
 

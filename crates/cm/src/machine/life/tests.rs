@@ -183,7 +183,7 @@ impl Shell {
                 };
                 ("attach".into(), self.prompt.then_some(Input::Stream { conn, event }))
             }
-            Action::Disconnect { conn } => {
+            Action::Disconnect { conn, .. } => {
                 assert!(self.given.contains(&conn));
                 ("disconnect".into(), None)
             }
@@ -672,6 +672,23 @@ fn a_request_whose_connection_has_failed_is_noticed_by_the_answer() {
     assert_eq!((shell.did(), shell.life.state()), (String::new(), State::RequestPending));
     shell.call(|life, now| life.accept(now, ours(b""), None)).unwrap();
     assert_eq!(shell.did(), format!("fail, settled, error {}", raw(Errno::CONNRESET)));
+    shell.destroyed();
+}
+
+/// It reached the queue pair after the program had used that for something else.
+#[test]
+fn a_queue_pair_is_not_failed_for_an_id_that_was_destroyed_before() {
+    let mut shell = Shell::requested(true);
+    let conn = *shell.open.first().unwrap();
+    shell.input(Input::Failed { conn, why: Refusal::Gone });
+    shell
+        .call(|life, now| {
+            life.accept(now, ours(b""), None)?;
+            life.destroy(now);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(shell.did(), format!("settled, error {}", raw(Errno::INVAL)));
     shell.destroyed();
 }
 

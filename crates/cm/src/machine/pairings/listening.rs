@@ -42,7 +42,7 @@ impl Pairings {
                 let mut owner = ends.peer;
                 owner.set_port(port_of(introduction.source_qpn));
                 match self.proof.made(now, owner, &[], introduction.cookie) {
-                    Some(_) if !self.alive.contains(&introduction.destination_qpn) => TurnedAway::NoQueuePair,
+                    Some(_) if !self.alive.has(introduction.destination_qpn) => TurnedAway::NoQueuePair,
                     Some(proven) => {
                         let from = gid(ends.peer.ip());
                         let request = Arrived { conn, introduction, from, proven, handshake, place };
@@ -137,6 +137,21 @@ impl Pairings {
                 self.close(conn, Close::Finish);
             }
         }
+    }
+
+    /// Whether this request for a cookie is answered when the program moves the queue pair: a cookie from
+    /// before the move does not count, so its peer would connect in vain. The peer asks again after 50 ms,
+    /// and gets a cookie: its connection says then that it waits.
+    pub(super) fn waits_for_move(
+        &mut self,
+        now: &Now,
+        from: SocketAddr,
+        to: IpAddr,
+        request: &ProofDatagram,
+    ) -> bool {
+        let qpn = request.destination_qpn;
+        let is_early = self.alive.has(qpn) && !self.pairs.contains_key(&qpn);
+        is_early && self.unanswered.is_first(now.get(), from, to, request)
     }
 
     /// A queue pair asks for a cookie.

@@ -43,7 +43,7 @@ fn did(end: &mut Adopt) -> Vec<Did> {
                 assert!(said.private_data.is_empty());
                 Did::Attached(said.initiator)
             }
-            Action::Disconnect { conn: of } if of == conn => Did::Disconnected,
+            Action::Disconnect { conn: of, .. } if of == conn => Did::Disconnected,
             Action::Report(report) => Did::Reported(report),
             other => panic!("{other:?}"),
         })

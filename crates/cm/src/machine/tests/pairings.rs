@@ -157,8 +157,12 @@ impl Bench {
         let from = address(from, port_of(source));
         let ask = ProofDatagram { source_qpn: source, destination_qpn: QPN, token: 9, cookie: None };
         let own = OWN.parse::<SocketAddr>().unwrap().ip();
-        self.input(Input::Datagram { from, to: own, bytes: &ask.to_bytes() });
-        let (to, reply) = self.datagrams().pop().unwrap();
+        // Before the move, the first request waits for that.
+        let answer = (0..2).find_map(|_| {
+            self.input(Input::Datagram { from, to: own, bytes: &ask.to_bytes() });
+            self.datagrams().pop()
+        });
+        let (to, reply) = answer.unwrap();
         assert_eq!((to, reply.token, reply.destination_qpn), (from, 9, source));
         reply.cookie.unwrap()
     }
@@ -758,6 +762,37 @@ fn early_requests_with_older_cookies_are_rejected_at_the_move() {
     bench.begin_as(2, LARGER, terms(all()));
     assert_eq!(bench.turned_away(conn), Some(TurnedAway::Stale));
     assert_eq!(bench.phase(), "Waiting");
+}
+
+/// Every tenth peer got a cookie before the move, and connected in vain with it.
+#[test]
+fn a_cookie_that_is_asked_for_before_the_move_comes_with_it_and_counts() {
+    let mut bench = Bench::new();
+    let [peer, stranger] = [PEER, PEER + 0x100].map(|source| (source, address(LARGER, port_of(source))));
+    let ask = |bench: &mut Bench, (source, from): (u32, SocketAddr)| {
+        let ask = ProofDatagram { source_qpn: source, destination_qpn: QPN, token: 9, cookie: None };
+        let to = OWN.parse::<SocketAddr>().unwrap().ip();
+        bench.input(Input::Datagram { from, to, bytes: &ask.to_bytes() });
+        bench.datagrams()
+    };
+    assert_eq!((ask(&mut bench, stranger), ask(&mut bench, peer)), (vec![], vec![]));
+    bench.clock.pass_ms(1);
+    bench.begin(LARGER);
+    bench.clock.pass_ms(1);
+    let now = bench.clock.now();
+    bench.pairings.begun(&now, QPN);
+    let answers = bench.datagrams();
+    assert_eq!(answers.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [peer.1], "the peer's alone");
+    bench.request(Shown { cookie: answers[0].1.cookie, ..shown() });
+    assert_eq!(bench.phase(), "Replying");
+}
+
+/// Somebody who asks in the peer's place, or the peer whose program is late, gets it at once.
+#[test]
+fn a_cookie_that_is_asked_for_twice_comes_before_the_move() {
+    let mut bench = Bench::new();
+    bench.request(shown());
+    assert_eq!(bench.pairings.held(), 1, "it waits early");
 }
 
 /// Their words are sent, too.

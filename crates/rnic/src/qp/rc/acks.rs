@@ -2,11 +2,13 @@
 //! docs/adr/009).
 
 use uwarp_proto::tx::Message;
-use uwarp_wire::rdmap::{Ack, Opcode, QN_UWARP_ACK, UWARP_LAST_ACK, UWARP_REQUEST_ACK, UWARP_RNR_RETRY};
+use uwarp_wire::rdmap::{
+    Ack, Opcode, QN_UWARP_ACK, UWARP_AWAITS_ANSWER, UWARP_LAST_ACK, UWARP_REQUEST_ACK, UWARP_RNR_RETRY,
+};
 
 use super::ack_policy::{AckPolicy, AckTiming};
 use super::reads::ReadSink;
-use super::stream::Stream;
+use super::stream::{DisconnectReply, Stream};
 
 /// Between uwarp ends, this many messages may complete before the peer has placed them, where completion does
 /// not mean placement anyway. Programs with credits of their own (perftest with events) let hundreds of work
@@ -292,6 +294,12 @@ impl Stream {
         self.params.placement_acks && self.closing.is_none() && self.tx.messages > self.acked
     }
 
+    /// The same, unless it cannot come soon: this end does not read, because a Send waits for a receive, or
+    /// the peer's system does not answer.
+    pub(super) fn expects_ack(&self) -> bool {
+        self.awaits_ack() && !self.stalled && self.silence.since.is_none()
+    }
+
     /// Requests an acknowledgement of everything that is cut, even if one is requested: the peer may hold
     /// that one back for a message to ride on, but not this one. Returns whether there is anything.
     pub(super) fn demand_ack(&mut self) -> bool {
@@ -300,6 +308,7 @@ impl Stream {
             self.tx.requested = self.tx.messages;
             self.tx.unrequested = 0;
             self.emit_ack_now(UWARP_REQUEST_ACK);
+            self.look_past_waiting();
         }
         awaits
     }
@@ -323,7 +332,10 @@ impl Stream {
     /// what arrives from now on. (A responder that has received nothing has nothing to say, and may not.)
     pub(super) fn emit_last_ack(&mut self) {
         if self.params.placement_acks && (self.tx.open || self.params.initiator) {
-            self.emit_ack_frame(0, UWARP_LAST_ACK);
+            let answer = if self.answer == DisconnectReply::Awaited { UWARP_AWAITS_ANSWER } else { 0 };
+            self.emit_ack_frame(0, UWARP_LAST_ACK | answer);
+        } else {
+            self.answer = DisconnectReply::None;
         }
         self.last_word_said = true;
     }

@@ -378,9 +378,16 @@ impl RcCore {
         self.stream.as_mut().is_some_and(Stream::demand_ack)
     }
 
-    /// Whether work requests wait for an acknowledgement.
-    pub fn awaits_ack(&self) -> bool {
-        self.stream.as_ref().is_some_and(Stream::awaits_ack)
+    /// Whether the first message of a peer by number may come soon: the stream is being set up, or no program
+    /// has used it. (What the peer posted meanwhile is behind its indication.)
+    pub fn expects_first_message(&self) -> bool {
+        let none = |stream: &Stream| !stream.is_used() && stream.closing.is_none();
+        self.awaits_stream().is_some() || self.by_program && self.stream.as_ref().is_some_and(none)
+    }
+
+    /// Whether work requests wait for an acknowledgement that may come soon.
+    pub fn expects_ack(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::expects_ack)
     }
 
     /// Makes the next message of every queue, in both directions, have this MSN, for tests near the wrap.

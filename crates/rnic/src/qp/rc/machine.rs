@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use super::core::{Checks, RcCore};
 use super::silence::Answers;
-use super::stream::{Disconnect, Established, Stream};
+use super::stream::{Disconnect, DisconnectReply, Established, Stream};
 use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, NUDGES, Now, STARVING, SentBefore, Timer};
 use crate::mem;
 use crate::out::OutQueue;
@@ -80,6 +80,9 @@ pub enum Action {
         unsent: Vec<u8>,
         /// How the peer understands the end.
         end: End,
+        /// Awaited: to be reported to the program when the peer has ended its side. Owed: this side ends when
+        /// the program disconnects. Both only for a limited time.
+        answer: DisconnectReply,
     },
     /// Warn: posted work must wait for the peer's first message (RFC 5044 section 7.1.2).
     Muted,
@@ -166,11 +169,15 @@ impl RcCore {
 
     /// The program disconnects: posted work is still sent, for a limited time, then the stream ends. If the
     /// peer is gone, the queue pair goes to the error state.
-    pub fn disconnect(&mut self, now: &Now) {
+    /// `answered`: the report waits for the peer's program, if the peer knows that.
+    pub fn disconnect(&mut self, now: &Now, answered: bool) {
         let Some(stream) = &mut self.stream else { return self.leave_gone_peer() };
         if !std::mem::replace(&mut stream.draining, true) {
             stream.ack_everything();
             stream.request_every_ack();
+            if answered && stream.last_acks && !stream.params.by_number {
+                stream.answer = DisconnectReply::Awaited;
+            }
             self.timers.start(Timer::Drain, now, DRAIN);
         }
     }
@@ -281,12 +288,21 @@ impl RcCore {
             self.leave_gone_peer();
         }
         let mut unsent = Vec::new();
-        let mut end = End::Plain;
+        let (mut end, mut answer) = (End::Plain, DisconnectReply::None);
         if let Some(stream) = self.stream.take() {
             let own = !matches!(why, Disconnect::PeerClosed | Disconnect::Terminated(_));
             if own && stream.params.placement_acks {
                 end = if stream.last_word_said { End::Told } else { End::Reset };
             }
+            answer = match stream.answer {
+                DisconnectReply::Awaited if why != Disconnect::LocalClosed || end != End::Told => {
+                    DisconnectReply::None
+                }
+                DisconnectReply::Owed if why != Disconnect::PeerClosed || stream.draining => {
+                    DisconnectReply::None
+                }
+                answer => answer,
+            };
             let mut read = Ok(());
             stream.out.gather(usize::MAX, |seg| read = read.and_then(|()| mem::copy_out(seg, &mut unsent)));
             if read.is_err() {
@@ -295,7 +311,7 @@ impl RcCore {
         }
         self.timers.end_of_stream();
         self.checks = Checks::default();
-        Action::Disconnected { why, unsent, end }
+        Action::Disconnected { why, unsent, end, answer }
     }
 
     /// When [`Self::handle_timeout`] must be called, if ever.

@@ -9,7 +9,8 @@ use uwarp_proto::rx::Segment;
 use uwarp_proto::setup::PeerData;
 use uwarp_wire::ddp::{Header, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND, Untagged};
 use uwarp_wire::rdmap::{
-    Ack, Control, Delivery, Immediate, Opcode, ReadRequest, UWARP_LAST_ACK, UWARP_RNR_RETRY,
+    Ack, Control, Delivery, Immediate, Opcode, ReadRequest, UWARP_AWAITS_ANSWER, UWARP_LAST_ACK,
+    UWARP_RNR_RETRY,
 };
 use uwarp_wire::terminate::{
     RemoteOperation, RemoteProtection, TaggedBuffer, Terminate, TerminateError, UntaggedBuffer,
@@ -19,7 +20,7 @@ use super::core::RcCore;
 use super::errors::{Blame, Fault};
 use super::params::Rtr;
 use super::reads::{MOST_COPIED, ReadSource, Request};
-use super::stream::{Established, OffendingSegment, Stream};
+use super::stream::{DisconnectReply, Established, OffendingSegment, Stream};
 use super::timers::Now;
 use crate::event::EventKind;
 use crate::mem;
@@ -550,6 +551,9 @@ impl RcCore {
         stream.hold.input();
         if let Header::Untagged(Untagged { rsvdulp32: said, .. }) = segment.header {
             stream.last_ack_seen |= said & UWARP_LAST_ACK != 0;
+            if stream.last_ack_seen && said & UWARP_AWAITS_ANSWER != 0 {
+                stream.answer = DisconnectReply::Owed;
+            }
             if self.by_program && said & UWARP_RNR_RETRY != 0 {
                 let retries = u8::try_from(said & (UWARP_RNR_RETRY - 1)).unwrap_or(NO_RNR_LIMIT);
                 stream.params.rnr_timeout = rnr_limit(retries, self.shell.attr.min_rnr_timer);

@@ -109,6 +109,7 @@ pub(super) struct Stream {
     pub warn_if_muted: bool,
     /// The program has disconnected; posted work is still sent until [`super::timers::Timer::Drain`] expires.
     pub draining: bool,
+    pub answer: DisconnectReply,
     pub closing: Option<Disconnect>,
 }
 
@@ -156,6 +157,7 @@ impl Stream {
             silence: Silence::default(),
             warn_if_muted: params.wait_first_fpdu && params.rtr == Rtr::None,
             draining: false,
+            answer: DisconnectReply::None,
             closing: None,
         }
     }
@@ -185,6 +187,18 @@ impl Stream {
             || !self.buffered.is_empty()
             || self.rx.has_begun(indications)
     }
+}
+
+/// InfiniBand's connection manager answers a disconnect when the other program disconnects, too, and reports
+/// it to the first program then. Here the end of the other side of the stream is the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DisconnectReply {
+    /// There is none.
+    None,
+    /// This end's program has disconnected, and waits for it.
+    Awaited,
+    /// The peer waits for it.
+    Owed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
