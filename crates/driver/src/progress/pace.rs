@@ -219,7 +219,7 @@ impl Contest {
     /// The background thread has taken the sockets back, and input lay there or not.
     pub fn took_back(&mut self, input: bool) {
         self.missed = input;
-        self.good = if input { 0 } else { self.good + 1 };
+        self.good = if input || self.earnest_at == IN_EARNEST { 0 } else { self.good + 1 };
         if self.good >= GOOD {
             self.doubt = DOUBT.0;
         }
