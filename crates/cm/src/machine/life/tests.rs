@@ -597,7 +597,7 @@ fn a_peer_without_an_indication_is_established_when_it_is_accepted() {
 fn a_peer_that_never_shows_itself_is_unreachable() {
     let mut shell = Shell::accepting(true);
     shell.pass(Timeouts::default().ready);
-    assert_eq!(shell.did(), format!("Unreachable {}, disconnect, settled", -raw(Errno::TIMEDOUT)));
+    assert_eq!(shell.did(), format!("disconnect, Unreachable {}, settled", -raw(Errno::TIMEDOUT)));
     shell.stream(StreamEvent::Ended(Disconnect::LocalClosed));
     assert_eq!((shell.did(), shell.life.state()), (String::new(), State::Closed));
     shell.destroyed();
