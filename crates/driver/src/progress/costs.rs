@@ -1,6 +1,6 @@
-//! The rule that says which thread makes progress, as a function of what a machine costs: a program's thread,
-//! the background thread and a peer, by a clock of their own. The background thread chooses by [`Mode::next`],
-//! [`Pace`] and [`Contest`], as the real one does.
+//! The rule that says which thread makes progress, as a function of what a machine costs: a program's
+//! thread, the background thread and a peer, by a clock of their own. The background thread chooses by
+//! [`Mode::next`], [`Pace`] and [`Contest`], as the real one does.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ struct World {
     parked: bool,
     /// When the answer arrives that nobody has received yet.
     packet: Option<u64>,
-    /// The same for the sockets that the background thread sleeps on. It wakes even if another thread receives
-    /// first.
+    /// The same for the sockets that the background thread sleeps on. It wakes even if another thread
+    /// receives first.
     signal: Option<u64>,
     /// How often the background thread has woken: it takes a processor that a polling thread needs, and the
     /// answer, if it is the first.

@@ -1,9 +1,9 @@
 //! What this machine costs, learned as the library runs, and the times that follow from it.
 //!
-//! | learned | how | what follows |
-//! |---|---|---|
-//! | what an empty poll takes, with its receive | the background thread asks when it wakes; the next two empty polls in a row of one thread read the clock | [`Spans`] |
-//! | after how many empty polls a thread polls in earnest | who found the input that both were there for: [`Contest`] | [`Pace::earnest_at`] |
+//! * What an empty poll takes, with its receive: the background thread asks when it wakes, and the next two
+//!   empty polls in a row of one thread read the clock. [`Spans`] follow.
+//! * After how many empty polls a thread polls in earnest ([`Pace::earnest_at`]): who found the input that
+//!   both were there for ([`Contest`]).
 //!
 //! Nothing of this reads the clock while a thread polls and the background thread sleeps.
 
