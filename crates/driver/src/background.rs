@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::config::Config;
 use crate::engine::{Engine, Looked};
 use crate::fork;
-use crate::progress::{Contest, LOST, Lead, Mode, NAP_BESIDE_LEADS, NAP_BESIDE_LOOPS, NEVER, Signs, Spans};
+use crate::progress::{Contest, LOST, Lead, Mode, NEVER, Signs, Spans};
 use crate::sync::{spin_loop, thread_local};
 use crate::sys;
 
@@ -48,7 +48,14 @@ struct Background {
 }
 
 fn run(engine: &Weak<Engine>) {
-    fork::ask_for_short_slices();
+    if let Err(priority) = fork::ask_to_run_soon() {
+        tracing::warn!(
+            "this program runs with real-time priority {priority}, and the library's thread may not have a \
+             higher one: a thread that spins without polling can keep it from its processor. Raise \
+             RLIMIT_RTPRIO to {} (LimitRTPRIO= of a systemd unit), or leave a processor free",
+            priority + 1
+        );
+    }
     IN_BACKGROUND.with(|here| here.set(true));
     let mut background = Background { naps: 0, has_served: true, contest: Contest::new() };
     while let Some(engine) = engine.upgrade() {
@@ -78,7 +85,7 @@ impl Background {
             Mode::Awake => return,
             Mode::Napping | Mode::StandingBack => self.stand_back(engine, mode, signs.spans),
             Mode::TakingBack => self.take_back(engine),
-            Mode::BesideLeads => self.nap_beside_leads(engine),
+            Mode::BesideLeads => self.nap_beside_leads(engine, signs.spans),
             Mode::AwaitingLeader => self.await_leader(engine, signs.lead),
             Mode::Serving { .. } => self.serve(engine),
         }
@@ -116,10 +123,11 @@ impl Background {
         engine.pace.ask();
     }
 
-    fn nap_beside_leads(&mut self, engine: &Engine) {
+    fn nap_beside_leads(&mut self, engine: &Engine, spans: Spans) {
         engine.mode.enter(Mode::BesideLeads);
         self.leave_timers_to_leader(engine);
-        sys::park_timeout(if engine.is_looped() { NAP_BESIDE_LOOPS } else { NAP_BESIDE_LEADS });
+        engine.pace.ask();
+        sys::park_timeout(if engine.is_looped() { spans.beside_loops() } else { spans.beside_leads() });
     }
 
     /// Ends a lead that has lasted too long.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use uwarp_rnic::Cq;
@@ -396,10 +396,12 @@ impl Channel {
     fn spin(&self) -> bool {
         let Some(score) = self.spinning.begin() else { return false };
         let cq = self.armed.lock().upgrade();
-        let limit = self.engine.pace.spans().spin();
+        let spans = self.engine.pace.spans();
         let start = sys::now();
         let (mut now, mut begins) = (start, true);
-        loop {
+        // A look is an empty poll, and a program that blocks may make no others.
+        self.answer(0, now);
+        for looks in 1u32.. {
             BLOCKED_ON.with(|on| on.set(BlockedOn::Looking(self.address())));
             let covered = cq.as_ref().map_or(Coverage::Partial, |cq| cq.make_progress(&DIRECT, true));
             let stamp = self.engine.nanos(now);
@@ -407,7 +409,7 @@ impl Channel {
             if around || covered == Coverage::Partial {
                 let served = self.engine.poll_once();
                 if around {
-                    self.engine.around.looked(served > 0);
+                    self.engine.around.looked(served > 0, spans);
                 }
             }
             BLOCKED_ON.with(|on| on.set(BlockedOn::Nothing));
@@ -424,11 +426,21 @@ impl Channel {
                 return true;
             }
             now = sys::now();
-            if now.saturating_duration_since(start) > limit {
+            self.answer(looks, now);
+            let looked = now.saturating_duration_since(start);
+            if looked > spans.spin() {
                 self.spinning.end(score, false);
                 return false;
             }
             spin_loop();
+        }
+        false
+    }
+
+    /// It is `now`, and so many looks in a row were in vain.
+    fn answer(&self, looks: u32, now: Instant) {
+        if self.engine.pace.is_asked() {
+            self.engine.pace.answer(looks, self.engine.nanos(now));
         }
     }
 

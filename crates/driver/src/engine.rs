@@ -412,6 +412,11 @@ impl Engine {
         self.missed.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// How long so many empty polls take here, as far as that is known.
+    pub fn time_of_polls(&self, polls: u32) -> Duration {
+        self.pace.spans().polls(polls)
+    }
+
     /// Whether a thread of the program sleeps here for a channel.
     pub(crate) fn is_led(&self) -> bool {
         self.lead.get().is_some()

@@ -355,10 +355,14 @@ pub(crate) fn asleep<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Requests that the scheduler runs this thread soon and briefly. The thread has microseconds of work when it
-/// is woken. Beside a program that spins on memory on every core it would otherwise wait for the end of that
-/// program's slice (milliseconds). Linux 6.12 and later grant this without any right; earlier ones ignore it.
-pub(crate) fn ask_for_short_slices() {
+/// Requests that the scheduler runs this thread soon and briefly: it has microseconds of work when it is woken.
+/// Fails with the program's priority if the thread may not have a higher one.
+///
+/// Beside a program that spins on memory on every core it would otherwise wait for the end of that program's
+/// slice (milliseconds), and for ever if the program has a real-time policy (`chrt -f`): such a thread is
+/// preempted only by a higher priority. Linux 6.12 and later grant the short slice without any right; earlier
+/// ones ignore it. A higher priority needs CAP_SYS_NICE or RLIMIT_RTPRIO.
+pub(crate) fn ask_to_run_soon() -> Result<(), u32> {
     /// `struct sched_attr` of the system, first version.
     #[repr(C)]
     #[derive(Default)]
@@ -372,17 +376,38 @@ pub(crate) fn ask_for_short_slices() {
         deadline: u64,
         period: u64,
     }
+    const OTHER: u32 = 0;
+    const FIFO: u32 = 1;
+    const RR: u32 = 2;
     const SHORTEST_SLICE_NS: u64 = 100_000;
     let mut attr = SchedAttr::default();
     let size = u32::try_from(size_of::<SchedAttr>()).unwrap_or(0);
     // SAFETY: `attr` is valid for writes of `size` bytes, then for reads; 0 names the calling thread.
     unsafe {
-        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) == 0 && attr.policy == 0 {
-            attr.runtime = SHORTEST_SLICE_NS;
-            // Older systems refuse; then nothing changes.
-            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
+        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) != 0 {
+            return Ok(());
         }
+        let programs = attr.priority;
+        match attr.policy {
+            OTHER => attr.runtime = SHORTEST_SLICE_NS,
+            FIFO | RR => attr.priority = programs.saturating_add(1),
+            _ => return Ok(()),
+        }
+        let refused = libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) != 0;
+        // Without the short slice nothing is lost but time.
+        if refused && attr.policy != OTHER { Err(programs) } else { Ok(()) }
     }
+}
+
+/// How often the calling thread has lost its processor to another one although it could have run on.
+pub(crate) fn switches() -> i64 {
+    // SAFETY: all its fields are numbers, for which zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is valid for writes.
+    if unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) } != 0 {
+        return 0;
+    }
+    usage.ru_nivcsw
 }
 
 /// Whether every signal handler of the program has `SA_RESTART`. If not, an interrupted wait returns `EINTR`,

@@ -1,16 +1,11 @@
 //! Datagrams that wait a moment for more, so that the system takes them in one call (docs/adr/045).
 
 use std::sync::Weak;
-use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, OnceLock, Ordering};
 use crate::sys;
-
-/// Longest wait, if no thread polls. Two wake-ups of the background thread in this time must cost little
-/// beside the posts of the same time.
-const LONGEST: Duration = Duration::from_micros(500);
 
 /// Something that holds datagrams: a queue pair.
 pub(crate) trait Holder: Send + Sync {
@@ -86,7 +81,7 @@ impl Held {
         if !self.timer.swap(true, Ordering::SeqCst)
             && let Some(token) = self.token.get()
         {
-            engine.set_timer(*token, Some(sys::now() + LONGEST));
+            engine.set_timer(*token, Some(sys::now() + engine.pace.spans().held()));
         }
     }
 

@@ -9,7 +9,8 @@ use uwarp_rnic::{Cq, Wc};
 
 use crate::channel::waits_no_more;
 use crate::nic::Nic;
-use crate::progress::{AnswerWait, BeforeEarly, DIRECT, LookAround, Poller, stamps};
+use crate::progress::{AnswerWait, BeforeEarly, DIRECT, Poller, stamps};
+use crate::sys;
 
 thread_local! {
     static POLLER: Cell<Poller> = const { Cell::new(Poller::NEW) };
@@ -33,7 +34,7 @@ impl Nic {
             let mut poller = POLLER.try_with(Cell::get).unwrap_or(Poller::ENDING);
             let empty = cq.note_poll(false);
             waits_no_more();
-            self.look(cq, empty, &mut poller.look_around);
+            self.look(cq, empty, &mut poller);
             found = cq.poll(max, sink);
             if found == 0 {
                 idle = poller.yielding.count();
@@ -49,9 +50,24 @@ impl Nic {
                 p.set(poller);
             });
         } else if idle {
-            std::thread::yield_now();
+            self.yield_core();
         }
         found
+    }
+
+    /// Another thread may have to run on this core before there is anything to poll.
+    #[cold]
+    fn yield_core(&self) {
+        let before = sys::switches();
+        let began = sys::now();
+        std::thread::yield_now();
+        let took = sys::now().saturating_duration_since(began);
+        let switched = sys::switches() != before;
+        let _ = POLLER.try_with(|p| {
+            let mut poller = p.get();
+            poller.yielding.yielded(took, switched, self.engine().pace.spans());
+            p.set(poller);
+        });
     }
 
     /// The program's Write has completed although the peer may not have it yet. Receives for a moment, if
@@ -103,7 +119,8 @@ impl Nic {
     }
 
     /// Makes progress for a thread whose last `empty` polls in a row found nothing.
-    fn look(&self, cq: &Arc<Cq>, empty: u32, look_around: &mut LookAround) {
+    fn look(&self, cq: &Arc<Cq>, empty: u32, poller: &mut Poller) {
+        let Poller { look_around, yielding } = poller;
         let sends = self.engine().held.polled_in_vain();
         let pace = &self.engine().pace;
         let earnest_at = pace.earnest_at();
@@ -112,6 +129,7 @@ impl Nic {
         }
         if stamps(empty, earnest_at) || sends {
             self.engine().note_earnest(empty == earnest_at);
+            yielding.limit(pace.spans());
         }
         let covered = cq.make_progress(&DIRECT, empty >= earnest_at);
         // Its posts take far longer than a look at all sockets, and keep the background thread away.

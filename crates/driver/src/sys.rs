@@ -12,6 +12,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use crate::fork;
 use crate::source::{Interest, Readiness};
 
+pub(crate) use crate::fork::switches;
 pub(crate) use std::thread::{Thread, park_timeout, sleep};
 
 /// The time.

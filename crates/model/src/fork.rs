@@ -26,7 +26,9 @@ pub fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-pub fn ask_for_short_slices() {}
+pub fn ask_to_run_soon() -> Result<(), u32> {
+    Ok(())
+}
 
 pub fn interruptions_restart() -> bool {
     true

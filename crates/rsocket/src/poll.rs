@@ -28,8 +28,8 @@ pub mod bit {
     pub const RDHUP: i16 = 0x2000;
 }
 
-/// How long a call looks before it sleeps: as long as librdmacm's does.
-const SPIN: Duration = Duration::from_micros(10);
+/// How long a call looks before it sleeps: as long as librdmacm's does, and at least for so many looks.
+const SPIN: (Duration, u32) = (Duration::from_micros(10), 16);
 
 /// A descriptor, in poll(2)'s form.
 #[repr(C)]
@@ -76,16 +76,18 @@ pub(crate) fn poll_with(
         return kernel(fds, limit);
     }
     let begin = Instant::now();
-    loop {
-        let ready = look(fds, &sockets, kernel)?;
-        if ready > 0 || limit == Some(Duration::ZERO) {
-            return Ok(ready);
-        }
-        if begin.elapsed() > SPIN {
-            break;
-        }
+    let ready = look(fds, &sockets, kernel)?;
+    if ready > 0 || limit == Some(Duration::ZERO) {
+        return Ok(ready);
     }
     let nic = Arc::clone(Events::of_process()?.cm().nic());
+    let spin = SPIN.0.max(nic.engine().time_of_polls(SPIN.1));
+    while begin.elapsed() <= spin {
+        let ready = look(fds, &sockets, kernel)?;
+        if ready > 0 {
+            return Ok(ready);
+        }
+    }
     // The thread serves its sockets itself where they are all that it waits for: as a call that receives.
     let how = if sockets.iter().all(Option::is_some) { Sleep::InChannel } else { Sleep::OnDescriptor };
     let mut waiting = Waiting::begin(&nic, how, limit)?;

@@ -229,7 +229,10 @@ pub enum BenchWhat {
     /// Socket programs by message size, ping-pongs and one way: plain sockets, behind the preloaded
     /// library, in IWARP_MODE by calls and by descriptors, over rsockets
     Sockets,
-    /// All of them except mpi and sockets
+    /// Ping-pongs of 64 bytes where processors are few or slow: on one processor, beside a loop for each
+    /// processor, and emulated by qemu-user, each beside raw TCP that spins and that blocks
+    Crowded,
+    /// All of them except mpi, sockets and crowded
     All,
 }
 

@@ -48,6 +48,8 @@ struct World {
     contest: Contest,
     pace: Pace,
     last_poll: LastPoll,
+    lead: Option<Lead>,
+    looped: bool,
     /// When the watchdog is pushed next, when it fires, and how often it was pushed.
     watchdog: (u64, u64, u32),
     // The program.
@@ -79,6 +81,8 @@ impl World {
             contest: Contest::new(),
             pace: Pace::new(),
             last_poll: LastPoll::new(),
+            lead: None,
+            looped: false,
             watchdog: (NEVER, NEVER, 0),
             empty: 0,
             parked: false,
@@ -133,6 +137,8 @@ impl World {
         let end = self.now + time;
         loop {
             let wakes = match self.sleep {
+                // Of two threads that sleep there the last one is woken.
+                Sleep::Sockets if self.lead.is_some() => NEVER,
                 Sleep::Sockets => self.signal.map_or(NEVER, |arrives| arrives + self.costs.wake),
                 Sleep::Until(at) => at + self.costs.wake,
                 Sleep::Watchdog => self.watchdog.1 + self.costs.wake,
@@ -158,7 +164,14 @@ impl World {
         loop {
             let spans = self.pace.spans();
             let polled = self.last_poll.age(self.now);
-            match Mode::next(Signs { polled, lead: None, naps: self.naps, looped: false, spans }) {
+            let signs = Signs { polled, lead: self.lead, naps: self.naps, looped: self.looped, spans };
+            match Mode::next(signs) {
+                Mode::BesideLeads => {
+                    self.pace.ask();
+                    let nap = if self.looped { spans.beside_loops() } else { spans.beside_leads() };
+                    self.sleep = Sleep::Until(self.now + instant(nap));
+                    return;
+                }
                 Mode::TakingBack => {
                     (self.naps, self.parked, self.signal) = (0, false, None);
                     let input = self.receive();
@@ -199,6 +212,55 @@ impl World {
             self.empty = 0;
         }
         self.wakes - before
+    }
+
+    /// A program that sends a message and blocks until the answer, again and again. Returns which part of the
+    /// time the background thread needs beside it, in hundredths.
+    fn blocks(&mut self, messages: u32, spinning: &Spinning) -> u64 {
+        let (began, before) = (self.now, self.wakes);
+        for _ in 0..messages {
+            self.send();
+            if !self.looks(spinning) {
+                self.leads();
+            }
+        }
+        (self.wakes - before) * self.costs.wake * 100 / (self.now - began)
+    }
+
+    /// The thread looks for the answer before it sleeps. Returns whether somebody has received it.
+    fn looks(&mut self, spinning: &Spinning) -> bool {
+        let Some(score) = spinning.begin() else { return false };
+        self.last_poll.stamp(self.now);
+        let began = self.now;
+        if self.pace.is_asked() {
+            self.pace.answer(0, began);
+        }
+        for looks in 1.. {
+            self.pass(self.costs.poll);
+            if self.receive() || self.packet.is_none() {
+                spinning.end(score, true);
+                break;
+            }
+            if self.pace.is_asked() {
+                self.pace.answer(looks, self.now);
+            }
+            if self.now - began > instant(self.pace.spans().spin()) {
+                spinning.end(score, false);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The thread sleeps on the sockets until the answer comes.
+    fn leads(&mut self) {
+        self.lead = Some(Lead::beginning(self.now));
+        self.last_poll.stamp(self.now);
+        let arrives = self.packet.unwrap_or(self.now).max(self.now);
+        self.pass(arrives - self.now + self.costs.wake);
+        self.receive();
+        self.lead = None;
+        self.last_poll.stamp(self.now);
     }
 
     /// A program that polls once for each message, and then waits for the answer in its memory, where the
@@ -281,5 +343,99 @@ fn who_polls_once_for_each_message_is_served_at_once() {
         world.ping_pong(1_000);
         let late = world.poll_once_each(5_000);
         assert!(late <= 100, "{costs:?}, after polling: {late} of 5000");
+    }
+}
+
+#[test]
+fn little_time_is_lost_beside_one_that_blocks() {
+    for costs in machines() {
+        for looped in [false, true] {
+            let (mut world, spinning) = (World::new(costs), Spinning::new());
+            world.looped = looped;
+            world.blocks(500, &spinning);
+            let part = world.blocks(5_000, &spinning);
+            assert!(part <= 25, "{costs:?}: {part} of 100, {:?}", world.pace.spans());
+        }
+    }
+}
+
+#[test]
+fn one_that_blocked_and_then_computes_is_noticed() {
+    for costs in machines() {
+        for messages in 0..50 {
+            let (mut world, spinning) = (World::new(costs), Spinning::new());
+            world.blocks(500 + messages, &spinning);
+            world.longest = 0;
+            world.send();
+            world.pass(100_000_000 + 100 * costs.wake);
+            assert_eq!(world.packet, None, "{costs:?}: nobody has received the answer");
+            let spans = world.pace.spans();
+            let bound = instant(spans.push_period(u32::MAX) * 2 + spans.alive()) + 2 * costs.wake;
+            assert!(world.longest <= bound, "{costs:?}: {} of {bound}", world.longest);
+        }
+    }
+}
+
+/// Both ends, and perhaps a thread that computes, on one processor.
+struct OneProcessor {
+    costs: Costs,
+    /// What the peer's thread does for an answer, once it runs.
+    work: u64,
+    /// A third thread takes its slice at each yield.
+    busy: bool,
+    now: u64,
+}
+
+const SLICE: u64 = 3_000_000;
+
+impl OneProcessor {
+    /// The program polls until it has the answer. Returns how long that takes.
+    fn message(&mut self, yielding: &mut Yielding) -> u64 {
+        let spans = Spans::of(self.costs.poll);
+        let began = self.now;
+        let mut ready = false;
+        let mut slice = SLICE;
+        loop {
+            self.now += self.costs.poll;
+            if ready {
+                yielding.found();
+                return self.now - began;
+            }
+            slice = slice.saturating_sub(self.costs.poll);
+            yielding.limit(spans);
+            let yields = yielding.count();
+            if yields || slice == 0 {
+                // The others run, the peer last.
+                let took = self.work + if self.busy { SLICE } else { 0 };
+                self.now += took;
+                (ready, slice) = (true, SLICE);
+                if yields {
+                    yielding.yielded(Duration::from_nanos(took), true, spans);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_one_processor_the_peer_runs_at_once() {
+    for costs in machines() {
+        // Two switches and what the peer does: raw TCP that blocks needs as long.
+        let work = 15 * costs.poll;
+        let mut world = OneProcessor { costs, work, busy: false, now: 0 };
+        let mut yielding = Poller::NEW.yielding;
+        (0..20).for_each(|_| _ = world.message(&mut yielding));
+        let took = world.message(&mut yielding);
+        assert!(took <= work + 3 * costs.poll, "{costs:?}: {took} where the peer needs {work}");
+    }
+}
+
+#[test]
+fn a_yield_gives_no_slice_away_for_each_message() {
+    for costs in machines().filter(|costs| costs.poll <= 20_000) {
+        let mut world = OneProcessor { costs, work: 15 * costs.poll, busy: true, now: 0 };
+        let mut yielding = Poller::NEW.yielding;
+        (0..20).for_each(|_| _ = world.message(&mut yielding));
+        assert_eq!(yielding.until, Spans::of(costs.poll).polls_of_slice(), "{costs:?}");
     }
 }

@@ -10,13 +10,20 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use super::polling::{ANSWER, AROUND, IN_EARNEST, SPIN, STAMP_EVERY, YIELD};
 use super::{
-    ALIVE, ANSWER, IN_EARNEST, NAPS, Nanos, PUSH_GROWTH, PUSH_PERIOD, PUSH_PERIOD_MOST, SPIN, STAMP_EVERY,
+    ALIVE, HELD, NAP_BESIDE_LEADS, NAP_BESIDE_LOOPS, NAPS, Nanos, PUSH_GROWTH, PUSH_PERIOD, PUSH_PERIOD_MOST,
+    nanos,
 };
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, thread_local};
 
 /// The slowest empty poll that the times follow. Slower ones are those of a thread that seldom runs.
 const SLOWEST: Nanos = 40_000;
+
+/// See [`Spans::soon_done`].
+const SOON_DONE: Duration = Duration::from_micros(500);
+/// What the system lets a thread run for beside others, at least nearly.
+const SLICE: Duration = Duration::from_millis(1);
 
 /// The times that must be long enough for some empty polls, on a machine of this pace. Where polls are fast
 /// they are the constants, which stand for what a wake-up costs.
@@ -31,7 +38,8 @@ impl Spans {
         Self { poll: Duration::from_nanos(poll.min(SLOWEST)) }
     }
 
-    fn polls(self, number: u32) -> Duration {
+    /// What so many empty polls take.
+    pub fn polls(self, number: u32) -> Duration {
         self.poll.saturating_mul(number)
     }
 
@@ -61,6 +69,39 @@ impl Spans {
     /// See [`ANSWER`].
     pub fn answer(self) -> Duration {
         self.polls(STAMP_EVERY).max(ANSWER)
+    }
+
+    /// See [`AROUND`].
+    pub fn around(self) -> (Nanos, Nanos) {
+        (AROUND.0.max(nanos(self.polls(4))), AROUND.1.max(nanos(self.polls(64))))
+    }
+
+    /// See [`NAP_BESIDE_LEADS`].
+    pub fn beside_leads(self) -> Duration {
+        self.polls(32).max(NAP_BESIDE_LEADS)
+    }
+
+    /// See [`NAP_BESIDE_LOOPS`].
+    pub fn beside_loops(self) -> Duration {
+        self.polls(64).max(NAP_BESIDE_LOOPS)
+    }
+
+    /// See [`HELD`].
+    pub fn held(self) -> Duration {
+        self.polls(64).max(HELD)
+    }
+
+    /// Polls within a slice of the system, but for those that are fewer than a yield is worth, or more than
+    /// are ever made without one.
+    pub fn polls_of_slice(self) -> u32 {
+        let polls = nanos(SLICE) / nanos(self.poll).max(1);
+        u32::try_from(polls).unwrap_or(u32::MAX).clamp(16, YIELD.1)
+    }
+
+    /// The longest that a thread may take which is soon done: much longer than what a peer has to do for an
+    /// answer, and less than the slice of one that computes, which the system gives by time (0.7 to 4 ms).
+    pub fn soon_done(self) -> Duration {
+        self.polls(64).max(SOON_DONE)
     }
 }
 

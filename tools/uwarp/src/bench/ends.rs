@@ -21,10 +21,26 @@ pub enum Place {
     },
 }
 
+/// What the two ends share their processors with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Setting {
+    /// Nothing that the command knows of.
+    #[default]
+    Quiet,
+    /// All threads of both ends run on one processor.
+    OneProcessor,
+    /// A loop that computes runs for each processor.
+    Crowded,
+    /// Programs and library are emulated by qemu-user, so each of their instructions takes many; the system's
+    /// do not.
+    Emulated,
+}
+
 /// Two connected processes.
 pub struct Ends {
     active: End,
     passive: End,
+    _loops: Vec<Loop>,
     /// Where the passive end listens.
     pub address: IpAddr,
 }
@@ -34,8 +50,13 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 impl Ends {
     /// Starts both with `environment` added to our own, and connects them over raw TCP and over uwarp.
-    pub fn start(place: Place, environment: &[(&'static str, OsString)]) -> Result<Ends> {
-        let mut ends = Ends::apart(place, environment)?;
+    pub fn start(place: Place, environment: &[(&'static str, OsString)], setting: Setting) -> Result<Ends> {
+        let mut ends = Ends::apart(place, environment, setting)?;
+        if setting == Setting::OneProcessor {
+            // Before the library starts its threads, which then run where this one does.
+            let there = Order::Pin { core: Some(0) };
+            ends.both(&there, &there, PATIENCE)?;
+        }
         let address = ends.address;
         let listening = ends.passive.request(&Order::Listen { address }, PATIENCE)?;
         let Answer::Listening { raw, rdma } = listening else { return Err(out_of_turn()) };
@@ -54,7 +75,7 @@ impl Ends {
         environment: &[(&'static str, OsString)],
         carrier: Carrier,
     ) -> Result<Ends> {
-        let mut ends = Ends::apart(place, environment)?;
+        let mut ends = Ends::apart(place, environment, Setting::Quiet)?;
         let address = ends.address;
         let listen = Order::Sockets(Sockets::Listen { carrier, address });
         let Answer::Listening { raw, .. } = ends.passive.request(&listen, PATIENCE)? else {
@@ -67,10 +88,12 @@ impl Ends {
     }
 
     /// Not connected yet.
-    fn apart(place: Place, environment: &[(&'static str, OsString)]) -> Result<Ends> {
+    fn apart(place: Place, environment: &[(&'static str, OsString)], setting: Setting) -> Result<Ends> {
+        let loops = if setting == Setting::Crowded { Loop::for_each_processor()? } else { Vec::new() };
         let mut ends = Ends {
-            active: End::start(place, environment)?,
-            passive: End::start(place, environment)?,
+            active: End::start(place, environment, setting)?,
+            passive: End::start(place, environment, setting)?,
+            _loops: loops,
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
         };
         let address = match place {
@@ -156,15 +179,28 @@ struct End {
 }
 
 impl End {
-    fn start(place: Place, environment: &[(&'static str, OsString)]) -> Result<End> {
+    fn start(place: Place, environment: &[(&'static str, OsString)], setting: Setting) -> Result<End> {
         let executable = std::env::current_exe().map_err(Failure::of("cannot find my own executable"))?;
-        let mut command = Command::new(executable);
+        let emulator = format!("qemu-{}", std::env::consts::ARCH);
+        let mut command = match setting {
+            Setting::Emulated => {
+                let mut command = Command::new(&emulator);
+                command.arg(executable);
+                command
+            }
+            _ => Command::new(executable),
+        };
         command.arg("bench-end").stdin(Stdio::piped()).stdout(Stdio::piped());
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         if matches!(place, Place::Namespaces { .. }) {
             command.arg("--network-namespace");
         }
-        let mut child = command.spawn().map_err(Failure::of("cannot start a measuring process"))?;
+        let mut child = command.spawn().map_err(|error| match setting {
+            Setting::Emulated if error.kind() == std::io::ErrorKind::NotFound => {
+                Failure(format!("there is no {emulator} here: install the package qemu-user"))
+            }
+            _ => Failure(format!("cannot start a measuring process: {error}")),
+        })?;
         match (child.stdin.take(), child.stdout.take()) {
             (Some(orders), Some(answers)) => Ok(End { child, orders, answers: BufReader::new(answers) }),
             _ => Err(Failure::new("cannot start a measuring process: it has no pipes")),
@@ -222,6 +258,31 @@ impl Drop for End {
         // It may be in the middle of a spin. Fails only when it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A process that computes, until this is dropped; not for ever if that does not happen.
+struct Loop(Child);
+
+impl Loop {
+    fn for_each_processor() -> Result<Vec<Loop>> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        (0..processors).map(|_| Loop::start()).collect()
+    }
+
+    fn start() -> Result<Loop> {
+        // The limit of processor time ends it in any case.
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -t 600; while :; do :; done"]).stdin(Stdio::null());
+        command.spawn().map(Loop).map_err(Failure::of("cannot start a loop that computes"))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // Fails only when it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

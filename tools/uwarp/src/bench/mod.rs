@@ -43,7 +43,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::{BenchArgs, BenchEndArgs, BenchPin, BenchWhat};
 use crate::{complain, libdir};
-use ends::{Ends, Place};
+use ends::{Ends, Place, Setting};
 use machine::Machine;
 use plan::{Goal, Item, Measure};
 use protocol::{Calls, Failure, Figure, Job, Over, Result, Work};
@@ -173,12 +173,12 @@ fn progress(steps: u64) -> ProgressBar {
 struct Runner {
     place: Place,
     pin: BenchPin,
-    /// The ends of the last item, and whether they request a CRC.
-    ends: Option<(bool, Ends)>,
+    /// The ends of the last item, whether they request a CRC, and what they share their processors with.
+    ends: Option<(bool, Setting, Ends)>,
     /// For the figures of many connections.
     scale: Option<many::Scale>,
     /// The best ways of raw TCP that are known; what is the same for raw TCP is tried once in a run.
-    swept: Vec<(Work, Vec<Way>, Sweep)>,
+    swept: Vec<(Work, Vec<Way>, Setting, Sweep)>,
     extent: Extent,
     progress: ProgressBar,
 }
@@ -202,12 +202,16 @@ impl Runner {
             return many::measure(self.place, &mut self.scale, figures, self.extent, &self.progress);
         }
         self.scale = None;
-        let ends = match self.ends.take() {
-            Some((crc, ends)) if crc == item.crc => ends,
-            _ => Ends::start(self.place, &[crc(item.crc)])?,
+        // Others are gone before new ones start.
+        let same = self.ends.take().filter(|(crc, setting, _)| (*crc, *setting) == (item.crc, item.setting));
+        let ends = match same {
+            Some((_, _, ends)) => ends,
+            None => Ends::start(self.place, &[crc(item.crc)], item.setting)?,
         };
-        let (_, ends) = self.ends.insert((item.crc, ends));
-        let mut turn = Turn { ends, pin: self.pin };
+        let (_, _, ends) = self.ends.insert((item.crc, item.setting, ends));
+        // Who has a processor for himself is not in a crowd.
+        let alone = matches!(item.setting, Setting::Quiet | Setting::Emulated);
+        let mut turn = Turn { ends, pin: alone.then_some(self.pin) };
         let work = match item.work {
             Measure::Datagrams(figures) => {
                 return datagrams::measure(&mut turn, figures, self.extent, &self.progress);
@@ -218,13 +222,14 @@ impl Runner {
         if let Work::Path(_) = work {
             return count(&mut turn, work, self.extent).map(Outcome::Calls);
         }
-        let known =
-            self.swept.iter().find(|(raw, ways, _)| *raw == work.without_verbs() && *ways == item.ways);
+        let known = self.swept.iter().find(|(raw, ways, setting, _)| {
+            *raw == work.without_verbs() && *ways == item.ways && *setting == item.setting
+        });
         let baseline = match known {
-            Some((_, _, sweep)) => sweep.clone(),
+            Some((_, _, _, sweep)) => sweep.clone(),
             None => {
                 let sweep = sweep(&mut turn, work, &item.ways, self.extent)?;
-                self.swept.push((work.without_verbs(), item.ways.clone(), sweep.clone()));
+                self.swept.push((work.without_verbs(), item.ways.clone(), item.setting, sweep.clone()));
                 sweep
             }
         };
@@ -241,12 +246,14 @@ fn crc(on: bool) -> (&'static str, OsString) {
 /// The ends of one item.
 struct Turn<'a> {
     ends: &'a mut Ends,
-    pin: BenchPin,
+    /// `None`: they stay where they are.
+    pin: Option<BenchPin>,
 }
 
 impl Turn<'_> {
     fn pin(&mut self, spins: bool) -> Result<()> {
-        self.ends.pin(match self.pin {
+        let Some(pin) = self.pin else { return Ok(()) };
+        self.ends.pin(match pin {
             BenchPin::Spinning => spins,
             BenchPin::Always => true,
             BenchPin::Never => false,

@@ -5,9 +5,10 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use super::datagrams;
+use super::ends::Setting;
 use super::many::{self, Figures};
 use super::protocol::{Flow, LARGEST, Path, Target, Verb, Wait, Work};
-use super::ways::{self, Way, size_name};
+use super::ways::{self, Waiting, Way, size_name};
 use crate::cli::BenchWhat;
 
 /// One line of a table.
@@ -20,6 +21,8 @@ pub struct Item {
     pub crc: bool,
     pub work: Measure,
     pub goal: Goal,
+    /// What the ends share their processors with.
+    pub setting: Setting,
     /// How raw TCP may do the same, if it is compared with it on one connection.
     pub ways: Vec<Way>,
 }
@@ -51,12 +54,14 @@ pub enum Group {
     Syscalls,
     Connections,
     Memory,
+    Crowded,
 }
 
 impl Group {
     /// The goal for uwarp's 99th percentile, as a multiple of raw TCP's.
     pub fn tail(self) -> Option<f64> {
-        matches!(self, Group::Latency | Group::Transactions | Group::Datagrams).then_some(2.0)
+        matches!(self, Group::Latency | Group::Transactions | Group::Datagrams | Group::Crowded)
+            .then_some(2.0)
     }
 }
 
@@ -150,6 +155,10 @@ pub fn items(what: BenchWhat) -> Vec<Item> {
         let goal = Goal::Budget("the rate of rdma_cm");
         items.push(connections("bring-up", Group::Connections, figures, goal));
     }
+    // Only when asked for: its figures say little about a machine that is not crowded.
+    if what == BenchWhat::Crowded {
+        crowded(&mut items);
+    }
     if wanted(BenchWhat::Memory) {
         let lines = [
             ("memory-user", Figures::Memory, Goal::Budget("at most 8 KiB")),
@@ -190,6 +199,7 @@ fn latency(items: &mut Vec<Item>) {
         crc: true,
         work: Measure::One(Work::PingPong { wait, size: SMALL }),
         goal,
+        setting: Setting::Quiet,
         ways: ways::ping_pong(wait),
     }));
 }
@@ -205,6 +215,7 @@ fn transactions(items: &mut Vec<Item>) {
                 crc: true,
                 work: Measure::One(Work::Transaction { verb, size }),
                 goal: Goal::AtMost(1.0),
+                setting: Setting::Quiet,
                 ways: ways::transaction(),
             }
         }));
@@ -228,6 +239,7 @@ fn bandwidth(items: &mut Vec<Item>) {
             crc,
             work: Measure::One(Work::Stream { flow, target }),
             goal,
+            setting: Setting::Quiet,
             ways: ways::stream(),
         }
     };
@@ -260,6 +272,7 @@ fn messages(items: &mut Vec<Item>) {
                 crc: true,
                 work: Measure::One(Work::Stream { flow, target }),
                 goal: Goal::AtLeast(0.9),
+                setting: Setting::Quiet,
                 ways: ways::messages(size),
             }
         }));
@@ -278,6 +291,7 @@ fn rate(items: &mut Vec<Item>) {
         crc: true,
         work: Measure::One(Work::Rate { size: SMALL, list: LIST, depth: DEPTH, target }),
         goal: Goal::Messages(least),
+        setting: Setting::Quiet,
         ways: ways::lists(SMALL * LIST, SMALL * DEPTH),
     }));
 }
@@ -290,6 +304,7 @@ fn datagrams(items: &mut Vec<Item>) {
         crc: true,
         work,
         goal,
+        setting: Setting::Quiet,
         ways,
     };
     for (id, size) in [("datagram-64b", 64), ("datagram-256b", 256), ("datagram-1kib", 1024)] {
@@ -346,13 +361,44 @@ fn syscalls(items: &mut Vec<Item>) {
         crc: true,
         work: Measure::One(Work::Path(path)),
         goal: Goal::Budget(budget),
+        setting: Setting::Quiet,
         ways: Vec::new(),
     }));
 }
 
 fn connections(id: &str, group: Group, figures: Figures, goal: Goal) -> Item {
     let title = many::titled(figures);
-    Item { id: id.into(), title, group, crc: true, work: Measure::Many(figures), goal, ways: Vec::new() }
+    let (work, setting) = (Measure::Many(figures), Setting::Quiet);
+    Item { id: id.into(), title, group, crc: true, work, goal, setting, ways: Vec::new() }
+}
+
+/// The ping-pong where processors are few or slow, beside raw TCP that waits in the same way, and in the other.
+fn crowded(items: &mut Vec<Item>) {
+    let settings = [
+        ("one", "on one processor", Setting::OneProcessor),
+        ("busy", "beside a loop for each processor", Setting::Crowded),
+        ("emulated", "emulated by qemu-user", Setting::Emulated),
+    ];
+    let waits = [("poll", "both poll", Wait::Spin), ("event", "both block", Wait::Block)];
+    let beside = [("spins", Waiting::Spin), ("blocks", Waiting::Block)];
+    for (place, where_, setting) in settings {
+        for (way, how, wait) in waits {
+            items.extend(beside.map(|(name, waiting)| Item {
+                id: format!("{place}-{way}-beside-{name}"),
+                title: format!("64 B Send {where_}, {how}; raw TCP {name}"),
+                group: Group::Crowded,
+                crc: true,
+                work: Measure::One(Work::PingPong { wait, size: SMALL }),
+                goal: match (setting, wait, waiting) {
+                    (Setting::OneProcessor, Wait::Spin, Waiting::Block) => Goal::AtMost(1.2),
+                    (Setting::Emulated, Wait::Spin, Waiting::Spin) => Goal::AtMost(1.6),
+                    _ => Goal::Open,
+                },
+                setting,
+                ways: vec![Way::Wait(waiting)],
+            }));
+        }
+    }
 }
 
 fn name(verb: Verb) -> &'static str {

@@ -15,7 +15,7 @@ use super::stats::{self, Ratio, Side};
 use super::ways::Sweep;
 use crate::table;
 
-const GROUPS: [Group; 11] = [
+const GROUPS: [Group; 12] = [
     Group::Latency,
     Group::Transactions,
     Group::Bandwidth,
@@ -27,6 +27,7 @@ const GROUPS: [Group; 11] = [
     Group::Syscalls,
     Group::Connections,
     Group::Memory,
+    Group::Crowded,
 ];
 
 pub struct Report {
@@ -242,7 +243,7 @@ impl Measured {
             title: &self.item.title,
             group: self.item.group,
             unit: match self.item.group {
-                Group::Latency | Group::Datagrams => "µs, half a round trip",
+                Group::Latency | Group::Datagrams | Group::Crowded => "µs, half a round trip",
                 Group::Transactions => "µs",
                 Group::Bandwidth | Group::Messages => "B/s",
                 Group::Rate | Group::DatagramRate => "messages/s",
@@ -289,7 +290,7 @@ impl Measured {
                     goal => goal.to_string(),
                 });
                 match group {
-                    Group::Latency | Group::Transactions | Group::Datagrams => {
+                    Group::Latency | Group::Transactions | Group::Datagrams | Group::Crowded => {
                         row.push(sides.p99_ratio.map_or("-".to_owned(), spread));
                         row.push(group.tail().map_or("-".to_owned(), |most| format!("at most {most:.2}")));
                     }
@@ -312,7 +313,7 @@ fn spread(Ratio { median, least, most }: Ratio) -> String {
 /// For the caption and the header of the group.
 fn in_unit(group: Group, side: &Side) -> String {
     match group {
-        Group::Latency | Group::Transactions | Group::Datagrams => with_tail(side),
+        Group::Latency | Group::Transactions | Group::Datagrams | Group::Crowded => with_tail(side),
         Group::Bandwidth | Group::Messages => format!("{:.2}", side.median / 1e9),
         Group::Connections => per_second(side),
         Group::Rate | Group::DatagramRate | Group::DatagramFacts | Group::Syscalls | Group::Memory => {
@@ -358,6 +359,7 @@ fn per_second(side: &Side) -> String {
 fn caption(group: Group) -> &'static str {
     match group {
         Group::Latency => "Ping-pong: half a round trip, median (99th percentile)",
+        Group::Crowded => "Where processors are few or slow: half a round trip, median (99th percentile)",
         Group::Transactions => {
             "64 B request, then the payload by RDMA, then a 64 B response; median (99th percentile)"
         }
@@ -390,7 +392,7 @@ fn caption(group: Group) -> &'static str {
 fn table(group: Group, rows: impl Iterator<Item = Vec<String>>, targets: bool) -> Table {
     const BEST: &str = "raw TCP at its best";
     let header: &[&str] = match group {
-        Group::Latency | Group::Transactions => {
+        Group::Latency | Group::Transactions | Group::Crowded => {
             &["", "raw TCP µs", "uwarp µs", "ratio", "target", "of 99th percentiles", "target", BEST]
         }
         Group::Bandwidth => &["", "raw TCP GB/s", "uwarp GB/s", "ratio", "target", "copy and CRC GB/s", BEST],

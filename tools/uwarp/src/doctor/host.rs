@@ -18,7 +18,7 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use uwarp_driver::address::lid_of;
 
-use super::Check;
+use super::{Check, scheduling};
 use crate::cli::PortRange;
 use crate::interfaces;
 use crate::run::DESCRIPTORS_WANTED;
@@ -39,6 +39,7 @@ pub fn checks() -> Vec<Check> {
         cores(),
         ports(),
     ];
+    checks.extend(scheduling::check());
     checks.extend(proc());
     checks.extend(adapters());
     checks.extend(lids());

@@ -3,6 +3,7 @@
 mod host;
 mod library;
 mod program;
+mod scheduling;
 pub mod settings;
 
 use std::process::ExitCode;
