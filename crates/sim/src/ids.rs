@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 use rustix::io::Errno;
 use uwarp_cm::State;
 
-use crate::hosts::network::{Network, Pid, network, set_network};
+use crate::hosts::network::{Network, Pid, TcpId, network, set_network};
 use crate::{NetParams, Rng, Time};
 use node::Key;
 use program::{Call, Plan, Program};
@@ -186,6 +186,10 @@ impl Ids {
                 continue;
             }
             let Some((other, peer)) = self.peer_of(pid, *key) else { continue };
+            // Requests that name no number are known by their address alone, and apart from those that do.
+            if self.names_number(other, peer) != self.names_number(connects.0, connects.1) {
+                continue;
+            }
             let established = self.programs[&other].nodes[&peer].order.established;
             assert!(
                 other != connects.0 || established.is_none_or(|at| at >= began),
@@ -193,6 +197,11 @@ impl Ids {
                  which its peer had at {established:?}, before it connected at {began}"
             );
         }
+    }
+
+    fn names_number(&self, pid: Pid, key: Key) -> bool {
+        let program = &self.programs[&pid];
+        program.plan.infiniband || program.nodes[&key].order.role == order::Role::ConnectsByNumber
     }
 
     /// The id at the other end of this one's connection.
@@ -263,11 +272,12 @@ impl Ids {
         let mut joined = 0;
         for (pid, program) in &self.programs {
             for (key, node) in &program.nodes {
-                if node.life.state() != State::Established || node.left {
+                let waits = matches!(node.life.state(), State::Responded | State::Established);
+                if !waits || node.left {
                     continue;
                 }
-                let Some((id, side, other)) = program.stream(*key) else {
-                    panic!("id {key} of {pid} is established, has no stream, and was not told")
+                let Some((id, side, other)) = program.stream(*key).or_else(|| parked(node)) else {
+                    panic!("id {key} of {pid} is connected, has no stream, and was not told")
                 };
                 let (open, dark) = network(|network| {
                     let tcp = &network.tcp[&id];
@@ -277,7 +287,7 @@ impl Ids {
                 let stopped = self.programs.get(&other).is_some_and(|other| other.stopped > self.now);
                 assert!(
                     open || dark || stranger || stopped,
-                    "id {key} of {pid} is established, and its peer is gone"
+                    "id {key} of {pid} is connected, and its peer is gone"
                 );
                 joined += usize::from(open && !stranger);
             }
@@ -299,4 +309,13 @@ impl Ids {
         let left = network(|network| network.tcp.len());
         assert_eq!(left, 0, "connections are left in the network");
     }
+}
+
+/// The connection of an id whose queue pair does not have it yet, its side, and the process at the other end.
+fn parked(node: &node::Node) -> Option<(TcpId, usize, Pid)> {
+    let (local, peer) = (node.life.local()?, node.life.peer()?);
+    network(|network| {
+        let (id, side) = network.find(local, peer).filter(|_| !node.shell.conns.is_empty())?;
+        Some((id, side, network.tcp.get(&id)?.owners[1 - side]))
+    })
 }

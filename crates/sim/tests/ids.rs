@@ -35,6 +35,8 @@ fn plan(at: SocketAddr) -> Plan {
         infiniband: true,
         knows_peers: true,
         slow: MS,
+        busy: 0,
+        again: 0,
         rejects: [0, 0],
         by_number: 0,
         odd: 0,
@@ -209,12 +211,24 @@ fn plain(seed: u64) -> usize {
         listens: Some([1, 4, 100][rng.size(0, 2)]),
         infiniband,
         slow,
+        busy: 20 * MS,
         disconnects: [0, 1000][rng.size(0, 1)],
         rejects: [[0, 1000][usize::from(rng.chance(100))], 0],
         ..plan(server())
     };
-    let client = Plan { connects, infiniband: rng.chance(500), slow, disconnects: 500, ..plan(client()) };
+    // So that the peer's programs are told of one connection before the next one begins.
+    let again = rng.size(0, 4);
+    let client = Plan {
+        connects,
+        infiniband: rng.chance(500),
+        slow,
+        busy: 20 * MS,
+        again: again as u32,
+        disconnects: 500,
+        ..plan(client())
+    };
     let rejects = server.rejects[0] > 0;
+    let count = if rejects { count } else { count + again };
     ids.schedule(0, Event::Start(SERVER, server));
     ids.schedule(0, Event::Start(CLIENT, client));
     ids.run_until(30 * SEC);
@@ -246,7 +260,9 @@ fn random(seed: u64) -> usize {
     let of = |at, rng: &mut Rng| Plan {
         infiniband: rng.chance(500),
         knows_peers: rng.chance(900),
-        slow: [MS, 100 * MS, 5 * SEC, 70 * SEC][rng.size(0, 3)],
+        slow: [10, MS, 100 * MS, 5 * SEC, 70 * SEC][rng.size(0, 4)],
+        busy: [0, 10 * MS, 100 * MS][rng.size(0, 2)],
+        again: rng.size(0, 4) as u32,
         rejects: [[0, 300][rng.size(0, 1)], [0, 100][rng.size(0, 1)]],
         by_number: [0, 300][rng.size(0, 1)],
         odd: [0, 100, 500][rng.size(0, 2)],

@@ -66,6 +66,8 @@ pub struct Node {
     pub peer_closed: Option<Time>,
     /// The program has ended the connection, or broken it.
     pub left: bool,
+    /// It may close without an event: it was rejected, or the program's call has failed.
+    pub untold: bool,
     /// When it has disconnected a connection that was there.
     pub disconnects: Option<Time>,
 }
@@ -86,6 +88,7 @@ impl Node {
             order: Order::new(role),
             peer_closed: None,
             left: false,
+            untold: false,
             disconnects: None,
         }
     }

@@ -51,6 +51,10 @@ pub struct Plan {
     pub knows_peers: bool,
     /// How long each thing that it does may take.
     pub slow: Time,
+    /// How long the thread that serves a new stream may be busy with others.
+    pub busy: Time,
+    /// How often it connects again, to the same peer, as soon as a connection is established.
+    pub again: u32,
     /// Of a thousand requests: rejected; neither answered nor destroyed.
     pub rejects: [u32; 2],
     /// Of a thousand connections: by number.
@@ -95,6 +99,8 @@ struct QueuePair {
     qpn: u32,
     /// How many streams it has had.
     count: u32,
+    /// Nothing is received or sent until then.
+    busy: Time,
     /// Whose stream began on which connection.
     hooks: BTreeMap<(TcpId, usize), (Key, ConnKey)>,
     memory: Arena,
@@ -125,6 +131,8 @@ pub struct Program {
     pub outcomes: BTreeMap<&'static str, usize>,
     /// Messages that have come.
     pub received: usize,
+    /// When ids have ended.
+    gone: BTreeMap<Key, Time>,
     pairs: BTreeMap<PairKey, QueuePair>,
     /// Queue pairs that no id has.
     spare: Vec<PairKey>,
@@ -151,6 +159,7 @@ impl Program {
             stopped: 0,
             outcomes: BTreeMap::new(),
             received: 0,
+            gone: BTreeMap::new(),
             pairs: BTreeMap::new(),
             spare: Vec::new(),
             queue: VecDeque::new(),
@@ -268,7 +277,10 @@ impl Program {
         let machines = self.nodes.values().filter_map(|node| node.life.poll_timeout()).map(time);
         let calls = self.todo.iter().map(|(at, ..)| *at);
         let reads = (!self.queue.is_empty()).then_some(self.reads);
-        let pairs = self.pairs.values_mut().filter_map(|pair| pair.streams.next_time());
+        let pairs = self
+            .pairs
+            .values_mut()
+            .filter_map(|pair| if now < pair.busy { Some(pair.busy) } else { pair.streams.next_time() });
         machines.chain(calls).chain(reads).chain(pairs).min()
     }
 
@@ -407,6 +419,7 @@ impl Program {
     ) {
         let Some(set_up) = node.shell.conns.take(conn) else { return };
         let infiniband = self.plan.infiniband;
+        let busy = if self.rng.chance(300) { self.rng.below(self.plan.busy + 1) } else { 0 };
         let attached = match node.pair.and_then(|pair| self.pairs.get_mut(&pair)) {
             None => Err((VerbsError::Invalid("the queue pair is destroyed"), set_up)),
             Some(pair) => {
@@ -414,6 +427,7 @@ impl Program {
                 let params = stream_params(said, param, timer, infiniband);
                 pair.streams.attach(now, conn, set_up, params).map(|(id, side)| {
                     pair.count += 1;
+                    pair.busy = now + busy;
                     pair.hooks.insert((id, side), (key, conn));
                     Node::check_set_up(id);
                     pair.count
@@ -458,7 +472,8 @@ impl Program {
         let memory = Arena::new(MESSAGE * 2 * MESSAGES);
         let region = memory.register(&end.pd, 0, memory.len(), Access::LOCAL_WRITE);
         let streams = Streams::new(end);
-        let mut pair = QueuePair { streams, qpn, count: 0, hooks: BTreeMap::new(), memory, region, sent: 0 };
+        let mut pair =
+            QueuePair { streams, qpn, count: 0, busy: 0, hooks: BTreeMap::new(), memory, region, sent: 0 };
         pair.init();
         self.pairs.insert(key, pair);
         key
@@ -496,6 +511,9 @@ impl Program {
     fn pump(&mut self, now: Time, pair: PairKey) -> bool {
         let polls = self.rng.chance(400);
         let Some(queue_pair) = self.pairs.get_mut(&pair) else { return false };
+        if now < queue_pair.busy {
+            return false;
+        }
         let mut news = Vec::new();
         let mut did = queue_pair.streams.pump(now, &mut news);
         for news in news {
@@ -552,6 +570,7 @@ impl Program {
             EventKind::ConnectResponse => Some(Call::Adopt),
             EventKind::Established => {
                 self.send(now, id);
+                self.connect_again(now, id);
                 self.rng.chance(disconnects).then_some(Call::Disconnect)
             }
             EventKind::Disconnected => {
@@ -574,6 +593,14 @@ impl Program {
             let call = ODD[self.rng.size(0, ODD.len() - 1)];
             self.schedule(now, id, call);
         }
+    }
+
+    fn connect_again(&mut self, now: Time, id: Key) {
+        let Some(node) = self.nodes.get(&id).filter(|node| node.order.role == Role::Connects) else { return };
+        let Some(peer) = node.life.peer().filter(|_| self.plan.again > 0) else { return };
+        self.plan.again -= 1;
+        let key = self.create(Life::new(self.rules()), Role::Connects);
+        self.todo.push((now, key, Call::ResolveAddress(peer)));
     }
 
     /// What a program finds that looks at its queue pair when it is told.
@@ -638,7 +665,9 @@ impl Program {
             Call::ResolveRoute => self.with_node(now, key, |node| _ = node.life.resolve_route()),
             Call::Connect => self.connect(now, key),
             Call::Accept => self.accept(now, key),
-            Call::Reject => self.with_node(now, key, |node| _ = node.life.reject(&time, b"no")),
+            Call::Reject => self.with_node(now, key, |node| {
+                node.untold |= node.life.reject(&time, b"no").is_ok();
+            }),
             Call::Adopt => self.adopt(now, key),
             Call::Establish => self.ask(now, key, |life| life.establish(), |_| ()),
             Call::Disconnect => self.disconnect(now, key),
@@ -764,6 +793,7 @@ impl Program {
             }
         }
         self.todo.retain(|(_, of, _)| *of != key);
+        self.gone.insert(key, now);
         let node = self.nodes.get(&key);
         let (pair, outcome) = node.map_or((None, None), |node| (node.pair, node.order.outcome()));
         let outcome = match outcome {
@@ -795,6 +825,7 @@ impl Program {
         if answer.is_ok() || node.order.destroyed {
             return;
         }
+        node.untold = true;
         match node.order.role {
             // This host has refused, and may take it later.
             Role::Connects | Role::ConnectsByNumber if node.life.state() == State::RouteResolved => {
@@ -814,6 +845,12 @@ impl Program {
             let requests = self.queue.iter().filter(|event| event.event.kind == EventKind::ConnectRequest);
             assert!(requests.count() <= Listener::backlog(backlog), "more requests than the backlog");
         }
+        for pair in self.pairs.values() {
+            let stream = pair.streams.stream.as_ref().map(|stream| (stream.id, stream.side));
+            let gone = stream.and_then(|stream| self.gone.get(&pair.hooks.get(&stream)?.0));
+            let limit = gone.map(|gone| (*gone).max(self.stopped) + LEAVES);
+            assert!(limit.is_none_or(|limit| now < limit), "the stream of an id that has ended, at {now}");
+        }
         for (key, node) in &self.nodes {
             let waits = match node.life.state() {
                 State::Connecting | State::Accepting => node.life.poll_timeout().is_some() || node.is_busy(),
@@ -821,7 +858,11 @@ impl Program {
                     assert_eq!(node.life.poll_timeout(), None, "a deadline of an id that has ended");
                     true
                 }
-                State::Closed => node.shell.conns.is_empty() || node.is_busy(),
+                State::Closed => {
+                    let told = node.order.outcome().is_some() || node.untold || node.waits || node.is_busy();
+                    assert!(told, "id {key} is closed, and its program was not told, at {now}");
+                    node.shell.conns.is_empty() || node.is_busy()
+                }
                 _ => true,
             };
             assert!(waits, "id {key} is {:?} and nothing ends that, at {now}", node.life.state());
