@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A program has many threads: a call may be made while another call on the same id waits for its answer.
-//! Nothing here waits: [`Ids::run_until`] takes steps until a time of the virtual clock. A seed repeats a run.
-//! With `UWARP_SIM_TRACE` in the environment, calls and events are printed.
+//! Nothing here waits: [`Ids::run_until`] takes steps until a time of the virtual clock. A seed repeats a
+//! run. With `UWARP_SIM_TRACE` in the environment, calls and events are printed.
 
 pub mod node;
 pub mod order;

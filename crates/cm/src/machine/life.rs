@@ -242,7 +242,7 @@ pub struct Life {
 /// | Responded, Established, Parked | adopt | same, Attaching | Attach |
 /// | Responded, Established, Parked | End, disconnect | Closed | Close; Report DISCONNECTED |
 /// | Responded, Established, Attaching | Refused | Closed | Terminate, Close; Report DISCONNECTED, Answer |
-/// | Responded, Established, Stream | Ended, perhaps behind completions | same | CheckPolled now and each 5 ms, for 50 |
+/// | Responded, Established, Stream | Ended behind completions | same | CheckPolled now, each 5 ms, for 50 |
 /// | Responded, Established, Stream | Ended, polled or limit | Closed | Report DISCONNECTED, then timewait |
 /// | Accepting, Responded, Established | disconnect | same | Disconnect: Ended follows in bounded time |
 /// | Connecting | disconnect | Closed | Close or Disconnect; Report CONNECT_ERROR |

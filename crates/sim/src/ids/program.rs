@@ -1,8 +1,10 @@
 //! A program that uses rdma_cm, with its event channel, its queue pairs and many threads.
 
+mod pair;
+mod rules;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use uwarp_cm::event::ConnParam;
@@ -15,27 +17,20 @@ use uwarp_cm::state::Step;
 use uwarp_cm::{CmError, EventKind, State, Timeouts};
 use uwarp_llp::carrier::{Bind, Carrier, Options, TakePort};
 use uwarp_proto::setup::{Negotiated, ResponderPolicy, Revision};
-use uwarp_rnic::qp::{Disconnect, QpCaps, QpModify, QpState, StreamParams, rnr_limit};
-use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, WcStatus};
+use uwarp_rnic::VerbsError;
+use uwarp_rnic::qp::{Disconnect, QpModify, QpState};
 
 use super::node::{Key, Node, Note, Out, PairKey};
 use super::order::Role;
-use crate::end::{End, EndConfig};
 use crate::hosts::at;
 use crate::hosts::carrier::CARRIER;
 use crate::hosts::network::{Pid, TcpId, network};
-use crate::hosts::streams::{News, Streams};
-use crate::{Arena, Rng, Time, time};
+use crate::hosts::streams::News;
+use crate::{Rng, Time, time};
+use pair::{QueuePair, stream_params};
 
-/// Bytes of a message, and messages that a program sends when it is told that a connection is there.
-const MESSAGE: usize = 8;
-const MESSAGES: usize = 2;
 /// How long the end of a stream may be held back for completions.
 const UNPOLLED: Time = 50_000_000;
-/// Within this time, a program that disconnects is told that it is: two seconds to send what is posted, two
-/// until the peer's program has disconnected, and some more.
-const LEAVES: Time = 5_000_000_000;
-
 /// What a program does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -92,21 +87,6 @@ const ODD: [Call; 8] = [
     Call::FailPair,
     Call::Connect,
 ];
-
-/// A queue pair and its memory.
-struct QueuePair {
-    streams: Streams,
-    qpn: u32,
-    /// How many streams it has had.
-    count: u32,
-    /// Nothing is received or sent until then.
-    busy: Time,
-    /// Whose stream began on which connection.
-    hooks: BTreeMap<(TcpId, usize), (Key, ConnKey)>,
-    memory: Arena,
-    region: Arc<Mr>,
-    sent: usize,
-}
 
 struct Queued {
     /// The id that the event is about, and who accounts for it.
@@ -465,15 +445,7 @@ impl Program {
         }
         let key = self.name();
         let qpn = (u32::from(self.plan.at.port()) << 8) + (key & 255);
-        let caps =
-            QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-        let end =
-            End::new(EndConfig { caps, qpn, sq_sig_all: true, cq_depth: Some(64), ..EndConfig::default() });
-        let memory = Arena::new(MESSAGE * 2 * MESSAGES);
-        let region = memory.register(&end.pd, 0, memory.len(), Access::LOCAL_WRITE);
-        let streams = Streams::new(end);
-        let mut pair =
-            QueuePair { streams, qpn, count: 0, busy: 0, hooks: BTreeMap::new(), memory, region, sent: 0 };
+        let mut pair = QueuePair::new(qpn);
         pair.init();
         self.pairs.insert(key, pair);
         key
@@ -835,148 +807,5 @@ impl Program {
             Role::Listens => {}
             _ => self.schedule(now, key, Call::Destroy),
         }
-    }
-
-    // --- What holds.
-
-    fn check(&self, now: Time) {
-        assert!(self.budget.used() <= self.limit, "more places than there are");
-        if let Some(backlog) = self.plan.listens {
-            let requests = self.queue.iter().filter(|event| event.event.kind == EventKind::ConnectRequest);
-            assert!(requests.count() <= Listener::backlog(backlog), "more requests than the backlog");
-        }
-        for pair in self.pairs.values() {
-            let stream = pair.streams.stream.as_ref().map(|stream| (stream.id, stream.side));
-            let gone = stream.and_then(|stream| self.gone.get(&pair.hooks.get(&stream)?.0));
-            let limit = gone.map(|gone| (*gone).max(self.stopped) + LEAVES);
-            assert!(limit.is_none_or(|limit| now < limit), "the stream of an id that has ended, at {now}");
-        }
-        for (key, node) in &self.nodes {
-            let waits = match node.life.state() {
-                State::Connecting | State::Accepting => node.life.poll_timeout().is_some() || node.is_busy(),
-                State::Destroyed => {
-                    assert_eq!(node.life.poll_timeout(), None, "a deadline of an id that has ended");
-                    true
-                }
-                State::Closed => {
-                    let told = node.order.outcome().is_some() || node.untold || node.waits || node.is_busy();
-                    assert!(told, "id {key} is closed, and its program was not told, at {now}");
-                    node.shell.conns.is_empty() || node.is_busy()
-                }
-                _ => true,
-            };
-            assert!(waits, "id {key} is {:?} and nothing ends that, at {now}", node.life.state());
-            let requests = self.queue.iter().any(|event| event.owner == *key);
-            if node.order.role == Role::Listens && !node.shell.conns.is_empty() && !requests {
-                let limited = node.life.poll_timeout().is_some() || node.is_busy();
-                assert!(limited, "id {key} holds connections without a limit, at {now}");
-            }
-            let leaves = node
-                .disconnects
-                .filter(|_| matches!(node.life.state(), State::Established | State::Responded));
-            if let Some(since) = leaves {
-                let limit = since.max(self.stopped) + LEAVES;
-                assert!(now < limit, "id {key} has disconnected at {since}, and is not told, at {now}");
-            }
-            if node.waits && !node.is_busy() {
-                panic!("a call on id {key} waits, and nothing ends that, at {now}");
-            }
-        }
-    }
-
-    /// Ends what it has.
-    pub fn end(&mut self, now: Time) {
-        network(|network| network.running = self.pid);
-        self.stopped = 0;
-        self.todo.clear();
-        for key in self.nodes.keys().copied().collect::<Vec<_>>() {
-            // Ids of requests that it has not taken end with their listener.
-            let untaken = self.queue.iter().any(|event| event.id == key && event.owner != key);
-            if !untaken && self.nodes.get(&key).is_some_and(|node| !node.order.destroyed) {
-                self.destroy(now, key);
-            }
-        }
-        for pair in self.pairs.keys().copied().collect::<Vec<_>>() {
-            self.destroy_pair(now, pair);
-        }
-    }
-
-    /// Nothing is left.
-    pub fn check_end(&self) {
-        let left: Vec<_> = self.nodes.iter().map(|(key, node)| (key, node.life.state())).collect();
-        assert!(left.is_empty(), "ids are left: {left:?}");
-        assert_eq!((self.budget.used(), self.queue.len()), (0, 0));
-        let streams: usize = self.pairs.values().map(|pair| pair.streams.count()).sum();
-        assert_eq!(streams, 0, "streams are left");
-    }
-}
-
-impl QueuePair {
-    /// From RESET to INIT, with receives.
-    fn init(&mut self) {
-        self.streams.end.init();
-        self.sent = 0;
-        for n in 0..MESSAGES {
-            let sge = self.sge(n);
-            let wr = RecvWr { wr_id: n as u64, sges: &[sge] };
-            self.streams.end.core.post_recv(&wr).expect("the queue is empty");
-        }
-    }
-
-    fn sge(&self, n: usize) -> Sge {
-        Sge { addr: self.memory.addr(n * MESSAGE), length: MESSAGE as u32, lkey: self.region.stag() }
-    }
-
-    fn send(&mut self, id: TcpId, side: usize) {
-        for n in MESSAGES..2 * MESSAGES {
-            let sge = self.sge(n);
-            let mut message = id.to_be_bytes().to_vec();
-            message.extend((side as u32).to_be_bytes());
-            self.memory.write(n * MESSAGE, &message);
-            let op = SendOp::Send { invalidate: None };
-            let wr = SendWr { wr_id: n as u64, op, flags: SendFlags::SIGNALED, sges: &[sge] };
-            // Refused if the stream has ended meanwhile.
-            if self.streams.end.core.post_send(&wr).is_ok() {
-                self.sent += 1;
-            }
-        }
-    }
-
-    /// Polls the messages that have come.
-    fn receive(&mut self) -> usize {
-        let mut count = 0;
-        for wc in self.streams.end.recvs() {
-            if wc.status != WcStatus::Success {
-                continue;
-            }
-            count += 1;
-            let message = self.memory.read(usize::try_from(wc.wr_id).expect("small") * MESSAGE, MESSAGE);
-            let number = |n: usize| u32::from_be_bytes([0, 1, 2, 3].map(|at| message[4 * n + at]));
-            let from = (number(0), 1 - number(1) as usize);
-            assert!(self.hooks.is_empty() || self.hooks.contains_key(&from), "a message of {from:?}");
-        }
-        count
-    }
-}
-
-/// As the shell's.
-fn stream_params(said: &Negotiated, param: ConnParam, min_rnr_timer: u8, infiniband: bool) -> StreamParams {
-    let peer_wants = said.peer.is_some_and(|peer| peer.placement_acks);
-    StreamParams {
-        initiator: said.initiator,
-        framing: said.framing(),
-        ird: said.ird,
-        ord: said.ord,
-        peer_is_uwarp: said.peer_is_uwarp,
-        peer: said.peer,
-        timeout: 18,
-        retry_cnt: param.retry_count.min(7),
-        rtr: said.rtr,
-        rtr_stag_to: said.rtr_stag_to,
-        wait_first_fpdu: !said.initiator,
-        rnr_timeout: rnr_limit(param.rnr_retry_count, min_rnr_timer),
-        placement_acks: said.peer_is_uwarp && (peer_wants || infiniband),
-        infiniband,
-        ..StreamParams::default()
     }
 }
