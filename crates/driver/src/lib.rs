@@ -15,7 +15,7 @@
 //! * [`stat`]: what `uwarp stat` sees.
 //! * [`config`]: the environment. [`address`], [`netdev`]: the host. [`devices`]: which devices programs see.
 //!   [`port`]: what a device's port consists of, and when that changes.
-//! * `held`: datagrams that wait a moment for more.
+//! * `held`: datagrams that wait a moment for more; `proofs`: those that prove a queue pair's number.
 //! * `attended`: a lock whose holder does the work of those who find it taken.
 //! * `fork`, [`waits`]: the process and its threads.
 //!
@@ -53,6 +53,7 @@ mod patience;
 pub mod poll;
 pub mod port;
 mod progress;
+mod proofs;
 pub mod pump;
 pub mod qp;
 mod qpn;
@@ -82,10 +83,11 @@ pub use nic::{Limits, Nic, ProofPort};
 pub use observer::StreamObserver;
 pub use open::close_all;
 pub use pair::QueuePair;
+pub use proofs::ProofObserver;
 pub use qp::{Qp, StreamNumber};
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
-pub use ud::{ProofObserver, UdQp};
+pub use ud::UdQp;
 pub use uwarp_process::record::Recorded;
 pub use uwarp_process::{Birth, Descriptor};
 pub use uwarp_rnic::qp::{Disconnect, Rtr, StreamParams};

@@ -18,8 +18,9 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::pair::{QueuePair, WeakQueuePair};
 use crate::port::{Port, PortWatch};
+use crate::proofs::ProofObserver;
 use crate::qpn::Numbers;
-use crate::ud::{DatagramPort, ProofObserver, Unclaimed, UnclaimedCounters};
+use crate::ud::{DatagramPort, Unclaimed, UnclaimedCounters};
 
 /// The limits of the device. All are kept: those of objects by [`crate::quota`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -203,7 +204,10 @@ impl Nic {
     /// From now on, proofs for queue pairs of the port of this number go to the observer. The number must
     /// have been taken.
     pub fn serve_proofs(&self, qpn: u32, observer: Weak<dyn ProofObserver>) -> Result<ProofPort, VerbsError> {
-        Ok(ProofPort(self.datagram_port_for(qpn, Some(observer))?))
+        let port = self.datagram_port_for(qpn, Some(observer))?;
+        // What has come while the port served datagrams alone.
+        port.report_proofs();
+        Ok(ProofPort(port))
     }
 
     /// What is bound to the port of a queue pair's number, to listen with. `None`: it was taken before.

@@ -34,19 +34,10 @@ use crate::fork;
 use crate::held::Holder;
 use crate::nic::Nic;
 use crate::pair::QueuePair;
+use crate::proofs::{ProofObserver, Proofs};
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
-
-/// Receives the datagrams by which connected queue pairs prove that they own the port of their numbers.
-pub trait ProofObserver: Send + Sync {
-    /// One has come for a queue pair of this port, from the port of the number that it names. `to`: the
-    /// address of this host that it was sent to. Called without a lock.
-    fn proof(&self, from: SocketAddr, to: IpAddr, proof: &Proof);
-}
-
-/// Most proofs that wait to be reported: a flood must not take memory, and what is lost is asked for again.
-const MOST_PROOFS: usize = 1024;
 
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;
@@ -230,11 +221,7 @@ pub(crate) struct DatagramPort {
     /// Queue pairs whose datagrams wait for room.
     blocked: Mutex<Vec<Weak<UdQp>>>,
     unclaimed: Arc<UnclaimedCounters>,
-    /// Who gets proofs, once connected queue pairs use the port.
-    proofs: OnceLock<Weak<dyn ProofObserver>>,
-    /// Those that have come, until no lock is held.
-    proofs_to_report: Mutex<Vec<(SocketAddr, IpAddr, Proof)>>,
-    has_proofs: AtomicBool,
+    proofs: Proofs,
 }
 
 impl DatagramPort {
@@ -280,9 +267,7 @@ impl DatagramPort {
             sent: AtomicUsize::new(0),
             blocked: Mutex::default(),
             unclaimed: unclaimed.clone(),
-            proofs: observer.map_or_else(OnceLock::new, OnceLock::from),
-            proofs_to_report: Mutex::default(),
-            has_proofs: AtomicBool::new(false),
+            proofs: Proofs::new(observer),
             socket,
         });
         this.socket.make_room();
@@ -295,9 +280,15 @@ impl DatagramPort {
         Ok(this)
     }
 
-    /// Proofs go to this observer from now on; only the first call has an effect.
+    /// Proofs go to this observer from now on; only the first call has an effect. [`Self::report_proofs`]
+    /// follows.
     pub(crate) fn watch_proofs(&self, observer: Weak<dyn ProofObserver>) {
-        let _ = self.proofs.set(observer);
+        self.proofs.watch(observer);
+    }
+
+    /// Reports the proofs that have come. Called without a lock.
+    pub(crate) fn report_proofs(&self) {
+        self.proofs.report();
     }
 
     /// Sends a proof. If it is lost, it is asked for again.
@@ -314,28 +305,10 @@ impl DatagramPort {
         if port_of(proof.source_qpn) != incoming.from.port() {
             return drop_unclaimed(&unclaimed.spoofed, &"spoofed", bytes, incoming);
         }
-        let mut waiting = self.proofs_to_report.lock();
-        if port_of(proof.destination_qpn) != port
-            || self.proofs.get().is_none()
-            || waiting.len() == MOST_PROOFS
-        {
+        if port_of(proof.destination_qpn) != port || !self.proofs.take(incoming.from, incoming.to, proof) {
             return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
         }
         trace_unnumbered(trace::Way::In, incoming.from, bytes, None);
-        waiting.push((incoming.from, incoming.to, proof));
-        self.has_proofs.store(true, Ordering::Relaxed);
-    }
-
-    /// Reports the proofs that have come. Called without a lock, by the thread that has received.
-    fn report_proofs(&self) {
-        if !self.has_proofs.load(Ordering::Relaxed) || !self.has_proofs.swap(false, Ordering::Relaxed) {
-            return;
-        }
-        let proofs = std::mem::take(&mut *self.proofs_to_report.lock());
-        let Some(observer) = self.proofs.get().and_then(Weak::upgrade) else { return };
-        for (from, to, proof) in &proofs {
-            observer.proof(*from, *to, proof);
-        }
     }
 
     /// Receives in one call to the system; returns how many datagrams.

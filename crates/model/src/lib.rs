@@ -37,9 +37,9 @@ pub(crate) use attended::Attended;
 pub(crate) use datagrams::{address, nic, pair, udp};
 pub(crate) use engine::Engine;
 pub(crate) use llp::carrier;
+pub(crate) use proofs::ProofObserver;
 pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers};
 pub(crate) use source::{Readiness, Source, Token};
-pub(crate) use ud::ProofObserver;
 pub(crate) use uwarp_cm::machine;
 pub(crate) use uwarp_rnic::qp::Disconnect;
 pub(crate) use uwarp_rnic::{error, mem, pd, wr};
@@ -82,6 +82,8 @@ mod lead;
 mod lost_leads;
 #[path = "../../driver/src/progress.rs"]
 mod progress;
+#[path = "../../driver/src/proofs.rs"]
+mod proofs;
 #[path = "../../driver/src/shell.rs"]
 mod shell;
 #[path = "../../driver/src/source.rs"]

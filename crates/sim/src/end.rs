@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use uwarp_driver::pump::Pump;
 use uwarp_rnic::qp::{
-    Action, Disconnect, End as Ending, Now, QpCaps, QpInit, QpModify, QpState, RcCore, StreamParams,
+    Action, Disconnect, DisconnectReply, End as Ending, Now, QpCaps, QpInit, QpModify, QpState, RcCore,
+    StreamParams,
 };
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{
@@ -18,6 +19,8 @@ use crate::{Rng, Time, instant, time};
 
 /// How long input is drained after a disconnect, as in the driver.
 const LIMIT: Time = 2_000_000_000;
+/// Before the end of that time, a stream is closed even if the program has not disconnected.
+const BEFORE_EXIT: Time = 750_000_000;
 /// Bytes that one receive drains.
 const DRAINED: usize = 256 * 1024;
 
@@ -149,6 +152,10 @@ pub struct Closing {
     fin_sent: bool,
     eof: bool,
     deadline: Time,
+    /// The program has not disconnected yet, and the peer's program waits for that.
+    pub(crate) held: bool,
+    /// The end is reported when the peer's program has disconnected, too.
+    pub(crate) awaits_answer: bool,
 }
 
 impl End {
@@ -361,12 +368,20 @@ impl End {
             match action {
                 Action::Wake(woken) => woken.wake(),
                 Action::Established => self.established += 1,
-                Action::Disconnected { why, unsent, end, answer: _ } => {
+                Action::Disconnected { why, unsent, end, answer } => {
                     let deadline = now + LIMIT;
                     let broken = std::mem::take(pump).broken() || end == Ending::Reset;
                     let reset = end == Ending::Reset || end == Ending::Told && !unsent.is_empty();
-                    self.closing =
-                        Some(Closing { unsent, broken, reset, fin_sent: false, eof: false, deadline });
+                    self.closing = Some(Closing {
+                        unsent,
+                        broken,
+                        reset,
+                        fin_sent: false,
+                        eof: false,
+                        deadline,
+                        held: answer == DisconnectReply::Owed,
+                        awaits_answer: answer == DisconnectReply::Awaited,
+                    });
                     self.disconnected.push(why);
                 }
                 Action::Muted | Action::CheckHangUp | Action::CheckAnswers { .. } => {}
@@ -404,7 +419,8 @@ impl Closing {
                 Err(Refusal::Reset) => self.broken = true,
             }
         }
-        if (self.unsent.is_empty() || self.broken) && !self.fin_sent {
+        let held = self.held && now < self.deadline - BEFORE_EXIT && !self.broken;
+        if (self.unsent.is_empty() || self.broken) && !self.fin_sent && !held {
             self.fin_sent = true;
             self.reset &= self.broken;
             if self.reset { output.break_off() } else { output.close(now) }
@@ -424,9 +440,9 @@ impl Closing {
         (over, moved)
     }
 
-    /// When it ends at the latest.
+    /// When it must be stepped at the latest.
     pub fn deadline(&self) -> Time {
-        self.deadline
+        if self.held && !self.fin_sent { self.deadline - BEFORE_EXIT } else { self.deadline }
     }
 }
 

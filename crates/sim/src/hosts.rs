@@ -14,7 +14,9 @@
 pub mod carrier;
 pub mod network;
 pub mod process;
+pub mod shell;
 pub mod stranger;
+pub mod streams;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -377,7 +379,7 @@ impl Hosts {
                 Seen::Attached(qpn, id, side) => self.check_attached(pid, qpn, id, side),
                 Seen::Established(qpn, id, side) => {
                     let process = &self.processes[&pid];
-                    let core = &process.queue_pairs[&qpn].end.core;
+                    let core = &process.queue_pairs[&qpn].streams.end.core;
                     let ended = process.stream(qpn).is_none_or(|(present, _)| present != id);
                     assert!(ended || core.snapshot().peer_is_uwarp, "both ends know that they are uwarp");
                     self.established.insert((id, side));
@@ -443,7 +445,7 @@ impl Hosts {
                 queue_pair.named?,
                 said,
                 process.stream(qpn),
-                queue_pair.end.core.awaits_stream().is_some(),
+                queue_pair.streams.end.core.awaits_stream().is_some(),
             ))
         };
         let ((ours, said, stream, waits), (theirs, they_said, their_stream, they_wait)) =
@@ -476,7 +478,7 @@ impl Hosts {
         }
         self.run_until(self.now + 70_000_000_000);
         for process in self.processes.values() {
-            assert_eq!(process.conns.len(), 0, "connections of {} are left", process.pid);
+            assert_eq!(process.shell.conns.len(), 0, "connections of {} are left", process.pid);
             assert_eq!((process.budget.used(), process.machine.held(), process.streams()), (0, 0, 0));
             assert_eq!(
                 uwarp_cm::machine::Machine::poll_timeout(&process.machine),

@@ -24,6 +24,7 @@ pub mod datagram_calls;
 pub mod datagrams;
 pub mod end;
 pub mod hosts;
+pub mod ids;
 pub mod interleave;
 mod lower;
 pub mod memory;

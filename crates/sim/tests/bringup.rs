@@ -154,7 +154,7 @@ fn finish(hosts: &mut Hosts, pairs: &[[Qp; 2]], limit: Time) -> usize {
             let Some(process) = hosts.processes.get(&pid) else { continue };
             let queue_pair = &process.queue_pairs[&qpn];
             let done = queue_pair.completed;
-            if process.is_up(qpn) == Some(true) && queue_pair.end.core.awaits_stream().is_none() {
+            if process.is_up(qpn) == Some(true) && queue_pair.streams.end.core.awaits_stream().is_none() {
                 assert_eq!(done[0] + done[1], queue_pair.sent, "{qpn:x}: posted work ends or completes");
             }
             if *joined == Some(true) && queue_pair.sent == MESSAGES {

@@ -133,7 +133,9 @@ struct Answered {
 }
 
 /// Who may have caused a request: an address and, where the request names the queue pair, the port of its
-/// number, which one process has. Otherwise each process would delay all others of its host.
+/// number, which one process has. Otherwise each process would delay all others of its host. (So a program in
+/// the iwarp view that names a number only in some of its requests has no order between the two kinds. If
+/// these waited for those that name none, any local process could hold up all others again.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Peer {
     address: IpAddr,

@@ -203,7 +203,12 @@ impl Drop for Listener {
         network_if_any(|network| {
             // After its process has ended, another one may have the port.
             let pid = network.running;
-            network.listening.retain(|at, listening| *at != self.local || listening.owner != pid);
+            if network.listening.get(&self.local).is_none_or(|listening| listening.owner != pid) {
+                return;
+            }
+            let left = network.listening.remove(&self.local).map(|listening| listening.backlog);
+            // What waits to be accepted is reset.
+            left.into_iter().flatten().for_each(|id| network.close(id, 1, true));
         });
     }
 }

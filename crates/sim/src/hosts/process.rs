@@ -2,31 +2,28 @@
 //! what a program does with them. It stands for the shell (`uwarp_cm`'s `runner.rs`): the clock, the order of
 //! notes, and the calls of queue pairs are here.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
-use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use rustix::io::Errno;
 use uwarp_cm::Timeouts;
 use uwarp_cm::event::ConnParam;
 use uwarp_cm::machine::budget::Budget;
 use uwarp_cm::machine::pairings::{Pairings, Settings, Terms, shown_psns};
-use uwarp_cm::machine::run::{Conns, Deferred, Surroundings, run};
+use uwarp_cm::machine::run::Deferred;
 use uwarp_cm::machine::{ConnKey, Input, Machine, Recipient, StreamEvent};
 use uwarp_cm::pairing::Path;
-use uwarp_llp::carrier::{self, Bind, Carrier, Options, SetUp, TakePort};
-use uwarp_llp::udp::Route;
+use uwarp_llp::carrier::{Bind, Carrier, Options, TakePort};
 use uwarp_proto::setup::{Negotiated, ResponderPolicy, Revision, Rtr};
 use uwarp_rnic::qp::{Now, QpCaps, QpModify, QpState, StreamParams, rnr_limit};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus};
 
 use super::carrier::CARRIER;
-use super::network::{Datagram, Pid, TcpId, Watched as Place, network};
-use crate::end::{Closing, End, EndConfig};
-use crate::net::Pipe;
+use super::network::{Datagram, Pid, TcpId, network};
+use super::shell::Shell;
+use super::streams::{News, Streams};
+use crate::end::{End, EndConfig};
 use crate::{Arena, Rng, Time, instant};
 
 /// What a message says before the numbers: no stranger may see it.
@@ -51,22 +48,10 @@ pub struct Named {
     pub psns: [u32; 2],
 }
 
-/// A stream that a queue pair has, or that is being closed.
-struct Stream {
-    conn: ConnKey,
-    id: TcpId,
-    side: usize,
-    /// Closed when it is dropped.
-    _set_up: Box<dyn SetUp>,
-    established: bool,
-}
-
 /// A queue pair and its program.
 pub struct QueuePair {
     /// The queue pair.
-    pub end: End,
-    stream: Option<Stream>,
-    closing: Vec<(Closing, Stream)>,
+    pub streams: Streams,
     /// Whom the program has named, until RESET.
     pub named: Option<Named>,
     /// Messages that were sent since, and those that have completed, well or not.
@@ -84,14 +69,6 @@ enum Note {
     Stream(ConnKey, StreamEvent),
 }
 
-struct Watch {
-    conn: Option<ConnKey>,
-    place: Place,
-    seen: (u64, bool),
-    again: bool,
-    alive: Weak<Cell<bool>>,
-}
-
 /// A process.
 pub struct Process {
     /// Its name.
@@ -100,11 +77,9 @@ pub struct Process {
     pub at: SocketAddr,
     /// The machine under test.
     pub machine: Pairings,
-    /// Its connections.
-    pub conns: Conns<Rc<Cell<bool>>>,
-    deferred: VecDeque<Deferred<Infallible>>,
+    /// What is around it.
+    pub shell: Shell<Infallible>,
     notes: VecDeque<Note>,
-    watches: Vec<Watch>,
     /// Datagrams that have arrived.
     pub inbox: VecDeque<Datagram>,
     /// By number.
@@ -133,37 +108,6 @@ pub enum Seen {
     Ended(u32, TcpId, usize),
 }
 
-struct Around<'a> {
-    at: SocketAddr,
-    watches: &'a mut Vec<Watch>,
-}
-
-impl Surroundings for Around<'_> {
-    type Watched = Rc<Cell<bool>>;
-
-    fn watch(&mut self, conn: Option<ConnKey>, _: carrier::Watch<'_>) -> Result<Rc<Cell<bool>>, Errno> {
-        let place = network(|network| network.watched.take()).expect("what is watched has said so");
-        let watched = Rc::new(Cell::new(false));
-        // What is there already is reported, too.
-        let watch = Watch { conn, place, seen: (0, false), again: true, alive: Rc::downgrade(&watched) };
-        self.watches.push(watch);
-        Ok(watched)
-    }
-
-    fn again(&mut self, watched: &Rc<Cell<bool>>) {
-        watched.set(true);
-    }
-
-    fn send(&mut self, route: Route, bytes: &[u8]) {
-        let from = SocketAddr::new(route.from.unwrap_or(self.at.ip()), self.at.port());
-        network(|network| network.send(from, route.to, bytes));
-    }
-
-    fn is_unpolled(&mut self) -> bool {
-        false
-    }
-}
-
 impl Process {
     /// A process with the port of `at`, which nobody has.
     pub fn new(pid: Pid, at: SocketAddr, limit: usize, mut rng: Rng) -> Self {
@@ -190,18 +134,16 @@ impl Process {
         };
         let mut key = [0; 16];
         rng.fill(&mut key);
-        let mut conns = Conns::new(&CARRIER, Options::default());
+        let mut shell = Shell::default();
         let bound =
             CARRIER.bind(&Bind { address: at, port: TakePort::NowIfUnused, options: Options::default() });
-        conns.set_bound(bound.expect("nothing is refused yet"));
+        shell.conns.set_bound(bound.expect("nothing is refused yet"));
         Self {
             pid,
             at,
             machine: Pairings::new(&crate::hosts::at(now), settings, &key),
-            conns,
-            deferred: VecDeque::new(),
+            shell,
             notes: VecDeque::new(),
-            watches: Vec::new(),
             inbox: VecDeque::new(),
             queue_pairs: BTreeMap::new(),
             budget,
@@ -224,9 +166,7 @@ impl Process {
         let memory = Arena::new(MESSAGE * 2 * MESSAGES);
         let region = memory.register(&end.pd, 0, memory.len(), Access::LOCAL_WRITE);
         let queue_pair = QueuePair {
-            end,
-            stream: None,
-            closing: Vec::new(),
+            streams: Streams::new(end),
             named: None,
             sent: 0,
             completed: [0; 2],
@@ -241,7 +181,7 @@ impl Process {
     /// From RESET to RTR: the program has named a peer.
     pub fn move_to_rtr(&mut self, now: Time, qpn: u32, named: Named, seen: &mut Vec<Seen>) {
         let [theirs, _] = named.psns;
-        if self.queue_pairs.get(&qpn).is_none_or(|qp| qp.end.core.query().state != QpState::Reset) {
+        if self.queue_pairs.get(&qpn).is_none_or(|qp| qp.streams.end.core.query().state != QpState::Reset) {
             return;
         }
         let init = QpModify { state: Some(QpState::Init), ..QpModify::default() };
@@ -252,7 +192,7 @@ impl Process {
         for n in 0..MESSAGES {
             let sge = queue_pair.sge(n);
             let wr = RecvWr { wr_id: n as u64, sges: &[sge] };
-            queue_pair.end.core.post_recv(&wr).expect("the queue is empty after RESET");
+            queue_pair.streams.end.core.post_recv(&wr).expect("the queue is empty after RESET");
         }
         let rtr = QpModify {
             state: Some(QpState::Rtr),
@@ -264,7 +204,7 @@ impl Process {
         };
         self.modify(now, qpn, &rtr, seen);
         let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
-        let moves = queue_pair.end.core.awaits_stream().expect("it was moved to RTR");
+        let moves = queue_pair.streams.end.core.awaits_stream().expect("it was moved to RTR");
         let terms = queue_pair.terms();
         let path = Path { local: SocketAddr::new(self.at.ip(), 0), peer: SocketAddr::new(named.address, 0) };
         let [incarnation, token] = [self.rng.draw(), self.rng.draw()];
@@ -278,7 +218,7 @@ impl Process {
     pub fn move_to_rts(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) {
         let Some(queue_pair) = self.queue_pairs.get(&qpn) else { return };
         let Some(Named { psns: [_, own], exchange, .. }) = queue_pair.named else { return };
-        if queue_pair.end.core.query().state != QpState::Rtr {
+        if queue_pair.streams.end.core.query().state != QpState::Rtr {
             return;
         }
         let rts = QpModify {
@@ -305,7 +245,7 @@ impl Process {
                 flags: SendFlags::SIGNALED,
                 sges: &[sge],
             };
-            queue_pair.end.core.post_send(&wr).expect("the queue is empty after RESET");
+            queue_pair.streams.end.core.post_send(&wr).expect("the queue is empty after RESET");
             queue_pair.sent += 1;
         }
         self.pump(now, qpn, seen);
@@ -318,8 +258,8 @@ impl Process {
         self.machine.end(qpn);
         let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
         queue_pair.named = None;
-        queue_pair.end.sends();
-        queue_pair.end.recvs();
+        queue_pair.streams.end.sends();
+        queue_pair.streams.end.recvs();
     }
 
     /// Destroys it.
@@ -334,12 +274,7 @@ impl Process {
 
     fn modify(&mut self, now: Time, qpn: u32, change: &QpModify, seen: &mut Vec<Seen>) {
         let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
-        let QueuePair { end, stream, .. } = queue_pair;
-        let result = match stream {
-            Some(stream) => with_pipes(stream, |input, output| end.modify(now, change, input, output)),
-            None => end.core.modify(change),
-        };
-        result.expect("the program knows the states");
+        queue_pair.streams.modify(now, change).expect("the program knows the states");
         self.pump(now, qpn, seen);
     }
 
@@ -365,7 +300,7 @@ impl Process {
             self.run(&time);
             did = true;
         }
-        did |= self.report_readiness(&time);
+        did |= self.shell.report_readiness(&mut self.machine, &time);
         self.run(&time);
         // What threads without the lock do comes later, in between other things.
         for _ in 0..2 {
@@ -380,7 +315,7 @@ impl Process {
             did |= self.pump(now, qpn, seen);
         }
         did || network(|network| network.activity) != before
-            || !self.deferred.is_empty()
+            || !self.shell.deferred.is_empty()
             || !self.notes.is_empty()
     }
 
@@ -390,33 +325,7 @@ impl Process {
     }
 
     fn run(&mut self, now: &Now) {
-        let mut around = Around { at: self.at, watches: &mut self.watches };
-        run(&mut self.machine, &mut self.conns, &mut around, &mut self.deferred, now);
-    }
-
-    /// As an edge-triggered poller: what has changed since the last report.
-    fn report_readiness(&mut self, now: &Now) -> bool {
-        self.watches.retain(|watch| watch.alive.strong_count() > 0);
-        let mut ready = Vec::new();
-        for watch in &mut self.watches {
-            let seen = network(|network| network.news(watch.place));
-            let again = watch.alive.upgrade().is_some_and(|again| again.replace(false));
-            if seen != watch.seen || std::mem::take(&mut watch.again) || again {
-                watch.seen = seen;
-                ready.push((watch.conn, seen.1));
-            }
-        }
-        for (conn, writable) in &ready {
-            match conn {
-                None => self.machine.handle_input(now, Input::Waiting),
-                Some(conn) => {
-                    if self.conns.note(*conn, true, *writable) {
-                        self.machine.handle_input(now, Input::Room { conn: *conn });
-                    }
-                }
-            }
-        }
-        !ready.is_empty()
+        self.shell.run(&mut self.machine, (self.at, false), false, now);
     }
 
     fn note(&mut self, now: &Now) -> bool {
@@ -426,7 +335,7 @@ impl Process {
     }
 
     fn carry_out(&mut self, now: Time, seen: &mut Vec<Seen>) -> bool {
-        match self.deferred.pop_front() {
+        match self.shell.deferred.pop_front() {
             None => return false,
             Some(Deferred::Attach { conn, to, said, param }) => {
                 self.attach(now, conn, to, &said, param, seen)
@@ -448,19 +357,14 @@ impl Process {
         param: ConnParam,
         seen: &mut Vec<Seen>,
     ) {
-        let Some(set_up) = self.conns.take(conn) else { return };
+        let Some(set_up) = self.shell.conns.take(conn) else { return };
         let Recipient::Number { qpn, moves } = to else { unreachable!("pairings name numbers") };
-        let ends = set_up.ends();
-        let found = network(|network| network.find(ends.local, ends.peer));
-        let (id, side) = found.expect("a connection that is open");
-        let why = match self.queue_pairs.get_mut(&qpn) {
-            Some(queue_pair) if queue_pair.end.core.awaits_stream() == Some(moves) => {
-                let attr = queue_pair.end.core.query();
+        let (why, set_up) = match self.queue_pairs.get_mut(&qpn) {
+            Some(queue_pair) if queue_pair.streams.end.core.awaits_stream() == Some(moves) => {
+                let attr = queue_pair.streams.end.core.query();
                 let params = stream_params(said, param, attr.timeout, attr.min_rnr_timer, self.infiniband);
-                match queue_pair.end.attach_at(now, params) {
-                    Ok(()) => {
-                        queue_pair.stream =
-                            Some(Stream { conn, id, side, _set_up: set_up, established: false });
+                match queue_pair.streams.attach(now, conn, set_up, params) {
+                    Ok((id, side)) => {
                         seen.push(Seen::Attached(qpn, id, side));
                         // Its first events may come before the answer, or after it.
                         if self.rng.chance(500) {
@@ -468,61 +372,40 @@ impl Process {
                         }
                         return self.notes.push_back(Note::Stream(conn, StreamEvent::Attached));
                     }
-                    Err(error) => error,
+                    Err(refused) => refused,
                 }
             }
-            _ => VerbsError::Invalid("the queue pair does not wait for this stream"),
+            _ => (VerbsError::Invalid("the queue pair does not wait for this stream"), set_up),
         };
-        self.conns.insert(conn, set_up);
+        self.shell.conns.insert(conn, set_up);
         self.notes.push_back(Note::Stream(conn, StreamEvent::Refused(why)));
     }
 
     /// Moves what can be moved of a queue pair. Returns whether anything was.
     fn pump(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) -> bool {
         let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return false };
-        let QueuePair { end, stream, closing, named, .. } = queue_pair;
-        let before = (end.moved(), end.established, end.disconnected.len(), closing.len());
-        if end.timeout().is_some_and(|at| at <= now) {
-            end.handle_timeout(now);
-            assert!(
-                end.timeout().is_none_or(|at| at > now),
-                "a queue pair's deadline is over after its timeout"
-            );
-        }
-        match stream {
-            Some(stream) => with_pipes(stream, |input, output| end.run(now, input, output)),
-            None => end.idle(now),
-        }
-        if let Some(stream) = stream
-            && end.established > before.1
-        {
-            stream.established = true;
-            seen.push(Seen::Established(qpn, stream.id, stream.side));
-            self.notes.push_back(Note::Stream(stream.conn, StreamEvent::Established));
-        }
-        if let Some(why) = end.disconnected.get(before.2).copied()
-            && let Some(stream) = stream.take()
-        {
-            seen.push(Seen::Ended(qpn, stream.id, stream.side));
-            // The shell derives it: otherwise the queue pair waits for the next stream.
-            if end.core.awaits_stream().is_none() {
-                self.notes.push_back(Note::Stream(stream.conn, StreamEvent::Used));
+        let mut news = Vec::new();
+        let moved = queue_pair.streams.pump(now, &mut news);
+        for news in news {
+            match news {
+                News::Established(conn, id, side) => {
+                    seen.push(Seen::Established(qpn, id, side));
+                    self.notes.push_back(Note::Stream(conn, StreamEvent::Established));
+                }
+                News::Ended(conn, id, side, why) => {
+                    seen.push(Seen::Ended(qpn, id, side));
+                    // The shell derives it: otherwise the queue pair waits for the next stream.
+                    if queue_pair.streams.end.core.awaits_stream().is_none() {
+                        self.notes.push_back(Note::Stream(conn, StreamEvent::Used));
+                    }
+                    self.notes.push_back(Note::Stream(conn, StreamEvent::Ended(why)));
+                }
             }
-            self.notes.push_back(Note::Stream(stream.conn, StreamEvent::Ended(why)));
-            let Some(left) = end.take_closing() else { unreachable!("a stream that has ended is closed") };
-            closing.push((left, stream));
         }
-        let mut moved = 0;
-        closing.retain_mut(|(closing, stream)| {
-            let (over, bytes) = with_pipes(stream, |input, output| closing.step(now, input, output));
-            moved += bytes;
-            !over
-        });
-        let sends = end.sends();
-        let receives = end.recvs();
-        let after = (end.moved(), end.established, end.disconnected.len(), closing.len());
-        let did = before != after || moved > 0 || !sends.is_empty() || !receives.is_empty();
-        let named = *named;
+        let sends = queue_pair.streams.end.sends();
+        let receives = queue_pair.streams.end.recvs();
+        let did = moved || !sends.is_empty() || !receives.is_empty();
+        let named = queue_pair.named;
         for wc in sends {
             queue_pair.completed[usize::from(wc.status != WcStatus::Success)] += 1;
         }
@@ -538,32 +421,30 @@ impl Process {
     /// When something is to be done.
     pub fn next_time(&mut self) -> Option<Time> {
         let machine = self.machine.poll_timeout().map(crate::time);
-        let closing = self.queue_pairs.values().flat_map(|qp| qp.closing.iter().map(|(c, _)| c.deadline()));
-        let closing = closing.min();
-        let ends = self.queue_pairs.values_mut().filter_map(|qp| qp.end.timeout());
-        let next = ends.chain(machine).chain(closing).min();
+        let ends = self.queue_pairs.values_mut().filter_map(|qp| qp.streams.next_time());
+        let next = ends.chain(machine).min();
         next.map(|at| at.max(self.stopped))
     }
 
     /// Whether something waits for a thread of this process.
     pub fn is_busy(&self) -> bool {
-        !self.deferred.is_empty() || !self.notes.is_empty()
+        !self.shell.deferred.is_empty() || !self.notes.is_empty()
     }
 
     /// The connection of a queue pair, and whether it is established there.
     pub fn stream(&self, qpn: u32) -> Option<(TcpId, bool)> {
-        let stream = self.queue_pairs.get(&qpn)?.stream.as_ref()?;
+        let stream = self.queue_pairs.get(&qpn)?.streams.stream.as_ref()?;
         Some((stream.id, stream.established))
     }
 
     /// Connections that queue pairs have, or had and still close.
     pub fn streams(&self) -> usize {
-        self.queue_pairs.values().map(|qp| usize::from(qp.stream.is_some()) + qp.closing.len()).sum()
+        self.queue_pairs.values().map(|qp| qp.streams.count()).sum()
     }
 
     /// Whether a queue pair is in RTR or above, and whether it has said its PSN.
     pub fn is_up(&self, qpn: u32) -> Option<bool> {
-        match self.queue_pairs.get(&qpn)?.end.core.query().state {
+        match self.queue_pairs.get(&qpn)?.streams.end.core.query().state {
             QpState::Rtr => Some(false),
             QpState::Rts => Some(true),
             _ => None,
@@ -577,10 +458,10 @@ impl QueuePair {
     }
 
     fn terms(&self) -> Terms {
-        let attr = self.end.core.query();
+        let attr = self.streams.end.core.query();
         let said = attr.state != QpState::Rtr;
         Terms {
-            psns: self.end.core.psns(),
+            psns: self.streams.end.core.psns(),
             retry_cnt: attr.retry_cnt,
             rnr_retry: said.then_some(attr.rnr_retry),
             min_rnr_timer: attr.min_rnr_timer,
@@ -606,14 +487,6 @@ impl QueuePair {
             named.exchange
         );
     }
-}
-
-fn with_pipes<T>(stream: &Stream, f: impl FnOnce(&mut Pipe, &mut Pipe) -> T) -> T {
-    network(|network| {
-        let tcp = network.tcp.get_mut(&stream.id).expect("an end that is not closed");
-        let (input, output) = tcp.pipes(stream.side);
-        f(input, output)
-    })
 }
 
 /// As the shell's.
@@ -650,7 +523,11 @@ impl Process {
     pub fn check(&self, now: Time) {
         assert!(self.budget.used() <= self.limit, "more places than there are");
         let pairs = self.machine.phases().count();
-        assert!(self.conns.len() <= self.limit + pairs + 1, "{} connections are held", self.conns.len());
+        assert!(
+            self.shell.conns.len() <= self.limit + pairs + 1,
+            "{} connections are held",
+            self.shell.conns.len()
+        );
         let mut early: BTreeMap<u32, Vec<(std::net::Ipv6Addr, u32)>> = BTreeMap::new();
         for (destination, source, from) in self.machine.early() {
             let of_it = early.entry(destination).or_default();
@@ -670,11 +547,11 @@ impl Process {
             // One that has failed by itself is in ERR until its program moves it.
             let waits = matches!(phase, "Waiting" | "Replying" | "AwaitCookie" | "Asking" | "Paused");
             if !self.is_busy() && self.is_up(qpn).is_some() {
-                let core = self.queue_pairs[&qpn].end.core.awaits_stream().is_some();
+                let core = self.queue_pairs[&qpn].streams.end.core.awaits_stream().is_some();
                 assert_eq!(waits, core, "queue pair {qpn:#x} is {phase}: whether it waits for a stream");
             }
         }
-        if !self.conns.is_empty() && !self.is_busy() {
+        if !self.shell.conns.is_empty() && !self.is_busy() {
             assert!(self.machine.poll_timeout().is_some(), "connections are held without a limit");
         }
     }

@@ -554,13 +554,11 @@ impl Life {
     /// The peer's indication has not come in time.
     pub(super) fn not_ready(&mut self) {
         self.ready = None;
-        // First, so that a program that hears of it finds its queue pair in the error state.
         if let Part::Stream { conn } = self.take_part() {
             self.actions.push_back(Action::Disconnect { conn, answered: false });
         }
-        if self.conclude(Step::Failed) {
-            self.event(IdEvent::errno(EventKind::Unreachable, Errno::TIMEDOUT));
-        }
+        // A program that is told finds its queue pair in the error state, and its work requests flushed.
+        self.fail_attempt(IdEvent::errno(EventKind::Unreachable, Errno::TIMEDOUT), true);
     }
 
     /// The stream has ended. If completions that came before it are not polled yet, the report waits.
@@ -572,7 +570,8 @@ impl Life {
             Disconnect::PeerClosed => Some(UNPOLLED),
             _ => self.rules.infiniband.then_some(UNPOLLED_LOOK),
         };
-        match longest.filter(|_| self.state() == State::Established) {
+        // A program that moves its queue pair itself may have received before it says that it is established.
+        match longest.filter(|_| matches!(self.state(), State::Established | State::Responded)) {
             Some(longest) if self.unreported_end.is_none() => {
                 self.unreported_end = Some(UnreportedEnd { limit: now.get() + longest, look: None });
                 self.actions.push_back(Action::CheckPolled);
