@@ -55,9 +55,9 @@ mod pace;
 mod polling;
 
 pub(crate) use pace::{Contest, Pace, Spans};
-pub(crate) use polling::{AnswerWait, Around, BeforeEarly, DIRECT, Poller, Spinning, stamps};
 #[cfg(test)]
 use polling::Yielding;
+pub(crate) use polling::{AnswerWait, Around, BeforeEarly, DIRECT, Poller, Spinning, stamps};
 
 use crate::sync::{AtomicU64, Ordering};
 
