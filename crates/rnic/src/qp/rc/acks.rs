@@ -6,9 +6,10 @@ use uwarp_wire::rdmap::{
     Ack, Opcode, QN_UWARP_ACK, UWARP_AWAITS_ANSWER, UWARP_LAST_ACK, UWARP_REQUEST_ACK, UWARP_RNR_RETRY,
 };
 
-use super::ack_policy::{AckPolicy, AckTiming};
+use super::ack_policy::{AckPolicy, AckTiming, REQUEST_EVERY};
 use super::reads::ReadSink;
 use super::stream::{DisconnectReply, Stream};
+use super::tx::Tx;
 
 /// Between uwarp ends, this many messages may complete before the peer has placed them, where completion does
 /// not mean placement anyway. Programs with credits of their own (perftest with events) let hundreds of work
@@ -20,15 +21,6 @@ const ACK_EVERY: u64 = 96;
 /// Toward strangers, emit a placement Read once this many messages are not known to be placed, even if more
 /// are to follow.
 const PLACEMENT_READ_AFTER: u64 = 16;
-/// Where completion means placement: one signalled message in this many requests an acknowledgement, if more
-/// than this many are in flight or have completions that the program has not polled yet.
-const REQUEST_EVERY: u64 = 8;
-/// No completion waits for an unsignalled message, but it keeps its place in the send queue. It requests an
-/// acknowledgement when this part of the queue's depth was sent since the last request.
-const REQUESTS_PER_DEPTH: u64 = 4;
-/// A message of at least this size always requests an acknowledgement.
-const REQUEST_BYTES: u32 = 256 * 1024;
-
 /// Acknowledge within this many messages of a request, even if another message is in progress: all work
 /// requests of the sender may be in flight, so that it can send nothing more until then.
 pub(super) const ACK_WITHIN: u64 = 4;
@@ -112,13 +104,13 @@ impl Stream {
         if self.owes_ack() {
             self.ack_timing = AckTiming::Now;
         }
-        self.tx.request_due |= self.ack_request_is_urgent();
+        self.tx.ack_requests.due |= self.ack_request_is_urgent();
     }
 
     /// The next bytes request an acknowledgement for messages that did not request one. Without `all`: only
     /// if a work request waits for it.
     pub(super) fn request_ack(&mut self, all: bool) {
-        self.tx.request_due |= if all { self.owes_ack_request() } else { self.ack_request_is_urgent() };
+        self.tx.ack_requests.due |= if all { self.owes_ack_request() } else { self.ack_request_is_urgent() };
     }
 
     /// Acknowledges all that is placed with the next bytes, requested or not: the stream is about to end.
@@ -129,14 +121,14 @@ impl Stream {
 
     /// The same for all messages so far, relaxed or not.
     pub(super) fn request_every_ack(&mut self) {
-        self.tx.wanted = self.tx.messages;
+        self.tx.ack_requests.needed = self.tx.messages;
         self.request_ack(true);
     }
 
     /// Whether an acknowledgement or a request waits for a time, not for room in the lower layer.
     pub(super) fn ack_waits(&self) -> bool {
         (self.ack_timing != AckTiming::Now && self.owes_ack())
-            || (!self.tx.request_due && self.owes_ack_request())
+            || (!self.tx.ack_requests.due && self.owes_ack_request())
     }
 
     /// A poll found nothing: the program has nothing to send at present. `unpolled`: completions of its
@@ -153,8 +145,8 @@ impl Stream {
             self.hold.idle();
         }
         // Completions may wait in another queue.
-        if !self.tx.request_due && u64::from(unpolled) < REQUEST_EVERY && self.ack_request_is_urgent() {
-            self.tx.request_due = true;
+        if !self.tx.ack_requests.due && u64::from(unpolled) < REQUEST_EVERY && self.ack_request_is_urgent() {
+            self.tx.ack_requests.due = true;
             due = true;
         }
         due
@@ -232,61 +224,31 @@ impl Stream {
     }
 
     /// The control bits of the message that is cut next, of `total` bytes: whether it requests an
-    /// acknowledgement. Each signalled message does while few are in flight; one in some when there are many,
-    /// or when the program has others to poll; unsignalled ones seldom. Remembers the request.
+    /// acknowledgement.
     pub(super) fn ack_request_for(&mut self, total: u32, policy: AckPolicy) -> u8 {
-        if !self.params.placement_acks {
-            return 0;
-        }
-        let tx = &mut self.tx;
-        if policy.relaxed {
-            tx.signaled += u64::from(policy.signaled);
-            return 0;
-        }
-        tx.wanted = tx.messages + 1;
-        let depth = u64::from(policy.depth);
-        let requests = if policy.signaled {
-            tx.signaled += 1;
-            tx.unrequested += 1;
-            let unpolled =
-                if tx.messages - tx.unsignaled_at < depth { 0 } else { u64::from(policy.unpolled) };
-            // If the peer sends messages in between, its acknowledgement most likely rides on one of them.
-            let answered = std::mem::replace(&mut tx.placed_at_signaled, self.placed) != self.placed;
-            let waits = unpolled < REQUEST_EVERY || answered;
-            let few = tx.signaled.saturating_sub(self.completed_signaled) <= REQUEST_EVERY;
-            let soon = !waits || tx.requested > self.acked && !few;
-            tx.unrequested >= REQUEST_EVERY || !soon || total >= REQUEST_BYTES
-        } else {
-            tx.unsignaled_at = tx.messages;
-            // With a small queue, a program may take its peer's answer as a sign that there is a free place.
-            let gap = if depth <= 2 * REQUEST_EVERY { 0 } else { depth / REQUESTS_PER_DEPTH };
-            tx.messages - tx.requested.max(self.acked) >= gap
-        };
-        if !requests {
-            return 0;
-        }
-        tx.requested = tx.messages + 1;
-        tx.unrequested = 0;
-        UWARP_REQUEST_ACK
+        let Tx { messages, ack_requests, .. } = &mut self.tx;
+        let requests = self.params.placement_acks
+            && ack_requests.request(*messages, total, policy, self.acked, self.placed);
+        if requests { UWARP_REQUEST_ACK } else { 0 }
     }
 
     /// Whether the last messages did not request an acknowledgement; one must be requested unless others
     /// follow.
     pub(super) fn owes_ack_request(&self) -> bool {
         self.params.placement_acks
-            && self.tx.wanted > self.acked
-            && self.tx.requested <= self.acked
+            && self.tx.ack_requests.needed > self.acked
+            && self.tx.ack_requests.last <= self.acked
             && self.closing.is_none()
     }
 
     /// Whether messages whose completion may come late are in flight, and nothing has requested it.
     pub(super) fn has_relaxed(&self) -> bool {
-        self.params.placement_acks && self.tx.messages > self.tx.wanted.max(self.acked)
+        self.params.placement_acks && self.tx.messages > self.tx.ack_requests.needed.max(self.acked)
     }
 
     /// Whether, in addition, the program waits for one of them.
     pub(super) fn ack_request_is_urgent(&self) -> bool {
-        self.tx.unrequested > 0 && self.owes_ack_request()
+        self.tx.ack_requests.signaled_since > 0 && self.owes_ack_request()
     }
 
     /// Whether work requests wait for an acknowledgement.
@@ -305,8 +267,7 @@ impl Stream {
     pub(super) fn demand_ack(&mut self) -> bool {
         let awaits = self.awaits_ack() && self.tx.open;
         if awaits {
-            self.tx.requested = self.tx.messages;
-            self.tx.unrequested = 0;
+            self.tx.ack_requests.made(self.tx.messages);
             self.emit_ack_now(UWARP_REQUEST_ACK);
             self.look_past_waiting();
         }
@@ -314,9 +275,8 @@ impl Stream {
     }
 
     pub(super) fn emit_ack_request(&mut self) {
-        if std::mem::take(&mut self.tx.request_due) && self.owes_ack_request() {
-            self.tx.requested = self.tx.messages;
-            self.tx.unrequested = 0;
+        if std::mem::take(&mut self.tx.ack_requests.due) && self.owes_ack_request() {
+            self.tx.ack_requests.made(self.tx.messages);
             self.emit_ack_now(UWARP_REQUEST_ACK);
         }
     }

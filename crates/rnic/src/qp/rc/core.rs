@@ -432,7 +432,7 @@ impl RcCore {
                     if end > s.out.taken() || message > s.completes_to() {
                         return;
                     }
-                    s.completed_signaled += u64::from(signaled);
+                    s.tx.ack_requests.signaled_completed += u64::from(signaled);
                     WcStatus::Success
                 }
                 Phase::Failed(status) => return self.local_failure(status),

@@ -123,7 +123,7 @@ impl RcCore {
         let tx = &stream.tx;
         stream.out.is_empty()
             && stream.requests.is_empty()
-            && (tx.open && tx.current.is_none() && !tx.request_due)
+            && (tx.open && tx.current.is_none() && !tx.ack_requests.due)
             && (stream.closing.is_none() && !stream.draining)
             && !(stream.uses_placement_reads() || stream.ack_is_due(false))
             && (self.timers.is_set(Timer::Ack) || !stream.ack_waits())

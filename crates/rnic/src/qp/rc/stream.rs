@@ -102,8 +102,6 @@ pub(super) struct Stream {
     pub last_ack_seen: bool,
     /// This end has said why it ends the stream, or that it does.
     pub last_word_said: bool,
-    /// Signalled messages of ours that have completed.
-    pub completed_signaled: u64,
     pub silence: Silence,
     /// Warn the program if posted work must not be sent.
     pub warn_if_muted: bool,
@@ -153,7 +151,6 @@ impl Stream {
             last_acks: params.peer.is_some_and(|peer| peer.last_ack),
             last_ack_seen: false,
             last_word_said: false,
-            completed_signaled: 0,
             silence: Silence::default(),
             warn_if_muted: params.wait_first_fpdu && params.rtr == Rtr::None,
             draining: false,

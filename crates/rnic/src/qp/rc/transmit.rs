@@ -39,7 +39,7 @@ impl Stream {
                 // A uwarp peer counts it as placed, but no work request waits for an acknowledgement of it.
                 self.tx.messages += 1;
                 self.acked = 1;
-                self.tx.requested = 1;
+                self.tx.ack_requests.last = 1;
                 if self.params.by_number {
                     // Its Response is the peer's first FPDU, which the Write does not cause.
                     self.emit_empty_read();
@@ -310,7 +310,7 @@ impl RcCore {
         let policy = AckPolicy::of(slot, &self.shell);
         if !policy.relaxed {
             // It completes behind those before it.
-            stream.tx.wanted = stream.tx.messages;
+            stream.tx.ack_requests.needed = stream.tx.messages;
         }
         let solicited = slot.flags.contains(SendFlags::SOLICITED);
         let message = match slot.op {
@@ -345,8 +345,8 @@ impl RcCore {
             op @ (SendOp::LocalInvalidate { .. } | SendOp::Bind(_)) => {
                 self.shell.sq.next += 1;
                 // It completes after messages that did not request an acknowledgement.
-                stream.tx.unrequested += u64::from(policy.signaled);
-                stream.tx.wanted = stream.tx.messages;
+                stream.tx.ack_requests.signaled_since += u64::from(policy.signaled);
+                stream.tx.ack_requests.needed = stream.tx.messages;
                 match self.change_key(op) {
                     Ok(()) => self.mark(number, Phase::Done),
                     Err(_) => self.fail_work_request(number, WcStatus::MwBindErr),
@@ -468,9 +468,10 @@ impl RcCore {
             stream.tx.stop();
             // Nothing starts after this one, and if it requested an acknowledgement, the peer will not see
             // the request.
-            stream.tx.requested = stream.tx.requested.min(stream.acked);
-            stream.tx.unrequested = 1;
-            stream.tx.wanted = stream.tx.messages;
+            let requests = &mut stream.tx.ack_requests;
+            requests.last = requests.last.min(stream.acked);
+            requests.signaled_since = 1;
+            requests.needed = stream.tx.messages;
         }
         self.retire();
     }

@@ -2,6 +2,7 @@
 
 use uwarp_proto::tx::Segmenter;
 
+use super::ack_policy::AckRequests;
 use super::reads::ReadSource;
 
 /// The message being cut, and the last MSN of each untagged queue.
@@ -19,19 +20,7 @@ pub(super) struct Tx {
     pub acks_queued: Vec<u64>,
     /// Sends and Writes cut so far.
     pub messages: u64,
-    /// The last of them that requested an acknowledgement.
-    pub requested: u64,
-    /// The last of them whose completion, or that of a later work request, must not come late.
-    pub wanted: u64,
-    /// Signalled ones among them: all, and those after the last request.
-    pub signaled: u64,
-    pub unrequested: u64,
-    /// The value of `messages` when the last unsignalled one was cut.
-    pub unsignaled_at: u64,
-    /// Messages of the peer that were placed when the last signalled one was cut.
-    pub placed_at_signaled: u64,
-    /// An acknowledgement of the last ones must be requested.
-    pub request_due: bool,
+    pub ack_requests: AckRequests,
     /// How often our Sends are to be retried without a receive, until the peer is told.
     pub rnr_retry: Option<u8>,
     /// A work request failed locally; no later one starts.
@@ -67,13 +56,7 @@ impl Tx {
             ack_msn: 0,
             acks_queued: Vec::new(),
             messages: 0,
-            requested: 0,
-            wanted: 0,
-            signaled: 0,
-            unrequested: 0,
-            unsignaled_at: 0,
-            placed_at_signaled: 0,
-            request_due: false,
+            ack_requests: AckRequests::default(),
             stopped: false,
             rnr_retry: None,
             sq_turn: false,
