@@ -55,8 +55,9 @@ struct Queue<I> {
     /// Numbers by owner.
     of: HashMap<u64, SmallVec<[u64; 2]>>,
     closed: bool,
-    /// The thread that took the last event. `None` too if a wait for it was in vain since then.
-    reader: Option<Pid>,
+    /// Threads that have taken an event, and have neither destroyed an id since then nor been waited for in
+    /// vain.
+    readers: SmallVec<[Pid; 2]>,
     /// Threads in [`EventChannel::let_reader_take`].
     waiting: usize,
 }
@@ -68,7 +69,7 @@ impl<I> Default for Queue<I> {
             first: 0,
             of: HashMap::new(),
             closed: false,
-            reader: None,
+            readers: SmallVec::new(),
             waiting: 0,
         }
     }
@@ -91,6 +92,11 @@ impl<I: Owner> Queue<I> {
             self.first += 1;
         }
         event
+    }
+
+    /// So there are never more than the process has threads.
+    fn forget_ended_readers(&mut self) {
+        self.readers.retain(|reader| test_kill_process(*reader) != Err(Errno::SRCH));
     }
 
     fn forget(&mut self, key: u64, number: u64) {
@@ -169,7 +175,11 @@ impl<I: Owner> EventChannel<I> {
         let event = queue.remove(number)?;
         queue.forget(event.owner().key(), number);
         event.owner().event_reported();
-        queue.reader = Some(gettid());
+        let this = gettid();
+        if !queue.readers.contains(&this) {
+            queue.forget_ended_readers();
+            queue.readers.push(this);
+        }
         if queue.waiting > 0 {
             self.taken.notify_all();
         }
@@ -208,20 +218,31 @@ impl<I: Owner> EventChannel<I> {
     /// it of them; it is on its way to [`Self::get`], and would wait there for ever. It is given the time to
     /// take them, as the kernel's way from `poll` to a destroyed id gives it.
     ///
-    /// Returns at once if this thread is the reader or no reader is left, and if a wait was in vain since the
-    /// last event was taken: a program whose threads do not read pays once, not for each of its ids.
+    /// Returns at once if no other reader is left: a thread that is here does not read, and one that was
+    /// waited for in vain does not count until it takes an event again. So threads that destroy ids at the
+    /// same time do not wait for each other, and a program whose threads do not read pays once, not for each
+    /// of its ids.
     pub(crate) fn let_reader_take(&self, key: u64) {
+        self.let_reader_take_within(key, TIME_TO_TAKE);
+    }
+
+    fn let_reader_take_within(&self, key: u64, limit: Duration) {
         let mut queue = self.queue.lock();
-        let is_gone = |reader| reader == gettid() || test_kill_process(reader) == Err(Errno::SRCH);
-        if !queue.of.contains_key(&key) || queue.reader.is_none_or(is_gone) {
+        let this = gettid();
+        queue.readers.retain(|reader| *reader != this);
+        if queue.waiting > 0 {
+            self.taken.notify_all();
+        }
+        if !queue.of.contains_key(&key) {
             return;
         }
-        let until = now().get() + TIME_TO_TAKE;
+        queue.forget_ended_readers();
+        let until = now().get() + limit;
         queue.waiting += 1;
-        while !queue.closed && queue.reader.is_some() && queue.of.contains_key(&key) {
+        while !queue.closed && !queue.readers.is_empty() && queue.of.contains_key(&key) {
             let left = until.saturating_duration_since(now().get());
             if left.is_zero() {
-                queue.reader = None;
+                queue.readers.clear();
                 break;
             }
             self.taken.wait_for(&mut queue, left);
@@ -274,6 +295,9 @@ mod tests {
         fn given(&self) {}
     }
 
+    /// A test that waits for this long hangs.
+    const FOR_EVER: Duration = Duration::from_secs(3600);
+
     /// Taking an id's events back once searched and moved the events of all other ids.
     #[test]
     fn events_are_taken_back_without_a_look_at_those_of_others() {
@@ -306,7 +330,7 @@ mod tests {
         channel.let_reader_take(0);
         assert!(channel.take_next(false).is_some_and(|event| event.owner().key == 0), "nobody has read");
         channel.let_reader_take(1);
-        assert_eq!(channel.queue.lock().reader, Some(gettid()), "the caller itself has read last");
+        assert!(!channel.queue.lock().of.is_empty(), "the caller itself has read");
         std::thread::scope(|scope| {
             let (told, is_told) = std::sync::mpsc::channel();
             let (until, end) = std::sync::mpsc::channel::<()>();
@@ -326,10 +350,54 @@ mod tests {
             assert!(channel.is_empty(), "the reader has taken the event");
             channel.push(plain(&ids[0], EventKind::User(1), 0));
             channel.let_reader_take(0);
-            assert_eq!(channel.queue.lock().reader, None, "it does not read");
+            assert!(channel.queue.lock().readers.is_empty(), "it does not read");
             assert!(!channel.is_empty());
             until.send(()).unwrap();
         });
+    }
+
+    /// Only the thread that had taken the last event was remembered: if it destroyed an id itself, the other
+    /// readers were told of events that were then taken back.
+    #[test]
+    fn all_threads_that_read_are_given_the_time_to_take_an_event() {
+        let channel = EventChannel::new(&Nic::open().unwrap()).unwrap();
+        let ids: Vec<_> = (0..3).map(|key| Arc::new(Watched { key, looks: AtomicUsize::new(0) })).collect();
+        ids.iter().for_each(|id| channel.push(plain(id, EventKind::User(1), 0)));
+        let (told, is_told) = std::sync::mpsc::channel();
+        let channel = &channel;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                assert!(channel.take_next(false).is_some_and(|event| event.owner().key == 0));
+                told.send(()).unwrap();
+                while channel.queue.lock().waiting == 0 {
+                    std::thread::yield_now();
+                }
+                assert!(channel.take_next(false).is_some_and(|event| event.owner().key == 2));
+            });
+            is_told.recv().unwrap();
+            assert!(channel.take_next(false).is_some_and(|event| event.owner().key == 1));
+            channel.let_reader_take_within(2, FOR_EVER);
+            assert!(channel.is_empty(), "the other reader has taken the event");
+        });
+    }
+
+    /// Each has taken an event and destroys an id with another one.
+    #[test]
+    fn threads_that_destroy_ids_do_not_wait_for_each_other() {
+        let channel = EventChannel::new(&Nic::open().unwrap()).unwrap();
+        let ids: Vec<_> = (0..2).map(|key| Arc::new(Watched { key, looks: AtomicUsize::new(0) })).collect();
+        ids.iter().for_each(|id| channel.push(plain(id, EventKind::User(1), 0)));
+        assert!(channel.take_next(false).is_some() && channel.take_next(false).is_some());
+        ids.iter().for_each(|id| channel.push(plain(id, EventKind::User(2), 0)));
+        let channel = &channel;
+        std::thread::scope(|scope| {
+            scope.spawn(move || channel.let_reader_take_within(0, FOR_EVER));
+            while channel.queue.lock().waiting == 0 {
+                std::thread::yield_now();
+            }
+            channel.let_reader_take_within(1, FOR_EVER);
+        });
+        assert!(!channel.is_empty() && channel.queue.lock().waiting == 0);
     }
 
     /// Two threads take the events of one channel. The thread that takes the owner's second event destroys
