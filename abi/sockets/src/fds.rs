@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-use parking_lot::RwLock;
+use uwarp_process::RwLock;
 
 use crate::sock::Sock;
 

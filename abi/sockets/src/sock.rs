@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::time::{Duration, Instant};
 
 use libc::{sockaddr, socklen_t};
-use parking_lot::Mutex;
 use uwarp_abi_types::preload::{NOTHING_NEW, SOMETHING_NEW};
 use uwarp_preload::{errno, set_errno};
+use uwarp_process::Mutex;
 
 use crate::agree::conn::{Conn, Outcome, Spans, Stage, Wait, limit_of};
 use crate::agree::{said, service};

@@ -21,8 +21,8 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use parking_lot::Mutex;
 use uwarp_abi_types::preload::{NOTHING_NEW, SOMETHING_NEW};
+use uwarp_process::Mutex;
 
 use crate::{fds, sys};
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use parking_lot::Mutex;
 use uwarp_abi_types::preload::progress;
 use uwarp_preload::real;
+use uwarp_process::Mutex;
 
 use crate::agree::conn::{Bell, Conn, Event, Own, Stage};
 use crate::agree::said::Why;

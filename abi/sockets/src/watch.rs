@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use uwarp_process::Mutex;
 
 use crate::sock::Sock;
 use crate::{event_loop, fds, sys};

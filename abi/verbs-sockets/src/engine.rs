@@ -7,13 +7,13 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddr, sockopt};
 use uwarp_abi_types::rdmacm::*;
+use uwarp_process::{Condvar, Mutex, PerProcess, begin_anew};
 use uwarp_rsocket::poll::{PollFd, bit};
 use uwarp_rsocket::stream::verbs::Needs;
 use uwarp_rsocket::upgrade::Role;
@@ -43,8 +43,20 @@ const ATTEMPTS: u32 = 32;
 /// For each step of rdma_cm's resolution.
 const RESOLVE_MS: c_int = 5000;
 
+/// The process has the thread.
+static STARTED: AtomicBool = AtomicBool::new(false);
 /// A child of fork(2): the thread, and the device, are its parent's.
 static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// When the library is loaded: a child may be forked while another thread makes the first call.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static FIRST: extern "C" fn() = handle_forks;
+
+extern "C" fn handle_forks() {
+    // SAFETY: a function of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
 
 /// Whether this process is a forked child of one that has the thread.
 pub fn forked() -> bool {
@@ -52,7 +64,11 @@ pub fn forked() -> bool {
 }
 
 extern "C" fn in_child() {
-    FORKED.store(true, Ordering::Relaxed);
+    // What another thread of the parent was about to start, this process starts for itself.
+    begin_anew();
+    if STARTED.load(Ordering::Relaxed) {
+        FORKED.store(true, Ordering::Relaxed);
+    }
 }
 
 /// An id of rdma_cm, by its address.
@@ -90,19 +106,15 @@ unsafe impl Sync for Engine {}
 impl Engine {
     /// The process's. The first call starts the thread.
     pub fn of_process() -> Result<&'static Self, Errno> {
-        static ENGINE: OnceLock<&'static Engine> = OnceLock::new();
-        static STARTING: Mutex<()> = Mutex::new(());
+        static ENGINE: PerProcess<Mutex<Option<&'static Engine>>> = PerProcess::new(Mutex::default);
         if forked() {
             return Err(Errno::NODEV);
         }
-        if let Some(engine) = ENGINE.get() {
-            return Ok(engine);
-        }
-        // What is missing, descriptors or the kernel's module, may be there for the next call.
-        let _starting = STARTING.lock();
-        match ENGINE.get() {
+        let mut engine = ENGINE.lock();
+        match *engine {
             Some(engine) => Ok(engine),
-            None => Self::start().map(|engine| *ENGINE.get_or_init(|| engine)),
+            // What is missing, descriptors or the kernel's module, may be there for the next call.
+            None => Self::start().map(|started| *engine.insert(started)),
         }
     }
 
@@ -140,8 +152,8 @@ impl Engine {
             let started = thread.spawn(move || Thread::new(engine).run());
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
             started.map_err(|_| Errno::AGAIN)?;
-            libc::pthread_atfork(None, None, Some(in_child));
         }
+        STARTED.store(true, Ordering::Relaxed);
         Ok(engine)
     }
 
@@ -170,11 +182,11 @@ impl Engine {
             libc::setsockopt(raw(socket), level, name, value, size_of::<c_int>() as libc::socklen_t);
         }
         // Once a device is open: handlers at the end of the process run in reverse order.
-        static AT_EXIT: OnceLock<()> = OnceLock::new();
-        AT_EXIT.get_or_init(|| {
+        static AT_EXIT: AtomicBool = AtomicBool::new(false);
+        if !AT_EXIT.swap(true, Ordering::Relaxed) {
             // SAFETY: a function of this library, which is never unloaded.
             unsafe { libc::atexit(at_exit) };
-        });
+        }
         let until = Instant::now().checked_add(socket.mode.limit);
         let mut job = Job {
             socket: Arc::clone(socket),
@@ -249,7 +261,13 @@ extern "C" fn at_exit() {
         }
         let until = Instant::now() + LAST_LINGER;
         let mut unfinished = engine.unfinished.lock();
-        while *unfinished > 0 && !engine.finished.wait_until(&mut unfinished, until).timed_out() {}
+        while *unfinished > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            engine.finished.wait_for(&mut unfinished, left);
+        }
     });
     drop(done);
 }

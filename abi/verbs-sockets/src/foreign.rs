@@ -4,7 +4,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::OnceLock;
 
 use libc::sockaddr;
 use rustix::io::Errno;
@@ -14,6 +13,7 @@ use uwarp_abi_types::rdmacm::{
 use uwarp_abi_types::verbs::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp_init_attr,
 };
+use uwarp_process::PerProcess;
 
 macro_rules! functions {
     ($($library:literal: $(fn $name:ident($($type:ty),*) $(-> $ret:ty)?;)*)*) => {
@@ -73,8 +73,9 @@ functions! {
 impl Foreign {
     /// Those of this process. `NODEV`: a library or function is not there.
     pub fn get() -> Result<&'static Self, Errno> {
-        static FOREIGN: OnceLock<Option<Foreign>> = OnceLock::new();
-        FOREIGN.get_or_init(Self::load).as_ref().ok_or(Errno::NODEV)
+        // If two threads load them at once, one finding is kept.
+        static FOREIGN: PerProcess<Option<Foreign>> = PerProcess::new(Foreign::load);
+        FOREIGN.as_ref().ok_or(Errno::NODEV)
     }
 }
 

@@ -9,7 +9,6 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use uwarp_abi_types::rdmacm::rdma_cm_id;
@@ -18,6 +17,7 @@ use uwarp_abi_types::verbs::{
     ibv_device_attr, ibv_mr, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
     ibv_send_wr__bindgen_ty_2, ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge, ibv_wc,
 };
+use uwarp_process::Mutex;
 use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::{Access, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use uwarp_rsocket::MOST_PIECES;

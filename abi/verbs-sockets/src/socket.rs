@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use smallvec::SmallVec;
 use uwarp_driver::Channel;
 use uwarp_iwarp_mode::Mode;
+use uwarp_process::Mutex;
 use uwarp_rnic::Sge;
 use uwarp_rsocket::poll::{PollFd, bits};
 use uwarp_rsocket::socket::{Flags, How};

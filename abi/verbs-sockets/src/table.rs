@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
+use uwarp_process::{Mutex, RwLock};
 
 use crate::socket::{Socket, VerbsStream};
 

@@ -18,9 +18,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use libc::{iovec, msghdr, nfds_t, pollfd};
-use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use uwarp_preload::{errno, real, set_errno};
+use uwarp_process::{Mutex, MutexGuard};
 
 use super::inbound::{End, Inbound};
 use super::machine::Agreement;

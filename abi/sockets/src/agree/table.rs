@@ -17,8 +17,7 @@ use super::said::{self, Why};
 use super::service;
 use crate::{fds, sys};
 
-/// By descriptor. A lock of the standard library: it is held during a fork, and one of parking_lot that
-/// others wait for could not be unlocked in the child.
+/// By descriptor. Held during a fork; it works in the child, since its state is in itself.
 static DIRECT: RwLock<Option<HashMap<c_int, Arc<Conn>>>> = RwLock::new(None);
 
 /// All of them, to change.
