@@ -220,10 +220,14 @@ mod tests {
     use super::*;
     use crate::generation::begin_anew;
 
+    /// One test makes this process a child, and what belongs to a process is then made anew, for all tests.
+    static GENERATION: std::sync::RwLock<()> = std::sync::RwLock::new(());
+
     #[test]
     fn a_value_is_made_once_and_again_in_a_child() {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         static PER_PROCESS: PerProcess<u32> = PerProcess::new(|| COUNT.fetch_add(1, Ordering::Relaxed));
+        let _alone = GENERATION.write();
         assert_eq!((*PER_PROCESS, *PER_PROCESS), (0, 0));
         begin_anew();
         assert_eq!((*PER_PROCESS, *PER_PROCESS), (1, 1));
@@ -231,6 +235,7 @@ mod tests {
 
     #[test]
     fn threads_that_make_it_at_once_share_one() {
+        let _same = GENERATION.read();
         for _ in 0..200 {
             let made = PerProcess::new(|| Box::new(7));
             std::thread::scope(|scope| {
