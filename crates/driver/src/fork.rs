@@ -355,8 +355,8 @@ pub(crate) fn asleep<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Requests that the scheduler runs this thread soon and briefly: it has microseconds of work when it is woken.
-/// Fails with the program's priority if the thread may not have a higher one.
+/// Requests that the scheduler runs this thread soon and briefly: it has microseconds of work when it is
+/// woken. Fails with the program's priority if the thread may not have a higher one.
 ///
 /// Beside a program that spins on memory on every core it would otherwise wait for the end of that program's
 /// slice (milliseconds), and for ever if the program has a real-time policy (`chrt -f`): such a thread is

@@ -111,8 +111,8 @@ impl Yielding {
         true
     }
 
-    /// Where polls are slow, the next yield comes sooner: within the slice that the system gives the thread, or
-    /// it would never be tried.
+    /// Where polls are slow, the next yield comes sooner: within the slice that the system gives the thread,
+    /// or it would never be tried.
     pub fn limit(&mut self, spans: Spans) {
         self.until = self.until.min(spans.polls_of_slice());
     }

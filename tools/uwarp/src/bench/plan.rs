@@ -372,7 +372,7 @@ fn connections(id: &str, group: Group, figures: Figures, goal: Goal) -> Item {
     Item { id: id.into(), title, group, crc: true, work, goal, setting, ways: Vec::new() }
 }
 
-/// The ping-pong where processors are few or slow, beside raw TCP that waits in the same way, and in the other.
+/// The ping-pong where processors are few or slow, beside raw TCP that spins and that blocks.
 fn crowded(items: &mut Vec<Item>) {
     let settings = [
         ("one", "on one processor", Setting::OneProcessor),

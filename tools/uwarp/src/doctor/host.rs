@@ -374,8 +374,8 @@ fn cores() -> Check {
         Err(error) => Check::warn(name, format!("cannot count them: {error}"), "nothing depends on it"),
         Ok(1) => Check::warn(
             name,
-            "one core for two programs that poll: they yield it to each other, but one that spins on its memory \
-             keeps it for a time slice",
+            "one core for two programs that poll: they yield it to each other, but one that spins on its \
+             memory keeps it for a time slice",
             "prefer polling or events to spinning on memory (ib_write_lat), or give more cores",
         ),
         Ok(count @ 2..4) => Check::ok(

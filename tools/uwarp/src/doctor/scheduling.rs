@@ -94,8 +94,8 @@ mod tests {
 
     #[test]
     fn who_may_keep_the_thread_from_running_is_told() {
-        let stat = "7 (a) (b) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 -51 0 1 0 1 1 1 18446744073709551615 1 1 1 1 1 \
-                    0 0 0 0 0 0 0 17 1 50 1 0 0 0 1 1 1 1 1 1 1 0";
+        let stat = "7 (a) (b) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 -51 0 1 0 1 1 1 18446744073709551615 1 1 \
+                    1 1 1 0 0 0 0 0 0 0 17 1 50 1 0 0 0 1 1 1 1 1 1 1 0";
         let scheduled = Scheduled::of(stat).unwrap();
         assert_eq!(scheduled, Scheduled { nice: 0, priority: 50, policy: 1 });
         let check = scheduled.check(false);
