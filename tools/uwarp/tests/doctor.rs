@@ -436,7 +436,7 @@ fn a_single_core_is_found() {
         "taskset -cp $(awk '/^Cpus_allowed_list/ { split($2, cpu, \"[,-]\"); print cpu[1] }' \
          /proc/$$/status) $$ >/dev/null",
     );
-    answer.says("cores", "warn", &["one core for two programs that poll", "prefer events"]);
+    answer.says("cores", "warn", &["one core for two programs that poll", "prefer polling or events"]);
     assert_eq!(answer.code, Some(0));
 }
 
