@@ -201,7 +201,12 @@ fn missing(fd: i32) -> Errno {
 /// Whether this process is a child, and the descriptor a copy of one of its parent's sockets: as long as it
 /// was not closed by a call of this library.
 pub fn is_parents(fd: i32) -> bool {
-    forked() && kind(fd) != 0 && TABLE.read().as_ref().is_none_or(|table| !table.entries.contains_key(&fd))
+    if !forked() || kind(fd) == 0 {
+        return false;
+    }
+    let table = TABLE.read();
+    // Once more, with the table locked: another thread may just have closed a socket of this process.
+    kind(fd) != 0 && table.as_ref().is_none_or(|table| !table.entries.contains_key(&fd))
 }
 
 /// The stream socket with this descriptor.
