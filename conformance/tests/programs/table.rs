@@ -18,6 +18,7 @@ use super::per_interface;
 use super::rsockets;
 use super::sandboxes;
 use super::sockets;
+use super::tools;
 use super::ucx;
 use super::verbs;
 use super::versions;
@@ -102,6 +103,7 @@ pub fn cases() -> Vec<Case> {
         crates::cases(),
         ceph::cases(),
         sandboxes::cases(),
+        tools::cases(),
         versions::cases(),
         fresh::cases(),
     ]
