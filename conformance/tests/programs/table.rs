@@ -253,6 +253,20 @@ fn connection_manager() -> Vec<Case> {
         ),
         case(
             "mckey",
+            "to 255.255.255.255: two receivers and a sender in three namespaces",
+            STATUS_0,
+            VETH_1500,
+            Custom(|w, _| w.mckey_to_all("255.255.255.255")),
+        ),
+        case(
+            "mckey",
+            "to the network's broadcast address: two receivers and a sender in three namespaces",
+            STATUS_0,
+            VETH_1500,
+            Custom(|w, _| w.mckey_to_all("10.57.0.255")),
+        ),
+        case(
+            "mckey",
             "a member and a sender that is none, IPv6",
             STATUS_0,
             &[Veth1500V6],
