@@ -124,8 +124,8 @@ pub fn of_connection(local: &ibv_gid, peer: &ibv_gid, own: &[Address]) -> Result
     })
 }
 
-/// Whether datagrams to an address go to many: a group, 255.255.255.255, or the broadcast address of a network
-/// of the port, whose addresses are `own`.
+/// Whether datagrams to an address go to many: a group, 255.255.255.255, or the broadcast address of a
+/// network of the port, whose addresses are `own`.
 pub fn is_group(ip: IpAddr, own: &[Address]) -> bool {
     let for_all = |ip: Ipv4Addr| ip.is_broadcast() || own.iter().any(|own| own.broadcast == Some(ip));
     ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if for_all(ip))

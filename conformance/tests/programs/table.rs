@@ -82,6 +82,7 @@ pub fn cases() -> Vec<Case> {
         devices_shown(),
         rping(),
         connection_manager(),
+        groups(),
         by_number::cases(),
         benchmarks(),
         dapl(),
@@ -230,6 +231,12 @@ fn connection_manager() -> Vec<Case> {
             EVERYWHERE,
             Custom(|w, p| w.udaddy("-c 20 -C 5 -S 1000", p)),
         ),
+    ]
+}
+
+/// Datagrams to many.
+fn groups() -> Vec<Case> {
+    vec![
         case(
             "mckey",
             "a member and a sender that is none",

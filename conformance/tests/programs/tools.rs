@@ -20,8 +20,8 @@ const LO: &[Topology] = &[Loopback4];
 const CLEAN: &str = "the message comes; the tool reports nothing at either end";
 const WHOLE: &str = "what it does without the tool, at both ends";
 const NO_ERROR: &str = "what it does without the tool; no error of memory at either end";
-const STOPPED: &str = "stopped twice where it handles a completion, continued, detached; every round's bytes, \
-                       before and after";
+const STOPPED: &str = "stopped twice where it handles a completion, continued, detached; every round's \
+                       bytes, before and after";
 const ATTACHED: &str = "gdb attaches and detaches while it waits; every round's bytes at both ends";
 
 const VALGRIND: &str = "valgrind --error-exitcode=9";

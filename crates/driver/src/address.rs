@@ -152,8 +152,8 @@ pub fn all() -> Vec<Address> {
             return;
         }
         let mut broadcast = None;
-        // SAFETY: the family says which structure the address is, and the mask is of the same; the casts follow
-        // it.
+        // SAFETY: the family says which structure the address is, and the mask is of the same; the casts
+        // follow it.
         let ip = unsafe {
             match i32::from((*entry.ifa_addr).sa_family) {
                 libc::AF_INET => {

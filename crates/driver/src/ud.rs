@@ -816,8 +816,8 @@ impl UdQp {
         (inner.core.query().state, inner.core.snapshot(), inner.core.drops())
     }
 
-    /// Becomes a member of a group, or of those that get what is sent to a broadcast address, on one interface
-    /// (its index; 0: on all).
+    /// Becomes a member of a group, or of those that get what is sent to a broadcast address, on one
+    /// interface (its index; 0: on all).
     /// Nothing changes for one that is a member already.
     pub fn attach(&self, group: IpAddr, interface: u32) -> Result<(), VerbsError> {
         let port = self.shell.nic().group_port()?;
