@@ -53,7 +53,7 @@ pub fn of(ah: &ibv_ah_attr, port: &Port) -> Result<Path, Failure> {
     }
     if ah.is_global != 0
         && ah.src_path_bits & FROM_LOOPBACK != 0
-        && let Some(group) = ip_of(&ah.grh.dgid).filter(|group| is_group(*group))
+        && let Some(group) = ip_of(&ah.grh.dgid).filter(|group| is_group(*group, &[]))
     {
         let local = match group {
             IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
@@ -98,23 +98,23 @@ pub fn ip_of(gid: &ibv_gid) -> Option<IpAddr> {
     (!ip.is_unspecified()).then_some(ip)
 }
 
-/// The address vector of a path between two addresses, as programs get it in events. `own`: the addresses of
-/// the port.
-pub fn address_vector(own: &[Address], local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
+/// The address vector of a path between two addresses, as programs get it in events. `own_addresses`: those
+/// of the port.
+pub fn address_vector(own_addresses: &[Address], local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
     // SAFETY: plain C data.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };
-    let own = own.iter().position(|own| own.ip == local);
+    let own = own_addresses.iter().position(|own| own.ip == local);
     attr.port_num = PORT;
     attr.is_global = 1;
     attr.dlid = address::lid_of(peer);
     attr.grh.dgid = gid_of(peer);
     // A loopback address is not in the device's table.
     attr.grh.sgid_index = own.and_then(|index| u8::try_from(index).ok()).unwrap_or(0);
-    if own.is_none() && local.is_loopback() && is_group(peer) {
+    if own.is_none() && local.is_loopback() && is_group(peer, own_addresses) {
         attr.src_path_bits = FROM_LOOPBACK;
     }
     // A group's datagrams stay in the network, as in Linux (`cma_iboe_join_multicast`).
-    attr.grh.hop_limit = if is_group(peer) { 1 } else { 64 };
+    attr.grh.hop_limit = if is_group(peer, own_addresses) { 1 } else { 64 };
     attr
 }
 
@@ -133,9 +133,11 @@ pub fn of_connection(local: &ibv_gid, peer: &ibv_gid, own: &[Address]) -> Result
     })
 }
 
-/// Whether datagrams to an address go to many: a group, or the broadcast address of IPv4.
-pub fn is_group(ip: IpAddr) -> bool {
-    ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if ip.is_broadcast())
+/// Whether datagrams to an address go to many: a group, 255.255.255.255, or the broadcast address of a
+/// network of the port, whose addresses are `own`.
+pub fn is_group(ip: IpAddr, own: &[Address]) -> bool {
+    let for_all = |ip: Ipv4Addr| ip.is_broadcast() || own.iter().any(|own| own.broadcast == Some(ip));
+    ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if for_all(ip))
 }
 
 /// A link-local address and a group need their interface.
@@ -159,6 +161,7 @@ mod tests {
             index,
             loopback: false,
             link_local: ip.starts_with("fe80"),
+            broadcast: (ip == "192.0.2.1").then(|| [192, 0, 2, 255].into()),
         };
         vec![address("192.0.2.1", 2), address("fe80::1", 3)]
     }
@@ -197,7 +200,8 @@ mod tests {
             let [local, peer] = ["192.0.2.1", peer].map(|ip| ip.parse().expect("an address"));
             address_vector(&own(), local, peer).grh.hop_limit
         };
-        assert_eq!((limit("239.1.2.3"), limit("255.255.255.255"), limit("192.0.2.9")), (1, 1, 64));
+        assert_eq!((limit("239.1.2.3"), limit("255.255.255.255"), limit("192.0.2.255")), (1, 1, 1));
+        assert_eq!((limit("192.0.2.9"), limit("198.51.100.255")), (64, 64), "of no network of ours");
     }
 
     #[test]

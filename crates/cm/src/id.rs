@@ -227,7 +227,8 @@ impl Id {
             {
                 self.bind_locked(life, conns, source)?;
             }
-            let source = route::source_for(life.local().map(|local| local.ip()), peer);
+            let bound = life.local().map(|local| local.ip());
+            let source = route::source_for(bound, peer, life.is_datagram());
             life.resolve_address(peer, source)?;
             if let Err(errno) = source {
                 explain_no_route(errno, peer.ip());
