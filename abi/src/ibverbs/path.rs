@@ -23,18 +23,27 @@ const FROM_LOOPBACK: u8 = 1;
 /// Why an address vector without a GID has no path.
 const NO_GID: &str = "an address over Ethernet needs a GID (is_global)";
 
+/// Why the other end's GID names no peer, or its LID.
+const GID_OF_NONE: &str = "the GID of the peer is zero";
+const LID_OF_NONE: &str = "the LID names no peer";
+
 /// Most test programs use LIDs unless they are given an index of the GID table, and print nothing but that
-/// the call has failed. This says what to do, once.
+/// the call has failed. So one end lacks what the other one did not send. This says what to do, once.
 pub fn explain(wrong: &Failure) {
     static SAID: Once = Once::new();
-    if wrong.why == NO_GID {
-        SAID.call(|| {
-            tracing::warn!(
-                "an address over Ethernet needs a GID index: add -g 0 to the program's options at both ends \
-                 (or run both ends with --as ib)"
-            );
-        });
-    }
+    let sentence = match &*wrong.why {
+        NO_GID => {
+            "an address over Ethernet needs a GID index: add -g 0 to the program's options at both ends \
+             (or run both ends with --as ib)"
+        }
+        GID_OF_NONE => "the other end has sent no GID: add -g 0 to the program's options there, too",
+        LID_OF_NONE => {
+            "the other end has sent no LID: run both ends with --as ib, or neither, and add -g 0 to the \
+             program's options at both ends"
+        }
+        _ => return,
+    };
+    SAID.call(|| tracing::warn!("{sentence}"));
 }
 
 /// The path of an address vector, from a port of this host; the ports of its two addresses have no meaning.
@@ -71,7 +80,7 @@ fn resolve(
     let local = if global { of_gid() } else { address::of_lid(own) };
     let local = local.ok_or_else(|| Failure::invalid("the index is that of no GID"))?;
     let peer = if global { ip_of(&route.dgid) } else { address::ip_of_lid(dlid, local.ip) };
-    let peer = peer.ok_or_else(|| Failure::invalid("the address names no peer"))?;
+    let peer = peer.ok_or_else(|| Failure::invalid(if global { GID_OF_NONE } else { LID_OF_NONE }))?;
     if peer.is_ipv4() != local.ip.is_ipv4() && !peer.is_multicast() {
         if peer.is_loopback() {
             // A loopback address is not in the table, but rdma_cm's events name it.
@@ -179,6 +188,8 @@ mod tests {
         assert_eq!(to("::1", 0), Some(path("[::1]:0", "[::1]:0")), "loopback's is in no table");
         assert_eq!(to("192.0.2.9", 2), None, "no such GID of ours");
         assert_eq!(to("::", 1), None);
+        let why = |global| resolve(global, &route("::", 1), 0, true, &own()).err().map(|wrong| wrong.why);
+        assert_eq!((why(true).as_deref(), why(false).as_deref()), (Some(GID_OF_NONE), Some(LID_OF_NONE)));
     }
 
     /// The hop limit of an address handle reaches the network: a group's datagrams must not leave it for
