@@ -28,7 +28,7 @@ const MATCHING: &str = "c/mpi/matching.c: all connect at once; unexpected, reord
                         messages of 0 to 4 MiB; collectives; every byte and sum";
 const ONESIDED: &str = "c/mpi/onesided.c: fences, post-start, locks, flushes; every element";
 const EXCHANGE: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
-const KILLED: &str = "the launcher says so and ends by itself; no rank, port or shared memory is left";
+pub const KILLED: &str = "the launcher says so and ends by itself; no rank, port or shared memory is left";
 
 const BY_WRITES: &str = "c/mpi/exchange.c: every byte; the trace has more Writes than Sends";
 const LOSSY: &str = "c/mpi/exchange.c: every byte; datagrams were dropped at both ends";
@@ -464,7 +464,7 @@ impl World {
     }
 
     /// A rank is killed in the middle of its messages.
-    fn killed(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
+    pub fn killed(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
         let built = Built::new("matching", mpi)?;
         let shared_before = shared_memory();
         let job = self.launch(built.dir.path(), Job { mpi, ranks: 4, transport }, place)?;
@@ -474,7 +474,7 @@ impl World {
         require!(ranks.len() == 4, "{} ranks run, wanted 4", ranks.len());
         kill_process(ranks[2], Signal::KILL).context("kill")?;
         let out = ended(job)?;
-        let said = if mpi == MPICH { "EXIT CODE: 9" } else { "exited on signal 9" };
+        let said = if mpi.kind() == Kind::OpenMpi { "exited on signal 9" } else { "EXIT CODE: 9" };
         require!(out.contains(said), "no \"{said}\"\n{out}");
         require!(shared_before == shared_memory(), "left in /dev/shm: {:?}\n{out}", shared_memory());
         // The launcher does not wait for them on other hosts.

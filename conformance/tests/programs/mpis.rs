@@ -9,7 +9,8 @@ use uwarp_conformance::{Outcome, fail};
 
 use super::Run::Long;
 use super::learning::python;
-use super::{AS_IWARP, Case, Env, World};
+use super::mpi::KILLED;
+use super::{AS_IB, AS_IWARP, Case, Env, World};
 
 /// An installed MPI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,6 +171,12 @@ pub fn mvapich2_cases() -> Vec<Case> {
         }),
         row(FOUR, "uwarp mpi --transport rc, matching", MATCHING, BOTH, |w, p| {
             w.matching(Mpi::Mvapich2, "rc", p)
+        }),
+        row(FOUR, "uwarp mpi --as ib --transport rc, matching", MATCHING, LO, |w, p| {
+            w.matching_in(AS_IB, Mpi::Mvapich2, "rc", p)
+        }),
+        row(FOUR, "uwarp mpi --transport rc, a rank killed", KILLED, LO, |w, p| {
+            w.killed(Mpi::Mvapich2, "rc", p)
         }),
         row(FOUR, "uwarp mpi --transport rc, one-sided", ONESIDED, LO, |w, p| {
             w.onesided(Mpi::Mvapich2, "rc", p)
