@@ -240,7 +240,7 @@ impl State {
         // The end of the stream travels in a segment of its own. In one segment with the last data, siw may
         // see the end first and then drop the data (trap 13 of conformance/siw/README.md).
         let late = Instant::now() >= self.deadline - BEFORE_EXIT - STALLED;
-        if !self.shut_down && (late || self.link.unsent() == 0 && !self.waiting.held) {
+        if !self.shut_down && (late || !self.waiting.held && self.link.unsent() == 0) {
             self.shut_down = true;
             self.link.finish();
         }
