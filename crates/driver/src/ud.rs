@@ -98,13 +98,13 @@ pub(crate) struct DatagramPort {
     watched: Option<Duplicate>,
     token: OnceLock<Token>,
     receivers: Receivers,
-    receiver: Attended<Receiver>,
+    receiver: Attended<Receiver, 16>,
     /// A thread has polled the socket while the system does not watch it.
     polled: AtomicBool,
     /// Datagrams sent since a thread last received.
     sent: AtomicUsize,
     /// Queue pairs whose datagrams wait for room.
-    blocked: Mutex<Vec<Weak<UdQp>>>,
+    blocked: Mutex<Vec<Weak<UdQp>>, 19>,
     unclaimed: Arc<UnclaimedCounters>,
     proofs: Proofs,
 }
@@ -288,8 +288,10 @@ impl DatagramPort {
             Dropped::TooLong => UntaggedBuffer::TooLong,
             Dropped::State | Dropped::Qkey => return,
         };
-        let broadcast = incoming.to.is_multicast() || incoming.to == IpAddr::V4(Ipv4Addr::BROADCAST);
-        let Some(error) = datagram::answer(bytes, why).filter(|_| !broadcast) else { return };
+        let many = matches!(self.receivers, Receivers::Groups(_))
+            || incoming.to.is_multicast()
+            || incoming.to == IpAddr::V4(Ipv4Addr::BROADCAST);
+        let Some(error) = datagram::answer(bytes, why).filter(|_| !many) else { return };
         if !qp.answers.allows(ANSWERS_OF_ONE) || !self.unclaimed.answers.allows(ANSWERS) {
             return;
         }
@@ -351,9 +353,9 @@ impl DatagramPort {
         if members.iter().any(|member| member.group == group && member.qp.ptr_eq(qp)) {
             return Ok(());
         }
-        let interface = if group.is_multicast() { interface } else { 0 };
         let joined = members.iter().any(|member| (member.group, member.interface) == (group, interface));
-        if interface != 0 && !joined {
+        // A broadcast comes without that.
+        if interface != 0 && !joined && group.is_multicast() {
             self.socket.join(group, interface).map_err(|error| {
                 tracing::warn!("cannot join {group} on interface {interface}: {error}");
                 VerbsError::NoResources("multicast groups (see net.ipv4.igmp_max_memberships)")
@@ -375,7 +377,8 @@ impl DatagramPort {
             }
             !leaves
         });
-        for &(group, interface) in left.iter().filter(|(_, interface)| *interface != 0) {
+        let multicast = |(group, interface): &&(IpAddr, u32)| *interface != 0 && group.is_multicast();
+        for &(group, interface) in left.iter().filter(multicast) {
             if !members.iter().any(|member| (member.group, member.interface) == (group, interface)) {
                 // Gone with its interface, at worst.
                 let _ = self.socket.leave(group, interface);
@@ -392,7 +395,7 @@ impl DatagramPort {
         self.report_proofs();
     }
 
-    fn release<'a>(&'a self, receiver: MutexGuard<'a, Receiver>) {
+    fn release<'a>(&'a self, receiver: MutexGuard<'a, Receiver, 16>) {
         self.receiver.release(receiver, |_| (), |receiver| self.drain(receiver));
     }
 
@@ -492,8 +495,8 @@ pub struct UdQp {
     shell: Shell,
     port: Arc<DatagramPort>,
     /// Of multicast groups, if it is a member of any.
-    groups: Mutex<Option<Arc<DatagramPort>>>,
-    inner: Mutex<Inner>,
+    groups: Mutex<Option<Arc<DatagramPort>>, 19>,
+    inner: Mutex<Inner, 18>,
     /// Error Messages that it causes.
     answers: Rate,
 }
@@ -556,7 +559,7 @@ impl UdQp {
         result
     }
 
-    fn send_posted(&self, mut inner: MutexGuard<'_, Inner>) {
+    fn send_posted(&self, mut inner: MutexGuard<'_, Inner, 18>) {
         if self.holds(&mut inner) {
             return;
         }
@@ -698,7 +701,8 @@ impl UdQp {
         (inner.core.query().state, inner.core.snapshot(), inner.core.drops())
     }
 
-    /// Becomes a member of a group, on one interface (its index; of no meaning for a broadcast address).
+    /// Becomes a member of a group, or of those that get what is sent to a broadcast address, on one
+    /// interface (its index; 0: on all).
     /// Nothing changes for one that is a member already.
     pub fn attach(&self, group: IpAddr, interface: u32) -> Result<(), VerbsError> {
         let port = self.shell.nic().group_port()?;
@@ -727,7 +731,8 @@ impl UdQp {
     /// Is a member of no group any more.
     pub fn leave_all(&self) {
         self.inner.lock().groups.clear();
-        if let Some(port) = self.groups.lock().take() {
+        let port = self.groups.lock().take();
+        if let Some(port) = port {
             port.remove_members(&self.me, |_| true);
         }
     }

@@ -9,6 +9,8 @@ mod futex;
 mod generation;
 mod locks;
 mod once;
+mod order;
+mod ranks;
 pub mod record;
 mod thread;
 

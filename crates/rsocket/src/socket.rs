@@ -86,7 +86,7 @@ pub struct Socket {
     nonblocking: AtomicBool,
     close_on_exec: AtomicBool,
     waiters: Arc<Waiters>,
-    inner: Mutex<Inner>,
+    inner: Mutex<Inner, 4>,
 }
 
 fn errno(error: CmError) -> Errno {
@@ -406,7 +406,7 @@ impl Socket {
         if id.state() != IdState::AddressResolved {
             // The reason went out as an event.
             let local = inner.bound.map(|bound| bound.ip());
-            return Err(route::source_for(local, peer).err().unwrap_or(Errno::HOSTUNREACH));
+            return Err(route::source_for(local, peer, false).err().unwrap_or(Errno::HOSTUNREACH));
         }
         id.resolve_route().map_err(errno)?;
         let sizes = inner.options.sizes(self.nic().limits().max_qp_wr);
@@ -708,7 +708,7 @@ struct Keepalive {
     nic: Arc<Nic>,
     stream: Arc<Stream>,
     idle: Duration,
-    timer: Mutex<Option<Token>>,
+    timer: Mutex<Option<Token>, 29>,
 }
 
 impl Source for Keepalive {
@@ -716,7 +716,8 @@ impl Source for Keepalive {
 
     fn timeout(&self) {
         self.stream.keepalive();
-        if let Some(timer) = *self.timer.lock() {
+        let timer = *self.timer.lock();
+        if let Some(timer) = timer {
             self.nic.engine().set_timer(timer, Instant::now().checked_add(self.idle));
         }
     }

@@ -13,14 +13,14 @@ use crate::sync::RwLock;
 /// Who receives from a port.
 pub(super) enum Receivers {
     /// The queue pair that the header names; their places go by the low byte of the number.
-    Numbers { port: u16, places: RwLock<Vec<Weak<UdQp>>> },
+    Numbers { port: u16, places: RwLock<Vec<Weak<UdQp>>, 19> },
     /// The members of the group that the datagram was sent to, each a copy.
-    Groups(RwLock<Vec<Member>>),
+    Groups(RwLock<Vec<Member>, 19>),
 }
 
 pub(super) struct Member {
     pub group: IpAddr,
-    /// On which the system has joined it; 0: there was nothing to join.
+    /// On which the queue pair is a member; 0: on all.
     pub interface: u32,
     pub qp: Weak<UdQp>,
 }
