@@ -846,7 +846,8 @@ static void asleep(void)
 	}
 	ss = sockaddr_of(address, ntohs(rdma_get_src_port(listeners[0])));
 	MUST(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
-	MUST(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ss, LIMIT_MS) == 0 && rdma_resolve_route(id, LIMIT_MS) == 0);
+	MUST(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ss, LIMIT_MS) == 0);
+	MUST(rdma_resolve_route(id, LIMIT_MS) == 0);
 	client.id = id;
 	side_resources(&client, &(struct options){ 0 });
 	wake_by_destroying(id, asleep_in_connect, "rdma_connect returns when its id is destroyed, with EBADF");

@@ -4,8 +4,8 @@
 //
 //     onesided [ROUNDS] [direct]
 //
-// direct: what the direct Puts and Gets of MVAPICH2 2.3.7 can do (docs/mvapich2.md): fences without assertions, windows on
-// which there was no fence for what follows, and no flushes.
+// direct: what the direct Puts and Gets of MVAPICH2 2.3.7 can do (docs/mvapich2.md): fences without
+// assertions, windows on which there was no fence for what follows, and no flushes.
 
 #include "check.h"
 

@@ -45,7 +45,7 @@ use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering
 use receivers::{Member, Receivers};
 pub use unclaimed::Unclaimed;
 pub(crate) use unclaimed::UnclaimedCounters;
-use unclaimed::{ANSWERS, ANSWERS_OF_ONE, Rate, drop_unclaimed, trace_unnumbered};
+use unclaimed::{ANSWERS, ANSWERS_OF_ONE, Rate, drop_unclaimed};
 
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;
@@ -178,7 +178,7 @@ impl DatagramPort {
 
     /// Sends a proof. If it is lost, it is asked for again.
     pub(crate) fn send_proof(&self, route: &Route, bytes: &[u8]) {
-        trace_unnumbered(trace::Way::Out, route.to, bytes, None);
+        trace::unclaimed(trace::Way::Out, route.to, bytes, None);
         let _ = self.socket.send(&[Outgoing { route, bytes }]);
     }
 
@@ -193,7 +193,7 @@ impl DatagramPort {
         if port_of(proof.destination_qpn) != port || !self.proofs.take(incoming.from, incoming.to, proof) {
             return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
         }
-        trace_unnumbered(trace::Way::In, incoming.from, bytes, None);
+        trace::unclaimed(trace::Way::In, incoming.from, bytes, None);
     }
 
     /// Receives in one call to the system; returns how many datagrams.

@@ -1,7 +1,7 @@
 //! Datagrams that reach no queue pair, and how many of them are answered.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use serde::Serialize;
 use uwarp_llp::udp::Incoming;
@@ -69,22 +69,5 @@ pub(super) fn drop_unclaimed(counter: &AtomicU64, why: &dyn fmt::Display, bytes:
         head: bytes,
         len: bytes.len(),
         dropped: Some(why),
-    });
-}
-
-pub(super) fn trace_unnumbered(
-    way: trace::Way,
-    peer: SocketAddr,
-    bytes: &[u8],
-    dropped: Option<&dyn fmt::Display>,
-) {
-    trace::datagram(trace::Datagram {
-        qpn: None,
-        way,
-        peer,
-        group: None,
-        head: bytes,
-        len: bytes.len(),
-        dropped,
     });
 }
