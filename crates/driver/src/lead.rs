@@ -10,8 +10,8 @@ use crate::progress::{Due, LEAD, Lead, Mode};
 use crate::sync::{Ordering, thread_local};
 
 thread_local! {
-    /// This thread is the leader: if it exits, in the handler of a signal, no thread leads any more.
-    static LEADS: Cell<bool> = const { Cell::new(false) };
+    /// The lead of this thread: if it exits, in the handler of a signal, that has ended.
+    static LEADS: Cell<Option<Lead>> = const { Cell::new(None) };
 }
 
 impl Engine {
@@ -24,7 +24,7 @@ impl Engine {
             return None;
         }
         self.note_earnest_at(now, true);
-        LEADS.with(|leads| leads.set(true));
+        LEADS.with(|leads| leads.set(Some(lead)));
         self.loops.store(false, Ordering::Relaxed);
         Some(Leader { engine: self, lead })
     }
@@ -33,9 +33,10 @@ impl Engine {
     /// begun. Must be called again until then. Takes no lock: a signal whose handler exits may have stopped
     /// the calling thread anywhere.
     pub(crate) fn exit(&self) -> bool {
-        // Another leader continues, and would not be woken for its channel if it were not known.
-        if LEADS.with(Cell::get) {
-            self.lead.end_any();
+        // Its own, not the present one: another thread that leads by now continues, and would not be woken
+        // for its channel if it were not known.
+        if let Some(lead) = LEADS.with(Cell::take) {
+            self.lead.end(lead);
         }
         self.request_exit()
     }
@@ -147,7 +148,7 @@ impl Drop for Leader<'_> {
         let engine = self.engine;
         // The program handles what has come, undisturbed; the background thread waits a little.
         engine.note_earnest(false);
-        LEADS.with(|leads| leads.set(false));
+        LEADS.with(|leads| leads.set(None));
         if !engine.lead.end(self.lead) {
             // Another thread has taken its place.
             engine.lost_leads.remove(self.lead);
@@ -169,6 +170,24 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use crate::background;
+    use crate::engine::Engine;
+
+    /// Each call after the first ended the lead of whichever thread led by then. That slept on, although it
+    /// was woken for its channel: the model's `exit_is_reported_to_all` failed once.
+    #[test]
+    fn an_exit_that_is_requested_again_ends_no_other_threads_lead() {
+        // Without a background thread, so nothing else ends a lead.
+        let engine = Engine::new().unwrap();
+        std::mem::forget(engine.lead());
+        engine.exit();
+        std::thread::scope(|scope| {
+            let leads = scope.spawn(|| engine.lead().map(super::Leader::keep));
+            let lead = leads.join().unwrap();
+            assert!(lead.is_some(), "the thread that exits leads no more");
+            engine.exit();
+            assert_eq!(engine.lead.get(), lead);
+        });
+    }
 
     #[test]
     fn a_lead_that_was_left_without_a_word_is_replaced_although_a_thread_polls() {

@@ -369,11 +369,6 @@ impl CurrentLead {
         self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, ends).is_ok()
     }
 
-    /// Ends the present lead, if there is one.
-    pub fn end_any(&self) {
-        self.0.store(Self::NOBODY, Ordering::SeqCst);
-    }
-
     /// The present lead, dismissed or not.
     pub fn get(&self) -> Option<Lead> {
         let lead = self.0.load(Ordering::SeqCst) & !Self::DISMISSED;
