@@ -206,7 +206,8 @@ fn blocked(rules: &[&str], connecting: &[&str]) -> Outcome {
     firewall(&veth.client, rules)?;
     // The end with the smaller address waits.
     let [waits, connects] = [(&veth.server, Veth::SERVER4), (&veth.client, Veth::CLIENT4)];
-    let program = "ibv_rc_pingpong -g 0 -p 18515";
+    // With events, both sleep while they wait.
+    let program = "ibv_rc_pingpong -g 0 -e -p 18515";
     let options = "--port-range 20000-20099";
     let server = pair::serve(&run(options, program).in_ns(Some(waits.0)), 18515)?;
     let client = run(options, &format!("{program} {}", waits.1)).in_ns(Some(connects.0)).spawn()?;
