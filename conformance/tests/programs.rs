@@ -2,9 +2,9 @@
 //!
 //! With `PROGRAMS=full`, which `make programs` sets, all rows run, some of them with more rounds (ten
 //! migrations instead of one), and the results go into `docs/programs.md`. Such a run may be filtered: cells
-//! of rows that did not run stay as they are. Otherwise rows of [`Run::Long`] are left out, and the page must
-//! fit the table: every row is there, in its words, with a result for each place, and every package is one
-//! that `scripts/setup` installs.
+//! of rows that did not run stay as they are. Otherwise rows of [`Run::Long`] are left out, and of others
+//! the places of [`table::LONG`], and the page must fit the table: every row is there, in its words, with a
+//! result for each place, and every package is one that `scripts/setup` installs.
 //!
 //! What can be found out is not written down a second time. The package is the one that dpkg names for the
 //! program, and the version the installed one. Commands and settings are recorded when the row runs. The page
@@ -141,19 +141,19 @@ fn main() -> ExitCode {
     let results: Arc<Mutex<Results>> = Arc::default();
     let (mut trials, mut absent) = (Vec::new(), 0);
     for (index, case) in cases.iter().enumerate() {
-        if matches!(case.run, Run::Long(_)) && !thorough {
-            continue;
-        }
         if case.program.starts_with(mpis::MVAPICH2) && mpis::mvapich2().is_none() {
             absent += 1;
             continue;
         }
         for &topology in case.at {
+            if !thorough && !table::in_test(case, topology) {
+                continue;
+            }
             let (world, cases, results) = (world.clone(), cases.clone(), results.clone());
             trials.push(Trial::test(name(case, topology), move || {
                 let began = Instant::now();
                 let (result, started) = record(|| world.run(&cases[index], topology));
-                let in_test = !matches!(cases[index].run, Run::Long(_));
+                let in_test = table::in_test(&cases[index], topology);
                 let result = result
                     .and_then(|()| if in_test { installed::are_in_make_test(&started) } else { Ok(()) });
                 let ran = Ran { good: result.is_ok(), took: began.elapsed(), started };

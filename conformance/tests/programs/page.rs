@@ -16,7 +16,7 @@ use uwarp_conformance::{Context, Outcome, require};
 
 use super::packages;
 use super::typed::Typed;
-use super::{Case, Run};
+use super::{Case, table};
 
 /// How many commands of a row are shown.
 const SHOWN: usize = 2;
@@ -79,6 +79,7 @@ pub fn write(cases: &[Case], results: &Results, dist: &Dist) -> Outcome {
 
 /// Fails if the page lacks a row of the table or a result, or has another text for one.
 pub fn check(cases: &[Case]) -> Outcome {
+    table::are_rows(cases)?;
     let page = Page::read();
     let remedy = "PROGRAMS=full cargo test -p uwarp-conformance --test programs -- ROW writes it";
     let mut keys = BTreeSet::new();
@@ -191,12 +192,21 @@ impl Page {
         for case in rows {
             let mut cells = self.rows.get(&key(case)).cloned().unwrap_or_default();
             cells.results.resize(Topology::ALL.len(), String::new());
-            let in_test = if matches!(case.run, Run::Long(_)) { "no" } else { "yes" };
             let words =
-                [case.program, case.manner, case.checked, &cells.settings, in_test].map(str::to_owned);
+                [case.program, case.manner, case.checked, &cells.settings, &in_test(case)].map(str::to_owned);
             table.row(words.into_iter().chain(cells.results).chain([cells.commands]));
         }
         table.markdown()
+    }
+}
+
+/// Whether `make test` runs it; if at some places only, which.
+fn in_test(case: &Case) -> String {
+    let places: Vec<_> = case.at.iter().filter(|place| table::in_test(case, **place)).collect();
+    match places.len() {
+        0 => "no".to_owned(),
+        some if some < case.at.len() => places.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        _ => "yes".to_owned(),
     }
 }
 
@@ -212,8 +222,8 @@ of libibverbs, TensorPipe, cannot be loaded without the libraries of a maker of 
 
 const INTRODUCTION: &str = "# Unmodified programs over uwarp
 
-Written by `make programs`, which runs all rows; do not edit. `make test` runs the rows that say so, and
-checks that this page fits the table. One row is written again by
+Written by `make programs`, which runs all rows; do not edit. `make test` runs the rows that say so, or
+only at the places that a row names, and checks that this page fits the table. One row is written again by
 `PROGRAMS=full cargo test -p uwarp-conformance --test programs -- ROW`.
 
 The programs are Debian 12's, in the versions that the headings name. An empty cell was not tried. `lo` is

@@ -4,6 +4,7 @@ use uwarp_conformance::check::Expected;
 use uwarp_conformance::netns::Veth;
 use uwarp_conformance::topology::Place;
 use uwarp_conformance::topology::Topology::{self, *};
+use uwarp_conformance::{Outcome, require};
 
 use super::Run::{Custom, Long, Perftest, PerftestIwarp, Rping};
 use super::by_number;
@@ -76,6 +77,42 @@ const DAPLTEST: [&str; 4] = [
 ];
 
 const SIZES: [(u32, usize); 6] = [(20, 26), (20, 64), (20, 1023), (20, 1461), (20, 4096), (20, 65535)];
+
+/// Rows and places that are left to `make programs`. perftest measures the processor's clock after each size,
+/// so `-a` takes 6 to 20 seconds of processor time, and other rows 1. Every size of each operation is tried
+/// by one of `ib_send_bw`, `ib_write_bw`, `ib_write_lat` (whose program spins on the last byte) and
+/// `ib_read_bw -a` on loopback; each manner and each place with fewer sizes. qperf takes a second for each of
+/// its tests at both ends, and has no size that other rows lack between namespaces.
+pub const LONG: [(&str, &str, &[Topology]); 9] = [
+    ("ib_send_lat", "-a -n 20", &[Loopback4, Veth1500V4]),
+    ("ib_write_lat", "-a -n 20", &[Veth9000V4]),
+    ("ib_read_lat", "-a -n 20", LO),
+    ("ib_write_bw", "-a -n 20", VETH_1500),
+    ("ib_read_bw", "-a -n 20", &[Veth9000V4]),
+    ("ib_send_bw", "-e -a -n 20", LO),
+    ("ib_send_bw", "--use-srq -a -n 20", LO),
+    ("ib_send_lat", "-c UD -a -n 20", LO),
+    ("qperf", "-cm1, all of RC", VETH_1500),
+];
+
+/// Whether `make test` runs this row at this place.
+pub fn in_test(case: &Case, place: Topology) -> bool {
+    let is_long = |(program, manner, at): &(&str, &str, &[Topology])| {
+        (*program, *manner) == (case.program, case.manner) && at.contains(&place)
+    };
+    !matches!(case.run, Long(_)) && !LONG.iter().any(is_long)
+}
+
+/// [`LONG`] names rows of the table.
+pub fn are_rows(cases: &[Case]) -> Outcome {
+    for (program, manner, at) in LONG {
+        let is_it = |case: &&Case| (case.program, case.manner) == (program, manner);
+        let there =
+            cases.iter().find(is_it).is_some_and(|case| at.iter().all(|place| case.at.contains(place)));
+        require!(there, "no row {program} {manner} at {at:?}");
+    }
+    Ok(())
+}
 
 /// All rows.
 pub fn cases() -> Vec<Case> {
