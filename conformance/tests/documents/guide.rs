@@ -1,5 +1,6 @@
-//! docs/writing-programs.md: its programs are built and run from the page. docs/troubleshooting.md: the lines
-//! of uwarp that it explains are lines that uwarp writes.
+//! docs/writing-programs.md: its programs are built and run from the page; the one in Rust with
+//! `make programs` alone, because its bindings are made from rdma-core's sources first: half a minute.
+//! docs/troubleshooting.md: the lines of uwarp that it explains are lines that uwarp writes.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +34,10 @@ fn run() -> Outcome {
     let lock = root().join("conformance/data/guide/Cargo.lock");
     fs::copy(lock, place.home.join("Cargo.lock")).context("the lock file")?;
     let all = commands(&text);
-    let mut left = all.iter();
+    require!(all.len() == 13, "{} commands in the guide; has its form changed?", all.len());
+    let Some(in_rust) = all.iter().position(|shown| shown.command == "cargo build") else { fail!("no Rust") };
+    let thorough = std::env::var_os("PROGRAMS").is_some_and(|size| size == "full");
+    let mut left = if thorough { &all[..] } else { &all[..in_rust] }.iter();
     while let Some(shown) = left.next() {
         let command = shown.command.as_str();
         match command {
@@ -48,7 +52,6 @@ fn run() -> Outcome {
             _ => fail!("the guide shows a command that this test does not know: {command}"),
         }
     }
-    require!(all.len() == 13, "{} commands in the guide; has its form changed?", all.len());
     Ok(())
 }
 
