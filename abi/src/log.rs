@@ -11,11 +11,11 @@ use std::io::{self, IsTerminal, Write};
 use tracing::field::{Field, Visit};
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber, span};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{Layer, Registry};
 use uwarp_driver::{Uncancelled, config};
 use uwarp_process::Once;
 
@@ -53,32 +53,41 @@ impl Write for Lines {
     }
 }
 
-fn filter(text: &str) -> Result<EnvFilter, String> {
+/// By parts of the program alone: nothing here has spans, and a filter by their fields needs regular
+/// expressions, which take as long to compile as the largest of our own crates.
+fn filter(text: &str) -> Result<Targets, String> {
     config::check_log_filter(text)?;
-    EnvFilter::try_new(text).map_err(|error| error.to_string())
+    let parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    parts.join(",").parse::<Targets>().map_err(|error| error.to_string())
+}
+
+/// The most detailed level that it lets through.
+fn most(filter: &Targets) -> Option<LevelFilter> {
+    Layer::<Registry>::max_level_hint(filter)
 }
 
 #[cold]
 fn start() {
     let requested = std::env::var("UWARP_LOG").unwrap_or_default();
     let filter = match requested.trim() {
-        "" => EnvFilter::new("warn"),
+        "" => Targets::new().with_default(LevelFilter::WARN),
         text => filter(text).unwrap_or_else(|error| {
             eprintln!("uwarp: UWARP_LOG={text}: {error}; warnings and errors are shown");
-            EnvFilter::new("warn")
+            Targets::new().with_default(LevelFilter::WARN)
         }),
     };
-    let detailed = filter.max_level_hint().is_none_or(|level| level >= LevelFilter::DEBUG);
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Lines(Uncancelled::begin()));
+    let detailed = most(&filter).is_none_or(|level| level >= LevelFilter::DEBUG);
+    let lines = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE);
+    let lines = lines.with_writer(|| Lines(Uncancelled::begin()));
     // A program that links us statically may have a subscriber already; that one stays.
     let _ = match detailed {
         true => {
             let lines = lines.with_ansi(std::io::stderr().is_terminal()).finish();
-            tracing::subscriber::set_global_default(ToTheEnd { lines, detailed })
+            tracing::subscriber::set_global_default(ToTheEnd { lines, filter, detailed })
         }
         false => {
             let lines = lines.event_format(ForPeople).finish();
-            tracing::subscriber::set_global_default(ToTheEnd { lines, detailed })
+            tracing::subscriber::set_global_default(ToTheEnd { lines, filter, detailed })
         }
     };
 }
@@ -138,11 +147,12 @@ impl fmt::Display for Sentence {
     }
 }
 
-/// Logs as `S` does, which keeps a buffer for each thread. Handlers of atexit(3) and destructors run when
-/// the main thread's is gone, and programs call verbs there: `S` would panic. So from then on a line is
-/// written without it.
+/// Logs what the filter lets through as `S` does, which keeps a buffer for each thread. Handlers of atexit(3)
+/// and destructors run when the main thread's is gone, and programs call verbs there: `S` would panic. So
+/// from then on a line is written without it.
 struct ToTheEnd<S> {
     lines: S,
+    filter: Targets,
     detailed: bool,
 }
 
@@ -170,15 +180,15 @@ thread_local! {
 
 impl<S: Subscriber> Subscriber for ToTheEnd<S> {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        self.lines.register_callsite(metadata)
+        if self.enabled(metadata) { self.lines.register_callsite(metadata) } else { Interest::never() }
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.lines.enabled(metadata)
+        self.filter.would_enable(metadata.target(), metadata.level())
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        self.lines.max_level_hint()
+        most(&self.filter)
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -228,6 +238,9 @@ fn write_plainly(event: &Event<'_>, detailed: bool) {
 
 #[cfg(test)]
 mod tests {
+    use tracing::Level;
+    use tracing_subscriber::filter::LevelFilter;
+
     use super::filter;
 
     /// Two parsers disagreed: the command refused what the library took.
@@ -236,8 +249,21 @@ mod tests {
         for good in ["warn", "DEBUG", "off", "3", "warn,uwarp_cm=debug", "uwarp_cm", "uwarp_cm=trace,"] {
             assert!(filter(good).is_ok(), "{good}");
         }
-        for bad in ["loud", "debgu", "warn,debgu", "uwarp_cm=loud", "[=debug"] {
+        for bad in ["loud", "debgu", "warn,debgu", "uwarp_cm=loud", "[=debug", "uwarp_cm[{qpn}]=debug"] {
             assert!(filter(bad).is_err(), "{bad}");
+        }
+        // The most detailed part decides what is worth a look, the longest name what is shown.
+        let filter = filter(" warn, uwarp_cm=debug,uwarp_cm::pairing=error,").unwrap();
+        assert_eq!(super::most(&filter), Some(LevelFilter::DEBUG));
+        for (target, level, shown) in [
+            ("uwarp_rnic::qp", Level::WARN, true),
+            ("uwarp_rnic::qp", Level::INFO, false),
+            ("uwarp_cm::machine", Level::DEBUG, true),
+            ("uwarp_cm::machine", Level::TRACE, false),
+            ("uwarp_cm::pairing", Level::WARN, false),
+            ("uwarp_cm::pairing", Level::ERROR, true),
+        ] {
+            assert_eq!(filter.would_enable(target, &level), shown, "{target} {level}");
         }
     }
 }
