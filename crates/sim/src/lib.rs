@@ -26,6 +26,7 @@ pub mod end;
 pub mod hosts;
 pub mod ids;
 pub mod interleave;
+pub mod lookups;
 mod lower;
 pub mod memory;
 pub mod net;
