@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adoptions;
 pub mod assault;
 pub mod datagram_calls;
 pub mod datagrams;
