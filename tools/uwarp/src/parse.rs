@@ -1,6 +1,7 @@
 //! Reads the command line and the variables behind its options. Each mistake is named, with what to do.
 
 use std::env;
+use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
@@ -57,17 +58,45 @@ fn better(error: &Error, words: &[OsString]) -> Option<String> {
         Some(ContextValue::String(word)) => Some(word.as_str()),
         _ => None,
     };
+    let command = Cli::command();
+    let given = words.get(1).and_then(|word| word.to_str()).and_then(|name| command.find_subcommand(name));
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let typed = words.iter().skip(1).find(|word| *word != "help")?;
             Some(no_command(word(ContextKind::InvalidSubcommand).or(typed.to_str())?))
         }
         ErrorKind::UnknownArgument => {
-            let typed = word(ContextKind::InvalidArg).filter(|typed| typed.starts_with('-'))?;
-            let command = Cli::command();
-            let given =
-                words.get(1).and_then(|word| word.to_str()).and_then(|name| command.find_subcommand(name));
-            Some(unknown_option(typed, given))
+            let typed = word(ContextKind::InvalidArg)?;
+            match typed.starts_with('-') {
+                true => Some(unknown_option(typed, given)),
+                false => {
+                    Some(format!("{0} takes no {typed}; `{0} --help` shows what it takes", path_of(given)))
+                }
+            }
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
+                return None;
+            };
+            let names: Vec<_> = missing.iter().map(|name| name.trim_matches(['<', '>', '.'])).collect();
+            let (names, command) = (names.join(" and "), path_of(given));
+            Some(format!("{command} needs a {names}; `{command} --help` shows how to write it"))
+        }
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            let (option, value) = (word(ContextKind::InvalidArg)?, word(ContextKind::InvalidValue)?);
+            let reason = match error.get(ContextKind::ValidValue) {
+                Some(ContextValue::Strings(values)) => format!("the values are: {}", values.join(", ")),
+                _ => error.source()?.to_string(),
+            };
+            let near = word(ContextKind::SuggestedValue);
+            let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+            // "--crc <on|off>", "--sockets[=<RULE>]", "<WHAT>".
+            let given = match option.split([' ', '[']).next() {
+                Some(name) if name.starts_with("--") && value.is_empty() => format!("{name} without a value"),
+                Some(name) if name.starts_with("--") => format!("{name}={value}"),
+                _ => value.to_owned(),
+            };
+            Some(format!("{given} is not valid: {reason}{near}"))
         }
         _ => None,
     }
