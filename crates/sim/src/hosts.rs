@@ -41,7 +41,7 @@ const MOST_STEPS: u64 = 400_000;
 /// What programs, and what is not in their hands, do at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A process begins, with the port of this address and these queue pairs, which may be of other ports, too.
+    /// A process begins, with the port of this address and these queue pairs, which may be of other ports.
     Start(Pid, SocketAddr, Vec<u32>),
     /// A process ends; its system closes what it had.
     Kill(Pid),
