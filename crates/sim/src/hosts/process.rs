@@ -1,6 +1,6 @@
 //! A process on a host: the pairings of each of its ports with the connection manager's own loop, its queue
-//! pairs, and what a program does with them. It stands for the shell (`uwarp_cm`'s `runner.rs`): the clock, the
-//! order of notes, and the calls of queue pairs are here.
+//! pairs, and what a program does with them. It stands for the shell (`uwarp_cm`'s `runner.rs`): the clock,
+//! the order of notes, and the calls of queue pairs are here.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
