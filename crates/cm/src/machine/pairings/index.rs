@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::pairing::Pairing;
 use super::{ConnKey, Pairings};
 
 /// Made of the pairings that were touched, at the end of each input and call.
@@ -93,6 +92,9 @@ impl Pairings {
         // It keeps its room.
         self.index.touched = touched;
         // In tests and in the simulator.
-        debug_assert!(self.pairs.values_mut().all(Pairing::is_indexed), "a pairing was not touched");
+        debug_assert!(
+            self.pairs.values_mut().all(|pairing| pairing.is_indexed()),
+            "a pairing was not touched"
+        );
     }
 }

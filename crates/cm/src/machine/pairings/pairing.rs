@@ -15,6 +15,7 @@ use super::index::{Entry, group};
 use super::why::Why;
 use super::{Active, ConnKey, Handshake, Machine as _, Path, Place, Terms, Transmit, earlier, gid};
 use crate::event::ConnParam;
+use crate::machine::silence::Late;
 use crate::timeouts::RETRIES;
 
 /// How long a peer whose PSNs do not fit is rejected unread. Twelve bits are guessed in 17 minutes then, on
@@ -132,6 +133,15 @@ impl Pairing {
     /// The peer's address and port.
     pub(super) fn names_peer(&self) -> (Ipv6Addr, u16) {
         (gid(self.path.peer.ip()), port_of(self.peer))
+    }
+
+    /// What its stream is waiting for, where that is the peer's part.
+    pub(super) fn waits_for(&self, qpn: u32) -> Option<Late> {
+        match (&self.state, self.cookie) {
+            (State::Waiting, _) if self.role(qpn) == Ordering::Less => Some(Late::NotConnected { own: qpn }),
+            (State::Asking(_) | State::Paused { .. }, Some(_)) => Some(Late::NoTcp(self.failed)),
+            _ => None,
+        }
     }
 
     pub(super) fn asks_why_on(&self, conn: ConnKey) -> bool {

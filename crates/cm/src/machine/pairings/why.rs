@@ -1,6 +1,5 @@
 //! Why a peer does not answer, for the log.
 
-use std::cmp::Ordering;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -9,10 +8,9 @@ use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::Now;
 use uwarp_wire::introduction::{self, Cookie, Introduction};
 
-use super::pairing::State;
 use super::{Active, Machine as _, Pairings, active, gid};
 use crate::machine::is_over;
-use crate::machine::silence::{self, Heard, Late, LateWords, Versions, Whose, Words};
+use crate::machine::silence::{self, Heard, LateWords, Versions, Whose, Words};
 
 /// A peer's address and port.
 #[derive(Debug, Default)]
@@ -153,11 +151,7 @@ impl Pairings {
             return;
         }
         pairing.late = None;
-        let late = match (&pairing.state, pairing.cookie) {
-            (State::Waiting, _) if pairing.role(qpn) == Ordering::Less => Late::NotConnected { own: qpn },
-            (State::Asking(_) | State::Paused { .. }, Some(_)) => Late::NoTcp(pairing.failed),
-            _ => return,
-        };
+        let Some(late) = pairing.waits_for(qpn) else { return };
         let whose = Whose { peer: pairing.peer, at: pairing.path.peer.ip().to_canonical() };
         let named = self.named.get_mut(&pairing.names_peer());
         if named.is_some_and(|named| !std::mem::replace(&mut named.late_said, true)) {
