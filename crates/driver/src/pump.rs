@@ -13,8 +13,8 @@ use std::cell::RefCell;
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_llp::link::{LowerLayer, Piece, Received};
-use uwarp_rnic::mem::MemSeg;
+use uwarp_llp::link::{LowerLayer, Received};
+use uwarp_mem::MemSeg;
 use uwarp_rnic::qp::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, RxPlan};
 
 /// Bytes moved for one queue pair before another one is served.
@@ -168,8 +168,8 @@ impl Pump {
             let (result, bytes, ours) = match out.only_staged() {
                 Some(bytes) => (around.lower().send_bytes(bytes), bytes.len(), true),
                 None => {
-                    let mut pieces = SmallVec::<[Piece; PIECES]>::new();
-                    let bytes = out.gather(most, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
+                    let mut pieces = SmallVec::<[MemSeg; PIECES]>::new();
+                    let bytes = out.gather(most, |seg| pieces.push(seg));
                     (around.lower().send(&pieces), bytes, false)
                 }
             };
@@ -407,10 +407,9 @@ fn receive_as_planned(
         }
         RxPlan::Direct { place, tail } => {
             debug_assert!(left_over.is_empty(), "bytes are left over in front of a direct placement");
-            let pieces: SmallVec<[Piece; 8]> = place.iter().map(|s| Piece::new(s.addr, s.len)).collect();
             let direct = place.iter().map(|s| s.len).sum();
             let tail = stage.get_mut(..*tail).unwrap_or_default();
-            Some((lower.receive_scattered(&pieces, tail), direct))
+            Some((lower.receive_scattered(place, tail), direct))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Lower layers: the system calls that carry data. A queue pair gets a [`Link`].
 //!
-//! Everything here is non-blocking. Bytes are named by address and length ([`Piece`]), because most of them
+//! Everything here is non-blocking. Bytes are named by address and length ([`uwarp_mem::MemSeg`]), because most of them
 //! are in registered memory, over which no slice may be formed. The kernel copies them and returns EFAULT for
 //! memory that is not mapped.
 
@@ -13,4 +13,4 @@ pub mod route;
 mod tcp;
 pub mod udp;
 
-pub use link::{Link, LowerLayer, Piece};
+pub use link::{Link, LowerLayer};

@@ -50,13 +50,14 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
+use uwarp_mem::MemSeg;
 use uwarp_process::Descriptor;
 
 pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
 
 use crate::carrier::{self, SetUp};
-pub use crate::lower::{Answers, LowerLayer, Piece, Received};
+pub use crate::lower::{Answers, LowerLayer, Received};
 use crate::route;
 use crate::tcp;
 
@@ -76,7 +77,7 @@ impl LowerLayer for Link {
     }
 
     #[inline]
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Errno> {
         match self {
             Self::Tcp(fd) => tcp::send(fd.as_fd(), pieces),
         }
@@ -90,7 +91,7 @@ impl LowerLayer for Link {
     }
 
     #[inline]
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Errno> {
         match self {
             Self::Tcp(fd) => tcp::receive_scattered(fd.as_fd(), pieces, buffer),
         }

@@ -4,36 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
-
-/// Bytes at an address, laid out like the system's `iovec`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct Piece {
-    pub(crate) addr: *mut core::ffi::c_void,
-    pub(crate) len: usize,
-}
-
-impl Piece {
-    /// `len` bytes at virtual address `addr` of this process.
-    pub fn new(addr: u64, len: usize) -> Self {
-        Self { addr: std::ptr::with_exposed_provenance_mut(addr as usize), len }
-    }
-
-    /// Its virtual address.
-    pub fn addr(&self) -> u64 {
-        self.addr.expose_provenance() as u64
-    }
-
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
+use uwarp_mem::MemSeg;
 
 /// Result of one receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,14 +38,14 @@ pub trait LowerLayer {
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
 
     /// Sends pieces in order; returns how many bytes were taken. On `FAULT`, none were.
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno>;
+    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Errno>;
 
     /// Receives into `buffer`, which is not empty.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno>;
 
     /// Receives into the pieces first, then into `buffer`. It may fill only a part of the pieces; `buffer`
     /// gets bytes only when all pieces are full.
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno>;
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Errno>;
 
     /// Whether the peer has closed its side, or the link is broken. A check, for callers that got no
     /// notification in time.

@@ -11,23 +11,19 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
+use uwarp_mem::MemSeg;
 
-use crate::lower::{Answers, Piece, Received};
+use crate::lower::{Answers, Received};
 
-const _: () = {
-    assert!(size_of::<Piece>() == size_of::<libc::iovec>());
-    assert!(size_of::<Piece>() == size_of::<IoSlice<'_>>());
-    assert!(core::mem::offset_of!(Piece, addr) == core::mem::offset_of!(libc::iovec, iov_base));
-    assert!(core::mem::offset_of!(Piece, len) == core::mem::offset_of!(libc::iovec, iov_len));
-};
+const _: () = assert!(size_of::<MemSeg>() == size_of::<IoSlice<'_>>());
 
 /// Sends the pieces in order; returns how many bytes the kernel took. `AGAIN`: there is no room; `FAULT`: a
 /// piece is not mapped (bytes before it may have been sent by an earlier call).
-pub fn send(fd: BorrowedFd<'_>, pieces: &[Piece]) -> Result<usize, Errno> {
+pub fn send(fd: BorrowedFd<'_>, pieces: &[MemSeg]) -> Result<usize, Errno> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    // SAFETY: IoSlice is documented to have the layout of `iovec`, as Piece has (asserted above). The slices
-    // exist only as address and length on their way into the system call; no reference to their bytes is made
-    // in this process.
+    // SAFETY: IoSlice is documented to have the layout of `iovec`, as MemSeg has (asserted in `uwarp-mem`). The
+    // slices exist only as address and length on their way into the system call; no reference to their bytes
+    // is made in this process, and the kernel needs no provenance.
     let slices = unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSlice<'_>>(), pieces.len()) };
     rustix::net::sendmsg(fd, slices, &mut SendAncillaryBuffer::default(), flags)
 }
@@ -54,13 +50,17 @@ pub fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Received, Errno>
 
 /// Receives into the pieces first, then into `buffer`. Of a list of more than 64 pieces, the first 64 are
 /// filled.
-pub fn receive_scattered(fd: BorrowedFd<'_>, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+pub fn receive_scattered(
+    fd: BorrowedFd<'_>,
+    pieces: &[MemSeg],
+    buffer: &mut [u8],
+) -> Result<Received, Errno> {
     const MOST: usize = 64;
-    let mut list = smallvec::SmallVec::<[Piece; 16]>::new();
+    let mut list = smallvec::SmallVec::<[MemSeg; 16]>::new();
     list.extend(pieces.iter().take(MOST).copied());
     // Bytes may follow the pieces only if all of them fit.
     if list.len() == pieces.len() {
-        list.push(Piece { addr: buffer.as_mut_ptr().cast(), len: buffer.len() });
+        list.push(MemSeg { addr: buffer.as_mut_ptr().expose_provenance() as u64, len: buffer.len() });
     }
     let room: usize = list.iter().map(|piece| piece.len).sum();
     // SAFETY: as in `send`; the kernel writes to memory that the program registered for it, and to `buffer`,

@@ -42,7 +42,7 @@ pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers};
 pub(crate) use source::{Readiness, Source, Token};
 pub(crate) use uwarp_cm::machine;
 pub(crate) use uwarp_rnic::qp::Disconnect;
-pub(crate) use uwarp_rnic::{error, mem, pd, wr};
+pub(crate) use uwarp_rnic::{error, pd, wr};
 
 mod random {
     pub use uwarp_rnic::mr::random_u32;

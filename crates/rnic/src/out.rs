@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use uwarp_proto::framing::Boundaries;
 
-use crate::mem::{self, MemSeg, Unmapped};
+use uwarp_mem::{self as mem, MemSeg, Unmapped};
 
 /// One run of bytes. A run is part of one FPDU, or holds several whole small FPDUs.
 #[derive(Debug, Clone, Copy)]

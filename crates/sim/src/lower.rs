@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use uwarp_driver::pump::Surroundings;
-use uwarp_llp::link::{Answers, LowerLayer, Piece, Received};
-use uwarp_rnic::mem::{self, MemSeg};
+use uwarp_llp::link::{Answers, LowerLayer, Received};
+use uwarp_mem::{self as mem, MemSeg};
 
 use crate::Time;
 use crate::end::{Kept, leave};
@@ -20,10 +20,6 @@ pub(crate) struct Network<'a> {
     pub kept: &'a Kept,
     /// Bytes moved since the start, both ways.
     pub moved: &'a mut u64,
-}
-
-fn seg(piece: &Piece) -> MemSeg {
-    MemSeg { addr: piece.addr(), len: piece.len() }
 }
 
 fn errno(refusal: Refusal) -> Errno {
@@ -53,10 +49,10 @@ impl LowerLayer for Network<'_> {
         Ok(n)
     }
 
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Errno> {
         let mut bytes = Vec::new();
         for piece in pieces {
-            mem::copy_out(seg(piece), &mut bytes).map_err(|_| Errno::FAULT)?;
+            mem::copy_out(*piece, &mut bytes).map_err(|_| Errno::FAULT)?;
         }
         self.send_bytes(&bytes)
     }
@@ -68,12 +64,12 @@ impl LowerLayer for Network<'_> {
         Ok(Received { bytes: bytes.len(), short: false })
     }
 
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
-        let direct: usize = pieces.iter().map(Piece::len).sum();
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Errno> {
+        let direct: usize = pieces.iter().map(|piece| piece.len).sum();
         let bytes = self.recv(direct + buffer.len())?;
         let mut rest = &bytes[..];
         for piece in pieces {
-            let n = mem::copy_in(seg(piece), rest).map_err(|_| Errno::FAULT)?;
+            let n = mem::copy_in(*piece, rest).map_err(|_| Errno::FAULT)?;
             rest = &rest[n..];
         }
         buffer[..rest.len()].copy_from_slice(rest);

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use rustix::io::Errno;
+use uwarp_mem::MemSeg;
 
-use crate::lower::{Answers, LowerLayer, Piece, Received};
+use crate::lower::{Answers, LowerLayer, Received};
 
 /// Shortens sends and receives, interrupts calls and refuses them, depending on the seed. All of that may
 /// happen on any system at any time, so a queue pair must work as before.
@@ -60,7 +61,7 @@ impl<L: LowerLayer> LowerLayer for Faulty<L> {
         self.inner.send_bytes(bytes.get(..part).unwrap_or(bytes))
     }
 
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Errno> {
         self.refuse()?;
         let part = self.part(pieces.len());
         self.inner.send(pieces.get(..part).unwrap_or(pieces))
@@ -73,7 +74,7 @@ impl<L: LowerLayer> LowerLayer for Faulty<L> {
         Ok(Received { short: false, ..received })
     }
 
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Errno> {
         self.refuse()?;
         let part = self.part(pieces.len());
         let behind = if part < pieces.len() { 0 } else { self.part(buffer.len()) };

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use rustix::io::Errno;
+use uwarp_mem::MemSeg;
 
-use crate::lower::{Answers, LowerLayer, Piece, Received};
+use crate::lower::{Answers, LowerLayer, Received};
 
 /// One call that moves bytes, with its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +52,8 @@ impl<L> Tracing<L> {
     }
 }
 
-fn bytes_of(pieces: &[Piece]) -> usize {
-    pieces.iter().map(Piece::len).sum()
+fn bytes_of(pieces: &[MemSeg]) -> usize {
+    pieces.iter().map(|piece| piece.len).sum()
 }
 
 impl<L: LowerLayer> LowerLayer for Tracing<L> {
@@ -62,7 +63,7 @@ impl<L: LowerLayer> LowerLayer for Tracing<L> {
         result
     }
 
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Errno> {
         let result = self.inner.send(pieces);
         self.calls.push(Call::Send { offered: bytes_of(pieces), result });
         result
@@ -75,7 +76,7 @@ impl<L: LowerLayer> LowerLayer for Tracing<L> {
         result
     }
 
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Errno> {
         let staged = buffer.len();
         let result = self.inner.receive_scattered(pieces, buffer);
         let direct = bytes_of(pieces);

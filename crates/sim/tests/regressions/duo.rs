@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use uwarp_rnic::mem;
+use uwarp_mem as mem;
 use uwarp_rnic::qp::{Now, QpCaps, Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
 use uwarp_sim::tap;

@@ -18,9 +18,9 @@ use super::core::{Checks, RcCore};
 use super::silence::Answers;
 use super::stream::{Disconnect, DisconnectReply, Established, Stream};
 use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, NUDGES, Now, STARVING, SentBefore, Timer};
-use crate::mem;
 use crate::out::OutQueue;
 use crate::srq::Woken;
+use uwarp_mem as mem;
 
 /// What the lower layer reports beside bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

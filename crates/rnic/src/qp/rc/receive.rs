@@ -23,13 +23,13 @@ use super::reads::{MOST_COPIED, ReadSource, Request};
 use super::stream::{DisconnectReply, Established, OffendingSegment, Stream};
 use super::timers::Now;
 use crate::event::EventKind;
-use crate::mem;
 use crate::mr::{self, Access, AccessError, MrCache, Part};
 use crate::qp::rnr::{NO_RNR_LIMIT, rnr_limit};
 use crate::qp::state::QpState;
 use crate::queues::{Phase, slice_sges};
 use crate::trace;
 use crate::wr::{SendOp, Wc, WcFlags, WcOpcode, WcStatus};
+use uwarp_mem as mem;
 
 enum Placed {
     Done,

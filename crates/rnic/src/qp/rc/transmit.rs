@@ -14,12 +14,12 @@ use super::stream::{Disconnect, Established, Stream};
 use super::timers::Timer;
 use super::tx::{Current, Source};
 use crate::event::EventKind;
-use crate::mem::{self, MemSeg};
 use crate::mr::{self, Access, MrCache, Part};
 use crate::qp::state::QpState;
 use crate::queues::{Phase, slice_sges};
 use crate::trace;
 use crate::wr::{SendFlags, SendOp, WcStatus};
+use uwarp_mem::{self as mem, MemSeg};
 
 /// How many bytes are cut into frames ahead of the lower layer: enough for a full system call, few enough
 /// that staged bytes are still in the second-level cache when the kernel copies them.

@@ -1,10 +1,11 @@
-//! The only module that touches registered memory.
+//! The only crate that touches registered memory.
 //!
 //! The program and the peer write this memory while we use it, so we never form a slice over it. It is named
-//! by address and length ([`MemSeg`]), and copied from or to in this module, or passed to the kernel by
+//! by address and length ([`MemSeg`]), and copied from or to in this crate, or passed to the kernel by
 //! address. A copy that races with a writer yields a mixture of old and new bytes, as it would with an
 //! adapter.
 
+// Reason: registered memory is named by address.
 #![allow(unsafe_code)]
 
 use uwarp_wire::crc::Crc32c;
@@ -14,10 +15,12 @@ pub mod guard;
 pub mod owned;
 pub mod populate;
 
-/// A stretch of memory in a registered region (or in a program's inline buffer during the post).
+/// A stretch of memory in a registered region (or in a program's inline buffer during the post), laid out like
+/// the system's `iovec`.
 ///
 /// The code that makes one has checked it against a valid region, or took it from a work request. That the
 /// memory is still mapped is the program's promise, which it may break: see [`guard`].
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemSeg {
     /// Virtual address in this process.
@@ -25,6 +28,12 @@ pub struct MemSeg {
     /// Bytes.
     pub len: usize,
 }
+
+const _: () = {
+    assert!(size_of::<MemSeg>() == size_of::<libc::iovec>());
+    assert!(core::mem::offset_of!(MemSeg, addr) == core::mem::offset_of!(libc::iovec, iov_base));
+    assert!(core::mem::offset_of!(MemSeg, len) == core::mem::offset_of!(libc::iovec, iov_len));
+};
 
 impl MemSeg {
     /// The part from `offset` on, at most `len` bytes.
