@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use uwarp_llp::link::Received;
-use uwarp_llp::{Link, LowerLayer as _};
+use uwarp_llp::{Ended, Link, LowerLayer as _, Stop};
 use uwarp_process::Mutex;
 use uwarp_rnic::qp::{Disconnect, End};
 
@@ -223,8 +221,7 @@ impl State {
         while let Some(rest) = self.rest.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match self.link.send_bytes(rest) {
                 Ok(n) => self.sent += n,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return,
+                Err(Stop::Later) => return,
                 // No peer takes it.
                 Err(_) => {
                     self.broken = true;
@@ -261,10 +258,9 @@ impl State {
                 &mut rest[..]
             };
             match self.link.receive(buffer) {
-                Ok(Received { bytes: 0, .. }) => self.eof = true,
                 Ok(received) => drained += received.bytes,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return false,
+                Err(Stop::Later) => return false,
+                Err(Stop::Ended(Ended::Closed)) => self.eof = true,
                 Err(_) => self.broken = true,
             }
         }

@@ -11,9 +11,8 @@
 
 use std::cell::RefCell;
 
-use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_llp::link::{LowerLayer, Received};
+use uwarp_llp::link::{Ended, LowerLayer, Received, Stop};
 use uwarp_mem::MemSeg;
 use uwarp_rnic::qp::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, RxPlan};
 
@@ -195,25 +194,23 @@ impl Pump {
                         return;
                     }
                 }
-                Err(Errno::AGAIN) => {
+                Err(Stop::Later) => {
                     self.writable = false;
                     core.handle_link(now, LinkEvent::NoRoom);
                 }
-                Err(Errno::INTR) => {}
                 // The program has unmapped memory that it had posted. Send the pieces one by one: the kernel
                 // does not say which piece it was, and the ones before it are good.
-                Err(Errno::FAULT) if most > 1 => most = 1,
-                Err(Errno::FAULT) => {
+                Err(Stop::Unmapped) if most > 1 => most = 1,
+                Err(Stop::Unmapped) => {
                     tracing::warn!(qpn = core.qpn(), "memory of a work request is not mapped any more");
                     core.handle_link(now, LinkEvent::Unreadable);
                     return;
                 }
-                Err(e) => {
-                    tracing::debug!(qpn = core.qpn(), "sending failed: {e}");
+                Err(Stop::Ended(how)) => {
+                    tracing::debug!(qpn = core.qpn(), "sending ends: {how:?}");
                     // The peer's last messages, and the reason for its end, may not be read yet.
                     self.broken = true;
-                    // After an orderly end, the system says EPIPE for a reset (tcp(7)).
-                    self.reset = e != Errno::PIPE;
+                    self.reset = how != Ended::Closed;
                     around.set_hung_up();
                     if !around.watch() {
                         around.again();
@@ -276,33 +273,24 @@ impl Pump {
                 return true;
             };
             let is_direct = matches!(plan, RxPlan::Direct { .. });
-            let (n, short) = match result {
-                Ok(Received { bytes, short }) => (bytes, short),
-                Err(e) => {
+            let left = self.left_over.len();
+            let Received { bytes: n, drained } = match result {
+                Ok(received) => received,
+                Err(stop) => {
                     if is_direct {
                         core.direct_received(0);
                     }
-                    match e {
-                        Errno::INTR => continue,
-                        Errno::AGAIN => return some,
-                        e => receiving_failed(core, now, e),
+                    match stop {
+                        Stop::Later => return some,
+                        Stop::Ended(Ended::Closed) => {
+                            self.peer_closed(core, now, around, left > 0 || direct > 0);
+                        }
+                        stop => receiving_failed(core, now, stop),
                     }
                     return true;
                 }
             };
             some = true;
-            let left = self.left_over.len();
-            if n == 0 {
-                if is_direct {
-                    core.direct_received(0);
-                }
-                around.set_hung_up();
-                self.eof = true;
-                let partial = left > 0 || direct > 0;
-                let unread = (!self.reset).then(|| around.lower().unacknowledged());
-                core.handle_link(now, LinkEvent::End { partial, broken: self.broken, unread });
-                return true;
-            }
             let staged = if is_direct {
                 core.direct_received(n.min(direct));
                 n.saturating_sub(direct)
@@ -313,9 +301,8 @@ impl Pump {
             let used = core.handle_input(now, input);
             self.keep(input.get(used..).unwrap_or(&[]));
             turn.moved += n;
-            // A short receive has emptied the socket, unless the end of the stream came with the last bytes:
-            // the system does not report that again.
-            if short && !around.hung_up() {
+            // The end of the stream may have come with the last bytes: the system does not report that again.
+            if drained && !around.hung_up() {
                 return true;
             }
             if turn.moved >= TURN {
@@ -327,6 +314,15 @@ impl Pump {
                 return true;
             }
         }
+    }
+
+    /// All that the peer has sent is received. `partial`: a frame was not complete.
+    #[cold]
+    fn peer_closed<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S, partial: bool) {
+        around.set_hung_up();
+        self.eof = true;
+        let unread = (!self.reset).then(|| around.lower().unacknowledged());
+        core.handle_link(now, LinkEvent::End { partial, broken: self.broken, unread });
     }
 
     fn keep(&mut self, rest: &[u8]) {
@@ -366,8 +362,8 @@ impl Pump {
     }
 
     fn check_hang_up(&mut self, core: &mut RcCore, now: &Now, lower: &impl LowerLayer) {
-        if lower.hung_up() {
-            self.broken |= lower.broken();
+        if let Some(how) = lower.ended() {
+            self.broken |= how != Ended::Closed;
             // The peer's last words may lie unread behind what waits.
             let unread = (self.eof && !self.broken).then(|| lower.unacknowledged());
             core.handle_link(now, LinkEvent::End { partial: false, broken: self.broken, unread });
@@ -393,7 +389,7 @@ fn receive_as_planned(
     plan: &RxPlan,
     left_over: &[u8],
     stage: &mut [u8],
-) -> Option<(Result<Received, Errno>, usize)> {
+) -> Option<(Result<Received, Stop>, usize)> {
     match plan {
         RxPlan::Stop => None,
         RxPlan::Stage { max } => {
@@ -402,7 +398,6 @@ fn receive_as_planned(
             let (head, tail) = stage.get_mut(..max)?.split_at_mut_checked(left)?;
             head.copy_from_slice(left_over);
             debug_assert!(!tail.is_empty(), "a frame does not fit the buffer");
-            // (An empty buffer would look like the end of the stream.)
             (!tail.is_empty()).then(|| (lower.receive(tail), 0))
         }
         RxPlan::Direct { place, tail } => {
@@ -415,13 +410,12 @@ fn receive_as_planned(
 }
 
 #[cold]
-fn receiving_failed(core: &mut RcCore, now: &Now, error: Errno) {
-    if error == Errno::FAULT {
+fn receiving_failed(core: &mut RcCore, now: &Now, stop: Stop) {
+    if stop == Stop::Unmapped {
         tracing::warn!(qpn = core.qpn(), "a registered region is not mapped any more");
         return core.handle_link(now, LinkEvent::Unwritable);
     }
-    tracing::debug!(qpn = core.qpn(), "receiving failed: {error}");
-    // The system's own probes of a silent peer were not answered.
-    let dead = matches!(error, Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH);
+    tracing::debug!(qpn = core.qpn(), "receiving ends: {stop:?}");
+    let dead = stop == Stop::Ended(Ended::Silent);
     core.handle_link(now, LinkEvent::Lost(if dead { Disconnect::Timeout } else { Disconnect::Reset }));
 }

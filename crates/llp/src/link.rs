@@ -13,12 +13,8 @@
 /// The methods of [`LowerLayer`] that move no bytes, for a wrapper around another layer.
 macro_rules! pass_on_queries {
     () => {
-        fn hung_up(&self) -> bool {
-            self.inner.hung_up()
-        }
-
-        fn broken(&self) -> bool {
-            self.inner.broken()
+        fn ended(&self) -> Option<Ended> {
+            self.inner.ended()
         }
 
         fn answers(&self) -> Option<Answers> {
@@ -57,7 +53,7 @@ pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
 
 use crate::carrier::{self, SetUp};
-pub use crate::lower::{Answers, LowerLayer, Received};
+pub use crate::lower::{Answers, Ended, LowerLayer, Received, Stop};
 use crate::route;
 use crate::tcp;
 
@@ -70,42 +66,36 @@ pub enum Link {
 
 impl LowerLayer for Link {
     #[inline]
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         match self {
             Self::Tcp(fd) => tcp::send_bytes(fd.as_fd(), bytes),
         }
     }
 
     #[inline]
-    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Errno> {
+    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Stop> {
         match self {
             Self::Tcp(fd) => tcp::send(fd.as_fd(), pieces),
         }
     }
 
     #[inline]
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop> {
         match self {
             Self::Tcp(fd) => tcp::receive(fd.as_fd(), buffer),
         }
     }
 
     #[inline]
-    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop> {
         match self {
             Self::Tcp(fd) => tcp::receive_scattered(fd.as_fd(), pieces, buffer),
         }
     }
 
-    fn hung_up(&self) -> bool {
+    fn ended(&self) -> Option<Ended> {
         match self {
-            Self::Tcp(fd) => tcp::hung_up(fd.as_fd()),
-        }
-    }
-
-    fn broken(&self) -> bool {
-        match self {
-            Self::Tcp(fd) => tcp::broken(fd.as_fd()),
+            Self::Tcp(fd) => tcp::ended(fd.as_fd()),
         }
     }
 

@@ -3,17 +3,37 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rustix::io::Errno;
 use uwarp_mem::MemSeg;
 
 /// Result of one receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes in all; 0 is the end of the stream.
+    /// Bytes in all, at least one.
     pub bytes: usize,
-    /// There was room for more, so the lower layer has no more now, unless the stream ended after these
-    /// bytes.
-    pub short: bool,
+    /// The lower layer has no more now, unless the stream ended after these bytes.
+    pub drained: bool,
+}
+
+/// Why a call moved nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// No room, or no bytes. The lower layer reports when that changes.
+    Later,
+    /// A piece of memory is not mapped, or not with the rights that this needs.
+    Unmapped,
+    /// This direction has ended for good.
+    Ended(Ended),
+}
+
+/// How a stream has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The peer has ended it in order. For a receive: all that it sent has been received.
+    Closed,
+    /// The stream is broken, usually because the peer has reset it.
+    Broken,
+    /// The system has given up a peer that does not answer.
+    Silent,
 }
 
 /// How the peer's system answers what was sent to it.
@@ -29,30 +49,26 @@ pub struct Answers {
     pub last: Duration,
 }
 
-/// A reliable stream of bytes in both directions, with what a queue pair needs of it. No call blocks.
-///
-/// Errors: `AGAIN`, no room or no bytes; `INTR`, call again; `FAULT`, memory is not mapped. Any other error
-/// ends that direction for good.
+/// A reliable stream of bytes in both directions, with what a queue pair needs of it. No call blocks, and
+/// none has to be repeated because of a signal.
 pub trait LowerLayer {
     /// Sends bytes in order; returns how many were taken.
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno>;
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop>;
 
-    /// Sends pieces in order; returns how many bytes were taken. On `FAULT`, none were.
-    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Errno>;
+    /// Sends pieces in order; returns how many bytes were taken. If a piece is not mapped, none may have
+    /// been.
+    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Stop>;
 
     /// Receives into `buffer`, which is not empty.
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno>;
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop>;
 
     /// Receives into the pieces first, then into `buffer`. It may fill only a part of the pieces; `buffer`
     /// gets bytes only when all pieces are full.
-    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Errno>;
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop>;
 
-    /// Whether the peer has closed its side, or the link is broken. A check, for callers that got no
-    /// notification in time.
-    fn hung_up(&self) -> bool;
-
-    /// Whether the link is broken. Bytes that arrived before may still wait to be received.
-    fn broken(&self) -> bool;
+    /// Whether the peer has closed its side, or the link is broken. Bytes that arrived before may still wait
+    /// to be received. A check, for callers that got no notification in time.
+    fn ended(&self) -> Option<Ended>;
 
     /// How the peer's system answers; `None` if that is not known.
     fn answers(&self) -> Option<Answers>;

@@ -15,8 +15,8 @@ pub mod guard;
 pub mod owned;
 pub mod populate;
 
-/// A stretch of memory in a registered region (or in a program's inline buffer during the post), laid out like
-/// the system's `iovec`.
+/// A stretch of memory in a registered region (or in a program's inline buffer during the post), laid out
+/// like the system's `iovec`.
 ///
 /// The code that makes one has checked it against a valid region, or took it from a work request. That the
 /// memory is still mapped is the program's promise, which it may break: see [`guard`].
