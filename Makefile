@@ -7,6 +7,7 @@
 # make siw      runs all tests against the Linux kernel's own iWARP, and prints a table
 # make soak     makes and ends connections for SOAK_SECONDS (default 600) and checks that nothing grows
 # make tsan     runs the stress test under the thread sanitizer, UWARP_STRESS_SECONDS for each of its long parts
+# make ranks    runs the C programs over a library whose locks check their order (docs/locks.md)
 # make fuzz     fuzzes all code that reads network bytes, FUZZ_SECONDS (default 60) for each target, one on each processor
 # make fuzz-sockets  compares random sequences of socket calls with the kernel's, SOCK_FUZZ_SECONDS (default 120) for each way
 # make clean
@@ -30,7 +31,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 CARGO_TEST = cargo test --locked
 
-.PHONY: dist demo test install bench programs siw soak tsan fuzz fuzz-sockets clean help
+.PHONY: dist demo test install bench programs siw soak tsan ranks fuzz fuzz-sockets clean help
 .NOTPARALLEL:
 
 dist:
@@ -83,6 +84,13 @@ tsan:
 	    TSAN_OPTIONS="suppressions=$(CURDIR)/crates/driver/tests/tsan.supp" \
 	    $(CARGO_TEST) -p uwarp-driver --test stress --target-dir $(CARGO_TARGET_DIR)/tsan \
 	    --target $$(rustc -vV | sed -n 's/^host: //p')
+
+# The C programs over a library whose locks check their order (docs/locks.md).
+ranks:
+	@scripts/setup build demo test
+	CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true $(MAKE) -s dist CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/ranks \
+	    DIST=$(CARGO_TARGET_DIR)/ranks/dist
+	UWARP_DIST=$(CARGO_TARGET_DIR)/ranks/dist $(CARGO_TEST) -p uwarp-conformance --test c_programs
 
 fuzz:
 	@scripts/setup build fuzz

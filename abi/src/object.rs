@@ -176,7 +176,7 @@ impl Drop for Use {
 /// neither in the queue nor counted, and a destroying verb cannot miss one.
 #[derive(Debug, Default)]
 pub struct Unacknowledged {
-    count: Mutex<usize>,
+    count: Mutex<usize, 24>,
     none: Condvar,
 }
 

@@ -170,31 +170,51 @@ fn from_root(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
-/// The rows of docs/locks.md are the locks of the code, name by name and file by file.
+/// The rank that the type of a lock has: the last argument of `Mutex<…>` and its like.
+fn rank(declaration: &str) -> Option<u32> {
+    let mut depth = 0;
+    let mut end = None;
+    for (at, c) in declaration.char_indices() {
+        match c {
+            '<' => depth += 1,
+            '>' => depth -= 1,
+            _ => continue,
+        }
+        if depth == 0 {
+            end = Some(at);
+            break;
+        }
+    }
+    declaration[..end?].rsplit(['<', ',']).next()?.trim().parse().ok()
+}
+
+/// The rows of docs/locks.md are the locks of the code, name by name and file by file, with their ranks.
 #[test]
 fn every_lock_stands_on_the_page_of_locks() {
-    const KINDS: [&str; 4] = ["Mutex<", "RwLock<", "RawMutex,", "OncePerProcess<"];
+    const KINDS: [&str; 5] = ["RawMutex<", "OncePerProcess<", "Mutex<", "RwLock<", "Attended<"];
     /// Made of locks that are on the page, or written once.
     const NONE: [&str; 3] = ["Attended", "OncePerProcess", "VALUE"];
     let mut locks = Vec::new();
     for directory in [
         "abi/src",
         "abi/sockets/src",
+        "abi/verbs-sockets/src",
         "crates/cm/src",
         "crates/driver/src",
         "crates/rnic/src",
         "crates/llp/src",
         "crates/process/src",
-        "crates/process/src",
         "crates/rsocket/src",
     ] {
-        for file in files_below(directory, "rs").iter().filter(|file| !file.ends_with("tests.rs")) {
+        let files = files_below(directory, "rs");
+        // What locks are made of.
+        let made_of = |file: &Path| file.ends_with("process/src/locks.rs");
+        for file in files.iter().filter(|file| !file.ends_with("tests.rs") && !made_of(file)) {
             let text = fs::read_to_string(file).expect("a source file");
             let code = text.split("#[cfg(test)]").next().unwrap_or("");
             // Fields, variants and statics; not what functions are given or make for themselves.
             let lines = code.lines().map(str::trim_start).filter(|line| {
-                let attended = line.contains("Attended<") && line.contains(": ");
-                let lock = KINDS.iter().any(|kind| line.contains(kind)) || attended;
+                let lock = KINDS.iter().any(|kind| line.contains(kind));
                 let code = ["//", "use ", "fn ", "pub fn", "impl", "let ", "pub(crate) use", "pub type"];
                 lock && !code.iter().any(|start| line.starts_with(start))
             });
@@ -204,7 +224,10 @@ fn every_lock_stands_on_the_page_of_locks() {
                 let name = words.into_iter().find(|word| !declared.contains(word)).unwrap_or_default();
                 let of_attended = name == "inner" && file.ends_with("driver/src/attended.rs");
                 if !NONE.contains(&name) && !of_attended {
-                    locks.push(format!("{name} in {}", from_root(file)));
+                    let kind = KINDS.iter().filter_map(|kind| line.find(kind)).min();
+                    let rank = kind.and_then(|at| rank(&line[at..]));
+                    let rank = rank.map_or("none".to_owned(), |rank| rank.to_string());
+                    locks.push(format!("{name} in {}, rank {rank}", from_root(file)));
                 }
             }
         }
@@ -222,7 +245,7 @@ fn every_lock_stands_on_the_page_of_locks() {
         let rank = numbers(cells[1])[0];
         assert!(numbers(cells[5]).iter().all(|&after| after > rank), "not in order: {row}");
         for file in quoted(cells[3]) {
-            named.extend(quoted(cells[2]).iter().map(|name| format!("{name} in {file}")));
+            named.extend(quoted(cells[2]).iter().map(|name| format!("{name} in {file}, rank {rank}")));
         }
     }
     locks.sort();

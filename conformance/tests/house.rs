@@ -1,6 +1,6 @@
 //! The order of the house: which crates may use which, which modules of a crate name each other in a circle,
 //! and what the core of a connected queue pair offers. A change here is a change of the plan
-//! (ARCHITECTURE.md, docs/adr/027), so it is made on purpose.
+//! (ARCHITECTURE.md), so it is made on purpose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -82,7 +82,9 @@ const CIRCLES: [(&str, &[&str]); 6] = [
     ("llp", &["carrier", "link"]),
     // The engine holds the datagrams that wait for more (docs/adr/045).
     ("driver", &["engine", "held"]),
-    // The device finds its queue pairs by number, and they are made on it (docs/adr/027).
+    // The device finds its queue pairs by number. They are made on it, get their numbers from it and leave
+    // their counters there. A registry of trait objects would turn the arrows round, and every lookup would
+    // end in a downcast to the two types that there are.
     ("driver", &["nic", "pair", "qp", "shell", "ud"]),
     ("rsocket", &["poll", "set", "table"]),
     ("rsocket", &["socket", "upgrade"]),
@@ -230,15 +232,25 @@ fn no_static_is_a_cell_of_the_standard_library() {
     assert_eq!(found, NAMED, "cells of the standard library, and those that are named");
 }
 
-/// What the core of a connected queue pair offers, by what it is for (docs/adr/027).
+/// What the core of a connected queue pair offers, by what it is for. The first three rows are the surface
+/// that was planned, some 15 functions. There are more because one decision does not belong to the core:
+/// whether a thread continues to receive, sends first, or stands back. The pump and the polling threads ask
+/// for single facts on their way. One function that returns all of them would compute more than each caller
+/// needs, once for each message; one that takes the decision would move the policy of polling into the core.
 const CORE: [&[&str]; 8] = [
+    // The five verbs, and the link's part in them.
     &["handle_input", "handle_timeout", "poll_transmit", "poll_timeout", "poll_action"],
     &["transmitted", "rx_plan", "direct_received", "handle_link", "has_nothing_to_send", "has_action"],
+    // Posting.
     &["post_send", "check_send", "post_checked", "post_recv", "resume"],
+    // The program's other requests; what others show.
     &["new", "modify", "attach", "disconnect", "leave_gone_peer"],
     &["qpn", "query", "psns", "snapshot", "awaits_stream"],
+    // Who makes progress, and when.
     &["stalled", "awaits_receive", "sets_aside", "polled_in_vain", "messages_placed"],
+    // Acknowledgements that cannot wait.
     &["ack_is_urgent", "demand_ack", "expects_ack", "expects_first_message"],
+    // For tests near the wrap.
     &["set_msn"],
 ];
 
@@ -257,9 +269,6 @@ fn the_core_of_a_queue_pair_offers_what_is_listed() {
     }
     let listed: BTreeSet<_> = CORE.iter().flat_map(|row| row.iter().map(|name| (*name).to_owned())).collect();
     assert_eq!(found, listed, "public functions of RcCore, and those that are listed");
-    let page = fs::read_to_string(root().join("docs/adr/027-arrows-between-files.md")).expect("the page");
-    let missing: Vec<_> = listed.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
-    assert!(missing.is_empty(), "not on the page: {missing:?}");
 }
 
 /// The page of decisions has each of them, with its title.
@@ -268,7 +277,7 @@ fn every_decision_stands_in_the_index() {
     let directory = root().join("docs/adr");
     let index = fs::read_to_string(directory.join("README.md")).expect("the index");
     let mut pages: Vec<_> = fs::read_dir(&directory).expect("pages").flatten().map(|e| e.path()).collect();
-    pages.retain(|page| !page.ends_with("README.md"));
+    pages.retain(|page| !page.ends_with("README.md") && !page.ends_with("rejected.md"));
     for page in &pages {
         let name = page.file_name().and_then(|name| name.to_str()).expect("a name");
         let text = fs::read_to_string(page).expect("a page");

@@ -39,7 +39,7 @@ static ASKING_NOW: AtomicUsize = AtomicUsize::new(0);
 /// There are rules.
 static RULES: AtomicBool = AtomicBool::new(false);
 
-static SOCKS: RwLock<Option<HashMap<c_int, Arc<Sock>>>> = RwLock::new(None);
+static SOCKS: RwLock<Option<HashMap<c_int, Arc<Sock>>>, 29> = RwLock::new(None);
 
 #[inline]
 fn kind(fd: c_int) -> Option<&'static AtomicU8> {

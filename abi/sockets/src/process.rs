@@ -72,9 +72,9 @@ unsafe extern "C" fn parent() {
 /// A child in which no rule has applied yet begins anew: daemons fork before they listen.
 unsafe extern "C" fn forked() {
     // SAFETY: this thread is the copy of the one that has the locks, and there is no other.
-    if let Some((mut table, mut service, mut relay)) = unsafe { (*ACROSS.0.get()).take() } {
-        relay::in_child(&mut relay);
-        service::in_child(&mut service);
+    if let Some((mut table, service, relay)) = unsafe { (*ACROSS.0.get()).take() } {
+        relay::in_child(relay);
+        service::in_child(service);
         table::in_child(&mut table);
     }
     // Copies of what is behind stand-ins would keep the parent's connections open.

@@ -8,9 +8,11 @@
 //! parent: until then the pair has bytes that mean something else.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use uwarp_process::{Mutex, MutexGuard};
 
 use crate::agree::conn::Own as Descriptor;
 use crate::sock::Sock;
@@ -29,13 +31,9 @@ static BELL: AtomicI32 = AtomicI32::new(-1);
 /// The process that the thread is of.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// What the thread does not have yet.
-static NEW: Mutex<Vec<Relay>> = Mutex::new(Vec::new());
+static NEW: Mutex<Vec<Relay>, 29> = Mutex::new(Vec::new());
 /// Connections that are carried.
 static CARRIED: AtomicUsize = AtomicUsize::new(0);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Shared memory, in which a child asks. Each connection has a word: how often the word has had another
 /// owner, and in the last two bits what is asked of this one.
@@ -56,27 +54,30 @@ pub struct Own {
     fars: Vec<c_int>,
 }
 
-static OWN: Mutex<Own> = Mutex::new(Own { words: Vec::new(), fars: Vec::new() });
+static OWN: Mutex<Own, 28> = Mutex::new(Own { words: Vec::new(), fars: Vec::new() });
 /// Held while the thread is started.
-static STARTING: Mutex<()> = Mutex::new(());
+static STARTING: Mutex<(), 8> = Mutex::new(());
 
 /// What a fork holds.
-pub type Held = (MutexGuard<'static, ()>, MutexGuard<'static, Own>, MutexGuard<'static, Vec<Relay>>);
+pub type Held =
+    (MutexGuard<'static, (), 8>, MutexGuard<'static, Own, 28>, MutexGuard<'static, Vec<Relay>, 29>);
 
 /// Before a fork.
 pub fn before_fork() -> Held {
-    (lock(&STARTING), lock(&OWN), lock(&NEW))
+    (STARTING.lock(), OWN.lock(), NEW.lock())
 }
 
 /// In a child: there is no thread, and its parent's connections are its parent's.
-pub fn in_child((_, own, new): &mut Held) {
+pub fn in_child((starting, mut own, mut new): Held) {
     own.words.clear();
-    for far in own.fars.drain(..) {
+    let fars = std::mem::take(&mut own.fars);
+    // Their descriptors are closed.
+    std::mem::take(&mut *new).into_iter().for_each(std::mem::forget);
+    drop((new, own, starting));
+    for far in fars {
         fds::forget(far);
         sys::close(far);
     }
-    // Their descriptors are closed.
-    std::mem::take(&mut **new).into_iter().for_each(std::mem::forget);
     PROCESS.store(0, Ordering::Release);
     CARRIED.store(0, Ordering::Release);
     END.store(0, Ordering::Release);
@@ -86,7 +87,7 @@ impl Word {
     /// A word for a new connection. `None`: no memory.
     pub fn new() -> Option<Self> {
         const BYTES: usize = 4096;
-        let free = &mut lock(&OWN).words;
+        let free = &mut OWN.lock().words;
         if free.is_empty() {
             let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
             // SAFETY: new memory, at an address of the system's choice.
@@ -135,7 +136,7 @@ impl Drop for Word {
         // A child's copy is not the owner.
         if !process::is_child() {
             self.at.store(self.owner.wrapping_add(STATE + 1), Ordering::Release);
-            lock(&OWN).words.push(self.at);
+            OWN.lock().words.push(self.at);
         }
     }
 }
@@ -165,7 +166,7 @@ pub fn before_children() {
 
 /// Starts the thread, if there is none. False: it cannot be started.
 pub fn start() -> bool {
-    let _one = lock(&STARTING);
+    let _one = STARTING.lock();
     if PROCESS.load(Ordering::Acquire) == sys::pid() {
         return true;
     }
@@ -193,8 +194,8 @@ pub fn kick() {
 /// From now on this connection is carried. The thread runs.
 pub fn begin(sock: &Arc<Sock>, far: Far) {
     CARRIED.fetch_add(1, Ordering::AcqRel);
-    lock(&OWN).fars.push(far.fd);
-    lock(&NEW).push(Relay {
+    OWN.lock().fars.push(far.fd);
+    NEW.lock().push(Relay {
         sock: Arc::clone(sock),
         far,
         out: Vec::new(),
@@ -319,7 +320,7 @@ impl Relay {
         let whole = self.out_ended && self.out.is_empty();
         let unsent = END.load(Ordering::Acquire) != 0 && others && !whole;
         self.sock.end_carried(self.far.foreign || unsent);
-        lock(&OWN).fars.retain(|far| *far != self.far.fd);
+        OWN.lock().fars.retain(|far| *far != self.far.fd);
         CARRIED.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -335,7 +336,8 @@ fn serve(epoll: c_int, bell: c_int) {
                 sock.hand_over();
             }
         }
-        for relay in std::mem::take(&mut *lock(&NEW)) {
+        let new = std::mem::take(&mut *NEW.lock());
+        for relay in new {
             let events = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
             let _ = sys::epoll_add(epoll, relay.far.fd, events, 1);
             relays.push(relay);

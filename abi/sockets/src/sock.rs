@@ -70,13 +70,13 @@ pub struct Sock {
     torn: AtomicBool,
     /// Other processes have it, too: the stand-in is a pair like any other, and a thread carries its bytes.
     handed: AtomicBool,
-    handing: Mutex<()>,
+    handing: Mutex<(), 2>,
     word: Option<Word>,
     key: AtomicUsize,
     /// `SO_RCVTIMEO`, `SO_SNDTIMEO`: microseconds; 0: none.
     limits: [AtomicU64; 2],
     /// A TCP socket that does nothing but keep options.
-    options: Mutex<Option<c_int>>,
+    options: Mutex<Option<c_int>, 29>,
 }
 
 /// A direction with a limit.
@@ -784,7 +784,8 @@ impl Sock {
             // SAFETY: no pointer.
             sys::quietly(|| unsafe { (calls.rclose)(self.number) });
         }
-        if let Some(options) = self.options.lock().take() {
+        let options = self.options.lock().take();
+        if let Some(options) = options {
             fds::forget(options);
             sys::close(options);
         }

@@ -43,7 +43,7 @@ struct Pair {
 
 /// A stand-in; nothing once it is closed.
 pub struct StandIn {
-    pair: Mutex<Option<Pair>>,
+    pair: Mutex<Option<Pair>, 3>,
     /// `Pair::near` and `Pair::far`, for a child, in which nobody unlocks what another thread had locked.
     near: AtomicI32,
     far: AtomicI32,

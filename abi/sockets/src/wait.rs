@@ -539,7 +539,7 @@ struct Member {
 
 /// Descriptors that a rule may choose, or has chosen, in sets of epoll. A descriptor that becomes another one
 /// is taken out of all sets by the kernel, and must be put in again.
-static MEMBERS: Mutex<Option<HashMap<c_int, Vec<Member>>>> = Mutex::new(None);
+static MEMBERS: Mutex<Option<HashMap<c_int, Vec<Member>>>, 2> = Mutex::new(None);
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn epoll_ctl(

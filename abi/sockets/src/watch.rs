@@ -19,7 +19,7 @@ struct Socks {
     free: Vec<usize>,
 }
 
-static SOCKS: Mutex<Socks> = Mutex::new(Socks { by_key: Vec::new(), free: Vec::new() });
+static SOCKS: Mutex<Socks, 29> = Mutex::new(Socks { by_key: Vec::new(), free: Vec::new() });
 
 /// Keys of sockets that have changed.
 struct Changed {
@@ -31,7 +31,8 @@ struct Changed {
     rung: bool,
 }
 
-static CHANGED: Mutex<Changed> = Mutex::new(Changed { shown: Vec::new(), joining: Vec::new(), rung: false });
+static CHANGED: Mutex<Changed, 29> =
+    Mutex::new(Changed { shown: Vec::new(), joining: Vec::new(), rung: false });
 /// Wakes the thread.
 static BELL: AtomicI32 = AtomicI32::new(-1);
 /// How many sockets are followed.

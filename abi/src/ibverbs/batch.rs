@@ -14,7 +14,7 @@ use crate::failure::Failure;
 /// Work requests between `ibv_wr_start` and `ibv_wr_complete`.
 pub struct Batch {
     /// Held from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
-    pub lock: RawMutex,
+    pub lock: RawMutex<0>,
     building: UnsafeCell<Building>,
 }
 

@@ -106,7 +106,7 @@ pub struct Context {
     pub users: object::Users,
     /// A descriptor programs may duplicate, poll and pass around; there is no kernel driver that takes
     /// commands from it. `None`: the device is closed.
-    command: Mutex<Option<OwnedFd>>,
+    command: Mutex<Option<OwnedFd>, 29>,
 }
 
 // SAFETY: repr(C); `ibv_context` is the last member of `verbs_context`, which is the first of `Context`.

@@ -72,7 +72,7 @@ const _: () = {
 
 /// The completion that the extended accessors read, held from `start_poll` to `end_poll`.
 struct Reader {
-    lock: RawMutex,
+    lock: RawMutex<0>,
     current: UnsafeCell<Option<Wc>>,
 }
 

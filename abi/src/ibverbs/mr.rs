@@ -53,7 +53,7 @@ unsafe impl Object for CPd {
 pub struct CMr {
     c: Visible<ibv_mr>,
     /// The RNIC's, and the domain it is in; re-registration changes both.
-    inner: Mutex<(Arc<Mr>, Use)>,
+    inner: Mutex<(Arc<Mr>, Use), 22>,
     backing: Backing,
     _place: Place,
     _context: Use,

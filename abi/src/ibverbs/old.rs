@@ -195,7 +195,7 @@ unsafe extern "C-unwind" {
 
 /// Contexts of programs of 2006, old and real: the functions for completion channels are the same in both
 /// versions and get either of the two.
-static CONTEXTS: PerProcess<Mutex<HashMap<usize, usize>>> = PerProcess::new(Mutex::default);
+static CONTEXTS: PerProcess<Mutex<HashMap<usize, usize>, 29>> = PerProcess::new(Mutex::default);
 
 /// The context of today behind one that may be old.
 pub fn real_context(context: *mut ibv_context) -> *mut ibv_context {

@@ -30,7 +30,7 @@ pub struct CQp {
     /// Its asynchronous events.
     pub async_events: Arc<AsyncEvents>,
     /// Attributes that a program sets and reads back, without an effect here.
-    pub(super) stored: Mutex<Stored>,
+    pub(super) stored: Mutex<Stored, 29>,
     /// The batch being built through the `ibv_wr_*` functions, if the queue pair was made for them.
     pub batch: Option<Batch>,
     /// Of a socket's queue pair: what the program may post to it.

@@ -77,7 +77,7 @@ const INVALID_SERVICE_ID: i32 = 8;
 /// address, and for the first few only: some programs try until the server is there.
 pub fn explain(event: &Event) {
     const ENOUGH: usize = 16;
-    static SAID: PerProcess<Mutex<Vec<SocketAddr>>> = PerProcess::new(Mutex::default);
+    static SAID: PerProcess<Mutex<Vec<SocketAddr>, 29>> = PerProcess::new(Mutex::default);
     let refused = match event.kind {
         EventKind::Rejected if event.status == INVALID_SERVICE_ID => "nothing listens there",
         // The status of a program's own rejection, too.

@@ -27,7 +27,7 @@ pub struct CId {
     /// The connection manager's.
     pub id: Arc<Id>,
     /// Members that librdmacm keeps behind the public structure.
-    pub private: Mutex<Private>,
+    pub private: Mutex<Private, 29>,
 }
 
 /// See [`CId::private`].

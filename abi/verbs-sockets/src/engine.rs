@@ -92,9 +92,9 @@ pub struct Engine {
     foreign: &'static Foreign,
     channel: *mut rdma_event_channel,
     wakeup: OwnedFd,
-    inbox: Mutex<Inbox>,
+    inbox: Mutex<Inbox, 29>,
     /// Streams that have not ended yet.
-    unfinished: Mutex<usize>,
+    unfinished: Mutex<usize, 29>,
     finished: Condvar,
 }
 
@@ -106,7 +106,7 @@ unsafe impl Sync for Engine {}
 impl Engine {
     /// The process's. The first call starts the thread.
     pub fn of_process() -> Result<&'static Self, Errno> {
-        static ENGINE: PerProcess<Mutex<Option<&'static Engine>>> = PerProcess::new(Mutex::default);
+        static ENGINE: PerProcess<Mutex<Option<&'static Engine>, 1>> = PerProcess::new(Mutex::default);
         if forked() {
             return Err(Errno::NODEV);
         }

@@ -134,7 +134,7 @@ pub struct Provider {
     channel: *mut ibv_comp_channel,
     limits: Limits,
     /// Completions that were taken to see whether there are any.
-    early: Mutex<VecDeque<Wc>>,
+    early: Mutex<VecDeque<Wc>, 29>,
     waiters: Arc<Waiters>,
 }
 

@@ -48,8 +48,8 @@ pub struct Socket {
     pub mode: Mode,
     pub nonce: Nonce,
     pub waiters: Arc<Waiters>,
-    phase: Mutex<Phase>,
-    peer_data: Mutex<Vec<u8>>,
+    phase: Mutex<Phase, 29>,
+    peer_data: Mutex<Vec<u8>, 29>,
     /// A call has said why there is no stream.
     reported: AtomicBool,
     closed: AtomicBool,

@@ -20,13 +20,13 @@ static BEYOND: AtomicBool = AtomicBool::new(false);
 /// The process whose table this is.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-static TABLE: RwLock<Option<HashMap<i32, Arc<Socket>>>> = RwLock::new(None);
+static TABLE: RwLock<Option<HashMap<i32, Arc<Socket>>>, 28> = RwLock::new(None);
 
 /// Which socket it was, and its stream.
 type Closing = ((u64, u64), Weak<VerbsStream>);
 
 /// Those whose stream goes on in the background after their close.
-static CLOSING: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
+static CLOSING: Mutex<Vec<Closing>, 29> = Mutex::new(Vec::new());
 
 /// The stream of a socket that is being closed goes on.
 pub fn goes_on(inode: (u64, u64), stream: &Arc<VerbsStream>) {

@@ -16,7 +16,7 @@ use crate::calls::kernel_poll;
 
 /// The threads that wait for one socket.
 #[derive(Default)]
-pub struct Waiters(Mutex<SmallVec<[Arc<OwnedFd>; 2]>>);
+pub struct Waiters(Mutex<SmallVec<[Arc<OwnedFd>; 2]>, 29>);
 
 impl Waiters {
     /// Something about the socket has changed.

@@ -20,7 +20,7 @@ pub trait Adopter: Send + Sync {
 /// Connections that wait, by key.
 #[derive(Default)]
 pub(crate) struct Awaiting {
-    waiting: Mutex<HashMap<u64, Waiting>>,
+    waiting: Mutex<HashMap<u64, Waiting>, 29>,
 }
 
 struct Waiting {

@@ -40,7 +40,7 @@ pub enum GetError {
 pub struct EventChannel<I> {
     /// Counts the events and wakes threads; holds one cookie for each event in `queue`, the event's number.
     doorbell: Arc<Channel>,
-    queue: Mutex<Queue<I>>,
+    queue: Mutex<Queue<I>, 14>,
     /// An event was taken while a thread waited for that.
     taken: Condvar,
 }

@@ -45,7 +45,7 @@ pub struct Id {
     runner: Arc<LifeRunner>,
     /// The program's value.
     cookie: AtomicUsize,
-    events: Mutex<EventCount>,
+    events: Mutex<EventCount, 15>,
     acknowledged: Condvar,
 }
 
@@ -483,7 +483,7 @@ fn explain_no_route(errno: Errno, peer: IpAddr) {
 /// Whether nothing was logged about this address yet.
 fn is_news(address: SocketAddr) -> bool {
     const ENOUGH: usize = 16;
-    static SAID: PerProcess<Mutex<Vec<SocketAddr>>> = PerProcess::new(Mutex::default);
+    static SAID: PerProcess<Mutex<Vec<SocketAddr>, 29>> = PerProcess::new(Mutex::default);
     let mut said = SAID.lock();
     if said.len() >= ENOUGH || said.contains(&address) {
         return false;

@@ -26,7 +26,14 @@
 //! | [`bringup`] | queue pairs that the program moves to RTR and RTS itself |
 //! | [`id`] | [`Id`]: every call of rdma_cm on an id; one runner each |
 //!
-//! Each module uses only those above it (docs/adr/020).
+//! Each module uses only those above it. The event channel and events are generic over their owner, so they
+//! do not name the id; `state` alone changes the state of an id, by the steps of its table. `id` is one type
+//! in several files: what the program does with an id, and what peer, queue pair and clock do to it, share
+//! one machine, because each of them can end a connection that another one has begun.
+//!
+//! Rejected: channels instead of observers, because each step of a handshake would cost a thread hop; a
+//! number for the owner of events instead of a type parameter, because the channel would need a table of
+//! numbers, with a lock, for each event (docs/adr/rejected.md).
 //!
 //! Semantics are those that programs know from Linux' rdma_cm on iWARP devices: which call is legal in which
 //! state, which event answers it, and which status a failure carries. Nothing here blocks except
@@ -35,7 +42,7 @@
 //!
 //! # Locks
 //! A runner has one lock, for its machine and its connections. No queue pair, observer or other runner is
-//! called under it; a runner tells another one by posting. (docs/locks.md, docs/adr/049)
+//! called under it; a runner notifies another one by posting. (docs/locks.md)
 
 #![deny(unsafe_code)]
 

@@ -15,6 +15,9 @@
 //! A machine that contains others (an id contains the attempt to connect; the pairings of a port contain
 //! their listener) gives each of them a [`Space`] of its own for the names of connections, and finds the one
 //! that an input is for by its space.
+//!
+//! Before there were machines, some twenty places held a lock across a call of the kernel or an upcall, and
+//! no test could put one event before another. (The rules that the machines rely on: `runner.rs`.)
 
 pub mod active;
 pub mod adopt;

@@ -16,7 +16,7 @@ use uwarp_process::Mutex;
 /// The ports of the ids that the program has bound.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
-    taken: Mutex<Vec<Taken>>,
+    taken: Mutex<Vec<Taken>, 29>,
 }
 
 /// The address and port that an id has or requests.

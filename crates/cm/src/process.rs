@@ -11,8 +11,8 @@ use uwarp_rnic::VerbsError;
 
 use crate::{Cm, EventChannel, Timeouts};
 
-static CM: OncePerProcess<Arc<Cm>> = OncePerProcess::new();
-static CHANNELS: PerProcess<Mutex<Channels>> = PerProcess::new(Mutex::default);
+static CM: OncePerProcess<Arc<Cm>, 6> = OncePerProcess::new();
+static CHANNELS: PerProcess<Mutex<Channels, 29>> = PerProcess::new(Mutex::default);
 
 /// By address.
 type Channels = BTreeMap<usize, Arc<EventChannel>>;
@@ -59,7 +59,9 @@ pub fn find_channel(address: usize) -> Option<Arc<EventChannel>> {
 /// Removes a channel; `true` for the one caller that removed it. Ids that report to it, and threads that wait
 /// on it, keep it alive.
 pub fn remove_channel(address: usize) -> bool {
-    CHANNELS.lock().remove(&address).is_some()
+    // It may end with this, and then takes locks of its own.
+    let removed = CHANNELS.lock().remove(&address);
+    removed.is_some()
 }
 
 impl Waits for EventChannel {

@@ -11,6 +11,26 @@
 //! pairs and observers are called without it, by one thread at a time, in the machine's order. Nobody waits
 //! for the lock but a call of the program, so runners have no order among each other. (A request's runner is
 //! made under the lock of its listener's, when no other thread knows it.)
+//!
+//! The machines rely on this:
+//!
+//! * A listener gets `Settled` exactly once for each request that it reported, also if that was rejected or
+//!   dropped. `Life::answered` reaches it before the reply is sent.
+//! * While last bytes wait (a rejection, a Terminate), `poll_action` returns nothing: bytes are sent first.
+//! * A `Connect` uses the bound socket that the shell has, before it binds another one.
+//! * The time of a move to RTR is read within the program's call, never earlier.
+//! * If the queue pair is gone at `Attach`, the answer is `Refused`, and the connection is the machine's
+//!   again.
+//! * The answer to `Fail` is `Flushed`. Before `Ended`, the shell reports `Used` if the queue pair no longer
+//!   waits for a stream.
+//! * A connection is watched before `Opened` is said. One that cannot be watched was not begun, and keeps its
+//!   port.
+//! * Events are pushed under the lock; everything else is reported without it. So nothing is reported of an
+//!   id whose `destroy` has returned, and `destroy` waits for acknowledgements alone.
+//! * A call that the machine answers returns with that answer, whichever thread carries out what is deferred.
+//! * After each run, and before the events are pushed, what the id needs around it is brought up to date: the
+//!   table of connections that wait for a queue pair, the sockets of datagrams, the port.
+//! * A late `Disconnect` must not end the next stream, so it names the stream by its number.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -88,8 +108,8 @@ pub(crate) struct Runner<M: Machine + 'static, E: Environment<M>> {
     me: Weak<Self>,
     engine: Arc<Engine>,
     env: E,
-    lock: Attended<State<M>>,
-    inbox: Mutex<Vec<Note<M>>>,
+    lock: Attended<State<M>, 10>,
+    inbox: Mutex<Vec<Note<M>>, 29>,
 }
 
 struct State<M: Machine> {
@@ -181,7 +201,12 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
             }),
             inbox: Mutex::default(),
         });
-        runner.call(|_, _| ());
+        // No other thread knows it, so the lock is free. It is only tried: that of a request's runner comes
+        // under the lock of its listener's.
+        if let Some(mut state) = runner.lock.look() {
+            runner.drain(&mut state);
+            runner.release(state);
+        }
         runner
     }
 
@@ -306,7 +331,8 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     fn drain(&self, state: &mut State<M>) {
         let now = self::now();
         self.env.prepare(&mut state.machine, &now);
-        for note in std::mem::take(&mut *self.inbox.lock()) {
+        let notes = std::mem::take(&mut *self.inbox.lock());
+        for note in notes {
             self.feed(state, note, &now);
         }
         self.run(state, &now);
@@ -366,8 +392,8 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
         }
     }
 
-    fn release<'a>(&'a self, state: MutexGuard<'a, State<M>>) {
-        let finish = |state: &mut MutexGuard<'a, State<M>>| {
+    fn release<'a>(&'a self, state: MutexGuard<'a, State<M>, 10>) {
+        let finish = |state: &mut MutexGuard<'a, State<M>, 10>| {
             if std::mem::replace(&mut state.deferring, true) {
                 return;
             }
@@ -395,7 +421,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     /// Does what must be done without the lock; returns the answer.
     fn carry_out(
         &self,
-        state: &mut MutexGuard<'_, State<M>>,
+        state: &mut MutexGuard<'_, State<M>, 10>,
         deferred: Deferred<M::Report>,
     ) -> Option<Note<M>> {
         match deferred {

@@ -60,7 +60,7 @@ fn in_place(before: &[Address], now: Vec<Address>) -> Vec<Address> {
 
 /// The addresses of a port at the last query, and the time of that query.
 #[derive(Debug)]
-pub(crate) struct Last(PerProcess<Mutex<Option<Listed>>>);
+pub(crate) struct Last(PerProcess<Mutex<Option<Listed>, 29>>);
 
 /// When they were listed, and what they were.
 type Listed = (Instant, Arc<[Address]>);

@@ -8,13 +8,13 @@
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, fence};
 
 /// See the head of its file: a lock that does the work of those who find it taken.
-pub struct Attended<T> {
-    inner: Mutex<T>,
+pub struct Attended<T, const RANK: u8> {
+    inner: Mutex<T, RANK>,
     /// A thread found the lock taken.
     kick: AtomicBool,
 }
 
-impl<T> Attended<T> {
+impl<T, const RANK: u8> Attended<T, RANK> {
     /// A lock that is free.
     pub fn new(inner: T) -> Self {
         Self { inner: Mutex::new(inner), kick: AtomicBool::new(false) }
@@ -22,18 +22,21 @@ impl<T> Attended<T> {
 
     /// Waits for the lock. To be released by [`Self::release`] or [`Self::let_go`].
     #[inline]
-    pub fn lock(&self) -> MutexGuard<'_, T> {
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn lock(&self) -> MutexGuard<'_, T, RANK> {
         self.inner.lock()
     }
 
     /// The lock, if it is free; nothing is left for the holder otherwise.
     #[inline]
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T, RANK>> {
         self.inner.try_lock()
     }
 
     /// Waits for the lock for so long.
-    pub fn try_lock_for(&self, patience: std::time::Duration) -> Option<MutexGuard<'_, T>> {
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn try_lock_for(&self, patience: std::time::Duration) -> Option<MutexGuard<'_, T, RANK>> {
         self.inner.try_lock_for(patience)
     }
 
@@ -53,7 +56,7 @@ impl<T> Attended<T> {
     /// For a holder that changed nothing that other threads must learn of.
     #[inline]
     #[must_use = "news would be lost"]
-    pub fn let_go(&self, inner: MutexGuard<'_, T>) -> bool {
+    pub fn let_go(&self, inner: MutexGuard<'_, T, RANK>) -> bool {
         drop(inner);
         after_unlock();
         self.kick.load(Ordering::SeqCst)
@@ -64,8 +67,8 @@ impl<T> Attended<T> {
     #[inline]
     pub fn release<'a>(
         &'a self,
-        mut inner: MutexGuard<'a, T>,
-        finish: impl Fn(&mut MutexGuard<'a, T>),
+        mut inner: MutexGuard<'a, T, RANK>,
+        finish: impl Fn(&mut MutexGuard<'a, T, RANK>),
         work: impl Fn(&mut T),
     ) {
         loop {
@@ -95,7 +98,8 @@ impl<T> Attended<T> {
     /// For a thread that brings new work: the lock, to do the work and then [`Self::release`] it. `None`:
     /// another thread has the lock, and does the work.
     #[inline]
-    pub fn look(&self) -> Option<MutexGuard<'_, T>> {
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn look(&self) -> Option<MutexGuard<'_, T, RANK>> {
         self.kick.store(true, Ordering::SeqCst);
         // The mark is set before the lock is tried.
         fence(Ordering::SeqCst);

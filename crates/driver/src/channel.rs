@@ -64,14 +64,14 @@ impl Signals {
 /// A queue of events, each a cookie of the object it is about. Its descriptor is readable while events wait.
 pub struct Channel {
     engine: Arc<Engine>,
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue, 24>,
     fd: RawFd,
     /// The program knows the descriptor, and may make it non-blocking.
     shown: bool,
     /// A thread that blocks on this channel sleeps on the sockets.
     leading: AtomicBool,
     /// The completion queue that was armed last; a short look receives directly from its sockets.
-    armed: Mutex<Weak<Cq>>,
+    armed: Mutex<Weak<Cq>, 24>,
     /// A thread is in a call that waits for an event. A hint: it may have left the call by a jump.
     attended: AtomicBool,
     /// The background thread queued an event while no thread was in such a call, and no call has found the
@@ -168,7 +168,7 @@ impl Channel {
         is_new
     }
 
-    fn push_to(&self, mut queue: MutexGuard<'_, Queue>, cookie: u64) {
+    fn push_to(&self, mut queue: MutexGuard<'_, Queue, 24>, cookie: u64) {
         queue.events.push_back(cookie);
         let taken_here = match BLOCKED_ON.with(Cell::get) {
             BlockedOn::Nothing => false,

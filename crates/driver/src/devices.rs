@@ -29,14 +29,14 @@ pub struct RdmaDevice {
     /// How many objects programs have made on it.
     pub made: PerProcess<Made>,
     /// The opened device that ids share, by its cookie.
-    pub shared: OncePerProcess<usize>,
+    pub shared: OncePerProcess<usize, 6>,
 }
 
 /// The first of those of interfaces, in the order in which they were found. A look at them takes no lock: a
 /// child that was forked while another thread had it would wait for ever.
 static FIRST: OnceValue<&'static RdmaDevice> = OnceValue::new();
 /// Held while some are added.
-static ADDING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
+static ADDING: PerProcess<Mutex<(), 23>> = PerProcess::new(Mutex::default);
 /// All addresses of the host, to find the interface of one.
 static ADDRESSES: address::Last = address::Last::new();
 

@@ -41,9 +41,9 @@ pub struct Engine {
     epoll: Watch,
     /// Level-triggered: makes one waiting thread look around.
     wake: Bell,
-    sources: RwLock<Slab<Slot>>,
+    sources: RwLock<Slab<Slot>, 27>,
     generation: AtomicU64,
-    timers: Mutex<Timers>,
+    timers: Mutex<Timers, 29>,
     start: Instant,
     /// The mode of the background thread.
     pub(crate) mode: CurrentMode,
@@ -62,7 +62,7 @@ pub struct Engine {
     /// Descriptors that are not watched, because a thread that polls in earnest receives from them all the
     /// time. If they were watched, each packet would cost a wake-up of no thread, a good part of a
     /// microsecond.
-    parked: Mutex<Vec<Token>>,
+    parked: Mutex<Vec<Token>, 25>,
     /// Datagrams that wait a moment for more.
     pub(crate) held: Arc<Held>,
     /// Changes whenever the parked descriptors are watched again.

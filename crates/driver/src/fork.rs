@@ -8,7 +8,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::epoll::Event;
@@ -17,7 +17,7 @@ pub(crate) use uwarp_process::Birth;
 use uwarp_process::begin_anew;
 use uwarp_process::record::{Descriptors, descriptors};
 pub(crate) use uwarp_process::record::{track, untrack};
-use uwarp_process::{Making, PerProcess};
+use uwarp_process::{Making, Mutex, MutexGuard, PerProcess};
 
 /// Whether the program has more rights than the process that started it (setuid, setgid, file capabilities).
 /// Its environment must then not be trusted to name files.
@@ -28,9 +28,9 @@ pub fn has_more_rights_than_its_caller() -> bool {
 
 /// A value that exists once in a process. A child does not see its parent's value: it gets its own, under a
 /// lock of its own.
-pub struct OncePerProcess<T>(PerProcess<Mutex<Option<T>>>);
+pub struct OncePerProcess<T, const RANK: u8>(PerProcess<Mutex<Option<T>, RANK>>);
 
-impl<T: Clone> OncePerProcess<T> {
+impl<T: Clone, const RANK: u8> OncePerProcess<T, RANK> {
     /// No value yet.
     #[allow(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
@@ -39,7 +39,7 @@ impl<T: Clone> OncePerProcess<T> {
 
     /// The value, if this process has one.
     pub fn get(&self) -> Option<T> {
-        locked(&self.0).clone()
+        self.0.lock().clone()
     }
 
     /// The value; at the first call `make` makes it, with the lock held.
@@ -47,7 +47,7 @@ impl<T: Clone> OncePerProcess<T> {
     /// # Errors
     /// Those of `make`.
     pub fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let mut value = locked(&self.0);
+        let mut value = self.0.lock();
         if let Some(value) = &*value {
             return Ok(value.clone());
         }
@@ -57,7 +57,7 @@ impl<T: Clone> OncePerProcess<T> {
 
 /// The device, which exists once in a process and which a child does not have. It is locked during a fork, so
 /// that no descriptor of one that is half made is left open in a child.
-pub(crate) struct Device<T>(Mutex<Option<T>>);
+pub(crate) struct Device<T>(Mutex<Option<T>, 7>);
 
 impl<T> Device<T> {
     /// None yet.
@@ -65,22 +65,13 @@ impl<T> Device<T> {
         Self(Mutex::new(None))
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        locked(&self.0)
+    pub fn lock(&self) -> MutexGuard<'_, Option<T>, 7> {
+        self.0.lock()
     }
 
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, Option<T>>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Option<T>, 7>> {
+        self.0.try_lock()
     }
-}
-
-/// What these locks guard is never left half changed.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The device as the fork handlers see it.
@@ -101,7 +92,7 @@ impl<T: Send> AcrossFork for Device<T> {
     }
 }
 
-impl<T> Held for MutexGuard<'static, Option<T>> {
+impl<T> Held for MutexGuard<'static, Option<T>, 7> {
     fn forget(&mut self) {
         // Never dropped: its descriptors are closed by number.
         std::mem::forget(self.take());
@@ -112,7 +103,7 @@ impl<T> Held for MutexGuard<'static, Option<T>> {
 struct HeldLocks(UnsafeCell<Option<Locks>>);
 
 /// The descriptors, what the process makes once, and the device.
-type Locks = (MutexGuard<'static, Descriptors>, Making, Box<dyn Held>);
+type Locks = (MutexGuard<'static, Descriptors, 28>, Making, Box<dyn Held>);
 
 // SAFETY: only the thread that holds the locks, and the one that is a copy of it, uses the cell.
 unsafe impl Sync for HeldLocks {}
@@ -461,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_value_is_made_once() {
-        static VALUE: OncePerProcess<u32> = OncePerProcess::new();
+        static VALUE: OncePerProcess<u32, 4> = OncePerProcess::new();
         assert_eq!(VALUE.get(), None);
         assert_eq!(VALUE.get_or_make(|| Err("failed")), Err("failed"));
         assert_eq!(VALUE.get_or_make(|| Ok::<_, ()>(1)), Ok(1));

@@ -15,7 +15,7 @@ pub(crate) trait Holder: Send + Sync {
 
 /// Who holds datagrams in this process, and whether they may.
 pub(crate) struct Held {
-    holders: Mutex<Vec<Weak<dyn Holder>>>,
+    holders: Mutex<Vec<Weak<dyn Holder>>, 19>,
     /// There are holders.
     any: AtomicBool,
     /// Counts empty polls that followed a post.

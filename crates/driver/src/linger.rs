@@ -63,7 +63,7 @@ pub(crate) fn stream_given_up() {
 /// A stream that has ended.
 pub(crate) struct Linger {
     engine: Arc<Engine>,
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<State>, 25>,
 }
 
 /// What a stream that has ended waits for, beside the network (`uwarp_rnic::qp::DisconnectReply`).

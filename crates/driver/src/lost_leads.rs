@@ -18,7 +18,7 @@ const GONE: Duration = Duration::from_secs(60);
 pub(crate) const NAP: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
-pub(crate) struct LostLeads(Mutex<Vec<(Lead, Instant)>>);
+pub(crate) struct LostLeads(Mutex<Vec<(Lead, Instant)>, 29>);
 
 impl LostLeads {
     /// For a lead that may be over: that must be decided under this lock.
@@ -43,7 +43,7 @@ impl LostLeads {
     }
 }
 
-pub(crate) struct Leads<'a>(MutexGuard<'a, Vec<(Lead, Instant)>>);
+pub(crate) struct Leads<'a>(MutexGuard<'a, Vec<(Lead, Instant)>, 29>);
 
 impl Leads<'_> {
     pub fn add(&mut self, lead: Lead) {

@@ -106,14 +106,14 @@ pub struct Nic {
     /// See [`Self::changes`].
     changes: AtomicU64,
     /// Ports with datagram queue pairs.
-    datagram_ports: Mutex<HashMap<u16, Weak<DatagramPort>>>,
+    datagram_ports: Mutex<HashMap<u16, Weak<DatagramPort>>, 15>,
     /// The port of multicast groups, while a queue pair is a member of one.
-    group_port: Mutex<Weak<DatagramPort>>,
+    group_port: Mutex<Weak<DatagramPort>, 15>,
     /// Counters of destroyed queue pairs, and the datagrams that they dropped.
-    departed: Mutex<(Counters, Drops)>,
+    departed: Mutex<(Counters, Drops), 19>,
     unclaimed: Arc<UnclaimedCounters>,
     /// Exists once an observer watches the port.
-    watch: Mutex<Option<Arc<PortWatch>>>,
+    watch: Mutex<Option<Arc<PortWatch>>, 8>,
 }
 
 impl Nic {

@@ -34,7 +34,7 @@ pub struct Port {
     /// The interface it was last seen on, if that was not the loopback interface; 0: none. When that goes
     /// down, the port is down, although the loopback interface is still there.
     interface: AtomicU32,
-    mtu: PerProcess<Mutex<Option<(Instant, u32)>>>,
+    mtu: PerProcess<Mutex<Option<(Instant, u32)>, 28>>,
 }
 
 /// What a port looks like at a moment.
@@ -154,7 +154,7 @@ struct Observer {
 /// The kernel's notices.
 pub(crate) struct PortWatch {
     socket: OwnedFd,
-    observers: Mutex<Vec<Observer>>,
+    observers: Mutex<Vec<Observer>, 23>,
 }
 
 /// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV6_ROUTE`.

@@ -25,7 +25,7 @@ pub(crate) struct Proofs {
     observer: OnceLock<Weak<dyn ProofObserver>>,
     /// A port may serve datagrams before the program moves its first connected queue pair to RTR. What comes
     /// until then waits, as it would in a socket that nobody reads.
-    to_report: Mutex<Vec<(SocketAddr, IpAddr, Proof)>>,
+    to_report: Mutex<Vec<(SocketAddr, IpAddr, Proof)>, 29>,
     has_any: AtomicBool,
 }
 
@@ -89,7 +89,7 @@ mod tests {
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
     #[derive(Default)]
-    struct Seen(Mutex<Vec<(u16, u32, u64)>>);
+    struct Seen(Mutex<Vec<(u16, u32, u64)>, 1>);
 
     impl ProofObserver for Seen {
         fn proof(&self, from: SocketAddr, _: IpAddr, proof: &Proof) {

@@ -142,7 +142,7 @@ impl Notice {
 pub struct Qp {
     me: Weak<Self>,
     shell: Shell,
-    inner: Attended<Inner>,
+    inner: Attended<Inner, 18>,
     /// The kernel may have room again.
     room: AtomicBool,
     /// A thread has polled the socket while the system does not watch it.
@@ -289,7 +289,7 @@ impl Qp {
     /// on, so this requests it once more, and waits for a round trip. Other threads may use the queue pair
     /// meanwhile.
     #[cold]
-    fn await_ack<'a>(&'a self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+    fn await_ack<'a>(&'a self, mut inner: MutexGuard<'a, Inner, 18>) -> MutexGuard<'a, Inner, 18> {
         if !inner.core.demand_ack() {
             return inner;
         }
@@ -302,17 +302,17 @@ impl Qp {
     /// The program ends a queue pair by number whose stream is still being set up. Its peer may have posted
     /// work, which an adapter would have received: that needs no set-up, only a queue pair in RTR.
     #[cold]
-    fn await_first_message<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+    fn await_first_message<'a>(&'a self, inner: MutexGuard<'a, Inner, 18>) -> MutexGuard<'a, Inner, 18> {
         self.await_peer(inner, &patience::FOR_FIRST, |inner| inner.core.expects_first_message())
     }
 
     /// Waits for something that the peer sends, for a short time and without the lock.
     fn await_peer<'a>(
         &'a self,
-        mut inner: MutexGuard<'a, Inner>,
+        mut inner: MutexGuard<'a, Inner, 18>,
         patience: &Patience,
         waits: impl Fn(&Inner) -> bool,
-    ) -> MutexGuard<'a, Inner> {
+    ) -> MutexGuard<'a, Inner, 18> {
         let end = Instant::now() + patience.limit();
         let mut pause = FIRST_PAUSE;
         while waits(&inner) {
@@ -485,7 +485,7 @@ impl Qp {
         self.disconnect_locked(self.inner.lock(), false);
     }
 
-    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner>, answered: bool) {
+    fn disconnect_locked(&self, mut inner: MutexGuard<'_, Inner, 18>, answered: bool) {
         let now = &Now::unread();
         answer(&mut inner);
         inner.core.disconnect(now, answered);
@@ -524,15 +524,15 @@ impl Qp {
     }
 
     /// [`Self::release`] for a holder that changed nothing that other threads must learn of.
-    fn let_go(&self, inner: MutexGuard<'_, Inner>) {
+    fn let_go(&self, inner: MutexGuard<'_, Inner, 18>) {
         if self.inner.let_go(inner) {
             self.look();
         }
     }
 
     /// Releases the lock and checks whether another thread wanted it meanwhile.
-    fn release(&self, inner: MutexGuard<'_, Inner>) {
-        let finish = |inner: &mut MutexGuard<'_, Inner>| {
+    fn release(&self, inner: MutexGuard<'_, Inner, 18>) {
+        let finish = |inner: &mut MutexGuard<'_, Inner, 18>| {
             self.act(inner, &Now::unread());
             if !inner.notices.is_empty() {
                 report(inner);
@@ -737,7 +737,7 @@ fn covered(must_be_told: bool) -> Coverage {
 }
 
 /// Makes the reports one after the other, without the lock.
-fn report(inner: &mut MutexGuard<'_, Inner>) {
+fn report(inner: &mut MutexGuard<'_, Inner, 18>) {
     if inner.reporting {
         return;
     }

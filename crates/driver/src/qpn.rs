@@ -32,8 +32,8 @@ struct Port {
 /// A number is taken until its queue pair is dropped. The registry finds the queue pair until it is
 /// destroyed, which is earlier. `Q`: a reference that keeps nothing alive.
 pub(crate) struct Numbers<Q> {
-    ports: Mutex<Vec<Port>>,
-    registered: Mutex<Registry<Q>>,
+    ports: Mutex<Vec<Port>, 17>,
+    registered: Mutex<Registry<Q>, 19>,
 }
 
 /// Numbers of one port, a bit for each, by their low byte.

@@ -132,8 +132,8 @@ struct Listener {
     nic: Weak<Nic>,
     fd: OwnedFd,
     since: Instant,
-    token: Mutex<Option<Token>>,
-    readers: Mutex<usize>,
+    token: Mutex<Option<Token>, 25>,
+    readers: Mutex<usize, 29>,
 }
 
 impl Listener {
@@ -216,7 +216,7 @@ struct Reader {
     engine: Arc<Engine>,
     listener: Arc<Listener>,
     token: OnceLock<Token>,
-    answer: Mutex<Option<Answer>>,
+    answer: Mutex<Option<Answer>, 15>,
 }
 
 struct Answer {

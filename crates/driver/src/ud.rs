@@ -159,9 +159,9 @@ struct Receiver {
 /// Who receives from a port.
 enum Receivers {
     /// The queue pair that the header names; their places go by the low byte of the number.
-    Numbers { port: u16, places: RwLock<Vec<Weak<UdQp>>> },
+    Numbers { port: u16, places: RwLock<Vec<Weak<UdQp>>, 19> },
     /// The members of the group that the datagram was sent to, each a copy.
-    Groups(RwLock<Vec<Member>>),
+    Groups(RwLock<Vec<Member>, 19>),
 }
 
 struct Member {
@@ -213,13 +213,13 @@ pub(crate) struct DatagramPort {
     watched: Option<Duplicate>,
     token: OnceLock<Token>,
     receivers: Receivers,
-    receiver: Attended<Receiver>,
+    receiver: Attended<Receiver, 16>,
     /// A thread has polled the socket while the system does not watch it.
     polled: AtomicBool,
     /// Datagrams sent since a thread last received.
     sent: AtomicUsize,
     /// Queue pairs whose datagrams wait for room.
-    blocked: Mutex<Vec<Weak<UdQp>>>,
+    blocked: Mutex<Vec<Weak<UdQp>>, 19>,
     unclaimed: Arc<UnclaimedCounters>,
     proofs: Proofs,
 }
@@ -507,7 +507,7 @@ impl DatagramPort {
         self.report_proofs();
     }
 
-    fn release<'a>(&'a self, receiver: MutexGuard<'a, Receiver>) {
+    fn release<'a>(&'a self, receiver: MutexGuard<'a, Receiver, 16>) {
         self.receiver.release(receiver, |_| (), |receiver| self.drain(receiver));
     }
 
@@ -607,8 +607,8 @@ pub struct UdQp {
     shell: Shell,
     port: Arc<DatagramPort>,
     /// Of multicast groups, if it is a member of any.
-    groups: Mutex<Option<Arc<DatagramPort>>>,
-    inner: Mutex<Inner>,
+    groups: Mutex<Option<Arc<DatagramPort>>, 19>,
+    inner: Mutex<Inner, 18>,
     /// Error Messages that it causes.
     answers: Rate,
 }
@@ -671,7 +671,7 @@ impl UdQp {
         result
     }
 
-    fn send_posted(&self, mut inner: MutexGuard<'_, Inner>) {
+    fn send_posted(&self, mut inner: MutexGuard<'_, Inner, 18>) {
         if self.holds(&mut inner) {
             return;
         }
@@ -842,7 +842,8 @@ impl UdQp {
     /// Is a member of no group any more.
     pub fn leave_all(&self) {
         self.inner.lock().groups.clear();
-        if let Some(port) = self.groups.lock().take() {
+        let port = self.groups.lock().take();
+        if let Some(port) = port {
             port.remove_members(&self.me, |_| true);
         }
     }

@@ -13,7 +13,7 @@ use uwarp_process::{Mutex, OnceValue, PerProcess};
 pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
     /// The last result, for programs that make thousands of connections to one peer: the system is asked at
     /// most ten times a second.
-    static LAST: PerProcess<Mutex<Option<(Instant, Route)>>> = PerProcess::new(Mutex::default);
+    static LAST: PerProcess<Mutex<Option<(Instant, Route)>, 29>> = PerProcess::new(Mutex::default);
     type Route = (Option<IpAddr>, SocketAddr, IpAddr);
     const FRESH: Duration = Duration::from_millis(100);
     let last = || LAST.lock();

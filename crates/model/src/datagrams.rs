@@ -236,7 +236,7 @@ pub mod nic {
     }
 
     /// Numbers are used again as soon as they are free.
-    pub struct Numbers(Mutex<Vec<u32>>);
+    pub struct Numbers(Mutex<Vec<u32>, 17>);
 
     impl Numbers {
         pub fn take(&self) -> Result<u32, VerbsError> {
@@ -256,8 +256,8 @@ pub mod nic {
         /// Lives on for the next queue pair.
         pub socket: Arc<udp::Socket>,
         port: u16,
-        known: Mutex<Weak<DatagramPort>>,
-        group_port: Mutex<Weak<DatagramPort>>,
+        known: Mutex<Weak<DatagramPort>, 15>,
+        group_port: Mutex<Weak<DatagramPort>, 15>,
         unclaimed: Arc<UnclaimedCounters>,
     }
 

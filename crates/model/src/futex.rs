@@ -1,11 +1,15 @@
-//! A futex(2) in the model. If a thread is never woken, all threads wait in the end, and Shuttle says so.
+//! A futex(2) in the model, and the locks that a thread holds. If a thread is never woken, all threads wait
+//! in the end, and Shuttle says so.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use shuttle::sync::{Condvar, Mutex};
 
 pub use shuttle::hint::spin_loop;
 pub use shuttle::sync::atomic::{AtomicU32, Ordering};
+
+use crate::order::Held;
 
 /// Each look is a place where the scheduler may switch.
 pub const LOOKS: u32 = 2;
@@ -43,4 +47,21 @@ pub fn wake(word: &AtomicU32, threads: u32) {
         stays
     });
     WOKEN.notify_all();
+}
+
+shuttle::thread_local! {
+    static HELD: Cell<Held> = Cell::new(Held::none());
+}
+
+pub fn held<T>(change: impl FnOnce(&mut Held) -> T) -> T {
+    HELD.with(|cell| {
+        let mut held = cell.get();
+        let result = change(&mut held);
+        cell.set(held);
+        result
+    })
+}
+
+pub fn out_of_order(words: &str) -> ! {
+    panic!("{words}")
 }

@@ -96,5 +96,9 @@ mod watchdog;
 #[path = "../../cm/src/runner.rs"]
 mod runner;
 
+#[path = "../../process/src/order.rs"]
+mod order;
 #[path = "../../process/src/locks.rs"]
 mod process_locks;
+#[path = "../../process/src/ranks.rs"]
+mod ranks;

@@ -9,6 +9,8 @@ mod futex;
 mod generation;
 mod locks;
 mod once;
+mod order;
+mod ranks;
 pub mod record;
 
 pub use generation::{Birth, begin_anew, forked, generation};

@@ -3,6 +3,8 @@
 //! Other locks keep the threads that wait in a table of the process, under locks of that table. A forked
 //! child has a copy of it, with threads that do not exist, and perhaps with one of its locks held for ever.
 //! Here a thread waits in the system (futex(2)), by calls that are no cancellation points.
+//!
+//! The type of a lock names its rank, which docs/locks.md explains and `ranks.rs` checks.
 
 // Reason: `lock_api` trusts its implementors.
 #![allow(unsafe_code)]
@@ -12,27 +14,31 @@ use std::time::{Duration, Instant};
 use lock_api::GuardNoSend;
 
 use crate::futex::{ALL, AtomicU32, LOOKS, Ordering, sleep, spin_loop, wake};
+use crate::ranks;
 
 /// A lock of one holder.
-pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
+pub type Mutex<T, const RANK: u8> = lock_api::Mutex<RawMutex<RANK>, T>;
 /// Held while this exists.
-pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
+pub type MutexGuard<'a, T, const RANK: u8> = lock_api::MutexGuard<'a, RawMutex<RANK>, T>;
 /// A lock of many readers or one writer. A thread must not take it twice.
-pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
+pub type RwLock<T, const RANK: u8> = lock_api::RwLock<RawRwLock<RANK>, T>;
 /// Held while this exists.
-pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
+pub type RwLockReadGuard<'a, T, const RANK: u8> = lock_api::RwLockReadGuard<'a, RawRwLock<RANK>, T>;
 /// Held while this exists.
-pub type RwLockWriteGuard<'a, T> = lock_api::RwLockWriteGuard<'a, RawRwLock, T>;
+pub type RwLockWriteGuard<'a, T, const RANK: u8> = lock_api::RwLockWriteGuard<'a, RawRwLock<RANK>, T>;
 
 /// A lock without data.
-pub struct RawMutex(AtomicU32);
+pub struct RawMutex<const RANK: u8>(MutexWord);
+
+/// The word of a mutex.
+struct MutexWord(AtomicU32);
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// And threads may sleep.
 const WANTED: u32 = 2;
 
-impl RawMutex {
+impl MutexWord {
     /// Waits until `until` at most; returns whether it has the lock.
     #[cold]
     fn lock_slowly(&self, until: Option<Instant>) -> bool {
@@ -65,49 +71,74 @@ impl RawMutex {
 }
 
 // SAFETY: one thread at a time finds it free.
-unsafe impl lock_api::RawMutex for RawMutex {
+unsafe impl<const RANK: u8> lock_api::RawMutex for RawMutex<RANK> {
     #[allow(clippy::declare_interior_mutable_const, reason = "the trait's")]
-    const INIT: Self = Self(AtomicU32::new(FREE));
+    const INIT: Self = Self(MutexWord(AtomicU32::new(FREE)));
 
     type GuardMarker = GuardNoSend;
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn lock(&self) {
-        if !self.try_to_hold(HELD) {
-            self.lock_slowly(None);
+        ranks::wait_for(RANK);
+        if !self.0.try_to_hold(HELD) {
+            self.0.lock_slowly(None);
         }
+        ranks::taken(RANK, self);
     }
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn try_lock(&self) -> bool {
-        self.try_to_hold(HELD)
+        let taken = self.0.try_to_hold(HELD);
+        if taken {
+            ranks::taken(RANK, self);
+        }
+        taken
     }
 
     #[inline]
     unsafe fn unlock(&self) {
-        if self.0.swap(FREE, Ordering::Release) == WANTED {
-            wake(&self.0, 1);
+        ranks::released(self);
+        let word = &self.0.0;
+        if word.swap(FREE, Ordering::Release) == WANTED {
+            wake(word, 1);
         }
     }
 }
 
 // SAFETY: as above.
-unsafe impl lock_api::RawMutexTimed for RawMutex {
+unsafe impl<const RANK: u8> lock_api::RawMutexTimed for RawMutex<RANK> {
     type Duration = Duration;
     type Instant = Instant;
 
+    #[cfg_attr(debug_assertions, track_caller)]
     fn try_lock_for(&self, limit: Duration) -> bool {
+        ranks::wait_for(RANK);
         // A limit that the clock cannot express is none.
-        self.try_to_hold(HELD) || self.lock_slowly(Instant::now().checked_add(limit))
+        let taken = self.0.try_to_hold(HELD) || self.0.lock_slowly(Instant::now().checked_add(limit));
+        if taken {
+            ranks::taken(RANK, self);
+        }
+        taken
     }
 
+    #[cfg_attr(debug_assertions, track_caller)]
     fn try_lock_until(&self, until: Instant) -> bool {
-        self.try_to_hold(HELD) || self.lock_slowly(Some(until))
+        ranks::wait_for(RANK);
+        let taken = self.0.try_to_hold(HELD) || self.0.lock_slowly(Some(until));
+        if taken {
+            ranks::taken(RANK, self);
+        }
+        taken
     }
 }
 
 /// A lock of many readers or one writer, without data.
-pub struct RawRwLock {
+pub struct RawRwLock<const RANK: u8>(RwLockWord);
+
+/// The words of a lock of many readers or one writer.
+struct RwLockWord {
     /// The number of readers; [`WRITER`]; [`AWAITED`].
     state: AtomicU32,
     /// Threads that sleep, or are about to.
@@ -120,7 +151,7 @@ const WRITER: u32 = 1 << 31;
 const AWAITED: u32 = 1 << 30;
 const READERS: u32 = AWAITED - 1;
 
-impl RawRwLock {
+impl RwLockWord {
     #[cold]
     fn wait_for(&self, enter: impl Fn(u32) -> Option<u32>, awaited: u32) {
         let mut looks = 0;
@@ -178,47 +209,68 @@ fn the_writer(state: u32) -> Option<u32> {
 }
 
 // SAFETY: a writer enters only while no thread has the lock, a reader only while no writer has it.
-unsafe impl lock_api::RawRwLock for RawRwLock {
+unsafe impl<const RANK: u8> lock_api::RawRwLock for RawRwLock<RANK> {
     #[allow(clippy::declare_interior_mutable_const, reason = "the trait's")]
-    const INIT: Self = Self { state: AtomicU32::new(0), sleepers: AtomicU32::new(0) };
+    const INIT: Self = Self(RwLockWord { state: AtomicU32::new(0), sleepers: AtomicU32::new(0) });
 
     type GuardMarker = GuardNoSend;
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn lock_shared(&self) {
-        if !self.enter_from(self.state.load(Ordering::Relaxed), &one_reader_more) {
-            self.wait_for(one_reader_more, 0);
+        ranks::wait_for(RANK);
+        let word = &self.0;
+        if !word.enter_from(word.state.load(Ordering::Relaxed), &one_reader_more) {
+            word.wait_for(one_reader_more, 0);
         }
+        ranks::taken(RANK, self);
     }
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn try_lock_shared(&self) -> bool {
-        self.try_to_enter(one_reader_more)
+        let taken = self.0.try_to_enter(one_reader_more);
+        if taken {
+            ranks::taken(RANK, self);
+        }
+        taken
     }
 
     #[inline]
     unsafe fn unlock_shared(&self) {
-        if self.state.fetch_sub(1, Ordering::SeqCst) & READERS == 1 {
-            self.wake_sleepers();
+        ranks::released(self);
+        if self.0.state.fetch_sub(1, Ordering::SeqCst) & READERS == 1 {
+            self.0.wake_sleepers();
         }
     }
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn lock_exclusive(&self) {
-        if !self.enter_from(self.state.load(Ordering::Relaxed), &the_writer) {
-            self.wait_for(the_writer, AWAITED);
+        ranks::wait_for(RANK);
+        let word = &self.0;
+        if !word.enter_from(word.state.load(Ordering::Relaxed), &the_writer) {
+            word.wait_for(the_writer, AWAITED);
         }
+        ranks::taken(RANK, self);
     }
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn try_lock_exclusive(&self) -> bool {
-        self.try_to_enter(the_writer)
+        let taken = self.0.try_to_enter(the_writer);
+        if taken {
+            ranks::taken(RANK, self);
+        }
+        taken
     }
 
     #[inline]
     unsafe fn unlock_exclusive(&self) {
-        self.state.fetch_and(!WRITER, Ordering::SeqCst);
-        self.wake_sleepers();
+        ranks::released(self);
+        // A writer that waits says so again. In a forked child there is none, but the mark may be left.
+        self.0.state.fetch_and(!(WRITER | AWAITED), Ordering::SeqCst);
+        self.0.wake_sleepers();
     }
 }
 
@@ -238,7 +290,7 @@ impl Condvar {
     }
 
     /// Releases the lock, waits for a change, and takes the lock again. May return without one.
-    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+    pub fn wait<T, const RANK: u8>(&self, guard: &mut MutexGuard<'_, T, RANK>) {
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let seen = self.changes.load(Ordering::Relaxed);
         MutexGuard::unlocked(guard, || sleep(&self.changes, seen, None));
@@ -246,7 +298,7 @@ impl Condvar {
     }
 
     /// As [`Self::wait`], at most for `limit`.
-    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
+    pub fn wait_for<T, const RANK: u8>(&self, guard: &mut MutexGuard<'_, T, RANK>, limit: Duration) {
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let seen = self.changes.load(Ordering::Relaxed);
         MutexGuard::unlocked(guard, || sleep(&self.changes, seen, Some(limit)));
@@ -270,7 +322,7 @@ mod tests {
 
     #[test]
     fn no_two_threads_have_the_lock() {
-        let count = Mutex::new(0usize);
+        let count = Mutex::<_, 1>::new(0usize);
         std::thread::scope(|scope| {
             for n in 0..4 {
                 let count = &count;
@@ -292,14 +344,17 @@ mod tests {
         });
         assert_eq!(*count.lock(), 4 * ROUNDS);
         let held = count.lock();
-        assert!(count.try_lock().is_none() && count.try_lock_for(Duration::from_millis(2)).is_none());
+        assert!(count.try_lock().is_none());
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(count.try_lock_for(Duration::from_millis(2)).is_none()));
+        });
         drop(held);
         assert!(count.try_lock().is_some());
     }
 
     #[test]
     fn writers_have_it_alone_and_readers_see_whole_values() {
-        let pair = RwLock::new((0usize, 0usize));
+        let pair = RwLock::<_, 1>::new((0usize, 0usize));
         std::thread::scope(|scope| {
             for n in 0..4 {
                 let pair = &pair;
@@ -330,9 +385,24 @@ mod tests {
         assert!(pair.try_write().is_some());
     }
 
+    /// The child of a thread that forks with the lock has the marks of threads that are not there.
+    #[test]
+    fn a_writer_that_a_child_does_not_have_keeps_no_reader_out() {
+        let lock = RwLock::<_, 1>::new(0);
+        let write = lock.write();
+        // SAFETY: only looked at and marked, not unlocked.
+        let word = unsafe { &lock.raw().0 };
+        word.state.fetch_or(AWAITED, Ordering::SeqCst);
+        word.sleepers.fetch_add(1, Ordering::SeqCst);
+        drop(write);
+        assert!(lock.try_read().is_some());
+        drop(lock.write());
+        assert_eq!(*lock.read(), 0);
+    }
+
     #[test]
     fn who_waits_for_a_change_hears_of_it() {
-        let (count, changed) = (Mutex::new(0), Condvar::new());
+        let (count, changed) = (Mutex::<_, 1>::new(0), Condvar::new());
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {

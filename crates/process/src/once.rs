@@ -83,7 +83,7 @@ unsafe impl<T: Send + Sync> Sync for PerProcess<T> {}
 
 /// Held by a thread while it makes what a process has once, and over a fork: so a child finds all of it made,
 /// or not begun. With a cell of the standard library a child would wait for its parent's thread.
-static MAKING: Mutex<()> = Mutex::new(());
+static MAKING: Mutex<(), 27> = Mutex::new(());
 
 thread_local! {
     /// Whether the calling thread has it: what is made may need something else that is made.
@@ -93,7 +93,7 @@ thread_local! {
 /// While this exists, no other thread makes what the process has once.
 pub struct Making {
     /// `None`: this thread has it already.
-    outermost: Option<MutexGuard<'static, ()>>,
+    outermost: Option<MutexGuard<'static, (), 27>>,
 }
 
 impl Making {

@@ -6,17 +6,18 @@
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::locks::{Mutex, MutexGuard};
 
 /// How often each descriptor is recorded: by its owner, and by the engine while it watches it.
 pub type Descriptors = BTreeMap<RawFd, usize>;
 
-/// A lock of the standard library: it is held during a fork, and its guard may be kept meanwhile.
-static DESCRIPTORS: Mutex<Descriptors> = Mutex::new(Descriptors::new());
+/// Held during a fork, too.
+static DESCRIPTORS: Mutex<Descriptors, 28> = Mutex::new(Descriptors::new());
 
 /// The record, locked: by a thread that forks. What it guards is never left half changed.
-pub fn descriptors() -> MutexGuard<'static, Descriptors> {
-    DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn descriptors() -> MutexGuard<'static, Descriptors, 28> {
+    DESCRIPTORS.lock()
 }
 
 /// Records a descriptor, once more.
@@ -143,7 +144,7 @@ mod tests {
         untrack(fd);
         // A child that was forked between both kept its copy.
         let made = || {
-            assert!(DESCRIPTORS.try_lock().is_err(), "a fork must wait until it is recorded");
+            assert!(DESCRIPTORS.try_lock().is_none(), "a fork must wait until it is recorded");
             Ok::<_, ()>(end.into())
         };
         let kept = Descriptor::made(made).unwrap();

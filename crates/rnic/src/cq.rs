@@ -143,7 +143,7 @@ pub trait Feeder: Send + Sync {
 
 /// A completion queue: a bounded ring, and whether the next entry makes an event.
 pub struct Cq {
-    inner: Mutex<Inner>,
+    inner: Mutex<Inner, 22>,
     /// Entries in the ring; written under its lock, read without it.
     waiting: AtomicUsize,
     overflowed: AtomicBool,
@@ -158,7 +158,7 @@ pub struct Cq {
     async_sink: Arc<dyn AsyncSink>,
     /// Polls in a row that found nothing; kept for the code that decides which thread makes progress.
     empty_polls: AtomicU32,
-    feeders: RwLock<Feeders>,
+    feeders: RwLock<Feeders, 21>,
     /// Of many feeders, the one that brought all recent completions: the number of its queue pair, and how
     /// many completions in a row. Written under the ring's lock, read without it: a hint.
     favourite: AtomicU32,

@@ -124,7 +124,7 @@ impl Inner {
 
 /// A shared receive queue.
 pub struct Srq {
-    inner: Mutex<Inner>,
+    inner: Mutex<Inner, 20>,
     pd: Arc<Pd>,
     max_sge: u32,
     cookie: u64,

@@ -88,13 +88,13 @@ pub struct Datagrams {
     sends: (Owned, Arc<Mr>),
     receives: (Owned, Arc<Mr>),
     waiters: Arc<Waiters>,
-    token: Mutex<Option<Token>>,
-    peer: Mutex<Option<SocketAddr>>,
-    destinations: Mutex<HashMap<SocketAddr, Destination>>,
+    token: Mutex<Option<Token>, 29>,
+    peer: Mutex<Option<SocketAddr>, 29>,
+    destinations: Mutex<HashMap<SocketAddr, Destination>, 29>,
     /// Datagrams that came by the UDP socket. The engine puts them here, possibly in a thread that has
     /// `state` locked.
-    by_udp: Mutex<VecDeque<Unread>>,
-    state: Mutex<State>,
+    by_udp: Mutex<VecDeque<Unread>, 29>,
+    state: Mutex<State, 7>,
 }
 
 impl Datagrams {
@@ -234,7 +234,7 @@ impl Datagrams {
 
     /// Takes completions, as long as there is room for what has arrived. If there is no place for sends, also
     /// beyond that: a program may send for ever and read nothing.
-    fn process(&self, state: &mut MutexGuard<'_, State>) {
+    fn process(&self, state: &mut MutexGuard<'_, State, 7>) {
         while state.unread.len() + BATCH <= MOST_UNREAD || state.free.is_empty() {
             let mut batch = SmallVec::<[Wc; BATCH]>::new();
             let found = self.nic.poll_cq(&self.cq, BATCH, |wc| batch.push(wc));
@@ -467,7 +467,8 @@ impl Datagrams {
     /// Closes it.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        if let Some(token) = self.token.lock().take() {
+        let token = self.token.lock().take();
+        if let Some(token) = token {
             self.nic.engine().deregister(token);
         }
         self.waiters.wake();

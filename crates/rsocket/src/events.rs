@@ -32,13 +32,13 @@ enum Handler {
 pub struct Events {
     cm: Arc<Cm>,
     channel: Arc<EventChannel>,
-    handlers: Mutex<HashMap<usize, Handler>>,
+    handlers: Mutex<HashMap<usize, Handler>, 23>,
     next_key: AtomicUsize,
     /// Calls to [`Self::serve`] that are not finished. Events are handled by one thread at a time, in order.
     calls: AtomicUsize,
 }
 
-static EVENTS: OncePerProcess<Arc<Events>> = OncePerProcess::new();
+static EVENTS: OncePerProcess<Arc<Events>, 5> = OncePerProcess::new();
 
 impl Events {
     /// Those of this process; the first call opens the device.

@@ -41,10 +41,10 @@ pub struct Listener {
     me: Weak<Self>,
     events: Arc<Events>,
     id: Arc<Id>,
-    sizes: Mutex<Sizes>,
+    sizes: Mutex<Sizes, 29>,
     backlog: usize,
     waiters: Arc<Waiters>,
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue, 22>,
 }
 
 impl Listener {

@@ -15,14 +15,14 @@ const APART: i32 = 1 << 30;
 const REST: usize = 4096;
 
 /// Numbers that are no descriptors: those that are free again, and the first that was never used.
-static FREE: PerProcess<Mutex<(VecDeque<i32>, i32)>> =
+static FREE: PerProcess<Mutex<(VecDeque<i32>, i32), 29>> =
     PerProcess::new(|| Mutex::new((VecDeque::new(), APART)));
 
 /// A number that nothing else has while this exists.
 pub struct Number {
     value: i32,
     /// A descriptor that is good for its number alone.
-    held: Mutex<Option<OwnedFd>>,
+    held: Mutex<Option<OwnedFd>, 29>,
 }
 
 impl Number {

@@ -46,7 +46,7 @@ pub enum Change {
 /// A set of descriptors.
 pub struct Set {
     number: Number,
-    members: Mutex<Vec<Member>>,
+    members: Mutex<Vec<Member>, 29>,
     waiters: Arc<Waiters>,
     /// Changes so far.
     changes: AtomicU64,

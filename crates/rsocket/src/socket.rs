@@ -86,7 +86,7 @@ pub struct Socket {
     nonblocking: AtomicBool,
     close_on_exec: AtomicBool,
     waiters: Arc<Waiters>,
-    inner: Mutex<Inner>,
+    inner: Mutex<Inner, 4>,
 }
 
 fn errno(error: CmError) -> Errno {
@@ -708,7 +708,7 @@ struct Keepalive {
     nic: Arc<Nic>,
     stream: Arc<Stream>,
     idle: Duration,
-    timer: Mutex<Option<Token>>,
+    timer: Mutex<Option<Token>, 29>,
 }
 
 impl Source for Keepalive {
@@ -716,7 +716,8 @@ impl Source for Keepalive {
 
     fn timeout(&self) {
         self.stream.keepalive();
-        if let Some(timer) = *self.timer.lock() {
+        let timer = *self.timer.lock();
+        if let Some(timer) = timer {
             self.nic.engine().set_timer(timer, Instant::now().checked_add(self.idle));
         }
     }

@@ -76,13 +76,13 @@ pub struct Stream<V: Verbs = Own> {
     own_work: Arc<OwnWork>,
     /// When it ends, [`Stream::set_gone`] is told why. Work requests that fail before that say nothing.
     explained: bool,
-    link: Mutex<Linked>,
+    link: Mutex<Linked, 24>,
     /// The link is [`Link::Gone`].
     gone: AtomicBool,
-    state: Mutex<State<V>>,
+    state: Mutex<State<V>, 7>,
     /// Held by the one call that sends, and the one that receives: a call's bytes stay together.
-    sending: Mutex<()>,
-    receiving: Mutex<()>,
+    sending: Mutex<(), 3>,
+    receiving: Mutex<(), 3>,
     memory: Memory<V>,
     /// Behind what is registered with it.
     verbs: V,
@@ -210,7 +210,7 @@ impl<V: Verbs> Stream<V> {
     }
 
     /// Locks the stream, for a call.
-    fn enter(&self) -> MutexGuard<'_, State<V>> {
+    fn enter(&self) -> MutexGuard<'_, State<V>, 7> {
         let mut state = self.state.lock();
         self.begin(&mut state);
         state

@@ -56,7 +56,7 @@ struct Table {
 }
 
 /// A child has none of its parent's sockets.
-static TABLE: PerProcess<RwLock<Option<Table>>> = PerProcess::new(RwLock::default);
+static TABLE: PerProcess<RwLock<Option<Table>, 29>> = PerProcess::new(RwLock::default);
 
 impl Table {
     fn insert(&mut self, fd: i32, entry: Entry) -> Option<Entry> {

@@ -119,9 +119,9 @@ pub struct Upgraded {
     inode: (u64, u64),
     stream: Arc<Stream>,
     waiters: Arc<Waiters>,
-    adoption: Mutex<Option<Arc<Adoption>>>,
-    peer_data: Mutex<Vec<u8>>,
-    handle: Mutex<Handle>,
+    adoption: Mutex<Option<Arc<Adoption>>, 24>,
+    peer_data: Mutex<Vec<u8>, 24>,
+    handle: Mutex<Handle, 29>,
     /// A call has said why there is no stream.
     reported: AtomicBool,
     closed: AtomicBool,
@@ -230,7 +230,8 @@ impl Upgraded {
         *self.adoption.lock() = Some(adoption);
         // A close before that has not found it.
         if self.closed.load(Ordering::SeqCst) {
-            if let Some(adoption) = self.adoption.lock().take() {
+            let adoption = self.adoption.lock().take();
+            if let Some(adoption) = adoption {
                 adoption.cancel();
             }
             return Err(Errno::BADF);
@@ -574,7 +575,7 @@ impl AdoptObserver for Upgraded {
 struct Closing {
     engine: Arc<Engine>,
     until: Instant,
-    state: Mutex<Option<(Token, Arc<Stream>, Duration)>>,
+    state: Mutex<Option<(Token, Arc<Stream>, Duration)>, 29>,
 }
 
 impl Closing {
@@ -590,7 +591,8 @@ impl Closing {
     fn look(&self) {
         // Taken out meanwhile: the queue pair may report while it is looked at.
         let Some((token, stream, pause)) = self.state.lock().take() else { return };
-        if stream.is_drained() || Instant::now() >= self.until {
+        // A thread that is in a call of another stream may have come here, to run the timers.
+        if stream.is_drained_meanwhile() || Instant::now() >= self.until {
             self.engine.deregister(token);
             // The stream's own descriptor is closed when the peer has closed, too.
             return stream.qp().destroy();
@@ -605,7 +607,7 @@ impl Closing {
 struct Ending {
     engine: Arc<Engine>,
     stream: Weak<Stream>,
-    state: Mutex<Option<(Token, Duration)>>,
+    state: Mutex<Option<(Token, Duration)>, 29>,
 }
 
 impl Ending {

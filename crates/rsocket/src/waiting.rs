@@ -22,7 +22,7 @@ const WAKE: u64 = 1;
 /// The threads that wait for one socket.
 #[derive(Default)]
 pub struct Waiters {
-    channels: Mutex<SmallVec<[Arc<Channel>; 2]>>,
+    channels: Mutex<SmallVec<[Arc<Channel>; 2]>, 23>,
     /// Is called after each change, beside them.
     observer: OnceLock<Observer>,
 }

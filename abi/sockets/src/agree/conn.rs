@@ -87,7 +87,7 @@ pub enum Bell {
 pub struct Event {
     happened: AtomicBool,
     /// Made by the first that waits.
-    bell: Mutex<Option<Arc<Own>>>,
+    bell: Mutex<Option<Arc<Own>>, 29>,
 }
 
 impl Event {
@@ -131,7 +131,7 @@ pub struct Conn {
     /// For the service.
     pub key: usize,
     stage: AtomicU8,
-    next_stage: Mutex<Arc<Event>>,
+    next_stage: Mutex<Arc<Event>, 29>,
     /// The program has used it.
     used: AtomicBool,
     /// Its last call that moved bytes received, or there was none yet.
@@ -141,16 +141,16 @@ pub struct Conn {
     /// The other end is on this host.
     pub is_near: bool,
     /// For datagrams to an end on this host.
-    pub side: Mutex<Side>,
+    pub side: Mutex<Side, 29>,
     /// Since when the peer's WELCOME waits for that answer.
     awaits_answer: OnceLock<Instant>,
-    pub agreement: Mutex<Agreement>,
+    pub agreement: Mutex<Agreement, 29>,
     /// For datagrams, at the end that connected to another host.
-    pub udp: Mutex<Option<Own>>,
+    pub udp: Mutex<Option<Own>, 29>,
     /// The same at the end that accepted, once the program has used it; -1: none. The service's.
     pub speaker: AtomicI32,
-    pub inbound: Mutex<Inbound>,
-    pub outbound: Mutex<Outbound>,
+    pub inbound: Mutex<Inbound, 4>,
+    pub outbound: Mutex<Outbound, 8>,
     /// Nothing is left in front of the stream.
     only_stream: AtomicBool,
     read_shut: AtomicBool,
@@ -160,9 +160,9 @@ pub struct Conn {
     pub closed: AtomicBool,
     /// The kernel's socket, once the program has a stand-in.
     tcp: AtomicI32,
-    pub sock: Mutex<Weak<Sock>>,
+    pub sock: Mutex<Weak<Sock>, 29>,
     /// What relatives of this process do with it.
-    pub shared: Mutex<Option<Shared>>,
+    pub shared: Mutex<Option<Shared>, 28>,
 }
 
 /// Memory of the program, piece by piece.
@@ -681,7 +681,7 @@ impl Conn {
     }
 
     /// Something may have been found: the service looks.
-    fn look_at(&self, inbound: &MutexGuard<'_, Inbound>) {
+    fn look_at(&self, inbound: &MutexGuard<'_, Inbound, 4>) {
         if inbound.found().is_some() || inbound.end().is_some() {
             service::look_at(self.key);
         }

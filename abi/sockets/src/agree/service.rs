@@ -4,12 +4,13 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::c_int;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uwarp_abi_types::preload::take_over;
 use uwarp_preload::rules::Trust;
+use uwarp_process::{Mutex, MutexGuard};
 
 use super::conn::{Conn, Own, Stage};
 use super::datagrams::{hear, hear_all, hear_aside, send};
@@ -54,8 +55,8 @@ struct Watched {
     time: Option<Instant>,
 }
 
-/// `None`: there is no thread. A lock of the standard library, as it is held during a fork.
-static SERVICE: Mutex<Option<Service>> = Mutex::new(None);
+/// `None`: there is no thread. Held during a fork.
+static SERVICE: Mutex<Option<Service>, 7> = Mutex::new(None);
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(1);
 
 /// Wakes the thread, without a lock; -1: there is none.
@@ -82,11 +83,11 @@ const BELL: u64 = u64::MAX;
 const SPEAKER: u64 = 1 << 63;
 
 /// All of it, locked.
-pub type Held = MutexGuard<'static, Option<Service>>;
+pub type Held = MutexGuard<'static, Option<Service>, 7>;
 
 /// Locks it.
 pub fn service() -> Held {
-    SERVICE.lock().unwrap_or_else(PoisonError::into_inner)
+    SERVICE.lock()
 }
 
 /// Numbers that nobody can guess.
@@ -272,11 +273,13 @@ pub fn before_fork() -> Held {
 }
 
 /// In a child: there is no thread.
-pub fn in_child(held: &mut Held) {
+pub fn in_child(mut held: Held) {
     BELL_RINGS.store(-1, Ordering::Release);
     END.store(END_OF_NOTHING, Ordering::Release);
     EXITS.store(false, Ordering::Release);
-    if let Some(service) = held.take() {
+    let service = held.take();
+    drop(held);
+    if let Some(service) = service {
         for fd in [service.epoll, service.bell] {
             fds::forget(fd);
             sys::close(fd);
@@ -361,7 +364,8 @@ impl Service {
         if conn.speaker.load(Ordering::Acquire) >= 0 {
             self.accepted.remove(&conn.agreement.lock().accepted());
         }
-        if let Some(udp) = conn.udp.lock().take() {
+        let udp = conn.udp.lock().take();
+        if let Some(udp) = udp {
             // A relative may have the same socket, so closing it is not enough.
             sys::epoll_delete(self.epoll, udp.0);
         }
@@ -571,7 +575,8 @@ fn stay(conn: &Arc<Conn>) {
     drop((inbound, outbound));
     let why = conn.agreement.lock().why();
     said::decided(conn, Some(why));
-    if let Some(sock) = conn.sock.lock().upgrade() {
+    let sock = conn.sock.lock().upgrade();
+    if let Some(sock) = sock {
         if let Some(calls) = sock.calls() {
             calls.give_up(sock.number());
         }

@@ -8,8 +8,10 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use uwarp_process::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::conn::{Conn, Stage};
 use super::kernel;
@@ -18,18 +20,18 @@ use super::service;
 use crate::{fds, sys};
 
 /// By descriptor. Held during a fork; it works in the child, since its state is in itself.
-static DIRECT: RwLock<Option<HashMap<c_int, Arc<Conn>>>> = RwLock::new(None);
+static DIRECT: RwLock<Option<HashMap<c_int, Arc<Conn>>>, 1> = RwLock::new(None);
 
 /// All of them, to change.
-pub type Table = RwLockWriteGuard<'static, Option<HashMap<c_int, Arc<Conn>>>>;
+pub type Table = RwLockWriteGuard<'static, Option<HashMap<c_int, Arc<Conn>>>, 1>;
 
-fn read() -> RwLockReadGuard<'static, Option<HashMap<c_int, Arc<Conn>>>> {
-    DIRECT.read().unwrap_or_else(PoisonError::into_inner)
+fn read() -> RwLockReadGuard<'static, Option<HashMap<c_int, Arc<Conn>>>, 1> {
+    DIRECT.read()
 }
 
 /// Locks it.
 pub fn change() -> Table {
-    DIRECT.write().unwrap_or_else(PoisonError::into_inner)
+    DIRECT.write()
 }
 
 /// The program has this connection by this descriptor.

@@ -37,7 +37,7 @@ pub(super) struct Owner {
     pub cm: Arc<Cm>,
     pub is_datagram: bool,
     origin: Option<Origin>,
-    pub kept: Mutex<Kept>,
+    pub kept: Mutex<Kept, 11>,
 }
 
 /// Where a request came from.

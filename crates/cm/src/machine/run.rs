@@ -7,6 +7,10 @@
 //!                                     ├─ watch each connection that the machine wants to know of
 //!                                     └─ deferred, without a lock: Attach, Disconnect, Fail, reports
 //! ```
+//!
+//! A machine that has wanted only the end of a connection never wants its bytes again. So the loop looks only
+//! at connections of which something may be read: those that wait to become streams, and early requests,
+//! would otherwise stay at the head of its list, and each run would begin with them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;

@@ -41,8 +41,8 @@ struct End {
     cq: Arc<Cq>,
     mr: Arc<Mr>,
     memory: Box<[u8]>,
-    sent: Mutex<u32>,
-    came: Mutex<Vec<u32>>,
+    sent: Mutex<u32, 30>,
+    came: Mutex<Vec<u32>, 30>,
 }
 
 impl End {

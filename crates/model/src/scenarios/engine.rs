@@ -20,7 +20,7 @@ struct Probe {
     socket: Socket,
     read: Count,
     timed: Count,
-    at: Mutex<Option<Instant>>,
+    at: Mutex<Option<Instant>, 30>,
     exits: Count,
     channel: Option<Arc<Channel>>,
 }
@@ -120,7 +120,7 @@ pub fn input_after_a_leader_is_served() {
 /// A connection whose events are lost when the thread that received them leaves.
 struct Forgotten {
     probe: Arc<Probe>,
-    leaves: Mutex<bool>,
+    leaves: Mutex<bool, 30>,
 }
 
 impl Source for Forgotten {

@@ -13,7 +13,7 @@ fn join(threads: Vec<JoinHandle<()>>) {
 /// A thread that sleeps is woken when the lock is free, whoever takes it between.
 pub fn a_mutex_has_one_holder_and_is_passed_on() {
     let count = Arc::new(Mutex::new(0));
-    let adds = |count: Arc<Mutex<u32>>| {
+    let adds = |count: Arc<Mutex<u32, 1>>| {
         move || {
             for _ in 0..2 {
                 let mut guard = count.lock();
@@ -31,7 +31,7 @@ pub fn a_mutex_has_one_holder_and_is_passed_on() {
 /// Readers see whole values, and all get in.
 pub fn a_writer_is_alone_and_readers_and_writers_get_in() {
     let pair = Arc::new(RwLock::new((0, 0)));
-    let writes = |pair: Arc<RwLock<(u32, u32)>>| {
+    let writes = |pair: Arc<RwLock<(u32, u32), 1>>| {
         move || {
             for _ in 0..2 {
                 let mut both = pair.write();
@@ -41,7 +41,7 @@ pub fn a_writer_is_alone_and_readers_and_writers_get_in() {
             }
         }
     };
-    let reads = |pair: Arc<RwLock<(u32, u32)>>| {
+    let reads = |pair: Arc<RwLock<(u32, u32), 1>>| {
         move || {
             for _ in 0..2 {
                 let both = pair.read();
@@ -61,7 +61,7 @@ pub fn a_writer_is_alone_and_readers_and_writers_get_in() {
 /// Those that wait for the last change hear of it, although nobody makes a system call for those before.
 pub fn who_waits_for_the_last_change_hears_of_it() {
     let left = Arc::new((Mutex::new(3), Condvar::new()));
-    let waits = |left: Arc<(Mutex<u32>, Condvar)>| {
+    let waits = |left: Arc<(Mutex<u32, 1>, Condvar)>| {
         move || {
             let mut count = left.0.lock();
             while *count != 0 {
@@ -69,7 +69,7 @@ pub fn who_waits_for_the_last_change_hears_of_it() {
             }
         }
     };
-    let takes = |left: Arc<(Mutex<u32>, Condvar)>| {
+    let takes = |left: Arc<(Mutex<u32, 1>, Condvar)>| {
         move || {
             let mut count = left.0.lock();
             *count -= 1;

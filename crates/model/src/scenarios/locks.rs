@@ -11,7 +11,7 @@ use crate::sys::{Thread, start};
 
 /// A reduced queue pair: events that arrive without the lock, and what was done with them.
 struct Busy {
-    lock: Attended<u64>,
+    lock: Attended<u64, 18>,
     news: AtomicBool,
 }
 
@@ -26,7 +26,7 @@ impl Busy {
         }
     }
 
-    fn release(&self, done: crate::sync::MutexGuard<'_, u64>) {
+    fn release(&self, done: crate::sync::MutexGuard<'_, u64, 18>) {
         self.lock.release(done, |_| (), |done| self.work(done));
     }
 

@@ -76,8 +76,8 @@ pub fn completions_come_out_once() {
     const EACH: u64 = 4;
     let broken = events();
     let cq = Cq::new(4, 0, None, broken.clone());
-    let out = Arc::new(crate::sync::Mutex::new(Vec::new()));
-    let pushed = Arc::new(crate::sync::Mutex::new(Vec::new()));
+    let out = Arc::new(crate::sync::Mutex::<_, 1>::new(Vec::new()));
+    let pushed = Arc::new(crate::sync::Mutex::<_, 30>::new(Vec::new()));
     let mut threads = Vec::new();
     for from in [1u64, 2] {
         let (cq, pushed) = (cq.clone(), pushed.clone());

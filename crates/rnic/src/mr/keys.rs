@@ -49,7 +49,7 @@ fn invalidate_if(
 /// Regions in the table are valid, all others are not: a region enters, leaves and changes validity under the
 /// table's lock.
 pub(super) struct Table {
-    pub(super) keys: RwLock<Keys>,
+    pub(super) keys: RwLock<Keys, 23>,
 }
 
 type ByKey<T> = HashMap<u32, T, BuildHasherDefault<StagHasher>>;

@@ -13,7 +13,7 @@ impl<V: Verbs> Stream<V> {
     /// Waits until no other call sends, or receives: a call's bytes stay together.
     pub(super) fn turn<'a>(
         &'a self,
-        take: impl Fn(&'a Self) -> Option<MutexGuard<'a, ()>>,
+        take: impl Fn(&'a Self) -> Option<MutexGuard<'a, (), 3>>,
         wait: &mut impl FnMut() -> Result<(), Errno>,
     ) -> Result<Turn<'a, V>, Errno> {
         loop {
@@ -194,7 +194,7 @@ impl<V: Verbs> Stream<V> {
 
 /// The right of one call to send, or to receive. The next call is woken when this is dropped.
 pub(super) struct Turn<'a, V: Verbs> {
-    held: Option<MutexGuard<'a, ()>>,
+    held: Option<MutexGuard<'a, (), 3>>,
     verbs: &'a V,
 }
 
