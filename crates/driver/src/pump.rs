@@ -3,8 +3,7 @@
 //! The driver runs it over links, the simulator over its network. The other differences between the two are
 //! in [`Surroundings`]: what is reported, and when the pump is called again. Two copies of this loop had
 //! drifted apart, and the driver's was tested without seeds. Link and surroundings are type parameters, so
-//! dispatch is static. The simulator keeps its own end of streams (`End::linger`), because the driver's is
-//! bound to the engine.
+//! dispatch is static. The end of a stream is the same for both, too (`uwarp_llp::closing`).
 //!
 //! Rejected: a crate of its own, for one file and a test as the only other user; the pump in `crates/rnic`,
 //! which knows nothing of lower layers.

@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod carrier;
+pub mod closing;
 pub mod link;
 mod lower;
 pub mod route;

@@ -2,9 +2,9 @@
 //!
 //! [`Link`] is an enum of lower layers, so that dispatch is static; TCP is the only one now. The code that
 //! moves a queue pair's bytes needs only [`LowerLayer`]. The simulator's network and the wrappers for tests,
-//! [`Faulty`] and [`Tracing`], implement it too. What moves no bytes (addresses, segment size, half-close,
-//! reset) is in [`Link`] alone. Outside this crate, nothing names TCP after the set-up: the module `tcp` is
-//! private.
+//! [`Faulty`] and [`Tracing`], implement it too. What neither moves bytes nor ends the stream (addresses,
+//! segment size) is in [`Link`] alone. Outside this crate, nothing names TCP after the set-up: the module
+//! `tcp` is private.
 //!
 //! Rejected: a `Link` that is generic over the lower layer, because one process has streams of several kinds
 //! at once, so an enum would stand around it in any case; faulty and tracing variants of the enum, because
@@ -25,8 +25,16 @@ macro_rules! pass_on_queries {
             self.inner.probe_when_quiet();
         }
 
+        fn unsent(&self) -> usize {
+            self.inner.unsent()
+        }
+
         fn unacknowledged(&self) -> usize {
             self.inner.unacknowledged()
+        }
+
+        fn finish(&mut self) {
+            self.inner.finish();
         }
 
         fn reset_on_close(&self, reset: bool) {
@@ -112,6 +120,18 @@ impl LowerLayer for Link {
         }
     }
 
+    fn unsent(&self) -> usize {
+        match self {
+            Self::Tcp(fd) => tcp::unsent(fd.as_fd()),
+        }
+    }
+
+    fn finish(&mut self) {
+        match self {
+            Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
+        }
+    }
+
     fn unacknowledged(&self) -> usize {
         match self {
             Self::Tcp(fd) => tcp::unacknowledged(fd.as_fd()),
@@ -165,20 +185,6 @@ impl Link {
     pub fn retransmits(&self) -> u64 {
         match self {
             Self::Tcp(fd) => tcp::retransmits(fd.as_fd()),
-        }
-    }
-
-    /// Bytes that the system has taken and not sent once.
-    pub fn unsent(&self) -> usize {
-        match self {
-            Self::Tcp(fd) => tcp::unsent(fd.as_fd()),
-        }
-    }
-
-    /// Half-closes: after all that was sent, the peer sees the end of the stream.
-    pub fn finish(&self) {
-        match self {
-            Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
         }
     }
 

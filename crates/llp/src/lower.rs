@@ -76,11 +76,17 @@ pub trait LowerLayer {
     /// Makes the lower layer probe a peer from which nothing has arrived for a while.
     fn probe_when_quiet(&self);
 
+    /// Bytes that it has taken and not sent once.
+    fn unsent(&self) -> usize;
+
     /// How many of the bytes that it has taken the peer's system has not acknowledged.
     fn unacknowledged(&self) -> usize;
 
     /// Whether a close is a reset from now on, also the one that the system does for a process that is gone.
     fn reset_on_close(&self, reset: bool);
+
+    /// Half-closes: after all that was sent, the peer sees the end of the stream.
+    fn finish(&mut self);
 
     /// The peer's address, for messages.
     fn peer(&self) -> Option<SocketAddr>;

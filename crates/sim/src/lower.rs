@@ -87,12 +87,20 @@ impl LowerLayer for Network<'_> {
 
     fn probe_when_quiet(&self) {}
 
+    fn unsent(&self) -> usize {
+        0
+    }
+
     fn unacknowledged(&self) -> usize {
         self.output.unacknowledged(self.now)
     }
 
     fn reset_on_close(&self, reset: bool) {
         self.kept.reset_on_close.store(reset, Ordering::Relaxed);
+    }
+
+    fn finish(&mut self) {
+        self.output.close(self.now);
     }
 
     fn peer(&self) -> Option<SocketAddr> {
