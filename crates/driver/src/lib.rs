@@ -58,6 +58,7 @@ pub mod pump;
 pub mod qp;
 mod qpn;
 pub mod quota;
+mod raised;
 mod shell;
 mod source;
 pub mod srq;

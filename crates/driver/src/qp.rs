@@ -11,7 +11,6 @@ mod io;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -439,7 +438,7 @@ impl Qp {
         // Reports about an earlier stream do not count.
         self.hung_up.store(false, Ordering::Release);
         let engine = self.shell.nic().engine();
-        let token = match engine.register(link.as_raw_fd(), me) {
+        let token = match engine.register_watch(link.watch(), me) {
             Ok(token) => token,
             Err(e) => {
                 tracing::error!(qpn = self.qpn(), "cannot watch the socket: {e}");

@@ -60,7 +60,7 @@ use uwarp_process::Descriptor;
 pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
 
-use crate::carrier::{self, SetUp};
+use crate::carrier::{self, SetUp, Watch};
 pub use crate::lower::{Answers, Ended, LowerLayer, Received, Stop};
 use crate::route;
 use crate::tcp;
@@ -185,6 +185,13 @@ impl Link {
     pub fn retransmits(&self) -> u64 {
         match self {
             Self::Tcp(fd) => tcp::retransmits(fd.as_fd()),
+        }
+    }
+
+    /// How its owner learns of input, of room and of the end.
+    pub fn watch(&self) -> Watch<'_> {
+        match self {
+            Self::Tcp(fd) => Watch::Descriptor(fd.as_fd()),
         }
     }
 

@@ -84,6 +84,8 @@ mod lost_leads;
 mod progress;
 #[path = "../../driver/src/proofs.rs"]
 mod proofs;
+#[path = "../../driver/src/raised.rs"]
+mod raised;
 #[path = "../../driver/src/shell.rs"]
 mod shell;
 #[path = "../../driver/src/source.rs"]

@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use shuttle::rand::Rng;
 
 use crate::background;
+use crate::carrier::Watch;
 use crate::channel::Channel;
 use crate::engine::Engine;
+use crate::event_loop::Sleep;
+use crate::progress::LEAD;
 use crate::source::{Readiness, Source, Token};
-use crate::sync::Mutex;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::sys::{self, Count, Socket, Thread, start};
 
 /// A connection. The thread that makes progress reads its input; each read that finds something raises an
@@ -56,6 +59,39 @@ impl Source for Probe {
     fn exit(&self) {
         self.exits.add();
     }
+}
+
+/// A connection through memory: nothing of it is a descriptor.
+struct Lane {
+    input: AtomicBool,
+    read: Count,
+    channel: Option<Arc<Channel>>,
+}
+
+impl Lane {
+    fn new(engine: &Engine, channel: Option<Arc<Channel>>) -> (Arc<Self>, Token) {
+        let lane = Arc::new(Self { input: AtomicBool::new(false), read: Count::new(), channel });
+        let token = engine.register_watch(Watch::Itself, lane.clone()).unwrap();
+        (lane, token)
+    }
+
+    fn arrive(&self, engine: &Engine, token: Token) {
+        self.input.store(true, Ordering::SeqCst);
+        engine.raise(token, Readiness { readable: true, ..Readiness::default() });
+    }
+}
+
+impl Source for Lane {
+    fn ready(&self, _: Readiness) {
+        if self.input.swap(false, Ordering::SeqCst) {
+            self.read.add();
+            if let Some(channel) = &self.channel {
+                channel.push(7);
+            }
+        }
+    }
+
+    fn timeout(&self) {}
 }
 
 fn get(channel: &Channel) {
@@ -419,6 +455,61 @@ pub fn a_descriptor_that_was_polled_is_served_beside_a_leader() {
     probe.read.wait(1);
     channel.push(7);
     blocked.join();
+}
+
+/// What a source reports itself is served: by the background thread, or by a thread that sleeps for its own
+/// channel, whichever sleeps or is about to.
+pub fn what_is_raised_wakes_who_sleeps() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (lane, token) = Lane::new(&engine, None);
+    let (other, other_token) = Lane::new(&engine, Some(channel.clone()));
+    let blocked = {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    };
+    at_any_moment();
+    for n in 1..=2 {
+        lane.arrive(&engine, token);
+        lane.read.wait(n);
+    }
+    other.arrive(&engine, other_token);
+    blocked.join();
+    lane.arrive(&engine, token);
+    lane.read.wait(3);
+}
+
+/// The same for the thread of an event loop, which sleeps by a call of its own. It is dismissed at last, and
+/// the background thread serves what was raised, but that takes some milliseconds.
+pub fn what_is_raised_wakes_an_event_loop() {
+    let engine = background::start().unwrap();
+    let (lane, token) = Lane::new(&engine, None);
+    let peer = {
+        let (engine, lane) = (engine.clone(), lane.clone());
+        start(move || {
+            for n in 1..=3 {
+                at_any_moment();
+                let raised = sys::now();
+                lane.arrive(&engine, token);
+                lane.read.wait(n);
+                let took = sys::now().saturating_duration_since(raised);
+                assert!(took < LEAD / 2, "it slept over what was raised: {took:?}");
+            }
+        })
+    };
+    while lane.read.get() < 3 {
+        let Some(lead) = engine.begin_loop() else { continue };
+        let sleeps_on = (0..2).any(|_| match engine.may_sleep(lead) {
+            Sleep::For(limit) => {
+                sys::wait_watched(engine.fd(), limit);
+                engine.serve_loop(lead);
+                false
+            }
+            Sleep::NoMore => true,
+        });
+        engine.end_loop(lead, sleeps_on);
+    }
+    peer.join();
 }
 
 /// A program that polled, then arms and sleeps on the channel's descriptor, gets its events.
