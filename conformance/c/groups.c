@@ -103,6 +103,53 @@ static void bound(void)
 		leave(&members[i]);
 }
 
+/* A datagram to the address for all hosts: 255.255.255.255, or that of a network. The members of the interface
+ * from which it leaves get it. */
+static void broadcast(void)
+{
+	static const char *const networks[PLACES] = { NULL, "10.55.0.255", "10.56.0.255" };
+	static struct member all[PLACES], own[PLACES];
+	union ibv_gid gid = { 0 };
+	struct ibv_wc wc;
+
+	for (int i = 0; i < PLACES; i++) {
+		join(&all[i], addresses[i], "255.255.255.255");
+		listen_for(&all[i]);
+		listen_for(&all[i]);
+	}
+	for (int i = 1; i < PLACES; i++) {
+		join(&own[i], addresses[i], networks[i]);
+		listen_for(&own[i]);
+		listen_for(&own[i]);
+	}
+	for (int i = 0; i < PLACES; i++) {
+		say(&all[i], (unsigned char)(100 + i));
+		want_wc(all[i].cq, IBV_WC_SUCCESS, addresses[i]);
+		check(all[i].memory[GRH] == 100 + i, "C25 gets what was sent to 255.255.255.255", "%u", all[i].memory[GRH]);
+	}
+	for (int i = 1; i < PLACES; i++) {
+		say(&own[i], (unsigned char)(200 + i));
+		want_wc(own[i].cq, IBV_WC_SUCCESS, networks[i]);
+		check(own[i].memory[GRH] == 200 + i, "C25 gets what was sent to its network", "%u", own[i].memory[GRH]);
+	}
+	for (int i = 0; i < PLACES; i++)
+		check(!poll_within(all[i].cq, &wc, QUIET_MS) && (!i || !poll_within(own[i].cq, &wc, QUIET_MS)),
+		      "and nothing of the other interfaces", "a completion");
+	/* By the verbs alone: the address of a network that the port is in, and of one that it is not in. */
+	gid.raw[10] = gid.raw[11] = 0xFF;
+	inet_pton(AF_INET, "10.56.0.255", gid.raw + 12);
+	check_errno(ibv_attach_mcast(all[1].id->qp, &gid, 0), 0, "C25 attach_mcast of a network");
+	say(&own[2], 77);
+	want_wc(all[1].cq, IBV_WC_SUCCESS, "on the interface of that network");
+	check_errno(ibv_detach_mcast(all[1].id->qp, &gid, 0), 0, "detach_mcast");
+	inet_pton(AF_INET, "10.99.0.255", gid.raw + 12);
+	check_errno(ibv_attach_mcast(all[1].id->qp, &gid, 0), EINVAL, "attach_mcast of a network of others");
+	for (int i = 0; i < PLACES; i++)
+		leave(&all[i]);
+	for (int i = 1; i < PLACES; i++)
+		leave(&own[i]);
+}
+
 /* ibv_destroy_qp(3) fails for a member. */
 static void leaving(void)
 {
@@ -228,7 +275,7 @@ static void detaching(void)
 int main(int argc, char **argv)
 {
 	static const struct group groups[] = {
-		{ "bound", bound }, { "leaving", leaving }, { "detaching", detaching },
+		{ "bound", bound }, { "broadcast", broadcast }, { "leaving", leaving }, { "detaching", detaching },
 	};
 
 	return run_groups(argc, argv, groups, sizeof groups / sizeof *groups);

@@ -75,7 +75,7 @@ static void message(struct pair *p)
 /* The client's id gets an event. */
 static void cm_event(struct pair *p)
 {
-	MUST(rdma_disconnect(p->c.id) == 0);
+	MUST(rdma_disconnect(p->s.id) == 0);
 }
 
 static void open_pair(struct pair *p)

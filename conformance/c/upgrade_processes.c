@@ -450,7 +450,7 @@ static void serve_one_that_leaves(int i, const char *name)
 		before = inode(c);
 		MUST(send(c, block, 1, 0) == 1);
 		if (i / 6 % 2)
-			upgraded = becomes(c, before, 2000);
+			upgraded = becomes(c, before, getenv("UPGRADED") ? 2000 : 50);
 		else
 			usleep((unsigned)(i % 9 * 300));
 		MUST((sent = send(c, block, sizeof block, MSG_DONTWAIT)) >= 0 || errno == EAGAIN);

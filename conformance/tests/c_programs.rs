@@ -302,7 +302,7 @@ fn in_namespaces(programs: &Arc<Programs>) -> Vec<Trial> {
     // Where there are GIDs of both families, global and link-local.
     let everywhere = programs.clone();
     trials.push(Trial::test("datagrams families, in a namespace", move || Ok(everywhere.datagrams()?)));
-    for group in ["bound", "leaving", "detaching"] {
+    for group in ["bound", "broadcast", "leaving", "detaching"] {
         let members = programs.clone();
         trials.push(Trial::test(format!("groups {group}, in a namespace"), move || {
             Ok(members.with_two_interfaces("groups", group, "one")?)

@@ -64,6 +64,8 @@ mod sockets_services;
 mod storage;
 #[path = "programs/table.rs"]
 mod table;
+#[path = "programs/tools.rs"]
+mod tools;
 #[path = "programs/typed.rs"]
 mod typed;
 #[path = "programs/ucx.rs"]

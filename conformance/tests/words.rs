@@ -74,6 +74,37 @@ fn pingpong_without_a_gid_index_is_told_to_add_it() {
     });
 }
 
+/// "Failed to modify QP to RTR" was all at the end that is right; the other one says that it needs an index.
+#[test]
+fn one_end_without_a_gid_or_a_lid_is_named_at_the_other() {
+    test(|| {
+        let no_gid = "needs a GID index: add -g 0 to the program's options at both ends";
+        let no_lid = "the other end has sent no LID: run both ends with --as ib, or neither, and add -g 0";
+        for (options, index, words) in [("", "-g 0", no_gid), ("--as ib", "", no_lid)] {
+            let port = free_port();
+            let server = run(options, &format!("ibv_rc_pingpong {index} -p {port}"));
+            let client = run("", &format!("ibv_rc_pingpong -p {port} 127.0.0.1"));
+            let ends = pair::run_any(&server, &client, port)?;
+            require!(!ends.server.ok() && !ends.client.ok(), "it runs without: {}", ends.server.text());
+            one_line(&ends.server.stderr, &[words])?;
+        }
+        Ok(())
+    });
+}
+
+/// "Cannot assign requested address" was all.
+#[test]
+fn an_address_of_another_host_is_named() {
+    test(|| {
+        for program in ["rping -s -a", "udaddy -b"] {
+            let server = run("", &format!("{program} 203.0.113.9")).run()?;
+            require!(!server.ok(), "it listens there: {}", server.text());
+            one_line(&server.stderr, &["203.0.113.9 is not an address of this host; `uwarp devices` lists"])?;
+        }
+        Ok(())
+    });
+}
+
 /// `RDMA_CM_EVENT_REJECTED, error 8` was all.
 #[test]
 fn a_server_that_does_not_run_is_named() {

@@ -44,12 +44,13 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Fai
     let domain = unsafe { look::<CPd>(pd) }?;
     // SAFETY: a live domain's context is alive.
     let opened = unsafe { look::<Context>((*pd).context) }?;
-    let path = path::of(attr, opened.device.port()).inspect_err(path::explain)?;
+    let port = opened.device.port();
+    let path = path::of(attr, port).inspect_err(path::explain)?;
     let place = opened.device.made.ahs.take(opened.nic.limits().max_ah)?;
     let (mut to, own) = (path.peer, path.local.ip());
     // A group of the other family: the system chooses the source.
     let from = (to.is_ipv4() == own.is_ipv4()).then_some(own);
-    let ah = if path::is_group(to.ip()) {
+    let ah = if path::is_group(to.ip(), &port.recent_addresses()) {
         to.set_port(Config::get().multicast_port);
         Ah::group(&domain.pd, to, from)
     } else {
@@ -185,6 +186,7 @@ mod tests {
             index: 2,
             loopback: false,
             link_local: ip.starts_with("fe80"),
+            broadcast: None,
         });
         let index = |source, destination| {
             let grh = Grh::parse(&area(source, destination)).expect("a header");

@@ -23,18 +23,27 @@ const FROM_LOOPBACK: u8 = 1;
 /// Why an address vector without a GID has no path.
 const NO_GID: &str = "an address over Ethernet needs a GID (is_global)";
 
+/// Why the other end's GID names no peer, or its LID.
+const GID_OF_NONE: &str = "the GID of the peer is zero";
+const LID_OF_NONE: &str = "the LID names no peer";
+
 /// Most test programs use LIDs unless they are given an index of the GID table, and print nothing but that
-/// the call has failed. This says what to do, once.
+/// the call has failed. So one end lacks what the other one did not send. This says what to do, once.
 pub fn explain(wrong: &Failure) {
     static SAID: Once = Once::new();
-    if wrong.why == NO_GID {
-        SAID.call(|| {
-            tracing::warn!(
-                "an address over Ethernet needs a GID index: add -g 0 to the program's options at both ends \
-                 (or run both ends with --as ib)"
-            );
-        });
-    }
+    let sentence = match &*wrong.why {
+        NO_GID => {
+            "an address over Ethernet needs a GID index: add -g 0 to the program's options at both ends \
+             (or run both ends with --as ib)"
+        }
+        GID_OF_NONE => "the other end has sent no GID: add -g 0 to the program's options there, too",
+        LID_OF_NONE => {
+            "the other end has sent no LID: run both ends with --as ib, or neither, and add -g 0 to the \
+             program's options at both ends"
+        }
+        _ => return,
+    };
+    SAID.call(|| tracing::warn!("{sentence}"));
 }
 
 /// The path of an address vector, from a port of this host; the ports of its two addresses have no meaning.
@@ -44,7 +53,7 @@ pub fn of(ah: &ibv_ah_attr, port: &Port) -> Result<Path, Failure> {
     }
     if ah.is_global != 0
         && ah.src_path_bits & FROM_LOOPBACK != 0
-        && let Some(group) = ip_of(&ah.grh.dgid).filter(|group| is_group(*group))
+        && let Some(group) = ip_of(&ah.grh.dgid).filter(|group| is_group(*group, &[]))
     {
         let local = match group {
             IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
@@ -71,7 +80,7 @@ fn resolve(
     let local = if global { of_gid() } else { address::of_lid(own) };
     let local = local.ok_or_else(|| Failure::invalid("the index is that of no GID"))?;
     let peer = if global { ip_of(&route.dgid) } else { address::ip_of_lid(dlid, local.ip) };
-    let peer = peer.ok_or_else(|| Failure::invalid("the address names no peer"))?;
+    let peer = peer.ok_or_else(|| Failure::invalid(if global { GID_OF_NONE } else { LID_OF_NONE }))?;
     if peer.is_ipv4() != local.ip.is_ipv4() && !peer.is_multicast() {
         if peer.is_loopback() {
             // A loopback address is not in the table, but rdma_cm's events name it.
@@ -89,23 +98,23 @@ pub fn ip_of(gid: &ibv_gid) -> Option<IpAddr> {
     (!ip.is_unspecified()).then_some(ip)
 }
 
-/// The address vector of a path between two addresses, as programs get it in events. `own`: the addresses of
-/// the port.
-pub fn address_vector(own: &[Address], local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
+/// The address vector of a path between two addresses, as programs get it in events. `own_addresses`: those
+/// of the port.
+pub fn address_vector(own_addresses: &[Address], local: IpAddr, peer: IpAddr) -> ibv_ah_attr {
     // SAFETY: plain C data.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };
-    let own = own.iter().position(|own| own.ip == local);
+    let own = own_addresses.iter().position(|own| own.ip == local);
     attr.port_num = PORT;
     attr.is_global = 1;
     attr.dlid = address::lid_of(peer);
     attr.grh.dgid = gid_of(peer);
     // A loopback address is not in the device's table.
     attr.grh.sgid_index = own.and_then(|index| u8::try_from(index).ok()).unwrap_or(0);
-    if own.is_none() && local.is_loopback() && is_group(peer) {
+    if own.is_none() && local.is_loopback() && is_group(peer, own_addresses) {
         attr.src_path_bits = FROM_LOOPBACK;
     }
     // A group's datagrams stay in the network, as in Linux (`cma_iboe_join_multicast`).
-    attr.grh.hop_limit = if is_group(peer) { 1 } else { 64 };
+    attr.grh.hop_limit = if is_group(peer, own_addresses) { 1 } else { 64 };
     attr
 }
 
@@ -124,9 +133,11 @@ pub fn of_connection(local: &ibv_gid, peer: &ibv_gid, own: &[Address]) -> Result
     })
 }
 
-/// Whether datagrams to an address go to many: a group, or the broadcast address of IPv4.
-pub fn is_group(ip: IpAddr) -> bool {
-    ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if ip.is_broadcast())
+/// Whether datagrams to an address go to many: a group, 255.255.255.255, or the broadcast address of a
+/// network of the port, whose addresses are `own`.
+pub fn is_group(ip: IpAddr, own: &[Address]) -> bool {
+    let for_all = |ip: Ipv4Addr| ip.is_broadcast() || own.iter().any(|own| own.broadcast == Some(ip));
+    ip.is_multicast() || matches!(ip, IpAddr::V4(ip) if for_all(ip))
 }
 
 /// A link-local address and a group need their interface.
@@ -150,6 +161,7 @@ mod tests {
             index,
             loopback: false,
             link_local: ip.starts_with("fe80"),
+            broadcast: (ip == "192.0.2.1").then(|| [192, 0, 2, 255].into()),
         };
         vec![address("192.0.2.1", 2), address("fe80::1", 3)]
     }
@@ -176,6 +188,8 @@ mod tests {
         assert_eq!(to("::1", 0), Some(path("[::1]:0", "[::1]:0")), "loopback's is in no table");
         assert_eq!(to("192.0.2.9", 2), None, "no such GID of ours");
         assert_eq!(to("::", 1), None);
+        let why = |global| resolve(global, &route("::", 1), 0, true, &own()).err().map(|wrong| wrong.why);
+        assert_eq!((why(true).as_deref(), why(false).as_deref()), (Some(GID_OF_NONE), Some(LID_OF_NONE)));
     }
 
     /// The hop limit of an address handle reaches the network: a group's datagrams must not leave it for
@@ -186,7 +200,8 @@ mod tests {
             let [local, peer] = ["192.0.2.1", peer].map(|ip| ip.parse().expect("an address"));
             address_vector(&own(), local, peer).grh.hop_limit
         };
-        assert_eq!((limit("239.1.2.3"), limit("255.255.255.255"), limit("192.0.2.9")), (1, 1, 64));
+        assert_eq!((limit("239.1.2.3"), limit("255.255.255.255"), limit("192.0.2.255")), (1, 1, 1));
+        assert_eq!((limit("192.0.2.9"), limit("198.51.100.255")), (64, 64), "of no network of ours");
     }
 
     #[test]

@@ -232,18 +232,24 @@ entry! {
         destroy(qp)
     }
 
-    /// ibv_attach_mcast(3). The group is joined on the interface of GID 0; the LID is ignored.
+    /// ibv_attach_mcast(3). The group is joined on the interface of GID 0, the address for all hosts of a
+    /// network on that of the network; the LID is ignored.
     fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
         let pair = look::<CQp>(qp)?;
         let own = look::<Context>((*qp).context)?.device.port().addresses();
-        let interface = own.iter().find(|own| !own.is_none()).map_or(0, |first| first.index);
-        pair.ud()?.attach(group(gid)?, interface)?;
+        let group = address(gid)?;
+        if !path::is_group(group, &own) {
+            return Err(Failure::invalid("the GID is not a multicast group"));
+        }
+        let network = own.iter().find(|own| own.broadcast.is_some_and(|all| group == all));
+        let first = network.or_else(|| own.iter().find(|own| !own.is_none()));
+        pair.ud()?.attach(group, first.map_or(0, |first| first.index))?;
         Ok(())
     }
 
     /// ibv_attach_mcast(3).
     fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Code {
-        look::<CQp>(qp)?.ud()?.detach(group(gid)?)?;
+        look::<CQp>(qp)?.ud()?.detach(address(gid)?)?;
         Ok(())
     }
 
@@ -267,15 +273,14 @@ entry! {
     }
 }
 
-/// The group that a GID names.
+/// The address that a GID names.
 ///
 /// # Safety
 /// `gid` is valid or NULL.
-unsafe fn group(gid: *const ibv_gid) -> Result<IpAddr, Failure> {
+unsafe fn address(gid: *const ibv_gid) -> Result<IpAddr, Failure> {
     // SAFETY: the caller's promise.
     let gid = unsafe { &*required(gid.cast_mut(), "gid")? };
-    let group = path::ip_of(gid).filter(|ip| path::is_group(*ip));
-    group.ok_or_else(|| Failure::invalid("the GID is not a multicast group"))
+    path::ip_of(gid).ok_or_else(|| Failure::invalid("the GID names no address"))
 }
 
 impl CQp {

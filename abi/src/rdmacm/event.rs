@@ -33,7 +33,7 @@ unsafe impl Object for CEvent {
 pub fn give(mut c: rdma_cm_event, event: Event) -> Result<*mut rdma_cm_event, Failure> {
     if let EventKind::User(number) = event.kind {
         c.param.arg = number;
-    } else if let Some(datagram) = event.datagram {
+    } else if let Some(datagram) = &event.datagram {
         c.param.ud = rdma_ud_param {
             // For a group: the value that the program gave when it joined.
             private_data: std::ptr::with_exposed_provenance(datagram.context),

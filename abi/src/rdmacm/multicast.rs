@@ -11,6 +11,7 @@ use super::take::complete;
 use crate::convention::MinusOne;
 use crate::entry;
 use crate::failure::{Failure, required};
+use crate::ibverbs::context;
 use crate::ibverbs::path::is_group;
 use crate::ibverbs::qp::CQp;
 use crate::object::look;
@@ -27,11 +28,11 @@ unsafe fn join(
     unsafe {
         let cid = look::<CId>(id)?;
         let group = address::load(group)?;
-        if !is_group(group.ip()) {
-            return Err(Failure::invalid("the address is not a multicast group"));
-        }
         if (*id).verbs.is_null() {
             return Err(Failure::invalid("the id is not bound to a device"));
+        }
+        if !is_group(group.ip(), &context::port((*id).verbs)?.recent_addresses()) {
+            return Err(Failure::invalid("the address is not a multicast group"));
         }
         // Before the event, which another thread may take at once.
         cid.private.lock().groups.push(Group { address: group, receives });

@@ -151,7 +151,7 @@ unsafe fn show(event: Event) -> Result<*mut rdma_cm_event, Failure> {
             EventKind::ConnectResponse => cid.show_addresses(),
             EventKind::Established if event.datagram.is_some() => cid.show_addresses(),
             EventKind::MulticastJoin => {
-                if let Some(to) = event.datagram
+                if let Some(to) = &event.datagram
                     && let Err(failure) = attach(c.id, to.local, to.peer)
                 {
                     c.event = RDMA_CM_EVENT_MULTICAST_ERROR;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use uwarp_conformance::check;
+use uwarp_conformance::netns::Bridged;
 use uwarp_conformance::pair::{self, Ends};
 use uwarp_conformance::process::{Cmd, Output};
 use uwarp_conformance::topology::{Place, free_port};
@@ -54,6 +55,20 @@ impl World {
         let sender =
             self.over_uwarp(&format!("mckey -m {group} -b {} -s {joins}", own[1]), place.client)?.limit(LONG);
         whole(&pair::run_datagrams(&member, &sender, PORT)?)
+    }
+
+    /// `mckey` with the address for all hosts instead of a group: two receivers and a sender on three hosts.
+    pub fn mckey_to_all(&self, address: &str) -> Outcome {
+        const PORT: u16 = 18514;
+        let hosts = Bridged::new()?;
+        let [sender, first, second] = hosts.ends().map(|(own, ns)| {
+            Ok(self.over_uwarp(&format!("mckey -m {address} -b {own}"), Some(ns))?.limit(LONG))
+        });
+        let (first, second) = (first?, pair::serve_datagrams(&second?, PORT)?);
+        let ends = pair::run_datagrams(&first, &sender?.arg("-s"), PORT)?;
+        whole(&ends)?;
+        let second = second.wait()?;
+        whole(&Ends { server: second, ..ends })
     }
 
     /// `cmtime` with so many connections; its server goes on until it is stopped.

@@ -5,11 +5,11 @@ use uwarp_conformance::check::{self, Expected};
 use uwarp_conformance::pair;
 use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::topology::{Place, free_port};
-use uwarp_conformance::{Outcome, require};
+use uwarp_conformance::{Outcome, cc, require};
 
 use super::Run::Custom;
 use super::by_number::{exchange, ping, ping_with};
-use super::{AS_IB, AS_IWARP, Case, PERFTEST_LIMIT, World};
+use super::{AS_IB, AS_IWARP, Case, PERFTEST_LIMIT, Scratch, World};
 
 const LO: &[Topology] = &[Loopback4];
 const LO_AND_1500: &[Topology] = &[Loopback4, Veth1500V4];
@@ -18,6 +18,7 @@ const V6: &[Topology] = &[Veth1500V6, Veth9000V6];
 
 const PINGS: &str = "every message at both ends";
 const TABLE: &str = "one row per size, every iteration counted, no complaint at either end";
+const LARGE: &str = "one datagram, every byte at both ends";
 const FI: &str = "every round of each size, data checked at both ends";
 
 /// All rows.
@@ -92,6 +93,7 @@ fn others() -> Vec<Case> {
         row("fi_pingpong", "-p verbs -e dgram -c", FI, LO_AND_1500, |w, p| {
             w.fi_datagrams("-p verbs -e dgram", &["64", "256", "1k"], p)
         }),
+        row("large_datagram.c", "60,000 bytes each way, by uwarpdv.h", LARGE, LO_AND_1500, |w, p| w.large(p)),
         row("fi_pingpong", "-p verbs;ofi_rxd -e rdm -c, to 64k", FI, LO_AND_1500, |w, p| {
             w.fi_datagrams("-p verbs;ofi_rxd -e rdm -S 65536", &["64k"], p)
         }),
@@ -110,6 +112,22 @@ impl World {
         let failed =
             [&ends.server, &ends.client].iter().any(|out| out.text().contains("Completion with error"));
         if failed { ends.failure("a completion with an error") } else { Ok(()) }
+    }
+
+    /// `c/large_datagram.c`, whose ends find each other through rdma_cm.
+    fn large(&self, place: Place<'_>) -> Outcome {
+        let (dir, port) = (Scratch::new("large")?, free_port());
+        let program = cc::build_with("large_datagram", dir.path(), "")?;
+        let end = |role: &str, ns| {
+            let line = format!("{} {role} {} {port}", program.display(), place.address);
+            Ok(self.over_uwarp(&line, ns)?.limit(PERFTEST_LIMIT))
+        };
+        let ends = pair::run_datagrams(&end("server", place.server)?, &end("client", place.client)?, port)?;
+        for out in [&ends.server, &ends.client] {
+            check::statements(out)?;
+            check::has(out, "ok every byte as it was sent").or_else(|why| ends.failure(why))?;
+        }
+        Ok(())
     }
 
     fn ud_qperf(&self, tests: &[&str], place: Place<'_>) -> Outcome {

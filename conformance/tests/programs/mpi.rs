@@ -30,8 +30,11 @@ const ONESIDED: &str = "c/mpi/onesided.c: fences, post-start, locks, flushes; ev
 const EXCHANGE: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
 const KILLED: &str = "the launcher says so and ends by itself; no rank, port or shared memory is left";
 
+const BY_WRITES: &str = "c/mpi/exchange.c: every byte; the trace has more Writes than Sends";
+const LOSSY: &str = "c/mpi/exchange.c: every byte; datagrams were dropped at both ends";
+
 pub fn cases() -> Vec<Case> {
-    short().into_iter().chain(apart()).chain(many()).chain(bad_days_and_hosts()).collect()
+    [short(), apart(), many(), bad_days_and_hosts(), uncommon()].into_iter().flatten().collect()
 }
 
 const fn row(
@@ -334,6 +337,26 @@ fn bad_days_and_hosts() -> Vec<Case> {
     ]
 }
 
+/// An MPI's fast path by Writes, and datagrams that are lost.
+fn uncommon() -> Vec<Case> {
+    vec![
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport openib, btl_openib_use_eager_rdma 1",
+            BY_WRITES,
+            LO,
+            Custom(|w, p| w.eager_writes(p)),
+        ),
+        row(
+            "mpirun.openmpi -np 4",
+            "uwarp mpi --transport ud, 2 % of UDP dropped in each namespace",
+            LOSSY,
+            APART,
+            Long(|w, _| w.lossy_datagrams()),
+        ),
+    ]
+}
+
 /// A compiled program and where it lies.
 struct Built {
     dir: Scratch,
@@ -370,11 +393,47 @@ impl World {
     }
 
     fn exchange(&self, mpi: Mpi, ranks: u32, transport: &'static str, place: Place<'_>) -> Outcome {
-        let out = self.job("exchange", Job { mpi, ranks, transport }, place)?;
-        for part in ["ring", "neighbours", "all-to-all", "all-reduce", "large"] {
-            require!(out.contains(&format!("ok {part}: ")), "no {part}\n{out}");
+        exchanged(&self.job("exchange", Job { mpi, ranks, transport }, place)?)
+    }
+
+    /// Open MPI's openib writes small messages into rings at the peer. It does so by itself only over
+    /// adapters that it knows.
+    fn eager_writes(&self, place: Place<'_>) -> Outcome {
+        let built = Built::new("exchange", OPEN_MPI)?;
+        let job = Job { mpi: OPEN_MPI, ranks: 4, transport: "openib" };
+        let trace = built.dir.path().join("trace");
+        let cmd = self.launch(built.dir.path(), job, place)?.arg(&built.program).arg("1");
+        let cmd = cmd.env("OMPI_MCA_btl_openib_use_eager_rdma", "1").env("UWARP_TRACE", &trace);
+        let out = cmd.spawn()?.wait_at_most(LIMIT);
+        out.exited_ok()?;
+        exchanged(&out.stdout)?;
+        let lines = std::fs::read_to_string(&trace).context(trace.display())?;
+        // The last segment of each message; datagrams bring the queue pairs up.
+        let messages = |kind: &str| lines.matches(&format!(" -> {kind} L ")).count();
+        let (writes, sends) = (messages("Write"), messages("Send"));
+        require!(writes > sends && sends > 0, "{writes} Writes, {sends} Sends\n{}", out.text());
+        Ok(())
+    }
+
+    /// In namespaces of its own, whose firewalls go with them.
+    fn lossy_datagrams(&self) -> Outcome {
+        let veth = Veth::new(1500)?;
+        let nft = |ns, args: &str| Cmd::line("nft").args(args).in_ns(Some(ns)).run_ok();
+        for ns in [&veth.server, &veth.client] {
+            nft(ns, "add table inet lossy")?;
+            nft(ns, "add chain inet lossy in { type filter hook input priority 0 ; }")?;
+            nft(ns, "add rule inet lossy in meta l4proto udp numgen random mod 100 < 2 counter drop")?;
         }
-        require!(out.contains("every byte as it was sent"), "no end\n{out}");
+        let place =
+            Place { server: Some(&veth.server), client: Some(&veth.client), ..self.net.place(Veth1500V4)? };
+        self.exchange(OPEN_MPI, 4, "ud", place)?;
+        for ns in [&veth.server, &veth.client] {
+            let out = nft(ns, "list chain inet lossy in")?;
+            let packets =
+                out.stdout.split_once("counter packets ").and_then(|(_, rest)| rest.split(' ').next());
+            let dropped = packets.and_then(|packets| packets.parse::<u64>().ok());
+            require!(dropped.is_some_and(|dropped| dropped > 0), "nothing was dropped\n{}", out.text());
+        }
         Ok(())
     }
 
@@ -475,6 +534,15 @@ impl World {
         }
         Ok(cmd)
     }
+}
+
+/// What `c/mpi/exchange.c` says at its end.
+fn exchanged(out: &str) -> Outcome {
+    for part in ["ring", "neighbours", "all-to-all", "all-reduce", "large"] {
+        require!(out.contains(&format!("ok {part}: ")), "no {part}\n{out}");
+    }
+    require!(out.contains("every byte as it was sent"), "no end\n{out}");
+    Ok(())
 }
 
 /// What processes of the user have in shared memory by name.

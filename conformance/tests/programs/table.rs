@@ -18,6 +18,7 @@ use super::per_interface;
 use super::rsockets;
 use super::sandboxes;
 use super::sockets;
+use super::tools;
 use super::ucx;
 use super::verbs;
 use super::versions;
@@ -81,6 +82,7 @@ pub fn cases() -> Vec<Case> {
         devices_shown(),
         rping(),
         connection_manager(),
+        groups(),
         by_number::cases(),
         benchmarks(),
         dapl(),
@@ -102,6 +104,7 @@ pub fn cases() -> Vec<Case> {
         crates::cases(),
         ceph::cases(),
         sandboxes::cases(),
+        tools::cases(),
         versions::cases(),
         fresh::cases(),
     ]
@@ -228,6 +231,12 @@ fn connection_manager() -> Vec<Case> {
             EVERYWHERE,
             Custom(|w, p| w.udaddy("-c 20 -C 5 -S 1000", p)),
         ),
+    ]
+}
+
+/// Datagrams to many.
+fn groups() -> Vec<Case> {
+    vec![
         case(
             "mckey",
             "a member and a sender that is none",
@@ -248,6 +257,20 @@ fn connection_manager() -> Vec<Case> {
             STATUS_0,
             &[Veth1500V4],
             Custom(|w, p| w.mckey("239.55.1.4", ["127.0.0.1"; 2], "", Place { server: p.client, ..p })),
+        ),
+        case(
+            "mckey",
+            "to 255.255.255.255: two receivers and a sender in three namespaces",
+            STATUS_0,
+            VETH_1500,
+            Custom(|w, _| w.mckey_to_all("255.255.255.255")),
+        ),
+        case(
+            "mckey",
+            "to the network's broadcast address: two receivers and a sender in three namespaces",
+            STATUS_0,
+            VETH_1500,
+            Custom(|w, _| w.mckey_to_all("10.57.0.255")),
         ),
         case(
             "mckey",

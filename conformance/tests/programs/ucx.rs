@@ -4,8 +4,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::Value;
 use uwarp_conformance::check;
-use uwarp_conformance::netns::NetNs;
+use uwarp_conformance::netns::{NetNs, Veth};
 use uwarp_conformance::pair::{self, Ends};
 use uwarp_conformance::process::Cmd;
 use uwarp_conformance::topology::Topology::{self, *};
@@ -86,9 +87,22 @@ const UCT_RC: [(&str, &str); 12] = [
 const UCT_UD: [(&str, &str); 4] =
     [("am_lat", ""), ("am_lat", "-D bcopy -s 1000"), ("am_bw", "-D zcopy -s 1000"), ("am_bw", "-s 32")];
 
+const TWO_DEVICES: Env = &[("UWARP_DEVICES", "per-interface"), ("UCX_NET_DEVICES", "uwarp0:1,uwarp1:1")];
+const TWO: &str = "of 100 MB, at least 30 % on each device by `uwarp stat`; then every message to the end";
+
 /// All rows.
 pub fn cases() -> Vec<Case> {
-    [tools(), data(), faults()].into_iter().flatten().collect()
+    [tools(), data(), faults(), vec![two_devices()]].into_iter().flatten().collect()
+}
+
+fn two_devices() -> Case {
+    Case {
+        program: "ucx_perftest",
+        manner: "tag_bw -s 1000000, UCX_NET_DEVICES=uwarp0:1,uwarp1:1",
+        checked: TWO,
+        at: &[Veth1500V4],
+        run: Custom(|w, _| w.ucx_two_devices()),
+    }
 }
 
 fn tools() -> Vec<Case> {
@@ -217,6 +231,32 @@ impl World {
         Ok(())
     }
 
+    /// Two namespaces joined by two networks, with a device for each.
+    fn ucx_two_devices(&self) -> Outcome {
+        const ENOUGH: u64 = 100_000_000;
+        let (veth, home, port) = (Veth::twice(1500)?, Scratch::new("ucx")?, free_port());
+        // More than enough: the last look at them is before their end.
+        let line = format!("ucx_perftest -p {port} -f -t tag_bw -w 5 -n 5000 -s 1000000");
+        let end = |ns| Ok(self.with_files(&line, Some(ns), &home)?.envs(RC).envs(TWO_DEVICES));
+        let server = pair::serve(&end(&veth.server)?, port)?;
+        let client = end(&veth.client)?.arg(Veth::SERVER4).spawn()?;
+        let stat = Cmd::new(self.dist()?.uwarp()?).args("stat --json").in_ns(Some(&veth.client));
+        let mut sent = [0; 2];
+        client.until(LONG, "sending", |_| {
+            if let Ok(out) = stat.run_ok() {
+                sent = [Veth::CLIENT4, Veth::SECOND_CLIENT4].map(|own| bytes_from(own, &out.stdout));
+            }
+            sent.iter().sum::<u64>() > ENOUGH
+        })?;
+        let ends = Ends { client: client.wait()?, server: server.wait()? };
+        ends.exited_ok()?;
+        let all: u64 = sent.iter().sum();
+        if sent.iter().any(|one| one * 10 < all * 3) {
+            return ends.failure(format_args!("of {all} bytes, the devices sent {sent:?}"));
+        }
+        Ok(())
+    }
+
     fn ucx_ends(&self, how: &str, fault: &str, env: &[Env], place: Place<'_>) -> Outcome<Ends> {
         let (home, port) = (Scratch::new("ucx")?, free_port());
         let program = cc::build_with("ucx", home.path(), "-lucp -lucs")?;
@@ -252,4 +292,15 @@ impl World {
         check::statements(&ends.client)?;
         check::has(&ends.client, "ok the endpoint closes")
     }
+}
+
+/// What connected queue pairs with this local address have sent, from `uwarp stat --json`.
+fn bytes_from(local: &str, said: &str) -> u64 {
+    let said: Value = serde_json::from_str(said).unwrap_or_default();
+    let processes = said["processes"].as_array().into_iter().flatten();
+    let pairs = processes.flat_map(|process| process["queue_pairs"].as_array().into_iter().flatten());
+    let here =
+        pairs.filter(|pair| pair["local"].as_str().is_some_and(|at| at.split(':').next() == Some(local)));
+    let kinds = here.flat_map(|pair| pair["sent"].as_object().into_iter().flat_map(|kinds| kinds.values()));
+    kinds.filter_map(|kind| kind["bytes"].as_u64()).sum()
 }

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use rustix::thread::gettid;
 use smallvec::SmallVec;
 use uwarp_driver::{Channel, ChannelError, Nic};
-use uwarp_process::{Condvar, Mutex};
+use uwarp_process::{Condvar, Mutex, thread};
 
 use crate::error::CmError;
 use crate::event::{Event, EventKind, Owner};
@@ -175,7 +174,7 @@ impl<I: Owner> EventChannel<I> {
         let event = queue.remove(number)?;
         queue.forget(event.owner().key(), number);
         event.owner().event_reported();
-        let this = gettid();
+        let this = thread();
         if !queue.readers.contains(&this) {
             queue.forget_ended_readers();
             queue.readers.push(this);
@@ -228,7 +227,7 @@ impl<I: Owner> EventChannel<I> {
 
     fn let_reader_take_within(&self, key: u64, limit: Duration) {
         let mut queue = self.queue.lock();
-        let this = gettid();
+        let this = thread();
         queue.readers.retain(|reader| *reader != this);
         if queue.waiting > 0 {
             self.taken.notify_all();

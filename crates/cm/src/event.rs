@@ -143,7 +143,7 @@ pub struct Event<I> {
     /// Parameters of the peer, where there are any.
     pub param: ConnParam,
     /// For ids of datagrams: the destination.
-    pub datagram: Option<DatagramParam>,
+    pub datagram: Option<Box<DatagramParam>>,
     /// The peer program's private data, at most [`MAX_PRIVATE_DATA`] bytes.
     pub private_data: Vec<u8>,
 }

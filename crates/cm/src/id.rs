@@ -184,7 +184,8 @@ impl Id {
         check_scope(address)?;
         let owner = self.owner();
         if owner.is_datagram {
-            let socket = Socket::bind_address(address)?;
+            let socket =
+                Socket::bind_address(address).inspect_err(|errno| explain_foreign(*errno, address))?;
             let local = SocketAddr::new(address.ip(), socket.port()?);
             owner.kept.lock().bound = Some(Arc::new(socket));
             return life.bind(local);
@@ -226,7 +227,8 @@ impl Id {
             {
                 self.bind_locked(life, conns, source)?;
             }
-            let source = route::source_for(life.local().map(|local| local.ip()), peer);
+            let bound = life.local().map(|local| local.ip());
+            let source = route::source_for(bound, peer, life.is_datagram());
             life.resolve_address(peer, source)?;
             if let Err(errno) = source {
                 explain_no_route(errno, peer.ip());
@@ -462,6 +464,7 @@ impl std::fmt::Debug for Id {
 /// A program gets only an errno. This logs what is special here: once for each address, and only for the
 /// first few addresses, since some programs try one port after the other.
 fn explain(errno: Errno, address: SocketAddr) {
+    explain_foreign(errno, address);
     if errno != Errno::ADDRINUSE && !(errno == Errno::ADDRNOTAVAIL && route::is_any(address.ip())) {
         return;
     }
@@ -469,6 +472,16 @@ fn explain(errno: Errno, address: SocketAddr) {
         tracing::warn!(
             "{address} is in use: RDMA ports are TCP ports here, so any TCP program of this host may have it \
              (\"ss -tanp\" tells which)"
+        );
+    }
+}
+
+/// A server was given the address of its client, or a mistyped one.
+fn explain_foreign(errno: Errno, address: SocketAddr) {
+    if errno == Errno::ADDRNOTAVAIL && !route::is_any(address.ip()) && is_news(address) {
+        tracing::warn!(
+            "{} is not an address of this host; `uwarp devices` lists those that are",
+            address.ip()
         );
     }
 }

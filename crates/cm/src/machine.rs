@@ -30,6 +30,7 @@ pub mod pairings;
 pub mod proof;
 pub mod run;
 mod silence;
+mod sorted;
 #[cfg(test)]
 mod testing;
 
@@ -64,7 +65,8 @@ pub trait Machine: Send {
     fn poll_timeout(&self) -> Option<Instant>;
     /// What to do next. To be called until `None`.
     fn poll_action(&mut self) -> Option<Action<Self::Report>>;
-    /// What the machine wants to know of a connection. May have changed after any other call.
+    /// What the machine wants to know of a connection. May have changed after any other call, but from
+    /// [`Want::Nothing`] only together with [`Action::Look`].
     fn want(&self, conn: ConnKey) -> Want;
 }
 
@@ -119,7 +121,7 @@ pub enum Want {
     /// Only its end, from now on: the machine never wants bytes of it again. What the peer sends stays in the
     /// lower layer.
     End,
-    /// Nothing; it need not be watched.
+    /// Nothing; it need not be watched. Before it wants to know something again, it says [`Action::Look`].
     Nothing,
 }
 
@@ -312,6 +314,11 @@ pub enum Action<R> {
         /// How.
         how: Close,
     },
+    /// The machine wanted nothing of a connection, and wants to know of it now.
+    Look {
+        /// The connection.
+        conn: ConnKey,
+    },
     /// Give a connection to a queue pair. Answered by [`Input::Stream`].
     Attach {
         /// The connection.
@@ -350,6 +357,7 @@ impl<R> Action<R> {
             Self::Listen => Action::Listen,
             Self::Accept { conn } => Action::Accept { conn },
             Self::Close { conn, how } => Action::Close { conn, how },
+            Self::Look { conn } => Action::Look { conn },
             Self::Attach { conn, to, said, param } => Action::Attach { conn, to, said, param },
             Self::Disconnect { conn, answered } => Action::Disconnect { conn, answered },
             Self::CheckPolled => Action::CheckPolled,

@@ -38,6 +38,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use smallvec::SmallVec;
 use uwarp_driver::{
     Alarm, Attended, Disconnect, Engine, Qp, Readiness, Source, StreamNumber, StreamObserver, Token,
 };
@@ -122,7 +123,7 @@ struct State<M: Machine> {
     /// The last stream of the owner's own queue pair, for [`Deferred::Disconnect`].
     stream: Option<(ConnKey, StreamNumber)>,
     /// Queue pairs that are needed no longer.
-    spent: Vec<Arc<Qp>>,
+    spent: SmallVec<[Arc<Qp>; 1]>,
     /// A thread carries out what is deferred, and continues with what is added meanwhile.
     deferring: bool,
     /// What the program's call returns, and the thread that waits for it. The machine answers one at a time.
@@ -194,7 +195,7 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                 at: None,
                 deferred: VecDeque::new(),
                 stream: None,
-                spent: Vec::new(),
+                spent: SmallVec::new(),
                 deferring: false,
                 answer: None,
                 waits: None,
@@ -321,6 +322,10 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     }
 
     fn post(&self, note: Note<M>) {
+        if let Some(mut state) = self.lock.try_lock() {
+            self.drain_with(&mut state, Some(note));
+            return self.release(state);
+        }
         self.inbox.lock().push(note);
         if let Some(mut state) = self.lock.look() {
             self.drain(&mut state);
@@ -329,10 +334,15 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
     }
 
     fn drain(&self, state: &mut State<M>) {
+        self.drain_with(state, None);
+    }
+
+    /// `last`: behind what others have left.
+    fn drain_with(&self, state: &mut State<M>, last: Option<Note<M>>) {
         let now = self::now();
         self.env.prepare(&mut state.machine, &now);
-        let notes = std::mem::take(&mut *self.inbox.lock());
-        for note in notes {
+        let left = std::mem::take(&mut *self.inbox.lock());
+        for note in left.into_iter().chain(last) {
             self.feed(state, note, &now);
         }
         self.run(state, &now);
@@ -365,8 +375,8 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
 
     fn run(&self, state: &mut State<M>, now: &Now) {
         let State { machine, conns, deferred, alarm, at, .. } = state;
-        let mut results = VecDeque::new();
-        run(machine, conns, &mut Real(self), &mut results, now);
+        let mut results = SmallVec::<[_; 3]>::new();
+        run(machine, conns, &mut Real(self), &mut |result| results.push(result), now);
         state.spent.extend(self.env.follow(machine, conns));
         for result in results {
             match result {

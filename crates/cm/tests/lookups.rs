@@ -63,14 +63,14 @@ fn the_answer_names_the_queue_pair() {
         let active = asking(&cm, &client, at, b"question");
         let request = expect(&server, EventKind::ConnectRequest);
         assert_eq!(request.private_data, b"question");
-        assert_eq!(request.datagram.unwrap().local, at);
+        assert_eq!(request.datagram.as_ref().unwrap().local, at);
         let passive = Arc::clone(&request.id);
         request.acknowledge();
         assert!(matches!(passive.answer(1, 2, &[0; 137]), Err(CmError::Invalid(_))));
         passive.answer(0x12_3456, 0x0123_4567, b"answer").unwrap();
         assert!(matches!(passive.answer(1, 2, &[]), Err(CmError::Invalid(_))), "once");
         let answer = expect(&client, EventKind::Established);
-        let datagram = answer.datagram.unwrap();
+        let datagram = answer.datagram.clone().unwrap();
         assert_eq!((datagram.qpn, datagram.qkey, datagram.peer), (0x12_3456, 0x0123_4567, at));
         assert_eq!((answer.status, &answer.private_data[..]), (0, &b"answer"[..]));
         answer.acknowledge();
@@ -232,7 +232,7 @@ fn an_id_that_joins_a_group_gets_it_by_event() {
     let group: SocketAddr = "239.1.2.3:0".parse().unwrap();
     id.join(group, 77).unwrap();
     let joined = expect(&channel, EventKind::MulticastJoin);
-    let datagram = joined.datagram.unwrap();
+    let datagram = joined.datagram.clone().unwrap();
     assert_eq!((datagram.qpn, datagram.peer, datagram.local, datagram.context), (0xFF_FFFF, group, at, 77));
     joined.acknowledge();
     assert!(matches!(Id::new(&cm, &channel).join(group, 0), Err(CmError::Invalid(_))));

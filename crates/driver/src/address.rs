@@ -23,13 +23,15 @@ pub struct Address {
     pub loopback: bool,
     /// IPv6 link-local.
     pub link_local: bool,
+    /// The address of its network for all its hosts. None in IPv6, and in networks of one or two addresses.
+    pub broadcast: Option<Ipv4Addr>,
 }
 
 impl Address {
     /// A place of the GID table that has no address now. Another address of the port takes it.
     fn none() -> Self {
         let ip = Ipv4Addr::UNSPECIFIED.into();
-        Self { ip, interface: String::new(), index: 0, loopback: false, link_local: false }
+        Self { ip, interface: String::new(), index: 0, loopback: false, link_local: false, broadcast: None }
     }
 
     /// Whether it is a place without an address.
@@ -149,12 +151,17 @@ pub fn all() -> Vec<Address> {
         if entry.ifa_addr.is_null() || !works(flags) {
             return;
         }
-        // SAFETY: the family says which structure the address is; both casts follow it.
+        let mut broadcast = None;
+        // SAFETY: the family says which structure the address is, and the mask is of the same; the casts
+        // follow it.
         let ip = unsafe {
             match i32::from((*entry.ifa_addr).sa_family) {
                 libc::AF_INET => {
                     let a = &*entry.ifa_addr.cast::<libc::sockaddr_in>();
-                    IpAddr::from(Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr)))
+                    let ip = Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
+                    let mask = entry.ifa_netmask.cast::<libc::sockaddr_in>().as_ref();
+                    broadcast = mask.and_then(|mask| broadcast_of(ip, u32::from_be(mask.sin_addr.s_addr)));
+                    IpAddr::from(ip)
                 }
                 libc::AF_INET6 => {
                     let a = &*entry.ifa_addr.cast::<libc::sockaddr_in6>();
@@ -169,9 +176,16 @@ pub fn all() -> Vec<Address> {
             index: index(name),
             loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
             link_local: matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()),
+            broadcast,
         });
     });
     out
+}
+
+/// The last address of a network of more than two, as the kernel's routing table has it, whether or not the
+/// interface has been told one.
+fn broadcast_of(ip: Ipv4Addr, mask: u32) -> Option<Ipv4Addr> {
+    (mask.count_zeros() >= 2).then(|| Ipv4Addr::from(u32::from(ip) | !mask))
 }
 
 /// Whether an interface with these flags is up and has its carrier. The kernel sets `IFF_RUNNING` up to a
@@ -235,6 +249,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn c25_a_network_of_more_than_two_addresses_has_one_for_all() {
+        let of = |bits: u32| broadcast_of(Ipv4Addr::new(10, 1, 2, 3), u32::MAX << (32 - bits));
+        assert_eq!(of(24), Some(Ipv4Addr::new(10, 1, 2, 255)));
+        assert_eq!(of(9), Some(Ipv4Addr::new(10, 127, 255, 255)));
+        assert_eq!((of(30), of(31)), (Some(Ipv4Addr::new(10, 1, 2, 3)), None));
+        let own = all().into_iter().find(|own| own.ip == IpAddr::from(Ipv4Addr::LOCALHOST)).unwrap();
+        assert_eq!(own.broadcast, Some(Ipv4Addr::new(127, 255, 255, 255)));
+    }
+
+    #[test]
     fn a_carrier_is_enough_unless_the_interface_is_dormant() {
         use libc::{IFF_DORMANT, IFF_LOWER_UP, IFF_RUNNING, IFF_UP};
         let works = |flags: i32| works(flags.cast_unsigned());
@@ -244,7 +268,7 @@ mod tests {
 
     #[test]
     fn recent_addresses_are_those_that_were_listed_last() {
-        let at = |ip| Address { ip, interface: "eth".into(), index: 2, loopback: false, link_local: false };
+        let at = |ip| Address { ip, index: 2, ..Address::none() };
         let last = Last::new();
         let now = Instant::now();
         assert_eq!(last.recent(now), None);
@@ -257,13 +281,7 @@ mod tests {
     #[test]
     fn c14_addresses_keep_their_places_and_new_ones_take_free_places() {
         let list = |ips: &[&str]| -> Vec<Address> {
-            let address = |ip: &&str| Address {
-                ip: ip.parse().unwrap(),
-                interface: "eth0".into(),
-                index: 2,
-                loopback: false,
-                link_local: false,
-            };
+            let address = |ip: &&str| Address { ip: ip.parse().unwrap(), index: 2, ..Address::none() };
             ips.iter().map(address).collect()
         };
         let last = Last::new();

@@ -321,6 +321,30 @@ impl Engine {
         }
     }
 
+    /// A source that was registered with [`Watch::Itself`](carrier::Watch::Itself) is ready. The next thread
+    /// that looks serves it; this one does not, because it may hold locks.
+    pub fn raise(&self, token: Token, readiness: Readiness) {
+        self.raised.add(token, readiness);
+        if self.asleep.any() {
+            self.wake();
+        }
+    }
+
+    /// Serves what was raised until now; returns how many sources, and whether one had input.
+    #[cold]
+    fn serve_raised(&self) -> (usize, bool) {
+        let (mut served, mut input) = (0, false);
+        // What is raised meanwhile is served by the next look: it may be the same source.
+        for (token, readiness) in self.raised.take() {
+            if let Some(source) = self.find(token) {
+                served += 1;
+                input |= readiness.readable;
+                source.ready(readiness);
+            }
+        }
+        (served, input)
+    }
+
     /// Sets, moves or clears the timer of a source.
     pub fn set_timer(&self, token: Token, at: Option<Instant>) {
         let mut timers = self.timers.lock();
@@ -517,7 +541,7 @@ impl Engine {
         Ok(looked)
     }
 
-    pub(crate) fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
+    fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
         self.sources.read().get(token.index()).filter(|s| s.token == token).map(|s| s.source.clone())
     }
 

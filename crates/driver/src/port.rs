@@ -250,6 +250,7 @@ mod tests {
             index: 2,
             loopback: false,
             link_local: false,
+            broadcast: None,
         };
         PortState { addresses: ips.iter().map(address).collect(), netdev: Netdev { up, ..Netdev::default() } }
     }

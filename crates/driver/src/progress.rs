@@ -1,11 +1,36 @@
-//! Which thread makes progress, and when: all decisions about it and all their numbers, and no action
-//! (docs/adr/001 and 034).
+//! Which thread makes progress, and when: all decisions about it and all their numbers, and no action.
 //!
 //! A thread that polls serves the sockets itself. A thread that blocks on a channel serves them as the
 //! *leader*. If neither does, the background thread does. [`Mode`] is what the background thread does, and
 //! [`Mode::next`] chooses it; [`Lead`] names the leader. `background` and `lead` act on them. [`polling`] is
 //! for the program's threads: how a thread that polls, waits for an answer or is about to sleep divides its
-//! time. [`pace`] learns what the machine costs.
+//! time. [`pace`] learns what the machine costs. This file makes no system call and reads no clock.
+//!
+//! **One epoll instance** has all sockets, edge-triggered. The background thread sleeps in it, and so does
+//! the leader. epoll wakes one waiter, the one that came last, and does not hand an edge-triggered event on
+//! to a second one: so nothing is armed or disarmed for each message. The thread that takes an event must
+//! empty the socket or put the event back. Other threads that block sleep on their channel's descriptor.
+//!
+//! **Wake-ups cost most.** A background thread that wakes beside a polling thread costs more than the whole
+//! protocol. So it stands back while a thread polls in earnest or leads: it naps, then sleeps on a watchdog
+//! that polling threads push back (`watchdog`). Polling threads must therefore look at all sockets and all
+//! timers from time to time.
+//!
+//! **A thread may leave at any time** by cancellation or by a jump out of a signal handler. So a lead ends
+//! after [`LEAD`]: then the thread sleeps in `poll` on its channel's descriptor, where it holds no lock, no
+//! lead and no event. Cancellation is deferred while it leads, except in the sleep itself, and a thread that
+//! was cancelled leaves its event to others. A lead that has not ended [`LOST`] after its dismissal is
+//! taken over, and the system reports all descriptors again (`lost_leads`). The background thread dismisses
+//! leads, or threads that poll do; only a lead that begins while it sleeps in epoll has a limit of its own.
+//!
+//! **Two words, no lock**: the mode and the lead, because a process may exit in a signal handler that has
+//! stopped any thread anywhere. A thread first announces what it does and then looks at the other word; so
+//! at least one of two threads notices the other.
+//!
+//! **Sleeping takes longer than most answers.** A thread that is about to block looks first
+//! ([`Spinning`]). In the iwarp view, where a Write completes before it is placed, a thread that polls
+//! waits for the answer first ([`AnswerWait`]): the program would spin on its memory next, and the
+//! background thread would be woken for each message.
 //!
 //! What decides, and which fact about the machine it stands for. P is what an empty poll takes with its
 //! receive: 15 ns over memory, 0.4 µs over TCP, 10 µs where an emulator runs the kernel. It is learned

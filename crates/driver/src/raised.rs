@@ -1,5 +1,6 @@
 //! Sources that raise their readiness themselves, because no descriptor of theirs says it: lower layers in
-//! memory. Whoever learns that one is ready calls [`Engine::raise`]; the next thread that looks serves it.
+//! memory. Whoever learns that one is ready calls [`Engine::raise`](crate::Engine::raise); the next thread
+//! that looks serves it.
 //!
 //! No thread sleeps over such a report. A thread that is about to sleep announces that first ([`Asleep`])
 //! and then looks at the list once more; whoever raises adds to the list first and then looks whether a
@@ -7,7 +8,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::engine::Engine;
 use crate::source::{Readiness, Token};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering};
 
@@ -33,7 +33,7 @@ impl Asleep {
         Sleeper(self)
     }
 
-    fn any(&self) -> bool {
+    pub fn any(&self) -> bool {
         self.0.load(Ordering::SeqCst) > 0
     }
 }
@@ -59,7 +59,7 @@ impl Raised {
         self.any.load(Ordering::SeqCst)
     }
 
-    fn add(&self, token: Token, readiness: Readiness) {
+    pub fn add(&self, token: Token, readiness: Readiness) {
         let mut raised = self.raised.lock();
         let all = raised.entry(token).or_default();
         all.readable |= readiness.readable;
@@ -68,36 +68,10 @@ impl Raised {
         self.any.store(true, Ordering::SeqCst);
     }
 
-    fn take(&self) -> BTreeMap<Token, Readiness> {
+    pub fn take(&self) -> BTreeMap<Token, Readiness> {
         let mut raised = self.raised.lock();
         self.any.store(false, Ordering::SeqCst);
         std::mem::take(&mut *raised)
-    }
-}
-
-impl Engine {
-    /// A source that was registered with [`Watch::Itself`](uwarp_llp::carrier::Watch::Itself) is ready. The
-    /// next thread that looks serves it; this one does not, because it may hold locks.
-    pub fn raise(&self, token: Token, readiness: Readiness) {
-        self.raised.add(token, readiness);
-        if self.asleep.any() {
-            self.wake();
-        }
-    }
-
-    /// Serves what was raised until now; returns how many sources, and whether one had input.
-    #[cold]
-    pub(crate) fn serve_raised(&self) -> (usize, bool) {
-        let (mut served, mut input) = (0, false);
-        // What is raised meanwhile is served by the next look: it may be the same source.
-        for (token, readiness) in self.raised.take() {
-            if let Some(source) = self.find(token) {
-                served += 1;
-                input |= readiness.readable;
-                source.ready(readiness);
-            }
-        }
-        (served, input)
     }
 }
 
@@ -110,6 +84,7 @@ mod tests {
 
     use super::*;
     use crate::background;
+    use crate::engine::Engine;
     use crate::source::Source;
 
     /// Counts its calls.

@@ -166,7 +166,7 @@ enum Receivers {
 
 struct Member {
     group: IpAddr,
-    /// On which the system has joined it; 0: there was nothing to join.
+    /// On which the queue pair is a member; 0: on all.
     interface: u32,
     qp: Weak<UdQp>,
 }
@@ -403,8 +403,10 @@ impl DatagramPort {
             Dropped::TooLong => UntaggedBuffer::TooLong,
             Dropped::State | Dropped::Qkey => return,
         };
-        let broadcast = incoming.to.is_multicast() || incoming.to == IpAddr::V4(Ipv4Addr::BROADCAST);
-        let Some(error) = datagram::answer(bytes, why).filter(|_| !broadcast) else { return };
+        let many = matches!(self.receivers, Receivers::Groups(_))
+            || incoming.to.is_multicast()
+            || incoming.to == IpAddr::V4(Ipv4Addr::BROADCAST);
+        let Some(error) = datagram::answer(bytes, why).filter(|_| !many) else { return };
         if !qp.answers.allows(ANSWERS_OF_ONE) || !self.unclaimed.answers.allows(ANSWERS) {
             return;
         }
@@ -466,9 +468,9 @@ impl DatagramPort {
         if members.iter().any(|member| member.group == group && member.qp.ptr_eq(qp)) {
             return Ok(());
         }
-        let interface = if group.is_multicast() { interface } else { 0 };
         let joined = members.iter().any(|member| (member.group, member.interface) == (group, interface));
-        if interface != 0 && !joined {
+        // A broadcast comes without that.
+        if interface != 0 && !joined && group.is_multicast() {
             self.socket.join(group, interface).map_err(|error| {
                 tracing::warn!("cannot join {group} on interface {interface}: {error}");
                 VerbsError::NoResources("multicast groups (see net.ipv4.igmp_max_memberships)")
@@ -490,7 +492,8 @@ impl DatagramPort {
             }
             !leaves
         });
-        for &(group, interface) in left.iter().filter(|(_, interface)| *interface != 0) {
+        let multicast = |(group, interface): &&(IpAddr, u32)| *interface != 0 && group.is_multicast();
+        for &(group, interface) in left.iter().filter(multicast) {
             if !members.iter().any(|member| (member.group, member.interface) == (group, interface)) {
                 // Gone with its interface, at worst.
                 let _ = self.socket.leave(group, interface);
@@ -813,7 +816,8 @@ impl UdQp {
         (inner.core.query().state, inner.core.snapshot(), inner.core.drops())
     }
 
-    /// Becomes a member of a group, on one interface (its index; of no meaning for a broadcast address).
+    /// Becomes a member of a group, or of those that get what is sent to a broadcast address, on one
+    /// interface (its index; 0: on all).
     /// Nothing changes for one that is a member already.
     pub fn attach(&self, group: IpAddr, interface: u32) -> Result<(), VerbsError> {
         let port = self.shell.nic().group_port()?;

@@ -206,7 +206,7 @@ impl Closing {
         // The end of the stream travels in a segment of its own. In one segment with the last data, siw may
         // see the end first and then drop the data (trap 13 of conformance/siw/README.md).
         let late = now.saturating_duration_since(self.began) >= LATE;
-        if !self.shut_down && (late || lower.unsent() == 0 && !self.held) {
+        if !self.shut_down && (late || !self.held && lower.unsent() == 0) {
             self.shut_down = true;
             lower.finish();
         }

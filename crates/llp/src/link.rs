@@ -6,9 +6,15 @@
 //! segment size) is in [`Link`] alone. Outside this crate, nothing names TCP after the set-up: the module
 //! `tcp` is private.
 //!
-//! Rejected: a `Link` that is generic over the lower layer, because one process has streams of several kinds
-//! at once, so an enum would stand around it in any case; faulty and tracing variants of the enum, because
-//! released code would carry them.
+//! What the owner sees of an end or of a refusal is a [`Stop`]: which of the system's errors means what is
+//! in `tcp`, and another lower layer has a table of its own. Pieces of memory are [`MemSeg`]s, because a
+//! lower layer in memory copies them itself.
+//!
+//! Rejected: the name `Channel` for the trait, which is that of the verbs' channels of events; a segment in
+//! place of bytes, which would make receiving, direct placement and sending of the queue pair anew for 20 to
+//! 40 instructions; a `Link` that is generic over the lower layer, because one process has streams of
+//! several kinds at once, so an enum would stand around it in any case; faulty and tracing variants of the
+//! enum, because released code would carry them.
 
 /// The methods of [`LowerLayer`] that move no bytes, for a wrapper around another layer.
 macro_rules! pass_on_queries {

@@ -9,37 +9,40 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use uwarp_process::{Mutex, OnceValue, PerProcess};
 
 /// The address from which this host would send to `peer`; `bound` is the address that the program has bound,
-/// if any. Sends nothing.
-pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
+/// if any. Sends nothing. `datagrams`: they can be sent to a broadcast address; no stream leads there.
+pub fn source_for(bound: Option<IpAddr>, peer: SocketAddr, datagrams: bool) -> Result<IpAddr, Errno> {
     /// The last result, for programs that make thousands of connections to one peer: the system is asked at
     /// most ten times a second.
     static LAST: PerProcess<Mutex<Option<(Instant, Route)>, 29>> = PerProcess::new(Mutex::default);
-    type Route = (Option<IpAddr>, SocketAddr, IpAddr);
+    type Route = (Option<IpAddr>, SocketAddr, bool, IpAddr);
     const FRESH: Duration = Duration::from_millis(100);
     let last = || LAST.lock();
     let to = SocketAddr::new(peer.ip(), 0);
     let scoped = matches!(peer, SocketAddr::V6(v6) if v6.scope_id() != 0);
-    // A group can be reached from any address (ip(7)).
-    if let Some(bound) = bound.filter(|bound| peer.ip().is_multicast() && !bound.is_unspecified()) {
+    // A group and 255.255.255.255 can be reached from any address (ip(7)).
+    let for_all = datagrams && peer.ip() == IpAddr::V4(Ipv4Addr::BROADCAST);
+    let everywhere = peer.ip().is_multicast() || for_all;
+    if let Some(bound) = bound.filter(|bound| everywhere && !bound.is_unspecified()) {
         return Ok(bound);
     }
     let bound = bound.filter(IpAddr::is_loopback);
-    if let Some((at, (from, address, source))) = *last()
-        && (from, address) == (bound, to)
+    if let Some((at, (from, address, alike, source))) = *last()
+        && (from, address, alike) == (bound, to, datagrams)
         && !scoped
         && at.elapsed() < FRESH
     {
         return Ok(source);
     }
-    let source = ask_for_source(bound, peer)?;
-    *last() = Some((Instant::now(), (bound, to, source))).filter(|_| !scoped);
+    let source = ask_for_source(bound, peer, datagrams)?;
+    *last() = Some((Instant::now(), (bound, to, datagrams, source))).filter(|_| !scoped);
     Ok(source)
 }
 
 /// See [`source_for`]; `bound` is a loopback address.
-fn ask_for_source(bound: Option<IpAddr>, peer: SocketAddr) -> Result<IpAddr, Errno> {
+fn ask_for_source(bound: Option<IpAddr>, peer: SocketAddr, broadcasts: bool) -> Result<IpAddr, Errno> {
     let flags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
     let fd = net::socket_with(family(peer), SocketType::DGRAM, flags, None)?;
+    net::sockopt::set_socket_broadcast(&fd, broadcasts)?;
     // A loopback address has no route to another host; after the bind, the connect below fails.
     if let Some(bound) = bound {
         net::bind(&fd, &SocketAddr::new(bound, 0))?;

@@ -12,8 +12,10 @@ mod once;
 mod order;
 mod ranks;
 pub mod record;
+mod thread;
 
 pub use generation::{Birth, begin_anew, forked, generation};
 pub use locks::{Condvar, Mutex, MutexGuard, RawMutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use once::{Making, Once, OnceValue, PerProcess};
 pub use record::Descriptor;
+pub use thread::thread;

@@ -302,7 +302,7 @@ impl Datagrams {
             return Ok(known.clone());
         }
         let bound = Some(self.local_address()?.ip()).filter(|ip| !ip.is_unspecified());
-        let from = route::source_for(bound, to)?;
+        let from = route::source_for(bound, to, false)?;
         let mut destinations = self.destinations.lock();
         if destinations.len() >= MOST_DESTINATIONS {
             // Strangers must not make it grow; those that are still used are found again.

@@ -406,7 +406,7 @@ impl Socket {
         if id.state() != IdState::AddressResolved {
             // The reason went out as an event.
             let local = inner.bound.map(|bound| bound.ip());
-            return Err(route::source_for(local, peer).err().unwrap_or(Errno::HOSTUNREACH));
+            return Err(route::source_for(local, peer, false).err().unwrap_or(Errno::HOSTUNREACH));
         }
         id.resolve_route().map_err(errno)?;
         let sizes = inner.options.sizes(self.nic().limits().max_qp_wr);

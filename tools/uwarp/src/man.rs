@@ -32,7 +32,7 @@ fn page() -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    man.render_synopsis_section(&mut page)?;
+    synopsis(&mut command, &mut page)?;
     let (description, rest) = HAND_WRITTEN.split_once(".SH ENVIRONMENT\n").unwrap_or((HAND_WRITTEN, ""));
     page.write_all(description.as_bytes())?;
     for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
@@ -46,6 +46,16 @@ fn page() -> io::Result<Vec<u8>> {
     }
     page.write_all(rest.as_bytes())?;
     Ok(page)
+}
+
+/// A line for each command.
+fn synopsis(command: &mut Command, page: &mut Vec<u8>) -> io::Result<()> {
+    writeln!(page, ".SH SYNOPSIS")?;
+    for subcommand in command.get_subcommands_mut().filter(|subcommand| !subcommand.is_hide_set()) {
+        let usage = subcommand.render_usage().to_string();
+        writeln!(page, "{}\n.br", usage.trim_start_matches("Usage: ").replace('-', "\\-"))?;
+    }
+    Ok(())
 }
 
 fn section(subcommand: &Command, page: &mut Vec<u8>) -> io::Result<()> {

@@ -4,9 +4,9 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgMatches, Command, CommandFactory, Error, FromArgMatches};
 
 use crate::cli::Cli;
 use crate::complain;
@@ -21,14 +21,16 @@ pub fn parse() -> Result<Cli, ExitCode> {
     let words: Vec<OsString> = env::args_os().collect();
     // Without the variables first: clap would not name the one that is wrong.
     let command = for_each_option(Cli::command(), |option| option.env(None));
-    let matches = command.try_get_matches_from(&words).unwrap_or_else(|error| match error.kind() {
+    let matches = command.try_get_matches_from(&words).unwrap_or_else(|error| {
         // It names the variables.
-        ErrorKind::DisplayHelp => Cli::command().get_matches_from(&words),
-        ErrorKind::InvalidSubcommand => {
-            complain(&no_command(words.get(1).and_then(|word| word.to_str()).unwrap_or_default()));
-            std::process::exit(USAGE.into())
+        if error.kind() == ErrorKind::DisplayHelp {
+            return Cli::command().get_matches_from(&words);
         }
-        _ => error.exit(),
+        match better(&error, &words) {
+            Some(sentence) => complain(&sentence),
+            None => error.exit(),
+        }
+        std::process::exit(USAGE.into())
     });
     if let Some((name, given)) = matches.subcommand().filter(|(name, _)| ["run", "mpi"].contains(name)) {
         not_an_option(&words, name, given)?;
@@ -46,6 +48,62 @@ pub fn parse() -> Result<Cli, ExitCode> {
         complain(&error);
         ExitCode::from(USAGE)
     })
+}
+
+/// What to say instead of clap, which takes an unknown option for a value, and the nearest of all words for
+/// what was meant.
+fn better(error: &Error, words: &[OsString]) -> Option<String> {
+    let word = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => Some(word.as_str()),
+        _ => None,
+    };
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let typed = words.iter().skip(1).find(|word| *word != "help")?;
+            Some(no_command(word(ContextKind::InvalidSubcommand).or(typed.to_str())?))
+        }
+        ErrorKind::UnknownArgument => {
+            let typed = word(ContextKind::InvalidArg).filter(|typed| typed.starts_with('-'))?;
+            let command = Cli::command();
+            let given =
+                words.get(1).and_then(|word| word.to_str()).and_then(|name| command.find_subcommand(name));
+            Some(unknown_option(typed, given))
+        }
+        _ => None,
+    }
+}
+
+/// `given`: the command that has no such option, if there was one in front of it.
+fn unknown_option(typed: &str, given: Option<&Command>) -> String {
+    let mut root = Cli::command();
+    // Only then it has --help and --version.
+    root.build();
+    let command = given.unwrap_or(&root);
+    let name = typed.trim_start_matches('-').split('=').next().unwrap_or_default();
+    let longs = |command: &Command| -> Vec<String> {
+        command.get_arguments().filter_map(|option| option.get_long()).map(str::to_owned).collect()
+    };
+    if name.starts_with(|first: char| first.is_ascii_digit()) {
+        return format!("{typed} is below 0; `{} --help` says which values there are", path_of(given));
+    }
+    if let Some(near) = variables::nearest(name, longs(command).iter().map(String::as_str)) {
+        return format!("unknown option {typed}; did you mean --{near}?");
+    }
+    let run = root.find_subcommand("run").filter(|run| {
+        given.is_none()
+            && run.get_arguments().any(|option| {
+                option.get_long() == Some(name)
+                    || option.get_short().is_some_and(|short| typed == format!("-{short}"))
+            })
+    });
+    match run {
+        Some(_) => format!("{typed} is an option of `uwarp run`: uwarp run {typed} … -- PROGRAM"),
+        None => format!("unknown option {typed}; `{} --help` lists the options", path_of(given)),
+    }
+}
+
+fn path_of(command: Option<&Command>) -> String {
+    command.map_or_else(|| "uwarp".to_owned(), |command| format!("uwarp {}", command.get_name()))
 }
 
 fn no_command(typed: &str) -> String {
@@ -87,7 +145,7 @@ fn not_an_option(words: &[OsString], subcommand: &str, given: &ArgMatches) -> Re
             Some(name) => format!("unknown option {first}; did you mean --{name}?"),
             None => format!(
                 "unknown option {first}; `uwarp {subcommand} --help` lists the options. \
-                 An option of the program stands behind its name: uwarp {subcommand} -- PROGRAM {first}"
+                 Options of the program go after its name: uwarp {subcommand} -- PROGRAM {first}"
             ),
         });
     }

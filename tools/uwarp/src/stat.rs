@@ -47,7 +47,7 @@ pub fn run(args: &StatArgs) -> ExitCode {
         let missing = |pid: &&u32| !processes.iter().any(|process| process.pid == **pid);
         let missing: Vec<_> = args.pid.iter().filter(missing).collect();
         for pid in missing.iter().filter(|_| args.watch.is_none()) {
-            complain(&format_args!("process {pid} does not use uwarp, is another user's, or does not exist"));
+            complain(&absent(**pid));
         }
         if let (Some(_), false) = (args.watch, args.json) {
             clear();
@@ -264,6 +264,29 @@ fn query(pid: u32, name: &str) -> Option<Process> {
     Some(Process { pid, command, answer })
 }
 
+/// Why this process has not answered.
+fn absent(pid: u32) -> String {
+    let directory = format!("/proc/{pid}");
+    let (Ok(metadata), Some(command)) = (fs::metadata(&directory), command(pid)) else {
+        return format!("there is no process {pid}");
+    };
+    let owner = metadata.st_uid();
+    if owner != rustix::process::getuid().as_raw() {
+        return format!(
+            "process {pid} ({command}) is of user {owner}, and `uwarp stat` shows the processes of its own \
+             user: sudo -u '#{owner}' uwarp stat --pid {pid}"
+        );
+    }
+    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/net")).ok();
+    if namespace(&pid.to_string()) != namespace("self") {
+        return format!(
+            "process {pid} ({command}) is in another network namespace: nsenter -t {pid} -n uwarp stat \
+             --pid {pid}"
+        );
+    }
+    format!("process {pid} ({command}) has not opened a device of uwarp: start it by `uwarp run`")
+}
+
 fn command(pid: u32) -> Option<String> {
     Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
 }
@@ -423,17 +446,39 @@ fn block(process: &Process, before: &Seen, args: &StatArgs) -> String {
         let titles = ["queue pair", "service", "state", "peer"].map(str::to_owned).into_iter();
         let titles = titles.chain(rates.titles());
         let titles = titles.chain(["reads out", "stalls", "resent", "errors"].map(str::to_owned));
-        let mut table = table::new(&titles.collect::<Vec<_>>());
-        for pair in pairs.iter().take(shown) {
-            table.add_row(row(pair, before(pair), |now, then| rates.cells(now, then)));
-        }
-        table::align(&mut table, 4);
+        let mut titles: Vec<_> = titles.collect();
+        let of_pair = |pair: &&Pair| row(pair, before(pair), |now, then| rates.cells(now, then));
+        let mut rows: Vec<_> = pairs.iter().take(shown).map(of_pair).collect();
+        let notes = if table::fits(&titles, &rows) { Vec::new() } else { narrow(&mut titles, &mut rows) };
+        let mut table = table::new(&titles);
+        table.add_rows(rows);
+        table::align(&mut table, titles.iter().position(|title| title.starts_with("sent")).unwrap_or(0));
         text.push_str(&table::text(table));
+        notes.iter().for_each(|note| text.push_str(&format!("\n{note}")));
     }
     if shown < pairs.len() {
         text.push_str(&format!("\nand {} more; --top shows more of them", pairs.len() - shown));
     }
     text.trim_end().to_owned()
+}
+
+/// For a terminal that is too narrow: the table keeps the state and the traffic, and the other columns become
+/// a line for each queue pair that has something there. Those lines are returned.
+fn narrow(titles: &mut Vec<String>, rows: &mut [Vec<String>]) -> Vec<String> {
+    const PEER: usize = 3;
+    const BEHIND_TRAFFIC: usize = 8;
+    let taken = |from: &mut Vec<String>| {
+        let mut taken = from.split_off(BEHIND_TRAFFIC);
+        taken.insert(0, from.remove(PEER));
+        taken
+    };
+    let titles = taken(titles);
+    let note = |row: &mut Vec<String>| {
+        let cells = titles.iter().zip(taken(row)).filter(|(_, cell)| cell != "-" && cell != "0");
+        let words: Vec<_> = cells.map(|(title, cell)| format!("{title} {cell}")).collect();
+        (!words.is_empty()).then(|| format!("{}: {}", row[0], words.join("; ")))
+    };
+    rows.iter_mut().filter_map(note).collect()
 }
 
 /// A row for each kind of message that there was.
@@ -552,6 +597,32 @@ mod tests {
         let found = query_all(&[pid]).unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].answer.as_ref().err().map(String::as_str), Some(SILENT));
+    }
+
+    /// At 80 columns each letter of an error had a line of its own.
+    #[test]
+    fn a_narrow_table_has_the_traffic_and_lines_below_it() {
+        let words = |text: &str| text.split('|').map(str::to_owned).collect::<Vec<_>>();
+        let mut titles =
+            words("queue pair|service|state|peer|sent|bytes|received|bytes|reads out|stalls|resent|errors");
+        let mut rows = [
+            words("0xa9a501|UD|RTS|-|0|0 B|0|0 B|0|-|-|dropped: 4 no receive, 1 qkey"),
+            words("0xa9a502|RC|RTS|192.0.2.1:4000 0xa9a503|7|7 B|0|0 B|0|2 room|-|-"),
+            words("0xa9a504|RC|INIT|-|0|0 B|0|0 B|0|-|-|-"),
+        ];
+        assert!(!table::fits_in(Some(80), &titles, &rows));
+        assert!(table::fits_in(None, &titles, &rows) && table::fits_in(Some(180), &titles, &rows));
+        let notes = narrow(&mut titles, &mut rows);
+        assert_eq!(
+            notes,
+            [
+                "0xa9a501: errors dropped: 4 no receive, 1 qkey",
+                "0xa9a502: peer 192.0.2.1:4000 0xa9a503; stalls 2 room"
+            ]
+        );
+        assert_eq!(titles, words("queue pair|service|state|sent|bytes|received|bytes"));
+        assert_eq!(rows[1], words("0xa9a502|RC|RTS|7|7 B|0|0 B"));
+        assert!(table::fits_in(Some(80), &titles, &rows));
     }
 
     #[test]

@@ -60,6 +60,22 @@ pub fn new<T: AsRef<str>>(header: &[T]) -> Table {
     table
 }
 
+/// Whether no line of such a table must be broken.
+pub fn fits(header: &[String], rows: &[Vec<String>]) -> bool {
+    fits_in(Looks::of_stdout().width, header, rows)
+}
+
+/// The same for a terminal of this width; a pipe has none.
+pub fn fits_in(width: Option<u16>, header: &[String], rows: &[Vec<String>]) -> bool {
+    let longest = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).chain(header.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    // Three spaces between columns, and the borders.
+    let needed: usize = (0..header.len()).map(|column| longest(column) + 3).sum::<usize>() + 1;
+    width.is_none_or(|width| needed <= usize::from(width))
+}
+
 /// The columns from this one on have numbers.
 pub fn align(table: &mut Table, from: usize) {
     for column in table.column_iter_mut().skip(from) {

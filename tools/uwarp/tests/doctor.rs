@@ -230,6 +230,9 @@ fn static_missing_and_foreign_programs_are_named() {
     let program = path.to_str().unwrap();
     let (status, words, _) = check(libdir.path(), "program", &[], &[program]);
     assert!(status == "fail" && words.contains("statically"), "{words}");
+    // Nothing is said of a loader that it does not have.
+    let output = uwarp(libdir.path()).args(["doctor", "--", program]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("the loader uses"), "{output:?}");
     let (status, words, _) = check(libdir.path(), "program", &[("PATH", "/nowhere")], &["rping"]);
     assert!(status == "fail" && words.contains("rdmacm-utils"), "{words}");
     // A dynamic program for another processor (e_machine, here of a PDP-10).

@@ -29,6 +29,14 @@ fn man_page_names_every_variable_once_and_every_section() {
     {
         assert_eq!(page.matches(&format!(".SH {section}\n")).count(), 1, "{section}");
     }
+    // It was "uwarp [-h|--help] [-V|--version] <subcommands>".
+    for line in [
+        "uwarp run [OPTIONS] \\-\\- PROGRAM [ARGS]...",
+        "uwarp stat [OPTIONS]",
+        "uwarp bench [OPTIONS] <WHAT>",
+    ] {
+        assert!(page.contains(&format!("\n{line}\n.br\n")), "{line}");
+    }
 }
 
 #[test]

@@ -258,6 +258,21 @@ fn a_mistyped_option_is_not_taken_for_the_program() {
         let output = uwarp(libdir.path()).args([command, "--", "true"]).output().unwrap();
         assert_refused(&output, 2, &[sentence]);
     }
+    for (words, sentence) in [
+        (&["help", "rnu"][..], "there is no command rnu; did you mean run?"),
+        (&["--as", "iwarp", "--", "true"], "--as is an option of `uwarp run`: uwarp run --as … -- PROGRAM"),
+        (&["-v"], "-v is an option of `uwarp run`: uwarp run -v … -- PROGRAM"),
+        (&["--vresion"], "unknown option --vresion; did you mean --version?"),
+        (&["doctor", "--bogus"], "unknown option --bogus; `uwarp doctor --help` lists the options"),
+        (&["bench", "latency", "--bogus"], "unknown option --bogus; `uwarp bench --help` lists the options"),
+        (&["bench", "latency", "--ruonds", "3"], "unknown option --ruonds; did you mean --rounds?"),
+        (&["bench", "latency", "--seconds", "-1"], "-1 is below 0; `uwarp bench --help` says which values"),
+        (&["stat", "--wach"], "unknown option --wach; did you mean --watch?"),
+    ] {
+        let output = uwarp(libdir.path()).args(words).output().unwrap();
+        assert_refused(&output, 2, &[sentence]);
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{}", text(&output.stderr));
+    }
     // It was an option without a value, and its value the program.
     let output = run(libdir.path(), &["--markers", "1", "--", "env"]);
     assert!(text(&output.stdout).contains("UWARP_MARKERS=on\n"), "{output:?}");

@@ -302,6 +302,8 @@ pub fn empty(fd: c_int) -> (Vec<c_int>, bool) {
         match receive(fd, &mut [0]) {
             Ok((_, _, false)) => return (all, true),
             Ok((_, descriptors, true)) => all.extend(descriptors),
+            // It was never connected.
+            Err(libc::ENOTCONN) => return (all, true),
             Err(_) => {}
         }
     }
@@ -341,6 +343,13 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+
+    #[test]
+    fn a_socket_that_never_had_a_peer_is_empty() {
+        let fd = seqpacket().unwrap();
+        assert_eq!(empty(fd), (Vec::new(), true));
+        sys::close(fd);
+    }
 
     #[test]
     fn the_kernel_names_the_other_end_of_a_connection() {

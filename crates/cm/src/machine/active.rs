@@ -337,11 +337,12 @@ impl Active {
         let peer = self.target.peer;
         match (failure, asking) {
             (Failure::TimedOut, true) => tracing::warn!(
-                "connected to {peer}, but no MPA reply within {:?}: given up. Is that an iWARP server?",
-                self.timeouts.reply
+                "connected to {peer}, but no MPA reply within {} s: given up. Is that an iWARP server?",
+                self.timeouts.reply.as_secs()
             ),
             (Failure::TimedOut, false) if self.target.fall_back => {
-                tracing::warn!("no answer from {peer} within {:?}: given up", self.timeouts.connect);
+                let limit = self.timeouts.connect.as_secs();
+                tracing::warn!("no answer from {peer} within {limit} s: given up");
             }
             _ => {}
         }

@@ -115,7 +115,7 @@ pub struct IdEvent {
     /// Parameters of the peer, where there are any.
     pub param: ConnParam,
     /// For ids of datagrams: the destination.
-    pub datagram: Option<DatagramParam>,
+    pub datagram: Option<Box<DatagramParam>>,
     /// The peer program's.
     pub private_data: Vec<u8>,
 }

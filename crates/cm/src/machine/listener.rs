@@ -115,6 +115,7 @@ struct Silent {
 struct Complete {
     connection: Silent,
     request: Request,
+    peer: Peer,
 }
 
 /// A connection between the reply to its request and its ESTABLISHED.
@@ -321,7 +322,8 @@ impl Listener {
         let Some(connection) = self.silent.remove(&conn) else { return };
         match event {
             Event::Requested(request) => {
-                self.complete.insert(conn, Complete { connection, request });
+                let peer = Peer::of(&connection.ends, &request);
+                self.complete.insert(conn, Complete { connection, request, peer });
             }
             event => {
                 if let Event::Failed(Failure::Setup(error)) = event {
@@ -345,9 +347,14 @@ impl Listener {
         }
         let mut ready = Vec::new();
         let mut look = None;
+        // If one waits, all later ones of its peer do: hundreds may come at once.
+        let mut waits = None;
         for (conn, complete) in &self.complete {
             if self.undelivered + ready.len() >= self.settings.backlog {
                 break;
+            }
+            if waits == Some(complete.peer) {
+                continue;
             }
             // The last one before it that is silent is the youngest one.
             let before = self.silent.range(..conn).next_back();
@@ -359,14 +366,14 @@ impl Listener {
             }
             match self.delay(complete) {
                 None => ready.push(*conn),
-                delay => look = earlier(look, delay),
+                delay => (look, waits) = (earlier(look, delay), Some(complete.peer)),
             }
         }
         self.look = look;
         for conn in ready {
-            let Some(Complete { connection, request }) = self.complete.remove(&conn) else { continue };
+            let Some(Complete { connection, request, peer }) = self.complete.remove(&conn) else { continue };
             self.undelivered += 1;
-            self.reported.insert(conn, Peer::of(&connection.ends, &request));
+            self.reported.insert(conn, peer);
             let Silent { ends, handshake, place, .. } = connection;
             self.actions.push_back(Action::Report(Report::Requested {
                 conn,
@@ -380,8 +387,7 @@ impl Listener {
 
     /// When to look again at a request that must wait for ESTABLISHED of another connection.
     fn delay(&self, complete: &Complete) -> Option<Instant> {
-        let peer = Peer::of(&complete.connection.ends, &complete.request);
-        let oldest = self.answered.iter().find(|answered| answered.peer == peer)?;
+        let oldest = self.answered.iter().find(|answered| answered.peer == complete.peer)?;
         (oldest.at <= complete.connection.accepted).then_some(oldest.at + UNTIL_ESTABLISHED)
     }
 
@@ -412,8 +418,11 @@ impl Machine for Listener {
             Input::Accepted { conn, ends } => self.accepted(now, conn, ends),
             Input::NotAccepted { conn, why } => self.not_accepted(now, conn, why),
             Input::Delivered => {
+                let held_up = self.undelivered >= self.settings.backlog;
                 self.undelivered = self.undelivered.saturating_sub(1);
-                self.report(now);
+                if held_up {
+                    self.report(now);
+                }
                 self.accept_more(now);
             }
             Input::Settled(conn) => self.settled(now, conn),

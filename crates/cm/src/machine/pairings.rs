@@ -437,6 +437,7 @@ impl Pairings {
     fn leave(&mut self, conn: ConnKey, handshake: Box<Handshake>, place: Option<Place>) {
         if !handshake.is_drained() {
             self.leaving.insert(conn, Leaving { handshake, _place: place });
+            self.actions.push_back(Action::Look { conn });
         }
     }
 

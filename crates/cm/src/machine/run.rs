@@ -12,9 +12,7 @@
 //! at connections of which something may be read: those that wait to become streams, and early requests,
 //! would otherwise stay at the head of its list, and each run would begin with them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
-use std::ops::Bound::{Excluded, Unbounded};
 
 use rustix::io::Errno;
 use uwarp_driver::Recorded;
@@ -27,6 +25,7 @@ use uwarp_proto::setup::Negotiated;
 use uwarp_rnic::qp::Now;
 use uwarp_wire::mpa;
 
+use super::sorted::Sorted;
 use super::{Action, ConnKey, Input, Machine, Recipient, Transmit, Want};
 use crate::event::ConnParam;
 
@@ -76,12 +75,12 @@ pub struct Conns<W> {
     /// What the program has bound, until it listens or connects.
     bound: Option<Box<dyn Bound>>,
     listening: Option<Listener<W>>,
-    open: BTreeMap<ConnKey, Open<W>>,
+    open: Sorted<Open<W>>,
     /// Those that may have something to read, or have ended. Each read looks at them from the first on, so
     /// those of which nothing is to be read stay out: hundreds of peers may wait early.
-    marked: BTreeSet<ConnKey>,
-    /// Those that are not watched.
-    unwatched: BTreeSet<ConnKey>,
+    marked: Sorted<()>,
+    /// Those that are not watched, and may have to be.
+    unwatched: Sorted<()>,
 }
 
 // Fields are dropped in this order: the watch first.
@@ -105,6 +104,16 @@ struct Open<W> {
     full: bool,
 }
 
+impl<W> Open<W> {
+    fn is_to_be_read(&self, want: Want) -> bool {
+        match want {
+            Want::Bytes(most) => self.unread && most > 0,
+            Want::End => self.unchecked,
+            Want::Nothing => false,
+        }
+    }
+}
+
 impl<W> Conns<W> {
     /// None yet. New ones are made over `carrier`.
     pub fn new(carrier: &'static dyn Carrier, options: Options) -> Self {
@@ -113,9 +122,9 @@ impl<W> Conns<W> {
             options,
             bound: None,
             listening: None,
-            open: BTreeMap::new(),
-            marked: BTreeSet::new(),
-            unwatched: BTreeSet::new(),
+            open: Sorted::default(),
+            marked: Sorted::default(),
+            unwatched: Sorted::default(),
         }
     }
 
@@ -133,7 +142,7 @@ impl<W> Conns<W> {
     pub fn set_tos(&self, tos: u8) -> Result<(), Errno> {
         match &self.bound {
             Some(bound) => bound.set_tos(tos),
-            None => self.open.values().try_for_each(|open| open.set_up.set_tos(tos)),
+            None => self.open.iter().try_for_each(|(_, open)| open.set_up.set_tos(tos)),
         }
     }
 
@@ -155,8 +164,19 @@ impl<W> Conns<W> {
     /// A connection that the machine knows by this name. It may have bytes already.
     pub fn insert(&mut self, conn: ConnKey, set_up: Box<dyn SetUp>) {
         self.insert_watched(conn, None, set_up);
-        self.unwatched.insert(conn);
-        self.marked.insert(conn);
+        self.unwatched.insert(conn, ());
+        self.marked.insert(conn, ());
+    }
+
+    /// The machine wants to know of it again.
+    fn look(&mut self, conn: ConnKey) {
+        let Some(open) = self.open.get(conn) else { return };
+        if open.watched.is_none() {
+            self.unwatched.insert(conn, ());
+        }
+        if open.unchecked || open.unread && !open.only_end {
+            self.marked.insert(conn, ());
+        }
     }
 
     /// One that is watched already is read when the watch reports it.
@@ -170,9 +190,9 @@ impl<W> Conns<W> {
 
     /// A connection that becomes a stream. It is not watched any more.
     pub fn take(&mut self, conn: ConnKey) -> Option<Box<dyn SetUp>> {
-        self.marked.remove(&conn);
-        self.unwatched.remove(&conn);
-        let Open { watched, recorded, set_up, .. } = self.open.remove(&conn)?;
+        self.marked.remove(conn);
+        self.unwatched.remove(conn);
+        let Open { watched, recorded, set_up, .. } = self.open.remove(conn)?;
         // Before another owner watches the same descriptor, or it is closed.
         drop((watched, recorded));
         Some(set_up)
@@ -180,12 +200,18 @@ impl<W> Conns<W> {
 
     /// The lower layer has reported something. Returns whether the machine must learn that there is room.
     pub fn note(&mut self, conn: ConnKey, readable: bool, writable: bool) -> bool {
-        let Some(open) = self.open.get_mut(&conn) else { return false };
+        let Some(open) = self.open.get_mut(conn) else { return false };
         if readable {
             (open.unread, open.unchecked) = (true, true);
-            self.marked.insert(conn);
+            self.marked.insert(conn, ());
         }
         writable && std::mem::take(&mut open.full)
+    }
+
+    /// Whether the next run finds what the machine wants to know of it.
+    fn is_attended(&self, conn: ConnKey, open: &Open<W>, want: Want) -> bool {
+        let is_marked = self.marked.get(conn).is_some() || !open.is_to_be_read(want);
+        want == Want::Nothing || is_marked && open.watched.is_some()
     }
 
     fn close(&mut self, conn: ConnKey, how: Close) {
@@ -315,12 +341,12 @@ pub fn run<M: Machine, S: Surroundings>(
     machine: &mut M,
     conns: &mut Conns<S::Watched>,
     around: &mut S,
-    deferred: &mut VecDeque<Deferred<M::Report>>,
+    defer: &mut impl FnMut(Deferred<M::Report>),
     now: &Now,
 ) {
     let (mut turns, mut accepts) = (TURN, ACCEPTED);
     loop {
-        if send(machine, conns, around, now) || act(machine, conns, around, deferred, &mut accepts, now) {
+        if send(machine, conns, around, now) || act(machine, conns, around, defer, &mut accepts, now) {
             continue;
         }
         if turns > 0 && read(machine, conns, now) {
@@ -333,10 +359,17 @@ pub fn run<M: Machine, S: Surroundings>(
     }
     // Nothing reports again what was reported and not read. One report is enough: the next run reads the
     // others, too. (A thousand peers that come at once would cost as many system calls in each run.)
-    let mut left = conns.marked.iter().filter(|conn| wants_to_read(machine, conns, **conn));
-    if let Some(watched) = left.find_map(|conn| conns.open.get(conn)?.watched.as_ref()) {
+    let mut left = conns.marked.iter().filter_map(|(conn, ())| {
+        let open = conns.open.get(*conn)?;
+        open.watched.as_ref().filter(|_| open.is_to_be_read(machine.want(*conn)))
+    });
+    if let Some(watched) = left.next() {
         around.again(watched);
     }
+    debug_assert!(
+        conns.open.iter().all(|(conn, open)| conns.is_attended(*conn, open, machine.want(*conn))),
+        "the machine wants to know of a connection and did not say so"
+    );
 }
 
 /// Sends one piece; false: there is none.
@@ -352,11 +385,14 @@ fn send<M: Machine, S: Surroundings>(
             around.send(route, bytes);
             return true;
         }
-        Some(Transmit::Bytes { conn, bytes }) => match conns.open.get_mut(&conn) {
+        Some(Transmit::Bytes { conn, bytes }) => match conns.open.get_mut(conn) {
             None => Input::Failed { conn, why: Refusal::Gone },
             Some(open) => match open.set_up.send_some(bytes) {
                 Ok(sent) => {
                     open.full = sent == 0;
+                    if open.full && open.watched.is_none() {
+                        conns.unwatched.insert(conn, ());
+                    }
                     Input::Sent { conn, bytes: sent }
                 }
                 Err(why) => conns.fail(conn, why),
@@ -372,7 +408,7 @@ fn act<M: Machine, S: Surroundings>(
     machine: &mut M,
     conns: &mut Conns<S::Watched>,
     around: &mut S,
-    deferred: &mut VecDeque<Deferred<M::Report>>,
+    defer: &mut impl FnMut(Deferred<M::Report>),
     accepts: &mut usize,
     now: &Now,
 ) -> bool {
@@ -393,28 +429,32 @@ fn act<M: Machine, S: Surroundings>(
             conns.close(conn, how);
             return true;
         }
+        Action::Look { conn } => {
+            conns.look(conn);
+            return true;
+        }
         Action::CheckPolled => Input::Unpolled(around.is_unpolled()),
         Action::Attach { conn, to, said, param } => {
             // Nothing is read or watched until it is taken, or comes back.
-            conns.marked.remove(&conn);
-            conns.unwatched.remove(&conn);
-            deferred.push_back(Deferred::Attach { conn, to, said, param });
+            conns.marked.remove(conn);
+            conns.unwatched.remove(conn);
+            defer(Deferred::Attach { conn, to, said, param });
             return true;
         }
         Action::Disconnect { conn, answered } => {
-            deferred.push_back(Deferred::Disconnect(conn, answered));
+            defer(Deferred::Disconnect(conn, answered));
             return true;
         }
         Action::Fail => {
-            deferred.push_back(Deferred::Fail);
+            defer(Deferred::Fail);
             return true;
         }
         Action::Report(report) => {
-            deferred.push_back(Deferred::Report(report));
+            defer(Deferred::Report(report));
             return true;
         }
         Action::Answer(answer) => {
-            deferred.push_back(Deferred::Answer(answer));
+            defer(Deferred::Answer(answer));
             return true;
         }
     };
@@ -422,27 +462,22 @@ fn act<M: Machine, S: Surroundings>(
     true
 }
 
-fn wants_to_read<M: Machine, W>(machine: &M, conns: &Conns<W>, conn: ConnKey) -> bool {
-    let Some(open) = conns.open.get(&conn) else { return false };
-    match machine.want(conn) {
-        Want::Bytes(most) => open.unread && most > 0,
-        Want::End => open.unchecked,
-        Want::Nothing => false,
-    }
-}
-
 /// Reads one piece, no longer than the machine wants: the next byte is the stream's. False: nothing more can
 /// be read. Until the lower layer has said that there is nothing, a connection stays marked: it does not
 /// report again what it has reported.
 fn read<M: Machine, W>(machine: &mut M, conns: &mut Conns<W>, now: &Now) -> bool {
-    let mut after = Unbounded;
-    while let Some(conn) = conns.marked.range((after, Unbounded)).next().copied() {
-        after = Excluded(conn);
-        if !wants_to_read(machine, conns, conn) {
+    let mut after = None;
+    while let Some(conn) = conns.marked.next(after) {
+        after = Some(conn);
+        let want = machine.want(conn);
+        let Some(open) = conns.open.get_mut(conn) else { continue };
+        if !open.is_to_be_read(want) {
+            if want == Want::Nothing {
+                // Until it says otherwise.
+                conns.marked.remove(conn);
+            }
             continue;
         }
-        let want = machine.want(conn);
-        let Some(open) = conns.open.get_mut(&conn) else { continue };
         let mut buffer = [0; mpa::MAX_PRIVATE_DATA];
         let got = match want {
             Want::Bytes(most) => {
@@ -453,7 +488,7 @@ fn read<M: Machine, W>(machine: &mut M, conns: &mut Conns<W>, now: &Now) -> bool
             _ if open.set_up.ended() => Ok(Got::End),
             _ => {
                 (open.unchecked, open.only_end) = (false, true);
-                conns.marked.remove(&conn);
+                conns.marked.remove(conn);
                 continue;
             }
         };
@@ -461,12 +496,12 @@ fn read<M: Machine, W>(machine: &mut M, conns: &mut Conns<W>, now: &Now) -> bool
             Ok(Got::Bytes(count)) => Input::Bytes { conn, bytes: buffer.get(..count).unwrap_or_default() },
             Ok(Got::Nothing) => {
                 (open.unread, open.unchecked) = (false, false);
-                conns.marked.remove(&conn);
+                conns.marked.remove(conn);
                 continue;
             }
             Ok(Got::End) => {
                 (open.unread, open.unchecked) = (false, false);
-                conns.marked.remove(&conn);
+                conns.marked.remove(conn);
                 Input::End { conn }
             }
             Err(why) => conns.fail(conn, why),
@@ -484,17 +519,18 @@ fn watch<M: Machine, S: Surroundings>(
     around: &mut S,
     now: &Now,
 ) -> bool {
-    let mut after = Unbounded;
-    while let Some(conn) = conns.unwatched.range((after, Unbounded)).next().copied() {
-        after = Excluded(conn);
-        let Some(open) = conns.open.get_mut(&conn) else { continue };
+    let mut after = None;
+    while let Some(conn) = conns.unwatched.next(after) {
+        after = Some(conn);
+        let Some(open) = conns.open.get_mut(conn) else { continue };
         if machine.want(conn) == Want::Nothing && !open.full {
+            conns.unwatched.remove(conn);
             continue;
         }
         match around.watch(Some(conn), open.set_up.watch()) {
             Ok(watched) => {
                 open.watched = Some(watched);
-                conns.unwatched.remove(&conn);
+                conns.unwatched.remove(conn);
             }
             Err(errno) => {
                 let input = conns.fail(conn, Refusal::Local(errno));

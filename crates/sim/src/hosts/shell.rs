@@ -89,7 +89,8 @@ impl<R> Shell<R> {
         now: &Now,
     ) {
         let mut around = Around { at, unpolled, serves, watches: &mut self.watches };
-        run(machine, &mut self.conns, &mut around, &mut self.deferred, now);
+        let deferred = &mut self.deferred;
+        run(machine, &mut self.conns, &mut around, &mut |result| deferred.push_back(result), now);
     }
 
     /// What has changed since the last report.

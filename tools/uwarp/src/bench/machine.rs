@@ -45,6 +45,17 @@ impl Machine {
     pub fn look_again(&mut self) {
         self.load[1] = load();
     }
+
+    /// What to say if other work ran in the minute before the first measurement.
+    pub fn busy(&self) -> Option<String> {
+        let load = self.load[0].filter(|load| *load > self.cores as f64 / 2.0)?;
+        let plural = if self.cores == 1 { "" } else { "s" };
+        Some(format!(
+            "The machine was busy before (load {load:.1} on {} core{plural}): if it still is, do not trust \
+             these figures.",
+            self.cores
+        ))
+    }
 }
 
 fn cpu_model() -> String {
@@ -64,4 +75,20 @@ fn load() -> Option<f64> {
 /// A file of the kernel's; empty if there is none.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_machine_is_named() {
+        let busy = |load, cores| Machine { load: [load, Some(9.0)], cores, ..Machine::look() }.busy();
+        assert_eq!(busy(Some(0.9), 2), None);
+        assert_eq!(busy(None, 2), None);
+        assert!(
+            busy(Some(6.14), 2).unwrap().starts_with("The machine was busy before (load 6.1 on 2 cores)")
+        );
+        assert!(busy(Some(0.6), 1).unwrap().contains("on 1 core)"));
+    }
 }

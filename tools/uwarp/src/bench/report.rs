@@ -203,11 +203,11 @@ impl Report {
         let load =
             machine.load.map(|load| load.map_or("?".to_owned(), |load| format!("{load:.2}"))).join(" to ");
         text.push_str(&format!(
-            "{}; {} rounds, {} s a figure and side; ratios are medians of neighbouring rounds (least to \
+            "{}; {}, {} s a figure and side; ratios are medians of neighbouring rounds (least to \
              most).\n\
-             {}, {} cores, {}, clock {}, load {load}; uwarp {}{}\n$ {}",
+             {}, {} cores, {}, clock {}, load {load}; uwarp {}{}\n{}$ {}",
             self.place(),
-            self.rounds,
+            if self.rounds == 1 { "1 round".to_owned() } else { format!("{} rounds", self.rounds) },
             self.seconds,
             machine.cpu,
             machine.cores,
@@ -215,6 +215,7 @@ impl Report {
             machine.clock,
             machine.uwarp,
             machine.settings.iter().map(|setting| format!(", {setting}")).collect::<String>(),
+            machine.busy().map(|sentence| format!("{sentence}\n")).unwrap_or_default(),
             command(),
         ));
         text

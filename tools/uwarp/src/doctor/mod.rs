@@ -86,11 +86,37 @@ fn print(check: &Check) {
 
 fn conclusion(checks: &[Check], worst: Status) -> String {
     let count = |status| checks.iter().filter(|check| check.status == status).count();
+    let warnings = match count(Status::Warn) {
+        1 => "1 has a warning".to_owned(),
+        warnings => format!("{warnings} have warnings"),
+    };
+    let (all, failed) = (checks.len(), count(Status::Fail));
     match worst {
-        Status::Ok => format!("All {} checks passed.", checks.len()),
-        Status::Warn => {
-            format!("Programs can run; {} of {} checks have warnings.", count(Status::Warn), checks.len())
+        Status::Ok => format!("All {all} checks passed."),
+        Status::Warn => format!("Programs can run; of {all} checks, {warnings}."),
+        Status::Fail if count(Status::Warn) > 0 => {
+            format!("Of {all} checks, {failed} failed, and {warnings}.")
         }
-        Status::Fail => format!("{} of {} checks failed.", count(Status::Fail), checks.len()),
+        Status::Fail => format!("{failed} of {all} checks failed."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_counts_failures_and_warnings() {
+        let checks = |warnings: usize, failures: usize| {
+            let mut checks = vec![Check::ok("a", "")];
+            checks.extend((0..warnings).map(|_| Check::warn("b", "", "")));
+            checks.extend((0..failures).map(|_| Check::fail("c", "", "")));
+            conclusion(&checks, checks.iter().map(|check| check.status).max().unwrap())
+        };
+        assert_eq!(checks(0, 0), "All 1 checks passed.");
+        assert_eq!(checks(1, 0), "Programs can run; of 2 checks, 1 has a warning.");
+        assert_eq!(checks(2, 0), "Programs can run; of 3 checks, 2 have warnings.");
+        assert_eq!(checks(0, 1), "1 of 2 checks failed.");
+        assert_eq!(checks(2, 1), "Of 4 checks, 1 failed, and 2 have warnings.");
     }
 }

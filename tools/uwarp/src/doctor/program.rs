@@ -21,7 +21,9 @@ pub fn checks(name: &OsStr, libdir: Option<&Path>) -> Vec<Check> {
     if let Some((found, remedy)) = program::broken_first_line(&path) {
         return vec![Check::fail("program", found, remedy)];
     }
-    let mut checks = vec![kind(&path, &file, libdir), rights(&file), sockets(&file)];
+    let mut checks = vec![kind(&path, &file, libdir)];
+    checks.extend(rights(&file));
+    checks.push(sockets(&file));
     checks.extend(script(&path));
     checks.extend(by_path(&path));
     checks.extend(bundled::check(&path, &file, libdir));
@@ -212,13 +214,18 @@ fn calls_sockets(file: &Path) -> bool {
         .any(|call| facts.imports.iter().any(|i| i == call))
 }
 
-fn rights(file: &Path) -> Check {
+/// `None` if nothing is wrong, and the program has no loader that could use the variable.
+fn rights(file: &Path) -> Option<Check> {
     let name = "rights";
     let ignored = program::secure_execution(file, Caller::current())
         .map(|reason| format!("the loader ignores LD_LIBRARY_PATH, because {reason}"));
     match ignored.or_else(|| program::drops_environment(file)) {
-        Some(found) => Check::fail(name, found, run::secure_remedy(file)),
-        None => Check::ok(name, "it gets no extra rights when it runs, so the loader uses LD_LIBRARY_PATH"),
+        Some(found) => Some(Check::fail(name, found, run::secure_remedy(file))),
+        None => {
+            let loader = Facts::read(file).ok().flatten().and_then(|facts| facts.interpreter);
+            let found = "it gets no extra rights when it runs, so the loader uses LD_LIBRARY_PATH";
+            loader.map(|_| Check::ok(name, found))
+        }
     }
 }
 

@@ -100,7 +100,10 @@ impl Life {
         self.check_alive()?;
         let local = self.local.ok_or(CmError::Invalid("not bound"))?;
         let datagram = DatagramParam { qpn: QPN_MULTICAST, qkey: QKEY, local, peer: group, context };
-        self.event(IdEvent { datagram: Some(datagram), ..IdEvent::plain(EventKind::MulticastJoin, 0) });
+        self.event(IdEvent {
+            datagram: Some(Box::new(datagram)),
+            ..IdEvent::plain(EventKind::MulticastJoin, 0)
+        });
         Ok(())
     }
 
@@ -112,7 +115,8 @@ impl Life {
         let (step, event) = match found {
             Found::QueuePair { qpn, qkey, private_data } => {
                 let ends = self.local.zip(self.peer);
-                let datagram = ends.map(|(local, peer)| DatagramParam { qpn, qkey, local, peer, context: 0 });
+                let param = |(local, peer)| Box::new(DatagramParam { qpn, qkey, local, peer, context: 0 });
+                let datagram = ends.map(param);
                 let event = IdEvent::plain(EventKind::Established, 0);
                 (Step::Established, IdEvent { datagram, private_data, ..event })
             }
@@ -138,7 +142,7 @@ impl Life {
         life.part = Part::Question(question);
         let datagram = DatagramParam { qpn: 0, qkey: 0, local, peer: question.from, context: 0 };
         let event = IdEvent {
-            datagram: Some(datagram),
+            datagram: Some(Box::new(datagram)),
             private_data,
             ..IdEvent::plain(EventKind::ConnectRequest, 0)
         };

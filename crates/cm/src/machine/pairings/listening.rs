@@ -13,7 +13,7 @@ use uwarp_wire::introduction::{self, Cookie, Half, Introduction, TurnedAway};
 
 use super::early::Arrived;
 use super::pairing::State;
-use super::{ConnKey, Ends, Event, Handshake, Input, Machine as _, Pairings, Place, gid, listener};
+use super::{Action, ConnKey, Ends, Event, Handshake, Input, Machine as _, Pairings, Place, gid, listener};
 
 /// Most early requests for one queue pair: more than one means a peer that began anew, or an earlier peer.
 pub const MOST_EARLY_EACH: usize = 4;
@@ -91,6 +91,8 @@ impl Pairings {
         for early in leaving {
             self.reject(now, early, TurnedAway::Crowded);
         }
+        // Its end is of interest now.
+        self.actions.push_back(Action::Look { conn: request.conn });
         self.early.push(now.get(), request);
     }
 
@@ -131,6 +133,7 @@ impl Pairings {
                 // For `shown_psns`: a responder's is empty otherwise.
                 said.private_data = introduction.to_bytes().to_vec();
                 pairing.state = State::Replying { conn, handshake, said: Box::new(said), _place: place };
+                self.actions.push_back(Action::Look { conn });
             }
             Err(error) => {
                 tracing::debug!("cannot accept: {error}");

@@ -209,7 +209,7 @@ fn a_peer_that_is_silent_is_named_after_three_seconds_and_at_the_end() {
             world.active.handle_timeout(&world.clock.now());
         });
         let [line] = &said[..] else { panic!("{said:?}") };
-        assert!(line.starts_with(first) && line.contains("given up"), "{line}");
+        assert!(line.starts_with(first) && line.contains(" within 60 s: given up"), "{line}");
     }
     // Queue pairs that are connected by number have words of their own.
     let mut world = World::new(Target { fall_back: false, ..target() });

@@ -229,7 +229,8 @@ impl Bench {
     /// The connection that is given to the queue pair.
     fn attached(&mut self, moves: u32) -> ConnKey {
         let actions = self.actions();
-        let Some(Action::Attach { conn, to, .. }) = actions.into_iter().next() else { panic!("no Attach") };
+        let attach = actions.into_iter().find(|action| !matches!(action, Action::Look { .. }));
+        let Some(Action::Attach { conn, to, .. }) = attach else { panic!("no Attach") };
         assert_eq!(to, Recipient::Number { qpn: QPN, moves });
         assert_eq!(self.phase(), "Attaching");
         conn

@@ -1,5 +1,6 @@
 //! The loop over a scripted machine: over connections that report edges only, and over TCP.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex as Shared};
 use std::time::Instant;
@@ -205,10 +206,14 @@ impl World {
 
     fn run(&mut self) {
         let now = Now::at(Instant::now());
-        run(&mut self.script, &mut self.conns, &mut self.around, &mut self.deferred, &now);
+        let mut defer = |result| self.deferred.push_back(result);
+        run(&mut self.script, &mut self.conns, &mut self.around, &mut defer, &now);
     }
 
     fn want(&mut self, want: Want) {
+        if self.script.want(self.conn) == Want::Nothing && want != Want::Nothing {
+            self.script.actions.push_back(Action::Look { conn: self.conn });
+        }
         self.script.wants.insert(self.conn, want);
     }
 
@@ -263,6 +268,7 @@ impl World {
     /// Reads one piece, after which the machine wants something else.
     fn run_once_and_want(&mut self, want: Want) {
         let now = Now::at(Instant::now());
+        while act(&mut self.script, &mut self.conns, &mut self.around, &mut |_| (), &mut 0, &now) {}
         assert!(read(&mut self.script, &mut self.conns, &now));
         self.want(want);
         self.run();
