@@ -803,6 +803,57 @@ static void cancelling(void)
 	rdma_destroy_event_channel(quiet);
 }
 
+static void *asleep_in_request(void *listener)
+{
+	struct rdma_cm_id *id;
+
+	return (void *)(intptr_t)(rdma_get_request(listener, &id) ? errno : 0);
+}
+
+static void *asleep_in_connect(void *id)
+{
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+
+	return (void *)(intptr_t)(rdma_connect(id, &param) ? errno : 0);
+}
+
+/* A thread that sleeps in a call of a synchronous id, while another one destroys the id. */
+static void wake_by_destroying(struct rdma_cm_id *id, void *(*call)(void *), const char *name)
+{
+	struct timespec until;
+	pthread_t thread;
+	void *result = NULL;
+	int rc;
+
+	MUST(pthread_create(&thread, NULL, call, id) == 0);
+	usleep(QUIET_MS * 1000);
+	MUST(rdma_destroy_id(id) == 0);
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += LIMIT_MS / 1000;
+	rc = pthread_timedjoin_np(thread, &result, &until);
+	check(rc == 0 && (intptr_t)result == EBADF, name, "join says %d, the call %d", rc, (int)(intptr_t)result);
+}
+
+static void asleep(void)
+{
+	struct sockaddr_storage ss = sockaddr_of(address, 0);
+	struct rdma_cm_id *listeners[2], *id;
+	struct side client = { 0 };
+
+	for (int n = 0; n < 2; n++) {
+		MUST(rdma_create_id(NULL, &listeners[n], NULL, RDMA_PS_TCP) == 0);
+		MUST(rdma_bind_addr(listeners[n], (struct sockaddr *)&ss) == 0 && rdma_listen(listeners[n], 1) == 0);
+	}
+	ss = sockaddr_of(address, ntohs(rdma_get_src_port(listeners[0])));
+	MUST(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ss, LIMIT_MS) == 0);
+	MUST(rdma_resolve_route(id, LIMIT_MS) == 0);
+	client.id = id;
+	side_resources(&client, &(struct options){ 0 });
+	wake_by_destroying(id, asleep_in_connect, "rdma_connect returns when its id is destroyed, with EBADF");
+	wake_by_destroying(listeners[1], asleep_in_request, "and rdma_get_request");
+}
+
 /* What a thread read that waits in poll(2) and then takes the event, with a pause between the two. */
 struct told {
 	struct rdma_event_channel *ch;
@@ -872,7 +923,7 @@ int main(int argc, char **argv)
 		{ "blocking", blocking }, { "rejecting_actively", rejecting_actively }, { "destroying", destroying },
 		{ "ports", ports }, { "loopback", loopback }, { "forking", forking }, { "threads", threads }, { "private_data", private_data },
 		{ "life", life }, { "timewait", timewait }, { "peer_number", peer_number }, { "cancelling", cancelling },
-		{ "polled", polled },
+		{ "polled", polled }, { "asleep", asleep },
 	};
 
 	if (argc == 5 && strcmp(argv[1], "tries") == 0)

@@ -103,8 +103,8 @@ static void bound(void)
 		leave(&members[i]);
 }
 
-/* A datagram to the address for all hosts: 255.255.255.255, or that of a network. The members of the interface
- * from which it leaves get it. */
+/* A datagram to the address for all hosts: 255.255.255.255, or that of a network. The members of the
+ * interface from which it leaves get it. */
 static void broadcast(void)
 {
 	static const char *const networks[PLACES] = { NULL, "10.55.0.255", "10.56.0.255" };

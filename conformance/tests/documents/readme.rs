@@ -261,16 +261,23 @@ fn first_aid(place: &Place, text: &str) -> Outcome {
         Ok(())
     };
     let no_index = "Failed to modify QP to RTR";
-    row(no_index, "add `-g 0`")?;
+    // At the server's end, and at the client's.
+    let given_up = "Couldn't read/write remote";
+    row(no_index, "`-g 0` at both ends")?;
+    row(given_up, "`-g 0` at both ends")?;
     let host = &place.veth.server;
     let server = place.line("uwarp run -- ibv_rc_pingpong", host);
     let ends =
         pair::run_any(&server, &place.client(&format!("uwarp run -- ibv_rc_pingpong {SERVER}")), 18515)?;
-    let seen = [&ends.server, &ends.client].iter().any(|out| out.text().contains(no_index));
-    require!(seen, "nobody says so\n{}{}", ends.server.text(), ends.client.text());
+    for (out, symptom) in [(&ends.server, no_index), (&ends.client, given_up)] {
+        require!(out.text().contains(symptom), "not said: {symptom}\n{}", out.text());
+    }
 
-    let refused = "RDMA_CM_EVENT_REJECTED, error 8";
+    let (refused, of_pingpong) = ("RDMA_CM_EVENT_REJECTED, error 8", "Couldn't connect");
     row(refused, "start the server")?;
+    row(of_pingpong, "start the server")?;
+    let out = place.client(&format!("uwarp run -- ibv_rc_pingpong -g 0 {SERVER}")).run()?;
+    require!(out.text().contains(of_pingpong), "another word\n{}", out.text());
     let out = place.client(&format!("uwarp run -- rping -c -a {SERVER} -C 1")).run()?;
     require!(out.text().contains(refused), "another event\n{}", out.text());
 

@@ -14,8 +14,8 @@ use uwarp_conformance::topology::Topology::{self, *};
 use uwarp_conformance::{Context, Outcome, cc, require};
 
 use super::Run::{Custom, Long};
-use super::mpis::{Job, Kind, MPICH, Mpi, OPEN_MPI};
-use super::{AS_IB, Case, Env, Run, Scratch, World};
+use super::mpis::{Job, Kind, MPICH, Mpi, OPEN_MPI, messages};
+use super::{AS_IB, AS_IWARP, Case, Env, Run, Scratch, World};
 
 const LO: &[Topology] = &[Loopback4];
 const APART: &[Topology] = &[Veth1500V4];
@@ -28,7 +28,7 @@ const MATCHING: &str = "c/mpi/matching.c: all connect at once; unexpected, reord
                         messages of 0 to 4 MiB; collectives; every byte and sum";
 const ONESIDED: &str = "c/mpi/onesided.c: fences, post-start, locks, flushes; every element";
 const EXCHANGE: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
-const KILLED: &str = "the launcher says so and ends by itself; no rank, port or shared memory is left";
+pub const KILLED: &str = "the launcher says so and ends by itself; no rank, port or shared memory is left";
 
 const BY_WRITES: &str = "c/mpi/exchange.c: every byte; the trace has more Writes than Sends";
 const LOSSY: &str = "c/mpi/exchange.c: every byte; datagrams were dropped at both ends";
@@ -374,7 +374,12 @@ impl Built {
 
 impl World {
     pub fn matching(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
-        let out = self.job("matching", Job { mpi, ranks: 4, transport }, place)?;
+        self.matching_in(&[], mpi, transport, place)
+    }
+
+    /// The same with these variables.
+    pub fn matching_in(&self, env: Env, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
+        let out = self.job("matching", Job { mpi, ranks: 4, transport }, env, place)?;
         for part in ["cold", "unexpected", "any source", "claimed", "strided", "collectives"] {
             require!(out.contains(&format!("ok {part}: ")), "no {part}\n{out}");
         }
@@ -383,7 +388,12 @@ impl World {
     }
 
     pub fn onesided(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
-        let out = self.job("onesided", Job { mpi, ranks: 4, transport }, place)?;
+        self.onesided_in(&[], mpi, transport, place)
+    }
+
+    /// The same with these variables.
+    pub fn onesided_in(&self, env: Env, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
+        let out = self.job("onesided", Job { mpi, ranks: 4, transport }, env, place)?;
         for part in ["fence", "post", "lock", "flush"] {
             let windows = out.matches(&format!("ok {part}: ")).count();
             require!(windows == 2, "{part} passed on {windows} windows, wanted 2\n{out}");
@@ -392,26 +402,42 @@ impl World {
         Ok(())
     }
 
-    fn exchange(&self, mpi: Mpi, ranks: u32, transport: &'static str, place: Place<'_>) -> Outcome {
-        exchanged(&self.job("exchange", Job { mpi, ranks, transport }, place)?)
+    pub fn exchange(&self, mpi: Mpi, ranks: u32, transport: &'static str, place: Place<'_>) -> Outcome {
+        exchanged(&self.job("exchange", Job { mpi, ranks, transport }, &[], place)?)
+    }
+
+    /// `exchange` as iWARP, each rank started by `uwarp run`, so that it has files of its own host.
+    pub fn exchange_by_run(&self, job: Job, place: Place<'_>) -> Outcome {
+        let built = Built::new("exchange", job.mpi)?;
+        let cmd = self.launch(built.dir.path(), job, place)?.envs(AS_IWARP).arg(self.dist()?.uwarp()?);
+        let cmd = cmd.args("run --as iwarp --files on --").arg(&built.program).arg(self.rounds());
+        let out = cmd.spawn()?.wait_at_most(LIMIT);
+        out.exited_ok()?;
+        exchanged(&out.stdout)
+    }
+
+    /// What `exchange` or `onesided` sent and received, as UWARP_TRACE has it.
+    pub fn traced(&self, name: &str, job: Job, env: Env, place: Place<'_>) -> Outcome<String> {
+        let built = Built::new(name, job.mpi)?;
+        let trace = built.dir.path().join("trace");
+        let cmd = self.launch(built.dir.path(), job, place)?.arg(&built.program).arg("1");
+        let cmd = if name == "onesided" { cmd.arg("direct") } else { cmd };
+        let out = cmd.envs(env).env("UWARP_TRACE", &trace).spawn()?.wait_at_most(LIMIT);
+        out.exited_ok()?;
+        match name {
+            "exchange" => exchanged(&out.stdout)?,
+            _ => check::has(&out, "every window as it was written")?,
+        }
+        std::fs::read_to_string(&trace).context(trace.display())
     }
 
     /// Open MPI's openib writes small messages into rings at the peer. It does so by itself only over
     /// adapters that it knows.
     fn eager_writes(&self, place: Place<'_>) -> Outcome {
-        let built = Built::new("exchange", OPEN_MPI)?;
         let job = Job { mpi: OPEN_MPI, ranks: 4, transport: "openib" };
-        let trace = built.dir.path().join("trace");
-        let cmd = self.launch(built.dir.path(), job, place)?.arg(&built.program).arg("1");
-        let cmd = cmd.env("OMPI_MCA_btl_openib_use_eager_rdma", "1").env("UWARP_TRACE", &trace);
-        let out = cmd.spawn()?.wait_at_most(LIMIT);
-        out.exited_ok()?;
-        exchanged(&out.stdout)?;
-        let lines = std::fs::read_to_string(&trace).context(trace.display())?;
-        // The last segment of each message; datagrams bring the queue pairs up.
-        let messages = |kind: &str| lines.matches(&format!(" -> {kind} L ")).count();
-        let (writes, sends) = (messages("Write"), messages("Send"));
-        require!(writes > sends && sends > 0, "{writes} Writes, {sends} Sends\n{}", out.text());
+        let trace = self.traced("exchange", job, &[("OMPI_MCA_btl_openib_use_eager_rdma", "1")], place)?;
+        let (writes, sends) = (messages(&trace, "Write"), messages(&trace, "Send"));
+        require!(writes > sends && sends > 0, "{writes} Writes, {sends} Sends");
         Ok(())
     }
 
@@ -438,7 +464,7 @@ impl World {
     }
 
     /// A rank is killed in the middle of its messages.
-    fn killed(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
+    pub fn killed(&self, mpi: Mpi, transport: &'static str, place: Place<'_>) -> Outcome {
         let built = Built::new("matching", mpi)?;
         let shared_before = shared_memory();
         let job = self.launch(built.dir.path(), Job { mpi, ranks: 4, transport }, place)?;
@@ -448,7 +474,7 @@ impl World {
         require!(ranks.len() == 4, "{} ranks run, wanted 4", ranks.len());
         kill_process(ranks[2], Signal::KILL).context("kill")?;
         let out = ended(job)?;
-        let said = if mpi == MPICH { "EXIT CODE: 9" } else { "exited on signal 9" };
+        let said = if mpi.kind() == Kind::OpenMpi { "exited on signal 9" } else { "EXIT CODE: 9" };
         require!(out.contains(said), "no \"{said}\"\n{out}");
         require!(shared_before == shared_memory(), "left in /dev/shm: {:?}\n{out}", shared_memory());
         // The launcher does not wait for them on other hosts.
@@ -472,10 +498,10 @@ impl World {
     }
 
     /// Runs it to its end; returns what it printed.
-    fn job(&self, name: &str, job: Job, place: Place<'_>) -> Outcome<String> {
+    fn job(&self, name: &str, job: Job, env: Env, place: Place<'_>) -> Outcome<String> {
         let built = Built::new(name, job.mpi)?;
         let cmd = self.launch(built.dir.path(), job, place)?.arg(&built.program).arg(self.rounds());
-        let out = cmd.spawn()?.wait_at_most(LIMIT);
+        let out = cmd.envs(env).spawn()?.wait_at_most(LIMIT);
         out.exited_ok()?;
         check::has(&out, "every ")?;
         Ok(out.stdout)

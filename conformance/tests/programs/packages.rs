@@ -9,6 +9,7 @@ use uwarp_conformance::report::Table;
 use uwarp_conformance::{Outcome, fail, require};
 
 use super::installed;
+use super::mpis::MVAPICH2;
 use Use::Rows;
 
 /// What programs are called that are no file of their package, or that `make test` does not install, and the
@@ -46,16 +47,20 @@ const OWN_NAMES: [&str; 5] = ["asyncio", "NCCL", "make", "hello.c", "large_datag
 const OWN: &str = "Programs of this tree";
 const CRATES: &str = "Examples of Rust crates";
 const WHEELS: &str = "Wheels of Python packages";
+const BUILT: &str = "Built from their sources";
 
 /// Whether it is one of Debian's.
 pub fn is_debians(package: &str) -> bool {
-    ![OWN, CRATES, WHEELS].contains(&package)
+    ![OWN, CRATES, WHEELS, BUILT].contains(&package)
 }
 
 /// The package of a row's program, or what it is.
 pub fn of(program: &str) -> String {
     if program.starts_with("crate ") {
         return CRATES.to_owned();
+    }
+    if program.starts_with(MVAPICH2) {
+        return BUILT.to_owned();
     }
     if program.starts_with("wheel ") {
         return WHEELS.to_owned();

@@ -222,5 +222,6 @@ IPv4 addresses.
 
 The last column has the commands as they are typed, first the server's as a rule, each of them once. In them
 `SERVER` and `CLIENT` are addresses, `PORT` is any free port, `NAMESPACE` a network namespace, and `DIR` a
-directory of the test. `…`: there are more.
+directory of the test, and `PREFIX` is where MVAPICH2 is installed, whose rows run where it is found
+([mvapich2.md](mvapich2.md)). `…`: there are more.
 ";

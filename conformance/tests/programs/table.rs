@@ -14,6 +14,7 @@ use super::fresh;
 use super::learning;
 use super::mpi;
 use super::mpi_applications;
+use super::mpis;
 use super::per_interface;
 use super::rsockets;
 use super::sandboxes;
@@ -93,6 +94,7 @@ pub fn cases() -> Vec<Case> {
         fabric(),
         ucx::cases(),
         mpi::cases(),
+        mpis::mvapich2_cases(),
         mpi_applications::cases(),
         datagrams::cases(),
         rsockets::cases(),

@@ -8,6 +8,8 @@ use uwarp_conformance::netns::Veth;
 use uwarp_conformance::process::Cmd;
 use uwarp_conformance::topology::is_given_port;
 
+use super::mpis;
+
 /// The library's variable that has no option.
 const PEER: &str = "UWARP_PEER";
 /// The option that can be without a value, which only follows `=`.
@@ -114,6 +116,9 @@ fn plain(word: &str) -> String {
     let tree = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"));
     let mut word = word.replace(env!("CARGO_TARGET_TMPDIR"), "DIR");
     word = word.replace(&format!("{}/", tree.display()), "");
+    if let Some(prefix) = mpis::mvapich2() {
+        word = word.replace(&prefix.display().to_string(), "PREFIX");
+    }
     let scratch = format!("{}/uwarp-conformance-{}-", std::env::temp_dir().display(), std::process::id());
     while let Some(at) = word.find(&scratch) {
         let end =

@@ -21,24 +21,25 @@ use crate::timeouts::Timeouts;
 /// What ids have in common: the device, its settings, and time limits.
 pub struct Cm {
     nic: Arc<Nic>,
-    timeouts: Timeouts,
     next_key: AtomicU64,
     awaiting: Awaiting,
     ports: Arc<Ports>,
     numbers: Numbers,
     /// Of what strangers hold, in all listeners and pairings.
     budget: Budget,
+    rules: Arc<Rules>,
 }
 
 impl Cm {
     /// A connection manager over a device.
     pub fn new(nic: &Arc<Nic>, timeouts: Timeouts) -> Arc<Self> {
         let budget = Budget::new(Budget::of_descriptors(descriptors()));
+        let policy = responder_policy(nic);
         Arc::new(Self {
-            numbers: Numbers::new(nic, timeouts, responder_policy(nic), budget.clone()),
+            rules: Arc::new(Rules { timeouts, infiniband: passes_for_infiniband(), policy }),
+            numbers: Numbers::new(nic, timeouts, policy, budget.clone()),
             budget,
             nic: Arc::clone(nic),
-            timeouts,
             next_key: AtomicU64::new(1),
             awaiting: Awaiting::default(),
             ports: Arc::default(),
@@ -97,9 +98,8 @@ impl Cm {
     }
 
     /// What ids are told of the configuration and the device.
-    pub(crate) fn rules(&self) -> Rules {
-        let policy = self.responder_policy();
-        Rules { timeouts: self.timeouts, infiniband: passes_for_infiniband(), policy }
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.rules)
     }
 
     /// The process's budget. The program may have raised the limit of its descriptors.

@@ -424,6 +424,8 @@ impl<M: Machine + 'static, E: Environment<M>> Runner<M, E> {
                 }
             }
             state.deferring = false;
+            // A server has thousands of ids, and nothing happens to most of them for long.
+            state.deferred = VecDeque::new();
         };
         self.lock.release(state, finish, |state| self.drain(state));
     }

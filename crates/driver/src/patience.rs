@@ -13,9 +13,10 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// A wait this long after the last one in vain is as long as the first.
 const RECOVERY: Duration = Duration::from_secs(1);
 
-/// The patience of the process for acknowledgements: a peer whose program does something else answers within
-/// a few milliseconds.
-pub(crate) static FOR_ACKS: Patience = Patience::new(Duration::from_millis(5));
+/// The patience of the process for acknowledgements: a peer whose program does something else answers as soon
+/// as its thread gets a processor. With several threads for each processor that takes a few of the system's
+/// turns, of 3 to 4 ms each; a peer that answers later than this is stopped, or gone.
+pub(crate) static FOR_ACKS: Patience = Patience::new(Duration::from_millis(60));
 /// For first messages: an end whose peer was not ready tries again after 20 ms, and twice that later.
 pub(crate) static FOR_FIRST: Patience = Patience::new(Duration::from_millis(60));
 

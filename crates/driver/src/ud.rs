@@ -5,6 +5,11 @@
 //! the engine's. Each datagram goes to the queue pair that its header names, under that queue pair's lock; a
 //! datagram for nobody is counted and dropped.
 
+#[path = "ud/receivers.rs"]
+mod receivers;
+#[path = "ud/unclaimed.rs"]
+mod unclaimed;
+
 use std::cell::RefCell;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,7 +17,6 @@ use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use serde::Serialize;
 use smallvec::SmallVec;
 use uwarp_llp::udp::{self, Duplicate, Incoming, Marks, Outgoing, Received, Route, SLOT};
 use uwarp_proto::datagram;
@@ -37,7 +41,11 @@ use crate::pair::QueuePair;
 use crate::proofs::{ProofObserver, Proofs};
 use crate::shell::{Shell, post_each, post_together};
 use crate::source::{Readiness, Source, Token};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, OnceLock, Ordering, RwLock};
+use receivers::{Member, Receivers};
+pub use unclaimed::Unclaimed;
+pub(crate) use unclaimed::UnclaimedCounters;
+use unclaimed::{ANSWERS, ANSWERS_OF_ONE, Rate, drop_unclaimed};
 
 /// Datagrams received in one turn before other sockets are served.
 const TURN: usize = 256;
@@ -61,81 +69,6 @@ thread_local! {
     static STAGING: RefCell<Box<[u8]>> = RefCell::new(vec![0; SLOT * udp::BATCH].into_boxed_slice());
 }
 
-/// Datagrams that reached no queue pair, on all ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct Unclaimed {
-    /// Not a message: truncated, another version, a bad CRC, headers that do not fit.
-    pub malformed: u64,
-    /// No queue pair has that number.
-    pub unknown: u64,
-    /// The queue pair that the sender names is not of the port it was sent from.
-    pub spoofed: u64,
-}
-
-/// Where they are counted.
-#[derive(Debug, Default)]
-pub(crate) struct UnclaimedCounters {
-    malformed: AtomicU64,
-    unknown: AtomicU64,
-    spoofed: AtomicU64,
-    /// Error Messages of the process.
-    answers: Rate,
-}
-
-impl UnclaimedCounters {
-    pub fn get(&self) -> Unclaimed {
-        let [malformed, unknown, spoofed] =
-            [&self.malformed, &self.unknown, &self.spoofed].map(|counter| counter.load(Ordering::Relaxed));
-        Unclaimed { malformed, unknown, spoofed }
-    }
-}
-
-/// Error Messages that a process sends in a second at most, and a queue pair.
-const ANSWERS: u64 = 1000;
-const ANSWERS_OF_ONE: u64 = 100;
-
-/// So many times in a second, and no more: the second in the upper bits, the number in the lower 16.
-#[derive(Debug, Default)]
-struct Rate(AtomicU64);
-
-impl Rate {
-    fn allows(&self, most: u64) -> bool {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let second = now.tv_sec.unsigned_abs() + 1;
-        let next = |last: u64| match last >> 16 == second {
-            true => (last & 0xFFFF < most).then_some(last + 1),
-            false => Some(second << 16 | 1),
-        };
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
-    }
-}
-
-/// Counts and traces a datagram that reaches no queue pair.
-fn drop_unclaimed(counter: &AtomicU64, why: &dyn fmt::Display, bytes: &[u8], incoming: &Incoming) {
-    counter.fetch_add(1, Ordering::Relaxed);
-    trace::datagram(trace::Datagram {
-        qpn: None,
-        way: trace::Way::In,
-        peer: incoming.from,
-        group: Some(incoming.to).filter(IpAddr::is_multicast),
-        head: bytes,
-        len: bytes.len(),
-        dropped: Some(why),
-    });
-}
-
-fn trace_unnumbered(way: trace::Way, peer: SocketAddr, bytes: &[u8], dropped: Option<&dyn fmt::Display>) {
-    trace::datagram(trace::Datagram {
-        qpn: None,
-        way,
-        peer,
-        group: None,
-        head: bytes,
-        len: bytes.len(),
-        dropped,
-    });
-}
-
 fn trace_error(
     qp: &UdQp,
     way: trace::Way,
@@ -147,61 +80,13 @@ fn trace_error(
     trace::datagram(trace::Datagram { qpn, way, peer, group: None, head: bytes, len, dropped });
 }
 
-/// Receiving: who does it has this.
+/// Held by the thread that is receiving.
 struct Receiver {
     parked: Option<ParkMark>,
     /// How many slots the next call fills at most: as many as the last one did, roughly.
     batch: usize,
     /// The last call filled all its slots.
     full: bool,
-}
-
-/// Who receives from a port.
-enum Receivers {
-    /// The queue pair that the header names; their places go by the low byte of the number.
-    Numbers { port: u16, places: RwLock<Vec<Weak<UdQp>>, 19> },
-    /// The members of the group that the datagram was sent to, each a copy.
-    Groups(RwLock<Vec<Member>, 19>),
-}
-
-struct Member {
-    group: IpAddr,
-    /// On which the queue pair is a member; 0: on all.
-    interface: u32,
-    qp: Weak<UdQp>,
-}
-
-impl Member {
-    /// What another queue pair has joined on another interface comes to the same socket.
-    fn gets(&self, incoming: &Incoming) -> bool {
-        let everywhere = self.interface == 0 || incoming.interface == 0;
-        self.group == incoming.to && (everywhere || self.interface == incoming.interface)
-    }
-}
-
-impl Receivers {
-    fn find(&self, qpn: u32, incoming: &Incoming) -> SmallVec<[Arc<UdQp>; 1]> {
-        match self {
-            Self::Numbers { port, places } if port_of(qpn) == *port => {
-                let places = places.read();
-                places.get((qpn & 0xFF) as usize).and_then(Weak::upgrade).into_iter().collect()
-            }
-            Self::Groups(members) if qpn == QPN_MULTICAST => {
-                let members = members.read();
-                let meant = members.iter().filter(|member| member.gets(incoming));
-                meant.filter_map(|member| member.qp.upgrade()).collect()
-            }
-            _ => SmallVec::new(),
-        }
-    }
-
-    fn enter(&self, qpn: u32, qp: Weak<UdQp>) {
-        if let Self::Numbers { places, .. } = self
-            && let Some(place) = places.write().get_mut((qpn & 0xFF) as usize)
-        {
-            *place = qp;
-        }
-    }
 }
 
 /// The UDP socket of one port.
@@ -293,7 +178,7 @@ impl DatagramPort {
 
     /// Sends a proof. If it is lost, it is asked for again.
     pub(crate) fn send_proof(&self, route: &Route, bytes: &[u8]) {
-        trace_unnumbered(trace::Way::Out, route.to, bytes, None);
+        trace::unclaimed(trace::Way::Out, route.to, bytes, None);
         let _ = self.socket.send(&[Outgoing { route, bytes }]);
     }
 
@@ -308,7 +193,7 @@ impl DatagramPort {
         if port_of(proof.destination_qpn) != port || !self.proofs.take(incoming.from, incoming.to, proof) {
             return drop_unclaimed(&unclaimed.unknown, &"unknown", bytes, incoming);
         }
-        trace_unnumbered(trace::Way::In, incoming.from, bytes, None);
+        trace::unclaimed(trace::Way::In, incoming.from, bytes, None);
     }
 
     /// Receives in one call to the system; returns how many datagrams.

@@ -120,3 +120,8 @@ pub fn datagram(datagram: Datagram<'_>) {
         sink(&Passing::Datagram(datagram));
     }
 }
+
+/// The same for one that has reached no queue pair.
+pub fn unclaimed(way: Way, peer: SocketAddr, bytes: &[u8], dropped: Option<&dyn fmt::Display>) {
+    datagram(Datagram { qpn: None, way, peer, group: None, head: bytes, len: bytes.len(), dropped });
+}

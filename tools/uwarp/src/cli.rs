@@ -74,7 +74,7 @@ pub struct RunArgs {
 
 #[derive(Args)]
 pub struct MpiArgs {
-    /// How messages travel [default: rc, or ofi where the MPI has no UCX]
+    /// How messages travel [default: rc, or ofi where the MPI has neither UCX nor a way of its own]
     #[arg(long, value_name = "HOW")]
     pub transport: Option<Transport>,
     /// Let ranks of one host use shared memory; off sends their messages over uwarp, too
@@ -87,7 +87,7 @@ pub struct MpiArgs {
     pub device: DeviceOptions,
     #[command(flatten)]
     pub options: RunOptions,
-    /// The launcher of Open MPI, MPICH or Intel MPI and its arguments; write `--` before it
+    /// The launcher of Open MPI, MPICH, Intel MPI or MVAPICH2 and its arguments; write `--` before it
     #[arg(value_name = "LAUNCHER", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
 }
@@ -95,10 +95,12 @@ pub struct MpiArgs {
 /// `--transport`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
-    /// UCX with connected queue pairs
+    /// UCX with connected queue pairs; MVAPICH2's own
     Rc,
-    /// UCX with datagrams only: the memory does not grow with the number of ranks
+    /// UCX with datagrams only: the memory does not grow with the number of ranks; MVAPICH2's own
     Ud,
+    /// MVAPICH2 with datagrams, and connected queue pairs for ranks that send each other large messages
+    Hybrid,
     /// libfabric with connected queue pairs
     Ofi,
     /// The openib BTL of Open MPI 4, with the device shown as InfiniBand

@@ -278,13 +278,17 @@ fn absent(pid: u32) -> String {
         );
     }
     let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/net")).ok();
-    if namespace(&pid.to_string()) != namespace("self") {
+    // (A process that is ending has none.)
+    if namespace(&pid.to_string()).is_some_and(|theirs| namespace("self") != Some(theirs)) {
         return format!(
             "process {pid} ({command}) is in another network namespace: nsenter -t {pid} -n uwarp stat \
              --pid {pid}"
         );
     }
-    format!("process {pid} ({command}) has not opened a device of uwarp: start it by `uwarp run`")
+    format!(
+        "process {pid} ({command}) has opened no device of uwarp, or runs with --stat off. Was it started by \
+         `uwarp run`?"
+    )
 }
 
 fn command(pid: u32) -> Option<String> {

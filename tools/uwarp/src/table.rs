@@ -60,7 +60,7 @@ pub fn new<T: AsRef<str>>(header: &[T]) -> Table {
     table
 }
 
-/// Whether no line of such a table must be broken.
+/// Whether such a table fits into the terminal without a broken line.
 pub fn fits(header: &[String], rows: &[Vec<String>]) -> bool {
     fits_in(Looks::of_stdout().width, header, rows)
 }

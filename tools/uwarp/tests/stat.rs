@@ -15,7 +15,12 @@ fn a_process_that_does_not_answer_is_named_with_the_reason() {
     let (status, said) = stat(&pid);
     assert_eq!(status, 1);
     assert!(said.starts_with(&format!("uwarp: process {pid} (")), "{said}");
-    assert!(said.ends_with(") has not opened a device of uwarp: start it by `uwarp run`\n"), "{said}");
+    assert!(
+        said.ends_with(
+            ") has opened no device of uwarp, or runs with --stat off. Was it started by `uwarp run`?\n"
+        ),
+        "{said}"
+    );
     // Above the kernel's largest number.
     assert_eq!(stat("4194305"), (1, "uwarp: there is no process 4194305\n".to_owned()));
     // As root, of another user; as another user, of root.

@@ -58,6 +58,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -165,7 +166,7 @@ pub enum Socket {
 /// One id.
 #[derive(Debug)]
 pub struct Life {
-    rules: Rules,
+    rules: Arc<Rules>,
     life: Lifecycle,
     part: Part,
     /// For datagrams; `None`: for streams.
@@ -310,7 +311,7 @@ enum Due {
 /// What follows when the queue pair is flushed, so that the program finds the completions.
 #[derive(Debug)]
 enum Held {
-    Event(IdEvent),
+    Event(Box<IdEvent>),
     Answer(Errno),
 }
 
@@ -319,16 +320,16 @@ const TOO_MUCH_DATA: CmError = CmError::Invalid("too much private data");
 
 impl Life {
     /// A new id.
-    pub fn new(rules: Rules) -> Self {
-        Self::at(rules, State::Idle, None)
+    pub fn new(rules: impl Into<Arc<Rules>>) -> Self {
+        Self::at(rules.into(), State::Idle, None)
     }
 
     /// A new id of datagrams; `port_space` as on the wire.
-    pub fn of_datagrams(rules: Rules, port_space: u16) -> Self {
-        Self::at(rules, State::Idle, Some(port_space))
+    pub fn of_datagrams(rules: impl Into<Arc<Rules>>, port_space: u16) -> Self {
+        Self::at(rules.into(), State::Idle, Some(port_space))
     }
 
-    fn at(rules: Rules, state: State, port_space: Option<u16>) -> Self {
+    fn at(rules: Arc<Rules>, state: State, port_space: Option<u16>) -> Self {
         Self {
             rules,
             life: Lifecycle::at(state),
@@ -482,7 +483,7 @@ impl Life {
         }
         self.begin_to_listen()?;
         let names = self.space();
-        let Rules { timeouts, policy, .. } = self.rules;
+        let Rules { timeouts, policy, .. } = *self.rules;
         let settings = listener::Settings { timeouts, policy, backlog, budget };
         self.part = Part::Listener(Box::new(Listener::new(names, settings)));
         Ok(())
@@ -744,7 +745,12 @@ impl Machine for Life {
 
     fn poll_action(&mut self) -> Option<Action<Report>> {
         // The last bytes go before the end of their connection, and that before the event.
-        if self.last_words.is_empty() { self.actions.pop_front() } else { None }
+        let action = if self.last_words.is_empty() { self.actions.pop_front() } else { None };
+        if action.is_none() && self.state() == State::Established && self.actions.is_empty() {
+            // A server has thousands of connections, and nothing happens to most of them for long.
+            self.actions = VecDeque::new();
+        }
+        action
     }
 
     fn want(&self, conn: ConnKey) -> Want {

@@ -469,15 +469,7 @@ fn reply(
 
 fn traced(way: Way, peer: SocketAddr, bytes: &[u8], dropped: Option<&str>) {
     let dropped = dropped.as_ref().map(|why| why as &dyn Display);
-    trace::datagram(trace::Datagram {
-        qpn: None,
-        way,
-        peer,
-        group: None,
-        head: bytes,
-        len: bytes.len(),
-        dropped,
-    });
+    trace::unclaimed(way, peer, bytes, dropped);
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ use table::Node;
 
 /// Names the tree for the preloaded library.
 pub const VARIABLE: &str = "UWARP_FILES_AT";
+/// Where MVAPICH2 finds the file that it otherwise has in /etc: a directory.
+const ADDRESSES_AT: &str = "MV2_RDMA_CM_CONF_FILE_PATH";
 /// The preloaded library, beside the other one.
 pub const LIBRARY: &str = "libuwarp-fs.so";
 /// Beginning of the trees' names.
@@ -61,6 +63,9 @@ pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static
             if let Some(path) = own_commands(libdir, env::var_os("PATH")) {
                 variables.push(("PATH", path));
             }
+            if !Path::new("/etc").join(table::ADDRESSES).exists() && is_ours(env::var_os(ADDRESSES_AT)) {
+                variables.push((ADDRESSES_AT, tree.clone().into_os_string()));
+            }
             variables.push((VARIABLE, tree.into_os_string()));
             preload::add(&mut variables, &library);
             Ok(variables)
@@ -69,6 +74,11 @@ pub fn make(libdir: &Path, picture: &[(&str, OsString)]) -> Result<Vec<(&'static
         Ok(_) => Err(format!("cannot fill {}", tree.display())),
         Err(error) => Err(cannot(error)),
     }
+}
+
+/// Whether a variable is not set, or names a tree: that of a run which started this one, elsewhere perhaps.
+fn is_ours(directory: Option<OsString>) -> bool {
+    directory.is_none_or(|directory| Path::new(&directory).file_name().and_then(Name::read).is_some())
 }
 
 /// PATH with the directory of commands in front that answer for the device instead of the system's. It
@@ -296,6 +306,13 @@ fn used_by(pid: u32) -> Option<Use> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_users_own_file_of_addresses_stays() {
+        let tree = Path::new("/run/user/0").join(Name::mine().text());
+        assert!(is_ours(None) && is_ours(Some(tree.into_os_string())));
+        assert!(!is_ours(Some("/home/user/mvapich2".into())));
+    }
 
     #[test]
     fn trees_of_processes_that_are_gone_are_removed_and_no_others() {

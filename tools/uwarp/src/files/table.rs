@@ -1,7 +1,7 @@
 //! What stands in the files: what the verbs say, in the form that the kernel gives it in sysfs.
 
 use std::fs;
-use std::net::Ipv6Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use uwarp_abi_types::verbs::{IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND};
 
@@ -14,6 +14,9 @@ const UVERBS_MINOR: u32 = 192;
 const UVERBS_ABI: &str = "6";
 /// What a driver's library may be told; siw's is 1.
 const DRIVER_ABI: &str = "1";
+
+/// The addresses of this host, as MVAPICH2 reads them: one of IPv4 for each device, in order.
+pub const ADDRESSES: &str = "mv2.conf";
 
 /// Something in the tree, by its path below the root.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,7 +53,17 @@ pub fn nodes(devices: &[Device]) -> Vec<Node> {
         }
         nodes.extend(hardware(&format!("{directory}/device"), device));
     }
+    let addresses: Vec<_> = devices.iter().filter_map(address).map(|ip| ip.to_string()).collect();
+    if !addresses.is_empty() {
+        nodes.push(file(ADDRESSES.to_owned(), &addresses.join("\n")));
+    }
     nodes
+}
+
+/// The first of IPv4.
+fn address(device: &Device) -> Option<Ipv4Addr> {
+    let mut gids = device.ports.iter().flat_map(|port| &port.gids);
+    gids.find_map(|gid| gid.raw.to_ipv4_mapped())
 }
 
 fn link(path: &str, to: &str) -> Node {

@@ -22,6 +22,8 @@ pub enum Kind {
     Mpich,
     /// An MPICH over libfabric, with variables of its own.
     Intel,
+    /// An MPICH with its own use of verbs.
+    Mvapich2,
 }
 
 /// What an MPI uses to reach a network.
@@ -31,31 +33,43 @@ pub enum Way {
     Libfabric,
     /// Open MPI's own use of verbs.
     Openib,
+    /// MVAPICH2's own use of verbs.
+    Mrail,
 }
 
 impl Launcher {
     /// Asks the launcher for its version, and its MPI for what is built in.
     pub fn identify(path: &Path) -> Result<Self, String> {
+        if path.file_name().is_some_and(|name| name == "mpirun_rsh") {
+            return Err(format!(
+                "{} gives its ranks no environment. Use mpirun, which is beside it",
+                path.display()
+            ));
+        }
         let said = output(path, &["--version"]).unwrap_or_default();
         let Some((kind, version)) = recognise(&said) else {
             return Err(format!(
                 "{} is the launcher of no MPI that this command knows: `{} --version` names neither Open MPI \
-                 nor MPICH nor Intel MPI. Set by hand what the MPI needs, and use uwarp run",
+                 nor MPICH nor Intel MPI nor MVAPICH2. Set by hand what the MPI needs, and use uwarp run",
                 path.display(),
                 path.display()
             ));
         };
+        // Its launcher has the version of the MPICH that it is made of.
+        let own = || output(&beside(path, "mpiname"), &["-v"]).and_then(|said| number(&said));
+        let version = if kind == Kind::Mvapich2 { own().unwrap_or(version) } else { version };
         let built = match kind {
             Kind::OpenMpi => components(path, major(&version)),
             Kind::Mpich => device(&said),
             Kind::Intel => vec![Way::Libfabric],
+            Kind::Mvapich2 => vec![Way::Mrail],
         };
         Ok(Self { kind, version, built })
     }
 
     /// The transport that is used if none is requested.
     pub fn best(&self) -> Transport {
-        match self.built.is_empty() || self.built.contains(&Way::Ucx) {
+        match self.built.is_empty() || self.has(Way::Ucx) || self.has(Way::Mrail) {
             true => Transport::Rc,
             false => Transport::Ofi,
         }
@@ -92,6 +106,7 @@ impl fmt::Display for Kind {
             Self::OpenMpi => "Open MPI",
             Self::Mpich => "MPICH",
             Self::Intel => "Intel MPI",
+            Self::Mvapich2 => "MVAPICH2",
         })
     }
 }
@@ -108,9 +123,15 @@ fn recognise(said: &str) -> Option<(Kind, String)> {
     }
     if first.contains("HYDRA") {
         let version = said.lines().find_map(|line| line.trim().strip_prefix("Version:"))?;
-        return Some((Kind::Mpich, version.trim().to_owned()));
+        let kind = if said.contains("--with-device=ch3:mrail") { Kind::Mvapich2 } else { Kind::Mpich };
+        return Some((kind, version.trim().to_owned()));
     }
     None
+}
+
+/// The first word with a digit in front.
+fn number(said: &str) -> Option<String> {
+    said.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit())).map(str::to_owned)
 }
 
 /// The components of an Open MPI. `ompi_info --parsable` lists plug-ins and what is linked in.
@@ -170,12 +191,17 @@ mod tests {
                 "Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20230711\nHYDRA\n",
                 Some((Kind::Intel, "2021.11")),
             ),
+            (
+                "HYDRA build details:\n  Version: 3.2.1\n  Configure options: '--with-device=ch3:mrail'\n",
+                Some((Kind::Mvapich2, "3.2.1")),
+            ),
             ("slurm 22.05.8\n", None),
             ("", None),
         ] {
             let found = recognise(said);
             assert_eq!(found.as_ref().map(|(kind, version)| (*kind, version.as_str())), expected, "{said}");
         }
+        assert_eq!(number("MVAPICH2 2.3.7 Wed March 02\n").as_deref(), Some("2.3.7"));
         assert_eq!(device(hydra), [Way::Ucx]);
         assert_eq!(device("'--with-device=ch4:ofi'"), [Way::Libfabric]);
         assert_eq!(device("--with-device=ch4:ucx,ofi --with-pm=hydra"), [Way::Ucx, Way::Libfabric]);

@@ -67,6 +67,7 @@ impl Transport {
         match self {
             Self::Rc => "rc",
             Self::Ud => "ud",
+            Self::Hybrid => "hybrid",
             Self::Ofi => "ofi",
             Self::Openib => "openib",
             Self::Tcp => "tcp",

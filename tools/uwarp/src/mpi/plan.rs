@@ -26,6 +26,11 @@ struct Setting {
     kept: bool,
 }
 
+/// MVAPICH2 listens on the addresses of this file. It looks for the interfaces itself only with multicast of
+/// InfiniBand.
+const ADDRESSES: &str = "In place of /etc/mv2.conf, if there is none, a file with this host's address \
+                         (MV2_RDMA_CM_CONF_FILE_PATH)";
+
 /// What is done before the launcher starts.
 #[derive(Debug)]
 pub struct Plan {
@@ -115,19 +120,54 @@ const INTEL_FABRICS: Row = ("I_MPI_FABRICS", ["ofi", "shm:ofi"], "messages go th
 const INTEL_VERBS: Row = ("I_MPI_OFI_PROVIDER", ["verbs"; 2], "over connected queue pairs");
 const INTEL_TCP: Row = ("I_MPI_OFI_PROVIDER", ["tcp"; 2], "libfabric's own TCP, without uwarp");
 
+/// It uses no device that it does not know. The number is that of EDR InfiniBand in its tables.
+const MV2_TYPE: Row = ("MV2_FORCE_HCA_TYPE", ["21"; 2], "it refuses a device that it does not know");
+/// It binds each rank to one core, with the library's thread, and does not start where ranks outnumber cores.
+const MV2_CORES: Row = ("MV2_ENABLE_AFFINITY", ["0"; 2], "ranks and the library's threads use all cores");
+const MV2_PLACE: Row =
+    ("MV2_PROCESS_PLACEMENT_AWARE_HCA_MAPPING", ["0"; 2], "the device is near no processor");
+const MV2_SHARED: Row = ("MV2_USE_SHARED_MEM", ["0", "1"], "whether ranks of one host use shared memory");
+const MV2_IWARP: Row = ("MV2_USE_IWARP_MODE", ["1"; 2], "connected by rdma_cm, as over iWARP adapters");
+/// Over Ethernet it tries rdma_cm first.
+const MV2_BY_NUMBER: Row = ("MV2_USE_RDMA_CM", ["0"; 2], "connected by number");
+/// From 65 ranks on it connects on demand, by datagrams of 1,296 bytes, which an MTU of 1,500 does not allow.
+const MV2_AT_ONCE: Row = ("MV2_ON_DEMAND_THRESHOLD", ["16384"; 2], "all ranks connect at the start");
+/// Its direct Puts and Gets outrun its own fences, posts and flushes where ranks are not alike fast.
+const MV2_WINDOWS: Row =
+    ("MV2_USE_RDMA_ONE_SIDED", ["0"; 2], "windows by messages: its direct ones come early");
+const MV2_UD: Row = ("MV2_USE_ONLY_UD", ["1"; 2], "datagrams only");
+const MV2_HYBRID: [Row; 2] = [
+    ("MV2_USE_UD_HYBRID", ["1"; 2], "datagrams; connected queue pairs for large messages"),
+    ("MV2_HYBRID_ENABLE_THRESHOLD", ["1"; 2], "with any number of ranks"),
+];
+
+fn mvapich2(transport: Transport, view: Option<View>) -> Vec<Row> {
+    let all = [MV2_TYPE, MV2_CORES, MV2_PLACE, MV2_SHARED, MV2_WINDOWS];
+    let own = match transport {
+        Transport::Ud => vec![MV2_UD, MV2_BY_NUMBER],
+        Transport::Hybrid => [&MV2_HYBRID[..], &[MV2_BY_NUMBER]].concat(),
+        _ if view == Some(View::Iwarp) => vec![MV2_IWARP],
+        _ => vec![MV2_BY_NUMBER, MV2_AT_ONCE],
+    };
+    [own, all.to_vec()].concat()
+}
+
 /// What this MPI would need for the transport and is built without.
 pub fn lacks(launcher: &Launcher, transport: Transport) -> Option<&'static str> {
+    let mvapich2 = launcher.kind == Kind::Mvapich2;
     let (way, name) = match transport {
+        Transport::Rc | Transport::Ud | Transport::Hybrid if mvapich2 => (Way::Mrail, "verbs"),
         Transport::Rc | Transport::Ud => (Way::Ucx, "UCX"),
+        Transport::Hybrid => return Some("MVAPICH2's own use of verbs"),
         Transport::Ofi => (Way::Libfabric, "libfabric"),
         Transport::Openib => (Way::Openib, "the openib BTL, a part of Open MPI 4,"),
-        Transport::Tcp => return None,
+        Transport::Tcp => return mvapich2.then_some("TCP"),
     };
     let foreign = way == Way::Openib && launcher.kind != Kind::OpenMpi;
     (foreign || !launcher.has(way)).then_some(name)
 }
 
-fn rows(launcher: &Launcher, transport: Transport) -> Result<Vec<Row>, String> {
+fn rows(launcher: &Launcher, transport: Transport, view: Option<View>) -> Result<Vec<Row>, String> {
     if let Some(way) = lacks(launcher, transport) {
         let others = Transport::value_variants().iter().filter(|other| lacks(launcher, **other).is_none());
         let others: Vec<_> = others.map(|other| other.word()).collect();
@@ -159,6 +199,9 @@ fn rows(launcher: &Launcher, transport: Transport) -> Result<Vec<Row>, String> {
         // UCX only over adapters of one maker: its provider `mlx`.
         (Kind::Intel, Transport::Tcp) => vec![INTEL_FABRICS, INTEL_TCP],
         (Kind::Intel, _) => vec![INTEL_FABRICS, INTEL_VERBS],
+        (Kind::Mvapich2, _) => mvapich2(transport, view),
+        // Refused above.
+        (_, Transport::Hybrid) => Vec::new(),
     })
 }
 
@@ -171,11 +214,13 @@ impl Plan {
         environment: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, String> {
         let transport = wanted.transport;
-        let rows = rows(launcher, transport)?;
+        let rows = rows(launcher, transport, device.view)?;
         let over_uwarp = transport != Transport::Tcp;
         let view = (transport == Transport::Openib).then_some(View::Ib);
+        let mvapich2 = launcher.kind == Kind::Mvapich2;
         if let (Some(view), Transport::Rc | Transport::Ud) = (device.view, transport)
             && view == View::Iwarp
+            && !mvapich2
         {
             return Err(format!(
                 "UCX uses no iWARP device, and --transport {} needs UCX. Leave out --as iwarp",
@@ -201,6 +246,9 @@ impl Plan {
         }
         if over_uwarp && launcher.kind == Kind::OpenMpi {
             plan.reach_other_hosts(launcher, device, &environment);
+        }
+        if mvapich2 && transport == Transport::Rc && device.view == Some(View::Iwarp) {
+            plan.notes.push(ADDRESSES);
         }
         plan.note(launcher, wanted);
         Ok(plan)
@@ -258,8 +306,12 @@ impl Plan {
         }
         if self.files && launcher.kind != Kind::OpenMpi {
             self.notes.push(
-                "On other hosts, UCX finds the device only if uwarp run --files on -- starts each rank",
+                "On other hosts, ranks find the device only if uwarp run --files on -- starts each of them",
             );
+        }
+        if wanted.transport == Transport::Hybrid {
+            self.notes
+                .push("Its datagrams have 1,296 bytes: it needs an interface with an MTU of 2,048 or more");
         }
         if wanted.transport == Transport::Ud && launcher.kind == Kind::OpenMpi && launcher.major() == 4 {
             // Its osc/ucx destroys a window's queue pairs while other ranks wait for their acknowledgements.
@@ -332,7 +384,7 @@ mod tests {
 
     #[test]
     fn every_transport_of_a_complete_mpi_has_a_plan() {
-        for transport in Transport::value_variants() {
+        for transport in Transport::value_variants().iter().filter(|other| **other != Transport::Hybrid) {
             let plan = plan(&launcher(Kind::OpenMpi, &[]), *transport, false).unwrap();
             assert_eq!(plan.over_uwarp, *transport != Transport::Tcp);
             assert_eq!(plan.files, matches!(transport, Transport::Rc | Transport::Ud | Transport::Openib));
@@ -418,6 +470,31 @@ mod tests {
         }
         let one = plan(&launcher(Kind::Mpich, &[Way::Ucx]), Transport::Rc, true).unwrap();
         assert_eq!(value(&one, "MPIR_CVAR_CH4_NETMOD"), None);
+    }
+
+    #[test]
+    fn mvapich2_uses_verbs_itself() {
+        let mv2 = Launcher { kind: Kind::Mvapich2, version: "2.3.7".to_owned(), built: vec![Way::Mrail] };
+        assert_eq!(mv2.best(), Transport::Rc);
+        for transport in [Transport::Ofi, Transport::Openib, Transport::Tcp] {
+            let reason = plan(&mv2, transport, true).unwrap_err();
+            assert!(reason.ends_with("Use --transport rc or ud or hybrid"), "{reason}");
+        }
+        let others = plan(&launcher(Kind::OpenMpi, &[]), Transport::Hybrid, true).unwrap_err();
+        assert!(others.contains("without MVAPICH2's own use of verbs"), "{others}");
+        let iwarp = DeviceOptions { view: Some(View::Iwarp), ..Default::default() };
+        for (transport, device, set, unset) in [
+            (Transport::Rc, &DeviceOptions::default(), "MV2_ON_DEMAND_THRESHOLD", "MV2_USE_IWARP_MODE"),
+            (Transport::Rc, &iwarp, "MV2_USE_IWARP_MODE", "MV2_USE_RDMA_CM"),
+            (Transport::Ud, &iwarp, "MV2_USE_ONLY_UD", "MV2_USE_IWARP_MODE"),
+            (Transport::Hybrid, &DeviceOptions::default(), "MV2_USE_UD_HYBRID", "MV2_USE_ONLY_UD"),
+        ] {
+            let plan = Plan::new(&mv2, Wanted { transport, shared_memory: false }, device, |_| None).unwrap();
+            assert!(plan.files && value(&plan, set).is_some() && value(&plan, unset).is_none(), "{plan:?}");
+            assert_eq!(value(&plan, "MV2_USE_SHARED_MEM").as_deref(), Some("0"));
+            assert_eq!(plan.notes.contains(&ADDRESSES), set == "MV2_USE_IWARP_MODE");
+            assert!(!plan.lines(&[]).join("\n").contains("UCX"), "{plan:?}");
+        }
     }
 
     #[test]

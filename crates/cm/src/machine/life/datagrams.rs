@@ -2,6 +2,7 @@
 //! answers it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use uwarp_rnic::ah::QPN_MULTICAST;
@@ -136,7 +137,7 @@ impl Life {
     pub(super) fn lookup_requested(&mut self, asked: Asked) {
         let Asked { question, private_data } = asked;
         let local = SocketAddr::new(question.to, self.local.map_or(0, |local| local.port()));
-        let mut life = Self::at(self.rules, State::RequestPending, self.port_space);
+        let mut life = Self::at(Arc::clone(&self.rules), State::RequestPending, self.port_space);
         life.ack_timeout = self.ack_timeout;
         (life.local, life.peer) = (Some(local), Some(question.from));
         life.part = Part::Question(question);

@@ -1,6 +1,7 @@
 //! An id of streams between its request and the end of its stream: what the program, the peer, the queue pair
 //! and the clock do to it.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -404,7 +405,7 @@ impl Life {
         }
         if flush && matches!(self.pair, Some(Pair::Own(_))) {
             self.actions.push_back(Action::Fail);
-            self.held = Some(Held::Event(event));
+            self.held = Some(Held::Event(Box::new(event)));
         } else {
             self.event(event);
         }
@@ -412,7 +413,7 @@ impl Life {
 
     pub(super) fn handle_flushed(&mut self) {
         match self.held.take() {
-            Some(Held::Event(event)) => self.event(event),
+            Some(Held::Event(event)) => self.event(*event),
             Some(Held::Answer(errno)) => {
                 self.answer = None;
                 self.actions.push_back(Action::Answer(Err(errno)));
@@ -426,7 +427,7 @@ impl Life {
         // The backlog bounds it from here on, so its place in the budget is given back.
         let listener::Report::Requested { conn, ends, handshake, request, place: _ } = report;
         let param = of_request(&request, self.unknown_depths());
-        let mut life = Self::at(self.rules, State::RequestPending, None);
+        let mut life = Self::at(Arc::clone(&self.rules), State::RequestPending, None);
         life.ack_timeout = self.ack_timeout;
         (life.local, life.peer) = (Some(ends.local), Some(ends.peer));
         (life.requested, life.peer_param) = (param, param);

@@ -190,7 +190,7 @@ impl Shell {
                 assert!(self.given.contains(&conn));
                 ("disconnect".into(), None)
             }
-            Action::Look { .. } => unreachable!("an id does so never"),
+            Action::Look { .. } => unreachable!("an id never does"),
             Action::CheckPolled => ("look".into(), Some(Input::Unpolled(self.unpolled))),
             Action::Fail => ("fail".into(), self.prompt.then_some(Input::Flushed)),
             Action::Answer(Ok(())) => ("ok".into(), None),

@@ -59,21 +59,23 @@ impl Index {
     }
 
     pub fn change(&mut self, qpn: u32, old: Entry, new: Entry) {
-        if old == new {
-            return;
+        // Mostly one of them: a pairing changes ten times until its stream runs.
+        if old.conns != new.conns {
+            for conn in old.conns.into_iter().flatten() {
+                self.owners.remove(&conn);
+            }
+            self.owners.extend(new.conns.into_iter().flatten().map(|conn| (conn, qpn)));
         }
-        for conn in old.conns.into_iter().flatten() {
-            self.owners.remove(&conn);
+        if old.deadline != new.deadline {
+            if let Some(at) = old.deadline {
+                self.deadlines.remove(&(at, qpn));
+            }
+            self.deadlines.extend(new.deadline.map(|at| (at, qpn)));
         }
-        self.owners.extend(new.conns.into_iter().flatten().map(|conn| (conn, qpn)));
-        if let Some(at) = old.deadline {
-            self.deadlines.remove(&(at, qpn));
-        }
-        self.deadlines.extend(new.deadline.map(|at| (at, qpn)));
-        if new.sends {
-            self.sending.insert(qpn);
-        } else {
-            self.sending.remove(&qpn);
+        match (old.sends, new.sends) {
+            (false, true) => _ = self.sending.insert(qpn),
+            (true, false) => _ = self.sending.remove(&qpn),
+            _ => {}
         }
     }
 }
