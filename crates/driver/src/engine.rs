@@ -80,7 +80,7 @@ pub struct Engine {
     /// time. If they were watched, each packet would cost a wake-up of no thread, a good part of a
     /// microsecond.
     parked: Mutex<Vec<Token>, 25>,
-    /// What sources have reported themselves, and the threads that would sleep over it.
+    /// What no descriptor reports, and the threads that would sleep over it.
     pub(crate) raised: Raised,
     pub(crate) asleep: Asleep,
     /// The lead of the event loop that has announced its sleep; 0: none.
@@ -321,30 +321,6 @@ impl Engine {
         }
     }
 
-    /// A source that was registered with [`Watch::Itself`](carrier::Watch::Itself) is ready. The next thread
-    /// that looks serves it; this one does not, because it may hold locks.
-    pub fn raise(&self, token: Token, readiness: Readiness) {
-        self.raised.add(token, readiness);
-        if self.asleep.any() {
-            self.wake();
-        }
-    }
-
-    /// Serves what was raised until now; returns how many sources, and whether one had input.
-    #[cold]
-    fn serve_raised(&self) -> (usize, bool) {
-        let (mut served, mut input) = (0, false);
-        // What is raised meanwhile is served by the next look: it may be the same source.
-        for (token, readiness) in self.raised.take() {
-            if let Some(source) = self.find(token) {
-                served += 1;
-                input |= readiness.readable;
-                source.ready(readiness);
-            }
-        }
-        (served, input)
-    }
-
     /// Sets, moves or clears the timer of a source.
     pub fn set_timer(&self, token: Token, at: Option<Instant>) {
         let mut timers = self.timers.lock();
@@ -505,8 +481,9 @@ impl Engine {
         let mut looked = Looked::default();
         let mut sleeper = None;
         if timeout != Some(Duration::ZERO) {
-            sleeper = Some(self.asleep.while_asleep());
-            if self.raised.any() {
+            let (asleep, may) = self.while_asleep();
+            sleeper = Some(asleep);
+            if !may {
                 timeout = Some(Duration::ZERO);
             }
         }
@@ -528,8 +505,7 @@ impl Engine {
             }
         })?;
         drop(sleeper);
-        if self.raised.any() {
-            uncancelled.get_or_insert_with(Uncancelled::begin);
+        if self.raised.maybe() {
             let (served, input) = self.serve_raised();
             looked.served += served;
             looked.input |= input;
@@ -541,7 +517,7 @@ impl Engine {
         Ok(looked)
     }
 
-    fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
+    pub(crate) fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
         self.sources.read().get(token.index()).filter(|s| s.token == token).map(|s| s.source.clone())
     }
 

@@ -123,16 +123,19 @@ impl Engine {
     /// announcement counts for all threads that lead one after the other, so a thread that was replaced
     /// while it slept takes nothing back from its successor.
     fn loop_sleeps(&self, lead: u64) -> bool {
-        if self.loop_asleep.swap(lead, Ordering::SeqCst) == 0 {
-            self.asleep.enter();
+        let announced = self.loop_asleep.swap(lead, Ordering::SeqCst) != 0;
+        let may = self.begin_sleep();
+        if announced {
+            // It was its predecessor's.
+            self.end_sleep();
         }
-        !self.raised.any()
+        may
     }
 
     fn loop_wakes(&self, lead: u64) {
         let mine = self.loop_asleep.compare_exchange(lead, 0, Ordering::SeqCst, Ordering::SeqCst);
         if mine.is_ok() {
-            self.asleep.leave();
+            self.end_sleep();
         }
     }
 

@@ -86,6 +86,7 @@ pub use open::close_all;
 pub use pair::QueuePair;
 pub use proofs::ProofObserver;
 pub use qp::{Qp, StreamNumber};
+pub use raised::Look;
 pub use source::{Interest, Readiness, Source, Token};
 pub use srq::Srq;
 pub use ud::UdQp;

@@ -431,7 +431,8 @@ impl Qp {
             return Err((VerbsError::Invalid("the queue pair is being destroyed"), link));
         };
         let now = &Now::unread();
-        params.link_answers = link.tells_answers();
+        let caps = link.caps();
+        params.link_answers = caps.answers;
         if let Err(error) = inner.core.attach(now, params) {
             return Err((error, link));
         }
@@ -452,6 +453,9 @@ impl Qp {
             engine.deregister(timer.token);
         }
         mark(&link, inner.traffic_class);
+        if !caps.needs_system {
+            self.shell.set_needs_system(false);
+        }
         linger::stream_begins();
         inner.streams = inner.streams.next();
         let number = inner.streams;
@@ -564,6 +568,9 @@ impl Qp {
         if conn.parked.is_some() {
             engine.unpark();
         }
+        if !conn.link.caps().needs_system {
+            self.shell.set_needs_system(true);
+        }
         if conn.pump.resets_on_close() {
             conn.link.reset_on_close(false);
         }
@@ -617,11 +624,14 @@ impl Qp {
 
     /// [`Feeder::make_progress`], and whether messages of the peer's were placed.
     fn look_for_input(&self, in_earnest: bool) -> (Coverage, bool) {
-        let (mut waits_for_room, mut placed) = (false, false);
+        let (mut waits_for_room, mut placed, mut needs_system) = (false, false, true);
         if let Some(mut inner) = self.inner.try_lock() {
             if let Inner { core, conn: Some(conn), .. } = &mut *inner {
                 let engine = self.shell.nic().engine();
-                let wants_to_be_told = !conn.pump.writable() || conn.pump.broken() || core.stalled();
+                // Of what only the system reports. (A look at memory shows room and the end, too.)
+                needs_system = conn.link.caps().needs_system;
+                let wants_to_be_told =
+                    needs_system && (!conn.pump.writable() || conn.pump.broken() || core.stalled());
                 if in_earnest && !wants_to_be_told && conn.parked.is_none_or(|mark| !engine.is_parked(mark)) {
                     conn.parked = engine.park(conn.timer.token);
                 }
@@ -642,7 +652,7 @@ impl Qp {
                 }
                 self.send(&mut inner, now);
             }
-            waits_for_room = inner.conn.as_ref().is_some_and(|conn| !conn.pump.writable());
+            waits_for_room = needs_system && inner.conn.as_ref().is_some_and(|conn| !conn.pump.writable());
             self.release(inner);
         }
         (covered(waits_for_room), placed)

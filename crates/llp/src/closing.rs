@@ -250,7 +250,7 @@ mod tests {
     use uwarp_mem::MemSeg;
 
     use super::*;
-    use crate::lower::{Answers, Received};
+    use crate::lower::{Answers, Caps, Received};
 
     /// A link of which the test decides everything.
     struct Peer {
@@ -288,6 +288,10 @@ mod tests {
     }
 
     impl LowerLayer for Peer {
+        fn caps(&self) -> Caps {
+            Caps { answers: self.answers.is_some(), needs_system: true }
+        }
+
         fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
             let n = bytes.len().min(self.room - self.taken);
             self.taken += n;

@@ -19,6 +19,10 @@
 /// The methods of [`LowerLayer`] that move no bytes, for a wrapper around another layer.
 macro_rules! pass_on_queries {
     () => {
+        fn caps(&self) -> Caps {
+            self.inner.caps()
+        }
+
         fn ended(&self) -> Option<Ended> {
             self.inner.ended()
         }
@@ -67,7 +71,7 @@ pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
 
 use crate::carrier::{self, SetUp, Watch};
-pub use crate::lower::{Answers, Ended, LowerLayer, Received, Stop};
+pub use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
 use crate::route;
 use crate::tcp;
 
@@ -79,6 +83,13 @@ pub enum Link {
 }
 
 impl LowerLayer for Link {
+    #[inline]
+    fn caps(&self) -> Caps {
+        match self {
+            Self::Tcp(_) => Caps { answers: true, needs_system: true },
+        }
+    }
+
     #[inline]
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         match self {
@@ -177,13 +188,6 @@ impl Link {
     pub fn emss(&self) -> Option<u32> {
         match self {
             Self::Tcp(fd) => tcp::emss(fd.as_fd()),
-        }
-    }
-
-    /// Whether [`LowerLayer::answers`] returns anything.
-    pub fn tells_answers(&self) -> bool {
-        match self {
-            Self::Tcp(_) => true,
         }
     }
 

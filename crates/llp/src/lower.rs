@@ -49,9 +49,21 @@ pub struct Answers {
     pub last: Duration,
 }
 
+/// What a lower layer can do, or needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caps {
+    /// [`LowerLayer::answers`] returns something.
+    pub answers: bool,
+    /// Only the system knows what it waits for: input, room, the end. Otherwise a look at memory finds it.
+    pub needs_system: bool,
+}
+
 /// A reliable stream of bytes in both directions, with what a queue pair needs of it. No call blocks, and
 /// none has to be repeated because of a signal.
 pub trait LowerLayer {
+    /// What it can do; the same as long as it lives.
+    fn caps(&self) -> Caps;
+
     /// Sends bytes in order; returns how many were taken.
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop>;
 

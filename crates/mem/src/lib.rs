@@ -37,11 +37,13 @@ const _: () = {
 
 impl MemSeg {
     /// The part from `offset` on, at most `len` bytes.
+    #[inline]
     pub fn part(self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len);
         Self { addr: self.addr.wrapping_add(offset as u64), len: len.min(self.len - offset) }
     }
 
+    #[inline]
     fn ptr(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.addr as usize)
     }
@@ -52,6 +54,7 @@ impl MemSeg {
 pub struct Unmapped;
 
 /// Copies `src` into registered memory, as many bytes as both have; returns how many.
+#[inline]
 pub fn copy_in(dst: MemSeg, src: &[u8]) -> Result<usize, Unmapped> {
     let n = dst.len.min(src.len());
     // SAFETY: `dst` lies in a region that is registered (checked right before), and `src` is ours, so they do
@@ -114,6 +117,7 @@ pub fn atomic(dst: MemSeg, request: &AtomicRequest) -> Result<u64, NotDone> {
 }
 
 /// Appends the bytes of `src` to `out`, or nothing.
+#[inline]
 pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) -> Result<(), Unmapped> {
     out.reserve(src.len);
     // SAFETY: `src` lies in registered memory (see `copy_in`) or in a staging buffer of ours; the destination
@@ -148,6 +152,7 @@ pub fn copy_out_with_crc(mut src: MemSeg, out: &mut Vec<u8>, crc: &mut Crc32c) -
 ///
 /// Not guarded: this memory is not registered. A bad pointer is the caller's mistake and should fault in the
 /// call that made it.
+#[inline]
 pub fn copy_inline(dst: &mut [u8], src: MemSeg) -> usize {
     let n = dst.len().min(src.len);
     if n > 0 {

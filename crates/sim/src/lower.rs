@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use uwarp_driver::pump::Surroundings;
-use uwarp_llp::link::{Answers, Ended, LowerLayer, Received, Stop};
+use uwarp_llp::link::{Answers, Caps, Ended, LowerLayer, Received, Stop};
 use uwarp_mem::{self as mem, MemSeg};
 
 use crate::Time;
@@ -37,6 +37,10 @@ impl Network<'_> {
 }
 
 impl LowerLayer for Network<'_> {
+    fn caps(&self) -> Caps {
+        Caps { answers: false, needs_system: false }
+    }
+
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         let sent = self.output.send(self.now, bytes);
         if self.output.take_killed() {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use uwarp_mem::MemSeg;
 
-use crate::lower::{Answers, Ended, LowerLayer, Received, Stop};
+use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
 
 /// Shortens sends and receives, and refuses calls, depending on the seed. All of that may
 /// happen on any system at any time, so a queue pair must work as before.

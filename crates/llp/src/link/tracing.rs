@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use uwarp_mem::MemSeg;
 
-use crate::lower::{Answers, Ended, LowerLayer, Received, Stop};
+use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
 
 /// One call that moves bytes, with its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,8 +13,9 @@ use crate::channel::Channel;
 use crate::engine::Engine;
 use crate::event_loop::Sleep;
 use crate::progress::LEAD;
+use crate::raised::Look;
 use crate::source::{Readiness, Source, Token};
-use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::sys::{self, Count, Socket, Thread, start};
 
 /// A connection. The thread that makes progress reads its input; each read that finds something raises an
@@ -92,6 +93,49 @@ impl Source for Lane {
     }
 
     fn timeout(&self) {}
+}
+
+/// A lower layer in memory that raises nothing: a look finds what is ready, and its peer wakes only threads
+/// whose sleep was announced.
+struct Lanes {
+    lane: Arc<Lane>,
+    token: Token,
+    ready: AtomicBool,
+    asleep: AtomicUsize,
+}
+
+impl Lanes {
+    fn new(engine: &Engine, channel: Option<Arc<Channel>>) -> Arc<Self> {
+        let (lane, token) = Lane::new(engine, channel);
+        let (ready, asleep) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let lanes = Arc::new(Self { lane, token, ready, asleep });
+        engine.add_look(lanes.clone());
+        lanes
+    }
+
+    fn arrive(&self, engine: &Engine) {
+        self.lane.input.store(true, Ordering::SeqCst);
+        self.ready.store(true, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) > 0 {
+            engine.wake();
+        }
+    }
+}
+
+impl Look for Lanes {
+    fn sleep_begins(&self) {
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn sleep_ends(&self) {
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn harvest(&self, raise: &mut dyn FnMut(Token, Readiness)) {
+        if self.ready.swap(false, Ordering::SeqCst) {
+            raise(self.token, Readiness { readable: true, ..Readiness::default() });
+        }
+    }
 }
 
 fn get(channel: &Channel) {
@@ -477,6 +521,24 @@ pub fn what_is_raised_wakes_who_sleeps() {
     blocked.join();
     lane.arrive(&engine, token);
     lane.read.wait(3);
+}
+
+/// The same for what only a look finds. It is added while threads sleep, or are about to.
+pub fn what_a_look_finds_wakes_who_sleeps() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let blocked = {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    };
+    at_any_moment();
+    let lanes = Lanes::new(&engine, Some(channel));
+    for n in 1..=2 {
+        at_any_moment();
+        lanes.arrive(&engine);
+        lanes.lane.read.wait(n);
+    }
+    blocked.join();
 }
 
 /// The same for the thread of an event loop, which sleeps by a call of its own. It is dismissed at last, and
