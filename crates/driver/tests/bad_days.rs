@@ -185,7 +185,7 @@ fn readiness_is_not_lost_to_a_query() {
 fn a_disconnect_does_not_drop_what_waits_for_the_first_fpdus_time() {
     // One timer for two purposes: the later one silenced the earlier one.
     let delay = Duration::from_millis(50);
-    let (mut end, peer) = with_raw_peer(StreamParams { first_fpdu_delay: delay, ..plain() }, 4096);
+    let (mut end, peer) = with_raw_peer(StreamParams { first_frame_delay: delay, ..plain() }, 4096);
     end.memory.fill(0x77);
     end.send(SendOp::Write { stag: 1, to: 0 }, &[end.sge(0, 64)]);
     end.qp.disconnect();

@@ -28,7 +28,7 @@ pub fn params() -> [StreamParams; 2] {
 
 pub fn with_rtr(rtr: Rtr) -> [StreamParams; 2] {
     let [a, b] = params();
-    [StreamParams { rtr, ..a }, StreamParams { rtr: Rtr::Expect, wait_first_fpdu: true, ..b }]
+    [StreamParams { rtr, ..a }, StreamParams { rtr: Rtr::Expect, wait_first_frame: true, ..b }]
 }
 
 impl Duo {

@@ -313,11 +313,11 @@ impl RcCore {
             self.timers.clear(Timer::Retry);
         }
         self.stream = Some(stream);
-        if !params.first_fpdu_delay.is_zero() {
-            self.timers.start(Timer::FirstFpdu, now, params.first_fpdu_delay);
+        if !params.first_frame_delay.is_zero() {
+            self.timers.start(Timer::FirstFrame, now, params.first_frame_delay);
         }
         if let Some(after) = params.nudge_after {
-            self.timers.start(Timer::Nudge, now, params.first_fpdu_delay + after);
+            self.timers.start(Timer::Nudge, now, params.first_frame_delay + after);
         }
         if params.link_answers {
             self.timers.start(Timer::Silence, now, LOOK_EVERY);
@@ -341,7 +341,7 @@ impl RcCore {
         self.stream.as_ref().and_then(|s| s.closing)
     }
 
-    /// Whether work is posted that may not be sent: a responder is silent until the initiator's first FPDU
+    /// Whether work is posted that may not be sent: a responder is silent until the initiator's first frame
     /// has arrived (RFC 5044 section 7.1.2 rule 4).
     pub(super) fn muted(&self) -> bool {
         self.stream.as_ref().is_some_and(|s| !s.tx.open && s.closing.is_none()) && self.shell.sq.has_unsent()

@@ -78,8 +78,8 @@ impl From<TerminateError> for Fault {
 }
 
 impl Stream {
-    /// Drops what is queued, except an FPDU that is partly sent; returns how many bytes were dropped. `None`
-    /// if the program has unmapped the rest of that FPDU: then nothing more can be sent.
+    /// Drops what is queued, except a frame that is partly sent; returns how many bytes were dropped. `None`
+    /// if the program has unmapped the rest of that frame: then nothing more can be sent.
     fn cut(&mut self) -> Option<usize> {
         let dropped = self.out.cut();
         self.sender.unsend(dropped.unwrap_or(0));

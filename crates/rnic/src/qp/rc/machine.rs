@@ -30,7 +30,7 @@ pub enum LinkEvent {
     /// The owner has learned that the peer has hung up, and this end does not read because a Send waits for a
     /// receive.
     HungUp,
-    /// The peer sends no more. `partial`: in the middle of an FPDU. `broken`: sending has failed before.
+    /// The peer sends no more. `partial`: in the middle of a frame. `broken`: sending has failed before.
     /// `unread`: how many of the bytes that were sent the peer's system had not acknowledged; `None` if it is
     /// not known that the end came in good order.
     End {
@@ -69,7 +69,7 @@ pub enum Action {
     /// A receive of the shared receive queue is reserved for each of these queue pairs. Notify them without
     /// the lock of this one.
     Wake(Woken),
-    /// Report to the program: both sides are up. For the responder, the initiator's first FPDU arrived.
+    /// Report to the program: both sides are up. For the responder, the initiator's first frame arrived.
     Established,
     /// Report to the program: the stream has ended. The queue pair does not keep it; `unsent` must still be
     /// sent before the link is closed.
@@ -104,7 +104,7 @@ impl RcCore {
         }
         let stream = self.stream.as_ref()?;
         if stream.closing.is_none() {
-            if self.timers.is_set(Timer::FirstFpdu) {
+            if self.timers.is_set(Timer::FirstFrame) {
                 return None;
             }
             self.build();
@@ -127,7 +127,7 @@ impl RcCore {
             && (stream.closing.is_none() && !stream.draining)
             && !(stream.uses_placement_reads() || stream.ack_is_due(false))
             && (self.timers.is_set(Timer::Ack) || !stream.ack_waits())
-            && !self.timers.is_set(Timer::FirstFpdu)
+            && !self.timers.is_set(Timer::FirstFrame)
             && !(self.shell.sq.has_unsent() || self.shell.has_overflowed())
     }
 
@@ -334,7 +334,7 @@ impl RcCore {
     fn expired(&mut self, timer: Timer, now: &Now) {
         match timer {
             // `poll_transmit` checks whether it is set.
-            Timer::FirstFpdu => {}
+            Timer::FirstFrame => {}
             Timer::Joined => self.join_failed(),
             Timer::Nudge => self.nudge(now),
             Timer::Receive if self.awaits_receive() => self.receive_missing(),
@@ -363,7 +363,7 @@ impl RcCore {
     fn nudge(&mut self, now: &Now) {
         let Some(stream) = &mut self.stream else { return };
         let Some(after) = stream.params.nudge_after else { return };
-        if stream.first_fpdu_seen || stream.closing.is_some() || stream.nudges == NUDGES {
+        if stream.first_frame_seen || stream.closing.is_some() || stream.nudges == NUDGES {
             return;
         }
         stream.nudges += 1;

@@ -19,9 +19,9 @@ pub struct StreamParams {
     pub ird: u16,
     /// RDMA Reads this end may have outstanding.
     pub ord: u16,
-    /// The peer is a uwarp end: large FPDUs, our own operations.
+    /// The peer is a uwarp end: large frames, our own operations.
     pub peer_is_uwarp: bool,
-    /// Effective maximum segment size of the path, in bytes; FPDUs toward strangers are limited to it.
+    /// Effective maximum segment size of the path, in bytes; frames toward strangers are limited to it.
     pub emss: u32,
     /// Ready-to-receive frame.
     pub rtr: Rtr,
@@ -33,12 +33,12 @@ pub struct StreamParams {
     pub retry_cnt: u8,
     /// STag and offset of our ready-to-receive Write ([`PeerData::to_rtr`]), to a uwarp peer only.
     pub rtr_stag_to: (u32, u64),
-    /// Nothing may be sent before the first FPDU arrived, but the ready-to-receive frame: a responder (RFC
+    /// Nothing may be sent before the first frame arrived, but the ready-to-receive frame: a responder (RFC
     /// 5044 section 7.1.2), and both ends of a stream by number.
-    pub wait_first_fpdu: bool,
-    /// How long to wait before the first FPDU: some peers are not ready for it when their reply arrives.
-    pub first_fpdu_delay: Duration,
-    /// The peer may not notice the first FPDU until more bytes come, so more are sent while it has sent
+    pub wait_first_frame: bool,
+    /// How long to wait before the first frame: some peers are not ready for it when their reply arrives.
+    pub first_frame_delay: Duration,
+    /// The peer may not notice the first frame until more bytes come, so more are sent while it has sent
     /// nothing. This is the delay before the first time.
     pub nudge_after: Option<Duration>,
     /// How long a Send waits for a receive to be posted; `None`: for ever.
@@ -54,7 +54,7 @@ pub struct StreamParams {
     pub infiniband: bool,
     /// The stream was brought up by number, which no RNIC can. It counts once a program's message has gone in
     /// either direction; one that ends before is replaced by the next one. For that, both ends are silent
-    /// until the peer's first FPDU: the initiator's indication contains a Read, whose Response is the
+    /// until the peer's first frame: the initiator's indication contains a Read, whose Response is the
     /// responder's. And the queue pair outlives the stream, also without `infiniband`: the end of the peer
     /// flushes nothing (docs/adr/011).
     pub by_number: bool,
@@ -84,8 +84,8 @@ impl Default for StreamParams {
             retry_cnt: 0,
             rtr: Rtr::None,
             rtr_stag_to: PeerData::new().to_rtr(),
-            wait_first_fpdu: false,
-            first_fpdu_delay: Duration::ZERO,
+            wait_first_frame: false,
+            first_frame_delay: Duration::ZERO,
             nudge_after: None,
             rnr_timeout: None,
             placement_acks: false,

@@ -97,10 +97,10 @@ impl Stream {
         self.requests.len() + self.responses.len() + usize::from(self.tx.responding())
     }
 
-    /// The peer has sent a valid FPDU. After the first one, a responder may send too.
-    fn note_fpdu(&mut self) {
-        if !self.first_fpdu_seen {
-            self.first_fpdu_seen = true;
+    /// The peer has sent a valid frame. After the first one, a responder may send too.
+    fn note_frame(&mut self) {
+        if !self.first_frame_seen {
+            self.first_frame_seen = true;
             self.tx.open = true;
             if self.established == Established::NotYet {
                 self.established = Established::Unreported;
@@ -210,13 +210,13 @@ impl RcCore {
                     if let Some(stream) = &mut self.stream {
                         self.shell.counters.receive_stalls += 1;
                         if was_buffered {
-                            stream.note_fpdu();
+                            stream.note_frame();
                             return Placed::Done;
                         }
                         stream.stalled = true;
                         stream.waiting = Some(OffendingSegment::new(&segment));
                         // A program may post its first receives when the connection is reported to be up.
-                        stream.note_fpdu();
+                        stream.note_frame();
                     }
                     return Placed::NoReceive;
                 }
@@ -360,9 +360,9 @@ impl RcCore {
         stream.note_write(segment);
         // A ready-to-receive Write is no message of the program. A Write with payload is one, even if a
         // ready-to-receive Write was negotiated.
-        let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
+        let rtr = !stream.first_frame_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
         let peer = if rtr && stream.params.peer_is_uwarp { stream.introduced(segment) } else { None };
-        stream.note_fpdu();
+        stream.note_frame();
         // An acknowledgement is none of a program either: it may only say that the stream ends.
         let of_program =
             !rtr && segment.info.delivery != Delivery::Acknowledge && !stream.is_indication(segment);

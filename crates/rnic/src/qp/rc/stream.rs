@@ -70,7 +70,7 @@ pub(super) struct Stream {
     pub written: u32,
     /// The last Write is not complete yet.
     pub write_continues: bool,
-    pub first_fpdu_seen: bool,
+    pub first_frame_seen: bool,
     /// How often the peer was nudged, see [`StreamParams::nudge_after`].
     pub nudges: u32,
     /// The program got an event because something arrived before its queue pair could send.
@@ -120,7 +120,7 @@ impl Stream {
             params,
             mulpdu: params.mulpdu(),
             out: OutQueue::new(sender.boundaries()),
-            tx: Tx::new(!params.wait_first_fpdu),
+            tx: Tx::new(!params.wait_first_frame),
             sender,
             receiver: params.framing.receiver(),
             rx: RxState::new(params.peer_is_uwarp),
@@ -135,7 +135,7 @@ impl Stream {
             waiting: None,
             written: 0,
             write_continues: false,
-            first_fpdu_seen: false,
+            first_frame_seen: false,
             nudges: 0,
             comm_est: false,
             established: Established::NotYet,
@@ -152,7 +152,7 @@ impl Stream {
             last_ack_seen: false,
             last_word_said: false,
             silence: Silence::default(),
-            warn_if_muted: params.wait_first_fpdu && params.rtr == Rtr::None,
+            warn_if_muted: params.wait_first_frame && params.rtr == Rtr::None,
             draining: false,
             answer: DisconnectReply::None,
             closing: None,
@@ -161,7 +161,7 @@ impl Stream {
 }
 
 impl Stream {
-    /// Whether it still waits for the peer's first FPDU, and is one that does not count before.
+    /// Whether it still waits for the peer's first frame, and is one that does not count before.
     #[inline]
     pub fn is_joining(&self) -> bool {
         !self.tx.open && self.params.by_number

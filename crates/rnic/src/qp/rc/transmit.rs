@@ -41,7 +41,7 @@ impl Stream {
                 self.acked = 1;
                 self.tx.ack_requests.last = 1;
                 if self.params.by_number {
-                    // Its Response is the peer's first FPDU, which the Write does not cause.
+                    // Its Response is the peer's first frame, which the Write does not cause.
                     self.emit_empty_read();
                 } else {
                     self.established = Established::Unreported;
@@ -288,7 +288,7 @@ impl RcCore {
             (stream.tx.open && stream.tx.current.is_none() && stream.closing.is_none())
                 && (stream.requests.is_empty() && !stream.far_ahead())
         };
-        self.stream.as_ref().is_some_and(free) && !self.timers.is_set(Timer::FirstFpdu)
+        self.stream.as_ref().is_some_and(free) && !self.timers.is_set(Timer::FirstFrame)
     }
 
     pub(super) fn start_read_response(&mut self, request: ReadSource) {
