@@ -6,7 +6,7 @@ use std::time::Duration;
 use uwarp_driver::StreamParams;
 use uwarp_driver::config::{Ask, Config, View};
 use uwarp_proto::setup::{Negotiated, PeerData, Request, Revision};
-use uwarp_rnic::qp::rnr_limit;
+use uwarp_rnic::qp::{LinkCaps, rnr_limit};
 use uwarp_wire::mpa::{self, Enhanced};
 
 use crate::event::{ConnParam, MAX_PRIVATE_DATA};
@@ -100,7 +100,7 @@ pub(crate) fn stream_params(
         peer_is_uwarp: negotiated.peer_is_uwarp,
         // The driver fills in what only the link knows.
         emss: 0,
-        link_answers: false,
+        link: LinkCaps::default(),
         peer: negotiated.peer,
         timeout,
         retry_cnt: param.retry_count.min(RETRIES),

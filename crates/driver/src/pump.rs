@@ -146,6 +146,12 @@ impl Pump {
     }
 
     fn transmit<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) {
+        self.transmit_all(core, now, around);
+        flush(core, around);
+    }
+
+    #[inline]
+    fn transmit_all<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) {
         if around.take_room() {
             self.writable = true;
         }
@@ -166,9 +172,12 @@ impl Pump {
             let (result, bytes, ours) = match out.only_staged() {
                 Some(bytes) => (around.lower().send_bytes(bytes), bytes.len(), true),
                 None => {
-                    let mut pieces = SmallVec::<[MemSeg; PIECES]>::new();
-                    let bytes = out.gather(most, |seg| pieces.push(seg));
-                    (around.lower().send(&pieces), bytes, false)
+                    let (mut pieces, mut staying) = (SmallVec::<[MemSeg; PIECES]>::new(), 0u64);
+                    let bytes = out.gather_marked(most, |seg, stays| {
+                        staying |= u64::from(stays) << pieces.len();
+                        pieces.push(seg);
+                    });
+                    (around.lower().send(&pieces, staying), bytes, false)
                 }
             };
             match result {
@@ -177,7 +186,9 @@ impl Pump {
                     // memory of the program that is gone ends a call early, too, and then nothing is
                     // reported: the next call shows which it was.
                     self.writable = n == bytes || !ours;
-                    if !core.transmitted(now, n) {
+                    let more = core.transmitted(now, n);
+                    take_reports(core, now, around);
+                    if !more {
                         debug_assert!(core.poll_transmit(now).is_none(), "the core has more to send");
                         return;
                     }
@@ -226,6 +237,7 @@ impl Pump {
             core.resume(now);
         }
         let (mut turn, mut some) = (Turn { moved: 0, heeds_acks: true, interrupted: false }, false);
+        take_reports(core, now, around);
         loop {
             some |= with_stage(|stage| self.receive_into(core, now, around, stage, &mut turn));
             if core.sets_aside() != self.aside {
@@ -239,6 +251,7 @@ impl Pump {
             // The core may have to wait, but the input does not.
             turn.heeds_acks = !core.ack_is_urgent();
         }
+        flush(core, around);
         if !core.stalled() {
             return some;
         }
@@ -290,6 +303,8 @@ impl Pump {
                 }
             };
             some = true;
+            // What the peer has reported is as new as its bytes: a Terminate is about what is not placed yet.
+            take_reports(core, now, around);
             let staged = if is_direct {
                 core.direct_received(n.min(direct));
                 n.saturating_sub(direct)
@@ -320,7 +335,9 @@ impl Pump {
     fn peer_closed<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S, partial: bool) {
         around.set_hung_up();
         self.eof = true;
-        let unread = (!self.reset).then(|| around.lower().unacknowledged());
+        take_reports(core, now, around);
+        let infers = !self.reset && !around.lower().caps().counts;
+        let unread = infers.then(|| around.lower().unacknowledged());
         core.handle_link(now, LinkEvent::End { partial, broken: self.broken, unread });
     }
 
@@ -343,6 +360,10 @@ impl Pump {
         loop {
             match core.poll_action()? {
                 Action::CheckHangUp => self.check_hang_up(core, now, around.lower()),
+                Action::Recall => {
+                    around.lower().recall();
+                    core.handle_link(now, LinkEvent::Released(u64::MAX));
+                }
                 Action::CheckAnswers { probe } => {
                     let lower = around.lower();
                     if probe {
@@ -364,9 +385,33 @@ impl Pump {
         if let Some(how) = lower.ended() {
             self.broken |= how != Ended::Closed;
             // The peer's last words may lie unread behind what waits.
-            let unread = (self.eof && !self.broken).then(|| lower.unacknowledged());
+            let infers = self.eof && !self.broken && !lower.caps().counts;
+            let unread = infers.then(|| lower.unacknowledged());
             core.handle_link(now, LinkEvent::End { partial: false, broken: self.broken, unread });
         }
+    }
+}
+
+/// The end of a turn: what the peer may see of it, it sees now.
+#[inline]
+fn flush<S: Surroundings>(core: &RcCore, around: &mut S) {
+    around.lower().flush(core.messages_placed(), core.messages_wanted());
+}
+
+/// What the lower layer reports beside the bytes of the stream. (Where it reports nothing, this is no code.)
+#[inline]
+fn take_reports<S: Surroundings>(core: &mut RcCore, now: &Now, around: &mut S) {
+    let caps = around.lower().caps();
+    if caps.counts {
+        let placed = around.lower().peer_placed();
+        if placed > core.messages_acked() {
+            core.handle_link(now, LinkEvent::Placed(placed));
+        }
+    }
+    if caps.refers
+        && let Some(position) = around.lower().released()
+    {
+        core.handle_link(now, LinkEvent::Released(position));
     }
 }
 

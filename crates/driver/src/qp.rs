@@ -19,8 +19,8 @@ use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
-    Disconnect, DisconnectReply, Drops, End, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore,
-    Snapshot, StreamParams,
+    Disconnect, DisconnectReply, Drops, End, LinkCaps, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify,
+    QpState, RcCore, Snapshot, StreamParams,
 };
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
@@ -432,7 +432,7 @@ impl Qp {
         };
         let now = &Now::unread();
         let caps = link.caps();
-        params.link_answers = caps.answers;
+        params.link = LinkCaps { answers: caps.answers, counts: caps.counts, refers: caps.refers };
         if let Err(error) = inner.core.attach(now, params) {
             return Err((error, link));
         }

@@ -289,7 +289,7 @@ mod tests {
 
     impl LowerLayer for Peer {
         fn caps(&self) -> Caps {
-            Caps { answers: self.answers.is_some(), needs_system: true }
+            Caps { answers: self.answers.is_some(), ..Caps::TCP }
         }
 
         fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
@@ -302,7 +302,7 @@ mod tests {
             }
         }
 
-        fn send(&mut self, _: &[MemSeg]) -> Result<usize, Stop> {
+        fn send(&mut self, _: &[MemSeg], _: u64) -> Result<usize, Stop> {
             unreachable!("the rest is a copy")
         }
 

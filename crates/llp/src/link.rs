@@ -23,6 +23,22 @@ macro_rules! pass_on_queries {
             self.inner.caps()
         }
 
+        fn flush(&mut self, placed: u64, wanted: u64) {
+            self.inner.flush(placed, wanted);
+        }
+
+        fn peer_placed(&self) -> u64 {
+            self.inner.peer_placed()
+        }
+
+        fn released(&self) -> Option<u64> {
+            self.inner.released()
+        }
+
+        fn recall(&mut self) {
+            self.inner.recall();
+        }
+
         fn ended(&self) -> Option<Ended> {
             self.inner.ended()
         }
@@ -86,7 +102,7 @@ impl LowerLayer for Link {
     #[inline]
     fn caps(&self) -> Caps {
         match self {
-            Self::Tcp(_) => Caps { answers: true, needs_system: true },
+            Self::Tcp(_) => Caps::TCP,
         }
     }
 
@@ -98,7 +114,7 @@ impl LowerLayer for Link {
     }
 
     #[inline]
-    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Stop> {
+    fn send(&mut self, pieces: &[MemSeg], _stays: u64) -> Result<usize, Stop> {
         match self {
             Self::Tcp(fd) => tcp::send(fd.as_fd(), pieces),
         }

@@ -1,4 +1,19 @@
 //! What a queue pair's pump needs from any lower layer.
+//!
+//! All of them are streams of bytes. [`Caps`] says what one does beside that, and TCP does none of it:
+//!
+//! * It *counts*: each end says how many messages it has placed, beside the stream. No frame acknowledges
+//!   then, and what the count says after the peer's death is exact.
+//! * It *refers*: it takes registered memory without a copy, and releases it later. A work request completes
+//!   when its memory is released. Where memory goes back to the program for another reason (a flush, RESET,
+//!   the end of the stream), the owner recalls it first: recall, released, completions.
+//! * It shows a turn's bytes at its end, in one step ([`LowerLayer::flush`]).
+//!
+//! `caps` is a constant of each lower layer, so all that costs TCP nothing. `crates/driver/tests/lanes.rs`
+//! has a lower layer that does all of it.
+//!
+//! Rejected: staging buffers of the owner that stay until they are released, because they are small, hot and
+//! used again at once; a lower layer that copies them needs only to be told which pieces they are.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -56,6 +71,15 @@ pub struct Caps {
     pub answers: bool,
     /// Only the system knows what it waits for: input, room, the end. Otherwise a look at memory finds it.
     pub needs_system: bool,
+    /// The ends count placed messages beside the stream: [`LowerLayer::flush`], [`LowerLayer::peer_placed`].
+    pub counts: bool,
+    /// It may refer to pieces of memory that it has taken: [`LowerLayer::released`].
+    pub refers: bool,
+}
+
+impl Caps {
+    /// Those of TCP.
+    pub const TCP: Self = Self { answers: true, needs_system: true, counts: false, refers: false };
 }
 
 /// A reliable stream of bytes in both directions, with what a queue pair needs of it. No call blocks, and
@@ -68,8 +92,9 @@ pub trait LowerLayer {
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop>;
 
     /// Sends pieces in order; returns how many bytes were taken. If a piece is not mapped, none may have
-    /// been.
-    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Stop>;
+    /// been. A bit is set in `stays` for each of the first 64 pieces that stays as it is until it is
+    /// released: the lower layer may refer to that one, and must copy the others.
+    fn send(&mut self, pieces: &[MemSeg], stays: u64) -> Result<usize, Stop>;
 
     /// Receives into `buffer`, which is not empty.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop>;
@@ -77,6 +102,24 @@ pub trait LowerLayer {
     /// Receives into the pieces first, then into `buffer`. It may fill only a part of the pieces; `buffer`
     /// gets bytes only when all pieces are full.
     fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop>;
+
+    /// The end of a turn in which bytes were moved: what the peer may see of it now, it sees. `placed`: how
+    /// many of its messages are in place. `wanted`: its owner waits for the peer to have placed so many.
+    fn flush(&mut self, _placed: u64, _wanted: u64) {}
+
+    /// How many messages of this end the peer has placed, as it says; only if the ends count.
+    fn peer_placed(&self) -> u64 {
+        0
+    }
+
+    /// The position in the stream, in bytes taken since the start, up to which it refers to no piece any
+    /// more; `None`: all that it has taken.
+    fn released(&self) -> Option<u64> {
+        None
+    }
+
+    /// Refers to no piece any more from now on: takes copies of what it must still send.
+    fn recall(&mut self) {}
 
     /// Whether the peer has closed its side, or the link is broken. Bytes that arrived before may still wait
     /// to be received. A check, for callers that got no notification in time.

@@ -49,14 +49,17 @@ pub struct OutQueue {
     mid_frame: bool,
     queued: u64,
     taken: u64,
+    /// Up to which position the lower layer refers to nothing any more; `None`: to nothing that it has taken.
+    released: Option<u64>,
     /// How the boundaries of the staged frames can be found again.
     boundaries: Boundaries,
 }
 
 impl OutQueue {
-    /// For a stream whose frames can be found in this way.
-    pub fn new(boundaries: Boundaries) -> Self {
-        Self { boundaries, ..Self::default() }
+    /// For a stream whose frames can be found in this way. `refers`: the lower layer may refer to memory that
+    /// it has taken.
+    pub fn new(boundaries: Boundaries, refers: bool) -> Self {
+        Self { boundaries, released: refers.then_some(0), ..Self::default() }
     }
 
     /// Stream bytes queued since the start.
@@ -64,9 +67,23 @@ impl OutQueue {
         self.queued
     }
 
-    /// Stream bytes that the kernel has taken since the start.
+    /// Stream bytes that the lower layer has taken since the start.
     pub fn taken(&self) -> u64 {
         self.taken
+    }
+
+    /// The same for those to whose memory it does not refer any more.
+    #[inline]
+    pub fn released(&self) -> u64 {
+        self.released.unwrap_or(self.taken)
+    }
+
+    /// The lower layer says so; not more than it has taken.
+    pub fn release_to(&mut self, position: u64) {
+        let taken = self.taken;
+        if let Some(released) = &mut self.released {
+            *released = position.min(taken).max(*released);
+        }
     }
 
     /// Bytes waiting.
@@ -139,9 +156,16 @@ impl OutQueue {
 
     /// The bytes waiting, as addresses for a gathering system call; passes at most `max` pieces to `sink`.
     pub fn gather(&self, max: usize, mut sink: impl FnMut(MemSeg)) -> usize {
+        self.gather_marked(max, |seg, _| sink(seg))
+    }
+
+    /// The same; `sink` is also told whether the piece stays as it is until it is released: the others are
+    /// staged, and change as soon as the lower layer has taken them.
+    pub fn gather_marked(&self, max: usize, mut sink: impl FnMut(MemSeg, bool)) -> usize {
         let mut skip = self.head_taken;
         let mut bytes = 0;
         for run in self.runs.iter().take(max) {
+            let stays = matches!(run.bytes, Bytes::Memory(_));
             let seg = match run.bytes {
                 Bytes::Memory(seg) => seg,
                 Bytes::Staged { start, len, .. } => {
@@ -152,7 +176,7 @@ impl OutQueue {
             let seg = seg.part(skip, seg.len);
             skip = 0;
             bytes += seg.len;
-            sink(seg);
+            sink(seg, stays);
         }
         bytes
     }
@@ -421,6 +445,29 @@ mod tests {
         assert_eq!((q.queued(), q.taken()), (1, 1));
     }
 
+    /// A lower layer that refers to what it has taken, and one that does not.
+    #[test]
+    fn what_is_taken_is_released_later_or_at_once() {
+        for refers in [false, true] {
+            let mut q = OutQueue::new(Boundaries::MpaLength, refers);
+            push_large(&mut q, b"H", b"body", b"T");
+            q.release_to(3);
+            assert_eq!(q.released(), 0, "it has taken nothing");
+            let mut stays = Vec::new();
+            q.gather_marked(usize::MAX, |_, stay| stays.push(stay));
+            assert_eq!(stays, [false, true, false]);
+            q.take(5);
+            let mut seen = vec![q.released()];
+            for position in [2, 1, 100] {
+                q.release_to(position);
+                seen.push(q.released());
+            }
+            assert_eq!(seen, if refers { [0, 2, 2, 5] } else { [5; 4] });
+            q.take(1);
+            assert_eq!(q.released(), if refers { 5 } else { 6 });
+        }
+    }
+
     #[test]
     fn cut_keeps_the_frame_that_is_partly_sent() {
         let mut q = OutQueue::default();
@@ -446,7 +493,7 @@ mod tests {
         };
         for boundaries in [Boundaries::MpaLength, Boundaries::Unknown] {
             let mut all = Vec::new();
-            let mut q = OutQueue::new(boundaries);
+            let mut q = OutQueue::new(boundaries, false);
             for n in [30, 20, 25] {
                 push(&mut q, &frame(n));
                 all.extend(frame(n));

@@ -373,7 +373,7 @@ impl End {
                     self.closing = Some(Closing { machine, kept, awaits_answer });
                     self.disconnected.push(why);
                 }
-                Action::Muted | Action::CheckHangUp | Action::CheckAnswers { .. } => {}
+                Action::Muted | Action::Recall | Action::CheckHangUp | Action::CheckAnswers { .. } => {}
             }
         }
     }

@@ -38,7 +38,7 @@ impl Network<'_> {
 
 impl LowerLayer for Network<'_> {
     fn caps(&self) -> Caps {
-        Caps { answers: false, needs_system: false }
+        Caps { answers: false, ..Caps::TCP }
     }
 
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
@@ -52,7 +52,7 @@ impl LowerLayer for Network<'_> {
         Ok(n)
     }
 
-    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Stop> {
+    fn send(&mut self, pieces: &[MemSeg], _: u64) -> Result<usize, Stop> {
         let mut bytes = Vec::new();
         for piece in pieces {
             mem::copy_out(*piece, &mut bytes).map_err(|_| Stop::Unmapped)?;

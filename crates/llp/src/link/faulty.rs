@@ -56,10 +56,10 @@ impl<L: LowerLayer> LowerLayer for Faulty<L> {
         self.inner.send_bytes(bytes.get(..part).unwrap_or(bytes))
     }
 
-    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Stop> {
+    fn send(&mut self, pieces: &[MemSeg], stays: u64) -> Result<usize, Stop> {
         self.refuse()?;
         let part = self.part(pieces.len());
-        self.inner.send(pieces.get(..part).unwrap_or(pieces))
+        self.inner.send(pieces.get(..part).unwrap_or(pieces), stays)
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop> {

@@ -62,8 +62,8 @@ impl<L: LowerLayer> LowerLayer for Tracing<L> {
         result
     }
 
-    fn send(&mut self, pieces: &[MemSeg]) -> Result<usize, Stop> {
-        let result = self.inner.send(pieces);
+    fn send(&mut self, pieces: &[MemSeg], stays: u64) -> Result<usize, Stop> {
+        let result = self.inner.send(pieces, stays);
         self.calls.push(Call::Send { offered: bytes_of(pieces), result });
         result
     }

@@ -51,6 +51,14 @@ pub enum LinkEvent {
     Answers(Option<Answers>),
     /// Segments that were retransmitted during the stream.
     Resent(u64),
+    /// The peer says that it has placed so many messages of this end ([`LinkCaps::counts`]).
+    ///
+    /// [`LinkCaps::counts`]: super::params::LinkCaps::counts
+    Placed(u64),
+    /// The link refers to nothing before this position of the stream any more ([`LinkCaps::refers`]).
+    ///
+    /// [`LinkCaps::refers`]: super::params::LinkCaps::refers
+    Released(u64),
 }
 
 /// How the peer understands the end of a stream, so how it must be made.
@@ -86,6 +94,10 @@ pub enum Action {
     },
     /// Warn: posted work must wait for the peer's first message (RFC 5044 section 7.1.2).
     Muted,
+    /// The stream has ended: the link must refer to no memory of this end any more, which is then reported as
+    /// [`LinkEvent::Released`]. Only then is [`Action::Disconnected`] returned, and only then do work requests
+    /// complete.
+    Recall,
     /// Check whether the peer has hung up for good; if so, report [`LinkEvent::End`].
     CheckHangUp,
     /// Check how the peer answers, and report [`LinkEvent::Answers`].
@@ -153,7 +165,7 @@ impl RcCore {
     pub fn transmitted(&mut self, now: &Now, n: usize) -> bool {
         if let Some(stream) = &mut self.stream {
             stream.out.take(n);
-            if stream.params.link_answers {
+            if stream.params.link.answers {
                 self.timers.start(Timer::Silence, now, LOOK_EVERY);
             }
         }
@@ -234,6 +246,8 @@ impl RcCore {
             LinkEvent::Unwritable => self.place_unmapped(),
             LinkEvent::Answers(answers) => self.answers(now, answers),
             LinkEvent::Resent(segments) => self.shell.counters.retransmits += segments,
+            LinkEvent::Placed(messages) => self.peer_has_placed(messages),
+            LinkEvent::Released(position) => self.released(position),
         }
         self.set_deadlines(now);
     }
@@ -260,6 +274,9 @@ impl RcCore {
             return Some(Action::Established);
         }
         if let Some(why) = stream.closing {
+            if stream.out.released() < stream.out.taken() {
+                return Some(Action::Recall);
+            }
             return Some(self.end_of_stream(why));
         }
         if self.checks == Checks::default() {

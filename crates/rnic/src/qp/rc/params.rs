@@ -48,8 +48,8 @@ pub struct StreamParams {
     /// The same toward a stranger, by an RDMA Read of no bytes after them (a placement Read). Only if the
     /// peer is known to accept at least one Read, whatever `ord` is.
     pub placement_reads: bool,
-    /// The lower layer reports how the peer's system answers: a peer that is silent for long is given up.
-    pub link_answers: bool,
+    /// What the lower layer does.
+    pub link: LinkCaps,
     /// The end of the peer is reported as InfiniBand's verbs do, for the roce and ib views (`qp/rc/gone`).
     pub infiniband: bool,
     /// The stream was brought up by number, which no RNIC can. It counts once a program's message has gone in
@@ -61,6 +61,18 @@ pub struct StreamParams {
     /// By number: what the peer has shown of its packet sequence numbers. One that this end's program sets
     /// later must fit, or the stream ends.
     pub psns: Option<ShownPsns>,
+}
+
+/// What the lower layer does beside moving bytes. The default is a plain stream of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LinkCaps {
+    /// It reports how the peer's system answers: a peer that is silent for long is given up.
+    pub answers: bool,
+    /// It carries the numbers of placed messages beside the stream: no frame acknowledges, and none only asks
+    /// for that.
+    pub counts: bool,
+    /// It refers to memory that it has taken: work requests complete when that is released.
+    pub refers: bool,
 }
 
 impl StreamParams {
@@ -90,7 +102,7 @@ impl Default for StreamParams {
             rnr_timeout: None,
             placement_acks: false,
             placement_reads: false,
-            link_answers: false,
+            link: LinkCaps::default(),
             infiniband: false,
             by_number: false,
             psns: None,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use uwarp_proto::framing::{self, Rest};
+use uwarp_proto::framing::{self, Framing, Rest};
 use uwarp_proto::rx::{RxState, Segment};
 use uwarp_wire::ddp::Header;
 use uwarp_wire::rdmap::Delivery;
@@ -10,7 +10,7 @@ use uwarp_wire::terminate::TerminateError;
 
 use super::ack_policy::{AckTiming, Hold};
 use super::buffered::BufferedSends;
-use super::params::{Rtr, StreamParams};
+use super::params::{LinkCaps, Rtr, StreamParams};
 use super::reads::{ReadSink, Request};
 use super::silence::Silence;
 use super::tx::Tx;
@@ -119,7 +119,7 @@ impl Stream {
             qpn,
             params,
             mulpdu: params.mulpdu(),
-            out: OutQueue::new(sender.boundaries()),
+            out: OutQueue::new(sender.boundaries(), params.link.refers),
             tx: Tx::new(!params.wait_first_frame),
             sender,
             receiver: params.framing.receiver(),
@@ -161,6 +161,20 @@ impl Stream {
 }
 
 impl Stream {
+    /// The peer's lower layer carries other frames than was assumed, or other things beside them. Returns
+    /// whether that is possible: nothing is sent or received.
+    pub fn reframe(&mut self, framing: Framing, link: LinkCaps) -> bool {
+        let untouched = self.out.queued() == 0 && !self.first_frame_seen && self.placed == 0;
+        if !untouched || self.direct.is_some() || self.closing.is_some() {
+            return false;
+        }
+        (self.params.framing, self.params.link) = (framing, link);
+        self.mulpdu = self.params.mulpdu();
+        (self.sender, self.receiver) = (framing.sender(), framing.receiver());
+        self.out = OutQueue::new(self.sender.boundaries(), link.refers);
+        true
+    }
+
     /// Whether it still waits for the peer's first frame, and is one that does not count before.
     #[inline]
     pub fn is_joining(&self) -> bool {
