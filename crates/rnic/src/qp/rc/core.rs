@@ -266,7 +266,8 @@ impl RcCore {
     /// Otherwise its turn comes in [`Self::poll_transmit`].
     #[cold]
     fn do_local_work(&mut self) {
-        let sends = self.stream.as_ref().is_some_and(|stream| stream.tx.open && stream.closing.is_none());
+        let sends =
+            self.stream.as_ref().is_some_and(|stream| stream.opening.may_send() && stream.closing.is_none());
         while !sends && self.shell.attr.state == QpState::Rts {
             let number = self.shell.sq.next;
             let Some(op) = self.shell.sq.slot(number).map(|slot| slot.op).filter(|op| op.is_local()) else {
@@ -319,12 +320,12 @@ impl RcCore {
         } else {
             self.timers.clear(Timer::Retry);
         }
+        let opening = stream.opening.deadlines();
         self.stream = Some(stream);
-        if !params.first_frame_delay.is_zero() {
-            self.timers.start(Timer::FirstFrame, now, params.first_frame_delay);
-        }
-        if let Some(after) = params.nudge_after {
-            self.timers.start(Timer::Nudge, now, params.first_frame_delay + after);
+        for (timer, after) in [Timer::FirstFrame, Timer::Nudge].into_iter().zip(opening) {
+            if let Some(after) = after {
+                self.timers.start(timer, now, after);
+            }
         }
         if params.link.answers {
             self.timers.start(Timer::Silence, now, LOOK_EVERY);
@@ -365,7 +366,8 @@ impl RcCore {
     /// Whether work is posted that may not be sent: a responder is silent until the initiator's first frame
     /// has arrived (RFC 5044 section 7.1.2 rule 4).
     pub(super) fn muted(&self) -> bool {
-        self.stream.as_ref().is_some_and(|s| !s.tx.open && s.closing.is_none()) && self.shell.sq.has_unsent()
+        self.stream.as_ref().is_some_and(|s| !s.opening.may_send() && s.closing.is_none())
+            && self.shell.sq.has_unsent()
     }
 
     /// Whether a Send waits for a receive to be posted, and reading has stopped meanwhile.

@@ -17,7 +17,7 @@ use std::time::Instant;
 use super::core::{Checks, RcCore};
 use super::silence::Answers;
 use super::stream::{Disconnect, DisconnectReply, Established, Stream};
-use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, NUDGES, Now, STARVING, SentBefore, Timer};
+use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, Now, STARVING, SentBefore, Timer};
 use crate::out::OutQueue;
 use crate::srq::Woken;
 use uwarp_mem as mem;
@@ -135,7 +135,7 @@ impl RcCore {
         let tx = &stream.tx;
         stream.out.is_empty()
             && stream.requests.is_empty()
-            && (tx.open && tx.current.is_none() && !tx.ack_requests.due)
+            && (stream.opening.may_send() && tx.current.is_none() && !tx.ack_requests.due)
             && (stream.closing.is_none() && !stream.draining)
             && !(stream.uses_placement_reads() || stream.ack_is_due(false))
             && (self.timers.is_set(Timer::Ack) || !stream.ack_waits())
@@ -149,7 +149,7 @@ impl RcCore {
         let Some(stream) = &self.stream else { return };
         if stream.draining {
             self.drained();
-        } else if !stream.tx.open && stream.warn_if_muted {
+        } else if !stream.opening.may_send() && stream.warn_if_muted {
             self.set_muted_deadline(now);
         }
         let Some(stream) = &self.stream else { return };
@@ -379,15 +379,14 @@ impl RcCore {
     /// deadline: the program may post later, and the peer cannot miss what was not sent.
     fn nudge(&mut self, now: &Now) {
         let Some(stream) = &mut self.stream else { return };
-        let Some(after) = stream.params.nudge_after else { return };
-        if stream.first_frame_seen || stream.closing.is_some() || stream.nudges == NUDGES {
+        if stream.closing.is_some() {
             return;
         }
-        stream.nudges += 1;
+        let Some(next) = stream.opening.nudge() else { return };
         if stream.out.taken() > 0 && stream.tx.idle() {
             stream.emit_empty_write();
         }
-        self.timers.start(Timer::Nudge, now, after * 2u32.saturating_pow(stream.nudges));
+        self.timers.start(Timer::Nudge, now, next);
     }
 
     /// Sets the deadlines: input or the link may have begun a wait, or ended one.

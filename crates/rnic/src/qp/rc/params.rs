@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use uwarp_proto::framing::Framing;
-use uwarp_proto::setup::PeerData;
+use uwarp_proto::opening::{First, Hold, Opening, Terms};
 pub use uwarp_proto::setup::Rtr;
+use uwarp_proto::setup::{PeerData, RTR_STAG_TO};
 
 use super::psns::ShownPsns;
 
@@ -76,6 +77,27 @@ pub struct LinkCaps {
 }
 
 impl StreamParams {
+    /// How the stream opens.
+    pub(super) fn opening(&self) -> Opening {
+        let first = match self.rtr {
+            Rtr::None => First::Nothing,
+            // Nothing is placed, so STag and offset can have any value: between uwarp ends they identify this
+            // end.
+            Rtr::SendWrite => {
+                let (stag, to) = if self.peer_is_uwarp { self.rtr_stag_to } else { RTR_STAG_TO };
+                First::SendWrite(stag, to)
+            }
+            Rtr::SendRead => First::SendRead,
+            Rtr::Expect => First::Expect,
+        };
+        let hold = match self.first_frame_delay {
+            _ if self.wait_first_frame => Hold::UntilInput,
+            Duration::ZERO => Hold::None,
+            time => Hold::For(time),
+        };
+        Opening::new(Terms { first, hold, nudge: self.nudge_after })
+    }
+
     /// Largest ULPDU to send.
     pub(super) fn mulpdu(&self) -> usize {
         self.framing.mulpdu(self.emss as usize, self.peer_is_uwarp)

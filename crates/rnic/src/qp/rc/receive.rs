@@ -18,7 +18,6 @@ use uwarp_wire::terminate::{
 
 use super::core::RcCore;
 use super::errors::{Blame, Fault};
-use super::params::Rtr;
 use super::reads::{MOST_COPIED, ReadSource, Request};
 use super::stream::{DisconnectReply, Established, OffendingSegment, Stream};
 use super::timers::Now;
@@ -99,12 +98,8 @@ impl Stream {
 
     /// The peer has sent a valid frame. After the first one, a responder may send too.
     fn note_frame(&mut self) {
-        if !self.first_frame_seen {
-            self.first_frame_seen = true;
-            self.tx.open = true;
-            if self.established == Established::NotYet {
-                self.established = Established::Unreported;
-            }
+        if self.opening.hear() && self.established == Established::NotYet {
+            self.established = Established::Unreported;
         }
     }
 }
@@ -358,9 +353,8 @@ impl RcCore {
         stream.rx.commit(segment);
         stream.note_receive(segment);
         stream.note_write(segment);
-        // A ready-to-receive Write is no message of the program. A Write with payload is one, even if a
-        // ready-to-receive Write was negotiated.
-        let rtr = !stream.first_frame_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
+        // A ready-to-receive Write is no message of the program.
+        let rtr = stream.opening.is_indication(segment.payload_len);
         let peer = if rtr && stream.params.peer_is_uwarp { stream.introduced(segment) } else { None };
         stream.note_frame();
         // An acknowledgement is none of a program either: it may only say that the stream ends.

@@ -47,8 +47,6 @@ pub(super) const ACK: Duration = Duration::from_micros(250);
 pub(super) const STARVING: Duration = Duration::from_secs(5);
 /// How long posted work waits for the peer's first message before the program gets a warning.
 pub(super) const MUTED: Duration = Duration::from_secs(1);
-/// Largest number of nudges, each after twice the time of the one before: 6 seconds in all.
-pub(super) const NUDGES: u32 = 6;
 /// How often the answers of the peer's system are checked while bytes are sent.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 
