@@ -134,7 +134,8 @@ impl Visit for Sentence {
 
 impl fmt::Display for Sentence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "uwarp: {}{}{}", self.whose, self.message, self.rest)
+        let sentence = format!("{}{}", self.message, self.rest);
+        write!(f, "uwarp: {}{}", self.whose, config::without_error_numbers(&sentence))
     }
 }
 

@@ -117,7 +117,24 @@ fn a_server_that_does_not_run_is_named() {
             let address = format!("127.0.0.1:{port} refused the connection: ");
             one_line(&client.stderr, &[&address, words, "is the server running under uwarp?"])?;
         }
-        Ok(())
+        // On the way to another host there may be a firewall that rejects.
+        let veth = Veth::new(1500)?;
+        firewall(&veth.server, &["meta l4proto tcp reject with tcp reset"])?;
+        let program = format!("rping -c -a {} -p 7174 -C 1", Veth::SERVER4);
+        let client = run("", &program).in_ns(Some(&veth.client)).run()?;
+        let line =
+            format!("{}:7174 refused the connection: nothing listens there, or a firewall", Veth::SERVER4);
+        one_line(&client.stderr, &[&line, "is the server running under uwarp?"])
+    });
+}
+
+/// `rdma_getaddrinfo: Success` was all.
+#[test]
+fn a_host_name_without_an_address_is_named() {
+    test(|| {
+        let client = run("", "udaddy -s no-such-host.invalid").run()?;
+        require!(!client.ok(), "it has an address: {}", client.text());
+        one_line(&client.stderr, &["uwarp: no address for no-such-host.invalid: "])
     });
 }
 
@@ -172,6 +189,33 @@ fn the_log_is_for_people_up_to_info_and_has_the_places_from_debug_on() {
         });
         require!(detailed, "no places:\n{debug}");
         Ok(())
+    });
+}
+
+/// "The end that terminates has failed", at both ends.
+#[test]
+fn a_wrong_local_key_is_named_at_both_ends() {
+    test(|| {
+        let program = cc::build("errno_table", &place("words-local"))?;
+        let cmd = run("", &program.display().to_string());
+        let out = cmd.args("127.0.0.1 local_protection").run_ok()?;
+        for words in [
+            "this end ends the connection: the memory of its own work request: a wrong local key, or",
+            "the peer ended the connection: a failure of its own, not of what the other end has sent",
+        ] {
+            require!(out.stderr.contains(words), "not said: {words}\n{}", out.text());
+        }
+        Ok(())
+    });
+}
+
+/// The same line for each try of the peer.
+#[test]
+fn wrong_packet_sequence_numbers_are_named_once() {
+    test(|| {
+        let program = cc::build("other_psns", &place("words-psns"))?;
+        let out = run("", &program.display().to_string()).run_ok()?;
+        one_line(&out.stderr, &["shows other packet sequence numbers", "(rq_psn 0x1, sq_psn 0x5)"])
     });
 }
 

@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::fs::OpenOptions;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
@@ -70,7 +70,10 @@ impl Key {
         if !file.starts_with('/') {
             return Err(format!("\"{file}\" is not an absolute path, and programs change their directory"));
         }
-        let failed = |error: std::io::Error| format!("cannot read the key in {file}: {error}");
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::NotFound => format!("there is no key in {file}: {MAKE}"),
+            kind => format!("cannot read the key in {file}: {kind}"),
+        };
         // Opening a pipe would wait.
         let mut options = OpenOptions::new();
         let mut from = options.read(true).custom_flags(libc::O_NONBLOCK).open(file).map_err(failed)?;
@@ -149,7 +152,10 @@ impl Rules {
         let Some(file) = given.strip_prefix('@') else {
             return Self::parse(given).map_err(|malformed| malformed.to_string());
         };
-        let text = std::fs::read_to_string(file).map_err(|error| format!("cannot read {file}: {error}"))?;
+        let text = std::fs::read_to_string(file).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => format!("there is no file {file}"),
+            kind => format!("cannot read {file}: {kind}"),
+        })?;
         Self::parse(&text).map_err(|malformed| format!("{file}: {malformed}"))
     }
 
@@ -368,14 +374,14 @@ mod tests {
             ("tcp:fallback", "no meaning for tcp"),
             ("rsockets:no-other-users", "\"no-other-users\" has a meaning for upgrade only"),
             ("upgrade:key=secret", "\"secret\" is not an absolute path"),
-            ("upgrade:key=/does/not/exist", "cannot read the key in /does/not/exist"),
+            ("upgrade:key=/does/not/exist", "there is no key in /does/not/exist: make one by: "),
             ("upgrade:key", "\"key\" is none of: all"),
             ("upgrade:no-other-users,no-other-users", "is one too many"),
         ] {
             let text = Rules::parse(rules).unwrap_err().to_string();
             assert!(text.contains(part) && text.contains(rules), "{text}");
         }
-        assert!(Rules::read("@/does/not/exist").unwrap_err().contains("cannot read /does/not/exist"));
+        assert!(Rules::read("@/does/not/exist").unwrap_err().contains("there is no file /does/not/exist"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! All memory is malloc's, because programs replace members and `rdma_freeaddrinfo` frees what it finds.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr::{null, null_mut};
 
 use libc::{addrinfo, sockaddr, socklen_t};
@@ -158,6 +158,7 @@ unsafe fn fill(
                 &raw mut found,
             );
             if code != 0 {
+                explain(node, code, hints);
                 return Ok(code);
             }
             let converted = match found.as_ref() {
@@ -185,6 +186,21 @@ unsafe fn fill(
         }
     }
     Ok(0)
+}
+
+/// Programs print the code as if it were an errno: "Success". Not for one that only asks whether this is a
+/// number.
+///
+/// # Safety
+/// `node` is a string or NULL.
+unsafe fn explain(node: *const c_char, code: c_int, hints: Option<&rdma_addrinfo>) {
+    let numeric = hints.is_some_and(|hints| hints.ai_flags.cast_unsigned() & RAI_NUMERICHOST != 0);
+    if node.is_null() || numeric {
+        return;
+    }
+    // SAFETY: the caller's promise; the C library's sentences are constant.
+    let (node, why) = unsafe { (CStr::from_ptr(node), CStr::from_ptr(libc::gai_strerror(code))) };
+    tracing::warn!("no address for {}: {}", node.to_string_lossy(), why.to_string_lossy());
 }
 
 /// Frees a list.

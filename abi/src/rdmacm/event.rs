@@ -93,7 +93,8 @@ pub fn explain(event: &Event) {
     }
     said.push(peer);
     drop(said);
-    tracing::warn!("{peer} refused the connection: {refused}; is the server running under uwarp?");
+    let or = if peer.ip().is_loopback() { "" } else { ", or a firewall rejects it" };
+    tracing::warn!("{peer} refused the connection: {refused}{or}; is the server running under uwarp?");
 }
 
 /// The address vector of a path, on the device of an id.

@@ -326,8 +326,8 @@ fn a_toolchain_that_is_too_old_is_named_with_what_to_do() {
 #[test]
 fn the_figures_of_the_readme_are_those_of_performance_md() {
     const OTHER_NAMES: [(&str, &str); 2] = [
-        ("64 B Send and back, half of it", "64 B Send, both poll"),
-        ("8 B by Open MPI and back, half of it", "ping-pong-8"),
+        ("half a round trip of 64 B Sends", "64 B Send, both poll"),
+        ("half a round trip of 8 B by Open MPI", "ping-pong-8"),
     ];
     let page = fs::read_to_string(root().join("docs/performance.md")).expect("docs/performance.md");
     let text = text();
@@ -337,6 +337,9 @@ fn the_figures_of_the_readme_are_those_of_performance_md() {
         .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
         .collect();
     assert_eq!(rows.len(), 4, "figures in the README");
+    let shown = text.lines().filter(|line| line.contains("`uwarp bench "));
+    let missing: Vec<_> = shown.filter(|line| !page.lines().any(|other| other == *line)).collect();
+    assert!(missing.is_empty(), "docs/performance.md does not begin with these: {missing:#?}");
     for row in rows {
         let [title, raw, uwarp, command] = row[..] else { panic!("{row:?}") };
         let title = OTHER_NAMES.iter().find(|(name, _)| *name == title).map_or(title, |(_, other)| other);

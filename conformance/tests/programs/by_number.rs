@@ -17,8 +17,8 @@ const LO_AND_1500: &[Topology] = &[Loopback4, Veth1500V4];
 const LO_AND_VETH: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4];
 const V6: &[Topology] = &[Veth1500V6];
 
-const PINGS: &str = "every message at both ends, its data looked at with -c";
-const TABLE: &str = "one row per size, every iteration counted, no complaint at either end";
+const PINGS: &str = "every message at both ends, and with -c its data";
+const TABLE: &str = "one result for each size, every iteration counted, no error at either end";
 const DAPL: &str = "PASSED or complete at both ends";
 
 /// Every test of RC but the one for which a program looks at memory and calls nothing: it is a matter of who
@@ -83,8 +83,8 @@ fn perf(
 }
 
 fn perftest() -> Vec<Case> {
-    let as_iwarp = "as iWARP: one row per size, every iteration counted, no complaint";
-    let as_ib = "as InfiniBand: one row per size, every iteration counted, no complaint";
+    let as_iwarp = "as iWARP: one result for each size, every iteration counted, no error";
+    let as_ib = "as InfiniBand: one result for each size, every iteration counted, no error";
     vec![
         perf("ib_send_lat", "without -R, -n 1000 -s 64", LO_AND_VETH, &[], Expected::one(64, 1000)),
         perf("ib_write_lat", "without -R, -n 1000 -s 64", LO_AND_VETH, &[], Expected::one(64, 1000)),
@@ -124,8 +124,8 @@ fn perftest() -> Vec<Case> {
         Case {
             program: "ib_send_bw",
             manner: "without -R, -n 2000 -s 4096",
-            checked: "as iWARP: one row, every iteration counted. Perftest 4.5 forgets its credits' region, \
-                      so it complains when it ends",
+            checked: "as iWARP: one result, every iteration counted. Perftest 4.5 does not deregister its \
+                      credits' memory, so it prints an error when it ends",
             at: LO,
             run: Custom(send_bw_as_iwarp),
         },

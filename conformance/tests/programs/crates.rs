@@ -25,9 +25,9 @@ const ASYNC: Crate = ("async-rdma", "0.5.0", &["devices", "rpc"]);
 const MUMMY: Crate = ("rdma-mummy-sys", "0.2.6", &["server", "client"]);
 
 const PINGS: &str = "every message at both ends";
-const CONNECTIONS: &str = "every connection comes about, a figure for each step";
+const CONNECTIONS: &str = "every connection is made, a figure for each step";
 const TALK: &str = "the message of the other end at both ends, and `end`";
-const RPC: &str = "a call by Sends and one by Writes and Reads, each with its answer";
+const RPC: &str = "one call by Sends and one by Writes and Reads, each with its answer";
 
 /// All rows.
 pub fn cases() -> Vec<Case> {

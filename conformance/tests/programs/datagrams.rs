@@ -17,7 +17,7 @@ const LO_AND_VETH: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4];
 const V6: &[Topology] = &[Veth1500V6, Veth9000V6];
 
 const PINGS: &str = "every message at both ends";
-const TABLE: &str = "one row per size, every iteration counted, no complaint at either end";
+const TABLE: &str = "one result for each size, every iteration counted, no error at either end";
 const LARGE: &str = "one datagram, every byte at both ends";
 const FI: &str = "every round of each size, data checked at both ends";
 

@@ -121,11 +121,10 @@ enum Use {
     None(&'static str),
 }
 
-const MANAGEMENT: &str = "sends management datagrams to a subnet manager of InfiniBand or Omni-Path, which \
-                          software iWARP has not";
-const MELLANOX: &str = "a driver of DPDK that writes to the queues of one maker's adapters itself";
+const MANAGEMENT: &str = "talks to a subnet manager of InfiniBand or Omni-Path; iWARP has none";
+const MELLANOX: &str = "a DPDK driver for the adapters of one maker: it writes to their queues itself";
 const SAME: &str = "the code for `rdma:` migration is that of qemu-system-x86, which has rows";
-const DRIVERS: &str = "drivers for libibverbs, in whose place uwarp is";
+const DRIVERS: &str = "drivers for libibverbs, which uwarp replaces";
 const HEADERS: &str = "headers; all programs in `conformance/c` are compiled with them";
 
 /// What `apt-cache rdepends libibverbs1 librdmacm1` of Debian 12 names.
@@ -133,7 +132,7 @@ const LINKING: [(&str, Use); 43] = [
     ("ceph-osd", Rows(&["ceph-osd"])),
     ("dpdk-dev", Use::None(MELLANOX)),
     ("fio", Rows(&["fio"])),
-    ("gfio", Use::None("fio with windows; the engine is the one of fio, which has rows")),
+    ("gfio", Use::None("fio with a window; its engine is that of fio, which has rows")),
     ("ibacm", Use::None(MANAGEMENT)),
     ("ibverbs-providers", Use::None(DRIVERS)),
     ("ibverbs-utils", Rows(&["ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "ibv_asyncwatch"])),
@@ -147,7 +146,7 @@ const LINKING: [(&str, Use); 43] = [
     ("libopenmpi3", Rows(&["mpirun -np", "mpirun.openmpi"])),
     ("librados2", Rows(&["ceph-osd"])),
     ("librdmacm-dev", Use::None(HEADERS)),
-    ("librdmacm1", Use::None("uwarp is in its place")),
+    ("librdmacm1", Use::None("uwarp replaces it")),
     ("librpma0", Rows(&["librpma"])),
     ("librte-common-mlx5-23", Use::None(MELLANOX)),
     ("librte-compress-mlx5-23", Use::None(MELLANOX)),

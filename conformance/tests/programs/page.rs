@@ -203,25 +203,28 @@ impl Page {
 const LINKING: &str = "
 ## Packages that link the libraries
 
-All packages of Debian 12 that depend on libibverbs1 or librdmacm1 themselves. Not taken of Rust: `client`
-and `server` of async-rdma 0.5.0, which take immediate data only where `wc_flags` are 3, as Soft-RoCE's are.
-Not taken of Python: PyTorch. The Gloo in its wheel (torch 2.8.0) has no verbs transport, and its other user
-of libibverbs, TensorPipe, cannot be loaded without the libraries of a maker of GPUs.
+All packages of Debian 12 that depend on libibverbs1 or librdmacm1 themselves.
+
+Left out of the Rust crates: `client` and `server` of async-rdma 0.5.0, which accept immediate data only if
+`wc_flags` is 3, as over Soft-RoCE. Left out of the Python packages: PyTorch. The Gloo in its wheel (torch
+2.8.0) has no verbs transport. Its other user of libibverbs, TensorPipe, cannot be loaded without a GPU
+maker's libraries.
 
 ";
 
 const INTRODUCTION: &str = "# Unmodified programs over uwarp
 
-Written by `make programs`, which runs all rows; do not edit. `make test` runs the rows that say so, and
-checks that this page fits the table. One row is written again by
-`PROGRAMS=full cargo test -p uwarp-conformance --test programs -- ROW`.
+Each row is a program, a way to run it, and what came of it. `make programs` runs all rows and writes this
+page: do not edit it. `make test` runs the rows that say `yes`, and checks that this page fits the table.
+This runs one row and writes it again: `PROGRAMS=full cargo test -p uwarp-conformance --test programs -- ROW`.
 
-The programs are Debian 12's, in the versions that the headings name. An empty cell was not tried. `lo` is
-loopback; `veth` is two network namespaces with that MTU between them. Debian 12's perftest can only be told
-IPv4 addresses.
+The headings name packages of Debian 12, with their versions. Each of the six columns of results is a
+network: `lo` is loopback, `veth1500` and `veth9000` are two network namespaces with this MTU between them,
+`v4` and `v6` are the versions of IP. An empty cell was not tried. Debian 12's perftest takes IPv4 addresses
+only.
 
-The last column has the commands as they are typed, first the server's as a rule, each of them once. In them
-`SERVER` and `CLIENT` are addresses, `PORT` is any free port, `NAMESPACE` a network namespace, and `DIR` a
-directory of the test, and `PREFIX` is where MVAPICH2 is installed, whose rows run where it is found
-([mvapich2.md](mvapich2.md)). `…`: there are more.
+The last column shows the commands as they are typed, as a rule the server's first. `…` means that there are
+more. `SERVER` and `CLIENT` stand for addresses, `PORT` for any free port, `NAMESPACE` for a network
+namespace, `DIR` for a directory of the test, and `PREFIX` for the place where MVAPICH2 is installed
+([mvapich2.md](mvapich2.md); its rows run only where it is found).
 ";

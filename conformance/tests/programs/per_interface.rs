@@ -47,7 +47,7 @@ pub fn cases() -> Vec<Case> {
         case(
             "ib_write_bw",
             "-d of either device, by number, a device for each of two interfaces",
-            "one row, every iteration counted, the device named at both ends",
+            "one result, every iteration counted, the device named at both ends",
             write_bw,
         ),
         case(

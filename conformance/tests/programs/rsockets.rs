@@ -15,7 +15,7 @@ const LO: &[Topology] = &[Loopback4];
 const LO_BOTH: &[Topology] = &[Loopback4, Loopback6];
 const LO_AND_VETH: &[Topology] = &[Loopback4, Veth1500V4, Veth9000V4];
 
-const CHECKED: &str = "both end with 0, every byte checked at both ends";
+const CHECKED: &str = "both exit with 0, every byte checked at both ends";
 const FILE: &str = "the copy is the file";
 
 /// Rows of rsockets.
@@ -75,7 +75,7 @@ fn streams() -> Vec<Case> {
         row(
             "rstream",
             "all its tests",
-            "both end with 0, a figure for each size",
+            "both exit with 0, a figure for each size",
             LO,
             Long(|w, p| w.rstream("rstream", "-T b -S all", [&[], &[]], p)),
         ),
@@ -96,7 +96,7 @@ fn streams() -> Vec<Case> {
         row(
             "riostream",
             "all its tests",
-            "both end with 0, a figure for each size",
+            "both exit with 0, a figure for each size",
             LO,
             Long(|w, p| w.rstream("riostream", "-T b", [&[], &[]], p)),
         ),

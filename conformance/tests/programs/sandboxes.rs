@@ -22,7 +22,7 @@ const READ_ONLY: &str = "--remount-ro /proc --remount-ro /sys --remount-ro /dev"
 const FEW: &str = "prlimit --nofile=64:64 --memlock=0:0";
 
 const ALL_OF_IT: &str = "no /proc, /sys and /dev/shm, all read-only";
-const RUN: &str = "rping, ibv_rc_pingpong, ibv_ud_pingpong and fi_info as outside";
+const RUN: &str = "rping, ibv_rc_pingpong, ibv_ud_pingpong and fi_info work as outside";
 const SAID: &str = "`uwarp doctor` says what ib_write_bw, ucx_info and MPICH lack, with the remedy";
 const MESSAGES: &str = "c/mpi/matching.c over rc, ud and ofi, as outside";
 

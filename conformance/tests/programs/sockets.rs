@@ -124,7 +124,7 @@ pub fn cases() -> Vec<Case> {
     rows!(cases, "memcached", "what was set is read back", services::memcached:
         Long THROUGH LO, Long RSOCKETS LO,
         Long UPGRADED LO, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);
-    const IPERF: &str = "both ends end with 0; bytes are received, and no more than were sent";
+    const IPERF: &str = "both ends exit with 0; bytes are received, and no more than were sent";
     rows!(cases, "iperf3", IPERF, services::iperf:
         Long THROUGH LO, Long RSOCKETS LO,
         Long UPGRADED LO_AND_VETH, Long UPGRADED_CLIENT LO, Long UPGRADED_SERVER LO);

@@ -37,16 +37,17 @@ const VETH_1500: &[Topology] = &[Veth1500V4];
 const VETHS: &[Topology] = &[Veth1500V4, Veth9000V4];
 const EVERYWHERE: &[Topology] = &Topology::ALL;
 
-const TABLE: &str = "one row per size, every iteration counted, no complaint at either end";
-const IWARP_TABLE: &str = "as iWARP: one row per size, every iteration counted, no complaint at either end";
+const TABLE: &str = "one result for each size, every iteration counted, no error at either end";
+const IWARP_TABLE: &str =
+    "as iWARP: one result for each size, every iteration counted, no error at either end";
 const PING: &str = "every round's bytes at both ends, nothing but the disconnect on stderr";
 
 const FI: &str = "every round of each size, data checked at both ends";
 const FI_MSG: &str = "-p verbs -e msg";
 const FI_RXM: &str = "-p verbs;ofi_rxm -e rdm";
 const MPI: &str = "c/mpi/exchange.c: ring, all-to-all, all-reduce, large messages; every byte";
-const GUEST: &str =
-    "a guest that writes all the time goes on, each round of it whole; ten times with make programs";
+const GUEST: &str = "a guest that writes all the time continues, and every round of its writes is whole; \
+                     ten times with make programs";
 const ISER: &str = "what was written is read back and in the target's file; 32 reads at a time";
 const RPMA: &str = "written, flushed, read back; every byte at both ends";
 
@@ -197,8 +198,8 @@ fn rping() -> Vec<Case> {
 fn connection_manager() -> Vec<Case> {
     vec![
         // rdma_create_ep, rdma_getaddrinfo, rdma_get_request, inline Send, rdma_get_*_comp.
-        case("rdma_server, rdma_client", "", "both end with 0", EVERYWHERE, Custom(rdma_server)),
-        case("rdma_xserver, rdma_xclient", "-c r", "both end with 0", LO_AND_VETH, Custom(rdma_xserver)),
+        case("rdma_server, rdma_client", "", "both exit with 0", EVERYWHERE, Custom(rdma_server)),
+        case("rdma_xserver, rdma_xclient", "-c r", "both exit with 0", LO_AND_VETH, Custom(rdma_xserver)),
         // A queue pair made with ibv_create_qp and moved on with ibv_modify_qp: CONNECT_RESPONSE,
         // rdma_establish.
         case(
@@ -290,14 +291,14 @@ fn benchmarks() -> Vec<Case> {
         case(
             "cmtime",
             "-c 1000",
-            "every connection comes about, a figure for each step",
+            "every connection is made, a figure for each step",
             LO_AND_VETH,
             Custom(|w, p| w.cmtime(1000, p)),
         ),
         case(
             "cmtime",
             "-c 5000",
-            "every connection comes about, a figure for each step",
+            "every connection is made, a figure for each step",
             LO,
             Long(|w, p| w.cmtime(5000, p)),
         ),
@@ -374,7 +375,7 @@ fn dapl() -> Vec<Case> {
         case(
             "dapltest",
             "transactions, performance, quit",
-            "exit status 0, no complaint",
+            "exit status 0, no error",
             VETH_1500,
             Custom(|w, p| w.dapltest(&DAPLTEST, p)),
         ),

@@ -17,9 +17,9 @@ use super::{Case, LONG, Scratch, World, check_rping};
 const VETH: &[Topology] = &[Veth1500V4];
 const LO: &[Topology] = &[Loopback4];
 
-const CLEAN: &str = "the message comes; the tool reports nothing at either end";
-const WHOLE: &str = "what it does without the tool, at both ends";
-const NO_ERROR: &str = "what it does without the tool; no error of memory at either end";
+const CLEAN: &str = "the message arrives; the tool reports nothing at either end";
+const WHOLE: &str = "the same result as without the tool, at both ends";
+const NO_ERROR: &str = "the same result as without the tool; no memory error at either end";
 const STOPPED: &str = "stopped twice where it handles a completion, continued, detached; every round's \
                        bytes, before and after";
 const ATTACHED: &str = "gdb attaches and detaches while it waits; every round's bytes at both ends";

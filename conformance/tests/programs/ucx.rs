@@ -28,7 +28,7 @@ const UD: Env = &[("UCX_TLS", "ud_verbs,self")];
 
 const GID_1: Env = &[("UCX_IB_GID_INDEX", "1")];
 
-const FIGURES: &str = "each test runs to its end, a figure for each, no complaint at either end";
+const FIGURES: &str = "each test runs to its end, a figure for each, no error at either end";
 const BYTES: &str = "tag, stream, active message, Put, Get, atomics, both ways; every byte";
 const HANDLER: &str = "the peer is killed: error handler called, requests fail, the endpoint closes";
 

@@ -35,7 +35,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 fn refusal(program: &'static str, manner: &'static str, run: fn(&World, Place<'_>) -> Outcome) -> Case {
-    let checked = "is told that the device cannot do it, says so, and ends by itself";
+    let checked = "the device refuses; the program says so and ends by itself";
     Case { program, manner, checked, at: &[Loopback4], run: Custom(run) }
 }
 

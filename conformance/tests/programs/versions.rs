@@ -24,7 +24,7 @@ const OLD_NAME: &str = "uwarp 0.1";
 const LO: &[Topology] = &[Loopback4];
 
 const TALK: &str = "with 0.1 as server and as client: they talk";
-const TALKED: &str = "what two ends of one version do, and no warning";
+const TALKED: &str = "the same result as two ends of one version, and no warning";
 const COPIED: &str = "the copy is the file; 0.1 proves nothing";
 const NO_UPGRADE: &str = "with 0.1 as server and as client, upgrade at both: TCP";
 const OLD_LISTENS: &str = "with 0.1, whose queue pair has the smaller number: refused";

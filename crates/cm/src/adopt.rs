@@ -43,8 +43,8 @@ pub trait AdoptObserver: Send + Sync {
     /// | errno | why |
     /// |---|---|
     /// | `PROTO` | what the peer sent is not MPA's, or it did not offer what both ends need |
-    /// | `CONNREFUSED` | the peer's end does not accept this one's private data, or the other way round |
-    /// | `CONNRESET` | the peer closed, or the connection broke |
+    /// | `CONNREFUSED` | this end does not expect the peer's private data, or the peer rejected the request |
+    /// | `CONNRESET` | the peer closed or does not expect the reply's private data, or the connection broke |
     /// | `TIMEDOUT` | the peer did not do its part in time |
     fn failed(&self, errno: Errno);
     /// The stream has ended, in an orderly way or with an error. `CONNRESET`: it broke, or the peer closed in

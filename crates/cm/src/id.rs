@@ -489,9 +489,7 @@ fn explain_foreign(errno: Errno, address: SocketAddr) {
 /// Programs print at most the number of the event.
 fn explain_no_route(errno: Errno, peer: IpAddr) {
     if is_news(SocketAddr::new(peer, 0)) {
-        let why = errno.to_string();
-        let why = why.split(" (os error").next().unwrap_or_default();
-        tracing::warn!("no route to {peer}: {why}. Is the address right, and is an interface up?");
+        tracing::warn!("no route to {peer}: {errno}. Is the address right, and is an interface up?");
     }
 }
 

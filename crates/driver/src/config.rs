@@ -189,6 +189,21 @@ pub fn check_log_filter(text: &str) -> Result<(), String> {
     }
 }
 
+/// A sentence for the person who runs the program, without the number that the standard library puts behind
+/// an error: `No such file or directory (os error 2)`.
+pub fn without_error_numbers(sentence: &str) -> String {
+    let mut parts = sentence.split(" (os error ");
+    let mut short = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let number = part.split_once(')').filter(|(number, _)| number.parse::<i32>().is_ok());
+        match number {
+            Some((_, rest)) => short += rest,
+            None => short += &format!(" (os error {part}"),
+        }
+    }
+    short
+}
+
 /// Where sysfs is mounted. `SYSFS_PATH` moves it, as libsysfs once did.
 pub fn sysfs_path() -> &'static CStr {
     static PATH: OnceValue<CString> = OnceValue::new();
@@ -227,6 +242,24 @@ mod tests {
         for bad in ["loud", "debgu", "warn,debgu", "uwarp_cm=loud", "warn uwarp_cm", "6"] {
             let error = check_log_filter(bad).unwrap_err();
             assert!(error.ends_with("off, error, warn, info, debug, trace"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn sentences_for_people_have_no_numbers_of_errors() {
+        for (full, short) in [
+            (
+                "cannot read /a: Permission denied (os error 13); give /b",
+                "cannot read /a: Permission denied; give /b",
+            ),
+            ("a: Try again (os error 11): b: Broken pipe (os error 32)", "a: Try again: b: Broken pipe"),
+            (
+                "nothing of the kind (os error of another kind)",
+                "nothing of the kind (os error of another kind)",
+            ),
+            ("", ""),
+        ] {
+            assert_eq!(without_error_numbers(full), short);
         }
     }
 

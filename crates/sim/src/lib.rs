@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adoptions;
 pub mod assault;
 pub mod datagram_calls;
 pub mod datagrams;
@@ -26,6 +27,7 @@ pub mod end;
 pub mod hosts;
 pub mod ids;
 pub mod interleave;
+pub mod lookups;
 mod lower;
 pub mod memory;
 pub mod net;

@@ -288,6 +288,9 @@ impl TerminateError {
             | E::TaggedBuffer(TaggedBuffer::StagNotAssociated) => {
                 "the remote key belongs to another protection domain"
             }
+            E::LocalCatastrophic | E::DdpLocalCatastrophic | E::Mpa(Mpa::LocalCatastrophic) => {
+                "a failure of its own, not of what the other end has sent"
+            }
             other => ERRORS.iter().find(|row| row.0 == other).map_or("unknown error", |row| row.2),
         }
     }

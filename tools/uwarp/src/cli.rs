@@ -145,10 +145,10 @@ pub struct StatArgs {
           default_missing_value = "1")]
     pub watch: Option<f64>,
     /// Show only this process; may be given several times
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", value_parser = process)]
     pub pid: Vec<u32>,
     /// Show this many queue pairs of each process, the busiest first
-    #[arg(long, value_name = "NUMBER", default_value_t = 20)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = within::<usize, 0, 1000000>)]
     pub top: usize,
 }
 
@@ -174,14 +174,14 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<f64>,
     /// Number of rounds; in each, raw TCP and uwarp are measured in turn [default: 9, with --quick 3]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "NUMBER", value_parser = within::<u32, 1, 1000>)]
     pub rounds: Option<u32>,
     /// Measure between two network namespaces over a veth pair instead of loopback; needs root
     #[arg(long)]
     pub netns: bool,
     /// MTU of the veth pair [default: 1500]
     #[arg(long, value_name = "BYTES", requires = "netns",
-          value_parser = clap::value_parser!(u32).range(576..=65535))]
+          value_parser = within::<u32, 576, 65535>)]
     pub mtu: Option<u32>,
     /// When to pin the measuring thread of each end to a core of its own
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = BenchPin::Spinning)]
@@ -198,7 +198,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "LAUNCHER")]
     pub launcher: Option<OsString>,
     /// Only for mpi: the number of ranks [default: one for each core, 2 to 16]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(2..=1024))]
+    #[arg(long, value_name = "NUMBER", value_parser = within::<u32, 2, 1024>)]
     pub ranks: Option<u32>,
 }
 
@@ -285,7 +285,7 @@ pub struct RunOptions {
     pub markers: Option<Switch>,
     /// The MPA revision that a connection begins with [default: 2]
     #[arg(long, value_name = "1|2", env = "UWARP_MPA_REVISION", hide_env_values = true,
-          value_parser = clap::value_parser!(u8).range(1..=2))]
+          value_parser = within::<u8, 1, 2>)]
     pub mpa_revision: Option<u8>,
     /// Serve peers in a thread that sleeps when idle (auto), or in one that never sleeps and needs a core of
     /// its own (spin) [default: auto]
@@ -296,7 +296,7 @@ pub struct RunOptions {
     pub port_range: Option<PortRange>,
     /// The UDP port of multicast groups; must be the same on all hosts [default: 18514]
     #[arg(long, value_name = "PORT", env = "UWARP_MCAST_PORT", hide_env_values = true,
-          value_parser = clap::value_parser!(u16).range(1..))]
+          value_parser = within::<u16, 1, 65535>)]
     pub mcast_port: Option<u16>,
     /// In the roce and ib views: which peers other than uwarp must confirm placement, by a zero-length RDMA
     /// Read, before a Send or Write completes. auto: those that cannot be Linux siw, which answers some of
@@ -480,6 +480,17 @@ fn socket_rules(text: &str) -> Result<String, String> {
         Some(Ok(file)) => format!("@{}", file.display()),
         _ => text.to_owned(),
     })
+}
+
+/// A number that is not below `LEAST` and not above `MOST`.
+fn within<T: TryFrom<u32>, const LEAST: u32, const MOST: u32>(text: &str) -> Result<T, String> {
+    let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
+    let number = number.and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| format!("write a number from {LEAST} to {MOST}"))
+}
+
+fn process(text: &str) -> Result<u32, &'static str> {
+    text.parse().map_err(|_| "write the number of a process")
 }
 
 fn seconds(text: &str) -> Result<f64, &'static str> {

@@ -40,6 +40,8 @@ use std::fmt;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+use uwarp_driver::config::without_error_numbers;
+
 fn main() -> ExitCode {
     if rdma::is_meant() {
         return rdma::run();
@@ -72,5 +74,5 @@ fn say_line(line: fmt::Arguments<'_>) {
 
 /// Prints an error of the command itself; all of them have this form.
 fn complain(sentence: &dyn fmt::Display) {
-    anstream::eprintln!("uwarp: {sentence}");
+    anstream::eprintln!("uwarp: {}", without_error_numbers(&sentence.to_string()));
 }

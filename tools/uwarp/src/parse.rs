@@ -1,6 +1,7 @@
 //! Reads the command line and the variables behind its options. Each mistake is named, with what to do.
 
 use std::env;
+use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
@@ -68,6 +69,22 @@ fn better(error: &Error, words: &[OsString]) -> Option<String> {
             let given =
                 words.get(1).and_then(|word| word.to_str()).and_then(|name| command.find_subcommand(name));
             Some(unknown_option(typed, given))
+        }
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            let (option, value) = (word(ContextKind::InvalidArg)?, word(ContextKind::InvalidValue)?);
+            let reason = match error.get(ContextKind::ValidValue) {
+                Some(ContextValue::Strings(values)) => format!("the values are: {}", values.join(", ")),
+                _ => error.source()?.to_string(),
+            };
+            let near = word(ContextKind::SuggestedValue);
+            let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+            // "--crc <on|off>", "--sockets[=<RULE>]", "<WHAT>".
+            let given = match option.split([' ', '[']).next() {
+                Some(name) if name.starts_with("--") && value.is_empty() => format!("{name} without a value"),
+                Some(name) if name.starts_with("--") => format!("{name}={value}"),
+                _ => value.to_owned(),
+            };
+            Some(format!("{given} is not valid: {reason}{near}"))
         }
         _ => None,
     }

@@ -1,4 +1,4 @@
-//! Which programs look at the device's files below /sys and /dev (docs/adr/039), and which could see them.
+//! Which programs look at the device's files below /sys and /dev (docs/adr/036), and which could see them.
 //! The program is not run: its ELF file says which libraries it is linked to and which paths it names.
 
 use std::ffi::OsStr;

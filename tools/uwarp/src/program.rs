@@ -35,6 +35,7 @@ impl Unusable {
                 Some(package) => {
                     format!("on Debian it is in the package {package}: apt-get install {package}")
                 }
+                None if name.as_bytes().contains(&b'/') => "check the path".to_owned(),
                 None => "check the spelling, or give its path".to_owned(),
             },
             Unusable::NotExecutable { directory: true, .. } => "name a file in it".to_owned(),

@@ -90,7 +90,7 @@ pub fn run_with(args: &RunArgs, more: Vec<(&'static str, OsString)>) -> ExitCode
     }
     if args.verbose {
         complain(&format_args!(
-            "{} sees the device as {}; its files below /sys and /dev {}: {why}",
+            "{} sees the device as {}; the device's files below /sys and /dev {}: {why}",
             path.display(),
             args.device.view.unwrap_or(View::Roce).name(),
             if shown { "are shown" } else { "are not shown" },
@@ -144,7 +144,10 @@ fn files_shown(wanted: Option<Files>, file: &Path) -> (bool, String) {
 fn reason(path: &Path, file: &Path) -> String {
     match Flaw::of(file) {
         Ok(Some(flaw)) => format!(". {} {flaw}; {}", file.display(), flaw.remedy()),
-        _ => format!(". `uwarp doctor -- {}` shows more", path.display()),
+        _ => match program::broken_first_line(path) {
+            Some((found, remedy)) => format!(": {found}; {remedy}"),
+            None => format!(". `uwarp doctor -- {}` shows more", path.display()),
+        },
     }
 }
 
@@ -176,12 +179,12 @@ fn warnings(file: &Path, libdir: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some(reason) = program::secure_execution(file, Caller::current()) {
         warnings.push(format!(
-            "the loader ignores LD_LIBRARY_PATH for {}, because {reason}. {}",
+            "the loader ignores LD_LIBRARY_PATH for {}, because {reason}; {}",
             file.display(),
             secure_remedy(file)
         ));
     } else if let Some(reason) = program::drops_environment(file) {
-        warnings.push(format!("{reason}. {}", secure_remedy(file)));
+        warnings.push(format!("{reason}; {}", secure_remedy(file)));
     }
     if let Some(found) = settings::preloaded(Some(libdir), env::var_os("LD_PRELOAD")) {
         warnings.push(format!("{found}. Remove it from LD_PRELOAD"));
@@ -214,8 +217,8 @@ fn warnings(file: &Path, libdir: &Path) -> Vec<String> {
 /// What to do about a program that gains rights.
 pub fn secure_remedy(file: &Path) -> &'static str {
     match file.file_name().and_then(OsStr::to_str) {
-        Some("sudo" | "su" | "doas" | "pkexec") => "Use the other order: sudo uwarp run -- PROGRAM",
-        _ => "Run a copy of it: cp drops these rights, and RDMA over uwarp needs none",
+        Some("sudo" | "su" | "doas" | "pkexec") => "use the other order: sudo uwarp run -- PROGRAM",
+        _ => "run a copy of it: cp drops these rights, and RDMA over uwarp needs none",
     }
 }
 

@@ -12,6 +12,8 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use crate::cli::{Cli, LIBDIR_VARIABLE, Switch};
 use crate::files;
 
+const PREFIX: &str = "UWARP_";
+
 /// The only variable that the library reads and that has no option.
 const WITHOUT_OPTION: &str = "UWARP_PEER";
 
@@ -32,7 +34,7 @@ pub struct Fault {
 pub fn set() -> Vec<(String, OsString)> {
     let all = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let mut ours: Vec<_> =
-        all.filter(|(name, value)| name.starts_with("UWARP_") && !value.is_empty()).collect();
+        all.filter(|(name, value)| name.starts_with(PREFIX) && !value.is_empty()).collect();
     ours.sort();
     ours
 }
@@ -82,14 +84,19 @@ pub fn judge(variable: &str, value: &OsStr) -> Option<Fault> {
     None
 }
 
+/// What all of them begin with says nothing about which one is meant.
+fn own(variable: &str) -> &str {
+    variable.strip_prefix(PREFIX).unwrap_or(variable)
+}
+
 fn unknown(variable: &str) -> Fault {
     let run = Cli::command().find_subcommand("run").cloned().unwrap_or_default();
     let options = run.get_arguments().filter_map(|option| option.get_env()?.to_str());
     let names = options.chain([WITHOUT_OPTION, LIBDIR_VARIABLE]);
     let (found, remedy) = (
         format!("there is no setting {variable}, so it has no effect"),
-        match nearest(variable, names) {
-            Some(name) => format!("did you mean {name}?"),
+        match nearest(own(variable), names.map(own)) {
+            Some(name) => format!("did you mean {PREFIX}{name}?"),
             None => "`uwarp run --help` lists the variables".to_owned(),
         },
     );
@@ -129,7 +136,7 @@ pub fn unwritable_trace(file: &OsStr) -> Option<String> {
 pub fn nearest<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let distances = names.into_iter().map(|name| (distance(typed, name), name));
     let (distance, name) = distances.min_by_key(|(distance, _)| *distance)?;
-    (distance <= 2 && distance < name.len().min(typed.len())).then_some(name)
+    (distance <= 2 && 2 * distance <= name.len().min(typed.len())).then_some(name)
 }
 
 /// How many letters must be changed, left out, added or exchanged with the next (optimal string alignment).
@@ -191,6 +198,8 @@ mod tests {
         let fault = judge("UWARP_PORT_RANGE", "9-5".as_ref()).unwrap();
         assert_eq!(fault.found, "UWARP_PORT_RANGE=9-5 is not valid: the first port is above the last");
         assert_eq!(judge("UWARP_VEIW", "ib".as_ref()).unwrap().remedy, "did you mean UWARP_VIEW?");
+        let far = judge("UWARP_FOO", "1".as_ref()).unwrap().remedy;
+        assert_eq!(far, "`uwarp run --help` lists the variables");
     }
 
     #[test]
@@ -204,6 +213,8 @@ mod tests {
             ("divcies", Some("devices")),
             ("bogus", None),
             ("x", None),
+            // Half of it would be another name.
+            ("cat", None),
         ] {
             assert_eq!(nearest(typed, names), name, "{typed}");
         }

@@ -347,7 +347,7 @@ fn loopback_that_is_down_is_found() {
     let answer = doctor_in_namespace(libdir.path(), "true");
     answer.says("loopback", "fail", &["no TCP connection over 127.0.0.1", "ip link set lo up"]);
     // It advised to change the firewall.
-    answer.says("udp", "fail", &["Network is unreachable", "ip link set lo up"]);
+    answer.says("udp", "fail", &["(127.0.0.1: Network is unreachable)", "ip link set lo up"]);
     assert_eq!(answer.code, Some(1));
 }
 
@@ -462,7 +462,7 @@ fn program_that_gains_rights_is_found() {
         Answer::of(doctor.env_remove("LD_LIBRARY_PATH").current_dir("/"))
     };
     let answer = ask_as(65534, program);
-    answer.says("rights", "fail", &["it is setuid to user 0", "Run a copy of it: cp drops these rights"]);
+    answer.says("rights", "fail", &["it is setuid to user 0", "run a copy of it: cp drops these rights"]);
     assert_eq!(answer.code, Some(1));
     ask_as(0, program).says("rights", "ok", &[]);
     // As the remedy says.

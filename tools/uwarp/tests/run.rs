@@ -83,7 +83,7 @@ fn a_trace_that_cannot_be_written_is_refused_before_the_program_starts() {
     assert_refused(
         &output,
         125,
-        &["cannot write the trace to", "no such directory/trace.txt", "No such file"],
+        &["cannot write the trace to", "no such directory/trace.txt: No such file or directory\n"],
     );
     assert_eq!(text(&output.stdout), "");
 }
@@ -147,7 +147,13 @@ fn file_that_cannot_be_executed_is_126() {
     assert_refused(&run(libdir.path(), &[libdir.path()]), 126, &["is a directory"]);
     fs::write(&plain, "#!/no/such/interpreter\n").unwrap();
     fs::set_permissions(&plain, fs::Permissions::from_mode(0o755)).unwrap();
-    assert_refused(&run(libdir.path(), &[&plain]), 126, &["cannot execute", "uwarp doctor"]);
+    assert_refused(
+        &run(libdir.path(), &[&plain]),
+        126,
+        &["names an interpreter that is not there", "correct the line"],
+    );
+    let absent = libdir.path().join("absent");
+    assert_refused(&run(libdir.path(), &[&absent]), 127, &["there is no file", "check the path"]);
 }
 
 fn executable(path: &Path, content: &[u8]) {
@@ -233,6 +239,17 @@ fn options_that_make_no_sense_are_2() {
         &[],
     ] {
         assert_eq!(run(libdir.path(), words).status.code(), Some(2), "{words:?}");
+    }
+    for (words, sentence) in [
+        (&["--mcast-port", "0", "true"][..], "--mcast-port=0 is not valid: write a number from 1 to 65535\n"),
+        (
+            &["--as=rocev2", "true"],
+            "--as=rocev2 is not valid: the values are: iwarp, roce, ib; did you mean roce?\n",
+        ),
+        (&["--crc"], "--crc without a value is not valid: the values are: on, off\n"),
+        (&["--sockets=udp", "true"], "--sockets=udp is not valid: the rule \"udp\": \"udp\" is none of: "),
+    ] {
+        assert_refused(&run(libdir.path(), words), 2, &[&format!("uwarp: {sentence}")]);
     }
 }
 

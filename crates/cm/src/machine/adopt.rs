@@ -53,8 +53,8 @@ pub enum Report {
     /// | errno | why |
     /// |---|---|
     /// | `PROTO` | what the peer sent is not MPA's, or it did not offer what both ends need |
-    /// | `CONNREFUSED` | the peer's end does not expect this one's private data, or the other way round |
-    /// | `CONNRESET` | the peer closed, or the connection broke |
+    /// | `CONNREFUSED` | this end does not expect the peer's private data, or the peer rejected the request |
+    /// | `CONNRESET` | the peer closed or does not expect the reply's private data, or the connection broke |
     /// | `TIMEDOUT` | the peer did not do its part in time |
     /// | others | the lower layer's, or the queue pair's |
     Failed(Errno),
@@ -95,7 +95,7 @@ pub struct Adopt {
 /// | Handshaking | limit, cancel | Over | Close; Report Failed unless cancelled |
 /// | Leaving | cancel | Over | Close |
 /// | Attaching, Attached | limit, cancel | Over | Disconnect; Report Failed unless cancelled |
-/// | Established | cancel | Established | – |
+/// | Established | cancel | Over | – |
 /// | Over, while attaching | Refused | Over | Close |
 ///
 /// Leaving waits only for the shell's answer to what it sends, which comes at once.
@@ -164,10 +164,8 @@ impl Adopt {
 
     /// Gives up: nothing is reported any more. A stream that runs already goes on.
     pub fn cancel(&mut self) {
-        if !matches!(self.state, State::Established) {
-            self.actions.retain(|action| !matches!(action, Action::Report(_)));
-            self.abandon();
-        }
+        self.actions.retain(|action| !matches!(action, Action::Report(_)));
+        self.abandon();
     }
 
     /// Ends what there is before the stream runs.
@@ -185,7 +183,9 @@ impl Adopt {
                 self.actions.push_back(Action::Disconnect { conn: self.conn, answered: false })
             }
             State::Handshaking(_) | State::Leaving(..) | State::Attaching(_) => self.close(),
-            over @ (State::Established | State::Over { .. }) => self.state = over,
+            // The stream goes on; its end is not reported.
+            State::Established => {}
+            over @ State::Over { .. } => self.state = over,
         }
     }
 

@@ -21,7 +21,7 @@
 //! ```
 //!
 //! A request can carry it, too, after the program's data, with A and B both set: in the views that look like
-//! InfiniBand (docs/adr/021), and for programs that pass queue pair numbers through the connection manager.
+//! InfiniBand (docs/adr/002), and for programs that pass queue pair numbers through the connection manager.
 
 /// The version of the protocol between two uwarp ends. Two ends use the lower of their versions.
 ///

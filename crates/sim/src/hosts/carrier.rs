@@ -111,6 +111,11 @@ impl carrier::Listening for Listener {
     }
 }
 
+/// An end of a connection that is there.
+pub fn connection(id: TcpId, side: usize) -> Box<dyn SetUp> {
+    Box::new(Connection { id, side })
+}
+
 impl SetUp for Connection {
     fn ends(&self) -> Ends {
         network(|network| {

@@ -98,6 +98,8 @@ pub struct Network {
     pub ports: BTreeMap<SocketAddr, Pid>,
     flying: BTreeMap<(Time, u64), Datagram>,
     sent: u64,
+    /// Datagrams that the owners of addresses have sent.
+    pub sent_from: BTreeMap<SocketAddr, u64>,
     /// What the system refuses to a process, and until when.
     pub refuses: BTreeMap<Pid, (Errno, Time)>,
     /// Hosts that are down, and until when.
@@ -158,6 +160,7 @@ impl Network {
             ports: BTreeMap::new(),
             flying: BTreeMap::new(),
             sent: 0,
+            sent_from: BTreeMap::new(),
             refuses: BTreeMap::new(),
             down: BTreeMap::new(),
             resets: Vec::new(),
@@ -263,6 +266,12 @@ impl Network {
 
     /// Sends a datagram.
     pub fn send(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
+        *self.sent_from.entry(from).or_default() += 1;
+        self.send_as_stranger(from, to, bytes);
+    }
+
+    /// The same, by somebody who has that address now, or writes it.
+    pub fn send_as_stranger(&mut self, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
         self.activity += 1;
         if self.is_down(from.ip()) || self.is_down(to.ip()) {
             return;
@@ -275,7 +284,7 @@ impl Network {
         for _ in 0..copies {
             let mut bytes = bytes.to_vec();
             let late = if self.rng.chance(50) { self.rng.below(2_000_000_000) } else { 0 };
-            if self.loss > 0 && self.rng.chance(20) {
+            if self.loss > 0 && !bytes.is_empty() && self.rng.chance(20) {
                 let at = self.rng.size(0, bytes.len() * 8 - 1);
                 bytes[at / 8] ^= 1 << (at % 8);
             }

@@ -26,7 +26,7 @@ use crate::hosts::carrier::CARRIER;
 use crate::hosts::network::{Pid, TcpId, network};
 use crate::hosts::streams::News;
 use crate::{Rng, Time, time};
-use pair::{QueuePair, stream_params};
+pub(crate) use pair::{QueuePair, stream_params};
 
 /// How long the end of a stream may be held back for completions.
 const UNPOLLED: Time = 50_000_000;

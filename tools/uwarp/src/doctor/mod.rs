@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
+use uwarp_driver::config::without_error_numbers;
 
 use crate::cli::DoctorArgs;
 use crate::libdir;
@@ -59,15 +60,15 @@ pub struct Check {
 
 impl Check {
     pub fn ok(name: &'static str, found: impl Into<String>) -> Check {
-        Check { name, status: Status::Ok, found: found.into(), remedy: None }
+        Check { name, status: Status::Ok, found: without_error_numbers(&found.into()), remedy: None }
     }
 
     pub fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { name, status: Status::Warn, found: found.into(), remedy: Some(remedy.into()) }
+        Check { status: Status::Warn, remedy: Some(remedy.into()), ..Check::ok(name, found) }
     }
 
     pub fn fail(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { name, status: Status::Fail, found: found.into(), remedy: Some(remedy.into()) }
+        Check { status: Status::Fail, remedy: Some(remedy.into()), ..Check::ok(name, found) }
     }
 }
 

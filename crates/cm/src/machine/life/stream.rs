@@ -101,7 +101,7 @@ impl Life {
             depths,
             max_ird: policy.max_ird,
             peer: policy.know_peers.then(|| ours.introduction(&self.rules, param)),
-            // InfiniBand's connection manager always names the queue pair in the request (docs/adr/021).
+            // InfiniBand's connection manager always names the queue pair in the request (docs/adr/002).
             peer_in_request: !matches!(ours.pair, Pair::Own(_)) || self.rules.infiniband,
         };
         // A second attempt binds again to the address that the program has bound.

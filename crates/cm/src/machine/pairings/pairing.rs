@@ -172,15 +172,18 @@ impl Pairing {
             None => Err(TurnedAway::Psn),
             Some(false) => {
                 let Psns { expects, begins } = self.terms.psns;
-                tracing::warn!(
-                    qpn = %format_args!("{qpn:#x}"),
-                    "refused: queue pair {:#x} at {} shows other packet sequence numbers than the program \
-                     has set here (rq_psn {}, sq_psn {}); over InfiniBand nothing would arrive",
-                    self.peer,
-                    self.path.peer.ip().to_canonical(),
-                    hex(expects),
-                    hex(begins),
-                );
+                // Once: the peer tries again and again.
+                if self.wrong_psn.is_none() {
+                    tracing::warn!(
+                        qpn = %format_args!("{qpn:#x}"),
+                        "refused: queue pair {:#x} at {} shows other packet sequence numbers than the \
+                         program has set here (rq_psn {}, sq_psn {}); over InfiniBand nothing would arrive",
+                        self.peer,
+                        self.path.peer.ip().to_canonical(),
+                        hex(expects),
+                        hex(begins),
+                    );
+                }
                 self.wrong_psn = Some(now.get() + WRONG_PSN_PAUSE);
                 Err(TurnedAway::Psn)
             }

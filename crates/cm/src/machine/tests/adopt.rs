@@ -129,8 +129,6 @@ fn both_ends_get_their_stream() {
         assert_eq!(did(&mut end), []);
         assert_eq!(end.poll_timeout(), Some(clock.get() + LIMIT));
         stream(&mut end, &clock, StreamEvent::Established);
-        // It goes on, and its owner hears of it.
-        end.cancel();
         assert_eq!(did(&mut end), [Did::Reported(Report::Adopted(peers.to_vec()))]);
         assert_eq!(end.poll_timeout(), None);
         stream(&mut end, &clock, StreamEvent::Used);
@@ -336,6 +334,22 @@ fn a_cancelled_adoption_reports_nothing() {
         answers.cancel();
         assert_eq!(did(&mut answers), [Did::Closed]);
         is_over(&mut answers, &clock);
+    }
+}
+
+/// The end of its stream was reported.
+#[test]
+fn a_cancelled_adoption_does_not_report_the_end_of_its_stream() {
+    let clock = Clock::new();
+    for mut end in attaching(&clock) {
+        stream(&mut end, &clock, StreamEvent::Attached);
+        stream(&mut end, &clock, StreamEvent::Established);
+        let taken = did(&mut end);
+        assert!(matches!(taken[..], [Did::Reported(Report::Adopted(_))]), "{taken:?}");
+        end.cancel();
+        stream(&mut end, &clock, StreamEvent::Ended(Disconnect::PeerClosed));
+        assert_eq!(did(&mut end), vec![]);
+        is_over(&mut end, &clock);
     }
 }
 

@@ -128,12 +128,27 @@ impl Stream {
     }
 }
 
+/// Why a work request of this end has failed, in words for its programmer.
+fn own_failure(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::LocProtErr => {
+            "the memory of its own work request: a wrong local key, or a place that the region does not \
+             contain or may not be written"
+        }
+        _ => "its own work request failed; the completion's status says why",
+    }
+}
+
 impl RcCore {
     /// The peer made an error (or this end cannot continue): sends a Terminate, and the queue pair fails.
     /// Only the first reason counts. `offending`: the DDP segment with the error, headers at least, and its
     /// length.
     pub(super) fn fail(&mut self, error: TerminateError, offending: Option<(&[u8], u16)>) {
-        if self.terminate(error, offending) {
+        self.fail_because(error, offending, error.in_words());
+    }
+
+    fn fail_because(&mut self, error: TerminateError, offending: Option<(&[u8], u16)>, why: &str) {
+        if self.terminate_because(error, offending, why) {
             self.flush(Disconnect::Sent(error), None);
             self.shell.event(event_for(error));
         }
@@ -141,9 +156,9 @@ impl RcCore {
 
     /// A work request of this end cannot be carried out: the peer gets a Terminate, and the queue pair fails.
     /// With InfiniBand's verbs only the completion reports it (rxe does the same, `rxe_comp.c`).
-    pub(super) fn fail_own(&mut self) {
+    pub(super) fn fail_own(&mut self, status: WcStatus) {
         let error = TerminateError::LocalCatastrophic;
-        if self.terminate(error, None) {
+        if self.terminate_because(error, None, own_failure(status)) {
             let quiet = self.infiniband();
             self.flush(Disconnect::Sent(error), None);
             if !quiet {
@@ -154,11 +169,21 @@ impl RcCore {
 
     /// Queues a Terminate, unless the stream is closing already.
     pub(super) fn terminate(&mut self, error: TerminateError, offending: Option<(&[u8], u16)>) -> bool {
+        self.terminate_because(error, offending, error.in_words())
+    }
+
+    /// `why`: for the person who reads the log.
+    fn terminate_because(
+        &mut self,
+        error: TerminateError,
+        offending: Option<(&[u8], u16)>,
+        why: &str,
+    ) -> bool {
         let Some(stream) = &mut self.stream else { return false };
         if stream.closing.is_some() {
             return false;
         }
-        tracing::warn!(qpn = self.shell.qpn, "this end ends the connection: {}", error.in_words());
+        tracing::warn!(qpn = self.shell.qpn, "this end ends the connection: {why}");
         tracing::debug!(qpn = self.shell.qpn, %error, "terminating the stream");
         self.shell.counters.terminates_sent += 1;
         if stream.cut().is_some() {
@@ -225,7 +250,7 @@ impl RcCore {
         // RFC 5040 section 7.1: an error found while a request is created is reported to the peer instead of
         // the request.
         if self.stream.as_ref().is_some_and(|s| s.closing.is_none()) {
-            self.fail_own();
+            self.fail_own(status);
         } else {
             self.flush(Disconnect::LocalClosed, None);
         }
@@ -239,7 +264,8 @@ impl RcCore {
                     let wc = Wc::new(recv.wr_id, status, WcOpcode::Recv, self.shell.qpn);
                     self.shell.complete_recv(wc, false);
                 }
-                self.fail(e, offending);
+                let own = e == TerminateError::DdpLocalCatastrophic;
+                self.fail_because(e, offending, if own { own_failure(status) } else { e.in_words() });
             }
             Fault::Read(status) => {
                 if let Some(number) =
@@ -248,7 +274,7 @@ impl RcCore {
                 {
                     slot.phase = Phase::Failed(status);
                 }
-                self.fail_own();
+                self.fail_own(status);
             }
         }
     }

@@ -20,7 +20,7 @@ const MESSAGE: usize = 8;
 const MESSAGES: usize = 2;
 
 /// A queue pair and its memory.
-pub(super) struct QueuePair {
+pub(crate) struct QueuePair {
     pub streams: Streams,
     pub qpn: u32,
     /// How many streams it has had.
@@ -95,7 +95,7 @@ impl QueuePair {
 }
 
 /// As the shell's.
-pub(super) fn stream_params(
+pub(crate) fn stream_params(
     said: &Negotiated,
     param: ConnParam,
     min_rnr_timer: u8,
