@@ -237,17 +237,19 @@ fn no_static_is_a_cell_of_the_standard_library() {
 /// whether a thread continues to receive, sends first, or stands back. The pump and the polling threads ask
 /// for single facts on their way. One function that returns all of them would compute more than each caller
 /// needs, once for each message; one that takes the decision would move the policy of polling into the core.
-const CORE: [&[&str]; 8] = [
+const CORE: [&[&str]; 9] = [
     // The five verbs, and the link's part in them.
     &["handle_input", "handle_timeout", "poll_transmit", "poll_timeout", "poll_action"],
     &["transmitted", "rx_plan", "direct_received", "handle_link", "has_nothing_to_send", "has_action"],
     // Posting.
     &["post_send", "check_send", "post_checked", "post_recv", "resume"],
     // The program's other requests; what others show.
-    &["new", "modify", "attach", "disconnect", "leave_gone_peer"],
+    &["new", "modify", "attach", "disconnect", "leave_gone_peer", "reframe"],
     &["qpn", "query", "psns", "snapshot", "awaits_stream"],
     // Who makes progress, and when.
-    &["stalled", "awaits_receive", "sets_aside", "polled_in_vain", "messages_placed"],
+    &["stalled", "awaits_receive", "sets_aside", "polled_in_vain"],
+    // What the ends count.
+    &["messages_placed", "messages_wanted", "messages_acked"],
     // Acknowledgements that cannot wait.
     &["ack_is_urgent", "demand_ack", "expects_ack", "expects_first_message"],
     // For tests near the wrap.

@@ -60,6 +60,7 @@ mod qpn;
 pub mod quota;
 mod raised;
 mod shell;
+mod sleep;
 mod source;
 pub mod srq;
 pub mod stat;

@@ -88,6 +88,8 @@ mod proofs;
 mod raised;
 #[path = "../../driver/src/shell.rs"]
 mod shell;
+#[path = "../../driver/src/sleep.rs"]
+mod sleep;
 #[path = "../../driver/src/source.rs"]
 mod source;
 #[path = "../../driver/src/ud.rs"]

@@ -1,8 +1,8 @@
 //! iWARP protocol machines without sockets or clock.
 //!
-//! [`setup`] makes the MPA connection, [`opening`] says who sends first on it, [`framing`] finds and makes frames, [`rx`] checks and interprets DDP
-//! segments, [`tx`] cuts messages into segments. None of them holds payload: the code that drives them moves
-//! the bytes.
+//! [`setup`] makes the MPA connection, [`opening`] says who sends first on it, [`framing`] finds and makes
+//! frames, [`rx`] checks and interprets DDP segments, [`tx`] cuts messages into segments. None of them
+//! holds payload: the code that drives them moves the bytes.
 
 #![forbid(unsafe_code)]
 

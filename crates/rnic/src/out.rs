@@ -16,8 +16,8 @@ struct Run {
 
 #[derive(Debug, Clone, Copy)]
 enum Bytes {
-    /// `frame`: a position in the staging buffer at which a frame begins, in the run or before it, or at which
-    /// the frame ends in which the run begins.
+    /// `frame`: a position in the staging buffer at which a frame begins, in the run or before it, or at
+    /// which the frame ends in which the run begins.
     Staged {
         start: usize,
         len: usize,
@@ -111,8 +111,8 @@ impl OutQueue {
 
     /// Queues what was appended to the staging buffer from `start` on.
     ///
-    /// `whole`: these are whole frames (they may join the run before them). Otherwise `ends_frame` says whether
-    /// a frame ends here.
+    /// `whole`: these are whole frames (they may join the run before them). Otherwise `ends_frame` says
+    /// whether a frame ends here.
     pub fn staged(&mut self, start: usize, whole: bool, ends_frame: bool) {
         let len = self.staged.len().saturating_sub(start);
         if len == 0 {

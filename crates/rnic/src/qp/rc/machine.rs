@@ -94,9 +94,9 @@ pub enum Action {
     },
     /// Warn: posted work must wait for the peer's first message (RFC 5044 section 7.1.2).
     Muted,
-    /// The stream has ended: the link must refer to no memory of this end any more, which is then reported as
-    /// [`LinkEvent::Released`]. Only then is [`Action::Disconnected`] returned, and only then do work requests
-    /// complete.
+    /// The stream has ended: the link must refer to no memory of this end any more, which is then reported
+    /// as [`LinkEvent::Released`]. Only then is [`Action::Disconnected`] returned, and only then do work
+    /// requests complete.
     Recall,
     /// Check whether the peer has hung up for good; if so, report [`LinkEvent::End`].
     CheckHangUp,

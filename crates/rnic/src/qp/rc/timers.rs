@@ -1,18 +1,18 @@
 //! The deadlines of a queue pair, in one table: what is waited for, for how long, and what happens then.
 //!
-//! | deadline     | set by                                    | after               | then                     |
-//! |--------------|-------------------------------------------|---------------------|--------------------------|
-//! | `FirstFrame` | `attach`: the peer may not listen yet     | `first_frame_delay` | sending begins           |
-//! | `Joined`     | `attach`: by number, no frame has come    | [`JOINED`]          | the stream is given up   |
-//! | `Nudge`      | `attach`: the peer may miss frames        | `nudge_after`, …    | an empty Write is sent   |
-//! | `Receive`    | input: a Send finds no receive            | `rnr_timeout`       | Terminate "no buffer"    |
-//! | `Starving`   | the same                                  | [`STARVING`]        | the log says so, once    |
-//! | `HangUp`     | link: hung up while a Send waits          | [`HANG_UP`]         | [`Action::CheckHangUp`]  |
-//! | `Drain`      | `disconnect`: posted work may be sent     | [`DRAIN`]           | the stream is closed     |
-//! | `Ack`        | `poll_transmit`: an ack or request waits  | [`ACK`]             | they are sent            |
-//! | `Muted`      | `poll_transmit`: work must not be sent    | [`MUTED`]           | [`Action::Muted`], once  |
-//! | `Silence`    | the peer must answer, if the link sees it | [`LOOK_EVERY`]      | [`Action::CheckAnswers`] |
-//! | `Retry`      | work is posted and no peer has answered   | `retry_limit`       | `RETRY_EXC_ERR`          |
+//! | deadline     | set by                                 | after               | then                     |
+//! |--------------|----------------------------------------|---------------------|--------------------------|
+//! | `FirstFrame` | `attach`: the peer may not listen yet  | `first_frame_delay` | sending begins           |
+//! | `Joined`     | `attach`: by number, no frame came     | [`JOINED`]          | the stream is given up   |
+//! | `Nudge`      | `attach`: the peer may miss frames     | `nudge_after`, …    | an empty Write is sent   |
+//! | `Receive`    | input: a Send finds no receive         | `rnr_timeout`       | Terminate "no buffer"    |
+//! | `Starving`   | the same                               | [`STARVING`]        | the log says so, once    |
+//! | `HangUp`     | link: hung up while a Send waits       | [`HANG_UP`]         | [`Action::CheckHangUp`]  |
+//! | `Drain`      | `disconnect`: posted work may be sent  | [`DRAIN`]           | the stream is closed     |
+//! | `Ack`        | `poll_transmit`: acks or requests wait | [`ACK`]             | they are sent            |
+//! | `Muted`      | `poll_transmit`: work must not be sent | [`MUTED`]           | [`Action::Muted`], once  |
+//! | `Silence`    | the peer must answer                   | [`LOOK_EVERY`]      | [`Action::CheckAnswers`] |
+//! | `Retry`      | work is posted, no peer has answered   | `retry_limit`       | `RETRY_EXC_ERR`          |
 //!
 //! A deadline is set once and not moved. It is cleared when its condition ends, except for `Ack`, whose
 //! handler checks what is newer than the deadline. So the clock is read about once for each deadline that
@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 /// How long a Send that arrived may wait for its receive once the peer is gone: the program may be slow, but
 /// it must learn of the end.
 pub(super) const HANG_UP: Duration = Duration::from_secs(2);
-/// How long a stream that was brought up by number may wait for the peer's first frame, which follows within a
-/// round trip. As long as an id waits for the peer's indication.
+/// How long a stream that was brought up by number may wait for the peer's first frame, which follows
+/// within a round trip. As long as an id waits for the peer's indication.
 pub(super) const JOINED: Duration = Duration::from_secs(10);
 /// How long posted work may still be sent after the program has disconnected.
 pub(super) const DRAIN: Duration = Duration::from_secs(2);
