@@ -110,6 +110,11 @@ impl Pump {
         self.unfinished
     }
 
+    /// Whether no byte was received, as far as the lower layer was asked, and sending has not failed.
+    pub fn is_untouched(&self) -> bool {
+        self.left_over.is_empty() && !self.broken && !self.eof
+    }
+
     /// Whether sending has failed.
     pub fn broken(&self) -> bool {
         self.broken

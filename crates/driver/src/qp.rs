@@ -8,6 +8,7 @@
 //! it was held.
 
 mod io;
+mod settle;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use uwarp_llp::link::Caps;
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
@@ -432,7 +434,7 @@ impl Qp {
         };
         let now = &Now::unread();
         let caps = link.caps();
-        params.link = LinkCaps { answers: caps.answers, counts: caps.counts, refers: caps.refers };
+        params.link = link_caps(caps);
         if let Err(error) = inner.core.attach(now, params) {
             return Err((error, link));
         }
@@ -719,6 +721,12 @@ impl Drop for Qp {
         self.shell.stop_feeding();
         self.shell.depart(self.inner.get_mut().snapshot().counters, Drops::default());
     }
+}
+
+/// What the core must know of a link.
+fn link_caps(caps: Caps) -> LinkCaps {
+    let Caps { answers, counts, refers, needs_system: _ } = caps;
+    LinkCaps { answers, counts, refers }
 }
 
 /// A wish: the stream works without it.

@@ -12,6 +12,13 @@
 //! `caps` is a constant of each lower layer, so all that costs TCP nothing. `crates/driver/tests/lanes.rs`
 //! has a lower layer that does all of it.
 //!
+//! Checked on paper for streams over reliable datagrams, many of them on one socket: the socket is one source
+//! of the engine; it hands packets to their streams and raises these (`Watch::Itself`). Such a stream needs
+//! the system all the same, because a look at memory receives nothing. Its room is its window. What it has
+//! sent it keeps until that is acknowledged, so it copies, or it refers. `answers` and `unacknowledged` come
+//! from its own retransmission. Nothing is missing here for that; what is, is a fair order among the streams
+//! of a socket, which is its own affair.
+//!
 //! Rejected: staging buffers of the owner that stay until they are released, because they are small, hot and
 //! used again at once; a lower layer that copies them needs only to be told which pieces they are.
 
