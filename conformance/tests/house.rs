@@ -232,6 +232,49 @@ fn no_static_is_a_cell_of_the_standard_library() {
     assert_eq!(found, NAMED, "cells of the standard library, and those that are named");
 }
 
+/// The connection manager reads the clock at one place, and its machines have no socket, lock, randomness or
+/// configuration: a simulator could not drive them otherwise.
+#[test]
+fn the_connection_managers_machines_have_no_clock_socket_or_lock() {
+    const CLOCK: [&str; 4] = ["Instant::now", "SystemTime", "Now::unread", "clock_gettime"];
+    const REAL: [&str; 13] = [
+        "Mutex",
+        "RwLock",
+        "Attended",
+        "crate::sync",
+        "crate::runner",
+        "crate::carriers",
+        "rustix::net",
+        "std::net::Tcp",
+        "std::net::Udp",
+        "std::thread",
+        "random_u",
+        "HashMap",
+        "Config::get",
+    ];
+    let source = root().join("crates/cm/src");
+    let (mut all, mut clocks, mut real) = (Vec::new(), Vec::new(), Vec::new());
+    files(&source, &mut all);
+    let machines = all.iter().filter(|file| file.starts_with(source.join("machine"))).count();
+    assert!(machines > 15, "{machines} files of machines");
+    for file in all.iter().filter(|file| !file.ends_with("testing.rs")) {
+        let text = fs::read_to_string(file).expect("a source file");
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let name = file.strip_prefix(&source).unwrap_or(file).display().to_string();
+        for line in code.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
+            let has = |words: &[&str]| words.iter().any(|word| line.contains(word));
+            if has(&CLOCK) {
+                clocks.push(format!("{name}: {line}"));
+            }
+            if name.starts_with("machine") && has(&REAL) {
+                real.push(format!("{name}: {line}"));
+            }
+        }
+    }
+    assert_eq!(clocks, ["runner.rs: Now::unread()"], "where the connection manager reads the clock");
+    assert!(real.is_empty(), "in machines: {real:#?}");
+}
+
 /// What the core of a connected queue pair offers, by what it is for. The first three rows are the surface
 /// that was planned, some 15 functions. There are more because one decision does not belong to the core:
 /// whether a thread continues to receive, sends first, or stands back. The pump and the polling threads ask

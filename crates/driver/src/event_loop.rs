@@ -1,5 +1,5 @@
 //! A thread that sleeps on the sockets and on descriptors of the program together: the thread of an event
-//! loop, which knows nothing of this library (docs/adr/046).
+//! loop, which knows nothing of this library (`abi/sockets/src/event_loop.rs`).
 //!
 //! The caller sleeps by a call of its own, on [`Engine::fd`] beside its descriptors, so a signal, a
 //! cancellation or a jump takes no event with it: what the system would report to this thread, it reports to

@@ -22,6 +22,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use rustix::io::Errno;
+use uwarp_cm::machine::Machine as _;
+use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::Now;
 
 use crate::{NetParams, Rng, Time, instant};
@@ -39,7 +41,7 @@ const MOST_STEPS: u64 = 400_000;
 /// What programs, and what is not in their hands, do at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A process begins, with the port of this address and these queue pairs.
+    /// A process begins, with the port of this address and these queue pairs, which may be of other ports, too.
     Start(Pid, SocketAddr, Vec<u32>),
     /// A process ends; its system closes what it had.
     Kill(Pid),
@@ -175,7 +177,7 @@ impl Hosts {
             }
             let script = self.script.front().map(|(at, _)| *at);
             let strangers = self.strangers.iter().map(|stranger| stranger.wake).filter(|at| *at > self.now);
-            let processes = self.processes.values_mut().filter_map(Process::next_time);
+            let processes = self.processes.values_mut().filter_map(|process| process.next_time(self.now));
             let next = strangers.chain(processes).chain(script).chain(network(|network| network.next()));
             let next = next.min().map_or(end, |next| next.max(self.now + 1));
             if next >= end {
@@ -214,7 +216,8 @@ impl Hosts {
             let owner = network(|network| network.ports.get(&datagram.to).copied());
             let Some(owner) = owner else { continue };
             if let Some(process) = self.processes.get_mut(&owner) {
-                process.inbox.push_back(datagram);
+                let port = process.ports.iter_mut().find(|port| port.at == datagram.to);
+                port.into_iter().for_each(|port| port.inbox.push_back(datagram.clone()));
             } else if let Some(stranger) = self.strangers.iter_mut().find(|stranger| stranger.pid == owner) {
                 stranger.inbox.push_back(datagram);
             }
@@ -235,8 +238,7 @@ impl Hosts {
         self.steps += u64::from(did);
         if did && self.trace {
             for process in self.processes.values() {
-                let phases: Vec<_> =
-                    process.machine.phases().map(|(qpn, phase, _)| (qpn & 255, phase)).collect();
+                let phases: Vec<_> = process.phases().map(|(qpn, phase, _)| (qpn & 255, phase)).collect();
                 eprintln!("{:>12} step {} process {}: {phases:?}", self.now, self.steps, process.pid);
             }
         }
@@ -260,7 +262,10 @@ impl Hosts {
         let mut seen = Vec::new();
         let pid = match event {
             Event::Start(pid, at, qpns) => {
-                let mut process = Process::new(pid, at, self.limit, self.rng.fork());
+                let mut ports = vec![at.port()];
+                ports.extend(qpns.iter().map(|qpn| port_of(*qpn)).filter(|port| *port != at.port()));
+                ports.dedup();
+                let mut process = Process::new(pid, at, &ports, self.limit, self.rng.fork());
                 (process.infiniband, process.timeout) = (self.infiniband, self.timeout);
                 qpns.into_iter().for_each(|qpn| process.create(qpn));
                 self.processes.insert(pid, process);
@@ -478,13 +483,11 @@ impl Hosts {
         }
         self.run_until(self.now + 70_000_000_000);
         for process in self.processes.values() {
-            assert_eq!(process.shell.conns.len(), 0, "connections of {} are left", process.pid);
-            assert_eq!((process.budget.used(), process.machine.held(), process.streams()), (0, 0, 0));
-            assert_eq!(
-                uwarp_cm::machine::Machine::poll_timeout(&process.machine),
-                None,
-                "a deadline is left"
-            );
+            assert_eq!((process.budget.used(), process.streams()), (0, 0));
+            for port in &process.ports {
+                assert_eq!(port.shell.conns.len(), 0, "connections of {} are left", process.pid);
+                assert_eq!((port.machine.held(), port.machine.poll_timeout()), (0, None));
+            }
         }
         let left = network(|network| network.tcp.len());
         assert_eq!(left, 0, "connections are left in the network");

@@ -11,7 +11,7 @@
 //! | the request's data is not compared | the same |
 //! | at the limit, the report comes before the disconnect | a failed adoption has a stream, six tests |
 //! | what is being attached is not disconnected | the same, four tests |
-//! | a connection that comes back after the end is not closed | a connection that is over is open, five tests |
+//! | a connection that comes back after the end is not closed | one that is over is open, five tests |
 //! | a failure closes nothing | a connection is open that has failed, all tests |
 //! | a failure is reported without closing | the same |
 //! | a queue pair that is gone: the peer is told nothing | the peer waits, four tests |

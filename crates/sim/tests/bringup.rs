@@ -42,6 +42,8 @@ struct Script {
     known: bool,
     /// The hosts have IPv6 addresses.
     six: bool,
+    /// Each second number of a process is of another port.
+    two_ports: bool,
 }
 
 impl Script {
@@ -54,17 +56,21 @@ impl Script {
         let mut hosts = Hosts::new(seed, net);
         hosts.infiniband = rng.chance(500);
         hosts.timeout = if rng.chance(300) { 14 } else { 0 };
-        Self { hosts, rng, places: Vec::new(), exchanges: 0, known: false, six: false }
+        Self { hosts, rng, places: Vec::new(), exchanges: 0, known: false, six: false, two_ports: false }
     }
 
     fn host(&self, n: u8) -> std::net::IpAddr {
         if self.six { host_v6(n) } else { host(n) }
     }
 
+    fn port(&self, first: u16, n: u32) -> u32 {
+        u32::from(first) + if self.two_ports { 10 * (n % 2) } else { 0 }
+    }
+
     /// A process at this address, with so many queue pairs.
     fn place(&mut self, at: Time, ip: u8, port: u16, queue_pairs: u32) -> Pid {
         let pid = self.places.len() + 1;
-        let qpns: Vec<u32> = (0..queue_pairs).map(|n| (u32::from(port) << 8) + 7 + n).collect();
+        let qpns: Vec<u32> = (0..queue_pairs).map(|n| (self.port(port, n) << 8) + 7 + n).collect();
         assert_eq!(Stranger::port(qpns[0]), port);
         let address = (self.host(ip), port).into();
         self.places.push((pid, address, qpns.clone()));
@@ -142,7 +148,7 @@ fn finish(hosts: &mut Hosts, pairs: &[[Qp; 2]], limit: Time) -> usize {
         if *joined == Some(false) {
             for end in pair {
                 let process = &hosts.processes[&end.0];
-                let phases: Vec<_> = process.machine.phases().collect();
+                let phases: Vec<_> = process.phases().collect();
                 eprintln!("{end:x?}: {:?} {phases:?}", process.stream(end.1));
             }
             panic!("{pair:x?} are not joined");
@@ -409,6 +415,7 @@ fn random(seed: u64) -> usize {
     let rng = &mut script.rng;
     script.known = rng.chance(150);
     script.six = rng.chance(400);
+    script.two_ports = rng.chance(400);
     let ips = [[1, 2], [2, 1], [1, 1]][rng.size(0, 2)];
     let ports = if rng.chance(500) { [20_000, 20_001] } else { [20_001, 20_000] };
     let queue_pairs = rng.size(1, 3) as u32;
@@ -423,7 +430,8 @@ fn random(seed: u64) -> usize {
     let b = script.place(late, ips[1], ports[1], queue_pairs);
     let mut targets: Vec<(std::net::SocketAddr, u32)> = Vec::new();
     for (_, at, qpns) in &script.places {
-        targets.extend(qpns.iter().map(|qpn| (*at, *qpn)));
+        let place = |qpn: &u32| (std::net::SocketAddr::new(at.ip(), Stranger::port(*qpn)), *qpn);
+        targets.extend(qpns.iter().map(place));
         targets.push((*at, (u32::from(at.port()) << 8) + 200));
     }
     if late > 10 * MS && script.rng.chance(300) {
@@ -433,6 +441,10 @@ fn random(seed: u64) -> usize {
         (0..queue_pairs as usize).map(|n| [script.qp(a, n), script.qp(b, n)]).collect();
     if script.rng.chance(100) {
         pairs[0] = [script.qp(a, 0); 2];
+    } else if queue_pairs > 1 && script.rng.chance(150) {
+        // Two of one process, perhaps of two ports.
+        pairs.remove(1);
+        pairs[0] = [script.qp(a, 0), script.qp(a, 1)];
     }
     let mut begin = late + MS;
     let rounds = script.rng.size(1, 3);

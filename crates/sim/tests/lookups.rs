@@ -8,7 +8,7 @@
 //! | a Request is not repeated | a client is told nothing, four tests |
 //! | the client's patience has no end | nothing ends the lookup, four tests |
 //! | a pause has no next deadline | a deadline is over after its timeout, all tests |
-//! | every cookie counts (`is_short_valid` not compared) | requests of addresses that nobody has, random worlds |
+//! | every cookie counts (`is_short_valid` not compared) | requests of foreign addresses, random worlds |
 //! | the transaction is not compared | a client is told what nobody has said, random worlds |
 //! | a corrupt Reply is read | the same |
 //! | each cookie is answered at once | more Requests than are due, two tests |

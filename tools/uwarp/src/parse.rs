@@ -58,17 +58,29 @@ fn better(error: &Error, words: &[OsString]) -> Option<String> {
         Some(ContextValue::String(word)) => Some(word.as_str()),
         _ => None,
     };
+    let command = Cli::command();
+    let given = words.get(1).and_then(|word| word.to_str()).and_then(|name| command.find_subcommand(name));
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let typed = words.iter().skip(1).find(|word| *word != "help")?;
             Some(no_command(word(ContextKind::InvalidSubcommand).or(typed.to_str())?))
         }
         ErrorKind::UnknownArgument => {
-            let typed = word(ContextKind::InvalidArg).filter(|typed| typed.starts_with('-'))?;
-            let command = Cli::command();
-            let given =
-                words.get(1).and_then(|word| word.to_str()).and_then(|name| command.find_subcommand(name));
-            Some(unknown_option(typed, given))
+            let typed = word(ContextKind::InvalidArg)?;
+            match typed.starts_with('-') {
+                true => Some(unknown_option(typed, given)),
+                false => {
+                    Some(format!("{0} takes no {typed}; `{0} --help` shows what it takes", path_of(given)))
+                }
+            }
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
+                return None;
+            };
+            let names: Vec<_> = missing.iter().map(|name| name.trim_matches(['<', '>', '.'])).collect();
+            let (names, command) = (names.join(" and "), path_of(given));
+            Some(format!("{command} needs a {names}; `{command} --help` shows how to write it"))
         }
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
             let (option, value) = (word(ContextKind::InvalidArg)?, word(ContextKind::InvalidValue)?);

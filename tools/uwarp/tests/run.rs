@@ -246,6 +246,7 @@ fn options_that_make_no_sense_are_2() {
             &["--as=rocev2", "true"],
             "--as=rocev2 is not valid: the values are: iwarp, roce, ib; did you mean roce?\n",
         ),
+        (&[], "uwarp run needs a PROGRAM; `uwarp run --help` shows how to write it\n"),
         (&["--crc"], "--crc without a value is not valid: the values are: on, off\n"),
         (&["--sockets=udp", "true"], "--sockets=udp is not valid: the rule \"udp\": \"udp\" is none of: "),
     ] {

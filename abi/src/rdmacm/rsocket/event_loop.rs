@@ -1,5 +1,5 @@
 //! For `libuwarp-sockets.so`: a thread that waits for descriptors of the program makes progress meanwhile
-//! (docs/adr/046).
+//! (`abi/sockets/src/event_loop.rs`).
 
 use std::ffi::c_int;
 use std::sync::Arc;

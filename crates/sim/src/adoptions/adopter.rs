@@ -1,5 +1,5 @@
-//! One end: its machine, what stands for its shell (`uwarp_cm`'s `adopt.rs`, `runner.rs`), its queue pair, and
-//! its program.
+//! One end: its machine, what stands for its shell (`uwarp_cm`'s `adopt.rs`, `runner.rs`), its queue pair,
+//! and its program.
 
 use std::collections::VecDeque;
 use std::time::Duration;

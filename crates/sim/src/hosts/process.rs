@@ -1,5 +1,5 @@
-//! A process on a host: the pairings of its port with the connection manager's own loop, its queue pairs, and
-//! what a program does with them. It stands for the shell (`uwarp_cm`'s `runner.rs`): the clock, the order of
+//! A process on a host: the pairings of each of its ports with the connection manager's own loop, its queue
+//! pairs, and what a program does with them. It stands for the shell (`uwarp_cm`'s `runner.rs`): the clock, the order of
 //! notes, and the calls of queue pairs are here.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -69,11 +69,9 @@ enum Note {
     Stream(ConnKey, StreamEvent),
 }
 
-/// A process.
-pub struct Process {
-    /// Its name.
-    pub pid: Pid,
-    /// Address and port of its queue pair numbers.
+/// A port of queue pair numbers.
+pub struct Port {
+    /// Its address.
     pub at: SocketAddr,
     /// The machine under test.
     pub machine: Pairings,
@@ -82,6 +80,16 @@ pub struct Process {
     notes: VecDeque<Note>,
     /// Datagrams that have arrived.
     pub inbox: VecDeque<Datagram>,
+}
+
+/// A process.
+pub struct Process {
+    /// Its name.
+    pub pid: Pid,
+    /// Address and port of its first queue pair number.
+    pub at: SocketAddr,
+    /// All of them.
+    pub ports: Vec<Port>,
     /// By number.
     pub queue_pairs: BTreeMap<u32, QueuePair>,
     /// The process's.
@@ -109,42 +117,18 @@ pub enum Seen {
 }
 
 impl Process {
-    /// A process with the port of `at`, which nobody has.
-    pub fn new(pid: Pid, at: SocketAddr, limit: usize, mut rng: Rng) -> Self {
-        let now = network(|network| {
-            network.ports.insert(at, pid);
-            network.running = pid;
-            network.now
-        });
+    /// A process with these ports, the first of them that of `at`. Nobody has them.
+    pub fn new(pid: Pid, at: SocketAddr, ports: &[u16], limit: usize, mut rng: Rng) -> Self {
+        network(|network| network.running = pid);
         let budget = Budget::new(limit);
-        let policy = ResponderPolicy {
-            max_revision: Revision::Two,
-            crc: true,
-            markers: false,
-            know_peers: true,
-            max_ird: 16,
-        };
-        let settings = Settings {
-            timeouts: Timeouts::default(),
-            policy,
-            crc: true,
-            markers: false,
-            says_uwarp: true,
-            budget: budget.clone(),
-        };
-        let mut key = [0; 16];
-        rng.fill(&mut key);
-        let mut shell = Shell::default();
-        let bound =
-            CARRIER.bind(&Bind { address: at, port: TakePort::NowIfUnused, options: Options::default() });
-        shell.conns.set_bound(bound.expect("nothing is refused yet"));
+        let ports = ports.iter().map(|port| {
+            let at = SocketAddr::new(at.ip(), *port);
+            Port::new(pid, at, budget.clone(), &mut rng)
+        });
         Self {
             pid,
             at,
-            machine: Pairings::new(&crate::hosts::at(now), settings, &key),
-            shell,
-            notes: VecDeque::new(),
-            inbox: VecDeque::new(),
+            ports: ports.collect(),
             queue_pairs: BTreeMap::new(),
             budget,
             limit,
@@ -153,6 +137,22 @@ impl Process {
             infiniband: true,
             timeout: 0,
         }
+    }
+
+    /// The port of this number: its place among them.
+    fn port_of(&self, qpn: u32) -> usize {
+        let of_it = |port: &Port| port.at.port() == uwarp_rnic::ah::port_of(qpn);
+        self.ports.iter().position(of_it).expect("a number of this process")
+    }
+
+    fn machine(&mut self, qpn: u32) -> &mut Pairings {
+        let port = self.port_of(qpn);
+        &mut self.ports[port].machine
+    }
+
+    /// The pairings of all ports.
+    pub fn phases(&self) -> impl Iterator<Item = (u32, &'static str, Option<std::time::Instant>)> {
+        self.ports.iter().flat_map(|port| port.machine.phases())
     }
 
     // --- The program.
@@ -175,7 +175,7 @@ impl Process {
             region,
         };
         self.queue_pairs.insert(qpn, queue_pair);
-        self.machine.alive(qpn, true);
+        self.machine(qpn).alive(qpn, true);
     }
 
     /// From RESET to RTR: the program has named a peer.
@@ -209,9 +209,9 @@ impl Process {
         let path = Path { local: SocketAddr::new(self.at.ip(), 0), peer: SocketAddr::new(named.address, 0) };
         let [incarnation, token] = [self.rng.draw(), self.rng.draw()];
         let now = crate::hosts::at(now);
-        self.machine.begin(&now, (qpn, moves), path, named.qpn, terms, incarnation, token);
+        self.machine(qpn).begin(&now, (qpn, moves), path, named.qpn, terms, incarnation, token);
         // As in the shell, whose second call is later.
-        self.machine.begun(&Now::at(now.get() + Duration::from_micros(1)), qpn);
+        self.machine(qpn).begun(&Now::at(now.get() + Duration::from_micros(1)), qpn);
     }
 
     /// From RTR to RTS: the program says its own PSN, and posts.
@@ -232,7 +232,8 @@ impl Process {
         self.modify(now, qpn, &rts, seen);
         let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
         let terms = queue_pair.terms();
-        self.machine.terms(qpn, terms);
+        self.machine(qpn).terms(qpn, terms);
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
         for n in MESSAGES..2 * MESSAGES {
             let sge = queue_pair.sge(n);
             let mut message = SECRET.to_vec();
@@ -255,7 +256,7 @@ impl Process {
     pub fn reset(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) {
         let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
         self.modify(now, qpn, &reset, seen);
-        self.machine.end(qpn);
+        self.machine(qpn).end(qpn);
         let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return };
         queue_pair.named = None;
         queue_pair.streams.end.sends();
@@ -264,7 +265,7 @@ impl Process {
 
     /// Destroys it.
     pub fn destroy(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) {
-        self.machine.forget(&crate::hosts::at(now), qpn);
+        self.machine(qpn).forget(&crate::hosts::at(now), qpn);
         let reset = QpModify { state: Some(QpState::Reset), ..QpModify::default() };
         self.modify(now, qpn, &reset, seen);
         if let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) {
@@ -288,57 +289,50 @@ impl Process {
         network(|network| network.running = self.pid);
         let before = network(|network| network.activity);
         let mut did = false;
-        let time = crate::hosts::at(now);
-        if self.machine.poll_timeout().is_some_and(|at| at <= instant(now)) {
-            self.machine.handle_timeout(&time);
-            let next = self.machine.poll_timeout();
-            assert!(next.is_none_or(|at| at > instant(now)), "a deadline is over after handle_timeout");
-            did = true;
-        }
-        while let Some(Datagram { from, to, bytes }) = self.inbox.pop_front() {
-            self.machine.handle_input(&time, Input::Datagram { from, to: to.ip(), bytes: &bytes });
-            self.run(&time);
-            did = true;
-        }
-        did |= self.shell.report_readiness(&mut self.machine, &time);
-        self.run(&time);
-        // What threads without the lock do comes later, in between other things.
-        for _ in 0..2 {
-            if self.rng.chance(600) {
-                did |= self.note(&time);
-            } else {
-                did |= self.carry_out(now, seen);
-            }
-            self.run(&time);
+        let mut order: Vec<usize> = (0..self.ports.len()).collect();
+        crate::end::shuffle(&mut self.rng, &mut order);
+        for port in order {
+            did |= self.port_turn(now, port, seen);
         }
         for qpn in self.queue_pairs.keys().copied().collect::<Vec<_>>() {
             did |= self.pump(now, qpn, seen);
         }
-        did || network(|network| network.activity) != before
-            || !self.shell.deferred.is_empty()
-            || !self.notes.is_empty()
+        did || network(|network| network.activity) != before || self.is_busy()
+    }
+
+    fn port_turn(&mut self, now: Time, port: usize, seen: &mut Vec<Seen>) -> bool {
+        let time = crate::hosts::at(now);
+        let of = &mut self.ports[port];
+        let mut did = of.handle_timeout(now);
+        while let Some(Datagram { from, to, bytes }) = of.inbox.pop_front() {
+            of.machine.handle_input(&time, Input::Datagram { from, to: to.ip(), bytes: &bytes });
+            of.run(&time);
+            did = true;
+        }
+        did |= of.shell.report_readiness(&mut of.machine, &time);
+        of.run(&time);
+        // What threads without the lock do comes later, in between other things.
+        for _ in 0..2 {
+            if self.rng.chance(600) {
+                did |= self.ports[port].note(&time);
+            } else {
+                did |= self.carry_out(now, port, seen);
+            }
+            self.ports[port].run(&time);
+        }
+        did
     }
 
     /// A call of the program runs the loop, before it returns.
     pub fn after_call(&mut self, now: Time) {
-        self.run(&crate::hosts::at(now));
+        self.ports.iter_mut().for_each(|port| port.run(&crate::hosts::at(now)));
     }
 
-    fn run(&mut self, now: &Now) {
-        self.shell.run(&mut self.machine, (self.at, false), false, now);
-    }
-
-    fn note(&mut self, now: &Now) -> bool {
-        let Some(Note::Stream(conn, event)) = self.notes.pop_front() else { return false };
-        self.machine.handle_input(now, Input::Stream { conn, event });
-        true
-    }
-
-    fn carry_out(&mut self, now: Time, seen: &mut Vec<Seen>) -> bool {
-        match self.shell.deferred.pop_front() {
+    fn carry_out(&mut self, now: Time, port: usize, seen: &mut Vec<Seen>) -> bool {
+        match self.ports[port].shell.deferred.pop_front() {
             None => return false,
             Some(Deferred::Attach { conn, to, said, param }) => {
-                self.attach(now, conn, to, &said, param, seen)
+                self.attach(now, (port, conn), to, &said, param, seen)
             }
             Some(Deferred::Disconnect(..) | Deferred::Fail | Deferred::Answer(_)) => {
                 unreachable!("pairings do none of them")
@@ -351,14 +345,15 @@ impl Process {
     fn attach(
         &mut self,
         now: Time,
-        conn: ConnKey,
+        (port, conn): (usize, ConnKey),
         to: Recipient,
         said: &Negotiated,
         param: ConnParam,
         seen: &mut Vec<Seen>,
     ) {
-        let Some(set_up) = self.shell.conns.take(conn) else { return };
+        let Some(set_up) = self.ports[port].shell.conns.take(conn) else { return };
         let Recipient::Number { qpn, moves } = to else { unreachable!("pairings name numbers") };
+        assert_eq!(self.port_of(qpn), port, "a stream for a number of another port");
         let (why, set_up) = match self.queue_pairs.get_mut(&qpn) {
             Some(queue_pair) if queue_pair.streams.end.core.awaits_stream() == Some(moves) => {
                 let attr = queue_pair.streams.end.core.query();
@@ -370,19 +365,23 @@ impl Process {
                         if self.rng.chance(500) {
                             self.pump(now, qpn, seen);
                         }
-                        return self.notes.push_back(Note::Stream(conn, StreamEvent::Attached));
+                        let attached = Note::Stream(conn, StreamEvent::Attached);
+                        return self.ports[port].notes.push_back(attached);
                     }
                     Err(refused) => refused,
                 }
             }
             _ => (VerbsError::Invalid("the queue pair does not wait for this stream"), set_up),
         };
-        self.shell.conns.insert(conn, set_up);
-        self.notes.push_back(Note::Stream(conn, StreamEvent::Refused(why)));
+        let port = &mut self.ports[port];
+        port.shell.conns.insert(conn, set_up);
+        port.notes.push_back(Note::Stream(conn, StreamEvent::Refused(why)));
     }
 
     /// Moves what can be moved of a queue pair. Returns whether anything was.
     fn pump(&mut self, now: Time, qpn: u32, seen: &mut Vec<Seen>) -> bool {
+        let port = self.port_of(qpn);
+        let notes = &mut self.ports[port].notes;
         let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return false };
         let mut news = Vec::new();
         let moved = queue_pair.streams.pump(now, &mut news);
@@ -390,15 +389,15 @@ impl Process {
             match news {
                 News::Established(conn, id, side) => {
                     seen.push(Seen::Established(qpn, id, side));
-                    self.notes.push_back(Note::Stream(conn, StreamEvent::Established));
+                    notes.push_back(Note::Stream(conn, StreamEvent::Established));
                 }
                 News::Ended(conn, id, side, why) => {
                     seen.push(Seen::Ended(qpn, id, side));
                     // The shell derives it: otherwise the queue pair waits for the next stream.
                     if queue_pair.streams.end.core.awaits_stream().is_none() {
-                        self.notes.push_back(Note::Stream(conn, StreamEvent::Used));
+                        notes.push_back(Note::Stream(conn, StreamEvent::Used));
                     }
-                    self.notes.push_back(Note::Stream(conn, StreamEvent::Ended(why)));
+                    notes.push_back(Note::Stream(conn, StreamEvent::Ended(why)));
                 }
             }
         }
@@ -419,16 +418,19 @@ impl Process {
     }
 
     /// When something is to be done.
-    pub fn next_time(&mut self) -> Option<Time> {
-        let machine = self.machine.poll_timeout().map(crate::time);
+    pub fn next_time(&mut self, now: Time) -> Option<Time> {
+        if now < self.stopped {
+            // Much may have come meanwhile.
+            return Some(self.stopped);
+        }
+        let machines = self.ports.iter().filter_map(|port| port.machine.poll_timeout()).map(crate::time);
         let ends = self.queue_pairs.values_mut().filter_map(|qp| qp.streams.next_time());
-        let next = ends.chain(machine).min();
-        next.map(|at| at.max(self.stopped))
+        ends.chain(machines).min()
     }
 
     /// Whether something waits for a thread of this process.
     pub fn is_busy(&self) -> bool {
-        !self.shell.deferred.is_empty() || !self.notes.is_empty()
+        self.ports.iter().any(Port::is_busy)
     }
 
     /// The connection of a queue pair, and whether it is established there.
@@ -449,6 +451,63 @@ impl Process {
             QpState::Rts => Some(true),
             _ => None,
         }
+    }
+}
+
+impl Port {
+    fn new(pid: Pid, at: SocketAddr, budget: Budget, rng: &mut Rng) -> Self {
+        let now = network(|network| {
+            network.ports.insert(at, pid);
+            network.now
+        });
+        let policy = ResponderPolicy {
+            max_revision: Revision::Two,
+            crc: true,
+            markers: false,
+            know_peers: true,
+            max_ird: 16,
+        };
+        let settings = Settings {
+            timeouts: Timeouts::default(),
+            policy,
+            crc: true,
+            markers: false,
+            says_uwarp: true,
+            budget,
+        };
+        let mut key = [0; 16];
+        rng.fill(&mut key);
+        let mut shell = Shell::default();
+        let bound =
+            CARRIER.bind(&Bind { address: at, port: TakePort::NowIfUnused, options: Options::default() });
+        shell.conns.set_bound(bound.expect("nothing is refused yet"));
+        let machine = Pairings::new(&crate::hosts::at(now), settings, &key);
+        Self { at, machine, shell, notes: VecDeque::new(), inbox: VecDeque::new() }
+    }
+
+    fn handle_timeout(&mut self, now: Time) -> bool {
+        if self.machine.poll_timeout().is_none_or(|at| at > instant(now)) {
+            return false;
+        }
+        self.machine.handle_timeout(&crate::hosts::at(now));
+        let next = self.machine.poll_timeout();
+        assert!(next.is_none_or(|at| at > instant(now)), "a deadline is over after handle_timeout");
+        true
+    }
+
+    fn run(&mut self, now: &Now) {
+        self.shell.run(&mut self.machine, (self.at, false), false, now);
+    }
+
+    fn note(&mut self, now: &Now) -> bool {
+        let Some(Note::Stream(conn, event)) = self.notes.pop_front() else { return false };
+        self.machine.handle_input(now, Input::Stream { conn, event });
+        true
+    }
+
+    /// Whether something waits for a thread of its process.
+    fn is_busy(&self) -> bool {
+        !self.shell.deferred.is_empty() || !self.notes.is_empty()
     }
 }
 
@@ -522,20 +581,17 @@ impl Process {
     /// What holds after each step.
     pub fn check(&self, now: Time) {
         assert!(self.budget.used() <= self.limit, "more places than there are");
-        let pairs = self.machine.phases().count();
-        assert!(
-            self.shell.conns.len() <= self.limit + pairs + 1,
-            "{} connections are held",
-            self.shell.conns.len()
-        );
+        let pairs = self.phases().count();
+        let held: usize = self.ports.iter().map(|port| port.shell.conns.len()).sum();
+        assert!(held <= self.limit + pairs + self.ports.len(), "{held} connections are held");
         let mut early: BTreeMap<u32, Vec<(std::net::Ipv6Addr, u32)>> = BTreeMap::new();
-        for (destination, source, from) in self.machine.early() {
+        for (destination, source, from) in self.ports.iter().flat_map(|port| port.machine.early()) {
             let of_it = early.entry(destination).or_default();
             assert!(!of_it.contains(&(from, source)), "two early requests of one peer");
             of_it.push((from, source));
             assert!(of_it.len() <= uwarp_cm::machine::pairings::MOST_EARLY_EACH, "too many early requests");
         }
-        for (qpn, phase, deadline) in self.machine.phases() {
+        for (qpn, phase, deadline) in self.phases() {
             let waits = match phase {
                 "Waiting" | "Over" => true,
                 // The answer of the queue pair is on its way.
@@ -551,8 +607,8 @@ impl Process {
                 assert_eq!(waits, core, "queue pair {qpn:#x} is {phase}: whether it waits for a stream");
             }
         }
-        if !self.shell.conns.is_empty() && !self.is_busy() {
-            assert!(self.machine.poll_timeout().is_some(), "connections are held without a limit");
+        for port in self.ports.iter().filter(|port| !port.shell.conns.is_empty() && !port.is_busy()) {
+            assert!(port.machine.poll_timeout().is_some(), "connections are held without a limit");
         }
     }
 }

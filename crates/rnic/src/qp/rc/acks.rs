@@ -1,5 +1,4 @@
-//! Acknowledgements of placed messages: when they are sent, and when they are requested (docs/adr/007,
-//! docs/adr/009).
+//! Acknowledgements of placed messages: when they are sent, and when they are requested (docs/adr/009).
 
 use uwarp_proto::tx::Message;
 use uwarp_wire::rdmap::{
