@@ -544,6 +544,8 @@ impl Engine {
         } else {
             // Another thread may have silenced it first.
             self.wake.silence();
+            // It may have rung again, for another thread that sleeps, since this one looked.
+            self.settling(|| self.look_once());
         }
     }
 

@@ -533,8 +533,11 @@ pub fn what_a_look_finds_wakes_who_sleeps() {
     };
     at_any_moment();
     let lanes = Lanes::new(&engine, Some(channel));
-    for n in 1..=2 {
-        at_any_moment();
+    for n in 1..=4 {
+        // Every second one comes while threads go to sleep behind the one before.
+        if n % 2 == 1 {
+            at_any_moment();
+        }
         lanes.arrive(&engine);
         lanes.lane.read.wait(n);
     }
