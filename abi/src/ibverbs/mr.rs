@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use uwarp_abi_types::verbs::*;
 use uwarp_driver::quota::Place;
+use uwarp_mem::populate;
 use uwarp_process::Mutex;
-use uwarp_rnic::mem::populate;
 use uwarp_rnic::mr::{AccessError, MrCache, Part};
 use uwarp_rnic::{Access, Mr, Pd, VerbsError};
 
@@ -101,7 +101,8 @@ fn check_memory(address: u64, length: u64, access: Access) -> Result<(), Failure
         return Ok(());
     }
     let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    Ok(populate::check(address as usize, length as usize, access.intersects(writable))?)
+    Ok(populate::check(address as usize, length as usize, access.intersects(writable))
+        .map_err(VerbsError::from)?)
 }
 
 /// Registers `length` bytes at `address`; their offsets begin at `iova`.
@@ -445,7 +446,7 @@ slot! {
             })?;
             // NO_FAULT is about pages that are present; they need nothing.
             if advice != IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT {
-                populate::check(memory.addr as usize, memory.len, write)?;
+                populate::check(memory.addr as usize, memory.len, write).map_err(VerbsError::from)?;
             }
         }
         Ok(())

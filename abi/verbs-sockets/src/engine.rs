@@ -121,7 +121,7 @@ impl Engine {
     fn start() -> Result<&'static Self, Errno> {
         let foreign = Foreign::get()?;
         // For program's buffers that are not mapped.
-        uwarp_rnic::mem::guard::arm();
+        uwarp_mem::guard::arm();
         // SAFETY: no arguments.
         let channel = unsafe { (foreign.rdma_create_event_channel)() };
         if channel.is_null() {

@@ -17,8 +17,8 @@ use uwarp_abi_types::verbs::{
     ibv_device_attr, ibv_mr, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
     ibv_send_wr__bindgen_ty_2, ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge, ibv_wc,
 };
+use uwarp_mem::MemSeg;
 use uwarp_process::Mutex;
-use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::{Access, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use uwarp_rsocket::MOST_PIECES;
 use uwarp_rsocket::machine::{Carrier, Sizes};

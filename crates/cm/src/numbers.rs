@@ -213,7 +213,7 @@ impl Environment<Pairings> for Owner {
         StreamParams {
             // In the iwarp view, too: programs that exchange numbers are written for InfiniBand.
             by_number: true,
-            wait_first_fpdu: said.rtr != Rtr::None,
+            wait_first_frame: said.rtr != Rtr::None,
             psns: shown_psns(said),
             ..stream_params(said, param, attr.timeout, attr.min_rnr_timer)
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use uwarp_driver::StreamParams;
 use uwarp_driver::config::{Ask, Config, View};
 use uwarp_proto::setup::{Negotiated, PeerData, Request, Revision};
-use uwarp_rnic::qp::rnr_limit;
+use uwarp_rnic::qp::{LinkCaps, rnr_limit};
 use uwarp_wire::mpa::{self, Enhanced};
 
 use crate::event::{ConnParam, MAX_PRIVATE_DATA};
@@ -100,14 +100,14 @@ pub(crate) fn stream_params(
         peer_is_uwarp: negotiated.peer_is_uwarp,
         // The driver fills in what only the link knows.
         emss: 0,
-        link_answers: false,
+        link: LinkCaps::default(),
         peer: negotiated.peer,
         timeout,
         retry_cnt: param.retry_count.min(RETRIES),
         rtr: negotiated.rtr,
         rtr_stag_to: negotiated.rtr_stag_to,
-        wait_first_fpdu: !negotiated.initiator,
-        first_fpdu_delay: if stranger_client { STRANGER_FIRST_FPDU } else { Duration::ZERO },
+        wait_first_frame: !negotiated.initiator,
+        first_frame_delay: if stranger_client { STRANGER_FIRST_FPDU } else { Duration::ZERO },
         nudge_after: (stranger_client && !negotiated.drops_reserved_flags).then_some(NUDGE_AFTER),
         rnr_timeout: rnr_limit(param.rnr_retry_count, min_rnr_timer),
         placement_acks: acknowledges(negotiated),

@@ -407,7 +407,8 @@ impl Channel {
             let stamp = self.engine.nanos(now);
             let around = self.engine.around.is_due(stamp);
             if around || covered == Coverage::Partial {
-                let served = self.engine.poll_once();
+                let ask = around || cq.as_ref().is_none_or(|cq| cq.needs_system());
+                let served = if ask { self.engine.poll_once() } else { self.engine.look_once() };
                 if around {
                     self.engine.around.looked(served > 0, spans);
                 }

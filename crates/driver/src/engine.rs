@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use slab::Slab;
+use uwarp_llp::carrier;
 
 use crate::fork::{self, Birth, Uncancelled};
 use crate::held::Held;
 use crate::lost_leads::{self, LostLeads};
 use crate::progress::{Around, CurrentLead, CurrentMode, LEAD, LastPoll, Mode, Nanos, Pace, nanos};
-use crate::source::{Interest, Source, Token};
+use crate::raised::{Asleep, Raised};
+use crate::source::{Interest, Readiness, Source, Token};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, OnceLock, Ordering, RwLock};
 use crate::sys::{self, Bell, Thread, Watch};
 use crate::watchdog::Watchdog;
@@ -23,9 +25,24 @@ use crate::watchdog::Watchdog;
 struct Slot {
     token: Token,
     source: Arc<dyn Source>,
-    fd: Option<RawFd>,
-    /// What the descriptor is reported for when its watch begins.
-    interest: Interest,
+    reports: Reports,
+}
+
+/// How the engine learns that a source is ready.
+#[derive(Clone, Copy)]
+enum Reports {
+    /// The system watches its descriptor: for what when the watch begins.
+    System(RawFd, Interest),
+    /// By [`Engine::raise`].
+    Itself,
+    /// It has only a timer.
+    Never,
+}
+
+impl Slot {
+    fn fd(&self) -> Option<RawFd> {
+        if let Reports::System(fd, _) = self.reports { Some(fd) } else { None }
+    }
 }
 
 #[derive(Default)]
@@ -63,6 +80,11 @@ pub struct Engine {
     /// time. If they were watched, each packet would cost a wake-up of no thread, a good part of a
     /// microsecond.
     parked: Mutex<Vec<Token>, 25>,
+    /// What no descriptor reports, and the threads that would sleep over it.
+    pub(crate) raised: Raised,
+    pub(crate) asleep: Asleep,
+    /// The lead of the event loop that has announced its sleep; 0: none.
+    pub(crate) loop_asleep: AtomicU64,
     /// Datagrams that wait a moment for more.
     pub(crate) held: Arc<Held>,
     /// Changes whenever the parked descriptors are watched again.
@@ -118,6 +140,9 @@ impl Engine {
             missed: AtomicU64::new(0),
             background: OnceLock::new(),
             parked: Mutex::default(),
+            raised: Raised::default(),
+            asleep: Asleep::default(),
+            loop_asleep: AtomicU64::new(0),
             held: Arc::new(Held::new()),
             park_epoch: AtomicU64::new(1),
             exit: AtomicU8::new(RUNNING),
@@ -154,8 +179,17 @@ impl Engine {
         self.register_for(fd, source, Interest::Input)
     }
 
+    /// Registers what reports in this way. A source that reports itself is not ready before it is
+    /// [raised](Self::raise).
+    pub fn register_watch(&self, watch: carrier::Watch<'_>, source: Arc<dyn Source>) -> io::Result<Token> {
+        match watch.descriptor() {
+            Some(fd) => self.register(fd, source),
+            None => Ok(self.insert(source, Reports::Itself)),
+        }
+    }
+
     fn register_for(&self, fd: RawFd, source: Arc<dyn Source>, interest: Interest) -> io::Result<Token> {
-        let token = self.insert(source, Some(fd), interest);
+        let token = self.insert(source, Reports::System(fd, interest));
         fork::track(fd);
         if let Err(e) = self.epoll.add(fd, token.0, interest) {
             self.remove(token);
@@ -166,15 +200,15 @@ impl Engine {
 
     /// A token for a source that has only a timer.
     pub fn new_token(&self, source: Arc<dyn Source>) -> Token {
-        self.insert(source, None, Interest::InputAndRoom)
+        self.insert(source, Reports::Never)
     }
 
-    fn insert(&self, source: Arc<dyn Source>, fd: Option<RawFd>, interest: Interest) -> Token {
+    fn insert(&self, source: Arc<dyn Source>, reports: Reports) -> Token {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) as u32 & 0x7FFF_FFFF;
         let mut sources = self.sources.write();
         let entry = sources.vacant_entry();
         let token = Token::new(entry.key(), generation);
-        entry.insert(Slot { token, source, fd, interest });
+        entry.insert(Slot { token, source, reports });
         token
     }
 
@@ -182,7 +216,7 @@ impl Engine {
         let mut sources = self.sources.write();
         let slot = sources.get(token.index()).filter(|s| s.token == token).map(|_| token.index());
         let slot = slot.map(|index| sources.remove(index))?;
-        if let Some(fd) = slot.fd {
+        if let Some(fd) = slot.fd() {
             fork::untrack(fd);
         }
         Some(slot)
@@ -193,7 +227,7 @@ impl Engine {
     pub fn deregister(&self, token: Token) {
         let slot = self.remove(token);
         self.set_timer(token, None);
-        if let Some(fd) = slot.and_then(|slot| slot.fd) {
+        if let Some(fd) = slot.and_then(|slot| slot.fd()) {
             // Fails only when the descriptor is closed already, or parked.
             let _ = self.epoll.delete(fd);
         }
@@ -226,9 +260,11 @@ impl Engine {
         // Locked until the system has been told: the owner deregisters the descriptor and closes it, and its
         // number may be that of another one then.
         let sources = self.sources.read();
-        if let Some(fd) = sources.get(token.index()).filter(|s| s.token == token).and_then(|s| s.fd) {
+        match sources.get(token.index()).filter(|s| s.token == token).map(|s| s.reports) {
             // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
-            let _ = self.epoll.rearm(fd, token.0, interest);
+            Some(Reports::System(fd, _)) => _ = self.epoll.rearm(fd, token.0, interest),
+            Some(Reports::Itself) => self.raise(token, Readiness::ANY),
+            Some(Reports::Never) | None => {}
         }
     }
 
@@ -246,7 +282,7 @@ impl Engine {
             return None;
         }
         let sources = self.sources.read();
-        let fd = sources.get(token.index()).filter(|s| s.token == token)?.fd?;
+        let fd = sources.get(token.index()).filter(|s| s.token == token)?.fd()?;
         self.epoll.delete(fd).ok()?;
         parked.push(token);
         Some(ParkMark(self.park_epoch.load(Ordering::Relaxed)))
@@ -276,8 +312,8 @@ impl Engine {
         let sources = self.sources.read();
         for token in parked.drain(..) {
             if let Some(slot) = sources.get(token.index()).filter(|s| s.token == token)
-                && let Some(fd) = slot.fd
-                && let Err(e) = self.epoll.add(fd, token.0, slot.interest)
+                && let Reports::System(fd, interest) = slot.reports
+                && let Err(e) = self.epoll.add(fd, token.0, interest)
             {
                 // It was watched before, so another use has reached a limit of the system meanwhile.
                 tracing::error!("cannot watch a connection any more: {e}");
@@ -441,12 +477,21 @@ impl Engine {
         limit: Option<Duration>,
     ) -> Result<Looked, Errno> {
         let left = deadline.map(|at| at.saturating_duration_since(sys::now()));
-        let timeout = [limit, left].into_iter().flatten().min();
+        let mut timeout = [limit, left].into_iter().flatten().min();
         let mut looked = Looked::default();
+        let mut sleeper = None;
+        if timeout != Some(Duration::ZERO) {
+            let (asleep, may) = self.while_asleep();
+            sleeper = Some(asleep);
+            if !may {
+                timeout = Some(Duration::ZERO);
+            }
+        }
         // What is served closes descriptors, reads and logs through the C library. A thread that polls must
         // not be cancelled there (pthreads(7)).
         let mut uncancelled = None;
         self.epoll.wait(timeout, |name, readiness| {
+            sleeper = None;
             let token = Token(name);
             if token == Token::WAKE {
                 looked.woken = true;
@@ -459,6 +504,12 @@ impl Engine {
                 source.ready(readiness);
             }
         })?;
+        drop(sleeper);
+        if self.raised.maybe() {
+            let (served, input) = self.serve_raised();
+            looked.served += served;
+            looked.input |= input;
+        }
         if deadline.is_some_and(|at| at <= sys::now()) {
             uncancelled.get_or_insert_with(Uncancelled::begin);
             self.run_timers();
@@ -466,7 +517,7 @@ impl Engine {
         Ok(looked)
     }
 
-    fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
+    pub(crate) fn find(&self, token: Token) -> Option<Arc<dyn Source>> {
         self.sources.read().get(token.index()).filter(|s| s.token == token).map(|s| s.source.clone())
     }
 
@@ -493,16 +544,21 @@ impl Engine {
         } else {
             // Another thread may have silenced it first.
             self.wake.silence();
+            // It may have rung again, for another thread that sleeps, since this one looked.
+            self.settling(|| self.look_once());
         }
     }
 
     /// Makes the system report again what every descriptor is ready for: a thread has left without handling
     /// what was reported to it.
     pub(crate) fn rearm_all(&self) {
-        let sources = self.sources.read();
-        for (fd, token) in sources.iter().filter_map(|(_, slot)| Some((slot.fd?, slot.token))) {
-            // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
-            let _ = self.epoll.rearm(fd, token.0, Interest::InputAndRoom);
+        for (_, slot) in self.sources.read().iter() {
+            match slot.reports {
+                // Fails only if the descriptor is closed already, or parked: then it is polled anyway.
+                Reports::System(fd, _) => _ = self.epoll.rearm(fd, slot.token.0, Interest::InputAndRoom),
+                Reports::Itself => self.raise(slot.token, Readiness::ANY),
+                Reports::Never => {}
+            }
         }
     }
 }

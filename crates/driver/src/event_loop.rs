@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::engine::Engine;
 use crate::lead::Leader;
 use crate::progress::Lead;
-use crate::sync::thread_local;
+use crate::sync::{Ordering, thread_local};
 use crate::sys;
 
 thread_local! {
@@ -85,13 +85,20 @@ impl Engine {
     /// How long the thread with this lead may sleep now.
     pub fn may_sleep(&self, lead: u64) -> Sleep {
         let leader = Leader::again(self, Lead::from_word(lead));
-        let sleep = if leader.is_over() { Sleep::NoMore } else { Sleep::For(leader.limit()) };
+        let sleep = if leader.is_over() {
+            Sleep::NoMore
+        } else if self.loop_sleeps(lead) {
+            Sleep::For(leader.limit())
+        } else {
+            Sleep::For(Some(Duration::ZERO))
+        };
         leader.keep();
         sleep
     }
 
     /// Serves what is ready now, for the thread with this lead.
     pub fn serve_loop(&self, lead: u64) {
+        self.loop_wakes(lead);
         let leader = Leader::again(self, Lead::from_word(lead));
         // EINTR on a wait without timeout is harmless.
         let _ = leader.wait(Some(Duration::ZERO));
@@ -100,6 +107,7 @@ impl Engine {
 
     /// The thread returns to the program; or it sleeps on, without the engine, if it `sleeps`.
     pub fn end_loop(&self, lead: u64, sleeps: bool) {
+        self.loop_wakes(lead);
         let leader = Leader::again(self, Lead::from_word(lead));
         if sleeps {
             leader.retire();
@@ -111,13 +119,33 @@ impl Engine {
         self.settling(|| self.poll_once());
     }
 
+    /// The thread with this lead announces that it is about to sleep; returns whether it may. One
+    /// announcement counts for all threads that lead one after the other, so a thread that was replaced
+    /// while it slept takes nothing back from its successor.
+    fn loop_sleeps(&self, lead: u64) -> bool {
+        let announced = self.loop_asleep.swap(lead, Ordering::SeqCst) != 0;
+        let may = self.begin_sleep();
+        if announced {
+            // It was its predecessor's.
+            self.end_sleep();
+        }
+        may
+    }
+
+    fn loop_wakes(&self, lead: u64) {
+        let mine = self.loop_asleep.compare_exchange(lead, 0, Ordering::SeqCst, Ordering::SeqCst);
+        if mine.is_ok() {
+            self.end_sleep();
+        }
+    }
+
     fn note_loop(&self) {
-        self.loops.store(true, crate::sync::Ordering::Relaxed);
+        self.loops.store(true, Ordering::Relaxed);
     }
 
     /// Whether the last lead was that of an event loop, which comes back when it has handled its events.
     pub(crate) fn is_looped(&self) -> bool {
-        self.loops.load(crate::sync::Ordering::Relaxed)
+        self.loops.load(Ordering::Relaxed)
     }
 
     /// Time until the first timer.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use uwarp_mem::guard;
 use uwarp_rnic::VerbsError;
-use uwarp_rnic::mem::guard;
 use uwarp_wire::crc::crc32c;
 
 use crate::config::Config;

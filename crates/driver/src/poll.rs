@@ -135,7 +135,9 @@ impl Nic {
         // Its posts take far longer than a look at all sockets, and keep the background thread away.
         let time = look_around.count() || sends;
         if time || covered == Coverage::Partial {
-            let served = self.engine().poll_once();
+            // What others wait for may be all in memory.
+            let ask = time || cq.needs_system();
+            let served = if ask { self.engine().poll_once() } else { self.engine().look_once() };
             if time {
                 self.engine().look_after();
             }

@@ -3,18 +3,16 @@
 //! The driver runs it over links, the simulator over its network. The other differences between the two are
 //! in [`Surroundings`]: what is reported, and when the pump is called again. Two copies of this loop had
 //! drifted apart, and the driver's was tested without seeds. Link and surroundings are type parameters, so
-//! dispatch is static. The simulator keeps its own end of streams (`End::linger`), because the driver's is
-//! bound to the engine.
+//! dispatch is static. The end of a stream is the same for both, too (`uwarp_llp::closing`).
 //!
 //! Rejected: a crate of its own, for one file and a test as the only other user; the pump in `crates/rnic`,
 //! which knows nothing of lower layers.
 
 use std::cell::RefCell;
 
-use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_llp::link::{LowerLayer, Piece, Received};
-use uwarp_rnic::mem::MemSeg;
+use uwarp_llp::link::{Ended, LowerLayer, Received, Stop};
+use uwarp_mem::MemSeg;
 use uwarp_rnic::qp::{Action, Answers, Disconnect, LinkEvent, Now, RcCore, RxPlan};
 
 /// Bytes moved for one queue pair before another one is served.
@@ -112,6 +110,11 @@ impl Pump {
         self.unfinished
     }
 
+    /// Whether no byte was received, as far as the lower layer was asked, and sending has not failed.
+    pub fn is_untouched(&self) -> bool {
+        self.left_over.is_empty() && !self.broken && !self.eof
+    }
+
     /// Whether sending has failed.
     pub fn broken(&self) -> bool {
         self.broken
@@ -148,6 +151,12 @@ impl Pump {
     }
 
     fn transmit<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) {
+        self.transmit_all(core, now, around);
+        flush(core, around);
+    }
+
+    #[inline]
+    fn transmit_all<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S) {
         if around.take_room() {
             self.writable = true;
         }
@@ -168,9 +177,12 @@ impl Pump {
             let (result, bytes, ours) = match out.only_staged() {
                 Some(bytes) => (around.lower().send_bytes(bytes), bytes.len(), true),
                 None => {
-                    let mut pieces = SmallVec::<[Piece; PIECES]>::new();
-                    let bytes = out.gather(most, |seg: MemSeg| pieces.push(Piece::new(seg.addr, seg.len)));
-                    (around.lower().send(&pieces), bytes, false)
+                    let (mut pieces, mut staying) = (SmallVec::<[MemSeg; PIECES]>::new(), 0u64);
+                    let bytes = out.gather_marked(most, |seg, stays| {
+                        staying |= u64::from(stays) << pieces.len();
+                        pieces.push(seg);
+                    });
+                    (around.lower().send(&pieces, staying), bytes, false)
                 }
             };
             match result {
@@ -179,7 +191,9 @@ impl Pump {
                     // memory of the program that is gone ends a call early, too, and then nothing is
                     // reported: the next call shows which it was.
                     self.writable = n == bytes || !ours;
-                    if !core.transmitted(now, n) {
+                    let more = core.transmitted(now, n);
+                    take_reports(core, now, around);
+                    if !more {
                         debug_assert!(core.poll_transmit(now).is_none(), "the core has more to send");
                         return;
                     }
@@ -195,25 +209,23 @@ impl Pump {
                         return;
                     }
                 }
-                Err(Errno::AGAIN) => {
+                Err(Stop::Later) => {
                     self.writable = false;
                     core.handle_link(now, LinkEvent::NoRoom);
                 }
-                Err(Errno::INTR) => {}
                 // The program has unmapped memory that it had posted. Send the pieces one by one: the kernel
                 // does not say which piece it was, and the ones before it are good.
-                Err(Errno::FAULT) if most > 1 => most = 1,
-                Err(Errno::FAULT) => {
+                Err(Stop::Unmapped) if most > 1 => most = 1,
+                Err(Stop::Unmapped) => {
                     tracing::warn!(qpn = core.qpn(), "memory of a work request is not mapped any more");
                     core.handle_link(now, LinkEvent::Unreadable);
                     return;
                 }
-                Err(e) => {
-                    tracing::debug!(qpn = core.qpn(), "sending failed: {e}");
+                Err(Stop::Ended(how)) => {
+                    tracing::debug!(qpn = core.qpn(), "sending ends: {how:?}");
                     // The peer's last messages, and the reason for its end, may not be read yet.
                     self.broken = true;
-                    // After an orderly end, the system says EPIPE for a reset (tcp(7)).
-                    self.reset = e != Errno::PIPE;
+                    self.reset = how != Ended::Closed;
                     around.set_hung_up();
                     if !around.watch() {
                         around.again();
@@ -230,6 +242,7 @@ impl Pump {
             core.resume(now);
         }
         let (mut turn, mut some) = (Turn { moved: 0, heeds_acks: true, interrupted: false }, false);
+        take_reports(core, now, around);
         loop {
             some |= with_stage(|stage| self.receive_into(core, now, around, stage, &mut turn));
             if core.sets_aside() != self.aside {
@@ -243,6 +256,7 @@ impl Pump {
             // The core may have to wait, but the input does not.
             turn.heeds_acks = !core.ack_is_urgent();
         }
+        flush(core, around);
         if !core.stalled() {
             return some;
         }
@@ -276,33 +290,26 @@ impl Pump {
                 return true;
             };
             let is_direct = matches!(plan, RxPlan::Direct { .. });
-            let (n, short) = match result {
-                Ok(Received { bytes, short }) => (bytes, short),
-                Err(e) => {
+            let left = self.left_over.len();
+            let Received { bytes: n, drained } = match result {
+                Ok(received) => received,
+                Err(stop) => {
                     if is_direct {
                         core.direct_received(0);
                     }
-                    match e {
-                        Errno::INTR => continue,
-                        Errno::AGAIN => return some,
-                        e => receiving_failed(core, now, e),
+                    match stop {
+                        Stop::Later => return some,
+                        Stop::Ended(Ended::Closed) => {
+                            self.peer_closed(core, now, around, left > 0 || direct > 0);
+                        }
+                        stop => receiving_failed(core, now, stop),
                     }
                     return true;
                 }
             };
             some = true;
-            let left = self.left_over.len();
-            if n == 0 {
-                if is_direct {
-                    core.direct_received(0);
-                }
-                around.set_hung_up();
-                self.eof = true;
-                let partial = left > 0 || direct > 0;
-                let unread = (!self.reset).then(|| around.lower().unacknowledged());
-                core.handle_link(now, LinkEvent::End { partial, broken: self.broken, unread });
-                return true;
-            }
+            // What the peer has reported is as new as its bytes: a Terminate is about what is not placed yet.
+            take_reports(core, now, around);
             let staged = if is_direct {
                 core.direct_received(n.min(direct));
                 n.saturating_sub(direct)
@@ -313,9 +320,8 @@ impl Pump {
             let used = core.handle_input(now, input);
             self.keep(input.get(used..).unwrap_or(&[]));
             turn.moved += n;
-            // A short receive has emptied the socket, unless the end of the stream came with the last bytes:
-            // the system does not report that again.
-            if short && !around.hung_up() {
+            // The end of the stream may have come with the last bytes: the system does not report that again.
+            if drained && !around.hung_up() {
                 return true;
             }
             if turn.moved >= TURN {
@@ -327,6 +333,17 @@ impl Pump {
                 return true;
             }
         }
+    }
+
+    /// All that the peer has sent is received. `partial`: a frame was not complete.
+    #[cold]
+    fn peer_closed<S: Surroundings>(&mut self, core: &mut RcCore, now: &Now, around: &mut S, partial: bool) {
+        around.set_hung_up();
+        self.eof = true;
+        take_reports(core, now, around);
+        let infers = !self.reset && !around.lower().caps().counts;
+        let unread = infers.then(|| around.lower().unacknowledged());
+        core.handle_link(now, LinkEvent::End { partial, broken: self.broken, unread });
     }
 
     fn keep(&mut self, rest: &[u8]) {
@@ -348,6 +365,10 @@ impl Pump {
         loop {
             match core.poll_action()? {
                 Action::CheckHangUp => self.check_hang_up(core, now, around.lower()),
+                Action::Recall => {
+                    around.lower().recall();
+                    core.handle_link(now, LinkEvent::Released(u64::MAX));
+                }
                 Action::CheckAnswers { probe } => {
                     let lower = around.lower();
                     if probe {
@@ -366,12 +387,36 @@ impl Pump {
     }
 
     fn check_hang_up(&mut self, core: &mut RcCore, now: &Now, lower: &impl LowerLayer) {
-        if lower.hung_up() {
-            self.broken |= lower.broken();
+        if let Some(how) = lower.ended() {
+            self.broken |= how != Ended::Closed;
             // The peer's last words may lie unread behind what waits.
-            let unread = (self.eof && !self.broken).then(|| lower.unacknowledged());
+            let infers = self.eof && !self.broken && !lower.caps().counts;
+            let unread = infers.then(|| lower.unacknowledged());
             core.handle_link(now, LinkEvent::End { partial: false, broken: self.broken, unread });
         }
+    }
+}
+
+/// The end of a turn: what the peer may see of it, it sees now.
+#[inline]
+fn flush<S: Surroundings>(core: &RcCore, around: &mut S) {
+    around.lower().flush(core.messages_placed(), core.messages_wanted());
+}
+
+/// What the lower layer reports beside the bytes of the stream. (Where it reports nothing, this is no code.)
+#[inline]
+fn take_reports<S: Surroundings>(core: &mut RcCore, now: &Now, around: &mut S) {
+    let caps = around.lower().caps();
+    if caps.counts {
+        let placed = around.lower().peer_placed();
+        if placed > core.messages_acked() {
+            core.handle_link(now, LinkEvent::Placed(placed));
+        }
+    }
+    if caps.refers
+        && let Some(position) = around.lower().released()
+    {
+        core.handle_link(now, LinkEvent::Released(position));
     }
 }
 
@@ -393,7 +438,7 @@ fn receive_as_planned(
     plan: &RxPlan,
     left_over: &[u8],
     stage: &mut [u8],
-) -> Option<(Result<Received, Errno>, usize)> {
+) -> Option<(Result<Received, Stop>, usize)> {
     match plan {
         RxPlan::Stop => None,
         RxPlan::Stage { max } => {
@@ -402,27 +447,24 @@ fn receive_as_planned(
             let (head, tail) = stage.get_mut(..max)?.split_at_mut_checked(left)?;
             head.copy_from_slice(left_over);
             debug_assert!(!tail.is_empty(), "a frame does not fit the buffer");
-            // (An empty buffer would look like the end of the stream.)
             (!tail.is_empty()).then(|| (lower.receive(tail), 0))
         }
         RxPlan::Direct { place, tail } => {
             debug_assert!(left_over.is_empty(), "bytes are left over in front of a direct placement");
-            let pieces: SmallVec<[Piece; 8]> = place.iter().map(|s| Piece::new(s.addr, s.len)).collect();
             let direct = place.iter().map(|s| s.len).sum();
             let tail = stage.get_mut(..*tail).unwrap_or_default();
-            Some((lower.receive_scattered(&pieces, tail), direct))
+            Some((lower.receive_scattered(place, tail), direct))
         }
     }
 }
 
 #[cold]
-fn receiving_failed(core: &mut RcCore, now: &Now, error: Errno) {
-    if error == Errno::FAULT {
+fn receiving_failed(core: &mut RcCore, now: &Now, stop: Stop) {
+    if stop == Stop::Unmapped {
         tracing::warn!(qpn = core.qpn(), "a registered region is not mapped any more");
         return core.handle_link(now, LinkEvent::Unwritable);
     }
-    tracing::debug!(qpn = core.qpn(), "receiving failed: {error}");
-    // The system's own probes of a silent peer were not answered.
-    let dead = matches!(error, Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH);
+    tracing::debug!(qpn = core.qpn(), "receiving ends: {stop:?}");
+    let dead = stop == Stop::Ended(Ended::Silent);
     core.handle_link(now, LinkEvent::Lost(if dead { Disconnect::Timeout } else { Disconnect::Reset }));
 }

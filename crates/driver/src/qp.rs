@@ -8,20 +8,21 @@
 //! it was held.
 
 mod io;
+mod settle;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use uwarp_llp::link::Caps;
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
 use uwarp_rnic::qp::{
-    Disconnect, DisconnectReply, Drops, End, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify, QpState, RcCore,
-    Snapshot, StreamParams,
+    Disconnect, DisconnectReply, Drops, End, LinkCaps, LinkEvent, Now, Psns, QpAttr, QpInit, QpModify,
+    QpState, RcCore, Snapshot, StreamParams,
 };
 use uwarp_rnic::srq::Waiter;
 use uwarp_rnic::{RecvWr, SendWr, VerbsError};
@@ -432,14 +433,15 @@ impl Qp {
             return Err((VerbsError::Invalid("the queue pair is being destroyed"), link));
         };
         let now = &Now::unread();
-        params.link_answers = link.tells_answers();
+        let caps = link.caps();
+        params.link = link_caps(caps);
         if let Err(error) = inner.core.attach(now, params) {
             return Err((error, link));
         }
         // Reports about an earlier stream do not count.
         self.hung_up.store(false, Ordering::Release);
         let engine = self.shell.nic().engine();
-        let token = match engine.register(link.as_raw_fd(), me) {
+        let token = match engine.register_watch(link.watch(), me) {
             Ok(token) => token,
             Err(e) => {
                 tracing::error!(qpn = self.qpn(), "cannot watch the socket: {e}");
@@ -453,6 +455,9 @@ impl Qp {
             engine.deregister(timer.token);
         }
         mark(&link, inner.traffic_class);
+        if !caps.needs_system {
+            self.shell.set_needs_system(false);
+        }
         linger::stream_begins();
         inner.streams = inner.streams.next();
         let number = inner.streams;
@@ -565,6 +570,9 @@ impl Qp {
         if conn.parked.is_some() {
             engine.unpark();
         }
+        if !conn.link.caps().needs_system {
+            self.shell.set_needs_system(true);
+        }
         if conn.pump.resets_on_close() {
             conn.link.reset_on_close(false);
         }
@@ -618,11 +626,14 @@ impl Qp {
 
     /// [`Feeder::make_progress`], and whether messages of the peer's were placed.
     fn look_for_input(&self, in_earnest: bool) -> (Coverage, bool) {
-        let (mut waits_for_room, mut placed) = (false, false);
+        let (mut waits_for_room, mut placed, mut needs_system) = (false, false, true);
         if let Some(mut inner) = self.inner.try_lock() {
             if let Inner { core, conn: Some(conn), .. } = &mut *inner {
                 let engine = self.shell.nic().engine();
-                let wants_to_be_told = !conn.pump.writable() || conn.pump.broken() || core.stalled();
+                // Of what only the system reports. (A look at memory shows room and the end, too.)
+                needs_system = conn.link.caps().needs_system;
+                let wants_to_be_told =
+                    needs_system && (!conn.pump.writable() || conn.pump.broken() || core.stalled());
                 if in_earnest && !wants_to_be_told && conn.parked.is_none_or(|mark| !engine.is_parked(mark)) {
                     conn.parked = engine.park(conn.timer.token);
                 }
@@ -643,7 +654,7 @@ impl Qp {
                 }
                 self.send(&mut inner, now);
             }
-            waits_for_room = inner.conn.as_ref().is_some_and(|conn| !conn.pump.writable());
+            waits_for_room = needs_system && inner.conn.as_ref().is_some_and(|conn| !conn.pump.writable());
             self.release(inner);
         }
         (covered(waits_for_room), placed)
@@ -710,6 +721,12 @@ impl Drop for Qp {
         self.shell.stop_feeding();
         self.shell.depart(self.inner.get_mut().snapshot().counters, Drops::default());
     }
+}
+
+/// What the core must know of a link.
+fn link_caps(caps: Caps) -> LinkCaps {
+    let Caps { answers, counts, refers, needs_system: _ } = caps;
+    LinkCaps { answers, counts, refers }
 }
 
 /// A wish: the stream works without it.

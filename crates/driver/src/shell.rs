@@ -66,6 +66,13 @@ impl Shell {
         self.cqs.iter().any(|cq| !cq.is_empty())
     }
 
+    /// Whether only the system knows what it waits for. (Unless this is called: yes.)
+    pub fn set_needs_system(&self, needs: bool) {
+        for cq in &self.cqs {
+            cq.set_needs_system(self.qpn, needs);
+        }
+    }
+
     /// From now on no poll looks for its input.
     pub fn stop_feeding(&self) {
         for cq in &self.cqs {

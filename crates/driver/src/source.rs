@@ -11,6 +11,11 @@ pub struct Readiness {
     pub hangup: bool,
 }
 
+impl Readiness {
+    /// Possibly input and room: the source looks for both.
+    pub(crate) const ANY: Self = Self { readable: true, writable: true, hangup: false };
+}
+
 /// What a watched descriptor is reported for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
@@ -20,12 +25,13 @@ pub enum Interest {
     InputAndRoom,
 }
 
-/// Something that is served when its descriptor is ready or its timer has expired.
+/// Something that is served when its descriptor is ready, when its readiness was
+/// [raised](crate::Engine::raise), or when its timer has expired.
 ///
 /// Calls come from any thread that makes progress, possibly from two at once and possibly without need; they
 /// must not block.
 pub trait Source: Send + Sync {
-    /// The descriptor became ready.
+    /// It became ready.
     fn ready(&self, readiness: Readiness);
     /// The timer set with [`Engine::set_timer`](crate::Engine::set_timer) expired.
     fn timeout(&self);

@@ -125,7 +125,7 @@ fn a_late_disconnect_does_not_end_the_next_stream() {
     common::attach(
         &right,
         peer,
-        StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..uwarp() },
+        StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..uwarp() },
     );
     assert_ne!(first, second);
     left.qp.disconnect_stream(first, false);
@@ -167,7 +167,7 @@ fn a_queue_pair_whose_stream_is_being_set_up_receives_before_it_ends() {
                     StreamParams { placement_acks: true, infiniband: true, by_number: true, ..uwarp() };
                 common::attach(&left, a, StreamParams { initiator: true, rtr: Rtr::SendWrite, ..params });
                 let params =
-                    StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..params };
+                    StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..params };
                 right.qp.attach(b.into(), params, right.watch.clone()).is_ok()
             });
             // Another wait is as long as the first one.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use uwarp_driver::{Disconnect, Nic, Readiness, Rtr, Source, StreamParams};
-use uwarp_llp::{Link, LowerLayer as _};
+use uwarp_llp::{Ended, Link, LowerLayer as _};
 use uwarp_proto::framing::Framing;
 use uwarp_rnic::cq::{Coverage, Direct};
 use uwarp_rnic::qp::{QpModify, QpState};
@@ -185,7 +185,7 @@ fn readiness_is_not_lost_to_a_query() {
 fn a_disconnect_does_not_drop_what_waits_for_the_first_fpdus_time() {
     // One timer for two purposes: the later one silenced the earlier one.
     let delay = Duration::from_millis(50);
-    let (mut end, peer) = with_raw_peer(StreamParams { first_fpdu_delay: delay, ..plain() }, 4096);
+    let (mut end, peer) = with_raw_peer(StreamParams { first_frame_delay: delay, ..plain() }, 4096);
     end.memory.fill(0x77);
     end.send(SendOp::Write { stag: 1, to: 0 }, &[end.sge(0, 64)]);
     end.qp.disconnect();
@@ -480,7 +480,7 @@ fn a_peer_that_never_reads_hears_of_the_end_by_a_reset() {
     end_with_bytes_under_way(&end, 1 << 20);
     let start = Instant::now();
     let peer = Link::from(peer);
-    while !peer.broken() {
+    while peer.ended() != Some(Ended::Broken) {
         assert!(start.elapsed() < LIMIT, "still waiting");
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -27,7 +27,7 @@ impl<L: LowerLayer> Surroundings for Alone<L> {
         false
     }
     fn hung_up(&self) -> bool {
-        self.0.hung_up()
+        self.0.ended().is_some()
     }
     fn set_hung_up(&mut self) {}
     fn again(&mut self) {}

@@ -253,7 +253,7 @@ fn memory() {
         let (a, b) = sockets();
         let a = attach(a, StreamParams { rtr: Rtr::SendWrite, ..uwarp() });
         let b =
-            attach(b, StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..uwarp() });
+            attach(b, StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..uwarp() });
         for (qp, peer) in [(&a, &b), (&b, &a)] {
             for wr_id in 0..16 {
                 peer.post_recv(std::iter::once(RecvWr { wr_id, sges: &sges })).unwrap();
@@ -426,7 +426,8 @@ fn serve(port: u16) {
     for _ in 0..100 {
         end.recv(&[end.sge(0, 1 << 20)]);
     }
-    let params = StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..acknowledged() };
+    let params =
+        StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..acknowledged() };
     let mut socket = to_parent(port);
     socket.write_all(&end.mr.stag().to_be_bytes()).unwrap();
     socket.write_all(&end.addr().to_be_bytes()).unwrap();

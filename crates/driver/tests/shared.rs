@@ -72,7 +72,8 @@ impl Hub {
             let (a, b) = sockets();
             attach(&peer, a, StreamParams { rtr: Rtr::SendWrite, ..params });
             b.set_nonblocking(true).unwrap();
-            let params = StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..params };
+            let params =
+                StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..params };
             qp.attach(b.into(), params, Arc::new(Watch::default())).unwrap();
             hub.qps.push(qp);
             hub.peers.push(peer);

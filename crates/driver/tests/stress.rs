@@ -468,7 +468,7 @@ fn join_sides(a: &Side, b: &Side, random: &mut Random) {
         a.watch.clone(),
     )
     .unwrap();
-    let params = StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..params };
+    let params = StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..params };
     b.qp.attach(right.into(), params, b.watch.clone()).unwrap();
 }
 

@@ -2,23 +2,45 @@
 //!
 //! [`Link`] is an enum of lower layers, so that dispatch is static; TCP is the only one now. The code that
 //! moves a queue pair's bytes needs only [`LowerLayer`]. The simulator's network and the wrappers for tests,
-//! [`Faulty`] and [`Tracing`], implement it too. What moves no bytes (addresses, segment size, half-close,
-//! reset) is in [`Link`] alone. Outside this crate, nothing names TCP after the set-up: the module `tcp` is
-//! private.
+//! [`Faulty`] and [`Tracing`], implement it too. What neither moves bytes nor ends the stream (addresses,
+//! segment size) is in [`Link`] alone. Outside this crate, nothing names TCP after the set-up: the module
+//! `tcp` is private.
 //!
-//! Rejected: a `Link` that is generic over the lower layer, because one process has streams of several kinds
-//! at once, so an enum would stand around it in any case; faulty and tracing variants of the enum, because
-//! released code would carry them.
+//! What the owner sees of an end or of a refusal is a [`Stop`]: which of the system's errors means what is
+//! in `tcp`, and another lower layer has a table of its own. Pieces of memory are [`MemSeg`]s, because a
+//! lower layer in memory copies them itself.
+//!
+//! Rejected: the name `Channel` for the trait, which is that of the verbs' channels of events; a segment in
+//! place of bytes, which would make receiving, direct placement and sending of the queue pair anew for 20 to
+//! 40 instructions; a `Link` that is generic over the lower layer, because one process has streams of
+//! several kinds at once, so an enum would stand around it in any case; faulty and tracing variants of the
+//! enum, because released code would carry them.
 
 /// The methods of [`LowerLayer`] that move no bytes, for a wrapper around another layer.
 macro_rules! pass_on_queries {
     () => {
-        fn hung_up(&self) -> bool {
-            self.inner.hung_up()
+        fn caps(&self) -> Caps {
+            self.inner.caps()
         }
 
-        fn broken(&self) -> bool {
-            self.inner.broken()
+        fn flush(&mut self, placed: u64, wanted: u64) {
+            self.inner.flush(placed, wanted);
+        }
+
+        fn peer_placed(&self) -> u64 {
+            self.inner.peer_placed()
+        }
+
+        fn released(&self) -> Option<u64> {
+            self.inner.released()
+        }
+
+        fn recall(&mut self) {
+            self.inner.recall();
+        }
+
+        fn ended(&self) -> Option<Ended> {
+            self.inner.ended()
         }
 
         fn answers(&self) -> Option<Answers> {
@@ -29,8 +51,16 @@ macro_rules! pass_on_queries {
             self.inner.probe_when_quiet();
         }
 
+        fn unsent(&self) -> usize {
+            self.inner.unsent()
+        }
+
         fn unacknowledged(&self) -> usize {
             self.inner.unacknowledged()
+        }
+
+        fn finish(&mut self) {
+            self.inner.finish();
         }
 
         fn reset_on_close(&self, reset: bool) {
@@ -50,13 +80,14 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
+use uwarp_mem::MemSeg;
 use uwarp_process::Descriptor;
 
 pub use faulty::Faulty;
 pub use tracing::{Call, Tracing};
 
-use crate::carrier::{self, SetUp};
-pub use crate::lower::{Answers, LowerLayer, Piece, Received};
+use crate::carrier::{self, SetUp, Watch};
+pub use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
 use crate::route;
 use crate::tcp;
 
@@ -69,42 +100,43 @@ pub enum Link {
 
 impl LowerLayer for Link {
     #[inline]
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    fn caps(&self) -> Caps {
+        match self {
+            Self::Tcp(_) => Caps::TCP,
+        }
+    }
+
+    #[inline]
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         match self {
             Self::Tcp(fd) => tcp::send_bytes(fd.as_fd(), bytes),
         }
     }
 
     #[inline]
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+    fn send(&mut self, pieces: &[MemSeg], _stays: u64) -> Result<usize, Stop> {
         match self {
             Self::Tcp(fd) => tcp::send(fd.as_fd(), pieces),
         }
     }
 
     #[inline]
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop> {
         match self {
             Self::Tcp(fd) => tcp::receive(fd.as_fd(), buffer),
         }
     }
 
     #[inline]
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop> {
         match self {
             Self::Tcp(fd) => tcp::receive_scattered(fd.as_fd(), pieces, buffer),
         }
     }
 
-    fn hung_up(&self) -> bool {
+    fn ended(&self) -> Option<Ended> {
         match self {
-            Self::Tcp(fd) => tcp::hung_up(fd.as_fd()),
-        }
-    }
-
-    fn broken(&self) -> bool {
-        match self {
-            Self::Tcp(fd) => tcp::broken(fd.as_fd()),
+            Self::Tcp(fd) => tcp::ended(fd.as_fd()),
         }
     }
 
@@ -118,6 +150,18 @@ impl LowerLayer for Link {
         match self {
             // If the system cannot do this, only the checks of its answers find a dead peer.
             Self::Tcp(fd) => _ = tcp::probe_when_quiet(fd.as_fd()),
+        }
+    }
+
+    fn unsent(&self) -> usize {
+        match self {
+            Self::Tcp(fd) => tcp::unsent(fd.as_fd()),
+        }
+    }
+
+    fn finish(&mut self) {
+        match self {
+            Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
         }
     }
 
@@ -163,13 +207,6 @@ impl Link {
         }
     }
 
-    /// Whether [`LowerLayer::answers`] returns anything.
-    pub fn tells_answers(&self) -> bool {
-        match self {
-            Self::Tcp(_) => true,
-        }
-    }
-
     /// Segments that the system has retransmitted since the link was made; 0 if it does not report them.
     pub fn retransmits(&self) -> u64 {
         match self {
@@ -177,17 +214,10 @@ impl Link {
         }
     }
 
-    /// Bytes that the system has taken and not sent once.
-    pub fn unsent(&self) -> usize {
+    /// How its owner learns of input, of room and of the end.
+    pub fn watch(&self) -> Watch<'_> {
         match self {
-            Self::Tcp(fd) => tcp::unsent(fd.as_fd()),
-        }
-    }
-
-    /// Half-closes: after all that was sent, the peer sees the end of the stream.
-    pub fn finish(&self) {
-        match self {
-            Self::Tcp(fd) => tcp::shutdown_send(fd.as_fd()),
+            Self::Tcp(fd) => Watch::Descriptor(fd.as_fd()),
         }
     }
 

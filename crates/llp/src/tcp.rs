@@ -11,25 +11,113 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
+use uwarp_mem::MemSeg;
 
-use crate::lower::{Answers, Piece, Received};
+use crate::lower::{Answers, Ended, Received, Stop};
 
-const _: () = {
-    assert!(size_of::<Piece>() == size_of::<libc::iovec>());
-    assert!(size_of::<Piece>() == size_of::<IoSlice<'_>>());
-    assert!(core::mem::offset_of!(Piece, addr) == core::mem::offset_of!(libc::iovec, iov_base));
-    assert!(core::mem::offset_of!(Piece, len) == core::mem::offset_of!(libc::iovec, iov_len));
-};
+const _: () = assert!(size_of::<MemSeg>() == size_of::<IoSlice<'_>>());
 
-/// Sends the pieces in order; returns how many bytes the kernel took. `AGAIN`: there is no room; `FAULT`: a
-/// piece is not mapped (bytes before it may have been sent by an earlier call).
-pub fn send(fd: BorrowedFd<'_>, pieces: &[Piece]) -> Result<usize, Errno> {
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    // SAFETY: IoSlice is documented to have the layout of `iovec`, as Piece has (asserted above). The slices
-    // exist only as address and length on their way into the system call; no reference to their bytes is made
-    // in this process.
+/// Sends the pieces in order; returns how many bytes the kernel took. If a piece is not mapped, bytes before
+/// it may have been sent by an earlier call.
+pub fn send(fd: BorrowedFd<'_>, pieces: &[MemSeg]) -> Result<usize, Stop> {
+    // SAFETY: IoSlice is documented to have the layout of `iovec`, as MemSeg has (asserted in `uwarp-mem`).
+    // The slices exist only as address and length on their way into the system call; no reference to their
+    // bytes is made in this process, and the kernel needs no provenance.
     let slices = unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast::<IoSlice<'_>>(), pieces.len()) };
-    rustix::net::sendmsg(fd, slices, &mut SendAncillaryBuffer::default(), flags)
+    sent(|| rustix::net::sendmsg(fd, slices, &mut SendAncillaryBuffer::default(), NOW))
+}
+
+/// Sends bytes of ours; as [`send`], and cheaper for one piece.
+pub fn send_bytes(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Stop> {
+    sent(|| rustix::net::send(fd, bytes, NOW))
+}
+
+/// No call waits, and none raises SIGPIPE.
+const NOW: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
+
+#[inline]
+fn sent(mut send: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Stop> {
+    loop {
+        match send() {
+            Ok(bytes) => return Ok(bytes),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(Stop::Later),
+            // After an orderly end of the peer's, the system says this for its reset (tcp(7)).
+            Err(Errno::PIPE) => return Err(ended_by("sending", Errno::PIPE, Ended::Closed)),
+            Err(errno) => return Err(failed("sending", errno)),
+        }
+    }
+}
+
+/// Receives into `buffer`.
+pub fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Received, Stop> {
+    let room = buffer.len();
+    received(room, || rustix::net::recv(fd, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes))
+}
+
+/// Receives into the pieces first, then into `buffer`. Of a list of more than 64 pieces, the first 64 are
+/// filled.
+pub fn receive_scattered(fd: BorrowedFd<'_>, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop> {
+    const MOST: usize = 64;
+    let mut list = smallvec::SmallVec::<[MemSeg; 16]>::new();
+    list.extend(pieces.iter().take(MOST).copied());
+    // Bytes may follow the pieces only if all of them fit.
+    if list.len() == pieces.len() {
+        list.push(MemSeg { addr: buffer.as_mut_ptr().expose_provenance() as u64, len: buffer.len() });
+    }
+    let room: usize = list.iter().map(|piece| piece.len).sum();
+    // SAFETY: as in `send`; the kernel writes to memory that the program registered for it, and to `buffer`,
+    // which is borrowed for this call.
+    let slices =
+        unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast::<IoSliceMut<'_>>(), list.len()) };
+    let mut control = RecvAncillaryBuffer::default();
+    received(room, || {
+        rustix::net::recvmsg(fd, &mut *slices, &mut control, RecvFlags::DONTWAIT).map(|message| message.bytes)
+    })
+}
+
+#[inline]
+fn received(room: usize, mut receive: impl FnMut() -> Result<usize, Errno>) -> Result<Received, Stop> {
+    loop {
+        match receive() {
+            Ok(0) => return Err(Stop::Ended(Ended::Closed)),
+            // A short receive has emptied the socket.
+            Ok(bytes) => return Ok(Received { bytes, drained: bytes < room }),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(Stop::Later),
+            Err(errno) => return Err(failed("receiving", errno)),
+        }
+    }
+}
+
+/// What an error of the system means for a stream.
+#[cold]
+fn failed(what: &str, errno: Errno) -> Stop {
+    match errno {
+        Errno::FAULT => Stop::Unmapped,
+        // The system's own probes of a silent peer were not answered.
+        Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => ended_by(what, errno, Ended::Silent),
+        _ => ended_by(what, errno, Ended::Broken),
+    }
+}
+
+#[cold]
+fn ended_by(what: &str, errno: Errno, ended: Ended) -> Stop {
+    tracing::debug!("{what} failed: {errno}");
+    Stop::Ended(ended)
+}
+
+/// Whether the peer has closed its side, or the connection is broken. Bytes that arrived before may still
+/// wait to be read. Checks the socket itself, because the caller may have missed the notification.
+pub fn ended(fd: BorrowedFd<'_>) -> Option<Ended> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::RDHUP)];
+    if rustix::event::poll(&mut fds, Some(&Timespec::default())).is_err() {
+        return None;
+    }
+    match fds[0].revents() {
+        found if found.contains(PollFlags::ERR) => Some(Ended::Broken),
+        found => (!found.is_empty()).then_some(Ended::Closed),
+    }
 }
 
 /// Sets the traffic class of what is sent to this peer from now on.
@@ -38,55 +126,6 @@ pub fn set_traffic_class(fd: BorrowedFd<'_>, peer: SocketAddr, class: u8) -> Res
         IpAddr::V4(_) => rustix::net::sockopt::set_ip_tos(fd, class),
         IpAddr::V6(_) => rustix::net::sockopt::set_ipv6_tclass(fd, u32::from(class)),
     }
-}
-
-/// Sends bytes of ours; as [`send`], and cheaper for one piece.
-pub fn send_bytes(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
-    rustix::net::send(fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
-}
-
-/// Receives into `buffer`; 0 bytes are the end of the stream.
-pub fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Received, Errno> {
-    let room = buffer.len();
-    let (_, bytes) = rustix::net::recv(fd, buffer, RecvFlags::DONTWAIT)?;
-    Ok(Received { bytes, short: bytes < room })
-}
-
-/// Receives into the pieces first, then into `buffer`. Of a list of more than 64 pieces, the first 64 are
-/// filled.
-pub fn receive_scattered(fd: BorrowedFd<'_>, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
-    const MOST: usize = 64;
-    let mut list = smallvec::SmallVec::<[Piece; 16]>::new();
-    list.extend(pieces.iter().take(MOST).copied());
-    // Bytes may follow the pieces only if all of them fit.
-    if list.len() == pieces.len() {
-        list.push(Piece { addr: buffer.as_mut_ptr().cast(), len: buffer.len() });
-    }
-    let room: usize = list.iter().map(|piece| piece.len).sum();
-    // SAFETY: as in `send`; the kernel writes to memory that the program registered for it, and to `buffer`,
-    // which is borrowed for this call.
-    let slices =
-        unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast::<IoSliceMut<'_>>(), list.len()) };
-    let mut control = RecvAncillaryBuffer::default();
-    let bytes = rustix::net::recvmsg(fd, slices, &mut control, RecvFlags::DONTWAIT)?.bytes;
-    Ok(Received { bytes, short: bytes < room })
-}
-
-/// Whether the peer has closed its side, or the connection is broken. Checks the socket itself, because the
-/// caller may have missed the notification.
-pub fn hung_up(fd: BorrowedFd<'_>) -> bool {
-    !look(fd, PollFlags::RDHUP).is_empty()
-}
-
-/// Whether the connection is broken. Bytes that arrived before may still wait to be read.
-pub fn broken(fd: BorrowedFd<'_>) -> bool {
-    look(fd, PollFlags::empty()).contains(PollFlags::ERR)
-}
-
-fn look(fd: BorrowedFd<'_>, for_what: PollFlags) -> PollFlags {
-    let mut fds = [PollFd::from_borrowed_fd(fd, for_what)];
-    let polled = rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok();
-    if polled { fds[0].revents() } else { PollFlags::empty() }
 }
 
 /// The effective maximum segment size of a connected socket in bytes, `None` if the system does not report

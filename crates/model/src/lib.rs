@@ -42,7 +42,7 @@ pub(crate) use runners::{Qp, StreamNumber, StreamObserver, carriers};
 pub(crate) use source::{Readiness, Source, Token};
 pub(crate) use uwarp_cm::machine;
 pub(crate) use uwarp_rnic::qp::Disconnect;
-pub(crate) use uwarp_rnic::{error, mem, pd, wr};
+pub(crate) use uwarp_rnic::{error, pd, wr};
 
 mod random {
     pub use uwarp_rnic::mr::random_u32;
@@ -84,8 +84,12 @@ mod lost_leads;
 mod progress;
 #[path = "../../driver/src/proofs.rs"]
 mod proofs;
+#[path = "../../driver/src/raised.rs"]
+mod raised;
 #[path = "../../driver/src/shell.rs"]
 mod shell;
+#[path = "../../driver/src/sleep.rs"]
+mod sleep;
 #[path = "../../driver/src/source.rs"]
 mod source;
 #[path = "../../driver/src/ud.rs"]

@@ -356,6 +356,11 @@ pub fn is_readable(bell: RawFd) -> bool {
     world().state.lock().unwrap().bells[&bell]
 }
 
+/// Behaves as a program that polls the descriptor of an engine.
+pub fn wait_watched(watch: RawFd, limit: Option<Duration>) {
+    world().sleep(Wait::Watch(watch), limit.map(from_now));
+}
+
 pub struct Watch(RawFd);
 
 impl Watch {

@@ -7,9 +7,8 @@
 //! This module does not touch registered memory. On the way out the owner appends the payload to the buffer
 //! that the sender fills, or queues a reference to it between the bytes that [`Sender::begin`] and
 //! [`Sender::end`] append. On the way in the receiver finds the place of a ULPDU, or how much of a large one
-//! can be received straight into place. So `crates/rnic` frames nothing itself; it names FPDUs only for
-//! timing: the first one of a stream, and the delay before it. Datagrams have no stream and so no `Framing`
-//! (docs/adr/024).
+//! can be received straight into place. So `crates/rnic` frames nothing itself. Datagrams have no stream and
+//! so no `Framing` (docs/adr/024).
 //!
 //! Rejected: a trait with a type parameter, because the queue pair would become generic, and with it the
 //! driver's queue pair, its maps and its handles; trait objects, because of an indirect call for each segment

@@ -159,6 +159,8 @@ pub struct Cq {
     /// Polls in a row that found nothing; kept for the code that decides which thread makes progress.
     empty_polls: AtomicU32,
     feeders: RwLock<Feeders, 21>,
+    /// How many feeders need the system. Written under their lock, read without it.
+    need_system: AtomicUsize,
     /// Of many feeders, the one that brought all recent completions: the number of its queue pair, and how
     /// many completions in a row. Written under the ring's lock, read without it: a hint.
     favourite: AtomicU32,
@@ -203,9 +205,16 @@ impl Drop for Outlet {
 /// Queue pairs by number: thousands may share a queue, and each may come and go at any time.
 #[derive(Default)]
 struct Feeders {
-    list: Vec<(u32, Weak<dyn Feeder>)>,
+    list: Vec<Feeding>,
     /// Index in the list.
     place: HashMap<u32, usize>,
+}
+
+struct Feeding {
+    qpn: u32,
+    feeder: Weak<dyn Feeder>,
+    /// What it waits for is known only to the system.
+    needs_system: bool,
 }
 
 impl std::fmt::Debug for Cq {
@@ -254,6 +263,7 @@ impl Cq {
             async_sink,
             empty_polls: AtomicU32::new(0),
             feeders: RwLock::default(),
+            need_system: AtomicUsize::new(0),
             favourite: AtomicU32::new(0),
             streak: AtomicU32::new(0),
         })
@@ -482,28 +492,50 @@ impl Cq {
             return None;
         }
         let some: SmallVec<[Arc<dyn Feeder>; 4]> =
-            feeders.list.iter().filter_map(|(_, feeder)| feeder.upgrade()).collect();
+            feeders.list.iter().filter_map(|feeding| feeding.feeder.upgrade()).collect();
         drop(feeders);
         // All of them, whatever the first one returns.
         Some(some.iter().filter(|feeder| feeder.receive_messages()).count() > 0)
     }
 
-    /// Adds a feeder: the queue pair with this number.
+    /// Adds a feeder: the queue pair with this number. It counts as one that needs the system.
     pub fn add_feeder(&self, qpn: u32, feeder: Weak<dyn Feeder>) {
         let mut feeders = self.feeders.write();
         let end = feeders.list.len();
         // A queue pair with one completion queue for both directions is added twice.
         if *feeders.place.entry(qpn).or_insert(end) == end {
-            feeders.list.push((qpn, feeder));
+            feeders.list.push(Feeding { qpn, feeder, needs_system: true });
+            self.need_system.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether only the system knows what this feeder waits for: its sockets. Otherwise a look at memory
+    /// finds it.
+    pub fn set_needs_system(&self, qpn: u32, needs: bool) {
+        let mut feeders = self.feeders.write();
+        let Some(&at) = feeders.place.get(&qpn) else { return };
+        let Some(feeding) = feeders.list.get_mut(at) else { return };
+        match (std::mem::replace(&mut feeding.needs_system, needs), needs) {
+            (false, true) => _ = self.need_system.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = self.need_system.fetch_sub(1, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    /// Whether a thread that polls must ask the system about feeders that it has not looked at. Possibly what
+    /// was true a moment ago.
+    pub fn needs_system(&self) -> bool {
+        self.need_system.load(Ordering::Relaxed) > 0
     }
 
     /// Removes it, if it is there.
     pub fn remove_feeder(&self, qpn: u32) {
         let mut feeders = self.feeders.write();
         let Some(at) = feeders.place.remove(&qpn) else { return };
-        feeders.list.swap_remove(at);
-        if let Some(&(moved, _)) = feeders.list.get(at) {
+        if feeders.list.swap_remove(at).needs_system {
+            self.need_system.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(moved) = feeders.list.get(at).map(|moved| moved.qpn) {
             feeders.place.insert(moved, at);
         }
     }
@@ -521,13 +553,13 @@ impl Cq {
             return if others_wait { Coverage::Partial } else { covered };
         }
         // The usual case is one feeder, polled millions of times a second.
-        if let [(_, one)] = feeders.list.as_slice() {
-            let one = one.upgrade();
+        if let [one] = feeders.list.as_slice() {
+            let one = one.feeder.upgrade();
             drop(feeders);
             return one.map_or(Coverage::Complete, |one| one.make_progress(in_earnest));
         }
         let some: SmallVec<[Arc<dyn Feeder>; 4]> =
-            feeders.list.iter().filter_map(|(_, feeder)| feeder.upgrade()).collect();
+            feeders.list.iter().filter_map(|feeding| feeding.feeder.upgrade()).collect();
         drop(feeders);
         // All of them, whatever the first one returns.
         let each = some.iter().map(|feeder| feeder.make_progress(in_earnest));
@@ -539,7 +571,7 @@ impl Cq {
             return None;
         }
         let at = *feeders.place.get(&self.favourite.load(Ordering::Relaxed))?;
-        feeders.list.get(at)?.1.upgrade()
+        feeders.list.get(at)?.feeder.upgrade()
     }
 
     /// Counts an empty poll and returns how many there were in a row; a poll that found something resets the
@@ -575,6 +607,35 @@ mod tests {
 
     fn wc(status: WcStatus) -> Wc {
         Wc::new(1, status, WcOpcode::Recv, 1)
+    }
+
+    /// With none left, threads that poll need not call the system.
+    #[test]
+    fn feeders_that_need_the_system_are_counted() {
+        struct Idle;
+        impl Feeder for Idle {
+            fn make_progress(&self, _: bool) -> Coverage {
+                Coverage::Complete
+            }
+        }
+        let cq = Cq::new(2, 0, None, Arc::new(Count::default()));
+        let idle: Arc<dyn Feeder> = Arc::new(Idle);
+        assert!(!cq.needs_system());
+        // A queue pair that sends and receives here is added twice.
+        [1, 1, 2].into_iter().for_each(|qpn| cq.add_feeder(qpn, Arc::downgrade(&idle)));
+        cq.set_needs_system(1, false);
+        cq.set_needs_system(1, false);
+        assert!(cq.needs_system());
+        cq.set_needs_system(2, false);
+        assert!(!cq.needs_system());
+        cq.set_needs_system(1, true);
+        cq.set_needs_system(3, true);
+        assert!(cq.needs_system());
+        cq.remove_feeder(2);
+        assert!(cq.needs_system());
+        cq.remove_feeder(1);
+        cq.remove_feeder(1);
+        assert!(!cq.needs_system());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A program's own mistakes: the error that a verb returns when it is used wrongly, and its errno.
 
 use thiserror::Error;
+use uwarp_mem::Unmapped;
 
 /// Why a verb was refused. Nothing has changed when one of these is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -27,6 +28,12 @@ pub enum VerbsError {
     /// The process is a child forked after the device was opened.
     #[error("not usable in a forked child")]
     Forked,
+}
+
+impl From<Unmapped> for VerbsError {
+    fn from(_: Unmapped) -> Self {
+        Self::BadAddress
+    }
 }
 
 impl VerbsError {

@@ -4,24 +4,24 @@ use std::collections::VecDeque;
 
 use uwarp_proto::framing::Boundaries;
 
-use crate::mem::{self, MemSeg, Unmapped};
+use uwarp_mem::{self as mem, MemSeg, Unmapped};
 
-/// One run of bytes. A run is part of one FPDU, or holds several whole small FPDUs.
+/// One run of bytes. A run is part of one frame, or holds several whole small frames.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     bytes: Bytes,
-    /// An FPDU ends with this run.
-    ends_fpdu: bool,
+    /// A frame ends with this run.
+    ends_frame: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Bytes {
-    /// `fpdu`: a position in the staging buffer at which an FPDU begins, in the run or before it, or at which
-    /// the FPDU ends in which the run begins.
+    /// `frame`: a position in the staging buffer at which a frame begins, in the run or before it, or at
+    /// which the frame ends in which the run begins.
     Staged {
         start: usize,
         len: usize,
-        fpdu: usize,
+        frame: usize,
     },
     Memory(MemSeg),
 }
@@ -45,18 +45,21 @@ pub struct OutQueue {
     runs: VecDeque<Run>,
     /// Bytes of the first run that the kernel has taken.
     head_taken: usize,
-    /// The run before the first one belonged to the same FPDU as it.
-    mid_fpdu: bool,
+    /// The run before the first one belonged to the same frame as it.
+    mid_frame: bool,
     queued: u64,
     taken: u64,
+    /// Up to which position the lower layer refers to nothing any more; `None`: to nothing that it has taken.
+    released: Option<u64>,
     /// How the boundaries of the staged frames can be found again.
     boundaries: Boundaries,
 }
 
 impl OutQueue {
-    /// For a stream whose frames can be found in this way.
-    pub fn new(boundaries: Boundaries) -> Self {
-        Self { boundaries, ..Self::default() }
+    /// For a stream whose frames can be found in this way. `refers`: the lower layer may refer to memory that
+    /// it has taken.
+    pub fn new(boundaries: Boundaries, refers: bool) -> Self {
+        Self { boundaries, released: refers.then_some(0), ..Self::default() }
     }
 
     /// Stream bytes queued since the start.
@@ -64,9 +67,23 @@ impl OutQueue {
         self.queued
     }
 
-    /// Stream bytes that the kernel has taken since the start.
+    /// Stream bytes that the lower layer has taken since the start.
     pub fn taken(&self) -> u64 {
         self.taken
+    }
+
+    /// The same for those to whose memory it does not refer any more.
+    #[inline]
+    pub fn released(&self) -> u64 {
+        self.released.unwrap_or(self.taken)
+    }
+
+    /// The lower layer says so; not more than it has taken.
+    pub fn release_to(&mut self, position: u64) {
+        let taken = self.taken;
+        if let Some(released) = &mut self.released {
+            *released = position.min(taken).max(*released);
+        }
     }
 
     /// Bytes waiting.
@@ -94,9 +111,9 @@ impl OutQueue {
 
     /// Queues what was appended to the staging buffer from `start` on.
     ///
-    /// `whole`: these are whole FPDUs (they may join the run before them). Otherwise `ends_fpdu` says whether
-    /// an FPDU ends here.
-    pub fn staged(&mut self, start: usize, whole: bool, ends_fpdu: bool) {
+    /// `whole`: these are whole frames (they may join the run before them). Otherwise `ends_frame` says
+    /// whether a frame ends here.
+    pub fn staged(&mut self, start: usize, whole: bool, ends_frame: bool) {
         let len = self.staged.len().saturating_sub(start);
         if len == 0 {
             return;
@@ -104,25 +121,26 @@ impl OutQueue {
         self.queued += len as u64;
         let end = start + len;
         if whole
-            && let Some(Run { bytes: Bytes::Staged { start: s, len: l, fpdu }, ends_fpdu: true }) =
+            && let Some(Run { bytes: Bytes::Staged { start: s, len: l, frame }, ends_frame: true }) =
                 self.runs.back_mut()
             && *s + *l == start
         {
             *l += len;
             if !self.boundaries.are_known() {
-                *fpdu = end;
+                *frame = end;
             }
             return;
         }
-        let fpdu = if whole && self.boundaries.are_known() { start } else { end };
-        self.runs.push_back(Run { bytes: Bytes::Staged { start, len, fpdu }, ends_fpdu: whole || ends_fpdu });
+        let frame = if whole && self.boundaries.are_known() { start } else { end };
+        self.runs
+            .push_back(Run { bytes: Bytes::Staged { start, len, frame }, ends_frame: whole || ends_frame });
     }
 
-    /// Queues registered memory, part of an FPDU that does not end here.
+    /// Queues registered memory, part of a frame that does not end here.
     pub fn memory(&mut self, seg: MemSeg) {
         if seg.len > 0 {
             self.queued += seg.len as u64;
-            self.runs.push_back(Run { bytes: Bytes::Memory(seg), ends_fpdu: false });
+            self.runs.push_back(Run { bytes: Bytes::Memory(seg), ends_frame: false });
         }
     }
 
@@ -138,9 +156,16 @@ impl OutQueue {
 
     /// The bytes waiting, as addresses for a gathering system call; passes at most `max` pieces to `sink`.
     pub fn gather(&self, max: usize, mut sink: impl FnMut(MemSeg)) -> usize {
+        self.gather_marked(max, |seg, _| sink(seg))
+    }
+
+    /// The same; `sink` is also told whether the piece stays as it is until it is released: the others are
+    /// staged, and change as soon as the lower layer has taken them.
+    pub fn gather_marked(&self, max: usize, mut sink: impl FnMut(MemSeg, bool)) -> usize {
         let mut skip = self.head_taken;
         let mut bytes = 0;
         for run in self.runs.iter().take(max) {
+            let stays = matches!(run.bytes, Bytes::Memory(_));
             let seg = match run.bytes {
                 Bytes::Memory(seg) => seg,
                 Bytes::Staged { start, len, .. } => {
@@ -151,7 +176,7 @@ impl OutQueue {
             let seg = seg.part(skip, seg.len);
             skip = 0;
             bytes += seg.len;
-            sink(seg);
+            sink(seg, stays);
         }
         bytes
     }
@@ -166,7 +191,7 @@ impl OutQueue {
                 break;
             }
             n -= run.len();
-            self.mid_fpdu = !run.ends_fpdu;
+            self.mid_frame = !run.ends_frame;
             self.runs.pop_front();
         }
         self.head_taken = n;
@@ -183,11 +208,11 @@ impl OutQueue {
         if let Some(Run { bytes: Bytes::Staged { start, len, .. }, .. }) = self.runs.front_mut() {
             *start += self.head_taken;
             *len -= self.head_taken;
-            self.mid_fpdu |= self.head_taken > 0;
+            self.mid_frame |= self.head_taken > 0;
             self.head_taken = 0;
         }
         let first = self.runs.iter_mut().find_map(|run| match &mut run.bytes {
-            Bytes::Staged { start, fpdu, .. } => Some((*start, fpdu)),
+            Bytes::Staged { start, frame, .. } => Some((*start, frame)),
             Bytes::Memory(_) => None,
         });
         let mut done = first.as_ref().map_or(self.staged.len(), |(start, _)| *start);
@@ -195,34 +220,34 @@ impl OutQueue {
         if done < COMPACT || done < self.staged.len() / 2 {
             return;
         }
-        if let Some((start, fpdu)) = first {
-            // An FPDU that is partly sent stays: its length field shows where the next one begins.
+        if let Some((start, frame)) = first {
+            // A frame that is partly sent stays: its length field shows where the next one begins.
             loop {
-                let next = self.boundaries.next(&self.staged, *fpdu);
+                let next = self.boundaries.next(&self.staged, *frame);
                 if next > start {
                     break;
                 }
-                *fpdu = next;
+                *frame = next;
             }
-            done = start.min(*fpdu);
+            done = start.min(*frame);
         }
         self.staged.drain(..done);
         for run in &mut self.runs {
-            if let Bytes::Staged { start, fpdu, .. } = &mut run.bytes {
+            if let Bytes::Staged { start, frame, .. } = &mut run.bytes {
                 *start -= done;
-                *fpdu -= done;
+                *frame -= done;
             }
         }
     }
 
-    /// Drops all that need not be sent, so that a Terminate can follow at once: everything but the FPDU that
+    /// Drops all that need not be sent, so that a Terminate can follow at once: everything but the frame that
     /// the kernel has taken a part of. That one is copied, because its work request is about to be flushed.
     /// Returns how many bytes were dropped. If it cannot be read any more, everything is dropped, and nothing
     /// may follow.
     pub fn cut(&mut self) -> Result<usize, Unmapped> {
         let before = self.waiting();
-        let partial = self.head_taken > 0 || self.mid_fpdu;
-        let keep = if partial { self.end_of_fpdu() } else { 0 };
+        let partial = self.head_taken > 0 || self.mid_frame;
+        let keep = if partial { self.end_of_frame() } else { 0 };
         self.runs.truncate(keep);
         let mut copy = pool::take();
         let mut read = Ok(());
@@ -236,21 +261,21 @@ impl OutQueue {
         self.release();
         self.staged = copy;
         self.staged(0, false, true);
-        // The kept bytes are still the rest of an FPDU that is partly sent.
-        self.mid_fpdu = partial && !self.runs.is_empty();
+        // The kept bytes are still the rest of a frame that is partly sent.
+        self.mid_frame = partial && !self.runs.is_empty();
         Ok(dropped)
     }
 
-    /// How many runs there are up to the end of the FPDU that is partly sent. Shortens the last of them to
+    /// How many runs there are up to the end of the frame that is partly sent. Shortens the last of them to
     /// end there.
-    fn end_of_fpdu(&mut self) -> usize {
-        let Some(last) = self.runs.iter().position(|r| r.ends_fpdu) else { return self.runs.len() };
+    fn end_of_frame(&mut self) -> usize {
+        let Some(last) = self.runs.iter().position(|r| r.ends_frame) else { return self.runs.len() };
         let head_taken = if last == 0 { self.head_taken } else { 0 };
-        let Some(Run { bytes: Bytes::Staged { start, len, fpdu }, .. }) = self.runs.get_mut(last) else {
+        let Some(Run { bytes: Bytes::Staged { start, len, frame }, .. }) = self.runs.get_mut(last) else {
             return last + 1;
         };
         let end = *start + *len;
-        let mut rest = *fpdu;
+        let mut rest = *frame;
         while rest < *start + head_taken {
             rest = self.boundaries.next(&self.staged, rest);
         }
@@ -266,7 +291,7 @@ impl OutQueue {
     fn release(&mut self) {
         self.runs.clear();
         self.head_taken = 0;
-        self.mid_fpdu = false;
+        self.mid_frame = false;
         self.queued = self.taken;
         pool::give(std::mem::take(&mut self.staged));
     }
@@ -348,14 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn small_fpdus_join_into_one_run() {
+    fn small_frames_join_into_one_run() {
         let mut q = OutQueue::default();
         push(&mut q, b"abc");
         push(&mut q, b"def");
         assert_eq!(q.runs(), 1);
         push_large(&mut q, b"H", b"body", b"T");
         push(&mut q, b"xyz");
-        // The trailer and the small FPDU after it are adjacent.
+        // The trailer and the small frame after it are adjacent.
         assert_eq!(q.runs(), 4);
         assert_eq!(drain(&mut q), b"abcdefHbodyTxyz");
         assert!(q.is_empty());
@@ -379,9 +404,9 @@ mod tests {
         let mut q = OutQueue::default();
         let (mut expected, mut got) = (Vec::new(), Vec::new());
         for i in 0..2000u32 {
-            let fpdu = i.to_be_bytes().repeat(100);
-            push(&mut q, &fpdu);
-            expected.extend(fpdu);
+            let frame = i.to_be_bytes().repeat(100);
+            push(&mut q, &frame);
+            expected.extend(frame);
             if i % 3 == 0 {
                 push_large(&mut q, b"head", b"body", b"tail");
                 expected.extend(b"headbodytail");
@@ -420,8 +445,31 @@ mod tests {
         assert_eq!((q.queued(), q.taken()), (1, 1));
     }
 
+    /// A lower layer that refers to what it has taken, and one that does not.
     #[test]
-    fn cut_keeps_the_fpdu_that_is_partly_sent() {
+    fn what_is_taken_is_released_later_or_at_once() {
+        for refers in [false, true] {
+            let mut q = OutQueue::new(Boundaries::MpaLength, refers);
+            push_large(&mut q, b"H", b"body", b"T");
+            q.release_to(3);
+            assert_eq!(q.released(), 0, "it has taken nothing");
+            let mut stays = Vec::new();
+            q.gather_marked(usize::MAX, |_, stay| stays.push(stay));
+            assert_eq!(stays, [false, true, false]);
+            q.take(5);
+            let mut seen = vec![q.released()];
+            for position in [2, 1, 100] {
+                q.release_to(position);
+                seen.push(q.released());
+            }
+            assert_eq!(seen, if refers { [0, 2, 2, 5] } else { [5; 4] });
+            q.take(1);
+            assert_eq!(q.released(), if refers { 5 } else { 6 });
+        }
+    }
+
+    #[test]
+    fn cut_keeps_the_frame_that_is_partly_sent() {
         let mut q = OutQueue::default();
         push_large(&mut q, b"H", b"body", b"T");
         push_large(&mut q, b"H", b"next", b"T");
@@ -437,20 +485,20 @@ mod tests {
 
     /// Everything in the same run was kept, some hundred KiB.
     #[test]
-    fn cut_drops_the_small_fpdus_after_the_one_that_is_partly_sent() {
-        let fpdu = |n: u16| {
+    fn cut_drops_the_small_frames_after_the_one_that_is_partly_sent() {
+        let frame = |n: u16| {
             let mut bytes = n.to_be_bytes().to_vec();
             bytes.resize(uwarp_wire::mpa::fpdu_len(n.into()), n as u8);
             bytes
         };
         for boundaries in [Boundaries::MpaLength, Boundaries::Unknown] {
             let mut all = Vec::new();
-            let mut q = OutQueue::new(boundaries);
+            let mut q = OutQueue::new(boundaries, false);
             for n in [30, 20, 25] {
-                push(&mut q, &fpdu(n));
-                all.extend(fpdu(n));
+                push(&mut q, &frame(n));
+                all.extend(frame(n));
             }
-            // The second FPDU is partly sent. (With markers the length fields do not show where FPDUs end.)
+            // The second frame is partly sent. (With markers the length fields do not show where frames end.)
             let kept = if boundaries.are_known() { 45..36 + 28 } else { 45..all.len() };
             q.take(40);
             q.take(5);
@@ -458,25 +506,25 @@ mod tests {
             push(&mut q, b"term");
             assert_eq!(drain(&mut q), [&all[kept], b"term"].concat());
         }
-        // At the very end of an FPDU, nothing is kept.
+        // At the very end of a frame, nothing is kept.
         let mut q = OutQueue::default();
-        [30, 20].iter().for_each(|n| push(&mut q, &fpdu(*n)));
+        [30, 20].iter().for_each(|n| push(&mut q, &frame(*n)));
         q.take(36);
         assert_eq!((q.cut(), q.is_empty()), (Ok(28), true));
-        // After the trailer of a large FPDU, and far into a stream.
+        // After the trailer of a large frame, and far into a stream.
         let body = [7; 40];
         for taken in [1, 30, 43] {
             let mut q = OutQueue::default();
             for _ in 0..10_000 {
-                push(&mut q, &fpdu(20));
+                push(&mut q, &frame(20));
                 q.take(q.waiting() - 1);
             }
-            push(&mut q, &fpdu(21));
+            push(&mut q, &frame(21));
             q.take(q.waiting() - 1);
             assert_eq!((q.cut(), q.waiting()), (Ok(0), 1));
             q.take(1);
             push_large(&mut q, b"H", &body, b"TRA");
-            push(&mut q, &fpdu(20));
+            push(&mut q, &frame(20));
             q.take(taken);
             assert_eq!((q.cut(), q.waiting()), (Ok(28), 44 - taken));
         }

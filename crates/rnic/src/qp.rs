@@ -16,8 +16,8 @@ mod ud;
 pub use attr::{QpAttr, QpCaps, QpInit, QpModify};
 pub use counters::{Counters, Snapshot};
 pub use rc::{
-    Action, Answers, Disconnect, DisconnectReply, End, LinkEvent, Now, Psns, RcCore, Rtr, RxPlan, ShownPsns,
-    StreamParams,
+    Action, Answers, Disconnect, DisconnectReply, End, LinkCaps, LinkEvent, Now, Psns, RcCore, Rtr, RxPlan,
+    ShownPsns, StreamParams,
 };
 pub use rnr::rnr_limit;
 pub use state::QpState;

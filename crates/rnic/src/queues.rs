@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use crate::cq::Places;
 use crate::error::VerbsError;
-use crate::mem::{self, MemSeg};
 use crate::mr::Part;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use uwarp_mem::{self as mem, MemSeg};
 
 /// Largest message in bytes (reported as the port's `max_msg_sz`).
 pub const MAX_MESSAGE: u32 = 0x7FFF_FFFF;

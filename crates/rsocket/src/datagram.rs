@@ -15,10 +15,10 @@ use smallvec::SmallVec;
 use uwarp_cm::QKEY;
 use uwarp_driver::{Nic, Readiness, Source, Token, UdQp};
 use uwarp_llp::route;
+use uwarp_mem::owned::{Owned, from_program};
+use uwarp_mem::{MemSeg, copy_in, copy_out};
 use uwarp_process::{Mutex, MutexGuard};
 use uwarp_rnic::ah::grh;
-use uwarp_rnic::mem::owned::{Owned, from_program};
-use uwarp_rnic::mem::{MemSeg, copy_in, copy_out};
 use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState, UdSendWr};
 use uwarp_rnic::{
     Access, Ah, AsyncEvent, AsyncSink, Cq, Mr, Pd, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,

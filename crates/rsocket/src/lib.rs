@@ -60,5 +60,5 @@ pub use stream::descriptors::{Completion, Kind, MOST_PIECES, Op, OwnWork};
 pub use upgrade::Upgraded;
 /// See [`uwarp_driver::close_all`].
 pub use uwarp_driver::close_all as last_words;
-pub use uwarp_rnic::mem::MemSeg;
+pub use uwarp_mem::MemSeg;
 pub use waiting::{Sleep, Waiters, Waiting};

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use uwarp_cm::{CmError, ConnParam, Id, State as IdState};
 use uwarp_driver::{Descriptor, Nic, Readiness, Source, Token};
 use uwarp_llp::route;
+use uwarp_mem::MemSeg;
 use uwarp_process::Mutex;
-use uwarp_rnic::mem::MemSeg;
 
 use crate::events::Events;
 use crate::listener::{Connection, Listener};

@@ -54,8 +54,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use uwarp_cm::{AdoptObserver, Adoption, Cm};
 use uwarp_driver::{Engine, Nic, Qp, Readiness, Source, Token};
+use uwarp_mem::MemSeg;
 use uwarp_process::Mutex;
-use uwarp_rnic::mem::MemSeg;
 use uwarp_rnic::{Pd, Sge};
 
 pub use uwarp_cm::Role;

@@ -49,7 +49,7 @@ fn params(flags: u8) -> StreamParams {
         placement_acks: bit(4) && bit(2),
         placement_reads: bit(4),
         rtr: if bit(7) { Rtr::Expect } else { Rtr::None },
-        wait_first_fpdu: bit(7),
+        wait_first_frame: bit(7),
         ird: 2,
         ord: 1,
         ..StreamParams::default()

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use uwarp_driver::pump::Pump;
+use uwarp_llp::closing::{self, Manner, Step};
 use uwarp_rnic::qp::{
     Action, Disconnect, DisconnectReply, End as Ending, Now, QpCaps, QpInit, QpModify, QpState, RcCore,
     StreamParams,
@@ -14,15 +15,8 @@ use uwarp_rnic::{
 };
 
 use crate::lower::Network;
-use crate::net::{Pipe, Refusal};
+use crate::net::Pipe;
 use crate::{Rng, Time, instant, time};
-
-/// How long input is drained after a disconnect, as in the driver.
-const LIMIT: Time = 2_000_000_000;
-/// Before the end of that time, a stream is closed even if the program has not disconnected.
-const BEFORE_EXIT: Time = 750_000_000;
-/// Bytes that one receive drains.
-const DRAINED: usize = 256 * 1024;
 
 /// What an end is created from.
 #[derive(Debug, Clone, Copy)]
@@ -142,18 +136,10 @@ pub struct End {
     moved: u64,
 }
 
-/// A stream that has ended and whose connection is still open: what is left to send is sent, and input is
-/// drained for a bounded time, as the driver does.
+/// A stream that has ended and whose connection is still open, with the driver's machine.
 pub struct Closing {
-    unsent: Vec<u8>,
-    broken: bool,
-    /// If the process is killed, the stream ends with a reset.
-    reset: bool,
-    fin_sent: bool,
-    eof: bool,
-    deadline: Time,
-    /// The program has not disconnected yet, and the peer's program waits for that.
-    pub(crate) held: bool,
+    machine: closing::Closing,
+    kept: Kept,
     /// The end is reported when the peer's program has disconnected, too.
     pub(crate) awaits_answer: bool,
 }
@@ -324,7 +310,8 @@ impl End {
     /// The process is killed: its system closes the connection as Linux does. What the process had sent still
     /// arrives.
     pub fn kill(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) {
-        let at_end = self.closing.as_ref().is_some_and(|closing| closing.reset);
+        let at_end =
+            self.closing.as_ref().is_some_and(|closing| closing.kept.reset_on_close.load(Ordering::Relaxed));
         let reset = at_end || self.kept.reset_on_close.load(Ordering::Relaxed);
         leave(now, input, output, reset);
         self.attached = false;
@@ -338,7 +325,7 @@ impl End {
 
     /// When it must be pumped even if nothing arrives.
     pub fn timeout(&mut self) -> Option<Time> {
-        let closing = self.closing.as_ref().map(|c| c.deadline);
+        let closing = self.closing.as_ref().map(Closing::deadline);
         [self.core.poll_timeout().map(time), closing].into_iter().flatten().min()
     }
 
@@ -369,22 +356,24 @@ impl End {
                 Action::Wake(woken) => woken.wake(),
                 Action::Established => self.established += 1,
                 Action::Disconnected { why, unsent, end, answer } => {
-                    let deadline = now + LIMIT;
-                    let broken = std::mem::take(pump).broken() || end == Ending::Reset;
-                    let reset = end == Ending::Reset || end == Ending::Told && !unsent.is_empty();
-                    self.closing = Some(Closing {
-                        unsent,
-                        broken,
-                        reset,
-                        fin_sent: false,
-                        eof: false,
-                        deadline,
-                        held: answer == DisconnectReply::Owed,
-                        awaits_answer: answer == DisconnectReply::Awaited,
-                    });
+                    // Of the next stream.
+                    *pump = Pump::default();
+                    network.kept.reset_on_close.store(false, Ordering::Relaxed);
+                    let kept = Kept::default();
+                    let manner = match end {
+                        Ending::Plain => Manner::Plain,
+                        Ending::Told => Manner::WholeOrReset,
+                        Ending::Reset => Manner::Reset,
+                    };
+                    let held = answer == DisconnectReply::Owed;
+                    let Network { input, output, moved, .. } = &mut network;
+                    let closing = Network { now, input, output, kept: &kept, moved };
+                    let machine = closing::Closing::new(unsent, manner, held, instant(now), &closing);
+                    let awaits_answer = answer == DisconnectReply::Awaited;
+                    self.closing = Some(Closing { machine, kept, awaits_answer });
                     self.disconnected.push(why);
                 }
-                Action::Muted | Action::CheckHangUp | Action::CheckAnswers { .. } => {}
+                Action::Muted | Action::Recall | Action::CheckHangUp | Action::CheckAnswers { .. } => {}
             }
         }
     }
@@ -401,48 +390,39 @@ impl End {
 }
 
 impl Closing {
-    /// Closes without loss: sends what is not sent yet, closes this side, and drains input for a bounded
-    /// time. Returns whether it is over, and how many bytes it has moved.
+    /// Continues as far as possible. Returns whether it is over, and how many bytes it has moved.
     pub fn step(&mut self, now: Time, input: &mut Pipe, output: &mut Pipe) -> (bool, u64) {
-        let mut moved = 0;
-        while !self.unsent.is_empty() && !self.broken {
-            let sent = output.send(now, &self.unsent);
-            if output.take_killed() {
-                leave(now, input, output, self.reset);
-            }
-            match sent {
-                Ok(n) => {
-                    moved += n as u64;
-                    self.unsent.drain(..n);
+        let (mut moved, mut over) = (0, false);
+        loop {
+            let mut network = Network { now, input, output, kept: &self.kept, moved: &mut moved };
+            match self.machine.step(instant(now), &mut network) {
+                Step::Again => {}
+                Step::Wait => break,
+                Step::Over(_) => {
+                    over = true;
+                    break;
                 }
-                Err(Refusal::WouldBlock) => break,
-                Err(Refusal::Reset) => self.broken = true,
             }
         }
-        let held = self.held && now < self.deadline - BEFORE_EXIT && !self.broken;
-        if (self.unsent.is_empty() || self.broken) && !self.fin_sent && !held {
-            self.fin_sent = true;
-            self.reset &= self.broken;
-            if self.reset { output.break_off() } else { output.close(now) }
-        }
-        while !self.eof {
-            match input.recv(now, DRAINED) {
-                Ok(bytes) if !bytes.is_empty() => moved += bytes.len() as u64,
-                Err(Refusal::WouldBlock) => break,
-                _ => self.eof = true,
-            }
-        }
-        let over = (self.fin_sent && self.eof) || now >= self.deadline;
         if over {
-            // Closing a socket with unread input resets the connection, and sent bytes are lost with it.
-            output.close(now);
+            // The system closes the connection.
+            if self.kept.reset_on_close.load(Ordering::Relaxed) {
+                output.break_off()
+            } else {
+                output.close(now)
+            }
         }
         (over, moved)
     }
 
+    /// The program has disconnected, too.
+    pub fn release(&mut self) {
+        self.machine.release();
+    }
+
     /// When it must be stepped at the latest.
     pub fn deadline(&self) -> Time {
-        if self.held && !self.fin_sent { self.deadline - BEFORE_EXIT } else { self.deadline }
+        time(self.machine.poll_timeout())
     }
 }
 

@@ -130,7 +130,7 @@ impl Run {
             placement_reads: bit(4),
             infiniband: bit(4),
             rtr: if bit(7) { Rtr::Expect } else { Rtr::None },
-            wait_first_fpdu: bit(7),
+            wait_first_frame: bit(7),
             ird: 2,
             ord: u16::from(flags & 1) + 1,
             ..StreamParams::default()

@@ -3,10 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use rustix::io::Errno;
 use uwarp_driver::pump::Surroundings;
-use uwarp_llp::link::{Answers, LowerLayer, Piece, Received};
-use uwarp_rnic::mem::{self, MemSeg};
+use uwarp_llp::link::{Answers, Caps, Ended, LowerLayer, Received, Stop};
+use uwarp_mem::{self as mem, MemSeg};
 
 use crate::Time;
 use crate::end::{Kept, leave};
@@ -22,70 +21,68 @@ pub(crate) struct Network<'a> {
     pub moved: &'a mut u64,
 }
 
-fn seg(piece: &Piece) -> MemSeg {
-    MemSeg { addr: piece.addr(), len: piece.len() }
-}
-
-fn errno(refusal: Refusal) -> Errno {
+fn stop(refusal: Refusal) -> Stop {
     match refusal {
-        Refusal::WouldBlock => Errno::AGAIN,
-        Refusal::Reset => Errno::CONNRESET,
+        Refusal::WouldBlock => Stop::Later,
+        Refusal::Reset => Stop::Ended(Ended::Broken),
     }
 }
 
 impl Network<'_> {
-    fn recv(&mut self, max: usize) -> Result<Vec<u8>, Errno> {
-        let bytes = self.input.recv(self.now, max).map_err(errno)?;
+    fn recv(&mut self, max: usize) -> Result<Vec<u8>, Stop> {
+        let bytes = self.input.recv(self.now, max).map_err(stop)?;
         *self.moved += bytes.len() as u64;
-        Ok(bytes)
+        if bytes.is_empty() { Err(Stop::Ended(Ended::Closed)) } else { Ok(bytes) }
     }
 }
 
 impl LowerLayer for Network<'_> {
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    fn caps(&self) -> Caps {
+        Caps { answers: false, ..Caps::TCP }
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         let sent = self.output.send(self.now, bytes);
         if self.output.take_killed() {
             let reset = self.kept.reset_on_close.load(Ordering::Relaxed);
             leave(self.now, self.input, self.output, reset);
         }
-        let n = sent.map_err(errno)?;
+        let n = sent.map_err(stop)?;
         *self.moved += n as u64;
         Ok(n)
     }
 
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+    fn send(&mut self, pieces: &[MemSeg], _: u64) -> Result<usize, Stop> {
         let mut bytes = Vec::new();
         for piece in pieces {
-            mem::copy_out(seg(piece), &mut bytes).map_err(|_| Errno::FAULT)?;
+            mem::copy_out(*piece, &mut bytes).map_err(|_| Stop::Unmapped)?;
         }
         self.send_bytes(&bytes)
     }
 
     /// A receive may return fewer bytes than there are.
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop> {
         let bytes = self.recv(buffer.len())?;
         buffer[..bytes.len()].copy_from_slice(&bytes);
-        Ok(Received { bytes: bytes.len(), short: false })
+        Ok(Received { bytes: bytes.len(), drained: false })
     }
 
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
-        let direct: usize = pieces.iter().map(Piece::len).sum();
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop> {
+        let direct: usize = pieces.iter().map(|piece| piece.len).sum();
         let bytes = self.recv(direct + buffer.len())?;
         let mut rest = &bytes[..];
         for piece in pieces {
-            let n = mem::copy_in(seg(piece), rest).map_err(|_| Errno::FAULT)?;
+            let n = mem::copy_in(*piece, rest).map_err(|_| Stop::Unmapped)?;
             rest = &rest[n..];
         }
         buffer[..rest.len()].copy_from_slice(rest);
-        Ok(Received { bytes: bytes.len(), short: false })
+        Ok(Received { bytes: bytes.len(), drained: false })
     }
 
-    fn hung_up(&self) -> bool {
-        self.input.hung_up(self.now)
-    }
-
-    fn broken(&self) -> bool {
-        self.input.is_reset() || self.output.is_reset()
+    fn ended(&self) -> Option<Ended> {
+        let broken = self.input.is_reset() || self.output.is_reset();
+        let how = if broken { Ended::Broken } else { Ended::Closed };
+        self.input.hung_up(self.now).then_some(how)
     }
 
     fn answers(&self) -> Option<Answers> {
@@ -94,12 +91,20 @@ impl LowerLayer for Network<'_> {
 
     fn probe_when_quiet(&self) {}
 
+    fn unsent(&self) -> usize {
+        0
+    }
+
     fn unacknowledged(&self) -> usize {
         self.output.unacknowledged(self.now)
     }
 
     fn reset_on_close(&self, reset: bool) {
         self.kept.reset_on_close.store(reset, Ordering::Relaxed);
+    }
+
+    fn finish(&mut self) {
+        self.output.close(self.now);
     }
 
     fn peer(&self) -> Option<SocketAddr> {
@@ -124,7 +129,7 @@ impl Surroundings for Network<'_> {
     }
 
     fn hung_up(&self) -> bool {
-        LowerLayer::hung_up(self)
+        self.ended().is_some()
     }
 
     fn set_hung_up(&mut self) {}

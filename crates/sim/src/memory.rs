@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use uwarp_rnic::mem::{self, MemSeg};
+use uwarp_mem::{self as mem, MemSeg};
 use uwarp_rnic::{Access, Mr, Pd};
 
 /// Memory for regions. The bytes are atomic, because a queue pair writes them by address while we hold a

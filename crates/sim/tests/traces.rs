@@ -21,7 +21,7 @@ struct Scene {
 
 fn uwarp() -> [StreamParams; 2] {
     let a = StreamParams { peer_is_uwarp: true, rtr: Rtr::SendWrite, ..StreamParams::default() };
-    [a, StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..a }]
+    [a, StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..a }]
 }
 
 fn strangers() -> [StreamParams; 2] {

@@ -120,8 +120,8 @@ impl Qp {
                          which uwarp does and siw does not"
                     );
                 }
-                // There is no link to check.
-                Some(Action::CheckHangUp | Action::CheckAnswers { .. }) => {}
+                // There is no link to ask. (The pump does what concerns the link itself.)
+                Some(Action::Recall | Action::CheckHangUp | Action::CheckAnswers { .. }) => {}
             }
         }
     }

@@ -241,7 +241,7 @@ pub fn connect(params: StreamParams, size: usize) -> (End, End) {
 pub fn join(left: &End, right: &End, params: StreamParams) {
     let (a, b) = sockets();
     attach(left, a, StreamParams { initiator: true, rtr: Rtr::SendWrite, ..params });
-    attach(right, b, StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_fpdu: true, ..params });
+    attach(right, b, StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..params });
 }
 
 pub fn uwarp() -> StreamParams {

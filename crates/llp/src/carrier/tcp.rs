@@ -284,7 +284,7 @@ impl SetUp for Connection {
     }
 
     fn ended(&self) -> bool {
-        tcp::hung_up(self.fd.as_fd())
+        tcp::ended(self.fd.as_fd()).is_some()
     }
 
     fn close(self: Box<Self>, how: Close) {

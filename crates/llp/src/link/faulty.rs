@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use rustix::io::Errno;
+use uwarp_mem::MemSeg;
 
-use crate::lower::{Answers, LowerLayer, Piece, Received};
+use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
 
-/// Shortens sends and receives, interrupts calls and refuses them, depending on the seed. All of that may
+/// Shortens sends and receives, and refuses calls, depending on the seed. All of that may
 /// happen on any system at any time, so a queue pair must work as before.
 #[derive(Debug)]
 pub struct Faulty<L> {
@@ -34,13 +34,9 @@ impl<L> Faulty<L> {
         self.seed % of
     }
 
-    /// Refuses one call in eight.
-    fn refuse(&mut self) -> Result<(), Errno> {
-        match self.choose(16) {
-            0 => Err(Errno::INTR),
-            1 => Err(Errno::AGAIN),
-            _ => Ok(()),
-        }
+    /// Refuses one call in eight: there is no room, or there are no bytes.
+    fn refuse(&mut self) -> Result<(), Stop> {
+        if self.choose(8) == 0 { Err(Stop::Later) } else { Ok(()) }
     }
 
     /// Of `len` bytes, how many one call may move: all of them in two calls of three.
@@ -54,33 +50,33 @@ impl<L> Faulty<L> {
 }
 
 impl<L: LowerLayer> LowerLayer for Faulty<L> {
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         self.refuse()?;
         let part = self.part(bytes.len());
         self.inner.send_bytes(bytes.get(..part).unwrap_or(bytes))
     }
 
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+    fn send(&mut self, pieces: &[MemSeg], stays: u64) -> Result<usize, Stop> {
         self.refuse()?;
         let part = self.part(pieces.len());
-        self.inner.send(pieces.get(..part).unwrap_or(pieces))
+        self.inner.send(pieces.get(..part).unwrap_or(pieces), stays)
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop> {
         self.refuse()?;
         let part = self.part(buffer.len());
         let received = self.inner.receive(buffer.get_mut(..part).unwrap_or_default())?;
-        Ok(Received { short: false, ..received })
+        Ok(Received { drained: false, ..received })
     }
 
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop> {
         self.refuse()?;
         let part = self.part(pieces.len());
         let behind = if part < pieces.len() { 0 } else { self.part(buffer.len()) };
         let (pieces, buffer) = (pieces.get(..part), buffer.get_mut(..behind));
         let received =
             self.inner.receive_scattered(pieces.unwrap_or_default(), buffer.unwrap_or_default())?;
-        Ok(Received { short: false, ..received })
+        Ok(Received { drained: false, ..received })
     }
 
     pass_on_queries!();

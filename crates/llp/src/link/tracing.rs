@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use rustix::io::Errno;
+use uwarp_mem::MemSeg;
 
-use crate::lower::{Answers, LowerLayer, Piece, Received};
+use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
 
 /// One call that moves bytes, with its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Call {
         /// Bytes that were offered.
         offered: usize,
         /// Bytes that were taken.
-        result: Result<usize, Errno>,
+        result: Result<usize, Stop>,
     },
     /// Into a buffer, or into pieces and a buffer.
     Receive {
@@ -23,7 +23,7 @@ pub enum Call {
         /// Room in the owner's buffer, in bytes.
         staged: usize,
         /// Bytes that were received.
-        result: Result<usize, Errno>,
+        result: Result<usize, Stop>,
     },
 }
 
@@ -51,31 +51,31 @@ impl<L> Tracing<L> {
     }
 }
 
-fn bytes_of(pieces: &[Piece]) -> usize {
-    pieces.iter().map(Piece::len).sum()
+fn bytes_of(pieces: &[MemSeg]) -> usize {
+    pieces.iter().map(|piece| piece.len).sum()
 }
 
 impl<L: LowerLayer> LowerLayer for Tracing<L> {
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, Stop> {
         let result = self.inner.send_bytes(bytes);
         self.calls.push(Call::Send { offered: bytes.len(), result });
         result
     }
 
-    fn send(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
-        let result = self.inner.send(pieces);
+    fn send(&mut self, pieces: &[MemSeg], stays: u64) -> Result<usize, Stop> {
+        let result = self.inner.send(pieces, stays);
         self.calls.push(Call::Send { offered: bytes_of(pieces), result });
         result
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<Received, Stop> {
         let staged = buffer.len();
         let result = self.inner.receive(buffer);
         self.calls.push(Call::Receive { direct: 0, staged, result: result.map(|r| r.bytes) });
         result
     }
 
-    fn receive_scattered(&mut self, pieces: &[Piece], buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn receive_scattered(&mut self, pieces: &[MemSeg], buffer: &mut [u8]) -> Result<Received, Stop> {
         let staged = buffer.len();
         let result = self.inner.receive_scattered(pieces, buffer);
         let direct = bytes_of(pieces);

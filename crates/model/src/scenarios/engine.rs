@@ -8,10 +8,14 @@ use std::time::{Duration, Instant};
 use shuttle::rand::Rng;
 
 use crate::background;
+use crate::carrier::Watch;
 use crate::channel::Channel;
 use crate::engine::Engine;
+use crate::event_loop::Sleep;
+use crate::progress::LEAD;
+use crate::raised::Look;
 use crate::source::{Readiness, Source, Token};
-use crate::sync::Mutex;
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::sys::{self, Count, Socket, Thread, start};
 
 /// A connection. The thread that makes progress reads its input; each read that finds something raises an
@@ -55,6 +59,82 @@ impl Source for Probe {
 
     fn exit(&self) {
         self.exits.add();
+    }
+}
+
+/// A connection through memory: nothing of it is a descriptor.
+struct Lane {
+    input: AtomicBool,
+    read: Count,
+    channel: Option<Arc<Channel>>,
+}
+
+impl Lane {
+    fn new(engine: &Engine, channel: Option<Arc<Channel>>) -> (Arc<Self>, Token) {
+        let lane = Arc::new(Self { input: AtomicBool::new(false), read: Count::new(), channel });
+        let token = engine.register_watch(Watch::Itself, lane.clone()).unwrap();
+        (lane, token)
+    }
+
+    fn arrive(&self, engine: &Engine, token: Token) {
+        self.input.store(true, Ordering::SeqCst);
+        engine.raise(token, Readiness { readable: true, ..Readiness::default() });
+    }
+}
+
+impl Source for Lane {
+    fn ready(&self, _: Readiness) {
+        if self.input.swap(false, Ordering::SeqCst) {
+            self.read.add();
+            if let Some(channel) = &self.channel {
+                channel.push(7);
+            }
+        }
+    }
+
+    fn timeout(&self) {}
+}
+
+/// A lower layer in memory that raises nothing: a look finds what is ready, and its peer wakes only threads
+/// whose sleep was announced.
+struct Lanes {
+    lane: Arc<Lane>,
+    token: Token,
+    ready: AtomicBool,
+    asleep: AtomicUsize,
+}
+
+impl Lanes {
+    fn new(engine: &Engine, channel: Option<Arc<Channel>>) -> Arc<Self> {
+        let (lane, token) = Lane::new(engine, channel);
+        let (ready, asleep) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let lanes = Arc::new(Self { lane, token, ready, asleep });
+        engine.add_look(lanes.clone());
+        lanes
+    }
+
+    fn arrive(&self, engine: &Engine) {
+        self.lane.input.store(true, Ordering::SeqCst);
+        self.ready.store(true, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) > 0 {
+            engine.wake();
+        }
+    }
+}
+
+impl Look for Lanes {
+    fn sleep_begins(&self) {
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn sleep_ends(&self) {
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn harvest(&self, raise: &mut dyn FnMut(Token, Readiness)) {
+        if self.ready.swap(false, Ordering::SeqCst) {
+            raise(self.token, Readiness { readable: true, ..Readiness::default() });
+        }
     }
 }
 
@@ -419,6 +499,82 @@ pub fn a_descriptor_that_was_polled_is_served_beside_a_leader() {
     probe.read.wait(1);
     channel.push(7);
     blocked.join();
+}
+
+/// What a source reports itself is served: by the background thread, or by a thread that sleeps for its own
+/// channel, whichever sleeps or is about to.
+pub fn what_is_raised_wakes_who_sleeps() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let (lane, token) = Lane::new(&engine, None);
+    let (other, other_token) = Lane::new(&engine, Some(channel.clone()));
+    let blocked = {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    };
+    at_any_moment();
+    for n in 1..=2 {
+        lane.arrive(&engine, token);
+        lane.read.wait(n);
+    }
+    other.arrive(&engine, other_token);
+    blocked.join();
+    lane.arrive(&engine, token);
+    lane.read.wait(3);
+}
+
+/// The same for what only a look finds. It is added while threads sleep, or are about to.
+pub fn what_a_look_finds_wakes_who_sleeps() {
+    let engine = background::start().unwrap();
+    let channel = Channel::new(&engine).unwrap();
+    let blocked = {
+        let channel = channel.clone();
+        start(move || get(&channel))
+    };
+    at_any_moment();
+    let lanes = Lanes::new(&engine, Some(channel));
+    for n in 1..=4 {
+        // Every second one comes while threads go to sleep behind the one before.
+        if n % 2 == 1 {
+            at_any_moment();
+        }
+        lanes.arrive(&engine);
+        lanes.lane.read.wait(n);
+    }
+    blocked.join();
+}
+
+/// The same for the thread of an event loop, which sleeps by a call of its own. It is dismissed at last, and
+/// the background thread serves what was raised, but that takes some milliseconds.
+pub fn what_is_raised_wakes_an_event_loop() {
+    let engine = background::start().unwrap();
+    let (lane, token) = Lane::new(&engine, None);
+    let peer = {
+        let (engine, lane) = (engine.clone(), lane.clone());
+        start(move || {
+            for n in 1..=3 {
+                at_any_moment();
+                let raised = sys::now();
+                lane.arrive(&engine, token);
+                lane.read.wait(n);
+                let took = sys::now().saturating_duration_since(raised);
+                assert!(took < LEAD / 2, "it slept over what was raised: {took:?}");
+            }
+        })
+    };
+    while lane.read.get() < 3 {
+        let Some(lead) = engine.begin_loop() else { continue };
+        let sleeps_on = (0..2).any(|_| match engine.may_sleep(lead) {
+            Sleep::For(limit) => {
+                sys::wait_watched(engine.fd(), limit);
+                engine.serve_loop(lead);
+                false
+            }
+            Sleep::NoMore => true,
+        });
+        engine.end_loop(lead, sleeps_on);
+    }
+    peer.join();
 }
 
 /// A program that polled, then arms and sleeps on the channel's descriptor, gets its events.

@@ -14,10 +14,10 @@ use uwarp_wire::rdmap::Right;
 use uwarp_wire::terminate::{RemoteProtection, TaggedBuffer, TerminateError};
 
 use crate::error::VerbsError;
-use crate::mem::{MemSeg, Unmapped, guard};
 use crate::pd::Pd;
 use crate::sync::{AtomicBool, AtomicU32, Ordering, yield_now};
 use keys::TABLE;
+use uwarp_mem::{MemSeg, Unmapped, guard};
 use window::Window;
 
 bitflags! {

@@ -152,7 +152,7 @@ pub fn unbind_windows_of(qpn: u32) {
 mod tests {
     use super::super::{MrCache, Part, invalidate, invalidate_remotely};
     use super::*;
-    use crate::mem::MemSeg;
+    use uwarp_mem::MemSeg;
 
     const WINDOW: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 

@@ -123,7 +123,7 @@ pub struct Snapshot {
     pub waiting_bytes: usize,
     /// A Send waits for a receive.
     pub stalled: bool,
-    /// Work is posted that may not be sent before the peer's first FPDU.
+    /// Work is posted that may not be sent before the peer's first frame.
     pub muted: bool,
     /// The peer is a uwarp end.
     pub peer_is_uwarp: bool,

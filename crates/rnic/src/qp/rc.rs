@@ -41,7 +41,7 @@ mod waiting;
 pub use self::core::RcCore;
 pub use direct::RxPlan;
 pub use machine::{Action, End, LinkEvent};
-pub use params::{Rtr, StreamParams};
+pub use params::{LinkCaps, Rtr, StreamParams};
 pub use psns::{Psns, ShownPsns};
 pub use silence::Answers;
 pub use stream::{Disconnect, DisconnectReply};

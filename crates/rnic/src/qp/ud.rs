@@ -30,12 +30,12 @@ use super::state::QpState;
 use crate::ah::{Ah, Endpoint, port_of};
 use crate::error::VerbsError;
 use crate::event::EventKind;
-use crate::mem;
 use crate::mr::{Access, Part, random_u32};
 use crate::out::pool;
 use crate::queues::slice_sges;
 use crate::trace;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+use uwarp_mem as mem;
 
 /// Bytes before the payload of a received message: room for a global routing header, as in the verbs.
 pub const GRH_LEN: u32 = grh::LEN as u32;

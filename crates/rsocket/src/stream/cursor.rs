@@ -1,8 +1,8 @@
 //! A program's buffers, in the course of a call.
 
 use rustix::io::Errno;
-use uwarp_rnic::mem::MemSeg;
-use uwarp_rnic::mem::owned::{from_program, to_program};
+use uwarp_mem::MemSeg;
+use uwarp_mem::owned::{from_program, to_program};
 
 /// A program's buffers, and how far they are used.
 pub(super) struct Cursor<'a> {

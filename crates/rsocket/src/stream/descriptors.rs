@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_rnic::mem::MemSeg;
-use uwarp_rnic::mem::owned::read;
+use uwarp_mem::MemSeg;
+use uwarp_mem::owned::read;
 use uwarp_rnic::{Access, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
 
 use super::verbs::{Region, Verbs};

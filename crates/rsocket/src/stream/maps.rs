@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use rustix::io::Errno;
+use uwarp_mem::owned::read;
+use uwarp_mem::{MemSeg, copy_in, populate};
 use uwarp_rnic::Access;
-use uwarp_rnic::mem::owned::read;
-use uwarp_rnic::mem::{MemSeg, copy_in, populate};
 
 use super::cursor::Cursor;
 use super::verbs::{Region, Verbs};
@@ -51,8 +51,7 @@ impl<V: Verbs> Stream<V> {
             true => Some(state.maps.free_index(machine.peer_map_count()).ok_or(Errno::NOMEM)?),
             false => None,
         };
-        let errno = |error: uwarp_rnic::VerbsError| Errno::from_raw_os_error(error.errno());
-        populate::check(buffer.addr as usize, buffer.len, true).map_err(errno)?;
+        populate::check(buffer.addr as usize, buffer.len, true).map_err(|_| Errno::FAULT)?;
         let access = if for_peer { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE };
         let region = self.verbs.register(buffer, access)?;
         let offset = offset.unwrap_or(buffer.addr);

@@ -1,8 +1,8 @@
 //! The registered memory of a stream.
 
 use rustix::io::Errno;
-use uwarp_rnic::mem::owned::{Owned, read};
-use uwarp_rnic::mem::{MemSeg, copy_in};
+use uwarp_mem::owned::{Owned, read};
+use uwarp_mem::{MemSeg, copy_in};
 use uwarp_rnic::{Access, Sge};
 
 use super::verbs::{Region, Verbs};

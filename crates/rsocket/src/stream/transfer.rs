@@ -1,8 +1,8 @@
 //! Calls that send and receive.
 
 use rustix::io::Errno;
+use uwarp_mem::MemSeg;
 use uwarp_process::MutexGuard;
-use uwarp_rnic::mem::MemSeg;
 
 use super::cursor::Cursor;
 use super::verbs::Verbs;

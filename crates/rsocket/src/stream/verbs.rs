@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use uwarp_cm::Cm;
 use uwarp_driver::{Nic, Qp};
-use uwarp_rnic::mem::MemSeg;
+use uwarp_mem::MemSeg;
 use uwarp_rnic::mr::{MrCache, Part};
 use uwarp_rnic::qp::{QpCaps, QpInit, QpModify, QpState};
 use uwarp_rnic::{Access, AsyncEvent, AsyncSink, Cq, Mr, Pd, RecvWr, SendWr, Sge, VerbsError, Wc};

@@ -2,8 +2,8 @@
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use uwarp_rnic::mem::MemSeg;
-use uwarp_rnic::mem::owned::read;
+use uwarp_mem::MemSeg;
+use uwarp_mem::owned::read;
 use uwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcStatus};
 
 use super::memory::{MESSAGE, REPOSTED};

@@ -567,7 +567,7 @@ fn stream_params(
         retry_cnt: param.retry_count.min(7),
         rtr: said.rtr,
         rtr_stag_to: said.rtr_stag_to,
-        wait_first_fpdu: said.rtr != Rtr::None,
+        wait_first_frame: said.rtr != Rtr::None,
         rnr_timeout: rnr_limit(param.rnr_retry_count, min_rnr_timer),
         placement_acks: said.peer_is_uwarp,
         infiniband,

@@ -78,7 +78,7 @@ impl Streams {
 
     /// The program has disconnected: a peer that has done so before is told.
     pub fn answer(&mut self) {
-        self.closing.iter_mut().for_each(|(closing, ..)| closing.held = false);
+        self.closing.iter_mut().for_each(|(closing, ..)| closing.release());
     }
 
     /// The queue pair is destroyed: nothing is reported.

@@ -1,7 +1,7 @@
 //! Last acknowledgements: when they are said once more, and what they are not (docs/adr/009).
 
+use uwarp_mem as mem;
 use uwarp_proto::setup::PeerData;
-use uwarp_rnic::mem;
 use uwarp_rnic::qp::{Answers, Disconnect, LinkEvent, Now, QpModify, QpState, Rtr, StreamParams};
 use uwarp_rnic::{EventKind, SendOp, WcStatus};
 use uwarp_sim::Side::{self, A, B};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use uwarp_rnic::mem;
+use uwarp_mem as mem;
 use uwarp_rnic::qp::{Now, QpCaps, Rtr, StreamParams};
 use uwarp_rnic::{Access, Mr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
 use uwarp_sim::tap;
@@ -28,7 +28,7 @@ pub fn params() -> [StreamParams; 2] {
 
 pub fn with_rtr(rtr: Rtr) -> [StreamParams; 2] {
     let [a, b] = params();
-    [StreamParams { rtr, ..a }, StreamParams { rtr: Rtr::Expect, wait_first_fpdu: true, ..b }]
+    [StreamParams { rtr, ..a }, StreamParams { rtr: Rtr::Expect, wait_first_frame: true, ..b }]
 }
 
 impl Duo {

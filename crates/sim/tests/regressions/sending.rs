@@ -369,7 +369,7 @@ fn a_refused_invalidation_is_not_acknowledged() {
 #[test]
 fn a_responder_does_not_send_first() {
     let [a, b] = params().map(|p| StreamParams { peer_is_uwarp: false, ..p });
-    let mut duo = Duo::new([a, StreamParams { wait_first_fpdu: true, ..b }]);
+    let mut duo = Duo::new([a, StreamParams { wait_first_frame: true, ..b }]);
     duo.world.settle();
     assert_eq!(duo.world.end(B).established, 1, "the program may continue; the peer may send late");
     assert!(!duo.world.end(B).core.snapshot().muted, "nothing is posted");

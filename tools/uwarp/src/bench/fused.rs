@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use uwarp_rnic::mem::{self, MemSeg};
+use uwarp_mem::{self as mem, MemSeg};
 use uwarp_wire::crc::Crc32c;
 
 use super::protocol::{Failure, Figure, LARGEST, Result};

@@ -87,7 +87,10 @@ impl Stream {
     pub(super) fn owes_ack(&self) -> bool {
         // The message that requested it may be behind a Send that waits for a receive.
         let of = if self.stalled || !self.buffered.is_empty() { self.placed } else { self.requested_to };
-        self.params.placement_acks && of > self.placed_acked && self.tx.open && self.closing.is_none()
+        self.params.placement_acks
+            && of > self.placed_acked
+            && self.opening.may_send()
+            && self.closing.is_none()
     }
 
     /// Whether the peer has waited too long: interrupt receiving to acknowledge.
@@ -172,7 +175,9 @@ impl Stream {
                         AckTiming::Now => true,
                     })
         } else {
-            self.params.peer_is_uwarp && self.tx.open && self.placed - self.placed_acked >= ACK_EVERY
+            self.params.peer_is_uwarp
+                && self.opening.may_send()
+                && self.placed - self.placed_acked >= ACK_EVERY
         }
     }
 
@@ -184,6 +189,10 @@ impl Stream {
     fn emit_ack_frame(&mut self, control: u8, said: u32) {
         self.placed_acked = self.placed;
         self.ack_timing = AckTiming::Rides;
+        if self.params.link.counts && said == 0 && self.tx.rnr_retry.is_none() {
+            // The lower layer carries the number, and what the other end waits for.
+            return;
+        }
         self.tx.ack_msn = self.tx.ack_msn.wrapping_add(1);
         let retries = self.tx.rnr_retry.take().map_or(0, |retries| UWARP_RNR_RETRY | u32::from(retries));
         let message = Message::Untagged {
@@ -264,7 +273,7 @@ impl Stream {
     /// Requests an acknowledgement of everything that is cut, even if one is requested: the peer may hold
     /// that one back for a message to ride on, but not this one. Returns whether there is anything.
     pub(super) fn demand_ack(&mut self) -> bool {
-        let awaits = self.awaits_ack() && self.tx.open;
+        let awaits = self.awaits_ack() && self.opening.may_send();
         if awaits {
             self.tx.ack_requests.made(self.tx.messages);
             self.emit_ack_now(UWARP_REQUEST_ACK);
@@ -282,7 +291,7 @@ impl Stream {
 
     /// Acknowledges what is placed, requested or not: a Terminate follows, or the end of the stream.
     pub(super) fn emit_all_acks(&mut self) {
-        if self.params.placement_acks && self.placed > self.placed_acked && self.tx.open {
+        if self.params.placement_acks && self.placed > self.placed_acked && self.opening.may_send() {
             self.emit_ack_now(0);
         }
     }
@@ -290,7 +299,7 @@ impl Stream {
     /// Acknowledges what is placed, and says that nothing else will be: this end closes the stream, and drops
     /// what arrives from now on. (A responder that has received nothing has nothing to say, and may not.)
     pub(super) fn emit_last_ack(&mut self) {
-        if self.params.placement_acks && (self.tx.open || self.params.initiator) {
+        if self.params.placement_acks && (self.opening.may_send() || self.params.initiator) {
             let answer = if self.answer == DisconnectReply::Awaited { UWARP_AWAITS_ANSWER } else { 0 };
             self.emit_ack_frame(0, UWARP_LAST_ACK | answer);
         } else {

@@ -13,10 +13,10 @@ use uwarp_wire::terminate::{RemoteOperation, RemoteProtection, TerminateError, U
 use super::core::RcCore;
 use super::errors::Fault;
 use super::reads::{Atomic, ReadSink, Request};
-use crate::mem::{self, NotDone};
 use crate::mr::{Access, AccessError, Part};
 use crate::queues::{ATOMIC_BYTES, Phase, slice_sges};
 use crate::wr::{SendOp, WcStatus};
+use uwarp_mem::{self as mem, NotDone};
 
 /// RFC 7306 sections 5.2.1 and 5.2.2 fix the lengths and name no code for a wrong one; these are the codes
 /// for a Read Request of the wrong length. The message is one segment, because every segment may be larger

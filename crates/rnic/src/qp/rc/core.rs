@@ -3,9 +3,11 @@
 
 use std::sync::Weak;
 
+use uwarp_proto::framing::Framing;
 use uwarp_proto::setup::PeerData;
 
-use super::params::StreamParams;
+use super::errors::Flush;
+use super::params::{LinkCaps, StreamParams};
 use super::psns::Psns;
 use super::stream::{Disconnect, Stream};
 use super::timers::{JOINED, LOOK_EVERY, Now, SentBefore, Timer, Timers};
@@ -40,6 +42,8 @@ pub struct RcCore {
     /// Checks that expired deadlines request from the owner.
     pub(super) checks: Checks,
     pub(super) stream: Option<Stream>,
+    /// Work requests that are flushed once the lower layer has released their memory.
+    pub(super) unflushed: Option<Flush>,
 }
 
 /// Attributes that the program has set itself; a connection does not change them.
@@ -100,6 +104,7 @@ impl RcCore {
             sent_before: SentBefore::default(),
             checks: Checks::default(),
             stream: None,
+            unflushed: None,
         }
     }
 
@@ -200,6 +205,8 @@ impl RcCore {
         }
         (self.gone, self.by_program) = (false, false);
         self.timers.clear(Timer::Retry);
+        // Work requests are dropped, and their memory is recalled before the owner's call returns.
+        self.unflushed = None;
         self.given = Given::default();
         self.set_peer_attributes(None);
     }
@@ -259,7 +266,8 @@ impl RcCore {
     /// Otherwise its turn comes in [`Self::poll_transmit`].
     #[cold]
     fn do_local_work(&mut self) {
-        let sends = self.stream.as_ref().is_some_and(|stream| stream.tx.open && stream.closing.is_none());
+        let sends =
+            self.stream.as_ref().is_some_and(|stream| stream.opening.may_send() && stream.closing.is_none());
         while !sends && self.shell.attr.state == QpState::Rts {
             let number = self.shell.sq.next;
             let Some(op) = self.shell.sq.slot(number).map(|slot| slot.op).filter(|op| op.is_local()) else {
@@ -312,19 +320,33 @@ impl RcCore {
         } else {
             self.timers.clear(Timer::Retry);
         }
+        let opening = stream.opening.deadlines();
         self.stream = Some(stream);
-        if !params.first_fpdu_delay.is_zero() {
-            self.timers.start(Timer::FirstFpdu, now, params.first_fpdu_delay);
+        for (timer, after) in [Timer::FirstFrame, Timer::Nudge].into_iter().zip(opening) {
+            if let Some(after) = after {
+                self.timers.start(timer, now, after);
+            }
         }
-        if let Some(after) = params.nudge_after {
-            self.timers.start(Timer::Nudge, now, params.first_fpdu_delay + after);
-        }
-        if params.link_answers {
+        if params.link.answers {
             self.timers.start(Timer::Silence, now, LOOK_EVERY);
         }
         self.say_rnr_retry();
         // The program may have set one since set-up compared them.
         self.check_psns();
+        Ok(())
+    }
+
+    /// The lower layer of the stream is another one than was assumed, before the first byte in either
+    /// direction: a responder learns that only behind its reply.
+    pub fn reframe(&mut self, now: &Now, framing: Framing, link: LinkCaps) -> Result<(), VerbsError> {
+        if !self.stream.as_mut().is_some_and(|stream| stream.reframe(framing, link)) {
+            return Err(VerbsError::Invalid("the stream is in use, or there is none"));
+        }
+        if link.answers {
+            self.timers.start(Timer::Silence, now, LOOK_EVERY);
+        } else {
+            self.timers.clear(Timer::Silence);
+        }
         Ok(())
     }
 
@@ -341,10 +363,11 @@ impl RcCore {
         self.stream.as_ref().and_then(|s| s.closing)
     }
 
-    /// Whether work is posted that may not be sent: a responder is silent until the initiator's first FPDU
+    /// Whether work is posted that may not be sent: a responder is silent until the initiator's first frame
     /// has arrived (RFC 5044 section 7.1.2 rule 4).
     pub(super) fn muted(&self) -> bool {
-        self.stream.as_ref().is_some_and(|s| !s.tx.open && s.closing.is_none()) && self.shell.sq.has_unsent()
+        self.stream.as_ref().is_some_and(|s| !s.opening.may_send() && s.closing.is_none())
+            && self.shell.sq.has_unsent()
     }
 
     /// Whether a Send waits for a receive to be posted, and reading has stopped meanwhile.
@@ -361,8 +384,48 @@ impl RcCore {
     }
 
     /// Messages of the peer that are placed.
+    #[inline]
     pub fn messages_placed(&self) -> u64 {
         self.stream.as_ref().map_or(0, |s| s.placed)
+    }
+
+    /// How many messages of this end the peer must have placed before work requests complete that the program
+    /// waits for.
+    #[inline]
+    pub fn messages_wanted(&self) -> u64 {
+        self.stream.as_ref().map_or(0, |s| s.tx.ack_requests.last)
+    }
+
+    /// Messages of this end that the peer has placed, as far as it is known.
+    #[inline]
+    pub fn messages_acked(&self) -> u64 {
+        self.stream.as_ref().map_or(0, |s| s.acked)
+    }
+
+    /// The peer has said so, beside the stream.
+    pub(super) fn peer_has_placed(&mut self, messages: u64) {
+        let Some(stream) = &mut self.stream else { return };
+        if messages > stream.tx.messages() {
+            tracing::warn!(
+                qpn = self.shell.qpn,
+                "the peer claims to have placed messages that were not sent"
+            );
+            return self.connection_lost(Disconnect::Reset);
+        }
+        stream.acked = stream.acked.max(messages);
+        stream.hold.input();
+        self.retire();
+    }
+
+    /// The lower layer has released the memory of the stream's first `position` bytes.
+    pub(super) fn released(&mut self, position: u64) {
+        let Some(stream) = &mut self.stream else { return };
+        stream.out.release_to(position);
+        let all = stream.out.released() == stream.out.taken();
+        match self.unflushed.take_if(|_| all) {
+            Some(flush) => self.flush_sends(flush),
+            None => self.retire(),
+        }
     }
 
     /// Whether the peer has waited too long for an acknowledgement: the owner should send before it receives
@@ -429,7 +492,7 @@ impl RcCore {
                 Phase::Done => WcStatus::Success,
                 Phase::Sent { end, message } => {
                     let Some(s) = &mut self.stream else { return };
-                    if end > s.out.taken() || message > s.completes_to() {
+                    if end > s.out.released() || message > s.completes_to() {
                         return;
                     }
                     s.tx.ack_requests.signaled_completed += u64::from(signaled);

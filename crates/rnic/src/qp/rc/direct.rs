@@ -12,10 +12,10 @@ use uwarp_wire::terminate::TerminateError;
 use super::core::RcCore;
 use super::errors::Fault;
 use super::stream::{Direct, OffendingSegment, Pins};
-use crate::mem::{self, MemSeg};
 use crate::mr::AccessError;
 use crate::trace;
 use crate::wr::WcStatus;
+use uwarp_mem::{self as mem, MemSeg};
 
 /// Where the next received bytes belong.
 #[derive(Debug)]

@@ -60,6 +60,16 @@ pub(super) enum Blame {
     NoWorkRequest,
 }
 
+/// How the send work requests of a queue pair in the error state complete.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flush {
+    /// Bytes of the stream that the lower layer had taken.
+    taken: u64,
+    /// The last message that may complete with success.
+    completes_to: u64,
+    vendor_err: u32,
+}
+
 /// An error while a segment is handled.
 pub(super) enum Fault {
     /// The peer's error: it gets this Terminate.
@@ -78,8 +88,8 @@ impl From<TerminateError> for Fault {
 }
 
 impl Stream {
-    /// Drops what is queued, except an FPDU that is partly sent; returns how many bytes were dropped. `None`
-    /// if the program has unmapped the rest of that FPDU: then nothing more can be sent.
+    /// Drops what is queued, except a frame that is partly sent; returns how many bytes were dropped. `None`
+    /// if the program has unmapped the rest of that frame: then nothing more can be sent.
     fn cut(&mut self) -> Option<usize> {
         let dropped = self.out.cut();
         self.sender.unsend(dropped.unwrap_or(0));
@@ -300,6 +310,22 @@ impl RcCore {
         });
         let (taken, completes_to) =
             self.stream.as_ref().map_or((0, 0), |s| (s.out.taken(), s.completes_to()));
+        let flush = Flush { taken, completes_to, vendor_err };
+        if self.stream.as_ref().is_some_and(|s| s.out.released() < taken) {
+            // The lower layer still refers to memory of work requests: see `Action::Recall`.
+            self.unflushed.get_or_insert(flush);
+        } else {
+            self.flush_sends(flush);
+        }
+        self.shell.flush_receives();
+        if before != QpState::Err {
+            self.shell.last_receive_reached();
+        }
+    }
+
+    /// Completes the send work requests of a queue pair in the error state.
+    pub(super) fn flush_sends(&mut self, flush: Flush) {
+        let Flush { taken, completes_to, vendor_err } = flush;
         let mut failed = false;
         while let Some(slot) = self.shell.sq.pop() {
             // After one that is not done, none counts as done: programs take the first failure for the end.
@@ -324,10 +350,6 @@ impl RcCore {
                 wc.vendor_err = vendor_err;
             }
             self.shell.complete_send(wc);
-        }
-        self.shell.flush_receives();
-        if before != QpState::Err {
-            self.shell.last_receive_reached();
         }
     }
 }

@@ -198,7 +198,7 @@ impl RcCore {
     pub(super) fn read_before_end(&mut self, unread: usize) {
         let Some(stream) = &mut self.stream else { return };
         // A peer that has sent nothing may be a responder that has received nothing, which says nothing.
-        let tells = stream.params.placement_acks && stream.last_acks && stream.first_fpdu_seen;
+        let tells = stream.params.placement_acks && stream.last_acks && stream.opening.heard();
         if !tells || stream.last_ack_seen || stream.closing.is_some() {
             return;
         }

@@ -17,10 +17,10 @@ use std::time::Instant;
 use super::core::{Checks, RcCore};
 use super::silence::Answers;
 use super::stream::{Disconnect, DisconnectReply, Established, Stream};
-use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, NUDGES, Now, STARVING, SentBefore, Timer};
-use crate::mem;
+use super::timers::{ACK, ALL, DRAIN, HANG_UP, LOOK_EVERY, MUTED, Now, STARVING, SentBefore, Timer};
 use crate::out::OutQueue;
 use crate::srq::Woken;
+use uwarp_mem as mem;
 
 /// What the lower layer reports beside bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum LinkEvent {
     /// The owner has learned that the peer has hung up, and this end does not read because a Send waits for a
     /// receive.
     HungUp,
-    /// The peer sends no more. `partial`: in the middle of an FPDU. `broken`: sending has failed before.
+    /// The peer sends no more. `partial`: in the middle of a frame. `broken`: sending has failed before.
     /// `unread`: how many of the bytes that were sent the peer's system had not acknowledged; `None` if it is
     /// not known that the end came in good order.
     End {
@@ -51,6 +51,14 @@ pub enum LinkEvent {
     Answers(Option<Answers>),
     /// Segments that were retransmitted during the stream.
     Resent(u64),
+    /// The peer says that it has placed so many messages of this end ([`LinkCaps::counts`]).
+    ///
+    /// [`LinkCaps::counts`]: super::params::LinkCaps::counts
+    Placed(u64),
+    /// The link refers to nothing before this position of the stream any more ([`LinkCaps::refers`]).
+    ///
+    /// [`LinkCaps::refers`]: super::params::LinkCaps::refers
+    Released(u64),
 }
 
 /// How the peer understands the end of a stream, so how it must be made.
@@ -69,7 +77,7 @@ pub enum Action {
     /// A receive of the shared receive queue is reserved for each of these queue pairs. Notify them without
     /// the lock of this one.
     Wake(Woken),
-    /// Report to the program: both sides are up. For the responder, the initiator's first FPDU arrived.
+    /// Report to the program: both sides are up. For the responder, the initiator's first frame arrived.
     Established,
     /// Report to the program: the stream has ended. The queue pair does not keep it; `unsent` must still be
     /// sent before the link is closed.
@@ -86,6 +94,10 @@ pub enum Action {
     },
     /// Warn: posted work must wait for the peer's first message (RFC 5044 section 7.1.2).
     Muted,
+    /// The stream has ended: the link must refer to no memory of this end any more, which is then reported
+    /// as [`LinkEvent::Released`]. Only then is [`Action::Disconnected`] returned, and only then do work
+    /// requests complete.
+    Recall,
     /// Check whether the peer has hung up for good; if so, report [`LinkEvent::End`].
     CheckHangUp,
     /// Check how the peer answers, and report [`LinkEvent::Answers`].
@@ -104,7 +116,7 @@ impl RcCore {
         }
         let stream = self.stream.as_ref()?;
         if stream.closing.is_none() {
-            if self.timers.is_set(Timer::FirstFpdu) {
+            if self.timers.is_set(Timer::FirstFrame) {
                 return None;
             }
             self.build();
@@ -123,11 +135,11 @@ impl RcCore {
         let tx = &stream.tx;
         stream.out.is_empty()
             && stream.requests.is_empty()
-            && (tx.open && tx.current.is_none() && !tx.ack_requests.due)
+            && (stream.opening.may_send() && tx.current.is_none() && !tx.ack_requests.due)
             && (stream.closing.is_none() && !stream.draining)
             && !(stream.uses_placement_reads() || stream.ack_is_due(false))
             && (self.timers.is_set(Timer::Ack) || !stream.ack_waits())
-            && !self.timers.is_set(Timer::FirstFpdu)
+            && !self.timers.is_set(Timer::FirstFrame)
             && !(self.shell.sq.has_unsent() || self.shell.has_overflowed())
     }
 
@@ -137,7 +149,7 @@ impl RcCore {
         let Some(stream) = &self.stream else { return };
         if stream.draining {
             self.drained();
-        } else if !stream.tx.open && stream.warn_if_muted {
+        } else if !stream.opening.may_send() && stream.warn_if_muted {
             self.set_muted_deadline(now);
         }
         let Some(stream) = &self.stream else { return };
@@ -153,7 +165,7 @@ impl RcCore {
     pub fn transmitted(&mut self, now: &Now, n: usize) -> bool {
         if let Some(stream) = &mut self.stream {
             stream.out.take(n);
-            if stream.params.link_answers {
+            if stream.params.link.answers {
                 self.timers.start(Timer::Silence, now, LOOK_EVERY);
             }
         }
@@ -234,6 +246,8 @@ impl RcCore {
             LinkEvent::Unwritable => self.place_unmapped(),
             LinkEvent::Answers(answers) => self.answers(now, answers),
             LinkEvent::Resent(segments) => self.shell.counters.retransmits += segments,
+            LinkEvent::Placed(messages) => self.peer_has_placed(messages),
+            LinkEvent::Released(position) => self.released(position),
         }
         self.set_deadlines(now);
     }
@@ -260,6 +274,9 @@ impl RcCore {
             return Some(Action::Established);
         }
         if let Some(why) = stream.closing {
+            if stream.out.released() < stream.out.taken() {
+                return Some(Action::Recall);
+            }
             return Some(self.end_of_stream(why));
         }
         if self.checks == Checks::default() {
@@ -334,7 +351,7 @@ impl RcCore {
     fn expired(&mut self, timer: Timer, now: &Now) {
         match timer {
             // `poll_transmit` checks whether it is set.
-            Timer::FirstFpdu => {}
+            Timer::FirstFrame => {}
             Timer::Joined => self.join_failed(),
             Timer::Nudge => self.nudge(now),
             Timer::Receive if self.awaits_receive() => self.receive_missing(),
@@ -362,15 +379,14 @@ impl RcCore {
     /// deadline: the program may post later, and the peer cannot miss what was not sent.
     fn nudge(&mut self, now: &Now) {
         let Some(stream) = &mut self.stream else { return };
-        let Some(after) = stream.params.nudge_after else { return };
-        if stream.first_fpdu_seen || stream.closing.is_some() || stream.nudges == NUDGES {
+        if stream.closing.is_some() {
             return;
         }
-        stream.nudges += 1;
+        let Some(next) = stream.opening.nudge() else { return };
         if stream.out.taken() > 0 && stream.tx.idle() {
             stream.emit_empty_write();
         }
-        self.timers.start(Timer::Nudge, now, after * 2u32.saturating_pow(stream.nudges));
+        self.timers.start(Timer::Nudge, now, next);
     }
 
     /// Sets the deadlines: input or the link may have begun a wait, or ended one.

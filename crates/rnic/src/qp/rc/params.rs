@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use uwarp_proto::framing::Framing;
-use uwarp_proto::setup::PeerData;
+use uwarp_proto::opening::{First, Hold, Opening, Terms};
 pub use uwarp_proto::setup::Rtr;
+use uwarp_proto::setup::{PeerData, RTR_STAG_TO};
 
 use super::psns::ShownPsns;
 
@@ -19,9 +20,9 @@ pub struct StreamParams {
     pub ird: u16,
     /// RDMA Reads this end may have outstanding.
     pub ord: u16,
-    /// The peer is a uwarp end: large FPDUs, our own operations.
+    /// The peer is a uwarp end: large frames, our own operations.
     pub peer_is_uwarp: bool,
-    /// Effective maximum segment size of the path, in bytes; FPDUs toward strangers are limited to it.
+    /// Effective maximum segment size of the path, in bytes; frames toward strangers are limited to it.
     pub emss: u32,
     /// Ready-to-receive frame.
     pub rtr: Rtr,
@@ -33,12 +34,12 @@ pub struct StreamParams {
     pub retry_cnt: u8,
     /// STag and offset of our ready-to-receive Write ([`PeerData::to_rtr`]), to a uwarp peer only.
     pub rtr_stag_to: (u32, u64),
-    /// Nothing may be sent before the first FPDU arrived, but the ready-to-receive frame: a responder (RFC
+    /// Nothing may be sent before the first frame arrived, but the ready-to-receive frame: a responder (RFC
     /// 5044 section 7.1.2), and both ends of a stream by number.
-    pub wait_first_fpdu: bool,
-    /// How long to wait before the first FPDU: some peers are not ready for it when their reply arrives.
-    pub first_fpdu_delay: Duration,
-    /// The peer may not notice the first FPDU until more bytes come, so more are sent while it has sent
+    pub wait_first_frame: bool,
+    /// How long to wait before the first frame: some peers are not ready for it when their reply arrives.
+    pub first_frame_delay: Duration,
+    /// The peer may not notice the first frame until more bytes come, so more are sent while it has sent
     /// nothing. This is the delay before the first time.
     pub nudge_after: Option<Duration>,
     /// How long a Send waits for a receive to be posted; `None`: for ever.
@@ -48,13 +49,13 @@ pub struct StreamParams {
     /// The same toward a stranger, by an RDMA Read of no bytes after them (a placement Read). Only if the
     /// peer is known to accept at least one Read, whatever `ord` is.
     pub placement_reads: bool,
-    /// The lower layer reports how the peer's system answers: a peer that is silent for long is given up.
-    pub link_answers: bool,
+    /// What the lower layer does.
+    pub link: LinkCaps,
     /// The end of the peer is reported as InfiniBand's verbs do, for the roce and ib views (`qp/rc/gone`).
     pub infiniband: bool,
     /// The stream was brought up by number, which no RNIC can. It counts once a program's message has gone in
     /// either direction; one that ends before is replaced by the next one. For that, both ends are silent
-    /// until the peer's first FPDU: the initiator's indication contains a Read, whose Response is the
+    /// until the peer's first frame: the initiator's indication contains a Read, whose Response is the
     /// responder's. And the queue pair outlives the stream, also without `infiniband`: the end of the peer
     /// flushes nothing (docs/adr/011).
     pub by_number: bool,
@@ -63,7 +64,40 @@ pub struct StreamParams {
     pub psns: Option<ShownPsns>,
 }
 
+/// What the lower layer does beside moving bytes. The default is a plain stream of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LinkCaps {
+    /// It reports how the peer's system answers: a peer that is silent for long is given up.
+    pub answers: bool,
+    /// It carries the numbers of placed messages beside the stream: no frame acknowledges, and none only asks
+    /// for that.
+    pub counts: bool,
+    /// It refers to memory that it has taken: work requests complete when that is released.
+    pub refers: bool,
+}
+
 impl StreamParams {
+    /// How the stream opens.
+    pub(super) fn opening(&self) -> Opening {
+        let first = match self.rtr {
+            Rtr::None => First::Nothing,
+            // Nothing is placed, so STag and offset can have any value: between uwarp ends they identify this
+            // end.
+            Rtr::SendWrite => {
+                let (stag, to) = if self.peer_is_uwarp { self.rtr_stag_to } else { RTR_STAG_TO };
+                First::SendWrite(stag, to)
+            }
+            Rtr::SendRead => First::SendRead,
+            Rtr::Expect => First::Expect,
+        };
+        let hold = match self.first_frame_delay {
+            _ if self.wait_first_frame => Hold::UntilInput,
+            Duration::ZERO => Hold::None,
+            time => Hold::For(time),
+        };
+        Opening::new(Terms { first, hold, nudge: self.nudge_after })
+    }
+
     /// Largest ULPDU to send.
     pub(super) fn mulpdu(&self) -> usize {
         self.framing.mulpdu(self.emss as usize, self.peer_is_uwarp)
@@ -84,13 +118,13 @@ impl Default for StreamParams {
             retry_cnt: 0,
             rtr: Rtr::None,
             rtr_stag_to: PeerData::new().to_rtr(),
-            wait_first_fpdu: false,
-            first_fpdu_delay: Duration::ZERO,
+            wait_first_frame: false,
+            first_frame_delay: Duration::ZERO,
             nudge_after: None,
             rnr_timeout: None,
             placement_acks: false,
             placement_reads: false,
-            link_answers: false,
+            link: LinkCaps::default(),
             infiniband: false,
             by_number: false,
             psns: None,

@@ -18,18 +18,17 @@ use uwarp_wire::terminate::{
 
 use super::core::RcCore;
 use super::errors::{Blame, Fault};
-use super::params::Rtr;
 use super::reads::{MOST_COPIED, ReadSource, Request};
 use super::stream::{DisconnectReply, Established, OffendingSegment, Stream};
 use super::timers::Now;
 use crate::event::EventKind;
-use crate::mem;
 use crate::mr::{self, Access, AccessError, MrCache, Part};
 use crate::qp::rnr::{NO_RNR_LIMIT, rnr_limit};
 use crate::qp::state::QpState;
 use crate::queues::{Phase, slice_sges};
 use crate::trace;
 use crate::wr::{SendOp, Wc, WcFlags, WcOpcode, WcStatus};
+use uwarp_mem as mem;
 
 enum Placed {
     Done,
@@ -97,14 +96,10 @@ impl Stream {
         self.requests.len() + self.responses.len() + usize::from(self.tx.responding())
     }
 
-    /// The peer has sent a valid FPDU. After the first one, a responder may send too.
-    fn note_fpdu(&mut self) {
-        if !self.first_fpdu_seen {
-            self.first_fpdu_seen = true;
-            self.tx.open = true;
-            if self.established == Established::NotYet {
-                self.established = Established::Unreported;
-            }
+    /// The peer has sent a valid frame. After the first one, a responder may send too.
+    fn note_frame(&mut self) {
+        if self.opening.hear() && self.established == Established::NotYet {
+            self.established = Established::Unreported;
         }
     }
 }
@@ -210,13 +205,13 @@ impl RcCore {
                     if let Some(stream) = &mut self.stream {
                         self.shell.counters.receive_stalls += 1;
                         if was_buffered {
-                            stream.note_fpdu();
+                            stream.note_frame();
                             return Placed::Done;
                         }
                         stream.stalled = true;
                         stream.waiting = Some(OffendingSegment::new(&segment));
                         // A program may post its first receives when the connection is reported to be up.
-                        stream.note_fpdu();
+                        stream.note_frame();
                     }
                     return Placed::NoReceive;
                 }
@@ -358,11 +353,10 @@ impl RcCore {
         stream.rx.commit(segment);
         stream.note_receive(segment);
         stream.note_write(segment);
-        // A ready-to-receive Write is no message of the program. A Write with payload is one, even if a
-        // ready-to-receive Write was negotiated.
-        let rtr = !stream.first_fpdu_seen && stream.params.rtr == Rtr::Expect && segment.payload_len == 0;
+        // A ready-to-receive Write is no message of the program.
+        let rtr = stream.opening.is_indication(segment.payload_len);
         let peer = if rtr && stream.params.peer_is_uwarp { stream.introduced(segment) } else { None };
-        stream.note_fpdu();
+        stream.note_frame();
         // An acknowledgement is none of a program either: it may only say that the stream ends.
         let of_program =
             !rtr && segment.info.delivery != Delivery::Acknowledge && !stream.is_indication(segment);

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use uwarp_proto::framing::{self, Rest};
+use uwarp_proto::framing::{self, Framing, Rest};
+use uwarp_proto::opening::Opening;
 use uwarp_proto::rx::{RxState, Segment};
 use uwarp_wire::ddp::Header;
 use uwarp_wire::rdmap::Delivery;
@@ -10,7 +11,7 @@ use uwarp_wire::terminate::TerminateError;
 
 use super::ack_policy::{AckTiming, Hold};
 use super::buffered::BufferedSends;
-use super::params::{Rtr, StreamParams};
+use super::params::{LinkCaps, StreamParams};
 use super::reads::{ReadSink, Request};
 use super::silence::Silence;
 use super::tx::Tx;
@@ -70,9 +71,8 @@ pub(super) struct Stream {
     pub written: u32,
     /// The last Write is not complete yet.
     pub write_continues: bool,
-    pub first_fpdu_seen: bool,
-    /// How often the peer was nudged, see [`StreamParams::nudge_after`].
-    pub nudges: u32,
+    /// Who may send.
+    pub opening: Opening,
     /// The program got an event because something arrived before its queue pair could send.
     pub comm_est: bool,
     pub established: Established,
@@ -114,13 +114,13 @@ pub(super) struct Stream {
 impl Stream {
     /// A new stream; `streaming` lets it use the regions of its queue pair's domain.
     pub fn new(qpn: u32, params: StreamParams, streaming: Streaming) -> Self {
-        let sender = params.framing.sender();
+        let (sender, opening) = (params.framing.sender(), params.opening());
         Self {
             qpn,
             params,
             mulpdu: params.mulpdu(),
-            out: OutQueue::new(sender.boundaries()),
-            tx: Tx::new(!params.wait_first_fpdu),
+            out: OutQueue::new(sender.boundaries(), params.link.refers),
+            tx: Tx::new(),
             sender,
             receiver: params.framing.receiver(),
             rx: RxState::new(params.peer_is_uwarp),
@@ -135,8 +135,7 @@ impl Stream {
             waiting: None,
             written: 0,
             write_continues: false,
-            first_fpdu_seen: false,
-            nudges: 0,
+            opening,
             comm_est: false,
             established: Established::NotYet,
             begun: (0, 0),
@@ -152,7 +151,7 @@ impl Stream {
             last_ack_seen: false,
             last_word_said: false,
             silence: Silence::default(),
-            warn_if_muted: params.wait_first_fpdu && params.rtr == Rtr::None,
+            warn_if_muted: opening.may_starve(),
             draining: false,
             answer: DisconnectReply::None,
             closing: None,
@@ -161,10 +160,24 @@ impl Stream {
 }
 
 impl Stream {
-    /// Whether it still waits for the peer's first FPDU, and is one that does not count before.
+    /// The peer's lower layer carries other frames than was assumed, or other things beside them. Returns
+    /// whether that is possible: nothing is sent or received.
+    pub fn reframe(&mut self, framing: Framing, link: LinkCaps) -> bool {
+        let untouched = self.out.queued() == 0 && !self.opening.heard();
+        if !untouched || self.direct.is_some() || self.closing.is_some() {
+            return false;
+        }
+        (self.params.framing, self.params.link) = (framing, link);
+        self.mulpdu = self.params.mulpdu();
+        (self.sender, self.receiver) = (framing.sender(), framing.receiver());
+        self.out = OutQueue::new(self.sender.boundaries(), link.refers);
+        true
+    }
+
+    /// Whether it still waits for the peer's first frame, and is one that does not count before.
     #[inline]
     pub fn is_joining(&self) -> bool {
-        !self.tx.open && self.params.by_number
+        !self.opening.may_send() && self.params.by_number
     }
 
     /// Whether this is the Read that belongs to an indication by number, or its Response: no message of a
@@ -178,7 +191,7 @@ impl Stream {
     /// Whether a message of a program has gone, or begun to go, in either direction.
     pub fn is_used(&self) -> bool {
         let sent = (self.tx.messages(), self.tx.read_msn) != self.begun || self.tx.current.is_some();
-        let indications = u32::from(self.params.rtr == Rtr::Expect);
+        let indications = self.opening.indications();
         sent || self.placed > u64::from(indications)
             || (self.write_continues || self.direct.is_some() || self.stalled)
             || !self.buffered.is_empty()

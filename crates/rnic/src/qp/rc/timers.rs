@@ -1,18 +1,18 @@
 //! The deadlines of a queue pair, in one table: what is waited for, for how long, and what happens then.
 //!
-//! | deadline    | set by                                   | after              | then                     |
-//! |-------------|------------------------------------------|--------------------|--------------------------|
-//! | `FirstFpdu` | `attach`: the peer may not listen yet    | `first_fpdu_delay` | sending begins           |
-//! | `Joined`    | `attach`: by number, no FPDU has come    | [`JOINED`]         | the stream is given up   |
-//! | `Nudge`     | `attach`: the peer may miss FPDUs        | `nudge_after`, …   | an empty Write is sent   |
-//! | `Receive`   | input: a Send finds no receive           | `rnr_timeout`      | Terminate "no buffer"    |
-//! | `Starving`  | the same                                 | [`STARVING`]       | the log says so, once    |
-//! | `HangUp`    | link: hung up while a Send waits         | [`HANG_UP`]        | [`Action::CheckHangUp`]  |
-//! | `Drain`     | `disconnect`: posted work may be sent    | [`DRAIN`]          | the stream is closed     |
-//! | `Ack`       | `poll_transmit`: an ack or request waits | [`ACK`]            | they are sent            |
-//! | `Muted`     | `poll_transmit`: work must not be sent   | [`MUTED`]          | [`Action::Muted`], once  |
-//! | `Silence`   | the peer must answer, if the link sees it| [`LOOK_EVERY`]     | [`Action::CheckAnswers`] |
-//! | `Retry`     | work is posted and no peer has answered  | `retry_limit`      | `RETRY_EXC_ERR`          |
+//! | deadline     | set by                                 | after               | then                     |
+//! |--------------|----------------------------------------|---------------------|--------------------------|
+//! | `FirstFrame` | `attach`: the peer may not listen yet  | `first_frame_delay` | sending begins           |
+//! | `Joined`     | `attach`: by number, no frame came     | [`JOINED`]          | the stream is given up   |
+//! | `Nudge`      | `attach`: the peer may miss frames     | `nudge_after`, …    | an empty Write is sent   |
+//! | `Receive`    | input: a Send finds no receive         | `rnr_timeout`       | Terminate "no buffer"    |
+//! | `Starving`   | the same                               | [`STARVING`]        | the log says so, once    |
+//! | `HangUp`     | link: hung up while a Send waits       | [`HANG_UP`]         | [`Action::CheckHangUp`]  |
+//! | `Drain`      | `disconnect`: posted work may be sent  | [`DRAIN`]           | the stream is closed     |
+//! | `Ack`        | `poll_transmit`: acks or requests wait | [`ACK`]             | they are sent            |
+//! | `Muted`      | `poll_transmit`: work must not be sent | [`MUTED`]           | [`Action::Muted`], once  |
+//! | `Silence`    | the peer must answer                   | [`LOOK_EVERY`]      | [`Action::CheckAnswers`] |
+//! | `Retry`      | work is posted, no peer has answered   | `retry_limit`       | `RETRY_EXC_ERR`          |
 //!
 //! A deadline is set once and not moved. It is cleared when its condition ends, except for `Ack`, whose
 //! handler checks what is newer than the deadline. So the clock is read about once for each deadline that
@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 /// How long a Send that arrived may wait for its receive once the peer is gone: the program may be slow, but
 /// it must learn of the end.
 pub(super) const HANG_UP: Duration = Duration::from_secs(2);
-/// How long a stream that was brought up by number may wait for the peer's first FPDU, which follows within a
-/// round trip. As long as an id waits for the peer's indication.
+/// How long a stream that was brought up by number may wait for the peer's first frame, which follows
+/// within a round trip. As long as an id waits for the peer's indication.
 pub(super) const JOINED: Duration = Duration::from_secs(10);
 /// How long posted work may still be sent after the program has disconnected.
 pub(super) const DRAIN: Duration = Duration::from_secs(2);
@@ -47,8 +47,6 @@ pub(super) const ACK: Duration = Duration::from_micros(250);
 pub(super) const STARVING: Duration = Duration::from_secs(5);
 /// How long posted work waits for the peer's first message before the program gets a warning.
 pub(super) const MUTED: Duration = Duration::from_secs(1);
-/// Largest number of nudges, each after twice the time of the one before: 6 seconds in all.
-pub(super) const NUDGES: u32 = 6;
 /// How often the answers of the peer's system are checked while bytes are sent.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -84,7 +82,7 @@ impl Now {
 /// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Timer {
-    FirstFpdu,
+    FirstFrame,
     Joined,
     Receive,
     Starving,
@@ -100,7 +98,7 @@ pub(super) enum Timer {
 /// In the order in which they are handled if several have expired.
 pub(super) const ALL: [Timer; 11] = [
     Timer::Retry,
-    Timer::FirstFpdu,
+    Timer::FirstFrame,
     Timer::Joined,
     Timer::Nudge,
     Timer::HangUp,

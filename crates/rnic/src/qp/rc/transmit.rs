@@ -1,5 +1,6 @@
 //! The way out: turns work requests and the peer's RDMA Reads into frames.
 
+use uwarp_proto::opening::First;
 use uwarp_proto::setup::RTR_STAG_TO;
 use uwarp_proto::tx::{Message, OutSegment, Segmenter};
 use uwarp_wire::crc::Crc32c;
@@ -8,18 +9,17 @@ use uwarp_wire::rdmap::{Immediate, Opcode, ReadRequest};
 
 use super::ack_policy::AckPolicy;
 use super::core::RcCore;
-use super::params::Rtr;
 use super::reads::{ReadSink, ReadSource, Request};
 use super::stream::{Disconnect, Established, Stream};
 use super::timers::Timer;
 use super::tx::{Current, Source};
 use crate::event::EventKind;
-use crate::mem::{self, MemSeg};
 use crate::mr::{self, Access, MrCache, Part};
 use crate::qp::state::QpState;
 use crate::queues::{Phase, slice_sges};
 use crate::trace;
 use crate::wr::{SendFlags, SendOp, WcStatus};
+use uwarp_mem::{self as mem, MemSeg};
 
 /// How many bytes are cut into frames ahead of the lower layer: enough for a full system call, few enough
 /// that staged bytes are still in the second-level cache when the kernel copies them.
@@ -29,29 +29,25 @@ const AHEAD_RUNS: usize = 128;
 impl Stream {
     /// Queues the ready-to-receive frame, if this end owes one.
     pub(super) fn begin(&mut self) {
-        match self.params.rtr {
-            Rtr::SendWrite => {
-                // Nothing is placed, so STag and offset can have any value: between uwarp ends they identify
-                // this end.
-                let uwarp = self.params.peer_is_uwarp;
-                let (stag, to) = if uwarp { self.params.rtr_stag_to } else { RTR_STAG_TO };
+        match self.opening.first() {
+            First::SendWrite(stag, to) => {
                 self.emit_message(Message::Tagged { opcode: Opcode::Write, stag, to }, &[]);
                 // A uwarp peer counts it as placed, but no work request waits for an acknowledgement of it.
                 self.tx.messages += 1;
                 self.acked = 1;
                 self.tx.ack_requests.last = 1;
                 if self.params.by_number {
-                    // Its Response is the peer's first FPDU, which the Write does not cause.
+                    // Its Response is the peer's first frame, which the Write does not cause.
                     self.emit_empty_read();
                 } else {
                     self.established = Established::Unreported;
                 }
             }
-            Rtr::SendRead => self.emit_empty_read(),
+            First::SendRead => self.emit_empty_read(),
             // Without peer-to-peer the first frame may come late. Posted work waits for it, but the
             // connection is up.
-            Rtr::None => self.established = Established::Unreported,
-            Rtr::Expect => {}
+            First::Nothing => self.established = Established::Unreported,
+            First::Expect => {}
         }
         self.begun = (self.tx.messages(), self.tx.read_msn);
     }
@@ -182,7 +178,7 @@ impl RcCore {
         loop {
             let Some(stream) = &mut self.stream else { return };
             stream.tx.all_cut = false;
-            if stream.closing.is_some() || !stream.tx.open || stream.far_ahead() {
+            if stream.closing.is_some() || !stream.opening.may_send() || stream.far_ahead() {
                 return;
             }
             stream.emit_rnr_retry();
@@ -285,10 +281,10 @@ impl RcCore {
     /// Whether a Response may be sent now: nothing is before it.
     pub(super) fn may_respond(&self) -> bool {
         let free = |stream: &Stream| {
-            (stream.tx.open && stream.tx.current.is_none() && stream.closing.is_none())
+            (stream.opening.may_send() && stream.tx.current.is_none() && stream.closing.is_none())
                 && (stream.requests.is_empty() && !stream.far_ahead())
         };
-        self.stream.as_ref().is_some_and(free) && !self.timers.is_set(Timer::FirstFpdu)
+        self.stream.as_ref().is_some_and(free) && !self.timers.is_set(Timer::FirstFrame)
     }
 
     pub(super) fn start_read_response(&mut self, request: ReadSource) {

@@ -9,8 +9,6 @@ use super::reads::ReadSource;
 #[derive(Debug)]
 pub(super) struct Tx {
     pub current: Option<Current>,
-    /// Sending is allowed: always for the initiator, and for the responder once the first frame arrived.
-    pub open: bool,
     pub send_msn: u32,
     pub read_msn: u32,
     pub atomic_msn: u32,
@@ -46,10 +44,9 @@ pub(super) enum Source {
 }
 
 impl Tx {
-    pub fn new(open: bool) -> Self {
+    pub fn new() -> Self {
         Self {
             current: None,
-            open,
             send_msn: 0,
             read_msn: 0,
             atomic_msn: 0,

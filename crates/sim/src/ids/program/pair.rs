@@ -113,7 +113,7 @@ pub(crate) fn stream_params(
         retry_cnt: param.retry_count.min(7),
         rtr: said.rtr,
         rtr_stag_to: said.rtr_stag_to,
-        wait_first_fpdu: !said.initiator,
+        wait_first_frame: !said.initiator,
         rnr_timeout: rnr_limit(param.rnr_retry_count, min_rnr_timer),
         placement_acks: said.peer_is_uwarp && (peer_wants || infiniband),
         infiniband,

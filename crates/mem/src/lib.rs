@@ -1,10 +1,11 @@
-//! The only module that touches registered memory.
+//! The only crate that touches registered memory.
 //!
 //! The program and the peer write this memory while we use it, so we never form a slice over it. It is named
-//! by address and length ([`MemSeg`]), and copied from or to in this module, or passed to the kernel by
+//! by address and length ([`MemSeg`]), and copied from or to in this crate, or passed to the kernel by
 //! address. A copy that races with a writer yields a mixture of old and new bytes, as it would with an
 //! adapter.
 
+// Reason: registered memory is named by address.
 #![allow(unsafe_code)]
 
 use uwarp_wire::crc::Crc32c;
@@ -14,10 +15,12 @@ pub mod guard;
 pub mod owned;
 pub mod populate;
 
-/// A stretch of memory in a registered region (or in a program's inline buffer during the post).
+/// A stretch of memory in a registered region (or in a program's inline buffer during the post), laid out
+/// like the system's `iovec`.
 ///
 /// The code that makes one has checked it against a valid region, or took it from a work request. That the
 /// memory is still mapped is the program's promise, which it may break: see [`guard`].
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemSeg {
     /// Virtual address in this process.
@@ -26,13 +29,21 @@ pub struct MemSeg {
     pub len: usize,
 }
 
+const _: () = {
+    assert!(size_of::<MemSeg>() == size_of::<libc::iovec>());
+    assert!(core::mem::offset_of!(MemSeg, addr) == core::mem::offset_of!(libc::iovec, iov_base));
+    assert!(core::mem::offset_of!(MemSeg, len) == core::mem::offset_of!(libc::iovec, iov_len));
+};
+
 impl MemSeg {
     /// The part from `offset` on, at most `len` bytes.
+    #[inline]
     pub fn part(self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len);
         Self { addr: self.addr.wrapping_add(offset as u64), len: len.min(self.len - offset) }
     }
 
+    #[inline]
     fn ptr(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.addr as usize)
     }
@@ -43,6 +54,7 @@ impl MemSeg {
 pub struct Unmapped;
 
 /// Copies `src` into registered memory, as many bytes as both have; returns how many.
+#[inline]
 pub fn copy_in(dst: MemSeg, src: &[u8]) -> Result<usize, Unmapped> {
     let n = dst.len.min(src.len());
     // SAFETY: `dst` lies in a region that is registered (checked right before), and `src` is ours, so they do
@@ -105,6 +117,7 @@ pub fn atomic(dst: MemSeg, request: &AtomicRequest) -> Result<u64, NotDone> {
 }
 
 /// Appends the bytes of `src` to `out`, or nothing.
+#[inline]
 pub fn copy_out(src: MemSeg, out: &mut Vec<u8>) -> Result<(), Unmapped> {
     out.reserve(src.len);
     // SAFETY: `src` lies in registered memory (see `copy_in`) or in a staging buffer of ours; the destination
@@ -139,6 +152,7 @@ pub fn copy_out_with_crc(mut src: MemSeg, out: &mut Vec<u8>, crc: &mut Crc32c) -
 ///
 /// Not guarded: this memory is not registered. A bad pointer is the caller's mistake and should fault in the
 /// call that made it.
+#[inline]
 pub fn copy_inline(dst: &mut [u8], src: MemSeg) -> usize {
     let n = dst.len().min(src.len);
     if n > 0 {

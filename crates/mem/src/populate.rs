@@ -8,23 +8,21 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::VerbsError;
+use super::Unmapped;
 
 /// Set if the kernel does not know this advice (before 5.14), or a sandbox refuses it.
 static POPULATE_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
 /// Checks that `length` bytes at `address` are mapped and readable, and writable if `write`. Zero bytes
 /// always pass.
-pub fn check(address: usize, length: usize, write: bool) -> Result<(), VerbsError> {
+pub fn check(address: usize, length: usize, write: bool) -> Result<(), Unmapped> {
     if length == 0 {
         return Ok(());
     }
     let page = page_size();
     let start = address & !(page - 1);
-    let end = address
-        .checked_add(length)
-        .and_then(|end| end.checked_next_multiple_of(page))
-        .ok_or(VerbsError::BadAddress)?;
+    let end =
+        address.checked_add(length).and_then(|end| end.checked_next_multiple_of(page)).ok_or(Unmapped)?;
     if !POPULATE_UNKNOWN.load(Ordering::Relaxed) {
         let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
         match advise(start, end - start, advice) {
@@ -33,10 +31,10 @@ pub fn check(address: usize, length: usize, write: bool) -> Result<(), VerbsErro
                 POPULATE_UNKNOWN.store(true, Ordering::Relaxed)
             }
             // ENOMEM: a hole. EINVAL: no such right, or memory of a device. EFAULT: the file ends before it.
-            Err(_) => return Err(VerbsError::BadAddress),
+            Err(_) => return Err(Unmapped),
         }
     }
-    if mapped(start, end - start, page) { Ok(()) } else { Err(VerbsError::BadAddress) }
+    if mapped(start, end - start, page) { Ok(()) } else { Err(Unmapped) }
 }
 
 fn page_size() -> usize {
@@ -113,9 +111,9 @@ mod tests {
         assert_eq!(check(at, page, true), Ok(()));
         assert_eq!(check(at + 1, page - 1, true), Ok(()));
         assert_eq!(check(at, 3 * page, false), Ok(()));
-        assert_eq!(check(at, page + 1, true), Err(VerbsError::BadAddress));
+        assert_eq!(check(at, page + 1, true), Err(Unmapped));
         let pages = Pages::new(libc::PROT_NONE);
-        assert_eq!(check(pages.at, page + 1, false), Err(VerbsError::BadAddress));
+        assert_eq!(check(pages.at, page + 1, false), Err(Unmapped));
         assert_eq!(check(pages.at + 2 * page, page, true), Ok(()));
     }
 
@@ -125,13 +123,13 @@ mod tests {
         let (at, page) = (pages.at, pages.page);
         // SAFETY: the middle page of our mapping; unmapping it again with the others does no harm.
         assert_eq!(unsafe { libc::munmap(std::ptr::without_provenance_mut(at + page), page) }, 0);
-        assert_eq!(check(at, 2 * page, false), Err(VerbsError::BadAddress));
+        assert_eq!(check(at, 2 * page, false), Err(Unmapped));
         assert!(mapped(at, page, page));
         assert!(!mapped(at, 2 * page, page));
         assert_eq!(check(0, 0, true), Ok(()));
-        assert_eq!(check(0, 1, false), Err(VerbsError::BadAddress));
-        assert_eq!(check(usize::MAX - 10, 100, false), Err(VerbsError::BadAddress));
-        assert_eq!(check(0, usize::MAX, false), Err(VerbsError::BadAddress));
+        assert_eq!(check(0, 1, false), Err(Unmapped));
+        assert_eq!(check(usize::MAX - 10, 100, false), Err(Unmapped));
+        assert_eq!(check(0, usize::MAX, false), Err(Unmapped));
     }
 
     #[test]
@@ -139,6 +137,6 @@ mod tests {
         static TEXT: &str = "in read-only memory";
         let (at, len) = (TEXT.as_ptr().addr(), TEXT.len());
         assert_eq!(check(at, len, false), Ok(()));
-        assert_eq!(check(at, len, true), Err(VerbsError::BadAddress));
+        assert_eq!(check(at, len, true), Err(Unmapped));
     }
 }

@@ -90,7 +90,7 @@ pub fn read<const N: usize>(src: MemSeg) -> Result<[u8; N], Unmapped> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::copy_in;
+    use crate::copy_in;
 
     #[test]
     fn bytes_go_there_and_back() {

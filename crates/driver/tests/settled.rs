@@ -1,0 +1,86 @@
+//! Streams whose link changes before the first byte.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{End, LIMIT, attach, sockets, uwarp};
+use uwarp_driver::{Rtr, StreamParams};
+use uwarp_llp::Link;
+use uwarp_proto::framing::Framing;
+use uwarp_rnic::{SendOp, WcStatus};
+
+fn responder() -> StreamParams {
+    StreamParams { initiator: false, rtr: Rtr::Expect, wait_first_frame: true, ..uwarp() }
+}
+
+fn initiator(framing: Framing) -> StreamParams {
+    StreamParams { rtr: Rtr::SendWrite, framing, ..uwarp() }
+}
+
+fn link(socket: std::net::TcpStream) -> Link {
+    socket.set_nonblocking(true).unwrap();
+    socket.into()
+}
+
+const SEND: SendOp = SendOp::Send { invalidate: None };
+
+/// The responder has work posted, and polls in earnest, so that its first link may be parked.
+#[test]
+fn a_responder_goes_on_over_another_link() {
+    for polls in [0, 3000] {
+        let (mut a, b) = (End::new(4096), End::new(4096));
+        let ((_kept, before), (one, other)) = (sockets(), sockets());
+        before.set_nonblocking(true).unwrap();
+        let number = b.qp.attach(before.into(), responder(), b.watch.clone()).unwrap();
+        b.recv(&[b.sge(0, 1000)]);
+        b.send(SEND, &[b.sge(2000, 500)]);
+        for _ in 0..polls {
+            b.nic.poll_cq(&b.cq, 1, |_| panic!("nothing was sent"));
+        }
+        let left = b.qp.settle(number, link(other), Framing::PLAIN).map_err(|(error, _)| error).unwrap();
+        // The old link moves nothing any more.
+        drop(left);
+        a.memory[..1000].fill(7);
+        a.recv(&[a.sge(2000, 500)]);
+        attach(&a, one, initiator(Framing::PLAIN));
+        a.send(SEND, &[a.sge(0, 1000)]);
+        for end in [&b, &a] {
+            assert_eq!([end.poll(), end.poll()].map(|wc| wc.status), [WcStatus::Success; 2]);
+        }
+        assert_eq!(b.memory[..1000], [7; 1000]);
+        // Nothing of the engine has kept it: neither link is watched any more.
+        let (queue_pair, end) = (Arc::downgrade(&b.qp), Instant::now() + LIMIT);
+        drop(b);
+        while queue_pair.strong_count() > 0 {
+            assert!(Instant::now() < end, "it is still served");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// After the first byte, or for a stream that is not the present one, the link stays.
+#[test]
+fn a_stream_in_use_keeps_its_link() {
+    let (a, b) = (End::new(4096), End::new(4096));
+    let ((one, other), (_kept, spare)) = (sockets(), sockets());
+    b.recv(&[b.sge(0, 1000)]);
+    other.set_nonblocking(true).unwrap();
+    let number = b.qp.attach(other.into(), responder(), b.watch.clone()).unwrap();
+    attach(&a, one, initiator(Framing::default()));
+    a.send(SEND, &[a.sge(0, 1000)]);
+    assert_eq!(b.poll().status, WcStatus::Success);
+    let Err((_, spare)) = b.qp.settle(number, link(spare), Framing::PLAIN) else { panic!("it is in use") };
+    b.send(SEND, &[b.sge(0, 100)]);
+    a.recv(&[a.sge(0, 1000)]);
+    assert_eq!([a.poll(), a.poll()].map(|wc| wc.status), [WcStatus::Success; 2]);
+    // An initiator has sent its indication.
+    let c = End::new(4096);
+    let (d, _peer) = sockets();
+    d.set_nonblocking(true).unwrap();
+    let number = c.qp.attach(d.into(), initiator(Framing::default()), c.watch.clone()).unwrap();
+    let Err((_, spare)) = c.qp.settle(number, spare, Framing::PLAIN) else { panic!("it has sent") };
+    c.qp.destroy();
+    assert!(c.qp.settle(number, spare, Framing::PLAIN).is_err(), "it has ended");
+}
