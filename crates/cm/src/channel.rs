@@ -1,10 +1,11 @@
 //! The queue that events wait in.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use smallvec::SmallVec;
@@ -51,8 +52,8 @@ struct Queue<I> {
     events: VecDeque<Option<Event<I>>>,
     /// Number of the first event in `events`.
     first: u64,
-    /// Numbers by owner.
-    of: HashMap<u64, SmallVec<[u64; 2]>>,
+    /// Numbers by owner. Owners are this process's own numbers, so their hash need not be keyed.
+    of: FxHashMap<u64, SmallVec<[u64; 2]>>,
     closed: bool,
     /// Threads that have taken an event, and have neither destroyed an id since then nor been waited for in
     /// vain.
@@ -66,7 +67,7 @@ impl<I> Default for Queue<I> {
         Self {
             events: VecDeque::new(),
             first: 0,
-            of: HashMap::new(),
+            of: FxHashMap::default(),
             closed: false,
             readers: SmallVec::new(),
             waiting: 0,

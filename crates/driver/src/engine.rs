@@ -2,12 +2,13 @@
 //!
 //! `progress` decides which thread calls [`Engine::poll_once`] and which sleeps here.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 use slab::Slab;
 use uwarp_llp::carrier;
@@ -48,7 +49,8 @@ impl Slot {
 #[derive(Default)]
 struct Timers {
     order: BTreeSet<(Instant, Token)>,
-    of: HashMap<Token, Instant>,
+    /// Tokens are our own numbers, so their hash need not be keyed.
+    of: FxHashMap<Token, Instant>,
 }
 
 /// The engine of this process.

@@ -1,8 +1,9 @@
 //! Completion queues.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::error::VerbsError;
@@ -207,7 +208,7 @@ impl Drop for Outlet {
 struct Feeders {
     list: Vec<Feeding>,
     /// Index in the list.
-    place: HashMap<u32, usize>,
+    place: FxHashMap<u32, usize>,
 }
 
 struct Feeding {

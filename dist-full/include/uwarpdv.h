@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * uwarpdv.h: what uwarp's datagram queue pairs can do beyond the verbs. See uwarpdv(3).
+ *
+ * The functions are in uwarp's libibverbs only. A program that also runs over other devices takes them with dlsym(3), and
+ * goes on without them where there are none:
+ *
+ *	__typeof__(uwarpdv_modify_qp) *modify = dlsym(RTLD_DEFAULT, "uwarpdv_modify_qp");
+ */
+#ifndef UWARPDV_H
+#define UWARPDV_H
+
+#include <stdint.h>
+
+#include <infiniband/verbs.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Payload of the largest message: of every new queue pair, and the most that a program can ask for. */
+#define UWARPDV_MESSAGE_DEFAULT 4096
+#define UWARPDV_MESSAGE_MOST 65465
+
+/* Members of struct uwarpdv_qp_attr, for comp_mask. */
+enum uwarpdv_qp_attr_mask {
+	UWARPDV_QP_MAX_MESSAGE = 1 << 0,
+	UWARPDV_QP_PEER_ERRORS = 1 << 1,
+};
+
+struct uwarpdv_qp_attr {
+	uint64_t comp_mask;
+	/* Payload of the largest message that may be sent: UWARPDV_MESSAGE_DEFAULT to UWARPDV_MESSAGE_MOST. */
+	uint32_t max_message;
+	/* Not 0: what peers say of messages that they dropped is kept for uwarpdv_get_peer_error(). */
+	uint32_t peer_errors;
+};
+
+/* The event_type of ibv_get_async_event(3): a queue pair (element.qp) that had no error of a peer has one. */
+#define UWARPDV_EVENT_PEER_ERROR ((enum ibv_event_type)0x80)
+
+/* Why a peer has dropped a message: layer, type and code of RFC 5040 section 4.8 and RFC 5041 section 7.2. */
+#define UWARPDV_ERROR_NO_RECEIVE 0x1202
+#define UWARPDV_ERROR_TOO_LONG 0x1205
+
+struct uwarpdv_peer_error {
+	uint64_t wr_id;			/* of the work request */
+	union ibv_gid remote_gid;	/* where it was dropped */
+	uint32_t remote_qpn;
+	uint32_t msn;			/* number of the message among those that the queue pair has sent, from 1 */
+	uint32_t reason;		/* UWARPDV_ERROR_*, or another: layer << 12 | type << 8 | code */
+	uint32_t reserved;
+};
+
+/* Each returns 0, or an error number: EOPNOTSUPP for a queue pair that is not IBV_QPT_UD, EINVAL.
+ *
+ * inlen is the size of the structure, sizeof(*attr) or sizeof(*error): a later version of this header has longer ones. */
+int uwarpdv_query_qp(struct ibv_qp *qp, struct uwarpdv_qp_attr *attr, uint32_t inlen);
+int uwarpdv_modify_qp(struct ibv_qp *qp, const struct uwarpdv_qp_attr *attr, uint32_t inlen);
+/* The oldest error that was not taken. EAGAIN: there is none. Never blocks. */
+int uwarpdv_get_peer_error(struct ibv_qp *qp, struct uwarpdv_peer_error *error, uint32_t inlen);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,326 @@
+-- Wireshark reads datagram-iWARP (docs/datagram-iwarp.md): iWARP over UDP.
+--
+--   tshark -X lua_script:datagram-iwarp.lua -r FILE
+--   wireshark -X lua_script:datagram-iwarp.lua FILE
+--
+-- Or copy this file into the folder that Help > About Wireshark > Folders calls "Personal Lua Plugins".
+-- Filters: diwarp, diwarp.msn == 7, diwarp.crc.status == "Bad", diwarp.qkey == 0x11111111 …
+
+local diwarp = Proto("diwarp", "Datagram-iWARP")
+
+local VERSION = 1
+local HEADER, DDP, CRC = 20, 18, 4
+local GROUP = 0xffffff
+
+local KINDS = {
+    [0] = "Message", [1] = "Lookup Request", [2] = "Lookup Reply", [3] = "Proof Request", [4] = "Proof Reply",
+}
+local PROOF_REQUEST, PROOF_REPLY = 3, 4
+local OPCODES = {
+    [0] = "RDMA Write", [1] = "Read Request", [2] = "Read Response", [3] = "Send",
+    [4] = "Send with Invalidate", [5] = "Send with SE", [6] = "Send with SE and Invalidate",
+    [7] = "Error Message", [8] = "Immediate Data", [9] = "Immediate Data with SE",
+    [10] = "Atomic Request", [11] = "Atomic Response",
+}
+local SEND, SEND_SE, ERROR = 3, 5, 7
+local QUEUES = { [0] = "Send", [1] = "RDMA Read", [2] = "Error" }
+local LAYERS = { [0] = "RDMAP", [1] = "DDP", [2] = "LLP" }
+local ERRORS = {
+    [0x0205] = "RDMAP: another RDMAP version", [0x0206] = "RDMAP: unexpected opcode",
+    [0x02ff] = "RDMAP: unspecified error", [0x1201] = "DDP: invalid queue",
+    [0x1202] = "DDP: no receive buffer", [0x1204] = "DDP: invalid message offset",
+    [0x1205] = "DDP: message longer than the receive buffer", [0x1206] = "DDP: another DDP version",
+}
+local SPACES = { [0x0111] = "RDMA_PS_UDP", [0x0002] = "RDMA_PS_IPOIB" }
+local STATUSES = {
+    [0] = "Success", [1] = "Unsupported", [2] = "Rejected", [3] = "No queue pair",
+    [0x8000] = "Cookie required",
+}
+
+local f = {
+    version = ProtoField.uint8("diwarp.version", "Version"),
+    source = ProtoField.uint24("diwarp.srcqp", "Source QPN", base.HEX),
+    flags = ProtoField.uint8("diwarp.flags", "Flags", base.HEX),
+    immediate_flag = ProtoField.bool("diwarp.flags.immediate", "I: immediate data", 8, nil, 0x80),
+    reliable_flag = ProtoField.bool("diwarp.flags.reliable", "R: reliable service", 8, nil, 0x40),
+    reserved_flags = ProtoField.uint8("diwarp.flags.reserved", "Reserved", base.HEX, nil, 0x30),
+    kind = ProtoField.uint8("diwarp.kind", "Kind", base.DEC, KINDS, 0x0f),
+    destination = ProtoField.uint24("diwarp.dstqp", "Destination QPN", base.HEX),
+    qkey = ProtoField.uint32("diwarp.qkey", "Q_Key", base.HEX),
+    immediate = ProtoField.uint32("diwarp.immediate", "Immediate", base.HEX),
+    incarnation = ProtoField.uint32("diwarp.incarnation", "Incarnation", base.HEX),
+    transaction = ProtoField.uint32("diwarp.lookup.transaction", "Transaction", base.HEX),
+    ddp = ProtoField.none("diwarp.ddp", "DDP header"),
+    tagged = ProtoField.bool("diwarp.ddp.tagged", "T: tagged", 8, nil, 0x80),
+    last = ProtoField.bool("diwarp.ddp.last", "L: last segment", 8, nil, 0x40),
+    ddp_reserved = ProtoField.uint8("diwarp.ddp.reserved", "Reserved", base.HEX, nil, 0x3c),
+    dv = ProtoField.uint8("diwarp.ddp.version", "DDP version", base.DEC, nil, 0x03),
+    rv = ProtoField.uint8("diwarp.rdmap.version", "RDMAP version", base.DEC, nil, 0xc0),
+    rdmap_reserved = ProtoField.uint8("diwarp.rdmap.reserved", "Reserved", base.HEX, nil, 0x30),
+    opcode = ProtoField.uint8("diwarp.rdmap.opcode", "Opcode", base.DEC, OPCODES, 0x0f),
+    invalidate = ProtoField.uint32("diwarp.rdmap.invalidate", "Invalidate STag (not used)", base.HEX),
+    qn = ProtoField.uint32("diwarp.qn", "Queue", base.DEC, QUEUES),
+    msn = ProtoField.uint32("diwarp.msn", "MSN"),
+    mo = ProtoField.uint32("diwarp.mo", "Message offset"),
+    payload = ProtoField.bytes("diwarp.payload", "Payload"),
+    layer = ProtoField.uint8("diwarp.error.layer", "Layer", base.DEC, LAYERS, 0xf0),
+    etype = ProtoField.uint8("diwarp.error.type", "Error type", base.DEC, nil, 0x0f),
+    code = ProtoField.uint8("diwarp.error.code", "Error code", base.HEX),
+    error_zero = ProtoField.uint16("diwarp.error.zero", "Zero", base.HEX),
+    space = ProtoField.uint16("diwarp.lookup.space", "Port space", base.HEX, SPACES),
+    status = ProtoField.uint16("diwarp.lookup.status", "Status", base.DEC, STATUSES),
+    service = ProtoField.uint16("diwarp.lookup.service", "Service port"),
+    lookup_reserved = ProtoField.bytes("diwarp.lookup.reserved", "Reserved"),
+    data_len = ProtoField.uint8("diwarp.lookup.datalen", "Data length"),
+    cookie = ProtoField.uint64("diwarp.lookup.cookie", "Cookie", base.HEX),
+    private_data = ProtoField.bytes("diwarp.lookup.data", "Private data"),
+    padding = ProtoField.bytes("diwarp.lookup.padding", "Padding"),
+    token = ProtoField.uint64("diwarp.proof.token", "Token", base.HEX),
+    proof_made = ProtoField.uint64("diwarp.proof.made", "Cookie: made at (clock of its maker)"),
+    proof_hash = ProtoField.uint64("diwarp.proof.hash", "Cookie: hash", base.HEX),
+    body = ProtoField.bytes("diwarp.body", "Body"),
+    crc = ProtoField.uint32("diwarp.crc", "CRC32c", base.HEX),
+    crc_status = ProtoField.string("diwarp.crc.status", "CRC32c status"),
+}
+diwarp.fields = f
+
+local problem = ProtoExpert.new("diwarp.malformed", "A receiver drops this datagram", expert.group.MALFORMED,
+    expert.severity.ERROR)
+local bad_crc = ProtoExpert.new("diwarp.crc.bad", "Wrong CRC32c", expert.group.CHECKSUM,
+    expert.severity.ERROR)
+local spoofed = ProtoExpert.new("diwarp.spoofed", "The source QPN is not of the UDP source port",
+    expert.group.PROTOCOL, expert.severity.WARN)
+diwarp.experts = { problem, bad_crc, spoofed }
+
+-- CRC32c (RFC 5044 section 4.4), reflected, one byte at a time.
+local table_of_crc = {}
+for byte = 0, 255 do
+    local value = byte
+    for _ = 1, 8 do
+        local shifted = bit.rshift(value, 1)
+        value = bit.band(value, 1) == 1 and bit.bxor(shifted, 0x82f63b78) or shifted
+    end
+    table_of_crc[byte] = value
+end
+
+local function crc32c(bytes)
+    local crc = -1
+    for at = 0, bytes:len() - 1 do
+        local index = bit.band(bit.bxor(crc, bytes:get_index(at)), 0xff)
+        crc = bit.bxor(bit.rshift(crc, 8), table_of_crc[index])
+    end
+    return bit.bnot(crc) % 0x100000000
+end
+
+-- The CRC that the datagram should have. It travels with its lowest byte first.
+local function crc_is_right(buffer)
+    local covered = buffer:len() - CRC
+    return crc32c(buffer(0, covered):bytes()) == buffer(covered, CRC):le_uint(), covered
+end
+
+local function port_of(qpn)
+    return bit.rshift(qpn, 8)
+end
+
+-- Adds a field; with a complaint, also what a receiver finds wrong with it.
+local function add(tree, field, range, complaint)
+    local item = tree:add(field, range)
+    if complaint then
+        item:add_proto_expert_info(problem, complaint)
+    end
+    return item
+end
+
+local function dissect_error(body, tree, summary)
+    add(tree, f.layer, body(0, 1))
+    add(tree, f.etype, body(0, 1))
+    local item = add(tree, f.code, body(1, 1))
+    add(tree, f.error_zero, body(2, 2))
+    local name = ERRORS[body(0, 2):uint()] or string.format("error %04x", body(0, 2):uint())
+    item:append_text(" (" .. name .. ")")
+    table.insert(summary, name)
+end
+
+local function dissect_message(body, tree, summary)
+    if body:len() < DDP then
+        add(tree, f.body, body, "Shorter than a DDP header")
+        return
+    end
+    local ddp = tree:add(f.ddp, body(0, DDP))
+    local control, opcode = body(0, 1):uint(), bit.band(body(1, 1):uint(), 0x0f)
+    local is_error = opcode == ERROR
+    add(ddp, f.tagged, body(0, 1), bit.band(control, 0x80) ~= 0 and "Tagged segment")
+    add(ddp, f.last, body(0, 1), bit.band(control, 0x40) == 0 and "Not the whole message")
+    add(ddp, f.ddp_reserved, body(0, 1))
+    add(ddp, f.dv, body(0, 1), bit.band(control, 3) ~= 1 and "Another DDP version")
+    add(ddp, f.rv, body(1, 1), bit.rshift(body(1, 1):uint(), 6) ~= 1 and "Another RDMAP version")
+    add(ddp, f.rdmap_reserved, body(1, 1))
+    local is_known = is_error or opcode == SEND or opcode == SEND_SE
+    add(ddp, f.opcode, body(1, 1), not is_known and "Not an opcode of the unreliable service")
+    table.insert(summary, 1, OPCODES[opcode] or string.format("Opcode %d", opcode))
+    if bit.band(control, 0x80) ~= 0 then
+        add(tree, f.payload, body(2))
+        return
+    end
+    add(ddp, f.invalidate, body(2, 4))
+    add(ddp, f.qn, body(6, 4), body(6, 4):uint() ~= (is_error and 2 or 0) and "Another queue")
+    add(ddp, f.msn, body(10, 4))
+    add(ddp, f.mo, body(14, 4), body(14, 4):uint() ~= 0 and "Message offset is not 0")
+    table.insert(summary, string.format("msn=%d", body(10, 4):uint()))
+    local len = body:len() - DDP
+    if is_error and len == 4 then
+        dissect_error(body(DDP, 4), tree, summary)
+        return
+    end
+    table.insert(summary, string.format("len=%d", len))
+    if len > 0 then
+        add(tree, f.payload, body(DDP), is_error and "An Error Message has 4 bytes")
+    elseif is_error then
+        ddp:add_proto_expert_info(problem, "An Error Message has 4 bytes")
+    end
+end
+
+local function dissect_lookup(body, tree, kind, summary)
+    if body:len() < 16 then
+        add(tree, f.body, body, "Shorter than a lookup")
+        return
+    end
+    local is_request = kind == 1
+    if is_request then
+        add(tree, f.space, body(0, 2))
+        add(tree, f.service, body(2, 2))
+        table.insert(summary, string.format("port=%d", body(2, 2):uint()))
+    else
+        add(tree, f.status, body(0, 2))
+        add(tree, f.lookup_reserved, body(2, 2))
+        local status = body(0, 2):uint()
+        table.insert(summary, STATUSES[status] or string.format("Status %d", status))
+    end
+    add(tree, f.lookup_reserved, body(4, 3))
+    local data_len, there = body(7, 1):uint(), body:len() - 16
+    local too_much = data_len > (is_request and 180 or 136) and "More private data than the limit"
+    add(tree, f.data_len, body(7, 1), too_much or data_len > there and "More private data than there is")
+    add(tree, f.cookie, body(8, 8))
+    data_len = math.min(data_len, there)
+    if data_len > 0 then
+        add(tree, f.private_data, body(16, data_len))
+    end
+    if there > data_len then
+        add(tree, f.padding, body(16 + data_len))
+    end
+    if is_request and HEADER + body:len() + CRC < 176 then
+        tree:add_proto_expert_info(problem, "A Lookup Request has at least 176 bytes")
+    end
+end
+
+-- All of it is shown: whoever reads the network has it anyway, and it is worth nothing at another port.
+local function dissect_proof(body, tree, kind)
+    if body:len() ~= 24 then
+        add(tree, f.body, body, "A proof has 48 bytes")
+        return
+    end
+    add(tree, f.token, body(0, 8))
+    local has_cookie = kind == PROOF_REQUEST and body(8, 16):bytes():tohex() ~= string.rep("0", 32)
+    add(tree, f.proof_made, body(8, 8)):append_text(has_cookie and " (not used in a request)" or "")
+    add(tree, f.proof_hash, body(16, 8))
+end
+
+function diwarp.dissector(buffer, pinfo, root)
+    pinfo.cols.protocol = "D-iWARP"
+    local tree = root:add(diwarp, buffer())
+    if buffer:len() < 1 or buffer(0, 1):uint() ~= VERSION then
+        add(tree, f.body, buffer(), "Another version")
+        return buffer:len()
+    end
+    if buffer:len() < HEADER + CRC then
+        add(tree, f.body, buffer(), "Shorter than its header and its CRC")
+        return buffer:len()
+    end
+    local flags = buffer(4, 1):uint()
+    local kind, summary = bit.band(flags, 0x0f), {}
+    local source, destination = buffer(1, 3):uint(), buffer(5, 3):uint()
+
+    add(tree, f.version, buffer(0, 1))
+    local item = add(tree, f.source, buffer(1, 3))
+    local is_proof = kind == PROOF_REQUEST or kind == PROOF_REPLY
+    local has_numbers = kind == 0 or is_proof
+    if has_numbers then
+        item:append_text(string.format(" (port %d, slot %d)", port_of(source), bit.band(source, 0xff)))
+        if port_of(source) ~= pinfo.src_port then
+            item:add_proto_expert_info(spoofed)
+        end
+    end
+    local at = buffer(4, 1)
+    local flag_tree = add(tree, f.flags, at)
+    local what = is_proof and "Immediate data in a proof" or "Immediate data in a lookup"
+    add(flag_tree, f.immediate_flag, at, kind ~= 0 and flags >= 0x80 and what)
+    add(flag_tree, f.reliable_flag, at, bit.band(flags, 0x40) ~= 0 and "Reliable service: not defined yet")
+    add(flag_tree, f.reserved_flags, at, bit.band(flags, 0x30) ~= 0 and "Reserved flags are not 0")
+    add(flag_tree, f.kind, at, not KINDS[kind] and "Unassigned kind")
+    item = add(tree, f.destination, buffer(5, 3))
+    if destination == GROUP then
+        item:append_text(" (group)")
+    elseif has_numbers then
+        local slot = bit.band(destination, 0xff)
+        item:append_text(string.format(" (port %d, slot %d)", port_of(destination), slot))
+    end
+    add(tree, f.qkey, buffer(8, 4))
+    add(tree, f.immediate, buffer(12, 4))
+    add(tree, has_numbers and f.incarnation or f.transaction, buffer(16, 4))
+
+    local is_right, covered = crc_is_right(buffer)
+    if covered == HEADER and is_proof then
+        tree:add_proto_expert_info(problem, "A proof has 48 bytes")
+    elseif covered > HEADER then
+        local body = buffer(HEADER, covered - HEADER)
+        if kind == 0 then
+            dissect_message(body, tree, summary)
+        elseif is_proof then
+            dissect_proof(body, tree, kind)
+        elseif KINDS[kind] then
+            dissect_lookup(body, tree, kind, summary)
+        else
+            add(tree, f.body, body)
+        end
+    end
+    item = tree:add_le(f.crc, buffer(covered, CRC))
+    tree:add(f.crc_status, buffer(covered, CRC), is_right and "Good" or "Bad"):set_generated()
+    if not is_right then
+        item:add_proto_expert_info(bad_crc)
+        table.insert(summary, "[wrong CRC]")
+    end
+    if is_proof then
+        table.insert(summary, 1, string.format("0x%06x -> 0x%06x %s", source, destination, KINDS[kind]))
+    elseif kind == 0 then
+        local to = destination == GROUP and "group" or string.format("0x%06x", destination)
+        table.insert(summary, 1, string.format("0x%06x -> %s", source, to))
+    else
+        table.insert(summary, 1, KINDS[kind] or string.format("Kind %d", kind))
+    end
+    pinfo.cols.info = table.concat(summary, " ")
+    return buffer:len()
+end
+
+-- No UDP port is ours, so datagrams are recognized by what they say: the version and the port of the source
+-- QPN, or the version and a right CRC.
+local function is_ours(buffer, pinfo)
+    if buffer:len() < HEADER + CRC or buffer(0, 1):uint() ~= VERSION then
+        return false
+    end
+    local kind = bit.band(buffer(4, 1):uint(), 0x0f)
+    local is_named = kind == 0 or kind == PROOF_REQUEST or kind == PROOF_REPLY
+    if is_named and port_of(buffer(1, 3):uint()) == pinfo.src_port then
+        return true
+    end
+    return KINDS[kind] ~= nil and (crc_is_right(buffer))
+end
+
+diwarp:register_heuristic("udp", function(buffer, pinfo, root)
+    if not is_ours(buffer, pinfo) then
+        return false
+    end
+    diwarp.dissector(buffer, pinfo, root)
+    return true
+end)
+-- For "Decode As" and -d udp.port==PORT,diwarp.
+DissectorTable.get("udp.port"):add_for_decode_as(diwarp)
