@@ -39,6 +39,8 @@ const AHEAD: usize = 16 << 20;
 const WITHOUT_BELL: c_int = 10;
 
 /// How long an end that accepted lets its program answer before it sends its marker.
+// TODO: a program that gets no processor for longer finds no room for its first byte, which PostgreSQL's
+// server takes for a failure. `Held` could keep the first bytes, for the stream or for TCP.
 const FOR_AN_ANSWER: Duration = Duration::from_millis(50);
 
 /// Where a connection is.
