@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use uwarp_llp::carrier::Bound;
 use uwarp_llp::udp::{self, Route};
+use uwarp_mem::shared::Refused;
 use uwarp_process::Mutex;
 use uwarp_rnic::ah::port_of;
 use uwarp_rnic::qp::{Counters, Drops, MAX_MESSAGE, QpCaps, QpInit};
@@ -16,6 +17,7 @@ use uwarp_rnic::{AsyncSink, VerbsError};
 use crate::background;
 use crate::config::Config;
 use crate::engine::Engine;
+use crate::lanes::Lanes;
 use crate::pair::{QueuePair, WeakQueuePair};
 use crate::port::{Port, PortWatch};
 use crate::proofs::ProofObserver;
@@ -114,6 +116,8 @@ pub struct Nic {
     unclaimed: Arc<UnclaimedCounters>,
     /// Exists once an observer watches the port.
     watch: Mutex<Option<Arc<PortWatch>>, 8>,
+    /// Exists once a stream goes through memory.
+    lanes: Mutex<Option<Arc<Lanes>>, 8>,
 }
 
 impl Nic {
@@ -128,12 +132,24 @@ impl Nic {
             departed: Mutex::default(),
             unclaimed: Arc::default(),
             watch: Mutex::default(),
+            lanes: Mutex::default(),
         }))
     }
 
     /// The engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// Streams through memory; an error if the system gives no memory for them.
+    pub fn lanes(&self) -> Result<Arc<Lanes>, Refused> {
+        let mut lanes = self.lanes.lock();
+        if let Some(known) = &*lanes {
+            return Ok(known.clone());
+        }
+        let started = Lanes::start(&self.engine)?;
+        *lanes = Some(started.clone());
+        Ok(started)
     }
 
     /// From now on `sink` gets the events of `port`, as long as it lives. Their cookie is the port's number.

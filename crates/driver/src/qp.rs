@@ -454,6 +454,7 @@ impl Qp {
         if let Some(timer) = inner.alone.take() {
             engine.deregister(timer.token);
         }
+        link.set_name(token.0);
         mark(&link, inner.traffic_class);
         if !caps.needs_system {
             self.shell.set_needs_system(false);
@@ -640,7 +641,8 @@ impl Qp {
                 if conn.parked.is_some() {
                     self.polled.store(true, Ordering::Relaxed);
                 }
-                let unfinished = conn.pump.unfinished() || self.room.load(Ordering::Relaxed);
+                let unfinished =
+                    conn.pump.unfinished() || self.room.load(Ordering::Relaxed) || conn.link.has_room_again();
                 let before = core.messages_placed();
                 let now = &Now::unread();
                 let received = self.receive(&mut inner, now);

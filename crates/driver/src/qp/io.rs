@@ -29,6 +29,7 @@ impl Surroundings for Around<'_> {
     #[inline]
     fn take_room(&mut self) -> bool {
         self.qp.room.load(Ordering::Relaxed) && self.qp.room.swap(false, Ordering::Acquire)
+            || self.link.has_room_again()
     }
 
     fn take_kept(&mut self) -> bool {
@@ -83,6 +84,9 @@ impl Qp {
     pub(super) fn receive(&self, inner: &mut Inner, now: &Now) -> bool {
         let Inner { core, conn: Some(conn), .. } = inner else { return false };
         let Conn { link, pump, parked, timer, .. } = conn;
+        if self.hung_up.load(Ordering::Acquire) {
+            link.look_at_end();
+        }
         pump.receive(core, now, &mut Around { qp: self, link, token: timer.token, parked })
     }
 
