@@ -181,7 +181,7 @@ fn the_end_of_the_connection_is_the_end() {
 #[test]
 fn lanes_are_used_again() {
     let host = Host::new(&End::new(4096));
-    for round in 0..200 {
+    for round in 0..300 {
         let (one, other) = (End::new(4096), End::new(4096));
         host.join(&one, &other, uwarp());
         other.recv(&[other.sge(0, 64)]);

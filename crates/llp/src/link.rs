@@ -23,8 +23,8 @@ macro_rules! pass_on_queries {
             self.inner.caps()
         }
 
-        fn flush(&mut self, placed: u64, wanted: u64) {
-            self.inner.flush(placed, wanted);
+        fn flush(&mut self, placed: u64, wanted: u64) -> bool {
+            self.inner.flush(placed, wanted)
         }
 
         fn peer_placed(&self) -> u64 {
@@ -161,9 +161,10 @@ impl LowerLayer for Link {
     }
 
     #[inline]
-    fn flush(&mut self, placed: u64, wanted: u64) {
-        if let Self::Lane(lane) = self {
-            lane.flush(placed, wanted);
+    fn flush(&mut self, placed: u64, wanted: u64) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Lane(lane) => lane.flush(placed, wanted),
         }
     }
 

@@ -338,7 +338,7 @@ impl LowerLayer for Lane {
     }
 
     #[inline]
-    fn flush(&mut self, placed: u64, wanted: u64) {
+    fn flush(&mut self, placed: u64, wanted: u64) -> bool {
         let (mine, line) = self.end.mine();
         // The peer sees the bytes last: what they say may be about what is not placed.
         let before = mine.placed(line, placed);
@@ -349,8 +349,11 @@ impl LowerLayer for Lane {
             self.end.slab.tell(self.end.lane);
         }
         if before != placed || wants || head && !tail {
-            self.tell_if_waited_for(before..placed, wants.then_some(wanted));
+            self.tell_if_waited_for(before..placed);
+            // It may have counted them before it knew.
+            return wants && self.peer_placed() >= wanted;
         }
+        false
     }
 
     #[inline]
@@ -404,15 +407,12 @@ impl Lane {
 
     /// What was said is told if the peer waits for it: room, or that its messages of these numbers are in
     /// place. Each end says first, and then looks at what the other waits for, so one of the two sees it.
-    fn tell_if_waited_for(&self, placed: std::ops::Range<u64>, wants: Option<u64>) {
+    fn tell_if_waited_for(&self, placed: std::ops::Range<u64>) {
         fence(Ordering::SeqCst);
         let theirs = self.end.their_line();
         let wanted = Theirs::want(theirs);
         if Theirs::flags(theirs).has(Flags::WANTS_ROOM) || placed.start < wanted && wanted <= placed.end {
             self.end.slab.tell(self.end.lane);
-        }
-        if wants.is_some_and(|wanted| Theirs::placed(theirs) >= wanted) {
-            self.end.slab.note(self.end.lane);
         }
     }
 }

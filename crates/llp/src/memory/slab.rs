@@ -120,11 +120,6 @@ impl Slab {
         self.peer.tell(self.ready(self.side.peer()), 1 << lane);
     }
 
-    /// This process's next look finds this lane.
-    pub(super) fn note(&self, lane: usize) {
-        self.ready(self.side).fetch_or(1 << lane, Ordering::SeqCst);
-    }
-
     #[inline]
     pub(super) fn line(&self, side: Side, lane: usize) -> &Line {
         self.memory.line(LINES + (lane % LANES * 2 + side.index()) * LINE)
