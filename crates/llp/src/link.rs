@@ -286,6 +286,16 @@ impl Link {
         }
     }
 
+    /// Whether the end comes, behind what waits to be received. Only of a lower layer that shows it without
+    /// the system.
+    #[inline]
+    pub fn is_ending(&self) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Lane(lane) => lane.is_ending(),
+        }
+    }
+
     /// Whether there is room again, after a send that found too little. Only of a lower layer that shows it
     /// without the system.
     #[inline]

@@ -38,7 +38,7 @@ impl Surroundings for Around<'_> {
 
     #[inline]
     fn hung_up(&self) -> bool {
-        self.qp.hung_up.load(Ordering::Acquire)
+        self.qp.hung_up.load(Ordering::Acquire) || self.link.is_ending()
     }
 
     fn set_hung_up(&mut self) {

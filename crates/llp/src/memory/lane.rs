@@ -142,6 +142,12 @@ impl Lane {
         }
     }
 
+    /// Whether the peer has said that its stream ends, or the connection was found to have ended.
+    #[inline]
+    pub fn is_ending(&self) -> bool {
+        self.over.is_some() || Theirs::flags(self.end.their_line()).has(Flags::FIN)
+    }
+
     /// Whether there is room again, after a send that found too little.
     #[inline]
     pub fn has_room_again(&self) -> bool {
