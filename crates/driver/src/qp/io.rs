@@ -71,6 +71,7 @@ impl Qp {
     pub(super) fn send(&self, inner: &mut Inner, now: &Now) {
         let Inner { core, conn, .. } = inner;
         match conn {
+            Some(Conn { held: true, .. }) => {}
             Some(Conn { link, pump, parked, timer, .. }) => {
                 pump.send(core, now, &mut Around { qp: self, link, token: timer.token, parked });
             }
@@ -83,7 +84,10 @@ impl Qp {
     #[inline]
     pub(super) fn receive(&self, inner: &mut Inner, now: &Now) -> bool {
         let Inner { core, conn: Some(conn), .. } = inner else { return false };
-        let Conn { link, pump, parked, timer, .. } = conn;
+        let Conn { link, pump, parked, timer, held, .. } = conn;
+        if *held {
+            return false;
+        }
         if self.hung_up.load(Ordering::Acquire) {
             link.look_at_end();
         }

@@ -1,6 +1,7 @@
 //! What one process has of another: its board, and the two bells.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -43,11 +44,10 @@ impl Bell {
     }
 }
 
-/// How to tell the peer of news.
-#[derive(Debug)]
+/// How to tell the peer of news. An end that has asked for memory learns that with the answer.
+#[derive(Debug, Default)]
 pub struct Pair {
-    board: PeerBoard,
-    bell: Bell,
+    peer: OnceLock<(PeerBoard, Bell)>,
     /// The epoch of the board for which the bell was rung last.
     rung: AtomicU64,
 }
@@ -55,11 +55,25 @@ pub struct Pair {
 impl Pair {
     /// With the peer's board and the bell that wakes it.
     pub fn new(board: PeerBoard, bell: Bell) -> Self {
-        Self { board, bell, rung: AtomicU64::new(u64::MAX) }
+        let pair = Self::default();
+        pair.learn(board, bell);
+        pair
+    }
+
+    /// The peer has passed them. Counts once.
+    pub fn learn(&self, board: PeerBoard, bell: Bell) {
+        let _ = self.peer.set((board, bell));
+    }
+
+    /// Whether the peer has passed them.
+    pub fn is_known(&self) -> bool {
+        self.peer.get().is_some()
     }
 
     #[inline]
     pub(super) fn tell(&self, ready: &AtomicU64, bit: u64) {
-        bell::tell(ready, bit, self.board.word(), &self.rung, || self.bell.ring());
+        if let Some((board, bell)) = self.peer.get() {
+            bell::tell(ready, bit, board.word(), &self.rung, || bell.ring());
+        }
     }
 }

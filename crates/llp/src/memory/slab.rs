@@ -82,6 +82,12 @@ impl Slab {
         })
     }
 
+    /// The peer has taken this lane for a new stream. Returns whether that is possible: there is such a lane,
+    /// and no stream of this process uses it.
+    pub fn claim_lane(&self, lane: usize) -> bool {
+        self.uses.get(lane).is_some_and(|usage| usage.swap(USED, Ordering::AcqRel) != USED)
+    }
+
     /// This process has left a lane that both ends have used. (One that the peer may begin to use late is
     /// never taken again.)
     pub(super) fn leave(&self, lane: usize) {
