@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use uwarp_llp::link::Caps;
+use uwarp_llp::link::{Caps, Kind};
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_process::MutexGuard;
 use uwarp_rnic::cq::{Coverage, Feeder};
@@ -70,6 +70,9 @@ struct Inner {
     /// A thread makes the reports, and continues with those that are added meanwhile.
     reporting: bool,
 }
+
+/// The addresses of a stream's connection (own, peer's), its link, and why that is TCP on one host.
+pub(crate) type Carried = ([Option<SocketAddr>; 2], Option<Kind>, Option<Why>);
 
 /// Which of a queue pair's streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -378,13 +381,15 @@ impl Qp {
         uwarp
     }
 
-    /// Its state, its counters, and the addresses of its connection (own, peer's) if it has one.
-    pub(crate) fn look_at(&self) -> (QpState, Snapshot, [Option<SocketAddr>; 2]) {
+    /// Its state, its counters, and what carries its stream if it has one.
+    pub(crate) fn look_at(&self) -> (QpState, Snapshot, Carried) {
         let inner = self.inner.lock();
         let (state, snapshot) = (inner.core.query().state, inner.snapshot());
-        let addresses = inner.conn.as_ref().map_or([None, None], |conn| conn.link.addresses());
+        let carried = inner.conn.as_ref().map_or(([None, None], None, None), |conn| {
+            (conn.link.addresses(), Some(conn.link.kind()), conn.why_tcp)
+        });
         self.release(inner);
-        (state, snapshot, addresses)
+        (state, snapshot, carried)
     }
 
     /// A copy of the descriptor of this stream's link. `None`: it has ended, or the system has none left.

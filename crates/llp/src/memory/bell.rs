@@ -19,6 +19,7 @@ const EPOCH: u64 = 1 << 16;
 /// The calling thread is about to sleep, and looks once more after this.
 pub fn enter(board: &AtomicU64) {
     board.fetch_add(EPOCH + 1, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
 }
 
 /// It looks again by itself.
@@ -30,8 +31,14 @@ pub fn leave(board: &AtomicU64) {
 #[inline]
 pub fn take(ready: &AtomicU64) -> u64 {
     // While there is nothing, the line stays in this processor's cache. (A thread that is about to sleep has
-    // announced that by a locked operation, so this load is not early.)
-    if ready.load(Ordering::SeqCst) == 0 { 0 } else { ready.swap(0, Ordering::SeqCst) }
+    // announced that before a fence, so this load is not early.)
+    if ready.load(Ordering::SeqCst) == 0 {
+        return 0;
+    }
+    let lanes = ready.swap(0, Ordering::SeqCst);
+    // The looks at these lanes come behind.
+    fence(Ordering::SeqCst);
+    lanes
 }
 
 /// Tells the peer that there are news, which were published before. `rung` is the epoch of the peer's board
@@ -43,6 +50,7 @@ pub fn tell(ready: &AtomicU64, bit: u64, board: &AtomicU64, rung: &AtomicU64, ri
         return;
     }
     ready.fetch_or(bit, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
     let word = board.load(Ordering::SeqCst);
     let epoch = word / EPOCH;
     if !word.is_multiple_of(EPOCH) && rung.load(Ordering::Relaxed) != epoch {

@@ -8,14 +8,13 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 
-use uwarp_mem::shared::Line;
 use uwarp_mem::{self as mem, MemSeg, owned};
 use uwarp_process::Descriptor;
 
 use super::ledger::{Flags, Mine, Nonsense, RING, Theirs};
 use super::slab::Slab;
 use crate::lower::{Answers, Caps, Ended, LowerLayer, Received, Stop};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Line, Ordering, fence};
 use crate::{route, tcp};
 
 /// Bytes of a large transfer after which the peer is told: it copies at the same time.

@@ -1,9 +1,7 @@
 //! What the two ends of a lane say to each other beside the bytes: one line of memory each, which only that
 //! end writes. Positions count bytes since the lane's stream began, and never wrap.
 
-use uwarp_mem::shared::Line;
-
-use crate::sync::Ordering;
+use crate::sync::{Line, Ordering};
 
 /// Bytes of a ring.
 pub const RING: u64 = 512 * 1024;
