@@ -37,7 +37,7 @@ use uwarp_llp::Link;
 use uwarp_process::Mutex;
 use uwarp_proto::framing::Framing;
 use uwarp_proto::setup::{Host, HostKey, Negotiated};
-use uwarp_rnic::random_u32;
+use uwarp_rnic::mr::random_u32;
 
 use crate::config::{Config, LinkChoice};
 use crate::engine::Engine;

@@ -29,6 +29,5 @@ pub use error::VerbsError;
 pub use event::{AsyncEvent, AsyncSink, CompletionSink, EventKind};
 pub use mr::{Access, Mr};
 pub use pd::Pd;
-pub use random::random_u32;
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use wr::{RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
