@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use uwarp_llp::{Link, LowerLayer as _};
 use uwarp_proto::framing::Framing;
 use uwarp_rnic::VerbsError;
-use uwarp_rnic::qp::Now;
+use uwarp_rnic::qp::{Now, QpModify, QpState};
 
 use super::{Conn, Inner, Qp, StreamNumber, Timer, link_caps, mark};
+use crate::host::Why;
 use crate::pump::Pump;
 
 impl Qp {
@@ -25,6 +26,29 @@ impl Qp {
         let result = self.settle_locked(&mut inner, number, link, framing);
         self.release(inner);
         result
+    }
+
+    /// This stream, whose link was held, stays with it.
+    pub(crate) fn stay_with_tcp(&self, number: StreamNumber, why: Why) {
+        let mut inner = self.inner.lock();
+        if inner.streams == number
+            && let Some(conn) = inner.conn.as_mut()
+        {
+            conn.why_tcp = Some(why);
+            conn.held = false;
+            self.pump(&mut inner, &Now::unread());
+        }
+        self.release(inner);
+    }
+
+    /// This stream cannot go on as the program wants it.
+    pub(crate) fn end_stream(&self, number: StreamNumber) {
+        let mut inner = self.inner.lock();
+        if inner.streams == number {
+            // Cannot be refused: any state may become the error state.
+            let _ = inner.core.modify(&QpModify { state: Some(QpState::Err), ..QpModify::default() });
+        }
+        self.release(inner);
     }
 
     fn settle_locked(
@@ -64,12 +88,14 @@ impl Qp {
         if conn.link.caps().needs_system != caps.needs_system {
             self.shell.set_needs_system(caps.needs_system);
         }
+        link.set_name(token.0);
         mark(&link, class);
         // What was reported, and what the pump knows, is about the other link.
         self.hung_up.store(false, Ordering::Release);
         let (pump, timer) = (Pump::default(), Timer { token, at: None });
         let observer = conn.observer.clone();
-        let before = std::mem::replace(conn, Conn { link, pump, timer, observer, parked: None });
+        let after = Conn { link, pump, timer, observer, parked: None, held: false, why_tcp: None };
+        let before = std::mem::replace(conn, after);
         self.pump(inner, now);
         Ok(before.link)
     }
