@@ -33,9 +33,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix,
 };
-use uwarp_llp::Link;
+use uwarp_llp::memory::lane::End;
 use uwarp_process::Mutex;
-use uwarp_proto::framing::Framing;
 use uwarp_proto::setup::{Host, HostKey, Negotiated};
 use uwarp_rnic::mr::random_u32;
 
@@ -96,13 +95,18 @@ pub(crate) struct Unsettled {
 }
 
 impl Unsettled {
-    /// The stream goes on over this link.
-    fn settle(&self, link: Link, framing: Framing) {
+    /// The stream goes on over this lane.
+    fn settle(&self, end: End) {
         if let Some(qp) = self.qp.upgrade()
-            && let Err((error, _)) = qp.settle(self.number, link, framing)
+            && let Err(error) = qp.settle_in_memory(self.number, end)
         {
             tracing::debug!(qpn = qp.qpn(), "the stream has ended before its link was settled: {error}");
         }
+    }
+
+    /// Whether nothing was heard of the peer yet.
+    fn is_open(&self) -> bool {
+        self.qp.upgrade().is_some_and(|qp| qp.may_settle(self.number))
     }
 
     /// The stream stays with TCP, or ends if that is not allowed.

@@ -12,7 +12,6 @@ mod settle;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -390,15 +389,6 @@ impl Qp {
         });
         self.release(inner);
         (state, snapshot, carried)
-    }
-
-    /// A copy of the descriptor of this stream's link. `None`: it has ended, or the system has none left.
-    pub(crate) fn copy_descriptor(&self, number: StreamNumber) -> Option<OwnedFd> {
-        let inner = self.inner.lock();
-        let conn = inner.conn.as_ref().filter(|_| inner.streams == number);
-        let copy = conn.and_then(|conn| conn.link.as_fd().try_clone_to_owned().ok());
-        self.let_go(inner);
-        copy
     }
 
     pub(crate) fn neighbours(&self) -> Option<Arc<Neighbours>> {

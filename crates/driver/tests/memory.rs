@@ -9,7 +9,7 @@ use common::{End, LIMIT, sockets, to, uwarp};
 use uwarp_driver::{Rtr, StreamParams};
 use uwarp_llp::Link;
 use uwarp_llp::memory::board::PeerBoard;
-use uwarp_llp::memory::lane::Lane;
+use uwarp_llp::memory::lane::{self, Lane};
 use uwarp_llp::memory::pair::{Bell, Pair};
 use uwarp_llp::memory::slab::Slab;
 use uwarp_process::Descriptor;
@@ -42,14 +42,14 @@ impl Host {
     }
 
     fn links(&self) -> [Link; 2] {
-        let lane = self.slabs[0].take_lane().expect("a lane is free");
+        let number = self.slabs[0].take_lane().expect("a lane is free");
         let (a, b) = sockets();
         let mut at = self.slabs.iter();
         [a, b].map(|socket| {
             socket.set_nonblocking(true).unwrap();
-            let mut end = Lane::new(at.next().unwrap().clone(), lane, Descriptor::new(socket.into()));
+            let mut end = lane::End::new(at.next().unwrap().clone(), number);
             end.agreed();
-            end.into()
+            Lane::new(end, Descriptor::new(socket.into())).into()
         })
     }
 

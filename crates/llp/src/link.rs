@@ -322,6 +322,14 @@ impl Link {
         }
     }
 
+    /// Its connection: of a lane the one beside it, whose lane is left.
+    pub fn into_descriptor(self) -> Descriptor {
+        match self {
+            Self::Tcp(fd) => fd,
+            Self::Lane(lane) => lane.into_tcp(),
+        }
+    }
+
     /// The descriptor, for an owner that closes it.
     pub fn into_fd(self) -> OwnedFd {
         match self {

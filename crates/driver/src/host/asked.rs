@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use uwarp_llp::Link;
 use uwarp_llp::carrier::Watch;
 use uwarp_llp::memory::board::PeerBoard;
-use uwarp_llp::memory::lane::Lane;
+use uwarp_llp::memory::lane::End;
 use uwarp_llp::memory::pair::{Bell, Pair};
 use uwarp_llp::memory::slab::Slab;
 use uwarp_process::{Descriptor, Mutex, OnceValue};
-use uwarp_proto::framing::Framing;
 
 use super::words::{Answer, Join};
 use super::{Unsettled, Why, is_same_user, name, receive, send};
@@ -33,7 +31,7 @@ const EXPECTED: Duration = Duration::from_secs(2);
 const EARLY: Duration = Duration::from_millis(100);
 /// Such questions at the same time.
 const MOST_EARLY: usize = 1024;
-/// A lane that was granted waits for so long for its first byte.
+/// How often a lane that was granted looks whether its stream has begun over the connection.
 const GRANTED: Duration = Duration::from_secs(2);
 
 /// Answers questions.
@@ -239,14 +237,12 @@ impl Asker {
         }
         let slab = usize::try_from(join.slab).ok().and_then(|at| self.shared.lock().slabs.get(at).cloned());
         let (Some(slab), Ok(lane)) = (slab, usize::try_from(join.lane)) else { return Err(Why::NotOurs) };
-        let tcp = unsettled.qp.upgrade().ok_or(Why::NotOurs)?.copy_descriptor(unsettled.number);
-        let tcp = tcp.ok_or(Why::NoResources)?;
         if !slab.claim_lane(lane) {
             return Err(Why::NotOurs);
         }
-        let mut lane = Lane::new(slab, lane, Descriptor::new(tcp));
-        lane.agreed();
-        Granted::wait(&asked.engine, lane, unsettled).ok_or(Why::NoResources)
+        let mut end = End::new(slab, lane);
+        end.agreed();
+        Granted::wait(&asked.engine, end, unsettled).ok_or(Why::NoResources)
     }
 
     fn refuse(&self, join: &Join, why: Why) {
@@ -293,22 +289,22 @@ impl Source for Asker {
 struct Granted {
     engine: Arc<Engine>,
     token: OnceValue<Token>,
-    waiting: Mutex<Option<(Lane, Unsettled)>, 26>,
+    waiting: Mutex<Option<(End, Unsettled)>, 26>,
 }
 
 impl Granted {
-    fn wait(engine: &Arc<Engine>, lane: Lane, unsettled: Unsettled) -> Option<()> {
+    fn wait(engine: &Arc<Engine>, end: End, unsettled: Unsettled) -> Option<()> {
         let granted =
             Arc::new(Self { engine: engine.clone(), token: OnceValue::new(), waiting: Mutex::new(None) });
         let token = engine.register_watch(Watch::Itself, granted.clone()).ok()?;
         granted.token.get_or_make(|| token);
-        lane.set_name(token.0);
-        *granted.waiting.lock() = Some((lane, unsettled));
+        end.set_name(token.0);
+        *granted.waiting.lock() = Some((end, unsettled));
         engine.set_timer(token, Some(Instant::now() + GRANTED));
         Some(())
     }
 
-    fn take(&self) -> Option<(Lane, Unsettled)> {
+    fn take(&self) -> Option<(End, Unsettled)> {
         let waiting = self.waiting.lock().take()?;
         if let Some(token) = self.token.get() {
             self.engine.deregister(*token);
@@ -319,12 +315,18 @@ impl Granted {
 
 impl Source for Granted {
     fn ready(&self, _: Readiness) {
-        if let Some((lane, unsettled)) = self.take() {
-            unsettled.settle(Link::from(lane), Framing::PLAIN);
+        if let Some((end, unsettled)) = self.take() {
+            unsettled.settle(end);
         }
     }
 
     fn timeout(&self) {
+        let waiting = self.waiting.lock();
+        let (Some((_, unsettled)), Some(token)) = (&*waiting, self.token.get()) else { return };
+        if unsettled.is_open() {
+            return self.engine.set_timer(*token, Some(Instant::now() + GRANTED));
+        }
+        drop(waiting);
         // The initiator has decided for its connection, or has ended it.
         drop(self.take());
     }

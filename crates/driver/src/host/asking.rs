@@ -8,13 +8,11 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use uwarp_llp::Link;
 use uwarp_llp::memory::board::PeerBoard;
-use uwarp_llp::memory::lane::Lane;
+use uwarp_llp::memory::lane::End;
 use uwarp_llp::memory::pair::{Bell, Pair};
 use uwarp_llp::memory::slab::Slab;
 use uwarp_process::{Descriptor, Mutex, OnceValue};
-use uwarp_proto::framing::Framing;
 
 use super::words::{Answer, Join};
 use super::{ANSWER, Unsettled, Why, is_same_user, name, receive, send};
@@ -41,7 +39,7 @@ struct State {
 
 struct Waiting {
     nonce: [u8; 16],
-    lane: Lane,
+    end: End,
     unsettled: Unsettled,
     until: Instant,
 }
@@ -97,8 +95,6 @@ impl Asking {
         ends: [SocketAddr; 2],
         unsettled: Unsettled,
     ) -> Result<(), (Why, Unsettled)> {
-        let tcp = unsettled.qp.upgrade().and_then(|qp| qp.copy_descriptor(unsettled.number));
-        let Some(tcp) = tcp else { return Err((Why::NoResources, unsettled)) };
         let mut state = self.state.lock();
         let free = state.slabs.iter().enumerate().find_map(|(i, slab)| Some((i, slab.take_lane()?)));
         let mut new = None;
@@ -119,7 +115,7 @@ impl Asking {
             return Err((Why::NoResources, unsettled));
         };
         let Some(at) = state.slabs.get(slab).cloned() else { return Err((Why::NoResources, unsettled)) };
-        let lane = Lane::new(at, lane, Descriptor::new(tcp));
+        let end = End::new(at, lane);
         let first = state.bell.take();
         let join =
             Join { nonce, ends, slab: number, lane: which, first: first.is_some(), new_slab: new.is_some() };
@@ -143,7 +139,7 @@ impl Asking {
             return Err((Why::Silent, unsettled));
         }
         let until = Instant::now() + ANSWER;
-        state.waiting.push(Waiting { nonce, lane, unsettled, until });
+        state.waiting.push(Waiting { nonce, end, unsettled, until });
         self.set_timer(&state);
         Ok(())
     }
@@ -179,11 +175,11 @@ impl Asking {
         let known = state.pair.is_known();
         self.set_timer(&state);
         drop(state);
-        let Waiting { mut lane, unsettled, .. } = waiting;
+        let Waiting { mut end, unsettled, .. } = waiting;
         match answer.refused {
             None if known => {
-                lane.agreed();
-                unsettled.settle(Link::from(lane), Framing::PLAIN);
+                end.agreed();
+                unsettled.settle(end);
             }
             None => unsettled.stay(Why::Version),
             Some(why) => unsettled.stay(why),

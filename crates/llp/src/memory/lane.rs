@@ -40,7 +40,7 @@ pub struct Lane {
 
 /// This process's use of a lane, and what it says there. Its end is the end of that use.
 #[derive(Debug)]
-struct End {
+pub struct End {
     slab: Arc<Slab>,
     lane: usize,
     mine: Mine,
@@ -49,6 +49,26 @@ struct End {
 }
 
 impl End {
+    /// This process's end of a lane, over which a new stream may begin.
+    pub fn new(slab: Arc<Slab>, lane: usize) -> Self {
+        let side = slab.side();
+        slab.set_name(lane, 0);
+        slab.clear(side, lane);
+        let mine = Mine::begin(slab.line(side, lane));
+        Self { slab, lane, mine, agreed: false }
+    }
+
+    /// The peer uses the lane, too: when both have left it, it may serve another stream. (If that is never
+    /// said, it is never used again, because the peer may begin to use it late.)
+    pub fn agreed(&mut self) {
+        self.agreed = true;
+    }
+
+    /// What the engine calls the lane from now on: [`Slab::harvest`] reports this name.
+    pub fn set_name(&self, name: u64) {
+        self.slab.set_name(self.lane, name);
+    }
+
     #[inline]
     fn their_line(&self) -> &Line {
         self.slab.line(self.slab.side().peer(), self.lane)
@@ -106,26 +126,15 @@ impl From<Nonsense> for Stop {
 }
 
 impl Lane {
-    /// This process's end of a lane, over which a new stream begins. `tcp`: the connection of the set-up,
-    /// from which only the set-up frames were read.
-    pub fn new(slab: Arc<Slab>, lane: usize, tcp: Descriptor) -> Self {
-        let side = slab.side();
-        slab.set_name(lane, 0);
-        slab.clear(side, lane);
-        let mine = Mine::begin(slab.line(side, lane));
-        let end = End { slab, lane, mine, agreed: false };
+    /// The stream over this end of a lane. `tcp`: the connection of the set-up, from which only the set-up
+    /// frames were read.
+    pub fn new(end: End, tcp: Descriptor) -> Self {
         Self { end, theirs: Theirs::default(), bite: BITE, over: None, tcp }
-    }
-
-    /// The peer uses the lane, too: when both have left it, it may serve another stream. (If that is never
-    /// said, it is never used again, because the peer may begin to use it late.)
-    pub fn agreed(&mut self) {
-        self.end.agreed = true;
     }
 
     /// What the engine calls it from now on: [`Slab::harvest`] reports this name.
     pub fn set_name(&self, name: u64) {
-        self.end.slab.set_name(self.end.lane, name);
+        self.end.set_name(name);
     }
 
     /// The connection whose end is the peer's.
@@ -144,7 +153,7 @@ impl Lane {
     /// Whether the peer has said that its stream ends, or the connection was found to have ended.
     #[inline]
     pub fn is_ending(&self) -> bool {
-        self.over.is_some() || Theirs::flags(self.end.their_line()).has(Flags::FIN)
+        self.over.is_some() || Theirs::flags(self.end.their_line()).ends()
     }
 
     /// Whether there is room again, after a send that found too little.
@@ -238,8 +247,8 @@ impl Lane {
     /// Nothing waits: nothing yet, or no more.
     #[inline]
     fn nothing(&mut self) -> Stop {
-        let fin = Theirs::flags(self.end.their_line()).has(Flags::FIN);
-        if fin || self.over.is_some() { self.at_end(fin) } else { Stop::Later }
+        let flags = Theirs::flags(self.end.their_line());
+        if flags.ends() || self.over.is_some() { self.at_end(flags.has(Flags::FIN)) } else { Stop::Later }
     }
 
     #[cold]
@@ -249,10 +258,9 @@ impl Lane {
         match self.theirs.hear_tail(self.end.their_line(), head) {
             // The next call finds it.
             Ok(tail) if tail != head => Stop::Later,
-            Ok(_) => Stop::Ended(match self.over {
-                Some(how) if !fin => how,
-                _ => Ended::Closed,
-            }),
+            Ok(_) if fin => Stop::Ended(Ended::Closed),
+            // It has left without a word, or its process is gone.
+            Ok(_) => Stop::Ended(self.over.unwrap_or(Ended::Broken)),
             Err(_) => Stop::Ended(Ended::Broken),
         }
     }

@@ -37,6 +37,12 @@ impl Flags {
         self.0 & flags.0 == flags.0
     }
 
+    /// Whether nothing follows behind the last byte.
+    #[inline]
+    pub fn ends(self) -> bool {
+        self.0 & (Self::FIN.0 | Self::LEFT.0) != 0
+    }
+
     /// With these.
     #[must_use]
     pub fn with(self, flags: Self) -> Self {
