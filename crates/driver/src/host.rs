@@ -17,6 +17,7 @@
 
 mod asked;
 mod asking;
+mod fading;
 mod words;
 
 use std::collections::HashMap;

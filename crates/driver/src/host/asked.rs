@@ -15,6 +15,7 @@ use uwarp_llp::memory::pair::{Bell, Pair};
 use uwarp_llp::memory::slab::Slab;
 use uwarp_process::{Descriptor, Mutex, OnceValue};
 
+use super::fading::Fading;
 use super::words::{Answer, Join};
 use super::{Unsettled, Why, is_same_user, name, receive, send};
 use crate::engine::Engine;
@@ -159,6 +160,7 @@ struct Shared {
     pair: Option<Arc<Pair>>,
     /// To be passed with the first answer.
     bell: Option<OwnedFd>,
+    watched: Option<Token>,
     slabs: Vec<Arc<Slab>>,
     over: bool,
 }
@@ -197,6 +199,9 @@ impl Asker {
     fn learn(&self, asked: &Asked, join: &Join, fds: Vec<OwnedFd>) -> Option<()> {
         let mut fds = fds.into_iter();
         let mut shared = self.shared.lock();
+        if shared.over {
+            return None;
+        }
         if join.first {
             if shared.pair.is_some() {
                 return None;
@@ -205,7 +210,7 @@ impl Asker {
             let pair = Arc::new(Pair::new(board, Bell::from_peer(fds.next()?)));
             let bell = Bell::create().ok()?;
             shared.bell = Some(bell.fd().try_clone_to_owned().ok()?);
-            asked.engine.watch_bell(bell).ok()?;
+            shared.watched = Some(asked.engine.watch_bell(bell).ok()?);
             shared.pair = Some(pair);
         }
         if join.new_slab {
@@ -260,11 +265,20 @@ impl Asker {
 
     /// This process is not heard any more. Streams that use its lanes go on.
     fn end(&self) {
-        if std::mem::replace(&mut self.shared.lock().over, true) {
-            return;
-        }
+        let passed = {
+            let mut shared = self.shared.lock();
+            if shared.over {
+                return;
+            }
+            std::mem::replace(&mut *shared, Shared { over: true, ..Shared::default() })
+        };
         let Some(asked) = self.asked.upgrade() else { return };
-        asked.state.lock().askers -= 1;
+        {
+            let mut state = asked.state.lock();
+            state.askers -= 1;
+            state.early.retain(|(asker, ..)| !std::ptr::eq(asker.as_ref(), self));
+        }
+        Fading::begin(&asked.engine, &asked.lanes, passed.slabs, passed.watched);
         if let Some(token) = self.token.get() {
             asked.engine.deregister(*token);
         }

@@ -4,21 +4,25 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 use uwarp_llp::memory::board::PeerBoard;
 use uwarp_llp::memory::lane::End;
 use uwarp_llp::memory::pair::{Bell, Pair};
 use uwarp_llp::memory::slab::Slab;
 use uwarp_process::{Descriptor, Mutex, OnceValue};
 
+use super::fading::{Fading, has_no_streams};
 use super::words::{Answer, Join};
 use super::{ANSWER, Unsettled, Why, is_same_user, name, receive, send};
 use crate::engine::Engine;
 use crate::lanes::Lanes;
 use crate::source::{Interest, Readiness, Source, Token};
+
+/// A process that is asked nothing, and with which no stream goes on, is left after this time.
+const IDLE: Duration = Duration::from_secs(10);
 
 pub(super) struct Asking {
     engine: Arc<Engine>,
@@ -33,6 +37,7 @@ struct State {
     pair: Arc<Pair>,
     /// Wakes this process; passed with the first question.
     bell: Option<(Bell, OwnedFd)>,
+    watched: Option<Token>,
     slabs: Vec<Arc<Slab>>,
     waiting: Vec<Waiting>,
 }
@@ -66,6 +71,7 @@ impl Asking {
         let state = State {
             pair: Arc::new(Pair::default()),
             bell: Some((bell, copy)),
+            watched: None,
             slabs: Vec::new(),
             waiting: Vec::new(),
         };
@@ -96,6 +102,9 @@ impl Asking {
         unsettled: Unsettled,
     ) -> Result<(), (Why, Unsettled)> {
         let mut state = self.state.lock();
+        if self.is_over() {
+            return Err((Why::Silent, unsettled));
+        }
         let free = state.slabs.iter().enumerate().find_map(|(i, slab)| Some((i, slab.take_lane()?)));
         let mut new = None;
         let (slab, lane) = match free {
@@ -126,17 +135,18 @@ impl Asking {
         }
         fds.extend(new.as_ref().map(|slab| slab.as_fd()));
         let sent = send(&self.socket, &join.to_bytes(), &fds);
-        if let Some((bell, _)) = first
-            && self.engine.watch_bell(bell).is_err()
-        {
-            drop(state);
-            self.end(Why::NoResources);
-            return Err((Why::NoResources, unsettled));
-        }
-        if sent.is_err() {
-            drop(state);
-            self.end(Why::Silent);
-            return Err((Why::Silent, unsettled));
+        let failed = match first.map(|(bell, _)| self.engine.watch_bell(bell)) {
+            Some(Err(_)) => Some(Why::NoResources),
+            Some(Ok(token)) => {
+                state.watched = Some(token);
+                sent.err().map(|_| Why::Silent)
+            }
+            None => sent.err().map(|_| Why::Silent),
+        };
+        if let Some(why) = failed {
+            drop((state, end));
+            self.end(why);
+            return Err((why, unsettled));
         }
         let until = Instant::now() + ANSWER;
         state.waiting.push(Waiting { nonce, end, unsettled, until });
@@ -147,7 +157,7 @@ impl Asking {
     fn set_timer(&self, state: &State) {
         let first = state.waiting.iter().map(|waiting| waiting.until).min();
         if let Some(token) = self.token.get() {
-            self.engine.set_timer(*token, first);
+            self.engine.set_timer(*token, first.or_else(|| Some(Instant::now() + IDLE)));
         }
     }
 
@@ -189,14 +199,24 @@ impl Asking {
 
     /// Nothing more comes of this socket. Streams that use lanes go on.
     fn end(&self, why: Why) {
-        if self.over.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let waiting = std::mem::take(&mut self.state.lock().waiting);
+        let (waiting, slabs, watched) = {
+            let mut state = self.state.lock();
+            if self.over.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            state.bell = None;
+            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.slabs), state.watched.take())
+        };
         if let Some(token) = self.token.get() {
             self.engine.deregister(*token);
         }
-        waiting.into_iter().for_each(|waiting| waiting.unsettled.stay(why));
+        // The descriptor stays until another process is asked; the peer need not wait for that.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        for Waiting { end, unsettled, .. } in waiting {
+            drop(end);
+            unsettled.stay(why);
+        }
+        Fading::begin(&self.engine, &self.lanes, slabs, watched);
     }
 }
 
@@ -212,12 +232,13 @@ impl Source for Asking {
     fn timeout(&self) {
         let now = Instant::now();
         let mut state = self.state.lock();
-        let (late, waiting) = std::mem::take(&mut state.waiting).into_iter().partition(|w| w.until <= now);
+        let (late, waiting): (Vec<_>, _) =
+            std::mem::take(&mut state.waiting).into_iter().partition(|w| w.until <= now);
         state.waiting = waiting;
+        let is_idle = late.is_empty() && state.waiting.is_empty() && state.slabs.iter().all(has_no_streams);
         self.set_timer(&state);
         drop(state);
-        let late: Vec<Waiting> = late;
-        if !late.is_empty() {
+        if !late.is_empty() || is_idle {
             late.into_iter().for_each(|waiting| waiting.unsettled.stay(Why::Silent));
             self.end(Why::Silent);
         }
