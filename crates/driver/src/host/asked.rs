@@ -34,12 +34,15 @@ const EARLY: Duration = Duration::from_millis(100);
 const MOST_EARLY: usize = 1024;
 /// How often a lane that was granted looks whether its stream has begun over the connection.
 const GRANTED: Duration = Duration::from_secs(2);
+/// Processes that are let in before others are served. Who connects again and again keeps nobody waiting.
+const TURN: usize = 64;
 
 /// Answers questions.
 pub(super) struct Asked {
     engine: Arc<Engine>,
     lanes: Arc<Lanes>,
     socket: Descriptor,
+    token: OnceValue<Token>,
     me: Weak<Self>,
     state: Mutex<State, 26>,
 }
@@ -76,11 +79,16 @@ impl Asked {
             engine: engine.clone(),
             lanes: lanes.clone(),
             socket,
+            token: OnceValue::new(),
             me: me.clone(),
             state: Mutex::default(),
         });
         let listening = engine.register_for(fd, asked.clone(), Interest::Input);
-        listening.map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+        let token =
+            listening.map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+        asked.token.get_or_make(|| token);
+        // What has come before the token was known.
+        engine.raise(token, Readiness::ANY);
         Ok(asked)
     }
 
@@ -124,7 +132,11 @@ impl Asked {
         });
         match self.engine.register_for(fd, asker.clone(), Interest::Input) {
             Ok(token) => _ = asker.token.get_or_make(|| token),
-            Err(error) => tracing::debug!("cannot watch a process that asks for memory: {error}"),
+            Err(error) => {
+                tracing::debug!("cannot watch a process that asks for memory: {error}");
+                asker.end();
+                return Ok(());
+            }
         }
         // What has come before the token was known.
         asker.ready(Readiness::ANY);
@@ -134,11 +146,14 @@ impl Asked {
 
 impl Source for Asked {
     fn ready(&self, _: Readiness) {
-        loop {
+        for _ in 0..TURN {
             match self.accept() {
                 Ok(()) | Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(_) => return,
             }
+        }
+        if let Some(token) = self.token.get() {
+            self.engine.raise(*token, Readiness::ANY);
         }
     }
 
