@@ -90,6 +90,7 @@ enum Known {
 }
 
 /// A stream that waits for its link to be settled.
+#[derive(Clone)]
 pub(crate) struct Unsettled {
     qp: Weak<Qp>,
     number: StreamNumber,

@@ -350,12 +350,11 @@ impl Source for Granted {
     }
 
     fn timeout(&self) {
-        let waiting = self.waiting.lock();
-        let (Some((_, unsettled)), Some(token)) = (&*waiting, self.token.get()) else { return };
+        let unsettled = self.waiting.lock().as_ref().map(|(_, unsettled)| unsettled.clone());
+        let (Some(unsettled), Some(token)) = (unsettled, self.token.get()) else { return };
         if unsettled.is_open() {
             return self.engine.set_timer(*token, Some(Instant::now() + GRANTED));
         }
-        drop(waiting);
         // The initiator has decided for its connection, or has ended it.
         drop(self.take());
     }
