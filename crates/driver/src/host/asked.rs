@@ -166,7 +166,7 @@ struct Asker {
     asked: Weak<Asked>,
     socket: Descriptor,
     token: OnceValue<Token>,
-    shared: Mutex<Shared, 27>,
+    shared: Mutex<Shared, 25>,
 }
 
 /// What it has passed.
