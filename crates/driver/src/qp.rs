@@ -640,7 +640,9 @@ impl Qp {
                 if conn.parked.is_some() {
                     self.polled.store(true, Ordering::Relaxed);
                 }
-                let unfinished = conn.pump.unfinished() || self.room.load(Ordering::Relaxed);
+                // (Room that was reported to a pump which has it anyway changes nothing.)
+                let room = !conn.pump.writable() && self.room.load(Ordering::Relaxed);
+                let unfinished = conn.pump.unfinished() || room;
                 let before = core.messages_placed();
                 let now = &Now::unread();
                 let received = self.receive(&mut inner, now);
