@@ -625,6 +625,7 @@ impl Qp {
     }
 
     /// [`Feeder::make_progress`], and whether messages of the peer's were placed.
+    #[inline(always)]
     fn look_for_input(&self, in_earnest: bool) -> (Coverage, bool) {
         let (mut waits_for_room, mut placed, mut needs_system) = (false, false, true);
         if let Some(mut inner) = self.inner.try_lock() {
