@@ -429,8 +429,8 @@ fn with_stage<R>(mut with: impl FnMut(&mut [u8]) -> R) -> R {
     done.ok().flatten().unwrap_or_else(|| with_another_stage(&mut with))
 }
 
-/// An observer of a completion has called in again, or the thread is ending and has no thread-local buffer any
-/// more: rare, and it may allocate.
+/// An observer of a completion has called in again, or the thread is ending and has no thread-local buffer
+/// any more: rare, and it may allocate.
 #[cold]
 fn with_another_stage<R>(with: &mut dyn FnMut(&mut [u8]) -> R) -> R {
     with(&mut vec![0; STAGE])

@@ -263,8 +263,8 @@ impl Mr {
     }
 
     /// Invalidates the key and waits until no receive or send uses the memory any more (microseconds: no use
-    /// lasts longer than one turn of a queue pair, or one system call). A second call does nothing. Returns false and does nothing while
-    /// memory windows are bound to the region.
+    /// lasts longer than one turn of a queue pair, or one system call). A second call does nothing. Returns
+    /// false and does nothing while memory windows are bound to the region.
     pub fn deregister(&self) -> bool {
         // Not whether it has windows now: the last one may have gone in between, by a peer's Send with
         // Invalidate, and the key would be good while the program frees the memory.

@@ -488,15 +488,8 @@ impl Shared {
             return Err(last("ibv_reg_mr"));
         }
         // SAFETY: the context is open, and has its table of functions.
-        Ok(Shared {
-            ops: unsafe { (*context).ops },
-            pd,
-            mr,
-            send_cq,
-            receive_cq,
-            srq: ptr::null_mut(),
-            memory,
-        })
+        let ops = unsafe { (*context).ops };
+        Ok(Shared { ops, pd, mr, send_cq, receive_cq, srq: ptr::null_mut(), memory })
     }
 
     fn share_receives(&mut self, libraries: &Libraries, most: u32) -> Result<()> {
